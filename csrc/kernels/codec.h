@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// How elements travel between memory and vectors of lanes. A codec loads `kLanes` elements into the
+// lanes they are computed in, and stores them again with one rounding.
+//
+// `Cpu` is a type of an anonymous namespace (target_*.cc), so every instance has internal linkage:
+// code built for a newer CPU can never be linked into an older one's path. No std headers here.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace farandole::kernels {
+
+template <class T, int kBytes>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(kBytes)));
+};
+template <class T, int kBytes>
+using Vector = typename VectorOf<T, kBytes>::type;
+
+template <class Cpu>
+struct Words {  // the views of a vector of float32 lanes, and of 16-bit elements, one per lane
+  using Floats = Vector<float, Cpu::kVectorBytes>;
+  using Bits = Vector<uint32_t, Cpu::kVectorBytes>;
+  using Halves = Vector<uint16_t, Cpu::kVectorBytes / 2>;
+};
+
+// For targets without instructions of their own: 16-bit elements to 32-bit lanes and back, and IEEE
+// half to float32 and back in integer arithmetic.
+template <class Cpu>
+struct PortableHalves {
+  using Floats = typename Words<Cpu>::Floats;
+  using Bits = typename Words<Cpu>::Bits;
+  using Halves = typename Words<Cpu>::Halves;
+  using Signed = Vector<int32_t, Cpu::kVectorBytes>;  // SSE2 compares only these
+
+  static_assert(Cpu::kVectorBytes == 16 && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
+  static Bits zero_extend(Halves halves) {
+    return (Bits)__builtin_shufflevector(halves, Halves{}, 0, 4, 1, 5, 2, 6, 3, 7);
+  }
+  static Halves truncate(Bits bits) { return __builtin_convertvector(bits, Halves); }
+
+  static Floats widen(Halves halves) {
+    const Signed half = (Signed)zero_extend(halves);
+    const Signed magnitude = (half & 0x7fff) << 13;
+    const Signed normal = magnitude + ((127 - 15) << 23);
+    const Signed special = normal + ((128 - 16) << 23);
+    // A subnormal is m * 2^-24; reading it as 2^-14 * (1 + m / 2^10) and taking 2^-14 off is exact.
+    const Signed subnormal = (Signed)((Floats)(normal + (1 << 23)) - 0x1p-14f);
+    Signed bits = magnitude >= (0x1f << 23) ? special : normal;
+    bits = magnitude < (1 << 23) ? subnormal : bits;
+    return (Floats)(bits | ((half & 0x8000) << 16));
+  }
+
+  static Halves narrow(Floats value) {
+    const Signed magnitude = (Signed)value & 0x7fffffff;
+    // Adding 0.5 leaves the half's subnormal in the low bits, rounded by the addition itself.
+    const Signed subnormal = (Signed)((Floats)magnitude + 0.5f) - (126 << 23);
+    const Signed odd = (magnitude >> 13) & 1;
+    const Signed normal = (magnitude - ((127 - 15) << 23) + 0xfff + odd) >> 13;
+    Signed half = magnitude < ((127 - 14) << 23) ? subnormal : normal;
+    half = magnitude >= ((127 + 16) << 23) ? Signed{} + 0x7c00 : half;
+    half = magnitude > (0xff << 23) ? Signed{} + 0x7e00 : half;
+    return truncate((Bits)half | ((Bits)value >> 31 << 15));
+  }
+};
+
+// Elements computed in their own type: float32, float64 and all integers.
+template <class Cpu, class T>
+struct Same {
+  using Stored = T;
+  using Lane = T;
+  using Lanes = Vector<T, Cpu::kVectorBytes>;
+  static constexpr size_t kLanes = Cpu::kVectorBytes / sizeof(T);
+  static constexpr bool kFloating = T(0.5) != T(0);
+
+  static Lanes load(const char* from) {
+    Lanes lanes;
+    __builtin_memcpy(&lanes, from, sizeof lanes);
+    return lanes;
+  }
+  static void store(char* to, Lanes lanes) { __builtin_memcpy(to, &lanes, sizeof lanes); }
+};
+
+// 16-bit floats, computed in float32 and rounded once, to nearest even, when stored.
+template <class Cpu>
+struct Float16 {
+  using Stored = uint16_t;
+  using Lane = float;
+  using Lanes = typename Words<Cpu>::Floats;
+  static constexpr size_t kLanes = Cpu::kVectorBytes / sizeof(float);
+  static constexpr bool kFloating = true;
+
+  static Lanes load(const char* from) {
+    typename Words<Cpu>::Halves halves;
+    __builtin_memcpy(&halves, from, sizeof halves);
+    return Cpu::widen(halves);
+  }
+  static void store(char* to, Lanes lanes) {
+    const auto halves = Cpu::narrow(lanes);
+    __builtin_memcpy(to, &halves, sizeof halves);
+  }
+};
+
+template <class Cpu>
+struct BFloat16 : Float16<Cpu> {
+  using Lanes = typename Words<Cpu>::Floats;
+  using Bits = typename Words<Cpu>::Bits;
+  using Halves = typename Words<Cpu>::Halves;
+
+  static Lanes load(const char* from) {
+    Halves halves;
+    __builtin_memcpy(&halves, from, sizeof halves);
+    return (Lanes)(Cpu::zero_extend(halves) << 16);
+  }
+  // A NaN must be the canonical one, or its payload could round up to infinity.
+  static void store(char* to, Lanes lanes) {
+    const Bits bits = (Bits)lanes;
+    const Halves halves = Cpu::truncate((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+    __builtin_memcpy(to, &halves, sizeof halves);
+  }
+};
+
+// Bytes that are true or false: any non-zero byte is read as 1.
+template <class Cpu>
+struct Boolean : Same<Cpu, uint8_t> {
+  using Lanes = Vector<uint8_t, Cpu::kVectorBytes>;
+  static Lanes load(const char* from) { return (Lanes)(Same<Cpu, uint8_t>::load(from) != 0) & 1; }
+};
+
+}  // namespace farandole::kernels

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/kernels.h"
+
+#include <atomic>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "core/error.h"
+
+namespace farandole::kernels {
+namespace {
+
+struct Candidate {
+  const Target* target;
+  bool (*runs_here)();
+};
+
+// Best last.
+constexpr Candidate kCandidates[] = {
+    {&kBaseline, [] { return true; }},
+#if defined(__x86_64__)
+    {&kAvx2,
+     [] { return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("f16c") != 0; }},
+    {&kAvx512,
+     [] {
+       return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+              __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512dq") != 0;
+     }},
+#elif defined(__aarch64__)
+    {&kNeon, [] { return true; }},
+#endif
+};
+
+std::atomic<const Target*> g_target{nullptr};
+
+const Target* best() {
+  const Target* found = nullptr;
+  for (const Candidate& candidate : kCandidates) {
+    if (candidate.runs_here()) found = candidate.target;
+  }
+  return found;
+}
+
+const Target& named(std::string_view name) {
+  std::string names;
+  for (const Candidate& candidate : kCandidates) {
+    if (!candidate.runs_here()) continue;
+    if (name == candidate.target->name) return *candidate.target;
+    names += std::string(names.empty() ? "" : ", ") + candidate.target->name;
+  }
+  throw Error(ErrorCode::kInvalidArgument, "CPU target '" + std::string(name) +
+                                               "' is unknown or beyond this CPU; it has: " + names);
+}
+
+const Target& current() {
+  const Target* chosen = g_target.load(std::memory_order_acquire);
+  if (chosen == nullptr) {
+    select_target("");
+    chosen = g_target.load(std::memory_order_acquire);
+  }
+  return *chosen;
+}
+
+bool is_complex(DType dtype) { return dtype == DType::kComplex64 || dtype == DType::kComplex128; }
+
+// Complex numbers have the row of their parts.
+const Row& row_of(const Target& target, DType dtype) {
+  switch (dtype) {
+    case DType::kUInt8: return target.uint8;
+    case DType::kInt8: return target.int8;
+    case DType::kUInt16: return target.uint16;
+    case DType::kInt16: return target.int16;
+    case DType::kUInt32: return target.uint32;
+    case DType::kInt32: return target.int32;
+    case DType::kUInt64: return target.uint64;
+    case DType::kInt64: return target.int64;
+    case DType::kFloat16: return target.float16;
+    case DType::kBFloat16: return target.bfloat16;
+    case DType::kFloat32: return target.float32;
+    case DType::kFloat64: return target.float64;
+    case DType::kBool: return target.boolean;
+    case DType::kComplex64: return target.float32;
+    case DType::kComplex128: return target.float64;
+  }
+  throw Error(ErrorCode::kInternal,
+              "no such dtype: " + std::to_string(static_cast<int32_t>(dtype)));
+}
+
+// Null for what is not supported.
+ReduceFn loop_of(const Target& target, DType dtype, ReduceOp op) {
+  const Row& row = row_of(target, dtype);
+  switch (op) {
+    case ReduceOp::kAverage:
+    case ReduceOp::kSum: return row.sum;
+    case ReduceOp::kMin: return is_complex(dtype) ? nullptr : row.min;
+    case ReduceOp::kMax: return is_complex(dtype) ? nullptr : row.max;
+    case ReduceOp::kProduct: return is_complex(dtype) ? nullptr : row.product;
+    case ReduceOp::kAdasum: return nullptr;
+  }
+  return nullptr;
+}
+
+[[noreturn]] void refuse(DType dtype, ReduceOp op, const std::string& why) {
+  throw Error(ErrorCode::kInvalidArgument,
+              std::string("cannot reduce ") + name_of(dtype) + " by " + name_of(op) + why);
+}
+
+void reduce_with(const Target& target, DType dtype, ReduceOp op, void* out,
+                 const void* const* inputs, int n_inputs, size_t count, const Factors& factors) {
+  const ReduceFn loop = loop_of(target, dtype, op);
+  if (loop == nullptr) refuse(dtype, op, "");
+  if (n_inputs < 1) refuse(dtype, op, ": no inputs");
+  if (factors.divisor < 1 || factors.divisor > std::numeric_limits<int32_t>::max()) {
+    refuse(dtype, op, ": the divisor must be from 1 to 2^31 - 1");
+  }
+  const bool plain = factors.pre == 1.0 && factors.post == 1.0 && factors.divisor == 1;
+  if (dtype == DType::kBool && !plain) refuse(dtype, op, " with a factor");
+  if (n_inputs == 1 && plain) {
+    if (count > 0 && out != inputs[0]) std::memcpy(out, inputs[0], count * size_of(dtype));
+    return;
+  }
+  loop(out, inputs, n_inputs, is_complex(dtype) ? 2 * count : count, factors);
+}
+
+template <class T>
+void fill(void* out, size_t count, T value) {
+  for (size_t i = 0; i < count; ++i) {
+    std::memcpy(static_cast<char*>(out) + i * sizeof value, &value, sizeof value);
+  }
+}
+
+template <class T>
+struct Identities {
+  T zero, one, highest, lowest;
+};
+
+template <class T>
+constexpr Identities<T> identities() {
+  using Limits = std::numeric_limits<T>;
+  if constexpr (Limits::has_infinity) return {0, 1, Limits::infinity(), -Limits::infinity()};
+  return {0, 1, Limits::max(), Limits::lowest()};
+}
+
+template <class T>
+void fill_identity_of(ReduceOp op, void* out, size_t count, const Identities<T>& of) {
+  const bool sum = op == ReduceOp::kSum || op == ReduceOp::kAverage;
+  fill(out, count,
+       sum                        ? of.zero
+       : op == ReduceOp::kProduct ? of.one
+       : op == ReduceOp::kMin     ? of.highest
+                                  : of.lowest);
+}
+
+}  // namespace
+
+bool supports(DType dtype, ReduceOp op) { return loop_of(kBaseline, dtype, op) != nullptr; }
+
+void reduce(DType dtype, ReduceOp op, void* out, const void* const* inputs, int n_inputs,
+            size_t count, const Factors& factors) {
+  reduce_with(current(), dtype, op, out, inputs, n_inputs, count, factors);
+}
+
+void reduce_on(std::string_view target, DType dtype, ReduceOp op, void* out,
+               const void* const* inputs, int n_inputs, size_t count, const Factors& factors) {
+  reduce_with(named(target), dtype, op, out, inputs, n_inputs, count, factors);
+}
+
+void fill_identity(DType dtype, ReduceOp op, void* out, size_t count) {
+  if (!supports(dtype, op)) refuse(dtype, op, "");
+  switch (dtype) {
+    case DType::kUInt8: return fill_identity_of(op, out, count, identities<uint8_t>());
+    case DType::kInt8: return fill_identity_of(op, out, count, identities<int8_t>());
+    case DType::kUInt16: return fill_identity_of(op, out, count, identities<uint16_t>());
+    case DType::kInt16: return fill_identity_of(op, out, count, identities<int16_t>());
+    case DType::kUInt32: return fill_identity_of(op, out, count, identities<uint32_t>());
+    case DType::kInt32: return fill_identity_of(op, out, count, identities<int32_t>());
+    case DType::kUInt64: return fill_identity_of(op, out, count, identities<uint64_t>());
+    case DType::kInt64: return fill_identity_of(op, out, count, identities<int64_t>());
+    case DType::kFloat16:
+      return fill_identity_of<uint16_t>(op, out, count, {0, 0x3c00, 0x7c00, 0xfc00});
+    case DType::kBFloat16:
+      return fill_identity_of<uint16_t>(op, out, count, {0, 0x3f80, 0x7f80, 0xff80});
+    case DType::kFloat32: return fill_identity_of(op, out, count, identities<float>());
+    case DType::kFloat64: return fill_identity_of(op, out, count, identities<double>());
+    case DType::kBool: return fill_identity_of<uint8_t>(op, out, count, {0, 1, 1, 0});
+    case DType::kComplex64:
+    case DType::kComplex128: std::memset(out, 0, count * size_of(dtype)); return;
+  }
+}
+
+void copy(void* dst, const void* src, size_t bytes) {
+  if (bytes > 0) std::memcpy(dst, src, bytes);
+}
+
+void copy_streaming(void* dst, const void* src, size_t bytes) {
+  if (bytes > 0) current().copy_streaming(dst, src, bytes);
+}
+
+void select_target(std::string_view name) {
+  g_target.store(name.empty() ? best() : &named(name), std::memory_order_release);
+}
+
+const char* target() { return current().name; }
+
+std::vector<const char*> targets_available() {
+  std::vector<const char*> names;
+  for (const Candidate& candidate : kCandidates) {
+    if (candidate.runs_here()) names.push_back(candidate.target->name);
+  }
+  return names;
+}
+
+}  // namespace farandole::kernels

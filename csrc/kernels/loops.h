@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// The reduction loops, compiled once per target with its flags (CMakeLists.txt): no contraction, so
+// that every target gives the same bits, and -fwrapv, so that integers wrap as NumPy's do.
+#pragma once
+
+#include "kernels/codec.h"
+#include "kernels/target.h"
+
+namespace farandole::kernels {
+
+// Each operation is one expression, for vectors and for scalars. Min and Max let a NaN win and keep
+// the first of equals (so -0 or +0, whichever came first).
+template <class Cpu>
+struct Sum {
+  template <class V>
+  static V combine(V a, V b) {
+    return a + b;
+  }
+};
+template <class Cpu>
+struct Product {
+  template <class V>
+  static V combine(V a, V b) {
+    return a * b;
+  }
+};
+template <class Cpu>
+struct Min {
+  template <class V>
+  static V combine(V a, V b) {
+    return (b < a) | (b != b) ? b : a;
+  }
+};
+template <class Cpu>
+struct Max {
+  template <class V>
+  static V combine(V a, V b) {
+    return (b > a) | (b != b) ? b : a;
+  }
+};
+
+// What happens to each input and to the result, apart from the operation.
+template <class Cpu>
+struct Keep {
+  template <class V>
+  V input(V v) const {
+    return v;
+  }
+  template <class V>
+  V result(V v) const {
+    return v;
+  }
+};
+template <class Cpu, class Lane>
+struct Multiply : Keep<Cpu> {
+  Lane factor;
+  template <class V>
+  V result(V v) const {
+    return v * factor;
+  }
+};
+template <class Cpu, class Lane>
+struct ScaleAndDivide {
+  Lane pre, post, divisor;
+  template <class V>
+  V input(V v) const {
+    return v * pre;
+  }
+  template <class V>
+  V result(V v) const {
+    return v * post / divisor;
+  }
+};
+
+template <class Cpu, class Codec, class Op, class Scale>
+struct Tiles {
+  using Lanes = typename Codec::Lanes;
+  static constexpr size_t kStored = sizeof(typename Codec::Stored);
+  static constexpr size_t kStep = Codec::kLanes * kStored;  // bytes in memory of one vector
+
+  // Whose NaN survives an addition depends on how the compiler ordered the operands: make all alike.
+  static Lanes finish(Lanes lanes, const Scale& scale) {
+    lanes = scale.result(lanes);
+    if constexpr (Codec::kFloating) lanes = lanes != lanes ? Lanes{} + __builtin_nanf("") : lanes;
+    return lanes;
+  }
+
+  static Lanes input(const void* in, size_t at, const Scale& scale) {
+    return scale.input(Codec::load(static_cast<const char*>(in) + at));
+  }
+
+  // Four vectors at `at`: every source is read once and the accumulators stay in registers. Unrolled
+  // so that sources have loads of their own: the prefetchers follow one stream per instruction.
+  static void four(char* out, const void* const* in, int n, size_t at, const Scale& scale) {
+    Lanes a = input(in[0], at, scale);
+    Lanes b = input(in[0], at + kStep, scale);
+    Lanes c = input(in[0], at + 2 * kStep, scale);
+    Lanes d = input(in[0], at + 3 * kStep, scale);
+#pragma GCC unroll 4
+    for (int q = 1; q < n; ++q) {
+      a = Op::combine(a, input(in[q], at, scale));
+      b = Op::combine(b, input(in[q], at + kStep, scale));
+      c = Op::combine(c, input(in[q], at + 2 * kStep, scale));
+      d = Op::combine(d, input(in[q], at + 3 * kStep, scale));
+    }
+    Codec::store(out + at, finish(a, scale));
+    Codec::store(out + at + kStep, finish(b, scale));
+    Codec::store(out + at + 2 * kStep, finish(c, scale));
+    Codec::store(out + at + 3 * kStep, finish(d, scale));
+  }
+
+  static void one(char* out, const void* const* in, int n, size_t at, const Scale& scale) {
+    Lanes a = input(in[0], at, scale);
+    for (int q = 1; q < n; ++q) a = Op::combine(a, input(in[q], at, scale));
+    Codec::store(out + at, finish(a, scale));
+  }
+
+  // The last `bytes` < kStep, by way of a vector of its own for each source.
+  static void part(char* out, const void* const* in, int n, size_t at, size_t bytes,
+                   const Scale& scale) {
+    char padded[kStep] = {};
+    Lanes a{};
+    for (int q = 0; q < n; ++q) {
+      __builtin_memcpy(padded, static_cast<const char*>(in[q]) + at, bytes);
+      const Lanes b = input(padded, 0, scale);
+      a = q == 0 ? b : Op::combine(a, b);
+    }
+    Codec::store(padded, finish(a, scale));
+    __builtin_memcpy(out + at, padded, bytes);
+  }
+
+  [[gnu::noinline]] static void run(void* to, const void* const* in, int n, size_t count,
+                                    const Scale& scale) {
+    char* out = static_cast<char*>(to);
+    const size_t bytes = count * kStored;
+    size_t at = 0;
+    for (; at + 4 * kStep <= bytes; at += 4 * kStep) four(out, in, n, at, scale);
+    for (; at + kStep <= bytes; at += kStep) one(out, in, n, at, scale);
+    if (at < bytes) part(out, in, n, at, bytes - at, scale);
+  }
+};
+
+template <class Cpu, class Codec, class Op>
+void reduce_floats(void* out, const void* const* in, int n, size_t count, const Factors& f) {
+  using Lane = typename Codec::Lane;
+  const bool power_of_two = (f.divisor & (f.divisor - 1)) == 0;  // then its reciprocal is exact
+  if (f.pre == 1.0 && f.post == 1.0 && f.divisor == 1) {
+    Tiles<Cpu, Codec, Op, Keep<Cpu>>::run(out, in, n, count, {});
+  } else if (f.pre == 1.0 && (f.post == 1.0 ? power_of_two : f.divisor == 1)) {
+    const Lane factor = f.post == 1.0 ? Lane(1) / Lane(f.divisor) : Lane(f.post);
+    Tiles<Cpu, Codec, Op, Multiply<Cpu, Lane>>::run(out, in, n, count, {{}, factor});
+  } else {
+    Tiles<Cpu, Codec, Op, ScaleAndDivide<Cpu, Lane>>::run(
+        out, in, n, count, {Lane(f.pre), Lane(f.post), Lane(f.divisor)});
+  }
+}
+
+template <class Cpu, class T>
+struct WideOf {  // holds any sum of a few thousand inputs, up to 32 bits, exactly
+  using type = int32_t;
+};
+template <class Cpu>
+struct WideOf<Cpu, uint32_t> {
+  using type = uint64_t;
+};
+template <class Cpu>
+struct WideOf<Cpu, int32_t> {
+  using type = int64_t;
+};
+template <class Cpu>
+struct WideOf<Cpu, uint64_t> {
+  using type = uint64_t;
+};
+template <class Cpu>
+struct WideOf<Cpu, int64_t> {
+  using type = int64_t;
+};
+
+// Integers with factors or a divisor: rare, so written for exactness. Scaling is done in double,
+// truncates towards zero and saturates; NaN becomes 0.
+template <class Cpu, class T>
+struct WideIntegers {
+  using Wide = typename WideOf<Cpu, T>::type;
+  static constexpr bool kSigned = T(-1) < T(0);
+  static constexpr int kBits = 8 * sizeof(T) - (kSigned ? 1 : 0);
+  static constexpr T kHighest = static_cast<T>(~uint64_t{0} >> (64 - kBits));
+  static constexpr T kLowest = kSigned ? static_cast<T>(-kHighest - 1) : T(0);
+  static constexpr double kBeyond = 2.0 * static_cast<double>(uint64_t{1} << (kBits - 1));
+
+  static T saturate(double value) {
+    if (!(value > static_cast<double>(kLowest))) return value == value ? kLowest : T(0);
+    return value < kBeyond ? static_cast<T>(value) : kHighest;
+  }
+
+  [[gnu::noinline]] static void load(Wide* to, const void* in, size_t from, size_t size,
+                                     double pre) {
+    const char* at = static_cast<const char*>(in) + from * sizeof(T);
+    for (size_t i = 0; i < size; ++i) {
+      T x;
+      __builtin_memcpy(&x, at + i * sizeof x, sizeof x);
+      to[i] = pre == 1.0 ? x : saturate(pre * static_cast<double>(x));
+    }
+  }
+
+  [[gnu::noinline]] static void store(void* out, size_t from, const Wide* values, size_t size,
+                                      const Factors& f) {
+    char* at = static_cast<char*>(out) + from * sizeof(T);
+    const double divisor = static_cast<double>(f.divisor);
+    for (size_t i = 0; i < size; ++i) {
+      const T x = f.post == 1.0 ? static_cast<T>(values[i] / static_cast<Wide>(f.divisor))
+                                : saturate(f.post * static_cast<double>(values[i]) / divisor);
+      __builtin_memcpy(at + i * sizeof x, &x, sizeof x);
+    }
+  }
+};
+
+template <class Cpu, class T, class Op>
+void reduce_integers(void* out, const void* const* in, int n, size_t count, const Factors& f) {
+  if (f.pre == 1.0 && f.post == 1.0 && f.divisor == 1) {
+    return Tiles<Cpu, Same<Cpu, T>, Op, Keep<Cpu>>::run(out, in, n, count, {});
+  }
+  using Integers = WideIntegers<Cpu, T>;
+  using Wide = typename Integers::Wide;
+  constexpr size_t kBlock = 256;
+  Wide result[kBlock], next[kBlock];
+  const void* const both[] = {result, next};
+  for (size_t from = 0; from < count; from += kBlock) {
+    const size_t size = count - from < kBlock ? count - from : kBlock;
+    Integers::load(result, in[0], from, size, f.pre);
+    for (int q = 1; q < n; ++q) {
+      Integers::load(next, in[q], from, size, f.pre);
+      Tiles<Cpu, Same<Cpu, Wide>, Op, Keep<Cpu>>::run(result, both, 2, size, {});
+    }
+    Integers::store(out, from, result, size, f);
+  }
+}
+
+template <class Cpu, class Op>  // booleans take no factors: kernels.cc refuses them
+void reduce_booleans(void* out, const void* const* in, int n, size_t count, const Factors&) {
+  Tiles<Cpu, Boolean<Cpu>, Op, Keep<Cpu>>::run(out, in, n, count, {});
+}
+
+template <class Cpu, class Codec>
+constexpr Row float_row() {
+  return {reduce_floats<Cpu, Codec, Sum<Cpu>>, reduce_floats<Cpu, Codec, Min<Cpu>>,
+          reduce_floats<Cpu, Codec, Max<Cpu>>, reduce_floats<Cpu, Codec, Product<Cpu>>};
+}
+
+template <class Cpu, class T>
+constexpr Row integer_row() {
+  return {reduce_integers<Cpu, T, Sum<Cpu>>, reduce_integers<Cpu, T, Min<Cpu>>,
+          reduce_integers<Cpu, T, Max<Cpu>>, reduce_integers<Cpu, T, Product<Cpu>>};
+}
+
+template <class Cpu>
+constexpr Row boolean_row() {  // on 0 and 1 the product is the minimum
+  return {nullptr, reduce_booleans<Cpu, Min<Cpu>>, reduce_booleans<Cpu, Max<Cpu>>,
+          reduce_booleans<Cpu, Min<Cpu>>};
+}
+
+template <class Cpu>
+constexpr Target make_target(const char* name) {
+  return {
+      .name = name,
+      .copy_streaming = Cpu::copy_streaming,
+      .uint8 = integer_row<Cpu, uint8_t>(),
+      .int8 = integer_row<Cpu, int8_t>(),
+      .uint16 = integer_row<Cpu, uint16_t>(),
+      .int16 = integer_row<Cpu, int16_t>(),
+      .uint32 = integer_row<Cpu, uint32_t>(),
+      .int32 = integer_row<Cpu, int32_t>(),
+      .uint64 = integer_row<Cpu, uint64_t>(),
+      .int64 = integer_row<Cpu, int64_t>(),
+      .float16 = float_row<Cpu, Float16<Cpu>>(),
+      .bfloat16 = float_row<Cpu, BFloat16<Cpu>>(),
+      .float32 = float_row<Cpu, Same<Cpu, float>>(),
+      .float64 = float_row<Cpu, Same<Cpu, double>>(),
+      .boolean = boolean_row<Cpu>(),
+  };
+}
+
+}  // namespace farandole::kernels
