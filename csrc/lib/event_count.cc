@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/event_count.h"
+
+#include <limits>
+
+namespace farandole {
+namespace {
+
+std::atomic<uint64_t> g_rescued_wakeups{0};
+
+}  // namespace
+
+uint64_t rescued_wakeups() { return g_rescued_wakeups.load(); }
+
+void EventCount::close() {
+  state_.word.fetch_or(kClosedBit);
+  futex_wake(state_.word, std::numeric_limits<int>::max(), kFutexAnyBit);
+}
+
+void EventCount::State::wake(uint32_t bits) { futex_wake(word, 1, bits); }
+
+FutexResult EventCount::State::sleep(uint32_t ticket, uint32_t bits, Deadline deadline) {
+  return futex_wait(word, ticket, bits, deadline);
+}
+
+void EventCount::State::rescued() { g_rescued_wakeups.fetch_add(1); }
+
+}  // namespace farandole

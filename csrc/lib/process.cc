@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include <cerrno>
+#include <sstream>
+
+#include "core/error.h"
+
+namespace farandole {
+namespace {
+
+std::string read_file(const std::string& path) {
+  const Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return {};
+  std::string text;
+  char block[1024];
+  for (;;) {
+    const ssize_t got = read(fd.get(), block, sizeof(block));
+    if (got > 0) text.append(block, static_cast<size_t>(got));
+    if (got == 0) return text;
+    if (got < 0 && errno != EINTR) return {};
+  }
+}
+
+// The fields of /proc/PID/stat from the third on: the second, the name, may hold blanks and brackets.
+std::istringstream stat_after_name(pid_t pid) {
+  const std::string text = read_file("/proc/" + std::to_string(pid) + "/stat");
+  const size_t end = text.rfind(')');
+  return std::istringstream(end == std::string::npos ? "" : text.substr(end + 1));
+}
+
+[[noreturn]] void throw_gone(pid_t pid) {
+  throw Error(ErrorCode::kPeer, "process " + std::to_string(pid) + " has ended");
+}
+
+}  // namespace
+
+std::optional<PidFd> PidFd::open(pid_t pid, uint64_t start_time) {
+  PidFd opened(Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))));
+  if (!opened.fd_) {
+    if (errno == ESRCH) throw_gone(pid);
+    if (errno == ENOSYS || errno == EPERM) return std::nullopt;
+    throw_system_error("cannot watch process " + std::to_string(pid), errno);
+  }
+  // Compared after opening: from here on the number cannot change hands.
+  if (process_start_time(pid) != start_time || opened.exited()) throw_gone(pid);
+  return opened;
+}
+
+bool PidFd::exited() const {
+  pollfd event{fd_.get(), POLLIN, 0};
+  return poll(&event, 1, 0) == 1;
+}
+
+std::optional<uint64_t> process_start_time(pid_t pid) {
+  constexpr int kFieldsBefore = 19;  // fields 3 to 21
+  std::istringstream fields = stat_after_name(pid);
+  std::string skipped;
+  for (int i = 0; i < kFieldsBefore; ++i) fields >> skipped;
+  uint64_t ticks = 0;
+  if (!(fields >> ticks)) return std::nullopt;
+  return ticks;
+}
+
+bool is_stopped(pid_t pid) {
+  char state = 0;
+  stat_after_name(pid) >> state;
+  return state == 'T' || state == 't';
+}
+
+uint64_t pid_namespace() {
+  struct stat status;
+  return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
+}
+
+std::string boot_id() {
+  std::string id = read_file("/proc/sys/kernel/random/boot_id");
+  while (!id.empty() && id.back() == '\n') id.pop_back();
+  return id;
+}
+
+}  // namespace farandole

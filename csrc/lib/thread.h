@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads of our own: named, deaf to signals (those belong to the user's threads).
+#pragma once
+
+#include <functional>
+#include <string>
+#include <thread>
+
+namespace farandole {
+
+// `name` is cut to 15 characters by the kernel.
+std::thread start_thread(const std::string& name, std::function<void()> run);
+
+// Asks the scheduler to let this thread preempt computing ones soon: a short slice (100 us) at normal
+// priority. Older kernels ignore it.
+void ask_for_short_slice();
+
+}  // namespace farandole
