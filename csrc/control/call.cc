@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "control/call.h"
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+#include "core/error.h"
+#include "kernels/kernels.h"
+
+namespace farandole {
+namespace {
+
+// The shortest text that tells this value from all others.
+std::string number(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+
+// The fields that ranks may disagree about, in the order in which they are worth reporting.
+struct Field {
+  const char* name;
+  std::string (*text)(const Request&);
+};
+
+constexpr Field kFields[] = {
+    {"operation", [](const Request& r) { return std::string(name_of(r.signature.op)); }},
+    {"dtype", [](const Request& r) { return std::string(name_of(r.signature.dtype)); }},
+    {"shape", [](const Request& r) { return text_of(r.signature.shape); }},
+    {"reduce op", [](const Request& r) { return std::string(name_of(r.signature.reduce_op)); }},
+    {"root rank", [](const Request& r) { return std::to_string(r.signature.root); }},
+    {"prescale factor", [](const Request& r) { return number(r.signature.prescale); }},
+    {"postscale factor", [](const Request& r) { return number(r.signature.postscale); }},
+    {"device",
+     [](const Request& r) { return std::string(r.signature.device == kCpuDevice ? "CPU" : "GPU"); }},
+    {"group", [](const Request& r) { return r.group.empty() ? "none" : "'" + r.group + "'"; }},
+    {"group size", [](const Request& r) { return std::to_string(r.signature.group_size); }},
+};
+
+std::vector<Rank> world_ranks(const std::vector<int32_t>& members, const std::vector<Rank>& ranks) {
+  std::vector<Rank> result;
+  for (int32_t m : members) result.push_back(ranks[static_cast<size_t>(m)]);
+  return result;
+}
+
+bool same_terms(const Request& a, const Request& b) {
+  return a.signature == b.signature && a.group == b.group;
+}
+
+}  // namespace
+
+std::string text_of(const CallKey& key, const Request& request) {
+  std::string what = key.named() ? "'" + key.name + "'"
+                                 : "unnamed call " + std::to_string(key.sequence + 1);
+  what += std::string(" (") + name_of(request.signature.op) + ")";
+  if (key.set != kWorldSet) what += " in process set " + std::to_string(key.set);
+  return what;
+}
+
+void Call::open(CallKey key, uint32_t id, const Request* defined, const Request& request,
+                int members, int64_t now_ns) {
+  open_ = true;
+  queued_ = false;
+  key_ = std::move(key);
+  id_ = id;
+  defined_ = defined;
+  if (!defined) proposed_ = request;
+  if (members_ != members) {
+    arrived_ = MemberMask(members);
+    with_input_ = MemberMask(members);
+  }
+  members_ = members;
+  since_ns_ = now_ns;
+  remaining_ = members;
+  arrived_.clear();
+  with_input_.clear();
+  inputs_ = payloads_ = 0;
+  rows_.clear();
+  payload_.clear();
+  versions_.clear();
+  silent_.clear();
+  refused_ = {};
+  given_up_ = {};
+}
+
+void Call::close() {
+  open_ = queued_ = false;
+  payload_ = {};  // the memory too: there may be thousands of idle calls
+}
+
+void Call::take(int member) {
+  if (!arrived_.insert(member)) {
+    throw Error(ErrorCode::kInternal,
+                "a rank reported " + text_of(key_, request()) + " twice before it was done");
+  }
+  --remaining_;
+}
+
+void Call::disagree(int member, const Request& request) {
+  for (Version& version : versions_) {
+    if (same_terms(version.request, request)) {
+      version.members.push_back(member);
+      return;
+    }
+  }
+  versions_.push_back({request, {member}});
+}
+
+std::vector<int32_t> Call::members_with_terms() const {
+  std::vector<int32_t> members = arrived_.members();
+  std::erase_if(members, [&](int32_t m) { return std::ranges::count(silent_, m) > 0; });
+  return members;
+}
+
+// What a rank's own checks let through, and nothing else: nobody looks at these sizes again.
+void Call::check(const Contribution& given) const {
+  const Signature& s = signature();
+  bool gathers = s.op == Op::kAllgather || s.op == Op::kAlltoall;
+  bool sound = given.has_input || (given.rows == 0 && !given.has_payload);
+  int64_t bytes = static_cast<int64_t>(size_of(s.dtype));
+  for (size_t i = 0; i < s.shape.size(); ++i) {
+    int64_t length = i == 0 && gathers ? given.rows : s.shape[i];
+    sound = sound && length >= 0 && !__builtin_mul_overflow(bytes, length, &bytes);
+  }
+  if (given.has_payload) {
+    bool rides = s.op == Op::kBroadcast || s.op == Op::kAllgather ||
+                 (s.op == Op::kAllreduce && kernels::supports(s.dtype, s.reduce_op));
+    sound = sound && rides && given.payload.size() <= kTinyBytes &&
+            std::cmp_equal(given.payload.size(), bytes);
+  }
+  if (s.op == Op::kAlltoall) {
+    int64_t rows = 0;
+    sound = sound && std::cmp_equal(given.splits.size(), members_);
+    for (int64_t n : given.splits) {
+      sound = sound && n >= 0 && !__builtin_add_overflow(rows, n, &rows);
+    }
+    sound = sound && rows <= given.rows;
+  }
+  if (!sound) {
+    throw Error(ErrorCode::kInternal,
+                "a rank brings to " + text_of(key_, request()) + " what it could not have");
+  }
+}
+
+void Call::arrive(int member, const Request& request, bool same, const Contribution& given) {
+  bool agrees = same || same_terms(request, this->request());
+  if (agrees) check(given);
+  if (!agrees && versions_.empty()) versions_.push_back({this->request(), members_with_terms()});
+  take(member);
+  if (!versions_.empty()) disagree(member, request);
+  if (!agrees) return;
+
+  auto m = static_cast<size_t>(member);
+  auto n = static_cast<size_t>(members_);
+  if (given.has_input) {
+    with_input_.insert(member);
+    ++inputs_;
+  }
+  if (signature().op == Op::kAllgather) {
+    rows_.resize(n);
+    rows_[m] = given.rows;
+  }
+  if (signature().op == Op::kAlltoall) {
+    rows_.resize(n * n);
+    for (size_t to = 0; to < n; ++to) rows_[m * n + to] = given.splits[to];
+  }
+  if (given.has_payload) {
+    ++payloads_;
+    payload_.resize(n);
+    payload_[m].assign(given.payload.begin(), given.payload.end());
+  }
+}
+
+void Call::arrive_joined(int member) {
+  take(member);
+  silent_.push_back(member);
+  auto n = static_cast<size_t>(members_);
+  if (signature().op == Op::kAllgather) rows_.resize(n);
+  if (signature().op == Op::kAlltoall) rows_.resize(n * n);
+}
+
+void Call::refuse(int member, Failure failure) {
+  take(member);
+  silent_.push_back(member);
+  if (!refused_) refused_ = std::move(failure);
+}
+
+std::vector<Call::GroupTerms> Call::groups() const {
+  std::vector<GroupTerms> groups;
+  auto add = [&](const Request& terms) {
+    if (terms.group.empty()) return;
+    for (GroupTerms& known : groups) {
+      if (known.name != terms.group) continue;
+      known.size = std::min(known.size, terms.signature.group_size);
+      return;
+    }
+    groups.push_back({terms.group, terms.signature.group_size});
+  };
+  if (versions_.empty()) add(request());
+  for (const Version& version : versions_) add(version.request);
+  return groups;
+}
+
+std::optional<Failure> Call::failure(const std::vector<Rank>& ranks) const {
+  if (refused_) return refused_;
+  if (versions_.empty()) return std::nullopt;
+  std::string text = "ranks disagree about " + farandole::text_of(key_, request()) + ": ";
+  for (const Field& field : kFields) {
+    std::vector<std::pair<std::string, std::vector<Rank>>> values;
+    for (const Version& version : versions_) {
+      std::string value = field.text(version.request);
+      auto found = values.begin();
+      while (found != values.end() && found->first != value) ++found;
+      if (found == values.end()) found = values.insert(found, {value, {}});
+      for (Rank r : world_ranks(version.members, ranks)) found->second.push_back(r);
+    }
+    if (values.size() < 2) continue;
+    text += field.name;
+    for (size_t i = 0; i < values.size(); ++i) {
+      text += (i ? ", " : " is ") + values[i].first + " on " + text_of_ranks(values[i].second);
+    }
+    return Failure{ErrorCode::kMismatch,
+                   text + "; make the call the same on all ranks, or give different tensors "
+                          "different names"};
+  }
+  return Failure{ErrorCode::kMismatch, text + "a factor is not a number"};
+}
+
+std::vector<int32_t> Call::absent_members() const {
+  if (inputs_ == members_) return {};
+  return with_input_.missing();
+}
+
+size_t Call::bytes() const {
+  const Signature& s = signature();
+  if (rows_.empty()) return s.bytes();
+  size_t rows = 0;
+  for (int64_t n : rows_) rows += static_cast<size_t>(n);
+  return rows * static_cast<size_t>(s.row_elements()) * size_of(s.dtype);
+}
+
+}  // namespace farandole

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// One call on its way: which members have reported, what they bring, and whether they agree.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "control/member_mask.h"
+#include "control/message.h"
+
+namespace farandole {
+
+class Call {
+ public:
+  // The first member to report sets the terms. `defined`: the request behind an id, if it came by id
+  // (kept by reference: it outlives the call); else the call owns a copy of `request`.
+  void open(CallKey key, uint32_t id, const Request* defined, const Request& request, int members,
+            int64_t now_ns);
+  void close();
+  bool is_open() const { return open_; }
+  // Complete, agreed, and waiting to be published only.
+  void queue() { queued_ = true; }
+  bool is_queued() const { return queued_; }
+  // Given up before all had arrived: whoever comes late fails at once. Unnamed calls only.
+  void give_up(Failure failure) { given_up_ = std::move(failure); }
+  const Failure& given_up() const { return given_up_; }
+
+  const CallKey& key() const { return key_; }
+  uint32_t id() const { return id_; }
+  const Request& request() const { return defined_ ? *defined_ : proposed_; }
+  const Signature& signature() const { return request().signature; }
+  bool redefines() const { return defined_ == nullptr; }
+  int64_t since_ns() const { return since_ns_; }
+
+  // A member reports. `same`: its request is known to be the call's (same id). Throws
+  // Error(kInternal) if the member has reported before, or brings what it could not have.
+  void arrive(int member, const Request& request, bool same, const Contribution& contribution);
+  // A member that has joined: takes part without a buffer.
+  void arrive_joined(int member);
+  // A member refuses; the call fails once all have arrived.
+  void refuse(int member, Failure failure);
+
+  bool has_arrived(int member) const { return arrived_.contains(member); }
+  bool complete() const { return remaining_ == 0; }
+  const MemberMask& arrived() const { return arrived_; }
+
+  // The group that it belongs to; several if its members disagree, none if it is alone.
+  struct GroupTerms {
+    std::string name;
+    int size;
+  };
+  std::vector<GroupTerms> groups() const;
+
+  // What went wrong, once complete; ranks[m] is member m's world rank.
+  std::optional<Failure> failure(const std::vector<Rank>& ranks) const;
+
+  // Nobody brought a buffer.
+  bool absent() const { return inputs_ == 0; }
+  // Every input rode along.
+  bool rode_along() const { return payloads_ == inputs_; }
+  std::vector<int32_t> absent_members() const;
+  const std::vector<int64_t>& rows() const { return rows_; }
+  const std::vector<ByteString>& payloads() const { return payload_; }
+  bool has_input(int member) const { return with_input_.contains(member); }
+  size_t bytes() const;  // that the call moves, for fusion
+
+ private:
+  struct Version {  // one opinion about the call, and who holds it
+    Request request;
+    std::vector<int32_t> members;
+  };
+  void take(int member);
+  void disagree(int member, const Request& request);
+  void check(const Contribution& given) const;
+  std::vector<int32_t> members_with_terms() const;
+
+  bool open_ = false;
+  bool queued_ = false;
+  CallKey key_;
+  uint32_t id_ = 0;
+  const Request* defined_ = nullptr;
+  Request proposed_;
+  int members_ = 0;
+  int64_t since_ns_ = 0;
+
+  int remaining_ = 0;
+  MemberMask arrived_;
+  MemberMask with_input_;
+  int inputs_ = 0;
+  int payloads_ = 0;
+  std::vector<int64_t> rows_;
+  std::vector<ByteString> payload_;  // by member; empty until the first one
+  std::vector<Version> versions_;    // empty while all agree
+  std::vector<int32_t> silent_;      // arrived without terms: joined, or refused
+  Failure refused_;
+  Failure given_up_;
+};
+
+// "'grad.w' (allreduce)": how messages name a call.
+std::string text_of(const CallKey& key, const Request& request);
+
+}  // namespace farandole

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decides what is reduced, and in which order. A pure state machine: reports and the time go in, log
+// entries come out; no thread, socket, clock or environment inside. Lives in rank 0. The idea of
+// negotiating readiness by name is Horovod's (Sergeev and Del Balso, 2018).
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "control/registry.h"
+
+namespace farandole {
+
+class Coordinator {
+ public:
+  struct Settings {
+    int size = 1;                              // ranks of the world
+    size_t fusion_bytes = 32 << 20;            // of one bucket
+    size_t capacity = 8192;                    // ids alive at once
+    int max_sets = 64;                         // process sets alive at once, the world included
+    int64_t stall_warn_ns = 10'000'000'000;    // 0: never
+    int64_t stall_abort_ns = 300'000'000'000;  // 0: never
+  };
+  explicit Coordinator(Settings settings);
+  ~Coordinator();
+
+  // A report of one rank. A report that its rank could not have sent throws Error(kInternal).
+  void receive(Rank from, const Report& report, int64_t now_ns);
+  // A rank has died or cannot go on: as if it had left with this failure.
+  void lose(Rank rank, Failure failure);
+  // The time goes on: looks for stalls when next_tick() has come.
+  void tick(int64_t now_ns);
+  int64_t next_tick() const { return next_tick_ns_; }  // INT64_MAX: nothing waits
+
+  // Appends what the ranks must learn now, in log order. Call after a batch of reports: everything
+  // that became ready in the batch may share a bucket.
+  void publish(std::vector<Entry>& log);
+  // A process set that publish() has just opened can't be had after all (no memory).
+  void withdraw_set(SetId id) { sets_.erase(id); }
+  // What a person should read (stalls), since the last call.
+  std::vector<std::string> take_notices();
+
+  // For tests and metrics.
+  size_t definitions() const { return registry_.size(); }
+
+ private:
+  struct Group {
+    int settled = 0;           // calls that are complete
+    std::vector<Call*> calls;  // those that wait for the others
+    Failure failure;           // of one, hence of all
+  };
+  struct Set {
+    SetId id = 0;
+    std::vector<Rank> ranks;  // ascending
+    MemberMask joined;
+    MemberMask left;
+    Rank last_joined = -1;
+    uint64_t buckets = 0;       // published
+    uint64_t buckets_done = 0;  // as the lowest rank says
+    std::deque<std::unique_ptr<Call>> unnamed;  // from first_unnamed on
+    uint64_t first_unnamed = 0;
+    std::map<std::string, Group> groups;
+    // Complete, agreed, not published:
+    std::vector<Call*> at_once;  // the log entry is all that they need
+    std::deque<Call*> ready;     // for the lane
+    int members() const { return static_cast<int>(ranks.size()); }
+  };
+
+  // Reports
+  void on(Rank from, const Ready& ready, int64_t now_ns);
+  void on(Rank from, const Refuse& refuse, int64_t now_ns);
+  void on(Rank from, const Join& join, int64_t now_ns);
+  void on(Rank from, const Done& done, int64_t now_ns);
+  void on(Rank from, const Forgot& forgot, int64_t now_ns);
+  void on(Rank from, const Leave& leave, int64_t now_ns);
+
+  static int member_of(const Set& set, Rank rank);  // -1: not in it
+  Set* set_of(SetId id, Rank from);
+  Call& find_call(Set& set, Definition& definition, const Request& request, uint64_t sequence,
+                  int64_t now_ns);
+  Call& unnamed_slot(Set& set, uint64_t sequence);
+  void settle(Set& set, Call& call);  // when complete: ready, grouped or failed
+  void settle_grouped(Set& set, Call& call, const std::vector<Call::GroupTerms>& groups,
+                      const Failure& failure);
+  Failure verdict(const Set& set, Call& call) const;
+  void queue(Set& set, Call& call);
+  void fail(Call& call, const Failure& failure);
+  void retire(Call& call);  // its id is free again
+  std::vector<Call*> open_calls(Set& set);  // in no particular order
+
+  // Calls that wait for a rank
+  std::vector<Call*> waiting_calls(Set& set);
+  void give_up(Set& set, Call& call, const Failure& failure);
+  void give_up_stalled(Set& set, int64_t now_ns);
+  void expect_progress(const Call& call, int64_t now_ns);
+  std::string stall_text(const Set& set, const Call& call, int64_t now_ns) const;
+
+  // Process sets
+  void add_set(const CallKey& key, const std::vector<int64_t>& ranks);
+  void remove_set(const CallKey& key, SetId id);
+  void open_set(SetId id, std::vector<Rank> ranks);
+  void finish_join(Set& set);
+  Failure blame_leavers(const Set& set, const CallKey& key, const Request& request) const;
+
+  // Publishing
+  void flush(Set& set);
+  void define(Call& call);
+  void finish_at_once(Set& set, Call& call);
+  void run_bucket(Set& set);
+
+  Settings settings_;
+  Registry registry_;
+  std::map<SetId, std::unique_ptr<Set>> sets_;
+  SetId next_set_ = 1;
+  std::vector<Entry> log_;
+  std::vector<std::string> notices_;
+  MemberMask left_;
+  bool broken_ = false;
+  bool stopped_ = false;
+  int64_t next_tick_ns_;
+};
+
+}  // namespace farandole

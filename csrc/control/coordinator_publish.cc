@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// From ready calls to log entries: results that are known at once, and buckets for the lanes.
+#include <algorithm>
+#include <utility>
+
+#include "control/coordinator.h"
+#include "kernels/kernels.h"
+
+namespace farandole {
+namespace {
+
+constexpr uint64_t kMaxOutstanding = 2;       // buckets of one set: one moves, one waits behind it
+constexpr size_t kMaxItems = 1024;            // of one bucket: bounds the log entry
+constexpr size_t kMaxResultBytes = 16 << 10;  // that travel in the log
+
+// Average divides by the number of members, joined or not: Horovod's rule.
+int64_t divisor_of(const Signature& s, int members) {
+  return s.reduce_op == ReduceOp::kAverage ? members : 1;
+}
+
+// Sums payloads in member order: the same order, hence the same bits, as the host plane.
+ByteString reduce_payloads(const Call& call, int members) {
+  const Signature& s = call.signature();
+  std::vector<const void*> inputs;
+  for (int m = 0; m < members; ++m) {
+    if (call.has_input(m)) inputs.push_back(call.payloads()[static_cast<size_t>(m)].data());
+  }
+  ByteString result(s.bytes());
+  kernels::Factors factors{s.prescale, s.postscale, divisor_of(s, members)};
+  kernels::reduce(s.dtype, s.reduce_op, result.data(), inputs.data(),
+                  static_cast<int>(inputs.size()), static_cast<size_t>(s.elements()), factors);
+  return result;
+}
+
+ByteString concatenate(const std::vector<ByteString>& pieces) {
+  ByteString whole;
+  for (const ByteString& piece : pieces) whole.insert(whole.end(), piece.begin(), piece.end());
+  return whole;
+}
+
+// The log entry is all that the ranks need: there is nothing to move, or it travels in the log.
+bool finishes_at_once(const Call& call) {
+  Op op = call.signature().op;
+  if (op == Op::kAddSet || op == Op::kRemoveSet || op == Op::kBarrier || call.absent()) return true;
+  return call.rode_along() && call.bytes() <= kMaxResultBytes;
+}
+
+Item item_of(const Call& call, int members) {
+  const Signature& s = call.signature();
+  std::vector<int32_t> absent;
+  if (s.op != Op::kBroadcast) absent = call.absent_members();
+  return {call.id(), call.key().sequence, divisor_of(s, members), std::move(absent), call.rows()};
+}
+
+}  // namespace
+
+void Coordinator::queue(Set& set, Call& call) {
+  call.queue();
+  if (finishes_at_once(call)) {
+    set.at_once.push_back(&call);
+  } else {
+    set.ready.push_back(&call);
+  }
+}
+
+void Coordinator::publish(std::vector<Entry>& log) {
+  for (auto& [id, set] : sets_) {
+    if (!broken_) flush(*set);
+  }
+  for (uint32_t id : registry_.evict()) log_.push_back(Forget{id});
+  if (!stopped_ && left_.full()) {
+    stopped_ = true;
+    log_.push_back(Stop{});
+  }
+  std::move(log_.begin(), log_.end(), std::back_inserter(log));
+  log_.clear();
+}
+
+void Coordinator::flush(Set& set) {
+  for (Call* call : set.at_once) finish_at_once(set, *call);
+  set.at_once.clear();
+  while (!set.ready.empty() && set.buckets - set.buckets_done < kMaxOutstanding) run_bucket(set);
+  auto finished = [](const Call& c) { return !c.is_open() && c.id() != 0; };
+  while (!set.unnamed.empty() && finished(*set.unnamed.front())) {
+    set.unnamed.pop_front();
+    ++set.first_unnamed;
+  }
+  finish_join(set);
+}
+
+// Ranks learn a request once, and again when it has changed.
+void Coordinator::define(Call& call) {
+  Definition& definition = *registry_.at(call.id());
+  if (call.redefines()) definition.request = call.request();
+  if (call.redefines() || !definition.published) {
+    log_.push_back(Define{definition.id, definition.request});
+    definition.published = true;
+  }
+}
+
+void Coordinator::finish_at_once(Set& set, Call& call) {
+  const Signature& s = call.signature();
+  if (s.op == Op::kAddSet) {
+    add_set(call.key(), s.shape);
+  } else if (s.op == Op::kRemoveSet) {
+    remove_set(call.key(), s.root);
+  } else {
+    Result result{set.id, call.id(), call.key().sequence, call.absent(), call.rows(), {}};
+    if (!call.absent()) {
+      if (s.op == Op::kAllreduce) result.payload = reduce_payloads(call, set.members());
+      if (s.op == Op::kBroadcast) {
+        result.payload = call.payloads()[static_cast<size_t>(member_of(set, s.root))];
+      }
+      if (s.op == Op::kAllgather) result.payload = concatenate(call.payloads());
+    }
+    define(call);
+    log_.push_back(std::move(result));
+  }
+  retire(call);
+}
+
+// Takes calls from the front until the bucket is full. Members of a group stay together.
+void Coordinator::run_bucket(Set& set) {
+  std::vector<Item> items;
+  size_t bytes = 0;
+  std::string group;
+  while (!set.ready.empty()) {
+    Call& call = *set.ready.front();
+    const std::string& its_group = call.request().group;
+    bool bound = !its_group.empty() && its_group == group;
+    bool full = bytes + call.bytes() > settings_.fusion_bytes || items.size() >= kMaxItems;
+    if (!items.empty() && full && !bound) break;
+    group = its_group;
+    bytes += call.bytes();
+    set.ready.pop_front();
+    define(call);
+    items.push_back(item_of(call, set.members()));
+    retire(call);
+  }
+  log_.push_back(Run{set.id, ++set.buckets, std::move(items)});
+}
+
+}  // namespace farandole

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// The coordinator's process sets: opened, joined, left, removed.
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "control/coordinator.h"
+#include "core/error.h"
+
+namespace farandole {
+
+void Coordinator::open_set(SetId id, std::vector<Rank> ranks) {
+  auto set = std::make_unique<Set>();
+  int members = static_cast<int>(ranks.size());
+  set->id = id;
+  set->ranks = std::move(ranks);
+  set->joined = MemberMask(members);
+  set->left = MemberMask(members);
+  sets_[id] = std::move(set);
+}
+
+void Coordinator::add_set(const CallKey& key, const std::vector<int64_t>& wanted) {
+  bool ascending = std::ranges::adjacent_find(wanted, std::greater_equal<>()) == wanted.end();
+  bool sound = !wanted.empty() && ascending && wanted.front() >= 0 &&
+               wanted.back() < settings_.size;
+  std::string fault;
+  if (!sound) {
+    fault = "a process set needs different ranks between 0 and " +
+            std::to_string(settings_.size - 1) + "; got " + text_of(wanted);
+  }
+  if (sets_.size() >= static_cast<size_t>(settings_.max_sets)) {
+    fault = "there are " + std::to_string(settings_.max_sets) +
+            " process sets already; remove one, or raise FARANDOLE_PROCESS_SETS";
+  }
+  for (auto& [id, set] : sets_) {
+    if (!std::ranges::equal(set->ranks, wanted)) continue;
+    fault = "a process set of " + text_of_ranks(set->ranks) + " exists already, with id " +
+            std::to_string(id);
+  }
+  if (!fault.empty()) {
+    log_.push_back(Fail{key, {ErrorCode::kInvalidArgument, fault}});
+    return;
+  }
+  std::vector<Rank> ranks(wanted.begin(), wanted.end());
+  SetId id = next_set_++;
+  open_set(id, ranks);
+  log_.push_back(OpenSet{id, std::move(ranks), key});
+}
+
+void Coordinator::remove_set(const CallKey& key, SetId id) {
+  auto found = id == kWorldSet ? sets_.end() : sets_.find(id);
+  if (found == sets_.end()) {
+    log_.push_back(Fail{key, {ErrorCode::kInvalidArgument,
+                              "process set " + std::to_string(id) + " can't be removed"}});
+    return;
+  }
+  Failure failure{ErrorCode::kInvalidArgument,
+                  "process set " + std::to_string(id) + " was removed while calls were under way"};
+  for (Call* call : open_calls(*found->second)) fail(*call, failure);
+  sets_.erase(found);
+  log_.push_back(CloseSet{id, key});
+}
+
+void Coordinator::on(Rank from, const Join& join, int64_t) {
+  Set* set = set_of(join.set, from);
+  if (!set) return;
+  int member = member_of(*set, from);
+  if (!set->joined.insert(member)) throw Error(ErrorCode::kInternal, "a rank joined twice");
+  set->last_joined = from;
+  for (Call* call : open_calls(*set)) {
+    if (call->has_arrived(member)) continue;
+    call->arrive_joined(member);
+    settle(*set, *call);
+  }
+  if (!set->joined.full()) return;
+  for (Call* call : waiting_calls(*set)) {
+    give_up(*set, *call,
+            {ErrorCode::kInvalidArgument,
+             text_of(call->key(), call->request()) + ": group '" + call->request().group +
+                 "' has fewer members than it says, and all ranks have joined"});
+  }
+  set->groups.clear();
+}
+
+// When all have joined, or cannot any more. Not before the last call is out: the ranks would begin
+// its name anew.
+void Coordinator::finish_join(Set& set) {
+  bool over = set.joined.full() || (!set.joined.empty() && !set.left.empty());
+  if (!over || !set.ready.empty()) return;
+  // The joined ranks have made fewer unnamed calls: all count on from here.
+  log_.push_back(Joined{set.id, set.last_joined, set.first_unnamed + set.unnamed.size()});
+  set.joined.clear();
+}
+
+Failure Coordinator::blame_leavers(const Set& set, const CallKey& key,
+                                   const Request& request) const {
+  std::vector<Rank> gone;
+  for (int m : set.left.members()) gone.push_back(set.ranks[static_cast<size_t>(m)]);
+  return {ErrorCode::kPeer,
+          text_of_ranks(gone) + " finished normally and left, so " + text_of(key, request) +
+              " can't complete; all ranks must make the same number of calls (uneven data: "
+              "join(), or drop_last)"};
+}
+
+void Coordinator::on(Rank from, const Leave& leave, int64_t) {
+  if (leave.failed) {
+    return lose(from, {ErrorCode::kPeer, "rank " + std::to_string(from) + " left: " + leave.text});
+  }
+  left_.insert(from);
+  for (auto& [id, set] : sets_) {
+    int member = member_of(*set, from);
+    if (broken_ || member < 0) continue;
+    set->left.insert(member);
+    for (Call* call : waiting_calls(*set)) {
+      give_up(*set, *call, blame_leavers(*set, call->key(), call->request()));
+    }
+    set->groups.clear();
+  }
+}
+
+void Coordinator::lose(Rank rank, Failure failure) {
+  left_.insert(rank);
+  if (broken_ || stopped_) return;
+  broken_ = true;
+  log_.push_back(Abort{std::move(failure)});
+}
+
+}  // namespace farandole

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "control/meeting.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <map>
+#include <utility>
+
+#include "core/build_id.h"
+#include "core/error.h"
+#include "kernels/kernels.h"
+#include "lib/process.h"
+
+namespace farandole {
+namespace {
+
+constexpr std::array kHello{std::byte{'h'}};
+constexpr std::chrono::seconds kGiveTimeout{10};
+
+// Ranks by the value of one field; more than one value is a disagreement.
+using Opinions = std::map<std::string, std::vector<Rank>>;
+
+std::string text_of(const Opinions& opinions) {
+  std::string text;
+  for (auto& [value, ranks] : opinions) {
+    text += (text.empty() ? "" : "; ") + ("'" + value + "' on ") + text_of_ranks(ranks);
+  }
+  return text;
+}
+
+template <class Field>
+Opinions opinions_about(std::span<const Card> cards, Field&& field) {
+  Opinions opinions;
+  for (size_t r = 0; r < cards.size(); ++r) {
+    opinions[field(cards[r])].push_back(static_cast<Rank>(r));
+  }
+  return opinions;
+}
+
+ByteView bytes_of(const int& value) { return std::as_bytes(std::span<const int>(&value, 1)); }
+
+}  // namespace
+
+ByteString Card::encode() const {
+  ByteString out;
+  Encoder e(out);
+  e.put(build), e.put(cpu_targets), e.put(job_wide), e.put(pid), e.put(start_time);
+  e.put(pid_namespace), e.put(boot_id), e.put(door), e.put(key);
+  return out;
+}
+
+Card Card::decode(ByteView in) {
+  Decoder d(in);
+  Card c;
+  c.build = d.get_string();
+  c.cpu_targets = d.get_string();
+  c.job_wide = d.get_string();
+  c.pid = d.get<int64_t>();
+  c.start_time = d.get<uint64_t>();
+  c.pid_namespace = d.get<uint64_t>();
+  c.boot_id = d.get_string();
+  c.door = d.get_string();
+  c.key = d.get<JobKey>();
+  return c;
+}
+
+Card own_card(const Config& config, const UnixListener& door, const JobKey& key) {
+  Card card;
+  card.build = build_id();
+  for (const char* target : kernels::targets_available()) {
+    card.cpu_targets += (card.cpu_targets.empty() ? "" : ",") + std::string(target);
+  }
+  card.job_wide = job_wide_text(config);
+  card.pid = ::getpid();
+  card.start_time = process_start_time(::getpid()).value_or(0);
+  card.pid_namespace = pid_namespace();
+  card.boot_id = boot_id();
+  card.door = door.name();
+  card.key = key;
+  return card;
+}
+
+void check_agreement(std::span<const Card> cards, const Topology& topology) {
+  Opinions builds = opinions_about(cards, [](const Card& c) { return c.build; });
+  if (builds.size() > 1) {
+    throw Error(ErrorCode::kMismatch, "the ranks run different builds of farandole: " +
+                                          text_of(builds) + "; install the same one everywhere");
+  }
+  if (topology.local_size() != topology.size) {
+    throw Error(ErrorCode::kLibrary,
+                "the ranks sit on several hosts, or in containers that share no memory; this "
+                "version runs on one host only");
+  }
+}
+
+HostLinks::HostLinks(const Topology& topology, std::span<const Card> cards, UnixListener& door,
+                     Deadline deadline)
+    : leads_(topology.local_rank == 0) {
+  if (!leads_) {
+    const Card& leader = cards[static_cast<size_t>(topology.leader())];
+    leader_ = std::make_unique<UnixSocket>(UnixSocket::connect(leader.door, leader.key, deadline));
+    leader_->send(bytes_of(topology.local_rank), {}, deadline);
+    return;
+  }
+  members_.resize(topology.local.size());
+  for (int i = 1; i < topology.local_size(); ++i) {
+    auto link = std::make_unique<UnixSocket>(door.accept(deadline));
+    UnixMessage hello = link->receive(deadline);
+    int local = Decoder(hello.bytes).get<int>();
+    if (local <= 0 || local >= topology.local_size() || members_[static_cast<size_t>(local)]) {
+      throw Error(ErrorCode::kInternal, "a rank introduced itself wrongly");
+    }
+    members_[static_cast<size_t>(local)] = std::move(link);
+  }
+}
+
+Segment HostLinks::give(const char* label, size_t bytes, std::span<const int> locals) {
+  Segment segment = Segment::create(label, bytes);
+  int fd = segment.fd();
+  for (int local : locals) {
+    if (auto& link = members_[static_cast<size_t>(local)]) {
+      link->send(kHello, {&fd, 1}, Deadline::in(kGiveTimeout));
+    }
+  }
+  return segment;
+}
+
+Segment HostLinks::receive(Deadline deadline) {
+  UnixMessage message = leader_->receive(deadline);
+  if (message.fds.size() != 1) throw Error(ErrorCode::kInternal, "the leader sent no memory");
+  return Segment::map(std::move(message.fds.front()));
+}
+
+void HostLinks::barrier(Deadline deadline) {
+  if (!leads_) {
+    leader_->send(kHello, {}, deadline);
+    leader_->receive(deadline);
+    return;
+  }
+  for (auto& link : members_) {
+    if (link) link->receive(deadline);
+  }
+  for (auto& link : members_) {
+    if (link) link->send(kHello, {}, deadline);
+  }
+}
+
+}  // namespace farandole

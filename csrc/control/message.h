@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a rank tells the coordinator (reports) and what the coordinator tells all ranks (log entries).
+#pragma once
+
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "control/codec.h"
+#include "core/types.h"
+
+namespace farandole {
+
+// ---- A call, as all ranks know it. Named calls meet by name, unnamed ones by their order in a set.
+struct CallKey {
+  SetId set = kWorldSet;
+  std::string name;       // empty: unnamed
+  uint64_t sequence = 0;  // of unnamed calls in this set, from 0
+  bool named() const { return !name.empty(); }
+};
+
+struct Request {
+  SetId set = kWorldSet;
+  std::string name;   // empty: unnamed; then the request is an interned signature
+  std::string group;  // empty: alone
+  Signature signature;
+};
+
+// ---- Reports: rank -> coordinator
+
+// What differs from rank to rank and from call to call.
+struct Contribution {
+  bool has_input = false;
+  bool has_payload = false;     // the input itself rides along (at most kTinyBytes)
+  int64_t rows = 0;             // allgather: this rank's first dimension
+  std::vector<int64_t> splits;  // alltoall: rows for each member
+  ByteView payload;             // points into the message
+};
+constexpr size_t kTinyBytes = 1024;
+
+// "I am ready for this." Exactly one of id and request says what for.
+struct Ready {
+  uint32_t id = 0;  // 0: the request travels
+  Request request;
+  uint64_t sequence = 0;  // unnamed calls
+  Contribution contribution;
+};
+// "I can't take part": an argument error found on one rank fails its peers too. It is this rank's report
+// of that call: the rank reports the same name again only after the call's Fail (a retry waits for it),
+// and refuses nothing that it has in flight or while it has joined.
+struct Refuse {
+  CallKey key;
+  Failure failure;
+};
+struct Join {
+  SetId set = kWorldSet;
+};
+struct Done {  // by the set's lowest rank: its lane has finished this bucket
+  SetId set = kWorldSet;
+  uint64_t bucket = 0;
+};
+struct Forgot {  // the rank has dropped this id: nothing it sends later means it
+  uint32_t id = 0;
+};
+struct Leave {
+  bool failed = false;
+  std::string text;
+};
+using Report = std::variant<Ready, Refuse, Join, Done, Forgot, Leave>;
+
+// ---- The log: coordinator -> all ranks, one total order
+
+struct Define {
+  uint32_t id = 0;
+  Request request;
+};
+struct Forget {
+  uint32_t id = 0;
+};
+struct Item {  // one call in a bucket
+  uint32_t id = 0;
+  uint64_t sequence = 0;  // unnamed calls
+  int64_t divisor = 1;
+  std::vector<int32_t> absent;  // member indices without input
+  std::vector<int64_t> rows;    // as Part::rows
+};
+struct Run {  // the set's lane moves these bytes
+  SetId set = kWorldSet;
+  uint64_t bucket = 0;
+  std::vector<Item> items;
+};
+struct Result {  // done at once: the result is here, or nobody had a buffer
+  SetId set = kWorldSet;
+  uint32_t id = 0;
+  uint64_t sequence = 0;
+  bool absent = false;
+  std::vector<int64_t> rows;  // allgather
+  ByteString payload;
+};
+struct Fail {
+  CallKey key;
+  Failure failure;
+  // Ranks that had not reported the call: a report of theirs that is under way is not about it.
+  std::vector<Rank> unheard = {};
+};
+struct Joined {
+  SetId set = kWorldSet;
+  Rank last = 0;
+  uint64_t next_sequence = 0;  // of unnamed calls in this set, from here on
+};
+struct OpenSet {
+  SetId set = 0;
+  std::vector<Rank> ranks;
+  CallKey key;  // the call that asked for it
+};
+struct CloseSet {
+  SetId set = 0;
+  CallKey key;
+};
+struct Abort {  // the job is broken: everything fails with this, now and later
+  Failure failure;
+};
+struct Stop {};  // all ranks have left
+using Entry = std::variant<Define, Forget, Run, Result, Fail, Joined, OpenSet, CloseSet, Abort, Stop>;
+
+void encode(const Report& report, ByteString& out);
+void encode(const Entry& entry, ByteString& out);
+// Throw Error(kInternal) on anything that encode() would not have written. A Ready's payload points
+// into `in`.
+Report decode_report(ByteView in);
+Entry decode_entry(ByteView in);
+
+}  // namespace farandole

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// One error type. Its code crosses the C ABI and becomes the Python class of the same name.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace farandole {
+
+// Values are part of the C ABI (FARANDOLE_E_* in farandole.h) and of the log: append only.
+enum class ErrorCode : int32_t {
+  kOk = 0,
+  kInternal = 1,         // FarandoleError: a bug of ours
+  kInvalidArgument = 2,  // ValueError
+  kWrongType = 3,        // TypeError
+  kMismatch = 4,         // MismatchError: ranks disagree about one tensor
+  kPeer = 5,             // PeerError: a rank died, failed or left
+  kStall = 6,            // StallError: a deadline passed
+  kShutdown = 7,         // ShutdownError: used before init or after shutdown
+  kLibrary = 8,          // LibraryError: a call into MPI, NCCL, CUDA or the kernel failed
+};
+
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorCode code, std::string text) : std::runtime_error(std::move(text)), code_(code) {}
+  ErrorCode code() const { return code_; }
+
+ private:
+  ErrorCode code_;
+};
+
+// A failed system call: throws kLibrary with `what`, errno's text and the remedy, if there is one.
+[[noreturn]] void throw_system_error(const std::string& what, int error_number,
+                                     const std::string& remedy = {});
+
+// A failure as a value: what a log entry or a handle carries.
+struct Failure {
+  ErrorCode code = ErrorCode::kOk;
+  std::string text;
+  explicit operator bool() const { return code != ErrorCode::kOk; }
+};
+
+}  // namespace farandole
