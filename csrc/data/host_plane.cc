@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/host_plane.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+#include "core/error.h"
+#include "kernels/kernels.h"
+
+namespace farandole {
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+
+size_t slots_begin(int members) {  // the counters fill pages of their own
+  return (HostProgressTable::bytes_needed(members) + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+
+const HostPlane::Setup& checked(const HostPlane::Setup& setup) {
+  const bool aligned = reinterpret_cast<uintptr_t>(setup.memory) % FusionPlan::kAlignment == 0;
+  const bool complete = setup.members >= 1 && setup.slots >= 1 && setup.memory != nullptr &&
+                        setup.bells.size() == static_cast<size_t>(setup.members);
+  if (!aligned || !complete ||
+      setup.bytes < HostPlane::bytes_needed(setup.members, setup.block_bytes, setup.slots)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "host plane of " + std::to_string(setup.members) + " members: " +
+                    std::to_string(setup.bytes) + " bytes of memory for " +
+                    std::to_string(setup.slots) + " slots of " +
+                    std::to_string(setup.block_bytes) + " bytes and " +
+                    std::to_string(setup.bells.size()) + " bells");
+  }
+  return setup;
+}
+
+kernels::Factors factors_of(const Part& part) {
+  const Signature& signature = part.signature;
+  const bool average = signature.reduce_op == ReduceOp::kAverage;
+  return {signature.prescale, signature.postscale, average ? part.divisor : 1};
+}
+
+bool overlap_in_part(const std::byte* a, const std::byte* b, size_t bytes) {
+  const auto distance = reinterpret_cast<intptr_t>(a) - reinterpret_cast<intptr_t>(b);
+  return distance != 0 && static_cast<size_t>(std::abs(distance)) < bytes;
+}
+
+}  // namespace
+
+size_t HostPlane::bytes_needed(int members, size_t block_bytes, int slots) {
+  if (members == 1) return slots_begin(1);  // nothing is ever staged
+  return slots_begin(members) +
+         static_cast<size_t>(members) * static_cast<size_t>(slots) * block_bytes;
+}
+
+HostPlane::HostPlane(const Setup& setup)
+    : member_(checked(setup).member),
+      members_(setup.members),
+      slots_(static_cast<uint64_t>(setup.slots)),
+      bells_(setup.bells),
+      progress_(setup.memory, setup.members),
+      staged_exchange_(setup.memory + slots_begin(setup.members), setup.member, setup.block_bytes,
+                       setup.slots),
+      exchange_(staged_exchange_),
+      plan_(setup.member, setup.members, setup.block_bytes, setup.direct_bytes),
+      blocks_(slots_ + 1),
+      inputs_(static_cast<size_t>(setup.members)) {}
+
+bool HostPlane::supports(const Signature& signature) const {
+  if (signature.device != kCpuDevice) return false;
+  switch (signature.op) {
+    case Op::kAllreduce:
+    case Op::kReducescatter: {
+      const bool scaled = signature.prescale != 1.0 || signature.postscale != 1.0;
+      return kernels::supports(signature.dtype, signature.reduce_op) &&
+             !(scaled && signature.dtype == DType::kBool);
+    }
+    case Op::kBroadcast:
+    case Op::kAllgather:
+    case Op::kAlltoall:
+    case Op::kBarrier: return true;
+    default: return false;
+  }
+}
+
+void HostPlane::begin(std::span<const Part> parts) {
+  if (aborted_ || has_next_ || !finished()) {
+    throw Error(ErrorCode::kInternal, "host plane: begin() while a bucket is in flight or aborted");
+  }
+  plan_.start(parts);
+  parts_ = parts;
+  plan_next();
+}
+
+Progress HostPlane::step() {
+  if (can_consume()) {
+    consume();
+  } else if (can_reduce()) {
+    reduce();
+  } else if (can_stage()) {
+    stage();
+  } else {
+    return finished() ? Progress::kFinished : Progress::kWaiting;
+  }
+  return finished() ? Progress::kFinished : Progress::kMoved;
+}
+
+bool HostPlane::ready() const {
+  return can_consume() || can_reduce() || can_stage() || finished();
+}
+
+void HostPlane::abort() {
+  aborted_ = true;
+  parts_ = {};
+}
+
+bool HostPlane::can_stage() const {
+  if (!has_next_ || staged_ >= consumed_ + slots_) return false;
+  const Block& next = block(staged_);
+  const bool uses_slot = !next.sends.empty() || !next.reduces.empty();  // a result may go there, too
+  if (!uses_slot || staged_ < slots_) return true;
+  return progress_.all_reached(&HostProgress::consumed, staged_ + 1 - slots_);
+}
+
+bool HostPlane::can_reduce() const {
+  if (reduced_ == staged_) return false;
+  return !block(reduced_).combines || progress_.all_reached(&HostProgress::staged, reduced_ + 1);
+}
+
+bool HostPlane::can_consume() const {
+  if (consumed_ == reduced_) return false;
+  const std::vector<int32_t>& sources = block(consumed_).sources;
+  return std::all_of(sources.begin(), sources.end(), [&](int32_t source) {
+    return progress_.load(source, &HostProgress::reduced) > consumed_;
+  });
+}
+
+bool HostPlane::finished() const {
+  if (has_next_ || consumed_ < staged_) return false;
+  return !exchange_.reads_private_memory() ||
+         progress_.all_reached(&HostProgress::consumed, consumed_);
+}
+
+void HostPlane::plan_next() { has_next_ = plan_.next(block(staged_)); }
+
+void HostPlane::stage() {
+  const Block& current = block(staged_);
+  for (const Range& range : current.sends) {
+    exchange_.offer(staged_, range, parts_[range.part].input + range.input);
+  }
+  for (const Range& range : current.keeps) keep(range);
+  publish(&HostProgress::staged, ++staged_);
+  // Only the last member to stage lets anybody reduce.
+  if (current.combines && progress_.all_reached(&HostProgress::staged, staged_)) ring_peers();
+  plan_next();
+}
+
+void HostPlane::keep(const Range& range) {
+  const Part& part = parts_[range.part];
+  if (part.output == nullptr || part.output + range.output == part.input + range.input) return;
+  kernels::copy(part.output + range.output, part.input + range.input, range.bytes);
+}
+
+void HostPlane::reduce() {
+  const Block& current = block(reduced_);
+  for (const Range& range : current.reduces) reduce_range(current, range);
+  publish(&HostProgress::reduced, ++reduced_);
+  const bool last_owner =  // the others receive when all stripes are ready
+      member_ < current.owners &&
+      progress_.all_reached(&HostProgress::reduced, reduced_, current.owners);
+  const bool sent = !current.combines && !current.sends.empty();
+  if (last_owner || sent) ring_peers();
+}
+
+void HostPlane::reduce_range(const Block& block, const Range& range) {
+  const Part& part = parts_[range.part];
+  const Signature& signature = part.signature;
+  std::byte* const output = part.output == nullptr ? nullptr : part.output + range.output;
+  const bool shared = block.owners > 0;
+  if (!shared && output == nullptr) return;
+  size_t present = 0;
+  for (int member = 0; member < members_; ++member) {
+    if (!part.has(member)) continue;
+    inputs_[present++] = member == member_ ? part.input + range.input
+                                           : exchange_.reach(reduced_, range, member);
+  }
+  const bool through_slot = shared || overwrites_own_input(part, range);
+  std::byte* const result = through_slot ? exchange_.result(reduced_, range, output) : output;
+  kernels::reduce(signature.dtype, signature.reduce_op, result, inputs_.data(),
+                  static_cast<int>(present), range.bytes / size_of(signature.dtype),
+                  factors_of(part));
+  if (output != nullptr && output != result) kernels::copy(output, result, range.bytes);
+}
+
+// Reducescatter in place: the share moves to the buffer's start, maybe over bytes of this very range.
+bool HostPlane::overwrites_own_input(const Part& part, const Range& range) const {
+  if (part.signature.op != Op::kReducescatter || !part.has(member_) || members_ == 1) return false;
+  return overlap_in_part(part.output + range.output, part.input + range.input, range.bytes);
+}
+
+void HostPlane::consume() {
+  for (const Range& range : block(consumed_).receives) {
+    std::byte* const output = parts_[range.part].output;
+    if (output != nullptr) exchange_.fetch(consumed_, range, output + range.output);
+  }
+  publish(&HostProgress::consumed, ++consumed_);
+  // Only the last member to consume frees the slots.
+  if (progress_.all_reached(&HostProgress::consumed, consumed_)) ring_peers();
+}
+
+void HostPlane::publish(Column column, uint64_t blocks) {
+  progress_.store(member_, column, blocks);
+}
+
+void HostPlane::ring_peers() {
+  for (int member = 0; member < members_; ++member) {
+    if (member != member_) bells_[static_cast<size_t>(member)]->notify();
+  }
+}
+
+}  // namespace farandole

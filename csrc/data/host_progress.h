@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// How far each member is: counts of blocks over all buckets, in shared memory, never set back. Zeroed
+// memory is valid. All accesses are seq_cst: they are followed by a look at a sleeper's flag.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace farandole {
+
+// Of one member; written by it alone.
+struct HostProgress {
+  using Counter = std::atomic<uint64_t>;
+  alignas(64) Counter staged{0};
+  alignas(64) Counter reduced{0};
+  alignas(64) Counter consumed{0};
+};
+static_assert(HostProgress::Counter::is_always_lock_free && sizeof(HostProgress) == 192);
+
+// The progress of the members of one set.
+class HostProgressTable {
+ public:
+  using Column = HostProgress::Counter HostProgress::*;
+
+  HostProgressTable(std::byte* memory, int members)
+      : rows_(reinterpret_cast<HostProgress*>(memory)), members_(members) {}
+
+  static size_t bytes_needed(int members) {
+    return static_cast<size_t>(members) * sizeof(HostProgress);
+  }
+
+  uint64_t load(int member, Column column) const { return (rows_[member].*column).load(); }
+  void store(int member, Column column, uint64_t blocks) { (rows_[member].*column).store(blocks); }
+
+  // Whether members [0, count) have all done at least `blocks`.
+  bool all_reached(Column column, uint64_t blocks, int count) const {
+    for (int member = 0; member < count; ++member) {
+      if (load(member, column) < blocks) return false;
+    }
+    return true;
+  }
+  bool all_reached(Column column, uint64_t blocks) const {
+    return all_reached(column, blocks, members_);
+  }
+
+ private:
+  HostProgress* const rows_;
+  const int members_;
+};
+
+}  // namespace farandole
