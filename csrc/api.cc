@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C ABI: finds the runtime, calls it, and turns exceptions into codes and text.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/build_id.h"
+#include "core/error.h"
+#include "core/runtime.h"
+
+#define FARANDOLE_API extern "C" __attribute__((visibility("default")))
+
+extern "C" {
+#include "farandole.h"
+}
+
+namespace farandole {
+namespace {
+
+// All that outlives a runtime. Never destroyed: no order of static destructors to get wrong.
+struct Process {
+  std::mutex mutex;
+  std::unique_ptr<Door> door;
+  std::shared_ptr<Runtime> runtime;
+  std::mutex kept_mutex;
+  std::unordered_map<int64_t, Asked> kept;
+  int64_t next_kept = 1;
+  std::atomic<bool> forked{false};
+};
+
+Process& process() {
+  static auto* instance = new Process;
+  return *instance;
+}
+
+std::string& last_error() {
+  thread_local auto* text = new std::string;
+  return *text;
+}
+
+int32_t set_error(ErrorCode code, const char* text) {
+  last_error() = text;
+  return static_cast<int32_t>(code);
+}
+
+// Every entry runs through here: body() returns a code or a count.
+template <class Body>
+auto guarded(Body&& body) -> decltype(body()) {
+  using Number = decltype(body());
+  try {
+    if (process().forked) {
+      throw Error(ErrorCode::kShutdown,
+                  "this process was forked from a rank after init(); collectives work in the rank "
+                  "itself only (a DataLoader worker must not call them)");
+    }
+    return body();
+  } catch (const Error& error) {
+    return static_cast<Number>(set_error(error.code(), error.what()));
+  } catch (const std::exception& error) {
+    return static_cast<Number>(set_error(ErrorCode::kInternal, error.what()));
+  }
+}
+
+template <class Body>
+auto negated(Body&& body) -> decltype(body()) {
+  bool failed = false;
+  auto result = guarded([&]() -> decltype(body()) {
+    failed = true;
+    auto value = body();
+    failed = false;
+    return value;
+  });
+  return failed ? -result : result;
+}
+
+Deadline deadline_in(double seconds) {
+  constexpr double kLongest = 1e9;
+  if (!(seconds < kLongest)) return Deadline::never();
+  return Deadline::in(std::chrono::nanoseconds(static_cast<int64_t>(std::max(seconds, 0.0) * 1e9)));
+}
+
+std::shared_ptr<Runtime> runtime() {
+  std::lock_guard lock(process().mutex);
+  if (!process().runtime) {
+    throw Error(ErrorCode::kShutdown, "farandole is not initialised; call init() first");
+  }
+  return process().runtime;
+}
+
+}  // namespace
+}  // namespace farandole
+
+using namespace farandole;
+
+FARANDOLE_API const char* farandole_version(void) { return version(); }
+FARANDOLE_API const char* farandole_build_id(void) { return build_id(); }
+FARANDOLE_API const char* farandole_error(void) { return last_error().c_str(); }
+
+FARANDOLE_API int32_t farandole_prepare(char* blob, int32_t capacity) {
+  return negated([&]() -> int32_t {
+    std::lock_guard lock(process().mutex);
+    if (process().runtime) throw Error(ErrorCode::kInvalidArgument, "init() was called already");
+    process().door = std::make_unique<Door>(read_config());
+    ByteString card = process().door->card();
+    if (card.size() > static_cast<size_t>(std::max(capacity, 0))) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "the card takes " + std::to_string(card.size()) + " bytes");
+    }
+    std::memcpy(blob, card.data(), card.size());
+    return static_cast<int32_t>(card.size());
+  });
+}
+
+FARANDOLE_API int32_t farandole_start(const farandole_world* world) {
+  return guarded([&]() -> int32_t {
+    std::unique_ptr<Door> door;
+    {
+      std::lock_guard lock(process().mutex);
+      door = std::move(process().door);
+    }
+    if (!door) throw Error(ErrorCode::kInvalidArgument, "farandole_prepare comes first");
+    std::vector<Rank> node(world->node, world->node + world->size);
+    std::vector<Card> cards;
+    for (int32_t r = 0; r < world->size; ++r) {
+      cards.push_back(Card::decode({reinterpret_cast<const std::byte*>(world->blobs[r]),
+                                    static_cast<size_t>(world->blob_bytes[r])}));
+    }
+    auto started = std::make_shared<Runtime>(std::move(*door),
+                                             Topology::of(world->rank, std::move(node)), cards);
+    std::lock_guard lock(process().mutex);
+    process().runtime = std::move(started);
+    return FARANDOLE_OK;
+  });
+}
+
+FARANDOLE_API int32_t farandole_shutdown(int32_t failed, const char* text, double seconds) {
+  return guarded([&]() -> int32_t {
+    std::shared_ptr<Runtime> leaving;
+    {
+      std::lock_guard lock(process().mutex);
+      process().door.reset();
+      leaving = process().runtime;
+    }
+    if (!leaving) return FARANDOLE_OK;
+    if (!leaving->leave(failed != 0, text ? text : "", deadline_in(seconds))) {
+      return FARANDOLE_PENDING;
+    }
+    std::lock_guard lock(process().mutex);
+    if (process().runtime == leaving) process().runtime.reset();
+    std::lock_guard kept_lock(process().kept_mutex);
+    process().kept.clear();
+    return FARANDOLE_OK;
+  });
+}
+
+FARANDOLE_API int32_t farandole_initialized(void) {
+  if (process().forked) return 0;
+  std::lock_guard lock(process().mutex);
+  return process().runtime != nullptr;
+}
+
+FARANDOLE_API int32_t farandole_where(farandole_topology* out) {
+  return guarded([&]() -> int32_t {
+    auto here = runtime();
+    const Topology& t = here->topology();
+    *out = {t.rank,       t.size,       t.local_rank,      t.local_size(),
+            t.cross_rank, t.cross_size, t.homogeneous ? 1 : 0};
+    return FARANDOLE_OK;
+  });
+}
+
+FARANDOLE_API void farandole_forked(void) { process().forked = true; }
+
+FARANDOLE_API int32_t farandole_submit(const farandole_request* requests, int32_t count,
+                                       int64_t* handles) {
+  return guarded([&]() -> int32_t {
+    std::vector<Handle> made = runtime()->submit({requests, static_cast<size_t>(count)});
+    std::copy(made.begin(), made.end(), handles);
+    return FARANDOLE_OK;
+  });
+}
+
+FARANDOLE_API int64_t farandole_tensor(const farandole_request* request) {
+  return negated([&]() -> int64_t {
+    Asked kept = runtime()->keep(*request);
+    std::lock_guard lock(process().kept_mutex);
+    int64_t number = process().next_kept++;
+    process().kept.emplace(number, std::move(kept));
+    return number;
+  });
+}
+
+FARANDOLE_API int64_t farandole_submit_tensor(int64_t tensor, const void* input, void* output) {
+  return negated([&]() -> int64_t {
+    auto here = runtime();
+    const Asked* kept = nullptr;
+    {
+      std::lock_guard lock(process().kept_mutex);
+      auto found = process().kept.find(tensor);
+      if (found == process().kept.end()) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    "this tensor was prepared before the last shutdown(), or forgotten");
+      }
+      kept = &found->second;  // stays: only its owner forgets it
+    }
+    return here->submit(*kept, input, output);
+  });
+}
+
+FARANDOLE_API void farandole_forget_tensor(int64_t tensor) {
+  if (process().forked) return;
+  std::lock_guard lock(process().kept_mutex);
+  process().kept.erase(tensor);
+}
+
+FARANDOLE_API int32_t farandole_refuse(const farandole_request* request, const char* text) {
+  return guarded([&]() -> int32_t {
+    runtime()->refuse(*request, text);
+    return FARANDOLE_OK;
+  });
+}
+
+FARANDOLE_API int32_t farandole_poll(int64_t handle) {
+  return negated([&]() -> int32_t { return runtime()->handles().done(handle); });
+}
+
+FARANDOLE_API int32_t farandole_wait(const int64_t* handles, int32_t count, double seconds) {
+  return guarded([&]() -> int32_t {
+    Failure failure;
+    switch (runtime()->wait({handles, static_cast<size_t>(count)}, deadline_in(seconds), failure)) {
+      case WaitEnd::kDone:
+        return FARANDOLE_OK;
+      case WaitEnd::kTimeIsUp:
+        return FARANDOLE_PENDING;
+      case WaitEnd::kFailed:
+        break;
+    }
+    return set_error(failure.code, failure.text.c_str());
+  });
+}
+
+FARANDOLE_API int32_t farandole_result_of(int64_t handle, farandole_result* out) {
+  return guarded([&]() -> int32_t {
+    runtime()->handles().look(handle, [&](const Outcome& outcome) {
+      *out = {outcome.output,
+              outcome.absent ? 1 : 0,
+              static_cast<int32_t>(outcome.shape.size()),
+              outcome.shape.data(),
+              static_cast<int32_t>(outcome.received.size()),
+              outcome.received.data(),
+              outcome.value};
+    });
+    return FARANDOLE_OK;
+  });
+}
+
+FARANDOLE_API void farandole_release(int64_t handle) {
+  guarded([&]() -> int32_t {
+    runtime()->handles().release(handle);
+    return FARANDOLE_OK;
+  });
+}
+
+FARANDOLE_API void* farandole_take(int64_t handle) {
+  std::byte* memory = nullptr;
+  guarded([&]() -> int32_t {
+    memory = runtime()->handles().take(handle).release();
+    return FARANDOLE_OK;
+  });
+  return memory;
+}
+
+FARANDOLE_API void farandole_free(void* memory) {
+  OwnedMemory owned(static_cast<std::byte*>(memory));
+}
+
+FARANDOLE_API int32_t farandole_set_ranks(int32_t process_set, int32_t* ranks, int32_t capacity) {
+  return negated([&]() -> int32_t {
+    std::vector<Rank> found = runtime()->ranks_of(process_set);
+    std::copy_n(found.begin(), std::min<size_t>(found.size(), static_cast<size_t>(capacity)),
+                ranks);
+    return static_cast<int32_t>(found.size());
+  });
+}
+
+FARANDOLE_API int32_t farandole_variables(farandole_variable* rows, int32_t capacity) {
+  return negated([&]() -> int32_t {
+    thread_local auto* values = new std::vector<std::string>;
+    std::shared_ptr<Runtime> here;
+    {
+      std::lock_guard lock(process().mutex);
+      here = process().runtime;
+    }
+    Config config = here ? here->config() : read_config();
+    auto table = variables();
+    values->clear();
+    for (const Variable& variable : table) values->push_back(variable.get(config));
+    for (size_t i = 0; i < std::min(table.size(), static_cast<size_t>(capacity)); ++i) {
+      rows[i] = {table[i].name,    table[i].alias,      table[i].fallback,
+                 table[i].meaning, (*values)[i].c_str(), table[i].job_wide ? 1 : 0};
+    }
+    return static_cast<int32_t>(table.size());
+  });
+}
+
+FARANDOLE_API int32_t farandole_counters(farandole_counter* rows, int32_t capacity) {
+  return negated([&]() -> int32_t {
+    std::shared_ptr<Runtime> here;
+    {
+      std::lock_guard lock(process().mutex);
+      here = process().runtime;
+    }
+    const farandole_counter counters[] = {
+        {"rescued_wakeups", static_cast<int64_t>(rescued_wakeups())},
+        {"sleeps", here ? static_cast<int64_t>(here->sleeps()) : 0},
+    };
+    size_t n = std::min(std::size(counters), static_cast<size_t>(capacity));
+    std::copy_n(counters, n, rows);
+    return static_cast<int32_t>(std::size(counters));
+  });
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/config.h"
+
+#include <cstdlib>
+#include <sstream>
+
+#include "core/error.h"
+
+namespace farandole {
+namespace {
+
+constexpr bool kJobWide = true;
+constexpr bool kOwn = false;
+
+const Variable kVariables[] = {
+    {"FARANDOLE_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD", "32M",
+     "bytes of tensors reduced together in one bucket; 0: one tensor a bucket", kJobWide,
+     &Config::fusion_bytes},
+    {"FARANDOLE_BLOCK_BYTES", "", "256K",
+     "bytes of one block of the shared-memory pipeline; a few blocks should fit the L2 cache",
+     kJobWide, &Config::block_bytes},
+    {"FARANDOLE_STAGING_SLOTS", "", "4", "blocks that a rank may stage ahead (2 to 64)", kJobWide,
+     &Config::staging_slots},
+    {"FARANDOLE_CACHE_CAPACITY", "HOROVOD_CACHE_CAPACITY", "8192",
+     "tensor names that are known by number, so that only the number travels", kJobWide,
+     &Config::cache_capacity},
+    {"FARANDOLE_PROCESS_SETS", "", "64", "process sets alive at once", kJobWide,
+     &Config::max_process_sets},
+    {"FARANDOLE_STALL_WARN", "HOROVOD_STALL_CHECK_TIME_SECONDS", "10",
+     "seconds after which a tensor that some ranks wait for is reported; 0: never", kJobWide,
+     &Config::stall_warn},
+    {"FARANDOLE_STALL_ABORT", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "300",
+     "seconds after which waiting for such a tensor ends in StallError; 0: never", kJobWide,
+     &Config::stall_abort},
+    {"FARANDOLE_INIT_TIMEOUT", "HOROVOD_START_TIMEOUT", "60",
+     "seconds that the ranks may take to meet in init()", kJobWide, &Config::init_timeout},
+    {"FARANDOLE_LEAVE_TIMEOUT", "", "1",
+     "seconds that a failing rank waits for its peers to hear of it", kJobWide,
+     &Config::leave_timeout},
+    {"FARANDOLE_SPIN_US", "", "-1",
+     "microseconds that a wait may yield-spin before it sleeps; -1: 50 where every local rank has "
+     "two cores, else 0",
+     kOwn, &Config::spin_us},
+    {"FARANDOLE_CPU_TARGET", "", "",
+     "instruction set of the reduction kernels (baseline, avx2, avx512, neon); empty: the best",
+     kOwn, &Config::cpu_target},
+    {"FARANDOLE_LOG_LEVEL", "HOROVOD_LOG_LEVEL", "warning",
+     "trace, debug, info, warning, error or fatal", kOwn, &Config::log_level},
+    {"FARANDOLE_RENDEZVOUS", "", "",
+     "unix:PATH of a rendezvous server: ranks meet there instead of in MPI", kOwn,
+     &Config::rendezvous},
+    {"FARANDOLE_RANK", "", "-1", "this rank, with FARANDOLE_RENDEZVOUS", kOwn, &Config::rank},
+    {"FARANDOLE_SIZE", "", "-1", "number of ranks, with FARANDOLE_RENDEZVOUS", kOwn,
+     &Config::size},
+};
+
+[[noreturn]] void refuse(const Variable& variable, const std::string& text, const char* wanted) {
+  throw Error(ErrorCode::kInvalidArgument, std::string(variable.name) + "='" + text +
+                                               "' is not " + wanted + " (" + variable.meaning +
+                                               ")");
+}
+
+int64_t parse_integer(const Variable& variable, const std::string& text) {
+  char* end = nullptr;
+  int64_t value = std::strtoll(text.c_str(), &end, 10);
+  std::string unit = end;
+  if (end == text.c_str()) refuse(variable, text, "a number");
+  if (unit.empty()) return value;
+  if (unit == "K" || unit == "KB") return value << 10;
+  if (unit == "M" || unit == "MB") return value << 20;
+  if (unit == "G" || unit == "GB") return value << 30;
+  refuse(variable, text, "a number, with K, M or G behind it at most");
+}
+
+double parse_seconds(const Variable& variable, const std::string& text) {
+  char* end = nullptr;
+  double value = std::strtod(text.c_str(), &end);
+  if (end == text.c_str() || *end != '\0' || !(value >= 0)) {
+    refuse(variable, text, "a number of seconds");
+  }
+  return value;
+}
+
+const char* from_environment(const Variable& variable) {
+  if (const char* value = std::getenv(variable.name)) return value;
+  return *variable.alias ? std::getenv(variable.alias) : nullptr;
+}
+
+}  // namespace
+
+void Variable::set(Config& config, const std::string& text) const {
+  if (auto* integer = std::get_if<int64_t Config::*>(&field)) {
+    config.*(*integer) = parse_integer(*this, text);
+  } else if (auto* seconds = std::get_if<double Config::*>(&field)) {
+    config.*(*seconds) = parse_seconds(*this, text);
+  } else {
+    config.*std::get<std::string Config::*>(field) = text;
+  }
+}
+
+std::string Variable::get(const Config& config) const {
+  if (auto* integer = std::get_if<int64_t Config::*>(&field)) {
+    return std::to_string(config.*(*integer));
+  }
+  if (auto* seconds = std::get_if<double Config::*>(&field)) {
+    std::ostringstream text;
+    text << config.*(*seconds);
+    return text.str();
+  }
+  return config.*std::get<std::string Config::*>(field);
+}
+
+std::span<const Variable> variables() { return kVariables; }
+
+Config read_config() {
+  Config config{};
+  for (const Variable& variable : kVariables) {
+    const char* value = from_environment(variable);
+    variable.set(config, value ? value : variable.fallback);
+  }
+  return config;
+}
+
+std::string job_wide_text(const Config& config) {
+  std::string text;
+  for (const Variable& variable : kVariables) {
+    if (variable.job_wide) text += variable.get(config) + "\n";
+  }
+  return text;
+}
+
+void apply_job_wide_text(Config& config, const std::string& text) {
+  std::istringstream lines(text);
+  std::string line;
+  for (const Variable& variable : kVariables) {
+    if (variable.job_wide && std::getline(lines, line)) variable.set(config, line);
+  }
+}
+
+}  // namespace farandole

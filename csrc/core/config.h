@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every variable in one table: name, default, meaning, and whether rank 0's value holds for the job.
+// Nothing else in the core reads the environment; code receives values.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <variant>
+
+namespace farandole {
+
+struct Config {
+  // Job-wide
+  int64_t fusion_bytes;
+  int64_t block_bytes;
+  int64_t staging_slots;
+  int64_t cache_capacity;
+  int64_t max_process_sets;
+  double stall_warn;   // seconds; 0: never
+  double stall_abort;  // seconds; 0: never
+  double init_timeout;
+  double leave_timeout;
+  // Of this rank
+  int64_t spin_us;  // -1: decide from the cores at hand
+  std::string cpu_target;
+  std::string log_level;
+  // Read by the Python package
+  std::string rendezvous;
+  int64_t rank;
+  int64_t size;
+};
+
+struct Variable {
+  const char* name;
+  const char* alias;  // Horovod's name of the same meaning, or ""
+  const char* fallback;
+  const char* meaning;
+  bool job_wide;
+  std::variant<int64_t Config::*, double Config::*, std::string Config::*> field;
+
+  // Throws Error(kInvalidArgument) naming the variable. Sizes take K, M and G.
+  void set(Config& config, const std::string& text) const;
+  std::string get(const Config& config) const;
+};
+
+std::span<const Variable> variables();
+
+// Defaults, then the environment.
+Config read_config();
+
+// Job-wide values as text, one per row of the table, for the agreement at init.
+std::string job_wide_text(const Config& config);
+void apply_job_wide_text(Config& config, const std::string& text);
+
+}  // namespace farandole

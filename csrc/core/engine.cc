@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/engine.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "core/error.h"
+#include "core/outcome.h"
+
+namespace farandole {
+namespace {
+
+// What the lane has to know of one call. Without a submission (this rank has joined) it takes part with
+// no buffers.
+Part part_of(const Item& item, const Request& request, const ProcessSet& set,
+             const std::optional<Submission>& mine) {
+  Part part;
+  part.signature = request.signature;
+  part.divisor = item.divisor;
+  part.rows = rows_of(item, request.signature, set.members());
+  if (request.signature.op == Op::kBroadcast) {
+    part.signature.root = set.member_of(request.signature.root);
+  }
+  if (!item.absent.empty()) {
+    part.present.assign(static_cast<size_t>(set.members()), true);
+    for (int32_t m : item.absent) part.present[static_cast<size_t>(m)] = false;
+  }
+  if (mine) {
+    part.input = mine->input;
+    part.output = mine->output;
+    part.signature.shape = mine->shape;
+  } else if (!part.signature.shape.empty() && part.signature.shape[0] < 0) {
+    part.signature.shape[0] = 0;
+  }
+  return part;
+}
+
+}  // namespace
+
+Engine::Engine(Setup setup)
+    : topology_(setup.topology),
+      links_(setup.links),
+      channel_(setup.channel),
+      leader_(setup.leader),
+      make_lane_(std::move(setup.open_lane)),
+      sets_(setup.topology.rank) {
+  std::vector<Rank> world(static_cast<size_t>(topology_.size));
+  std::iota(world.begin(), world.end(), 0);
+  sets_.open(kWorldSet, std::move(world));
+  open_lane(kWorldSet, std::move(setup.world_staging));
+}
+
+bool Engine::step() {
+  bool moved = control_step();
+  for (auto& [id, lane] : lanes_) moved |= lane.lane->step();
+  return moved;
+}
+
+bool Engine::control_step() {
+  bool moved = false;
+  if (failing_) {
+    break_down();
+    moved = true;
+  }
+  if (channel_.can_flush()) {
+    std::lock_guard lock(mutex_);
+    channel_.flush();
+    channel_.ring_leader();
+    moved = true;
+  }
+  if (leader_) moved |= leader_->step();
+  for (;;) {
+    ByteView message = channel_.next_entry();
+    if (message.empty()) return moved;
+    moved = true;
+    apply(decode_entry(message));
+  }
+}
+
+bool Engine::has_work() const {
+  if (failing_ || channel_.has_entry() || channel_.can_flush()) return true;
+  if (leader_ && leader_->has_work()) return true;
+  return std::any_of(lanes_.begin(), lanes_.end(),
+                     [](const auto& entry) { return entry.second.lane->ready(); });
+}
+
+bool Engine::moving() const {
+  return std::any_of(lanes_.begin(), lanes_.end(),
+                     [](const auto& entry) { return entry.second.lane->busy(); });
+}
+
+void Engine::fail(Failure failure) {
+  std::lock_guard lock(mutex_);
+  if (failure_) return;
+  failure_ = std::move(failure);
+  failing_ = true;
+}
+
+Failure Engine::failure() const {
+  std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void Engine::apply(const Entry& entry) {
+  std::visit([this](const auto& e) { on(e); }, entry);
+}
+
+void Engine::report(const Report& report) {
+  std::lock_guard lock(mutex_);
+  encoded_.clear();
+  encode(report, encoded_);
+  channel_.report(encoded_);
+  channel_.ring_leader();
+}
+
+void Engine::on(const Define& define) {
+  std::lock_guard lock(mutex_);
+  pending_.define(define);
+}
+
+void Engine::on(const Forget& forget) {
+  {
+    std::lock_guard lock(mutex_);
+    pending_.forget(forget.id);
+  }
+  report(Forgot{forget.id});
+}
+
+void Engine::on(const Run& run) {
+  if (broken_) return;
+  auto lane = lanes_.find(run.set);
+  if (lane == lanes_.end()) return;
+  Bucket bucket;
+  bool lowest = false;
+  {
+    std::lock_guard lock(mutex_);
+    const ProcessSet& set = sets_.own(run.set);
+    lowest = set.member == 0;
+    bucket = bucket_of(run, set);
+  }
+  if (lowest) {
+    bucket.done = [this, set = run.set, number = run.bucket,
+                   done = std::move(bucket.done)](const Failure* failure) {
+      done(failure);
+      if (!failure) report(Done{set, number});
+    };
+  }
+  lane->second.lane->push(std::move(bucket));
+}
+
+// Memory for outputs whose size only negotiation knew comes from here. Under the mutex.
+Bucket Engine::bucket_of(const Run& run, const ProcessSet& set) {
+  Bucket bucket;
+  struct Ending {
+    Submission submission;
+    Outcome outcome;
+  };
+  auto endings = std::make_shared<std::vector<Ending>>();
+  for (const Item& item : run.items) {
+    const Request& request = pending_.request_of(item.id);
+    std::optional<Submission> mine = pending_.take(item.id, item.sequence);
+    Part part = part_of(item, request, set, mine);
+    if (mine) {
+      Outcome outcome = outcome_of(part, set, *mine);
+      part.output = outcome.output;
+      endings->push_back({std::move(*mine), std::move(outcome)});
+    }
+    bucket.parts.push_back(std::move(part));
+  }
+  bucket.done = [this, endings](const Failure* failure) {
+    for (Ending& ending : *endings) {
+      if (failure) ending.outcome.failure = *failure;
+      finish(ending.submission, std::move(ending.outcome));
+    }
+  };
+  return bucket;
+}
+
+void Engine::finish(const Submission& submission, Outcome outcome) {
+  {
+    std::lock_guard lock(mutex_);
+    pending_.finish(submission);
+  }
+  handles_.finish(submission.handle, std::move(outcome));
+}
+
+}  // namespace farandole

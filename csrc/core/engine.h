@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank's part in the work, as steps that never block: read the log, move blocks, finish handles.
+// Whoever drives calls step(): the background thread, or a caller blocked in wait.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "control/channel.h"
+#include "core/leader.h"
+#include "core/pending.h"
+#include "core/process_sets.h"
+#include "data/lane.h"
+
+namespace farandole {
+
+class Engine {
+ public:
+  // Opens the lane of a set of which this rank is a member, on the memory that its members share.
+  using OpenLane = std::function<std::unique_ptr<Lane>(const ProcessSet&, Segment&)>;
+  struct Setup {
+    const Topology& topology;
+    HostLinks& links;
+    MemberChannel& channel;
+    Leader* leader;  // on rank 0
+    OpenLane open_lane;
+    Segment world_staging;
+  };
+  explicit Engine(Setup setup);
+
+  // ---- the driver only
+  // Control first, then one block of each lane. False: nothing to do before somebody rings our bell.
+  bool step();
+  // Reports and the log, no bytes of buckets.
+  bool control_step();
+  // Whether step() would do something. Followed by a notify() wherever it becomes true.
+  bool has_work() const;
+  bool moving() const;  // a bucket has begun
+  Deadline next_tick() const { return leader_ ? leader_->next_tick() : Deadline::never(); }
+
+  // ---- any thread
+  // Everything fails with this, now and later. Then ring the own bell.
+  void fail(Failure failure);
+  bool broken() const { return broken_; }
+  bool stopped() const { return stopped_; }
+  Failure failure() const;
+
+  // One report to the coordinator, at once.
+  void report(const Report& report);
+
+  // Submitters and the driver share these under this mutex.
+  std::mutex& mutex() { return mutex_; }
+  PendingTable& pending() { return pending_; }
+  ProcessSets& sets() { return sets_; }
+  Handles& handles() { return handles_; }
+
+ private:
+  struct LaneOfSet {
+    Segment staging;  // outlives the lane
+    std::unique_ptr<Lane> lane;
+  };
+
+  void apply(const Entry& entry);
+  void on(const Define& define);
+  void on(const Forget& forget);
+  void on(const Run& run);
+  void on(const Result& result);
+  void on(const Fail& fail);
+  void on(const Joined& joined);
+  void on(const OpenSet& open);
+  void on(const CloseSet& close);
+  void on(const Abort& abort);
+  void on(const Stop& stop);
+
+  Bucket bucket_of(const Run& run, const ProcessSet& set);
+  void finish(const Submission& submission, Outcome outcome);
+  void break_down();
+  void open_lane(SetId id, Segment staging);
+
+  const Topology& topology_;
+  HostLinks& links_;
+  MemberChannel& channel_;
+  Leader* leader_;
+  OpenLane make_lane_;
+  std::map<SetId, LaneOfSet> lanes_;
+  ByteString encoded_;
+
+  mutable std::mutex mutex_;
+  PendingTable pending_;
+  ProcessSets sets_;
+  Handles handles_;
+  Failure failure_;
+  std::atomic<bool> failing_{false};  // failure_ is set; the driver has not acted on it
+  std::atomic<bool> broken_{false};
+  std::atomic<bool> stopped_{false};
+};
+
+}  // namespace farandole

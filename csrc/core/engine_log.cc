@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the rarer log entries do to this rank. The daily ones (define, run) are in engine.cc.
+#include <cstring>
+#include <utility>
+
+#include "core/engine.h"
+#include "core/error.h"
+#include "core/outcome.h"
+
+namespace farandole {
+namespace {
+
+constexpr std::chrono::seconds kStagingTimeout{10};
+
+Outcome failed(Failure failure) {
+  Outcome outcome;
+  outcome.failure = std::move(failure);
+  return outcome;
+}
+
+Outcome valued(int64_t value) {
+  Outcome outcome;
+  outcome.value = value;
+  return outcome;
+}
+
+}  // namespace
+
+void Engine::on(const Result& result) {
+  std::optional<Submission> mine;
+  Outcome outcome;
+  {
+    std::lock_guard lock(mutex_);
+    ProcessSet* set = sets_.find(result.set);
+    if (!set || set->member < 0) return;
+    mine = pending_.take(result.id, result.sequence);
+    if (!mine) return;
+    Part part;
+    part.signature = pending_.request_of(result.id).signature;
+    part.rows = rows_of(Item{result.id, result.sequence, 1, {}, result.rows}, part.signature,
+                        set->members());
+    outcome = outcome_of(part, *set, *mine);
+  }
+  outcome.absent = result.absent;
+  if (outcome.output && !result.payload.empty()) {
+    std::memcpy(outcome.output, result.payload.data(), result.payload.size());
+  }
+  finish(*mine, std::move(outcome));
+}
+
+void Engine::on(const Fail& fail) {
+  std::optional<Submission> mine;
+  {
+    std::lock_guard lock(mutex_);
+    ProcessSet* set = sets_.find(fail.key.set);
+    if (!set || set->member < 0) return;
+    mine = pending_.take(fail.key);
+  }
+  if (mine) finish(*mine, failed(fail.failure));
+}
+
+void Engine::on(const Joined& joined) {
+  Handle handle = 0;
+  {
+    std::lock_guard lock(mutex_);
+    ProcessSet* set = sets_.find(joined.set);
+    if (!set || set->member < 0) return;
+    pending_.resume(joined.set, joined.next_sequence);
+    handle = std::exchange(set->join, 0);
+  }
+  if (handle) handles_.finish(handle, valued(joined.last));
+}
+
+void Engine::open_lane(SetId id, Segment staging) {
+  LaneOfSet lane{std::move(staging), nullptr};
+  lane.lane = make_lane_(*sets_.find(id), lane.staging);
+  lanes_.emplace(id, std::move(lane));
+}
+
+void Engine::on(const OpenSet& open) {
+  std::optional<Submission> mine;
+  {
+    std::lock_guard lock(mutex_);
+    sets_.open(open.set, open.ranks);
+    mine = pending_.take(open.key);
+    if (sets_.find(open.set)->member >= 0) {
+      open_lane(open.set, leader_ ? leader_->take_staging(open.set)
+                                  : links_.receive(Deadline::in(kStagingTimeout)));
+    }
+  }
+  if (mine) finish(*mine, valued(open.set));
+}
+
+void Engine::on(const CloseSet& close) {
+  std::optional<Submission> mine;
+  if (auto lane = lanes_.find(close.set); lane != lanes_.end()) {
+    lane->second.lane->abort({ErrorCode::kInvalidArgument,
+                              "process set " + std::to_string(close.set) +
+                                  " was removed while this call was under way"});
+    lanes_.erase(lane);
+  }
+  {
+    std::lock_guard lock(mutex_);
+    sets_.close(close.set);
+    mine = pending_.take(close.key);
+  }
+  if (mine) finish(*mine, valued(close.set));
+}
+
+void Engine::on(const Abort& abort) {
+  fail(abort.failure);
+  break_down();
+}
+
+void Engine::on(const Stop&) {
+  stopped_ = true;
+  handles_.announce();
+}
+
+// The lanes let go of all buffers first; then everything that waits fails.
+void Engine::break_down() {
+  failing_ = false;
+  broken_ = true;
+  Failure failure = this->failure();
+  for (auto& [id, lane] : lanes_) lane.lane->abort(failure);
+  std::vector<Handle> handles;
+  {
+    std::lock_guard lock(mutex_);
+    for (Submission& submission : pending_.take_all()) {
+      pending_.finish(submission);
+      handles.push_back(submission.handle);
+    }
+    for (Handle handle : sets_.take_joins()) handles.push_back(handle);
+  }
+  for (Handle handle : handles) handles_.finish(handle, failed(failure));
+  handles_.announce();
+}
+
+}  // namespace farandole

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/handles.h"
+
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "lib/futex.h"
+
+namespace farandole {
+
+OwnedMemory allocate(size_t bytes) {
+  constexpr size_t kAlignment = 64;
+  size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  auto* memory = static_cast<std::byte*>(std::aligned_alloc(kAlignment, rounded + kAlignment));
+  if (!memory) {
+    throw Error(ErrorCode::kLibrary,
+                "no memory for a result of " + std::to_string(bytes) + " bytes");
+  }
+  return OwnedMemory(memory);
+}
+
+Handles::Slot& Handles::slot_of(Handle handle) {
+  auto index = static_cast<uint64_t>(handle) & std::numeric_limits<uint32_t>::max();
+  auto generation = static_cast<uint64_t>(handle) >> 32;
+  if (index == 0 || index > slots_.size() || slots_[index - 1].generation != generation ||
+      slots_[index - 1].state == State::kFree || slots_[index - 1].released) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "unknown handle: it was waited for and released already, or belongs to the time "
+                "before the last init()");
+  }
+  return slots_[index - 1];
+}
+
+Handle Handles::create() {
+  std::lock_guard lock(mutex_);
+  if (free_.empty()) {
+    slots_.emplace_back();
+    free_.push_back(static_cast<uint32_t>(slots_.size()));
+  }
+  uint32_t index = free_.back();
+  free_.pop_back();
+  Slot& slot = slots_[index - 1];
+  slot.state = State::kUnderWay;
+  slot.released = false;
+  slot.generation = (slot.generation + 1) & 0x7fffffff;
+  return static_cast<Handle>((uint64_t{slot.generation} << 32) | index);
+}
+
+void Handles::free(Slot& slot, uint32_t index) {
+  slot.state = State::kFree;
+  slot.outcome = Outcome{};
+  free_.push_back(index);
+}
+
+void Handles::finish(Handle handle, Outcome outcome) {
+  {
+    std::lock_guard lock(mutex_);
+    auto index = static_cast<uint32_t>(handle);
+    Slot& slot = slots_.at(index - 1);
+    slot.state = State::kDone;
+    slot.outcome = std::move(outcome);
+    if (slot.released) free(slot, index);
+  }
+  announce();
+}
+
+void Handles::announce() {
+  finished_count_.fetch_add(1);
+  if (sleepers_.load() == 0) return;
+  futex_wake(finished_count_, std::numeric_limits<int>::max(), kFutexAnyBit);
+}
+
+bool Handles::done(Handle handle) {
+  std::lock_guard lock(mutex_);
+  return slot_of(handle).state == State::kDone;
+}
+
+bool Handles::finished(std::span<const Handle> handles, size_t& ready, Failure& failure) {
+  std::lock_guard lock(mutex_);
+  while (ready < handles.size()) {
+    Slot& slot = slot_of(handles[ready]);
+    if (slot.state != State::kDone) return false;
+    if (slot.outcome.failure) {
+      failure = slot.outcome.failure;
+      return true;
+    }
+    ++ready;
+  }
+  return true;
+}
+
+OwnedMemory Handles::take(Handle handle) {
+  std::lock_guard lock(mutex_);
+  return std::move(slot_of(handle).outcome.owned);
+}
+
+void Handles::release(Handle handle) {
+  std::lock_guard lock(mutex_);
+  Slot& slot = slot_of(handle);
+  slot.released = true;
+  if (slot.state == State::kDone) free(slot, static_cast<uint32_t>(handle));
+}
+
+bool Handles::wait(uint32_t ticket, Deadline deadline) {
+  sleepers_.fetch_add(1);
+  FutexResult result = futex_wait(finished_count_, ticket, kFutexAnyBit, deadline);
+  sleepers_.fetch_sub(1);
+  return result != FutexResult::kInterrupted;
+}
+
+}  // namespace farandole

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a caller holds while its call is under way, and what it finds there at the end.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "core/error.h"
+#include "lib/clock.h"
+
+namespace farandole {
+
+using Handle = int64_t;  // positive; never the same twice
+
+struct FreeMemory {
+  void operator()(std::byte* memory) const { std::free(memory); }
+};
+using OwnedMemory = std::unique_ptr<std::byte, FreeMemory>;
+// Throws Error(kLibrary) naming the bytes asked.
+OwnedMemory allocate(size_t bytes);
+
+struct Outcome {
+  Failure failure;
+  std::byte* output = nullptr;
+  OwnedMemory owned;  // if the core had to allocate the output
+  bool absent = false;
+  std::vector<int64_t> shape;
+  std::vector<int64_t> received;  // alltoall
+  int64_t value = 0;
+};
+
+// Any thread. Unknown handles throw Error(kInvalidArgument).
+class Handles {
+ public:
+  Handle create();
+  void finish(Handle handle, Outcome outcome);
+  bool done(Handle handle);
+  // The first failure among those that are done; whether all are done is told by `pending`: the
+  // number of handles from the front that are done without failure is added to `ready`.
+  bool finished(std::span<const Handle> handles, size_t& ready, Failure& failure);
+  // Calls visit(const Outcome&) under the lock; the handle is done.
+  template <class Visitor>
+  void look(Handle handle, Visitor&& visit) {
+    std::lock_guard lock(mutex_);
+    visit(slot_of(handle).outcome);
+  }
+  OwnedMemory take(Handle handle);
+  // A handle under way goes when it is done.
+  void release(Handle handle);
+
+  // For callers that wait while another thread drives: sleeps until some handle was finished since
+  // `ticket`, a signal or the deadline.
+  uint32_t prepare() const { return finished_count_.load(); }
+  // False: a signal came.
+  bool wait(uint32_t ticket, Deadline deadline);
+  // Wakes those waiters without a finished handle: something else they wait for has happened.
+  void announce();
+
+ private:
+  enum class State { kFree, kUnderWay, kDone };
+  struct Slot {
+    State state = State::kFree;
+    bool released = false;
+    uint32_t generation = 0;
+    Outcome outcome;
+  };
+  Slot& slot_of(Handle handle);
+  void free(Slot& slot, uint32_t index);
+
+  std::mutex mutex_;
+  std::deque<Slot> slots_;
+  std::vector<uint32_t> free_;
+  std::atomic<uint32_t> finished_count_{0};
+  std::atomic<uint32_t> sleepers_{0};
+};
+
+}  // namespace farandole

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// From what a user asks for to what travels: checks every argument of a request.
+#pragma once
+
+#include "core/pending.h"
+#include "core/process_sets.h"
+
+struct farandole_request;
+
+namespace farandole {
+
+struct Asked {
+  Request request;
+  Submission submission;  // without a handle yet
+};
+
+// The names that peers know the request by, even if the rest of it is wrong.
+Request name_of_request(const farandole_request& asked);
+
+// Throws Error(kInvalidArgument or kWrongType) that names the request and the remedy.
+Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own);
+
+// What rides along with the report: sizes, and the bytes themselves if they are few. Points into the
+// user's buffer.
+Contribution contribution_of(const Asked& asked, Rank own);
+
+}  // namespace farandole

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/pending.h"
+
+#include <utility>
+
+#include "core/error.h"
+
+namespace farandole {
+namespace {
+
+bool same_terms(const Request& a, const Request& b) {
+  return a.signature == b.signature && a.group == b.group;
+}
+
+}  // namespace
+
+std::string PendingTable::key_of(SetId set, const std::string& name) {
+  return std::to_string(set) + "/" + name;
+}
+
+std::string PendingTable::interned_key(const Request& request) {
+  ByteString bytes;
+  encode(Entry(Define{0, request}), bytes);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+NamedRequest& PendingTable::named(const Request& request) {
+  auto& slot = named_[key_of(request.set, request.name)];
+  if (!slot) slot = std::make_unique<NamedRequest>();
+  return *slot;
+}
+
+bool PendingTable::in_flight(const Request& request) const {
+  if (request.name.empty()) return false;
+  auto found = named_.find(key_of(request.set, request.name));
+  return found != named_.end() && found->second->in_flight;
+}
+
+void PendingTable::check_free(const Request& request) const {
+  if (!in_flight(request)) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "'" + request.name +
+                  "' is in flight already on this rank; wait for it first, or use another name");
+}
+
+Ready PendingTable::submit(const Request& request, Submission submission,
+                           Contribution contribution) {
+  Ready ready;
+  ready.contribution = std::move(contribution);
+  if (request.name.empty()) {
+    UnnamedCalls& calls = unnamed_[request.set];
+    ready.sequence = calls.next++;
+    calls.waiting.emplace(ready.sequence, std::move(submission));
+    auto known = interned_.find(interned_key(request));
+    if (known != interned_.end()) {
+      ready.id = known->second;
+    } else {
+      ready.request = request;
+    }
+    return ready;
+  }
+  NamedRequest& record = named(request);
+  submission.named = &record;
+  record.submission = std::move(submission);
+  record.in_flight = record.reported = true;
+  record.request = request;
+  if (record.id != 0 && same_terms(record.defined, request)) {
+    ready.id = record.id;
+  } else {
+    ready.request = request;
+  }
+  return ready;
+}
+
+CallKey PendingTable::refuse(const Request& request) {
+  uint64_t sequence = request.name.empty() ? unnamed_[request.set].next++ : 0;
+  return {request.set, request.name, sequence};
+}
+
+void PendingTable::define(const Define& define) {
+  if (by_id_.size() <= define.id) by_id_.resize(define.id + 1);
+  by_id_[define.id] = define.request;
+  if (define.request.name.empty()) {
+    interned_[interned_key(define.request)] = define.id;
+    return;
+  }
+  NamedRequest& record = named(define.request);
+  record.id = define.id;
+  record.defined = define.request;
+}
+
+void PendingTable::forget(uint32_t id) {
+  const Request& request = request_of(id);
+  if (request.name.empty()) {
+    interned_.erase(interned_key(request));
+  } else if (auto found = named_.find(key_of(request.set, request.name)); found != named_.end()) {
+    NamedRequest& record = *found->second;
+    if (record.id == id) record.id = 0;
+    if (!record.in_flight) named_.erase(found);
+  }
+  by_id_[id].reset();
+}
+
+const Request& PendingTable::request_of(uint32_t id) const {
+  if (id >= by_id_.size() || !by_id_[id]) {
+    throw Error(ErrorCode::kInternal, "the log names an id that it has not defined");
+  }
+  return *by_id_[id];
+}
+
+std::optional<Submission> PendingTable::take(uint32_t id, uint64_t sequence) {
+  const Request& request = request_of(id);
+  return take(CallKey{request.set, request.name, sequence});
+}
+
+std::optional<Submission> PendingTable::take(const CallKey& key) {
+  if (key.named()) {
+    auto found = named_.find(key_of(key.set, key.name));
+    if (found == named_.end() || !found->second->reported) return std::nullopt;
+    found->second->reported = false;
+    return std::move(found->second->submission);
+  }
+  auto& waiting = unnamed_[key.set].waiting;
+  auto found = waiting.find(key.sequence);
+  if (found == waiting.end()) return std::nullopt;
+  Submission submission = std::move(found->second);
+  waiting.erase(found);
+  return submission;
+}
+
+void PendingTable::resume(SetId set, uint64_t next_sequence) {
+  unnamed_[set].next = next_sequence;
+}
+
+std::vector<Submission> PendingTable::take_all() {
+  std::vector<Submission> all;
+  for (auto& [key, record] : named_) {
+    if (std::exchange(record->reported, false)) all.push_back(std::move(record->submission));
+  }
+  for (auto& [set, calls] : unnamed_) {
+    for (auto& [sequence, submission] : calls.waiting) all.push_back(std::move(submission));
+    calls.waiting.clear();
+  }
+  return all;
+}
+
+}  // namespace farandole

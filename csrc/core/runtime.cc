@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a runtime begins and ends. What happens in between is in runtime_work.cc.
+#include "core/runtime.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "data/host_plane.h"
+#include "kernels/kernels.h"
+#include "lib/thread.h"
+
+namespace farandole {
+namespace {
+
+std::chrono::nanoseconds seconds(double s) {
+  return std::chrono::nanoseconds(static_cast<int64_t>(std::min(s, 1e9) * 1e9));
+}
+
+Coordinator::Settings coordinator_settings(const Config& config, int size) {
+  Coordinator::Settings settings;
+  settings.size = size;
+  settings.fusion_bytes = static_cast<size_t>(std::max<int64_t>(config.fusion_bytes, 0));
+  settings.capacity = static_cast<size_t>(std::max<int64_t>(config.cache_capacity, 1));
+  settings.max_sets = static_cast<int>(config.max_process_sets);
+  settings.stall_warn_ns = seconds(config.stall_warn).count();
+  settings.stall_abort_ns = seconds(config.stall_abort).count();
+  return settings;
+}
+
+}  // namespace
+
+Door::Door(Config its_config)
+    : config(std::move(its_config)), key(random_key()), listener(key) {}
+
+Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards)
+    : config_(std::move(door.config)),
+      topology_(std::move(topology)),
+      spin_(config_.spin_us, topology_.local_size()) {
+  set_log(log_level_of(config_.log_level), topology_.rank);
+  kernels::select_target(config_.cpu_target);
+  check_agreement(cards, topology_);
+  apply_job_wide_text(config_, cards[0].job_wide);
+
+  Deadline deadline = Deadline::in(seconds(config_.init_timeout));
+  links_ = HostLinks(topology_, cards, door.listener, deadline);
+  std::vector<int> locals(topology_.local.size());
+  for (size_t i = 0; i < locals.size(); ++i) locals[i] = static_cast<int>(i);
+  Segment staging;
+  if (links_.leads()) {
+    control_ = links_.give("farandole-control", ShmLayout::bytes_needed(topology_.local_size()),
+                           locals);
+    staging = links_.give("farandole-staging", staging_bytes(topology_.size), locals);
+  } else {
+    control_ = links_.receive(deadline);
+    staging = links_.receive(deadline);
+  }
+  open_engine(cards, std::move(staging));
+  links_.barrier(deadline);
+  watch_ = std::make_unique<DeathWatch>(peers(cards),
+                                        [this](const DeathWatch::Peer& p) { on_death(p); });
+  thread_ = start_thread("farandole", [this] { background(); });
+}
+
+Runtime::~Runtime() {
+  quit_ = true;
+  if (thread_.joinable()) {
+    bell_->notify_background();
+    thread_.join();
+  }
+  watch_.reset();
+}
+
+void Runtime::open_engine(std::span<const Card>, Segment world_staging) {
+  ShmLayout layout(control_.data(), topology_.local_size());
+  bells_ = layout.bells();
+  bell_ = layout.bell(topology_.local_rank);
+  channel_ = std::make_unique<ShmMember>(layout, topology_.local_rank);
+  if (topology_.rank == 0) {
+    leader_ = std::make_unique<Leader>(
+        coordinator_settings(config_, topology_.size),
+        std::make_unique<ShmLeader>(layout, topology_.local), links_, topology_,
+        [this](int members) { return staging_bytes(members); });
+  }
+  engine_ = std::make_unique<Engine>(Engine::Setup{
+      topology_, links_, *channel_, leader_.get(),
+      [this](const ProcessSet& set, Segment& staging) { return open_lane(set, staging); },
+      std::move(world_staging)});
+}
+
+size_t Runtime::staging_bytes(int members) const {
+  return HostPlane::bytes_needed(members, static_cast<size_t>(config_.block_bytes),
+                                 static_cast<int>(config_.staging_slots));
+}
+
+std::unique_ptr<Lane> Runtime::open_lane(const ProcessSet& set, Segment& staging) const {
+  HostPlane::Setup setup;
+  setup.member = set.member;
+  setup.members = set.members();
+  setup.memory = staging.data();
+  setup.bytes = staging.size();
+  setup.block_bytes = static_cast<size_t>(config_.block_bytes);
+  setup.slots = static_cast<int>(config_.staging_slots);
+  for (Rank rank : set.ranks) {
+    auto at = std::lower_bound(topology_.local.begin(), topology_.local.end(), rank);
+    setup.bells.push_back(bells_[static_cast<size_t>(at - topology_.local.begin())]);
+  }
+  return std::make_unique<Lane>(std::make_unique<HostPlane>(setup));
+}
+
+std::vector<DeathWatch::Peer> Runtime::peers(std::span<const Card> cards) const {
+  std::vector<DeathWatch::Peer> peers;
+  const Card& own = cards[static_cast<size_t>(topology_.rank)];
+  for (int i = 0; i < topology_.local_size(); ++i) {
+    Rank rank = topology_.local[static_cast<size_t>(i)];
+    if (rank == topology_.rank) continue;
+    const Card& card = cards[static_cast<size_t>(rank)];
+    DeathWatch::Peer peer;
+    peer.rank = rank;
+    peer.pid = static_cast<pid_t>(card.pid);
+    peer.start_time = card.start_time;
+    peer.same_namespace = card.pid_namespace == own.pid_namespace;
+    if (links_.leads()) peer.socket = links_.member(i).fd();
+    if (!links_.leads() && i == 0) peer.socket = links_.leader().fd();
+    peers.push_back(peer);
+  }
+  return peers;
+}
+
+// On the watch thread. A rank that has stopped here too has said so: its end is no news then.
+void Runtime::on_death(const DeathWatch::Peer& peer) {
+  if (engine_->stopped()) return;
+  std::string text = "rank " + std::to_string(peer.rank) + " (pid " + std::to_string(peer.pid) +
+                     ") died";
+  if (!engine_->broken()) log(LogLevel::kError, text);
+  Failure failure{ErrorCode::kPeer, text + "; see its own output for the reason (killed, out of "
+                                           "memory, crashed?)"};
+  if (leader_) leader_->lose(peer.rank, failure);
+  engine_->fail(failure);
+  bell_->notify();
+}
+
+bool Runtime::leave(bool failed, const std::string& why, Deadline deadline) {
+  if (!leaving_.exchange(true)) {
+    failed_ = failed;
+    leave_deadline_ = failed || engine_->broken() ? Deadline::in(seconds(config_.leave_timeout))
+                                                  : Deadline::never();
+    engine_->report(Leave{failed, why});
+    after_submit();
+  }
+  auto over = [this] {
+    if (engine_->stopped() || leave_deadline_.expired()) return true;
+    return engine_->broken();
+  };
+  if (!await(over, std::min(deadline, leave_deadline_)) && !over()) return false;
+  engine_->fail({ErrorCode::kShutdown, "shutdown() was called while this call was under way"});
+  bell_->notify();
+  // Whoever drives tells everything that still waits.
+  await([this] { return engine_->broken(); }, Deadline::never());
+  return true;
+}
+
+}  // namespace farandole

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank between init and shutdown: its threads, its waits, its leaving. Nothing here is global: a
+// process may live through several of these, one after the other.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "control/meeting.h"
+#include "control/shm_channel.h"
+#include "core/config.h"
+#include "core/engine.h"
+#include "core/intake.h"
+#include "core/spin.h"
+#include "watch/deaths.h"
+
+namespace farandole {
+
+// What a rank opens before it meets the others.
+struct Door {
+  Config config;
+  JobKey key;
+  UnixListener listener;
+  explicit Door(Config its_config);
+  ByteString card() const { return own_card(config, listener, key).encode(); }
+};
+
+enum class WaitEnd {
+  kDone,
+  kFailed,       // one of them; `failure` says how
+  kTimeIsUp,     // or a signal came: let handlers run, then wait again
+};
+
+class Runtime {
+ public:
+  // Meets the others: collective, bounded by FARANDOLE_INIT_TIMEOUT.
+  Runtime(Door door, Topology topology, std::span<const Card> cards);
+  ~Runtime();
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  // ---- any thread
+  // All or none; on an argument error the peers fail too.
+  std::vector<Handle> submit(std::span<const farandole_request> requests);
+  // A request kept for repeated submission.
+  Handle submit(const Asked& kept, const void* input, void* output);
+  Asked keep(const farandole_request& request);
+  void refuse(const farandole_request& request, const std::string& why);
+  WaitEnd wait(std::span<const Handle> handles, Deadline deadline, Failure& failure);
+  // Until `deadline`; true: this rank has left, the object may go. Idempotent.
+  bool leave(bool failed, const std::string& why, Deadline deadline);
+
+  Handles& handles() { return engine_->handles(); }
+  std::vector<Rank> ranks_of(SetId set);
+  const Topology& topology() const { return topology_; }
+  const Config& config() const { return config_; }
+  uint64_t sleeps() const { return sleeps_; }
+
+ private:
+  void open_engine(std::span<const Card> cards, Segment world_staging);
+  std::unique_ptr<Lane> open_lane(const ProcessSet& set, Segment& staging) const;
+  size_t staging_bytes(int members) const;
+  std::vector<DeathWatch::Peer> peers(std::span<const Card> cards) const;
+  void on_death(const DeathWatch::Peer& peer);
+
+  void check_open() const;
+  std::vector<Asked> take_in_all(std::span<const farandole_request> requests);
+  Handle enter(const Asked& asked);  // under the engine's mutex
+  void refuse_locked(const farandole_request& request, const std::string& why);
+  void after_submit();
+  bool step();
+  template <class Step>
+  bool guarded(Step&& step);
+  template <class Predicate>
+  bool drive(Predicate&& done, Deadline deadline);
+  bool await(const std::function<bool()>& done, Deadline deadline);
+  void background();
+
+  Config config_;
+  Topology topology_;
+  HostLinks links_;
+  Segment control_;
+  std::vector<EventCount*> bells_;  // by local rank
+  EventCount* bell_ = nullptr;      // own
+  std::unique_ptr<ShmMember> channel_;
+  std::unique_ptr<Leader> leader_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<DeathWatch> watch_;
+  Spin spin_;
+  std::atomic<bool> leaving_{false};
+  bool failed_ = false;
+  Deadline leave_deadline_ = Deadline::never();
+  std::atomic<bool> quit_{false};
+  std::atomic<uint64_t> sleeps_{0};
+  std::thread thread_;
+};
+
+}  // namespace farandole

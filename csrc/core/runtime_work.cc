@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// Submitting, waiting, driving.
+#include <exception>
+#include <set>
+#include <utility>
+
+#include "core/error.h"
+#include "core/runtime.h"
+#include "farandole.h"
+#include "lib/thread.h"
+
+namespace farandole {
+
+void Runtime::check_open() const {
+  if (leaving_) {
+    throw Error(ErrorCode::kShutdown, "this rank has shut down; call init() first");
+  }
+  if (!engine_->broken()) return;
+  Failure failure = engine_->failure();
+  throw Error(failure.code, failure.text);
+}
+
+Handle Runtime::enter(const Asked& asked) {
+  Submission submission = asked.submission;
+  submission.handle = handles().create();
+  Handle handle = submission.handle;
+  if (asked.request.signature.op == Op::kJoin) {
+    engine_->sets().own(asked.request.set).join = handle;
+    ByteString encoded;
+    encode(Report(Join{asked.request.set}), encoded);
+    channel_->report(encoded);
+    return handle;
+  }
+  Ready ready = engine_->pending().submit(asked.request, std::move(submission),
+                                          contribution_of(asked, topology_.rank));
+  ByteString encoded;
+  encode(Report(std::move(ready)), encoded);
+  channel_->report(encoded);
+  return handle;
+}
+
+std::vector<Handle> Runtime::submit(std::span<const farandole_request> requests) {
+  std::vector<Handle> handles;
+  std::exception_ptr error;
+  {
+    std::lock_guard lock(engine_->mutex());
+    check_open();
+    try {
+      std::vector<Asked> asked = take_in_all(requests);
+      for (const Asked& one : asked) handles.push_back(enter(one));
+    } catch (const Error& e) {
+      for (const farandole_request& request : requests) refuse_locked(request, e.what());
+      error = std::current_exception();
+    }
+  }
+  after_submit();
+  if (error) std::rethrow_exception(error);
+  return handles;
+}
+
+std::vector<Asked> Runtime::take_in_all(std::span<const farandole_request> requests) {
+  std::vector<Asked> all;
+  std::set<std::pair<SetId, std::string>> names;
+  for (const farandole_request& request : requests) {
+    all.push_back(take_in(request, engine_->sets(), topology_.rank));
+    const Request& taken = all.back().request;
+    engine_->pending().check_free(taken);
+    if (!taken.name.empty() && !names.emplace(taken.set, taken.name).second) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "'" + taken.name + "' is twice in one group; give each tensor its own name");
+    }
+  }
+  return all;
+}
+
+Asked Runtime::keep(const farandole_request& request) {
+  std::lock_guard lock(engine_->mutex());
+  check_open();
+  return take_in(request, engine_->sets(), topology_.rank);
+}
+
+Handle Runtime::submit(const Asked& kept, const void* input, void* output) {
+  Handle handle;
+  {
+    std::lock_guard lock(engine_->mutex());
+    check_open();
+    Asked asked = kept;
+    asked.submission.input = static_cast<const std::byte*>(input);
+    asked.submission.output = static_cast<std::byte*>(output);
+    engine_->pending().check_free(asked.request);
+    handle = enter(asked);
+  }
+  after_submit();
+  return handle;
+}
+
+void Runtime::refuse(const farandole_request& request, const std::string& why) {
+  {
+    std::lock_guard lock(engine_->mutex());
+    check_open();
+    refuse_locked(request, why);
+  }
+  after_submit();
+}
+
+// The peers that wait for this name fail too. A name that is in flight already is not touched.
+void Runtime::refuse_locked(const farandole_request& asked, const std::string& why) {
+  Request request = name_of_request(asked);
+  ProcessSet* set = engine_->sets().find(request.set);
+  if (!set || set->member < 0 || set->join) return;
+  if (engine_->pending().in_flight(request)) return;
+  Refuse refusal{engine_->pending().refuse(request),
+                 {ErrorCode::kInvalidArgument,
+                  "rank " + std::to_string(topology_.rank) + " refused: " + why}};
+  ByteString encoded;
+  encode(Report(std::move(refusal)), encoded);
+  channel_->report(encoded);
+}
+
+// Reports lie in the leader's ring. The leader itself looks at them at once: often it need not wake its
+// background thread then.
+void Runtime::after_submit() {
+  if (!leader_) return channel_->ring_leader();
+  if (!bell_->try_drive()) return bell_->notify();
+  guarded([this] { return engine_->control_step(); });
+  bell_->stop_driving([this] { return engine_->has_work(); });
+}
+
+// The engine's errors are the job's: every rank must hear of them.
+template <class Step>
+bool Runtime::guarded(Step&& step) {
+  Failure failure;
+  try {
+    return step();
+  } catch (const Error& error) {
+    failure = {error.code(), error.what()};
+  } catch (const std::exception& error) {
+    failure = {ErrorCode::kInternal, std::string("out of control: ") + error.what()};
+  }
+  if (!engine_->broken()) engine_->report(Leave{true, failure.text});
+  engine_->fail(std::move(failure));
+  return true;
+}
+
+bool Runtime::step() {
+  return guarded([this] { return engine_->step(); });
+}
+
+// Drives until done() or the deadline; false: a signal came. The caller has the driver's role.
+template <class Predicate>
+bool Runtime::drive(Predicate&& done, Deadline deadline) {
+  auto has_work = [this] { return engine_->has_work(); };
+  for (;;) {
+    uint32_t ticket = bell_->prepare();
+    bool moved = step();
+    if (done()) return true;
+    if (moved || spin_(engine_->moving(), has_work)) continue;
+    if (deadline.expired()) return true;
+    sleeps_.fetch_add(1, std::memory_order_relaxed);
+    Deadline until = std::min(deadline, engine_->next_tick());
+    if (bell_->wait(Sleeper::kCaller, ticket, has_work, until) == WaitResult::kInterrupted) {
+      return false;
+    }
+  }
+}
+
+// As a driver if nobody else drives; else asleep until some handle is done.
+bool Runtime::await(const std::function<bool()>& done, Deadline deadline) {
+  while (!done()) {
+    if (deadline.expired()) return false;
+    uint32_t ticket = handles().prepare();
+    if (bell_->try_drive()) {
+      bool calm = drive(done, deadline);
+      bell_->stop_driving([this] { return engine_->has_work(); });
+      if (!calm) return done();
+    } else if (!done()) {
+      if (!handles().wait(ticket, deadline)) return done();
+    }
+  }
+  return true;
+}
+
+WaitEnd Runtime::wait(std::span<const Handle> wanted, Deadline deadline, Failure& failure) {
+  size_t ready = 0;
+  if (!await([&] { return handles().finished(wanted, ready, failure); }, deadline)) {
+    return WaitEnd::kTimeIsUp;
+  }
+  return failure ? WaitEnd::kFailed : WaitEnd::kDone;
+}
+
+void Runtime::background() {
+  ask_for_short_slice();
+  auto has_work = [this] { return engine_->has_work(); };
+  auto wanted = [this] { return quit_ || (engine_->has_work() && !bell_->driven()); };
+  while (!quit_) {
+    uint32_t ticket = bell_->prepare();
+    bool moved = false;
+    if (bell_->try_drive()) {
+      moved = step() || spin_(engine_->moving(), has_work);
+      bell_->stop_driving([] { return false; });
+    }
+    if (moved) continue;
+    bell_->wait(Sleeper::kBackground, ticket, wanted, engine_->next_tick());
+  }
+}
+
+std::vector<Rank> Runtime::ranks_of(SetId set) {
+  std::lock_guard lock(engine_->mutex());
+  ProcessSet* found = engine_->sets().find(set);
+  if (!found) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "there is no process set " + std::to_string(set));
+  }
+  return found->ranks;
+}
+
+}  // namespace farandole

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The C ABI of farandole: the one door into the core. Declarations, enums and `#define N literal`
+ * only, so that cffi reads this very file. Every function may be called from any thread unless its
+ * comment says otherwise. Functions that return int32_t return FARANDOLE_OK or an error code; the
+ * text is then in farandole_error(), which belongs to the calling thread. */
+
+#define FARANDOLE_ABI_VERSION 1
+
+/* Error codes; each is one Python class. */
+#define FARANDOLE_OK 0
+#define FARANDOLE_E_INTERNAL 1
+#define FARANDOLE_E_ARGUMENT 2
+#define FARANDOLE_E_TYPE 3
+#define FARANDOLE_E_MISMATCH 4
+#define FARANDOLE_E_PEER 5
+#define FARANDOLE_E_STALL 6
+#define FARANDOLE_E_SHUTDOWN 7
+#define FARANDOLE_E_LIBRARY 8
+
+/* What farandole_wait may return beside the codes above. */
+#define FARANDOLE_PENDING 100     /* time is up, or a signal came: run handlers, then wait again */
+
+enum farandole_op {
+  FARANDOLE_ALLREDUCE = 0,
+  FARANDOLE_BROADCAST = 1,
+  FARANDOLE_ALLGATHER = 2,
+  FARANDOLE_REDUCESCATTER = 3,
+  FARANDOLE_ALLTOALL = 4,
+  FARANDOLE_BARRIER = 5,
+  FARANDOLE_JOIN = 6,
+  FARANDOLE_ADD_SET = 7,    /* shape = the ranks, ascending */
+  FARANDOLE_REMOVE_SET = 8  /* root = the set's id */
+};
+
+enum farandole_reduce_op {
+  FARANDOLE_AVERAGE = 0,
+  FARANDOLE_SUM = 1,
+  FARANDOLE_ADASUM = 2,
+  FARANDOLE_MIN = 3,
+  FARANDOLE_MAX = 4,
+  FARANDOLE_PRODUCT = 5
+};
+
+enum farandole_dtype {
+  FARANDOLE_UINT8 = 0,
+  FARANDOLE_INT8 = 1,
+  FARANDOLE_UINT16 = 2,
+  FARANDOLE_INT16 = 3,
+  FARANDOLE_UINT32 = 4,
+  FARANDOLE_INT32 = 5,
+  FARANDOLE_UINT64 = 6,
+  FARANDOLE_INT64 = 7,
+  FARANDOLE_FLOAT16 = 8,
+  FARANDOLE_BFLOAT16 = 9,
+  FARANDOLE_FLOAT32 = 10,
+  FARANDOLE_FLOAT64 = 11,
+  FARANDOLE_BOOL = 12,
+  FARANDOLE_COMPLEX64 = 13,
+  FARANDOLE_COMPLEX128 = 14
+};
+
+/* One tensor of one call. Strings and arrays are copied; buffers are not: they must live, and must
+ * not be touched, until the handle is done. */
+typedef struct farandole_request {
+  int32_t op;
+  int32_t reduce_op;
+  int32_t dtype;
+  int32_t device;        /* -1: CPU memory; else a CUDA device */
+  int32_t root;          /* world rank; broadcast only */
+  int32_t process_set;
+  double prescale;       /* result = postscale * reduce(prescale * input) */
+  double postscale;
+  int32_t ndim;
+  const int64_t* shape;
+  const void* input;     /* C-contiguous; NULL: "I contribute the identity" */
+  void* output;          /* same shape as the input for allreduce and broadcast; may be the input. NULL:
+                            the result is dropped, or, where only negotiation knows its size (allgather,
+                            alltoall, reducescatter), allocated by the core: see farandole_result */
+  int32_t n_splits;      /* alltoall: rows for each member; 0: equal parts */
+  const int64_t* splits;
+  const char* name;      /* NULL: matched by the order of unnamed calls */
+  const char* group;     /* members of one group are reduced together, all or none; NULL: alone */
+  int32_t group_size;
+  uint64_t stream;       /* CUDA stream on which the input was produced; 0 on CPU */
+} farandole_request;
+
+/* What a finished handle holds. Pointers stay valid until farandole_release(handle). */
+typedef struct farandole_result {
+  void* output;          /* the request's output, or memory that belongs to the handle */
+  int32_t absent;        /* 1: nobody had a buffer, nothing was written */
+  int32_t ndim;
+  const int64_t* shape;  /* of the output */
+  int32_t n_received;
+  const int64_t* received; /* alltoall: rows received from each member */
+  int64_t value;         /* join: the last rank; add_set: the new set's id */
+} farandole_result;
+
+/* Where this rank stands. node[r] names the shared-memory host of world rank r by its lowest rank.
+ * blobs: what each rank's farandole_prepare wrote, in rank order. */
+typedef struct farandole_world {
+  int32_t rank;
+  int32_t size;
+  const int32_t* node;
+  const char* const* blobs;
+  const int32_t* blob_bytes;
+} farandole_world;
+
+typedef struct farandole_topology {
+  int32_t rank, size;
+  int32_t local_rank, local_size;
+  int32_t cross_rank, cross_size;
+  int32_t homogeneous;   /* every host holds the same number of ranks */
+} farandole_topology;
+
+typedef struct farandole_variable {
+  const char* name;      /* FARANDOLE_... */
+  const char* alias;     /* HOROVOD_... of the same meaning, or "" */
+  const char* fallback;  /* default, as text */
+  const char* meaning;
+  const char* value;     /* in force now, as text */
+  int32_t job_wide;      /* 1: rank 0's value holds for all ranks */
+} farandole_variable;
+
+typedef struct farandole_counter {
+  const char* name;
+  int64_t value;
+} farandole_counter;
+
+/* ---- starting and leaving: one allgather of opaque bytes is all that the caller must bring */
+const char* farandole_version(void);
+const char* farandole_build_id(void);
+/* Step 1: reads the settings, opens this rank's door. Returns the blob's length, or -code. */
+int32_t farandole_prepare(char* blob, int32_t capacity);
+/* Step 2, after an allgather of the blobs: meets the others. Fails in bounded time. After a failure,
+ * or when another rank failed, call farandole_shutdown. */
+int32_t farandole_start(const farandole_world* world);
+/* Leaves. failed: 0 if this rank finished normally. text: why, for the peers ("ValueError: ..."). It is over when
+ * all have left, or, if failed, after a second at most; FARANDOLE_PENDING after `seconds`: call again. */
+int32_t farandole_shutdown(int32_t failed, const char* text, double seconds);
+int32_t farandole_initialized(void);
+int32_t farandole_where(farandole_topology* topology);
+/* For the child of a fork: every later call fails with a reason. */
+void farandole_forked(void);
+
+/* ---- work */
+/* Submits `count` tensors at once; handles[i] is set for each. On an error nothing stays submitted, and the
+ * peers that wait for the same names fail too. */
+int32_t farandole_submit(const farandole_request* requests, int32_t count, int64_t* handles);
+/* For repeated work: farandole_tensor keeps a request (its buffers are ignored) and returns its number, or -code;
+ * farandole_submit_tensor submits it with these buffers and returns a handle, or -code. */
+int64_t farandole_tensor(const farandole_request* request);
+int64_t farandole_submit_tensor(int64_t tensor, const void* input, void* output);
+void farandole_forget_tensor(int64_t tensor);
+/* Tells the peers of `name` that this rank cannot take part: they fail with this text instead of waiting. */
+int32_t farandole_refuse(const farandole_request* request, const char* text);
+
+/* 1: done or failed, 0: under way, -code: no such handle. */
+int32_t farandole_poll(int64_t handle);
+/* Blocks until all are done or one failed: FARANDOLE_OK, its code, or FARANDOLE_PENDING after `seconds` or a signal. */
+int32_t farandole_wait(const int64_t* handles, int32_t count, double seconds);
+int32_t farandole_result_of(int64_t handle, farandole_result* result);
+/* Gives the handle back. A handle under way is released when it is done; its buffers must live until then. */
+void farandole_release(int64_t handle);
+/* Frees memory that a result owned, after farandole_take took it from its handle. */
+void* farandole_take(int64_t handle);
+void farandole_free(void* memory);
+
+/* Ranks of a process set: returns their number, or -code; fills at most `capacity`. */
+int32_t farandole_set_ranks(int32_t process_set, int32_t* ranks, int32_t capacity);
+
+/* ---- looking in */
+const char* farandole_error(void);
+int32_t farandole_variables(farandole_variable* rows, int32_t capacity);
+int32_t farandole_counters(farandole_counter* rows, int32_t capacity);
