@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How one parameter's gradient travels: as it is, compressed, or made dense and contiguous."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from farandole.requests import Call, PreparedTensor
+from farandole.torch.compression import Compression, Compressor
+from farandole.torch.kind import describe
+
+__all__ = ["Encoding"]
+
+
+class Encoding:
+    """Turns a gradient into the tensor on the wire and back; knows that tensor to the core."""
+
+    __slots__ = (
+        "_call",
+        "_compressor",
+        "_context",
+        "_dtype",
+        "_group",
+        "_key",
+        "_numel",
+        "_sparse_as_dense",
+        "_sparse_dim",
+        "_tensor",
+        "submit",
+    )
+
+    def __init__(
+        self,
+        call: Call,
+        compressor: Compressor,
+        sparse_as_dense: bool,
+        group: tuple[str | None, int],
+    ) -> None:
+        """`group`: its name on the wire and its number of members."""
+        self._call = call
+        self._compressor = compressor
+        self._sparse_as_dense = sparse_as_dense
+        self._group = group
+        self._context: Any = None
+        self._sparse_dim: int | None = None
+        self._tensor: PreparedTensor | None = None
+        self._key: tuple[torch.dtype, torch.Size] | None = None
+        self._dtype: torch.dtype | None = None  # of gradients that travel as they are
+        self._numel = -1
+        self.submit: Callable[[int, int], int]  # (input, output addresses) -> handle
+
+    def encode(self, grad: Tensor) -> Tensor:
+        """The contiguous tensor to send: `grad` itself where nothing has to be done.
+
+        Raises ValueError for sparse gradients without sparse_as_dense.
+        """
+        if grad.dtype is self._dtype and grad.numel() == self._numel and grad.is_contiguous():
+            return grad
+        dense = grad
+        if grad.layout is not torch.strided:
+            dense = self._densify(grad)
+        wire, self._context = self._compressor.compress(dense)
+        wire = wire.contiguous()
+        self._prepare(wire)
+        plain = self._compressor is Compression.none and dense is grad
+        self._dtype, self._numel = (grad.dtype, grad.numel()) if plain else (None, -1)
+        return wire
+
+    def ensure(self, parameter: Tensor) -> None:
+        """Makes `submit` usable where nothing has been sent yet."""
+        if self._tensor is None:
+            self.receive(parameter)
+
+    def receive(self, parameter: Tensor) -> Tensor:
+        """A tensor of the wire's form for the result, where this rank sends nothing."""
+        if self._compressor is Compression.none:
+            wire = torch.empty_like(parameter, memory_format=torch.contiguous_format)
+        else:
+            wire, self._context = self._compressor.compress(torch.zeros_like(parameter))
+            wire = wire.contiguous()
+        self._prepare(wire)
+        return wire
+
+    def decode(self, wire: Tensor) -> Tensor:
+        """The result in the gradient's form; may be `wire` itself."""
+        if self._compressor is not Compression.none:
+            wire = self._compressor.decompress(wire, self._context)
+        return wire if self._sparse_dim is None else wire.to_sparse(self._sparse_dim)
+
+    @property
+    def grouped(self) -> bool:
+        """Whether others wait for it: it is reduced with them or not at all."""
+        return self._group[0] is not None
+
+    def _densify(self, grad: Tensor) -> Tensor:
+        if not self._sparse_as_dense:
+            raise ValueError(
+                f"{self._call.name}: a sparse gradient; give sparse_as_dense=True to "
+                "DistributedOptimizer, or build the layer with sparse=False"
+            )
+        self._sparse_dim = grad.sparse_dim()
+        return grad.to_dense()
+
+    def _prepare(self, wire: Tensor) -> None:
+        key = (wire.dtype, wire.shape)
+        if key != self._key:
+            if self._tensor is not None:
+                self._tensor.close()
+            self._tensor = PreparedTensor(self._call, describe(wire, in_place=True), *self._group)
+            self._key = key
+            self.submit = self._tensor.submit

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One parameter's gradient on its way through the reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from farandole.buffers import EMPTY
+from farandole.handles import is_absent
+from farandole.torch.encoding import Encoding
+
+if TYPE_CHECKING:
+    from farandole.torch.reducer import Reducer
+
+__all__ = ["Gradient"]
+
+
+class Gradient:
+    """Reduces `.grad` in place, from the hook of its last accumulation until `settle`.
+
+    Autograd must not write into memory that is being reduced, nor add to what is reduced already
+    (a sum would count it once per rank). So just before an accumulation `before` sets such a tensor
+    aside and lets autograd begin a new one, and `settle` adds the two.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_base",
+        "_hooks",
+        "_pointer",
+        "_reduced",
+        "_sent",
+        "_shown",
+        "_version",
+        "absent",
+        "encoding",
+        "handle",
+        "late",
+        "left",
+        "lost",
+        "name",
+        "parameter",
+        "reducer",
+    )
+
+    def __init__(self, reducer: Reducer, parameter: Tensor, name: str, encoding: Encoding) -> None:
+        """`name` is the parameter's, for error texts; `encoding` is how it travels."""
+        self.reducer = reducer
+        self.parameter = parameter
+        self.name = name
+        self.encoding = encoding
+        self._hooks: list[Callable[[], None]] = []
+        self.lost = False  # a newer optimizer reduces it
+        self.left = reducer.passes  # arrivals until it is sent
+        self.handle: int | None = None  # of the core, while in a window
+        self.absent = False  # sent without a contribution
+        self.late = False  # arrived again after it was sent
+        self._sent: Tensor | None = None  # on the wire; the result comes into it
+        self._shown: Tensor | None = None  # what .grad is unless somebody else has changed it
+        self._base: Tensor | None = None  # reduced before: the result is added to it
+        self._reduced = False  # .grad is the last result if it has this address and version:
+        self._pointer = 0
+        self._version = 0
+
+    # ---- hooks
+
+    def hook(self) -> None:
+        """Begins to listen; the parameter requires a gradient."""
+        parameter = self.parameter
+        before: Any = parameter.register_hook
+        after: Any = parameter.register_post_accumulate_grad_hook
+        self._hooks = [before(self.before).remove, after(self.arrived).remove]
+
+    def unhook(self) -> None:
+        """Listens no more, for good."""
+        while self._hooks:
+            self._hooks.pop()()
+        self.lost = True
+
+    def before(self, _gradient: Tensor) -> None:
+        """Runs before autograd accumulates into `.grad`."""
+        grad = self.parameter.grad
+        if self.handle is None:
+            if grad is None:  # a fresh start, or reset by the user
+                self._base = None
+            elif self._reduced and self._is_reduced(grad):
+                self._base = grad
+                self.parameter.grad = None
+            self._reduced = False
+        elif grad is not self._shown:  # model.zero_grad(): a new window begins
+            self.reducer.drop()
+        elif not self.late:
+            self._shown = self.parameter.grad = None
+
+    before.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning from pickle
+
+    def arrived(self, _parameter: Tensor) -> None:
+        """Runs after autograd has accumulated into `.grad`."""
+        reducer = self.reducer
+        reducer.settled = False
+        if reducer.mean:
+            reducer.count_pass()
+        if self.handle is not None:
+            self.late = True
+            self._shown = self.parameter.grad
+        elif not reducer.holding:
+            self.left -= 1
+            if self.left <= 0:
+                self._send(self.parameter.grad)
+
+    # ---- sending
+
+    def _send(self, grad: Tensor | None) -> None:
+        """Begins the reduction of `grad`, which is `.grad`."""
+        if grad is None:
+            return
+        reducer = self.reducer
+        if not reducer.open:
+            reducer.begin()
+        if reducer.mean:
+            reducer.divide(grad)
+        encoding = self.encoding
+        wire = encoding.encode(grad)
+        pointer = wire.data_ptr() or EMPTY
+        self.handle = encoding.submit(pointer, pointer)
+        self._sent, self._shown = wire, grad
+        self._pointer, self._version = pointer, wire._version
+        self._reduced = False
+        self.left = reducer.passes
+
+    def send_rest(self, keep: bool) -> None:
+        """Before a window closes: sends what has not been sent, or that there is nothing."""
+        grad = self.parameter.grad
+        if keep and grad is not None and not (self._reduced and self._is_reduced(grad)):
+            self._send(grad)
+            return
+        self.absent = True
+        self._shown = grad
+        output = 0
+        if keep:
+            self._base = grad
+            self._sent = self.encoding.receive(self.parameter)
+            output = self._sent.data_ptr() or EMPTY
+        else:
+            self.encoding.ensure(self.parameter)
+        self.handle = self.encoding.submit(0, output)
+        self.left = self.reducer.passes
+
+    # ---- settling
+
+    def settle(self, keep: bool) -> str | None:
+        """Takes the finished result into `.grad`; the caller releases the handle afterwards.
+
+        Not `keep`: the window is dropped; what was reset or not sent stays as it is. Returns a
+        complaint where somebody wrote into the gradient while it was reduced.
+        """
+        grad, sent = self.parameter.grad, self._sent
+        if grad is sent and sent is not None and self._base is None:  # the ordinary case
+            self.handle = self._sent = self._shown = None
+            self._reduced = True
+            return self._complaint("changed") if sent._version != self._version else None
+        complaint = self._settle_rest(grad, keep) if keep or not self.absent else None
+        self.absent = self.late = False
+        self.handle = self._sent = self._shown = None
+        return complaint
+
+    def _settle_rest(self, grad: Tensor | None, keep: bool) -> str | None:
+        """Nothing sent, set aside, encoded, arrived again, or reset."""
+        base, self._base = self._base, None
+        sent = self._sent
+        if sent is not None and sent is self._shown and sent._version != self._version:
+            return self._complaint("changed")
+        if grad is not self._shown:  # reset, unless it is another tensor
+            return self._complaint("replaced") if grad is not None and keep else None
+        total = base if self.absent and is_absent(self.handle or 0) else self._total(base)
+        if self.late:
+            self._base = total
+            self.reducer.again = True
+            return None
+        if grad is not total:
+            self.parameter.grad = total
+        if total is not None and total.layout is torch.strided:
+            self._reduced = True
+            self._pointer, self._version = total.data_ptr() or EMPTY, total._version
+        return None
+
+    def _total(self, base: Tensor | None) -> Tensor:
+        """The result in its final form: in the base, else in the gradient that was sent."""
+        assert self._sent is not None
+        result = self.encoding.decode(self._sent)
+        if base is not None:
+            return base.add_(result) if base.layout is result.layout else base + result
+        into = None if self.absent or self.late else self._shown
+        if into is None or result is into or result.layout is not into.layout:
+            return result
+        return into.copy_(result)
+
+    def forget(self) -> None:
+        """Leaves the window without a result: the reduction has failed."""
+        self.handle = self._sent = self._shown = self._base = None
+        self.absent = self.late = False
+
+    def restore(self) -> None:
+        """Puts what was set aside back into `.grad`, for zero_grad to reset."""
+        if self._base is not None:
+            self.parameter.grad, self._base = self._base, None
+
+    # ---- what the reducer asks
+
+    def wanted(self) -> bool:
+        """Whether it is in every window. Raises RuntimeError if another optimizer reduces it."""
+        if self.lost:
+            raise RuntimeError(
+                f"{self.name} belongs to a newer DistributedOptimizer: one at a time may reduce it"
+            )
+        return self.parameter.requires_grad or self.encoding.grouped
+
+    def is_current(self) -> bool:
+        """Whether `.grad` is what was sent in this window, not reset since."""
+        grad = self.parameter.grad
+        return self.handle is not None and grad is not None and grad is self._shown
+
+    def keep_alive(self) -> object:
+        """The memory under reduction."""
+        return self._sent
+
+    def _is_reduced(self, grad: Tensor) -> bool:
+        return (
+            grad.layout is torch.strided
+            and (grad.data_ptr() or EMPTY) == self._pointer
+            and grad._version == self._version
+        )
+
+    def _complaint(self, what: str) -> str:
+        return (
+            f"the gradient of {self.name} was {what} while it was being reduced: call "
+            "optimizer.synchronize() before touching gradients between backward() and step() "
+            "(to clip: optimizer.clip_grad_norm_(); to reset: optimizer.zero_grad())"
+        )

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Torch tensors as an array kind. Importing this module registers it with the neutral calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from farandole.buffers import DTYPES, EMPTY, Buffer, Kind, Memory, Shape, register
+
+__all__ = ["TorchKind", "describe"]
+
+# Older torch has no uint16, uint32 and uint64: they are absent rows.
+_CODES: dict[torch.dtype, int] = {
+    getattr(torch, name): code for code, name in enumerate(DTYPES) if hasattr(torch, name)
+}
+# NumPy has no bfloat16, and old torch reads no unsigned types but uint8: viewed as these instead.
+_CARRIERS = {
+    "bfloat16": np.int16,
+    "uint16": np.int16,
+    "uint32": np.int32,
+    "uint64": np.int64,
+}
+
+
+class TorchKind(Kind):
+    """Dense tensors of every dtype the core knows, leaves that require a gradient included."""
+
+    def matches(self, x: Any) -> bool:
+        """As in Kind."""
+        return isinstance(x, Tensor)
+
+    def describe(self, x: Tensor, in_place: bool = False) -> Buffer:
+        """As in Kind."""
+        code = _CODES.get(x.dtype)
+        if code is None or x.layout is not torch.strided or x.is_meta:
+            raise TypeError(_refusal(x))
+        owner = x.detach()
+        if not x.is_contiguous() or x.is_conj() or x.is_neg():
+            if in_place:
+                raise ValueError(
+                    f"a tensor of shape {tuple(x.shape)} with strides {x.stride()} is not "
+                    "contiguous: it cannot be changed in place; use the out-of-place call, or "
+                    "x.contiguous()"
+                )
+            owner = owner.resolve_conj().resolve_neg().contiguous()
+        pointer = owner.data_ptr() if owner.numel() else EMPTY
+        device, stream = _place(x.device)
+        return Buffer(pointer, code, tuple(x.shape), owner, device, stream)
+
+    def empty(self, like: Tensor, shape: Shape | None = None) -> Tensor:
+        """As in Kind."""
+        return torch.empty(
+            like.shape if shape is None else shape, dtype=like.dtype, device=like.device
+        )
+
+    def wrap(self, memory: Memory, like: Tensor) -> Tensor:
+        """As in Kind."""
+        array = np.asarray(memory)
+        carrier = _CARRIERS.get(DTYPES[_CODES[like.dtype]])
+        if carrier is not None:
+            return torch.from_numpy(array.view(carrier)).view(like.dtype)
+        return torch.from_numpy(array)
+
+
+def _place(device: torch.device) -> tuple[int, int]:
+    """The core's device number and the stream on which the caller works."""
+    if device.type == "cpu":
+        return -1, 0
+    if device.type == "cuda":
+        stream = torch.cuda.current_stream(device)
+        return stream.device_index, stream.cuda_stream
+    raise TypeError(f"tensors on device {device} cannot be sent: CPU and CUDA only")
+
+
+def _refusal(x: Tensor) -> str:
+    if x.layout is not torch.strided:
+        return (
+            f"a tensor of layout {x.layout} cannot be sent as it is: use to_dense(), or "
+            "sparse_as_dense=True in DistributedOptimizer"
+        )
+    if x.is_meta:
+        return "a tensor on device meta has no data to send"
+    return f"dtype {x.dtype} cannot be sent; supported: {', '.join(DTYPES)}"
+
+
+_kind = TorchKind()
+register(_kind)
+
+
+def describe(x: Tensor, in_place: bool = False) -> Buffer:
+    """The memory of a tensor, or of a contiguous copy of it; errors as in Kind.describe."""
+    return _kind.describe(x, in_place)

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of an optimizer's parameters, the same on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["default_name", "parameter_names"]
+
+
+def default_name(group: int, index: int) -> str:
+    """The name of a parameter without a name: unlike any that modules give."""
+    return f"group[{group}][{index}]"
+
+
+def parameter_names(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
+) -> list[str]:
+    """The names of all parameters, in the order of the groups; without any, their numbers.
+
+    Raises ValueError where named_parameters are no (name, tensor) tuples, repeat a name, or lack a
+    parameter of the optimizer.
+    """
+    if named_parameters is None:
+        return [
+            default_name(number, index)
+            for number, group in enumerate(optimizer.param_groups)
+            for index, _ in enumerate(group["params"])
+        ]
+    pairs: list[Any] = list(named_parameters)
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        raise ValueError("named_parameters holds (name, tensor) tuples: model.named_parameters()")
+    names = [name for name, _ in pairs]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"named_parameters repeats names: {', '.join(repeated)}")
+    by_id = {id(tensor): str(name) for name, tensor in pairs}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    missing = [tuple(p.shape) for p in parameters if id(p) not in by_id]
+    if missing:
+        raise ValueError(f"named_parameters lacks parameters of these shapes: {missing}")
+    return [by_id[id(p)] for p in parameters]

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedOptimizer: a torch optimizer whose step() uses the gradients of all ranks."""
+
+from __future__ import annotations
+
+import copyreg
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from farandole.ops import Adasum, Average, ReduceOp
+from farandole.process_sets import ProcessSet, global_process_set, set_id
+from farandole.torch.compression import Choice, Compression, chooser
+from farandole.torch.groups import Groups, assign
+from farandole.torch.names import default_name, parameter_names
+from farandole.torch.reducer import Reducer, Settings
+
+__all__ = ["DistributedOptimizer"]
+
+_distributed: dict[type, type] = {}
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+    compression: Choice = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+    *,
+    accumulate: Literal["sum", "mean"] = "sum",
+) -> Any:
+    """Makes `optimizer` reduce gradients over the ranks, and returns it: the very same object.
+
+    Its state, parameter groups, schedulers and state_dict stay. Every rank must call this, in the
+    same order where there are several optimizers, after init().
+
+    named_parameters: names for error texts; default: numbers of group and parameter.
+    compression: a class with compress and decompress, or a function (name, parameter) -> class.
+    backward_passes_per_step: a gradient is reduced after so many arrivals, or at step().
+    accumulate: whether these passes are summed, as in plain torch, or averaged.
+    op: Average, Sum, Min, Max or Product of the ranks' gradients.
+    gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average only.
+    groups: lists of parameters that are reduced together, or a number of such groups.
+    sparse_as_dense: sparse gradients travel dense; without it they are refused.
+    process_set: who reduces; on other ranks the optimizer stays a local one.
+
+    Gradients that are missing on some ranks count as zeros; on all, they stay None. After
+    backward(), `.grad` may be read and written from synchronize() or step() on, not before. Raises
+    ValueError for wrong arguments, and when farandole is not initialised.
+    """
+    _check(optimizer, op, gradient_predivide_factor, backward_passes_per_step, accumulate)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    names = parameter_names(optimizer, named_parameters)
+    settings = Settings(
+        process_set=set_id(process_set),
+        reduce_op=ReduceOp(op),
+        prescale=1.0 / gradient_predivide_factor,
+        postscale=gradient_predivide_factor,
+        compressor_of=chooser(compression),
+        sparse_as_dense=sparse_as_dense,
+        groups=assign(parameters, groups, num_groups),
+    )
+    mean = accumulate == "mean"
+    alone = not process_set.included() or (process_set.size() == 1 and not mean)
+    reducer = None if alone else Reducer(settings, backward_passes_per_step, mean)
+    if reducer is not None:
+        for parameter, name in zip(parameters, names, strict=True):
+            reducer.add(parameter, name)
+        reducer.hook()
+    return _adopt(optimizer, reducer)
+
+
+def _check(
+    optimizer: torch.optim.Optimizer, op: int, predivide: float, passes: int, accumulate: str
+) -> None:
+    if isinstance(optimizer, _Distributed):
+        raise ValueError("this optimizer is a DistributedOptimizer already")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            "LBFGS is not supported: its line search would take different steps on each rank"
+        )
+    if op == Adasum:
+        raise ValueError("op=Adasum is not supported by DistributedOptimizer yet")
+    if predivide != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor goes with op=Average only")
+    _check_passes(passes)
+    if accumulate not in ("sum", "mean"):
+        raise ValueError(f"accumulate is 'sum' or 'mean', not {accumulate!r}")
+
+
+def _check_passes(passes: int) -> None:
+    if passes <= 0:
+        raise ValueError(f"backward_passes_per_step is 1 at least, not {passes}")
+
+
+def _adopt(optimizer: torch.optim.Optimizer, reducer: Reducer | None) -> torch.optim.Optimizer:
+    """Changes the class of the object to one derived from its own, which reduces."""
+    own = type(optimizer)
+    if own not in _distributed:
+        names = {"__module__": own.__module__, "__qualname__": own.__qualname__}
+        _distributed[own] = type(own.__name__, (_Distributed, own), names)
+    inner = optimizer.__dict__.pop("step", None)
+    if hasattr(inner, "_wrapped_by_lr_sched"):  # a scheduler's: it would bypass our step()
+        inner = None
+    optimizer.__class__ = _distributed[own]
+    optimizer.__dict__.update(_reducer=reducer, _inner_step=inner)
+    if reducer is not None:
+        weakref.finalize(optimizer, reducer.detach).atexit = False
+    return optimizer
+
+
+class _Distributed(torch.optim.Optimizer):
+    """What DistributedOptimizer puts before the optimizer's own class."""
+
+    _reducer: Reducer | None  # None: nobody to reduce with
+    _inner_step: Callable[..., Any] | None  # where somebody has replaced the object's step()
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """The optimizer's own step, on reduced gradients; a closure's gradients are reduced too."""
+        self._opt_called = True  # what torch's schedulers look at
+        closure = args[0] if args else kwargs.get("closure")
+        reducer = self._reducer
+        if reducer is not None:
+            if callable(closure):
+                args, kwargs = args[1:], {**kwargs, "closure": self._reduced(closure)}
+            elif not reducer.settled:
+                reducer.synchronize()
+        inner = self._inner_step or super().step
+        result = inner(*args, **kwargs)
+        if reducer is not None:
+            reducer.settled = False
+            reducer.steps += 1
+        return result
+
+    # Already hooked and wrapped as far as torch is concerned: the inner step is.
+    step.hooked = True  # type: ignore[attr-defined]
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+    def _reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def call() -> Any:
+            loss = closure()
+            self.synchronize()
+            return loss
+
+        return call
+
+    def synchronize(self) -> None:
+        """Blocks until the gradients of all parameters are reduced, in `.grad`.
+
+        For what comes between backward() and step(): clipping, GradScaler.unscale_(), logging.
+        Collective. step() notices that it has been called.
+        """
+        if self._reducer is not None:
+            self._reducer.synchronize()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """In it step() reduces nothing, unless a reduction is under way."""
+        reducer = self._reducer
+        if reducer is not None and not reducer.open:
+            reducer.settled = True
+        yield
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """In it gradients only accumulate; the next backward pass outside, or step(), reduces."""
+        reducer = self._reducer
+        before = reducer is not None and reducer.holding
+        if reducer is not None:
+            reducer.holding = True
+        try:
+            yield
+        finally:
+            if reducer is not None:
+                reducer.holding = before
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """As torch's; reductions under way are waited for and dropped, on all ranks alike."""
+        if self._reducer is not None:
+            self._reducer.reset()
+        super().zero_grad(*args, **kwargs)
+
+    def clip_grad_norm_(self, max_norm: float, *args: Any, **kwargs: Any) -> Tensor:
+        """Reduces the gradients, scales them to a total norm of `max_norm` at most, returns it.
+
+        Further arguments as in torch.nn.utils.clip_grad_norm_. Collective.
+        """
+        if self._reducer is not None and not self._reducer.settled:
+            self._reducer.synchronize()
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, *args, **kwargs)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes the number of arrivals before a gradient is reduced. ValueError below 1."""
+        _check_passes(passes)
+        if self._reducer is not None:
+            self._reducer.set_passes(passes)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's; the new parameters' gradients are reduced too."""
+        super().add_param_group(param_group)
+        if self._reducer is not None:
+            group = len(self.param_groups) - 1
+            for index, parameter in enumerate(self.param_groups[group]["params"]):
+                self._reducer.add(parameter, default_name(group, index))
+            self._reducer.hook()
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """GradScaler.step() reads this before it reads gradients: the moment to reduce them."""
+        if self._reducer is not None and not self._reducer.settled:
+            self._reducer.synchronize()
+        return bool(self.__dict__.get("_step_supports_amp_scaling", False))
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        self.__dict__["_step_supports_amp_scaling"] = value
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles are plain optimizers of the original class."""
+        plain = next(base for base, ours in _distributed.items() if ours is type(self))
+        return copyreg.__newobj__, (plain,), self.__getstate__()  # type: ignore[attr-defined]

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reducer: all gradients of one optimizer, from their hooks to its step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from weakref import WeakSet, WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from farandole import requests
+from farandole.handles import Handle, release, wait_handles
+from farandole.requests import Call, Op
+from farandole.torch.closing import ClosingWord, Statement
+from farandole.torch.compression import Compressor
+from farandole.torch.encoding import Encoding
+from farandole.torch.gradient import Gradient
+
+__all__ = ["Reducer", "Settings"]
+
+# Reducers whose window has begun: a step of any of them closes all, lest two ranks that step their
+# optimizers in different orders wait for each other.
+_open: WeakSet[Reducer] = WeakSet()
+# Who reduces which parameter, by the parameter's id: two at once would spoil each other's memory.
+_owners: WeakValueDictionary[int, Gradient] = WeakValueDictionary()
+_scopes: Counter[tuple[int, int]] = Counter()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all gradients of one optimizer have in common."""
+
+    process_set: int
+    reduce_op: int
+    prescale: float
+    postscale: float
+    compressor_of: Callable[[str, Tensor], Compressor]
+    sparse_as_dense: bool
+    groups: dict[int, tuple[int, int]]  # parameter's id -> (group, its number of members)
+
+
+class Reducer:
+    """Reduces gradients window by window.
+
+    A window begins with the first gradient that is sent. It closes at step(), when every gradient
+    has been sent, if only as "nothing here", and the closing word has been said. What arrives later
+    is sent in one more window before the same step() goes on; the word lets all ranks know.
+    """
+
+    def __init__(self, settings: Settings, passes: int, mean: bool) -> None:
+        """`passes`: arrivals of a gradient before it is sent; `mean`: divide it by their number."""
+        self._settings = settings
+        self.passes = passes
+        self.mean = mean
+        self.gradients: list[Gradient] = []
+        self._unhooked: list[Gradient] = []
+        self.open = False  # a window has begun
+        self.again = False  # gradients arrived after they were sent
+        self.settled = False  # nothing has arrived since the last synchronize()
+        self.holding = False  # no_sync(): gradients stay local
+        self.steps = 0
+        self._closed = False
+        self._passes_seen = 0
+        self._in_pass = False
+        self._start()
+
+    def _start(self) -> None:
+        """Names the scope; once more after shutdown() and init()."""
+        self._generation = requests.generation()
+        key = (self._generation, self._settings.process_set)
+        self.scope = f"optimizer.{_scopes[key]}"
+        _scopes[key] += 1
+        self._word: ClosingWord | None = None
+
+    # ---- parameters
+
+    def add(self, parameter: Tensor, name: str) -> None:
+        """Begins to reduce a parameter's gradients; the newest optimizer to do so wins."""
+        gradient = Gradient(self, parameter, name, self._encoding(parameter, name))
+        older = _owners.get(id(parameter))
+        if older is not None:
+            older.unhook()
+        _owners[id(parameter)] = gradient
+        self.gradients.append(gradient)
+        self._unhooked.append(gradient)
+
+    def _encoding(self, parameter: Tensor, name: str) -> Encoding:
+        s = self._settings
+        wire = f"{self.scope}.{name}"
+        call = Call(Op.ALLREDUCE, wire, s.process_set, s.reduce_op, s.prescale, s.postscale)
+        group, members = s.groups.get(id(parameter), (None, 1))
+        label = None if group is None else f"{self.scope}.group.{group}"
+        compressor = s.compressor_of(name, parameter)
+        return Encoding(call, compressor, s.sparse_as_dense, (label, members))
+
+    def hook(self) -> None:
+        """Hooks parameters that have none and, by now, require a gradient."""
+        if self._unhooked:
+            for gradient in self._unhooked:
+                if gradient.parameter.requires_grad:
+                    gradient.hook()
+            self._unhooked = [g for g in self._unhooked if not g.parameter.requires_grad]
+
+    def detach(self) -> None:
+        """Ends: the optimizer is gone."""
+        for gradient in self.gradients:
+            gradient.unhook()
+        _open.discard(self)
+
+    # ---- backward passes
+
+    def count_pass(self) -> None:
+        """Counts backward passes; called by every arrival."""
+        if not self._in_pass:
+            self._in_pass = True
+            self._passes_seen += 1
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._end_pass)
+
+    def _end_pass(self) -> None:
+        self._in_pass = False
+
+    def divide(self, grad: Tensor) -> None:
+        """Makes a sum over backward passes their mean."""
+        if self._passes_seen > 1:
+            with torch.no_grad():
+                grad.div_(self._passes_seen)
+
+    # ---- windows
+
+    def begin(self) -> None:
+        """The first gradient of a window is about to be sent."""
+        if self._generation != requests.generation():
+            self._start()
+            for gradient in self.gradients:
+                gradient.encoding = self._encoding(gradient.parameter, gradient.name)
+        if self._word is None:
+            self._word = ClosingWord(self.scope, self._settings.process_set)
+        self.open = True
+        _open.add(self)
+
+    def synchronize(self) -> None:
+        """Blocks until `.grad` of all parameters is reduced: equal on all ranks."""
+        self.again = True
+        while self.again:
+            self._finish(keep=True)
+        self.settled = True
+
+    def drop(self) -> None:
+        """Ends the window: gradients have been reset, its results are of no use.
+
+        Those that are not reset and were sent after the others had been (by the backward pass that
+        is running) stay, reduced.
+        """
+        carried = 0 if self._closed else sum(g.is_current() for g in self.gradients)
+        self._finish(keep=False, carried=carried)
+
+    def reset(self) -> None:
+        """zero_grad(): nothing may be under way, and counting begins anew."""
+        if self.open:
+            self._finish(keep=False)
+        for gradient in self.gradients:
+            gradient.restore()
+        self._count_anew()
+        self.settled = False
+        self.hook()
+
+    def close(self, keep: bool, carried: int = 0) -> None:
+        """Sends what the window lacks and says the closing word; does not wait."""
+        if self._closed:
+            return
+        if not self.open:
+            self.begin()
+        self.hook()
+        late = tensors = 0
+        for gradient in self.gradients:
+            if gradient.handle is None and gradient.wanted():
+                gradient.send_rest(keep)
+            tensors += gradient.handle is not None
+            late += gradient.late
+        self._closed = True
+        assert self._word is not None
+        self._word.send(Statement(late, int(not keep), self.steps, tensors, carried))
+
+    def _finish(self, keep: bool, carried: int = 0) -> None:
+        for other in list(_open):
+            if other is not self:
+                other.close(keep=True)
+        self.close(keep, carried)
+        sent = [g for g in self.gradients if g.handle is not None]
+        handles = [g.handle for g in sent if g.handle is not None]
+        assert self._word is not None
+        try:
+            said = self._word.wait(keep)
+            wait_handles(handles, what=f"{self.scope}: {len(handles)} gradients")
+        except BaseException:
+            self._abandon(sent, handles)
+            raise
+        self.again = said.late > 0
+        with torch.no_grad():
+            failures = [gradient.settle(keep) for gradient in sent]
+        release(handles)
+        self._end_window()
+        for failure in filter(None, failures):
+            raise RuntimeError(failure)
+
+    def _abandon(self, sent: list[Gradient], handles: list[int]) -> None:
+        """Something failed: what is still under way keeps its memory until it is done."""
+        memory = [g.keep_alive() for g in sent]
+        Handle(handles, memory, lambda numbers: None, self.scope)  # dropped, so it is an orphan
+        for gradient in sent:
+            gradient.forget()
+        self._end_window()
+
+    def _end_window(self) -> None:
+        self.open = self._closed = False
+        _open.discard(self)
+        self._count_anew()
+
+    def _count_anew(self) -> None:
+        self._passes_seen, self._in_pass = 0, False
+        if self.passes > 1:
+            for gradient in self.gradients:
+                gradient.left = self.passes
+
+    def set_passes(self, passes: int) -> None:
+        """Changes the number of arrivals before a gradient is sent, from the next window on."""
+        self.passes = passes
+        for gradient in self.gradients:
+            gradient.left = passes

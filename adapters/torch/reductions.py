@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""allreduce on torch tensors, in all its forms."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from farandole import ops
+from farandole.handles import Handle
+from farandole.ops import Average, Sum, _blocking, _single
+from farandole.process_sets import ProcessSet, global_process_set
+from farandole.torch.autograd import differentiable, gradient_name
+from farandole.torch.compression import Compression, Compressor
+
+__all__ = [
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+]
+
+
+def _reduce_op(op: int | None, average: bool | None) -> int:
+    """The reduction of a call; `average` is the deprecated way to say it."""
+    if average is None:
+        return Average if op is None else op
+    if op is not None:
+        raise ValueError("give op or average, not both: average is deprecated")
+    warnings.warn(
+        "average is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=3
+    )
+    return Average if average else Sum
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[list[Tensor]]:
+    """postscale_factor * op(prescale_factor * x) over the ranks; `op` None is Average.
+
+    Gives a handle for new tensors; not differentiable. Any shape, equal on all ranks. Members of a
+    list are reduced together, all or none. `average` is a deprecated form of `op`.
+    """
+    return ops.grouped_allreduce_async(
+        tensors,
+        op=_reduce_op(op, average),
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        name=name,
+        process_set=process_set,
+    )
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[list[Tensor]]:
+    """As allreduce, in place: contiguous tensors, not to be touched until the handle is done.
+
+    Not differentiable, but leaves that require a gradient are welcome.
+    """
+    return ops.grouped_allreduce_async_(
+        tensors,
+        op=_reduce_op(op, average),
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        name=name,
+        process_set=process_set,
+    )
+
+
+allreduce_async = _single(grouped_allreduce_async)
+allreduce_async_ = _single(grouped_allreduce_async_)
+allreduce_ = _blocking(allreduce_async_)
+grouped_allreduce_ = _blocking(grouped_allreduce_async_)
+
+
+def grouped_allreduce(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Tensor]:
+    """postscale_factor * op(prescale_factor * x) over the ranks; `op` None is Average.
+
+    Gives new tensors, differentiable for Average and Sum: the gradients are reduced as the tensors
+    were. Members of a list are reduced together. `average` is a deprecated form of `op`.
+    """
+    op = _reduce_op(op, average)
+    wires = [compression.compress(x) for x in tensors]
+    factors = (prescale_factor, postscale_factor)
+    results = _allreduce([wire for wire, _ in wires], name, op, factors, process_set)
+    pairs = zip(results, wires, strict=True)
+    return [compression.decompress(result, context) for result, (_, context) in pairs]
+
+
+def allreduce(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor:
+    """As grouped_allreduce, for one tensor."""
+    factors = (prescale_factor, postscale_factor)
+    op = _reduce_op(op, average)
+    return grouped_allreduce([tensor], None, name, compression, op, *factors, process_set)[0]
+
+
+def _allreduce(
+    tensors: Sequence[Tensor],
+    name: str | None,
+    op: int,
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+) -> list[Tensor]:
+    back = gradient_name("allreduce", name, process_set)
+
+    def run(xs: Sequence[Tensor]) -> list[Tensor]:
+        return grouped_allreduce_async(xs, None, name, op, *factors, process_set).wait()
+
+    def gradient(gs: Sequence[Tensor]) -> list[Tensor]:
+        if op not in (Average, Sum):
+            raise NotImplementedError("allreduce has a gradient for Average and Sum only")
+        return _allreduce(gs, back, op, factors, process_set)
+
+    return differentiable(tensors, run, gradient)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An optimizer's state as a skeleton: everything but its tensors, whose places are marked."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Skeleton", "apply", "describe_tensors", "skeleton_of"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor belongs."""
+
+    number: int  # in the list of tensors
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What another rank must know to receive a tensor."""
+
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+    on_cpu: bool  # else on the device of the parameter
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """Picklable; parameters are numbers, counted through the groups."""
+
+    counts: list[int]  # parameters in each group
+    options: list[dict[str, Any]]  # of each group, but "params"
+    state: list[tuple[Any, Any]]  # (parameter's number, or (key,) of other entries; value)
+    shapes: list[Shape]
+    owners: list[int]  # of each tensor: its parameter's number, 0 without one
+
+
+def skeleton_of(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> Skeleton:
+    """The optimizer's skeleton; its tensors are appended to `tensors`, each once."""
+    numbers = {id(p): i for i, p in enumerate(_parameters(optimizer))}
+    places: dict[int, Place] = {}
+    owners: list[int] = []
+
+    def strip(value: Any, owner: int) -> Any:
+        def place(x: Tensor) -> Place:
+            if id(x) not in places:
+                places[id(x)] = Place(len(tensors))
+                tensors.append(x.detach())
+                owners.append(owner)
+            return places[id(x)]
+
+        return _map(value, Tensor, place)
+
+    state = []
+    for key, value in optimizer.state.items():
+        number = numbers.get(id(key))
+        state.append(((key,) if number is None else number, strip(value, number or 0)))
+    groups = optimizer.param_groups
+    options = [strip({k: v for k, v in g.items() if k != "params"}, 0) for g in groups]
+    shapes = [Shape(tuple(x.shape), x.dtype, x.device.type == "cpu") for x in tensors]
+    return Skeleton([len(g["params"]) for g in groups], options, state, shapes, owners)
+
+
+def describe_tensors(skeleton: Skeleton, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Uninitialised tensors for the skeleton's places."""
+    parameters = _parameters(optimizer)
+    return [
+        torch.empty(
+            shape.sizes,
+            dtype=shape.dtype,
+            device="cpu" if shape.on_cpu else parameters[owner].device,
+        )
+        for shape, owner in zip(skeleton.shapes, skeleton.owners, strict=True)
+    ]
+
+
+def apply(skeleton: Skeleton, tensors: list[Tensor], optimizer: torch.optim.Optimizer) -> None:
+    """Replaces the optimizer's state and options; its groups stay the same objects."""
+
+    def fill(value: Any) -> Any:
+        return _map(value, Place, lambda place: tensors[place.number])
+
+    parameters = _parameters(optimizer)
+    state: defaultdict[Any, Any] = defaultdict(dict)
+    for key, value in skeleton.state:
+        state[parameters[key] if isinstance(key, int) else key[0]] = fill(value)
+    optimizer.state = state
+    for group, options in zip(optimizer.param_groups, skeleton.options, strict=True):
+        for stale in group.keys() - options.keys() - {"params"}:
+            del group[stale]
+        group.update(fill(options))
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _map(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """`value` with every `kind` in its dicts, lists and tuples changed."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, dict):
+        items = {k: _map(v, kind, change) for k, v in value.items()}
+        return (
+            defaultdict(value.default_factory, items) if isinstance(value, defaultdict) else items
+        )
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map(v, kind, change) for v in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map(v, kind, change) for v in value)
+    return value

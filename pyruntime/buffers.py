@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Array kinds: how the arrays of each framework become (pointer, dtype, shape, device, stream)."""
+
+from __future__ import annotations
+
+import array
+import importlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from farandole._library import ffi, lib
+
+__all__ = ["DTYPES", "EMPTY", "Buffer", "Kind", "Memory", "code_of", "kind_of", "register"]
+
+Shape = tuple[int, ...]
+
+# Index = enum farandole_dtype.
+DTYPES = (
+    *("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
+    *("float16", "bfloat16", "float32", "float64", "bool", "complex64", "complex128"),
+)
+_BFLOAT16 = DTYPES.index("bfloat16")
+_CODES = {np.dtype(name): code for code, name in enumerate(DTYPES) if code != _BFLOAT16}
+
+# Where tensors without elements point: a null pointer would mean "no contribution".
+_EMPTY_MEMORY = ffi.new("double[1]")
+EMPTY = int(ffi.cast("uintptr_t", _EMPTY_MEMORY))
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """What the core learns about an array: always C-contiguous; device -1 is the CPU.
+
+    `owner` keeps the memory alive: the array itself, a view of it, or a contiguous copy.
+    """
+
+    pointer: int
+    dtype: int
+    shape: Shape
+    owner: object
+    device: int = -1
+    stream: int = 0
+
+
+class Memory:
+    """Memory that the core allocated for a result (bytes on the CPU). Freed with its last view."""
+
+    __slots__ = ("__array_interface__", "_pointer", "dtype", "shape")
+
+    def __init__(self, pointer: Any, dtype: int, shape: Shape) -> None:
+        """Takes over `pointer`, which came from farandole_take; `dtype` is a core code."""
+        self._pointer = pointer
+        self.dtype = dtype
+        self.shape = shape
+        name = "uint16" if dtype == _BFLOAT16 else DTYPES[dtype]  # NumPy itself has no bfloat16
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": shape,
+            "typestr": np.dtype(name).str,
+            "data": (int(ffi.cast("uintptr_t", pointer)) or EMPTY, False),
+        }
+
+    def __del__(self, free: Any = lib.farandole_free) -> None:
+        free(self._pointer)
+
+
+class Kind(ABC):
+    """One family of arrays. Methods get arrays for which `matches` said yes."""
+
+    @abstractmethod
+    def matches(self, x: Any) -> bool:
+        """Whether `x` belongs to the kind; the answer holds for all objects of its type."""
+
+    @abstractmethod
+    def describe(self, x: Any, in_place: bool = False) -> Buffer:
+        """The memory of `x`, or of a contiguous copy where its own is not contiguous.
+
+        In place nothing may be copied: ValueError for arrays that are not contiguous or read-only.
+        TypeError for a dtype or layout that the core has no code for.
+        """
+
+    @abstractmethod
+    def empty(self, like: Any, shape: Shape | None = None) -> Any:
+        """A new contiguous array of `like`'s dtype and device; `shape` None: of its shape too."""
+
+    @abstractmethod
+    def wrap(self, memory: Memory, like: Any) -> Any:
+        """An array of `like`'s dtype over a result's memory, without a copy where possible."""
+
+
+def code_of(dtype: np.dtype[Any]) -> int:
+    """The core's code of a NumPy dtype; raises TypeError where there is none."""
+    code = _CODES.get(dtype)
+    if code is not None:
+        return code
+    if dtype.name == "bfloat16" and dtype.itemsize == 2:  # ml_dtypes
+        return _BFLOAT16
+    raise TypeError(f"dtype {dtype} cannot be sent; supported: {', '.join(DTYPES)}")
+
+
+class NumpyKind(Kind):
+    """NumPy arrays and scalars; whatever NumPy can view without a copy derives from this."""
+
+    def matches(self, x: Any) -> bool:
+        return isinstance(x, (np.ndarray, np.generic))
+
+    def view(self, x: Any) -> np.ndarray[Any, Any]:
+        """`x` as a NumPy array over the same memory."""
+        return np.asarray(x)
+
+    def give(self, result: np.ndarray[Any, Any], like: Any) -> Any:
+        """A NumPy array as an array of `like`'s kind."""
+        return result
+
+    def describe(self, x: Any, in_place: bool = False) -> Buffer:
+        view = self.view(x)
+        if in_place and (not view.flags.writeable or isinstance(x, np.generic)):
+            raise ValueError(f"a read-only {type(x).__name__} cannot be changed in place")
+        if not view.flags.c_contiguous:
+            if in_place:
+                raise ValueError(
+                    f"an array with strides {view.strides} is not contiguous: it cannot be changed "
+                    "in place; use the out-of-place call, or numpy.ascontiguousarray"
+                )
+            view = view.copy(order="C")
+        pointer = view.__array_interface__["data"][0] if view.size else EMPTY
+        return Buffer(pointer, code_of(view.dtype), view.shape, view)
+
+    def empty(self, like: Any, shape: Shape | None = None) -> Any:
+        view = self.view(like)
+        return self.give(np.empty(view.shape if shape is None else shape, view.dtype), like)
+
+    def wrap(self, memory: Memory, like: Any) -> Any:
+        return self.give(np.asarray(memory).view(self.view(like).dtype), like)
+
+
+class InterfaceKind(NumpyKind):
+    """Objects with `__array_interface__`: NumPy reads them, results are NumPy arrays."""
+
+    def matches(self, x: Any) -> bool:
+        return hasattr(x, "__array_interface__")
+
+
+class DlpackKind(NumpyKind):
+    """CPU arrays with DLPack; array-API libraries get results of their own kind, others NumPy's."""
+
+    def matches(self, x: Any) -> bool:
+        return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
+
+    def view(self, x: Any) -> np.ndarray[Any, Any]:
+        if isinstance(x, np.ndarray):  # a result, where x's library has no array-API namespace
+            return x
+        try:
+            return np.from_dlpack(x)
+        except (BufferError, RuntimeError) as reason:
+            raise TypeError(f"{type(x).__name__} is not readable on the CPU: {reason}") from reason
+
+    def give(self, result: np.ndarray[Any, Any], like: Any) -> Any:
+        namespace = getattr(like, "__array_namespace__", None)
+        return namespace().from_dlpack(result) if namespace else result
+
+
+class BytesKind(NumpyKind):
+    """The buffer protocol: array.array and bytearray in kind, memoryviews for other exporters."""
+
+    def matches(self, x: Any) -> bool:
+        try:
+            memoryview(x).release()
+        except TypeError:
+            return False
+        return True
+
+    def view(self, x: Any) -> np.ndarray[Any, Any]:
+        return np.asarray(memoryview(x))
+
+    def give(self, result: np.ndarray[Any, Any], like: Any) -> Any:
+        if isinstance(like, array.array):
+            return array.array(like.typecode, result.tobytes())
+        exporter: Any = result
+        return bytearray(exporter) if isinstance(like, bytearray) else memoryview(exporter)
+
+
+# First match wins; modules of _LAZY register their kinds when first met, no user import needed.
+_kinds: list[Kind] = [NumpyKind(), InterfaceKind(), DlpackKind(), BytesKind()]
+_by_type: dict[type, Kind] = {}
+_LAZY = {"torch": "farandole.torch.kind"}
+
+
+def register(kind: Kind) -> None:
+    """Adds a kind before all others. Adapters call this when they are imported."""
+    _kinds.insert(0, kind)
+    _by_type.clear()
+
+
+def kind_of(x: Any) -> Kind:
+    """The kind of an array. Raises TypeError for what is no array."""
+    type_ = type(x)
+    kind = _by_type.get(type_)
+    if kind is None:
+        kind = _by_type[type_] = _find(x)
+    return kind
+
+
+def _find(x: Any) -> Kind:
+    for base in type(x).__mro__:
+        adapter = _LAZY.get(base.__module__.partition(".")[0])
+        if adapter:
+            importlib.import_module(adapter)
+    for kind in _kinds:
+        if kind.matches(x):
+            return kind
+    raise TypeError(
+        f"{type(x).__name__} is no array: pass a NumPy array, a tensor, or an object with the "
+        "buffer protocol, __array_interface__ or DLPack (for numbers: numpy.asarray(x))"
+    )

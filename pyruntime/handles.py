@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handles: what an asynchronous call gives back, and how callers wait."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any, Generic, TypeVar, cast
+
+from farandole._library import check_count, error, ffi, lib
+from farandole.buffers import Memory, Shape
+from farandole.errors import StallError
+
+__all__ = ["Handle", "is_absent", "release", "sweep", "take", "value_of", "wait_handles"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+_SLICE = 0.15  # seconds between looks at Python's signals: Ctrl-C works within 0.2 s
+_OK, _PENDING = lib.FARANDOLE_OK, lib.FARANDOLE_PENDING
+
+# (numbers, kept objects) of dropped handles whose buffers the core may still use.
+_orphans: deque[tuple[Any, object]] = deque()
+
+
+class Handle(Generic[T]):
+    """Work under way. Keeps its buffers alive until it is done, also when nobody holds it."""
+
+    def __init__(
+        self,
+        numbers: Any,
+        keep: object,
+        collect: Callable[[Any], T],
+        what: str,
+        timeout: float | None = None,
+    ) -> None:
+        """`numbers`: int64_t[] of the core; `collect` makes the result from them; `what` is for
+        error texts; `timeout` (seconds) holds for waits that give none."""
+        self._numbers = numbers
+        self._keep = keep
+        self._collect: Callable[[Any], T] | None = collect
+        self._what = what
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._error: Exception | None = None
+        self._value: T
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Blocks until done and returns the result.
+
+        Raises the error that the work ended with, or StallError after `timeout` seconds; after a
+        StallError the work goes on and may be waited for again.
+        """
+        numbers = self._numbers
+        if numbers is not None:
+            limit = self._timeout if timeout is None else timeout
+            self._settle(_block(numbers, limit, self._what))
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return self._value
+
+    def map(self, change: Callable[[T], R]) -> Handle[R]:
+        """This very handle, its result passed through `change`. Before anybody waits only."""
+        collect = self._collect
+        assert collect is not None
+        changed = cast("Handle[R]", self)
+        changed._collect = lambda numbers: change(collect(numbers))
+        return changed
+
+    @property
+    def result(self) -> T:
+        """The result; waits for it."""
+        return self.wait()
+
+    def poll(self) -> bool:
+        """Whether the work is done or failed, without waiting."""
+        numbers = self._numbers
+        return numbers is None or all(check_count(lib.farandole_poll(n)) for n in numbers)
+
+    def _settle(self, failure: Exception | None) -> None:
+        with self._lock:
+            numbers, collect = self._numbers, self._collect
+            if numbers is None or collect is None:  # another thread was first
+                return
+            if failure is None:
+                self._value = collect(numbers)
+                release(numbers)
+            else:  # other members of a group may still be under way
+                self._error = failure
+                _orphans.append((numbers, self._keep))
+            self._numbers = self._keep = self._collect = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_numbers", None) is not None:
+            _orphans.append((self._numbers, self._keep))
+
+    def __repr__(self) -> str:
+        state = "under way" if self._numbers is not None else "failed" if self._error else "done"
+        return f"<Handle {self._what}: {state}>"
+
+
+def _block(numbers: Any, timeout: float | None, what: str) -> Exception | None:
+    """Waits for all: None, or what one failed with. Raises StallError when time is up."""
+    count = len(numbers)
+    if count == 0:  # an empty group
+        return None
+    deadline = None if timeout is None else monotonic() + timeout
+    wait = _SLICE
+    while True:
+        if deadline is not None:
+            wait = max(0.0, min(_SLICE, deadline - monotonic()))
+        code = lib.farandole_wait(numbers, count, wait)
+        if code == _OK:
+            return None
+        if code != _PENDING:
+            return error(code)
+        if deadline is not None and monotonic() >= deadline:
+            raise StallError(
+                f"{what}: not done after {timeout:g} s; this rank has submitted it and waits for "
+                "others (the call may be waited for again)"
+            )
+
+
+def wait_handles(handles: Sequence[int], timeout: float | None = None, what: str = "") -> None:
+    """Waits for core handles by number, all at once; releases none of them.
+
+    Raises what the first failed one ended with, or StallError after `timeout` seconds.
+    """
+    failure = _block(ffi.new("int64_t[]", handles), timeout, what or f"{len(handles)} tensors")
+    if failure is not None:
+        raise failure
+
+
+def release(handles: Any) -> None:
+    """Gives core handles back. Those under way need their buffers until they are done."""
+    for number in handles:
+        lib.farandole_release(number)
+
+
+def sweep() -> None:
+    """Drops the buffers of orphaned handles that are done. Every submission does this first."""
+    for _ in range(len(_orphans)):
+        try:
+            numbers, keep = _orphans.popleft()
+        except IndexError:  # another thread sweeps too
+            return
+        if any(lib.farandole_poll(n) == 0 for n in numbers):
+            _orphans.append((numbers, keep))
+        else:
+            release(numbers)
+
+
+def _result(number: int) -> Any:
+    result = ffi.new("farandole_result*")
+    code = lib.farandole_result_of(number, result)
+    if code != _OK:
+        raise error(code)
+    return result
+
+
+def is_absent(number: int) -> bool:
+    """Whether nobody had a buffer for this finished handle: its output was not written."""
+    return bool(_result(number).absent)
+
+
+def value_of(number: int) -> int:
+    """A finished handle's number: join's last rank, or the id of a new process set."""
+    return int(_result(number).value)
+
+
+def take(number: int, dtype: int) -> tuple[Memory, Shape]:
+    """A finished handle's own memory, and the rows received from each member (alltoall)."""
+    result = _result(number)
+    shape = tuple(result.shape[0 : result.ndim])
+    received = tuple(result.received[0 : result.n_received])
+    return Memory(lib.farandole_take(number), dtype, shape), received

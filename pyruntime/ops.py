@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The neutral collectives: arrays of any kind in, arrays of the same kind out.
+
+Written once, as `grouped_x_async` over a list; `x_async` is the form for one array, `x` and
+`grouped_x` wait, a trailing underscore means in place. Common arguments: `name` matches calls
+across ranks (without one they match by their order); `process_set` says who takes part; `timeout`
+(seconds) turns a longer wait into a StallError. Common errors: MismatchError where ranks disagree,
+PeerError where one died or left, ShutdownError before init() or after shutdown(), ValueError and
+TypeError for wrong arguments: the peers of such a call fail too instead of waiting.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+
+from farandole.buffers import kind_of
+from farandole.handles import Handle, take, value_of
+from farandole.process_sets import ProcessSet, global_process_set, set_id
+from farandole.requests import NOTHING, Call, Op, refuse, submit
+
+T = TypeVar("T")
+R = TypeVar("R")
+P = ParamSpec("P")
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class ReduceOp(IntEnum):
+    """How values are combined; values of enum farandole_reduce_op."""
+
+    AVERAGE = 0
+    SUM = 1
+    ADASUM = 2
+    MIN = 3
+    MAX = 4
+    PRODUCT = 5
+
+
+Average, Sum, Adasum, Min, Max, Product = ReduceOp
+_MIRRORED = (Op.ALLREDUCE, Op.BROADCAST)  # results have their input's shape
+
+
+def _start(
+    call: Call, tensors: Sequence[T], timeout: float | None, in_place: bool = False
+) -> Handle[list[T]]:
+    """Submits `call` over `tensors`: into themselves, into new arrays, or, where only negotiation
+    knows the shape of the results, into memory that the core allocates."""
+    tensors = list(tensors)
+    try:
+        kinds = [kind_of(x) for x in tensors]
+        inputs = [kind.describe(x, in_place) for kind, x in zip(kinds, tensors, strict=True)]
+        results, outputs = tensors, inputs
+        if not in_place and call.op in _MIRRORED:
+            triples = zip(kinds, tensors, inputs, strict=True)
+            results = [kind.empty(x, buffer.shape) for kind, x, buffer in triples]
+            outputs = [kind.describe(y, True) for kind, y in zip(kinds, results, strict=True)]
+        elif not in_place:
+            outputs = [NOTHING] * len(inputs)
+    except (TypeError, ValueError) as reason:
+        refuse(call, len(tensors), reason)
+        raise
+
+    def collect(numbers: Any) -> list[T]:
+        if in_place or call.op in _MIRRORED:
+            return results
+        rows = zip(kinds, numbers, inputs, tensors, strict=True)
+        return [kind.wrap(take(n, b.dtype)[0], x) for kind, n, b, x in rows]
+
+    numbers = submit(call, inputs, [buffer.pointer for buffer in outputs])
+    return Handle(numbers, (inputs, outputs), collect, str(call), timeout)
+
+
+def _single(
+    start: Callable[Concatenate[Sequence[T], P], Handle[list[T]]],
+) -> Callable[Concatenate[T, P], Handle[T]]:
+    """The form for one array of a `grouped_` function."""
+
+    def call(tensor: T, /, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
+        return start([tensor], *args, **kwargs).map(lambda results: results[0])
+
+    _document(call, start, "grouped_", "tensor")
+    return call
+
+
+def _blocking(start: Callable[P, Handle[R]]) -> Callable[P, R]:
+    """The waiting form of an `_async` function."""
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return start(*args, **kwargs).wait()
+
+    _document(call, start, "_async")
+    return call
+
+
+def _document(call: Any, start: Any, less: str, first: str | None = None) -> None:
+    """Describes `call` as `start` is; its name is without `less`, its first argument is `first`."""
+    functools.update_wrapper(call, start)
+    call.__name__ = call.__qualname__ = start.__name__.replace(less, "")
+    arguments = list(inspect.signature(start).parameters.values())
+    if first is not None:
+        only = inspect.Parameter.POSITIONAL_ONLY
+        arguments[0] = arguments[0].replace(name=first, annotation=Any, kind=only)
+    call.__signature__ = inspect.Signature(arguments)
+
+
+def _reduction(
+    op: Op,
+    reduce_op: int | None,
+    prescale: float,
+    postscale: float,
+    name: str | None,
+    process_set: ProcessSet,
+) -> Call:
+    reduce_op = Average if reduce_op is None else ReduceOp(reduce_op)
+    return Call(op, name, set_id(process_set), reduce_op, prescale, postscale)
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[T],
+    *,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Handle[list[T]]:
+    """postscale_factor * reduce(prescale_factor * x) over the ranks; `op` None is Average.
+
+    Any shape and dtype, equal on all ranks. Integer averages are truncated. Members of a list are
+    reduced together, all or none.
+    """
+    call = _reduction(Op.ALLREDUCE, op, prescale_factor, postscale_factor, name, process_set)
+    return _start(call, tensors, timeout)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[T],
+    *,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Handle[list[T]]:
+    """As allreduce, in place: contiguous writable arrays, untouched by others until done."""
+    call = _reduction(Op.ALLREDUCE, op, prescale_factor, postscale_factor, name, process_set)
+    return _start(call, tensors, timeout, in_place=True)
+
+
+def grouped_broadcast_async(
+    tensors: Sequence[T],
+    root_rank: int,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Handle[list[T]]:
+    """The values of `root_rank`, a rank of the world. Any shape and dtype, equal on all ranks."""
+    call = Call(Op.BROADCAST, name, set_id(process_set), root=root_rank)
+    return _start(call, tensors, timeout)
+
+
+def grouped_broadcast_async_(
+    tensors: Sequence[T],
+    root_rank: int,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Handle[list[T]]:
+    """As broadcast, in place: contiguous writable arrays, untouched by others until done."""
+    call = Call(Op.BROADCAST, name, set_id(process_set), root=root_rank)
+    return _start(call, tensors, timeout, in_place=True)
+
+
+def grouped_allgather_async(
+    tensors: Sequence[T],
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Handle[list[T]]:
+    """All ranks' arrays, concatenated along the first dimension in rank order.
+
+    At least one dimension; only the first may differ between ranks. Any dtype.
+    """
+    return _start(Call(Op.ALLGATHER, name, set_id(process_set)), tensors, timeout)
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[T],
+    *,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Handle[list[T]]:
+    """This rank's rows of the sum or average; rows that do not divide evenly go to low ranks."""
+    call = _reduction(Op.REDUCESCATTER, op, prescale_factor, postscale_factor, name, process_set)
+    return _start(call, tensors, timeout)
+
+
+def alltoall_async(
+    tensor: T,
+    splits: Any = None,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Handle[tuple[T, Rows]]:
+    """Sends `splits[i]` rows to member i (None: equal parts) and receives in rank order.
+
+    The handle's result is (output, rows received from each member).
+    """
+    call = Call(Op.ALLTOALL, name, set_id(process_set))
+    try:
+        kind = kind_of(tensor)
+        buffer = kind.describe(tensor)
+        call = Call(Op.ALLTOALL, name, call.process_set, splits=_rows(splits))
+    except (TypeError, ValueError) as reason:
+        refuse(call, 1, reason)
+        raise
+
+    def collect(numbers: Any) -> tuple[T, Rows]:
+        memory, received = take(numbers[0], buffer.dtype)
+        return kind.wrap(memory, tensor), np.array(received, np.int64)
+
+    return Handle(submit(call, [buffer], [0]), buffer, collect, str(call), timeout)
+
+
+def _rows(splits: Any) -> tuple[int, ...]:
+    """Splits from a list, an array or a tensor on any device."""
+    if splits is None:
+        return ()
+    rows = splits.tolist() if hasattr(splits, "tolist") else list(splits)
+    if not isinstance(rows, list) or not all(isinstance(row, int) for row in rows):
+        raise ValueError(f"splits are one integer for each member, not {splits!r}")
+    return tuple(rows)
+
+
+allreduce_async = _single(grouped_allreduce_async)
+allreduce_async_ = _single(grouped_allreduce_async_)
+broadcast_async = _single(grouped_broadcast_async)
+broadcast_async_ = _single(grouped_broadcast_async_)
+allgather_async = _single(grouped_allgather_async)
+reducescatter_async = _single(grouped_reducescatter_async)
+
+allreduce = _blocking(allreduce_async)
+allreduce_ = _blocking(allreduce_async_)
+broadcast = _blocking(broadcast_async)
+broadcast_ = _blocking(broadcast_async_)
+allgather = _blocking(allgather_async)
+reducescatter = _blocking(reducescatter_async)
+
+grouped_allreduce = _blocking(grouped_allreduce_async)
+grouped_allreduce_ = _blocking(grouped_allreduce_async_)
+grouped_broadcast = _blocking(grouped_broadcast_async)
+grouped_broadcast_ = _blocking(grouped_broadcast_async_)
+grouped_allgather = _blocking(grouped_allgather_async)
+grouped_reducescatter = _blocking(grouped_reducescatter_async)
+
+
+def alltoall(
+    tensor: T,
+    splits: Any = None,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Any:
+    """As alltoall_async, waited for: (output, received rows), or output alone without splits."""
+    handle = alltoall_async(tensor, splits, name=name, process_set=process_set, timeout=timeout)
+    output, received = handle.wait()
+    return output if splits is None else (output, received)
+
+
+def barrier(process_set: ProcessSet = global_process_set, *, timeout: float | None = None) -> None:
+    """Returns when every member has called it."""
+    call = Call(Op.BARRIER, process_set=set_id(process_set))
+    Handle(submit(call, [NOTHING], [0]), None, lambda _: None, str(call), timeout).wait()
+
+
+def join(
+    device: int = -1,
+    *,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> int:
+    """Says that this rank is out of data and blocks until all members are: the last one's rank.
+
+    Meanwhile it contributes the identity to the others' reductions. `device` is accepted for
+    Horovod's sake; the runtime needs none.
+    """
+    call = Call(Op.JOIN, process_set=set_id(process_set))
+    numbers = submit(call, [NOTHING], [0])
+    return Handle(numbers, None, lambda ns: value_of(ns[0]), str(call), timeout).wait()

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests: how one call becomes farandole_request structures and reaches the core."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from farandole._library import check, check_count, ffi, lib
+from farandole.buffers import Buffer
+from farandole.handles import sweep
+
+__all__ = ["NOTHING", "Call", "Op", "PreparedTensor", "refuse", "submit"]
+
+
+class Op(IntEnum):
+    """Operations; values of enum farandole_op."""
+
+    ALLREDUCE = 0
+    BROADCAST = 1
+    ALLGATHER = 2
+    REDUCESCATTER = 3
+    ALLTOALL = 4
+    BARRIER = 5
+    JOIN = 6
+    ADD_SET = 7
+    REMOVE_SET = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What the tensors of one call have in common; fields as in farandole_request."""
+
+    op: Op
+    name: str | None = None
+    process_set: int = 0
+    reduce_op: int = 1
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = -1
+    splits: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.op.name.lower()} {self.name!r}" if self.name else f"{self.op.name.lower()}"
+
+
+NOTHING = Buffer(0, 0, (), None)  # of calls that carry no tensor, or contribute the identity
+_NULL = ffi.NULL
+_cast, _void, _new = ffi.cast, ffi.typeof("void*"), ffi.new
+
+# Unnamed groups so far, by process set: like unnamed calls they match by order. Their names come
+# around again, so that ranks need not tell each other ever new ones.
+_groups: Counter[int] = Counter()
+_GROUP_NAMES = 256
+
+
+_generation = 0
+
+
+def restart() -> None:
+    """Starts the count of unnamed groups again. init() calls this."""
+    global _generation
+    _groups.clear()
+    _generation += 1
+
+
+def generation() -> int:
+    """How often init() has started the core: tensors prepared in an older one are void."""
+    return _generation
+
+
+def _group_of(call: Call, count: int) -> bytes | None:
+    if count == 1:
+        return None
+    if call.name is not None:
+        return call.name.encode()
+    _groups[call.process_set] += 1
+    return b"unnamed group %d" % (_groups[call.process_set] % _GROUP_NAMES)
+
+
+def _fill(
+    request: Any, call: Call, buffer: Buffer, output: int, name: str | None, keep: list[Any]
+) -> None:
+    """Writes one request; what it points at goes into `keep`."""
+    request.op = call.op
+    request.reduce_op = call.reduce_op
+    request.dtype = buffer.dtype
+    request.device = buffer.device
+    request.root = call.root
+    request.process_set = call.process_set
+    request.prescale = call.prescale
+    request.postscale = call.postscale
+    request.stream = buffer.stream
+    request.input = _cast(_void, buffer.pointer)
+    request.output = _cast(_void, output)
+    request.ndim = len(buffer.shape)
+    request.shape = shape = _new("int64_t[]", buffer.shape)
+    request.n_splits = len(call.splits)
+    request.splits = splits = _new("int64_t[]", call.splits)
+    request.name = text = _NULL if name is None else _new("char[]", name.encode())
+    request.group = _NULL
+    request.group_size = 1
+    keep += (shape, splits, text)
+
+
+def _requests(call: Call, buffers: Sequence[Buffer], outputs: Sequence[int]) -> tuple[Any, Any]:
+    """farandole_request[] for one call, and what must live while the core copies it."""
+    count = len(buffers)
+    requests = _new("farandole_request[]", count)
+    keep: list[Any] = []
+    group = _group_of(call, count)
+    text = _NULL if group is None else _new("char[]", group)
+    keep.append(text)
+    for i, (buffer, output) in enumerate(zip(buffers, outputs, strict=True)):
+        name = call.name
+        if group is not None:
+            name = None if name is None else f"{name}_{i + 1}of{count}"
+        _fill(requests[i], call, buffer, output, name, keep)
+        requests[i].group = text
+        requests[i].group_size = count
+    return requests, keep
+
+
+def submit(call: Call, buffers: Sequence[Buffer], outputs: Sequence[int]) -> Any:
+    """Submits the tensors of one call, more than one as a group; returns int64_t[] of handles.
+
+    `outputs` are addresses, 0 where the core allocates. Buffers must live until the handles are
+    done. Raises what the core finds wrong with the arguments; peers then fail too.
+    """
+    sweep()
+    requests, keep = _requests(call, buffers, outputs)
+    numbers = _new("int64_t[]", len(buffers))
+    if buffers:
+        check(lib.farandole_submit(requests, len(buffers), numbers))
+    del keep
+    return numbers
+
+
+def refuse(call: Call, count: int, reason: Exception) -> None:
+    """Tells the peers of a call over `count` tensors that this rank cannot take part, and why."""
+    requests, keep = _requests(call, [NOTHING] * count, [0] * count)
+    text = _new("char[]", f"{type(reason).__name__}: {reason}".encode())
+    for i in range(count):
+        lib.farandole_refuse(requests + i, text)
+    del keep
+
+
+class PreparedTensor:
+    """A tensor that is submitted again and again: one C call each time, for adapters' hooks."""
+
+    __slots__ = ("_number", "_submit")
+
+    def __init__(
+        self, call: Call, buffer: Buffer, group: str | None = None, group_size: int = 1
+    ) -> None:
+        """`buffer` gives dtype, shape, device and stream; its pointer is not used.
+
+        Raises what the core finds wrong with the arguments. Valid until shutdown().
+        """
+        keep: list[Any] = []
+        request = _new("farandole_request*")
+        _fill(request, call, buffer, 0, call.name, keep)
+        if group is not None:
+            request.group = text = _new("char[]", group.encode())
+            request.group_size = group_size
+            keep.append(text)
+        self._number = check_count(lib.farandole_tensor(request))
+        self._submit = lib.farandole_submit_tensor
+
+    def submit(self, input: int, output: int) -> int:
+        """Submits with these addresses (input 0: the identity); returns the core handle's number.
+
+        The caller keeps both alive until the handle is done (wait_handles), then releases it.
+        """
+        handle: int = self._submit(self._number, _cast(_void, input), _cast(_void, output))
+        return handle if handle >= 0 else check_count(handle)
+
+    def close(self) -> None:
+        """Forgets the tensor."""
+        lib.farandole_forget_tensor(self._number)
