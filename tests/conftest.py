@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chooses the harness's plugin (outside, or inside a rank) and gives tests their launchers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from harness.fork import ForkJob, fork_job
+from harness.mpirun import MpiJob, mpi_job
+
+if "FARANDOLE_TEST_STEP" not in os.environ:  # a rank has harness.inner, from rank_main
+    pytest_plugins = ["harness.outer"]
+
+# The same examples on every rank and in every run; a failure prints the seed that repeats it.
+settings.register_profile("same", derandomize=True, deadline=None, database=None, print_blob=True)
+settings.load_profile("same")
+
+
+@pytest.fixture
+def fork_ranks(tmp_path: Path) -> Iterator[Callable[..., ForkJob]]:
+    """fork_ranks(source, ranks, env=None) -> ForkJob: that Python text on ranks without MPI."""
+    with contextlib.ExitStack() as stack:
+
+        def start(source: str, ranks: int, env: dict[str, str] | None = None) -> ForkJob:
+            return stack.enter_context(fork_job(_program(tmp_path, source), ranks, env))
+
+        yield start
+
+
+@pytest.fixture
+def mpi_ranks(tmp_path: Path) -> Iterator[Callable[..., MpiJob]]:
+    """mpi_ranks(source, ranks, env=None, mpi_args=()) -> MpiJob: that text under mpirun."""
+    with contextlib.ExitStack() as stack:
+
+        def start(
+            source: str,
+            ranks: int,
+            env: dict[str, str] | None = None,
+            mpi_args: tuple[str, ...] = (),
+        ) -> MpiJob:
+            return stack.enter_context(mpi_job(_program(tmp_path, source), ranks, env, mpi_args))
+
+        yield start
+
+
+def _program(folder: Path, source: str) -> list[str]:
+    path = folder / "program.py"
+    path.write_text(source)
+    return [sys.executable, str(path)]

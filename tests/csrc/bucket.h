@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random buckets with rank-dependent data, and what each member must find in its outputs, byte by byte.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "check.h"
+#include "data/plane.h"
+#include "kernels/kernels.h"
+
+namespace farandole::check {
+
+using Bytes = std::vector<std::byte>;
+using Random = std::mt19937_64;
+
+inline size_t below(Random& random, size_t limit) { return random() % limit; }
+inline bool one_in(Random& random, size_t chances) { return below(random, chances) == 0; }
+
+// One part as all members know it; `part.signature.shape` is everybody's, buffers are empty.
+struct PartSpec {
+  Part part;
+  uint64_t seed = 0;
+  bool in_place = false;
+  std::vector<bool> drops_output;  // by member; empty: nobody
+
+  size_t element() const { return size_of(part.signature.dtype); }
+  size_t row_bytes() const {
+    return static_cast<size_t>(part.signature.row_elements()) * element();
+  }
+  size_t rows(size_t index) const { return static_cast<size_t>(part.rows.at(index)); }
+};
+
+using BucketSpec = std::vector<PartSpec>;
+
+// What `member` puts in, for a set of `members`.
+inline size_t input_bytes(const PartSpec& spec, int member, int members) {
+  if (!spec.part.has(member)) return 0;
+  const auto m = static_cast<size_t>(member);
+  const auto n = static_cast<size_t>(members);
+  size_t rows = 0;
+  switch (spec.part.signature.op) {
+    case Op::kAllgather: return spec.rows(m) * spec.row_bytes();
+    case Op::kAlltoall:
+      for (size_t to = 0; to < n; ++to) rows += spec.rows(m * n + to);
+      return rows * spec.row_bytes();
+    case Op::kBarrier: return 0;
+    default: return spec.part.signature.bytes();
+  }
+}
+
+inline size_t output_bytes(const PartSpec& spec, int member, int members) {
+  const auto m = static_cast<size_t>(member);
+  const auto n = static_cast<size_t>(members);
+  size_t rows = 0;
+  switch (spec.part.signature.op) {
+    case Op::kAllgather:
+      for (size_t from = 0; from < n; ++from) rows += spec.rows(from);
+      return rows * spec.row_bytes();
+    case Op::kAlltoall:
+      for (size_t from = 0; from < n; ++from) rows += spec.rows(from * n + m);
+      return rows * spec.row_bytes();
+    case Op::kReducescatter: return spec.rows(m) * spec.row_bytes();
+    case Op::kBarrier: return 0;
+    default: return spec.part.signature.bytes();
+  }
+}
+
+// Any bits for integers; finite numbers of any size for floats, so that a wrong order of sums shows.
+inline Bytes random_values(DType dtype, size_t bytes, uint64_t seed) {
+  Random random(seed);
+  Bytes values(bytes);
+  for (size_t at = 0; at < bytes; at += sizeof(uint64_t)) {
+    const uint64_t word = random();
+    std::memcpy(values.data() + at, &word, std::min(sizeof word, bytes - at));
+  }
+  const auto clear_bit = [&](size_t step, size_t byte, int mask) {  // never all ones in the exponent
+    for (size_t at = byte; at < bytes; at += step) values[at] &= static_cast<std::byte>(~mask);
+  };
+  switch (dtype) {
+    case DType::kBool: clear_bit(1, 0, 0xfe); break;
+    case DType::kFloat16: clear_bit(2, 1, 0x40); break;
+    case DType::kBFloat16: clear_bit(2, 1, 0x40); break;
+    case DType::kFloat32:
+    case DType::kComplex64: clear_bit(4, 3, 0x40); break;
+    case DType::kFloat64:
+    case DType::kComplex128: clear_bit(8, 7, 0x40); break;
+    default: break;
+  }
+  return values;
+}
+
+inline Bytes input_of(const PartSpec& spec, int member, int members) {
+  return random_values(spec.part.signature.dtype, input_bytes(spec, member, members),
+                       spec.seed + static_cast<uint64_t>(member));
+}
+
+// The definition of a reduction: all inputs whole, in member order, in one call.
+inline Bytes reduced(const PartSpec& spec, int members) {
+  const Signature& signature = spec.part.signature;
+  std::vector<Bytes> inputs;
+  std::vector<const void*> pointers;
+  for (int member = 0; member < members; ++member) {
+    if (spec.part.has(member)) inputs.push_back(input_of(spec, member, members));
+  }
+  for (const Bytes& input : inputs) pointers.push_back(input.data());
+  Bytes result(signature.bytes());
+  const bool average = signature.reduce_op == ReduceOp::kAverage;
+  kernels::reduce(signature.dtype, signature.reduce_op, result.data(), pointers.data(),
+                  static_cast<int>(pointers.size()), result.size() / size_of(signature.dtype),
+                  {signature.prescale, signature.postscale, average ? spec.part.divisor : 1});
+  return result;
+}
+
+inline Bytes expected_output(const PartSpec& spec, int member, int members) {
+  const auto m = static_cast<size_t>(member);
+  const auto n = static_cast<size_t>(members);
+  Bytes result;
+  const auto append = [&](const Bytes& from, size_t begin, size_t bytes) {
+    const auto first = from.begin() + static_cast<ptrdiff_t>(begin);
+    result.insert(result.end(), first, first + static_cast<ptrdiff_t>(bytes));
+  };
+  switch (spec.part.signature.op) {
+    case Op::kAllreduce: return reduced(spec, members);
+    case Op::kBroadcast: return input_of(spec, spec.part.signature.root, members);
+    case Op::kReducescatter: {
+      size_t before = 0;
+      for (size_t other = 0; other < m; ++other) before += spec.rows(other);
+      append(reduced(spec, members), before * spec.row_bytes(), spec.rows(m) * spec.row_bytes());
+      return result;
+    }
+    case Op::kAllgather:
+      for (int from = 0; from < members; ++from) {
+        append(input_of(spec, from, members), 0, input_bytes(spec, from, members));
+      }
+      return result;
+    case Op::kAlltoall:
+      for (size_t from = 0; from < n; ++from) {
+        size_t before = 0;
+        for (size_t to = 0; to < m; ++to) before += spec.rows(from * n + to);
+        append(input_of(spec, static_cast<int>(from), members), before * spec.row_bytes(),
+               spec.rows(from * n + m) * spec.row_bytes());
+      }
+      return result;
+    default: return result;
+  }
+}
+
+// One member's buffers for a bucket, in one allocation each, with a watched margin on both sides.
+class MemberBucket {
+ public:
+  MemberBucket(const BucketSpec& specs, int member, int members)
+      : specs_(specs), member_(member), members_(members), buffers_(specs.size()) {
+    for (size_t i = 0; i < specs.size(); ++i) parts_.push_back(make(specs[i], buffers_[i]));
+  }
+  MemberBucket(const MemberBucket&) = delete;
+  MemberBucket& operator=(const MemberBucket&) = delete;
+
+  std::span<const Part> parts() const { return parts_; }
+
+  void check() const {
+    for (size_t i = 0; i < specs_.size(); ++i) check(specs_[i], buffers_[i]);
+  }
+
+ private:
+  static constexpr size_t kMargin = 64;
+  static constexpr std::byte kUntouched{0xa5};
+
+  struct Buffers {
+    Bytes input, output;
+    size_t result_at = 0;  // where the result is: in `output`, or in `input` if in place
+  };
+
+  static Bytes with_margins(const Bytes& values) {
+    Bytes buffer(values.size() + 2 * kMargin, kUntouched);
+    std::copy(values.begin(), values.end(), buffer.begin() + kMargin);
+    return buffer;
+  }
+
+  bool drops(const PartSpec& spec) const {
+    return !spec.drops_output.empty() && spec.drops_output[static_cast<size_t>(member_)];
+  }
+
+  // In place, the input lies where the result will be: inside it for an allgather, around it for a
+  // reducescatter (at its start).
+  bool in_place(const PartSpec& spec) const {
+    return spec.in_place && spec.part.has(member_) && spec.part.signature.op != Op::kAlltoall;
+  }
+
+  Part make(const PartSpec& spec, Buffers& buffers) const {
+    Part part = spec.part;
+    const Op op = part.signature.op;
+    const bool has_input = part.has(member_) && (op != Op::kBroadcast || part.signature.root == member_);
+    const Bytes values = input_of(spec, member_, members_);
+    Bytes result(output_bytes(spec, member_, members_), kUntouched);
+    size_t input_at = 0;
+    if (in_place(spec)) {
+      if (op == Op::kAllgather) {
+        for (int from = 0; from < member_; ++from) input_at += input_bytes(spec, from, members_);
+      }
+      if (result.size() < input_at + values.size()) result.resize(input_at + values.size(), kUntouched);
+      if (has_input) {
+        std::copy(values.begin(), values.end(), result.begin() + static_cast<ptrdiff_t>(input_at));
+      }
+    }
+    buffers.input = with_margins(values);
+    buffers.output = with_margins(result);
+    Bytes& source = in_place(spec) ? buffers.output : buffers.input;
+    part.input = has_input ? source.data() + kMargin + input_at : nullptr;
+    part.output = drops(spec) && !in_place(spec) ? nullptr : buffers.output.data() + kMargin;
+    return part;
+  }
+
+  void check(const PartSpec& spec, const Buffers& buffers) const {
+    CHECK(buffers.input == with_margins(input_of(spec, member_, members_)));
+    const Bytes expected = expected_output(spec, member_, members_);
+    if (drops(spec) && !in_place(spec)) {
+      CHECK(buffers.output == with_margins(Bytes(expected.size(), kUntouched)));
+      return;
+    }
+    const auto result = buffers.output.begin() + kMargin;
+    const auto wrong = std::mismatch(expected.begin(), expected.end(), result).first;
+    if (wrong != expected.end()) {
+      const Signature& signature = spec.part.signature;
+      fail(std::string(name_of(signature.op)) + " of " + name_of(signature.dtype) + " by " +
+           name_of(signature.reduce_op) + (in_place(spec) ? " in place" : "") + ": byte " +
+           std::to_string(wrong - expected.begin()) + " of " + std::to_string(expected.size()) +
+           " is wrong at member " + std::to_string(member_) + " of " + std::to_string(members_));
+    }
+    CHECK(std::all_of(buffers.output.begin(), result, [](std::byte b) { return b == kUntouched; }));
+    CHECK(std::all_of(buffers.output.end() - kMargin, buffers.output.end(),
+                      [](std::byte b) { return b == kUntouched; }));
+    const auto rest = result + static_cast<ptrdiff_t>(expected.size());
+    if (!in_place(spec)) CHECK(std::all_of(rest, buffers.output.end(), [](std::byte b) { return b == kUntouched; }));
+  }
+
+  const BucketSpec& specs_;
+  const int member_;
+  const int members_;
+  std::vector<Buffers> buffers_;
+  std::vector<Part> parts_;
+};
+
+// ---- random specifications
+
+inline ReduceOp random_reduce_op(Random& random, DType dtype) {
+  constexpr ReduceOp kOps[] = {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax,
+                               ReduceOp::kProduct};
+  for (;;) {
+    const ReduceOp op = kOps[below(random, 5)];
+    if (kernels::supports(dtype, op)) return op;
+  }
+}
+
+inline void choose_rows(Random& random, PartSpec& spec, int members) {
+  const Op op = spec.part.signature.op;
+  const auto n = static_cast<size_t>(members);
+  const auto total = spec.part.signature.rows();
+  std::vector<int64_t>& rows = spec.part.rows;
+  if (op == Op::kReducescatter) {
+    rows.assign(n, 0);
+    for (int64_t row = 0; row < total; ++row) ++rows[below(random, one_in(random, 3) ? 1 : n)];
+  } else if (op == Op::kAllgather || op == Op::kAlltoall) {
+    rows.resize(op == Op::kAllgather ? n : n * n);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const bool present = spec.part.has(static_cast<int>(op == Op::kAllgather ? i : i / n));
+      rows[i] = present ? static_cast<int64_t>(below(random, static_cast<size_t>(total) + 1)) : 0;
+    }
+    spec.part.signature.shape[0] = -1;
+  }
+}
+
+inline PartSpec random_part(Random& random, Op op, DType dtype, std::vector<int64_t> shape, int members) {
+  PartSpec spec;
+  Signature& signature = spec.part.signature;
+  signature.op = op;
+  signature.dtype = dtype;
+  signature.shape = std::move(shape);
+  const bool reduces = op == Op::kAllreduce || op == Op::kReducescatter;
+  if (reduces) signature.reduce_op = random_reduce_op(random, dtype);
+  if (reduces && dtype != DType::kBool && one_in(random, 4)) {
+    signature.prescale = 0.5;
+    signature.postscale = 1.5;
+  }
+  const auto n = static_cast<size_t>(members);
+  if (op == Op::kBroadcast) signature.root = static_cast<Rank>(below(random, n));
+  if (op != Op::kBroadcast && op != Op::kBarrier && one_in(random, 4)) {
+    spec.part.present.assign(n, true);
+    const size_t stays = below(random, n);
+    for (size_t m = 0; m < n; ++m) spec.part.present[m] = m == stays || !one_in(random, 3);
+  }
+  if (signature.reduce_op == ReduceOp::kAverage) spec.part.divisor = members;
+  choose_rows(random, spec, members);
+  spec.seed = random();
+  spec.in_place = one_in(random, 2);
+  if (one_in(random, 5)) {
+    spec.drops_output.resize(n);
+    for (size_t m = 0; m < n; ++m) spec.drops_output[m] = one_in(random, 2);
+  }
+  return spec;
+}
+
+// At most `most_parts` tensors of any kind; now and then one of most_elements, else small ones.
+inline BucketSpec random_bucket(Random& random, int members, size_t most_parts, size_t most_elements) {
+  constexpr Op kOps[] = {Op::kAllreduce, Op::kAllreduce,     Op::kAllreduce, Op::kAllreduce, Op::kBroadcast,
+                         Op::kAllgather, Op::kReducescatter, Op::kAlltoall,  Op::kBarrier};
+  BucketSpec bucket(1 + below(random, most_parts));
+  Op op = kOps[below(random, std::size(kOps))];
+  for (PartSpec& spec : bucket) {
+    if (one_in(random, 4)) op = kOps[below(random, std::size(kOps))];
+    const auto dtype = static_cast<DType>(below(random, kDTypeCount));
+    const size_t limit = one_in(random, 4) ? most_elements : std::min<size_t>(most_elements, 64);
+    auto rows = static_cast<int64_t>(below(random, limit + 1));
+    std::vector<int64_t> shape = {rows};
+    if (one_in(random, 2)) shape = {rows / 3, 3};
+    if (op == Op::kBarrier) shape = {};
+    spec = random_part(random, op, dtype, shape, members);
+  }
+  return bucket;
+}
+
+}  // namespace farandole::check

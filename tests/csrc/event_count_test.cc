@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// EventCount on real futexes: threads, forked processes, deadlines, signals. The proof of its protocol is
+// in event_protocol_test.cc.
+#include "lib/event_count.h"
+
+#include <signal.h>
+#include <sys/time.h>
+
+#include <functional>
+#include <thread>
+
+#include "check.h"
+#include "lib/segment.h"
+
+namespace farandole {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr uint32_t kRounds = 20'000;
+
+bool nothing() { return false; }
+Deadline patience() { return Deadline::in(60s); }
+
+struct Side {
+  EventCount events;
+  std::atomic<uint32_t> received{0};
+};
+
+struct Table {
+  Side sides[2];
+};
+
+template <class T>
+T& zeroed(const Segment& segment) {
+  CHECK(segment.size() >= sizeof(T));
+  return *reinterpret_cast<T*>(segment.data());
+}
+
+// Returns when `side` has received `wanted` balls.
+void await_ball(Side& side, Sleeper sleeper, uint32_t wanted) {
+  const auto arrived = [&] { return side.received.load() >= wanted; };
+  while (!arrived()) {
+    const WaitResult result = side.events.wait(sleeper, side.events.prepare(), arrived, patience());
+    CHECK_EQ(result, WaitResult::kWoken);
+  }
+}
+
+void play(Table& table, int own, Sleeper sleeper) {
+  for (uint32_t round = 1; round <= kRounds; ++round) {
+    if (own == 1) await_ball(table.sides[1], sleeper, round);
+    table.sides[1 - own].received.fetch_add(1);
+    table.sides[1 - own].events.notify();
+    if (own == 0) await_ball(table.sides[0], sleeper, round);
+  }
+  CHECK_EQ(rescued_wakeups(), 0);
+}
+
+// A rank with a caller and a background thread: both look at one counter of work.
+struct Driven {
+  EventCount events;
+  std::atomic<uint32_t> published{0};
+  std::atomic<uint32_t> done{0};  // changed by the driver only
+  std::atomic<uint32_t> by_caller{0};
+
+  bool has_work() const { return published.load() != done.load(); }
+  bool do_work() { return has_work() && (done.fetch_add(1), true); }
+};
+
+void drive_background(Driven& rank, uint32_t all) {
+  const auto has_work = [&] { return rank.has_work(); };
+  while (rank.done.load() < all) {
+    if (rank.events.try_drive()) {
+      while (rank.do_work()) rank.events.notify();  // a caller may wait for this piece
+      rank.events.stop_driving(has_work);
+    }
+    if (rank.done.load() == all) break;
+    rank.events.wait(
+        Sleeper::kBackground, rank.events.prepare(),
+        [&] { return rank.done.load() == all || (rank.has_work() && !rank.events.driven()); },
+        patience());
+  }
+}
+
+// One blocking call: returns when `wanted` pieces are done.
+void call(Driven& rank, uint32_t wanted) {
+  const auto has_work = [&] { return rank.has_work(); };
+  const auto done = [&] { return rank.done.load() >= wanted; };
+  while (!done()) {
+    if (!rank.events.try_drive()) {
+      rank.events.wait(
+          Sleeper::kCaller, rank.events.prepare(),
+          [&] { return done() || (rank.has_work() && !rank.events.driven()); }, patience());
+      continue;
+    }
+    while (!done()) {
+      const uint32_t ticket = rank.events.prepare();
+      if (rank.do_work()) {
+        rank.by_caller.fetch_add(1);
+      } else {
+        rank.events.wait(Sleeper::kCaller, ticket, has_work, patience());
+      }
+    }
+    return rank.events.stop_driving(has_work);
+  }
+  rank.events.pass_on(has_work);
+}
+
+void count_signal(int) {}
+
+// A signal every few milliseconds, so that one surely arrives while the test sleeps.
+class Alarms {
+ public:
+  Alarms() {
+    struct sigaction action{};
+    action.sa_handler = count_signal;
+    action.sa_flags = SA_RESTART;  // must not hide the interruption either
+    sigaction(SIGALRM, &action, &before_);
+    set_interval(2000);
+  }
+  ~Alarms() {
+    set_interval(0);
+    sigaction(SIGALRM, &before_, nullptr);
+  }
+
+ private:
+  static void set_interval(suseconds_t microseconds) {
+    const itimerval timer{{0, microseconds}, {0, microseconds}};
+    setitimer(ITIMER_REAL, &timer, nullptr);
+  }
+  struct sigaction before_{};
+};
+
+}  // namespace
+
+TEST(threads_play_ping_pong) {
+  Table table;
+  std::thread peer([&] { play(table, 1, Sleeper::kBackground); });
+  play(table, 0, Sleeper::kCaller);
+  peer.join();
+}
+
+TEST(forked_processes_play_ping_pong) {
+  const Segment segment = Segment::create("ping-pong", sizeof(Table), true);
+  Table& table = zeroed<Table>(segment);
+  check::run_in_forks(2, [&](int own) { play(table, own, Sleeper::kCaller); });
+  CHECK_EQ(table.sides[0].received.load(), kRounds);
+  CHECK_EQ(table.sides[1].received.load(), kRounds);
+}
+
+TEST(a_caller_and_a_background_thread_share_the_work_of_a_forked_peer) {
+  const Segment segment = Segment::create("driven", sizeof(Driven), true);
+  Driven& rank = zeroed<Driven>(segment);
+  check::run_in_forks(2, [&](int own) {
+    if (own == 1) {
+      for (uint32_t i = 0; i < kRounds; ++i) {
+        rank.published.fetch_add(1);
+        rank.events.notify();
+      }
+      return;
+    }
+    std::thread background([&] { drive_background(rank, kRounds); });
+    for (uint32_t wanted = 5; wanted <= kRounds; wanted += 10) call(rank, wanted);
+    background.join();
+    CHECK_EQ(rescued_wakeups(), 0);
+  });
+  CHECK_EQ(rank.done.load(), kRounds);
+}
+
+TEST(while_somebody_drives_the_background_thread_sleeps_on) {
+  Driven rank;
+  std::atomic<uint32_t> wakes{0};
+  std::atomic<bool> quit{false};
+  std::thread background([&] {
+    while (!quit.load()) {
+      rank.events.wait(
+          Sleeper::kBackground, rank.events.prepare(),
+          [&] { return (quit.load() || rank.has_work()) && !rank.events.driven(); }, patience());
+      wakes.fetch_add(1);
+      if (rank.events.try_drive()) {
+        while (rank.do_work()) continue;
+        rank.events.stop_driving([&] { return rank.has_work(); });
+      }
+    }
+  });
+  CHECK(rank.events.try_drive());
+  CHECK(!rank.events.try_drive());
+  const uint32_t sequence = rank.events.prepare();
+  for (int i = 0; i < 1000; ++i) {
+    rank.published.fetch_add(1);
+    rank.events.notify();
+  }
+  CHECK_EQ(rank.events.prepare(), sequence);  // nobody was to be woken
+  while (rank.do_work()) continue;
+  rank.published.fetch_add(1);
+  quit.store(true);
+  rank.events.stop_driving([&] { return rank.has_work(); });
+  background.join();
+  CHECK_EQ(rank.done.load(), 1001);
+  CHECK_EQ(rescued_wakeups(), 0);
+}
+
+TEST(notify_wakes_nobody_without_a_sleeper) {
+  EventCount events;
+  const uint32_t ticket = events.prepare();
+  events.notify();
+  events.notify_background();
+  CHECK_EQ(events.prepare(), ticket);
+}
+
+TEST(a_wait_ends_at_its_deadline) {
+  EventCount events;
+  const int64_t start = now_ns();
+  const Deadline deadline = Deadline::in(20ms);
+  CHECK_EQ(events.wait(Sleeper::kCaller, events.prepare(), nothing, deadline),
+           WaitResult::kTimedOut);
+  CHECK(now_ns() - start >= 20'000'000);
+  CHECK_EQ(events.wait(Sleeper::kCaller, events.prepare(), nothing, deadline),
+           WaitResult::kTimedOut);
+}
+
+TEST(a_long_wait_returns_within_a_second_or_so_to_look_again) {
+  EventCount events;
+  const int64_t start = now_ns();
+  CHECK_EQ(events.wait(Sleeper::kBackground, events.prepare(), nothing, Deadline::never()),
+           WaitResult::kWoken);
+  CHECK(now_ns() - start >= 900'000'000);
+  CHECK_EQ(rescued_wakeups(), 0);
+}
+
+TEST(work_means_no_sleep) {
+  EventCount events;
+  CHECK_EQ(events.wait(
+               Sleeper::kCaller, events.prepare(), [] { return true; }, Deadline::never()),
+           WaitResult::kWoken);
+}
+
+TEST(an_old_ticket_means_no_sleep) {
+  EventCount events;
+  const uint32_t ticket = events.prepare();
+  bool first = true;
+  const auto notified_meanwhile = [&] {
+    if (std::exchange(first, false)) events.notify();  // the flag is set by now
+    return false;
+  };
+  CHECK_EQ(events.wait(Sleeper::kCaller, ticket, notified_meanwhile, patience()),
+           WaitResult::kWoken);
+  CHECK(events.prepare() != ticket);
+}
+
+TEST(work_that_nobody_announced_is_counted) {
+  check::run_in_fork([] {
+    EventCount events;
+    int looks = 0;
+    const auto appears_silently = [&] { return ++looks > 1; };
+    CHECK_EQ(events.wait(Sleeper::kCaller, events.prepare(), appears_silently, Deadline::in(1ms)),
+             WaitResult::kWoken);
+    CHECK_EQ(rescued_wakeups(), 1);
+  });
+}
+
+TEST(a_signal_ends_a_wait) {
+  EventCount events;
+  const Alarms alarms;
+  CHECK_EQ(events.wait(Sleeper::kCaller, events.prepare(), nothing, Deadline::never()),
+           WaitResult::kInterrupted);
+}
+
+TEST(close_wakes_everybody_for_good) {
+  EventCount events;
+  CHECK(!events.closed());
+  const auto sleep_until_closed = [&](Sleeper sleeper) {
+    WaitResult result = WaitResult::kWoken;
+    while (result == WaitResult::kWoken) {
+      result = events.wait(sleeper, events.prepare(), nothing, patience());
+    }
+    CHECK_EQ(result, WaitResult::kClosed);
+  };
+  std::thread caller(sleep_until_closed, Sleeper::kCaller);
+  std::thread background(sleep_until_closed, Sleeper::kBackground);
+  const uint32_t ticket = events.prepare();
+  events.close();
+  caller.join();
+  background.join();
+  CHECK(events.closed());
+  CHECK_EQ(events.wait(Sleeper::kCaller, ticket, nothing, patience()), WaitResult::kClosed);
+  CHECK_EQ(events.wait(
+               Sleeper::kCaller, events.prepare(), [] { return true; }, patience()),
+           WaitResult::kClosed);
+}
+
+}  // namespace farandole

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/host_plane.h"
+
+#include <cstdio>
+
+#include "core/error.h"
+#include "plane_conformance.h"
+
+using namespace farandole;
+using namespace farandole::check;
+
+namespace {
+
+struct Shape {
+  size_t block_bytes;
+  int slots;
+  size_t direct_bytes;
+};
+
+// Tiny blocks make many of them; direct and striped allreduce both occur.
+constexpr Shape kShapes[] = {{320, 2, 64}, {320, 4, 0}, {1024, 4, 256}, {4096, 2, 512}, {64 * 1024, 4, 8192}};
+
+PlaneWorld world_of(int members, const Shape& shape) {
+  return PlaneWorld(members, HostPlane::bytes_needed(members, shape.block_bytes, shape.slots),
+                    [shape](const PlaneWorld::Place& place) -> std::unique_ptr<Plane> {
+                      return std::make_unique<HostPlane>(HostPlane::Setup{
+                          place.member, place.members, place.memory, place.bytes, place.bells,
+                          shape.block_bytes, shape.slots, shape.direct_bytes});
+                    });
+}
+
+std::vector<BucketSpec> random_buckets(Random& random, int members, size_t count, size_t most_parts,
+                                       size_t most_elements) {
+  std::vector<BucketSpec> buckets;
+  for (size_t i = 0; i < count; ++i) {
+    buckets.push_back(random_bucket(random, members, most_parts, most_elements));
+  }
+  return buckets;
+}
+
+// One allreduce of float32, without factors.
+PartSpec plain(int64_t elements, ReduceOp op = ReduceOp::kSum) {
+  PartSpec spec;
+  spec.part.signature.reduce_op = op;
+  spec.part.signature.shape = {elements};
+  spec.seed = static_cast<uint64_t>(elements) * 7919 + 1;
+  return spec;
+}
+
+PartSpec plain(Op op, int64_t rows, int members) {
+  PartSpec spec = plain(rows);
+  spec.part.signature.op = op;
+  if (op == Op::kBroadcast) spec.part.signature.root = 0;
+  if (op == Op::kBarrier) spec.part.signature.shape = {};
+  if (op == Op::kAllgather) spec.part.rows.assign(static_cast<size_t>(members), rows);
+  return spec;
+}
+
+// Steps until there is nothing to do; true: the bucket is finished.
+bool exhaust(Plane& plane) {
+  for (;;) {
+    const Progress progress = plane.step();
+    if (progress != Progress::kMoved) return progress == Progress::kFinished;
+  }
+}
+
+}  // namespace
+
+TEST(every_op_dtype_and_shape) {
+  constexpr Op kOps[] = {Op::kAllreduce,     Op::kBroadcast, Op::kAllgather,
+                         Op::kReducescatter, Op::kAlltoall,  Op::kBarrier};
+  const std::vector<std::vector<int64_t>> shapes = {{0}, {1}, {7}, {65}, {3, 5}, {0, 4}, {4, 0}, {1000}};
+  for (int members = 1; members <= 5; ++members) {
+    Random random(static_cast<uint64_t>(members));
+    std::vector<BucketSpec> buckets;
+    for (Op op : kOps) {
+      for (int dtype = 0; dtype < kDTypeCount; ++dtype) {
+        for (const auto& shape : shapes) {
+          buckets.push_back({random_part(random, op, static_cast<DType>(dtype), shape, members)});
+        }
+      }
+    }
+    for (const Shape& shape : {kShapes[0], kShapes[2]}) {
+      simulate(world_of(members, shape), buckets, random);
+    }
+  }
+}
+
+TEST(random_buckets_in_random_order) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    with_seed(seed, [](uint64_t s) {
+      Random random(s);
+      const int members = 1 + static_cast<int>(s % 5);
+      const Shape& shape = kShapes[s % std::size(kShapes)];
+      simulate(world_of(members, shape), random_buckets(random, members, 20, 12, 700), random);
+    });
+  }
+}
+
+TEST(fused_buckets_of_a_thousand_tiny_tensors) {
+  for (int members : {1, 2, 4}) {
+    Random random(77);
+    BucketSpec bucket;
+    for (int i = 0; i < 1500; ++i) {
+      const auto dtype = static_cast<DType>(i / 50 % kDTypeCount);
+      bucket.push_back(random_part(random, Op::kAllreduce, dtype, {i % 11}, members));
+    }
+    simulate(world_of(members, {HostPlane::kBlockBytes, 4, HostPlane::kDirectBytes}), {bucket, bucket}, random);
+    simulate(world_of(members, {1024, 2, 128}), {bucket, bucket}, random);
+  }
+}
+
+TEST(threads_with_random_buckets) {
+  for (int members = 2; members <= 4; ++members) {
+    with_seed(static_cast<uint64_t>(100 + members), [members](uint64_t seed) {
+      Random random(seed);
+      run_threads(world_of(members, kShapes[seed % std::size(kShapes)]),
+                  random_buckets(random, members, 334, 6, 500));
+    });
+  }
+}
+
+TEST(processes_with_random_buckets) {
+  for (int members = 2; members <= 5; ++members) {
+    with_seed(static_cast<uint64_t>(200 + members), [members](uint64_t seed) {
+      Random random(seed);
+      run_forks(world_of(members, kShapes[seed % std::size(kShapes)]),
+                random_buckets(random, members, 250, 6, 500));
+    });
+  }
+}
+
+TEST(large_tensors_in_blocks_of_default_size) {
+  const std::vector<BucketSpec> buckets = {
+      {plain(300'003)}, {plain(400'000, ReduceOp::kMax), plain(5), plain(170'001)},
+      {plain(Op::kBroadcast, 200'001, 3)}, {plain(Op::kAllgather, 100'001, 3)}};
+  run_threads(world_of(3, {HostPlane::kBlockBytes, HostPlane::kSlots, HostPlane::kDirectBytes}), buckets);
+  run_forks(world_of(3, {HostPlane::kBlockBytes, HostPlane::kSlots, HostPlane::kDirectBytes}), buckets);
+}
+
+// An expectation that uses no kernel of ours.
+TEST(sums_are_right) {
+  constexpr int kMembers = 3;
+  constexpr int64_t kElements = 5000;
+  const PlaneWorld world = world_of(kMembers, kShapes[2]);
+  run_in_forks(kMembers, [&](int member) {
+    std::vector<float> values(kElements);
+    std::vector<int64_t> integers(kElements);
+    for (int64_t i = 0; i < kElements; ++i) {
+      values[static_cast<size_t>(i)] = static_cast<float>(i % 1000 + 1000 * member);
+      integers[static_cast<size_t>(i)] = i * i * (member + 1);
+    }
+    std::vector<Part> parts = {plain(kElements, ReduceOp::kAverage).part, plain(kElements).part};
+    parts[0].divisor = 2;
+    parts[1].signature.dtype = DType::kInt64;
+    parts[0].input = parts[0].output = reinterpret_cast<std::byte*>(values.data());
+    parts[1].input = parts[1].output = reinterpret_cast<std::byte*>(integers.data());
+    const std::unique_ptr<Plane> plane = world.plane(member);
+    plane->begin(parts);
+    drive(*plane, world.bell(member));
+    for (int64_t i = 0; i < kElements; ++i) {
+      CHECK_EQ(values[static_cast<size_t>(i)], static_cast<float>(3 * (i % 1000) + 3000) / 2);
+      CHECK_EQ(integers[static_cast<size_t>(i)], 6 * i * i);
+    }
+  });
+}
+
+TEST(barrier_holds_until_all_have_come) {
+  const PlaneWorld world = world_of(3, kShapes[1]);
+  const BucketSpec barrier = {plain(Op::kBarrier, 0, 3)};
+  std::vector<std::unique_ptr<Plane>> planes;
+  const MemberBucket bucket(barrier, 0, 3);
+  for (int member = 0; member < 3; ++member) planes.push_back(world.plane(member));
+  for (int member = 0; member < 2; ++member) {
+    planes[static_cast<size_t>(member)]->begin(bucket.parts());
+    CHECK(!exhaust(*planes[static_cast<size_t>(member)]));
+  }
+  planes[2]->begin(bucket.parts());
+  for (size_t member : {2, 0, 1}) CHECK(exhaust(*planes[member]));
+}
+
+// The root need not wait for anybody, and a receiver only for the root.
+TEST(broadcast_couples_receivers_to_the_root_alone) {
+  const PlaneWorld world = world_of(3, kShapes[2]);
+  const BucketSpec broadcast = {plain(Op::kBroadcast, 200, 3)};
+  std::vector<std::unique_ptr<Plane>> planes;
+  for (int member = 0; member < 3; ++member) planes.push_back(world.plane(member));
+  const MemberBucket root(broadcast, 0, 3);
+  const MemberBucket second(broadcast, 1, 3);
+  planes[1]->begin(second.parts());
+  CHECK(!exhaust(*planes[1]));
+  planes[0]->begin(root.parts());
+  CHECK(exhaust(*planes[0]));
+  CHECK(exhaust(*planes[1]));
+  second.check();
+}
+
+TEST(staging_runs_ahead_by_the_number_of_slots) {
+  constexpr int kSlots = 4;
+  const PlaneWorld world = world_of(2, {1024, kSlots, 0});
+  const BucketSpec bucket = {plain(10'000)};
+  const MemberBucket mine(bucket, 0, 2);
+  const std::unique_ptr<Plane> plane = world.plane(0);
+  plane->begin(mine.parts());
+  for (int block = 0; block < kSlots; ++block) CHECK(plane->step() == Progress::kMoved);
+  CHECK(plane->step() == Progress::kWaiting);
+  CHECK(!plane->ready());
+}
+
+TEST(nothing_to_move_is_finished_at_once) {
+  const PlaneWorld world = world_of(2, kShapes[0]);
+  const std::unique_ptr<Plane> plane = world.plane(0);
+  plane->begin({});
+  CHECK(plane->ready());
+  CHECK(plane->step() == Progress::kFinished);
+  const BucketSpec empty = {plain(0), plain(Op::kAllgather, 0, 2)};
+  const MemberBucket bucket(empty, 0, 2);
+  plane->begin(bucket.parts());
+  CHECK(plane->step() == Progress::kFinished);
+}
+
+TEST(an_aborted_member_is_left_alone) {
+  const PlaneWorld world = world_of(2, kShapes[0]);
+  const BucketSpec specs = {plain(5000)};
+  MemberBucket aborted(specs, 0, 2);
+  const MemberBucket other(specs, 1, 2);
+  const std::unique_ptr<Plane> planes[] = {world.plane(0), world.plane(1)};
+  planes[0]->begin(aborted.parts());
+  planes[1]->begin(other.parts());
+  for (int i = 0; i < 20; ++i) {
+    planes[0]->step();
+    planes[1]->step();
+  }
+  const size_t bytes = specs[0].part.signature.bytes();
+  const std::byte* const output = aborted.parts()[0].output;
+  const Bytes before(output, output + bytes);
+  planes[0]->abort();
+  CHECK(!exhaust(*planes[1]));
+  CHECK(std::equal(before.begin(), before.end(), output));
+  CHECK_THROWS(planes[0]->begin(aborted.parts()), ErrorCode::kInternal);
+}
+
+TEST(a_second_bucket_waits_for_the_first) {
+  const PlaneWorld world = world_of(2, kShapes[0]);
+  const BucketSpec specs = {plain(500)};
+  const MemberBucket bucket(specs, 0, 2);
+  const std::unique_ptr<Plane> plane = world.plane(0);
+  plane->begin(bucket.parts());
+  CHECK_THROWS(plane->begin(bucket.parts()), ErrorCode::kInternal);
+}
+
+TEST(supports_what_it_can_do) {
+  const PlaneWorld world = world_of(1, kShapes[0]);
+  const std::unique_ptr<Plane> plane = world.plane(0);
+  Signature signature;
+  CHECK(plane->supports(signature));
+  signature.dtype = DType::kBool;
+  CHECK(!plane->supports(signature));
+  signature.reduce_op = ReduceOp::kMax;
+  CHECK(plane->supports(signature));
+  signature.prescale = 2.0;
+  CHECK(!plane->supports(signature));
+  signature.op = Op::kAlltoall;
+  CHECK(plane->supports(signature));
+  signature.device = 0;
+  CHECK(!plane->supports(signature));
+  signature = Signature();
+  signature.reduce_op = ReduceOp::kAdasum;
+  CHECK(!plane->supports(signature));
+  signature.op = Op::kJoin;
+  CHECK(!plane->supports(signature));
+}
+
+TEST(refuses_a_wrong_setup) {
+  alignas(64) static std::byte memory[64 * 1024];
+  EventCount bell;
+  const HostPlane::Setup right = {0, 2, memory, sizeof memory, {&bell, &bell}, 1024, 4, 0};
+  HostPlane plane(right);
+  HostPlane::Setup wrong = right;
+  wrong.bytes = HostPlane::bytes_needed(2, 1024, 4) - 1;
+  CHECK_THROWS(HostPlane(wrong), ErrorCode::kInvalidArgument);
+  wrong = right;
+  wrong.block_bytes = 1000;
+  CHECK_THROWS(HostPlane(wrong), ErrorCode::kInvalidArgument);
+  wrong = right;
+  wrong.block_bytes = 64;  // less than a cache line for each member
+  CHECK_THROWS(HostPlane(wrong), ErrorCode::kInvalidArgument);
+  wrong = right;
+  wrong.bells = {&bell};
+  CHECK_THROWS(HostPlane(wrong), ErrorCode::kInvalidArgument);
+  wrong = right;
+  wrong.member = 2;
+  CHECK_THROWS(HostPlane(wrong), ErrorCode::kInvalidArgument);
+}

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+// Control messages: what is written is read, and nothing that is read can do harm.
+#include "control/message.h"
+
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "check.h"
+#include "random.h"
+
+namespace farandole {
+namespace {
+
+using check::Random;
+
+std::string random_text(Random& random, size_t most) {
+  std::string text(random.below(most + 1), '\0');
+  for (char& c : text) c = static_cast<char>(random.below(256));
+  return text;
+}
+
+template <class T>
+std::vector<T> random_numbers(Random& random) {
+  std::vector<T> numbers(random.below(6));
+  for (T& n : numbers) n = static_cast<T>(random.next());
+  return numbers;
+}
+
+ByteString random_bytes(Random& random, size_t most) {
+  ByteString bytes(random.below(most + 1));
+  for (std::byte& b : bytes) b = static_cast<std::byte>(random.below(256));
+  return bytes;
+}
+
+Signature random_signature(Random& random) {
+  Signature s;
+  s.op = static_cast<Op>(random.below(9));
+  s.reduce_op = static_cast<ReduceOp>(random.below(6));
+  s.dtype = static_cast<DType>(random.below(kDTypeCount));
+  s.device = random.between(-1, 7);
+  s.root = random.between(-1, 4095);
+  s.prescale = random.unit() * 1e9;
+  s.postscale = -random.unit();
+  s.shape = random_numbers<int64_t>(random);
+  s.group_size = random.between(1, 1000);
+  return s;
+}
+
+Request random_request(Random& random) {
+  return {static_cast<SetId>(random.next()), random_text(random, 40), random_text(random, 20),
+          random_signature(random)};
+}
+
+CallKey random_key(Random& random) {
+  return {static_cast<SetId>(random.next()), random_text(random, 40), random.next()};
+}
+
+Failure random_failure(Random& random) {
+  return {static_cast<ErrorCode>(random.below(9)), random_text(random, 200)};
+}
+
+uint32_t random_id(Random& random) { return static_cast<uint32_t>(random.next()) | 1; }
+
+// A Ready's payload is a view: `storage` holds the bytes.
+Report random_report(Random& random, size_t kind, ByteString& storage) {
+  switch (kind) {
+    case 0: {
+      Ready ready;
+      if (random.chance(0.5)) ready.id = random_id(random);
+      if (ready.id == 0) ready.request = random_request(random);
+      ready.sequence = random.next();
+      storage = random_bytes(random, kTinyBytes);
+      ready.contribution = {random.chance(0.5), random.chance(0.5),
+                            static_cast<int64_t>(random.next()), random_numbers<int64_t>(random),
+                            storage};
+      return ready;
+    }
+    case 1: return Refuse{random_key(random), random_failure(random)};
+    case 2: return Join{static_cast<SetId>(random.next())};
+    case 3: return Done{static_cast<SetId>(random.next()), random.next()};
+    case 4: return Forgot{random_id(random)};
+    default: return Leave{random.chance(0.5), random_text(random, 300)};
+  }
+}
+
+Run random_run(Random& random) {
+  Run run{static_cast<SetId>(random.next()), random.next(), {}};
+  for (size_t items = random.below(5); items > 0; --items) {
+    run.items.push_back({random_id(random), random.next(), static_cast<int64_t>(random.next()),
+                         random_numbers<int32_t>(random), random_numbers<int64_t>(random)});
+  }
+  return run;
+}
+
+Entry random_entry(Random& random, size_t kind) {
+  auto set = static_cast<SetId>(random.next());
+  switch (kind) {
+    case 0: return Define{random_id(random), random_request(random)};
+    case 1: return Forget{random_id(random)};
+    case 2: return random_run(random);
+    case 3:
+      return Result{set,
+                    random_id(random),
+                    random.next(),
+                    random.chance(0.5),
+                    random_numbers<int64_t>(random),
+                    random_bytes(random, 2 * kTinyBytes)};
+    case 4:
+      return Fail{random_key(random), random_failure(random), random_numbers<int32_t>(random)};
+    case 5: return Joined{set, random.between(0, 4095), random.next()};
+    case 6: return OpenSet{set, random_numbers<int32_t>(random), random_key(random)};
+    case 7: return CloseSet{set, random_key(random)};
+    case 8: return Abort{random_failure(random)};
+    default: return Stop{};
+  }
+}
+
+constexpr size_t kReportKinds = std::variant_size_v<Report>;
+constexpr size_t kEntryKinds = std::variant_size_v<Entry>;
+
+void same_request(const Request& a, const Request& b) {
+  CHECK_EQ(a.set, b.set);
+  CHECK_EQ(a.name, b.name);
+  CHECK_EQ(a.group, b.group);
+  CHECK(a.signature == b.signature);
+}
+
+void same_key(const CallKey& a, const CallKey& b) {
+  CHECK_EQ(a.set, b.set);
+  CHECK_EQ(a.name, b.name);
+  CHECK_EQ(a.sequence, b.sequence);
+}
+
+void same_failure(const Failure& a, const Failure& b) {
+  CHECK(a.code == b.code);
+  CHECK_EQ(a.text, b.text);
+}
+
+void same(const Ready& a, const Ready& b) {
+  CHECK_EQ(a.id, b.id);
+  same_request(a.request, b.request);
+  CHECK_EQ(a.sequence, b.sequence);
+  CHECK_EQ(a.contribution.has_input, b.contribution.has_input);
+  CHECK_EQ(a.contribution.has_payload, b.contribution.has_payload);
+  CHECK_EQ(a.contribution.rows, b.contribution.rows);
+  CHECK(a.contribution.splits == b.contribution.splits);
+  CHECK(std::ranges::equal(a.contribution.payload, b.contribution.payload));
+}
+void same(const Refuse& a, const Refuse& b) {
+  same_key(a.key, b.key), same_failure(a.failure, b.failure);
+}
+void same(const Join& a, const Join& b) { CHECK_EQ(a.set, b.set); }
+void same(const Done& a, const Done& b) { CHECK(a.set == b.set && a.bucket == b.bucket); }
+void same(const Forgot& a, const Forgot& b) { CHECK_EQ(a.id, b.id); }
+void same(const Leave& a, const Leave& b) { CHECK(a.failed == b.failed && a.text == b.text); }
+void same(const Define& a, const Define& b) {
+  CHECK_EQ(a.id, b.id), same_request(a.request, b.request);
+}
+void same(const Forget& a, const Forget& b) { CHECK_EQ(a.id, b.id); }
+void same(const Run& a, const Run& b) {
+  CHECK(a.set == b.set && a.bucket == b.bucket);
+  CHECK_EQ(a.items.size(), b.items.size());
+  for (size_t i = 0; i < a.items.size(); ++i) {
+    const Item &x = a.items[i], &y = b.items[i];
+    CHECK(x.id == y.id && x.sequence == y.sequence && x.divisor == y.divisor);
+    CHECK(x.absent == y.absent && x.rows == y.rows);
+  }
+}
+void same(const Result& a, const Result& b) {
+  CHECK(a.set == b.set && a.id == b.id && a.sequence == b.sequence && a.absent == b.absent);
+  CHECK(a.rows == b.rows && a.payload == b.payload);
+}
+void same(const Fail& a, const Fail& b) {
+  same_key(a.key, b.key), same_failure(a.failure, b.failure);
+  CHECK(a.unheard == b.unheard);
+}
+void same(const Joined& a, const Joined& b) {
+  CHECK(a.set == b.set && a.last == b.last && a.next_sequence == b.next_sequence);
+}
+void same(const OpenSet& a, const OpenSet& b) {
+  CHECK(a.set == b.set && a.ranks == b.ranks), same_key(a.key, b.key);
+}
+void same(const CloseSet& a, const CloseSet& b) {
+  CHECK_EQ(a.set, b.set), same_key(a.key, b.key);
+}
+void same(const Abort& a, const Abort& b) { same_failure(a.failure, b.failure); }
+void same(const Stop&, const Stop&) {}
+
+template <class Variant>
+void same_message(const Variant& a, const Variant& b) {
+  CHECK_EQ(a.index(), b.index());
+  std::visit(
+      [&](const auto& x) { same(x, std::get<std::remove_cvref_t<decltype(x)>>(b)); }, a);
+}
+
+template <class Message>
+ByteString encoded(const Message& message) {
+  ByteString bytes;
+  encode(message, bytes);
+  return bytes;
+}
+
+// Decodes a copy of exactly this size, so that a sanitizer sees every byte read beyond it. What decodes
+// is what encode() would have written.
+bool decodes(const ByteString& bytes, bool is_report) {
+  std::unique_ptr<std::byte[]> copy(new std::byte[bytes.size()]);
+  std::copy(bytes.begin(), bytes.end(), copy.get());
+  ByteView view(copy.get(), bytes.size());
+  try {
+    ByteString again = is_report ? encoded(decode_report(view)) : encoded(decode_entry(view));
+    CHECK(again == bytes);
+    return true;
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::kInternal);
+    return false;
+  }
+}
+
+// Every kind of message, many times over: visit(bytes, is it a report).
+void for_messages(uint64_t seed, int rounds,
+                  const std::function<void(Random&, ByteString, bool)>& visit) {
+  Random random(seed);
+  ByteString storage;
+  for (int round = 0; round < rounds; ++round) {
+    for (size_t kind = 0; kind < kReportKinds; ++kind) {
+      visit(random, encoded(random_report(random, kind, storage)), true);
+    }
+    for (size_t kind = 0; kind < kEntryKinds; ++kind) {
+      visit(random, encoded(random_entry(random, kind)), false);
+    }
+  }
+}
+
+}  // namespace
+
+TEST(a_report_is_read_as_it_was_written) {
+  Random random(1);
+  ByteString storage;
+  for (int round = 0; round < 500; ++round) {
+    for (size_t kind = 0; kind < kReportKinds; ++kind) {
+      Report report = random_report(random, kind, storage);
+      CHECK_EQ(report.index(), kind);
+      ByteString bytes = encoded(report);
+      same_message(report, decode_report(bytes));
+    }
+  }
+}
+
+TEST(an_entry_is_read_as_it_was_written) {
+  Random random(2);
+  for (int round = 0; round < 500; ++round) {
+    for (size_t kind = 0; kind < kEntryKinds; ++kind) {
+      Entry entry = random_entry(random, kind);
+      CHECK_EQ(entry.index(), kind);
+      same_message(entry, decode_entry(encoded(entry)));
+    }
+  }
+}
+
+TEST(messages_append_to_what_is_there) {
+  ByteString bytes = encoded(Report(Join{3}));
+  size_t first = bytes.size();
+  encode(Report(Forgot{7}), bytes);
+  same_message(Report(Join{3}), decode_report(ByteView(bytes).first(first)));
+  same_message(Report(Forgot{7}), decode_report(ByteView(bytes).subspan(first)));
+}
+
+TEST(a_payload_is_not_copied) {
+  ByteString payload(100, std::byte{5});
+  Ready ready;
+  ready.id = 1;
+  ready.contribution.payload = payload;
+  ByteString bytes = encoded(Report(ready));
+  Report report = decode_report(bytes);
+  const std::byte* data = std::get<Ready>(report).contribution.payload.data();
+  CHECK(data > bytes.data() && data + 100 <= bytes.data() + bytes.size());
+}
+
+TEST(a_message_cut_anywhere_is_refused) {
+  for_messages(3, 20, [](Random&, ByteString bytes, bool is_report) {
+    CHECK(decodes(bytes, is_report));
+    while (!bytes.empty()) {
+      bytes.pop_back();
+      CHECK(!decodes(bytes, is_report));
+    }
+  });
+}
+
+TEST(a_message_with_more_behind_it_is_refused) {
+  for_messages(4, 20, [](Random& random, ByteString bytes, bool is_report) {
+    bytes.push_back(static_cast<std::byte>(random.below(256)));
+    CHECK(!decodes(bytes, is_report));
+  });
+}
+
+TEST(changed_bytes_do_no_harm) {
+  int survivors = 0;
+  for_messages(5, 400, [&](Random& random, ByteString bytes, bool is_report) {
+    for (size_t changes = 1 + random.below(4); changes > 0; --changes) {
+      bytes[random.below(bytes.size())] = static_cast<std::byte>(random.below(256));
+    }
+    survivors += decodes(bytes, is_report);
+  });
+  CHECK(survivors > 0);  // else the changes would hit nothing but tags
+}
+
+TEST(random_bytes_do_no_harm) {
+  Random random(6);
+  for (int round = 0; round < 20000; ++round) {
+    ByteString bytes = random_bytes(random, 64);
+    if (!bytes.empty()) bytes[0] = static_cast<std::byte>(random.below(kEntryKinds + 1));
+    decodes(bytes, round % 2 == 0);
+  }
+}
+
+// Every four bytes of every message as a huge number: a count that is believed would allocate gigabytes.
+TEST(a_huge_count_is_not_believed) {
+  for_messages(7, 10, [](Random&, ByteString bytes, bool is_report) {
+    for (size_t at = 1; at + 4 <= bytes.size(); ++at) {
+      ByteString mad = bytes;
+      for (size_t i = 0; i < 4; ++i) mad[at + i] = std::byte{0x7f};
+      decodes(mad, is_report);
+    }
+  });
+  ByteString run = encoded(Entry(Run{0, 1, std::vector<Item>(3)}));
+  size_t count_at = run.size() - 3 * 28 - 4;
+  CHECK_EQ(run[count_at], std::byte{3});
+  run[count_at] = std::byte{4};  // one more than its bytes have room for
+  CHECK(!decodes(run, false));
+}
+
+TEST(only_written_values_are_read) {
+  ByteString leave = encoded(Report(Leave{true, ""}));
+  leave[1] = std::byte{2};  // neither true nor false
+  CHECK(!decodes(leave, true));
+  ByteString abort = encoded(Entry(Abort{{ErrorCode::kStall, ""}}));
+  abort[1] = std::byte{9};  // beyond the last error code
+  CHECK(!decodes(abort, false));
+  CHECK(!decodes(ByteString{static_cast<std::byte>(kReportKinds)}, true));
+  CHECK(!decodes(ByteString{static_cast<std::byte>(kEntryKinds)}, false));
+  CHECK(!decodes({}, true));
+}
+
+}  // namespace farandole

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every Plane for host memory must pass: members stepped in random order by one thread, as threads
+// that sleep on their bells, and as forked processes.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "bucket.h"
+#include "check.h"
+#include "data/plane.h"
+#include "lib/event_count.h"
+#include "lib/segment.h"
+
+namespace farandole::check {
+
+// The members of one set and the memory they share; made before they part.
+class PlaneWorld {
+ public:
+  struct Place {
+    int member;
+    int members;
+    std::byte* memory;
+    size_t bytes;
+    std::vector<EventCount*> bells;
+  };
+  using Factory = std::function<std::unique_ptr<Plane>(const Place&)>;
+
+  PlaneWorld(int members, size_t bytes, Factory factory)
+      : members_(members),
+        bells_bytes_(static_cast<size_t>(members) * sizeof(EventCount)),
+        memory_(Segment::create("plane-test", kBellsRoom + bytes, /*inherit=*/true)),
+        factory_(std::move(factory)) {
+    CHECK(bells_bytes_ <= kBellsRoom);
+  }
+
+  int members() const { return members_; }
+  EventCount& bell(int member) const {
+    return reinterpret_cast<EventCount*>(memory_.data())[member];
+  }
+  std::unique_ptr<Plane> plane(int member) const {
+    Place place{member, members_, memory_.data() + kBellsRoom, memory_.size() - kBellsRoom, {}};
+    for (int other = 0; other < members_; ++other) place.bells.push_back(&bell(other));
+    return factory_(place);
+  }
+
+ private:
+  static constexpr size_t kBellsRoom = 4096;
+  const int members_;
+  const size_t bells_bytes_;
+  const Segment memory_;
+  const Factory factory_;
+};
+
+// Prints the seed if `body` fails.
+template <class Body>
+void with_seed(uint64_t seed, Body&& body) {
+  try {
+    body(seed);
+  } catch (...) {
+    std::fprintf(stderr, "failed with seed %llu\n", static_cast<unsigned long long>(seed));
+    throw;
+  }
+}
+
+// Runs one bucket as the engine does: step, and sleep on the own bell when there is nothing to do.
+inline void drive(Plane& plane, EventCount& bell) {
+  for (;;) {
+    const Progress progress = plane.step();
+    if (progress == Progress::kFinished) return;
+    if (progress == Progress::kMoved) continue;
+    const uint32_t ticket = bell.prepare();
+    if (plane.ready()) continue;
+    bell.wait(Sleeper::kCaller, ticket, [&] { return plane.ready(); }, Deadline::never());
+  }
+}
+
+inline void run_member(const PlaneWorld& world, int member, const std::vector<BucketSpec>& buckets) {
+  const std::unique_ptr<Plane> plane = world.plane(member);
+  for (const BucketSpec& specs : buckets) {
+    const MemberBucket bucket(specs, member, world.members());
+    plane->begin(bucket.parts());
+    drive(*plane, world.bell(member));
+    bucket.check();
+  }
+}
+
+inline void run_threads(const PlaneWorld& world, const std::vector<BucketSpec>& buckets) {
+  std::vector<std::thread> threads;
+  for (int member = 0; member < world.members(); ++member) {
+    threads.emplace_back([&, member] { run_member(world, member, buckets); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQ(rescued_wakeups(), 0);
+}
+
+inline void run_forks(const PlaneWorld& world, const std::vector<BucketSpec>& buckets) {
+  run_in_forks(world.members(), [&](int member) {
+    run_member(world, member, buckets);
+    CHECK_EQ(rescued_wakeups(), 0);
+  });
+}
+
+// A member of a simulation. One that has nothing to do falls asleep as EventCount's sleepers do, and is
+// stepped again only after its bell has rung: a forgotten bell shows as a deadlock.
+class SimulatedMember {
+ public:
+  SimulatedMember(const PlaneWorld& world, int member, const std::vector<BucketSpec>& buckets)
+      : member_(member),
+        members_(world.members()),
+        buckets_(buckets),
+        plane_(world.plane(member)),
+        sleepers_(reinterpret_cast<std::atomic<uint32_t>*>(&world.bell(member)) + 1) {}
+
+  bool finished() const { return next_ == buckets_.size() && bucket_ == nullptr; }
+  bool awake() const { return (sleepers_->load() & kAsleep) == 0; }
+  size_t steps() const { return steps_; }
+
+  void step() {
+    if (bucket_ == nullptr) {
+      bucket_ = std::make_unique<MemberBucket>(buckets_[next_++], member_, members_);
+      plane_->begin(bucket_->parts());
+      return;
+    }
+    const bool ready = plane_->ready();
+    const Progress progress = plane_->step();
+    ++steps_;
+    CHECK_EQ(ready, progress != Progress::kWaiting);
+    if (progress == Progress::kWaiting) sleepers_->fetch_or(kAsleep);
+    if (progress == Progress::kFinished) {
+      bucket_->check();
+      bucket_.reset();
+    }
+  }
+
+ private:
+  static constexpr uint32_t kAsleep = static_cast<uint32_t>(Sleeper::kCaller);
+
+  const int member_;
+  const int members_;
+  const std::vector<BucketSpec>& buckets_;
+  std::unique_ptr<Plane> plane_;
+  std::atomic<uint32_t>* const sleepers_;  // EventCount's flags follow its word
+  std::unique_ptr<MemberBucket> bucket_;
+  size_t next_ = 0;
+  size_t steps_ = 0;
+};
+
+// Steps the members in random order, each for a random while, so that some fall far behind.
+inline void simulate(const PlaneWorld& world, const std::vector<BucketSpec>& buckets, Random& random) {
+  std::vector<std::unique_ptr<SimulatedMember>> members;
+  for (int member = 0; member < world.members(); ++member) {
+    members.push_back(std::make_unique<SimulatedMember>(world, member, buckets));
+  }
+  for (;;) {
+    std::vector<SimulatedMember*> runnable;
+    size_t unfinished = 0;
+    for (const auto& member : members) {
+      if (member->finished()) continue;
+      ++unfinished;
+      if (member->awake()) runnable.push_back(member.get());
+    }
+    if (unfinished == 0) return;
+    if (runnable.empty()) fail("all members that are not finished sleep: a lost wake-up or a deadlock");
+    SimulatedMember& member = *runnable[below(random, runnable.size())];
+    const size_t steps = one_in(random, 4) ? 1 + below(random, 20) : 1;
+    for (size_t i = 0; i < steps && !member.finished() && member.awake(); ++i) member.step();
+  }
+}
+
+}  // namespace farandole::check

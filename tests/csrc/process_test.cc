@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/process.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+
+namespace farandole {
+namespace {
+
+// A child that does nothing until it is killed.
+class Child {
+ public:
+  Child() : pid_(fork()) {
+    CHECK(pid_ >= 0);
+    if (pid_ != 0) return;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (;;) pause();
+  }
+  ~Child() {
+    if (pid_ > 0) kill_and_reap();
+  }
+  pid_t pid() const { return pid_; }
+  void send(int signal) const { CHECK_EQ(kill(pid_, signal), 0); }
+  void await(int options) const { CHECK_EQ(waitpid(pid_, nullptr, options), pid_); }
+  void kill_and_reap() {
+    kill(pid_, SIGKILL);
+    while (waitpid(pid_, nullptr, 0) == pid_) continue;
+    pid_ = -1;
+  }
+
+ private:
+  pid_t pid_;
+};
+
+PidFd watch(pid_t pid) {
+  std::optional<PidFd> opened = PidFd::open(pid, process_start_time(pid).value());
+  if (!opened) check::skip("no pidfds here");
+  return std::move(*opened);
+}
+
+}  // namespace
+
+TEST(a_death_is_seen_by_poll) {
+  Child child;
+  const PidFd watched = watch(child.pid());
+  CHECK(!watched.exited());
+  child.send(SIGKILL);
+  pollfd event{watched.fd(), POLLIN, 0};
+  CHECK_EQ(poll(&event, 1, 10'000), 1);
+  CHECK((event.revents & POLLIN) != 0);
+  CHECK(watched.exited());
+}
+
+TEST(a_dead_process_cannot_be_opened) {
+  Child child;
+  const pid_t pid = child.pid();
+  const uint64_t start = process_start_time(pid).value();
+  const PidFd watched = watch(pid);
+  child.send(SIGKILL);
+  siginfo_t info;
+  CHECK_EQ(waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT), 0);
+  CHECK_THROWS(PidFd::open(pid, start), ErrorCode::kPeer);  // a zombie
+  child.kill_and_reap();
+  CHECK_THROWS(PidFd::open(pid, start), ErrorCode::kPeer);
+  CHECK(!process_start_time(pid).has_value());
+  CHECK(!is_stopped(pid));
+}
+
+TEST(another_process_of_the_same_number_is_not_mistaken) {
+  Child child;
+  const uint64_t start = process_start_time(child.pid()).value();
+  CHECK_THROWS(PidFd::open(child.pid(), start + 1), ErrorCode::kPeer);
+}
+
+TEST(the_start_time_does_not_depend_on_the_name) {
+  const uint64_t start = process_start_time(getpid()).value();
+  CHECK(start > 0);
+  check::run_in_fork([] {
+    const uint64_t before = process_start_time(getpid()).value();
+    prctl(PR_SET_NAME, ") S 1 (x y");
+    CHECK_EQ(process_start_time(getpid()).value(), before);
+    CHECK(!is_stopped(getpid()));
+  });
+  Child child;
+  CHECK(process_start_time(child.pid()).value() >= start);
+}
+
+TEST(a_stopped_process_is_seen) {
+  Child child;
+  CHECK(!is_stopped(child.pid()));
+  child.send(SIGSTOP);
+  child.await(WUNTRACED);
+  CHECK(is_stopped(child.pid()));
+  child.send(SIGCONT);
+  child.await(WCONTINUED);
+  CHECK(!is_stopped(child.pid()));
+}
+
+TEST(host_and_namespace_have_an_identity) {
+  CHECK(pid_namespace() > 0);
+  CHECK_EQ(pid_namespace(), pid_namespace());
+  CHECK_EQ(boot_id().size(), 36);
+  CHECK(boot_id() == boot_id());
+}
+
+}  // namespace farandole

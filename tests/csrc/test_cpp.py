@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs every C++ test program of build/release, or of the build FARANDOLE_TEST_BUILD names."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.process import Process, check_no_residue
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / os.environ.get("FARANDOLE_TEST_BUILD", "build/release")
+PROGRAMS = [path.stem for path in sorted(Path(__file__).parent.glob("*_test.cc"))]
+SECONDS = 280
+
+SANITIZERS = {  # read by programs of sanitizer builds only
+    "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_init_order=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_program(program: str, inner_skips: list[str]) -> None:
+    path = BUILD / "tests" / program
+    assert path.exists(), f"{path} is not built"
+    process = Process([str(path)], {**SANITIZERS, **os.environ})
+    try:
+        result = process.wait(SECONDS)
+        assert result is not None, f"hung for {SECONDS} s\n{process.output}"
+        check_no_residue({process.pid})
+    finally:
+        process.kill()
+    inner_skips += re.findall(r"^skip (.*)$", result.out, re.MULTILINE)
+    assert result.returncode == 0, result.out
+    assert re.search(r"^[1-9]\d* passed, 0 failed", result.out, re.MULTILINE), result.out

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pytest plugin inside each rank: ranks go from test to test in step, and stop together.
+
+After every test the ranks exchange its outcome through the harness (no MPI, none of our runtime).
+One that has failed says so in a file first: if the others do not come, the outer pytest soon ends
+the job and shows all stacks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from farandole.rendezvous import connect, exchange
+
+# Longer than any deadline of the outer pytest, which owns them all.
+_STEP_SECONDS = 3600.0
+
+
+class Step:
+    """This rank's seat: where it writes, and how it meets the others."""
+
+    def __init__(self) -> None:
+        self.rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
+        self.size = int(os.environ["FARANDOLE_TEST_SIZE"])
+        self.folder = Path(os.environ["FARANDOLE_TEST_FOLDER"])
+        self._connection = connect(os.environ["FARANDOLE_TEST_STEP"], self.rank, _STEP_SECONDS)
+
+    def meet(self, text: str) -> list[str]:
+        """All ranks' texts, once all have called."""
+        answers = exchange(self._connection, text.encode(), self.size)
+        return [answer.decode() for answer in answers]
+
+    def tell_failure(self, text: str) -> None:
+        """Tell the outer pytest why, and that somebody may wait for this rank in vain."""
+        with (self.folder / f"failed-{self.rank}").open("a") as file:
+            file.write(text + "\n")
+
+
+class InStep:
+    """Registered by rank_main."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.passed = 0
+        self.skipped: dict[str, str] = {}
+        self._failed = False
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Drop the tests whose `ranks` marker leaves out this world size."""
+        left_out = [item for item in items if not self._wanted(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """An import error, for example."""
+        if report.failed:
+            self.step.tell_failure(report.longreprtext)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Failures are told at once; the session's end may never come."""
+        if report.failed:
+            self._failed = True
+            captured = "".join(f"--- {name}\n{text}\n" for name, text in report.sections)
+            self.step.tell_failure(f"{report.nodeid}\n{report.longreprtext}\n{captured}")
+        elif report.skipped:
+            reason = (
+                report.longrepr[2] if isinstance(report.longrepr, tuple) else "expected failure"
+            )
+            self.skipped[report.nodeid] = reason.removeprefix("Skipped: ")
+        elif report.when == "call":
+            self.passed += 1
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Run the test, then wait for all ranks to have run it."""
+        result = yield
+        outcome = "failed" if self._failed else "passed"
+        answers = self.step.meet(f"{outcome} {item.nodeid}")
+        failed = [rank for rank, text in enumerate(answers) if text.startswith("failed")]
+        if failed:
+            item.session.shouldfail = f"{item.name} failed on ranks {failed}"
+        elif len(set(answers)) > 1:
+            item.session.shouldfail = f"ranks run different tests: {answers}"
+        return result
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Leave the counts for the outer pytest."""
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            self.step.tell_failure(f"pytest's exit code is {exitstatus}")
+        summary = {"passed": self.passed, "skipped": self.skipped}
+        (self.step.folder / f"summary-{self.step.rank}.json").write_text(json.dumps(summary))
+
+    def _wanted(self, item: pytest.Item) -> bool:
+        marker = item.get_closest_marker("ranks")
+        return marker is None or self.step.size in marker.args

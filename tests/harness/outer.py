@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pytest plugin outside: a tests/parallel/test_*.py is one mpirun per world size."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farandole.rendezvous import RendezvousServer
+from harness.mpirun import MpiJob, mpi_job
+from harness.process import JobError, JobResult
+
+TESTS = Path(__file__).resolve().parents[1]
+SIZES = (1, 2, 3, 4)
+TEST_SECONDS = 60.0  # one test on all ranks, the start of Python included
+GRACE_SECONDS = 5.0  # for the other ranks, once one has failed
+JOB_SECONDS = 270.0  # a whole file at one size
+
+_FILE_RANKS = re.compile(r"^pytestmark = pytest\.mark\.ranks\(([\d, ]+)\)$", re.MULTILINE)
+_skips = pytest.StashKey[list[str]]()
+_passed = pytest.StashKey[list[int]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("parallel")
+    group.addoption("--ranks", default="1,2,3,4", help="world sizes for tests/parallel (1,2,3,4)")
+    group.addoption(
+        "--inner", default="", help="pytest options for the runs inside, e.g. '-k bool'"
+    )
+
+
+def pytest_configure() -> None:
+    """A terminated pytest leaves as after Ctrl-C, so that the jobs it has started die with it."""
+    signal.signal(signal.SIGTERM, lambda *_: pytest.exit("terminated", returncode=143))
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Collector | None:
+    """Take the files of tests/parallel out of ordinary collection: they run inside."""
+    if module_path.parent != TESTS / "parallel":
+        return None
+    return ParallelFile.from_parent(parent, path=module_path)
+
+
+class ParallelFile(pytest.File):
+    """One file; its items are world sizes."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """An item for each size that the file's own `pytestmark` and --ranks both allow."""
+        wanted = {int(size) for size in self.config.getoption("--ranks").split(",")}
+        marker = _FILE_RANKS.search(self.path.read_text())
+        sizes = [int(size) for size in marker[1].split(",") if size.strip()] if marker else SIZES
+        for size in sizes:
+            if size in wanted:
+                yield ParallelRun.from_parent(self, name=f"np{size}", ranks=size)
+
+
+class ParallelRun(pytest.Item):
+    """One mpirun of one file."""
+
+    def __init__(self, *, ranks: int, **kwargs: object) -> None:
+        super().__init__(**kwargs)  # type: ignore[arg-type]
+        self.ranks = ranks
+
+    def runtest(self) -> None:
+        """Fails with the output of every rank that failed, or with all stacks after a deadline."""
+        with tempfile.TemporaryDirectory() as name, RendezvousServer(self.ranks) as server:
+            folder = Path(name)
+            argv = [sys.executable, "-m", "harness.rank_main", str(self.path)]
+            argv += self.config.getoption("--inner").split()
+            env = {
+                "FARANDOLE_TEST_SIZE": str(self.ranks),
+                "FARANDOLE_TEST_FOLDER": name,
+                "FARANDOLE_TEST_STEP": server.path,
+                "PYTHONPATH": str(TESTS),
+            }
+            with mpi_job(argv, self.ranks, env) as job:
+                result = _watch(job, server, folder)
+                if result.returncode != 0:
+                    raise JobError(f"exit code {result.returncode}\n{_logs(folder, result.out)}")
+                job.finish(timeout=0)
+            self._summarise(folder)
+
+    def repr_failure(  # type: ignore[override]
+        self, excinfo: pytest.ExceptionInfo[BaseException]
+    ) -> object:
+        """The ranks' own reports, not the harness's traceback."""
+        if isinstance(excinfo.value, JobError):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        """As pytest shows it."""
+        return self.path, None, f"{self.path.name} at {self.ranks} ranks"
+
+    def _summarise(self, folder: Path) -> None:
+        summary = json.loads((folder / "summary-0.json").read_text())
+        self.config.stash.setdefault(_passed, []).append(summary["passed"])
+        self.config.stash.setdefault(_skips, []).extend(
+            f"{self.path.name} at {self.ranks} ranks: {test.rpartition('::')[2]}: {reason}"
+            for test, reason in summary["skipped"].items()
+        )
+
+
+def _watch(job: MpiJob, server: RendezvousServer, folder: Path) -> JobResult:
+    """Wait for the end; a test may take TEST_SECONDS, and GRACE_SECONDS once a rank has failed."""
+    job_deadline = time.monotonic() + JOB_SECONDS
+    rounds, failed = 0, False
+    test_deadline = time.monotonic() + TEST_SECONDS
+    while (result := job.process.wait(0.1)) is None:
+        now = time.monotonic()
+        if server.rounds != rounds:
+            rounds, test_deadline = server.rounds, now + TEST_SECONDS
+        if not failed and any(folder.glob("failed-*")):
+            failed, test_deadline = True, now + GRACE_SECONDS
+        if now > min(test_deadline, job_deadline):
+            stacks = job.stacks()
+            job.process.kill()
+            what = "a rank failed and the others wait" if failed else "a test takes too long"
+            raise JobError(f"{what}\n{_logs(folder, job.process.output)}\n{stacks}")
+    return result
+
+
+def _logs(folder: Path, launcher: str) -> str:
+    """What the failed ranks tell, then the raw output of all ranks and of mpirun itself."""
+    told = sorted(folder.glob("failed-*"))
+    parts = [f"=== {path.name}\n{path.read_text(errors='replace')}" for path in told]
+    logs = sorted(folder.glob("rank-*.log"))
+    parts += [f"--- output of {log.stem}\n{log.read_text(errors='replace')}" for log in logs]
+    return "\n".join([*parts, f"--- output of mpirun\n{launcher}"])
+
+
+@pytest.fixture
+def inner_skips(request: pytest.FixtureRequest) -> list[str]:
+    """Where a test adds what was skipped in programs that it ran; shown at the end."""
+    return request.config.stash.setdefault(_skips, [])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many tests passed on every rank, and what was skipped inside ranks and C++ programs."""
+    stash = terminalreporter.config.stash
+    skips, passed = stash.get(_skips, []), stash.get(_passed, [])
+    if skips or passed:
+        terminalreporter.section("inside ranks and programs")
+        terminalreporter.write_line(
+            f"{sum(passed)} tests passed on all ranks of {len(passed)} runs"
+        )
+    for skip in skips:
+        terminalreporter.write_line(f"SKIPPED {skip}")

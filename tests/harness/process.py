@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process in a session of its own: output read as it comes, killed with its descendants."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.proc import our_shared_memory, processes_of_sessions
+
+_EXIT_SECONDS = 5.0  # for the last descendants to go once the job is over or was killed
+
+
+class JobError(AssertionError):
+    """A job failed, hung or left something behind; the text holds its output."""
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a process or job ended; `out` is stdout and stderr in the order they came."""
+
+    returncode: int
+    out: str
+    seconds: float
+
+    def check(self) -> JobResult:
+        """Raise JobError with the output unless the exit code is 0."""
+        if self.returncode != 0:
+            raise JobError(f"exit code {self.returncode} after {self.seconds:.1f} s\n{self.out}")
+        return self
+
+
+class Process:
+    """A child in its own session, so that `kill` reaches every descendant and nobody else."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        self.started = time.monotonic()
+        self._child = subprocess.Popen(
+            argv,
+            env={**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._output = bytearray()
+        self._changed = threading.Condition()
+        self._ended = False
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Process and session id."""
+        return self._child.pid
+
+    @property
+    def output(self) -> str:
+        """What it has written so far."""
+        with self._changed:
+            return self._output.decode(errors="replace")
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, minus the signal's number if one ended it, or None while it runs."""
+        return self._child.poll()
+
+    def wait_for_output(self, text: str, timeout: float = 30.0) -> None:
+        """Return once the output contains `text`; JobError if it ends or time is up before."""
+        with self._changed:
+            wanted = text.encode()
+            self._changed.wait_for(lambda: wanted in self._output or self._ended, timeout)
+            if wanted not in self._output:
+                raise JobError(f"no {text!r} within {timeout} s in the output:\n{self.output}")
+
+    def wait(self, timeout: float) -> JobResult | None:
+        """The result, or None if it still runs after `timeout` seconds."""
+        try:
+            returncode = self._child.wait(max(timeout, 0))
+        except subprocess.TimeoutExpired:
+            return None
+        seconds = time.monotonic() - self.started
+        self._reader.join(1.0)  # a descendant that outlives it may hold the pipe open
+        return JobResult(returncode, self.output, seconds)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to this one process; none if it has ended."""
+        self._child.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL to every process of the session, until none is left."""
+        wait_until_gone({self.pid}, kill=True)
+        self._child.wait()
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        with self._child.stdout as pipe:
+            while part := os.read(pipe.fileno(), 1 << 16):
+                with self._changed:
+                    self._output += part
+                    self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+
+def wait_until_gone(sessions: set[int], *, kill: bool = False) -> None:
+    """Return when no process of the sessions lives; JobError naming those left after 5 s."""
+    deadline = time.monotonic() + _EXIT_SECONDS
+    while left := processes_of_sessions(sessions):
+        if time.monotonic() > deadline:
+            raise JobError(f"processes left behind: {left}")
+        for process in left if kill else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        time.sleep(0.01)  # descendants are not our children: no event says that they end
+
+
+def check_no_residue(sessions: set[int]) -> None:
+    """Raise JobError if a process of the job, or a file of ours in /dev/shm, outlived the job."""
+    wait_until_gone(sessions)
+    if files := our_shared_memory():
+        raise JobError(f"left in /dev/shm: {files}")

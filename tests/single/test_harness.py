@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launchers themselves: a harness that cannot fail, or leaves processes, proves nothing."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from farandole.rendezvous import RendezvousServer, connect, exchange
+from harness import ForkJob, JobError, MpiJob, mpirun
+from harness.proc import processes_of_sessions
+
+MEET = """
+import os
+from farandole.rendezvous import connect, exchange
+rank = int(os.environ["FARANDOLE_RANK"])
+meeting = connect(os.environ["FARANDOLE_RENDEZVOUS"].removeprefix("unix:"), rank)
+print(exchange(meeting, b"rank %d" % rank), flush=True)
+"""
+RANK_0_WAITS_FOR_EVER = """
+if rank == 0:
+    __import__("signal").pause()
+exchange(meeting, b"")
+"""
+MPI_BARRIER_OF_ALL_BUT_0 = """
+import signal
+from mpi4py import MPI
+signal.pause() if MPI.COMM_WORLD.rank == 0 else MPI.COMM_WORLD.Barrier()
+"""
+
+
+def in_threads(body: Callable[[int], None], ranks: int) -> None:
+    threads = [threading.Thread(target=body, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_rendezvous_gathers_in_rank_order_and_starts_again() -> None:
+    seen: list[list[bytes]] = []
+
+    def rank(number: int) -> None:
+        for _ in range(20):  # generations: a fast rank comes back before a slow one has left
+            with connect(server.path, number) as meeting:
+                for length in (0, 1, 100_000):
+                    seen.append(exchange(meeting, bytes([number]) * (length + number), 3))
+
+    with RendezvousServer(3) as server:
+        in_threads(rank, 3)
+        assert server.rounds == 60
+    assert len(seen) == 180
+    for answer in seen:
+        assert [set(part) for part in answer[1:]] == [{1}, {2}]
+        assert len(answer[0]) + 2 == len(answer[1]) + 1 == len(answer[2])
+
+
+def test_rendezvous_refuses_a_second_rank_of_one_number() -> None:
+    with (
+        RendezvousServer(2) as server,
+        connect(server.path, 1) as first,
+        connect(server.path, 1) as second,
+    ):
+        for meeting in (first, second):
+            with pytest.raises(ConnectionError, match="another rank has left"):
+                exchange(meeting, b"", 2)
+
+
+def test_forked_ranks_meet(fork_ranks: Callable[..., ForkJob]) -> None:
+    for result in fork_ranks(MEET, 3).finish(30):
+        assert result.check().out == "[b'rank 0', b'rank 1', b'rank 2']\n"
+
+
+def test_a_killed_rank_frees_the_others(fork_ranks: Callable[..., ForkJob]) -> None:
+    job = fork_ranks(MEET + RANK_0_WAITS_FOR_EVER, 3)
+    job.wait_for_output("rank 2")
+    job.kill(0)
+    killed, *others = job.finish(30)
+    assert killed.returncode == -signal.SIGKILL
+    for result in others:
+        assert result.returncode == 1
+        assert "another rank has left" in result.out
+
+
+def test_a_hang_is_told_with_stacks(fork_ranks: Callable[..., ForkJob]) -> None:
+    job = fork_ranks(MEET + RANK_0_WAITS_FOR_EVER, 2)
+    job.wait_for_output("rank 1")
+    with pytest.raises(JobError, match=r"(?s)ranks \[0, 1\] hung.*exchange \(") as told:
+        job.finish(0.2)
+    assert str(told.value).count("program.py") >= 2
+    assert not processes_of_sessions(job.sessions)
+
+
+def test_a_hang_under_mpirun_is_told_with_stacks(mpi_ranks: Callable[..., MpiJob]) -> None:
+    job = mpi_ranks("print('up', flush=True)" + MPI_BARRIER_OF_ALL_BUT_0, 2)
+    job.process.wait_for_output("up\nup")
+    with pytest.raises(JobError, match=r"hung for.*(?s:.*)program\.py"):
+        job.finish(1.0)
+    assert not processes_of_sessions({job.process.pid})
+
+
+def test_mpirun_returns_what_the_ranks_return() -> None:
+    good = mpirun([sys.executable, "-c", "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"], 2)
+    assert good.check().out.split() == ["2", "2"]
+    bad = mpirun([sys.executable, "-c", "import sys; sys.exit(3)"], 2)
+    with pytest.raises(JobError, match="exit code 3"):
+        bad.check()
+
+
+def test_a_process_left_behind_is_an_error(fork_ranks: Callable[..., ForkJob]) -> None:
+    source = "import subprocess; subprocess.Popen(['sleep', '60']); print('ends')"
+    job = fork_ranks(source, 1)
+    with pytest.raises(JobError, match=r"left behind.*sleep"):
+        job.finish(30)
+    job.close()
+    assert not processes_of_sessions(job.sessions)
