@@ -30,17 +30,16 @@ help: ## this list
 deps: $(VENV)/.deps-stamp
 $(VENV)/.deps-stamp: requirements-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
-build/release/build.ninja: $(VENV)/.deps-stamp
-	$(CMAKE) -S csrc -B build/release -DFARANDOLE_TESTS=ON
+core: $(VENV)/.deps-stamp ## the C++ library and its tests in build/release (ninja: only what changed)
+	$(CMAKE) -S csrc -B build/release -DFARANDOLE_TESTS=ON --log-level=WARNING
+	$(BIN)/ninja -C build/release -j $(JOBS) --quiet
 
-core: build/release/build.ninja ## the C++ library and its tests in build/release (ninja: only what changed)
-	$(BIN)/ninja -C build/release -j $(JOBS) $(if $(VERBOSE),,--quiet)
-
-$(VENV)/.install-stamp: setup.py pyproject.toml $(VENV)/.deps-stamp
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+$(VENV)/.install-stamp: setup.py pyproject.toml $(VENV)/.deps-stamp | core
+	PATH=$(BIN):$$PATH JOBS=$(JOBS) $(BIN)/python -m pip install -qq --disable-pip-version-check \
+	  --no-build-isolation --no-deps -e .
 	touch $@
 
 venv: core $(VENV)/.install-stamp ## .venv with all dependencies, the C++ core and an editable install
@@ -60,14 +59,12 @@ test-single: venv ## the Python tests of one process
 test-parallel: venv ## the tests under mpirun; ARGS="--ranks 2 --inner '-k bool'" picks
 	$(PYTEST) tests/parallel $(ARGS)
 
-test-sanitize: build/address,undefined/build.ninja build/thread/build.ninja venv ## the C++ tests under ASan+UBSan, then TSan
+test-sanitize: venv ## the C++ tests under ASan+UBSan, then TSan
 	for build in address,undefined thread; do \
+	  $(CMAKE) -S csrc -B build/$$build -DFARANDOLE_TESTS=ON -DFARANDOLE_SANITIZE=$$build --log-level=WARNING; \
 	  $(BIN)/ninja -C build/$$build -j $(JOBS) --quiet; \
 	  FARANDOLE_TEST_BUILD=build/$$build $(PYTEST) tests/csrc $(ARGS); \
 	done
-
-build/address,undefined/build.ninja build/thread/build.ninja: build/%/build.ninja: $(VENV)/.deps-stamp
-	$(CMAKE) -S csrc -B build/$* -DFARANDOLE_TESTS=ON -DFARANDOLE_SANITIZE=$*
 
 test-wheel: wheel ## a venv without a compiler installs the wheel and trains on two ranks
 	rm -rf build/wheel-venv && $(PYTHON) -m venv build/wheel-venv
@@ -109,7 +106,7 @@ train: venv ## train on real data: mpirun -np 2 python examples/torch_digits.py 
 
 wheel: core ## one wheel for every Python, in dist/
 	rm -rf dist build/lib* build/bdist.*
-	PATH=$(BIN):$$PATH $(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-build-isolation --no-deps -w dist .
+	PATH=$(BIN):$$PATH JOBS=$(JOBS) $(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-build-isolation --no-deps -w dist .
 	ls dist
 
 bench: venv ## the scripts behind the numbers in the docs

@@ -36,12 +36,11 @@ class BuildCore(Command):
         self.set_undefined_options("build", ("build_lib", "build_lib"))
 
     def run(self) -> None:
-        if not (RELEASE / "build.ninja").exists():
-            subprocess.check_call(
-                ["cmake", "-G", "Ninja", "-S", str(ROOT / "csrc"), "-B", str(RELEASE)]
-            )
+        # Always configured anew: the last cmake and ninja may have been those of pip's isolated build.
+        ninja = f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja')}"
+        run("cmake", "-G", "Ninja", ninja, "-S", str(ROOT / "csrc"), "-B", str(RELEASE))
         jobs = os.environ.get("JOBS", str(os.cpu_count() or 1))
-        subprocess.check_call(["cmake", "--build", str(RELEASE), "-j", jobs, "-t", "farandole"])
+        run("cmake", "--build", str(RELEASE), "-j", jobs, "-t", "farandole")
         folder = ROOT / "pyruntime" / "lib" if self.editable_mode else self._lib_folder()
         folder.mkdir(parents=True, exist_ok=True)
         for source in SHIPPED:
@@ -85,8 +84,18 @@ class BdistWheel(bdist_wheel):
         return "py3", "none", f"manylinux_{major}_{minor}_{platform.machine()}"
 
 
+def run(*command: str) -> None:
+    """Output goes where pip's does; a failure ends the build."""
+    subprocess.check_call(command)
+
+
 def needed_glibc() -> tuple[int, int]:
-    """The newest glibc symbol version that the built library asks for."""
+    """The newest glibc symbol version that the built library asks for.
+
+    An editable install asks before anything is built, and its tag is never looked at again.
+    """
+    if not SHIPPED[0].exists():
+        return OLDEST_GLIBC
     table = subprocess.check_output(["objdump", "-T", str(SHIPPED[0])], text=True)
     versions = re.findall(r"\(?GLIBC_(\d+)\.(\d+)", table)
     return max((int(major), int(minor)) for major, minor in versions)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, Generic, TypeVar, cast
 
-from farandole._library import check_count, error, ffi, lib
+from farandole._library import error, ffi, lib
 from farandole.buffers import Memory, Shape
 from farandole.errors import StallError
 
@@ -52,13 +53,23 @@ class Handle(Generic[T]):
         Raises the error that the work ended with, or StallError after `timeout` seconds; after a
         StallError the work goes on and may be waited for again.
         """
-        numbers = self._numbers
-        if numbers is not None:
-            limit = self._timeout if timeout is None else timeout
-            self._settle(_block(numbers, limit, self._what))
+        limit = self._timeout if timeout is None else timeout
+        with self._one_at_a_time(limit):
+            if self._numbers is not None:
+                self._settle(_block(self._numbers, limit, self._what))
         if self._error is not None:
             raise self._error.with_traceback(None)
         return self._value
+
+    @contextmanager
+    def _one_at_a_time(self, limit: float | None) -> Iterator[None]:
+        """Threads that wait for one handle queue up: the first gives the core's handle back."""
+        if not self._lock.acquire(timeout=-1 if limit is None else max(limit, 0.0)):
+            raise _stall(self._what, limit)
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def map(self, change: Callable[[T], R]) -> Handle[R]:
         """This very handle, its result passed through `change`. Before anybody waits only."""
@@ -76,20 +87,18 @@ class Handle(Generic[T]):
     def poll(self) -> bool:
         """Whether the work is done or failed, without waiting."""
         numbers = self._numbers
-        return numbers is None or all(check_count(lib.farandole_poll(n)) for n in numbers)
+        return numbers is None or all(lib.farandole_poll(n) != 0 for n in numbers)
 
     def _settle(self, failure: Exception | None) -> None:
-        with self._lock:
-            numbers, collect = self._numbers, self._collect
-            if numbers is None or collect is None:  # another thread was first
-                return
-            if failure is None:
-                self._value = collect(numbers)
-                release(numbers)
-            else:  # other members of a group may still be under way
-                self._error = failure
-                _orphans.append((numbers, self._keep))
-            self._numbers = self._keep = self._collect = None
+        numbers, collect = self._numbers, self._collect
+        assert collect is not None
+        if failure is None:
+            self._value = collect(numbers)
+            release(numbers)
+        else:  # other members of a group may still be under way
+            self._error = failure
+            _orphans.append((numbers, self._keep))
+        self._numbers = self._keep = self._collect = None
 
     def __del__(self) -> None:
         if getattr(self, "_numbers", None) is not None:
@@ -116,10 +125,14 @@ def _block(numbers: Any, timeout: float | None, what: str) -> Exception | None:
         if code != _PENDING:
             return error(code)
         if deadline is not None and monotonic() >= deadline:
-            raise StallError(
-                f"{what}: not done after {timeout:g} s; this rank has submitted it and waits for "
-                "others (the call may be waited for again)"
-            )
+            raise _stall(what, timeout)
+
+
+def _stall(what: str, timeout: float | None) -> StallError:
+    return StallError(
+        f"{what}: not done after {timeout:g} s; this rank has submitted it and waits for others "
+        "(the call may be waited for again)"
+    )
 
 
 def wait_handles(handles: Sequence[int], timeout: float | None = None, what: str = "") -> None:

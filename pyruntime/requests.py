@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,21 +56,34 @@ _cast, _void, _new = ffi.cast, ffi.typeof("void*"), ffi.new
 # around again, so that ranks need not tell each other ever new ones.
 _groups: Counter[int] = Counter()
 _GROUP_NAMES = 256
-
-
+# The thread whose unnamed calls a process set takes: two threads have no order.
+_callers: dict[int, threading.Thread] = {}
 _generation = 0
 
 
 def restart() -> None:
-    """Starts the count of unnamed groups again. init() calls this."""
+    """Forgets the unnamed calls so far. init() calls this."""
     global _generation
     _groups.clear()
+    _callers.clear()
     _generation += 1
 
 
 def generation() -> int:
     """How often init() has started the core: tensors prepared in an older one are void."""
     return _generation
+
+
+def _check_thread(call: Call) -> None:
+    """Refuses unnamed calls of a second thread. Its peers have to make the same mistake."""
+    own = threading.current_thread()
+    caller = _callers.setdefault(call.process_set, own)
+    if caller is not own and caller.is_alive():
+        raise ValueError(
+            f"unnamed {call} from thread {own.name!r}: calls without a name meet by their order, "
+            f"and thread {caller.name!r} makes such calls already; give it a name"
+        )
+    _callers[call.process_set] = own
 
 
 def _group_of(call: Call, count: int) -> bytes | None:
@@ -131,6 +145,8 @@ def submit(call: Call, buffers: Sequence[Buffer], outputs: Sequence[int]) -> Any
     done. Raises what the core finds wrong with the arguments; peers then fail too.
     """
     sweep()
+    if call.name is None:
+        _check_thread(call)
     requests, keep = _requests(call, buffers, outputs)
     numbers = _new("int64_t[]", len(buffers))
     if buffers:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -228,4 +227,9 @@ class _Distributed(torch.optim.Optimizer):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are plain optimizers of the original class."""
         plain = next(base for base, ours in _distributed.items() if ours is type(self))
-        return copyreg.__newobj__, (plain,), self.__getstate__()  # type: ignore[attr-defined]
+        return _blank, (plain,), self.__getstate__()
+
+
+def _blank(plain: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """An optimizer that has not been initialised, for unpickling."""
+    return plain.__new__(plain)

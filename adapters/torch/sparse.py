@@ -35,6 +35,7 @@ def sparse_allreduce_async(
         rows = values.wait()
         if op == Average:
             rows = rows / (process_set.size() or 1)
-        return torch.sparse_coo_tensor(indices.wait().t(), rows, local.shape).coalesce()
+        parts = (indices.wait().t(), rows, local.shape)
+        return torch.sparse_coo_tensor(*parts, check_invariants=False).coalesce()
 
     return wait

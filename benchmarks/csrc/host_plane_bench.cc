@@ -130,7 +130,7 @@ void measure(Rank& rank, int number, const Options& options, std::vector<float>&
   Part barrier;
   barrier.signature.op = Op::kBarrier;
   const int inner = bytes <= 65536 ? 20 : 1;
-  const int repeats = bytes <= 65536               ? 200
+  const int repeats = bytes <= 65536              ? 200
                       : bytes <= size_t{1} << 20  ? 300
                       : bytes <= size_t{16} << 20 ? 40
                                                   : 9;
@@ -149,8 +149,8 @@ void measure(Rank& rank, int number, const Options& options, std::vector<float>&
 int run_rank(const Options& options, const Segment& segment, int number) {
   Rank rank(options, segment, number);
   std::vector<float> values(options.largest / sizeof(float));
-  for (size_t bytes : {size_t{4}, size_t{1} << 10, size_t{8} << 10, size_t{64} << 10, size_t{1} << 20,
-                       size_t{16} << 20, size_t{64} << 20, size_t{256} << 20}) {
+  for (size_t bytes : {size_t{4}, size_t{1} << 10, size_t{8} << 10, size_t{64} << 10,
+                       size_t{1} << 20, size_t{16} << 20, size_t{64} << 20, size_t{256} << 20}) {
     if (bytes <= options.largest) measure(rank, number, options, values, bytes, 1);
   }
   measure(rank, number, options, values, size_t{1000} << 10, 1000);
@@ -171,8 +171,8 @@ int main(int argc, char** argv) {
   options.direct_bytes = argument(4, options.direct_bytes);
   options.spin_ns = argument(5, options.spin_ns / 1000) * 1000;
   options.largest = argument(6, options.largest >> 20) << 20;
-  std::printf("%d ranks, %zu KiB blocks, %d slots, direct up to %zu B, spin %ld us\n", options.ranks,
-              options.block_bytes / 1024, options.slots, options.direct_bytes,
+  std::printf("%d ranks, %zu KiB blocks, %d slots, direct up to %zu B, spin %ld us\n",
+              options.ranks, options.block_bytes / 1024, options.slots, options.direct_bytes,
               static_cast<long>(options.spin_ns / 1000));
   std::fflush(stdout);
   const Segment segment = Segment::create(

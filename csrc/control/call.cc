@@ -113,38 +113,38 @@ std::vector<int32_t> Call::members_with_terms() const {
 }
 
 // What a rank's own checks let through, and nothing else: nobody looks at these sizes again.
-void Call::check(const Contribution& given) const {
+bool Call::sound(const Contribution& given) const {
   const Signature& s = signature();
+  if (!given.has_input && (given.rows != 0 || given.has_payload)) return false;
   bool gathers = s.op == Op::kAllgather || s.op == Op::kAlltoall;
-  bool sound = given.has_input || (given.rows == 0 && !given.has_payload);
   int64_t bytes = static_cast<int64_t>(size_of(s.dtype));
-  for (size_t i = 0; i < s.shape.size(); ++i) {
-    int64_t length = i == 0 && gathers ? given.rows : s.shape[i];
-    sound = sound && length >= 0 && !__builtin_mul_overflow(bytes, length, &bytes);
+  if (gathers || given.has_payload) {
+    for (size_t i = 0; i < s.shape.size(); ++i) {
+      int64_t length = i == 0 && gathers ? given.rows : s.shape[i];
+      if (length < 0 || __builtin_mul_overflow(bytes, length, &bytes)) return false;
+    }
   }
   if (given.has_payload) {
     bool rides = s.op == Op::kBroadcast || s.op == Op::kAllgather ||
                  (s.op == Op::kAllreduce && kernels::supports(s.dtype, s.reduce_op));
-    sound = sound && rides && given.payload.size() <= kTinyBytes &&
-            std::cmp_equal(given.payload.size(), bytes);
+    if (!rides || given.payload.size() > kTinyBytes) return false;
+    if (!std::cmp_equal(given.payload.size(), bytes)) return false;
   }
-  if (s.op == Op::kAlltoall) {
-    int64_t rows = 0;
-    sound = sound && std::cmp_equal(given.splits.size(), members_);
-    for (int64_t n : given.splits) {
-      sound = sound && n >= 0 && !__builtin_add_overflow(rows, n, &rows);
-    }
-    sound = sound && rows <= given.rows;
+  if (s.op != Op::kAlltoall) return true;
+  int64_t rows = 0;
+  for (int64_t n : given.splits) {
+    if (n < 0 || n > given.rows - rows) return false;
+    rows += n;
   }
-  if (!sound) {
-    throw Error(ErrorCode::kInternal,
-                "a rank brings to " + text_of(key_, request()) + " what it could not have");
-  }
+  return std::cmp_equal(given.splits.size(), members_);
 }
 
 void Call::arrive(int member, const Request& request, bool same, const Contribution& given) {
   bool agrees = same || same_terms(request, this->request());
-  if (agrees) check(given);
+  if (agrees && !sound(given)) {
+    throw Error(ErrorCode::kInternal,
+                "a rank brings to " + text_of(key_, request) + " what it could not have");
+  }
   if (!agrees && versions_.empty()) versions_.push_back({this->request(), members_with_terms()});
   take(member);
   if (!versions_.empty()) disagree(member, request);

@@ -72,7 +72,7 @@ class Call {
   };
   void take(int member);
   void disagree(int member, const Request& request);
-  void check(const Contribution& given) const;
+  bool sound(const Contribution& given) const;
   std::vector<int32_t> members_with_terms() const;
 
   bool open_ = false;

@@ -147,7 +147,9 @@ bool Runtime::leave(bool failed, const std::string& why, Deadline deadline) {
     failed_ = failed;
     leave_deadline_ = failed || engine_->broken() ? Deadline::in(seconds(config_.leave_timeout))
                                                   : Deadline::never();
-    engine_->report(Leave{failed, why});
+    // Leaving a broken job is part of its end, not a normal one.
+    bool broken = engine_->broken();
+    engine_->report(Leave{failed || broken, broken ? engine_->failure().text : why});
     after_submit();
   }
   auto over = [this] {

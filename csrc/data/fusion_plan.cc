@@ -117,16 +117,16 @@ bool FusionPlan::fill_allreduce(Block& block) {
       lanes_[0], block_bytes_,
       [&](const PartLayout&, const Lane& lane) { return parts_[lane.part].signature.bytes(); },
       [&](const Lane& lane, size_t slot, size_t length) {
-        segments_.push_back({static_cast<uint32_t>(lane.part), member_, slot, lane.offset,
-                             lane.offset, length});
+        segments_.push_back(
+            {static_cast<uint32_t>(lane.part), member_, slot, lane.offset, lane.offset, length});
       });
   if (bytes == 0) return false;
   block.combines = true;
-  if (members_ == 1 || bytes <= direct_bytes_) {
+  const auto members = static_cast<size_t>(members_);
+  if (members == 1 || bytes * members <= direct_bytes_) {
     for (const Range& segment : segments_) add_direct(block, segment);
     return true;
   }
-  const auto members = static_cast<size_t>(members_);
   const size_t stripe_bytes = round_up((bytes + members - 1) / members, kAlignment);
   block.owners = static_cast<int>((bytes + stripe_bytes - 1) / stripe_bytes);
   for (int owner = 0; owner < block.owners; ++owner) {
@@ -184,12 +184,9 @@ void FusionPlan::add_share(Block& block, int owner, const Lane& lane, size_t slo
   const PartLayout layout(part, members_);
   const size_t share = layout.share_bytes(owner);
   if (lane.offset >= share) return;
-  const Range range = {static_cast<uint32_t>(lane.part),
-                       member_,
-                       slot,
-                       layout.share_start(owner) + lane.offset,
-                       lane.offset,
-                       std::min(bytes, share - lane.offset)};
+  const Range range = {
+      static_cast<uint32_t>(lane.part),        member_,     slot,
+      layout.share_start(owner) + lane.offset, lane.offset, std::min(bytes, share - lane.offset)};
   if (owner == member_) {
     block.reduces.push_back(range);
   } else if (part.has(member_)) {

@@ -30,7 +30,7 @@ struct Block {
   std::vector<Range> receives;   // consume: what others sent or reduced, into my output
   std::vector<int32_t> sources;  // the members that `receives` come from
   bool combines = false;         // nobody reduces before all members have staged
-  int owners = 0;                // members [0, owners) reduce a stripe each, which the others receive
+  int owners = 0;  // members [0, owners) reduce a stripe each, which the others receive
 
   void clear();  // keeps the capacity: in the long run planning allocates nothing
 };
@@ -40,8 +40,9 @@ class FusionPlan {
   // Stripes begin at cache lines, so an element is never cut.
   static constexpr size_t kAlignment = 64;
 
-  // block_bytes: a multiple of kAlignment, at least kAlignment * members. Allreduce blocks of at most
-  // direct_bytes are reduced whole by every member: one hop between members instead of two.
+  // block_bytes: a multiple of kAlignment, at least kAlignment * members. An allreduce block is reduced
+  // whole by every member, one hop between members instead of two, if the members' inputs of it come
+  // to at most direct_bytes.
   FusionPlan(int member, int members, size_t block_bytes, size_t direct_bytes);
 
   // Throws kInternal when a part contradicts itself. `parts` must outlive the last next().

@@ -24,11 +24,10 @@ const HostPlane::Setup& checked(const HostPlane::Setup& setup) {
   if (!aligned || !complete ||
       setup.bytes < HostPlane::bytes_needed(setup.members, setup.block_bytes, setup.slots)) {
     throw Error(ErrorCode::kInvalidArgument,
-                "host plane of " + std::to_string(setup.members) + " members: " +
-                    std::to_string(setup.bytes) + " bytes of memory for " +
-                    std::to_string(setup.slots) + " slots of " +
-                    std::to_string(setup.block_bytes) + " bytes and " +
-                    std::to_string(setup.bells.size()) + " bells");
+                "host plane of " + std::to_string(setup.members) +
+                    " members: " + std::to_string(setup.bytes) + " bytes of memory for " +
+                    std::to_string(setup.slots) + " slots of " + std::to_string(setup.block_bytes) +
+                    " bytes and " + std::to_string(setup.bells.size()) + " bells");
   }
   return setup;
 }
@@ -104,9 +103,7 @@ Progress HostPlane::step() {
   return finished() ? Progress::kFinished : Progress::kMoved;
 }
 
-bool HostPlane::ready() const {
-  return can_consume() || can_reduce() || can_stage() || finished();
-}
+bool HostPlane::ready() const { return can_consume() || can_reduce() || can_stage() || finished(); }
 
 void HostPlane::abort() {
   aborted_ = true;
@@ -115,9 +112,8 @@ void HostPlane::abort() {
 
 bool HostPlane::can_stage() const {
   if (!has_next_ || staged_ >= consumed_ + slots_) return false;
-  const Block& next = block(staged_);
-  const bool uses_slot = !next.sends.empty() || !next.reduces.empty();  // a result may go there, too
-  if (!uses_slot || staged_ < slots_) return true;
+  // A result needs no such look at its slot: it waits for all to have staged, so to have consumed.
+  if (block(staged_).sends.empty() || staged_ < slots_) return true;
   return progress_.all_reached(&HostProgress::consumed, staged_ + 1 - slots_);
 }
 
@@ -180,8 +176,8 @@ void HostPlane::reduce_range(const Block& block, const Range& range) {
   size_t present = 0;
   for (int member = 0; member < members_; ++member) {
     if (!part.has(member)) continue;
-    inputs_[present++] = member == member_ ? part.input + range.input
-                                           : exchange_.reach(reduced_, range, member);
+    inputs_[present++] =
+        member == member_ ? part.input + range.input : exchange_.reach(reduced_, range, member);
   }
   const bool through_slot = shared || overwrites_own_input(part, range);
   std::byte* const result = through_slot ? exchange_.result(reduced_, range, output) : output;

@@ -22,16 +22,17 @@ class HostPlane final : public Plane {
   struct Setup {
     int member = 0;
     int members = 1;
-    std::byte* memory = nullptr;  // zeroed, mapped by all members, aligned to 64
-    size_t bytes = 0;             // at least bytes_needed()
+    std::byte* memory = nullptr;     // zeroed, mapped by all members, aligned to 64
+    size_t bytes = 0;                // at least bytes_needed()
     std::vector<EventCount*> bells;  // one for each member, own included
     size_t block_bytes = kBlockBytes;
     int slots = kSlots;
-    size_t direct_bytes = kDirectBytes;  // see FusionPlan; all but bells and member alike on all members
+    size_t direct_bytes =
+        kDirectBytes;  // see FusionPlan; all but bells and member alike on all members
   };
   static constexpr size_t kBlockBytes = 256 * 1024;
   static constexpr int kSlots = 4;
-  static constexpr size_t kDirectBytes = 8 * 1024;
+  static constexpr size_t kDirectBytes = 128 * 1024;
 
   // Throws kInvalidArgument.
   explicit HostPlane(const Setup& setup);
@@ -74,7 +75,7 @@ class HostPlane final : public Plane {
   Exchange& exchange_;  // chosen once; the same on all members
   FusionPlan plan_;
   std::span<const Part> parts_;
-  std::vector<Block> blocks_;  // those in flight, and the next one to stage
+  std::vector<Block> blocks_;        // those in flight, and the next one to stage
   std::vector<const void*> inputs_;  // scratch of reduce_range
   bool has_next_ = false;            // block(staged_) is planned
   bool aborted_ = false;

@@ -33,7 +33,9 @@ class PartLayout {
   static constexpr int kEverybody = -1;
 
  private:
-  size_t rows(int index) const { return static_cast<size_t>(part_.rows[static_cast<size_t>(index)]); }
+  size_t rows(int index) const {
+    return static_cast<size_t>(part_.rows[static_cast<size_t>(index)]);
+  }
   size_t row_bytes() const;
   size_t input_bytes(int member) const;
   void check_rows() const;

@@ -68,8 +68,9 @@ class alignas(64) EventCount {
 
   uint32_t prepare() const { return state_.load_word(); }
 
-  // Sleeps once, for at most 1 s (then kWoken, so that a caller sees its signals). `has_work` loads with
-  // seq_cst, and is true only for what is followed by a notify().
+  // Sleeps once, for at most 1 s (then kWoken, so that a caller sees its signals). A notify() that found
+  // no sleeper leaves no trace but the work: `has_work` must see all that may be announced, whatever was
+  // looked at since prepare(). It loads with seq_cst, and is true only for what a notify() follows.
   template <class Predicate>
   WaitResult wait(Sleeper sleeper, uint32_t ticket, Predicate&& has_work, Deadline deadline);
 

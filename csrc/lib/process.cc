@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/process.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -10,26 +9,14 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "lib/text_file.h"
 
 namespace farandole {
 namespace {
 
-std::string read_file(const std::string& path) {
-  const Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) return {};
-  std::string text;
-  char block[1024];
-  for (;;) {
-    const ssize_t got = read(fd.get(), block, sizeof(block));
-    if (got > 0) text.append(block, static_cast<size_t>(got));
-    if (got == 0) return text;
-    if (got < 0 && errno != EINTR) return {};
-  }
-}
-
 // The fields of /proc/PID/stat from the third on: the second, the name, may hold blanks and brackets.
 std::istringstream stat_after_name(pid_t pid) {
-  const std::string text = read_file("/proc/" + std::to_string(pid) + "/stat");
+  const std::string text = read_text_file("/proc/" + std::to_string(pid) + "/stat");
   const size_t end = text.rfind(')');
   return std::istringstream(end == std::string::npos ? "" : text.substr(end + 1));
 }
@@ -79,7 +66,7 @@ uint64_t pid_namespace() {
 }
 
 std::string boot_id() {
-  std::string id = read_file("/proc/sys/kernel/random/boot_id");
+  std::string id = read_text_file("/proc/sys/kernel/random/boot_id");
   while (!id.empty() && id.back() == '\n') id.pop_back();
   return id;
 }

@@ -121,6 +121,9 @@ bool RingReader::pop() {
   if (front_bytes_ == 0) throw Error(ErrorCode::kInternal, "pop() of a ring without front()");
   tail_ += std::exchange(front_bytes_, 0);
   header_->tail.store(tail_);
+  // A wake-up for half a ring, not for every record.
+  const uint64_t used = header_->head.load() - tail_;
+  if (used > capacity_ / 2) return false;
   return header_->room_wanted.load() != 0 && header_->room_wanted.exchange(0) != 0;
 }
 

@@ -50,9 +50,9 @@ class RingWriter : public RingMemory {
   // reader: the publishing store is seq_cst.
   bool try_push(Bytes first, Bytes second = {});
 
-  // No room, and asleep until there is: the reader's pop() will say so. Call, then try_push again.
+  // No room: the reader shall say when half of the ring is free. Call, then try_push again.
   void want_room() { header_->room_wanted.store(1); }
-  // Whether the reader has popped since want_room(). Any thread of the writer's process.
+  // Whether the reader has said so since. Any thread of the writer's process.
   bool room_granted() const { return header_->room_wanted.load() == 0; }
 
  private:
@@ -71,7 +71,7 @@ class RingReader : public RingMemory {
   // The oldest record, in place until pop(), 8-byte aligned; empty: none. Throws if the ring is corrupt.
   Bytes front();
 
-  // After front(). True: the writer waits for room, notify it.
+  // After front(). True: the writer waits for the room that there is now, notify it.
   bool pop();
 
  private:
@@ -86,7 +86,7 @@ class QueuedWriter {
 
   void push(Bytes first, Bytes second = {});
 
-  // Moves what fits; true: nothing is left. When false, the reader's pop() asks for a notification.
+  // Moves what fits; true: nothing is left. When false, call again when room_granted().
   bool flush();
 
   size_t pending() const { return queue_.size(); }  // records

@@ -5,31 +5,46 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
 #include <utility>
 
 #include "core/error.h"
+#include "lib/memory.h"
 
 namespace farandole {
 namespace {
 
 constexpr int kFixedSize = F_SEAL_SHRINK | F_SEAL_GROW;
-constexpr const char* kNoMemoryRemedy =
+constexpr size_t kStep = size_t{64} << 20;
+constexpr const char* kRemedy =
     "shared memory counts as memory of the control group: raise its limit (in a container "
     "--memory, "
     "and --shm-size or /dev/shm), or start fewer ranks on this host";
 
-// Allocates every page now. A signal (a profiler's, say) may interrupt it any number of times.
+std::string cannot_allocate(const char* label, size_t bytes) {
+  return "cannot allocate " + std::to_string(bytes) + " bytes of shared memory for " + label;
+}
+
+// A memfd belongs to a tmpfs without a size, so that the kernel would rather end processes than refuse.
+void refuse_too_much(const char* label, size_t bytes) {
+  const size_t available = available_memory();
+  if (bytes <= available) return;
+  throw Error(ErrorCode::kLibrary, cannot_allocate(label, bytes) + ": only " +
+                                       std::to_string(available) + " are available; " + kRemedy);
+}
+
+// Allocates every page now. In steps: an interrupted one (by a profiler's signal, say) begins anew.
 void allocate(const Fd& fd, const char* label, size_t bytes) {
-  int failed = 0;
-  do {
-    failed = fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
-  } while (failed == EINTR);
-  if (failed == 0) return;
-  throw_system_error(
-      "cannot allocate " + std::to_string(bytes) + " bytes of shared memory for " + label, failed,
-      kNoMemoryRemedy);
+  for (size_t done = 0; done < bytes;) {
+    const size_t step = std::min(kStep, bytes - done);
+    if (fallocate(fd.get(), 0, static_cast<off_t>(done), static_cast<off_t>(step)) == 0) {
+      done += step;
+    } else if (errno != EINTR) {
+      throw_system_error(cannot_allocate(label, bytes), errno, kRemedy);
+    }
+  }
 }
 
 size_t fixed_size(const Fd& fd) {
@@ -48,6 +63,7 @@ size_t fixed_size(const Fd& fd) {
 
 Segment Segment::create(const char* label, size_t bytes, bool inherit) {
   if (bytes == 0) throw Error(ErrorCode::kInternal, "a segment of no bytes");
+  refuse_too_much(label, bytes);
   Fd fd(memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) throw_system_error(std::string("cannot create shared memory for ") + label, errno);
   allocate(fd, label, bytes);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random buckets with rank-dependent data, and what each member must find in its outputs, byte by byte.
+// Buckets with rank-dependent data, and what each member must find in its outputs, byte by byte.
 #pragma once
 
 #include <algorithm>
@@ -7,21 +7,17 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
-#include <random>
 #include <span>
 #include <vector>
 
 #include "check.h"
 #include "data/plane.h"
 #include "kernels/kernels.h"
+#include "random.h"
 
 namespace farandole::check {
 
 using Bytes = std::vector<std::byte>;
-using Random = std::mt19937_64;
-
-inline size_t below(Random& random, size_t limit) { return random() % limit; }
-inline bool one_in(Random& random, size_t chances) { return below(random, chances) == 0; }
 
 // One part as all members know it; `part.signature.shape` is everybody's, buffers are empty.
 struct PartSpec {
@@ -77,10 +73,11 @@ inline Bytes random_values(DType dtype, size_t bytes, uint64_t seed) {
   Random random(seed);
   Bytes values(bytes);
   for (size_t at = 0; at < bytes; at += sizeof(uint64_t)) {
-    const uint64_t word = random();
+    const uint64_t word = random.next();
     std::memcpy(values.data() + at, &word, std::min(sizeof word, bytes - at));
   }
-  const auto clear_bit = [&](size_t step, size_t byte, int mask) {  // never all ones in the exponent
+  const auto clear_bit = [&](size_t step, size_t byte,
+                             int mask) {  // never all ones in the exponent
     for (size_t at = byte; at < bytes; at += step) values[at] &= static_cast<std::byte>(~mask);
   };
   switch (dtype) {
@@ -196,7 +193,8 @@ class MemberBucket {
   Part make(const PartSpec& spec, Buffers& buffers) const {
     Part part = spec.part;
     const Op op = part.signature.op;
-    const bool has_input = part.has(member_) && (op != Op::kBroadcast || part.signature.root == member_);
+    const bool has_input =
+        part.has(member_) && (op != Op::kBroadcast || part.signature.root == member_);
     const Bytes values = input_of(spec, member_, members_);
     Bytes result(output_bytes(spec, member_, members_), kUntouched);
     size_t input_at = 0;
@@ -204,7 +202,8 @@ class MemberBucket {
       if (op == Op::kAllgather) {
         for (int from = 0; from < member_; ++from) input_at += input_bytes(spec, from, members_);
       }
-      if (result.size() < input_at + values.size()) result.resize(input_at + values.size(), kUntouched);
+      if (result.size() < input_at + values.size())
+        result.resize(input_at + values.size(), kUntouched);
       if (has_input) {
         std::copy(values.begin(), values.end(), result.begin() + static_cast<ptrdiff_t>(input_at));
       }
@@ -237,7 +236,8 @@ class MemberBucket {
     CHECK(std::all_of(buffers.output.end() - kMargin, buffers.output.end(),
                       [](std::byte b) { return b == kUntouched; }));
     const auto rest = result + static_cast<ptrdiff_t>(expected.size());
-    if (!in_place(spec)) CHECK(std::all_of(rest, buffers.output.end(), [](std::byte b) { return b == kUntouched; }));
+    if (!in_place(spec))
+      CHECK(std::all_of(rest, buffers.output.end(), [](std::byte b) { return b == kUntouched; }));
   }
 
   const BucketSpec& specs_;
@@ -246,83 +246,5 @@ class MemberBucket {
   std::vector<Buffers> buffers_;
   std::vector<Part> parts_;
 };
-
-// ---- random specifications
-
-inline ReduceOp random_reduce_op(Random& random, DType dtype) {
-  constexpr ReduceOp kOps[] = {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax,
-                               ReduceOp::kProduct};
-  for (;;) {
-    const ReduceOp op = kOps[below(random, 5)];
-    if (kernels::supports(dtype, op)) return op;
-  }
-}
-
-inline void choose_rows(Random& random, PartSpec& spec, int members) {
-  const Op op = spec.part.signature.op;
-  const auto n = static_cast<size_t>(members);
-  const auto total = spec.part.signature.rows();
-  std::vector<int64_t>& rows = spec.part.rows;
-  if (op == Op::kReducescatter) {
-    rows.assign(n, 0);
-    for (int64_t row = 0; row < total; ++row) ++rows[below(random, one_in(random, 3) ? 1 : n)];
-  } else if (op == Op::kAllgather || op == Op::kAlltoall) {
-    rows.resize(op == Op::kAllgather ? n : n * n);
-    for (size_t i = 0; i < rows.size(); ++i) {
-      const bool present = spec.part.has(static_cast<int>(op == Op::kAllgather ? i : i / n));
-      rows[i] = present ? static_cast<int64_t>(below(random, static_cast<size_t>(total) + 1)) : 0;
-    }
-    spec.part.signature.shape[0] = -1;
-  }
-}
-
-inline PartSpec random_part(Random& random, Op op, DType dtype, std::vector<int64_t> shape, int members) {
-  PartSpec spec;
-  Signature& signature = spec.part.signature;
-  signature.op = op;
-  signature.dtype = dtype;
-  signature.shape = std::move(shape);
-  const bool reduces = op == Op::kAllreduce || op == Op::kReducescatter;
-  if (reduces) signature.reduce_op = random_reduce_op(random, dtype);
-  if (reduces && dtype != DType::kBool && one_in(random, 4)) {
-    signature.prescale = 0.5;
-    signature.postscale = 1.5;
-  }
-  const auto n = static_cast<size_t>(members);
-  if (op == Op::kBroadcast) signature.root = static_cast<Rank>(below(random, n));
-  if (op != Op::kBroadcast && op != Op::kBarrier && one_in(random, 4)) {
-    spec.part.present.assign(n, true);
-    const size_t stays = below(random, n);
-    for (size_t m = 0; m < n; ++m) spec.part.present[m] = m == stays || !one_in(random, 3);
-  }
-  if (signature.reduce_op == ReduceOp::kAverage) spec.part.divisor = members;
-  choose_rows(random, spec, members);
-  spec.seed = random();
-  spec.in_place = one_in(random, 2);
-  if (one_in(random, 5)) {
-    spec.drops_output.resize(n);
-    for (size_t m = 0; m < n; ++m) spec.drops_output[m] = one_in(random, 2);
-  }
-  return spec;
-}
-
-// At most `most_parts` tensors of any kind; now and then one of most_elements, else small ones.
-inline BucketSpec random_bucket(Random& random, int members, size_t most_parts, size_t most_elements) {
-  constexpr Op kOps[] = {Op::kAllreduce, Op::kAllreduce,     Op::kAllreduce, Op::kAllreduce, Op::kBroadcast,
-                         Op::kAllgather, Op::kReducescatter, Op::kAlltoall,  Op::kBarrier};
-  BucketSpec bucket(1 + below(random, most_parts));
-  Op op = kOps[below(random, std::size(kOps))];
-  for (PartSpec& spec : bucket) {
-    if (one_in(random, 4)) op = kOps[below(random, std::size(kOps))];
-    const auto dtype = static_cast<DType>(below(random, kDTypeCount));
-    const size_t limit = one_in(random, 4) ? most_elements : std::min<size_t>(most_elements, 64);
-    auto rows = static_cast<int64_t>(below(random, limit + 1));
-    std::vector<int64_t> shape = {rows};
-    if (one_in(random, 2)) shape = {rows / 3, 3};
-    if (op == Op::kBarrier) shape = {};
-    spec = random_part(random, op, dtype, shape, members);
-  }
-  return bucket;
-}
 
 }  // namespace farandole::check

@@ -92,7 +92,7 @@ class Model {
   bool do_work() {
     return test([](Shared& s) { return s.published != s.done && ++s.done; });
   }
-  void restart(uint32_t memory = 0) { steps_.restart(memory); }
+  void restart(uint32_t memory) { steps_.restart(static_cast<uint8_t>(memory)); }
   uint32_t memory() const { return steps_.memory(); }
 
  private:
@@ -133,8 +133,8 @@ void protocol_pass_on(Model& model) {
   pass_on(model, [&] { return model.has_work(); });
 }
 
-constexpr uint32_t kArriving = 0;  // what caller() and background() remember
-constexpr uint32_t kDriving = 1;
+constexpr uint8_t kArriving = 0;  // what caller() and background() remember
+constexpr uint8_t kDriving = 1;
 
 struct CallerParts {
   decltype(&protocol_sleep) sleep = protocol_sleep;
@@ -143,7 +143,7 @@ struct CallerParts {
 };
 
 // A blocking call: drives (or waits for the driver) until `wanted` pieces of work are done, then leaves.
-Program caller(uint32_t wanted, const CallerParts& parts = {}, uint32_t start = kArriving) {
+Program caller(uint32_t wanted, const CallerParts& parts = {}, uint8_t start = kArriving) {
   const auto body = [=](Steps& steps) {
     Model model(steps);
     if (model.memory() == kArriving) {

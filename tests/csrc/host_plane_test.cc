@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/host_plane.h"
 
-#include <cstdio>
-
 #include "core/error.h"
 #include "plane_conformance.h"
 
@@ -18,7 +16,8 @@ struct Shape {
 };
 
 // Tiny blocks make many of them; direct and striped allreduce both occur.
-constexpr Shape kShapes[] = {{320, 2, 64}, {320, 4, 0}, {1024, 4, 256}, {4096, 2, 512}, {64 * 1024, 4, 8192}};
+constexpr Shape kShapes[] = {
+    {320, 2, 200}, {320, 4, 0}, {1024, 4, 1000}, {4096, 2, 2000}, {64 * 1024, 4, 16384}};
 
 PlaneWorld world_of(int members, const Shape& shape) {
   return PlaneWorld(members, HostPlane::bytes_needed(members, shape.block_bytes, shape.slots),
@@ -69,7 +68,8 @@ bool exhaust(Plane& plane) {
 TEST(every_op_dtype_and_shape) {
   constexpr Op kOps[] = {Op::kAllreduce,     Op::kBroadcast, Op::kAllgather,
                          Op::kReducescatter, Op::kAlltoall,  Op::kBarrier};
-  const std::vector<std::vector<int64_t>> shapes = {{0}, {1}, {7}, {65}, {3, 5}, {0, 4}, {4, 0}, {1000}};
+  const std::vector<std::vector<int64_t>> shapes = {{0},    {1},    {7},    {65},
+                                                    {3, 5}, {0, 4}, {4, 0}, {1000}};
   for (int members = 1; members <= 5; ++members) {
     Random random(static_cast<uint64_t>(members));
     std::vector<BucketSpec> buckets;
@@ -105,8 +105,9 @@ TEST(fused_buckets_of_a_thousand_tiny_tensors) {
       const auto dtype = static_cast<DType>(i / 50 % kDTypeCount);
       bucket.push_back(random_part(random, Op::kAllreduce, dtype, {i % 11}, members));
     }
-    simulate(world_of(members, {HostPlane::kBlockBytes, 4, HostPlane::kDirectBytes}), {bucket, bucket}, random);
-    simulate(world_of(members, {1024, 2, 128}), {bucket, bucket}, random);
+    simulate(world_of(members, {HostPlane::kBlockBytes, 4, HostPlane::kDirectBytes}),
+             {bucket, bucket}, random);
+    simulate(world_of(members, {1024, 2, 400}), {bucket, bucket}, random);
   }
 }
 
@@ -132,10 +133,14 @@ TEST(processes_with_random_buckets) {
 
 TEST(large_tensors_in_blocks_of_default_size) {
   const std::vector<BucketSpec> buckets = {
-      {plain(300'003)}, {plain(400'000, ReduceOp::kMax), plain(5), plain(170'001)},
-      {plain(Op::kBroadcast, 200'001, 3)}, {plain(Op::kAllgather, 100'001, 3)}};
-  run_threads(world_of(3, {HostPlane::kBlockBytes, HostPlane::kSlots, HostPlane::kDirectBytes}), buckets);
-  run_forks(world_of(3, {HostPlane::kBlockBytes, HostPlane::kSlots, HostPlane::kDirectBytes}), buckets);
+      {plain(300'003)},
+      {plain(400'000, ReduceOp::kMax), plain(5), plain(170'001)},
+      {plain(Op::kBroadcast, 200'001, 3)},
+      {plain(Op::kAllgather, 100'001, 3)}};
+  run_threads(world_of(3, {HostPlane::kBlockBytes, HostPlane::kSlots, HostPlane::kDirectBytes}),
+              buckets);
+  run_forks(world_of(3, {HostPlane::kBlockBytes, HostPlane::kSlots, HostPlane::kDirectBytes}),
+            buckets);
 }
 
 // An expectation that uses no kernel of ours.

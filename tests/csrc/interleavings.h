@@ -3,34 +3,40 @@
 // one step it is run from its start with what it has observed so far, up to one new step.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <functional>
-#include <string>
+#include <string_view>
 #include <type_traits>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 namespace farandole::check {
 
 // Where a program stands: what it remembers on purpose, and what it has observed since.
 struct Progress {
-  uint32_t memory = 0;
-  bool finished = false;
-  std::vector<uint32_t> observed;
+  uint8_t memory = 0;
+  uint8_t finished = 0;
+  uint8_t count = 0;
+  std::array<uint8_t, 29> observed{};
+
+  void observe(uint8_t value) { observed.at(count++) = value; }
 };
 
 // What one program sees of `Shared`: everything it does there is a step.
 template <class Shared>
 class Steps {
  public:
-  // `change` returns what the program observes.
+  // `change` returns what the program observes: a small number.
   template <class Change>
-  uint32_t step(Change&& change) {
-    if (next_ < progress_->observed.size()) return progress_->observed[next_++];
-    if (stepped_) throw Paused{};
-    stepped_ = true;
-    progress_->observed.push_back(change(*shared_));
+  uint8_t step(Change&& change) {
+    if (next_ == progress_->count) {
+      if (stepped_) throw Paused{};
+      stepped_ = true;
+      progress_->observe(static_cast<uint8_t>(change(*shared_)));
+    }
     return progress_->observed[next_++];
   }
 
@@ -38,22 +44,20 @@ class Steps {
   // awaited stays true until this program's next step.
   template <class Condition>
   void await(Condition&& condition) {
-    if (next_ < progress_->observed.size()) {
-      ++next_;
-      return;
+    if (next_ == progress_->count) {
+      if (stepped_ || !condition(*shared_)) throw Paused{};
+      progress_->observe(0);
     }
-    if (stepped_ || !condition(*shared_)) throw Paused{};
-    progress_->observed.push_back(0);
     ++next_;
   }
 
   // Begins the program anew with nothing known but `memory`: keeps loops from growing.
-  [[noreturn]] void restart(uint32_t memory = 0) {
-    *progress_ = {memory, false, {}};
+  [[noreturn]] void restart(uint8_t memory) {
+    *progress_ = {.memory = memory};
     stepped_ = true;
     throw Paused{};
   }
-  uint32_t memory() const { return progress_->memory; }
+  uint8_t memory() const { return progress_->memory; }
 
  private:
   template <class>
@@ -64,30 +68,29 @@ class Steps {
 
   Shared* shared_;
   Progress* progress_;
-  size_t next_ = 0;
+  uint8_t next_ = 0;
   bool stepped_ = false;
 };
 
 template <class Shared>
 class Interleavings {
-  static_assert(std::has_unique_object_representations_v<Shared>);  // compared as bytes
-
  public:
   struct Program {
     std::function<void(Steps<Shared>&)> body;
-    uint32_t memory = 0;  // at the start
+    uint8_t memory = 0;  // at the start
   };
 
   // Visits every reachable state until an end (nobody can step) in which `good` does not hold.
   Interleavings(const Shared& start, std::vector<Program> programs,
                 std::function<bool(const Shared&)> good)
       : programs_(std::move(programs)), good_(std::move(good)) {
-    waiting_.push_back({start, {}});
-    for (const Program& program : programs_) {
-      waiting_.back().progress.push_back({program.memory, false, {}});
+    State first{start, {}};
+    for (size_t i = 0; i < programs_.size(); ++i) {
+      first.progress.at(i).memory = programs_[i].memory;
     }
+    waiting_.push_back(first);
     while (!waiting_.empty() && !bad_) {
-      const State state = std::move(waiting_.back());
+      const State state = waiting_.back();
       waiting_.pop_back();
       visit(state);
     }
@@ -98,29 +101,30 @@ class Interleavings {
   bool bad() const { return bad_; }
 
  private:
+  static constexpr size_t kMostPrograms = 4;
+
   struct State {
     Shared shared;
-    std::vector<Progress> progress;  // of each program
-  };
+    std::array<Progress, kMostPrograms> progress;
 
-  static std::string key_of(const State& state) {
-    std::string key(reinterpret_cast<const char*>(&state.shared), sizeof(Shared));
-    for (const Progress& progress : state.progress) {
-      key.push_back(static_cast<char>(progress.finished));
-      key.push_back(static_cast<char>(progress.memory));
-      key.push_back(static_cast<char>(progress.observed.size()));
-      for (const uint32_t value : progress.observed) key.push_back(static_cast<char>(value));
+    std::string_view bytes() const { return {reinterpret_cast<const char*>(this), sizeof(State)}; }
+    bool operator==(const State& other) const { return bytes() == other.bytes(); }
+  };
+  static_assert(std::has_unique_object_representations_v<State>);  // no padding in bytes()
+
+  struct Hash {
+    size_t operator()(const State& state) const {
+      return std::hash<std::string_view>()(state.bytes());
     }
-    return key;
-  }
+  };
 
   bool take_step(size_t program, State& state) const {
     Progress& progress = state.progress[program];
-    if (progress.finished) return false;
+    if (progress.finished != 0) return false;
     Steps<Shared> steps(&state.shared, &progress);
     try {
       programs_[program].body(steps);
-      progress = {0, true, {}};
+      progress = {.finished = 1};
     } catch (const typename Steps<Shared>::Paused&) {
       return steps.stepped_;
     }
@@ -133,7 +137,7 @@ class Interleavings {
       State next = state;
       if (!take_step(program, next)) continue;
       at_end = false;
-      if (seen_.insert(key_of(next)).second) waiting_.push_back(std::move(next));
+      if (seen_.insert(next).second) waiting_.push_back(next);
     }
     if (!at_end) return;
     ++ends_;
@@ -143,7 +147,7 @@ class Interleavings {
   std::vector<Program> programs_;
   std::function<bool(const Shared&)> good_;
   std::vector<State> waiting_;  // to be visited
-  std::unordered_set<std::string> seen_;
+  std::unordered_set<State, Hash> seen_;
   size_t ends_ = 0;
   bool bad_ = false;
 };

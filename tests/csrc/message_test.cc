@@ -2,12 +2,26 @@
 // Control messages: what is written is read, and nothing that is read can do harm.
 #include "control/message.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <memory>
-#include <optional>
+#include <new>
 
 #include "check.h"
 #include "random.h"
+
+// The largest piece of memory that anybody asked for.
+static size_t largest_allocation = 0;
+
+void* operator new(size_t bytes) {
+  largest_allocation = std::max(largest_allocation, bytes);
+  void* memory = std::malloc(bytes);
+  if (!memory) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace farandole {
 namespace {
@@ -320,7 +334,9 @@ TEST(a_huge_count_is_not_believed) {
     for (size_t at = 1; at + 4 <= bytes.size(); ++at) {
       ByteString mad = bytes;
       for (size_t i = 0; i < 4; ++i) mad[at + i] = std::byte{0x7f};
+      largest_allocation = 0;
       decodes(mad, is_report);
+      CHECK(largest_allocation <= 4 * bytes.size() + 256);
     }
   });
   ByteString run = encoded(Entry(Run{0, 1, std::vector<Item>(3)}));

@@ -3,19 +3,17 @@
 // that sleep on their bells, and as forked processes.
 #pragma once
 
-#include <sys/mman.h>
-
 #include <atomic>
 #include <functional>
 #include <memory>
 #include <thread>
 #include <vector>
 
-#include "bucket.h"
 #include "check.h"
 #include "data/plane.h"
 #include "lib/event_count.h"
 #include "lib/segment.h"
+#include "random_bucket.h"
 
 namespace farandole::check {
 
@@ -80,7 +78,8 @@ inline void drive(Plane& plane, EventCount& bell) {
   }
 }
 
-inline void run_member(const PlaneWorld& world, int member, const std::vector<BucketSpec>& buckets) {
+inline void run_member(const PlaneWorld& world, int member,
+                       const std::vector<BucketSpec>& buckets) {
   const std::unique_ptr<Plane> plane = world.plane(member);
   for (const BucketSpec& specs : buckets) {
     const MemberBucket bucket(specs, member, world.members());
@@ -152,7 +151,8 @@ class SimulatedMember {
 };
 
 // Steps the members in random order, each for a random while, so that some fall far behind.
-inline void simulate(const PlaneWorld& world, const std::vector<BucketSpec>& buckets, Random& random) {
+inline void simulate(const PlaneWorld& world, const std::vector<BucketSpec>& buckets,
+                     Random& random) {
   std::vector<std::unique_ptr<SimulatedMember>> members;
   for (int member = 0; member < world.members(); ++member) {
     members.push_back(std::make_unique<SimulatedMember>(world, member, buckets));
@@ -166,9 +166,10 @@ inline void simulate(const PlaneWorld& world, const std::vector<BucketSpec>& buc
       if (member->awake()) runnable.push_back(member.get());
     }
     if (unfinished == 0) return;
-    if (runnable.empty()) fail("all members that are not finished sleep: a lost wake-up or a deadlock");
-    SimulatedMember& member = *runnable[below(random, runnable.size())];
-    const size_t steps = one_in(random, 4) ? 1 + below(random, 20) : 1;
+    if (runnable.empty())
+      fail("all members that are not finished sleep: a lost wake-up or a deadlock");
+    SimulatedMember& member = *runnable[random.below(runnable.size())];
+    const size_t steps = one_in(random, 4) ? 1 + random.below(20) : 1;
     for (size_t i = 0; i < steps && !member.finished() && member.awake(); ++i) member.step();
   }
 }

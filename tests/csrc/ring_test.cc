@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/ring.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
 
 #include <cstring>
-#include <memory>
 #include <random>
 #include <thread>
 
@@ -51,37 +51,32 @@ struct Bells {
 };
 
 void write_stream(std::byte* memory, Bells& bells, uint32_t stream, uint32_t records) {
+  constexpr size_t kLongestQueue = 8;
   QueuedWriter writer{RingWriter(memory, kCapacity)};
+  const auto flush_down_to = [&](size_t length) {
+    while (!writer.flush() && writer.pending() > length) {
+      bells.reader.notify();
+      const auto granted = [&] { return writer.room_granted(); };
+      bells.writer.wait(Sleeper::kCaller, bells.writer.prepare(), granted, Deadline::never());
+    }
+    bells.reader.notify();
+  };
   for (uint32_t i = 0; i < records; ++i) {
     const std::vector<std::byte> record = record_of(stream, i, writer.max_record());
     const size_t half = record.size() / 2;
     writer.push(Bytes(record).first(half), Bytes(record).subspan(half));
-    bells.reader.notify();
-    while (writer.pending() > 8) {
-      const uint32_t ticket = bells.writer.prepare();
-      const size_t pending = writer.pending();
-      writer.flush();
-      bells.reader.notify();
-      if (writer.pending() < pending) continue;
-      bells.writer.wait(Sleeper::kCaller, ticket, [] { return false; }, Deadline::never());
-    }
+    flush_down_to(kLongestQueue);
   }
-  while (!writer.flush()) {
-    const uint32_t ticket = bells.writer.prepare();
-    if (writer.flush()) break;
-    bells.reader.notify();
-    bells.writer.wait(Sleeper::kCaller, ticket, [] { return false; }, Deadline::never());
-  }
-  bells.reader.notify();
+  flush_down_to(0);
+  CHECK_EQ(rescued_wakeups(), 0);
 }
 
 void read_stream(std::byte* memory, Bells& bells, uint32_t stream, uint32_t records) {
   RingReader reader(memory, kCapacity);
   for (uint32_t i = 0; i < records; ++i) {
     while (reader.empty()) {
-      bells.reader.wait(
-          Sleeper::kCaller, bells.reader.prepare(), [&] { return !reader.empty(); },
-          Deadline::never());
+      const auto filled = [&] { return !reader.empty(); };
+      bells.reader.wait(Sleeper::kCaller, bells.reader.prepare(), filled, Deadline::never());
     }
     CHECK(same(reader.front(), record_of(stream, i, reader.max_record())));
     if (reader.pop()) bells.writer.notify();
@@ -99,14 +94,11 @@ TEST(records_come_out_as_they_went_in) {
   CHECK(reader.empty());
   CHECK(reader.front().empty());
   CHECK(writer.try_push(text("all hold"), text(" hands")));
-  CHECK(writer.try_push(text("!")));
   CHECK(!reader.empty());
   CHECK(same(reader.front(), text("all hold hands")));
   CHECK(same(reader.front(), text("all hold hands")));
   CHECK_EQ(reinterpret_cast<uintptr_t>(reader.front().data()) % 8, 0);
   CHECK(!reader.pop());
-  CHECK(same(reader.front(), text("!")));
-  reader.pop();
   CHECK(reader.empty());
 }
 
@@ -138,8 +130,12 @@ TEST(a_full_ring_refuses_and_says_when_there_is_room) {
   while (writer.try_push(text("12345678"))) continue;
   writer.want_room();
   CHECK(!writer.try_push(text("12345678")));
+  CHECK(!writer.room_granted());
   CHECK(same(reader.front(), text("12345678")));
-  CHECK(reader.pop());  // asked for
+  CHECK(!reader.pop());  // not yet worth a wake-up
+  reader.front();
+  CHECK(reader.pop());  // asked for, and half of the ring is free
+  CHECK(writer.room_granted());
   CHECK(writer.try_push(text("12345678")));
   reader.front();
   CHECK(!reader.pop());  // not asked for
@@ -204,7 +200,7 @@ TEST(what_a_mad_peer_writes_is_an_error_for_the_writer) {
     CHECK(writer.try_push(text("1234567812345678")));
     reader.front();
     reader.pop();
-    CHECK(writer.try_push(text("x")));  // reads the tail: 24 were consumed
+    CHECK(writer.try_push(text("1234567812345678")));  // reads the tail: 24 bytes were consumed
     memory.header().tail.store(tail);
     CHECK_THROWS(writer.try_push(text("1234567812345678")), ErrorCode::kInternal);
   }
@@ -213,15 +209,16 @@ TEST(what_a_mad_peer_writes_is_an_error_for_the_writer) {
 TEST(random_bytes_in_a_ring_never_lead_outside) {
   std::minstd_rand random(42);
   for (int i = 0; i < 20'000; ++i) {
-    const auto memory = std::make_unique<std::byte[]>(RingMemory::bytes(kSmall) + 64);
-    auto* base =
-        reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(memory.get()) + 63) & ~63);
-    auto& header = *new (base) RingHeader{};
-    header.head.store(random() % 12 * 8);
+    struct {
+      RingHeader header;
+      std::byte records[kSmall];
+    } memory{};  // AddressSanitizer sees what is read behind it
+    auto* base = reinterpret_cast<std::byte*>(&memory);
+    memory.header.head.store(random() % 12 * 8);
     for (size_t word = 0; word < kSmall / 8; ++word) {
       const uint32_t length = random() % 5 == 0 ? ~uint32_t{0} : random() % 20;
       const uint32_t prefix[2] = {length, ~length};
-      std::memcpy(base + sizeof(RingHeader) + word * 8, prefix, sizeof(prefix));
+      std::memcpy(memory.records + word * 8, prefix, sizeof(prefix));
     }
     RingReader reader(base, kSmall);
     try {
@@ -272,14 +269,17 @@ TEST(forked_processes_stream_records) {
 
 TEST(a_writer_killed_anywhere_leaves_whole_records_only) {
   constexpr uint32_t kStream = 11;
-  for (uint32_t victim = 0; victim < 20; ++victim) {
+  for (uint32_t victim = 0; victim < 8; ++victim) {
     const Memory memory(kCapacity);
     const pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
       RingWriter writer(memory.get(), kCapacity);
-      for (uint32_t i = 0;; i += writer.try_push(record_of(kStream, i, writer.max_record())))
-        continue;
+      for (uint32_t i = 0;;) {
+        const bool pushed = writer.try_push(record_of(kStream, i, writer.max_record()));
+        i += pushed;
+        if (!pushed) sched_yield();
+      }
     }
     RingReader reader(memory.get(), kCapacity);
     uint32_t read = 0;
@@ -288,7 +288,8 @@ TEST(a_writer_killed_anywhere_leaves_whole_records_only) {
       reader.pop();
     };
     while (read < 200 + victim * 13) {
-      if (!reader.empty()) read_one();
+      while (reader.empty()) sched_yield();
+      read_one();
     }
     kill(child, SIGKILL);
     CHECK_EQ(waitpid(child, nullptr, 0), child);

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "check.h"
+#include "lib/memory.h"
 
 namespace farandole {
 namespace {
@@ -71,6 +72,7 @@ TEST(too_much_memory_is_an_error_that_tells_bytes_and_remedy) {
   }
   CHECK(text.find(std::to_string(kTooMuch)) != std::string::npos);
   CHECK(text.find("/dev/shm") != std::string::npos);
+  CHECK_THROWS(Segment::create("more than there is", available_memory() * 2), ErrorCode::kLibrary);
   CHECK_THROWS(Segment::create("nothing", 0), ErrorCode::kInternal);
 }
 
@@ -102,6 +104,12 @@ TEST(moving_hands_over_and_destruction_unmaps) {
   }
   CHECK(!is_mapped(address));
   CHECK_EQ(fcntl(fd, F_GETFD), -1);
+}
+
+TEST(available_memory_is_less_than_all_and_more_than_nothing) {
+  const auto all = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * 4096;
+  CHECK(available_memory() < all);
+  CHECK(available_memory() > size_t{16} << 20);
 }
 
 TEST(the_label_shows_in_the_map_of_the_process) {

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/memory.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <sstream>
+#include <string>
+
+#include "lib/text_file.h"
+
+namespace farandole {
+namespace {
+
+constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
+
+// Where the two generations of control groups keep the same numbers.
+struct Generation {
+  const char* membership;  // in the line of /proc/self/cgroup, between the colons
+  const char* root;
+  const char* limit;
+  const char* usage;
+  const char* cache[2];  // keys of memory.stat
+};
+
+constexpr Generation kGenerations[] = {
+    {"", "/sys/fs/cgroup", "memory.max", "memory.current", {"inactive_file", "active_file"}},
+    {"memory",
+     "/sys/fs/cgroup/memory",
+     "memory.limit_in_bytes",
+     "memory.usage_in_bytes",
+     {"total_inactive_file", "total_active_file"}},
+};
+
+// The number behind `key` in lines of "key number".
+std::optional<uint64_t> find_number(const std::string& text, const std::string& key) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string word;
+    uint64_t number = 0;
+    if (words >> word >> number && word == key) return number;
+  }
+  return std::nullopt;
+}
+
+std::optional<uint64_t> read_number(const std::string& path) {
+  std::istringstream text(read_text_file(path));
+  uint64_t number = 0;
+  if (!(text >> number)) return std::nullopt;  // absent, or "max"
+  return number;
+}
+
+// What one group leaves.
+uint64_t left_in(const std::string& folder, const Generation& names) {
+  const std::optional<uint64_t> limit = read_number(folder + "/" + names.limit);
+  const std::optional<uint64_t> usage = read_number(folder + "/" + names.usage);
+  if (!limit || !usage) return kUnlimited;
+  const std::string details = read_text_file(folder + "/memory.stat");
+  uint64_t cache = 0;
+  for (const char* key : names.cache) cache += find_number(details, key).value_or(0);
+  const uint64_t used = *usage - std::min(*usage, cache);
+  return *limit - std::min(*limit, used);
+}
+
+// The process's group of one generation ("/a/b"); the root if it has none.
+std::string own_group(const Generation& names) {
+  std::istringstream lines(read_text_file("/proc/self/cgroup"));
+  const std::string wanted = std::string(":") + names.membership + ":";
+  for (std::string line; std::getline(lines, line);) {
+    const size_t colon = line.find(':');
+    if (colon != std::string::npos && line.compare(colon, wanted.size(), wanted) == 0) {
+      return line.substr(colon + wanted.size());
+    }
+  }
+  return "/";
+}
+
+uint64_t left_in_groups(const Generation& names) {
+  uint64_t left = left_in(names.root, names);
+  for (std::string group = own_group(names); group.size() > 1;) {
+    left = std::min(left, left_in(names.root + group, names));
+    group.resize(group.rfind('/'));
+  }
+  return left;
+}
+
+}  // namespace
+
+size_t available_memory() {
+  uint64_t left = kUnlimited;
+  const std::optional<uint64_t> kilobytes =
+      find_number(read_text_file("/proc/meminfo"), "MemAvailable:");
+  if (kilobytes) left = *kilobytes * 1024;
+  for (const Generation& names : kGenerations) left = std::min(left, left_in_groups(names));
+  return left;
+}
+
+}  // namespace farandole

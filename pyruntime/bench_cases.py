@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `farandole bench` runs: collectives, their data, and which results are right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["COLLECTIVES", "DTYPES", "Case", "Collective", "Operand", "calls_between_fills"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+# Prime, so that no block, stripe or page of any size hides elements that moved; and small, so that
+# sums of a few ranks are exact in every dtype.
+_PERIOD = 13
+_CHUNK = _PERIOD << 13  # elements compared at once
+_MOST_CALLS = 50
+
+# Bits by which a value may grow from 1.
+DTYPES = {
+    **{"uint8": 8, "int8": 7, "int32": 31, "uint32": 32, "int64": 63, "uint64": 64},
+    **{"float16": 15, "bfloat16": 127, "float32": 127, "float64": 1023},
+}
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One operation. Sizes are those of the largest buffer of a rank, as in nccl-tests."""
+
+    name: str
+    bus: Callable[[int], float]  # bus bandwidth / algorithm bandwidth, for n ranks
+    split: bool = False  # the buffer has one equal part for each rank
+
+
+COLLECTIVES = {
+    c.name: c
+    for c in (
+        Collective("allreduce", lambda n: 2 * (n - 1) / n),
+        Collective("broadcast", lambda n: 1.0),
+        Collective("allgather", lambda n: (n - 1) / n, split=True),
+        Collective("reducescatter", lambda n: (n - 1) / n, split=True),
+        Collective("alltoall", lambda n: (n - 1) / n, split=True),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One collective on `count` elements; `rank` is this one of `size`."""
+
+    collective: Collective
+    dtype: str
+    count: int
+    rank: int
+    size: int
+
+    @classmethod
+    def of(cls, name: str, dtype: str, nbytes: int, rank: int, size: int) -> Case:
+        """The case nearest to `nbytes`: at least an element, and equal parts where it is split."""
+        collective = COLLECTIVES[name]
+        parts = size if collective.split else 1
+        return cls(collective, dtype, max(1, nbytes // width(dtype) // parts) * parts, rank, size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the largest buffer."""
+        return self.count * width(self.dtype)
+
+
+def width(dtype: str) -> int:
+    """Bytes of an element."""
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
+def calls_between_fills(case: Case) -> int:
+    """How often a sum may be summed in place before its values leave the dtype."""
+    grows = math.log2(case.size) if case.collective.name == "allreduce" else 0.0
+    room = DTYPES[case.dtype] - math.log2(_PERIOD * case.size)
+    return _MOST_CALLS if grows == 0 else max(2, min(_MOST_CALLS, int(room / grows)))
+
+
+class Operand:
+    """A rank's input: small whole numbers that follow from rank and index.
+
+    NumPy has no bfloat16: such values are held as the upper halves of float32.
+    """
+
+    def __init__(self, case: Case) -> None:
+        """Empty until fill()."""
+        self.case = case
+        self._halves = case.dtype == "bfloat16"
+        gathers = case.collective.name == "allgather"
+        count = case.count // case.size if gathers else case.count
+        self.array: Array = np.empty(count, np.uint16 if self._halves else np.dtype(case.dtype))
+
+    def fill(self) -> None:
+        """Writes this rank's values."""
+        chunk = self._stored(np.resize(_values(self.case.rank), _CHUNK))
+        for start in range(0, self.array.size, _CHUNK):
+            part = self.array[start : start + _CHUNK]
+            part[:] = chunk[: part.size]
+
+    def wrong(self, output: Array, calls: int) -> int:
+        """The number of wrong elements in the result of the last of `calls` calls since fill()."""
+        blocks = self._expected(calls)
+        length = output.size // len(blocks)
+        if length * len(blocks) != output.size or output.size != self._output_count():
+            return max(output.size, 1)
+        parts = [output[i * length : (i + 1) * length] for i in range(len(blocks))]
+        return sum(self._differ(*pair, calls) for pair in zip(parts, blocks, strict=True))
+
+    def _output_count(self) -> int:
+        scatters = self.case.collective.name == "reducescatter"
+        return self.case.count // self.case.size if scatters else self.case.count
+
+    def _expected(self, calls: int) -> list[Array]:
+        """One period of the result's values for each of its equal blocks."""
+        case, name = self.case, self.case.collective.name
+        ranks = range(case.size)
+        mine = case.rank * (case.count // case.size)  # where this rank's part begins
+        if name == "broadcast":
+            return [_values(0)]
+        if name == "allgather":
+            return [_values(r) for r in ranks]
+        if name == "alltoall":
+            return [_values(r, mine) for r in ranks]
+        total = np.sum([_values(r, mine if case.collective.split else 0) for r in ranks], axis=0)
+        if name == "allreduce":  # each further call multiplies by the number of ranks
+            return [self._grown(total, calls - 1)]
+        return [total]
+
+    def _grown(self, total: Array, times: int) -> Array:
+        if "int" in self.case.dtype:  # integers wrap around
+            return total.astype(np.uint64) * np.uint64(pow(self.case.size, times, 1 << 64))
+        return total * float(self.case.size) ** times
+
+    def _stored(self, values: Array) -> Array:
+        """Values in the form that the array has."""
+        if self._halves:
+            return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        with np.errstate(over="ignore"):
+            return values.astype(self.array.dtype)
+
+    def _plain(self, stored: Array) -> Array:
+        if self._halves:
+            return (stored.astype(np.uint32) << 16).view(np.float32)
+        return stored
+
+    def _differ(self, got: Array, period: Array, calls: int) -> int:
+        """How many elements are not those of `period`, repeated."""
+        wanted = self._stored(np.resize(period, _CHUNK))
+        count = 0
+        for start in range(0, got.size, _CHUNK):
+            part = got[start : start + _CHUNK]
+            if not np.array_equal(part, wanted[: part.size]):
+                count += self._beyond_rounding(part, wanted[: part.size], calls)
+        return count
+
+    def _beyond_rounding(self, got: Array, wanted: Array, calls: int) -> int:
+        """One rounding a call and rank is right: sums of 3 ranks' sums are not exact for ever."""
+        if "int" in self.case.dtype:
+            return int(np.count_nonzero(got != wanted))
+        g, w = (self._plain(x).astype(np.float64) for x in (got, wanted))
+        epsilon = 2.0**-7 if self._halves else float(np.finfo(got.dtype).eps)
+        near = np.abs(g - w) <= calls * self.case.size * epsilon * np.abs(w)
+        return int(np.count_nonzero(~(near | (g == w))))
+
+
+def _values(rank: int, start: int = 0) -> Array:
+    """One period of a rank's values from element `start` on."""
+    return (np.arange(start, start + _PERIOD) + 5 * rank) % _PERIOD + 1

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// A coordinator with ranks that a test moves by hand. Every message travels as bytes.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "check.h"
+#include "control/coordinator.h"
+
+namespace farandole {
+
+using Log = std::vector<Entry>;
+
+// "define run": what a log holds.
+inline std::string kinds(const Log& log) {
+  constexpr const char* kNames[] = {"define", "forget",   "run",       "result", "fail",
+                                    "joined", "open_set", "close_set", "abort",  "stop"};
+  std::string text;
+  for (const Entry& entry : log) text += (text.empty() ? "" : " ") + std::string(kNames[entry.index()]);
+  return text;
+}
+
+// The entries of one kind, in order.
+template <class T>
+std::vector<T> all(const Log& log) {
+  std::vector<T> found;
+  for (const Entry& entry : log) {
+    if (auto* e = std::get_if<T>(&entry)) found.push_back(*e);
+  }
+  return found;
+}
+
+// The one entry of this kind.
+template <class T>
+T only(const Log& log) {
+  auto found = all<T>(log);
+  CHECK_EQ(found.size(), size_t{1});
+  return found[0];
+}
+
+inline bool contains(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return true;
+  check::fail("'" + text + "' does not contain '" + part + "'");
+}
+
+inline Request tensor(std::string name, std::vector<int64_t> shape = {1000}) {
+  Request request{kWorldSet, std::move(name), {}, {}};
+  request.signature.shape = std::move(shape);
+  return request;
+}
+inline Request in_set(Request request, SetId set) {
+  request.set = set;
+  return request;
+}
+inline Request grouped(Request request, std::string group, int size) {
+  request.group = std::move(group);
+  request.signature.group_size = size;
+  return request;
+}
+inline Request with_op(Request request, Op op) {
+  request.signature.op = op;
+  if (op == Op::kAllgather || op == Op::kAlltoall) request.signature.shape[0] = -1;
+  return request;
+}
+inline Request add_set_of(std::vector<int64_t> ranks, std::string name = "add") {
+  return with_op(tensor(std::move(name), std::move(ranks)), Op::kAddSet);
+}
+inline Request remove_set_of(SetId set, std::string name = "remove") {
+  Request request = with_op(tensor(std::move(name), {}), Op::kRemoveSet);
+  request.signature.root = set;
+  return request;
+}
+
+inline Contribution input() { return {true, false, 0, {}, {}}; }
+inline Contribution no_input() { return {}; }
+template <class T>
+Contribution payload(const std::vector<T>& values) {
+  return {true, true, 0, {}, std::as_bytes(std::span(values))};
+}
+template <class T>
+std::vector<T> values_of(const ByteString& bytes) {
+  std::vector<T> values(bytes.size() / sizeof(T));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+class Job {
+ public:
+  explicit Job(int size) : Job(settings(size)) {}
+  explicit Job(Coordinator::Settings settings) : size_(settings.size), coordinator_(settings) {}
+  static Coordinator::Settings settings(int size) {
+    Coordinator::Settings settings;
+    settings.size = size;
+    return settings;
+  }
+
+  void report(Rank from, const Report& report) {
+    ByteString bytes;
+    encode(report, bytes);
+    ++reports_;
+    coordinator_.receive(from, decode_report(bytes), now_);
+  }
+  // As a rank does it: by id where the log has given one, and a sequence number if unnamed.
+  void submit(Rank from, const Request& request, const Contribution& given = input()) {
+    Ready ready;
+    for (auto& [id, known] : table_) {
+      bool same = known.set == request.set && known.name == request.name &&
+                  known.group == request.group && known.signature == request.signature;
+      if (same) ready.id = id;
+    }
+    if (ready.id == 0) ready.request = request;
+    if (request.name.empty()) ready.sequence = next_[{from, request.set}]++;
+    ready.contribution = given;
+    report(from, ready);
+  }
+  void submit_all(const Request& request, const Contribution& given = input()) {
+    for (Rank r = 0; r < size_; ++r) submit(r, request, given);
+  }
+
+  Log publish() {
+    Log log;
+    coordinator_.publish(log);
+    for (Entry& entry : log) {
+      ByteString bytes;
+      encode(entry, bytes);
+      entry = decode_entry(bytes);
+      if (auto* define = std::get_if<Define>(&entry)) table_[define->id] = define->request;
+      if (auto* forget = std::get_if<Forget>(&entry)) table_.erase(forget->id);
+    }
+    return log;
+  }
+  // All ranks have seen the log and taken up their unnamed calls where it says.
+  void resume(const Joined& joined) {
+    for (Rank r = 0; r < size_; ++r) next_[{r, joined.set}] = joined.next_sequence;
+  }
+
+  void at(int64_t seconds) { now_ = seconds * 1'000'000'000; }
+  Log tick() {
+    coordinator_.tick(now_);
+    return publish();
+  }
+
+  Coordinator& coordinator() { return coordinator_; }
+  const std::map<uint32_t, Request>& table() const { return table_; }
+  int reports() const { return reports_; }
+
+ private:
+  int size_;
+  Coordinator coordinator_;
+  int64_t now_ = 0;
+  int reports_ = 0;
+  std::map<uint32_t, Request> table_;
+  std::map<std::pair<Rank, SetId>, uint64_t> next_;
+};
+
+}  // namespace farandole

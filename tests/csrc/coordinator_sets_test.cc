@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+// The coordinator, rule by rule: process sets, joining, leaving, dying.
+#include "coordinator_harness.h"
+
+namespace farandole {
+namespace {
+
+SetId add(Job& job, const std::vector<int64_t>& ranks) {
+  job.submit_all(add_set_of(ranks), no_input());
+  return only<OpenSet>(job.publish()).set;
+}
+
+Failure refused_set(Job& job, const std::vector<int64_t>& ranks) {
+  job.submit_all(add_set_of(ranks), no_input());
+  return only<Fail>(job.publish()).failure;
+}
+
+}  // namespace
+
+TEST(a_set_opens_and_its_calls_need_its_members_only) {
+  Job job(4);
+  job.submit_all(add_set_of({1, 3}), no_input());
+  OpenSet open = only<OpenSet>(job.publish());
+  CHECK(open.ranks == (std::vector<Rank>{1, 3}));
+  CHECK_EQ(open.key.name, "add");
+  Request x = in_set(tensor("x"), open.set);
+  x.signature.reduce_op = ReduceOp::kAverage;
+  job.submit(3, x, no_input());
+  CHECK_EQ(kinds(job.publish()), "");
+  job.submit(1, x);
+  Run run = only<Run>(job.publish());
+  CHECK_EQ(run.set, open.set);
+  CHECK_EQ(run.items[0].divisor, 2);
+  CHECK(run.items[0].absent == std::vector<int32_t>{1});  // a member index, not a rank
+  CHECK_THROWS(job.submit(0, x), ErrorCode::kInternal);
+  job.report(1, Done{open.set, 1});  // its lowest rank
+  CHECK_THROWS(job.report(3, Done{open.set, 1}), ErrorCode::kInternal);
+}
+
+TEST(an_impossible_set_is_refused) {
+  Job job(3);
+  for (const std::vector<int64_t>& ranks :
+       {std::vector<int64_t>{}, {0, 0}, {1, 0}, {-1, 2}, {0, 3}, {int64_t{1} << 32}}) {
+    Failure failure = refused_set(job, ranks);
+    CHECK(failure.code == ErrorCode::kInvalidArgument);
+    contains(failure.text, "between 0 and 2");
+  }
+  SetId set = add(job, {0, 2});
+  contains(refused_set(job, {0, 2}).text, "exists already, with id " + std::to_string(set));
+  contains(refused_set(job, {0, 1, 2}).text, "exists already, with id 0");
+}
+
+TEST(sets_are_limited) {
+  auto settings = Job::settings(3);
+  settings.max_sets = 3;
+  Job job(settings);
+  add(job, {0});
+  SetId second = add(job, {1});
+  contains(refused_set(job, {2}).text, "FARANDOLE_PROCESS_SETS");
+  job.submit_all(remove_set_of(second), no_input());
+  job.publish();
+  add(job, {2});
+}
+
+TEST(a_removed_set_fails_what_waits_in_it) {
+  Job job(3);
+  SetId set = add(job, {0, 1});
+  Request x = in_set(tensor("x"), set);
+  job.submit(0, x);
+  job.submit(0, in_set(tensor(""), set));
+  job.submit_all(remove_set_of(set), no_input());
+  Log log = job.publish();
+  CHECK_EQ(kinds(log), "fail fail close_set");
+  for (const Fail& fail : all<Fail>(log)) contains(fail.failure.text, "was removed");
+  CHECK_EQ(only<CloseSet>(log).set, set);
+  CHECK_EQ(only<CloseSet>(log).key.name, "remove");
+  job.submit(1, x);  // it could not know
+  contains(only<Fail>(job.publish()).failure.text, "was removed");
+  job.report(1, Join{set});
+  job.report(0, Done{set, 1});
+  CHECK_EQ(kinds(job.publish()), "");
+  CHECK(add(job, {0, 1}) != set);
+}
+
+TEST(only_a_set_that_is_there_can_be_removed) {
+  Job job(2);
+  SetId set = add(job, {0});
+  for (SetId wrong : {kWorldSet, set + 1, -1}) {
+    job.submit_all(remove_set_of(wrong), no_input());
+    contains(only<Fail>(job.publish()).failure.text, "can't be removed");
+  }
+  // Twice in one batch: the second finds nothing.
+  job.submit_all(remove_set_of(set, "one"), no_input());
+  job.submit_all(remove_set_of(set, "two"), no_input());
+  CHECK_EQ(kinds(job.publish()), "close_set fail");
+}
+
+TEST(a_set_can_be_added_again_in_the_batch_that_removes_it) {
+  Job job(2);
+  SetId set = add(job, {0});
+  job.submit_all(remove_set_of(set), no_input());
+  job.submit_all(add_set_of({0}), no_input());
+  CHECK_EQ(kinds(job.publish()), "close_set open_set");
+}
+
+TEST(overlapping_sets_do_not_wait_for_each_other) {
+  Job job(3);
+  SetId left = add(job, {0, 1}), right = add(job, {1, 2});
+  for (const char* name : {"a", "b", "c"}) {
+    for (Rank r : {0, 1}) job.submit(r, in_set(tensor(name), left));
+    job.publish();
+  }
+  job.submit(0, in_set(tensor("d"), left));
+  for (Rank r : {1, 2}) job.submit(r, in_set(tensor("a"), right));  // the same name is another call
+  CHECK_EQ(only<Run>(job.publish()).set, right);
+}
+
+TEST(a_joined_rank_takes_part_without_a_buffer) {
+  Job job(3);
+  Request x = tensor("x");
+  x.signature.reduce_op = ReduceOp::kAverage;
+  job.submit(0, x);  // before the join
+  job.report(2, Join{kWorldSet});
+  job.submit(1, x);
+  Run run = only<Run>(job.publish());
+  CHECK(run.items[0].absent == std::vector<int32_t>{2});
+  CHECK_EQ(run.items[0].divisor, 3);
+  job.submit(0, tensor("y", {1}), payload<float>({1}));  // after it
+  job.submit(1, tensor("y", {1}), payload<float>({2}));
+  CHECK_EQ(values_of<float>(only<Result>(job.publish()).payload)[0], 3.0f);
+  job.submit(1, with_op(tensor("z", {1, 50}), Op::kAllgather), {true, false, 9, {}, {}});
+  job.submit(0, with_op(tensor("z", {1, 50}), Op::kAllgather), {true, false, 8, {}, {}});
+  CHECK(only<Run>(job.publish()).items[0].rows == (std::vector<int64_t>{8, 9, 0}));
+}
+
+TEST(a_join_completes_calls_that_wait_for_it_only) {
+  Job job(2);
+  job.submit(0, tensor("x"));
+  job.submit(0, tensor(""));
+  CHECK_EQ(kinds(job.publish()), "");
+  job.report(1, Join{kWorldSet});
+  CHECK_EQ(only<Run>(job.publish()).items.size(), 2);
+}
+
+TEST(join_ends_with_the_last_rank_and_the_next_unnamed_call) {
+  Job job(3);
+  job.submit_all(tensor(""));
+  for (Rank r : {0, 2}) job.submit(r, tensor(""));
+  job.report(1, Join{kWorldSet});
+  job.submit(2, tensor(""));
+  job.report(0, Join{kWorldSet});
+  job.publish();
+  job.report(2, Join{kWorldSet});
+  Joined joined = only<Joined>(job.publish());
+  CHECK_EQ(joined.last, 2);
+  CHECK_EQ(joined.next_sequence, 3);
+  job.resume(joined);
+  job.report(0, Done{kWorldSet, 1});
+  job.submit_all(tensor(""));
+  CHECK_EQ(only<Run>(job.publish()).items[0].sequence, 3);
+  for (Rank r : {2, 1, 0}) job.report(r, Join{kWorldSet});
+  CHECK_EQ(only<Joined>(job.publish()).last, 0);
+}
+
+TEST(join_ends_after_the_last_call_is_out) {
+  Job job(2);
+  for (const char* name : {"a", "b", "c"}) {  // "c" waits for a bucket
+    job.submit_all(tensor(name));
+    job.publish();
+  }
+  for (Rank r : {0, 1}) job.report(r, Join{kWorldSet});
+  CHECK_EQ(kinds(job.publish()), "");
+  job.report(0, Done{kWorldSet, 1});
+  CHECK_EQ(kinds(job.publish()), "define run joined");
+  job.report(0, Done{kWorldSet, 3});
+  job.submit_all(tensor("c"));
+  CHECK_EQ(kinds(job.publish()), "run");
+}
+
+TEST(a_broadcast_whose_root_has_joined_fails) {
+  Job job(2);
+  Request x = with_op(tensor("x"), Op::kBroadcast);
+  x.signature.root = 1;
+  job.report(1, Join{kWorldSet});
+  job.submit(0, x, no_input());
+  Failure failure = only<Fail>(job.publish()).failure;
+  CHECK(failure.code == ErrorCode::kInvalidArgument);
+  contains(failure.text, "root rank 1 brings no tensor");
+}
+
+TEST(a_mismatch_does_not_blame_a_joined_rank) {
+  Job job(3);
+  job.report(1, Join{kWorldSet});
+  job.submit(0, tensor("x", {1}));
+  job.submit(2, tensor("x", {2}));
+  contains(only<Fail>(job.publish()).failure.text, "shape is (1,) on rank 0, (2,) on rank 2");
+}
+
+TEST(a_group_that_cannot_fill_any_more_fails_at_the_join) {
+  Job job(2);
+  job.submit_all(grouped(tensor("x"), "g", 2));
+  job.report(0, Join{kWorldSet});
+  CHECK_EQ(kinds(job.publish()), "");
+  job.report(1, Join{kWorldSet});
+  Log log = job.publish();
+  CHECK_EQ(kinds(log), "fail joined");
+  contains(only<Fail>(log).failure.text, "group 'g'");
+}
+
+TEST(a_join_passes_unnamed_calls_that_were_given_up) {
+  auto settings = Job::settings(2);
+  settings.stall_abort_ns = 1'000'000'000;
+  Job job(settings);
+  job.submit(0, tensor(""));
+  job.at(1);
+  job.tick();
+  for (Rank r : {1, 0}) job.report(r, Join{kWorldSet});
+  Joined joined = only<Joined>(job.publish());
+  CHECK_EQ(joined.next_sequence, 1);
+  job.resume(joined);
+  job.submit_all(tensor(""));
+  CHECK_EQ(only<Run>(job.publish()).items[0].sequence, 1);
+}
+
+TEST(a_rank_that_leaves_normally_fails_what_needs_it) {
+  Job job(3);
+  SetId others = add(job, {0, 1});
+  job.submit_all(tensor("complete"));
+  job.submit(0, tensor("waits"));
+  job.submit(0, tensor(""));
+  job.report(2, Leave{false, ""});
+  Log log = job.publish();
+  CHECK_EQ(kinds(log), "fail fail define run");
+  for (const Fail& fail : all<Fail>(log)) {
+    CHECK(fail.failure.code == ErrorCode::kPeer);
+    contains(fail.failure.text, "rank 2 finished normally and left");
+  }
+  job.submit(1, tensor("waits"));
+  job.report(1, Refuse{{kWorldSet, "refused", 0}, {ErrorCode::kWrongType, "bad"}});
+  CHECK_EQ(kinds(job.publish()), "fail fail");
+  for (Rank r : {0, 1}) job.submit(r, in_set(tensor("x"), others));  // not its business
+  CHECK_EQ(only<Run>(job.publish()).set, others);
+}
+
+TEST(a_join_never_waits_for_a_rank_that_has_left) {
+  Job job(3);
+  job.report(0, Join{kWorldSet});
+  job.report(2, Leave{false, ""});
+  CHECK_EQ(only<Joined>(job.publish()).last, 0);
+  job.report(1, Join{kWorldSet});
+  CHECK_EQ(only<Joined>(job.publish()).last, 1);
+}
+
+TEST(a_rank_that_leaves_in_failure_aborts_the_job) {
+  Job job(3);
+  job.submit_all(tensor("x"));
+  job.report(1, Leave{true, "ValueError: no data"});
+  Log log = job.publish();
+  CHECK_EQ(kinds(log), "abort");
+  CHECK(only<Abort>(log).failure.code == ErrorCode::kPeer);
+  contains(only<Abort>(log).failure.text, "rank 1 left: ValueError: no data");
+  job.submit(0, tensor("x"));  // late, and of no consequence
+  job.report(0, Join{kWorldSet});
+  CHECK_EQ(kinds(job.publish()), "");
+  for (Rank r : {0, 2}) job.report(r, Leave{true, "because of rank 1"});
+  CHECK_EQ(kinds(job.publish()), "stop");
+}
+
+TEST(a_lost_rank_aborts_the_job_once) {
+  Job job(2);
+  job.submit(0, tensor("x"));
+  job.coordinator().lose(1, {ErrorCode::kPeer, "rank 1 was killed by signal 9"});
+  job.coordinator().lose(1, {ErrorCode::kPeer, "again"});
+  Log log = job.publish();
+  CHECK_EQ(only<Abort>(log).failure.text, "rank 1 was killed by signal 9");
+  job.at(1000);
+  CHECK_EQ(kinds(job.tick()), "");
+  job.report(0, Leave{false, ""});
+  CHECK_EQ(kinds(job.publish()), "stop");
+}
+
+TEST(the_log_stops_when_all_have_left) {
+  Job job(3);
+  for (Rank r : {1, 0}) {
+    job.report(r, Leave{false, ""});
+    CHECK_EQ(kinds(job.publish()), "");
+  }
+  job.report(2, Leave{false, ""});
+  CHECK_EQ(kinds(job.publish()), "stop");
+  job.coordinator().lose(0, {ErrorCode::kPeer, "its process has ended"});
+  CHECK_EQ(kinds(job.publish()), "");
+}
+
+}  // namespace farandole

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the virtual ranks of one simulation do, and how each of their calls may end.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "control/coordinator.h"
+
+namespace farandole::simulation {
+
+// How a call ends on a rank. Bits: an event at an unknown moment allows several.
+enum Outcome : uint8_t {
+  kDone = 1,
+  kAbsent = 2,
+  kMismatched = 4,
+  kInvalid = 8,
+  kRefused = 16,  // ErrorCode::kWrongType
+  kPeerGone = 32,
+  kStalled = 64,
+  kSkipped = 128,  // its process set was never opened
+};
+
+enum class Role : uint8_t {
+  kMissing,  // does not report: it has joined, comes too late, or never
+  kInput,
+  kEmpty,  // takes part without a buffer
+  kRefuse,
+};
+
+struct PlannedSet {
+  std::vector<Rank> ranks;
+  int added_by = -1;  // call; the world (index 0) is just there
+  int member_of(Rank rank) const;
+};
+
+struct PlannedCall {
+  int set = 0;  // index into Program::sets
+  int removes = -1;  // the same, for a call that removes a set
+  Request request;   // as most members mean it; the set's id is filled in at run time
+  std::map<int, Request> odd;  // members that mean something else
+  std::vector<Role> roles;     // by member
+  bool joins = false;          // its missing members have joined
+  int ended_by = -1;           // the call that removes its set while it is under way
+  int batch = -1;              // calls of one atomic group have the same
+  uint8_t allowed = 0;         // Outcomes
+  const Request& request_of(int member) const;
+};
+
+struct Action {
+  enum class Kind : uint8_t {
+    kSubmit,     // value: call
+    kDuplicate,  // value: call; tries to submit it again: refused locally while it is in flight
+    kWait,       // value: call
+    kWaitAll,    // value: 1: also for what it refused itself
+    kJoin,       // value: planned set
+    kSync,       // value: number; until all ranks have come here, by other means than ours
+    kPause,      // value: ns
+    kLeave,
+    kFail,  // leaves with an error
+    kDie,
+  };
+  Kind kind;
+  int64_t value = 0;
+};
+
+struct Program {
+  Coordinator::Settings settings;
+  std::vector<PlannedSet> sets;
+  std::vector<PlannedCall> calls;
+  std::vector<std::vector<Action>> actions;  // by rank
+};
+
+// The same program for the same seed, everywhere.
+Program plan(uint64_t seed, int size);
+
+// ---- The oracle: knows results without a coordinator.
+
+// Fills PlannedCall::allowed.
+void foresee(Program& program);
+// What a member reports; `storage` holds a payload.
+Contribution contribution_of(const Program& program, int call, int member, ByteString& storage);
+// Fails the test if this is not what the log must say about the call.
+void check_run(const Program& program, int call, const Item& item);
+void check_result(const Program& program, int call, const Result& result);
+
+}  // namespace farandole::simulation

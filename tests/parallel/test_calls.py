@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How calls meet: names, order, handles, groups, kinds of arrays."""
+
+import array
+import gc
+import random
+
+import numpy as np
+import pytest
+
+import farandole as fd
+from harness.arrays import assert_same, data, reduced
+
+
+def ones_of(rank, shape=(3,)):
+    return np.full(shape, float(rank + 1))
+
+
+def total(size):
+    return size * (size + 1) / 2
+
+
+def test_a_name_may_change_its_tensor():
+    for i in range(20):
+        inputs = [data(r, (i + 1, 2), ["float32", "int64"][i % 2], i) for r in range(fd.size())]
+        result = fd.allreduce(inputs[fd.rank()], op=fd.Sum, name="changing")
+        assert_same(result, reduced("Sum", inputs))
+
+
+def test_names_meet_in_any_order():
+    names = [f"tensor.{i}" for i in range(200)]
+    order = names.copy()
+    random.Random(fd.rank()).shuffle(order)
+    for _ in range(3):
+        handles = {
+            name: fd.allreduce_async(ones_of(fd.rank()) * int(name[7:]), op=fd.Sum, name=name)
+            for name in order
+        }
+        for name in reversed(names):
+            expected = total(fd.size()) * int(name[7:])
+            assert handles[name].wait().tolist() == [expected] * 3
+
+
+def test_unnamed_calls_meet_by_order():
+    handles = [fd.allreduce_async(ones_of(fd.rank(), (i + 1,)) * i, op=fd.Sum) for i in range(100)]
+    for i, handle in enumerate(handles):
+        assert handle.wait().tolist() == [total(fd.size()) * i] * (i + 1)
+
+
+def test_unnamed_calls_of_different_operations_meet_by_order():
+    for i in range(10):
+        first = fd.allreduce_async(ones_of(fd.rank()), op=fd.Sum)
+        second = fd.broadcast_async(ones_of(fd.rank()), i % fd.size())
+        third = fd.allgather_async(ones_of(fd.rank(), (1,)))
+        assert third.wait().tolist() == [r + 1.0 for r in range(fd.size())]
+        assert second.wait().tolist() == [i % fd.size() + 1.0] * 3
+        assert first.wait().tolist() == [total(fd.size())] * 3
+
+
+def test_handles():
+    handle = fd.allreduce_async(ones_of(fd.rank()), op=fd.Sum, name="handle")
+    result = handle.wait()
+    assert handle.poll()
+    assert handle.wait() is result is handle.result
+    assert "allreduce 'handle': done" in repr(handle)
+
+
+def test_dropped_handles_keep_their_buffers():
+    for i in range(50):
+        fd.allreduce_async_(np.full(100_000, 1.0), name=f"dropped.{i}")
+        gc.collect()
+    assert fd.allreduce(np.ones(1), op=fd.Sum).tolist() == [fd.size()]
+
+
+def test_group_of_different_dtypes():
+    for name in ("group", None):
+        inputs = [
+            [data(r, (10, i), dtype) for i, dtype in enumerate(["float32", "int8", "float64"])]
+            for r in range(fd.size())
+        ]
+        results = fd.grouped_allreduce(inputs[fd.rank()], op=fd.Sum, name=name)
+        for i, result in enumerate(results):
+            assert_same(result, reduced("Sum", [theirs[i] for theirs in inputs]))
+
+
+def test_groups_in_different_order():
+    names = [f"group.{i}" for i in range(10)]
+    random.Random(fd.rank()).shuffle(names)
+    handles = {
+        n: fd.grouped_allreduce_async([ones_of(fd.rank())] * 3, op=fd.Sum, name=n) for n in names
+    }
+    for handle in handles.values():
+        assert [x.tolist() for x in handle.wait()] == [[total(fd.size())] * 3] * 3
+
+
+def test_groups_of_the_other_collectives():
+    size, rank = fd.size(), fd.rank()
+    tensors = [ones_of(rank), ones_of(rank, (2, 2))]
+    results = fd.grouped_allreduce_(tensors, op=fd.Max)
+    assert all(result is tensor for result, tensor in zip(results, tensors, strict=True))
+    assert tensors[1].tolist() == [[size, size]] * 2
+    gathered = fd.grouped_allgather([ones_of(rank, (1,)), ones_of(rank, (2, 1))])
+    assert gathered[0].tolist() == [r + 1.0 for r in range(size)]
+    assert gathered[1].shape == (2 * size, 1)
+    scattered = fd.grouped_reducescatter([ones_of(rank, (size,)), np.ones((size, 2))], op=fd.Sum)
+    assert scattered[0].tolist() == [total(size)]
+    assert scattered[1].tolist() == [[size, size]]
+    copies = fd.grouped_broadcast([ones_of(rank), ones_of(rank, (1,))], root_rank=size - 1)
+    assert [x.tolist() for x in copies] == [[size] * 3, [size]]
+
+
+def test_empty_group():
+    assert fd.grouped_allreduce([]) == []
+
+
+def test_kinds_come_back():
+    expected = total(fd.size())
+    value = fd.rank() + 1
+    for x, kind in [
+        (np.full(3, value, "i4"), np.ndarray),
+        (array.array("i", [value] * 3), array.array),
+        (memoryview(np.full(3, value, "i4")), memoryview),
+    ]:
+        result = fd.allreduce(x, op=fd.Sum)
+        assert isinstance(result, kind)
+        assert list(result) == [expected] * 3
+    assert isinstance(fd.broadcast(bytearray([value] * 2), 0), bytearray)
+    assert fd.broadcast(bytes([value] * 2), 0).tobytes() == b"\1\1"
+
+
+def test_scalars():
+    assert fd.allreduce(np.float32(fd.rank()), op=fd.Max) == fd.size() - 1
+
+
+def test_strided_arrays_are_read_as_they_look():
+    grids = [data(r, (6, 4), "float64") for r in range(fd.size())]
+    for view in (lambda x: x.T, lambda x: x[::2, ::-1], lambda x: x[:, 1]):
+        result = fd.allreduce(view(grids[fd.rank()]), op=fd.Sum)
+        assert_same(result, np.ascontiguousarray(view(reduced("Sum", grids))))
+
+
+def test_torch_and_numpy_meet_under_one_name():
+    torch = pytest.importorskip("torch")
+    mine = ones_of(fd.rank(), (2, 3)).astype("f4")
+    tensor = torch.from_numpy(mine.copy())
+    x = tensor if fd.rank() % 2 else mine
+    result = fd.allreduce(x, op=fd.Sum, name="mixed")
+    assert type(result) is type(x)
+    assert np.asarray(result).tolist() == [[total(fd.size())] * 3] * 2
+    gathered = fd.allgather(x, name="mixed.gather")
+    assert type(gathered) is type(x)
+    assert np.asarray(gathered).shape == (2 * fd.size(), 3)
+    assert fd.broadcast_(x, 0, name="mixed.broadcast") is x
+    assert np.asarray(x).tolist() == [[1.0] * 3] * 2
+
+
+def test_bfloat16():
+    torch = pytest.importorskip("torch")
+    for shape in [(), (7,), (1 << 19,), (0,)]:
+        inputs = [torch.from_numpy(data(r, shape, "float32")).bfloat16() for r in range(fd.size())]
+        mine = inputs[fd.rank()]
+        result = fd.allreduce(mine, op=fd.Sum)
+        assert result.dtype == torch.bfloat16
+        assert torch.equal(result, torch.stack(inputs).float().sum(0).bfloat16())
+    rows = torch.full((2, 3), fd.rank() + 0.5).bfloat16()
+    gathered = fd.allgather(rows)
+    assert gathered.dtype == torch.bfloat16
+    assert gathered[:, 0].float().tolist() == [r + 0.5 for r in range(fd.size()) for _ in "ab"]

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""init, shutdown and init again in a living MPI; worlds smaller than the job."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import farandole as fd
+
+WORLD = MPI.COMM_WORLD
+
+
+def check():
+    result = fd.allreduce(np.full(5, fd.rank() + 1.0), op=fd.Sum)
+    assert result.tolist() == [fd.size() * (fd.size() + 1) / 2] * 5
+
+
+@pytest.fixture
+def _down():
+    """The test starts and ends with the runtime down."""
+    fd.shutdown()
+    yield
+    fd.shutdown()
+    WORLD.Barrier()
+    fd.init()
+
+
+def test_topology():
+    assert (fd.rank(), fd.size()) == (WORLD.Get_rank(), WORLD.Get_size())
+    assert (fd.local_rank(), fd.local_size()) == (fd.rank(), fd.size())
+    assert (fd.cross_rank(), fd.cross_size()) == (0, 1)
+    assert fd.is_homogeneous()
+    assert fd.mpi_enabled()
+    assert fd.mpi_threads_supported() == (MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
+
+@pytest.mark.usefixtures("_down")
+def test_again_and_again():
+    for _ in range(5):
+        fd.init()
+        fd.init()
+        assert fd.is_initialized()
+        check()
+        fd.shutdown()
+        fd.shutdown()
+        assert not fd.is_initialized()
+
+
+@pytest.mark.usefixtures("_down")
+def test_before_init():
+    for question in (fd.rank, fd.size, fd.local_rank, fd.cross_size, fd.is_homogeneous):
+        with pytest.raises(ValueError, match="init"):
+            question()
+    with pytest.raises(fd.ShutdownError, match="init"):
+        fd.allreduce(np.ones(3))
+    with pytest.raises(fd.ShutdownError, match="init"):
+        fd.barrier()
+
+
+def test_work_in_flight_ends_with_shutdown():
+    handle = fd.allreduce_async(np.ones(3), name=f"of rank {fd.rank()}")
+    done = fd.size() == 1
+    fd.shutdown()
+    if not done:
+        with pytest.raises((fd.ShutdownError, fd.PeerError)):
+            handle.wait()
+    fd.init()
+    check()
+
+
+def test_results_outlive_shutdown():
+    gathered = fd.allgather(np.full((2, 3), fd.rank()))
+    handle = fd.allreduce_async(np.ones(4), op=fd.Sum)
+    reduced = handle.wait()
+    fd.shutdown()
+    assert gathered[:, 0].tolist() == [r for r in range(WORLD.Get_size()) for _ in "ab"]
+    assert reduced.tolist() == handle.wait().tolist() == [WORLD.Get_size()] * 4
+    fd.init()
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.usefixtures("_down")
+def test_init_with_ranks():
+    members = list(range(1, WORLD.Get_size()))
+    if WORLD.Get_rank() == 0:
+        with pytest.raises(ValueError, match="rank 0 is not in"):
+            fd.init(comm=members)
+        assert not fd.is_initialized()
+    else:
+        fd.init(comm=members)
+        assert (fd.rank(), fd.size()) == (WORLD.Get_rank() - 1, WORLD.Get_size() - 1)
+        check()
+
+
+@pytest.mark.parametrize("ranks", [[0, 0], [0, 99], [-1, 0]])
+@pytest.mark.usefixtures("_down")
+def test_init_with_wrong_ranks(ranks):
+    with pytest.raises(ValueError, match="distinct ranks"):
+        fd.init(comm=ranks)
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.usefixtures("_down")
+def test_init_with_a_communicator():
+    half = WORLD.Split(WORLD.Get_rank() % 2)
+    fd.init(comm=half)
+    assert (fd.rank(), fd.size()) == (half.Get_rank(), half.Get_size())
+    half.Free()  # farandole has a duplicate
+    check()
+
+
+@pytest.mark.usefixtures("_down")
+def test_init_with_everyone():
+    fd.init(comm=[])
+    assert fd.size() == WORLD.Get_size()
+    check()
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.usefixtures("_down")
+def test_a_wrong_setting_fails_on_all_ranks(monkeypatch):
+    if WORLD.Get_rank() == 1:
+        monkeypatch.setenv("FARANDOLE_STALL_WARN", "soon")
+    with pytest.raises(ValueError, match=r"rank 1: .*FARANDOLE_STALL_WARN"):
+        fd.init()
+    monkeypatch.undo()
+    fd.init()
+    check()
+
+
+@pytest.mark.usefixtures("_down")
+def test_job_wide_settings_come_from_rank_0(monkeypatch):
+    monkeypatch.setenv("FARANDOLE_STALL_WARN", str(20 + WORLD.Get_rank()))
+    fd.init()
+    values = {v.name: v.value for v in fd.config()}
+    assert float(values["FARANDOLE_STALL_WARN"]) == 20

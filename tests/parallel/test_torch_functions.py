@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""broadcast_parameters, broadcast_optimizer_state and objects."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import farandole.torch as hvd
+
+DTYPES = [
+    getattr(torch, name)
+    for name in "uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 bool complex64 "
+    "complex128 uint16 uint32 uint64".split()
+    if hasattr(torch, name)
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world() -> None:
+    torch.set_num_threads(1)
+    hvd.init()
+
+
+def same_everywhere(state: dict[str, Tensor]) -> None:
+    """All ranks hold equal tensors. As lists: torch cannot unpickle its newer integer types."""
+    plain = {name: (str(x.dtype), x.shape, x.tolist()) for name, x in state.items()}
+    assert all(theirs == plain for theirs in hvd.allgather_object(plain))
+
+
+# ---- parameters
+
+
+@pytest.mark.parametrize("root", ["first", "last"])
+def test_state_dict_with_buffers_of_any_dtype(root: str) -> None:
+    root_rank = 0 if root == "first" else hvd.size() - 1
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3))
+    for dtype in DTYPES:
+        values = torch.arange(5) * (1 + hvd.rank()) + hvd.rank()
+        model.register_buffer(f"b_{dtype}".replace(".", "_"), values.to(dtype))
+    model.register_buffer("scalar", torch.tensor(hvd.rank() + 0.5))
+    model.register_buffer("empty", torch.zeros(0, 3))
+    hvd.broadcast_parameters(model.state_dict(), root_rank=root_rank)
+    same_everywhere(model.state_dict())
+    assert model.scalar.item() == root_rank + 0.5
+    assert model.get_buffer("b_torch_int64").tolist() == [(1 + root_rank) * i + root_rank for i in range(5)]
+
+
+def test_lists_and_layouts() -> None:
+    rank = float(hvd.rank())
+    dense = torch.full((2, 3), rank)
+    turned = torch.full((3, 4), rank).t()
+    every_second = torch.full((8,), rank)[::2]
+    leaf = torch.full((3,), rank, requires_grad=True)
+    image = torch.full((1, 2, 3, 3), rank).to(memory_format=torch.channels_last)
+    tensors = [dense, turned, every_second, leaf, image]
+    hvd.broadcast_parameters(tensors, root_rank=hvd.size() - 1)
+    for x in tensors:
+        assert torch.equal(x, torch.full_like(x, hvd.size() - 1))
+    named = [("b", dense), ("a", turned)]
+    dense += rank
+    hvd.broadcast_parameters(named, root_rank=0)
+    assert torch.equal(dense, torch.full((2, 3), hvd.size() - 1.0))
+
+
+def test_wrong_parameters() -> None:
+    with pytest.raises(ValueError, match="a dict or a list"):
+        hvd.broadcast_parameters(torch.zeros(3), root_rank=0)
+    with pytest.raises(TypeError, match="not tensors: extra; use broadcast_object"):
+        hvd.broadcast_parameters({"w": torch.zeros(1), "extra": 3}, root_rank=0)  # type: ignore
+
+
+@pytest.mark.ranks(2, 4)
+def test_different_names_are_an_error_on_all_ranks() -> None:
+    params = {"same": torch.zeros(1), f"own {hvd.rank() % 2}": torch.zeros(1)}
+    with pytest.raises(ValueError, match="different parameters: .'own 0', 'own 1'"):
+        hvd.broadcast_parameters(params, root_rank=0)
+    assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+
+
+# ---- optimizer state
+
+MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, weight_decay=0.1),
+    "adam": lambda ps: torch.optim.Adam(ps, lr=0.1, amsgrad=True, weight_decay=0.1),
+    "adagrad": lambda ps: torch.optim.Adagrad(ps, lr=0.1),
+    "lbfgs": lambda ps: torch.optim.LBFGS(ps, lr=0.1, max_iter=3),
+    "rprop": lambda ps: torch.optim.Rprop(ps, lr=0.1),
+}
+
+
+def parts(kind: str, groups: bool = False) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(hvd.rank())
+    model = nn.Linear(3, 2)
+    params: Any = model.parameters()
+    if groups and kind != "lbfgs":
+        params = [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.5}]
+    return model, MAKERS[kind](params)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(torch.ones(4, 3)).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        optimizer.step(closure)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("who", ["root only", "others only", "all"])
+def test_optimizer_state(kind: str, who: str) -> None:
+    model, optimizer = parts(kind, groups=True)
+    is_root = hvd.rank() == hvd.size() - 1
+    if who == "all" or is_root == (who == "root only"):
+        train(model, optimizer, steps=2 + hvd.rank())
+        optimizer.param_groups[0]["lr"] = 0.01 * (1 + hvd.rank())
+    optimizer.zero_grad()
+    params = [p.detach().clone() for p in model.parameters()]
+    groups = list(optimizer.param_groups)
+    before = copy.deepcopy(optimizer.state_dict())
+    hvd.broadcast_optimizer_state(optimizer, root_rank=hvd.size() - 1)
+    after = optimizer.state_dict()
+    rooted = hvd.broadcast_object(after, root_rank=hvd.size() - 1)
+    torch.testing.assert_close(after, rooted, rtol=0, atol=0)
+    if is_root:
+        torch.testing.assert_close(after, before, rtol=0, atol=0)
+    for p, was in zip(model.parameters(), params, strict=True):
+        assert torch.equal(p, was)  # no fake step
+        assert p.grad is None
+    for group, was_group in zip(optimizer.param_groups, groups, strict=True):
+        assert group is was_group  # schedulers hold on to them
+    if hvd.size() > 1 and who == "others only" and kind != "adagrad":  # born with state
+        assert not optimizer.state
+    hvd.broadcast_parameters(model.state_dict(), root_rank=hvd.size() - 1)
+    train(model, optimizer, steps=1)
+    same_everywhere(model.state_dict())
+
+
+def test_dtypes_of_state_survive() -> None:
+    p = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([p], lr=torch.tensor(0.25 * (1 + hvd.rank())))
+    if hvd.rank() == 0:
+        optimizer.state[p] = {"master": torch.ones(2), "codes": torch.ones(2, dtype=torch.uint8)}
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.state[p]["master"].dtype is torch.float32  # load_state_dict would cast it
+    assert optimizer.state[p]["codes"].tolist() == [1, 1]
+    assert float(optimizer.param_groups[0]["lr"]) == 0.25
+
+
+@pytest.mark.ranks(2, 4)
+def test_different_optimizers_are_an_error_on_all_ranks() -> None:
+    ps = [nn.Parameter(torch.zeros(1)) for _ in range(1 + hvd.rank() % 2)]
+    with pytest.raises(ValueError, match=r"different parameters: groups of \[1\] on rank 0"):
+        hvd.broadcast_optimizer_state(torch.optim.SGD(ps, lr=0.1), root_rank=0)
+    assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+
+
+def test_resume_from_a_checkpoint_that_only_the_root_has() -> None:
+    def build() -> tuple[nn.Module, Any]:
+        torch.manual_seed(3)
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        return model, hvd.DistributedOptimizer(optimizer, model.named_parameters())
+
+    def step(model: nn.Module, optimizer: Any, k: int) -> None:
+        optimizer.zero_grad()
+        model(torch.full((2, 3), 1.0 + k + hvd.rank())).square().mean().backward()
+        optimizer.step()
+
+    model, optimizer = build()
+    for k in range(2):
+        step(model, optimizer, k)
+    checkpoint = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint)
+    for k in range(2, 4):
+        step(model, optimizer, k)
+
+    resumed, other = build()
+    with torch.no_grad():
+        resumed.weight.add_(hvd.rank())  # type: ignore[operator,union-attr]
+    if hvd.rank() == 0:
+        checkpoint.seek(0)
+        loaded = torch.load(checkpoint)
+        resumed.load_state_dict(loaded["model"])
+        other.load_state_dict(loaded["optimizer"])
+    hvd.broadcast_parameters(resumed.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(other, root_rank=0)
+    for k in range(2, 4):
+        step(resumed, other, k)
+    torch.testing.assert_close(resumed.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def test_in_a_process_set() -> None:
+    if hvd.size() == 1:
+        return
+    last = hvd.size() - 1
+    ends = hvd.add_process_set([0, last])
+    x = torch.full((3,), float(hvd.rank()))
+    if ends.included():
+        hvd.broadcast_parameters([x], root_rank=last, process_set=ends)
+        p = nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([p], lr=0.5 + hvd.rank())
+        hvd.broadcast_optimizer_state(optimizer, root_rank=last, process_set=ends)
+        assert optimizer.param_groups[0]["lr"] == 0.5 + last
+        assert x.tolist() == [last] * 3
+    else:
+        assert x.tolist() == [hvd.rank()] * 3
+    hvd.remove_process_set(ends)

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The torch calls: signatures, kinds of handles, and gradients."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import farandole
+import farandole.torch as hvd
+from farandole.torch import mpi_ops
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world() -> None:
+    torch.set_num_threads(1)
+    hvd.init()
+
+
+def own(rank: int | None = None, shape: tuple[int, ...] = (4, 3)) -> Tensor:
+    rank = hvd.rank() if rank is None else rank
+    n = int(torch.tensor(shape).prod())
+    return torch.arange(n, dtype=torch.float64).reshape(shape) * (1 + rank) + rank
+
+
+def everyone(shape: tuple[int, ...] = (4, 3)) -> Tensor:
+    return torch.stack([own(rank, shape) for rank in range(hvd.size())])
+
+
+# ---- values
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_allreduce_dtypes(dtype: torch.dtype) -> None:
+    x = torch.full((3, 5), 12 * (1 + hvd.rank())).to(dtype)
+    total = sum(12 * (1 + r) for r in range(hvd.size()))
+    assert torch.equal(hvd.allreduce(x, op=hvd.Sum), torch.full((3, 5), total).to(dtype))
+    result = hvd.allreduce(x)
+    assert result.dtype is dtype
+    assert torch.equal(result, torch.full((3, 5), total // hvd.size()).to(dtype))
+    assert hvd.allreduce_(x, op=hvd.Max) is x
+    assert torch.equal(x, torch.full((3, 5), 12 * hvd.size()).to(dtype))
+
+
+def test_average_is_deprecated() -> None:
+    x = torch.ones(2)
+    with pytest.deprecated_call():
+        assert hvd.allreduce(x, average=False).tolist() == [hvd.size()] * 2
+    with pytest.deprecated_call():
+        assert hvd.allreduce(x, True).tolist() == [1.0] * 2
+    with pytest.raises(ValueError, match="not both"):
+        hvd.allreduce(x, average=True, op=hvd.Sum)
+
+
+def test_handles() -> None:
+    x = own()
+    handles = [
+        hvd.allreduce_async(x, name="a", op=hvd.Sum),
+        hvd.allgather_async(x, name="b"),
+        hvd.broadcast_async(x, 0, name="c"),
+        hvd.grouped_allreduce_async([x, x], name="d", op=hvd.Max),
+    ]
+    total, rows, root, pair = [hvd.synchronize(h) for h in reversed(handles)][::-1]
+    assert all(hvd.poll(h) for h in handles)
+    assert torch.equal(total, everyone().sum(0))
+    assert torch.equal(rows, everyone().flatten(0, 1))
+    assert torch.equal(root, own(0))
+    assert torch.equal(pair[1], everyone().amax(0))
+    assert hvd.synchronize(handles[0]) is total
+    for call in (hvd.poll, hvd.synchronize):
+        with pytest.raises(ValueError, match="no handle"):
+            call(17)  # type: ignore[arg-type]
+
+
+def test_alltoall_and_received_splits() -> None:
+    n, rank = hvd.size(), hvd.rank()
+    x = torch.arange(float(n * (rank + 1))).view(-1, 1) + 100 * rank
+    splits = torch.full((n,), rank + 1, dtype=torch.int32)
+    output, received = hvd.alltoall(x, splits)
+    assert received.dtype is torch.int32
+    assert received.tolist() == [r + 1 for r in range(n)]
+    expected = [100 * r + rank * (r + 1) + i for r in range(n) for i in range(r + 1)]
+    assert output.flatten().tolist() == expected
+    assert hvd.alltoall(torch.full((n, 2), float(rank))).tolist() == [[r, r] for r in range(n)]
+    both = hvd.synchronize(hvd.alltoall_async(torch.full((n, 2), float(rank))))
+    assert both[1].tolist() == [1] * n
+
+
+def test_reducescatter_gives_more_rows_to_low_ranks() -> None:
+    n, rank = hvd.size(), hvd.rank()
+    rows = n + 1  # one row more on rank 0
+    x = own(shape=(rows, 2))
+    result = hvd.reducescatter(x, op=hvd.Sum)
+    begin = 0 if rank == 0 else rank + 1
+    expected = everyone((rows, 2)).sum(0)[begin : begin + (2 if rank == 0 else 1)]
+    assert torch.equal(result, expected)
+    pair = hvd.grouped_reducescatter([x, x.float()], prescale_factor=0.5)
+    assert torch.equal(pair[1], (expected / (2 * n)).float())
+
+
+def test_compression_of_single_calls() -> None:
+    x = torch.full((3,), 1 / 3) * (1 + hvd.rank())
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        y = hvd.allreduce(x, compression=compression)
+        assert y.dtype is torch.float32
+        torch.testing.assert_close(y, hvd.allreduce(x), rtol=1e-2, atol=0)
+        (z,) = hvd.grouped_allreduce([x], compression=compression)
+        assert torch.equal(y, z)
+    assert hvd.allreduce(torch.ones(2, dtype=torch.int32), compression=hvd.Compression.fp16)[0] == 1
+
+
+def test_sparse_allreduce() -> None:
+    rank = hvd.rank()
+    rows = [] if rank == 1 else [rank, rank, 4]  # rank 1 has none; duplicates are added up
+    x = torch.sparse_coo_tensor(
+        torch.tensor([rows], dtype=torch.int64),
+        torch.ones(len(rows), 2) * (1 + rank),
+        (5, 2),
+        check_invariants=True,
+    )
+    result = hvd.sparse_allreduce_async(x, "sparse", hvd.Average)()
+    dense = hvd.allreduce(x.to_dense(), op=hvd.Average)
+    torch.testing.assert_close(result.to_dense(), dense)
+    assert result.is_coalesced()
+    with pytest.raises(ValueError, match="sparse COO"):
+        hvd.sparse_allreduce_async(x.to_dense(), "dense", hvd.Sum)
+
+
+def test_neutral_calls_take_tensors() -> None:
+    result = farandole.allreduce(torch.ones(3, dtype=torch.bfloat16), op=farandole.Sum)
+    assert isinstance(result, Tensor)
+    assert result.dtype is torch.bfloat16
+    assert result.tolist() == [hvd.size()] * 3
+
+
+def test_wrong_tensors() -> None:
+    x = torch.zeros(4, 6)
+    assert torch.equal(hvd.allreduce(x.t()), x.t())  # out of place: copied
+    with pytest.raises(ValueError, match="not contiguous"):
+        hvd.allreduce_(x.t())
+    with pytest.raises(TypeError, match="layout"):
+        hvd.allreduce(torch.eye(3).to_sparse())
+    with pytest.raises(TypeError, match="meta"):
+        hvd.allreduce(torch.zeros(3, device="meta"))
+    assert float(hvd.allreduce(torch.ones(()), op=hvd.Sum)) == hvd.size()
+
+
+# ---- gradients
+
+
+def scaled(x: Tensor) -> Tensor:
+    """A loss whose gradients differ by element and by rank."""
+    weights = torch.arange(x.numel(), dtype=x.dtype).view_as(x) + 10 * (1 + hvd.rank())
+    return (x * weights).sum()
+
+
+def weights_of(rank: int, shape: tuple[int, ...]) -> Tensor:
+    n = int(torch.tensor(shape).prod())
+    return torch.arange(n, dtype=torch.float64).view(shape) + 10.0 * (1 + rank)
+
+
+def gradient_of(call: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    leaf = x.clone().requires_grad_()
+    scaled(call(leaf)).backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+def mean_weights(shape: tuple[int, ...]) -> Tensor:
+    return torch.stack([weights_of(r, shape) for r in range(hvd.size())]).mean(0)
+
+
+@pytest.mark.parametrize("name", [None, "named"])
+def test_gradient_of_allreduce(name: str | None) -> None:
+    shape = (4, 3)
+    mean = mean_weights(shape)
+    assert torch.equal(gradient_of(lambda x: hvd.allreduce(x, name=name), own()), mean)
+    g = gradient_of(
+        lambda x: hvd.allreduce(x, name=name, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4),
+        own(),
+    )
+    torch.testing.assert_close(g, mean * hvd.size() * 2)
+    a, b = (own().requires_grad_() for _ in range(2))
+    ya, yb = hvd.grouped_allreduce([a, b], name=name)
+    (scaled(ya) + 2 * scaled(yb)).backward()
+    assert a.grad is not None
+    assert b.grad is not None
+    torch.testing.assert_close(b.grad, 2 * a.grad)
+    torch.testing.assert_close(a.grad, mean)
+    with pytest.raises(NotImplementedError, match="Average and Sum only"):
+        gradient_of(lambda x: hvd.allreduce(x, op=hvd.Max), own())
+
+
+def test_gradient_of_allgather() -> None:
+    n, rank = hvd.size(), hvd.rank()
+    rows = [r + 1 for r in range(n)]
+    g = gradient_of(hvd.allgather, own(shape=(rank + 1, 2)))
+    begin = sum(rows[:rank])
+    assert torch.equal(g, mean_weights((sum(rows), 2))[begin : begin + rank + 1])
+
+
+def test_gradient_of_broadcast() -> None:
+    root = hvd.size() - 1
+    g = gradient_of(lambda x: hvd.broadcast(x, root), own())
+    expected = mean_weights((4, 3)) if hvd.rank() == root else torch.zeros(4, 3)
+    assert torch.equal(g, expected.double())
+
+
+def test_gradient_of_alltoall() -> None:
+    n, rank = hvd.size(), hvd.rank()
+    splits = [r + 1 for r in range(n)]  # member r gets r + 1 rows, the last row stays unsent
+    x = own(shape=(sum(splits) + 1, 1))
+    g = gradient_of(lambda t: hvd.alltoall(t, splits)[0], x)
+    parts = [weights_of(r, (n * (r + 1), 1))[rank * (r + 1) : (rank + 1) * (r + 1)] for r in range(n)]
+    assert torch.equal(g, torch.cat([*parts, torch.zeros(1, 1)]))
+    g = gradient_of(hvd.alltoall, own(shape=(n, 1)))
+    assert torch.equal(g, torch.stack([weights_of(r, (n, 1))[rank] for r in range(n)]))
+
+
+def test_gradient_of_reducescatter() -> None:
+    n = hvd.size()
+    rows = [2] + [1] * (n - 1)
+    gathered = torch.cat([weights_of(r, (rows[r], 2)) for r in range(n)])
+    x = own(shape=(n + 1, 2))
+    assert torch.equal(gradient_of(hvd.reducescatter, x), gathered)
+    assert torch.equal(gradient_of(lambda t: hvd.reducescatter(t, op=hvd.Sum), x), gathered * n)
+
+
+def test_gradcheck_and_second_derivatives() -> None:
+    """The sum over ranks of a symmetric function has true gradients, numerically checked."""
+    x = own(0).requires_grad_()  # the same on all ranks, so that all take the same small steps
+
+    def total(t: Tensor) -> Tensor:
+        return hvd.allreduce(t * (1 + hvd.rank()), op=hvd.Average).square().sum()
+
+    # d/dt of the average over ranks needs each rank's factor, so compare with the mean gradient.
+    (g,) = torch.autograd.grad(total(x), x, create_graph=True)
+    mean_factor = (hvd.size() + 1) / 2
+    torch.testing.assert_close(g, 2 * mean_factor * (1 + hvd.rank()) * x)
+    (h,) = torch.autograd.grad(g.sum(), x)
+    torch.testing.assert_close(h, torch.full_like(x, 2 * mean_factor * (1 + hvd.rank())))
+    y = torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    y.requires_grad_()
+    assert torch.autograd.gradcheck(lambda t: hvd.allreduce(t.sin()), (y,))
+    assert torch.autograd.gradcheck(lambda t: hvd.broadcast(t.exp(), 0) if _alone() else t, (y,))
+
+
+def _alone() -> bool:
+    return hvd.size() == 1
+
+
+def test_gradients_of_long_chains_in_any_order() -> None:
+    x = own().requires_grad_()
+    ys = [hvd.allreduce(x * k, op=hvd.Sum) for k in range(5)]
+    sum(y.sum() for y in ys).backward()  # type: ignore[union-attr]
+    torch.testing.assert_close(x.grad, torch.full_like(x, 10.0 * hvd.size()))
+
+
+# ---- the surface
+
+SURFACE = """
+Compression allgather_object broadcast_object broadcast_optimizer_state broadcast_parameters
+allreduce allreduce_async allreduce_ allreduce_async_ grouped_allreduce grouped_allreduce_async
+grouped_allreduce_ grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async
+grouped_allgather grouped_allgather_async broadcast broadcast_async broadcast_ broadcast_async_
+alltoall alltoall_async reducescatter reducescatter_async grouped_reducescatter
+grouped_reducescatter_async join barrier poll synchronize init shutdown is_initialized size
+local_size cross_size rank local_rank cross_rank mpi_threads_supported mpi_enabled mpi_built
+gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built ProcessSet
+global_process_set add_process_set remove_process_set Average Sum Adasum Min Max Product
+HorovodInternalError DistributedOptimizer SyncBatchNorm
+""".split()
+
+PS = "process_set"
+REDUCTION = ["tensor", "average", "name", "op", "prescale_factor", "postscale_factor", PS]
+SIGNATURES: dict[str, list[str]] = {
+    "allreduce": [*REDUCTION[:3], "compression", *REDUCTION[3:]],
+    "allreduce_async": REDUCTION,
+    "allreduce_": REDUCTION,
+    "allreduce_async_": REDUCTION,
+    "grouped_allreduce": ["tensors", *REDUCTION[1:3], "compression", *REDUCTION[3:]],
+    "grouped_allreduce_async_": ["tensors", *REDUCTION[1:]],
+    "allgather": ["tensor", "name", PS],
+    "broadcast": ["tensor", "root_rank", "name", PS],
+    "broadcast_async_": ["tensor", "root_rank", "name", PS],
+    "alltoall": ["tensor", "splits", "name", PS],
+    "reducescatter": ["tensor", "name", "compression", "op", PS, *REDUCTION[4:6]],
+    "reducescatter_async": ["tensor", "name", "op", PS, *REDUCTION[4:6]],
+}
+
+
+def test_surface() -> None:
+    missing = [name for name in SURFACE if not hasattr(hvd, name) or name not in hvd.__all__]
+    assert not missing
+    assert issubclass(hvd.HorovodInternalError, RuntimeError)
+    for name, wanted in SIGNATURES.items():
+        call: Any = getattr(mpi_ops, name)
+        assert call is getattr(hvd, name)
+        assert list(inspect.signature(call).parameters)[: len(wanted)] == wanted, name
+    assert mpi_ops.is_homogeneous()

@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedOptimizer, step by step, against one process that trains on the joined batch."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import farandole.torch as hvd
+
+STEPS = 4
+ROWS = 6  # of each rank's batch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world() -> None:
+    torch.set_num_threads(1)
+    hvd.init()
+
+
+def batch(rank: int, step: int, part: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(10_000 * part + 100 * step + rank)
+    x = torch.randn(ROWS, 5, generator=generator, dtype=torch.float64)
+    return x, x.sum(1, keepdim=True).sin() + rank
+
+
+def joined(step: int, part: int = 0) -> tuple[Tensor, Tensor]:
+    parts = [batch(rank, step, part) for rank in range(hvd.size())]
+    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(7)
+    layers = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
+    return layers.to(torch.float64)
+
+
+def loss_of(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+    return nn.functional.mse_loss(model(data[0]), data[1])
+
+
+def assert_same(model: nn.Module, reference: nn.Module) -> None:
+    for own, other in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-11)
+
+
+def train_both(
+    make: Callable[[Any], torch.optim.Optimizer], passes: int = 1, **options: Any
+) -> None:
+    """Trains on this rank's data and, alone, on everybody's; compares after each step."""
+    model, reference = network(), network()
+    optimizer = hvd.DistributedOptimizer(
+        make(model.parameters()),
+        model.named_parameters(),
+        backward_passes_per_step=passes,
+        **options,
+    )
+    plain = make(reference.parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        plain.zero_grad()
+        for part in range(passes):
+            loss_of(model, batch(hvd.rank(), step, part)).backward()
+            loss_of(reference, joined(step, part)).backward()
+        optimizer.step()
+        if options.get("accumulate") == "mean":
+            for p in reference.parameters():
+                p.grad /= passes
+        plain.step()
+        assert_same(model, reference)
+
+
+MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1),
+    "momentum": lambda ps: torch.optim.SGD(
+        ps, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01
+    ),
+    "adam": lambda ps: torch.optim.Adam(ps, lr=0.05),
+    "adamw foreach": lambda ps: torch.optim.AdamW(ps, lr=0.05, foreach=True),
+    "adamw fused": lambda ps: torch.optim.AdamW(ps, lr=0.05, fused=True),
+    "rmsprop": lambda ps: torch.optim.RMSprop(ps, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_equals_joined_batch(kind: str) -> None:
+    if kind == "adamw fused" and torch.__version__ < "2.4":
+        pytest.skip("torch before 2.4 has no fused AdamW on CPUs")
+    train_both(MAKERS[kind])
+
+
+@pytest.mark.parametrize("accumulate", ["sum", "mean"])
+def test_accumulation(accumulate: str) -> None:
+    train_both(MAKERS["momentum"], passes=3, accumulate=accumulate)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 9])
+def test_groups(groups: int) -> None:
+    train_both(MAKERS["momentum"], groups=groups)
+
+
+def test_predivide() -> None:
+    train_both(MAKERS["momentum"], gradient_predivide_factor=2.0)
+    train_both(MAKERS["momentum"], gradient_predivide_factor=2.0, groups=2)
+
+
+def test_own_compression_for_some_parameters() -> None:
+    class Halves:
+        """Sends half of the values, exactly."""
+
+        @staticmethod
+        def compress(tensor: Tensor) -> tuple[Tensor, Any]:
+            return tensor / 2, tensor.shape
+
+        @staticmethod
+        def decompress(tensor: Tensor, ctx: Any) -> Tensor:
+            assert ctx == tensor.shape
+            return tensor * 2
+
+    chosen = []
+
+    def choose(name: str, parameter: Tensor) -> Any:
+        chosen.append(name)
+        return Halves if parameter.dim() == 2 else hvd.Compression.none
+
+    train_both(MAKERS["momentum"], compression=choose)
+    if hvd.size() > 1:
+        assert chosen == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_short_floats(name: str) -> None:
+    model, reference = network().float(), network().float()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), compression=getattr(hvd.Compression, name)
+    )
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+    own = [t.float() for t in batch(hvd.rank(), 0)]
+    loss_of(model, (own[0], own[1])).backward()
+    everything = [t.float() for t in joined(0)]
+    loss_of(reference, (everything[0], everything[1])).backward()
+    optimizer.step()
+    plain.step()
+    tolerance = {"fp16": 2e-3, "bf16": 1e-2}[name]
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        assert p.grad is not None
+        assert q.grad is not None
+        assert p.grad.dtype is torch.float32
+        torch.testing.assert_close(p, q, rtol=tolerance, atol=tolerance)
+        if hvd.size() > 1:
+            assert not torch.equal(p.grad, q.grad)  # it really was shortened
+
+
+def test_lists_of_groups() -> None:
+    model, reference = network(), network()
+    ps = list(model.parameters())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(ps, lr=0.1), groups=[[ps[0], ps[3]], [ps[1]]]
+    )
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, batch(hvd.rank(), step)).backward()
+        optimizer.step()
+        plain.zero_grad()
+        loss_of(reference, joined(step)).backward()
+        plain.step()
+        assert_same(model, reference)
+
+
+def test_sum_and_extremes() -> None:
+    for op, expected in ((hvd.Sum, sum), (hvd.Min, min), (hvd.Max, max)):
+        p = nn.Parameter(torch.zeros(3))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), op=op)
+        (p * (hvd.rank() + 1.0)).sum().backward()
+        optimizer.step()
+        value = expected(rank + 1.0 for rank in range(hvd.size()))  # type: ignore[operator]
+        assert p.tolist() == [-value] * 3
+
+
+def test_channels_last_gradients() -> None:
+    model = nn.Conv2d(3, 4, 3)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    inputs = []
+    for rank in range(hvd.size()):
+        generator = torch.Generator().manual_seed(rank)
+        inputs.append(torch.randn(2, 3, 8, 8, generator=generator))
+    ps = list(model.parameters())
+    gradients = [torch.autograd.grad(model(x).square().mean(), ps) for x in inputs]
+    model(inputs[hvd.rank()]).square().mean().backward()
+    before = model.weight.grad
+    assert before is not None
+    assert not before.is_contiguous()
+    optimizer.synchronize()
+    assert model.weight.grad is before
+    for i, p in enumerate(ps):
+        mean = torch.stack([g[i] for g in gradients]).mean(0)
+        torch.testing.assert_close(p.grad, mean)
+
+
+def test_sparse_gradients() -> None:
+    layer = nn.Embedding(6, 2, sparse=True)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SparseAdam(list(layer.parameters())), sparse_as_dense=True
+    )
+    rank = hvd.rank()
+    layer(torch.tensor([rank, rank, 5])).sum().backward()
+    optimizer.step()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.is_sparse
+    expected = torch.zeros(6, 2)
+    for r in range(hvd.size()):
+        expected[r] += 2.0 / hvd.size()
+        expected[5] += 1.0 / hvd.size()
+    torch.testing.assert_close(layer.weight.grad.to_dense(), expected)
+
+
+@pytest.mark.ranks(2, 4)
+def test_sparse_gradients_are_refused() -> None:
+    layer = nn.Embedding(6, 2, sparse=True)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="sparse_as_dense=True"):
+        layer(torch.tensor([1])).sum().backward()
+    assert not optimizer.state
+
+
+def test_closure() -> None:
+    model, reference = network(), network()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch(hvd.rank(), 0))
+        loss.backward()
+        return loss
+
+    def plain_closure() -> Tensor:
+        plain.zero_grad()
+        loss = loss_of(reference, joined(0))
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        assert optimizer.step(closure).item() > 0
+        plain.step(plain_closure)
+        assert_same(model, reference)
+    optimizer.step(closure=closure)
+    plain.step(plain_closure)
+    assert_same(model, reference)
+
+
+# ---- the wrapped optimizer is the optimizer
+
+
+@pytest.fixture
+def momentum() -> tuple[nn.Module, Any]:
+    model = network()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def test_same_object_state_and_class(momentum: tuple[nn.Module, Any]) -> None:
+    model, optimizer = momentum
+    loss_of(model, batch(0, 0)).backward()  # the same data on all ranks, before wrapping
+    optimizer.step()
+    state, groups = optimizer.state, optimizer.param_groups
+    plain = copy.deepcopy(optimizer.state_dict())
+    wrapped = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    assert wrapped is optimizer
+    assert isinstance(wrapped, torch.optim.SGD)
+    assert wrapped.state is state
+    assert wrapped.param_groups is groups
+    assert type(wrapped).__name__ == "SGD"
+    assert len(state) == 4
+    torch.testing.assert_close(wrapped.state_dict(), plain)
+    wrapped.load_state_dict(plain)
+    torch.testing.assert_close(wrapped.state_dict(), plain)
+
+
+def test_copies_and_pickles_are_plain(momentum: tuple[nn.Module, Any]) -> None:
+    model, optimizer = momentum
+    wrapped = hvd.DistributedOptimizer(optimizer)
+    loss_of(model, batch(hvd.rank(), 0)).backward()
+    wrapped.step()
+    for other in (copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped))):
+        assert type(other) is torch.optim.SGD
+        torch.testing.assert_close(other.state_dict(), wrapped.state_dict())
+    buffer = io.BytesIO()
+    torch.save(model, buffer)  # hooks do not go along, and torch does not complain
+    clone = copy.deepcopy(model)
+    if hvd.rank() == 0:
+        loss_of(clone, batch(hvd.rank(), 0)).backward()  # reduces nothing
+    assert float(hvd.allreduce(torch.ones(()), op=hvd.Sum)) == hvd.size()
+
+
+@pytest.mark.parametrize("wrap_first", [True, False])
+def test_schedulers(momentum: tuple[nn.Module, Any], wrap_first: bool) -> None:
+    model, optimizer = momentum
+    reference = network()
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    if wrap_first:
+        optimizer = hvd.DistributedOptimizer(optimizer)
+    schedulers = [
+        torch.optim.lr_scheduler.LambdaLR(o, lambda i: 1.0 / (1 + i)) for o in (optimizer, plain)
+    ]
+    optimizer = optimizer if wrap_first else hvd.DistributedOptimizer(optimizer)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        plain.zero_grad()
+        loss_of(model, batch(hvd.rank(), step)).backward()
+        loss_of(reference, joined(step)).backward()
+        optimizer.step()
+        plain.step()
+        for scheduler in schedulers:
+            scheduler.step()  # warnings are errors here: torch must see that step() was called
+        assert optimizer.param_groups[0]["lr"] == plain.param_groups[0]["lr"] != 0.1
+        assert_same(model, reference)
+
+
+def test_step_hooks_run_once(momentum: tuple[nn.Module, Any]) -> None:
+    model, optimizer = momentum
+    wrapped = hvd.DistributedOptimizer(optimizer)
+    calls = []
+    wrapped.register_step_post_hook(lambda *_: calls.append(1))
+    wrapped.load_state_dict(wrapped.state_dict())  # torch patches step() again here
+    loss_of(model, batch(hvd.rank(), 0)).backward()
+    wrapped.step()
+    assert calls == [1]
+
+
+def test_argument_errors(momentum: tuple[nn.Module, Any]) -> None:
+    model, optimizer = momentum
+    ps = list(model.parameters())
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("tuples", {"named_parameters": ["a", "b"]}),
+        ("repeats", {"named_parameters": [("a", p) for p in ps]}),
+        ("lacks", {"named_parameters": [("a", ps[0])]}),
+        ("1 at least", {"backward_passes_per_step": 0}),
+        ("Average only", {"gradient_predivide_factor": 2.0, "op": hvd.Sum}),
+        ("number of groups", {"groups": -1}),
+        ("each once", {"groups": [[ps[0]], [ps[0]]]}),
+        ("each once", {"groups": [[torch.zeros(1)]]}),
+        ("accumulate", {"accumulate": "max"}),
+        ("Adasum", {"op": hvd.Adasum}),
+    ]
+    for text, options in wrong:
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedOptimizer(optimizer, **options)
+    with pytest.raises(ValueError, match="LBFGS"):
+        hvd.DistributedOptimizer(torch.optim.LBFGS(ps))
+    with pytest.deprecated_call():
+        wrapped = hvd.DistributedOptimizer(optimizer, num_groups=2)
+    with pytest.raises(ValueError, match="already"):
+        hvd.DistributedOptimizer(wrapped)
+    with pytest.raises(ValueError, match="1 at least"):
+        wrapped.set_backward_passes_per_step(0)
+
+
+def test_init_again(momentum: tuple[nn.Module, Any]) -> None:
+    model, optimizer = momentum
+    reference = network()
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer)
+    for step in range(2):
+        optimizer.zero_grad()
+        plain.zero_grad()
+        loss_of(model, batch(hvd.rank(), step)).backward()
+        loss_of(reference, joined(step)).backward()
+        optimizer.step()
+        plain.step()
+        assert_same(model, reference)
+        hvd.shutdown()
+        hvd.init()

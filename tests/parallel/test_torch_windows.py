@@ -1,0 +1,460 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a gradient may do between two steps: arrive twice, on some ranks only, or be reset."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import farandole.torch as hvd
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world() -> None:
+    torch.set_num_threads(1)
+    hvd.init()
+
+
+def value(rank: int, k: int = 0) -> float:
+    """Of all elements of one gradient; averages over 1 to 4 ranks are exact."""
+    return 12.0 * (1 + rank) * (1 + 10 * k)
+
+
+def push(p: Tensor, k: int = 0) -> None:
+    """A backward pass that adds value(own rank, k) to p.grad."""
+    (p * value(hvd.rank(), k)).sum().backward()
+
+
+def total(op: Any, ks: Iterable[int], ranks: Sequence[int] | None = None) -> float:
+    """The reduced gradient after passes `ks` on `ranks` (all by default)."""
+    members = range(hvd.size()) if ranks is None else ranks
+    s = sum(value(rank, k) for k in ks for rank in members)
+    return s / hvd.size() if op is hvd.Average else s
+
+
+def toys(count: int = 1, **options: Any) -> tuple[list[nn.Parameter], Any]:
+    ps = [nn.Parameter(torch.zeros(4)) for _ in range(count)]
+    return ps, hvd.DistributedOptimizer(torch.optim.SGD(ps, lr=1.0), **options)
+
+
+def grad_is(p: Tensor, expected: float | None) -> None:
+    if expected is None:
+        assert p.grad is None
+    else:
+        assert p.grad is not None
+        assert p.grad.tolist() == [expected] * 4
+
+
+BOTH = pytest.mark.parametrize("op", [hvd.Average, hvd.Sum], ids=["average", "sum"])
+
+
+# ---- missing gradients
+
+
+def test_none_on_all_ranks_stays_none() -> None:
+    (p, q), optimizer = toys(2)
+    push(p)
+    optimizer.step()
+    grad_is(p, total(hvd.Average, [0]))
+    grad_is(q, None)
+
+
+@BOTH
+def test_missing_on_some_ranks_counts_as_zeros(op: Any) -> None:
+    (p, q), optimizer = toys(2, op=op)
+    push(p)
+    if hvd.rank() == 0:
+        push(q, 1)
+    optimizer.step()
+    grad_is(p, total(op, [0]))
+    grad_is(q, total(op, [1], [0]))
+    optimizer.zero_grad()
+    if hvd.rank() == hvd.size() - 1:  # nothing at all elsewhere
+        push(q, 2)
+    optimizer.step()
+    grad_is(p, None)
+    grad_is(q, total(op, [2], [hvd.size() - 1]))
+
+
+def test_partly_filled_group_completes_at_step() -> None:
+    (p, q, r), optimizer = toys(3, groups=1)
+    push(p)
+    if hvd.rank() == 0:
+        push(q)
+    optimizer.step()
+    grad_is(p, total(hvd.Average, [0]))
+    grad_is(q, total(hvd.Average, [0], [0]))
+    grad_is(r, None)
+
+
+# ---- several arrivals in one step
+
+
+@BOTH
+@pytest.mark.parametrize("times", [2, 3])
+def test_second_arrival_everywhere(op: Any, times: int) -> None:
+    (p, q), optimizer = toys(2, op=op)
+    for _ in range(2):
+        optimizer.zero_grad()
+        for k in range(times):
+            push(p, k)
+        push(q)
+        optimizer.step()
+        grad_is(p, total(op, range(times)))
+        grad_is(q, total(op, [0]))
+
+
+@BOTH
+def test_second_arrival_on_some_ranks(op: Any) -> None:
+    (p, q), optimizer = toys(2, op=op)
+    for late in range(hvd.size()):
+        optimizer.zero_grad()
+        push(p)
+        push(q)
+        if hvd.rank() == late:
+            push(p, 1)
+        optimizer.step()
+        grad_is(p, total(op, [0]) + total(op, [1], [late]))
+        grad_is(q, total(op, [0]))
+
+
+@BOTH
+def test_without_zero_grad(op: Any) -> None:
+    (p, q), optimizer = toys(2, op=op)
+    for k in range(3):
+        push(p, k)
+        if k == 0:
+            push(q)
+        optimizer.step()
+        grad_is(p, total(op, range(k + 1)))
+        grad_is(q, total(op, [0]))  # reduced once, not once per step
+
+
+@BOTH
+def test_arrival_after_synchronize(op: Any) -> None:
+    (p,), optimizer = toys(op=op)
+    push(p)
+    optimizer.synchronize()
+    grad_is(p, total(op, [0]))
+    optimizer.synchronize()
+    grad_is(p, total(op, [0]))
+    push(p, 1)
+    optimizer.step()
+    grad_is(p, total(op, [0, 1]))
+
+
+def test_set_to_none_false_keeps_the_tensor() -> None:
+    (p,), optimizer = toys()
+    flat = torch.zeros(8)
+    p.grad = flat[2:6]
+    for k in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        push(p, k)
+        optimizer.step()
+        assert flat.tolist() == [0.0] * 2 + [total(hvd.Average, [k])] * 4 + [0.0] * 2
+
+
+def test_second_arrival_compressed() -> None:
+    (p,), optimizer = toys(compression=hvd.Compression.fp16)
+    push(p)
+    if hvd.rank() == 0:
+        push(p, 1)
+    optimizer.step()
+    grad_is(p, total(hvd.Average, [0]) + total(hvd.Average, [1], [0]))
+
+
+# ---- accumulation by plan
+
+
+def test_no_sync() -> None:
+    (p, q), optimizer = toys(2)
+    with optimizer.no_sync():
+        push(p)
+        push(q)
+    grad_is(p, value(hvd.rank()))
+    push(p, 1)
+    optimizer.step()  # q has not arrived again: reduced here
+    grad_is(p, total(hvd.Average, [0, 1]))
+    grad_is(q, total(hvd.Average, [0]))
+
+
+def test_no_sync_mean() -> None:
+    (p, q), optimizer = toys(2, accumulate="mean")
+    with optimizer.no_sync():
+        (p.sum() * value(hvd.rank()) + 3 * q.sum()).backward()
+        push(p, 1)
+    push(p, 2)
+    optimizer.step()
+    grad_is(p, total(hvd.Average, [0, 1, 2]) / 3)
+    grad_is(q, 1.0)
+
+
+@pytest.mark.parametrize("accumulate", ["sum", "mean"])
+def test_partial_last_window(accumulate: str) -> None:
+    (p,), optimizer = toys(backward_passes_per_step=4, accumulate=accumulate)
+    push(p)
+    push(p, 1)
+    optimizer.step()
+    grad_is(p, total(hvd.Average, [0, 1]) / (2 if accumulate == "mean" else 1))
+    optimizer.zero_grad()
+    for k in range(4):
+        push(p, k)
+    optimizer.step()
+    grad_is(p, total(hvd.Average, range(4)) / (4 if accumulate == "mean" else 1))
+
+
+def test_set_backward_passes_per_step() -> None:
+    (p,), optimizer = toys()
+    optimizer.set_backward_passes_per_step(2)
+    push(p)
+    grad_is(p, value(hvd.rank()))  # still local
+    push(p, 1)
+    optimizer.step()
+    grad_is(p, total(hvd.Average, [0, 1]))
+
+
+# ---- resets
+
+
+def test_zero_grad_drops_what_is_under_way() -> None:
+    (p, q), optimizer = toys(2)
+    for k in range(3):
+        push(p, 3)
+        if hvd.rank() == 0:
+            push(q, 3)
+        optimizer.zero_grad()
+        grad_is(p, None)
+        grad_is(q, None)
+        push(p, k)
+        optimizer.step()
+        grad_is(p, total(hvd.Average, [k]))
+        grad_is(q, None)
+        p.grad = None
+
+
+def test_model_zero_grad_drops_too() -> None:
+    (p, q), optimizer = toys(2)
+    model = nn.ParameterList([p, q])
+    for k in range(3):
+        push(p, 3)
+        push(q, 3)
+        model.zero_grad()  # behind the optimizer's back, as in many GAN scripts
+        push(q, k)
+        push(p, k + 1)
+        optimizer.step()
+        grad_is(p, total(hvd.Average, [k + 1]))
+        grad_is(q, total(hvd.Average, [k]))
+        model.zero_grad()
+
+
+def test_model_zero_grad_with_another_order_of_arrival() -> None:
+    (p, q, r), optimizer = toys(3)
+    push(p, 3)
+    nn.ParameterList([p, q, r]).zero_grad()
+    push(r, 1)  # was not under way: goes into the old window, and stays valid
+    push(p, 2)  # was: begins the new window
+    push(q, 1)
+    optimizer.step()
+    grad_is(p, total(hvd.Average, [2]))
+    grad_is(q, total(hvd.Average, [1]))
+    grad_is(r, total(hvd.Average, [1]))
+
+
+def test_step_after_model_zero_grad() -> None:
+    (p,), optimizer = toys()
+    push(p)
+    p.grad = None
+    optimizer.step()
+    grad_is(p, None)
+    assert p.tolist() == [0.0] * 4
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_writing_into_a_gradient_under_way_is_an_error() -> None:
+    (p,), optimizer = toys()
+    push(p)
+    assert p.grad is not None
+    p.grad.mul_(2)
+    with pytest.raises(RuntimeError, match=r"group\[0\]\[0\] was changed while it was being"):
+        optimizer.step()
+    optimizer.zero_grad()
+    push(p)
+    p.grad = p.grad * 2
+    with pytest.raises(RuntimeError, match="was replaced while it was being reduced"):
+        optimizer.step()
+    optimizer.zero_grad()
+    push(p)
+    optimizer.step()
+    grad_is(p, total(hvd.Average, [0]))
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_dropping_on_one_rank_is_an_error_on_the_others() -> None:
+    (p,), optimizer = toys()
+    push(p)
+    if hvd.rank() == 0:
+        optimizer.zero_grad()
+    else:
+        with pytest.raises(hvd.MismatchError, match="another rank has dropped by zero_grad"):
+            optimizer.step()
+    assert float(hvd.allreduce(torch.ones(()), op=hvd.Sum)) == hvd.size()
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_freezing_on_one_rank_is_an_error_on_all() -> None:
+    (p, q), optimizer = toys(2)
+    push(p)
+    if hvd.rank() == 1:
+        q.requires_grad_(False)
+    with pytest.raises(hvd.MismatchError, match="tensors is 1 on one rank, 2 on another"):
+        optimizer.step()
+    assert float(hvd.allreduce(torch.ones(()), op=hvd.Sum)) == hvd.size()
+
+
+# ---- parameters come and go
+
+
+def test_freeze_and_unfreeze() -> None:
+    (p, q), optimizer = toys(2)
+    q.requires_grad_(False)
+    late = nn.Parameter(torch.zeros(4), requires_grad=False)
+    optimizer.add_param_group({"params": [late]})
+    for frozen in (True, False, True, False):
+        q.requires_grad_(not frozen)
+        late.requires_grad_(not frozen)
+        optimizer.zero_grad()
+        push(p)
+        if not frozen:
+            push(q, 1)
+            push(late, 2)
+        optimizer.step()
+        grad_is(p, total(hvd.Average, [0]))
+        grad_is(q, None if frozen else total(hvd.Average, [1]))
+        grad_is(late, None if frozen else total(hvd.Average, [2]))
+
+
+def test_frozen_at_construction() -> None:
+    p, q = (nn.Parameter(torch.zeros(4), requires_grad=False) for _ in range(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p, q], lr=1.0))
+    p.requires_grad_(True)
+    push(p)  # before zero_grad() or step() could notice: reduced in step()
+    optimizer.step()
+    grad_is(p, total(hvd.Average, [0]))
+    optimizer.zero_grad()
+    push(p, 1)
+    optimizer.step()
+    grad_is(p, total(hvd.Average, [1]))
+
+
+def test_add_param_group() -> None:
+    (p,), optimizer = toys()
+    q = nn.Parameter(torch.zeros(4))
+    optimizer.add_param_group({"params": [q], "lr": 0.5})
+    push(p)
+    push(q, 1)
+    optimizer.step()
+    grad_is(q, total(hvd.Average, [1]))
+    assert q.tolist() == [-0.5 * total(hvd.Average, [1])] * 4
+
+
+def test_a_new_optimizer_takes_over() -> None:
+    (p,), old = toys()
+    push(p)
+    old.step()
+    new = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), op=hvd.Sum)
+    new.zero_grad()
+    push(p)
+    new.step()
+    grad_is(p, total(hvd.Sum, [0]))
+    if hvd.size() > 1:
+        with pytest.raises(RuntimeError, match="newer DistributedOptimizer"):
+            old.step()
+    del old
+    gc.collect()
+    new.zero_grad()
+    push(p, 1)
+    new.step()
+    grad_is(p, total(hvd.Sum, [1]))
+
+
+def test_hooks_end_with_the_optimizer() -> None:
+    (p,), optimizer = toys()
+    push(p)
+    optimizer.step()
+    optimizer.zero_grad()
+    del optimizer
+    gc.collect()
+    push(p)
+    grad_is(p, value(hvd.rank()))  # local
+    pickle.dumps(p)
+
+
+# ---- several optimizers
+
+
+def test_two_optimizers_step_in_different_orders() -> None:
+    (p,), first = toys()
+    (q, unused), second = toys(2, op=hvd.Sum)
+    for k in range(4):
+        for optimizer in (first, second):
+            optimizer.zero_grad()
+        push(p, k)
+        push(q, k + 1)
+        if hvd.rank() == 0:
+            push(unused)
+        order = [first, second] if hvd.rank() % 2 else [second, first]
+        for optimizer in order:
+            optimizer.step()
+        grad_is(p, total(hvd.Average, [k]))
+        grad_is(q, total(hvd.Sum, [k + 1]))
+        grad_is(unused, total(hvd.Sum, [0], [0]))
+
+
+def test_shared_loss_between_steps() -> None:
+    (p,), first = toys()
+    (q,), second = toys()
+    for k in range(3):
+        first.zero_grad()
+        second.zero_grad()
+        (p * value(hvd.rank(), k) + q * value(hvd.rank(), k)).sum().backward()
+        first.step()
+        push(q, k + 1)  # accumulates onto what is under way, or done
+        second.step()
+        grad_is(p, total(hvd.Average, [k]))
+        grad_is(q, total(hvd.Average, [k, k + 1]))
+
+
+def test_gan() -> None:
+    """As in the well-known example: models are zeroed, not optimizers; two passes for one step."""
+    (g,), optimizer_g = toys()
+    (d,), optimizer_d = toys()
+    for k in range(3):
+        d.grad = None
+        push(d, k)
+        push(d, k + 1)
+        optimizer_d.step()
+        grad_is(d, total(hvd.Average, [k, k + 1]))
+        g.grad = None
+        ((g + d) * value(hvd.rank(), k)).sum().backward()
+        optimizer_g.step()
+        grad_is(g, total(hvd.Average, [k]))
+
+
+def test_process_sets() -> None:
+    ranks = [r for r in range(hvd.size()) if r % 2 == 0]
+    evens = hvd.add_process_set(ranks) if len(ranks) < hvd.size() else hvd.global_process_set
+    (p,), optimizer = toys(process_set=evens)
+    push(p)
+    optimizer.step()
+    if hvd.rank() in ranks:
+        grad_is(p, sum(value(r) for r in ranks) / len(ranks))
+    else:
+        grad_is(p, value(hvd.rank()))
+    if evens is not hvd.global_process_set:
+        hvd.remove_process_set(evens)
