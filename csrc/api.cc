@@ -28,7 +28,7 @@ struct Process {
   std::unique_ptr<Door> door;
   std::shared_ptr<Runtime> runtime;
   std::mutex kept_mutex;
-  std::unordered_map<int64_t, Asked> kept;
+  std::unordered_map<int64_t, std::shared_ptr<const Asked>> kept;
   int64_t next_kept = 1;
   std::atomic<bool> forked{false};
 };
@@ -187,7 +187,7 @@ FARANDOLE_API int32_t farandole_submit(const farandole_request* requests, int32_
 
 FARANDOLE_API int64_t farandole_tensor(const farandole_request* request) {
   return negated([&]() -> int64_t {
-    Asked kept = runtime()->keep(*request);
+    auto kept = std::make_shared<const Asked>(runtime()->keep(*request));
     std::lock_guard lock(process().kept_mutex);
     int64_t number = process().next_kept++;
     process().kept.emplace(number, std::move(kept));
@@ -198,7 +198,7 @@ FARANDOLE_API int64_t farandole_tensor(const farandole_request* request) {
 FARANDOLE_API int64_t farandole_submit_tensor(int64_t tensor, const void* input, void* output) {
   return negated([&]() -> int64_t {
     auto here = runtime();
-    const Asked* kept = nullptr;
+    std::shared_ptr<const Asked> kept;  // shutdown() may clear the table meanwhile
     {
       std::lock_guard lock(process().kept_mutex);
       auto found = process().kept.find(tensor);
@@ -206,7 +206,7 @@ FARANDOLE_API int64_t farandole_submit_tensor(int64_t tensor, const void* input,
         throw Error(ErrorCode::kInvalidArgument,
                     "this tensor was prepared before the last shutdown(), or forgotten");
       }
-      kept = &found->second;  // stays: only its owner forgets it
+      kept = found->second;
     }
     return here->submit(*kept, input, output);
   });

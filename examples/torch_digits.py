@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a small convolutional net on handwritten digits (scikit-learn's, nothing is downloaded).
 
-    mpirun -np 4 python examples/torch_digits.py             # or -np 2; on shared cores --bind-to none
+    mpirun -np 4 python examples/torch_digits.py             # or -np 2
     python examples/torch_digits.py                          # alone: a world of one
     mpirun -np 2 python examples/torch_digits.py --resume    # goes on from the checkpoint
 
@@ -12,7 +12,7 @@ last lines
 """
 
 import argparse
-import os
+import math
 from pathlib import Path
 
 import torch
@@ -40,7 +40,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def load_data() -> tuple[TensorDataset, TensorDataset]:
-    """1,437 images for training and 360 for the test: (1, 8, 8) float32 in [0, 1], labels 0 to 9."""
+    """1,437 images for training, 360 for the test: (1, 8, 8) float32 in [0, 1], labels 0 to 9."""
     digits = load_digits()
     images = torch.from_numpy(digits.images).float().unsqueeze(1) / 16
     labels = torch.from_numpy(digits.target).long()
@@ -65,14 +65,15 @@ def build_model() -> nn.Module:
     )
 
 
-def warm_up(epoch: float) -> float:
-    """Learning rate over that of one rank: rises to the number of ranks, for as many samples."""
-    progress = min(1.0, epoch / WARMUP_EPOCHS)
-    return 1.0 + progress * (hvd.size() - 1.0)
+def learning_rate(epoch: float, epochs: int) -> float:
+    """Rises from one rank's to that of all ranks' batches together, then falls to 0."""
+    warmth = min(1.0, epoch / WARMUP_EPOCHS)
+    scale = 1.0 + warmth * (hvd.size() - 1.0)
+    return BASE_LR * scale * 0.5 * (1.0 + math.cos(math.pi * epoch / epochs))
 
 
 def train_epoch(
-    epoch: int, model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader
+    epoch: int, epochs: int, model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader
 ) -> float:
     """The mean loss over all ranks."""
     model.train()
@@ -80,7 +81,7 @@ def train_epoch(
     bar = tqdm(loader, desc=f"epoch {epoch:2}", disable=hvd.rank() != 0, leave=False)
     for i, (images, labels) in enumerate(bar):
         for group in optimizer.param_groups:
-            group["lr"] = BASE_LR * warm_up(epoch + i / len(loader))
+            group["lr"] = learning_rate(epoch + i / len(loader), epochs)
         optimizer.zero_grad()
         loss = F.cross_entropy(model(images), labels)
         loss.backward()
@@ -109,8 +110,7 @@ def main() -> None:
     arguments = parse_arguments()
     hvd.init()
     torch.manual_seed(1)
-    # All ranks of this host share its cores; more threads than cores would only get in their way.
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
+    torch.set_num_threads(1)  # the net is tiny; in general, not more threads than cores per rank
 
     train_data, test_data = load_data()
     sampler = DistributedSampler(train_data, num_replicas=hvd.size(), rank=hvd.rank())
@@ -133,7 +133,7 @@ def main() -> None:
     torch.manual_seed(1 + hvd.rank())  # dropout differs
     for epoch in range(first_epoch, arguments.epochs):
         sampler.set_epoch(epoch)
-        loss = train_epoch(epoch, model, optimizer, loader)
+        loss = train_epoch(epoch, arguments.epochs, model, optimizer, loader)
         accuracy = test_accuracy(model, test_data)
         if hvd.rank() == 0:
             print(f"epoch {epoch:2}  loss {loss:.4f}  accuracy {accuracy:.4f}", flush=True)

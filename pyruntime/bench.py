@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import farandole
@@ -19,7 +19,7 @@ _EXAMPLES = """\
 examples:
   mpirun -np 4 --bind-to none farandole bench
   mpirun -np 4 --bind-to none farandole bench --sizes 4,64K,64M --peers gloo,mpi,limit
-  mpirun -np 2 --bind-to none farandole bench --collectives allreduce,allgather --dtypes float16,int32
+  mpirun -np 2 --bind-to none farandole bench --collectives allgather --dtypes float16,int32
   mpirun -np 2 --bind-to none farandole bench -b 1K -e 256M -f 2 --json out.json --plot out.png
 
 Columns: size is that of a rank's largest buffer; times are of one blocking call, the mean over the
@@ -29,7 +29,7 @@ that their ratios hold on a noisy machine. mpi and limit measure no 16-bit float
 """
 
 
-def _names(known: Sequence[str]) -> object:
+def _names(known: Sequence[str]) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
         names = [name for name in text.split(",") if name]
         for name in names:
@@ -51,10 +51,13 @@ def _sizes(text: str) -> list[int]:
     return [_size(part) for part in text.split(",")]
 
 
-def _factor(text: str) -> int:
-    if not text.isdigit() or int(text) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is no factor: a whole number from 2 on")
-    return int(text)
+def _whole(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
+        return int(text)
+
+    return parse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,9 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtypes", type=_names(dtypes), default=["float32"], metavar="LIST")
     add("-b", "--begin", type=_size, default=4, metavar="SIZE", help="smallest (4)")
     add("-e", "--end", type=_size, default=64 << 20, metavar="SIZE", help="largest (64M)")
-    add("-f", "--factor", type=_factor, default=8, metavar="N", help="from size to size (8)")
+    add("-f", "--factor", type=_whole(2), default=8, metavar="N", help="from size to size (8)")
     add("-s", "--sizes", type=_sizes, metavar="LIST", help="these instead, e.g. 4,64K,1M")
-    add("-n", "--calls", type=int, metavar="N", help="timed calls (6 to 1000, by size)")
+    add("-n", "--calls", type=_whole(1), metavar="N", help="timed calls (6 to 1000, by size)")
     peers = ["gloo", "mpi", "limit"]
     add("--peers", type=_names(peers), default=[], metavar="LIST", help=", ".join(peers))
     add("--json", type=Path, metavar="FILE", help="settings and rows as JSON")
@@ -76,14 +79,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _steps(begin: int, end: int, factor: int) -> list[int]:
-    sizes = [begin]
+    sizes = [max(begin, 1)]
     while sizes[-1] * factor <= end:
         sizes.append(sizes[-1] * factor)
     return sizes
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures and prints; 1 where a result was wrong. Collective."""
+    """How fast the collectives are here, beside others; fails where a result is wrong."""
     from farandole import bench_peers, bench_report, bench_timing
 
     if options.plot is not None:  # learn that it is missing before, not after
@@ -94,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     peers = [bench_peers.PEERS[name]() for name in ("farandole", *options.peers)]
     values = bench_report.settings()
     bench_report.print_settings(out, values)
-    sizes = options.sizes or _steps(max(1, options.begin), options.end, options.factor)
+    sizes = options.sizes or _steps(options.begin, options.end, options.factor)
     cases = [
         Case.of(collective, dtype, nbytes, rank, size)
         for collective in options.collectives
@@ -121,7 +124,7 @@ def run(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command on its own; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m farandole.bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m farandole.bench", description=run.__doc__)
     add_arguments(parser)
     return run(parser.parse_args(arguments))
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import farandole
-from farandole.bench_cases import Array, Case, Operand
+from farandole.bench_cases import COLLECTIVES, DTYPES, Array, Case, Operand
 
 __all__ = ["PEERS", "Farandole", "Gloo", "Limit", "Mpi", "Peer"]
 
@@ -24,13 +24,8 @@ class Peer(ABC):
     """One implementation of the collectives, on all ranks of the job. Made on all ranks at once."""
 
     name: str
-    dtypes: tuple[str, ...] = (
-        *("uint8", "int8", "int32", "uint32", "int64", "uint64"),
-        *("float16", "bfloat16", "float32", "float64"),
-    )
-    collectives: tuple[str, ...] = (
-        *("allreduce", "broadcast", "allgather", "reducescatter", "alltoall"),
-    )
+    dtypes: tuple[str, ...] = tuple(DTYPES)
+    collectives: tuple[str, ...] = tuple(COLLECTIVES)
 
     def supports(self, case: Case) -> bool:
         """Whether prepare() gives something for this case."""
@@ -106,32 +101,37 @@ class Gloo(Peer):
     def __init__(self) -> None:
         """Joins or makes torch's default process group. ImportError without torch."""
         import torch
-        import torch.distributed as dist
+        import torch.distributed
 
         torch.set_num_threads(1)
-        self._dist: Any = dist
-        self._mine = not dist.is_initialized()
+        self._dist: Any = torch.distributed
+        self._mine = not self._dist.is_initialized()
         if self._mine:
-            rank, size = farandole.rank(), farandole.size()
-            host = "127.0.0.1" if farandole.cross_size() == 1 else socket.gethostname()
-            if farandole.cross_size() == 1:
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            store = dist.TCPStore(host, 0, size, True, wait_for_workers=False) if not rank else None
-            address = farandole.broadcast_object((host, store.port if store else 0), 0)
-            dist.init_process_group(
-                "gloo", store=store or dist.TCPStore(*address, size), rank=rank, world_size=size
-            )
+            self._join(farandole.rank(), farandole.size(), farandole.cross_size() == 1)
+
+    def _join(self, rank: int, size: int, one_host: bool) -> None:
+        """Meets the others at a port that rank 0 has got; on one host over the loopback."""
+        if one_host:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        host = "127.0.0.1" if one_host else socket.gethostname()
+        tcp = self._dist.TCPStore
+        store = tcp(host, 0, size, True, wait_for_workers=False) if rank == 0 else None
+        address = farandole.broadcast_object((host, store.port if store else 0), 0)
+        store = store or tcp(*address, size)
+        self._dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 
     def prepare(self, x: Operand) -> Run:
         """As in Peer."""
         dist, tensor, case = self._dist, _tensor(x), x.case
         counts = {"allgather": case.count, "reducescatter": case.count // case.size}
         out = tensor.new_empty(counts.get(case.collective.name, tensor.numel()))
+        gather = self._call("all_gather_single", "all_gather_into_tensor")
+        scatter = self._call("reduce_scatter_single", "reduce_scatter_tensor")
         runs: dict[str, tuple[Callable[[], Any], Any]] = {
             "allreduce": (lambda: dist.all_reduce(tensor), tensor),
             "broadcast": (lambda: dist.broadcast(tensor, 0), tensor),
-            "allgather": (lambda: dist.all_gather_into_tensor(out, tensor), out),
-            "reducescatter": (lambda: dist.reduce_scatter_tensor(out, tensor), out),
+            "allgather": (lambda: gather(out, tensor), out),
+            "reducescatter": (lambda: scatter(out, tensor), out),
             "alltoall": (lambda: dist.all_to_all_single(out, tensor), out),
         }
         run, result = runs[case.collective.name]
@@ -140,6 +140,13 @@ class Gloo(Peer):
             run()
             return _array(result)
 
+        return call
+
+    def _call(self, name: str, before: str) -> Callable[[Any, Any], Any]:
+        """A function by its name, or by the one that it had before torch 2.13."""
+        call: Callable[[Any, Any], Any] = getattr(self._dist, name, None) or getattr(
+            self._dist, before
+        )
         return call
 
     def close(self) -> None:

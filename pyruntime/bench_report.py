@@ -23,8 +23,17 @@ from farandole.bench_timing import Result
 __all__ = ["Table", "as_json", "console", "plot", "print_settings", "settings", "size_text"]
 
 _COLUMNS = {
-    **{"collective": 13, "dtype": 8, "size": 8, "peer": 9, "calls": 5},
-    **{"min us": 10, "median us": 10, "p99 us": 10, "algbw GB/s": 10, "busbw GB/s": 10, "wrong": 5},
+    "collective": 13,
+    "dtype": 8,
+    "size": 8,
+    "peer": 9,
+    "calls": 5,
+    "min us": 10,
+    "median us": 10,
+    "p99 us": 10,
+    "algbw GB/s": 10,
+    "busbw GB/s": 10,
+    "wrong": 5,
 }
 _LEFT = ("collective", "dtype", "peer")
 
@@ -103,7 +112,7 @@ class Table:
 
     def _cells(self, r: Result) -> list[tuple[str, str]]:
         us = [f"{1e6 * seconds:.1f}" for seconds in (r.minimum, r.median, r.p99)]
-        rates = [f"{rate / 1e9:.3f}" for rate in (r.algbw, r.busbw)]
+        rates = [f"{rate / 1e9:.3g}" for rate in (r.algbw, r.busbw)]
         plain = [r.case.collective.name, r.case.dtype, size_text(r.case.nbytes), r.peer]
         plain += [str(len(r.seconds)), *us, *rates]
         style = "bold" if r.peer == "farandole" else ""

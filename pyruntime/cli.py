@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 
 import farandole
+from farandole import bench
 from farandole._library import lib, text
 
 
@@ -21,7 +22,7 @@ def _table(rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
 
 
-def _config() -> int:
+def _config(_options: argparse.Namespace) -> int:
     """Every setting: its value now, default, scope and meaning."""
     rows = [("variable", "value", "default", "scope", "Horovod's name", "meaning")]
     for v in farandole.config():
@@ -49,7 +50,7 @@ def _mpi_library() -> str:
     return MPI.Get_library_version().split("\n")[0].split("\x00")[0]
 
 
-def _check() -> int:
+def _check(_options: argparse.Namespace) -> int:
     """What is installed here: the core's build, MPI, frameworks, cores."""
     cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} usable"
     _table(
@@ -67,7 +68,12 @@ def _check() -> int:
     return 0
 
 
-_COMMANDS: dict[str, Callable[[], int]] = {"config": _config, "check": _check}
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "config": _config,
+    "check": _check,
+    "bench": bench.run,
+}
+_ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {"bench": bench.add_arguments}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,5 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=farandole.__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, function in _COMMANDS.items():
-        commands.add_parser(name, help=function.__doc__, description=function.__doc__)
-    return _COMMANDS[parser.parse_args(arguments).command]()
+        command = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
+        if name in _ARGUMENTS:
+            _ARGUMENTS[name](command)
+    options = parser.parse_args(arguments)
+    return _COMMANDS[options.command](options)

@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar, cast
 
 from farandole._library import error, ffi, lib
 from farandole.buffers import Memory, Shape
-from farandole.errors import StallError
+from farandole.errors import ShutdownError, StallError
 
-__all__ = ["Handle", "is_absent", "release", "sweep", "take", "value_of", "wait_handles"]
+__all__ = ["Handle", "is_absent", "release", "stall", "sweep", "take", "value_of", "wait_handles"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -23,6 +23,14 @@ _OK, _PENDING = lib.FARANDOLE_OK, lib.FARANDOLE_PENDING
 
 # (numbers, kept objects) of dropped handles whose buffers the core may still use.
 _orphans: deque[tuple[Any, object]] = deque()
+_epoch = 0  # grows with every init(): the core counts its handles from the start again
+
+
+def new_epoch() -> None:
+    """From now on older handles stand for nothing in the core. init() calls this."""
+    global _epoch
+    _epoch += 1
+    _orphans.clear()
 
 
 class Handle(Generic[T]):
@@ -43,6 +51,7 @@ class Handle(Generic[T]):
         self._collect: Callable[[Any], T] | None = collect
         self._what = what
         self._timeout = timeout
+        self._epoch = _epoch
         self._lock = threading.Lock()
         self._error: Exception | None = None
         self._value: T
@@ -56,7 +65,7 @@ class Handle(Generic[T]):
         limit = self._timeout if timeout is None else timeout
         with self._one_at_a_time(limit):
             if self._numbers is not None:
-                self._settle(_block(self._numbers, limit, self._what))
+                self._settle(self._lost() or _block(self._numbers, limit, self._what))
         if self._error is not None:
             raise self._error.with_traceback(None)
         return self._value
@@ -65,7 +74,7 @@ class Handle(Generic[T]):
     def _one_at_a_time(self, limit: float | None) -> Iterator[None]:
         """Threads that wait for one handle queue up: the first gives the core's handle back."""
         if not self._lock.acquire(timeout=-1 if limit is None else max(limit, 0.0)):
-            raise _stall(self._what, limit)
+            raise stall(self._what, limit)
         try:
             yield
         finally:
@@ -87,7 +96,14 @@ class Handle(Generic[T]):
     def poll(self) -> bool:
         """Whether the work is done or failed, without waiting."""
         numbers = self._numbers
-        return numbers is None or all(lib.farandole_poll(n) != 0 for n in numbers)
+        if numbers is None or self._lost():
+            return True
+        return all(lib.farandole_poll(n) != 0 for n in numbers)
+
+    def _lost(self) -> Exception | None:
+        if self._epoch == _epoch:
+            return None
+        return ShutdownError(f"{self._what} was under way at the last shutdown()")
 
     def _settle(self, failure: Exception | None) -> None:
         numbers, collect = self._numbers, self._collect
@@ -95,13 +111,14 @@ class Handle(Generic[T]):
         if failure is None:
             self._value = collect(numbers)
             release(numbers)
-        else:  # other members of a group may still be under way
+        else:
             self._error = failure
-            _orphans.append((numbers, self._keep))
+            if self._epoch == _epoch:  # other members of a group may still be under way
+                _orphans.append((numbers, self._keep))
         self._numbers = self._keep = self._collect = None
 
     def __del__(self) -> None:
-        if getattr(self, "_numbers", None) is not None:
+        if getattr(self, "_numbers", None) is not None and self._epoch == _epoch:
             _orphans.append((self._numbers, self._keep))
 
     def __repr__(self) -> str:
@@ -125,10 +142,11 @@ def _block(numbers: Any, timeout: float | None, what: str) -> Exception | None:
         if code != _PENDING:
             return error(code)
         if deadline is not None and monotonic() >= deadline:
-            raise _stall(what, timeout)
+            raise stall(what, timeout)
 
 
-def _stall(what: str, timeout: float | None) -> StallError:
+def stall(what: str, timeout: float | None) -> StallError:
+    """The error of a wait that took longer than `timeout` seconds."""
     return StallError(
         f"{what}: not done after {timeout:g} s; this rank has submitted it and waits for others "
         "(the call may be waited for again)"

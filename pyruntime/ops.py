@@ -120,6 +120,19 @@ def _reduction(
     return Call(op, name, set_id(process_set), reduce_op, prescale, postscale)
 
 
+def _adasum(
+    tensors: Sequence[T],
+    in_place: bool,
+    name: str | None,
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+    timeout: float | None,
+) -> Handle[list[T]]:
+    from farandole.adasum import adasum_async  # which is written in terms of this module
+
+    return adasum_async(tensors, in_place, name, factors, process_set, timeout)
+
+
 def grouped_allreduce_async(
     tensors: Sequence[T],
     *,
@@ -135,7 +148,10 @@ def grouped_allreduce_async(
     Any shape and dtype, equal on all ranks. Integer averages are truncated. Members of a list are
     reduced together, all or none.
     """
-    call = _reduction(Op.ALLREDUCE, op, prescale_factor, postscale_factor, name, process_set)
+    factors = (prescale_factor, postscale_factor)
+    if op == Adasum:
+        return _adasum(tensors, False, name, factors, process_set, timeout)
+    call = _reduction(Op.ALLREDUCE, op, *factors, name, process_set)
     return _start(call, tensors, timeout)
 
 
@@ -150,7 +166,10 @@ def grouped_allreduce_async_(
     timeout: float | None = None,
 ) -> Handle[list[T]]:
     """As allreduce, in place: contiguous writable arrays, untouched by others until done."""
-    call = _reduction(Op.ALLREDUCE, op, prescale_factor, postscale_factor, name, process_set)
+    factors = (prescale_factor, postscale_factor)
+    if op == Adasum:
+        return _adasum(tensors, True, name, factors, process_set, timeout)
+    call = _reduction(Op.ALLREDUCE, op, *factors, name, process_set)
     return _start(call, tensors, timeout, in_place=True)
 
 

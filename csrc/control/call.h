@@ -45,7 +45,8 @@ class Call {
   bool complete() const { return remaining_ == 0; }
   const MemberMask& arrived() const { return arrived_; }
 
-  // The group that it belongs to; several if its members disagree, none if it is alone.
+  // The group that it belongs to; several if its members disagree, none if it is alone, or if they
+  // disagree about a size: then each call of the group fails by itself.
   struct GroupTerms {
     std::string name;
     int size;

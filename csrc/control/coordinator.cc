@@ -111,6 +111,13 @@ Call& Coordinator::find_call(Set& set, Definition& definition, const Request& re
   return call;
 }
 
+// The set is gone (nullptr), or can't complete a call any more.
+void Coordinator::fail_late(const Set* set, const CallKey& key, const Request& request) {
+  Failure removed{ErrorCode::kInvalidArgument,
+                  "process set " + std::to_string(key.set) + " was removed"};
+  log_.push_back(Fail{key, set ? blame_leavers(*set, key, request) : removed});
+}
+
 void Coordinator::on(Rank from, const Ready& ready, int64_t now_ns) {
   Definition* known = registry_.at(ready.id);
   if (ready.id != 0 && !known) throw Error(ErrorCode::kInternal, "a rank reports an unknown id");
@@ -118,12 +125,7 @@ void Coordinator::on(Rank from, const Ready& ready, int64_t now_ns) {
   if (!known) check_request(request);
   Set* set = set_of(request.set, from);
   if (!set || !set->left.empty()) {
-    CallKey key{request.set, request.name, ready.sequence};
-    log_.push_back(Fail{key, set ? blame_leavers(*set, key, request)
-                                 : Failure{ErrorCode::kInvalidArgument,
-                                           "process set " + std::to_string(request.set) +
-                                               " was removed"}});
-    return;
+    return fail_late(set, {request.set, request.name, ready.sequence}, request);
   }
   // An id that is being forgotten may already stand anew under its name.
   bool current = known && !known->forgetting;
@@ -136,11 +138,8 @@ void Coordinator::on(Rank from, const Ready& ready, int64_t now_ns) {
 
 void Coordinator::on(Rank from, const Refuse& refuse, int64_t now_ns) {
   Set* set = set_of(refuse.key.set, from);
-  if (!set || !set->left.empty()) {
-    log_.push_back(Fail{refuse.key, refuse.failure});
-    return;
-  }
   Request request{refuse.key.set, refuse.key.name, {}, {}};
+  if (!set || !set->left.empty()) return fail_late(set, refuse.key, request);
   Definition& definition = registry_.intern(request);
   Call& call = find_call(*set, definition, request, refuse.key.sequence, now_ns);
   call.refuse(member_of(*set, from), refuse.failure);

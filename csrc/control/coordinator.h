@@ -82,6 +82,7 @@ class Coordinator {
   Call& find_call(Set& set, Definition& definition, const Request& request, uint64_t sequence,
                   int64_t now_ns);
   Call& unnamed_slot(Set& set, uint64_t sequence);
+  void fail_late(const Set* set, const CallKey& key, const Request& request);
   void settle(Set& set, Call& call);  // when complete: ready, grouped or failed
   void settle_grouped(Set& set, Call& call, const std::vector<Call::GroupTerms>& groups,
                       const Failure& failure);
@@ -102,7 +103,7 @@ class Coordinator {
   void add_set(const CallKey& key, const std::vector<int64_t>& ranks);
   void remove_set(const CallKey& key, SetId id);
   void open_set(SetId id, std::vector<Rank> ranks);
-  void finish_join(Set& set);
+  void end_join(Set& set);
   Failure blame_leavers(const Set& set, const CallKey& key, const Request& request) const;
 
   // Publishing

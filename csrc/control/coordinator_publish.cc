@@ -85,7 +85,7 @@ void Coordinator::flush(Set& set) {
     set.unnamed.pop_front();
     ++set.first_unnamed;
   }
-  finish_join(set);
+  end_join(set);
 }
 
 // Ranks learn a request once, and again when it has changed.

@@ -2,6 +2,7 @@
 // The coordinator's process sets: opened, joined, left, removed.
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <utility>
 
 #include "control/coordinator.h"
@@ -65,7 +66,9 @@ void Coordinator::on(Rank from, const Join& join, int64_t) {
   Set* set = set_of(join.set, from);
   if (!set) return;
   int member = member_of(*set, from);
-  if (!set->joined.insert(member)) throw Error(ErrorCode::kInternal, "a rank joined twice");
+  bool again = !set->joined.insert(member);
+  // After somebody has left, joins end early, and the next one may come before that is known here.
+  if (again && set->left.empty()) throw Error(ErrorCode::kInternal, "a rank joined twice");
   set->last_joined = from;
   for (Call* call : open_calls(*set)) {
     if (call->has_arrived(member)) continue;
@@ -82,9 +85,9 @@ void Coordinator::on(Rank from, const Join& join, int64_t) {
   set->groups.clear();
 }
 
-// When all have joined, or cannot any more. Not before the last call is out: the ranks would begin
-// its name anew.
-void Coordinator::finish_join(Set& set) {
+// When all have joined, or can't any more. Not before the last call is out: ranks that return from
+// join() would begin its name anew.
+void Coordinator::end_join(Set& set) {
   bool over = set.joined.full() || (!set.joined.empty() && !set.left.empty());
   if (!over || !set.ready.empty()) return;
   // The joined ranks have made fewer unnamed calls: all count on from here.
@@ -122,6 +125,7 @@ void Coordinator::lose(Rank rank, Failure failure) {
   left_.insert(rank);
   if (broken_ || stopped_) return;
   broken_ = true;
+  next_tick_ns_ = std::numeric_limits<int64_t>::max();
   log_.push_back(Abort{std::move(failure)});
 }
 

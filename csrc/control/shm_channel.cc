@@ -102,6 +102,7 @@ bool ShmLeader::drain(const Visitor& visit) {
       bool room = false;
       ByteView report = member.up.next(room);
       member.ring |= room;
+      any |= room;
       if (report.empty()) break;
       any = true;
       visit(member.rank, report);

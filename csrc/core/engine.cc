@@ -52,17 +52,19 @@ Engine::Engine(Setup setup)
 }
 
 bool Engine::step() {
-  bool moved = control_step();
+  std::lock_guard lock(work_mutex_);
+  bool moved = control();
   for (auto& [id, lane] : lanes_) moved |= lane.lane->step();
   return moved;
 }
 
 bool Engine::control_step() {
+  std::lock_guard lock(work_mutex_);
+  return control();
+}
+
+bool Engine::control() {
   bool moved = false;
-  if (failing_) {
-    break_down();
-    moved = true;
-  }
   if (channel_.can_flush()) {
     std::lock_guard lock(mutex_);
     channel_.flush();
@@ -72,13 +74,17 @@ bool Engine::control_step() {
   if (leader_) moved |= leader_->step();
   for (;;) {
     ByteView message = channel_.next_entry();
-    if (message.empty()) return moved;
+    if (message.empty()) break;
     moved = true;
     apply(decode_entry(message));
   }
+  if (!failing_.exchange(false)) return moved;
+  take_failure();
+  return true;
 }
 
 bool Engine::has_work() const {
+  std::lock_guard lock(work_mutex_);
   if (failing_ || channel_.has_entry() || channel_.can_flush()) return true;
   if (leader_ && leader_->has_work()) return true;
   return std::any_of(lanes_.begin(), lanes_.end(),
@@ -86,20 +92,21 @@ bool Engine::has_work() const {
 }
 
 bool Engine::moving() const {
+  std::lock_guard lock(work_mutex_);
   return std::any_of(lanes_.begin(), lanes_.end(),
                      [](const auto& entry) { return entry.second.lane->busy(); });
 }
 
-void Engine::fail(Failure failure) {
-  std::lock_guard lock(mutex_);
-  if (failure_) return;
-  failure_ = std::move(failure);
-  failing_ = true;
+Deadline Engine::next_tick() const {
+  if (!leader_) return Deadline::never();
+  std::lock_guard lock(work_mutex_);
+  return leader_->next_tick();
 }
 
-Failure Engine::failure() const {
+void Engine::fail(Failure failure) {
   std::lock_guard lock(mutex_);
-  return failure_;
+  if (!found_) found_ = std::move(failure);
+  failing_ = true;
 }
 
 void Engine::apply(const Entry& entry) {
@@ -108,6 +115,10 @@ void Engine::apply(const Entry& entry) {
 
 void Engine::report(const Report& report) {
   std::lock_guard lock(mutex_);
+  report_locked(report);
+}
+
+void Engine::report_locked(const Report& report) {
   encoded_.clear();
   encode(report, encoded_);
   channel_.report(encoded_);

@@ -36,17 +36,19 @@ class Engine {
   bool step();
   // Reports and the log, no bytes of buckets.
   bool control_step();
+  // Everything fails with this, now and later.
+  void give_up(const Failure& failure);
+
+  // ---- any thread
   // Whether step() would do something. Followed by a notify() wherever it becomes true.
   bool has_work() const;
   bool moving() const;  // a bucket has begun
-  Deadline next_tick() const { return leader_ ? leader_->next_tick() : Deadline::never(); }
-
-  // ---- any thread
-  // Everything fails with this, now and later. Then ring the own bell.
+  Deadline next_tick() const;
+  // The driver gives up with this, unless the log tells a better reason first. Then ring the own bell.
   void fail(Failure failure);
   bool broken() const { return broken_; }
   bool stopped() const { return stopped_; }
-  Failure failure() const;
+  const Failure& failure() const { return failure_; }  // once broken: set before, and for good
 
   // One report to the coordinator, at once.
   void report(const Report& report);
@@ -63,6 +65,7 @@ class Engine {
     std::unique_ptr<Lane> lane;
   };
 
+  bool control();
   void apply(const Entry& entry);
   void on(const Define& define);
   void on(const Forget& forget);
@@ -77,7 +80,9 @@ class Engine {
 
   Bucket bucket_of(const Run& run, const ProcessSet& set);
   void finish(const Submission& submission, Outcome outcome);
-  void break_down();
+  void take_failure();
+  void break_down(const Failure& failure);
+  void report_locked(const Report& report);
   void open_lane(SetId id, Segment staging);
 
   const Topology& topology_;
@@ -85,15 +90,18 @@ class Engine {
   MemberChannel& channel_;
   Leader* leader_;
   OpenLane make_lane_;
+  // Locked before mutex_: the driver holds it while it steps; others, to see whether there is work.
+  mutable std::mutex work_mutex_;
   std::map<SetId, LaneOfSet> lanes_;
-  ByteString encoded_;
 
   mutable std::mutex mutex_;
+  ByteString encoded_;
   PendingTable pending_;
   ProcessSets sets_;
   Handles handles_;
   Failure failure_;
-  std::atomic<bool> failing_{false};  // failure_ is set; the driver has not acted on it
+  Failure found_;                     // on this rank, by whoever called fail()
+  std::atomic<bool> failing_{false};  // found_ is set; the driver has not acted on it
   std::atomic<bool> broken_{false};
   std::atomic<bool> stopped_{false};
 };

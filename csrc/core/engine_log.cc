@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the rarer log entries do to this rank. The daily ones (define, run) are in engine.cc.
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "core/engine.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "core/outcome.h"
 
 namespace farandole {
@@ -48,13 +50,16 @@ void Engine::on(const Result& result) {
   finish(*mine, std::move(outcome));
 }
 
+// Also of sets that are gone: a report of ours may have come too late.
 void Engine::on(const Fail& fail) {
+  if (std::ranges::count(fail.unheard, topology_.rank) > 0) return;
   std::optional<Submission> mine;
   {
     std::lock_guard lock(mutex_);
     ProcessSet* set = sets_.find(fail.key.set);
-    if (!set || set->member < 0) return;
-    mine = pending_.take(fail.key);
+    std::optional<Report> next;
+    mine = pending_.fail(fail.key, set && set->join, next);
+    if (next) report_locked(*next);
   }
   if (mine) finish(*mine, failed(fail.failure));
 }
@@ -65,10 +70,11 @@ void Engine::on(const Joined& joined) {
     std::lock_guard lock(mutex_);
     ProcessSet* set = sets_.find(joined.set);
     if (!set || set->member < 0) return;
-    pending_.resume(joined.set, joined.next_sequence);
     handle = std::exchange(set->join, 0);
+    if (!handle) return;  // others have joined: this rank counts its own calls
+    pending_.resume(joined.set, joined.next_sequence);
   }
-  if (handle) handles_.finish(handle, valued(joined.last));
+  handles_.finish(handle, valued(joined.last));
 }
 
 void Engine::open_lane(SetId id, Segment staging) {
@@ -107,33 +113,40 @@ void Engine::on(const CloseSet& close) {
   if (mine) finish(*mine, valued(close.set));
 }
 
-void Engine::on(const Abort& abort) {
-  fail(abort.failure);
-  break_down();
-}
+void Engine::on(const Abort& abort) { break_down(abort.failure); }
 
 void Engine::on(const Stop&) {
   stopped_ = true;
   handles_.announce();
 }
 
-// The lanes let go of all buffers first; then everything that waits fails.
-void Engine::break_down() {
-  failing_ = false;
-  broken_ = true;
-  Failure failure = this->failure();
-  for (auto& [id, lane] : lanes_) lane.lane->abort(failure);
-  std::vector<Handle> handles;
+void Engine::give_up(const Failure& failure) {
+  std::lock_guard lock(work_mutex_);
+  break_down(failure);
+}
+
+// After the log, which tells why a rank left before its end is seen, and whether all have stopped.
+void Engine::take_failure() {
+  Failure failure;
   {
     std::lock_guard lock(mutex_);
-    for (Submission& submission : pending_.take_all()) {
-      pending_.finish(submission);
-      handles.push_back(submission.handle);
-    }
-    for (Handle handle : sets_.take_joins()) handles.push_back(handle);
+    failure = found_;
   }
-  for (Handle handle : handles) handles_.finish(handle, failed(failure));
-  handles_.announce();
+  bool news = failure.code == ErrorCode::kPeer && !broken_ && !stopped_;
+  if (news) log(LogLevel::kError, failure.text);
+  break_down(failure);
+}
+
+// The lanes let go of all buffers first; then everything that waits fails.
+void Engine::break_down(const Failure& failure) {
+  if (broken_) return;
+  for (auto& [id, lane] : lanes_) lane.lane->abort(failure);
+  std::lock_guard lock(mutex_);
+  failure_ = failure;
+  broken_ = true;
+  pending_.clear();
+  sets_.clear_joins();
+  handles_.fail_all(failure);
 }
 
 }  // namespace farandole

@@ -32,6 +32,12 @@ Handles::Slot& Handles::slot_of(Handle handle) {
   return slots_[index - 1];
 }
 
+Outcome& Handles::outcome_of(Handle handle) {
+  Slot& slot = slot_of(handle);
+  if (slot.state == State::kDone) return slot.outcome;
+  throw Error(ErrorCode::kInvalidArgument, "this call is under way; wait for it first");
+}
+
 Handle Handles::create() {
   std::lock_guard lock(mutex_);
   if (free_.empty()) {
@@ -65,6 +71,20 @@ void Handles::finish(Handle handle, Outcome outcome) {
   announce();
 }
 
+void Handles::fail_all(const Failure& failure) {
+  {
+    std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      Slot& slot = slots_[i];
+      if (slot.state != State::kUnderWay) continue;
+      slot.state = State::kDone;
+      slot.outcome.failure = failure;
+      if (slot.released) free(slot, static_cast<uint32_t>(i + 1));
+    }
+  }
+  announce();
+}
+
 void Handles::announce() {
   finished_count_.fetch_add(1);
   if (sleepers_.load() == 0) return;
@@ -92,7 +112,7 @@ bool Handles::finished(std::span<const Handle> handles, size_t& ready, Failure& 
 
 OwnedMemory Handles::take(Handle handle) {
   std::lock_guard lock(mutex_);
-  return std::move(slot_of(handle).outcome.owned);
+  return std::move(outcome_of(handle).owned);
 }
 
 void Handles::release(Handle handle) {

@@ -40,15 +40,17 @@ class Handles {
  public:
   Handle create();
   void finish(Handle handle, Outcome outcome);
+  // Everything under way is done with this.
+  void fail_all(const Failure& failure);
   bool done(Handle handle);
   // The first failure among those that are done; whether all are done is told by `pending`: the
   // number of handles from the front that are done without failure is added to `ready`.
   bool finished(std::span<const Handle> handles, size_t& ready, Failure& failure);
-  // Calls visit(const Outcome&) under the lock; the handle is done.
+  // Calls visit(const Outcome&) under the lock. Throws if the handle is not done.
   template <class Visitor>
   void look(Handle handle, Visitor&& visit) {
     std::lock_guard lock(mutex_);
-    visit(slot_of(handle).outcome);
+    visit(outcome_of(handle));
   }
   OwnedMemory take(Handle handle);
   // A handle under way goes when it is done.
@@ -71,6 +73,7 @@ class Handles {
     Outcome outcome;
   };
   Slot& slot_of(Handle handle);
+  Outcome& outcome_of(Handle handle);
   void free(Slot& slot, uint32_t index);
 
   std::mutex mutex_;

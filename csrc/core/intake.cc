@@ -103,6 +103,12 @@ Request name_of_request(const farandole_request& asked) {
   return request;
 }
 
+const ProcessSet& working_set(const Request& request, ProcessSets& sets) {
+  const ProcessSet& set = sets.own(request.set);
+  if (set.join) refuse(request, "this rank has joined; wait for join() to return");
+  return set;
+}
+
 Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own) {
   Asked taken;
   Request& request = taken.request = name_of_request(asked);
@@ -110,13 +116,16 @@ Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own) {
   s.op = checked<Op>(request, asked.op, kOps, "operation");
   s.reduce_op = checked<ReduceOp>(request, asked.reduce_op, kReduceOps, "reduce op");
   s.dtype = checked<DType>(request, asked.dtype, kDTypeCount, "dtype");
-  const ProcessSet& set = sets.own(asked.process_set);
-  if (set.join) refuse(request, "this rank has joined; wait for join() to return");
+  const ProcessSet& set = working_set(request, sets);
   if (asked.device != kCpuDevice) {
     refuse(request, "tensors on GPUs are not supported yet; move it to the CPU");
   }
   if (request.name.size() > kMaxName) refuse(request, "the name is longer than 4096 bytes");
-  if (asked.ndim < 0 || asked.ndim > kMaxDimensions) refuse(request, "more than 64 dimensions");
+  if (asked.ndim < 0 || (moves_bytes(s.op) && asked.ndim > kMaxDimensions)) {
+    refuse(request, "more than 64 dimensions");
+  }
+  bool about_sets = s.op == Op::kAddSet || s.op == Op::kRemoveSet;
+  if (about_sets && request.set != kWorldSet) refuse(request, "that is up to the whole world");
 
   Submission& mine = taken.submission;
   mine.shape.assign(asked.shape, asked.shape + asked.ndim);

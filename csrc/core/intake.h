@@ -17,6 +17,10 @@ struct Asked {
 // The names that peers know the request by, even if the rest of it is wrong.
 Request name_of_request(const farandole_request& asked);
 
+// The set of a request, if this rank may submit to it. Throws Error(kInvalidArgument) if it is not in it,
+// or has joined.
+const ProcessSet& working_set(const Request& request, ProcessSets& sets);
+
 // Throws Error(kInvalidArgument or kWrongType) that names the request and the remedy.
 Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own);
 

@@ -32,6 +32,7 @@ bool Leader::step() {
   for (const std::string& notice : coordinator_.take_notices()) log(LogLevel::kWarning, notice);
   coordinator_.publish(entries_);
   for (Entry& entry : entries_) {
+    if (auto* abort = std::get_if<Abort>(&entry)) log(LogLevel::kError, abort->failure.text);
     encoded_.clear();
     encode(prepare(std::move(entry)), encoded_);
     channel_->publish(encoded_);

@@ -26,7 +26,10 @@ std::string PendingTable::interned_key(const Request& request) {
 
 NamedRequest& PendingTable::named(const Request& request) {
   auto& slot = named_[key_of(request.set, request.name)];
-  if (!slot) slot = std::make_unique<NamedRequest>();
+  if (!slot) {
+    slot = std::make_unique<NamedRequest>();
+    slot->key = key_of(request.set, request.name);
+  }
   return *slot;
 }
 
@@ -43,11 +46,11 @@ void PendingTable::check_free(const Request& request) const {
                   "' is in flight already on this rank; wait for it first, or use another name");
 }
 
-Ready PendingTable::submit(const Request& request, Submission submission,
-                           Contribution contribution) {
-  Ready ready;
-  ready.contribution = std::move(contribution);
+std::optional<Report> PendingTable::submit(const Request& request, Submission submission,
+                                           Contribution contribution) {
   if (request.name.empty()) {
+    Ready ready;
+    ready.contribution = std::move(contribution);
     UnnamedCalls& calls = unnamed_[request.set];
     ready.sequence = calls.next++;
     calls.waiting.emplace(ready.sequence, std::move(submission));
@@ -62,19 +65,35 @@ Ready PendingTable::submit(const Request& request, Submission submission,
   NamedRequest& record = named(request);
   submission.named = &record;
   record.submission = std::move(submission);
-  record.in_flight = record.reported = true;
+  record.in_flight = true;
   record.request = request;
-  if (record.id != 0 && same_terms(record.defined, request)) {
+  if (!record.refused) return ready_of(record, std::move(contribution));
+  record.held = std::move(contribution);
+  return std::nullopt;
+}
+
+Ready PendingTable::ready_of(NamedRequest& record, Contribution contribution) {
+  Ready ready;
+  ready.contribution = std::move(contribution);
+  record.reported = true;
+  if (record.id != 0 && same_terms(record.defined, record.request)) {
     ready.id = record.id;
   } else {
-    ready.request = request;
+    ready.request = record.request;
   }
   return ready;
 }
 
-CallKey PendingTable::refuse(const Request& request) {
-  uint64_t sequence = request.name.empty() ? unnamed_[request.set].next++ : 0;
-  return {request.set, request.name, sequence};
+std::optional<Report> PendingTable::refuse(const Request& request, Failure failure) {
+  if (request.name.empty()) {
+    return Refuse{{request.set, "", unnamed_[request.set].next++}, std::move(failure)};
+  }
+  NamedRequest& record = named(request);
+  if (std::exchange(record.refused, true)) {
+    record.refusals.push_back(std::move(failure));
+    return std::nullopt;
+  }
+  return Refuse{{request.set, request.name, 0}, std::move(failure)};
 }
 
 void PendingTable::define(const Define& define) {
@@ -96,7 +115,7 @@ void PendingTable::forget(uint32_t id) {
   } else if (auto found = named_.find(key_of(request.set, request.name)); found != named_.end()) {
     NamedRequest& record = *found->second;
     if (record.id == id) record.id = 0;
-    if (!record.in_flight) named_.erase(found);
+    drop_unknown(record);
   }
   by_id_[id].reset();
 }
@@ -128,20 +147,46 @@ std::optional<Submission> PendingTable::take(const CallKey& key) {
   return submission;
 }
 
+std::optional<Submission> PendingTable::fail(const CallKey& key, bool joined,
+                                             std::optional<Report>& next) {
+  auto found = key.named() ? named_.find(key_of(key.set, key.name)) : named_.end();
+  if (found == named_.end() || !found->second->refused) return take(key);
+  NamedRequest& record = *found->second;
+  if (joined) {
+    record.refusals.clear();
+    record.reported = std::exchange(record.held, std::nullopt).has_value();
+  }
+  if (!record.refusals.empty()) {
+    next = Refuse{key, std::move(record.refusals.front())};
+    record.refusals.pop_front();
+    return std::nullopt;
+  }
+  record.refused = false;
+  std::optional<Submission> mine;
+  if (joined) mine = take(key);
+  if (record.held) next = ready_of(record, *std::exchange(record.held, std::nullopt));
+  drop_unknown(record);
+  return mine;
+}
+
+void PendingTable::finish(const Submission& submission) {
+  if (!submission.named) return;
+  submission.named->in_flight = false;
+  drop_unknown(*submission.named);
+}
+
+// A name that no id stands for is kept only while it is in use.
+void PendingTable::drop_unknown(const NamedRequest& record) {
+  if (record.id == 0 && record.idle()) named_.erase(std::string(record.key));
+}
+
 void PendingTable::resume(SetId set, uint64_t next_sequence) {
   unnamed_[set].next = next_sequence;
 }
 
-std::vector<Submission> PendingTable::take_all() {
-  std::vector<Submission> all;
-  for (auto& [key, record] : named_) {
-    if (std::exchange(record->reported, false)) all.push_back(std::move(record->submission));
-  }
-  for (auto& [set, calls] : unnamed_) {
-    for (auto& [sequence, submission] : calls.waiting) all.push_back(std::move(submission));
-    calls.waiting.clear();
-  }
-  return all;
+void PendingTable::clear() {
+  named_.clear();
+  unnamed_.clear();
 }
 
 }  // namespace farandole

@@ -2,6 +2,7 @@
 // What this rank has submitted and what the log has taught it: which request each id stands for.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -27,12 +28,20 @@ struct Submission {
 
 // A name that this rank uses.
 struct NamedRequest {
+  std::string key;    // in the table
   Request request;    // as last submitted
   uint32_t id = 0;    // as the log says; 0: not yet, or not any more
   Request defined;    // what the id stands for
   bool in_flight = false;
   bool reported = false;  // in flight, and not yet seen in the log
   Submission submission;
+
+  // A refusal is this rank's report of one call. Until the log has answered it, what this rank does next
+  // under the name stays here: further refusals, then the submission that is in flight.
+  bool refused = false;
+  std::deque<Failure> refusals;
+  std::optional<Contribution> held;
+  bool idle() const { return !in_flight && !refused; }
 };
 
 // Not thread-safe: the runtime holds its mutex.
@@ -41,10 +50,10 @@ class PendingTable {
   // Throws Error(kInvalidArgument) if a call of this name is in flight already.
   void check_free(const Request& request) const;
   bool in_flight(const Request& request) const;
-  // Inserts; returns the report that tells the coordinator.
-  Ready submit(const Request& request, Submission submission, Contribution contribution);
-  // The key under which peers wait for a call that this rank refuses.
-  CallKey refuse(const Request& request);
+  // Both return the report that tells the coordinator; nullopt: fail() will, once it may be told.
+  std::optional<Report> submit(const Request& request, Submission submission,
+                               Contribution contribution);
+  std::optional<Report> refuse(const Request& request, Failure failure);
 
   // ---- the log
   void define(const Define& define);
@@ -53,13 +62,14 @@ class PendingTable {
   // This rank's part of a call that the log settles; nullopt: it did not submit (it has joined).
   std::optional<Submission> take(uint32_t id, uint64_t sequence);
   std::optional<Submission> take(const CallKey& key);
+  // This rank's part of a call that failed; or the answer to its refusal: then `next` may be reported.
+  // joined: this rank reports nothing any more.
+  std::optional<Submission> fail(const CallKey& key, bool joined, std::optional<Report>& next);
   // The call is over: its name is free again.
-  void finish(const Submission& submission) {
-    if (submission.named) submission.named->in_flight = false;
-  }
+  void finish(const Submission& submission);
   void resume(SetId set, uint64_t next_sequence);  // after join
-  // All that was reported and not settled; they are gone from the table.
-  std::vector<Submission> take_all();
+  // The job is broken: nothing of this will be settled.
+  void clear();
 
  private:
   struct UnnamedCalls {
@@ -69,6 +79,8 @@ class PendingTable {
   static std::string key_of(SetId set, const std::string& name);
   static std::string interned_key(const Request& request);
   NamedRequest& named(const Request& request);
+  static Ready ready_of(NamedRequest& record, Contribution contribution);
+  void drop_unknown(const NamedRequest& record);
 
   std::unordered_map<std::string, std::unique_ptr<NamedRequest>> named_;
   std::map<SetId, UnnamedCalls> unnamed_;

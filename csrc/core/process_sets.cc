@@ -42,12 +42,8 @@ ProcessSet& ProcessSets::own(SetId id) {
   return *set;
 }
 
-std::vector<Handle> ProcessSets::take_joins() {
-  std::vector<Handle> joins;
-  for (auto& [id, set] : sets_) {
-    if (set.join) joins.push_back(std::exchange(set.join, 0));
-  }
-  return joins;
+void ProcessSets::clear_joins() {
+  for (auto& [id, set] : sets_) set.join = 0;
 }
 
 }  // namespace farandole

@@ -28,8 +28,8 @@ class ProcessSets {
   ProcessSet* find(SetId id);
   // Throws Error(kInvalidArgument) if there is no such set or this rank is not in it.
   ProcessSet& own(SetId id);
-  // Handles of joins under way; they are gone from the table.
-  std::vector<Handle> take_joins();
+  // The job is broken: nobody's join() will be answered.
+  void clear_joins();
 
  private:
   Rank own_;

@@ -129,38 +129,38 @@ std::vector<DeathWatch::Peer> Runtime::peers(std::span<const Card> cards) const 
   return peers;
 }
 
-// On the watch thread. A rank that has stopped here too has said so: its end is no news then.
+// On the watch thread. The leader knows who may end now; what it makes of it, the log tells everyone.
 void Runtime::on_death(const DeathWatch::Peer& peer) {
-  if (engine_->stopped()) return;
-  std::string text = "rank " + std::to_string(peer.rank) + " (pid " + std::to_string(peer.pid) +
-                     ") died";
-  if (!engine_->broken()) log(LogLevel::kError, text);
-  Failure failure{ErrorCode::kPeer, text + "; see its own output for the reason (killed, out of "
-                                           "memory, crashed?)"};
-  if (leader_) leader_->lose(peer.rank, failure);
-  engine_->fail(failure);
+  Failure failure{ErrorCode::kPeer,
+                  "rank " + std::to_string(peer.rank) + " (pid " + std::to_string(peer.pid) +
+                      ") died; see its own output for the reason (killed, out of memory, crashed?)"};
+  if (leader_) {
+    leader_->lose(peer.rank, std::move(failure));
+  } else if (peer.rank == topology_.leader()) {
+    engine_->fail(std::move(failure));
+  }
   bell_->notify();
 }
 
 bool Runtime::leave(bool failed, const std::string& why, Deadline deadline) {
-  if (!leaving_.exchange(true)) {
-    failed_ = failed;
-    leave_deadline_ = failed || engine_->broken() ? Deadline::in(seconds(config_.leave_timeout))
-                                                  : Deadline::never();
+  std::call_once(leave_once_, [&] {
+    leaving_ = true;
     // Leaving a broken job is part of its end, not a normal one.
     bool broken = engine_->broken();
+    leave_deadline_ = failed || broken ? Deadline::in(seconds(config_.leave_timeout))
+                                       : Deadline::never();
     engine_->report(Leave{failed || broken, broken ? engine_->failure().text : why});
     after_submit();
-  }
+  });
   auto over = [this] {
-    if (engine_->stopped() || leave_deadline_.expired()) return true;
-    return engine_->broken();
+    return engine_->stopped() || engine_->broken() || leave_deadline_.expired();
   };
   if (!await(over, std::min(deadline, leave_deadline_)) && !over()) return false;
   engine_->fail({ErrorCode::kShutdown, "shutdown() was called while this call was under way"});
   bell_->notify();
-  // Whoever drives tells everything that still waits.
-  await([this] { return engine_->broken(); }, Deadline::never());
+  // Whoever drives tells everything that still waits. No signal ends this.
+  while (!await([this] { return engine_->broken(); }, Deadline::never())) {
+  }
   return true;
 }
 

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <thread>
@@ -67,11 +68,16 @@ class Runtime {
   std::vector<DeathWatch::Peer> peers(std::span<const Card> cards) const;
   void on_death(const DeathWatch::Peer& peer);
 
+  struct Role;  // the driver's
+
   void check_open() const;
   std::vector<Asked> take_in_all(std::span<const farandole_request> requests);
   Handle enter(const Asked& asked);  // under the engine's mutex
   void refuse_locked(const farandole_request& request, const std::string& why);
+  void refuse_all(std::span<const farandole_request> requests, const std::string& why);
+  void report(const Report& report);  // rings nobody; under the engine's mutex
   void after_submit();
+  bool work_is_left() const;
   bool step();
   template <class Step>
   bool guarded(Step&& step);
@@ -91,8 +97,8 @@ class Runtime {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<DeathWatch> watch_;
   Spin spin_;
+  std::once_flag leave_once_;
   std::atomic<bool> leaving_{false};
-  bool failed_ = false;
   Deadline leave_deadline_ = Deadline::never();
   std::atomic<bool> quit_{false};
   std::atomic<uint64_t> sleeps_{0};

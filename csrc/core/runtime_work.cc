@@ -11,13 +11,20 @@
 
 namespace farandole {
 
+// Of a thread that has it. Gives it back whatever happens, and hands on what is left to do.
+struct Runtime::Role {
+  Runtime& runtime;
+  ~Role() {
+    runtime.bell_->stop_driving([this] { return runtime.work_is_left(); });
+  }
+};
+
 void Runtime::check_open() const {
   if (leaving_) {
     throw Error(ErrorCode::kShutdown, "this rank has shut down; call init() first");
   }
   if (!engine_->broken()) return;
-  Failure failure = engine_->failure();
-  throw Error(failure.code, failure.text);
+  throw Error(engine_->failure().code, engine_->failure().text);
 }
 
 Handle Runtime::enter(const Asked& asked) {
@@ -26,17 +33,18 @@ Handle Runtime::enter(const Asked& asked) {
   Handle handle = submission.handle;
   if (asked.request.signature.op == Op::kJoin) {
     engine_->sets().own(asked.request.set).join = handle;
-    ByteString encoded;
-    encode(Report(Join{asked.request.set}), encoded);
-    channel_->report(encoded);
-    return handle;
+    report(Join{asked.request.set});
+  } else if (auto news = engine_->pending().submit(asked.request, std::move(submission),
+                                                   contribution_of(asked, topology_.rank))) {
+    report(*news);
   }
-  Ready ready = engine_->pending().submit(asked.request, std::move(submission),
-                                          contribution_of(asked, topology_.rank));
-  ByteString encoded;
-  encode(Report(std::move(ready)), encoded);
-  channel_->report(encoded);
   return handle;
+}
+
+void Runtime::report(const Report& report) {
+  ByteString encoded;
+  encode(report, encoded);
+  channel_->report(encoded);
 }
 
 std::vector<Handle> Runtime::submit(std::span<const farandole_request> requests) {
@@ -49,7 +57,7 @@ std::vector<Handle> Runtime::submit(std::span<const farandole_request> requests)
       std::vector<Asked> asked = take_in_all(requests);
       for (const Asked& one : asked) handles.push_back(enter(one));
     } catch (const Error& e) {
-      for (const farandole_request& request : requests) refuse_locked(request, e.what());
+      refuse_all(requests, e.what());
       error = std::current_exception();
     }
   }
@@ -69,6 +77,9 @@ std::vector<Asked> Runtime::take_in_all(std::span<const farandole_request> reque
       throw Error(ErrorCode::kInvalidArgument,
                   "'" + taken.name + "' is twice in one group; give each tensor its own name");
     }
+    if (taken.signature.op == Op::kJoin && requests.size() > 1) {
+      throw Error(ErrorCode::kInvalidArgument, "join() can't be one of several calls");
+    }
   }
   return all;
 }
@@ -87,6 +98,7 @@ Handle Runtime::submit(const Asked& kept, const void* input, void* output) {
     Asked asked = kept;
     asked.submission.input = static_cast<const std::byte*>(input);
     asked.submission.output = static_cast<std::byte*>(output);
+    working_set(asked.request, engine_->sets());
     engine_->pending().check_free(asked.request);
     handle = enter(asked);
   }
@@ -107,14 +119,21 @@ void Runtime::refuse(const farandole_request& request, const std::string& why) {
 void Runtime::refuse_locked(const farandole_request& asked, const std::string& why) {
   Request request = name_of_request(asked);
   ProcessSet* set = engine_->sets().find(request.set);
-  if (!set || set->member < 0 || set->join) return;
+  if (!set || set->member < 0 || set->join || request.signature.op == Op::kJoin) return;
   if (engine_->pending().in_flight(request)) return;
-  Refuse refusal{engine_->pending().refuse(request),
-                 {ErrorCode::kInvalidArgument,
-                  "rank " + std::to_string(topology_.rank) + " refused: " + why}};
-  ByteString encoded;
-  encode(Report(std::move(refusal)), encoded);
-  channel_->report(encoded);
+  Failure failure{ErrorCode::kInvalidArgument,
+                  "rank " + std::to_string(topology_.rank) + " refused: " + why};
+  if (auto news = engine_->pending().refuse(request, std::move(failure))) report(*news);
+}
+
+// A name that is twice among them is one call of the peers.
+void Runtime::refuse_all(std::span<const farandole_request> requests, const std::string& why) {
+  std::set<std::pair<SetId, std::string>> names;
+  for (const farandole_request& request : requests) {
+    bool named = request.name && *request.name;
+    if (named && !names.emplace(request.process_set, request.name).second) continue;
+    refuse_locked(request, why);
+  }
 }
 
 // Reports lie in the leader's ring. The leader itself looks at them at once: often it need not wake its
@@ -122,9 +141,12 @@ void Runtime::refuse_locked(const farandole_request& asked, const std::string& w
 void Runtime::after_submit() {
   if (!leader_) return channel_->ring_leader();
   if (!bell_->try_drive()) return bell_->notify();
+  Role role{*this};
   guarded([this] { return engine_->control_step(); });
-  bell_->stop_driving([this] { return engine_->has_work(); });
 }
+
+// For whoever does not drive: a driver looks by itself.
+bool Runtime::work_is_left() const { return !bell_->driven() && engine_->has_work(); }
 
 // The engine's errors are the job's: every rank must hear of them.
 template <class Step>
@@ -138,7 +160,7 @@ bool Runtime::guarded(Step&& step) {
     failure = {ErrorCode::kInternal, std::string("out of control: ") + error.what()};
   }
   if (!engine_->broken()) engine_->report(Leave{true, failure.text});
-  engine_->fail(std::move(failure));
+  engine_->give_up(failure);
   return true;
 }
 
@@ -164,14 +186,17 @@ bool Runtime::drive(Predicate&& done, Deadline deadline) {
   }
 }
 
-// As a driver if nobody else drives; else asleep until some handle is done.
+// As a driver if nobody else drives; else asleep until some handle is done. done() throws on unknown
+// handles.
 bool Runtime::await(const std::function<bool()>& done, Deadline deadline) {
   while (!done()) {
     if (deadline.expired()) return false;
     uint32_t ticket = handles().prepare();
     if (bell_->try_drive()) {
-      bool calm = drive(done, deadline);
-      bell_->stop_driving([this] { return engine_->has_work(); });
+      bool calm = [&] {
+        Role role{*this};
+        return drive(done, deadline);
+      }();
       if (!calm) return done();
     } else if (!done()) {
       if (!handles().wait(ticket, deadline)) return done();
@@ -191,7 +216,7 @@ WaitEnd Runtime::wait(std::span<const Handle> wanted, Deadline deadline, Failure
 void Runtime::background() {
   ask_for_short_slice();
   auto has_work = [this] { return engine_->has_work(); };
-  auto wanted = [this] { return quit_ || (engine_->has_work() && !bell_->driven()); };
+  auto wanted = [this] { return quit_ || work_is_left(); };
   while (!quit_) {
     uint32_t ticket = bell_->prepare();
     bool moved = false;

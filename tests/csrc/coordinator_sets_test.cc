@@ -273,6 +273,7 @@ TEST(a_lost_rank_aborts_the_job_once) {
   job.coordinator().lose(1, {ErrorCode::kPeer, "again"});
   Log log = job.publish();
   CHECK_EQ(only<Abort>(log).failure.text, "rank 1 was killed by signal 9");
+  CHECK_EQ(job.coordinator().next_tick(), std::numeric_limits<int64_t>::max());
   job.at(1000);
   CHECK_EQ(kinds(job.tick()), "");
   job.report(0, Leave{false, ""});

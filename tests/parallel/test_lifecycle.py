@@ -68,6 +68,22 @@ def test_work_in_flight_ends_with_shutdown():
     check()
 
 
+@pytest.mark.ranks(2, 3, 4)
+def test_old_handles_are_not_taken_for_new_ones():
+    old = fd.allreduce_async(np.ones(3), name=f"of rank {fd.rank()}")
+    dropped = fd.allreduce_async(np.ones(3), name=f"dropped by rank {fd.rank()}")
+    fd.shutdown()
+    fd.init()
+    new = [fd.allreduce_async(np.full(3, i), op=fd.Sum, name=f"new {i}") for i in range(5)]
+    del dropped
+    check()
+    assert old.poll()
+    with pytest.raises(fd.ShutdownError, match="of rank"):
+        old.wait()
+    for i, handle in enumerate(new):
+        assert handle.wait().tolist() == [i * fd.size()] * 3
+
+
 def test_results_outlive_shutdown():
     gathered = fd.allgather(np.full((2, 3), fd.rank()))
     handle = fd.allreduce_async(np.ones(4), op=fd.Sum)

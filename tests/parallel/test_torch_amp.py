@@ -13,9 +13,8 @@ import farandole.torch as hvd
 
 
 @pytest.fixture(scope="module", autouse=True)
-def world() -> None:
+def threads() -> None:
     torch.set_num_threads(1)
-    hvd.init()
 
 
 def gradient(rank: int) -> Tensor:

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -14,41 +11,14 @@ import torch
 from torch import Tensor, nn
 
 import farandole.torch as hvd
+from harness.toys import assert_same, batch, joined, loss_of, network
 
 STEPS = 4
-ROWS = 6  # of each rank's batch
 
 
 @pytest.fixture(scope="module", autouse=True)
-def world() -> None:
+def threads() -> None:
     torch.set_num_threads(1)
-    hvd.init()
-
-
-def batch(rank: int, step: int, part: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(10_000 * part + 100 * step + rank)
-    x = torch.randn(ROWS, 5, generator=generator, dtype=torch.float64)
-    return x, x.sum(1, keepdim=True).sin() + rank
-
-
-def joined(step: int, part: int = 0) -> tuple[Tensor, Tensor]:
-    parts = [batch(rank, step, part) for rank in range(hvd.size())]
-    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(7)
-    layers = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
-    return layers.to(torch.float64)
-
-
-def loss_of(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
-    return nn.functional.mse_loss(model(data[0]), data[1])
-
-
-def assert_same(model: nn.Module, reference: nn.Module) -> None:
-    for own, other in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-11)
 
 
 def train_both(
@@ -257,126 +227,3 @@ def test_closure() -> None:
     optimizer.step(closure=closure)
     plain.step(plain_closure)
     assert_same(model, reference)
-
-
-# ---- the wrapped optimizer is the optimizer
-
-
-@pytest.fixture
-def momentum() -> tuple[nn.Module, Any]:
-    model = network()
-    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def test_same_object_state_and_class(momentum: tuple[nn.Module, Any]) -> None:
-    model, optimizer = momentum
-    loss_of(model, batch(0, 0)).backward()  # the same data on all ranks, before wrapping
-    optimizer.step()
-    state, groups = optimizer.state, optimizer.param_groups
-    plain = copy.deepcopy(optimizer.state_dict())
-    wrapped = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    assert wrapped is optimizer
-    assert isinstance(wrapped, torch.optim.SGD)
-    assert wrapped.state is state
-    assert wrapped.param_groups is groups
-    assert type(wrapped).__name__ == "SGD"
-    assert len(state) == 4
-    torch.testing.assert_close(wrapped.state_dict(), plain)
-    wrapped.load_state_dict(plain)
-    torch.testing.assert_close(wrapped.state_dict(), plain)
-
-
-def test_copies_and_pickles_are_plain(momentum: tuple[nn.Module, Any]) -> None:
-    model, optimizer = momentum
-    wrapped = hvd.DistributedOptimizer(optimizer)
-    loss_of(model, batch(hvd.rank(), 0)).backward()
-    wrapped.step()
-    for other in (copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped))):
-        assert type(other) is torch.optim.SGD
-        torch.testing.assert_close(other.state_dict(), wrapped.state_dict())
-    buffer = io.BytesIO()
-    torch.save(model, buffer)  # hooks do not go along, and torch does not complain
-    clone = copy.deepcopy(model)
-    if hvd.rank() == 0:
-        loss_of(clone, batch(hvd.rank(), 0)).backward()  # reduces nothing
-    assert float(hvd.allreduce(torch.ones(()), op=hvd.Sum)) == hvd.size()
-
-
-@pytest.mark.parametrize("wrap_first", [True, False])
-def test_schedulers(momentum: tuple[nn.Module, Any], wrap_first: bool) -> None:
-    model, optimizer = momentum
-    reference = network()
-    plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
-    if wrap_first:
-        optimizer = hvd.DistributedOptimizer(optimizer)
-    schedulers = [
-        torch.optim.lr_scheduler.LambdaLR(o, lambda i: 1.0 / (1 + i)) for o in (optimizer, plain)
-    ]
-    optimizer = optimizer if wrap_first else hvd.DistributedOptimizer(optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        plain.zero_grad()
-        loss_of(model, batch(hvd.rank(), step)).backward()
-        loss_of(reference, joined(step)).backward()
-        optimizer.step()
-        plain.step()
-        for scheduler in schedulers:
-            scheduler.step()  # warnings are errors here: torch must see that step() was called
-        assert optimizer.param_groups[0]["lr"] == plain.param_groups[0]["lr"] != 0.1
-        assert_same(model, reference)
-
-
-def test_step_hooks_run_once(momentum: tuple[nn.Module, Any]) -> None:
-    model, optimizer = momentum
-    wrapped = hvd.DistributedOptimizer(optimizer)
-    calls = []
-    wrapped.register_step_post_hook(lambda *_: calls.append(1))
-    wrapped.load_state_dict(wrapped.state_dict())  # torch patches step() again here
-    loss_of(model, batch(hvd.rank(), 0)).backward()
-    wrapped.step()
-    assert calls == [1]
-
-
-def test_argument_errors(momentum: tuple[nn.Module, Any]) -> None:
-    model, optimizer = momentum
-    ps = list(model.parameters())
-    wrong: list[tuple[str, dict[str, Any]]] = [
-        ("tuples", {"named_parameters": ["a", "b"]}),
-        ("repeats", {"named_parameters": [("a", p) for p in ps]}),
-        ("lacks", {"named_parameters": [("a", ps[0])]}),
-        ("1 at least", {"backward_passes_per_step": 0}),
-        ("Average only", {"gradient_predivide_factor": 2.0, "op": hvd.Sum}),
-        ("number of groups", {"groups": -1}),
-        ("each once", {"groups": [[ps[0]], [ps[0]]]}),
-        ("each once", {"groups": [[torch.zeros(1)]]}),
-        ("accumulate", {"accumulate": "max"}),
-        ("Adasum", {"op": hvd.Adasum}),
-    ]
-    for text, options in wrong:
-        with pytest.raises(ValueError, match=text):
-            hvd.DistributedOptimizer(optimizer, **options)
-    with pytest.raises(ValueError, match="LBFGS"):
-        hvd.DistributedOptimizer(torch.optim.LBFGS(ps))
-    with pytest.deprecated_call():
-        wrapped = hvd.DistributedOptimizer(optimizer, num_groups=2)
-    with pytest.raises(ValueError, match="already"):
-        hvd.DistributedOptimizer(wrapped)
-    with pytest.raises(ValueError, match="1 at least"):
-        wrapped.set_backward_passes_per_step(0)
-
-
-def test_init_again(momentum: tuple[nn.Module, Any]) -> None:
-    model, optimizer = momentum
-    reference = network()
-    plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
-    optimizer = hvd.DistributedOptimizer(optimizer)
-    for step in range(2):
-        optimizer.zero_grad()
-        plain.zero_grad()
-        loss_of(model, batch(hvd.rank(), step)).backward()
-        loss_of(reference, joined(step)).backward()
-        optimizer.step()
-        plain.step()
-        assert_same(model, reference)
-        hvd.shutdown()
-        hvd.init()

@@ -11,9 +11,8 @@ import farandole.torch as hvd
 
 
 @pytest.fixture(scope="module", autouse=True)
-def world() -> None:
+def threads() -> None:
     torch.set_num_threads(1)
-    hvd.init()
 
 
 def batch(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

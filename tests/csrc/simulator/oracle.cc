@@ -66,7 +66,6 @@ struct Departure {
   Rank rank = -1;
   Kind kind = Kind::kLeave;
   std::set<int64_t> submitted;
-  std::set<int64_t> joined;  // sets
 };
 
 // The rank that ends before its program does; rank -1: none.
@@ -78,7 +77,7 @@ Departure early_departure(const Program& program) {
     };
     auto end = std::ranges::find_if(actions, ends);
     if (end + 1 == actions.end()) continue;
-    Departure early{static_cast<Rank>(r), end->kind, {}, {}};
+    Departure early{static_cast<Rank>(r), end->kind, {}};
     for (auto a = actions.begin(); a != end; ++a) {
       if (a->kind == Kind::kSubmit) early.submitted.insert(a->value);
     }
@@ -92,8 +91,10 @@ void foresee_leave(Program& program, const Departure& early) {
   for (size_t c = 0; c < program.calls.size(); ++c) {
     PlannedCall& call = program.calls[c];
     if (set_of(program, call).member_of(early.rank) < 0) continue;
-    if (early.submitted.contains(static_cast<int64_t>(c)) || call.joins) {
+    bool was_in = early.submitted.contains(static_cast<int64_t>(c));
+    if (was_in || call.joins || call.ended_by >= 0) {
       call.allowed |= kPeerGone;
+      if (call.allowed & kStalled) call.allowed |= kDone;  // nobody waits at a sync for the leaver
     } else {
       call.allowed = kPeerGone | (call.allowed & kStalled);
     }

@@ -167,7 +167,9 @@ class Planner {
       case 1: s.shape.push_back(2); break;
       case 2: s.prescale = 0.5; break;
       case 3: s.postscale = 3; break;
-      default: s.op = Op::kBarrier; break;
+      default:
+        s.op = Op::kBarrier;
+        s.shape.clear();
     }
     bool same = odd.signature == call(c).request.signature;
     if (!same) call(c).odd[member] = odd;

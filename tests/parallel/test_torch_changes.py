@@ -1,222 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a gradient may do between two steps: arrive twice, on some ranks only, or be reset."""
+"""Gradients that are reset, parameters that come and go, several optimizers."""
 
 from __future__ import annotations
 
 import gc
 import pickle
-from collections.abc import Iterable, Sequence
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import farandole.torch as hvd
+from harness.toys import grad_is, push, total, toys, value
 
 
 @pytest.fixture(scope="module", autouse=True)
-def world() -> None:
+def threads() -> None:
     torch.set_num_threads(1)
-    hvd.init()
-
-
-def value(rank: int, k: int = 0) -> float:
-    """Of all elements of one gradient; averages over 1 to 4 ranks are exact."""
-    return 12.0 * (1 + rank) * (1 + 10 * k)
-
-
-def push(p: Tensor, k: int = 0) -> None:
-    """A backward pass that adds value(own rank, k) to p.grad."""
-    (p * value(hvd.rank(), k)).sum().backward()
-
-
-def total(op: Any, ks: Iterable[int], ranks: Sequence[int] | None = None) -> float:
-    """The reduced gradient after passes `ks` on `ranks` (all by default)."""
-    members = range(hvd.size()) if ranks is None else ranks
-    s = sum(value(rank, k) for k in ks for rank in members)
-    return s / hvd.size() if op is hvd.Average else s
-
-
-def toys(count: int = 1, **options: Any) -> tuple[list[nn.Parameter], Any]:
-    ps = [nn.Parameter(torch.zeros(4)) for _ in range(count)]
-    return ps, hvd.DistributedOptimizer(torch.optim.SGD(ps, lr=1.0), **options)
-
-
-def grad_is(p: Tensor, expected: float | None) -> None:
-    if expected is None:
-        assert p.grad is None
-    else:
-        assert p.grad is not None
-        assert p.grad.tolist() == [expected] * 4
-
-
-BOTH = pytest.mark.parametrize("op", [hvd.Average, hvd.Sum], ids=["average", "sum"])
-
-
-# ---- missing gradients
-
-
-def test_none_on_all_ranks_stays_none() -> None:
-    (p, q), optimizer = toys(2)
-    push(p)
-    optimizer.step()
-    grad_is(p, total(hvd.Average, [0]))
-    grad_is(q, None)
-
-
-@BOTH
-def test_missing_on_some_ranks_counts_as_zeros(op: Any) -> None:
-    (p, q), optimizer = toys(2, op=op)
-    push(p)
-    if hvd.rank() == 0:
-        push(q, 1)
-    optimizer.step()
-    grad_is(p, total(op, [0]))
-    grad_is(q, total(op, [1], [0]))
-    optimizer.zero_grad()
-    if hvd.rank() == hvd.size() - 1:  # nothing at all elsewhere
-        push(q, 2)
-    optimizer.step()
-    grad_is(p, None)
-    grad_is(q, total(op, [2], [hvd.size() - 1]))
-
-
-def test_partly_filled_group_completes_at_step() -> None:
-    (p, q, r), optimizer = toys(3, groups=1)
-    push(p)
-    if hvd.rank() == 0:
-        push(q)
-    optimizer.step()
-    grad_is(p, total(hvd.Average, [0]))
-    grad_is(q, total(hvd.Average, [0], [0]))
-    grad_is(r, None)
-
-
-# ---- several arrivals in one step
-
-
-@BOTH
-@pytest.mark.parametrize("times", [2, 3])
-def test_second_arrival_everywhere(op: Any, times: int) -> None:
-    (p, q), optimizer = toys(2, op=op)
-    for _ in range(2):
-        optimizer.zero_grad()
-        for k in range(times):
-            push(p, k)
-        push(q)
-        optimizer.step()
-        grad_is(p, total(op, range(times)))
-        grad_is(q, total(op, [0]))
-
-
-@BOTH
-def test_second_arrival_on_some_ranks(op: Any) -> None:
-    (p, q), optimizer = toys(2, op=op)
-    for late in range(hvd.size()):
-        optimizer.zero_grad()
-        push(p)
-        push(q)
-        if hvd.rank() == late:
-            push(p, 1)
-        optimizer.step()
-        grad_is(p, total(op, [0]) + total(op, [1], [late]))
-        grad_is(q, total(op, [0]))
-
-
-@BOTH
-def test_without_zero_grad(op: Any) -> None:
-    (p, q), optimizer = toys(2, op=op)
-    for k in range(3):
-        push(p, k)
-        if k == 0:
-            push(q)
-        optimizer.step()
-        grad_is(p, total(op, range(k + 1)))
-        grad_is(q, total(op, [0]))  # reduced once, not once per step
-
-
-@BOTH
-def test_arrival_after_synchronize(op: Any) -> None:
-    (p,), optimizer = toys(op=op)
-    push(p)
-    optimizer.synchronize()
-    grad_is(p, total(op, [0]))
-    optimizer.synchronize()
-    grad_is(p, total(op, [0]))
-    push(p, 1)
-    optimizer.step()
-    grad_is(p, total(op, [0, 1]))
-
-
-def test_set_to_none_false_keeps_the_tensor() -> None:
-    (p,), optimizer = toys()
-    flat = torch.zeros(8)
-    p.grad = flat[2:6]
-    for k in range(3):
-        optimizer.zero_grad(set_to_none=False)
-        push(p, k)
-        optimizer.step()
-        assert flat.tolist() == [0.0] * 2 + [total(hvd.Average, [k])] * 4 + [0.0] * 2
-
-
-def test_second_arrival_compressed() -> None:
-    (p,), optimizer = toys(compression=hvd.Compression.fp16)
-    push(p)
-    if hvd.rank() == 0:
-        push(p, 1)
-    optimizer.step()
-    grad_is(p, total(hvd.Average, [0]) + total(hvd.Average, [1], [0]))
-
-
-# ---- accumulation by plan
-
-
-def test_no_sync() -> None:
-    (p, q), optimizer = toys(2)
-    with optimizer.no_sync():
-        push(p)
-        push(q)
-    grad_is(p, value(hvd.rank()))
-    push(p, 1)
-    optimizer.step()  # q has not arrived again: reduced here
-    grad_is(p, total(hvd.Average, [0, 1]))
-    grad_is(q, total(hvd.Average, [0]))
-
-
-def test_no_sync_mean() -> None:
-    (p, q), optimizer = toys(2, accumulate="mean")
-    with optimizer.no_sync():
-        (p.sum() * value(hvd.rank()) + 3 * q.sum()).backward()
-        push(p, 1)
-    push(p, 2)
-    optimizer.step()
-    grad_is(p, total(hvd.Average, [0, 1, 2]) / 3)
-    grad_is(q, 1.0)
-
-
-@pytest.mark.parametrize("accumulate", ["sum", "mean"])
-def test_partial_last_window(accumulate: str) -> None:
-    (p,), optimizer = toys(backward_passes_per_step=4, accumulate=accumulate)
-    push(p)
-    push(p, 1)
-    optimizer.step()
-    grad_is(p, total(hvd.Average, [0, 1]) / (2 if accumulate == "mean" else 1))
-    optimizer.zero_grad()
-    for k in range(4):
-        push(p, k)
-    optimizer.step()
-    grad_is(p, total(hvd.Average, range(4)) / (4 if accumulate == "mean" else 1))
-
-
-def test_set_backward_passes_per_step() -> None:
-    (p,), optimizer = toys()
-    optimizer.set_backward_passes_per_step(2)
-    push(p)
-    grad_is(p, value(hvd.rank()))  # still local
-    push(p, 1)
-    optimizer.step()
-    grad_is(p, total(hvd.Average, [0, 1]))
 
 
 # ---- resets
@@ -317,6 +117,16 @@ def test_freezing_on_one_rank_is_an_error_on_all() -> None:
     assert float(hvd.allreduce(torch.ones(()), op=hvd.Sum)) == hvd.size()
 
 
+@pytest.mark.ranks(2, 3, 4)
+def test_different_shapes_are_an_error_on_all() -> None:
+    p = nn.Parameter(torch.zeros(3 + hvd.rank() % 2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("layer.weight", p)])
+    p.sum().backward()
+    with pytest.raises(hvd.MismatchError, match=r"layer\.weight"):
+        optimizer.step()
+    assert float(hvd.allreduce(torch.ones(()), op=hvd.Sum)) == hvd.size()
+
+
 # ---- parameters come and go
 
 
@@ -361,6 +171,17 @@ def test_add_param_group() -> None:
     optimizer.step()
     grad_is(q, total(hvd.Average, [1]))
     assert q.tolist() == [-0.5 * total(hvd.Average, [1])] * 4
+
+
+def test_another_dtype_and_size_later() -> None:
+    (p,), optimizer = toys()
+    for data in (torch.zeros(4), torch.zeros(4, dtype=torch.float64), torch.zeros(1000)):
+        p.data = data
+        optimizer.zero_grad()
+        push(p)
+        optimizer.step()
+        assert p.grad is not None
+        assert torch.equal(p.grad, torch.full_like(data, total(hvd.Average, [0])))
 
 
 def test_a_new_optimizer_takes_over() -> None:

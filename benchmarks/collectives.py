@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""farandole beside gloo, raw MPI and the memory's limit, in turns, on the CPUs of one host.
+
+    mpirun -np 2 --bind-to none python benchmarks/collectives.py [--json FILE] [--quick]
+
+Blocking allreduces of 4 B to 256 MB; 1,000 asynchronous ones of 1 KB; the 161 gradients of
+ResNet-50, named and asynchronous, and behind DistributedOptimizer and DistributedDataParallel
+(there: a backward pass minus the same pass without communication). All in place, float32. Every
+result is checked.
+The limit needs build/release/benchmarks/memory_limit (`make bench` builds it), or --limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import resnet50
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from torch.nn.parallel import DistributedDataParallel
+from turns import Contestant, Row, finish, head, minus, show, take_turns
+
+import farandole
+import farandole.torch as hvd
+from farandole.bench_cases import Case
+from farandole.bench_peers import Farandole, Gloo, Mpi
+from farandole.bench_report import size_text
+from farandole.bench_timing import calls_for, measure
+
+SIZES = (4, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20)
+QUICK = (4, 64 << 10, 1 << 20, 16 << 20)
+LIMIT = Path(__file__).resolve().parents[1] / "build" / "release" / "benchmarks" / "memory_limit"
+
+
+def blocking(sizes: Sequence[int], peers: list[Any], limit: Path) -> list[Row]:
+    """One blocking call; the limit is measured before and after each size."""
+    rows = []
+    for nbytes in sizes:
+        what = f"blocking {size_text(nbytes)}"
+        case = Case.of("allreduce", "float32", nbytes, farandole.rank(), farandole.size())
+        before = _limit(limit, nbytes)
+        results = measure(case, peers, calls_for(nbytes))
+        found = [Row(what, r.peer, r.seconds, r.wrong) for r in results]
+        medians = [t for t in (before, _limit(limit, nbytes)) if t is not None]
+        if medians:
+            found.append(Row(what, "limit", np.array(sorted(medians))))
+        show(found, against=("gloo", "mpi", "limit"))
+        rows += found
+    return rows
+
+
+def _limit(program: Path, nbytes: int) -> float | None:
+    """The median of memory_limit in seconds; the other ranks sleep meanwhile."""
+    seconds = None
+    if farandole.rank() == 0 and program.exists():
+        calls = max(5, min(200, calls_for(nbytes)))
+        arguments = [str(program), str(farandole.size()), str(nbytes), str(calls)]
+        seconds = 1e-6 * float(subprocess.check_output(arguments, text=True).split()[1])
+    farandole.barrier()
+    return seconds
+
+
+# ---- many tensors at once
+
+
+def asynchronous(what: str, shapes: Sequence[tuple[int, ...]], turns: int) -> list[Row]:
+    """All submitted, then all waited for."""
+    data, ranks = resnet50.Data(shapes, farandole.rank()), range(farandole.size())
+    tensors = [torch.zeros(shape) for shape in shapes]
+    arrays = [x.numpy() for x in tensors]
+    names = [f"{what}.{i}" for i in range(len(shapes))]
+
+    def contestant(submit: Callable[[], list[Any]], wait: Callable[[list[Any]], object]) -> Any:
+        def run() -> float:
+            start = perf_counter()
+            wait(submit())
+            return perf_counter() - start
+
+        return Contestant(lambda: data.fill(tensors), run, lambda: data.wrong(tensors, ranks))
+
+    def each(handles: list[Any]) -> None:
+        for handle in handles:
+            handle.wait()
+
+    def named() -> list[Any]:
+        pairs = zip(tensors, names, strict=True)
+        return [hvd.allreduce_async_(x, op=hvd.Sum, name=name) for x, name in pairs]
+
+    rows = take_turns(
+        what,
+        {
+            "farandole": contestant(named, each),
+            "gloo": contestant(lambda: [dist.all_reduce(x, async_op=True) for x in tensors], each),
+            "mpi": contestant(
+                lambda: [MPI.COMM_WORLD.Iallreduce(MPI.IN_PLACE, a, MPI.SUM) for a in arrays],
+                MPI.Request.Waitall,
+            ),
+            "mpi, blocking": contestant(
+                lambda: [MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, a, MPI.SUM) for a in arrays],
+                lambda _: None,
+            ),
+        },
+        turns,
+    )
+    show(rows)
+    return rows
+
+
+# ---- gradients
+
+
+class Ours:
+    """Gradients behind DistributedOptimizer."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        self.model = resnet50.Chain(shapes, farandole.rank())
+        self.call: Any = self.model
+        sgd = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.optimizer = hvd.DistributedOptimizer(sgd)
+
+    def no_sync(self) -> Any:
+        return self.optimizer.no_sync()
+
+    def end(self) -> None:
+        self.optimizer.synchronize()
+
+
+class Theirs:
+    """Gradients behind DistributedDataParallel, as views of its buckets."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        self.model = resnet50.Chain(shapes, farandole.rank())
+        self.call = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+
+    def no_sync(self) -> Any:
+        return self.call.no_sync()
+
+    def end(self) -> None:
+        pass
+
+
+def gradients(shapes: Sequence[tuple[int, ...]], turns: int) -> list[Row]:
+    """What communication adds to a backward pass."""
+    what, ranks = "161 gradients in backward", range(farandole.size())
+
+    def contestants(who: Any) -> tuple[Contestant, Contestant]:
+        x = torch.zeros((), requires_grad=True)
+
+        def step() -> float:
+            start = perf_counter()
+            who.call(x).backward()
+            who.end()
+            return perf_counter() - start
+
+        def local() -> float:
+            with who.no_sync():
+                start = perf_counter()
+                who.call(x).backward()
+                return perf_counter() - start
+
+        def local_wrong() -> int:
+            return int(who.model.wrong([farandole.rank()]))
+
+        return (
+            Contestant(who.model.clear, step, lambda: int(who.model.wrong(ranks))),
+            Contestant(who.model.clear, local, local_wrong),
+        )
+
+    ours, ours_local = contestants(Ours(shapes))
+    theirs, theirs_local = contestants(Theirs(shapes))
+    turns_of = {"ours": ours, "ours, local": ours_local}
+    turns_of |= {"theirs": theirs, "theirs, local": theirs_local}
+    row = {r.who: r for r in take_turns(what, turns_of, turns)}
+    rows = [
+        minus(row["ours"], row["ours, local"], "farandole"),
+        minus(row["theirs"], row["theirs, local"], "DDP"),
+    ]
+    show([*row.values(), *rows])
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--limit", type=Path, default=LIMIT, metavar="PROGRAM")
+    parser.add_argument("--quick", action="store_true", help="fewer turns, up to 16 MB")
+    parser.add_argument("--only", choices=("blocking", "small", "resnet50"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    farandole.init()
+    gloo = Gloo()
+    turns = 5 if options.quick else 15
+    head()
+    rows: list[Row] = []
+    if options.only in (None, "blocking"):
+        sizes = QUICK if options.quick else SIZES
+        rows += blocking(sizes, [Farandole(), gloo, Mpi()], options.limit)
+    if options.only in (None, "small"):
+        rows += asynchronous("1,000 async 1K", [(256,)] * 1000, turns)
+    if options.only in (None, "resnet50"):
+        rows += asynchronous("161 gradients async", resnet50.shapes(), turns)
+        rows += gradients(resnet50.shapes(), turns)
+    code = finish(rows, options.json)
+    gloo.close()
+    farandole.shutdown()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gradients of ResNet-50: 161 tensors, 25,557,032 float32, without the arithmetic between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Shape = tuple[int, ...]
+COUNT, ELEMENTS = 161, 25_557_032
+
+
+def shapes() -> list[Shape]:
+    """Parameters in the order of the forward pass, from the architecture of He et al., 2015."""
+    found = list(_resnet50())
+    assert len(found) == COUNT
+    assert sum(torch.Size(s).numel() for s in found) == ELEMENTS
+    return found
+
+
+def _resnet50() -> Iterator[Shape]:
+    yield from _convolution(3, 64, 7)
+    channels = 64
+    for planes, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            yield from _convolution(channels, planes, 1)
+            yield from _convolution(planes, planes, 3)
+            yield from _convolution(planes, 4 * planes, 1)
+            if block == 0:  # the shortcut changes the number of channels
+                yield from _convolution(channels, 4 * planes, 1)
+            channels = 4 * planes
+    yield from ((1000, channels), (1000,))
+
+
+def _convolution(inputs: int, outputs: int, width: int) -> Iterator[Shape]:
+    """Weights, and scale and shift of the normalisation after it."""
+    yield from ((outputs, inputs, width, width), (outputs,), (outputs,))
+
+
+class _Link(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parameter: Tensor, gradient: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        return grad, ctx.gradient, None
+
+
+class Chain(torch.nn.Module):
+    """Parameters whose given gradients arrive one by one in backward(), the last one first."""
+
+    def __init__(self, shapes: Sequence[Shape], rank: int) -> None:
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.zeros(shape) for shape in shapes)
+        self.data = Data(shapes, rank)
+        for weight in self.weights:
+            weight.grad = torch.zeros_like(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight, gradient in zip(self.weights, self.data.own, strict=True):
+            x = _Link.apply(x, weight, gradient)
+        return x
+
+    def clear(self) -> None:
+        for weight in self.weights:
+            assert weight.grad is not None
+            weight.grad.zero_()
+
+    def wrong(self, ranks: Sequence[int]) -> int:
+        """How many gradients are not the average over these ranks of a cleared one's."""
+        found = [weight.grad for weight in self.weights if weight.grad is not None]
+        return COUNT - len(found) + self.data.wrong(found, ranks, divisor=len(ranks))
+
+
+class Data:
+    """A rank's tensors of small whole numbers, which follow from rank, tensor and index."""
+
+    def __init__(self, shapes: Sequence[Shape], rank: int) -> None:
+        self._shapes = [torch.Size(shape) for shape in shapes]
+        self._sums: dict[tuple[int, ...], list[Tensor]] = {}
+        self.own = self._values(rank)
+
+    def _values(self, rank: int) -> list[Tensor]:
+        most = max(shape.numel() for shape in self._shapes)
+        row = ((torch.arange(most + 13) + 5 * rank) % 13 + 1).float()
+        return [
+            row[i % 13 : i % 13 + shape.numel()].clone().reshape(shape)
+            for i, shape in enumerate(self._shapes)
+        ]
+
+    def fill(self, tensors: Sequence[Tensor]) -> None:
+        for x, own in zip(tensors, self.own, strict=True):
+            x.copy_(own)
+
+    def wrong(self, tensors: Sequence[Tensor], ranks: Sequence[int], divisor: int = 1) -> int:
+        """How many tensors are not the sum over these ranks, divided."""
+        key = (*ranks, divisor)
+        if key not in self._sums:
+            parts = [self._values(rank) for rank in ranks]
+            self._sums[key] = [sum(xs[1:], xs[0]) / divisor for xs in zip(*parts, strict=True)]
+        pairs = zip(tensors, self._sums[key], strict=True)
+        return sum(not torch.allclose(x, y, rtol=1e-6, atol=0) for x, y in pairs)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contestants that take turns in one run, so that ratios hold on a noisy machine."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import farandole
+from farandole.bench_report import settings
+from farandole.bench_timing import everywhere
+
+Seconds = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass
+class Contestant:
+    """`prepare` and `wrong` (a count) are not timed; `run` gives its own seconds."""
+
+    prepare: Callable[[], object]
+    run: Callable[[], float]
+    wrong: Callable[[], int]
+
+
+@dataclass
+class Row:
+    """One line of the tables; seconds of each turn, the mean over the ranks."""
+
+    what: str
+    who: str
+    seconds: Seconds
+    wrong: int = 0
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.seconds))
+
+    def ratio(self, other: Row) -> float:
+        """Of this one's time to another's: by turns where both took the same, else of medians."""
+        if len(self.seconds) == len(other.seconds):
+            return float(np.median(self.seconds / other.seconds))
+        return self.median / other.median
+
+
+def take_turns(what: str, contestants: dict[str, Contestant], turns: int) -> list[Row]:
+    """Each contestant in each turn, after one turn that is not counted; collective."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    wrong = dict.fromkeys(contestants, 0)
+    for turn in range(turns + 1):
+        for name, contestant in contestants.items():
+            contestant.prepare()
+            gc.collect()
+            gc.disable()
+            farandole.barrier()
+            took = contestant.run()
+            gc.enable()
+            wrong[name] += contestant.wrong()
+            if turn > 0:
+                seconds[name].append(took)
+    return [
+        Row(
+            what, name, everywhere(seconds[name]).mean(axis=0), int(everywhere([wrong[name]]).sum())
+        )
+        for name in contestants
+    ]
+
+
+def minus(row: Row, without: Row, who: str) -> Row:
+    """What the difference of two contestants costs, turn by turn."""
+    return Row(row.what, who, row.seconds - without.seconds, row.wrong + without.wrong)
+
+
+def show(rows: list[Row], against: tuple[str, ...] = ("gloo", "mpi", "DDP")) -> None:
+    """A table: times of all, and farandole's ratios to the others of the same case."""
+    if farandole.rank() != 0:
+        return
+    for row in rows:
+        us = [1e6 * float(np.quantile(row.seconds, q)) for q in (0, 0.5, 0.99)]
+        line = f"{row.what:28} {row.who:24} {us[0]:11.1f} {us[1]:11.1f} {us[2]:11.1f} {row.wrong:6}"
+        if row.who.startswith("farandole"):
+            for other in rows:
+                if other.what == row.what and other.who.startswith(against):
+                    line += f"  {row.ratio(other):.2f} x {other.who}"
+        print(line, flush=True)
+
+
+def head() -> None:
+    """Settings and the table's first line; collective."""
+    found = settings()
+    if farandole.rank() == 0:
+        for name, value in found.items():
+            print(f"# {name}: {value}")
+        print(
+            f"{'case':28} {'who':24} {'min us':>11} {'median us':>11} {'p99 us':>11} {'wrong':>6}"
+        )
+
+
+def finish(rows: list[Row], path: Path | None, **more: object) -> int:
+    """Writes JSON where asked for; 1 where a result was wrong."""
+    wrong = sum(row.wrong for row in rows)
+    if path is not None:
+        found = settings()
+        if farandole.rank() == 0:
+            table = [
+                {"what": r.what, "who": r.who, "seconds": r.seconds.tolist(), "wrong": r.wrong}
+                for r in rows
+            ]
+            path.write_text(json.dumps({"settings": found, "rows": table, **more}, indent=1))
+    if farandole.rank() == 0:
+        print(f"# wrong: {wrong}", flush=True)
+    return int(wrong > 0)

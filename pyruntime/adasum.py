@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adasum (Maleki et al., 2020): sums of parallel vectors become means, orthogonal ones stay sums.
+
+Adasum(a, b) = (1 - a.b / 2a.a) a + (1 - a.b / 2b.b) b, along a binary tree whose leaves are the
+ranks in their order. Every node is a linear combination of the ranks' tensors, and its coefficients
+follow from the tensors' dot products alone. So each rank takes the dot products of one stripe of
+all tensors, one small sum makes them whole, and one sum of scaled tensors gives the result.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any, TypeVar
+
+import numpy as np
+
+from farandole import ops
+from farandole._library import ffi
+from farandole.buffers import DTYPES, Buffer, kind_of
+from farandole.errors import FarandoleError
+from farandole.handles import Handle, stall
+from farandole.process_sets import ProcessSet, set_id
+from farandole.requests import Call, Op, generation, refuse, submit
+
+__all__ = ["adasum_async", "coefficients"]
+
+T = TypeVar("T")
+Array = np.ndarray[Any, np.dtype[Any]]
+Float64 = np.ndarray[Any, np.dtype[np.float64]]
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_COLUMNS = 1 << 16  # elements of each rank whose dot products are taken at once, in float64
+_NAMES = 256  # unnamed calls under way at once; like names of groups they come around again
+_ROUNDING = 64 * np.finfo(np.float64).eps
+
+# Unnamed calls so far, by (init, process set): they match by their order.
+_unnamed: Counter[tuple[int, int]] = Counter()
+
+
+def adasum_async(
+    tensors: Sequence[T],
+    in_place: bool,
+    name: str | None,
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+    timeout: float | None,
+) -> Handle[list[T]]:
+    """Adasum of each tensor over the members of a set, times both `factors`.
+
+    Floating-point tensors of any shape, equal on all ranks; any number of ranks. Dot products are
+    taken in float64, sums of 16-bit tensors in float32. Raises TypeError for other dtypes; waiting
+    raises FarandoleError where a rank has joined, else as allreduce does.
+    """
+    call = _declaration(name, process_set)
+    try:
+        kinds = [kind_of(x) for x in tensors]
+        inputs = [kind.describe(x, in_place) for kind, x in zip(kinds, tensors, strict=True)]
+        for buffer in inputs:
+            if DTYPES[buffer.dtype] not in _FLOATS:
+                raise TypeError(f"Adasum of {DTYPES[buffer.dtype]}: it takes floats only")
+        results, outputs = list(tensors), inputs
+        if not in_place:
+            triples = zip(kinds, tensors, inputs, strict=True)
+            results = [kind.empty(x, buffer.shape) for kind, x, buffer in triples]
+            outputs = [kind.describe(y, True) for kind, y in zip(kinds, results, strict=True)]
+    except (TypeError, ValueError) as reason:
+        refuse(call, len(tensors), reason)
+        raise
+    # Nobody brings data to the declaration: it only makes sure that all ranks mean the same.
+    bare = [Buffer(0, buffer.dtype, buffer.shape, None) for buffer in inputs]
+    declared = Handle(submit(call, bare, [0] * len(bare)), None, lambda _: None, str(call))
+
+    def work() -> list[T]:
+        declared.wait()
+        assert call.group is not None
+        _combine(inputs, outputs, call.group, factors, process_set)
+        return results
+
+    return _Working(work, (inputs, outputs), str(call), timeout)
+
+
+def _declaration(name: str | None, process_set: ProcessSet) -> Call:
+    number = set_id(process_set)
+    group = f"Adasum of {name}"
+    if name is None:
+        key = (generation(), number)
+        group = f"unnamed Adasum {_unnamed[key] % _NAMES}"
+        _unnamed[key] += 1
+    return Call(Op.ALLREDUCE, name, number, ops.Sum, group=group)
+
+
+class _Working(Handle[list[T]]):
+    """A handle of work in several rounds, which a thread of its own goes through.
+
+    So rounds of several calls go on whatever order their handles are waited for in.
+    """
+
+    def __init__(
+        self, work: Callable[[], list[T]], keep: object, what: str, timeout: float | None
+    ) -> None:
+        super().__init__(ffi.new("int64_t[]", 0), keep, lambda _: self._results, what, timeout)
+        self._results: list[T] = []
+        self._failure: Exception | None = None
+        self._finished = threading.Event()
+        threading.Thread(target=self._run, args=(work,), name=what, daemon=True).start()
+
+    def _run(self, work: Callable[[], list[T]]) -> None:
+        try:
+            self._results = work()
+        except Exception as reason:
+            self._failure = reason
+        self._finished.set()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """As in Handle."""
+        limit = self._timeout if timeout is None else timeout
+        deadline = None if limit is None else monotonic() + limit
+        with self._one_at_a_time(limit):
+            if self._numbers is not None:
+                left = None if deadline is None else max(0.0, deadline - monotonic())
+                if not self._finished.wait(left):
+                    raise stall(self._what, limit)
+                self._settle(self._failure)
+        return super().wait()
+
+    def poll(self) -> bool:
+        """As in Handle."""
+        return self._numbers is None or self._finished.is_set()
+
+
+def _combine(
+    inputs: list[Buffer],
+    outputs: list[Buffer],
+    label: str,
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+) -> None:
+    """Writes the Adasum of all members' inputs to the outputs; collective, every name is given."""
+    own = process_set.rank()
+    assert own is not None
+    grams = _dot_products([_raw(buffer) for buffer in inputs], label, process_set)
+    scaled = []
+    with np.errstate(all="ignore"):  # infinities and NaN travel on into the result
+        for source, target, gram in zip(inputs, outputs, grams, strict=True):
+            x, y = _values(source), _raw(target)
+            wide = y if y.dtype == x.dtype else np.empty_like(x)
+            scaled.append(np.multiply(x, coefficients(gram)[own], out=wide, casting="same_kind"))
+        ops.grouped_allreduce_(
+            scaled,
+            op=ops.Sum,
+            prescale_factor=factors[0],
+            postscale_factor=factors[1],
+            name=f"{label}.sum",
+            process_set=process_set,
+        )
+        for wide, target in zip(scaled, outputs, strict=True):
+            _store(wide, target)
+
+
+def _dot_products(tensors: list[Array], label: str, process_set: ProcessSet) -> Float64:
+    """(tensors, p, p): the dot products of all members' tensors."""
+    members = process_set.size()
+    assert members is not None
+    handles = []
+    for i, flat in enumerate(tensors):
+        splits = [len(flat) // members + (r < len(flat) % members) for r in range(members)]
+        name = f"{label}.stripes.{i}"
+        handles.append(ops.alltoall_async(flat, splits, name=name, process_set=process_set))
+    sums = np.zeros(len(tensors) * members**2 + 1)
+    sums[-1] = 1.0  # counts the members that take part
+    grams: Float64 = sums[:-1].reshape(len(tensors), members, members)
+    for gram, handle in zip(grams, handles, strict=True):
+        stripes, rows = handle.wait()
+        if len(stripes) == rows[0] * members:  # else somebody has joined, as the count will say
+            gram[:] = _gram(stripes.reshape(members, -1))
+    ops.allreduce_(sums, op=ops.Sum, name=f"{label}.dots", process_set=process_set)
+    if sums[-1] != members:
+        raise FarandoleError(
+            f"{label}: {members - int(sums[-1])} of {members} ranks have joined; Adasum needs all"
+        )
+    return grams
+
+
+def _gram(stripes: Array) -> Float64:
+    """(p, p) dot products of the rows of (p, n), in float64."""
+    total = np.zeros((len(stripes), len(stripes)))
+    with np.errstate(all="ignore"):
+        for begin in range(0, stripes.shape[1], _COLUMNS):
+            rows = _widened(stripes[:, begin : begin + _COLUMNS]).astype(np.float64)
+            total += rows @ rows.T
+    return total
+
+
+def coefficients(gram: Float64) -> Float64:
+    """(p,): the Adasum of p vectors is their sum with these factors; `gram` (p, p) = their dots.
+
+    Neighbours are combined first; p that is no power of two is divided at the largest one below.
+    """
+    return _node(gram, 0, len(gram))
+
+
+def _node(gram: Float64, begin: int, end: int) -> Float64:
+    if end - begin == 1:
+        leaf = np.zeros(len(gram))
+        leaf[begin] = 1.0
+        return leaf
+    middle = begin + (1 << ((end - begin - 1).bit_length() - 1))
+    a, b = _node(gram, begin, middle), _node(gram, middle, end)
+    dot = a @ gram @ b
+    return np.asarray((1 - _share(dot, a, gram)) * a + (1 - _share(dot, b, gram)) * b)
+
+
+def _share(dot: Any, v: Float64, gram: Float64) -> float:
+    """dot / 2|v|^2; 0 for a vector that is zero, or rounding is all that is left of it."""
+    square = float(v @ gram @ v)
+    largest = float(np.abs(v) @ np.abs(gram) @ np.abs(v))
+    return 0.0 if square <= _ROUNDING * largest else float(dot) / (2 * square)
+
+
+# ---- memory as NumPy sees it
+
+
+def _raw(buffer: Buffer) -> Array:
+    """The buffer's memory as a flat array; bfloat16 as its bits, in uint16."""
+    name = DTYPES[buffer.dtype]
+    dtype = np.dtype("uint16" if name == "bfloat16" else name)
+    size = int(np.prod(buffer.shape, dtype=np.int64)) * dtype.itemsize
+    memory = ffi.buffer(ffi.cast("char*", buffer.pointer), size)
+    return np.frombuffer(memory, dtype)
+
+
+def _values(buffer: Buffer) -> Array:
+    """The buffer's numbers: 16-bit ones as float32."""
+    return _widened(_raw(buffer))
+
+
+def _widened(raw: Array) -> Array:
+    if raw.dtype == np.uint16:
+        return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return raw.astype(np.float32) if raw.dtype == np.float16 else raw
+
+
+def _store(wide: Array, target: Buffer) -> None:
+    """Writes numbers to the buffer, rounded to nearest even."""
+    raw = _raw(target)
+    if raw.dtype == np.uint16:
+        bits = wide.view(np.uint32).astype(np.uint64)
+        rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+        raw[:] = np.where(np.isnan(wide), 0x7FC0, rounded)
+    elif raw.__array_interface__["data"] != wide.__array_interface__["data"]:
+        raw[:] = wide

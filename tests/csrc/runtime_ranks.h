@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+// Jobs of a few ranks around real Runtimes. Ranks are threads of this process, where TSan sees them, or
+// forked processes, which may be killed.
+#pragma once
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <new>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "core/runtime.h"
+#include "farandole.h"
+#include "lib/futex.h"
+
+namespace farandole::check {
+
+inline Deadline patience() { return Deadline::in(std::chrono::seconds(60)); }
+
+// Memory that the ranks share apart from farandole: to exchange cards, and to tell each other how far they
+// are. Made before any fork.
+class Lobby {
+ public:
+  explicit Lobby(int ranks) : ranks_(static_cast<uint32_t>(ranks)) {
+    void* memory = mmap(nullptr, sizeof(Memory), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                        -1, 0);
+    CHECK(memory != MAP_FAILED);
+    memory_ = new (memory) Memory{};
+  }
+  ~Lobby() { munmap(memory_, sizeof(Memory)); }
+  Lobby(const Lobby&) = delete;
+  Lobby& operator=(const Lobby&) = delete;
+
+  int ranks() const { return static_cast<int>(ranks_); }
+
+  // Counts of what has happened; `event` is 0 to 31.
+  void tell(int event) {
+    memory_->events[event].fetch_add(1);
+    futex_wake(memory_->events[event], std::numeric_limits<int>::max(), kFutexAnyBit);
+  }
+  uint32_t told(int event) const { return memory_->events[event].load(); }
+  // False: the deadline has passed.
+  bool await(int event, uint32_t count, Deadline deadline) {
+    for (;;) {
+      const uint32_t seen = told(event);
+      if (seen >= count) return true;
+      if (deadline.expired()) return false;
+      futex_wait(memory_->events[event], seen, kFutexAnyBit, deadline);
+    }
+  }
+  void await(int event, uint32_t count) {
+    if (!await(event, count, patience())) fail("event " + std::to_string(event) + " never came");
+  }
+  void barrier() {
+    const uint32_t round = memory_->events[kBarrier].fetch_add(1) / ranks_;
+    futex_wake(memory_->events[kBarrier], std::numeric_limits<int>::max(), kFutexAnyBit);
+    await(kBarrier, (round + 1) * ranks_);
+  }
+
+  std::vector<Card> exchange(int rank, uint64_t round, const ByteString& card) {
+    auto& slots = memory_->cards[round % 2];
+    CHECK(card.size() <= sizeof slots[0].bytes);
+    slots[rank].size = card.size();
+    std::memcpy(slots[rank].bytes, card.data(), card.size());
+    barrier();
+    std::vector<Card> cards;
+    for (int r = 0; r < ranks(); ++r) cards.push_back(Card::decode({slots[r].bytes, slots[r].size}));
+    return cards;
+  }
+
+  // When each rank saw what the test is about.
+  std::atomic<int64_t>& time_of(int rank) { return memory_->times[rank]; }
+
+ private:
+  static constexpr int kBarrier = 32;
+  struct Slot {
+    size_t size;
+    std::byte bytes[4096];
+  };
+  struct Memory {
+    std::atomic<uint32_t> events[33];
+    std::atomic<int64_t> times[8];
+    Slot cards[2][8];
+  };
+  const uint32_t ranks_;
+  Memory* memory_;
+};
+
+// A request that owns what it points to, buffers apart.
+struct Ask {
+  int32_t op = FARANDOLE_ALLREDUCE;
+  std::vector<int64_t> shape;
+  const void* input = nullptr;
+  void* output = nullptr;
+  std::string name;
+  int32_t reduce_op = FARANDOLE_SUM;
+  int32_t dtype = FARANDOLE_FLOAT32;
+  int32_t root = 0;
+  int32_t set = 0;
+  std::string group = {};
+  int32_t group_size = 1;
+  std::vector<int64_t> splits = {};
+
+  farandole_request request() const {
+    farandole_request r{};
+    r.op = op, r.reduce_op = reduce_op, r.dtype = dtype, r.device = -1;
+    r.root = root, r.process_set = set, r.prescale = r.postscale = 1.0;
+    r.ndim = static_cast<int32_t>(shape.size()), r.shape = shape.data();
+    r.input = input, r.output = output;
+    r.n_splits = static_cast<int32_t>(splits.size()), r.splits = splits.data();
+    r.name = name.empty() ? nullptr : name.c_str();
+    r.group = group.empty() ? nullptr : group.c_str(), r.group_size = group_size;
+    return r;
+  }
+};
+
+using Floats = std::vector<float>;
+
+// Whole numbers: sums over ranks are exact.
+inline Floats values_of(int rank, size_t n) {
+  Floats values(n);
+  for (size_t i = 0; i < n; ++i) values[i] = static_cast<float>((rank + 1) * (1 + i % 97));
+  return values;
+}
+inline Floats sum_over(int ranks, size_t n) {
+  Floats sum(n);
+  for (size_t i = 0; i < n; ++i) {
+    sum[i] = static_cast<float>(ranks * (ranks + 1) / 2) * static_cast<float>(1 + i % 97);
+  }
+  return sum;
+}
+
+// In place.
+inline Ask allreduce(Floats& data, std::string name = {}) {
+  return {FARANDOLE_ALLREDUCE, {static_cast<int64_t>(data.size())}, data.data(), data.data(),
+          std::move(name)};
+}
+
+// One rank of a job, with calls shorter than the C ABI's.
+class TestRank {
+ public:
+  TestRank(Lobby& its_lobby, int its_rank, Config config)
+      : lobby(its_lobby), rank(its_rank), size(its_lobby.ranks()), config_(std::move(config)) {}
+
+  // Ranks in processes or threads of one host.
+  void start() {
+    Door door(config_);
+    std::vector<Card> cards = lobby.exchange(rank, round_++, door.card());
+    enter(std::move(door), cards);
+  }
+  void enter(Door door, const std::vector<Card>& cards) {
+    Topology topology = Topology::of(rank, std::vector<Rank>(static_cast<size_t>(size), 0));
+    runtime_ = std::make_shared<Runtime>(std::move(door), topology, cards);
+  }
+  void leave() {
+    if (!runtime_) return;
+    if (!runtime_->leave(false, "", patience())) fail("leave() hung");
+    runtime_.reset();
+  }
+  // Lets go of the runtime as farandole_shutdown does; other threads may hold it still.
+  void leave_failed(const std::string& why) {
+    const bool over = runtime_->leave(true, why, patience());
+    runtime_.reset();
+    CHECK(over);
+  }
+
+  std::shared_ptr<Runtime> runtime() const { return runtime_; }
+  bool up() const { return runtime_ != nullptr; }
+
+  Handle submit(const Ask& ask) { return submit(std::vector<Ask>{ask}).front(); }
+  std::vector<Handle> submit(const std::vector<Ask>& asks) {
+    std::vector<farandole_request> requests;
+    for (const Ask& ask : asks) requests.push_back(ask.request());
+    return runtime_->submit(requests);
+  }
+  // Empty: all are done.
+  Failure wait(const std::vector<Handle>& handles) {
+    const Deadline deadline = patience();
+    for (;;) {
+      Failure failure;
+      if (runtime_->wait(handles, deadline, failure) != WaitEnd::kTimeIsUp) return failure;
+      if (deadline.expired()) fail("rank " + std::to_string(rank) + " hung in wait()");
+    }
+  }
+  void finish(const std::vector<Handle>& handles) {
+    if (Failure failure = wait(handles)) fail("a call failed: " + failure.text);
+    for (Handle handle : handles) runtime_->handles().release(handle);
+  }
+  void finish(Handle handle) { finish(std::vector<Handle>{handle}); }
+  void run(const Ask& ask) { finish(submit(ask)); }
+  // The call fails, now or later, with this code; returns the text.
+  std::string fails(const Ask& ask, ErrorCode code) {
+    Failure failure;
+    try {
+      failure = wait({submit(ask)});
+    } catch (const Error& error) {
+      failure = {error.code(), error.what()};
+    }
+    CHECK_EQ(failure.code, code);
+    return failure.text;
+  }
+  // All ranks can still do their ordinary work.
+  void check_usable(const std::string& name = {}) {
+    for (size_t n : {size_t{3}, size_t{5000}}) {
+      Floats data = values_of(rank, n);
+      run(allreduce(data, name));
+      CHECK(data == sum_over(size, n));
+    }
+  }
+
+  Lobby& lobby;
+  const int rank;
+  const int size;
+
+ private:
+  Config config_;
+  uint64_t round_ = 0;
+  std::shared_ptr<Runtime> runtime_;
+};
+
+// Small blocks, so that a few kilobytes are many; quiet.
+inline Config test_config() {
+  Config config = read_config();
+  config.block_bytes = 4096;
+  config.stall_warn = 0;
+  config.log_level = "fatal";
+  return config;
+}
+
+enum class Kind { kThreads, kProcesses };
+using Tune = std::function<void(Config&)>;
+using Body = std::function<void(TestRank&)>;
+
+inline void run_rank(Lobby& lobby, int rank, const Tune& tune, const Body& body) {
+  Config config = test_config();
+  if (tune) tune(config);
+  TestRank self(lobby, rank, config);
+  self.start();
+  body(self);
+  self.leave();
+  CHECK_EQ(rescued_wakeups(), 0);
+}
+
+// Runs body on `ranks` ranks, from init to shutdown.
+inline void run_job(Kind kind, int ranks, const Body& body, const Tune& tune = {}) {
+  Lobby lobby(ranks);
+  if (kind == Kind::kProcesses) {
+    run_in_forks(ranks, [&](int rank) { run_rank(lobby, rank, tune, body); });
+    return;
+  }
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] { run_rank(lobby, rank, tune, body); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Both kinds of ranks, in jobs of these sizes.
+inline void run_jobs(std::vector<int> sizes, const Body& body, const Tune& tune = {}) {
+  for (int ranks : sizes) {
+    run_job(Kind::kProcesses, ranks, body, tune);
+    run_job(Kind::kThreads, ranks, body, tune);
+  }
+}
+
+}  // namespace farandole::check

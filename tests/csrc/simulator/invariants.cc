@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// What must hold whatever the ranks do, seen from outside the coordinator.
+#include <algorithm>
+#include <cstdio>
+
+#include "check.h"
+#include "simulator.h"
+
+namespace farandole::simulation {
+namespace {
+
+constexpr uint64_t kMaxOutstanding = 2;
+constexpr uint8_t kWorked = kDone | kAbsent;
+
+}  // namespace
+
+void Statistics::add(const Statistics& other) {
+  reports += other.reports;
+  entries += other.entries;
+  buckets += other.buckets;
+  duplicates += other.duplicates;
+  forgotten += other.forgotten;
+  notices += other.notices;
+  for (size_t i = 0; i < std::size(ends); ++i) ends[i] += other.ends[i];
+}
+
+std::string text_of(const Entry& entry) {
+  std::string text = "kind " + std::to_string(entry.index());
+  auto key = [&](const CallKey& k) {
+    text += " '" + k.name + "' " + std::to_string(k.sequence) + " in " + std::to_string(k.set);
+  };
+  if (auto* e = std::get_if<Define>(&entry)) {
+    text = "define " + std::to_string(e->id) + " = '" + e->request.name + "'";
+  } else if (auto* e = std::get_if<Run>(&entry)) {
+    text = "run " + std::to_string(e->bucket) + " in " + std::to_string(e->set) + ":";
+    for (const Item& item : e->items) {
+      text += " " + std::to_string(item.id) + "/" + std::to_string(item.sequence);
+    }
+  } else if (auto* e = std::get_if<Result>(&entry)) {
+    text = "result " + std::to_string(e->id) + "/" + std::to_string(e->sequence);
+  } else if (auto* e = std::get_if<Fail>(&entry)) {
+    text = "fail";
+    key(e->key);
+    text += ": " + e->failure.text;
+  } else if (auto* e = std::get_if<OpenSet>(&entry)) {
+    text = "open " + std::to_string(e->set);
+    key(e->key);
+  } else if (auto* e = std::get_if<CloseSet>(&entry)) {
+    text = "close " + std::to_string(e->set);
+    key(e->key);
+  }
+  return text;
+}
+
+void Simulator::check_entry(const Entry& entry) {
+  if (trace_) std::fprintf(stderr, "%ld log: %s\n", static_cast<long>(now_), text_of(entry).c_str());
+  if (auto* define = std::get_if<Define>(&entry)) check_definition(*define);
+  if (auto* run = std::get_if<Run>(&entry)) check_bucket(*run);
+  if (std::holds_alternative<Abort>(entry)) aborted_ = true;
+  if (auto* forget = std::get_if<Forget>(&entry)) {
+    CHECK_EQ(table_.erase(forget->id), size_t{1});
+    dropped_[forget->id];
+    ++statistics_.forgotten;
+  }
+}
+
+// An id means one thing at a time: it is given out again only when every rank has dropped it.
+void Simulator::check_definition(const Define& define) {
+  auto dropped = dropped_.find(define.id);
+  if (dropped != dropped_.end()) {
+    CHECK_EQ(dropped->second.size(), members_.size());
+    dropped_.erase(dropped);
+  }
+  auto known = table_.find(define.id);
+  if (known != table_.end()) {
+    CHECK(!define.request.name.empty());
+    CHECK_EQ(known->second.name, define.request.name);
+    CHECK_EQ(known->second.set, define.request.set);
+  }
+  table_[define.id] = define.request;
+}
+
+void Simulator::check_bucket(const Run& run) {
+  ++statistics_.buckets;
+  Buckets& buckets = buckets_[run.set];
+  CHECK_EQ(run.bucket, buckets.published + 1);
+  buckets.published = run.bucket;
+  CHECK(buckets.published - buckets.done <= kMaxOutstanding);
+  CHECK(!run.items.empty());
+  size_t bytes = 0;
+  std::string group;
+  for (size_t i = 0; i < run.items.size(); ++i) {
+    const Request& request = table_.at(run.items[i].id);
+    CHECK_EQ(request.set, run.set);
+    int64_t rows = 0;
+    for (int64_t n : run.items[i].rows) rows += n;
+    const Signature& s = request.signature;
+    bytes += run.items[i].rows.empty() ? s.bytes()
+                                       : static_cast<size_t>(rows * s.row_elements()) * size_of(s.dtype);
+    bool bound = !request.group.empty() && request.group == group;
+    CHECK(i == 0 || bound || bytes <= program_.settings.fusion_bytes);
+    group = request.group;
+  }
+}
+
+void Simulator::settled(int call, const Run& run, const Item& item) {
+  uint64_t& bucket = bucket_of_[static_cast<size_t>(call)];
+  CHECK(bucket == 0 || bucket == run.bucket);
+  if (bucket != 0) return;
+  bucket = run.bucket;
+  check_run(program_, call, item);
+}
+
+void Simulator::settled(int call, const Result& result) {
+  if (checked_[static_cast<size_t>(call)]) return;
+  checked_[static_cast<size_t>(call)] = true;
+  CHECK_EQ(bucket_of_[static_cast<size_t>(call)], 0);
+  check_result(program_, call, result);
+}
+
+void Simulator::check_end() {
+  for (const Member& m : members_) {
+    statistics_.duplicates += m.rank->duplicates();
+    if (m.rank->dead()) continue;
+    m.rank->check_end();
+    CHECK_EQ(m.cursor, log_.size());
+    const auto& table = m.rank->table();
+    for (size_t id = 0; id < table.size(); ++id) {
+      CHECK_EQ(table[id] != nullptr, table_.contains(static_cast<uint32_t>(id)));
+    }
+  }
+  check_calls();
+  if (aborted_) return;
+  // What more it forgets is of no interest to ranks that have left.
+  std::vector<Entry> ignored;
+  for (int i = 0; i < 3; ++i) coordinator_.publish(ignored);
+  CHECK(coordinator_.definitions() <= program_.settings.capacity + stuck_);
+}
+
+// All ranks agree whether a call has worked, and the calls of a group share their fate and bucket.
+void Simulator::check_calls() {
+  std::map<int, std::pair<uint8_t, uint64_t>> batches;  // what its calls end with, and their bucket
+  for (size_t c = 0; c < program_.calls.size(); ++c) {
+    const PlannedCall& call = program_.calls[c];
+    uint8_t ends = 0;
+    for (const Member& m : members_) {
+      uint8_t end = m.rank->dead() ? 0 : m.rank->outcome(static_cast<int>(c));
+      ends |= end;
+      ++statistics_.ends[end];
+    }
+    if (ends & (kPeerGone | kStalled)) ++stuck_;
+    if (aborted_) continue;  // it may come between two ranks' ends of one bucket
+    auto all_or_none = [](uint8_t e) { return (e & kWorked) == 0 || (e & ~kWorked) == 0; };
+    CHECK(all_or_none(ends));
+    if (call.batch < 0 || ends == 0) continue;
+    auto& [batch_ends, bucket] = batches[call.batch];
+    batch_ends |= ends;
+    CHECK(all_or_none(batch_ends));
+    if (bucket_of_[c] == 0) continue;
+    CHECK(bucket == 0 || bucket == bucket_of_[c]);
+    bucket = bucket_of_[c];
+  }
+}
+
+}  // namespace farandole::simulation

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "simulator.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+#include <utility>
+
+#include "check.h"
+
+namespace farandole::simulation {
+
+constexpr int64_t kMessageNs = 3000;  // at most, as the lane's and the user's time
+constexpr int64_t kLaneNs = 8000;
+
+Simulator::Simulator(const Program& program, uint64_t seed, bool trace)
+    : program_(program),
+      random_(seed ^ 0x5eed),
+      trace_(trace),
+      coordinator_(program.settings),
+      members_(static_cast<size_t>(program.settings.size)),
+      bucket_of_(program.calls.size()),
+      checked_(program.calls.size()) {
+  for (Rank r = 0; r < program.settings.size; ++r) {
+    member(r).rank = std::make_unique<VirtualRank>(program, r, *this);
+    step_after(r, 0);
+  }
+}
+
+Statistics Simulator::run() {
+  while (!all_done()) {
+    int64_t next = events_.empty() ? std::numeric_limits<int64_t>::max() : events_.top().time;
+    if (coordinator_.next_tick() < next) {
+      now_ = std::max(now_, coordinator_.next_tick());
+      coordinator_.tick(now_);
+      statistics_.notices += std::ssize(coordinator_.take_notices());
+      publish();
+      continue;
+    }
+    if (events_.empty()) {
+      std::string text = "nothing happens any more";
+      for (Member& m : members_) {
+        if (!m.rank->done()) text += "\n  " + m.rank->where();
+      }
+      check::fail(text);
+    }
+    Event event = events_.top();
+    events_.pop();
+    now_ = event.time;
+    handle(event);
+  }
+  check_end();
+  return statistics_;
+}
+
+bool Simulator::all_done() const {
+  return std::ranges::all_of(members_, [](const Member& m) { return m.rank->done(); });
+}
+
+void Simulator::after(int64_t delay, What what, Rank rank, SetId set) {
+  events_.push({now_ + delay, order_++, what, rank, set});
+}
+
+void Simulator::handle(const Event& event) {
+  Member& m = member(event.rank);
+  switch (event.what) {
+    case What::kServe: return serve();
+    case What::kLose:
+      while (!m.inbox.empty()) m.inbox.pop_front();
+      coordinator_.lose(event.rank, {ErrorCode::kPeer, "lost"});
+      return publish();
+    case What::kRead: read(event.rank); break;
+    case What::kLane: m.rank->finish_bucket(event.set); break;
+    case What::kStep: break;
+  }
+  m.rank->step();
+}
+
+void Simulator::read(Rank rank) {
+  Member& m = member(rank);
+  m.reading = false;
+  if (m.rank->dead()) return;
+  size_t count = log_.size() - m.cursor;
+  if (random_.chance(0.3)) count = random_.below(count + 1);
+  for (; count > 0; --count) m.rank->read(log_[m.cursor++]);
+  if (m.cursor == log_.size()) return;
+  m.reading = true;
+  after(delay(kMessageNs), What::kRead, rank);
+}
+
+void Simulator::report(Rank from, const Report& report) {
+  Member& m = member(from);
+  if (trace_) {
+    std::fprintf(stderr, "%ld rank %d reports kind %zu", static_cast<long>(now_), from, report.index());
+    if (auto* ready = std::get_if<Ready>(&report)) {
+      std::fprintf(stderr, " id %u '%s' sequence %lu", ready->id, ready->request.name.c_str(),
+                   static_cast<unsigned long>(ready->sequence));
+    }
+    std::fprintf(stderr, "\n");
+  }
+  ByteString bytes;
+  encode(report, bytes);
+  if (m.inbox.empty()) senders_.push_back(from);
+  m.inbox.push_back(std::move(bytes));
+  if (!std::exchange(serving_, true)) after(delay(kMessageNs), What::kServe, 0);
+}
+
+// Takes some reports, of anybody who sent; each sender's own stay in order.
+void Simulator::serve() {
+  serving_ = false;
+  size_t most = random_.chance(0.3) ? std::numeric_limits<size_t>::max()
+                                    : 1 + random_.below(2 * senders_.size() + 2);
+  for (; most > 0 && !senders_.empty(); --most) {
+    size_t at = random_.below(senders_.size());
+    Rank from = senders_[at];
+    Member& m = member(from);
+    if (!m.inbox.empty()) receive(from);
+    if (m.inbox.empty()) {
+      senders_[at] = senders_.back();
+      senders_.pop_back();
+    }
+  }
+  publish();
+  if (senders_.empty() || std::exchange(serving_, true)) return;
+  after(delay(kMessageNs), What::kServe, 0);
+}
+
+void Simulator::receive(Rank from) {
+  Member& m = member(from);
+  Report report = decode_report(m.inbox.front());
+  if (auto* done = std::get_if<Done>(&report)) buckets_[done->set].done = done->bucket;
+  if (auto* forgot = std::get_if<Forgot>(&report)) dropped_[forgot->id].insert(from);
+  coordinator_.receive(from, report, now_);
+  m.inbox.pop_front();
+  ++statistics_.reports;
+}
+
+void Simulator::publish() {
+  std::vector<Entry> entries;
+  coordinator_.publish(entries);
+  for (const Entry& entry : entries) {
+    ByteString bytes;
+    encode(entry, bytes);
+    log_.push_back(decode_entry(bytes));
+    check_entry(log_.back());
+    ++statistics_.entries;
+  }
+  if (entries.empty()) return;
+  for (Rank r = 0; r < program_.settings.size; ++r) {
+    Member& m = member(r);
+    if (m.rank->dead() || std::exchange(m.reading, true)) continue;
+    after(delay(kMessageNs), What::kRead, r);
+  }
+}
+
+void Simulator::start_lane(Rank rank, SetId set) {
+  after(delay(kLaneNs), What::kLane, rank, set);
+}
+
+void Simulator::step_after(Rank rank, int64_t ns) {
+  after(ns > 0 ? ns : delay(kMessageNs), What::kStep, rank);
+}
+
+void Simulator::reach(Rank rank, int64_t sync) {
+  member(rank).sync = sync;
+  bool leaves = sync == std::numeric_limits<int64_t>::max();
+  if (!leaves && !all_reached(sync)) return;
+  for (Rank r = 0; r < program_.settings.size; ++r) step_after(r, 0);
+}
+
+// By all that will ever come there.
+bool Simulator::all_reached(int64_t sync) const {
+  return std::ranges::all_of(members_, [&](const Member& m) {
+    return m.sync >= sync || m.rank->dead();
+  });
+}
+
+void Simulator::die(Rank rank) { after(delay(kMessageNs), What::kLose, rank); }
+
+}  // namespace farandole::simulation

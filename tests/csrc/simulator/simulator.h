@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Drives one coordinator with many virtual ranks. Reports and log entries travel as bytes through queues
+// with random delays; the time jumps from event to event. The same seed gives the same run.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <queue>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "random.h"
+#include "virtual_rank.h"
+
+namespace farandole::simulation {
+
+struct Statistics {
+  int64_t reports = 0;
+  int64_t entries = 0;
+  int64_t buckets = 0;
+  int64_t ends[256] = {};  // by Outcome
+  int64_t duplicates = 0;
+  int64_t forgotten = 0;
+  int64_t notices = 0;
+  void add(const Statistics& other);
+};
+
+std::string text_of(const Entry& entry);
+
+class Simulator final : public Surroundings {
+ public:
+  Simulator(const Program& program, uint64_t seed, bool trace);
+  // Fails the test if an invariant breaks, or if nothing happens any more before the log has stopped.
+  Statistics run();
+
+  int64_t now() const override { return now_; }
+  void report(Rank from, const Report& report) override;
+  void start_lane(Rank rank, SetId set) override;
+  void step_after(Rank rank, int64_t ns) override;
+  void reach(Rank rank, int64_t sync) override;
+  bool all_reached(int64_t sync) const override;
+  void die(Rank rank) override;
+  bool pause_here() override { return random_.chance(0.2); }
+  void settled(int call, const Run& run, const Item& item) override;
+  void settled(int call, const Result& result) override;
+
+ private:
+  enum class What : uint8_t { kStep, kRead, kLane, kServe, kLose };
+  struct Event {
+    int64_t time;
+    uint64_t order;  // events of one time keep the order in which they were made
+    What what;
+    Rank rank;
+    SetId set;
+    bool operator>(const Event& other) const {
+      return time != other.time ? time > other.time : order > other.order;
+    }
+  };
+  struct Member {
+    std::unique_ptr<VirtualRank> rank;
+    std::deque<ByteString> inbox;  // its reports, at the coordinator's end
+    size_t cursor = 0;             // in the log
+    bool reading = false;          // will read
+    int64_t sync = -1;
+  };
+
+  void after(int64_t delay, What what, Rank rank, SetId set = 0);
+  int64_t delay(int64_t most) { return 1 + static_cast<int64_t>(random_.below(static_cast<uint64_t>(most))); }
+  void handle(const Event& event);
+  bool all_done() const;
+  void read(Rank rank);
+  void serve();
+  void receive(Rank from);
+  void publish();
+  void check_entry(const Entry& entry);
+  void check_bucket(const Run& run);
+  void check_definition(const Define& define);
+  void check_end();
+  void check_calls();
+  Member& member(Rank rank) { return members_[static_cast<size_t>(rank)]; }
+
+  const Program& program_;
+  check::Random random_;
+  bool trace_;
+  Coordinator coordinator_;
+  std::vector<Member> members_;
+  std::vector<Rank> senders_;  // whose inbox is not empty
+  bool serving_ = false;
+  std::deque<Entry> log_;
+  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+  uint64_t order_ = 0;
+  int64_t now_ = 0;
+
+  // What the coordinator may rely on, and what it must keep.
+  struct Buckets {
+    uint64_t published = 0;
+    uint64_t done = 0;
+  };
+  std::map<SetId, Buckets> buckets_;
+  std::map<uint32_t, Request> table_;
+  std::map<uint32_t, std::set<Rank>> dropped_;  // ids being forgotten, and who has
+  std::vector<uint64_t> bucket_of_;             // by call; 0: none
+  std::vector<bool> checked_;                   // by call
+  bool aborted_ = false;
+  size_t stuck_ = 0;  // calls that were given up: they may hold their ids
+  Statistics statistics_;
+};
+
+}  // namespace farandole::simulation

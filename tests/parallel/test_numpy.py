@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""farandole.numpy's helpers for training."""
+
+import numpy as np
+import pytest
+
+import farandole.numpy as hvd
+
+
+def model_of(rank):
+    return {
+        "weight": np.random.default_rng(rank).normal(size=(30, 20)),
+        "half": np.full(7, rank, np.float16),
+        "mask": np.array([rank % 2 == 0] * 3),
+        "step": np.array(rank),
+        "empty": np.zeros((0, 3)),
+    }
+
+
+def test_broadcast_parameters():
+    for root in range(hvd.size()):
+        for as_list in (False, True):
+            model, expected = model_of(hvd.rank()), model_of(root)
+            hvd.broadcast_parameters(list(model.values()) if as_list else model, root_rank=root)
+            for name, x in model.items():
+                np.testing.assert_array_equal(x, expected[name])
+
+
+def test_average_gradients():
+    for name in (None, "gradients"):
+        grads = [np.full((10, 3), hvd.rank(), np.float32), np.full(5, 2.0 * hvd.rank())]
+        hvd.average_gradients(grads, name=name)
+        mean = (hvd.size() - 1) / 2
+        assert grads[0].tolist() == [[mean] * 3] * 10
+        assert grads[1].tolist() == [2 * mean] * 5
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_models_that_differ():
+    model = {"weight": np.ones(3 + hvd.rank() % 2)}
+    with pytest.raises(hvd.MismatchError, match=r"parameter\.weight"):
+        hvd.broadcast_parameters(model)
+    assert hvd.allreduce(np.ones(1), op=hvd.Sum) == hvd.size()

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients that arrive once, twice, not at all, or on some ranks only."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import farandole.torch as hvd
+from harness.toys import grad_is, push, total, toys, value
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads() -> None:
+    torch.set_num_threads(1)
+
+
+BOTH = pytest.mark.parametrize("op", [hvd.Average, hvd.Sum], ids=["average", "sum"])
+
+
+# ---- missing gradients
+
+
+def test_none_on_all_ranks_stays_none() -> None:
+    (p, q), optimizer = toys(2)
+    push(p)
+    optimizer.step()
+    grad_is(p, total(hvd.Average, [0]))
+    grad_is(q, None)
+
+
+@BOTH
+def test_missing_on_some_ranks_counts_as_zeros(op: Any) -> None:
+    (p, q), optimizer = toys(2, op=op)
+    push(p)
+    if hvd.rank() == 0:
+        push(q, 1)
+    optimizer.step()
+    grad_is(p, total(op, [0]))
+    grad_is(q, total(op, [1], [0]))
+    optimizer.zero_grad()
+    if hvd.rank() == hvd.size() - 1:  # nothing at all elsewhere
+        push(q, 2)
+    optimizer.step()
+    grad_is(p, None)
+    grad_is(q, total(op, [2], [hvd.size() - 1]))
+
+
+def test_partly_filled_group_completes_at_step() -> None:
+    (p, q, r), optimizer = toys(3, groups=1)
+    push(p)
+    if hvd.rank() == 0:
+        push(q)
+    optimizer.step()
+    grad_is(p, total(hvd.Average, [0]))
+    grad_is(q, total(hvd.Average, [0], [0]))
+    grad_is(r, None)
+
+
+# ---- several arrivals in one step
+
+
+@BOTH
+@pytest.mark.parametrize("times", [2, 3])
+def test_second_arrival_everywhere(op: Any, times: int) -> None:
+    (p, q), optimizer = toys(2, op=op)
+    for _ in range(2):
+        optimizer.zero_grad()
+        for k in range(times):
+            push(p, k)
+        push(q)
+        optimizer.step()
+        grad_is(p, total(op, range(times)))
+        grad_is(q, total(op, [0]))
+
+
+@BOTH
+def test_second_arrival_on_some_ranks(op: Any) -> None:
+    (p, q), optimizer = toys(2, op=op)
+    for late in range(hvd.size()):
+        optimizer.zero_grad()
+        push(p)
+        push(q)
+        if hvd.rank() == late:
+            push(p, 1)
+        optimizer.step()
+        grad_is(p, total(op, [0]) + total(op, [1], [late]))
+        grad_is(q, total(op, [0]))
+
+
+@BOTH
+def test_without_zero_grad(op: Any) -> None:
+    (p, q), optimizer = toys(2, op=op)
+    for k in range(3):
+        push(p, k)
+        if k == 0:
+            push(q)
+        optimizer.step()
+        grad_is(p, total(op, range(k + 1)))
+        grad_is(q, total(op, [0]))  # reduced once, not once per step
+
+
+@BOTH
+def test_arrival_after_synchronize(op: Any) -> None:
+    (p,), optimizer = toys(op=op)
+    push(p)
+    optimizer.synchronize()
+    grad_is(p, total(op, [0]))
+    optimizer.synchronize()
+    grad_is(p, total(op, [0]))
+    push(p, 1)
+    optimizer.step()
+    grad_is(p, total(op, [0, 1]))
+
+
+def test_set_to_none_false_keeps_the_tensor() -> None:
+    (p,), optimizer = toys()
+    flat = torch.zeros(8)
+    p.grad = flat[2:6]
+    for k in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        push(p, k)
+        optimizer.step()
+        assert flat.tolist() == [0.0] * 2 + [total(hvd.Average, [k])] * 4 + [0.0] * 2
+
+
+def test_second_arrival_compressed() -> None:
+    (p,), optimizer = toys(compression=hvd.Compression.fp16)
+    push(p)
+    if hvd.rank() == 0:
+        push(p, 1)
+    optimizer.step()
+    grad_is(p, total(hvd.Average, [0]) + total(hvd.Average, [1], [0]))
+
+
+# ---- accumulation by plan
+
+
+def test_no_sync() -> None:
+    (p, q), optimizer = toys(2)
+    with optimizer.no_sync():
+        push(p)
+        push(q)
+    grad_is(p, value(hvd.rank()))
+    push(p, 1)
+    optimizer.step()  # q has not arrived again: reduced here
+    grad_is(p, total(hvd.Average, [0, 1]))
+    grad_is(q, total(hvd.Average, [0]))
+
+
+def test_no_sync_mean() -> None:
+    (p, q), optimizer = toys(2, accumulate="mean")
+    with optimizer.no_sync():
+        (p.sum() * value(hvd.rank()) + 3 * q.sum()).backward()
+        push(p, 1)
+    push(p, 2)
+    optimizer.step()
+    grad_is(p, total(hvd.Average, [0, 1, 2]) / 3)
+    grad_is(q, 1.0)
+
+
+@pytest.mark.parametrize("accumulate", ["sum", "mean"])
+def test_partial_last_window(accumulate: str) -> None:
+    (p,), optimizer = toys(backward_passes_per_step=4, accumulate=accumulate)
+    push(p)
+    push(p, 1)
+    optimizer.step()
+    grad_is(p, total(hvd.Average, [0, 1]) / (2 if accumulate == "mean" else 1))
+    optimizer.zero_grad()
+    for k in range(4):
+        push(p, k)
+    optimizer.step()
+    grad_is(p, total(hvd.Average, range(4)) / (4 if accumulate == "mean" else 1))
+
+
+def test_set_backward_passes_per_step() -> None:
+    (p,), optimizer = toys()
+    optimizer.set_backward_passes_per_step(2)
+    push(p)
+    grad_is(p, value(hvd.rank()))  # still local
+    push(p, 1)
+    optimizer.step()
+    grad_is(p, total(hvd.Average, [0, 1]))
+
+
+# ---- fewer batches on some ranks
+
+
+def test_join() -> None:
+    (p, q), optimizer = toys(2, op=hvd.Sum)
+    for k in range(2 + hvd.rank()):
+        optimizer.zero_grad()
+        push(p, k)
+        push(q)
+        optimizer.step()
+        active = [rank for rank in range(hvd.size()) if k < 2 + rank]
+        grad_is(p, total(hvd.Sum, [k], active))
+        grad_is(q, total(hvd.Sum, [0], active))
+    assert hvd.join() == hvd.size() - 1
+
+
+# ---- cost
+
+
+def test_cost_of_hooks() -> None:
+    """CPU time of the calling thread for hook, submission and wait; some 4 us, at most 25 here."""
+    count, times = 100, []
+    ps = [nn.Parameter(torch.zeros(8)) for _ in range(count)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(ps, lr=0.0))
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = torch.stack([p.sum() for p in ps]).sum()
+        begin = time.thread_time()
+        loss.backward()
+        optimizer.synchronize()
+        times.append(time.thread_time() - begin)
+    plain = min(_backward_seconds(ps) for _ in range(20))
+    assert (min(times) - plain) / count < 25e-6
+
+
+def _backward_seconds(ps: list[nn.Parameter]) -> float:
+    copies = [nn.Parameter(p.detach().clone()) for p in ps]
+    loss = torch.stack([p.sum() for p in copies]).sum()
+    begin = time.thread_time()
+    loss.backward()
+    return time.thread_time() - begin

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A world of one: arrays of every kind go in and come back, and what is no array says so."""
+
+import array
+import ctypes
+import gc
+import mmap
+import sys
+
+import numpy as np
+import pytest
+
+import farandole as fd
+from farandole import _library, buffers
+from farandole.requests import Call, Op, PreparedTensor
+
+
+@pytest.fixture(autouse=True)
+def _runtime():
+    fd.init()
+
+
+class WithInterface:
+    """An array of another library."""
+
+    def __init__(self, x):
+        self.x = x
+        self.__array_interface__ = x.__array_interface__
+
+
+class WithDlpack:
+    def __init__(self, x):
+        self.x = x
+
+    def __dlpack__(self, **options):
+        return self.x.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.x.__dlpack_device__()
+
+
+class WithNamespace(WithDlpack):
+    """An array-API library: results are its own."""
+
+    def __array_namespace__(self):
+        return type(self)
+
+    @classmethod
+    def from_dlpack(cls, x):
+        return cls(x)
+
+
+def plain(x):
+    return np.asarray(x.x if hasattr(x, "x") else memoryview(x) if isinstance(x, bytes) else x)
+
+
+KINDS = [
+    (np.arange(4.0), np.ndarray),
+    (np.float32(3), np.ndarray),
+    (array.array("h", [1, 2, 3]), array.array),
+    (bytearray(b"abc"), bytearray),
+    (b"abc", memoryview),
+    (memoryview(np.ones((2, 3), "i2")), memoryview),
+    (mmap.mmap(-1, 10), memoryview),
+    ((ctypes.c_double * 3)(1, 2, 3), memoryview),
+    (WithInterface(np.arange(3)), np.ndarray),
+    (WithDlpack(np.arange(3)), np.ndarray),
+    (WithNamespace(np.arange(3)), WithNamespace),
+]
+
+
+@pytest.mark.parametrize(("x", "kind"), KINDS, ids=lambda value: type(value).__name__)
+def test_kinds(x, kind):
+    for result in (fd.allreduce(x), fd.broadcast(x, 0)):
+        assert type(result) is kind
+        np.testing.assert_array_equal(plain(result), plain(x))
+    if plain(x).ndim:
+        gathered = fd.allgather(x)
+        assert type(gathered) is kind
+        np.testing.assert_array_equal(plain(gathered), plain(x))
+
+
+def test_bfloat16_of_ml_dtypes():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = np.arange(5).astype(ml_dtypes.bfloat16)
+    for result in (fd.allreduce(x), fd.allgather(x)):
+        assert result.dtype == x.dtype
+        assert result.tolist() == x.tolist()
+
+
+def test_torch_tensors_need_no_import_of_the_adapter():
+    torch = pytest.importorskip("torch")
+    x = torch.arange(6.0).reshape(2, 3)
+    assert torch.equal(fd.allreduce(x), x)
+    assert torch.equal(fd.allgather(x.T), x.T)
+    assert torch.equal(fd.allreduce(torch.nn.Parameter(x)).detach(), x)
+
+
+@pytest.mark.parametrize(
+    ("x", "says"),
+    [
+        (1.0, "float is no array"),
+        ([1, 2], "list is no array"),
+        (None, "NoneType"),
+        (np.array(["a"]), "<U1"),
+        (np.zeros(2, "datetime64[s]"), "datetime64"),
+        (np.zeros(2, object), "object"),
+        (np.zeros(2, ">i4"), ">i4"),
+        (np.zeros(2, np.longdouble), "float128"),
+    ],
+)
+def test_what_cannot_be_sent(x, says):
+    for call in (fd.allreduce, fd.allgather, fd.allreduce_):
+        with pytest.raises(TypeError, match=says):
+            call(x)
+
+
+@pytest.mark.parametrize("x", [np.ones((3, 3)).T[1:], b"abc", np.float64(1), np.ones(4)[::2]])
+def test_what_cannot_be_changed_in_place(x):
+    with pytest.raises(ValueError, match="in place"):
+        fd.allreduce_(x)
+
+
+def test_dtype_codes_are_the_headers():
+    for code, name in enumerate(buffers.DTYPES):
+        assert getattr(_library.lib, f"FARANDOLE_{name.upper()}") == code
+    for op in Op:
+        assert getattr(_library.lib, f"FARANDOLE_{op.name}") == op
+    for reduce_op in fd.ReduceOp:
+        assert getattr(_library.lib, f"FARANDOLE_{reduce_op.name}") == reduce_op
+    for name in ("q", "l", "i8", "p"):
+        assert buffers.code_of(np.dtype(name)) == buffers.DTYPES.index("int64")
+
+
+def test_results_of_the_core_live_as_long_as_their_views():
+    x = np.random.default_rng(0).normal(size=(1000, 100))
+    view = fd.allgather(x)[500:, 1]
+    gc.collect()
+    for _ in range(20):
+        fd.allgather(np.zeros_like(x))
+    np.testing.assert_array_equal(view, x[500:, 1])
+
+
+def test_inputs_are_kept_while_under_way():
+    x = np.ones(10)
+    before = sys.getrefcount(x)
+    handle = fd.allreduce_async_(x, name="kept")
+    handle.wait()
+    del handle
+    fd.barrier()
+    gc.collect()
+    assert sys.getrefcount(x) == before
+
+
+def test_prepared_tensors():
+    x, y = np.arange(5.0), np.zeros(5)
+    kind = buffers.kind_of(x)
+    tensor = PreparedTensor(Call(Op.ALLREDUCE, "prepared"), kind.describe(x))
+    for _ in range(3):
+        handle = tensor.submit(kind.describe(x).pointer, kind.describe(y, True).pointer)
+        fd.handles.wait_handles([handle])
+        assert not fd.handles.is_absent(handle)
+        fd.handles.release([handle])
+        assert y.tolist() == x.tolist()
+        y[:] = 0
+    handle = tensor.submit(0, kind.describe(y, True).pointer)
+    fd.handles.wait_handles([handle], timeout=10)
+    assert fd.handles.is_absent(handle)
+    fd.handles.release([handle])
+    tensor.close()
+    with pytest.raises(ValueError, match="forgotten"):
+        tensor.submit(0, 0)
+
+
+def test_calls_tell_their_signature():
+    import inspect
+
+    for name in ("allreduce", "allreduce_async_", "grouped_allgather", "broadcast_"):
+        function = getattr(fd, name)
+        assert function.__name__ == name
+        assert function.__doc__
+        first = next(iter(inspect.signature(function).parameters))
+        assert first == ("tensors" if "grouped" in name else "tensor")
+
+
+def test_all_names_exist():
+    assert all(hasattr(fd, name) for name in fd.__all__)
+    assert len(set(fd.__all__)) == len(fd.__all__)
+
+
+def test_questions_of_horovods_scripts():
+    assert fd.mpi_built()
+    assert fd.nccl_built() >= 0
+    for question in (fd.gloo_built, fd.gloo_enabled, fd.ddl_built, fd.ccl_built, fd.rocm_built):
+        assert question() is False
