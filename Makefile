@@ -103,7 +103,7 @@ format: $(VENV)/.deps-stamp ## rewrite to the style
 .PHONY: build/mypy
 build/mypy:
 	rm -rf $@ && mkdir -p $@/farandole
-	ln -s $(abspath pyruntime)/*.py* $(abspath adapters)/* $@/farandole/
+	ln -s $(abspath pyruntime)/*.py* $(abspath pyruntime/as_horovod) $(abspath adapters)/* $@/farandole/
 
 # ---- products ---------------------------------------------------------------------------------------------------
 
@@ -116,9 +116,14 @@ wheel: core ## one wheel for every Python, in dist/
 	PATH=$(BIN):$$PATH JOBS=$(JOBS) $(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-build-isolation --no-deps -w dist .
 	ls dist
 
-bench: venv ## the scripts behind the numbers in the docs
+bench: venv ## the numbers in the docs, at 2 and 4 ranks: benchmarks/*.py and benchmarks/csrc
 	$(BIN)/ninja -C build/release -j $(JOBS) --quiet benchmarks
-	for script in benchmarks/*.py; do PATH=$(BIN):$$PATH python $$script $(ARGS); done
+	for ranks in 2 4; do \
+	  build/release/benchmarks/c_calls $$ranks; \
+	  for script in collectives idle python_cost; do \
+	    PATH=$(BIN):$$PATH mpirun -np $$ranks python benchmarks/$$script.py; \
+	  done; \
+	done
 
 clean: ## removes what was built; .venv stays
 	rm -rf build dist pyruntime/lib *.egg-info

@@ -10,8 +10,8 @@ all tensors, one small sum makes them whole, and one sum of scaled tensors gives
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from farandole.buffers import DTYPES, Buffer, kind_of
 from farandole.errors import FarandoleError
 from farandole.handles import Handle, stall
 from farandole.process_sets import ProcessSet, set_id
-from farandole.requests import Call, Op, generation, refuse, submit
+from farandole.requests import Call, Op, next_unnamed, refuse, submit
 
 __all__ = ["adasum_async", "coefficients"]
 
@@ -33,11 +33,7 @@ Float64 = np.ndarray[Any, np.dtype[np.float64]]
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _COLUMNS = 1 << 16  # elements of each rank whose dot products are taken at once, in float64
-_NAMES = 256  # unnamed calls under way at once; like names of groups they come around again
 _ROUNDING = 64 * np.finfo(np.float64).eps
-
-# Unnamed calls so far, by (init, process set): they match by their order.
-_unnamed: Counter[tuple[int, int]] = Counter()
 
 
 def adasum_async(
@@ -83,13 +79,9 @@ def adasum_async(
 
 
 def _declaration(name: str | None, process_set: ProcessSet) -> Call:
-    number = set_id(process_set)
-    group = f"Adasum of {name}"
-    if name is None:
-        key = (generation(), number)
-        group = f"unnamed Adasum {_unnamed[key] % _NAMES}"
-        _unnamed[key] += 1
-    return Call(Op.ALLREDUCE, name, number, ops.Sum, group=group)
+    call = Call(Op.ALLREDUCE, name, set_id(process_set), ops.Sum)
+    group = f"Adasum of {name}" if name else f"unnamed Adasum {next_unnamed(call)}"
+    return replace(call, group=group)
 
 
 class _Working(Handle[list[T]]):

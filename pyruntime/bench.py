@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -65,15 +66,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     collectives, dtypes = list(bench_cases.COLLECTIVES), list(bench_cases.DTYPES)
-    add("--collectives", type=_names(collectives), default=["allreduce"], metavar="LIST")
-    add("--dtypes", type=_names(dtypes), default=["float32"], metavar="LIST")
+    for option, known, usual in (
+        ("--collectives", collectives, "allreduce"),
+        ("--dtypes", dtypes, "float32"),
+    ):
+        add(option, type=_names(known), default=[usual], metavar="LIST", help=", ".join(known))
     add("-b", "--begin", type=_size, default=4, metavar="SIZE", help="smallest (4)")
     add("-e", "--end", type=_size, default=64 << 20, metavar="SIZE", help="largest (64M)")
     add("-f", "--factor", type=_whole(2), default=8, metavar="N", help="from size to size (8)")
     add("-s", "--sizes", type=_sizes, metavar="LIST", help="these instead, e.g. 4,64K,1M")
     add("-n", "--calls", type=_whole(1), metavar="N", help="timed calls (6 to 1000, by size)")
     peers = ["gloo", "mpi", "limit"]
-    add("--peers", type=_names(peers), default=[], metavar="LIST", help=", ".join(peers))
+    text = "measured beside farandole: " + ", ".join(peers)
+    add("--peers", type=_names(peers), default=[], metavar="LIST", help=text)
     add("--json", type=Path, metavar="FILE", help="settings and rows as JSON")
     add("--plot", type=Path, metavar="FILE", help="size against bandwidth; needs matplotlib")
 
@@ -85,12 +90,20 @@ def _steps(begin: int, end: int, factor: int) -> list[int]:
     return sizes
 
 
+def _need(package: str, option: str, extra: str) -> None:
+    """Ends the command before it has measured in vain."""
+    if importlib.util.find_spec(package) is None:
+        sys.exit(f"farandole bench {option} needs {package}: pip install farandole[{extra}]")
+
+
 def run(options: argparse.Namespace) -> int:
     """How fast the collectives are here, beside others; fails where a result is wrong."""
     from farandole import bench_peers, bench_report, bench_timing
 
-    if options.plot is not None:  # learn that it is missing before, not after
-        import matplotlib.figure  # noqa: F401
+    if options.plot is not None:
+        _need("matplotlib", "--plot", "plot")
+    if "gloo" in options.peers:
+        _need("torch", "--peers gloo", "torch")
     farandole.init()
     rank, size = farandole.rank(), farandole.size()
     out = bench_report.console(rank, size)

@@ -162,7 +162,9 @@ def plot(path: Path, results: Sequence[Result]) -> None:
         for peer in dict.fromkeys(r.peer for r in rows):
             line = [(r.case.nbytes, r.busbw / 1e9) for r in rows if r.peer == peer]
             style = "--" if peer == "limit" else "o-"
-            axes.loglog(*zip(*line, strict=True), style, base=2, label=peer)
+            axes.plot(*zip(*line, strict=True), style, label=peer)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
         axes.set_title(f"{panel[0]} {panel[1]}, {rows[0].case.size} ranks")
         axes.set_xlabel("size")
         axes.set_ylabel("bus bandwidth, GB/s")

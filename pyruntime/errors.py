@@ -5,6 +5,8 @@ from __future__ import annotations
 
 __all__ = [
     "FarandoleError",
+    "HorovodVersionMismatchError",
+    "HostsUpdatedInterrupt",
     "LibraryError",
     "MismatchError",
     "PeerError",
@@ -36,6 +38,23 @@ class ShutdownError(FarandoleError):
 
 class LibraryError(FarandoleError):
     """MPI, NCCL, CUDA or the operating system failed: the text names the call and its answer."""
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Hosts come or go: not a failure, but the end of this round of elastic training."""
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        """`skip_sync`: nobody is new, so nobody needs the others' state."""
+        super().__init__("the hosts of the job change")
+        self.skip_sync = skip_sync
+
+
+class HorovodVersionMismatchError(ImportError):
+    """Never raised: nothing here is built for one version of a framework. Scripts catch it."""
+
+    def __init__(self, name: str, version: str, installed_version: str) -> None:
+        super().__init__(f"built for {name} {version}, but {installed_version} is installed")
+        self.name, self.version, self.installed_version = name, version, installed_version
 
 
 # FARANDOLE_E_* of farandole.h, in order; code 0 is success.

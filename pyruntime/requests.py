@@ -53,9 +53,9 @@ NOTHING = Buffer(0, 0, (), None)  # of calls that carry no tensor, or contribute
 _NULL = ffi.NULL
 _cast, _void, _new = ffi.cast, ffi.typeof("void*"), ffi.new
 
-# Unnamed groups so far, by process set: like unnamed calls they match by order. Their names come
-# around again, so that ranks need not tell each other ever new ones.
-_groups: Counter[int] = Counter()
+# Unnamed calls so far, by process set and operation: they match by their order. Groups are named by
+# these numbers, which come around again, so that ranks need not tell each other ever new names.
+_unnamed: Counter[tuple[int, Op]] = Counter()
 _GROUP_NAMES = 256
 # The thread whose unnamed calls a process set takes: two threads have no order.
 _callers: dict[int, threading.Thread] = {}
@@ -65,7 +65,7 @@ _generation = 0
 def restart() -> None:
     """Forgets the unnamed calls so far. init() calls this."""
     global _generation
-    _groups.clear()
+    _unnamed.clear()
     _callers.clear()
     new_epoch()
     _generation += 1
@@ -88,6 +88,11 @@ def _check_thread(call: Call) -> None:
     _callers[call.process_set] = own
 
 
+def next_unnamed(call: Call) -> int:
+    """The number of the next unnamed call like this one."""
+    return _unnamed[call.process_set, call.op] % _GROUP_NAMES
+
+
 def _group_of(call: Call, count: int) -> bytes | None:
     if call.group is not None:
         return call.group.encode()
@@ -95,8 +100,7 @@ def _group_of(call: Call, count: int) -> bytes | None:
         return None
     if call.name is not None:
         return call.name.encode()
-    _groups[call.process_set] += 1
-    return b"unnamed group %d" % (_groups[call.process_set] % _GROUP_NAMES)
+    return b"unnamed group %d" % next_unnamed(call)
 
 
 def _fill(
@@ -132,6 +136,7 @@ def _requests(call: Call, buffers: Sequence[Buffer], outputs: Sequence[int]) -> 
     group = _group_of(call, count)
     text = _NULL if group is None else _new("char[]", group)
     keep.append(text)
+    _unnamed[call.process_set, call.op] += call.name is None
     for i, (buffer, output) in enumerate(zip(buffers, outputs, strict=True)):
         name = call.name
         if name is not None and count > 1:

@@ -24,6 +24,7 @@ from farandole.errors import (
     ShutdownError,
     StallError,
 )
+from farandole.torch import elastic
 from farandole.torch.compression import Compression
 from farandole.torch.functions import (
     allgather_object,
@@ -31,6 +32,7 @@ from farandole.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from farandole.torch.learning_rate import check_learning_rate, linear_warmup
 from farandole.torch.mpi_ops import *  # noqa: F403
 from farandole.torch.mpi_ops import __all__ as _calls
 from farandole.torch.optimizer import DistributedOptimizer
@@ -50,6 +52,9 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "check_learning_rate",
     "convert_sync_batchnorm",
+    "elastic",
+    "linear_warmup",
 ]
 __all__ += _calls

@@ -121,8 +121,8 @@ class Gradient:
         reducer = self.reducer
         if not reducer.open:
             reducer.begin()
-        if reducer.mean:
-            reducer.divide(grad)
+        if reducer.mean or reducer.factor != 1.0:
+            reducer.scale(grad)
         encoding = self.encoding
         wire = encoding.encode(grad)
         pointer = wire.data_ptr() or EMPTY

@@ -13,14 +13,16 @@ from torch import Tensor
 
 from farandole.ops import Adasum, Average, ReduceOp
 from farandole.process_sets import ProcessSet, global_process_set, set_id
+from farandole.torch.adasum import Deltas, DeltaStep
 from farandole.torch.compression import Choice, Compression, chooser
 from farandole.torch.groups import Groups, assign
 from farandole.torch.names import default_name, parameter_names
 from farandole.torch.reducer import Reducer, Settings
+from farandole.torch.weights import factor_of
 
 __all__ = ["DistributedOptimizer"]
 
-_distributed: dict[type, type] = {}
+_distributed: dict[tuple[type, ...], type] = {}  # by the classes that they are made of
 
 
 def DistributedOptimizer(
@@ -46,7 +48,8 @@ def DistributedOptimizer(
     compression: a class with compress and decompress, or a function (name, parameter) -> class.
     backward_passes_per_step: a gradient is reduced after so many arrivals, or at step().
     accumulate: whether these passes are summed, as in plain torch, or averaged.
-    op: Average, Sum, Min, Max or Product of the ranks' gradients.
+    op: Average, Sum, Min, Max or Product of the ranks' gradients. With Adasum each rank steps on
+        its own gradients, and step() combines how far they went.
     gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average only.
     groups: lists of parameters that are reduced together, or a number of such groups.
     sparse_as_dense: sparse gradients travel dense; without it they are refused.
@@ -59,6 +62,10 @@ def DistributedOptimizer(
     _check(optimizer, op, gradient_predivide_factor, backward_passes_per_step, accumulate)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     names = parameter_names(optimizer, named_parameters)
+    alone = not process_set.included() or process_set.size() == 1
+    if op == Adasum:
+        deltas = None if alone else Deltas(process_set, chooser(compression), names)
+        return _adopt(optimizer, None, process_set, deltas)
     settings = Settings(
         process_set=set_id(process_set),
         reduce_op=ReduceOp(op),
@@ -69,13 +76,13 @@ def DistributedOptimizer(
         groups=assign(parameters, groups, num_groups),
     )
     mean = accumulate == "mean"
-    alone = not process_set.included() or (process_set.size() == 1 and not mean)
-    reducer = None if alone else Reducer(settings, backward_passes_per_step, mean)
+    idle = not process_set.included() or (alone and not mean)
+    reducer = None if idle else Reducer(settings, backward_passes_per_step, mean)
     if reducer is not None:
         for parameter, name in zip(parameters, names, strict=True):
             reducer.add(parameter, name)
         reducer.hook()
-    return _adopt(optimizer, reducer)
+    return _adopt(optimizer, reducer, process_set)
 
 
 def _check(
@@ -87,8 +94,6 @@ def _check(
         raise ValueError(
             "LBFGS is not supported: its line search would take different steps on each rank"
         )
-    if op == Adasum:
-        raise ValueError("op=Adasum is not supported by DistributedOptimizer yet")
     if predivide != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor goes with op=Average only")
     _check_passes(passes)
@@ -101,17 +106,25 @@ def _check_passes(passes: int) -> None:
         raise ValueError(f"backward_passes_per_step is 1 at least, not {passes}")
 
 
-def _adopt(optimizer: torch.optim.Optimizer, reducer: Reducer | None) -> torch.optim.Optimizer:
+def _adopt(
+    optimizer: torch.optim.Optimizer,
+    reducer: Reducer | None,
+    process_set: ProcessSet,
+    deltas: Deltas | None = None,
+) -> torch.optim.Optimizer:
     """Changes the class of the object to one derived from its own, which reduces."""
     own = type(optimizer)
-    if own not in _distributed:
+    bases = (_Distributed, own) if deltas is None else (DeltaStep, _Distributed, own)
+    if bases not in _distributed:
         names = {"__module__": own.__module__, "__qualname__": own.__qualname__}
-        _distributed[own] = type(own.__name__, (_Distributed, own), names)
+        _distributed[bases] = type(own.__name__, bases, names)
     inner = optimizer.__dict__.pop("step", None)
     if hasattr(inner, "_wrapped_by_lr_sched"):  # a scheduler's: it would bypass our step()
         inner = None
-    optimizer.__class__ = _distributed[own]
-    optimizer.__dict__.update(_reducer=reducer, _inner_step=inner)
+    optimizer.__class__ = _distributed[bases]
+    optimizer.__dict__.update(
+        _reducer=reducer, _inner_step=inner, _process_set=process_set, _deltas=deltas
+    )
     if reducer is not None:
         weakref.finalize(optimizer, reducer.detach).atexit = False
     return optimizer
@@ -122,6 +135,7 @@ class _Distributed(torch.optim.Optimizer):
 
     _reducer: Reducer | None  # None: nobody to reduce with
     _inner_step: Callable[..., Any] | None  # where somebody has replaced the object's step()
+    _process_set: ProcessSet
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """The optimizer's own step, on reduced gradients; a closure's gradients are reduced too."""
@@ -198,6 +212,17 @@ class _Distributed(torch.optim.Optimizer):
         parameters = [p for group in self.param_groups for p in group["params"]]
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, *args, **kwargs)
 
+    def set_weight(self, weight: float) -> None:
+        """Makes the average a weighted one from the next backward pass on, as for unequal batches.
+
+        Gradients are multiplied by the rank's weight and divided by the sum of all weights; so with
+        mean losses the weight is the number of samples. Collective. Raises ValueError on all ranks
+        where a weight is negative or all are 0, and with another op than Average.
+        """
+        if self._reducer is not None:
+            scope, averages = self._reducer.scope, self._reducer.averages
+            self._reducer.factor = factor_of(weight, averages, f"{scope}.weight", self._process_set)
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes the number of arrivals before a gradient is reduced. ValueError below 1."""
         _check_passes(passes)
@@ -226,7 +251,7 @@ class _Distributed(torch.optim.Optimizer):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are plain optimizers of the original class."""
-        plain = next(base for base, ours in _distributed.items() if ours is type(self))
+        plain = next(bases[-1] for bases, ours in _distributed.items() if ours is type(self))
         return _blank, (plain,), self.__getstate__()
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from farandole import requests
 from farandole.handles import Handle, release, wait_handles
+from farandole.ops import Average
 from farandole.requests import Call, Op
 from farandole.torch.closing import ClosingWord, Statement
 from farandole.torch.compression import Compressor
@@ -62,6 +63,7 @@ class Reducer:
         self.settled = False  # nothing has arrived since the last synchronize()
         self.holding = False  # no_sync(): gradients stay local
         self.steps = 0
+        self.factor = 1.0  # gradients are multiplied by it before they are sent
         self._closed = False
         self._passes_seen = 0
         self._in_pass = False
@@ -123,11 +125,17 @@ class Reducer:
     def _end_pass(self) -> None:
         self._in_pass = False
 
-    def divide(self, grad: Tensor) -> None:
-        """Makes a sum over backward passes their mean."""
-        if self._passes_seen > 1:
+    @property
+    def averages(self) -> bool:
+        """Whether it takes the ranks' average."""
+        return self._settings.reduce_op == Average
+
+    def scale(self, grad: Tensor) -> None:
+        """Weighs this rank's gradient; makes a sum over backward passes their mean."""
+        factor = self.factor / max(1, self._passes_seen if self.mean else 1)
+        if factor != 1.0:
             with torch.no_grad():
-                grad.div_(self._passes_seen)
+                grad.mul_(factor)
 
     # ---- windows
 
@@ -206,6 +214,12 @@ class Reducer:
         self._end_window()
         for failure in filter(None, failures):
             raise RuntimeError(failure)
+
+    def abandon(self) -> None:
+        """Ends the window without waiting, before shutdown(): its results will never come."""
+        sent = [g for g in self.gradients if g.handle is not None]
+        self._abandon(sent, [g.handle for g in sent if g.handle is not None])
+        self.settled = False
 
     def _abandon(self, sent: list[Gradient], handles: list[int]) -> None:
         """Something failed: what is still under way keeps its memory until it is done."""

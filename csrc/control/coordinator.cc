@@ -37,6 +37,10 @@ void check_request(const Request& request) {
   }
 }
 
+Failure removed(SetId set) {
+  return {ErrorCode::kInvalidArgument, "process set " + std::to_string(set) + " was removed"};
+}
+
 }  // namespace
 
 Coordinator::Coordinator(Settings settings)
@@ -111,11 +115,10 @@ Call& Coordinator::find_call(Set& set, Definition& definition, const Request& re
   return call;
 }
 
-// The set is gone (nullptr), or can't complete a call any more.
-void Coordinator::fail_late(const Set* set, const CallKey& key, const Request& request) {
-  Failure removed{ErrorCode::kInvalidArgument,
-                  "process set " + std::to_string(key.set) + " was removed"};
-  log_.push_back(Fail{key, set ? blame_leavers(*set, key, request) : removed});
+// For whoever comes when nothing can be done any more: one entry serves all that come in one batch.
+void Coordinator::fail_late(const CallKey& key, const Failure& failure) {
+  if (!late_.emplace(key.set, key.name, key.sequence).second) return;
+  log_.push_back(Fail{key, failure});
 }
 
 void Coordinator::on(Rank from, const Ready& ready, int64_t now_ns) {
@@ -125,7 +128,8 @@ void Coordinator::on(Rank from, const Ready& ready, int64_t now_ns) {
   if (!known) check_request(request);
   Set* set = set_of(request.set, from);
   if (!set || !set->left.empty()) {
-    return fail_late(set, {request.set, request.name, ready.sequence}, request);
+    CallKey key{request.set, request.name, ready.sequence};
+    return fail_late(key, set ? blame_leavers(*set, key, request) : removed(request.set));
   }
   // An id that is being forgotten may already stand anew under its name.
   bool current = known && !known->forgetting;
@@ -139,7 +143,10 @@ void Coordinator::on(Rank from, const Ready& ready, int64_t now_ns) {
 void Coordinator::on(Rank from, const Refuse& refuse, int64_t now_ns) {
   Set* set = set_of(refuse.key.set, from);
   Request request{refuse.key.set, refuse.key.name, {}, {}};
-  if (!set || !set->left.empty()) return fail_late(set, refuse.key, request);
+  if (!set || !set->left.empty()) {
+    return fail_late(refuse.key,
+                     set ? blame_leavers(*set, refuse.key, request) : removed(request.set));
+  }
   Definition& definition = registry_.intern(request);
   Call& call = find_call(*set, definition, request, refuse.key.sequence, now_ns);
   call.refuse(member_of(*set, from), refuse.failure);
@@ -175,7 +182,7 @@ Failure Coordinator::verdict(const Set& set, Call& call) const {
 }
 
 void Coordinator::settle(Set& set, Call& call) {
-  if (call.given_up()) log_.push_back(Fail{call.key(), call.given_up()});
+  if (call.given_up()) fail_late(call.key(), call.given_up());
   if (!call.complete()) return;
   if (call.given_up()) return retire(call);
   Failure failure = verdict(set, call);

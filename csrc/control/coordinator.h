@@ -7,7 +7,9 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "control/registry.h"
@@ -82,7 +84,7 @@ class Coordinator {
   Call& find_call(Set& set, Definition& definition, const Request& request, uint64_t sequence,
                   int64_t now_ns);
   Call& unnamed_slot(Set& set, uint64_t sequence);
-  void fail_late(const Set* set, const CallKey& key, const Request& request);
+  void fail_late(const CallKey& key, const Failure& failure);
   void settle(Set& set, Call& call);  // when complete: ready, grouped or failed
   void settle_grouped(Set& set, Call& call, const std::vector<Call::GroupTerms>& groups,
                       const Failure& failure);
@@ -117,6 +119,7 @@ class Coordinator {
   std::map<SetId, std::unique_ptr<Set>> sets_;
   SetId next_set_ = 1;
   std::vector<Entry> log_;
+  std::set<std::tuple<SetId, std::string, uint64_t>> late_;  // calls that log_ fails for late ranks
   std::vector<std::string> notices_;
   MemberMask left_;
   bool broken_ = false;

@@ -74,6 +74,7 @@ void Coordinator::publish(std::vector<Entry>& log) {
   }
   std::move(log_.begin(), log_.end(), std::back_inserter(log));
   log_.clear();
+  late_.clear();
 }
 
 void Coordinator::flush(Set& set) {

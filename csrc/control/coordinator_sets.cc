@@ -17,6 +17,9 @@ void Coordinator::open_set(SetId id, std::vector<Rank> ranks) {
   set->ranks = std::move(ranks);
   set->joined = MemberMask(members);
   set->left = MemberMask(members);
+  for (int m = 0; m < members; ++m) {  // somebody may have left while the set was asked for
+    if (left_.contains(set->ranks[static_cast<size_t>(m)])) set->left.insert(m);
+  }
   sets_[id] = std::move(set);
 }
 

@@ -242,6 +242,15 @@ TEST(a_rank_that_leaves_normally_fails_what_needs_it) {
   CHECK_EQ(only<Run>(job.publish()).set, others);
 }
 
+TEST(a_set_may_open_after_a_member_has_left) {
+  Job job(3);
+  job.submit_all(add_set_of({1, 2}), no_input());
+  job.report(2, Leave{false, ""});
+  OpenSet open = only<OpenSet>(job.publish());
+  job.submit(1, in_set(tensor("x"), open.set));
+  contains(only<Fail>(job.publish()).failure.text, "rank 2 finished normally and left");
+}
+
 TEST(a_join_never_waits_for_a_rank_that_has_left) {
   Job job(3);
   job.report(0, Join{kWorldSet});

@@ -154,7 +154,7 @@ def test_ranks_must_agree() -> None:
 
 def test_integers_are_refused_on_all_ranks() -> None:
     last = fd.rank() == fd.size() - 1
-    with pytest.raises(TypeError, match="int32"):
+    with pytest.raises((TypeError, ValueError), match="int32"):  # as the refusing rank, its peers
         fd.allreduce(np.ones(3, np.int32 if last else np.float32), op=fd.Adasum, name="integers")
     assert fd.allreduce(np.ones(3), op=fd.Adasum).tolist() == [1.0] * 3
 

@@ -111,7 +111,7 @@ def test_argument_errors(momentum: tuple[nn.Module, Any]) -> None:
         ("each once", {"groups": [[ps[0]], [ps[0]]]}),
         ("each once", {"groups": [[torch.zeros(1)]]}),
         ("accumulate", {"accumulate": "max"}),
-        ("Adasum", {"op": hvd.Adasum}),
+        ("Average only", {"gradient_predivide_factor": 2.0, "op": hvd.Adasum}),
     ]
     for text, options in wrong:
         with pytest.raises(ValueError, match=text):

@@ -6,7 +6,8 @@ import pytest
 
 from farandole import bench
 from farandole.bench_cases import COLLECTIVES, DTYPES, Case, Operand, calls_between_fills
-from farandole.bench_report import size_text
+from farandole.bench_report import plot, size_text
+from farandole.bench_timing import Result
 
 
 def inputs(name, dtype, nbytes, size):
@@ -80,3 +81,22 @@ def test_wrong_arguments_are_named(arguments, capsys):
     with pytest.raises(SystemExit):
         bench.main(arguments)
     assert repr(arguments[1]) in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"needs matplotlib: pip install farandole\[plot\]"):
+        bench.main(["--plot", "out.png"])
+
+
+def test_plot(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "out.png"
+    rows = [
+        Result(Case.of(name, "float32", nbytes, 0, 2), peer, np.array([1e-6 * nbytes]), 0)
+        for name in ("allreduce", "broadcast")
+        for peer in ("farandole", "limit")
+        for nbytes in (4, 4096, 1 << 20)
+    ]
+    plot(path, rows)
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -94,7 +94,6 @@ void foresee_leave(Program& program, const Departure& early) {
     bool was_in = early.submitted.contains(static_cast<int64_t>(c));
     if (was_in || call.joins || call.ended_by >= 0) {
       call.allowed |= kPeerGone;
-      if (call.allowed & kStalled) call.allowed |= kDone;  // nobody waits at a sync for the leaver
     } else {
       call.allowed = kPeerGone | (call.allowed & kStalled);
     }

@@ -3,6 +3,7 @@
 // order of their own, and sometimes one event that ends a rank before its time.
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <string>
 
 #include "program.h"
@@ -154,7 +155,8 @@ class Planner {
     double share = random_.chance(0.1) ? 1.0 : 0.3;
     for (size_t m = 0; m < call(c).roles.size(); ++m) {
       bool root = call(c).request.signature.root == set(call(c).set).ranks[m];
-      if (!root && random_.chance(share)) call(c).roles[m] = Role::kEmpty;
+      Role& role = call(c).roles[m];
+      if (!root && role == Role::kInput && random_.chance(share)) role = Role::kEmpty;
     }
   }
 
@@ -251,6 +253,7 @@ class Planner {
     slow[(prompt + 1) % ranks.size()] = true;
     slow[prompt] = false;
     all_ranks({Kind::kWaitAll, 1});
+    stalls_.insert(syncs_);
     all_ranks({Kind::kSync, syncs_++});
     if (random_.chance(0.5)) {
       come_at_the_last_moment(calls, ranks, slow);
@@ -358,18 +361,31 @@ class Planner {
   }
 
   void interrupt() {
-    auto& cut = program_.actions[random_.below(program_.actions.size())];
-    cut.resize(random_.below(cut.size() + 1));
+    auto& actions = program_.actions[random_.below(program_.actions.size())];
     constexpr Kind kEnds[] = {Kind::kLeave, Kind::kLeave, Kind::kFail, Kind::kDie};
-    cut.push_back({kEnds[random_.below(4)]});
+    Kind end = kEnds[random_.below(4)];
+    size_t cut = random_.below(actions.size() + 1);
+    if (end == Kind::kLeave) {  // not within a stall: the others would be out of step
+      bool inside = false;
+      for (size_t i = 0; i < cut || inside; ++i) {
+        if (actions[i].kind == Kind::kSync) inside = !ends_stall(actions[i].value);
+        cut = std::max(cut, i + 1);
+      }
+    }
+    actions.resize(cut);
+    actions.push_back({end});
   }
+
+  // The last sync of a stall comes right before the first of the next, or is the last of all.
+  bool ends_stall(int64_t sync) const { return sync + 1 == syncs_ || stalls_.contains(sync + 1); }
 
   Random random_;
   Program program_;
   std::vector<int> open_;  // sets
   std::map<std::pair<int, int>, Request> requests_;  // by set and number of the name
   int names_ = 0;
-  int syncs_ = 0;
+  int64_t syncs_ = 0;
+  std::set<int64_t> stalls_;  // first syncs of stall windows
   bool large_ = false;
 };
 

@@ -53,8 +53,9 @@ Statistics Simulator::run() {
   return statistics_;
 }
 
-bool Simulator::all_done() const {
-  return std::ranges::all_of(members_, [](const Member& m) { return m.rank->done(); });
+bool Simulator::all_done() {
+  while (finished_ < members_.size() && members_[finished_].rank->done()) ++finished_;
+  return finished_ == members_.size();
 }
 
 void Simulator::after(int64_t delay, What what, Rank rank, SetId set) {

@@ -68,7 +68,7 @@ class Simulator final : public Surroundings {
   void after(int64_t delay, What what, Rank rank, SetId set = 0);
   int64_t delay(int64_t most) { return 1 + static_cast<int64_t>(random_.below(static_cast<uint64_t>(most))); }
   void handle(const Event& event);
-  bool all_done() const;
+  bool all_done();
   void read(Rank rank);
   void serve();
   void receive(Rank from);
@@ -85,6 +85,7 @@ class Simulator final : public Surroundings {
   bool trace_;
   Coordinator coordinator_;
   std::vector<Member> members_;
+  size_t finished_ = 0;        // of members_, from the front
   std::vector<Rank> senders_;  // whose inbox is not empty
   bool serving_ = false;
   std::deque<Entry> log_;

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elastic training with torch: models, optimizers and samplers as parts of a state."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from farandole.elastic import ObjectState, State, run
+from farandole.objects import broadcast_object
+from farandole.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from farandole.torch.sampler import ElasticSampler
+
+__all__ = [
+    "ElasticSampler",
+    "ObjectState",
+    "State",
+    "StateHandler",
+    "TorchState",
+    "get_handler_registry",
+    "run",
+    "set_handler_registry",
+]
+
+T = TypeVar("T", bound=Any)
+
+
+class StateHandler(Generic[T]):
+    """How one kind of object is saved, restored and synchronised: by its state_dict."""
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+        self._saved: Any = None
+        self.save()
+
+    def save(self) -> None:
+        """Keeps a copy."""
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        """Goes back to the copy."""
+        self.value.load_state_dict(copy.deepcopy(self._saved))
+
+    def sync(self) -> None:
+        """Makes all ranks' objects that of rank 0; collective."""
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0))
+        self.save()
+
+    def reset(self) -> None:
+        """The number of ranks may be another."""
+
+    def set_value(self, value: T) -> None:
+        """Another object in its place."""
+        self.value = value
+        self.save()
+
+
+class ModelStateHandler(StateHandler[torch.nn.Module]):
+    """Parameters and buffers; broadcast tensor by tensor."""
+
+    def sync(self) -> None:
+        """As in StateHandler."""
+        broadcast_parameters(self.value.state_dict(), root_rank=0)
+        self.save()
+
+
+class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
+    """An optimizer, distributed or not."""
+
+    def restore(self) -> None:
+        """As in StateHandler; reductions under way are given up, gradients are reset."""
+        reducer = getattr(self.value, "_reducer", None)
+        if reducer is not None:
+            reducer.abandon()
+        self.value.zero_grad()
+        super().restore()
+
+    def sync(self) -> None:
+        """As in StateHandler."""
+        broadcast_optimizer_state(self.value, root_rank=0)
+        self.save()
+
+
+class SamplerStateHandler(StateHandler[ElasticSampler]):
+    """An ElasticSampler."""
+
+    def reset(self) -> None:
+        """As in StateHandler."""
+        self.value.reset()
+
+
+_registry: list[tuple[type, type[StateHandler[Any]]]] = [
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (ElasticSampler, SamplerStateHandler),
+]
+
+
+def get_handler_registry() -> list[tuple[type, type[StateHandler[Any]]]]:
+    """(type, its handler), the first that fits counts."""
+    return list(_registry)
+
+
+def set_handler_registry(registry: list[tuple[type, type[StateHandler[Any]]]]) -> None:
+    """Replaces the registry for states made from now on."""
+    _registry[:] = registry
+
+
+class TorchState(ObjectState):
+    """TorchState(model, optimizer, sampler=sampler, epoch=0): each an attribute of that name.
+
+    What the registry knows has a handler; everything else is copied and pickled.
+    """
+
+    _handlers: dict[str, StateHandler[Any]]
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.__dict__["_handlers"] = {}
+        given = {"model": model, "optimizer": optimizer, **kwargs}
+        objects = {}
+        for name, value in given.items():
+            kinds = [handler for kind, handler in _registry if isinstance(value, kind)]
+            if kinds:
+                self._handlers[name] = kinds[0](value)
+                self.__dict__[name] = value
+            elif value is not None or name in kwargs:
+                objects[name] = value
+        super().__init__(**objects)
+
+    def save(self) -> None:
+        """As in State."""
+        for handler in self._handlers.values():
+            handler.save()
+        super().save()
+
+    def restore(self) -> None:
+        """As in State."""
+        for handler in self._handlers.values():
+            handler.restore()
+        super().restore()
+
+    def sync(self) -> None:
+        """As in State."""
+        for handler in self._handlers.values():
+            handler.sync()
+        super().sync()
+
+    def reset(self) -> None:
+        """As in State."""
+        for handler in self._handlers.values():
+            handler.reset()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        handler = self._handlers.get(name)
+        if handler is not None:
+            handler.set_value(value)
+        super().__setattr__(name, value)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What DistributedOptimizer costs the main thread, in CPU time for each gradient.
+
+    mpirun -np 2 --bind-to none python benchmarks/python_cost.py [--steps 200]
+
+time.thread_time of a backward pass of 161 gradients and synchronize(), minus that of the same pass
+in no_sync(), in turns. Gradients have 16 elements each: what is left is hooks, submission and
+waiting, not the sums, which the waiting thread may do itself. Two parts are shown apart: the raw C
+calls below (submit_tensor, wait, release), and what a plain Python hook costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+from collections.abc import Callable
+from time import thread_time
+
+import numpy as np
+import resnet50
+import torch
+
+import farandole.torch as hvd
+from farandole.bench_report import settings
+from farandole.handles import release, wait_handles
+from farandole.requests import Call, Op, PreparedTensor
+from farandole.torch.kind import describe
+
+COUNT, ELEMENTS = resnet50.COUNT, 16
+
+
+def alternate(runs: dict[str, Callable[[], float]], steps: int) -> dict[str, np.ndarray]:
+    """Seconds of each run in each of `steps` turns, after 10 that are not counted."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    gc.disable()
+    for step in range(steps + 10):
+        for name, run in runs.items():
+            hvd.barrier()
+            seconds = run()
+            if step >= 10:
+                times[name].append(seconds)
+        if step % 50 == 0:
+            gc.collect()
+    gc.enable()
+    return {name: np.array(t) for name, t in times.items()}
+
+
+def prepared() -> Callable[[], tuple[float, float]]:
+    """(submitting, waiting and releasing) by the C calls alone."""
+    tensors = [torch.zeros(ELEMENTS) for _ in range(COUNT)]
+    kept = [
+        PreparedTensor(Call(Op.ALLREDUCE, f"prepared.{i}"), describe(x))
+        for i, x in enumerate(tensors)
+    ]
+
+    def run() -> tuple[float, float]:
+        pointers = [x.data_ptr() for x in tensors]
+        start = thread_time()
+        handles = [t.submit(p, p) for t, p in zip(kept, pointers, strict=True)]
+        submitted = thread_time()
+        wait_handles(handles)
+        release(handles)
+        return submitted - start, thread_time() - submitted
+
+    return run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--steps", type=int, default=200)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    hvd.init()
+    model, hooked, plain = (resnet50.Chain([(ELEMENTS,)] * COUNT, hvd.rank()) for _ in range(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    for weight in hooked.weights:
+        weight.register_post_accumulate_grad_hook(lambda _: None)
+    x = torch.zeros((), requires_grad=True)
+    parts = prepared()
+    submits: list[float] = []
+    waits: list[float] = []
+    wrong = 0
+
+    def backward(chain: resnet50.Chain) -> float:
+        chain.clear()
+        start = thread_time()
+        chain(x).backward()
+        return thread_time() - start
+
+    def step() -> float:
+        nonlocal wrong
+        seconds = backward(model)
+        start = thread_time()
+        optimizer.synchronize()
+        seconds += thread_time() - start
+        wrong += model.wrong(range(hvd.size()))
+        return seconds
+
+    def local() -> float:
+        with optimizer.no_sync():
+            return backward(model)
+
+    def calls() -> float:
+        submitting, waiting = parts()
+        submits.append(submitting)
+        waits.append(waiting)
+        return submitting + waiting
+
+    runs = {"step": step, "no_sync": local, "hooked": lambda: backward(hooked)}
+    runs |= {"plain": lambda: backward(plain), "calls": calls}
+    times = alternate(runs, options.steps)
+
+    def us(seconds: np.ndarray) -> float:
+        return 1e6 * float(np.median(seconds)) / COUNT
+
+    lines = {
+        "hooks + submit + wait (step - plain backward)": us(times["step"] - times["plain"]),
+        "  of these a Python hook that does nothing": us(times["hooked"] - times["plain"]),
+        "  of these our hooks in no_sync()": us(times["no_sync"] - times["plain"]),
+        "  of these C submit from Python": us(np.array(submits)),
+        "  of these C wait and release": us(np.array(waits)),
+    }
+    everywhere = hvd.allgather_object(lines)
+    found = settings()
+    if hvd.rank() == 0:
+        for name, value in found.items():
+            print(f"# {name}: {value}")
+        print(f"main-thread CPU us for each of {COUNT} gradients, median of {options.steps} steps")
+        for name in lines:
+            print(f"{name:50}", *(f"{rank[name]:8.2f}" for rank in everywhere))
+        print(f"# wrong: {wrong}")
+    hvd.shutdown()
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

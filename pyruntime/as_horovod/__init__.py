@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs scripts that say `import horovod.torch as hvd`, unmodified:
+
+mpirun -np 4 python -m farandole.as_horovod train.py --epochs 3
+
+`path/` holds a package `horovod` whose modules have Horovod's names and our contents.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+__all__ = ["FOLDER", "install"]
+
+FOLDER = str(Path(__file__).with_name("path"))
+
+
+def install() -> None:
+    """Makes `import horovod` mean ours, here and in processes started from here.
+
+    Raises RuntimeError where the real one has been imported already.
+    """
+    module = sys.modules.get("horovod")
+    if module is not None and not str(module.__file__).startswith(FOLDER):
+        raise RuntimeError(f"Horovod itself has been imported already, from {module.__file__}")
+    if FOLDER not in sys.path:
+        sys.path.insert(0, FOLDER)
+    inherited = os.environ.get("PYTHONPATH", "")
+    if FOLDER not in inherited.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [FOLDER, inherited]))

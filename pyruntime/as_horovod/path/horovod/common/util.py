@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The helpers that scripts and libraries import from horovod.common.util."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from farandole.features import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    mpi_built,
+    nccl_built,
+    rocm_built,
+)
+
+__all__ = [
+    "ccl_built",
+    "check_extension",
+    "cuda_built",
+    "ddl_built",
+    "env",
+    "extension_available",
+    "get_average_backwards_compatibility_fun",
+    "gloo_built",
+    "gpu_available",
+    "is_iterable",
+    "is_version_greater_equal_than",
+    "mpi_built",
+    "nccl_built",
+    "num_rank_is_power_2",
+    "rocm_built",
+    "split_list",
+]
+
+T = TypeVar("T")
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether the adapter ("torch", "numpy") and its framework are installed."""
+    try:
+        found = importlib.util.find_spec(f"farandole.{ext_base_name}") is not None
+        return found and importlib.util.find_spec(ext_base_name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
+    """Raises ImportError where `ext_name` ("horovod.torch") has no adapter here."""
+    name = ext_name.removeprefix("horovod.")
+    if not extension_available(name):
+        raise ImportError(f"{ext_name} is not here: farandole has no adapter or no {name} for it")
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether the framework may use a GPU."""
+    if ext_base_name != "torch":
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def split_list(values: Sequence[T], num_parts: int) -> list[Sequence[T]]:
+    """`values` in `num_parts` runs whose lengths differ by one at most, longer ones first."""
+    size, longer = divmod(len(values), num_parts)
+    ends = [(i + 1) * size + min(i + 1, longer) for i in range(num_parts)]
+    return [values[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Whether a number is a power of two."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def is_iterable(x: Any) -> bool:
+    """Whether `x` can be gone through."""
+    try:
+        iter(x)
+    except TypeError:
+        return False
+    return True
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether a version ("2.1.0") is `target` or newer. Raises ValueError without three numbers."""
+    numbers = [int(part) for part in ver.split("+")[0].split(".")[:3]]
+    wanted = [int(part) for part in target.split(".")]
+    if len(numbers) < 3 or len(wanted) < 3:
+        raise ValueError(f"versions have three numbers, not {ver!r} and {target!r}")
+    return numbers >= wanted
+
+
+@contextmanager
+def env(**kwargs: str) -> Iterator[None]:
+    """In it these environment variables are set; then they are as before."""
+    before = {name: os.environ.get(name) for name in kwargs}
+    os.environ.update(kwargs)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, Any], Any]:
+    """A function (op, average) -> op; `reduce_ops` has Average and Sum."""
+
+    def choose(op: Any, average: bool | None) -> Any:
+        if op is not None and average is not None:
+            raise ValueError("give op or average, not both")
+        if average is not None:
+            return reduce_ops.Average if average else reduce_ops.Sum
+        return reduce_ops.Average if op is None else op
+
+    return choose

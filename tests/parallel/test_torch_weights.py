@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unequal batches, and learning rates of many ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import farandole.torch as hvd
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world() -> None:
+    torch.set_num_threads(1)
+    hvd.init()
+
+
+def samples(rank: int, step: int) -> torch.Tensor:
+    """A batch of another size on every rank and in every step; none at all on one."""
+    count = (rank * 3 + step * 2 + 1) % 5 if hvd.size() > 1 else 3
+    return torch.arange(count * 2.0).reshape(count, 2) + rank
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": 1}, {"gradient_predivide_factor": 2.0}])
+def test_the_average_over_unequal_batches_is_that_over_all_samples(options: Any) -> None:
+    p, q = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))
+    plain = torch.optim.SGD([p, q], lr=0.1)
+    optimizer = hvd.DistributedOptimizer(plain, **options)
+    for step in range(5):
+        everything = torch.cat([samples(r, step) for r in range(hvd.size())])
+        mine = samples(hvd.rank(), step)
+        optimizer.zero_grad()
+        optimizer.set_weight(len(mine))
+        if len(mine):
+            ((mine * p).sum(1) * 2 + q).mean().backward()
+        optimizer.step()
+        torch.testing.assert_close(p.grad, everything.mean(0) * 2)
+        torch.testing.assert_close(q.grad, torch.ones(1))
+
+
+def test_weights_and_accumulation() -> None:
+    p = nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([p], lr=0.1), backward_passes_per_step=2, accumulate="mean"
+    )
+    weights = [1.0 + r for r in range(hvd.size())]
+    optimizer.set_weight(weights[hvd.rank()])
+    for k in (1.0, 3.0):
+        (p * (hvd.rank() + k)).sum().backward()
+    optimizer.step()
+    wanted = sum(w * (r + 2.0) for r, w in enumerate(weights)) / sum(weights)
+    torch.testing.assert_close(p.grad, torch.tensor([wanted]))
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("wrong", [-1.0, math.inf, math.nan])
+def test_a_wrong_weight_fails_on_all_ranks(wrong: float) -> None:
+    p = nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=0.1))
+    with pytest.raises(ValueError, match="set_weight"):
+        optimizer.set_weight(wrong if hvd.rank() == 0 else 1.0)
+    with pytest.raises(ValueError, match="more on one"):
+        optimizer.set_weight(0)
+    other = nn.Parameter(torch.zeros(1))
+    sums = hvd.DistributedOptimizer(torch.optim.SGD([other], lr=0.1), op=hvd.Sum)
+    with pytest.raises(ValueError, match="Average only"):
+        sums.set_weight(1)
+
+
+def test_linear_warmup() -> None:
+    p = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([p], lr=0.5)
+    scheduler = hvd.linear_warmup(optimizer, warmup_steps=4)
+    rates = []
+    for _ in range(7):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    grown = [0.5 * (1 + (hvd.size() - 1) * k / 4) for k in range(4)]
+    assert rates == pytest.approx([*grown, *[0.5 * hvd.size()] * 3])
+    hvd.check_learning_rate(optimizer)
+    at_once = hvd.linear_warmup(torch.optim.SGD([p], lr=0.5), 0, scale=3.0)
+    assert at_once.get_last_lr() == [1.5]
+    with pytest.raises(ValueError, match="-1"):
+        hvd.linear_warmup(optimizer, -1)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_different_learning_rates_are_named() -> None:
+    p = nn.Parameter(torch.zeros(1))
+    last = hvd.size() - 1
+    optimizer = torch.optim.SGD([p], lr=0.5 if hvd.rank() == last else 0.25)
+    others = "rank 0" if last == 1 else f"ranks {', '.join(map(str, range(last)))}"
+    with pytest.raises(hvd.MismatchError, match=f"0.25 on {others}; 0.5 on rank {last}"):
+        hvd.check_learning_rate(optimizer)
