@@ -61,7 +61,7 @@ def _limit(program: Path, nbytes: int) -> float | None:
     """The median of memory_limit in seconds; the other ranks sleep meanwhile."""
     seconds = None
     if farandole.rank() == 0 and program.exists():
-        calls = max(5, min(200, calls_for(nbytes)))
+        calls = max(3, min(200, calls_for(nbytes) // 2))
         arguments = [str(program), str(farandole.size()), str(nbytes), str(calls)]
         seconds = 1e-6 * float(subprocess.check_output(arguments, text=True).split()[1])
     farandole.barrier()

@@ -231,7 +231,8 @@ def _values(buffer: Buffer) -> Array:
 
 def _widened(raw: Array) -> Array:
     if raw.dtype == np.uint16:
-        return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        bits: Array = raw.astype(np.uint32) << np.uint32(16)
+        return bits.view(np.float32)
     return raw.astype(np.float32) if raw.dtype == np.float16 else raw
 
 

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host plane alone: forked ranks, in-place float32 averages, driven as the engine does; staged and pulled
-// exchange in turns. Results are checked.
+// The host plane alone: forked ranks, in-place float32 averages, driven as the engine does. Results are checked.
 // host_plane_bench RANKS [BLOCK_KIB SLOTS DIRECT_BYTES SPIN_US [LARGEST_MIB]]
 #include <sched.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,7 +9,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <optional>
 #include <vector>
 
 #include "core/error.h"
@@ -33,43 +30,20 @@ struct Options {
   size_t largest = size_t{256} << 20;
 };
 
-constexpr size_t kPidsAt = 2048;  // behind the bells
 constexpr size_t kBellsRoom = 4096;
 
-size_t plane_bytes(const Options& options) {
-  return HostPlane::bytes_needed(options.ranks, options.block_bytes, options.slots);
-}
-
-// One rank with a plane for each exchange.
 class Rank {
  public:
   Rank(const Options& options, const Segment& segment, int rank)
-      : options_(options), rank_(rank), bells_(bells(options, segment)), staged_(setup(segment, 0)) {
-    pids(segment)[rank] = ::getpid();
-    barrier();
-    HostPlane::Setup with_peers = setup(segment, 1);
-    for (int peer = 0; peer < options.ranks; ++peer) {
-      with_peers.peers.push_back({peer, pids(segment)[peer]});
-    }
-    with_peers.pull_bytes = 0;
-    pulled_.emplace(with_peers);
-    barrier();
-  }
+      : options_(options), rank_(rank), bells_(bells(options, segment)), plane_(setup(segment)) {}
 
-  void run(bool pulled, std::span<const Part> parts) {
-    HostPlane& plane = pulled ? *pulled_ : staged_;
-    plane.begin(parts);
+  void run(std::span<const Part> parts) {
+    plane_.begin(parts);
     for (;;) {
-      const Progress progress = plane.step();
+      const Progress progress = plane_.step();
       if (progress == Progress::kFinished) return;
-      if (progress == Progress::kWaiting) wait(plane);
+      if (progress == Progress::kWaiting) wait();
     }
-  }
-
-  void barrier() {
-    Part barrier;
-    barrier.signature.op = Op::kBarrier;
-    run(false, {&barrier, 1});
   }
 
  private:
@@ -81,40 +55,33 @@ class Rank {
     return bells;
   }
 
-  static pid_t* pids(const Segment& segment) {
-    return reinterpret_cast<pid_t*>(segment.data() + kPidsAt);
+  HostPlane::Setup setup(const Segment& segment) const {
+    return {rank_,
+            options_.ranks,
+            segment.data() + kBellsRoom,
+            segment.size() - kBellsRoom,
+            bells_,
+            options_.block_bytes,
+            options_.slots,
+            options_.direct_bytes};
   }
 
-  HostPlane::Setup setup(const Segment& segment, size_t plane) const {
-    HostPlane::Setup setup;
-    setup.member = rank_;
-    setup.members = options_.ranks;
-    setup.memory = segment.data() + kBellsRoom + plane * plane_bytes(options_);
-    setup.bytes = plane_bytes(options_);
-    setup.bells = bells_;
-    setup.block_bytes = options_.block_bytes;
-    setup.slots = options_.slots;
-    setup.direct_bytes = options_.direct_bytes;
-    return setup;
-  }
-
-  void wait(const HostPlane& plane) {
+  void wait() {
     const int64_t until = now_ns() + options_.spin_ns;
     while (options_.spin_ns > 0 && now_ns() < until) {
-      if (plane.ready()) return;
+      if (plane_.ready()) return;
       ::sched_yield();
     }
     EventCount& bell = *bells_[static_cast<size_t>(rank_)];
     const uint32_t ticket = bell.prepare();
-    if (plane.ready()) return;
-    bell.wait(Sleeper::kCaller, ticket, [&] { return plane.ready(); }, Deadline::never());
+    if (plane_.ready()) return;
+    bell.wait(Sleeper::kCaller, ticket, [&] { return plane_.ready(); }, Deadline::never());
   }
 
   const Options& options_;
   const int rank_;
   const std::vector<EventCount*> bells_;
-  HostPlane staged_;
-  std::optional<HostPlane> pulled_;
+  HostPlane plane_;
 };
 
 float value(size_t i, int rank) { return static_cast<float>(i % 1021) + static_cast<float>(rank); }
@@ -146,17 +113,12 @@ std::vector<Part> parts_in(std::vector<float>& values, size_t count, size_t tens
   return parts;
 }
 
-void report(size_t bytes, size_t tensors, std::vector<int64_t> (&times)[2]) {
-  double medians[2];
-  std::printf("%11zu B %5zu tensors", bytes, tensors);
-  for (int pulled : {0, 1}) {
-    std::sort(times[pulled].begin(), times[pulled].end());
-    medians[pulled] = static_cast<double>(times[pulled][times[pulled].size() / 2]) / 1e3;
-    std::printf("  %s min %9.1f median %9.1f us %6.2f GB/s", pulled ? "pulled" : "staged",
-                static_cast<double>(times[pulled][0]) / 1e3, medians[pulled],
-                static_cast<double>(bytes) / medians[pulled] / 1e3);
-  }
-  std::printf("  ratio %.2f\n", medians[1] / medians[0]);
+void report(size_t bytes, size_t tensors, std::vector<int64_t> times) {
+  std::sort(times.begin(), times.end());
+  const auto us = [&](size_t i) { return static_cast<double>(times[i]) / 1e3; };
+  const double median = us(times.size() / 2);
+  std::printf("%11zu B %5zu tensors  min %10.1f us  median %10.1f us  %6.2f GB/s\n", bytes, tensors,
+              us(0), median, static_cast<double>(bytes) / median / 1e3);
   std::fflush(stdout);
 }
 
@@ -165,35 +127,34 @@ void measure(Rank& rank, int number, const Options& options, std::vector<float>&
              size_t bytes, size_t tensors) {
   const size_t count = bytes / sizeof(float);
   const std::vector<Part> parts = parts_in(values, count, tensors, options.ranks);
+  Part barrier;
+  barrier.signature.op = Op::kBarrier;
   const int inner = bytes <= 65536 ? 20 : 1;
   const int repeats = bytes <= 65536              ? 200
                       : bytes <= size_t{1} << 20  ? 300
                       : bytes <= size_t{16} << 20 ? 40
                                                   : 9;
-  std::vector<int64_t> times[2];
+  std::vector<int64_t> times;
   for (int i = 0; i < repeats; ++i) {
-    for (bool pulled : {false, true}) {
-      for (size_t k = 0; k < count; ++k) values[k] = value(k, number);
-      rank.barrier();
-      const int64_t start = now_ns();
-      for (int k = 0; k < inner; ++k) rank.run(pulled, parts);
-      times[pulled].push_back((now_ns() - start) / inner);
-      if (i == 0 || i + 1 == repeats) check(values, count, options);
-    }
+    for (size_t k = 0; k < count; ++k) values[k] = value(k, number);
+    rank.run({&barrier, 1});
+    const int64_t start = now_ns();
+    for (int k = 0; k < inner; ++k) rank.run(parts);
+    times.push_back((now_ns() - start) / inner);
+    if (i == 0 || i + 1 == repeats) check(values, count, options);
   }
-  if (number == 0) report(bytes, tensors, times);
+  if (number == 0) report(bytes, tensors, std::move(times));
 }
 
 int run_rank(const Options& options, const Segment& segment, int number) {
   Rank rank(options, segment, number);
-  std::vector<float> values(options.largest / sizeof(float)); if (getenv("X_THP")) { madvise((void*)(((uintptr_t)values.data()+4095)/4096*4096), options.largest-4096, MADV_HUGEPAGE); madvise((void*)(((uintptr_t)values.data()+4095)/4096*4096), options.largest-4096, 25); }
+  std::vector<float> values(options.largest / sizeof(float));
   for (size_t bytes : {size_t{4}, size_t{1} << 10, size_t{8} << 10, size_t{64} << 10,
-                       size_t{128} << 10, size_t{256} << 10, size_t{512} << 10, size_t{1} << 20, size_t{16} << 20, size_t{64} << 20, size_t{256} << 20}) {
+                       size_t{1} << 20, size_t{16} << 20, size_t{64} << 20, size_t{256} << 20}) {
     if (bytes <= options.largest) measure(rank, number, options, values, bytes, 1);
   }
   measure(rank, number, options, values, size_t{1000} << 10, 1000);
   measure(rank, number, options, values, 4000, 1000);
-  measure(rank, number, options, values, size_t{16} << 20, 128);
   return rescued_wakeups() == 0 ? 0 : 1;
 }
 
@@ -216,7 +177,7 @@ int main(int argc, char** argv) {
   std::fflush(stdout);
   const Segment segment = Segment::create(
       "bench",
-      kBellsRoom + 2 * plane_bytes(options),
+      kBellsRoom + HostPlane::bytes_needed(options.ranks, options.block_bytes, options.slots),
       /*inherit=*/true);
   std::vector<pid_t> children;
   for (int number = 1; number < options.ranks; ++number) {

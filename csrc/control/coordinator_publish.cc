@@ -80,7 +80,9 @@ void Coordinator::publish(std::vector<Entry>& log) {
 void Coordinator::flush(Set& set) {
   for (Call* call : set.at_once) finish_at_once(set, *call);
   set.at_once.clear();
-  while (!set.ready.empty() && set.buckets - set.buckets_done < kMaxOutstanding) run_bucket(set);
+  // When all have left, nothing may come after Stop: the rest goes out now.
+  auto may_run = [&] { return left_.full() || set.buckets - set.buckets_done < kMaxOutstanding; };
+  while (!set.ready.empty() && may_run()) run_bucket(set);
   auto finished = [](const Call& c) { return !c.is_open() && c.id() != 0; };
   while (!set.unnamed.empty() && finished(*set.unnamed.front())) {
     set.unnamed.pop_front();

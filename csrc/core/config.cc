@@ -16,7 +16,7 @@ const Variable kVariables[] = {
     {"FARANDOLE_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD", "32M",
      "bytes of tensors reduced together in one bucket; 0: one tensor a bucket", kJobWide,
      &Config::fusion_bytes},
-    {"FARANDOLE_BLOCK_BYTES", "", "256K",
+    {"FARANDOLE_BLOCK_BYTES", "", "512K",
      "bytes of one block of the shared-memory pipeline; a few blocks should fit the L2 cache",
      kJobWide, &Config::block_bytes},
     {"FARANDOLE_STAGING_SLOTS", "", "4", "blocks that a rank may stage ahead (2 to 64)", kJobWide,

@@ -137,13 +137,16 @@ void Engine::take_failure() {
   break_down(failure);
 }
 
-// The lanes let go of all buffers first; then everything that waits fails.
+// New calls are refused from here on. The lanes let go of all buffers; then everything that waits fails.
 void Engine::break_down(const Failure& failure) {
   if (broken_) return;
+  {
+    std::lock_guard lock(mutex_);
+    failure_ = failure;
+    broken_ = true;
+  }
   for (auto& [id, lane] : lanes_) lane.lane->abort(failure);
   std::lock_guard lock(mutex_);
-  failure_ = failure;
-  broken_ = true;
   pending_.clear();
   sets_.clear_joins();
   handles_.fail_all(failure);

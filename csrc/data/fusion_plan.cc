@@ -25,7 +25,6 @@ void Block::clear() {
   sources.clear();
   combines = false;
   owners = 0;
-  direct = false;
 }
 
 FusionPlan::FusionPlan(int member, int members, size_t block_bytes, size_t direct_bytes)
@@ -125,7 +124,6 @@ bool FusionPlan::fill_allreduce(Block& block) {
   block.combines = true;
   const auto members = static_cast<size_t>(members_);
   if (members == 1 || bytes * members <= direct_bytes_) {
-    block.direct = true;
     for (const Range& segment : segments_) add_direct(block, segment);
     return true;
   }

@@ -31,8 +31,6 @@ struct Block {
   std::vector<int32_t> sources;  // the members that `receives` come from
   bool combines = false;         // nobody reduces before all members have staged
   int owners = 0;  // members [0, owners) reduce a stripe each, which the others receive
-  // Every member reduces all of it, maybe over its own input: peers need a copy of that.
-  bool direct = false;
 
   void clear();  // keeps the capacity: in the long run planning allocates nothing
 };

@@ -13,30 +13,21 @@ namespace {
 
 constexpr size_t kPageBytes = 4096;
 
-constexpr size_t whole_pages(size_t bytes) {
-  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
-}
-
-// The memory: counters, addresses of what is pulled, slots.
-size_t table_begin(int members) { return whole_pages(HostProgressTable::bytes_needed(members)); }
-
-size_t slots_begin(int members) {
-  return table_begin(members) + whole_pages(PulledExchange::table_bytes(members));
+size_t slots_begin(int members) {  // the counters fill pages of their own
+  return (HostProgressTable::bytes_needed(members) + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
 const HostPlane::Setup& checked(const HostPlane::Setup& setup) {
   const bool aligned = reinterpret_cast<uintptr_t>(setup.memory) % FusionPlan::kAlignment == 0;
   const bool complete = setup.members >= 1 && setup.slots >= 1 && setup.memory != nullptr &&
-                        setup.bells.size() == static_cast<size_t>(setup.members) &&
-                        (setup.peers.empty() || setup.peers.size() == setup.bells.size());
+                        setup.bells.size() == static_cast<size_t>(setup.members);
   if (!aligned || !complete ||
       setup.bytes < HostPlane::bytes_needed(setup.members, setup.block_bytes, setup.slots)) {
     throw Error(ErrorCode::kInvalidArgument,
                 "host plane of " + std::to_string(setup.members) +
                     " members: " + std::to_string(setup.bytes) + " bytes of memory for " +
                     std::to_string(setup.slots) + " slots of " + std::to_string(setup.block_bytes) +
-                    " bytes, " + std::to_string(setup.bells.size()) + " bells and " +
-                    std::to_string(setup.peers.size()) + " peers");
+                    " bytes and " + std::to_string(setup.bells.size()) + " bells");
   }
   return setup;
 }
@@ -68,12 +59,7 @@ HostPlane::HostPlane(const Setup& setup)
       progress_(setup.memory, setup.members),
       staged_exchange_(setup.memory + slots_begin(setup.members), setup.member, setup.block_bytes,
                        setup.slots),
-      exchange_(setup.peers.empty()
-                    ? static_cast<Exchange&>(staged_exchange_)
-                    : pulled_exchange_.emplace(staged_exchange_, progress_,
-                                               setup.memory + table_begin(setup.members),
-                                               setup.member, setup.peers, setup.block_bytes,
-                                               setup.pull_bytes)),
+      exchange_(staged_exchange_),
       plan_(setup.member, setup.members, setup.block_bytes, setup.direct_bytes),
       blocks_(slots_ + 1),
       inputs_(static_cast<size_t>(setup.members)) {}
@@ -101,12 +87,10 @@ void HostPlane::begin(std::span<const Part> parts) {
   }
   plan_.start(parts);
   parts_ = parts;
-  exchange_.begin(parts);
   plan_next();
 }
 
 Progress HostPlane::step() {
-  if (stuck_) return Progress::kWaiting;
   if (can_consume()) {
     consume();
   } else if (can_reduce()) {
@@ -119,14 +103,10 @@ Progress HostPlane::step() {
   return finished() ? Progress::kFinished : Progress::kMoved;
 }
 
-bool HostPlane::ready() const {
-  return !stuck_ && (can_consume() || can_reduce() || can_stage() || finished());
-}
+bool HostPlane::ready() const { return can_consume() || can_reduce() || can_stage() || finished(); }
 
-// A stopped peer may read our buffers later: it looks at this flag afterwards.
 void HostPlane::abort() {
   aborted_ = true;
-  progress_.abort(member_);
   parts_ = {};
 }
 
@@ -151,21 +131,17 @@ bool HostPlane::can_consume() const {
 }
 
 bool HostPlane::finished() const {
-  if (stuck_ || has_next_ || consumed_ < staged_) return false;
+  if (has_next_ || consumed_ < staged_) return false;
   return !exchange_.reads_private_memory() ||
          progress_.all_reached(&HostProgress::consumed, consumed_);
 }
 
 void HostPlane::plan_next() { has_next_ = plan_.next(block(staged_)); }
 
-Exchange& HostPlane::exchange_for(const Block& block) {
-  return block.direct ? staged_exchange_ : exchange_;
-}
-
 void HostPlane::stage() {
   const Block& current = block(staged_);
   for (const Range& range : current.sends) {
-    exchange_for(current).offer(staged_, range, parts_[range.part].input + range.input);
+    exchange_.offer(staged_, range, parts_[range.part].input + range.input);
   }
   for (const Range& range : current.keeps) keep(range);
   publish(&HostProgress::staged, ++staged_);
@@ -182,9 +158,7 @@ void HostPlane::keep(const Range& range) {
 
 void HostPlane::reduce() {
   const Block& current = block(reduced_);
-  for (const Range& range : current.reduces) {
-    if (stuck_ = !reduce_range(current, range); stuck_) return;
-  }
+  for (const Range& range : current.reduces) reduce_range(current, range);
   publish(&HostProgress::reduced, ++reduced_);
   const bool last_owner =  // the others receive when all stripes are ready
       member_ < current.owners &&
@@ -193,29 +167,28 @@ void HostPlane::reduce() {
   if (last_owner || sent) ring_peers();
 }
 
-// False: a peer has aborted.
-bool HostPlane::reduce_range(const Block& block, const Range& range) {
+void HostPlane::reduce_range(const Block& block, const Range& range) {
   const Part& part = parts_[range.part];
   const Signature& signature = part.signature;
   std::byte* const output = part.output == nullptr ? nullptr : part.output + range.output;
   const bool shared = block.owners > 0;
-  if (!shared && output == nullptr) return true;
-  Exchange& exchange = exchange_for(block);
+  if (!shared && output == nullptr) return;
   size_t present = 0;
   for (int member = 0; member < members_; ++member) {
     if (!part.has(member)) continue;
-    const std::byte* const input =
-        member == member_ ? part.input + range.input : exchange.reach(reduced_, range, member);
-    if (input == nullptr) return false;
-    inputs_[present++] = input;
+    inputs_[present++] =
+        member == member_ ? part.input + range.input : exchange_.reach(reduced_, range, member);
   }
   const bool through_slot = shared || overwrites_own_input(part, range);
-  std::byte* const result = through_slot ? exchange.result(reduced_, range, output) : output;
-  kernels::reduce(signature.dtype, signature.reduce_op, result, inputs_.data(),
+  std::byte* const slot = through_slot ? exchange_.result(reduced_, range, output) : output;
+  // What peers wait for is reduced at home and copied: the slot's cache lines are still the peers', and
+  // a copy takes lines over faster than the kernels' stores do.
+  std::byte* const first = shared && output != nullptr ? output : slot;
+  std::byte* const second = first == output ? slot : output;
+  kernels::reduce(signature.dtype, signature.reduce_op, first, inputs_.data(),
                   static_cast<int>(present), range.bytes / size_of(signature.dtype),
                   factors_of(part));
-  if (output != nullptr && output != result) kernels::copy(output, result, range.bytes);
-  return true;
+  if (second != nullptr && second != first) kernels::copy(second, first, range.bytes);
 }
 
 // Reducescatter in place: the share moves to the buffer's start, maybe over bytes of this very range.
@@ -227,9 +200,7 @@ bool HostPlane::overwrites_own_input(const Part& part, const Range& range) const
 void HostPlane::consume() {
   for (const Range& range : block(consumed_).receives) {
     std::byte* const output = parts_[range.part].output;
-    if (output == nullptr) continue;
-    stuck_ = !exchange_.fetch(consumed_, range, output + range.output);
-    if (stuck_) return;
+    if (output != nullptr) exchange_.fetch(consumed_, range, output + range.output);
   }
   publish(&HostProgress::consumed, ++consumed_);
   // Only the last member to consume frees the slots.

@@ -4,14 +4,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
 #include "data/fusion_plan.h"
 #include "data/host_progress.h"
 #include "data/plane.h"
-#include "data/pulled_exchange.h"
 #include "data/staged_exchange.h"
 #include "lib/event_count.h"
 
@@ -29,15 +27,12 @@ class HostPlane final : public Plane {
     std::vector<EventCount*> bells;  // one for each member, own included
     size_t block_bytes = kBlockBytes;
     int slots = kSlots;
-    size_t direct_bytes = kDirectBytes;  // see FusionPlan
-    std::vector<PulledExchange::Peer> peers = {};  // each member; empty: memory cannot be read
-    size_t pull_bytes = kPullBytes;  // from this size on parts are pulled, where peers can be read
-    // All but bells and member are alike on all members.
+    size_t direct_bytes =
+        kDirectBytes;  // see FusionPlan; all but bells and member alike on all members
   };
-  static constexpr size_t kBlockBytes = 256 * 1024;
+  static constexpr size_t kBlockBytes = 512 * 1024;
   static constexpr int kSlots = 4;
   static constexpr size_t kDirectBytes = 128 * 1024;
-  static constexpr size_t kPullBytes = 128 * 1024;
 
   // Throws kInvalidArgument.
   explicit HostPlane(const Setup& setup);
@@ -65,9 +60,8 @@ class HostPlane final : public Plane {
   void stage();
   void reduce();
   void consume();
-  Exchange& exchange_for(const Block& block);
   void keep(const Range& range);
-  bool reduce_range(const Block& block, const Range& range);
+  void reduce_range(const Block& block, const Range& range);
   bool overwrites_own_input(const Part& part, const Range& range) const;
   void publish(Column column, uint64_t blocks);
   void ring_peers();
@@ -78,7 +72,6 @@ class HostPlane final : public Plane {
   const std::vector<EventCount*> bells_;
   HostProgressTable progress_;
   StagedExchange staged_exchange_;
-  std::optional<PulledExchange> pulled_exchange_;
   Exchange& exchange_;  // chosen once; the same on all members
   FusionPlan plan_;
   std::span<const Part> parts_;
@@ -86,7 +79,6 @@ class HostPlane final : public Plane {
   std::vector<const void*> inputs_;  // scratch of reduce_range
   bool has_next_ = false;            // block(staged_) is planned
   bool aborted_ = false;
-  bool stuck_ = false;  // a peer has aborted this bucket: we are about to hear the same
   uint64_t staged_ = 0;  // own copies of the three counters
   uint64_t reduced_ = 0;
   uint64_t consumed_ = 0;

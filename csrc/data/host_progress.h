@@ -15,10 +15,8 @@ struct HostProgress {
   alignas(64) Counter staged{0};
   alignas(64) Counter reduced{0};
   alignas(64) Counter consumed{0};
-  std::atomic<bool> aborted{false};  // for good: its buffers may hold anything from now on
 };
 static_assert(HostProgress::Counter::is_always_lock_free && sizeof(HostProgress) == 192);
-static_assert(std::atomic<bool>::is_always_lock_free);
 
 // The progress of the members of one set.
 class HostProgressTable {
@@ -34,9 +32,6 @@ class HostProgressTable {
 
   uint64_t load(int member, Column column) const { return (rows_[member].*column).load(); }
   void store(int member, Column column, uint64_t blocks) { (rows_[member].*column).store(blocks); }
-
-  void abort(int member) { rows_[member].aborted.store(true); }
-  bool aborted(int member) const { return rows_[member].aborted.load(); }
 
   // Whether members [0, count) have all done at least `blocks`.
   bool all_reached(Column column, uint64_t blocks, int count) const {

@@ -2,7 +2,6 @@
 #include "data/part_layout.h"
 
 #include <algorithm>
-#include <numeric>
 #include <string>
 
 #include "core/error.h"
@@ -69,26 +68,6 @@ size_t PartLayout::input_bytes(int member) const {
     case Op::kAlltoall: return piece_start(member, members_);
     default: return 0;
   }
-}
-
-size_t PartLayout::output_bytes(int member) const {
-  switch (part_.signature.op) {
-    case Op::kAllreduce:
-    case Op::kBroadcast: return part_.signature.bytes();
-    case Op::kReducescatter: return share_bytes(member);
-    case Op::kAllgather:
-    case Op::kAlltoall: return landing_start(members_, member);
-    default: return 0;
-  }
-}
-
-size_t PartLayout::typical_bytes() const {
-  const Op op = part_.signature.op;
-  if (op == Op::kAllreduce || op == Op::kBroadcast || op == Op::kReducescatter) {
-    return part_.signature.bytes();
-  }
-  const auto all = std::accumulate(part_.rows.begin(), part_.rows.end(), int64_t{0});
-  return op == Op::kBarrier ? 0 : row_bytes() * static_cast<size_t>(all / members_);
 }
 
 void PartLayout::check_rows() const {

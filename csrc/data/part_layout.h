@@ -32,16 +32,12 @@ class PartLayout {
 
   static constexpr int kEverybody = -1;
 
-  size_t input_bytes(int member) const;
-  size_t output_bytes(int member) const;
-  // What a member sends, on average: all members know the same number.
-  size_t typical_bytes() const;
-
  private:
   size_t rows(int index) const {
     return static_cast<size_t>(part_.rows[static_cast<size_t>(index)]);
   }
   size_t row_bytes() const;
+  size_t input_bytes(int member) const;
   void check_rows() const;
 
   const Part& part_;

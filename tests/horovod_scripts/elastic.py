@@ -25,7 +25,7 @@ def on_state_reset():
 @hvd.elastic.run
 def train(state):
     global failures
-    for state.epoch in range(state.epoch, 3):
+    for state.epoch in range(state.epoch, 3):  # noqa: B020
         for batch_idx, index in enumerate(sampler):
             optimizer.zero_grad()
             (model(data[index]) - 1).pow(2).sum().backward()

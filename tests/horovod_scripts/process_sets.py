@@ -43,17 +43,17 @@ halves = [weights[0::2], weights[1::2]]
 assert all(torch.equal(row, half[0]) for half in halves for row in half)
 assert not torch.equal(halves[0][0], halves[1][0])
 
-dynamic = hvd.add_process_set([0, world_size - 1])
+dynamic = hvd.add_process_set([0, 1])
 if dynamic.included():
     gathered = hvd.allgather(torch.tensor([hvd.rank()]), process_set=dynamic)
-    assert gathered.tolist() == [0, world_size - 1]
+    assert gathered.tolist() == [0, 1]
 hvd.barrier()
 assert hvd.remove_process_set(dynamic)
 
 try:
     hvd.allreduce(torch.ones(2 + hvd.rank()), name="wrong shape")
 except HorovodInternalError as error:
-    assert "wrong shape" in str(error)
+    assert "wrong shape" in str(error)  # noqa: PT017
     print(f"process sets done on rank {hvd.rank()}")
 else:
     raise AssertionError("no error")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that a script starts find horovod too: by multiprocessing's spawn, and by themselves."""
+"""Processes that a script starts find horovod too, by multiprocessing or by themselves."""
 
 import multiprocessing
 import subprocess

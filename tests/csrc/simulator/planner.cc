@@ -180,7 +180,8 @@ class Planner {
   // Whoever is odd about a group is so about all of it.
   void make_group_odd(int batch, int member) {
     if (call(batch).roles.size() < 2 || !call(batch).odd.empty()) return;
-    bool name = random_.chance(0.5);
+    bool refused = std::ranges::count(call(batch).roles, Role::kRefuse) > 0;
+    bool name = refused || random_.chance(0.5);  // a size is a lie: somebody has to contradict it
     int size = random_.between(1, 5);
     for (PlannedCall& c : program_.calls) {
       if (c.batch != batch) continue;
@@ -200,6 +201,7 @@ class Planner {
     if (kind < 0.87) return make_odd(c, member);
     if (kind < 0.9) return make_odd(c, random_member(c)), make_odd(c, member);
     if (kind < 0.94 && batch >= 0) return make_group_odd(batch, member);
+    if (batch >= 0 && !call(batch).odd.empty()) return;
     for (PlannedCall& other : program_.calls) {
       bool together = &other == &call(c) || (batch >= 0 && other.batch == batch);
       if (together) other.roles[static_cast<size_t>(member)] = Role::kRefuse;

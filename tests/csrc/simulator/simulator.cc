@@ -91,14 +91,7 @@ void Simulator::read(Rank rank) {
 
 void Simulator::report(Rank from, const Report& report) {
   Member& m = member(from);
-  if (trace_) {
-    std::fprintf(stderr, "%ld rank %d reports kind %zu", static_cast<long>(now_), from, report.index());
-    if (auto* ready = std::get_if<Ready>(&report)) {
-      std::fprintf(stderr, " id %u '%s' sequence %lu", ready->id, ready->request.name.c_str(),
-                   static_cast<unsigned long>(ready->sequence));
-    }
-    std::fprintf(stderr, "\n");
-  }
+  if (trace_) print("rank " + std::to_string(from) + " reports " + text_of(report));
   ByteString bytes;
   encode(report, bytes);
   if (m.inbox.empty()) senders_.push_back(from);
@@ -131,6 +124,7 @@ void Simulator::receive(Rank from) {
   Report report = decode_report(m.inbox.front());
   if (auto* done = std::get_if<Done>(&report)) buckets_[done->set].done = done->bucket;
   if (auto* forgot = std::get_if<Forgot>(&report)) dropped_[forgot->id].insert(from);
+  left_ += std::holds_alternative<Leave>(report);
   coordinator_.receive(from, report, now_);
   m.inbox.pop_front();
   ++statistics_.reports;
@@ -164,16 +158,10 @@ void Simulator::step_after(Rank rank, int64_t ns) {
 
 void Simulator::reach(Rank rank, int64_t sync) {
   member(rank).sync = sync;
-  bool leaves = sync == std::numeric_limits<int64_t>::max();
-  if (!leaves && !all_reached(sync)) return;
+  bool all = std::ranges::all_of(members_, [&](const Member& m) { return m.sync > passed_; });
+  if (!all) return;
+  ++passed_;
   for (Rank r = 0; r < program_.settings.size; ++r) step_after(r, 0);
-}
-
-// By all that will ever come there.
-bool Simulator::all_reached(int64_t sync) const {
-  return std::ranges::all_of(members_, [&](const Member& m) {
-    return m.sync >= sync || m.rank->dead();
-  });
 }
 
 void Simulator::die(Rank rank) { after(delay(kMessageNs), What::kLose, rank); }

@@ -26,6 +26,8 @@ struct Statistics {
   void add(const Statistics& other);
 };
 
+// One line, for traces.
+std::string text_of(const Report& report);
 std::string text_of(const Entry& entry);
 
 class Simulator final : public Surroundings {
@@ -39,7 +41,7 @@ class Simulator final : public Surroundings {
   void start_lane(Rank rank, SetId set) override;
   void step_after(Rank rank, int64_t ns) override;
   void reach(Rank rank, int64_t sync) override;
-  bool all_reached(int64_t sync) const override;
+  bool passed(int64_t sync) const override { return sync <= passed_; }
   void die(Rank rank) override;
   bool pause_here() override { return random_.chance(0.2); }
   void settled(int call, const Run& run, const Item& item) override;
@@ -69,6 +71,7 @@ class Simulator final : public Surroundings {
   int64_t delay(int64_t most) { return 1 + static_cast<int64_t>(random_.below(static_cast<uint64_t>(most))); }
   void handle(const Event& event);
   bool all_done();
+  void print(const std::string& line) const;
   void read(Rank rank);
   void serve();
   void receive(Rank from);
@@ -85,6 +88,7 @@ class Simulator final : public Surroundings {
   bool trace_;
   Coordinator coordinator_;
   std::vector<Member> members_;
+  int64_t passed_ = -1;        // syncs
   size_t finished_ = 0;        // of members_, from the front
   std::vector<Rank> senders_;  // whose inbox is not empty
   bool serving_ = false;
@@ -103,6 +107,7 @@ class Simulator final : public Surroundings {
   std::map<uint32_t, std::set<Rank>> dropped_;  // ids being forgotten, and who has
   std::vector<uint64_t> bucket_of_;             // by call; 0: none
   std::vector<bool> checked_;                   // by call
+  size_t left_ = 0;  // ranks
   bool aborted_ = false;
   size_t stuck_ = 0;  // calls that were given up: they may hold their ids
   Statistics statistics_;

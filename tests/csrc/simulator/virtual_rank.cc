@@ -157,7 +157,7 @@ bool VirtualRank::join(int planned_set) {
 
 bool VirtualRank::sync(int64_t number) {
   if (!std::exchange(announced_, true)) world_.reach(rank_, number);
-  if (!aborted_ && !world_.all_reached(number)) return false;
+  if (!aborted_ && !world_.passed(number)) return false;
   announced_ = false;
   return true;
 }
@@ -174,7 +174,7 @@ bool VirtualRank::pause(int64_t ns) {
 
 void VirtualRank::leave(bool failed) {
   left_ = true;
-  world_.reach(rank_, std::numeric_limits<int64_t>::max());
+  if (!failed) world_.reach(rank_, std::numeric_limits<int64_t>::max());
   world_.report(rank_, Leave{failed || aborted_, failed ? "ValueError: planned" : ""});
 }
 

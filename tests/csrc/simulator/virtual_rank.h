@@ -22,8 +22,8 @@ class Surroundings {
   virtual void report(Rank from, const Report& report) = 0;
   virtual void start_lane(Rank rank, SetId set) = 0;  // finish_bucket() will be called in time
   virtual void step_after(Rank rank, int64_t ns) = 0;
-  virtual void reach(Rank rank, int64_t sync) = 0;
-  virtual bool all_reached(int64_t sync) const = 0;
+  virtual void reach(Rank rank, int64_t sync) = 0;  // and all before; the next ones have higher numbers
+  virtual bool passed(int64_t sync) const = 0;      // all have reached it
   virtual void die(Rank rank) = 0;
   virtual bool pause_here() = 0;  // at random
   // Each call that the log settles is checked against the oracle once.

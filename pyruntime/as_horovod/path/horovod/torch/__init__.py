@@ -3,6 +3,6 @@
 
 from farandole.torch import *  # noqa: F403
 from farandole.torch import __all__ as _names
-from horovod.torch import elastic
+from horovod.torch import elastic  # type: ignore[no-redef]
 
 __all__ = [*_names, "elastic"]

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data loaders that a thread runs ahead of the training."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
+
+_END = object()
+
+
+class BaseDataLoader(ABC):
+    """Derived classes say how many batches there are, and give them one by one."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def _iterate(self) -> Iterator[Any]:
+        """The batches as they are read."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._iterate():
+            yield self._process_batch(batch)
+
+    def _process_batch(self, batch: Any) -> Any:
+        """A hook for what becomes of each batch, in the consumer's thread."""
+        return batch
+
+
+class _Reader:
+    """One pass over the batches in a thread: a queue, and how to end before it is empty."""
+
+    def __init__(self, batches: Iterator[Any], size: int) -> None:
+        self._queue: queue.Queue[Any] = queue.Queue(size)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._read, args=(batches,), daemon=True)
+        self._thread.start()
+
+    def _read(self, batches: Iterator[Any]) -> None:
+        last: Any = _END
+        try:
+            for batch in batches:
+                self._queue.put((batch, None))
+                if self._stopped.is_set():
+                    return
+        except Exception as error:
+            last = error
+        self._queue.put((_END, last))
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            batch, error = self._queue.get()
+            if batch is not _END:
+                yield batch
+            elif error is _END:
+                return
+            else:
+                raise error
+
+    def stop(self) -> None:
+        """Ends the thread, whatever has not been consumed."""
+        self._stopped.set()
+        while self._thread.is_alive():
+            try:  # makes room for a put() that waits
+                self._queue.get(timeout=0.05)
+            except queue.Empty:
+                continue
+        self._thread.join()
+
+
+class AsyncDataLoaderMixin:
+    """Put before a loader: class Loader(AsyncDataLoaderMixin, MyLoader). Its thread reads ahead.
+
+    Errors of the loader are raised where the batches are consumed.
+    """
+
+    def __init__(self, async_loader_queue_size: int = 64, *args: Any, **kwargs: Any) -> None:
+        """`async_loader_queue_size`: batches that are ready at once; 0: no thread at all."""
+        self.async_loader_queue_size = async_loader_queue_size
+        self._reader: _Reader | None = None
+        super().__init__(*args, **kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        loader: Any = self
+        if self.async_loader_queue_size <= 0:
+            yield from super().__iter__()  # type: ignore[misc]
+            return
+        self.close_async_loader()
+        self._reader = reader = _Reader(loader._iterate(), self.async_loader_queue_size)
+        for batch in reader:
+            yield loader._process_batch(batch)
+
+    def close_async_loader(self) -> None:
+        """Ends the thread of an iteration that was not finished."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.stop()

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// From init to shutdown, again and again: nothing is left behind, and nobody waits for ever for the others.
+// The C ABI's part in it: calls that cross a shutdown, and forked children.
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "runtime_ranks.h"
+
+using namespace farandole;
+using namespace farandole::check;
+
+namespace {
+
+auto entries_of(const char* folder) {
+  return std::ranges::distance(std::filesystem::directory_iterator(folder),
+                               std::filesystem::directory_iterator());
+}
+
+// Shared mappings of ours: private ones come and go with the allocator.
+size_t segments_mapped() {
+  std::ifstream maps("/proc/self/maps");
+  size_t n = 0;
+  for (std::string line; std::getline(maps, line);) n += contains(line, "farandole-");
+  return n;
+}
+
+// A world of one, by the C ABI.
+void init_alone() {
+  char card[4096];
+  const int32_t bytes = farandole_prepare(card, sizeof card);
+  CHECK(bytes > 0);
+  const int32_t node = 0;
+  const char* const cards[] = {card};
+  const farandole_world world{0, 1, &node, cards, &bytes};
+  CHECK_EQ(farandole_start(&world), FARANDOLE_OK);
+}
+
+void shut_down() { CHECK_EQ(farandole_shutdown(0, "", 60), FARANDOLE_OK); }
+
+}  // namespace
+
+TEST(begin_and_end_again_and_again) {
+  for (Kind kind : {Kind::kProcesses, Kind::kThreads}) {
+    for (int ranks : {1, 2, 3}) {
+      run_job(kind, ranks, [kind](TestRank& self) {
+        ptrdiff_t fds = 0;
+        ptrdiff_t threads = 0;
+        for (int i = 0; i < 20; ++i) {
+          self.check_usable();
+          self.leave();
+          CHECK(!self.up());
+          self.lobby.barrier();
+          if (kind == Kind::kProcesses) {
+            if (i == 0) {
+              fds = entries_of("/proc/self/fd");
+              threads = entries_of("/proc/self/task");
+            }
+            CHECK_EQ(entries_of("/proc/self/fd"), fds);
+            CHECK_EQ(entries_of("/proc/self/task"), threads);
+            CHECK_EQ(segments_mapped(), 0);
+          }
+          self.start();
+        }
+      });
+    }
+  }
+}
+
+TEST(a_rank_that_never_comes) {
+  Lobby lobby(3);
+  run_in_forks(3, [&](int rank) {
+    Config config = test_config();
+    config.init_timeout = 0.3;
+    Door door(config);
+    std::vector<Card> cards = lobby.exchange(rank, 0, door.card());
+    if (rank == 2) return lobby.await(0, 2);
+    TestRank self(lobby, rank, config);
+    const int64_t before = now_ns();
+    try {
+      self.enter(std::move(door), cards);
+      fail("the job began without rank 2");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::kStall || error.code() == ErrorCode::kPeer);
+    }
+    CHECK(now_ns() - before < 2'000'000'000);
+    lobby.tell(0);
+  });
+}
+
+TEST(another_build_is_refused) {
+  Lobby lobby(2);
+  run_in_forks(2, [&](int rank) {
+    Door door(test_config());
+    Card card = Card::decode(door.card());
+    if (rank == 1) card.build += " of yesterday";
+    std::vector<Card> cards = lobby.exchange(rank, 0, card.encode());
+    TestRank self(lobby, rank, test_config());
+    try {
+      self.enter(std::move(door), cards);
+      fail("two builds met");
+    } catch (const Error& error) {
+      CHECK_EQ(error.code(), ErrorCode::kMismatch);
+      CHECK(contains(error.what(), "of yesterday' on rank 1"));
+    }
+  });
+}
+
+// A prepared tensor may be submitted while another thread shuts down, and after.
+TEST(a_shutdown_in_mid_submit) {
+  for (int round = 0; round < 10; ++round) {
+    init_alone();
+    Floats data(2000, 1);
+    const Ask ask = allreduce(data, "prepared");
+    const farandole_request request = ask.request();
+    const int64_t tensor = farandole_tensor(&request);
+    CHECK(tensor > 0);
+    std::atomic<uint32_t> calls{0};
+    std::thread submitter([&] {
+      int64_t handle = 0;
+      for (; handle >= 0; calls.fetch_add(1), futex_wake(calls, 1, kFutexAnyBit)) {
+        handle = farandole_submit_tensor(tensor, data.data(), data.data());
+        if (handle < 0) break;
+        const int32_t code = farandole_wait(&handle, 1, 60);
+        CHECK(code == FARANDOLE_OK || code == FARANDOLE_E_SHUTDOWN);
+        farandole_release(handle);
+      }
+      CHECK(handle == -FARANDOLE_E_SHUTDOWN || handle == -FARANDOLE_E_ARGUMENT);
+    });
+    for (uint32_t seen = calls; seen < 20; seen = calls) {
+      futex_wait(calls, seen, kFutexAnyBit, patience());
+    }
+    shut_down();
+    submitter.join();
+    CHECK_EQ(farandole_submit_tensor(tensor, data.data(), data.data()), -FARANDOLE_E_SHUTDOWN);
+    shut_down();  // there is nothing any more
+  }
+}
+
+TEST(a_forked_child_is_no_rank) {
+  init_alone();
+  Floats data(3, 1);
+  const Ask ask = allreduce(data, "parent's");
+  const farandole_request request = ask.request();
+  int64_t handle = 0;
+  CHECK_EQ(farandole_submit(&request, 1, &handle), FARANDOLE_OK);
+  run_in_fork([&] {
+    farandole_forked();
+    CHECK_EQ(farandole_initialized(), 0);
+    int64_t other = 0;
+    CHECK_EQ(farandole_submit(&request, 1, &other), FARANDOLE_E_SHUTDOWN);
+    CHECK(contains(farandole_error(), "fork"));
+    CHECK_EQ(farandole_wait(&handle, 1, 1), FARANDOLE_E_SHUTDOWN);
+    CHECK_EQ(farandole_shutdown(0, "", 1), FARANDOLE_E_SHUTDOWN);
+    farandole_release(handle);
+    CHECK_EQ(segments_mapped(), 0);
+  });
+  CHECK_EQ(farandole_wait(&handle, 1, 60), FARANDOLE_OK);
+  farandole_release(handle);
+  shut_down();
+}

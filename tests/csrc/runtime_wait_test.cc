@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waiting: who drives, what ends a wait, and that nothing moves while nothing is to be done.
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "runtime_ranks.h"
+
+using namespace farandole;
+using namespace farandole::check;
+using namespace std::chrono_literals;
+
+namespace {
+
+void ignore_signal(int) {}
+
+// How often our threads have gone to sleep. (A sanitizer has one of its own, which does often.)
+int64_t sleeps() {
+  int64_t sum = 0;
+  size_t threads = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream status(task.path() / "status");
+    bool ours = false;
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with("Name:\tfarandole")) ours = true, ++threads;
+      const std::string key = "voluntary_ctxt_switches:";
+      if (ours && line.starts_with(key)) sum += std::stoll(line.substr(key.size()));
+    }
+  }
+  CHECK_EQ(threads, 2);
+  return sum;
+}
+
+}  // namespace
+
+// Each thread submits and waits for its own: one of them drives, or the background thread.
+TEST(several_threads_submit_and_wait) {
+  run_jobs({1, 2, 3}, [](TestRank& self) {
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 3; ++t) {
+      threads.emplace_back([&self, t] {
+        for (size_t i = 0; i < 25; ++i) {
+          Floats data = values_of(self.rank, 10 + i * 100);
+          self.run(allreduce(data, std::to_string(t) + "/" + std::to_string(i % 4)));
+          CHECK(data == sum_over(self.size, data.size()));
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  });
+}
+
+// A handle that is unknown shows when the one before it is done, to a caller that drives.
+TEST(an_unknown_handle_among_others) {
+  run_jobs({2}, [](TestRank& self) {
+    Floats data = values_of(self.rank, 4000);
+    Failure failure;
+    if (self.rank == 1) self.lobby.await(0, 1);
+    Handle handle = self.submit(allreduce(data, "known"));
+    if (self.rank == 0) self.lobby.tell(0);
+    const std::vector<Handle> handles{handle, handle + 1000};
+    CHECK_THROWS(self.runtime()->wait(handles, patience(), failure), ErrorCode::kInvalidArgument);
+    self.finish(handle);
+    CHECK_THROWS(self.runtime()->handles().done(handle), ErrorCode::kInvalidArgument);
+    CHECK_THROWS(self.runtime()->handles().release(handle), ErrorCode::kInvalidArgument);
+    self.check_usable();
+  });
+}
+
+TEST(a_handle_under_way_has_no_result_yet) {
+  run_jobs({2}, [](TestRank& self) {
+    Floats data = values_of(self.rank, 3);
+    if (self.rank == 1) self.lobby.await(0, 1);
+    Handle handle = self.submit(allreduce(data, "early"));
+    if (self.rank == 0) {
+      CHECK_THROWS(self.runtime()->handles().look(handle, [](const Outcome&) {}),
+                   ErrorCode::kInvalidArgument);
+      self.runtime()->handles().release(handle);  // goes when it is done
+      self.lobby.tell(0);
+    } else {
+      self.finish(handle);
+    }
+    self.run({FARANDOLE_BARRIER, {}, nullptr, nullptr, ""});
+    CHECK(data == sum_over(self.size, 3));
+  });
+}
+
+TEST(a_wait_ends_at_its_deadline) {
+  run_jobs({2}, [](TestRank& self) {
+    Floats data = values_of(self.rank, 3);
+    if (self.rank == 0) {
+      Handle handle = self.submit(allreduce(data, "late"));
+      Failure failure;
+      for (auto delay : {0ms, 1ms, 20ms}) {
+        const Deadline deadline = Deadline::in(delay);
+        CHECK_EQ(self.runtime()->wait({&handle, 1}, deadline, failure), WaitEnd::kTimeIsUp);
+        CHECK(deadline.expired());
+        CHECK(!self.runtime()->handles().done(handle));
+      }
+      self.lobby.tell(0);
+      self.finish(handle);
+    } else {
+      self.lobby.await(0, 1);
+      self.run(allreduce(data, "late"));
+    }
+    CHECK(data == sum_over(self.size, 3));
+  });
+}
+
+// A driving caller and one that waits for a driver: both return so that handlers may run.
+TEST(a_signal_ends_a_wait) {
+  run_job(Kind::kProcesses, 2, [](TestRank& self) {
+    Floats data = values_of(self.rank, 3);
+    if (self.rank == 1) {
+      self.lobby.await(0, 1);
+      return self.check_usable("signalled");
+    }
+    struct sigaction action{};
+    action.sa_handler = ignore_signal;
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGUSR1, &action, nullptr);
+    Handle handle = self.submit(allreduce(data, "signalled"));
+    std::atomic<uint32_t> returned{0};
+    std::vector<std::thread> waiters;
+    for (int i = 0; i < 2; ++i) {
+      waiters.emplace_back([&] {
+        Failure failure;
+        CHECK_EQ(self.runtime()->wait({&handle, 1}, patience(), failure), WaitEnd::kTimeIsUp);
+        returned.fetch_add(1);
+        futex_wake(returned, 2, kFutexAnyBit);
+      });
+    }
+    // Signals until both have gone: one that comes before the wait ends nothing.
+    while (returned < 2) {
+      for (std::thread& waiter : waiters) pthread_kill(waiter.native_handle(), SIGUSR1);
+      const uint32_t seen = returned.load();
+      if (seen < 2) futex_wait(returned, seen, kFutexAnyBit, Deadline::in(5ms));
+    }
+    for (std::thread& waiter : waiters) waiter.join();
+    self.lobby.tell(0);
+    self.finish(handle);
+    CHECK(data == sum_over(self.size, 3));
+    Floats more = values_of(self.rank, 5000);
+    self.run(allreduce(more, "signalled"));
+  });
+}
+
+TEST(an_idle_job_sleeps) {
+  run_job(Kind::kProcesses, 3, [](TestRank& self) {
+    self.check_usable();
+    self.lobby.barrier();
+    const int64_t before = sleeps();
+    self.lobby.await(0, 1, Deadline::in(2s));
+    CHECK(sleeps() - before <= 2 * 2);
+  });
+}

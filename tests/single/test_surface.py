@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every public name and argument of Horovod 0.28 that torch users meet, and the share we have."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import farandole.torch as hvd
+from farandole import as_horovod
+from farandole.torch import elastic, mpi_ops
+
+# What is missing, and why. Nothing else may be.
+MISSING = {
+    "start_timeline": "comes with the flight recorder, which is not built yet",
+    "stop_timeline": "comes with the flight recorder, which is not built yet",
+}
+
+NAMES = """
+elastic Compression allgather_object broadcast_object broadcast_optimizer_state broadcast_parameters
+allreduce allreduce_async allreduce_ allreduce_async_ grouped_allreduce grouped_allreduce_async
+grouped_allreduce_ grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async
+grouped_allgather grouped_allgather_async broadcast broadcast_async broadcast_ broadcast_async_
+alltoall alltoall_async reducescatter reducescatter_async grouped_reducescatter
+grouped_reducescatter_async join barrier poll synchronize init shutdown is_initialized
+start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank
+mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built
+cuda_built rocm_built ProcessSet global_process_set add_process_set remove_process_set Average Sum
+Adasum Min Max Product HorovodInternalError DistributedOptimizer SyncBatchNorm
+""".split()  # noqa: SIM905
+
+PS = ("process_set", hvd.global_process_set)
+NAME, NONE = ("name", None), ("compression", hvd.Compression.none)
+FACTORS = (("prescale_factor", 1.0), ("postscale_factor", 1.0))
+REDUCE = (("average", None), NAME, ("op", None), *FACTORS, PS)
+REDUCE_WAITING = (*REDUCE[:2], NONE, *REDUCE[2:])
+SCATTER = (NAME, ("op", hvd.Average), PS, *FACTORS)
+SCATTER_WAITING = (NAME, NONE, *SCATTER[1:])
+SPLITS = ("splits", None)
+
+# (name, default) in order; a bare name has no default.
+SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "init": (("comm", None), ("process_sets", None)),
+    "shutdown": (),
+    "is_initialized": (),
+    "start_timeline": ("file_path", ("mark_cycles", False)),
+    "stop_timeline": (),
+    **{f"{a}{b}": () for a in ("", "local_", "cross_") for b in ("size", "rank")},
+    "mpi_ops.is_homogeneous": (),
+    "allreduce": ("tensor", *REDUCE_WAITING),
+    "grouped_allreduce": ("tensors", *REDUCE_WAITING),
+    **{f"allreduce{form}": ("tensor", *REDUCE) for form in ("_async", "_", "_async_")},
+    **{f"grouped_allreduce{form}": ("tensors", *REDUCE) for form in ("_async", "_", "_async_")},
+    "sparse_allreduce_async": ("tensor", "name", "op", PS),
+    **{f"allgather{form}": ("tensor", NAME, PS) for form in ("", "_async")},
+    **{f"grouped_allgather{form}": ("tensors", NAME, PS) for form in ("", "_async")},
+    **{
+        f"broadcast{form}": ("tensor", "root_rank", NAME, PS)
+        for form in ("", "_async", "_", "_async_")
+    },
+    **{f"alltoall{form}": ("tensor", SPLITS, NAME, PS) for form in ("", "_async")},
+    "reducescatter": ("tensor", *SCATTER_WAITING),
+    "reducescatter_async": ("tensor", *SCATTER),
+    "grouped_reducescatter": ("tensors", *SCATTER_WAITING),
+    "grouped_reducescatter_async": ("tensors", *SCATTER),
+    "join": (("device", -1),),
+    "barrier": (PS,),
+    "poll": ("handle",),
+    "synchronize": ("handle",),
+    "ProcessSet": ("ranks_or_comm",),
+    "add_process_set": ("process_set",),
+    "remove_process_set": ("process_set",),
+    "DistributedOptimizer": (
+        "optimizer",
+        ("named_parameters", None),
+        NONE,
+        ("backward_passes_per_step", 1),
+        ("op", hvd.Average),
+        ("gradient_predivide_factor", 1.0),
+        ("num_groups", 0),
+        ("groups", None),
+        ("sparse_as_dense", False),
+        PS,
+    ),
+    "broadcast_parameters": ("params", "root_rank"),
+    "broadcast_optimizer_state": ("optimizer", "root_rank", ("model", None)),
+    "broadcast_object": ("obj", ("root_rank", 0), NAME, PS),
+    "allgather_object": ("obj", NAME),
+    "SyncBatchNorm": (
+        "num_features",
+        ("eps", 1e-5),
+        ("momentum", 0.1),
+        ("affine", True),
+        ("track_running_stats", True),
+    ),
+    "elastic.run": ("func",),
+    "elastic.TorchState": (("model", None), ("optimizer", None)),
+    "elastic.ElasticSampler": ("dataset", ("shuffle", True), ("seed", 0)),
+}
+
+MEMBERS = {
+    "Compression": ("none", "fp16"),
+    "ProcessSet([0])": ("process_set_id", "ranks", "mpi_comm", "size", "rank", "included"),
+    "elastic.TorchState()": (
+        *("save", "restore", "sync", "commit", "check_host_updates", "register_reset_callbacks"),
+        *("on_reset", "reset", "on_hosts_updated"),
+    ),
+    "elastic.ElasticSampler([0])": (
+        *("set_epoch", "record_batch", "state_dict", "load_state_dict", "reset"),
+    ),
+    "optimizer": (
+        *("step", "synchronize", "skip_synchronize", "zero_grad", "load_state_dict"),
+        "set_backward_passes_per_step",
+    ),
+}
+
+
+def found(path: str) -> Any:
+    """The object that a dotted name means; None where it is missing."""
+    value: Any = {"mpi_ops": mpi_ops, "elastic": elastic}.get(path.split(".")[0], hvd)
+    return getattr(value, path.rpartition(".")[2], None)
+
+
+def names() -> Iterator[tuple[str, bool]]:
+    yield from ((name, hasattr(hvd, name) and name in hvd.__all__) for name in NAMES)
+    yield "horovod.__version__", True  # both imported by test_module_paths
+    yield "horovod.run", True
+
+
+def arguments() -> Iterator[tuple[str, bool]]:
+    for name, wanted in SIGNATURES.items():
+        call = found(name)
+        given = list(inspect.signature(call).parameters.values()) if call else []
+        for i, argument in enumerate(wanted):
+            key, default = argument if isinstance(argument, tuple) else (argument, None)
+            have = i < len(given) and given[i].name == key
+            if have and isinstance(argument, tuple):
+                have = given[i].default is default or given[i].default == default
+            yield f"{name}({key})", have
+
+
+def members() -> Iterator[tuple[str, bool]]:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    makers: dict[str, Any] = {
+        "Compression": lambda: hvd.Compression,
+        "ProcessSet([0])": lambda: hvd.ProcessSet([0]),
+        "elastic.TorchState()": lambda: elastic.TorchState(),
+        "elastic.ElasticSampler([0])": lambda: elastic.ElasticSampler([0]),
+        "optimizer": lambda: hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0)),
+    }
+    for owner, wanted in MEMBERS.items():
+        value = makers[owner]()
+        yield from ((f"{owner}.{name}", hasattr(value, name)) for name in wanted)
+
+
+@pytest.fixture
+def _alone() -> Iterator[None]:
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+@pytest.mark.usefixtures("_alone")
+def test_the_share_of_names_and_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [*names(), *arguments(), *members()]
+    absent = [name for name, have in rows if not have]
+    share = 100 * (len(rows) - len(absent)) / len(rows)
+    with capsys.disabled():
+        print(
+            f"\nHorovod's surface: {len(rows) - len(absent)} of {len(rows)} names and arguments, "
+            f"{share:.1f} %"
+        )
+        for name in absent:
+            print(f"  missing: {name}: {MISSING.get(name.partition('(')[0], 'NO REASON')}")
+    assert {name.partition("(")[0] for name in absent} == set(MISSING)
+
+
+MODULES = """
+torch torch.mpi_ops torch.compression torch.functions torch.optimizer torch.sync_batch_norm
+torch.elastic torch.elastic.state torch.elastic.sampler common common.util common.exceptions
+common.process_sets common.elastic common.basics data
+""".split()  # noqa: SIM905
+
+
+def test_module_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(as_horovod.FOLDER)
+    try:
+        horovod: Any = importlib.import_module("horovod")
+        assert horovod.__version__
+        assert callable(horovod.run)
+        for path in MODULES:
+            module = importlib.import_module(f"horovod.{path}")
+            assert all(hasattr(module, name) for name in getattr(module, "__all__", []))
+        shim: Any = sys.modules["horovod.torch"]
+        assert set(hvd.__all__) <= set(shim.__all__)
+    finally:
+        for name in [n for n in sys.modules if n.partition(".")[0] == "horovod"]:
+            del sys.modules[name]
+
+
+def test_async_data_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(as_horovod.FOLDER)
+    data: Any = importlib.import_module("horovod.data")
+
+    class Loader(data.BaseDataLoader):  # type: ignore[misc]
+        def __init__(self, batches: int, broken: bool = False) -> None:
+            self.batches, self.broken = batches, broken
+
+        def __len__(self) -> int:
+            return self.batches
+
+        def _iterate(self) -> Iterator[int]:
+            yield from range(self.batches)
+            if self.broken:
+                raise OSError("disk")
+
+        def _process_batch(self, batch: int) -> int:
+            return batch * 10
+
+    class Ahead(data.AsyncDataLoaderMixin, Loader):  # type: ignore[misc]
+        pass
+
+    for size in (0, 1, 64):
+        loader = Ahead(async_loader_queue_size=size, batches=5)
+        assert list(loader) == list(loader) == [0, 10, 20, 30, 40]
+        assert next(iter(loader)) == 0  # and no more of it
+        loader.close_async_loader()
+        with pytest.raises(OSError, match="disk"):
+            list(Ahead(size, 3, broken=True))
+    for name in [n for n in sys.modules if n.partition(".")[0] == "horovod"]:
+        del sys.modules[name]
