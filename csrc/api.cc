@@ -168,7 +168,7 @@ FARANDOLE_API int32_t farandole_where(farandole_topology* out) {
   return guarded([&]() -> int32_t {
     auto here = runtime();
     const Topology& t = here->topology();
-    *out = {t.rank,       t.size,       t.local_rank,      t.local_size(),
+    *out = {t.rank,       t.size,       t.local_rank,         t.local_size(),
             t.cross_rank, t.cross_size, t.homogeneous ? 1 : 0};
     return FARANDOLE_OK;
   });
@@ -233,12 +233,9 @@ FARANDOLE_API int32_t farandole_wait(const int64_t* handles, int32_t count, doub
   return guarded([&]() -> int32_t {
     Failure failure;
     switch (runtime()->wait({handles, static_cast<size_t>(count)}, deadline_in(seconds), failure)) {
-      case WaitEnd::kDone:
-        return FARANDOLE_OK;
-      case WaitEnd::kTimeIsUp:
-        return FARANDOLE_PENDING;
-      case WaitEnd::kFailed:
-        break;
+      case WaitEnd::kDone: return FARANDOLE_OK;
+      case WaitEnd::kTimeIsUp: return FARANDOLE_PENDING;
+      case WaitEnd::kFailed: break;
     }
     return set_error(failure.code, failure.text.c_str());
   });
@@ -301,7 +298,7 @@ FARANDOLE_API int32_t farandole_variables(farandole_variable* rows, int32_t capa
     values->clear();
     for (const Variable& variable : table) values->push_back(variable.get(config));
     for (size_t i = 0; i < std::min(table.size(), static_cast<size_t>(capacity)); ++i) {
-      rows[i] = {table[i].name,    table[i].alias,      table[i].fallback,
+      rows[i] = {table[i].name,    table[i].alias,       table[i].fallback,
                  table[i].meaning, (*values)[i].c_str(), table[i].job_wide ? 1 : 0};
     }
     return static_cast<int32_t>(table.size());

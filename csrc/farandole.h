@@ -18,7 +18,7 @@
 #define FARANDOLE_E_LIBRARY 8
 
 /* What farandole_wait may return beside the codes above. */
-#define FARANDOLE_PENDING 100     /* time is up, or a signal came: run handlers, then wait again */
+#define FARANDOLE_PENDING 100 /* time is up, or a signal came: run handlers, then wait again */
 
 enum farandole_op {
   FARANDOLE_ALLREDUCE = 0,
@@ -28,8 +28,8 @@ enum farandole_op {
   FARANDOLE_ALLTOALL = 4,
   FARANDOLE_BARRIER = 5,
   FARANDOLE_JOIN = 6,
-  FARANDOLE_ADD_SET = 7,    /* shape = the ranks, ascending */
-  FARANDOLE_REMOVE_SET = 8  /* root = the set's id */
+  FARANDOLE_ADD_SET = 7,   /* shape = the ranks, ascending */
+  FARANDOLE_REMOVE_SET = 8 /* root = the set's id */
 };
 
 enum farandole_reduce_op {
@@ -65,34 +65,34 @@ typedef struct farandole_request {
   int32_t op;
   int32_t reduce_op;
   int32_t dtype;
-  int32_t device;        /* -1: CPU memory; else a CUDA device */
-  int32_t root;          /* world rank; broadcast only */
+  int32_t device; /* -1: CPU memory; else a CUDA device */
+  int32_t root;   /* world rank; broadcast only */
   int32_t process_set;
-  double prescale;       /* result = postscale * reduce(prescale * input) */
+  double prescale; /* result = postscale * reduce(prescale * input) */
   double postscale;
   int32_t ndim;
   const int64_t* shape;
-  const void* input;     /* C-contiguous; NULL: "I contribute the identity" */
-  void* output;          /* same shape as the input for allreduce and broadcast; may be the input. NULL:
+  const void* input; /* C-contiguous; NULL: "I contribute the identity" */
+  void* output;      /* same shape as the input for allreduce and broadcast; may be the input. NULL:
                             the result is dropped, or, where only negotiation knows its size (allgather,
                             alltoall, reducescatter), allocated by the core: see farandole_result */
-  int32_t n_splits;      /* alltoall: rows for each member; 0: equal parts */
+  int32_t n_splits;  /* alltoall: rows for each member; 0: equal parts */
   const int64_t* splits;
-  const char* name;      /* NULL: matched by the order of unnamed calls */
-  const char* group;     /* members of one group are reduced together, all or none; NULL: alone */
+  const char* name;  /* NULL: matched by the order of unnamed calls */
+  const char* group; /* members of one group are reduced together, all or none; NULL: alone */
   int32_t group_size;
-  uint64_t stream;       /* CUDA stream on which the input was produced; 0 on CPU */
+  uint64_t stream; /* CUDA stream on which the input was produced; 0 on CPU */
 } farandole_request;
 
 /* What a finished handle holds. Pointers stay valid until farandole_release(handle). */
 typedef struct farandole_result {
-  void* output;          /* the request's output, or memory that belongs to the handle */
-  int32_t absent;        /* 1: nobody had a buffer, nothing was written */
+  void* output;   /* the request's output, or memory that belongs to the handle */
+  int32_t absent; /* 1: nobody had a buffer, nothing was written */
   int32_t ndim;
-  const int64_t* shape;  /* of the output */
+  const int64_t* shape; /* of the output */
   int32_t n_received;
   const int64_t* received; /* alltoall: rows received from each member */
-  int64_t value;         /* join: the last rank; add_set: the new set's id */
+  int64_t value;           /* join: the last rank; add_set: the new set's id */
 } farandole_result;
 
 /* Where this rank stands. node[r] names the shared-memory host of world rank r by its lowest rank.
@@ -109,16 +109,16 @@ typedef struct farandole_topology {
   int32_t rank, size;
   int32_t local_rank, local_size;
   int32_t cross_rank, cross_size;
-  int32_t homogeneous;   /* every host holds the same number of ranks */
+  int32_t homogeneous; /* every host holds the same number of ranks */
 } farandole_topology;
 
 typedef struct farandole_variable {
-  const char* name;      /* FARANDOLE_... */
-  const char* alias;     /* HOROVOD_... of the same meaning, or "" */
-  const char* fallback;  /* default, as text */
+  const char* name;     /* FARANDOLE_... */
+  const char* alias;    /* HOROVOD_... of the same meaning, or "" */
+  const char* fallback; /* default, as text */
   const char* meaning;
-  const char* value;     /* in force now, as text */
-  int32_t job_wide;      /* 1: rank 0's value holds for all ranks */
+  const char* value; /* in force now, as text */
+  int32_t job_wide;  /* 1: rank 0's value holds for all ranks */
 } farandole_variable;
 
 typedef struct farandole_counter {

@@ -32,7 +32,9 @@ constexpr Field kFields[] = {
     {"prescale factor", [](const Request& r) { return number(r.signature.prescale); }},
     {"postscale factor", [](const Request& r) { return number(r.signature.postscale); }},
     {"device",
-     [](const Request& r) { return std::string(r.signature.device == kCpuDevice ? "CPU" : "GPU"); }},
+     [](const Request& r) {
+       return std::string(r.signature.device == kCpuDevice ? "CPU" : "GPU");
+     }},
     {"group", [](const Request& r) { return r.group.empty() ? "none" : "'" + r.group + "'"; }},
     {"group size", [](const Request& r) { return std::to_string(r.signature.group_size); }},
 };
@@ -50,8 +52,8 @@ bool same_terms(const Request& a, const Request& b) {
 }  // namespace
 
 std::string text_of(const CallKey& key, const Request& request) {
-  std::string what = key.named() ? "'" + key.name + "'"
-                                 : "unnamed call " + std::to_string(key.sequence + 1);
+  std::string what =
+      key.named() ? "'" + key.name + "'" : "unnamed call " + std::to_string(key.sequence + 1);
   what += std::string(" (") + name_of(request.signature.op) + ")";
   if (key.set != kWorldSet) what += " in process set " + std::to_string(key.set);
   return what;
@@ -224,8 +226,9 @@ std::optional<Failure> Call::failure(const std::vector<Rank>& ranks) const {
       text += (i ? ", " : " is ") + values[i].first + " on " + text_of_ranks(values[i].second);
     }
     return Failure{ErrorCode::kMismatch,
-                   text + "; make the call the same on all ranks, or give different tensors "
-                          "different names"};
+                   text +
+                       "; make the call the same on all ranks, or give different tensors "
+                       "different names"};
   }
   return Failure{ErrorCode::kMismatch, text + "a factor is not a number"};
 }

@@ -32,8 +32,8 @@ void check_request(const Request& request) {
     sound = sound && !(gathers && (s.shape.empty() || s.shape[0] != -1));
   }
   if (!sound) {
-    throw Error(ErrorCode::kInternal, "a rank reports an impossible request under the name '" +
-                                          request.name + "'");
+    throw Error(ErrorCode::kInternal,
+                "a rank reports an impossible request under the name '" + request.name + "'");
   }
 }
 
@@ -78,9 +78,8 @@ Coordinator::Set* Coordinator::set_of(SetId id, Rank from) {
   bool removed = found == sets_.end() && id > kWorldSet && id < next_set_;
   if (removed) return nullptr;
   if (found == sets_.end() || member_of(*found->second, from) < 0) {
-    throw Error(ErrorCode::kInternal, "rank " + std::to_string(from) +
-                                          " reports to process set " + std::to_string(id) +
-                                          ", which is none of its own");
+    throw Error(ErrorCode::kInternal, "rank " + std::to_string(from) + " reports to process set " +
+                                          std::to_string(id) + ", which is none of its own");
   }
   return found->second.get();
 }
@@ -101,9 +100,9 @@ Call& Coordinator::find_call(Set& set, Definition& definition, const Request& re
   bool named = !request.name.empty();
   Call& call = named ? definition.call : unnamed_slot(set, sequence);
   if (call.is_open()) return call;
-  bool as_defined = &definition.request == &request ||
-                    (definition.request.signature == request.signature &&
-                     definition.request.group == request.group);
+  bool as_defined =
+      &definition.request == &request || (definition.request.signature == request.signature &&
+                                          definition.request.group == request.group);
   call.open({set.id, request.name, sequence}, definition.id,
             as_defined ? &definition.request : nullptr, request, set.members(), now_ns);
   ++definition.uses;

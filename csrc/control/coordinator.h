@@ -60,8 +60,8 @@ class Coordinator {
     MemberMask joined;
     MemberMask left;
     Rank last_joined = -1;
-    uint64_t buckets = 0;       // published
-    uint64_t buckets_done = 0;  // as the lowest rank says
+    uint64_t buckets = 0;                       // published
+    uint64_t buckets_done = 0;                  // as the lowest rank says
     std::deque<std::unique_ptr<Call>> unnamed;  // from first_unnamed on
     uint64_t first_unnamed = 0;
     std::map<std::string, Group> groups;
@@ -91,7 +91,7 @@ class Coordinator {
   Failure verdict(const Set& set, Call& call) const;
   void queue(Set& set, Call& call);
   void fail(Call& call, const Failure& failure);
-  void retire(Call& call);  // its id is free again
+  void retire(Call& call);                  // its id is free again
   std::vector<Call*> open_calls(Set& set);  // in no particular order
 
   // Calls that wait for a rank

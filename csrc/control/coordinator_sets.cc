@@ -25,8 +25,8 @@ void Coordinator::open_set(SetId id, std::vector<Rank> ranks) {
 
 void Coordinator::add_set(const CallKey& key, const std::vector<int64_t>& wanted) {
   bool ascending = std::ranges::adjacent_find(wanted, std::greater_equal<>()) == wanted.end();
-  bool sound = !wanted.empty() && ascending && wanted.front() >= 0 &&
-               wanted.back() < settings_.size;
+  bool sound =
+      !wanted.empty() && ascending && wanted.front() >= 0 && wanted.back() < settings_.size;
   std::string fault;
   if (!sound) {
     fault = "a process set needs different ranks between 0 and " +
@@ -54,8 +54,9 @@ void Coordinator::add_set(const CallKey& key, const std::vector<int64_t>& wanted
 void Coordinator::remove_set(const CallKey& key, SetId id) {
   auto found = id == kWorldSet ? sets_.end() : sets_.find(id);
   if (found == sets_.end()) {
-    log_.push_back(Fail{key, {ErrorCode::kInvalidArgument,
-                              "process set " + std::to_string(id) + " can't be removed"}});
+    log_.push_back(Fail{
+        key,
+        {ErrorCode::kInvalidArgument, "process set " + std::to_string(id) + " can't be removed"}});
     return;
   }
   Failure failure{ErrorCode::kInvalidArgument,

@@ -50,8 +50,8 @@ std::string Coordinator::stall_text(const Set& set, const Call& call, int64_t no
   }
   for (int m : call.arrived().missing()) missing.push_back(set.ranks[static_cast<size_t>(m)]);
   std::string text = text_of(call.key(), call.request()) + ": " + text_of_ranks(waiting) +
-                     " waiting for " +
-                     std::to_string((now_ns - call.since_ns()) / 1'000'000'000) + " s, ";
+                     " waiting for " + std::to_string((now_ns - call.since_ns()) / 1'000'000'000) +
+                     " s, ";
   if (missing.empty()) return text + "for the rest of group '" + call.request().group + "'";
   return text + text_of_ranks(missing) + " missing";
 }
@@ -71,11 +71,11 @@ void Coordinator::give_up_stalled(Set& set, int64_t now_ns) {
     auto terms = call->groups();
     bool bound = std::ranges::any_of(terms, [&](auto& t) { return groups.contains(t.name); });
     if (!bound && !too_old(call)) continue;
-    give_up(set, *call,
-            {ErrorCode::kStall,
-             "no progress: " + stall_text(set, *call, now_ns) +
-                 "; the missing ranks run other code, have no more data (join(), or "
-                 "drop_last), or hang (FARANDOLE_STALL_ABORT sets this limit)"});
+    give_up(
+        set, *call,
+        {ErrorCode::kStall, "no progress: " + stall_text(set, *call, now_ns) +
+                                "; the missing ranks run other code, have no more data (join(), or "
+                                "drop_last), or hang (FARANDOLE_STALL_ABORT sets this limit)"});
   }
   for (const std::string& name : groups) set.groups.erase(name);
 }

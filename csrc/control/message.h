@@ -121,7 +121,8 @@ struct Abort {  // the job is broken: everything fails with this, now and later
   Failure failure;
 };
 struct Stop {};  // all ranks have left
-using Entry = std::variant<Define, Forget, Run, Result, Fail, Joined, OpenSet, CloseSet, Abort, Stop>;
+using Entry =
+    std::variant<Define, Forget, Run, Result, Fail, Joined, OpenSet, CloseSet, Abort, Stop>;
 
 void encode(const Report& report, ByteString& out);
 void encode(const Entry& entry, ByteString& out);

@@ -11,9 +11,7 @@ std::string Registry::key_of(const Request& request) {
   return "=" + std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
-Definition* Registry::at(uint32_t id) {
-  return id < table_.size() ? table_[id].get() : nullptr;
-}
+Definition* Registry::at(uint32_t id) { return id < table_.size() ? table_[id].get() : nullptr; }
 
 Definition& Registry::intern(const Request& request) {
   auto [found, fresh] = by_key_.try_emplace(key_of(request), 0);

@@ -20,7 +20,7 @@ struct Definition {
   int uses = 0;            // calls in flight
   bool published = false;  // the ranks know it
   bool forgetting = false;
-  MemberMask forgotten;    // ranks that have dropped it, while forgetting
+  MemberMask forgotten;  // ranks that have dropped it, while forgetting
   std::list<uint32_t>::iterator recency;
 };
 

@@ -13,9 +13,7 @@ constexpr std::byte kLast{0};
 constexpr std::byte kMore{1};
 constexpr size_t kMaxMessage = size_t{256} << 20;  // beyond it, the peer is mad
 
-constexpr size_t ring_area() {
-  return (RingMemory::bytes(ShmLayout::kRingBytes) + 63) / 64 * 64;
-}
+constexpr size_t ring_area() { return (RingMemory::bytes(ShmLayout::kRingBytes) + 63) / 64 * 64; }
 
 }  // namespace
 
@@ -27,9 +25,7 @@ std::byte* ShmLayout::area(int local) const {
   return memory_ + static_cast<size_t>(local) * (sizeof(EventCount) + 2 * ring_area());
 }
 
-EventCount* ShmLayout::bell(int local) const {
-  return reinterpret_cast<EventCount*>(area(local));
-}
+EventCount* ShmLayout::bell(int local) const { return reinterpret_cast<EventCount*>(area(local)); }
 
 std::vector<EventCount*> ShmLayout::bells() const {
   std::vector<EventCount*> bells;

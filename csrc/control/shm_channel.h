@@ -62,7 +62,7 @@ class MessageReader {
   RingReader ring_;
   ByteString pieces_;     // of a long message that has not come whole
   ByteString assembled_;  // a long message
-  bool held_ = false;  // the last message lies in the ring still
+  bool held_ = false;     // the last message lies in the ring still
 };
 
 class ShmMember final : public MemberChannel {

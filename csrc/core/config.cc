@@ -50,14 +50,12 @@ const Variable kVariables[] = {
      "unix:PATH of a rendezvous server: ranks meet there instead of in MPI", kOwn,
      &Config::rendezvous},
     {"FARANDOLE_RANK", "", "-1", "this rank, with FARANDOLE_RENDEZVOUS", kOwn, &Config::rank},
-    {"FARANDOLE_SIZE", "", "-1", "number of ranks, with FARANDOLE_RENDEZVOUS", kOwn,
-     &Config::size},
+    {"FARANDOLE_SIZE", "", "-1", "number of ranks, with FARANDOLE_RENDEZVOUS", kOwn, &Config::size},
 };
 
 [[noreturn]] void refuse(const Variable& variable, const std::string& text, const char* wanted) {
-  throw Error(ErrorCode::kInvalidArgument, std::string(variable.name) + "='" + text +
-                                               "' is not " + wanted + " (" + variable.meaning +
-                                               ")");
+  throw Error(ErrorCode::kInvalidArgument, std::string(variable.name) + "='" + text + "' is not " +
+                                               wanted + " (" + variable.meaning + ")");
 }
 
 int64_t parse_integer(const Variable& variable, const std::string& text) {

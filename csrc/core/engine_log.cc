@@ -100,9 +100,9 @@ void Engine::on(const OpenSet& open) {
 void Engine::on(const CloseSet& close) {
   std::optional<Submission> mine;
   if (auto lane = lanes_.find(close.set); lane != lanes_.end()) {
-    lane->second.lane->abort({ErrorCode::kInvalidArgument,
-                              "process set " + std::to_string(close.set) +
-                                  " was removed while this call was under way"});
+    lane->second.lane->abort(
+        {ErrorCode::kInvalidArgument, "process set " + std::to_string(close.set) +
+                                          " was removed while this call was under way"});
     lanes_.erase(lane);
   }
   {

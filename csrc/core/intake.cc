@@ -85,8 +85,8 @@ std::vector<int64_t> splits_of(const Request& request, const farandole_request& 
   int64_t sum = 0;
   for (int64_t n : splits) {
     if (n < 0 || n > rows - sum) {
-      refuse(request, "splits " + text_of(splits) + " do not fit " + std::to_string(rows) +
-                          " rows");
+      refuse(request,
+             "splits " + text_of(splits) + " do not fit " + std::to_string(rows) + " rows");
     }
     sum += n;
   }
@@ -150,8 +150,8 @@ Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own) {
   check_reduction(request);
   check_factors(request);
   if (s.op == Op::kBroadcast && set.member_of(s.root) < 0) {
-    refuse(request, "root rank " + std::to_string(s.root) + " is not among " +
-                        text_of_ranks(set.ranks));
+    refuse(request,
+           "root rank " + std::to_string(s.root) + " is not among " + text_of_ranks(set.ranks));
   }
   if (s.op == Op::kBroadcast && s.root == own && !mine.input) {
     refuse(request, "the root brings no tensor");

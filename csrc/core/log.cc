@@ -21,9 +21,9 @@ LogLevel log_level_of(const std::string& name) {
   for (size_t i = 0; i < kNames.size(); ++i) {
     if (name == kNames[i]) return static_cast<LogLevel>(i);
   }
-  throw Error(ErrorCode::kInvalidArgument,
-              "FARANDOLE_LOG_LEVEL='" + name +
-                  "' is none of trace, debug, info, warning, error, fatal");
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      "FARANDOLE_LOG_LEVEL='" + name + "' is none of trace, debug, info, warning, error, fatal");
 }
 
 void set_log(LogLevel level, int rank) {

@@ -27,21 +27,15 @@ Outcome outcome_of(const Part& part, const ProcessSet& set, const Submission& mi
   auto member = static_cast<size_t>(set.member);
   auto members = static_cast<size_t>(set.members());
   switch (part.signature.op) {
-    case Op::kAllgather:
-      outcome.shape[0] = sum(part.rows);
-      break;
-    case Op::kReducescatter:
-      outcome.shape[0] = part.rows[member];
-      break;
+    case Op::kAllgather: outcome.shape[0] = sum(part.rows); break;
+    case Op::kReducescatter: outcome.shape[0] = part.rows[member]; break;
     case Op::kAlltoall:
       for (size_t from = 0; from < members; ++from) {
         outcome.received.push_back(part.rows[from * members + member]);
       }
       outcome.shape[0] = sum(outcome.received);
       break;
-    default:
-      outcome.output = mine.output;
-      return outcome;
+    default: outcome.output = mine.output; return outcome;
   }
   outcome.output = mine.output;
   if (!outcome.output) {

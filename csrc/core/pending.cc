@@ -180,9 +180,7 @@ void PendingTable::drop_unknown(const NamedRequest& record) {
   if (record.id == 0 && record.idle()) named_.erase(std::string(record.key));
 }
 
-void PendingTable::resume(SetId set, uint64_t next_sequence) {
-  unnamed_[set].next = next_sequence;
-}
+void PendingTable::resume(SetId set, uint64_t next_sequence) { unnamed_[set].next = next_sequence; }
 
 void PendingTable::clear() {
   named_.clear();

@@ -28,10 +28,10 @@ struct Submission {
 
 // A name that this rank uses.
 struct NamedRequest {
-  std::string key;    // in the table
-  Request request;    // as last submitted
-  uint32_t id = 0;    // as the log says; 0: not yet, or not any more
-  Request defined;    // what the id stands for
+  std::string key;  // in the table
+  Request request;  // as last submitted
+  uint32_t id = 0;  // as the log says; 0: not yet, or not any more
+  Request defined;  // what the id stands for
   bool in_flight = false;
   bool reported = false;  // in flight, and not yet seen in the log
   Submission submission;

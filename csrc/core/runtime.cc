@@ -32,8 +32,7 @@ Coordinator::Settings coordinator_settings(const Config& config, int size) {
 
 }  // namespace
 
-Door::Door(Config its_config)
-    : config(std::move(its_config)), key(random_key()), listener(key) {}
+Door::Door(Config its_config) : config(std::move(its_config)), key(random_key()), listener(key) {}
 
 Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards)
     : config_(std::move(door.config)),
@@ -50,8 +49,8 @@ Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards)
   for (size_t i = 0; i < locals.size(); ++i) locals[i] = static_cast<int>(i);
   Segment staging;
   if (links_.leads()) {
-    control_ = links_.give("farandole-control", ShmLayout::bytes_needed(topology_.local_size()),
-                           locals);
+    control_ =
+        links_.give("farandole-control", ShmLayout::bytes_needed(topology_.local_size()), locals);
     staging = links_.give("farandole-staging", staging_bytes(topology_.size), locals);
   } else {
     control_ = links_.receive(deadline);
@@ -79,10 +78,10 @@ void Runtime::open_engine(std::span<const Card>, Segment world_staging) {
   bell_ = layout.bell(topology_.local_rank);
   channel_ = std::make_unique<ShmMember>(layout, topology_.local_rank);
   if (topology_.rank == 0) {
-    leader_ = std::make_unique<Leader>(
-        coordinator_settings(config_, topology_.size),
-        std::make_unique<ShmLeader>(layout, topology_.local), links_, topology_,
-        [this](int members) { return staging_bytes(members); });
+    leader_ =
+        std::make_unique<Leader>(coordinator_settings(config_, topology_.size),
+                                 std::make_unique<ShmLeader>(layout, topology_.local), links_,
+                                 topology_, [this](int members) { return staging_bytes(members); });
   }
   engine_ = std::make_unique<Engine>(Engine::Setup{
       topology_, links_, *channel_, leader_.get(),
@@ -131,9 +130,10 @@ std::vector<DeathWatch::Peer> Runtime::peers(std::span<const Card> cards) const 
 
 // On the watch thread. The leader knows who may end now; what it makes of it, the log tells everyone.
 void Runtime::on_death(const DeathWatch::Peer& peer) {
-  Failure failure{ErrorCode::kPeer,
-                  "rank " + std::to_string(peer.rank) + " (pid " + std::to_string(peer.pid) +
-                      ") died; see its own output for the reason (killed, out of memory, crashed?)"};
+  Failure failure{
+      ErrorCode::kPeer,
+      "rank " + std::to_string(peer.rank) + " (pid " + std::to_string(peer.pid) +
+          ") died; see its own output for the reason (killed, out of memory, crashed?)"};
   if (leader_) {
     leader_->lose(peer.rank, std::move(failure));
   } else if (peer.rank == topology_.leader()) {
@@ -147,8 +147,8 @@ bool Runtime::leave(bool failed, const std::string& why, Deadline deadline) {
     leaving_ = true;
     // Leaving a broken job is part of its end, not a normal one.
     bool broken = engine_->broken();
-    leave_deadline_ = failed || broken ? Deadline::in(seconds(config_.leave_timeout))
-                                       : Deadline::never();
+    leave_deadline_ =
+        failed || broken ? Deadline::in(seconds(config_.leave_timeout)) : Deadline::never();
     engine_->report(Leave{failed || broken, broken ? engine_->failure().text : why});
     after_submit();
   });

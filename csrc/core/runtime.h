@@ -32,8 +32,8 @@ struct Door {
 
 enum class WaitEnd {
   kDone,
-  kFailed,       // one of them; `failure` says how
-  kTimeIsUp,     // or a signal came: let handlers run, then wait again
+  kFailed,    // one of them; `failure` says how
+  kTimeIsUp,  // or a signal came: let handlers run, then wait again
 };
 
 class Runtime {

@@ -233,8 +233,7 @@ std::vector<Rank> Runtime::ranks_of(SetId set) {
   std::lock_guard lock(engine_->mutex());
   ProcessSet* found = engine_->sets().find(set);
   if (!found) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "there is no process set " + std::to_string(set));
+    throw Error(ErrorCode::kInvalidArgument, "there is no process set " + std::to_string(set));
   }
   return found->ranks;
 }

@@ -22,8 +22,8 @@ Topology Topology::of(Rank rank, std::vector<Rank> node) {
     t.homogeneous &= ranks.size() == hosts.begin()->second.size();
   }
   t.local = hosts.at(t.node.at(static_cast<size_t>(rank)));
-  t.local_rank = static_cast<int>(std::find(t.local.begin(), t.local.end(), rank) -
-                                  t.local.begin());
+  t.local_rank =
+      static_cast<int>(std::find(t.local.begin(), t.local.end(), rank) - t.local.begin());
   t.cross_size = 0;
   for (auto& [lowest, ranks] : hosts) {
     if (static_cast<int>(ranks.size()) <= t.local_rank) continue;

@@ -30,8 +30,9 @@ constexpr std::array<DTypeRow, kDTypeCount> kDTypes = {{
     {"complex128", 16},
 }};
 constexpr std::array kReduceOps = {"Average", "Sum", "Adasum", "Min", "Max", "Product"};
-constexpr std::array kOps = {"allreduce", "broadcast", "allgather",       "reducescatter", "alltoall",
-                             "barrier",   "join",      "add_process_set", "remove_process_set"};
+constexpr std::array kOps = {"allreduce",     "broadcast",       "allgather",
+                             "reducescatter", "alltoall",        "barrier",
+                             "join",          "add_process_set", "remove_process_set"};
 
 template <class Table, class Enum>
 const char* row(const Table& table, Enum value) {

@@ -74,7 +74,7 @@ struct Signature {
   double prescale = 1.0;
   double postscale = 1.0;
   std::vector<int64_t> shape;
-  int32_t group_size = 1;       // members of the atomic group this request belongs to
+  int32_t group_size = 1;  // members of the atomic group this request belongs to
 
   int64_t elements() const;
   size_t bytes() const { return static_cast<size_t>(elements()) * size_of(dtype); }

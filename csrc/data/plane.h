@@ -14,7 +14,7 @@ namespace farandole {
 
 // One tensor of a bucket, as this rank sees it. "Member" is an index into the process set.
 struct Part {
-  Signature signature;  // root is a member index here; shape is this rank's own
+  Signature signature;               // root is a member index here; shape is this rank's own
   const std::byte* input = nullptr;  // nullptr: this rank contributes the identity (no rows)
   std::byte* output = nullptr;       // nullptr: the result is dropped
   std::vector<bool> present;         // which members have an input; empty: all

@@ -210,6 +210,7 @@ TEST(a_group_that_cannot_fill_any_more_fails_at_the_join) {
 TEST(a_join_passes_unnamed_calls_that_were_given_up) {
   auto settings = Job::settings(2);
   settings.stall_abort_ns = 1'000'000'000;
+  settings.capacity = 1;
   Job job(settings);
   job.submit(0, tensor(""));
   job.at(1);
@@ -220,6 +221,9 @@ TEST(a_join_passes_unnamed_calls_that_were_given_up) {
   job.resume(joined);
   job.submit_all(tensor(""));
   CHECK_EQ(only<Run>(job.publish()).items[0].sequence, 1);
+  job.submit_all(tensor("x"));
+  job.publish();
+  CHECK_EQ(job.coordinator().definitions(), 1);  // nothing holds the first call's request any more
 }
 
 TEST(a_rank_that_leaves_normally_fails_what_needs_it) {

@@ -21,8 +21,8 @@ namespace {
 constexpr Outcome kOutcomes[] = {kDone,    kAbsent,   kMismatched, kInvalid,
                                  kRefused, kPeerGone, kStalled,    kSkipped};
 
-// Sanitizers cost a factor of ten.
-int scaled(int seeds) { return __asan_init || __tsan_init ? seeds / 20 + 1 : seeds; }
+// Sanitizers cost a factor of five.
+int scaled(int seeds) { return __asan_init || __tsan_init ? seeds / 5 + 1 : seeds; }
 
 Statistics run_one(uint64_t seed, int ranks, bool trace) {
   try {

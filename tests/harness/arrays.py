@@ -50,7 +50,7 @@ def reduced(op: str, inputs: list[Array]) -> Array:
         return np.asarray(np.prod(stack, axis=0), stack.dtype)
     kind = stack.dtype.kind
     wide = {"f": np.float64, "c": np.complex128, "u": np.int64, "i": np.int64}[kind]
-    total = np.sum(stack, axis=0, dtype=wide)
+    total: Any = np.sum(stack, axis=0, dtype=wide)
     if op == "Average":
         total = np.trunc(total / len(inputs)) if kind in "ui" else total / len(inputs)
     return np.asarray(total, stack.dtype)

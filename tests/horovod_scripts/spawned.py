@@ -25,6 +25,11 @@ def work(queue):
     queue.put(Answer(f"child of size {hvd.size()}, {hvd.__name__}"))
 
 
+def outlive():
+    threading.main_thread().join()
+    print("late:", Answer.__name__, horovod.__version__)
+
+
 if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
@@ -33,6 +38,6 @@ if __name__ == "__main__":
     print(queue.get().text)
     child.join()
     print(subprocess.check_output([sys.executable, "-c", child_program], text=True).strip())
-    threading.Thread(target=lambda: print("late:", Answer.__name__, horovod.__version__)).start()
+    threading.Thread(target=outlive).start()
     print("argv:", sys.argv[1:], __name__, threading.main_thread() is threading.current_thread())
     sys.exit(int(sys.argv[1]))

@@ -53,8 +53,8 @@ def test_spawned_processes_and_exit_codes(as_module: bool) -> None:
     assert result.stdout.splitlines() == [
         "child of size 1, horovod.torch",
         "1 SUM",
-        "late: Answer 0.28.1",
         "argv: ['7', '--x', '-m'] __main__ True",
+        "late: Answer 0.28.1",
     ]
 
 
