@@ -38,13 +38,15 @@ Process& process() {
   return *instance;
 }
 
-std::string& last_error() {
-  thread_local auto* text = new std::string;
-  return *text;
-}
+// Of fixed size: nothing to free when a thread ends, nothing that could fail.
+thread_local char last_error[8192];
 
 int32_t set_error(ErrorCode code, const char* text) {
-  last_error() = text;
+  size_t length = std::min(std::strlen(text), sizeof last_error - 1);
+  const auto inside_character = [&] { return (text[length] & 0xC0) == 0x80; };
+  while (length > 0 && inside_character()) --length;  // UTF-8
+  std::memcpy(last_error, text, length);
+  last_error[length] = '\0';
   return static_cast<int32_t>(code);
 }
 
@@ -99,7 +101,7 @@ using namespace farandole;
 
 FARANDOLE_API const char* farandole_version(void) { return version(); }
 FARANDOLE_API const char* farandole_build_id(void) { return build_id(); }
-FARANDOLE_API const char* farandole_error(void) { return last_error().c_str(); }
+FARANDOLE_API const char* farandole_error(void) { return last_error; }
 
 FARANDOLE_API int32_t farandole_prepare(char* blob, int32_t capacity) {
   return negated([&]() -> int32_t {

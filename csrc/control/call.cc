@@ -81,6 +81,7 @@ void Call::open(CallKey key, uint32_t id, const Request* defined, const Request&
   payload_.clear();
   versions_.clear();
   silent_.clear();
+  joined_ = 0;
   refused_ = {};
   given_up_ = {};
 }
@@ -176,6 +177,7 @@ void Call::arrive(int member, const Request& request, bool same, const Contribut
 void Call::arrive_joined(int member) {
   take(member);
   silent_.push_back(member);
+  ++joined_;
   auto n = static_cast<size_t>(members_);
   if (signature().op == Op::kAllgather) rows_.resize(n);
   if (signature().op == Op::kAlltoall) rows_.resize(n * n);

@@ -38,6 +38,7 @@ class Call {
   void arrive(int member, const Request& request, bool same, const Contribution& contribution);
   // A member that has joined: takes part without a buffer.
   void arrive_joined(int member);
+  int active_members() const { return members_ - static_cast<int>(joined_); }
   // A member refuses; the call fails once all have arrived.
   void refuse(int member, Failure failure);
 
@@ -94,6 +95,7 @@ class Call {
   std::vector<ByteString> payload_;  // by member; empty until the first one
   std::vector<Version> versions_;    // empty while all agree
   std::vector<int32_t> silent_;      // arrived without terms: joined, or refused
+  size_t joined_ = 0;                // of these, the joined ones
   Failure refused_;
   Failure given_up_;
 };

@@ -19,11 +19,12 @@ namespace farandole {
 class Coordinator {
  public:
   struct Settings {
-    int size = 1;                              // ranks of the world
-    size_t fusion_bytes = 32 << 20;            // of one bucket
-    size_t capacity = 8192;                    // ids alive at once
-    int max_sets = 64;                         // process sets alive at once, the world included
-    int64_t stall_warn_ns = 10'000'000'000;    // 0: never
+    int size = 1;                            // ranks of the world
+    size_t fusion_bytes = 32 << 20;          // of one bucket
+    size_t capacity = 8192;                  // ids alive at once
+    bool average_active = false;             // Average divides by the members that have not joined
+    int max_sets = 64;                       // process sets alive at once, the world included
+    int64_t stall_warn_ns = 10'000'000'000;  // 0: never
     int64_t stall_abort_ns = 300'000'000'000;  // 0: never
   };
   explicit Coordinator(Settings settings);

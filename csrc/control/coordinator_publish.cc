@@ -13,20 +13,21 @@ constexpr uint64_t kMaxOutstanding = 2;       // buckets of one set: one moves, 
 constexpr size_t kMaxItems = 1024;            // of one bucket: bounds the log entry
 constexpr size_t kMaxResultBytes = 16 << 10;  // that travel in the log
 
-// Average divides by the number of members, joined or not: Horovod's rule.
-int64_t divisor_of(const Signature& s, int members) {
-  return s.reduce_op == ReduceOp::kAverage ? members : 1;
+// Average divides by the number of members, joined or not (Horovod's rule), or by the active ones.
+int64_t divisor_of(const Call& call, int members, bool active_only) {
+  if (call.signature().reduce_op != ReduceOp::kAverage) return 1;
+  return active_only ? call.active_members() : members;
 }
 
 // Sums payloads in member order: the same order, hence the same bits, as the host plane.
-ByteString reduce_payloads(const Call& call, int members) {
+ByteString reduce_payloads(const Call& call, int members, int64_t divisor) {
   const Signature& s = call.signature();
   std::vector<const void*> inputs;
   for (int m = 0; m < members; ++m) {
     if (call.has_input(m)) inputs.push_back(call.payloads()[static_cast<size_t>(m)].data());
   }
   ByteString result(s.bytes());
-  kernels::Factors factors{s.prescale, s.postscale, divisor_of(s, members)};
+  kernels::Factors factors{s.prescale, s.postscale, divisor};
   kernels::reduce(s.dtype, s.reduce_op, result.data(), inputs.data(),
                   static_cast<int>(inputs.size()), static_cast<size_t>(s.elements()), factors);
   return result;
@@ -45,11 +46,11 @@ bool finishes_at_once(const Call& call) {
   return call.rode_along() && call.bytes() <= kMaxResultBytes;
 }
 
-Item item_of(const Call& call, int members) {
+Item item_of(const Call& call, int64_t divisor) {
   const Signature& s = call.signature();
   std::vector<int32_t> absent;
   if (s.op != Op::kBroadcast) absent = call.absent_members();
-  return {call.id(), call.key().sequence, divisor_of(s, members), std::move(absent), call.rows()};
+  return {call.id(), call.key().sequence, divisor, std::move(absent), call.rows()};
 }
 
 }  // namespace
@@ -110,7 +111,10 @@ void Coordinator::finish_at_once(Set& set, Call& call) {
   } else {
     Result result{set.id, call.id(), call.key().sequence, call.absent(), call.rows(), {}};
     if (!call.absent()) {
-      if (s.op == Op::kAllreduce) result.payload = reduce_payloads(call, set.members());
+      if (s.op == Op::kAllreduce) {
+        int64_t divisor = divisor_of(call, set.members(), settings_.average_active);
+        result.payload = reduce_payloads(call, set.members(), divisor);
+      }
       if (s.op == Op::kBroadcast) {
         result.payload = call.payloads()[static_cast<size_t>(member_of(set, s.root))];
       }
@@ -137,7 +141,7 @@ void Coordinator::run_bucket(Set& set) {
     bytes += call.bytes();
     set.ready.pop_front();
     define(call);
-    items.push_back(item_of(call, set.members()));
+    items.push_back(item_of(call, divisor_of(call, set.members(), settings_.average_active)));
     retire(call);
   }
   log_.push_back(Run{set.id, ++set.buckets, std::move(items)});

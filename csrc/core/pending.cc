@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/pending.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/error.h"
@@ -180,7 +181,11 @@ void PendingTable::drop_unknown(const NamedRequest& record) {
   if (record.id == 0 && record.idle()) named_.erase(std::string(record.key));
 }
 
-void PendingTable::resume(SetId set, uint64_t next_sequence) { unnamed_[set].next = next_sequence; }
+// Never back: once somebody has left, a join may end while calls of this rank are on their way.
+void PendingTable::resume(SetId set, uint64_t next_sequence) {
+  uint64_t& next = unnamed_[set].next;
+  next = std::max(next, next_sequence);
+}
 
 void PendingTable::clear() {
   named_.clear();

@@ -24,6 +24,11 @@ Coordinator::Settings coordinator_settings(const Config& config, int size) {
   settings.size = size;
   settings.fusion_bytes = static_cast<size_t>(std::max<int64_t>(config.fusion_bytes, 0));
   settings.capacity = static_cast<size_t>(std::max<int64_t>(config.cache_capacity, 1));
+  if (config.join_average != "all" && config.join_average != "active") {
+    throw Error(ErrorCode::kInvalidArgument,
+                "FARANDOLE_JOIN_AVERAGE='" + config.join_average + "' is neither all nor active");
+  }
+  settings.average_active = config.join_average == "active";
   settings.max_sets = static_cast<int>(config.max_process_sets);
   settings.stall_warn_ns = seconds(config.stall_warn).count();
   settings.stall_abort_ns = seconds(config.stall_abort).count();

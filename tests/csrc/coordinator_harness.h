@@ -20,7 +20,8 @@ inline std::string kinds(const Log& log) {
   constexpr const char* kNames[] = {"define", "forget",   "run",       "result", "fail",
                                     "joined", "open_set", "close_set", "abort",  "stop"};
   std::string text;
-  for (const Entry& entry : log) text += (text.empty() ? "" : " ") + std::string(kNames[entry.index()]);
+  for (const Entry& entry : log)
+    text += (text.empty() ? "" : " ") + std::string(kNames[entry.index()]);
   return text;
 }
 

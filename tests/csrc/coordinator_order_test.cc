@@ -46,7 +46,8 @@ TEST(ranks_that_disagree_about_groups_all_fail) {
   for (const char* name : {"b", "a"}) job.submit(1, grouped(tensor(name), "h", 2));
   auto fails = all<Fail>(job.publish());
   CHECK_EQ(fails.size(), 2);
-  for (const Fail& fail : fails) contains(fail.failure.text, "group is 'g' on rank 0, 'h' on rank 1");
+  for (const Fail& fail : fails)
+    contains(fail.failure.text, "group is 'g' on rank 0, 'h' on rank 1");
   for (const char* group : {"g", "h"}) {
     for (const char* name : {"a", "b"}) job.submit_all(grouped(tensor(name), group, 2));
     CHECK_EQ(only<Run>(job.publish()).items.size(), 2);

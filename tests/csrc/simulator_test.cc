@@ -52,7 +52,7 @@ void run_seeds(int first, int count, const std::function<int(check::Random&)>& r
   std::fprintf(stderr, "     %d seeds: %ld reports, %ld entries, %ld buckets, %ld forgotten ids\n",
                count, static_cast<long>(all.reports), static_cast<long>(all.entries),
                static_cast<long>(all.buckets), static_cast<long>(all.forgotten));
-  constexpr const char* kNames[] = {"done",    "absent",   "mismatch", "invalid",
+  constexpr const char* kNames[] = {"done",    "absent",    "mismatch", "invalid",
                                     "refused", "peer gone", "stalled",  "skipped"};
   for (size_t i = 0; i < std::size(kNames); ++i) {
     std::fprintf(stderr, "     %s %ld\n", kNames[i], static_cast<long>(all.ends[kOutcomes[i]]));

@@ -67,8 +67,9 @@ void Simulator::check_bucket(const Run& run) {
     int64_t rows = 0;
     for (int64_t n : run.items[i].rows) rows += n;
     const Signature& s = request.signature;
-    bytes += run.items[i].rows.empty() ? s.bytes()
-                                       : static_cast<size_t>(rows * s.row_elements()) * size_of(s.dtype);
+    bytes += run.items[i].rows.empty()
+                 ? s.bytes()
+                 : static_cast<size_t>(rows * s.row_elements()) * size_of(s.dtype);
     bool bound = !request.group.empty() && request.group == group;
     CHECK(i == 0 || bound || bytes <= program_.settings.fusion_bytes);
     group = request.group;

@@ -26,8 +26,8 @@ bool reports(const PlannedCall& call, int member) {
 
 bool brings_input(const Program& program, const PlannedCall& call, int member) {
   const Signature& s = call.request_of(member).signature;
-  bool holds = s.op != Op::kBroadcast ||
-               s.root == set_of(program, call).ranks[static_cast<size_t>(member)];
+  bool holds =
+      s.op != Op::kBroadcast || s.root == set_of(program, call).ranks[static_cast<size_t>(member)];
   return call.roles[static_cast<size_t>(member)] == Role::kInput && s.op != Op::kBarrier && holds;
 }
 
@@ -125,8 +125,8 @@ void foresee_departure(Program& program) {
     if (call.batch >= 0) call.allowed |= ends[call.batch];
     for (int needed : {call.set, call.removes}) {
       int added_by = needed < 0 ? -1 : program.sets[static_cast<size_t>(needed)].added_by;
-      bool lacks = added_by >= 0 &&
-                   (program.calls[static_cast<size_t>(added_by)].allowed & kPeerGone) != 0;
+      bool lacks =
+          added_by >= 0 && (program.calls[static_cast<size_t>(added_by)].allowed & kPeerGone) != 0;
       if (lacks) call.allowed |= kSkipped;
     }
   }
@@ -155,6 +155,12 @@ std::vector<int64_t> rows_of(const Program& program, int index) {
   return rows;
 }
 
+int64_t divisor_of(const Program& program, const PlannedCall& call) {
+  if (call.request.signature.reduce_op != ReduceOp::kAverage) return 1;
+  if (!program.settings.average_active) return std::ssize(call.roles);
+  return std::ssize(call.roles) - std::ranges::count(call.roles, Role::kMissing);
+}
+
 ByteString bytes_of(const std::vector<int32_t>& values) {
   auto bytes = std::as_bytes(std::span(values));
   return {bytes.begin(), bytes.end()};
@@ -170,7 +176,7 @@ std::vector<int32_t> reduced(const Program& program, int index, const std::vecto
       sum += element(index, m, i);
       most = std::max<int64_t>(most, element(index, m, i));
     }
-    if (s.reduce_op == ReduceOp::kAverage) sum /= std::ssize(set_of(program, call).ranks);
+    sum /= divisor_of(program, call);
     values.push_back(static_cast<int32_t>(s.reduce_op == ReduceOp::kMax ? most : sum));
   }
   return values;
@@ -187,9 +193,8 @@ std::vector<int32_t> result_of(const Program& program, int index) {
   if (s.op == Op::kAllreduce) return reduced(program, index, inputs);
   std::vector<int32_t> values;
   for (int m : inputs) {
-    int64_t count = s.op == Op::kBroadcast
-                        ? s.elements()
-                        : rows_sent(index, m, s.op, 0) * s.row_elements();
+    int64_t count =
+        s.op == Op::kBroadcast ? s.elements() : rows_sent(index, m, s.op, 0) * s.row_elements();
     for (int64_t i = 0; i < count; ++i) values.push_back(element(index, m, i));
   }
   return values;
@@ -239,7 +244,7 @@ void check_run(const Program& program, int index, const Item& item) {
   if (!plain(call)) return;
   const Signature& s = call.request.signature;
   int n = static_cast<int>(call.roles.size());
-  CHECK_EQ(item.divisor, s.reduce_op == ReduceOp::kAverage ? n : 1);
+  CHECK_EQ(item.divisor, divisor_of(program, call));
   CHECK(item.rows == rows_of(program, index));
   std::vector<int32_t> absent;
   for (int m = 0; m < n; ++m) {

@@ -36,9 +36,9 @@ struct PlannedSet {
 };
 
 struct PlannedCall {
-  int set = 0;  // index into Program::sets
-  int removes = -1;  // the same, for a call that removes a set
-  Request request;   // as most members mean it; the set's id is filled in at run time
+  int set = 0;                 // index into Program::sets
+  int removes = -1;            // the same, for a call that removes a set
+  Request request;             // as most members mean it; the set's id is filled in at run time
   std::map<int, Request> odd;  // members that mean something else
   std::vector<Role> roles;     // by member
   bool joins = false;          // its missing members have joined

@@ -148,9 +148,7 @@ void Simulator::publish() {
   }
 }
 
-void Simulator::start_lane(Rank rank, SetId set) {
-  after(delay(kLaneNs), What::kLane, rank, set);
-}
+void Simulator::start_lane(Rank rank, SetId set) { after(delay(kLaneNs), What::kLane, rank, set); }
 
 void Simulator::step_after(Rank rank, int64_t ns) {
   after(ns > 0 ? ns : delay(kMessageNs), What::kStep, rank);

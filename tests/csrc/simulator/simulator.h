@@ -68,7 +68,9 @@ class Simulator final : public Surroundings {
   };
 
   void after(int64_t delay, What what, Rank rank, SetId set = 0);
-  int64_t delay(int64_t most) { return 1 + static_cast<int64_t>(random_.below(static_cast<uint64_t>(most))); }
+  int64_t delay(int64_t most) {
+    return 1 + static_cast<int64_t>(random_.below(static_cast<uint64_t>(most)));
+  }
   void handle(const Event& event);
   bool all_done();
   void print(const std::string& line) const;
@@ -107,7 +109,7 @@ class Simulator final : public Surroundings {
   std::map<uint32_t, std::set<Rank>> dropped_;  // ids being forgotten, and who has
   std::vector<uint64_t> bucket_of_;             // by call; 0: none
   std::vector<bool> checked_;                   // by call
-  size_t left_ = 0;  // ranks
+  size_t left_ = 0;                             // ranks
   bool aborted_ = false;
   size_t stuck_ = 0;  // calls that were given up: they may hold their ids
   Statistics statistics_;

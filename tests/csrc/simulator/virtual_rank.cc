@@ -112,7 +112,8 @@ void VirtualRank::report_call(int index, int member, Request request, OpenedSet&
     name.reported = true;
     ready.id = name.id;
     const Request* defined = name.id == 0 ? nullptr : by_id_[name.id];
-    bool same = defined && defined->signature == request.signature && defined->group == request.group;
+    bool same =
+        defined && defined->signature == request.signature && defined->group == request.group;
     if (!same) ready.id = 0;
   } else {
     key.sequence = ready.sequence = set.unnamed.next++;
@@ -134,9 +135,7 @@ void VirtualRank::report_call(int index, int member, Request request, OpenedSet&
 }
 
 // A call that it refused itself is over for the caller at once.
-bool VirtualRank::wait(int index) const {
-  return refused_.contains(index) || outcome(index) != 0;
-}
+bool VirtualRank::wait(int index) const { return refused_.contains(index) || outcome(index) != 0; }
 
 bool VirtualRank::wait_all(bool refused_too) const {
   return std::cmp_equal(in_flight_, refused_too ? 0 : refused_.size());

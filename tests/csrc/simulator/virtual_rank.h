@@ -22,8 +22,9 @@ class Surroundings {
   virtual void report(Rank from, const Report& report) = 0;
   virtual void start_lane(Rank rank, SetId set) = 0;  // finish_bucket() will be called in time
   virtual void step_after(Rank rank, int64_t ns) = 0;
-  virtual void reach(Rank rank, int64_t sync) = 0;  // and all before; the next ones have higher numbers
-  virtual bool passed(int64_t sync) const = 0;      // all have reached it
+  virtual void reach(Rank rank,
+                     int64_t sync) = 0;         // and all before; the next ones have higher numbers
+  virtual bool passed(int64_t sync) const = 0;  // all have reached it
   virtual void die(Rank rank) = 0;
   virtual bool pause_here() = 0;  // at random
   // Each call that the log settles is checked against the oracle once.
@@ -56,7 +57,7 @@ class VirtualRank {
  private:
   struct Name {
     uint32_t id = 0;
-    int call = -1;  // in flight
+    int call = -1;          // in flight
     bool reported = false;  // not yet settled by the log
   };
   struct Unnamed {
