@@ -41,7 +41,8 @@ std::string option(const std::string& name);
 // Runs `body` in a forked child that leaves by _exit; a failed check, an exception or a signal there fails the caller.
 void run_in_fork(const std::function<void()>& body, Location where = Location::current());
 // Forks `ranks` children running body(rank) at the same time; all are reaped, every failure is reported.
-void run_in_forks(int ranks, const std::function<void(int)>& body, Location where = Location::current());
+void run_in_forks(int ranks, const std::function<void(int)>& body,
+                  Location where = Location::current());
 
 template <class T>
 std::string text_of(const T& value) {

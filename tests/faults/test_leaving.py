@@ -192,7 +192,10 @@ def test_hooks_of_others_are_called_too(fork_ranks):
 
 
 def test_ctrl_c_ends_a_wait(fork_ranks):
+    # A job that a shell started in the background inherits SIGINT as ignored.
     tail = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 if fd.rank() == 0:
     try:
         print("waiting", flush=True)
