@@ -119,7 +119,7 @@ def _adopt(
         names = {"__module__": own.__module__, "__qualname__": own.__qualname__}
         _distributed[bases] = type(own.__name__, bases, names)
     inner = optimizer.__dict__.pop("step", None)
-    if hasattr(inner, "_wrapped_by_lr_sched"):  # a scheduler's: it would bypass our step()
+    if any(hasattr(inner, mark) for mark in _SCHEDULERS_MARKS):  # it would bypass our step()
         inner = None
     optimizer.__class__ = _distributed[bases]
     optimizer.__dict__.update(
@@ -128,6 +128,10 @@ def _adopt(
     if reducer is not None:
         weakref.finalize(optimizer, reducer.detach).atexit = False
     return optimizer
+
+
+# By these a scheduler knows a step() that it has wrapped: torch today, torch before 2.3.
+_SCHEDULERS_MARKS = ("_wrapped_by_lr_sched", "_with_counter")
 
 
 class _Distributed(torch.optim.Optimizer):
@@ -152,11 +156,15 @@ class _Distributed(torch.optim.Optimizer):
         if reducer is not None:
             reducer.settled = False
             reducer.steps += 1
+        if "_step_count" in self.__dict__:  # schedulers of torch before 2.3 count here
+            self._step_count += 1  # type: ignore[attr-defined]
         return result
 
     # Already hooked and wrapped as far as torch is concerned: the inner step is.
     step.hooked = True  # type: ignore[attr-defined]
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    for _mark in _SCHEDULERS_MARKS:
+        setattr(step, _mark, True)
+    del _mark
 
     def _reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def call() -> Any:
