@@ -145,7 +145,7 @@ class Mpi(Bootstrap):
         while not everyone.Test():
             if time.monotonic() > deadline:
                 return False
-            time.sleep(0.005)
+            time.sleep(0.005)  # MPI has no wait with a deadline; only at shutdown
         return True
 
 
