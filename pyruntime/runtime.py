@@ -141,21 +141,13 @@ def _leave(cause: str, failed: bool) -> None:
             return
         code = lib.FARANDOLE_PENDING
         while code == lib.FARANDOLE_PENDING:  # in slices, so that Ctrl-C gets through
-            code = lib.farandole_shutdown(int(bool(cause)), cause.encode(), 0.15)
+            code = lib.farandole_shutdown(int(bool(cause)), cause.encode(), _SLICE)
         failure = core_error(code) if code != lib.FARANDOLE_OK else None
         forget_all()
         sweep()
         job.close(failed)
     if failure is not None and not failed:
         raise failure
-
-
-def _stop_core(cause: str, failed: bool) -> Exception | None:
-    """Waits until the core has left; signals get through meanwhile."""
-    while True:
-        code = lib.farandole_shutdown(int(failed), cause.encode(), _SLICE)
-        if code != lib.FARANDOLE_PENDING:
-            return None if code == lib.FARANDOLE_OK else core_error(code)
 
 
 def _after_fork() -> None:

@@ -219,9 +219,8 @@ wait_for_peer()
     assert results[0].returncode == -signal.SIGINT
 
 
-def test_a_forked_child_is_refused_and_harmless(fork_ranks):
-    source = program(
-        """
+FORKS = program(
+    """
 global work
 import multiprocessing
 def work(i):
@@ -239,8 +238,17 @@ if child == 0:
     sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0
 """,
-        "leave()\nassert fd.allreduce(np.ones(2), op=fd.Sum)[0] == 2\nprint('fine')\n",
-    )
-    job = fork_ranks(source, 2)
+    "leave()\nassert fd.allreduce(np.ones(2), op=fd.Sum)[0] == 2\nprint('fine')\n",
+)
+
+
+def test_a_forked_child_is_refused_and_harmless(fork_ranks):
+    job = fork_ranks(FORKS, 2)
     assert [r.returncode for r in job.finish(timeout=30)] == [0, 0], job.output()
     assert job.output().count("fine") == 2
+
+
+def test_a_forked_child_ends_under_mpirun(mpi_ranks):
+    result = mpi_ranks(FORKS, 2).finish(timeout=30)
+    assert result.returncode == 0, result.out
+    assert result.out.count("fine") == 2
