@@ -220,9 +220,11 @@ FARANDOLE_API void farandole_forget_tensor(int64_t tensor) {
   process().kept.erase(tensor);
 }
 
-FARANDOLE_API int32_t farandole_refuse(const farandole_request* request, const char* text) {
+FARANDOLE_API int32_t farandole_refuse(const farandole_request* request, int32_t code,
+                                       const char* text) {
   return guarded([&]() -> int32_t {
-    runtime()->refuse(*request, text);
+    bool type = code == FARANDOLE_E_TYPE;
+    runtime()->refuse(*request, {type ? ErrorCode::kWrongType : ErrorCode::kInvalidArgument, text});
     return FARANDOLE_OK;
   });
 }

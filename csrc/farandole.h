@@ -151,8 +151,8 @@ int32_t farandole_submit(const farandole_request* requests, int32_t count, int64
 int64_t farandole_tensor(const farandole_request* request);
 int64_t farandole_submit_tensor(int64_t tensor, const void* input, void* output);
 void farandole_forget_tensor(int64_t tensor);
-/* Tells the peers of `name` that this rank cannot take part: they fail with this text instead of waiting. */
-int32_t farandole_refuse(const farandole_request* request, const char* text);
+/* Tells the peers of `name` that this rank cannot take part: they fail with this code and text instead of waiting. */
+int32_t farandole_refuse(const farandole_request* request, int32_t code, const char* text);
 
 /* 1: done or failed, 0: under way, -code: no such handle. */
 int32_t farandole_poll(int64_t handle);

@@ -11,7 +11,7 @@ import atexit
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import NoReturn
 
 __all__ = ["install"]
@@ -27,6 +27,7 @@ class _Cause:
         self.exception = ""
         self.threads: list[str] = []
         self._exit = ""
+        self._raised = ""
         self._at: tuple[FrameType, int] | None = None
 
     def exiting(self, text: str) -> None:
@@ -38,7 +39,16 @@ class _Cause:
 
     def exit_code(self) -> str:
         """The sys.exit that ends this process; a caught one let the outermost frame go on."""
-        return self._exit if self._at is not None and self._at[0].f_lasti == self._at[1] else ""
+        called = self._at is not None and self._at[0].f_lasti == self._at[1]
+        return self._exit if called else self._raised
+
+    def unwinding(self, _code: CodeType, _offset: int, error: BaseException) -> None:
+        """A frame ends by an exception. That of the outermost one, if it is SystemExit, reaches no
+        excepthook."""
+        if not isinstance(error, SystemExit) or sys._getframe(1).f_back is not None:
+            return
+        if threading.current_thread() is threading.main_thread():
+            self._raised = "" if error.code in (None, 0) else f"SystemExit({error.code!r})"
 
     def failed(self) -> bool:
         return bool(self.exception or self.exit_code())
@@ -61,6 +71,7 @@ def install(leave: Leave) -> None:
     _chain_excepthook()
     _chain_thread_excepthook()
     _chain_exit()
+    _watch_unwinding()
 
 
 def leave_now() -> None:
@@ -116,3 +127,16 @@ def _chain_exit() -> None:
         before(status)  # type: ignore[arg-type]
 
     sys.exit = exit_
+
+
+def _watch_unwinding() -> None:
+    """Sees `raise SystemExit(3)`, which passes sys.exit by; from Python 3.12 on, as a free tool."""
+    monitoring = getattr(sys, "monitoring", None)
+    if monitoring is None:
+        return
+    tool = next((t for t in (4, 3) if monitoring.get_tool(t) is None), None)  # no usual tool's
+    if tool is None:
+        return
+    monitoring.use_tool_id(tool, "farandole")
+    monitoring.register_callback(tool, monitoring.events.PY_UNWIND, _cause.unwinding)
+    monitoring.set_events(tool, monitoring.events.PY_UNWIND)

@@ -168,8 +168,10 @@ def refuse(call: Call, count: int, reason: Exception) -> None:
     """Tells the peers of a call over `count` tensors that this rank cannot take part, and why."""
     requests, keep = _requests(call, [NOTHING] * count, [0] * count)
     text = _new("char[]", f"{type(reason).__name__}: {reason}".encode())
+    wrong_type = isinstance(reason, TypeError)
+    code = lib.FARANDOLE_E_TYPE if wrong_type else lib.FARANDOLE_E_ARGUMENT
     for i in range(count):
-        lib.farandole_refuse(requests + i, text)
+        lib.farandole_refuse(requests + i, code, text)
     del keep
 
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/intake.h"
 
+#include <cmath>
 #include <numeric>
 #include <string>
 
@@ -64,6 +65,10 @@ void check_factors(const Request& request) {
   bool scaled = s.prescale != 1.0 || s.postscale != 1.0;
   if (scaled && s.dtype == DType::kBool) {
     refuse(request, "bool can't be scaled", ErrorCode::kWrongType);
+  }
+  if (std::isnan(s.prescale) || std::isnan(s.postscale)) {
+    refuse(request, "a factor is NaN: prescale " + std::to_string(s.prescale) + ", postscale " +
+                        std::to_string(s.postscale));
   }
 }
 

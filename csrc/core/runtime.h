@@ -50,7 +50,7 @@ class Runtime {
   // A request kept for repeated submission.
   Handle submit(const Asked& kept, const void* input, void* output);
   Asked keep(const farandole_request& request);
-  void refuse(const farandole_request& request, const std::string& why);
+  void refuse(const farandole_request& request, const Failure& why);
   WaitEnd wait(std::span<const Handle> handles, Deadline deadline, Failure& failure);
   // Until `deadline`; true: this rank has left, the object may go. Idempotent.
   bool leave(bool failed, const std::string& why, Deadline deadline);
@@ -73,8 +73,8 @@ class Runtime {
   void check_open() const;
   std::vector<Asked> take_in_all(std::span<const farandole_request> requests);
   Handle enter(const Asked& asked);  // under the engine's mutex
-  void refuse_locked(const farandole_request& request, const std::string& why);
-  void refuse_all(std::span<const farandole_request> requests, const std::string& why);
+  void refuse_locked(const farandole_request& request, const Failure& why);
+  void refuse_all(std::span<const farandole_request> requests, const Failure& why);
   void report(const Report& report);  // rings nobody; under the engine's mutex
   void after_submit();
   bool work_is_left() const;

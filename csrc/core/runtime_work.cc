@@ -57,7 +57,7 @@ std::vector<Handle> Runtime::submit(std::span<const farandole_request> requests)
       std::vector<Asked> asked = take_in_all(requests);
       for (const Asked& one : asked) handles.push_back(enter(one));
     } catch (const Error& e) {
-      refuse_all(requests, e.what());
+      refuse_all(requests, {e.code(), e.what()});
       error = std::current_exception();
     }
   }
@@ -106,7 +106,7 @@ Handle Runtime::submit(const Asked& kept, const void* input, void* output) {
   return handle;
 }
 
-void Runtime::refuse(const farandole_request& request, const std::string& why) {
+void Runtime::refuse(const farandole_request& request, const Failure& why) {
   {
     std::lock_guard lock(engine_->mutex());
     check_open();
@@ -116,18 +116,17 @@ void Runtime::refuse(const farandole_request& request, const std::string& why) {
 }
 
 // The peers that wait for this name fail too. A name that is in flight already is not touched.
-void Runtime::refuse_locked(const farandole_request& asked, const std::string& why) {
+void Runtime::refuse_locked(const farandole_request& asked, const Failure& why) {
   Request request = name_of_request(asked);
   ProcessSet* set = engine_->sets().find(request.set);
   if (!set || set->member < 0 || set->join || request.signature.op == Op::kJoin) return;
   if (engine_->pending().in_flight(request)) return;
-  Failure failure{ErrorCode::kInvalidArgument,
-                  "rank " + std::to_string(topology_.rank) + " refused: " + why};
+  Failure failure{why.code, "rank " + std::to_string(topology_.rank) + " refused: " + why.text};
   if (auto news = engine_->pending().refuse(request, std::move(failure))) report(*news);
 }
 
 // A name that is twice among them is one call of the peers.
-void Runtime::refuse_all(std::span<const farandole_request> requests, const std::string& why) {
+void Runtime::refuse_all(std::span<const farandole_request> requests, const Failure& why) {
   std::set<std::pair<SetId, std::string>> names;
   for (const farandole_request& request : requests) {
     bool named = request.name && *request.name;

@@ -61,7 +61,7 @@ TEST(a_refused_call_may_be_tried_again_at_once) {
         Handle first = self.submit(allreduce(data, "again"));
         if (!refuses_first) self.lobby.tell(round);
         const Failure failure = self.wait({first});
-        CHECK_EQ(failure.code, ErrorCode::kInvalidArgument);
+        CHECK_EQ(failure.code, ErrorCode::kWrongType);
         CHECK(contains(failure.text, "rank 1"));
         self.run(allreduce(data, "again"));
       }
@@ -81,7 +81,7 @@ TEST(refusals_in_a_row_fail_as_many_calls) {
       self.lobby.tell(0);
     } else {
       self.lobby.await(0, 1);
-      for (int i = 0; i < 3; ++i) self.fails(allreduce(data, "row"), ErrorCode::kInvalidArgument);
+      for (int i = 0; i < 3; ++i) self.fails(allreduce(data, "row"), ErrorCode::kWrongType);
     }
     self.check_usable("row");
   });
@@ -127,9 +127,9 @@ TEST(refuse_tells_the_peers) {
       Floats data = values_of(self.rank, 3);
       Ask ask = allreduce(data, name);
       if (self.rank == 0) {
-        self.runtime()->refuse(ask.request(), "it is no array");
+        self.runtime()->refuse(ask.request(), {ErrorCode::kWrongType, "it is no array"});
       } else {
-        CHECK(contains(self.fails(ask, ErrorCode::kInvalidArgument), "it is no array"));
+        CHECK(contains(self.fails(ask, ErrorCode::kWrongType), "it is no array"));
       }
       self.check_usable(name);
     }

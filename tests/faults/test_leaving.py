@@ -7,6 +7,7 @@ says which.
 
 import re
 import signal
+import sys
 import textwrap
 import time
 
@@ -40,12 +41,19 @@ else:
     wait_for_peer()
 """
 
+WATCHED = hasattr(sys, "monitoring")
+
 WAYS = {
     "exception": ("raise ValueError('boom')", "ValueError: boom", 1),
     "exit code": ("sys.exit(3)", r"sys.exit\(3\)", 3),
     "exit text": ("sys.exit('no data')", "no data", 1),
     "interrupt": ("raise KeyboardInterrupt", "KeyboardInterrupt", -signal.SIGINT),
-    "quiet exit": ("raise SystemExit(4)", "finished normally", 4),
+    # Before 3.12 nothing in Python sees this one coming.
+    "raised exit": (
+        "raise SystemExit(4)",
+        r"SystemExit\(4\)" if WATCHED else "finished normally",
+        4,
+    ),
     "normal end": ("pass", "finished normally", 0),
 }
 

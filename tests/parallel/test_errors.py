@@ -133,9 +133,19 @@ def test_what_one_rank_refuses_fails_on_all(case, named):
         with pytest.raises(error, match=says):
             fd.allreduce(make(), op=fd.Sum, name=name)
     else:
-        with pytest.raises((ValueError, TypeError), match=f"rank {last}.*{says}"):
+        with pytest.raises(error, match=f"rank {last}.*{says}"):
             fd.allreduce(np.ones(3), op=fd.Sum, name=name)
     assert time.monotonic() - start < SOON
+
+
+@pytest.mark.parametrize("factor", ["prescale_factor", "postscale_factor"])
+def test_a_factor_that_is_nan_on_one_rank(factor):
+    last = fd.size() - 1
+    value = float("nan") if fd.rank() == last else 2.0
+    with pytest.raises(ValueError, match="NaN"):
+        fd.allreduce(np.ones(3), name="scaled", **{factor: value})
+    infinite = fd.allreduce(np.ones(3), name="scaled", **{factor: float("inf")})
+    assert np.isinf(infinite).all()
 
 
 def test_in_place_refuses_what_is_not_contiguous():
