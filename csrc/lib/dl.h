@@ -15,6 +15,8 @@ class DynamicLibrary {
   static std::optional<DynamicLibrary> try_open(const std::vector<std::string>& names,
                                                 std::string* error = nullptr);
   static DynamicLibrary open(const std::vector<std::string>& names);  // throws kLibrary
+  // The first of `names` that the process has loaded already; none is loaded.
+  static std::optional<DynamicLibrary> find_loaded(const std::vector<std::string>& names);
 
   DynamicLibrary(DynamicLibrary&& other) noexcept;
   DynamicLibrary& operator=(DynamicLibrary&& other) noexcept;

