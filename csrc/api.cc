@@ -302,8 +302,13 @@ FARANDOLE_API int32_t farandole_variables(farandole_variable* rows, int32_t capa
     values->clear();
     for (const Variable& variable : table) values->push_back(variable.get(config));
     for (size_t i = 0; i < std::min(table.size(), static_cast<size_t>(capacity)); ++i) {
-      rows[i] = {table[i].name,    table[i].alias,       table[i].fallback,
-                 table[i].meaning, (*values)[i].c_str(), table[i].job_wide ? 1 : 0};
+      rows[i] = {table[i].name,
+                 table[i].alias,
+                 table[i].fallback,
+                 table[i].meaning,
+                 (*values)[i].c_str(),
+                 table[i].job_wide ? 1 : 0,
+                 text_of(config.sources[i])};
     }
     return static_cast<int32_t>(table.size());
   });

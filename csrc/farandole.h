@@ -117,8 +117,9 @@ typedef struct farandole_variable {
   const char* alias;    /* HOROVOD_... of the same meaning, or "" */
   const char* fallback; /* default, as text */
   const char* meaning;
-  const char* value; /* in force now, as text */
-  int32_t job_wide;  /* 1: rank 0's value holds for all ranks */
+  const char* value;  /* in force now, as text */
+  int32_t job_wide;   /* 1: rank 0's value holds for all ranks */
+  const char* source; /* of the value: "default", "tuning file", "environment" or "rank 0" */
 } farandole_variable;
 
 typedef struct farandole_counter {

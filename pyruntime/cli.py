@@ -23,11 +23,11 @@ def _table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def _config(_options: argparse.Namespace) -> int:
-    """Every setting: its value now, default, scope and meaning."""
-    rows = [("variable", "value", "default", "scope", "Horovod's name", "meaning")]
+    """Every setting: its value now, what gave it, default, scope and meaning."""
+    rows = [("variable", "value", "from", "default", "scope", "Horovod's name", "meaning")]
     for v in farandole.config():
         scope = "job" if v.job_wide else "rank"
-        rows.append((v.name, v.value, v.default, scope, v.alias or "-", v.meaning))
+        rows.append((v.name, v.value, v.source, v.default, scope, v.alias or "-", v.meaning))
     _table(rows)
     return 0
 

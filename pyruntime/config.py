@@ -20,6 +20,7 @@ class Variable:
     meaning: str
     value: str  # in force now
     job_wide: bool  # rank 0's value holds for all ranks
+    source: str  # of the value: "default", "tuning file", "environment" or "rank 0"
 
 
 def config() -> list[Variable]:
@@ -35,6 +36,7 @@ def config() -> list[Variable]:
             text(row.meaning),
             text(row.value),
             bool(row.job_wide),
+            text(row.source),
         )
         for row in rows
     ]

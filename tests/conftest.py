@@ -18,6 +18,9 @@ from harness.mpirun import MpiJob, mpi_job
 if "FARANDOLE_TEST_STEP" not in os.environ:  # a rank has harness.inner, from rank_main
     pytest_plugins = ["harness.outer"]
 
+# Of no interest here: how the machine at hand was tuned.
+os.environ["FARANDOLE_TUNING"] = "none"
+
 # The same examples on every rank and in every run; a failure prints the seed that repeats it.
 settings.register_profile("same", derandomize=True, deadline=None, database=None, print_blob=True)
 settings.load_profile("same")

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/config.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <sstream>
 
 #include "core/error.h"
+#include "core/tuning.h"
 
 namespace farandole {
 namespace {
@@ -40,6 +43,10 @@ const Variable kVariables[] = {
     {"FARANDOLE_LEAVE_TIMEOUT", "", "1",
      "seconds that a failing rank waits for its peers to hear of it", kJobWide,
      &Config::leave_timeout},
+    {"FARANDOLE_TUNING", "", "",
+     "file of job-wide settings, written by `farandole tune`; empty: farandole/tuning.conf in the "
+     "configuration directory, if it is there; none: no file",
+     kOwn, &Config::tuning},
     {"FARANDOLE_SPIN_US", "", "-1",
      "microseconds that a wait may yield-spin before it sleeps; -1: 50 where every local rank has "
      "two cores, else 0",
@@ -87,6 +94,25 @@ const char* from_environment(const Variable& variable) {
   return *variable.alias ? std::getenv(variable.alias) : nullptr;
 }
 
+// One line of the tuning file; the environment holds against it.
+void apply_tuned(Config& config, const std::string& path, const std::string& name,
+                 const std::string& value) {
+  auto known = [&](const Variable& v) { return v.job_wide && v.name == name; };
+  const auto* variable = std::find_if(std::begin(kVariables), std::end(kVariables), known);
+  if (variable == std::end(kVariables)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "tuning file " + path + ": " + name + " is no job-wide setting of this version");
+  }
+  Source& source = config.sources[static_cast<size_t>(variable - kVariables)];
+  if (source == Source::kEnvironment) return;
+  try {
+    variable->set(config, value);
+  } catch (const Error& error) {
+    throw Error(error.code(), "tuning file " + path + ": " + error.what());
+  }
+  source = Source::kTuning;
+}
+
 }  // namespace
 
 void Variable::set(Config& config, const std::string& text) const {
@@ -113,12 +139,21 @@ std::string Variable::get(const Config& config) const {
 
 std::span<const Variable> variables() { return kVariables; }
 
+const char* text_of(Source source) {
+  const char* const texts[] = {"default", "tuning file", "environment", "rank 0"};
+  return texts[static_cast<size_t>(source)];
+}
+
 Config read_config() {
   Config config{};
   for (const Variable& variable : kVariables) {
     const char* value = from_environment(variable);
     variable.set(config, value ? value : variable.fallback);
+    config.sources.push_back(value ? Source::kEnvironment : Source::kDefault);
   }
+  TuningFile file = read_tuning_file(config.tuning);
+  config.tuning = file.path;
+  for (const auto& [name, value] : file.values) apply_tuned(config, file.path, name, value);
   return config;
 }
 
@@ -133,8 +168,11 @@ std::string job_wide_text(const Config& config) {
 void apply_job_wide_text(Config& config, const std::string& text) {
   std::istringstream lines(text);
   std::string line;
-  for (const Variable& variable : kVariables) {
-    if (variable.job_wide && std::getline(lines, line)) variable.set(config, line);
+  for (size_t row = 0; row < std::size(kVariables); ++row) {
+    const Variable& variable = kVariables[row];
+    if (!variable.job_wide || !std::getline(lines, line)) continue;
+    if (variable.get(config) != line) config.sources[row] = Source::kRankZero;
+    variable.set(config, line);
   }
 }
 

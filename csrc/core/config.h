@@ -7,8 +7,13 @@
 #include <span>
 #include <string>
 #include <variant>
+#include <vector>
 
 namespace farandole {
+
+// What gave a variable its value, from the weakest on.
+enum class Source { kDefault, kTuning, kEnvironment, kRankZero };
+const char* text_of(Source source);
 
 struct Config {
   // Job-wide
@@ -30,6 +35,9 @@ struct Config {
   std::string rendezvous;
   int64_t rank;
   int64_t size;
+
+  std::string tuning;           // the file that was read
+  std::vector<Source> sources;  // by row of the table
 };
 
 struct Variable {
@@ -47,11 +55,12 @@ struct Variable {
 
 std::span<const Variable> variables();
 
-// Defaults, then the environment.
+// Defaults, then the tuning file, then the environment.
 Config read_config();
 
 // Job-wide values as text, one per row of the table, for the agreement at init.
 std::string job_wide_text(const Config& config);
+// Rank 0's values.
 void apply_job_wide_text(Config& config, const std::string& text);
 
 }  // namespace farandole

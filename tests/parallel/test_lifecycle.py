@@ -57,6 +57,18 @@ def test_before_init():
         fd.barrier()
 
 
+@pytest.mark.usefixtures("_down")
+def test_the_tuning_file_of_rank_zero_holds_for_the_job(monkeypatch, tmp_path):
+    path = tmp_path / "tuning.conf"
+    path.write_text(f"FARANDOLE_BLOCK_BYTES = {64 + WORLD.Get_rank()}K\n")
+    monkeypatch.setenv("FARANDOLE_TUNING", str(path))
+    fd.init()
+    rows = {v.name: (v.value, v.source) for v in fd.config()}
+    source = "tuning file" if fd.rank() == 0 else "rank 0"
+    assert rows["FARANDOLE_BLOCK_BYTES"] == (str(64 << 10), source)
+    check()
+
+
 def test_work_in_flight_ends_with_shutdown():
     handle = fd.allreduce_async(np.ones(3), name=f"of rank {fd.rank()}")
     done = fd.size() == 1

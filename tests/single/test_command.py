@@ -30,6 +30,28 @@ def test_a_wrong_setting_is_named(monkeypatch):
         fd.config()
 
 
+def test_the_environment_holds_against_the_tuning_file(monkeypatch, tmp_path, capsys):
+    fd.shutdown()
+    path = tmp_path / "tuning.conf"
+    path.write_text("FARANDOLE_BLOCK_BYTES = 256K\nFARANDOLE_STAGING_SLOTS = 8\n")
+    monkeypatch.setenv("FARANDOLE_TUNING", str(path))
+    monkeypatch.setenv("FARANDOLE_STAGING_SLOTS", "3")
+    rows = {v.name: (v.value, v.source) for v in fd.config()}
+    assert rows["FARANDOLE_BLOCK_BYTES"] == ("262144", "tuning file")
+    assert rows["FARANDOLE_STAGING_SLOTS"] == ("3", "environment")
+    assert rows["FARANDOLE_CACHE_CAPACITY"] == ("8192", "default")
+    assert cli.main(["config"]) == 0
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["FARANDOLE_BLOCK_BYTES", "262144", "tuning", "file"] in [line[:4] for line in shown]
+
+
+def test_a_tuning_file_that_is_missing_is_named():
+    result = run("import farandole as fd; fd.init()", FARANDOLE_TUNING="/nowhere/at/all")
+    assert result.returncode == 1
+    for text in ("ValueError", "/nowhere/at/all: cannot be read", "FARANDOLE_TUNING=none"):
+        assert text in result.stderr
+
+
 def test_metrics():
     fd.init()
     assert fd.metrics()["rescued_wakeups"] == 0

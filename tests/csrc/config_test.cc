@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where settings come from: default < tuning file < environment, and rank 0's hold for the job.
+#include "core/config.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "check.h"
+
+using namespace farandole;
+
+namespace {
+
+// Variables of the environment and one tuning file, gone with the object.
+struct Surroundings {
+  std::filesystem::path folder;
+
+  Surroundings() {
+    char name[] = "/tmp/config_test.XXXXXX";
+    folder = ::mkdtemp(name);
+    ::setenv("XDG_CONFIG_HOME", folder.c_str(), 1);
+    ::unsetenv("FARANDOLE_TUNING");
+    ::unsetenv("FARANDOLE_BLOCK_BYTES");
+    ::unsetenv("HOROVOD_FUSION_THRESHOLD");
+  }
+  ~Surroundings() {
+    std::filesystem::remove_all(folder);
+    ::setenv("FARANDOLE_TUNING", "none", 1);
+  }
+  std::string write(const std::string& text) const {
+    std::filesystem::create_directories(folder / "farandole");
+    std::string path = folder / "farandole" / "tuning.conf";
+    std::ofstream(path) << text;
+    return path;
+  }
+};
+
+Source source_of(const Config& config, const std::string& name) {
+  auto table = variables();
+  for (size_t i = 0; i < table.size(); ++i) {
+    if (table[i].name == name) return config.sources[i];
+  }
+  throw std::out_of_range(name);
+}
+
+std::string refusal(const char* says) {
+  try {
+    read_config();
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::kInvalidArgument);
+    CHECK(std::string(error.what()).find(says) != std::string::npos);
+    return error.what();
+  }
+  throw std::runtime_error("accepted");
+}
+
+}  // namespace
+
+TEST(the_file_of_the_configuration_directory_is_found) {
+  Surroundings here;
+  CHECK_EQ(read_config().tuning, "");
+  CHECK_EQ(read_config().block_bytes, 512 << 10);
+  std::string path = here.write("# a comment\n\n FARANDOLE_BLOCK_BYTES = 256K # behind\n");
+  Config config = read_config();
+  CHECK_EQ(config.tuning, path);
+  CHECK_EQ(config.block_bytes, 256 << 10);
+  CHECK(source_of(config, "FARANDOLE_BLOCK_BYTES") == Source::kTuning);
+  CHECK(source_of(config, "FARANDOLE_STAGING_SLOTS") == Source::kDefault);
+  ::setenv("FARANDOLE_TUNING", "none", 1);
+  CHECK_EQ(read_config().block_bytes, 512 << 10);
+}
+
+TEST(the_environment_holds_against_the_file_under_both_names) {
+  Surroundings here;
+  here.write("FARANDOLE_BLOCK_BYTES = 256K\nFARANDOLE_FUSION_THRESHOLD = 8M\n");
+  ::setenv("FARANDOLE_BLOCK_BYTES", "64K", 1);
+  ::setenv("HOROVOD_FUSION_THRESHOLD", "4M", 1);
+  Config config = read_config();
+  CHECK_EQ(config.block_bytes, 64 << 10);
+  CHECK_EQ(config.fusion_bytes, 4 << 20);
+  CHECK(source_of(config, "FARANDOLE_BLOCK_BYTES") == Source::kEnvironment);
+  ::unsetenv("FARANDOLE_BLOCK_BYTES");
+  ::unsetenv("HOROVOD_FUSION_THRESHOLD");
+}
+
+TEST(rank_zero_holds_for_the_job) {
+  Surroundings here;
+  here.write("FARANDOLE_BLOCK_BYTES = 256K\n");
+  Config zero = read_config();
+  ::setenv("FARANDOLE_TUNING", "none", 1);
+  Config other = read_config();
+  apply_job_wide_text(other, job_wide_text(zero));
+  CHECK_EQ(other.block_bytes, 256 << 10);
+  CHECK(source_of(other, "FARANDOLE_BLOCK_BYTES") == Source::kRankZero);
+  CHECK(source_of(other, "FARANDOLE_STAGING_SLOTS") == Source::kDefault);
+}
+
+TEST(what_is_wrong_with_a_file_is_said) {
+  Surroundings here;
+  here.write("FARANDOLE_BLOCK_BYTES\n");
+  refusal("line 1 is not NAME = VALUE");
+  here.write("FARANDOLE_BLOCK_BYTES = many\n");
+  CHECK(refusal("'many' is not a number").find("tuning.conf") != std::string::npos);
+  here.write("FARANDOLE_LOG_LEVEL = debug\n");  // of this rank: not for the job
+  refusal("FARANDOLE_LOG_LEVEL is no job-wide setting");
+  ::setenv("FARANDOLE_TUNING", "/nowhere/at/all", 1);
+  refusal("/nowhere/at/all: cannot be read");
+}
