@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from farandole import topology
+from farandole._library import check_count, ffi, lib
 from farandole.buffers import Buffer
 from farandole.handles import Handle, value_of
 from farandole.requests import NOTHING, Call, Op, submit
 
-__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set", "size_of"]
 
 
 class ProcessSet:
@@ -80,6 +81,11 @@ def set_id(process_set: ProcessSet) -> int:
     if process_set.process_set_id is None:
         raise ValueError(f"{process_set} is not registered: call add_process_set on every rank")
     return process_set.process_set_id
+
+
+def size_of(number: int) -> int:
+    """The number of members of a set, by its number. Raises ValueError for an unknown one."""
+    return check_count(lib.farandole_set_ranks(number, ffi.NULL, 0))
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:

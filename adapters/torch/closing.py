@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The closing word: what ranks tell each other once per optimizer step, in 64 bytes."""
+"""The closing word: what ranks tell each other once per optimizer step, in 72 bytes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Statement(NamedTuple):
 
     late: int  # gradients that arrived after their reduction had begun
     dropped: int  # 1: this rank drops the gradients, it does not use them
+    sparse: int  # a gradient that is sparse, contrary to expectation: see Reducer.close; 0: none
     steps: int  # step() calls before
     tensors: int  # sent in the window
     carried: int  # gradients sent in a dropped window that belong to the next one
@@ -33,16 +34,16 @@ class ClosingWord:
     def __init__(self, scope: str, process_set: int) -> None:
         """`scope` is the optimizer's name, `process_set` its set's number."""
         self._scope = scope
-        self._memory = array("q", bytes(64))
+        self._memory = array("q", bytes(72))
         self._address = self._memory.buffer_info()[0]
         call = Call(Op.ALLREDUCE, f"{scope}.closing", process_set, Max)
-        self._tensor = PreparedTensor(call, Buffer(self._address, _INT64, (8,), self._memory))
+        self._tensor = PreparedTensor(call, Buffer(self._address, _INT64, (9,), self._memory))
         self._handle: int | None = None
 
     def send(self, statement: Statement) -> None:
         """Says the word; does not wait."""
-        late, dropped, *equal = statement
-        self._memory[:] = array("q", [late, dropped, *equal, *(-x for x in equal)])
+        late, dropped, sparse, *equal = statement
+        self._memory[:] = array("q", [late, dropped, sparse, *equal, *(-x for x in equal)])
         self._handle = self._tensor.submit(self._address, self._address)
 
     def wait(self, keep: bool) -> Statement:
@@ -55,9 +56,9 @@ class ClosingWord:
         wait_handles([handle], what=f"{self._scope}: all ranks' step()")
         assert not is_absent(handle)
         release([handle])
-        late, dropped, *largest = self._memory
-        said = Statement(late, dropped, *largest[:3])
-        for field, high, low in zip(said._fields[2:], said[2:], largest[3:], strict=True):
+        late, dropped, sparse, *largest = self._memory
+        said = Statement(late, dropped, sparse, *largest[:3])
+        for field, high, low in zip(said._fields[3:], said[3:], largest[3:], strict=True):
             if high != -low:
                 raise MismatchError(
                     f"{self._scope}: ranks are not in the same optimizer step: {field} is "

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from farandole.ops import Average, Sum
 from farandole.requests import Call, PreparedTensor
 from farandole.torch.compression import Compression, Compressor
 from farandole.torch.kind import describe
+from farandole.torch.rows import Rows
 
 __all__ = ["Encoding"]
 
@@ -53,16 +55,27 @@ class Encoding:
         self._numel = -1
         self.submit: Callable[[int, int], int]  # (input, output addresses) -> handle
 
-    def encode(self, grad: Tensor) -> Tensor:
+    def rows(self, like: Tensor, sparse_dim: int) -> Rows:
+        """The encoding of gradients that turned out to be sparse, on any rank, in its stead."""
+        if self._tensor is not None:
+            self._tensor.close()
+        return Rows(self._call, self._group, like, sparse_dim)
+
+    def encode(self, grad: Tensor) -> Tensor | None:
         """The contiguous tensor to send: `grad` itself where nothing has to be done.
 
-        Raises ValueError for sparse gradients without sparse_as_dense.
+        None for a sparse one without sparse_as_dense: it needs another encoding, on all ranks.
+        Raises ValueError where that has no meaning.
         """
         if grad.dtype is self._dtype and grad.numel() == self._numel and grad.is_contiguous():
             return grad
         dense = grad
         if grad.layout is not torch.strided:
-            dense = self._densify(grad)
+            if not self._sparse_as_dense:
+                self._check_rows()
+                return None
+            self._sparse_dim = grad.sparse_dim()
+            dense = grad.to_dense()
         wire, self._context = self._compressor.compress(dense)
         wire = wire.contiguous()
         self._prepare(wire)
@@ -85,7 +98,7 @@ class Encoding:
         self._prepare(wire)
         return wire
 
-    def decode(self, wire: Tensor) -> Tensor:
+    def decode(self, wire: Tensor, _handle: int) -> Tensor:
         """The result in the gradient's form; may be `wire` itself."""
         if self._compressor is not Compression.none:
             wire = self._compressor.decompress(wire, self._context)
@@ -96,14 +109,12 @@ class Encoding:
         """Whether others wait for it: it is reduced with them or not at all."""
         return self._group[0] is not None
 
-    def _densify(self, grad: Tensor) -> Tensor:
-        if not self._sparse_as_dense:
+    def _check_rows(self) -> None:
+        if self._call.reduce_op not in (Average, Sum):
             raise ValueError(
-                f"{self._call.name}: a sparse gradient; give sparse_as_dense=True to "
-                "DistributedOptimizer, or build the layer with sparse=False"
+                f"{self._call.name}: a sparse gradient goes with Average and Sum only; give "
+                "sparse_as_dense=True to DistributedOptimizer, or build the layer with sparse=False"
             )
-        self._sparse_dim = grad.sparse_dim()
-        return grad.to_dense()
 
     def _prepare(self, wire: Tensor) -> None:
         key = (wire.dtype, wire.shape)

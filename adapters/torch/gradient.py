@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from farandole.buffers import EMPTY
 from farandole.handles import is_absent
 from farandole.torch.encoding import Encoding
+from farandole.torch.rows import Rows
 
 if TYPE_CHECKING:
     from farandole.torch.reducer import Reducer
@@ -45,6 +45,7 @@ class Gradient:
         "name",
         "parameter",
         "reducer",
+        "sparse_dim",
     )
 
     def __init__(self, reducer: Reducer, parameter: Tensor, name: str, encoding: Encoding) -> None:
@@ -52,13 +53,14 @@ class Gradient:
         self.reducer = reducer
         self.parameter = parameter
         self.name = name
-        self.encoding = encoding
+        self.encoding: Encoding | Rows = encoding
         self._hooks: list[Callable[[], None]] = []
         self.lost = False  # a newer optimizer reduces it
         self.left = reducer.passes  # arrivals until it is sent
         self.handle: int | None = None  # of the core, while in a window
         self.absent = False  # sent without a contribution
         self.late = False  # arrived again after it was sent
+        self.sparse_dim = 0  # not 0: sparse, and in the window without a contribution
         self._sent: Tensor | None = None  # on the wire; the result comes into it
         self._shown: Tensor | None = None  # what .grad is unless somebody else has changed it
         self._base: Tensor | None = None  # reduced before: the result is added to it
@@ -93,7 +95,7 @@ class Gradient:
             self._reduced = False
         elif grad is not self._shown:  # model.zero_grad(): a new window begins
             self.reducer.drop()
-        elif not self.late:
+        elif not self.late and not self.sparse_dim:
             self._shown = self.parameter.grad = None
 
     before.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning from pickle
@@ -105,7 +107,7 @@ class Gradient:
         if reducer.mean:
             reducer.count_pass()
         if self.handle is not None:
-            self.late = True
+            self.late = not self.sparse_dim
             self._shown = self.parameter.grad
         elif not reducer.holding:
             self.left -= 1
@@ -125,6 +127,9 @@ class Gradient:
             reducer.scale(grad)
         encoding = self.encoding
         wire = encoding.encode(grad)
+        if wire is None:
+            self._send_without(grad)
+            return
         pointer = wire.data_ptr() or EMPTY
         self.handle = encoding.submit(pointer, pointer)
         self._sent, self._shown = wire, grad
@@ -138,17 +143,31 @@ class Gradient:
         if keep and grad is not None and not (self._reduced and self._is_reduced(grad)):
             self._send(grad)
             return
-        self.absent = True
         self._shown = grad
-        output = 0
         if keep:
             self._base = grad
+        self._send_nothing(keep)
+
+    def _send_without(self, grad: Tensor) -> None:
+        """Not all ranks know that it is sparse: it waits for the next window, where they do."""
+        self.sparse_dim, self._shown = grad.sparse_dim(), grad
+        self._send_nothing(receive=True)
+
+    def _send_nothing(self, receive: bool) -> None:
+        self.absent = True
+        output = 0
+        if receive:
             self._sent = self.encoding.receive(self.parameter)
             output = self._sent.data_ptr() or EMPTY
         else:
             self.encoding.ensure(self.parameter)
         self.handle = self.encoding.submit(0, output)
         self.left = self.reducer.passes
+
+    def gather(self, sparse_dim: int) -> None:
+        """From now on the gradient travels as rows, on all ranks."""
+        if isinstance(self.encoding, Encoding):
+            self.encoding = self.encoding.rows(self.parameter, sparse_dim)
 
     # ---- settling
 
@@ -163,10 +182,22 @@ class Gradient:
             self.handle = self._sent = self._shown = None
             self._reduced = True
             return self._complaint("changed") if sent._version != self._version else None
-        complaint = self._settle_rest(grad, keep) if keep or not self.absent else None
+        complaint = None
+        if self.sparse_dim:
+            self._settle_without(grad)
+        elif keep or not self.absent:
+            complaint = self._settle_rest(grad, keep)
         self.absent = self.late = False
         self.handle = self._sent = self._shown = None
         return complaint
+
+    def _settle_without(self, grad: Tensor | None) -> None:
+        """It has waited; where it has been reset, there is nothing to wait for."""
+        self.sparse_dim = 0
+        if grad is not self._shown:
+            self._base = None
+        elif not is_absent(self.handle or 0):  # dense on other ranks
+            self._base = self._total(self._base)
 
     def _settle_rest(self, grad: Tensor | None, keep: bool) -> str | None:
         """Nothing sent, set aside, encoded, arrived again, or reset."""
@@ -183,15 +214,15 @@ class Gradient:
             return None
         if grad is not total:
             self.parameter.grad = total
-        if total is not None and total.layout is torch.strided:
+        if total is not None:
             self._reduced = True
-            self._pointer, self._version = total.data_ptr() or EMPTY, total._version
+            self._pointer, self._version = _address(total), total._version
         return None
 
     def _total(self, base: Tensor | None) -> Tensor:
         """The result in its final form: in the base, else in the gradient that was sent."""
         assert self._sent is not None
-        result = self.encoding.decode(self._sent)
+        result = self.encoding.decode(self._sent, self.handle or 0)
         if base is not None:
             return base.add_(result) if base.layout is result.layout else base + result
         into = None if self.absent or self.late else self._shown
@@ -203,6 +234,7 @@ class Gradient:
         """Leaves the window without a result: the reduction has failed."""
         self.handle = self._sent = self._shown = self._base = None
         self.absent = self.late = False
+        self.sparse_dim = 0
 
     def restore(self) -> None:
         """Puts what was set aside back into `.grad`, for zero_grad to reset."""
@@ -229,11 +261,7 @@ class Gradient:
         return self._sent
 
     def _is_reduced(self, grad: Tensor) -> bool:
-        return (
-            grad.layout is torch.strided
-            and (grad.data_ptr() or EMPTY) == self._pointer
-            and grad._version == self._version
-        )
+        return _address(grad) == self._pointer and grad._version == self._version
 
     def _complaint(self, what: str) -> str:
         return (
@@ -241,3 +269,10 @@ class Gradient:
             "optimizer.synchronize() before touching gradients between backward() and step() "
             "(to clip: optimizer.clip_grad_norm_(); to reset: optimizer.zero_grad())"
         )
+
+
+def _address(grad: Tensor) -> int:
+    """Of its memory; of a sparse gradient's values."""
+    if grad.is_sparse:
+        grad = grad._values()
+    return grad.data_ptr() or EMPTY

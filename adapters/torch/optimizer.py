@@ -52,7 +52,8 @@ def DistributedOptimizer(
         its own gradients, and step() combines how far they went.
     gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average only.
     groups: lists of parameters that are reduced together, or a number of such groups.
-    sparse_as_dense: sparse gradients travel dense; without it they are refused.
+    sparse_as_dense: sparse gradients travel dense; without it their rows are gathered,
+        uncompressed; Average and Sum only.
     process_set: who reduces; on other ranks the optimizer stays a local one.
 
     Gradients that are missing on some ranks count as zeros; on all, they stay None. After

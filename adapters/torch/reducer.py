@@ -183,15 +183,17 @@ class Reducer:
         if not self.open:
             self.begin()
         self.hook()
-        late = tensors = 0
-        for gradient in self.gradients:
+        late = tensors = sparse = 0
+        for number, gradient in enumerate(self.gradients):
             if gradient.handle is None and gradient.wanted():
                 gradient.send_rest(keep)
             tensors += gradient.handle is not None
             late += gradient.late
+            if gradient.sparse_dim:
+                sparse = (number << 8) + gradient.sparse_dim
         self._closed = True
         assert self._word is not None
-        self._word.send(Statement(late, int(not keep), self.steps, tensors, carried))
+        self._word.send(Statement(late, int(not keep), sparse, self.steps, tensors, carried))
 
     def _finish(self, keep: bool, carried: int = 0) -> None:
         for other in list(_open):
@@ -207,9 +209,11 @@ class Reducer:
         except BaseException:
             self._abandon(sent, handles)
             raise
-        self.again = said.late > 0
+        self.again = said.late > 0 or said.sparse > 0
         with torch.no_grad():
             failures = [gradient.settle(keep) for gradient in sent]
+        if said.sparse:  # one of them; the next window is about the others
+            self.gradients[said.sparse >> 8].gather(said.sparse & 0xFF)
         release(handles)
         self._end_window()
         for failure in filter(None, failures):

@@ -105,7 +105,9 @@ def test_compression_of_single_calls() -> None:
     assert hvd.allreduce(torch.ones(2, dtype=torch.int32), compression=hvd.Compression.fp16)[0] == 1
 
 
-def test_sparse_allreduce() -> None:
+@pytest.mark.parametrize("threshold", [None, 0.0, 0.6, 10.0])
+def test_sparse_allreduce(threshold: float | None) -> None:
+    """At 0.6 of 5 rows, 2 ranks with 2 rows in all go sparse, 4 ranks with 6 go dense."""
     rank = hvd.rank()
     rows = [] if rank == 1 else [rank, rank, 4]  # rank 1 has none; duplicates are added up
     x = torch.sparse_coo_tensor(
@@ -114,7 +116,8 @@ def test_sparse_allreduce() -> None:
         (5, 2),
         check_invariants=True,
     )
-    result = hvd.sparse_allreduce_async(x, "sparse", hvd.Average)()
+    start = hvd.sparse_allreduce_async
+    result = start(x, "sparse", hvd.Average, density_threshold=threshold)()
     dense = hvd.allreduce(x.to_dense(), op=hvd.Average)
     torch.testing.assert_close(result.to_dense(), dense)
     assert result.is_coalesced()

@@ -194,15 +194,6 @@ def test_sparse_gradients() -> None:
     torch.testing.assert_close(layer.weight.grad.to_dense(), expected)
 
 
-@pytest.mark.ranks(2, 4)
-def test_sparse_gradients_are_refused() -> None:
-    layer = nn.Embedding(6, 2, sparse=True)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=0.1))
-    with pytest.raises(ValueError, match="sparse_as_dense=True"):
-        layer(torch.tensor([1])).sum().backward()
-    assert not optimizer.state
-
-
 def test_closure() -> None:
     model, reference = network(), network()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
