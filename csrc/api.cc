@@ -31,6 +31,7 @@ struct Process {
   std::unordered_map<int64_t, std::shared_ptr<const Asked>> kept;
   int64_t next_kept = 1;
   std::atomic<bool> forked{false};
+  StackSource stacks;
 };
 
 Process& process() {
@@ -39,7 +40,7 @@ Process& process() {
 }
 
 // Of fixed size: nothing to free when a thread ends, nothing that could fail.
-thread_local char last_error[8192];
+thread_local char last_error[16384];
 
 int32_t set_error(ErrorCode code, const char* text) {
   size_t length = std::min(std::strlen(text), sizeof last_error - 1);
@@ -103,11 +104,23 @@ FARANDOLE_API const char* farandole_version(void) { return version(); }
 FARANDOLE_API const char* farandole_build_id(void) { return build_id(); }
 FARANDOLE_API const char* farandole_error(void) { return last_error; }
 
+FARANDOLE_API int32_t farandole_stack_signal(void) {
+  return negated([&]() -> int32_t {
+    const int64_t wanted = read_config().stack_signal;
+    return wanted >= 0 ? static_cast<int32_t>(wanted) : free_signal();
+  });
+}
+
+FARANDOLE_API void farandole_stacks(int32_t signal, int32_t pipe) {
+  std::lock_guard lock(process().mutex);
+  process().stacks = {signal, pipe};
+}
+
 FARANDOLE_API int32_t farandole_prepare(char* blob, int32_t capacity) {
   return negated([&]() -> int32_t {
     std::lock_guard lock(process().mutex);
     if (process().runtime) throw Error(ErrorCode::kInvalidArgument, "init() was called already");
-    process().door = std::make_unique<Door>(read_config());
+    process().door = std::make_unique<Door>(read_config(), process().stacks);
     ByteString card = process().door->card();
     if (card.size() > static_cast<size_t>(std::max(capacity, 0))) {
       throw Error(ErrorCode::kInvalidArgument,
@@ -242,6 +255,17 @@ FARANDOLE_API int32_t farandole_wait(const int64_t* handles, int32_t count, doub
       case WaitEnd::kFailed: break;
     }
     return set_error(failure.code, failure.text.c_str());
+  });
+}
+
+FARANDOLE_API int32_t farandole_explain(int64_t handle, double seconds, char* text,
+                                        int32_t capacity) {
+  return negated([&]() -> int32_t {
+    const std::string found = runtime()->explain(handle, deadline_in(seconds));
+    const size_t room = static_cast<size_t>(std::max(capacity, 1)) - 1;
+    const size_t length = found.copy(text, room);
+    if (capacity > 0) text[length] = '\0';
+    return static_cast<int32_t>(found.size());
   });
 }
 

@@ -130,6 +130,10 @@ typedef struct farandole_counter {
 /* ---- starting and leaving: one allgather of opaque bytes is all that the caller must bring */
 const char* farandole_version(void);
 const char* farandole_build_id(void);
+/* For stall reports, once per process and before farandole_prepare: which signal shall make Python's main thread write
+ * its stacks (0: none), and the reading end, which never blocks, of the pipe that it writes to. */
+int32_t farandole_stack_signal(void);
+void farandole_stacks(int32_t signal, int32_t pipe);
 /* Step 1: reads the settings, opens this rank's door. Returns the blob's length, or -code. */
 int32_t farandole_prepare(char* blob, int32_t capacity);
 /* Step 2, after an allgather of the blobs: meets the others. Fails in bounded time. After a failure,
@@ -165,6 +169,10 @@ void farandole_release(int64_t handle);
 /* Frees memory that a result owned, after farandole_take took it from its handle. */
 void* farandole_take(int64_t handle);
 void farandole_free(void* memory);
+
+/* Whom the call behind a handle under way waits for, and why, as text; asks the coordinator, for `seconds` at most.
+ * Returns the text's length before it is cut to `capacity`, or -code. */
+int32_t farandole_explain(int64_t handle, double seconds, char* text, int32_t capacity);
 
 /* Ranks of a process set: returns their number, or -code; fills at most `capacity`. */
 int32_t farandole_set_ranks(int32_t process_set, int32_t* ranks, int32_t capacity);

@@ -19,6 +19,8 @@ __all__ = ["Handle", "is_absent", "release", "stall", "sweep", "take", "value_of
 T = TypeVar("T")
 R = TypeVar("R")
 _SLICE = 0.15  # seconds between looks at Python's signals: Ctrl-C works within 0.2 s
+_ANSWER_SECONDS = 1.0  # that the coordinator may take to say whom a call waits for
+_EXPLANATION_BYTES = 1 << 14
 _OK, _PENDING = lib.FARANDOLE_OK, lib.FARANDOLE_PENDING
 
 # (numbers, kept objects) of dropped handles whose buffers the core may still use.
@@ -142,14 +144,24 @@ def _block(numbers: Any, timeout: float | None, what: str) -> Exception | None:
         if code != _PENDING:
             return error(code)
         if deadline is not None and monotonic() >= deadline:
-            raise stall(what, timeout)
+            raise stall(what, timeout, _explanation(numbers))
 
 
-def stall(what: str, timeout: float | None) -> StallError:
-    """The error of a wait that took longer than `timeout` seconds."""
+def _explanation(numbers: Any) -> str:
+    """Whom the first call still under way waits for, as the coordinator knows it."""
+    under_way = [number for number in numbers if lib.farandole_poll(number) == 0]
+    if not under_way:
+        return ""
+    text = ffi.new("char[]", _EXPLANATION_BYTES)
+    length = lib.farandole_explain(under_way[0], _ANSWER_SECONDS, text, _EXPLANATION_BYTES)
+    return ffi.string(text).decode(errors="replace") if length > 0 else ""
+
+
+def stall(what: str, timeout: float | None, why: str = "") -> StallError:
+    """The error of a wait that took longer than `timeout` seconds; `why`: whom it waited for."""
+    why = why or "this rank has submitted it and waits for others"
     return StallError(
-        f"{what}: not done after {timeout:g} s; this rank has submitted it and waits for others "
-        "(the call may be waited for again)"
+        f"{what}: not done after {timeout:g} s; {why}\n  (the call may be waited for again)"
     )
 
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from farandole import bootstrap, leaving, requests
+from farandole import bootstrap, leaving, requests, stacks
 from farandole._library import check_count, ffi, lib
 from farandole._library import error as core_error
 from farandole.errors import ShutdownError
@@ -69,6 +69,7 @@ def _start(job: bootstrap.Bootstrap, sets: list[ProcessSet]) -> None:
     failure: Exception | None = None
     length = 0
     try:
+        stacks.install()
         length = check_count(lib.farandole_prepare(blob, capacity))
         _check_distinct(sets)
     except Exception as reason:

@@ -72,7 +72,8 @@ void Call::open(CallKey key, uint32_t id, const Request* defined, const Request&
     with_input_ = MemberMask(members);
   }
   members_ = members;
-  since_ns_ = now_ns;
+  since_ns_ = last_ns_ = now_ns;
+  first_member_ = last_member_ = -1;
   remaining_ = members;
   arrived_.clear();
   with_input_.clear();

@@ -36,6 +36,15 @@ class Call {
   // A member reports. `same`: its request is known to be the call's (same id). Throws
   // Error(kInternal) if the member has reported before, or brings what it could not have.
   void arrive(int member, const Request& request, bool same, const Contribution& contribution);
+  // When a member has made the call.
+  void note(int member, int64_t now_ns) {
+    if (first_member_ < 0) first_member_ = member;
+    last_member_ = member;
+    last_ns_ = now_ns;
+  }
+  int first_member() const { return first_member_; }  // -1: joined members only, or refused
+  int last_member() const { return last_member_; }
+  int64_t last_ns() const { return last_ns_; }
   // A member that has joined: takes part without a buffer.
   void arrive_joined(int member);
   int active_members() const { return members_ - static_cast<int>(joined_); }
@@ -85,6 +94,9 @@ class Call {
   Request proposed_;
   int members_ = 0;
   int64_t since_ns_ = 0;
+  int first_member_ = -1;
+  int last_member_ = -1;
+  int64_t last_ns_ = 0;
 
   int remaining_ = 0;
   MemberMask arrived_;

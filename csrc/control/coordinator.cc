@@ -47,7 +47,8 @@ Coordinator::Coordinator(Settings settings)
     : settings_(settings),
       registry_(settings.size, settings.capacity),
       left_(settings.size),
-      next_tick_ns_(std::numeric_limits<int64_t>::max()) {
+      next_tick_ns_(std::numeric_limits<int64_t>::max()),
+      heard_ns_(static_cast<size_t>(settings.size), -1) {
   std::vector<Rank> world(static_cast<size_t>(settings.size));
   std::iota(world.begin(), world.end(), 0);
   open_set(kWorldSet, std::move(world));
@@ -56,6 +57,7 @@ Coordinator::Coordinator(Settings settings)
 Coordinator::~Coordinator() = default;
 
 void Coordinator::receive(Rank from, const Report& report, int64_t now_ns) {
+  now_ns_ = now_ns;
   std::visit(
       [&](const auto& r) {
         using T = std::remove_cvref_t<decltype(r)>;
@@ -110,7 +112,7 @@ Call& Coordinator::find_call(Set& set, Definition& definition, const Request& re
   if (!set.joined.empty()) {
     for (int m : set.joined.members()) call.arrive_joined(m);
   }
-  expect_progress(call, now_ns);
+  expect_progress(now_ns, now_ns);
   return call;
 }
 
@@ -136,6 +138,8 @@ void Coordinator::on(Rank from, const Ready& ready, int64_t now_ns) {
   Call& call = find_call(*set, definition, request, ready.sequence, now_ns);
   bool same = current && !call.redefines() && call.id() == ready.id;
   call.arrive(member_of(*set, from), request, same, ready.contribution);
+  call.note(member_of(*set, from), now_ns);
+  heard_ns_[static_cast<size_t>(from)] = now_ns;
   settle(*set, call);
 }
 
@@ -152,13 +156,15 @@ void Coordinator::on(Rank from, const Refuse& refuse, int64_t now_ns) {
   settle(*set, call);
 }
 
-void Coordinator::on(Rank from, const Done& done, int64_t) {
+void Coordinator::on(Rank from, const Done& done, int64_t now_ns) {
   Set* set = set_of(done.set, from);
   if (!set) return;
   if (from != set->ranks.front() || done.bucket > set->buckets) {
     throw Error(ErrorCode::kInternal, "a rank reports a bucket as done that is not its own");
   }
+  if (done.bucket > set->buckets_done) set->moving_since_ns = now_ns;
   set->buckets_done = std::max(set->buckets_done, done.bucket);
+  if (set->is_moving()) expect_progress(now_ns, now_ns);
 }
 
 void Coordinator::on(Rank from, const Forgot& forgot, int64_t) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "control/registry.h"
+#include "control/stall_report.h"
 
 namespace farandole {
 
@@ -63,6 +64,7 @@ class Coordinator {
     Rank last_joined = -1;
     uint64_t buckets = 0;                       // published
     uint64_t buckets_done = 0;                  // as the lowest rank says
+    int64_t moving_since_ns = 0;                // the bucket that moves now
     std::deque<std::unique_ptr<Call>> unnamed;  // from first_unnamed on
     uint64_t first_unnamed = 0;
     std::map<std::string, Group> groups;
@@ -70,6 +72,7 @@ class Coordinator {
     std::vector<Call*> at_once;  // the log entry is all that they need
     std::deque<Call*> ready;     // for the lane
     int members() const { return static_cast<int>(ranks.size()); }
+    bool is_moving() const { return buckets > buckets_done; }
   };
 
   // Reports
@@ -79,6 +82,8 @@ class Coordinator {
   void on(Rank from, const Done& done, int64_t now_ns);
   void on(Rank from, const Forgot& forgot, int64_t now_ns);
   void on(Rank from, const Leave& leave, int64_t now_ns);
+  void on(Rank from, const Whereabouts& whereabouts, int64_t now_ns);
+  void on(Rank from, const Inquire& inquire, int64_t now_ns);
 
   static int member_of(const Set& set, Rank rank);  // -1: not in it
   Set* set_of(SetId id, Rank from);
@@ -99,8 +104,16 @@ class Coordinator {
   std::vector<Call*> waiting_calls(Set& set);
   void give_up(Set& set, Call& call, const Failure& failure);
   void give_up_stalled(Set& set, int64_t now_ns);
-  void expect_progress(const Call& call, int64_t now_ns);
-  std::string stall_text(const Set& set, const Call& call, int64_t now_ns) const;
+  void give_up_standing(const Set& set, int64_t now_ns);
+  int64_t patience_ns() const;
+  void expect_progress(int64_t since_ns, int64_t now_ns);
+  WaitingCall view_of(const Set& set, const Call& call) const;
+  WaitingCall view_of_bucket(const Set& set) const;
+  std::vector<WaitingCall> waiting_for(int64_t age_ns, int64_t now_ns);  // oldest first
+  RankState state_of(Rank rank) const;
+  StateOf states() const;
+  void ask(const std::vector<WaitingCall>& calls, int64_t now_ns);
+  void conclude(int64_t now_ns);
 
   // Process sets
   void add_set(const CallKey& key, const std::vector<int64_t>& ranks);
@@ -126,6 +139,15 @@ class Coordinator {
   bool broken_ = false;
   bool stopped_ = false;
   int64_t next_tick_ns_;
+
+  // Where ranks are that others wait for: the last question and its answers.
+  int64_t now_ns_ = 0;             // of the last report or tick
+  std::vector<int64_t> heard_ns_;  // by rank: its last call; -1: none yet
+  std::set<Rank> asked_;
+  std::map<Rank, Whereabouts> answers_;
+  int64_t asked_ns_ = -1;
+  int64_t next_question_ns_ = 0;
+  bool question_open_ = false;
 };
 
 }  // namespace farandole

@@ -144,6 +144,10 @@ void Coordinator::run_bucket(Set& set) {
     items.push_back(item_of(call, divisor_of(call, set.members(), settings_.average_active)));
     retire(call);
   }
+  if (!set.is_moving()) {
+    set.moving_since_ns = now_ns_;
+    expect_progress(now_ns_, now_ns_);
+  }
   log_.push_back(Run{set.id, ++set.buckets, std::move(items)});
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that wait for a rank: warned about, and given up in the end.
+// Calls that wait for a rank: it is asked where it is, people are told, and the call is given up in the end.
 #include <algorithm>
 #include <limits>
 #include <set>
@@ -11,7 +11,10 @@
 namespace farandole {
 namespace {
 
-constexpr int kMaxLines = 20;  // of one notice
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+constexpr int64_t kAnswerNs = 1'500'000'000;     // that a rank may take to say where it is
+constexpr int64_t kLongestLead = 2'000'000'000;  // from a question to the end of a call
+constexpr size_t kMaxReports = 20;               // failures that carry the causes and the stacks
 
 }  // namespace
 
@@ -33,27 +36,87 @@ void Coordinator::give_up(Set& set, Call& call, const Failure& failure) {
   }
 }
 
-// The tick that this call needs next: to be warned about again, or to be given up.
-void Coordinator::expect_progress(const Call& call, int64_t now_ns) {
-  auto expect = [&](int64_t time) { next_tick_ns_ = std::min(next_tick_ns_, time); };
-  if (int64_t period = settings_.stall_warn_ns; period > 0) {
-    expect(call.since_ns() + period * ((now_ns - call.since_ns()) / period + 1));
+// How old a call is when its missing ranks are asked: at the warning, or a moment before its end.
+int64_t Coordinator::patience_ns() const {
+  int64_t patience = settings_.stall_warn_ns > 0 ? settings_.stall_warn_ns : kNever;
+  if (int64_t abort = settings_.stall_abort_ns; abort > 0) {
+    patience = std::min(patience, abort - std::min(abort / 4, kLongestLead));
   }
-  if (settings_.stall_abort_ns > 0) expect(call.since_ns() + settings_.stall_abort_ns);
+  return patience;
 }
 
-std::string Coordinator::stall_text(const Set& set, const Call& call, int64_t now_ns) const {
-  std::vector<Rank> waiting;
-  std::vector<Rank> missing;
+// The ticks that something which began at `since_ns` needs, as far as they lie ahead.
+void Coordinator::expect_progress(int64_t since_ns, int64_t now_ns) {
+  auto expect = [&](int64_t limit) {
+    if (limit == kNever || limit <= 0 || since_ns + limit <= now_ns) return;
+    next_tick_ns_ = std::min(next_tick_ns_, since_ns + limit);
+  };
+  expect(patience_ns());
+  expect(settings_.stall_abort_ns);
+}
+
+WaitingCall Coordinator::view_of(const Set& set, const Call& call) const {
+  WaitingCall view;
+  view.what = text_of(call.key(), call.request());
+  view.name = call.key().name;
+  view.group = call.request().group;
+  auto rank_of = [&](int member) { return set.ranks[static_cast<size_t>(member)]; };
   for (int m : call.arrived().members()) {
-    if (!set.joined.contains(m)) waiting.push_back(set.ranks[static_cast<size_t>(m)]);
+    if (!set.joined.contains(m)) view.here.push_back(rank_of(m));
   }
-  for (int m : call.arrived().missing()) missing.push_back(set.ranks[static_cast<size_t>(m)]);
-  std::string text = text_of(call.key(), call.request()) + ": " + text_of_ranks(waiting) +
-                     " waiting for " + std::to_string((now_ns - call.since_ns()) / 1'000'000'000) +
-                     " s, ";
-  if (missing.empty()) return text + "for the rest of group '" + call.request().group + "'";
-  return text + text_of_ranks(missing) + " missing";
+  for (int m : call.arrived().missing()) view.missing.push_back(rank_of(m));
+  if (call.first_member() >= 0) {
+    view.first = rank_of(call.first_member());
+    view.last = rank_of(call.last_member());
+  }
+  view.since_ns = call.since_ns();
+  view.last_ns = call.last_ns();
+  return view;
+}
+
+// Its bytes are under way, and some member may have stopped moving them.
+WaitingCall Coordinator::view_of_bucket(const Set& set) const {
+  WaitingCall view;
+  view.what = "bucket " + std::to_string(set.buckets_done + 1) + " of process set " +
+              std::to_string(set.id);
+  view.moving = true;
+  view.since_ns = view.last_ns = set.moving_since_ns;
+  for (Rank rank : set.ranks) {
+    const RankState state = state_of(rank);
+    if (state.silent || state.stopped) view.missing.push_back(rank);
+  }
+  return view;
+}
+
+// What the last question has brought, unless the rank has gone on since.
+RankState Coordinator::state_of(Rank rank) const {
+  RankState state;
+  state.heard_ns = heard_ns_[static_cast<size_t>(rank)];
+  if (!asked_.contains(rank) || asked_ns_ <= state.heard_ns) return state;
+  auto answer = answers_.find(rank);
+  state.silent = answer == answers_.end();
+  if (state.silent) return state;
+  state.stopped = answer->second.stopped;
+  state.where = answer->second.text;
+  return state;
+}
+
+StateOf Coordinator::states() const {
+  return [this](Rank rank) { return state_of(rank); };
+}
+
+std::vector<WaitingCall> Coordinator::waiting_for(int64_t age_ns, int64_t now_ns) {
+  std::vector<WaitingCall> views;
+  for (auto& [id, set] : sets_) {
+    for (const Call* call : waiting_calls(*set)) {
+      if (now_ns - call->since_ns() >= age_ns) views.push_back(view_of(*set, *call));
+    }
+    if (set->is_moving() && now_ns - set->moving_since_ns >= age_ns) {
+      views.push_back(view_of_bucket(*set));
+    }
+  }
+  std::ranges::stable_sort(views, {}, &WaitingCall::since_ns);
+  return views;
 }
 
 // With a call its whole group: no member of it can ever be done.
@@ -67,35 +130,103 @@ void Coordinator::give_up_stalled(Set& set, int64_t now_ns) {
     if (!too_old(call)) continue;
     for (const auto& group : call->groups()) groups.insert(group.name);
   }
+  std::vector<std::pair<Call*, WaitingCall>> lost;
   for (Call* call : calls) {
     auto terms = call->groups();
     bool bound = std::ranges::any_of(terms, [&](auto& t) { return groups.contains(t.name); });
-    if (!bound && !too_old(call)) continue;
-    give_up(
-        set, *call,
-        {ErrorCode::kStall, "no progress: " + stall_text(set, *call, now_ns) +
-                                "; the missing ranks run other code, have no more data (join(), or "
-                                "drop_last), or hang (FARANDOLE_STALL_ABORT sets this limit)"});
+    if (bound || too_old(call)) lost.emplace_back(call, view_of(set, *call));
+  }
+  if (lost.empty()) return;
+  const std::vector<WaitingCall> all = waiting_for(0, now_ns);
+  size_t reports = 0;
+  for (auto& [call, view] : lost) {
+    std::string text = "no progress: " + line_of(view, now_ns);
+    if (reports++ < kMaxReports) text += causes_of({view}, all, states(), now_ns);
+    give_up(set, *call, {ErrorCode::kStall, text + "\n  (FARANDOLE_STALL_ABORT sets this limit)"});
   }
   for (const std::string& name : groups) set.groups.erase(name);
 }
 
+// A bucket can't be taken back. Its end is the job's, and only if a member is known to stand still: a
+// slow machine is no reason.
+void Coordinator::give_up_standing(const Set& set, int64_t now_ns) {
+  if (!set.is_moving() || now_ns - set.moving_since_ns < settings_.stall_abort_ns) return;
+  const WaitingCall view = view_of_bucket(set);
+  if (view.missing.empty()) return;
+  broken_ = true;
+  log_.push_back(Abort{{ErrorCode::kStall, "no progress: " + line_of(view, now_ns) +
+                                               causes_of({view}, {view}, states(), now_ns) +
+                                               "\n  (FARANDOLE_STALL_ABORT sets this limit)"}});
+}
+
+void Coordinator::ask(const std::vector<WaitingCall>& calls, int64_t now_ns) {
+  asked_.clear();
+  answers_.clear();
+  for (const WaitingCall& call : calls) asked_.insert(call.missing.begin(), call.missing.end());
+  for (auto& [id, set] : sets_) {
+    if (set->is_moving()) asked_.insert(set->ranks.begin(), set->ranks.end());
+  }
+  asked_ns_ = now_ns;
+  question_open_ = true;
+  next_question_ns_ = now_ns + (settings_.stall_warn_ns > 0 ? settings_.stall_warn_ns : kAnswerNs);
+  if (!asked_.empty()) log_.push_back(WhereAre{{asked_.begin(), asked_.end()}});
+}
+
+void Coordinator::on(Rank from, const Whereabouts& whereabouts, int64_t now_ns) {
+  if (!asked_.contains(from)) return;
+  answers_[from] = whereabouts;
+  if (question_open_ && answers_.size() == asked_.size()) conclude(now_ns);
+}
+
+// All have answered, or time is up: people read about it, if it is still so.
+void Coordinator::conclude(int64_t now_ns) {
+  question_open_ = false;
+  if (settings_.stall_warn_ns <= 0) return;
+  const std::vector<WaitingCall> calls = waiting_for(settings_.stall_warn_ns, now_ns);
+  if (calls.empty()) return;
+  notices_.push_back(stall_report(calls, waiting_for(0, now_ns), states(), now_ns));
+}
+
 void Coordinator::tick(int64_t now_ns) {
   if (now_ns < next_tick_ns_ || broken_) return;
-  next_tick_ns_ = std::numeric_limits<int64_t>::max();
-  std::string lines;
-  int stalled = 0;
+  now_ns_ = now_ns;
+  next_tick_ns_ = kNever;
+  if (stopped_) return;
   for (auto& [id, set] : sets_) {
-    if (settings_.stall_abort_ns > 0) give_up_stalled(*set, now_ns);
-    for (Call* call : waiting_calls(*set)) {
-      expect_progress(*call, now_ns);
-      bool long_ago = now_ns - call->since_ns() >= settings_.stall_warn_ns;
-      if (settings_.stall_warn_ns <= 0 || !long_ago) continue;
-      if (++stalled <= kMaxLines) lines += "\n  " + stall_text(*set, *call, now_ns);
-    }
+    if (settings_.stall_abort_ns <= 0) break;
+    give_up_stalled(*set, now_ns);
+    give_up_standing(*set, now_ns);
+    if (broken_) return;
   }
-  if (stalled > kMaxLines) lines += "\n  and " + std::to_string(stalled - kMaxLines) + " more";
-  if (stalled > 0) notices_.push_back("some ranks wait for others:" + lines);
+  std::vector<WaitingCall> overdue = waiting_for(patience_ns(), now_ns);
+  if (!overdue.empty() && now_ns >= next_question_ns_) ask(overdue, now_ns);
+  const int64_t answer_by = asked_ns_ + kAnswerNs;
+  const bool answered = answers_.size() == asked_.size();
+  if (question_open_ && (answered || now_ns >= answer_by)) conclude(now_ns);
+
+  if (question_open_) next_tick_ns_ = answer_by;
+  if (!overdue.empty()) next_tick_ns_ = std::min(next_tick_ns_, next_question_ns_);
+  for (const WaitingCall& call : waiting_for(0, now_ns)) expect_progress(call.since_ns, now_ns);
+}
+
+// One rank's own limit has passed (timeout=).
+void Coordinator::on(Rank from, const Inquire& inquire, int64_t now_ns) {
+  std::string text;
+  Set* set = set_of(inquire.key.set, from);
+  if (set && inquire.join) {
+    std::vector<Rank> missing;
+    for (int m : set->joined.missing()) missing.push_back(set->ranks[static_cast<size_t>(m)]);
+    text = text_of_ranks(missing) + " not joined yet";
+  }
+  const std::vector<WaitingCall> all = waiting_for(0, now_ns);
+  for (Call* call : set && !inquire.join ? waiting_calls(*set) : std::vector<Call*>{}) {
+    const CallKey& key = call->key();
+    if (key.name != inquire.key.name || key.sequence != inquire.key.sequence) continue;
+    const WaitingCall view = view_of(*set, *call);
+    text = line_of(view, now_ns) + causes_of({view}, all, states(), now_ns);
+  }
+  if (text.empty()) text = "all ranks have submitted it, and its bytes are under way";
+  log_.push_back(Inform{from, inquire.number, std::move(text)});
 }
 
 std::vector<std::string> Coordinator::take_notices() { return std::exchange(notices_, {}); }

@@ -89,6 +89,14 @@ void visit(V& v, auto& x) {
     v(x.id);
   } else if constexpr (std::is_same_v<T, Leave>) {
     v(x.failed), v(x.text);
+  } else if constexpr (std::is_same_v<T, Whereabouts>) {
+    v(x.stopped), v(x.text);
+  } else if constexpr (std::is_same_v<T, Inquire>) {
+    v(x.number), visit(v, x.key), v(x.join);
+  } else if constexpr (std::is_same_v<T, WhereAre>) {
+    v(x.ranks);
+  } else if constexpr (std::is_same_v<T, Inform>) {
+    v(x.to), v(x.number), v(x.text);
   } else if constexpr (std::is_same_v<T, Define>) {
     v(x.id), visit(v, x.request);
   } else if constexpr (std::is_same_v<T, Item>) {

@@ -66,7 +66,16 @@ struct Leave {
   bool failed = false;
   std::string text;
 };
-using Report = std::variant<Ready, Refuse, Join, Done, Forgot, Leave>;
+struct Whereabouts {     // the answer to WhereAre: what this process does now, in a few lines
+  bool stopped = false;  // said by the leader of a rank that stands still, and can't say it itself
+  std::string text;
+};
+struct Inquire {        // "Whom does this call wait for?" Answered by Inform.
+  uint64_t number = 0;  // of the question, among this rank's
+  CallKey key;
+  bool join = false;  // about this set's join; the key has no name then
+};
+using Report = std::variant<Ready, Refuse, Join, Done, Forgot, Leave, Whereabouts, Inquire>;
 
 // ---- The log: coordinator -> all ranks, one total order
 
@@ -120,9 +129,17 @@ struct CloseSet {
 struct Abort {  // the job is broken: everything fails with this, now and later
   Failure failure;
 };
-struct Stop {};  // all ranks have left
-using Entry =
-    std::variant<Define, Forget, Run, Result, Fail, Joined, OpenSet, CloseSet, Abort, Stop>;
+struct Stop {};    // all ranks have left
+struct WhereAre {  // others wait for these ranks: they answer with their Whereabouts
+  std::vector<Rank> ranks;
+};
+struct Inform {  // the answer to one rank's question
+  Rank to = 0;
+  uint64_t number = 0;
+  std::string text;
+};
+using Entry = std::variant<Define, Forget, Run, Result, Fail, Joined, OpenSet, CloseSet, Abort,
+                           Stop, WhereAre, Inform>;
 
 void encode(const Report& report, ByteString& out);
 void encode(const Entry& entry, ByteString& out);

@@ -54,6 +54,10 @@ const Variable kVariables[] = {
     {"FARANDOLE_CPU_TARGET", "", "",
      "instruction set of the reduction kernels (baseline, avx2, avx512, neon); empty: the best",
      kOwn, &Config::cpu_target},
+    {"FARANDOLE_STACK_SIGNAL", "", "-1",
+     "signal by which a rank shows its Python stacks in stall reports; -1: the first real-time "
+     "signal from the top that nobody handles; 0: none",
+     kOwn, &Config::stack_signal},
     {"FARANDOLE_LOG_LEVEL", "HOROVOD_LOG_LEVEL", "warning",
      "trace, debug, info, warning, error or fatal", kOwn, &Config::log_level},
     {"FARANDOLE_RENDEZVOUS", "", "",

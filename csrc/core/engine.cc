@@ -44,6 +44,7 @@ Engine::Engine(Setup setup)
       channel_(setup.channel),
       leader_(setup.leader),
       make_lane_(std::move(setup.open_lane)),
+      tell_whereabouts_(std::move(setup.tell_whereabouts)),
       sets_(setup.topology.rank) {
   std::vector<Rank> world(static_cast<size_t>(topology_.size));
   std::iota(world.begin(), world.end(), 0);

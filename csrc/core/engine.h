@@ -28,6 +28,7 @@ class Engine {
     Leader* leader;  // on rank 0
     OpenLane open_lane;
     Segment world_staging;
+    std::function<void()> tell_whereabouts;  // the coordinator wants this rank's; must not block
   };
   explicit Engine(Setup setup);
 
@@ -52,6 +53,8 @@ class Engine {
 
   // One report to the coordinator, at once.
   void report(const Report& report);
+  // The answer to this rank's question of that number; nullopt: it has not come.
+  std::optional<std::string> take_answer(uint64_t number);
 
   // Submitters and the driver share these under this mutex.
   std::mutex& mutex() { return mutex_; }
@@ -77,6 +80,8 @@ class Engine {
   void on(const CloseSet& close);
   void on(const Abort& abort);
   void on(const Stop& stop);
+  void on(const WhereAre& where);
+  void on(const Inform& inform);
 
   Bucket bucket_of(const Run& run, const ProcessSet& set);
   void finish(const Submission& submission, Outcome outcome);
@@ -90,6 +95,7 @@ class Engine {
   MemberChannel& channel_;
   Leader* leader_;
   OpenLane make_lane_;
+  std::function<void()> tell_whereabouts_;
   // Locked before mutex_: the driver holds it while it steps; others, to see whether there is work.
   mutable std::mutex work_mutex_;
   std::map<SetId, LaneOfSet> lanes_;
@@ -99,6 +105,7 @@ class Engine {
   PendingTable pending_;
   ProcessSets sets_;
   Handles handles_;
+  std::map<uint64_t, std::string> answers_;
   Failure failure_;
   Failure found_;                     // on this rank, by whoever called fail()
   std::atomic<bool> failing_{false};  // found_ is set; the driver has not acted on it

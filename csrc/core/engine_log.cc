@@ -120,6 +120,25 @@ void Engine::on(const Stop&) {
   handles_.announce();
 }
 
+void Engine::on(const WhereAre& where) {
+  if (std::ranges::count(where.ranks, topology_.rank) > 0) tell_whereabouts_();
+}
+
+void Engine::on(const Inform& inform) {
+  if (inform.to != topology_.rank) return;
+  {
+    std::lock_guard lock(mutex_);
+    answers_[inform.number] = inform.text;
+  }
+  handles_.announce();
+}
+
+std::optional<std::string> Engine::take_answer(uint64_t number) {
+  std::lock_guard lock(mutex_);
+  auto answer = answers_.extract(number);
+  return answer ? std::optional(std::move(answer.mapped())) : std::nullopt;
+}
+
 void Engine::give_up(const Failure& failure) {
   std::lock_guard lock(work_mutex_);
   break_down(failure);

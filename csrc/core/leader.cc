@@ -10,12 +10,14 @@
 namespace farandole {
 
 Leader::Leader(Coordinator::Settings settings, std::unique_ptr<LeaderChannel> channel,
-               HostLinks& links, const Topology& topology, StagingBytes staging_bytes)
+               HostLinks& links, const Topology& topology, StagingBytes staging_bytes,
+               Standing standing)
     : coordinator_(settings),
       channel_(std::move(channel)),
       links_(links),
       topology_(topology),
-      staging_bytes_(std::move(staging_bytes)) {}
+      staging_bytes_(std::move(staging_bytes)),
+      standing_(std::move(standing)) {}
 
 bool Leader::step() {
   bool moved = channel_->drain([this](Rank from, ByteView message) { receive(from, message); });
@@ -29,16 +31,17 @@ bool Leader::step() {
     moved = true;
   }
   if (!moved) return false;
-  for (const std::string& notice : coordinator_.take_notices()) log(LogLevel::kWarning, notice);
   coordinator_.publish(entries_);
   for (Entry& entry : entries_) {
     if (auto* abort = std::get_if<Abort>(&entry)) log(LogLevel::kError, abort->failure.text);
+    if (auto* where = std::get_if<WhereAre>(&entry)) answer_for_standing(*where);
     encoded_.clear();
     encode(prepare(std::move(entry)), encoded_);
     channel_->publish(encoded_);
   }
   entries_.clear();
   channel_->ring_members();
+  for (const std::string& notice : coordinator_.take_notices()) log(LogLevel::kWarning, notice);
   return true;
 }
 
@@ -48,6 +51,14 @@ void Leader::receive(Rank from, ByteView message) {
   } catch (const Error& error) {
     coordinator_.lose(from, {error.code(), "rank " + std::to_string(from) +
                                                " broke the control protocol: " + error.what()});
+  }
+}
+
+// A rank that stands still can't answer itself.
+void Leader::answer_for_standing(const WhereAre& where) {
+  for (Rank rank : where.ranks) {
+    std::string why = standing_(rank);
+    if (!why.empty()) coordinator_.receive(rank, Whereabouts{true, std::move(why)}, now_ns());
   }
 }
 

@@ -21,8 +21,10 @@ class Leader {
  public:
   // staging_bytes(members): what a process set's lane needs.
   using StagingBytes = std::function<size_t(int members)>;
+  // Why a rank of this host stands still, as seen from outside; empty: it does not.
+  using Standing = std::function<std::string(Rank)>;
   Leader(Coordinator::Settings settings, std::unique_ptr<LeaderChannel> channel, HostLinks& links,
-         const Topology& topology, StagingBytes staging_bytes);
+         const Topology& topology, StagingBytes staging_bytes, Standing standing);
 
   // False: there was nothing to do.
   bool step();
@@ -37,12 +39,14 @@ class Leader {
   void receive(Rank from, ByteView message);
   void take_lost();
   Entry prepare(Entry entry);
+  void answer_for_standing(const WhereAre& where);
 
   Coordinator coordinator_;
   std::unique_ptr<LeaderChannel> channel_;
   HostLinks& links_;
   const Topology& topology_;
   StagingBytes staging_bytes_;
+  Standing standing_;
   std::map<SetId, Segment> staging_;
   std::vector<Entry> entries_;
   ByteString encoded_;

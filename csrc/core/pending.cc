@@ -73,6 +73,20 @@ std::optional<Report> PendingTable::submit(const Request& request, Submission su
   return std::nullopt;
 }
 
+std::optional<CallKey> PendingTable::key_of(Handle handle) const {
+  for (const auto& [key, record] : named_) {
+    if (record->in_flight && record->submission.handle == handle && record->reported) {
+      return CallKey{record->request.set, record->request.name, 0};
+    }
+  }
+  for (const auto& [set, calls] : unnamed_) {
+    for (const auto& [sequence, submission] : calls.waiting) {
+      if (submission.handle == handle) return CallKey{set, "", sequence};
+    }
+  }
+  return std::nullopt;
+}
+
 Ready PendingTable::ready_of(NamedRequest& record, Contribution contribution) {
   Ready ready;
   ready.contribution = std::move(contribution);

@@ -55,6 +55,9 @@ class PendingTable {
                                Contribution contribution);
   std::optional<Report> refuse(const Request& request, Failure failure);
 
+  // The call that this handle waits for; nullopt: the log has settled it already.
+  std::optional<CallKey> key_of(Handle handle) const;
+
   // ---- the log
   void define(const Define& define);
   void forget(uint32_t id);

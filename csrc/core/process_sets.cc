@@ -42,6 +42,13 @@ ProcessSet& ProcessSets::own(SetId id) {
   return *set;
 }
 
+std::optional<SetId> ProcessSets::joined_by(Handle handle) const {
+  for (const auto& [id, set] : sets_) {
+    if (set.join == handle) return id;
+  }
+  return std::nullopt;
+}
+
 void ProcessSets::clear_joins() {
   for (auto& [id, set] : sets_) set.join = 0;
 }

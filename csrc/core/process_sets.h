@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "core/handles.h"
@@ -28,6 +29,8 @@ class ProcessSets {
   ProcessSet* find(SetId id);
   // Throws Error(kInvalidArgument) if there is no such set or this rank is not in it.
   ProcessSet& own(SetId id);
+  // The set whose join this handle stands for; nullopt: none.
+  std::optional<SetId> joined_by(Handle handle) const;
   // The job is broken: nobody's join() will be answered.
   void clear_joins();
 

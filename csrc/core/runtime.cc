@@ -10,6 +10,7 @@
 #include "core/log.h"
 #include "data/host_plane.h"
 #include "kernels/kernels.h"
+#include "lib/process.h"
 #include "lib/thread.h"
 
 namespace farandole {
@@ -35,9 +36,15 @@ Coordinator::Settings coordinator_settings(const Config& config, int size) {
   return settings;
 }
 
+std::string why_standing(pid_t pid) {
+  if (pid == 0 || !is_stopped(pid)) return {};
+  return "pid " + std::to_string(pid) + ": `kill -CONT " + std::to_string(pid) + "` lets it go on";
+}
+
 }  // namespace
 
-Door::Door(Config its_config) : config(std::move(its_config)), key(random_key()), listener(key) {}
+Door::Door(Config its_config, StackSource its_stacks)
+    : config(std::move(its_config)), key(random_key()), listener(key), stacks(its_stacks) {}
 
 Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards)
     : config_(std::move(door.config)),
@@ -61,6 +68,7 @@ Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards)
     control_ = links_.receive(deadline);
     staging = links_.receive(deadline);
   }
+  witness_ = std::make_unique<Witness>(door.stacks);
   open_engine(cards, std::move(staging));
   links_.barrier(deadline);
   watch_ = std::make_unique<DeathWatch>(peers(cards),
@@ -75,23 +83,47 @@ Runtime::~Runtime() {
     thread_.join();
   }
   watch_.reset();
+  witness_.reset();
 }
 
-void Runtime::open_engine(std::span<const Card>, Segment world_staging) {
+void Runtime::open_engine(std::span<const Card> cards, Segment world_staging) {
   ShmLayout layout(control_.data(), topology_.local_size());
   bells_ = layout.bells();
   bell_ = layout.bell(topology_.local_rank);
   channel_ = std::make_unique<ShmMember>(layout, topology_.local_rank);
   if (topology_.rank == 0) {
-    leader_ =
-        std::make_unique<Leader>(coordinator_settings(config_, topology_.size),
-                                 std::make_unique<ShmLeader>(layout, topology_.local), links_,
-                                 topology_, [this](int members) { return staging_bytes(members); });
+    leader_ = std::make_unique<Leader>(
+        coordinator_settings(config_, topology_.size),
+        std::make_unique<ShmLeader>(layout, topology_.local), links_, topology_,
+        [this](int members) { return staging_bytes(members); },
+        [pids = pids_in_sight(cards)](Rank rank) {
+          return why_standing(pids[static_cast<size_t>(rank)]);
+        });
   }
+  const pid_t leader = leader_ ? 0 : pids_in_sight(cards)[0];
+  leader_stands_ = std::make_unique<Standstill>(leader, seconds(config_.stall_warn).count(),
+                                                seconds(config_.stall_abort).count());
   engine_ = std::make_unique<Engine>(Engine::Setup{
       topology_, links_, *channel_, leader_.get(),
       [this](const ProcessSet& set, Segment& staging) { return open_lane(set, staging); },
-      std::move(world_staging)});
+      std::move(world_staging),
+      [this] {
+        witness_->ask(
+            [this](std::string text) { engine_->report(Whereabouts{false, std::move(text)}); });
+      }});
+}
+
+// Process numbers by rank; 0: on another host, or in a PID namespace in which they mean nothing here.
+std::vector<pid_t> Runtime::pids_in_sight(std::span<const Card> cards) const {
+  std::vector<pid_t> pids(cards.size());
+  for (Rank rank : topology_.local) {
+    const Card& card = cards[static_cast<size_t>(rank)];
+    const Card& own = cards[static_cast<size_t>(topology_.rank)];
+    if (card.pid_namespace == own.pid_namespace) {
+      pids[static_cast<size_t>(rank)] = static_cast<pid_t>(card.pid);
+    }
+  }
+  return pids;
 }
 
 size_t Runtime::staging_bytes(int members) const {

@@ -18,6 +18,8 @@
 #include "core/intake.h"
 #include "core/spin.h"
 #include "watch/deaths.h"
+#include "watch/standstill.h"
+#include "watch/witness.h"
 
 namespace farandole {
 
@@ -26,7 +28,8 @@ struct Door {
   Config config;
   JobKey key;
   UnixListener listener;
-  explicit Door(Config its_config);
+  StackSource stacks;
+  explicit Door(Config its_config, StackSource its_stacks = {});
   ByteString card() const { return own_card(config, listener, key).encode(); }
 };
 
@@ -52,6 +55,8 @@ class Runtime {
   Asked keep(const farandole_request& request);
   void refuse(const farandole_request& request, const Failure& why);
   WaitEnd wait(std::span<const Handle> handles, Deadline deadline, Failure& failure);
+  // Whom the call behind `handle` waits for, as the coordinator knows it.
+  std::string explain(Handle handle, Deadline deadline);
   // Until `deadline`; true: this rank has left, the object may go. Idempotent.
   bool leave(bool failed, const std::string& why, Deadline deadline);
 
@@ -66,7 +71,9 @@ class Runtime {
   std::unique_ptr<Lane> open_lane(const ProcessSet& set, Segment& staging) const;
   size_t staging_bytes(int members) const;
   std::vector<DeathWatch::Peer> peers(std::span<const Card> cards) const;
+  std::vector<pid_t> pids_in_sight(std::span<const Card> cards) const;
   void on_death(const DeathWatch::Peer& peer);
+  void look_at_leader();
 
   struct Role;  // the driver's
 
@@ -96,12 +103,15 @@ class Runtime {
   std::unique_ptr<Leader> leader_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<DeathWatch> watch_;
+  std::unique_ptr<Standstill> leader_stands_;
+  std::unique_ptr<Witness> witness_;
   Spin spin_;
   std::once_flag leave_once_;
   std::atomic<bool> leaving_{false};
   Deadline leave_deadline_ = Deadline::never();
   std::atomic<bool> quit_{false};
   std::atomic<uint64_t> sleeps_{0};
+  std::atomic<uint64_t> questions_{0};
   std::thread thread_;
 };
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "core/runtime.h"
 #include "farandole.h"
 #include "lib/thread.h"
@@ -206,10 +207,48 @@ bool Runtime::await(const std::function<bool()>& done, Deadline deadline) {
 
 WaitEnd Runtime::wait(std::span<const Handle> wanted, Deadline deadline, Failure& failure) {
   size_t ready = 0;
-  if (!await([&] { return handles().finished(wanted, ready, failure); }, deadline)) {
-    return WaitEnd::kTimeIsUp;
+  auto done = [&] { return handles().finished(wanted, ready, failure); };
+  for (;;) {
+    const Deadline look = leader_stands_->next_look();
+    if (await(done, std::min(deadline, look))) return failure ? WaitEnd::kFailed : WaitEnd::kDone;
+    look_at_leader();
+    if (deadline.expired() || !look.expired()) return WaitEnd::kTimeIsUp;  // or a signal
   }
-  return failure ? WaitEnd::kFailed : WaitEnd::kDone;
+}
+
+// Only its waiters can tell that the leader stands still: it can't.
+void Runtime::look_at_leader() {
+  const Standstill::Verdict verdict = leader_stands_->look();
+  if (verdict == Standstill::Verdict::kMoves) return;
+  const std::string text = leader_stands_->text();
+  if (verdict == Standstill::Verdict::kWarn) return log(LogLevel::kWarning, "no progress: " + text);
+  engine_->fail(
+      {ErrorCode::kStall, "no progress: " + text + " (FARANDOLE_STALL_ABORT sets this limit)"});
+  bell_->notify();
+}
+
+std::string Runtime::explain(Handle handle, Deadline deadline) {
+  const uint64_t number = ++questions_;
+  {
+    std::lock_guard lock(engine_->mutex());
+    std::optional<SetId> joined = engine_->sets().joined_by(handle);
+    std::optional<CallKey> key = engine_->pending().key_of(handle);
+    if (joined) key = CallKey{*joined, "", 0};
+    if (!key) return "all ranks have submitted it, and its bytes are under way";
+    report(Inquire{number, *key, joined.has_value()});
+  }
+  after_submit();
+  std::optional<std::string> text;
+  auto answered = [&] {
+    if (!text) text = engine_->take_answer(number);
+    return text || engine_->broken();
+  };
+  while (!await(answered, deadline) && !deadline.expired()) {
+  }
+  if (text) return *text;
+  if (engine_->broken()) return engine_->failure().text;
+  return leader_stands_->stands() ? leader_stands_->text()
+                                  : "rank 0, which leads the job, does not answer";
 }
 
 void Runtime::background() {

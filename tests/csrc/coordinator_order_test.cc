@@ -205,18 +205,28 @@ TEST(a_stall_is_warned_about_and_given_up) {
   CHECK(job.coordinator().take_notices().empty());
   CHECK_EQ(job.coordinator().next_tick(), 11'000'000'000);
   job.at(11);
-  CHECK_EQ(kinds(job.tick()), "");
+  CHECK(only<WhereAre>(job.tick()).ranks == std::vector<Rank>{1});
+  CHECK(job.coordinator().take_notices().empty());
+  CHECK_EQ(job.coordinator().next_tick(), 12'500'000'000);
+  job.report(1, Whereabouts{false, "in load_data"});
   auto notices = job.coordinator().take_notices();
   CHECK_EQ(notices.size(), 1);
   contains(notices[0], "'x' (allreduce): ranks 0, 2 waiting for 10 s, rank 1 missing");
+  contains(notices[0], "rank 1 has not made a single call");
+  contains(notices[0], "\n    in load_data");
+  job.at(13);
+  CHECK_EQ(kinds(job.tick()), "");
+  CHECK_EQ(job.coordinator().next_tick(), 21'000'000'000);
   job.at(21);
+  CHECK_EQ(kinds(job.tick()), "where");  // again
+  job.at(23);
   job.tick();
-  CHECK_EQ(job.coordinator().take_notices().size(), 1);  // again
+  contains(job.coordinator().take_notices().at(0), "rank 1 does not answer");
   CHECK_EQ(job.coordinator().next_tick(), 26'000'000'000);
   job.at(26);
   Fail fail = only<Fail>(job.tick());
   CHECK(fail.failure.code == ErrorCode::kStall);
-  contains(fail.failure.text, "rank 1 missing");
+  contains(fail.failure.text, "rank 1 missing\n  rank 1 does not answer");
   CHECK(fail.unheard == std::vector<Rank>{1});
   CHECK_EQ(job.coordinator().next_tick(), std::numeric_limits<int64_t>::max());
   job.submit_all(tensor("x"));
@@ -278,6 +288,7 @@ TEST(a_long_stall_report_is_cut) {
   for (int i = 0; i < 100; ++i) job.submit(0, tensor("n" + std::to_string(i)));
   job.at(10);
   job.tick();
+  job.report(1, Whereabouts{});
   auto notices = job.coordinator().take_notices();
   CHECK_EQ(notices.size(), 1);
   contains(notices[0], "and 80 more");

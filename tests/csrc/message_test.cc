@@ -66,6 +66,12 @@ void same(const Join& a, const Join& b) { CHECK_EQ(a.set, b.set); }
 void same(const Done& a, const Done& b) { CHECK(a.set == b.set && a.bucket == b.bucket); }
 void same(const Forgot& a, const Forgot& b) { CHECK_EQ(a.id, b.id); }
 void same(const Leave& a, const Leave& b) { CHECK(a.failed == b.failed && a.text == b.text); }
+void same(const Whereabouts& a, const Whereabouts& b) {
+  CHECK(a.stopped == b.stopped && a.text == b.text);
+}
+void same(const Inquire& a, const Inquire& b) {
+  CHECK(a.number == b.number && a.join == b.join), same_key(a.key, b.key);
+}
 void same(const Define& a, const Define& b) {
   CHECK_EQ(a.id, b.id), same_request(a.request, b.request);
 }
@@ -96,6 +102,10 @@ void same(const OpenSet& a, const OpenSet& b) {
 void same(const CloseSet& a, const CloseSet& b) { CHECK_EQ(a.set, b.set), same_key(a.key, b.key); }
 void same(const Abort& a, const Abort& b) { same_failure(a.failure, b.failure); }
 void same(const Stop&, const Stop&) {}
+void same(const WhereAre& a, const WhereAre& b) { CHECK(a.ranks == b.ranks); }
+void same(const Inform& a, const Inform& b) {
+  CHECK(a.to == b.to && a.number == b.number && a.text == b.text);
+}
 
 template <class Variant>
 void same_message(const Variant& a, const Variant& b) {

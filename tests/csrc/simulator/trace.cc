@@ -36,6 +36,8 @@ struct Text {
   }
   std::string operator()(const Forgot& r) const { return "forgot " + std::to_string(r.id); }
   std::string operator()(const Leave& r) const { return r.failed ? "leave: " + r.text : "leave"; }
+  std::string operator()(const Whereabouts& r) const { return "is " + r.text; }
+  std::string operator()(const Inquire& r) const { return "inquire " + text_of(r.key); }
 
   std::string operator()(const Define& e) const {
     CallKey key{e.request.set, e.request.name, 0};
@@ -64,6 +66,12 @@ struct Text {
   std::string operator()(const CloseSet& e) const { return "close " + std::to_string(e.set); }
   std::string operator()(const Abort& e) const { return "abort: " + e.failure.text; }
   std::string operator()(const Stop&) const { return "stop"; }
+  std::string operator()(const WhereAre& e) const {
+    return "where are " + text_of_ranks(e.ranks) + "?";
+  }
+  std::string operator()(const Inform& e) const {
+    return "rank " + std::to_string(e.to) + " reads: " + e.text;
+  }
 };
 
 }  // namespace

@@ -82,6 +82,8 @@ class VirtualRank {
   void on(const CloseSet& close);
   void on(const Abort& abort);
   void on(const Stop& stop);
+  void on(const WhereAre& where);
+  void on(const Inform& inform);
 
   bool perform(const Action& action);  // false: must wait
   bool submit(int call);

@@ -210,6 +210,13 @@ void VirtualRank::on(const Stop&) {
   if (!left_) fail("the log stops before this rank has left");
 }
 
+void VirtualRank::on(const WhereAre& where) {
+  if (std::ranges::count(where.ranks, rank_) == 0) return;
+  world_.report(rank_, Whereabouts{false, "in a simulation"});
+}
+
+void VirtualRank::on(const Inform&) {}
+
 bool VirtualRank::done() const {
   auto idle = [](const auto& set) { return set.second.lane.empty(); };
   return dead_ || (stopped_ && std::ranges::all_of(sets_, idle));
