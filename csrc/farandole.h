@@ -181,3 +181,10 @@ int32_t farandole_set_ranks(int32_t process_set, int32_t* ranks, int32_t capacit
 const char* farandole_error(void);
 int32_t farandole_variables(farandole_variable* rows, int32_t capacity);
 int32_t farandole_counters(farandole_counter* rows, int32_t capacity);
+/* The flight recorder of local rank `local` as JSON, its last `events` events; returns the length, or -code; fills
+ * at most `capacity`. fd: the recorders' memory of another job of this user; -1: the own job's. */
+int64_t farandole_flight(int32_t fd, int32_t local, int32_t events, char* text, int64_t capacity);
+/* Ranks that share those recorders, or -code. */
+int32_t farandole_flight_ranks(int32_t fd);
+/* Writes FOLDER/flight-rank-N.json for each of them. */
+int32_t farandole_dump(int32_t fd, const char* folder, const char* reason);

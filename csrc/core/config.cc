@@ -47,6 +47,9 @@ const Variable kVariables[] = {
      "file of job-wide settings, written by `farandole tune`; empty: farandole/tuning.conf in the "
      "configuration directory, if it is there; none: no file",
      kOwn, &Config::tuning},
+    {"FARANDOLE_FLIGHT_DIR", "", "",
+     "folder for flight recorder dumps on errors and stalls; empty: none are written", kJobWide,
+     &Config::flight_dir},
     {"FARANDOLE_SPIN_US", "", "-1",
      "microseconds that a wait may yield-spin before it sleeps; -1: 50 where every local rank has "
      "two cores, else 0",

@@ -27,6 +27,7 @@ struct Config {
   double stall_abort;  // seconds; 0: never
   double init_timeout;
   double leave_timeout;
+  std::string flight_dir;
   // Of this rank
   int64_t spin_us;  // -1: decide from the cores at hand
   std::string cpu_target;

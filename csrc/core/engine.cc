@@ -43,11 +43,14 @@ Engine::Engine(Setup setup)
       links_(setup.links),
       channel_(setup.channel),
       leader_(setup.leader),
+      recorder_(setup.recorder),
+      on_failure_(std::move(setup.on_failure)),
       make_lane_(std::move(setup.open_lane)),
       tell_whereabouts_(std::move(setup.tell_whereabouts)),
       sets_(setup.topology.rank) {
   std::vector<Rank> world(static_cast<size_t>(topology_.size));
   std::iota(world.begin(), world.end(), 0);
+  recorder_.open_set(kWorldSet, world);
   sets_.open(kWorldSet, std::move(world));
   open_lane(kWorldSet, std::move(setup.world_staging));
 }
@@ -111,6 +114,7 @@ void Engine::fail(Failure failure) {
 }
 
 void Engine::apply(const Entry& entry) {
+  ++log_position_;
   std::visit([this](const auto& e) { on(e); }, entry);
 }
 
@@ -158,7 +162,24 @@ void Engine::on(const Run& run) {
       if (!failure) report(Done{set, number});
     };
   }
+  watch(bucket, run);
   lane->second.lane->push(std::move(bucket));
+}
+
+// Tells the recorder when the bucket begins and ends.
+void Engine::watch(Bucket& bucket, const Run& run) {
+  uint64_t bytes = 0;
+  for (const Part& part : bucket.parts) bytes += part.signature.bytes();
+  auto launched_ns = std::make_shared<int64_t>(0);
+  bucket.begun = [this, bytes, launched_ns, set = run.set, number = run.bucket,
+                  tensors = bucket.parts.size()] {
+    *launched_ns = recorder_.launched(set, number, tensors, bytes);
+  };
+  bucket.done = [this, bytes, launched_ns, set = run.set, number = run.bucket,
+                 done = std::move(bucket.done)](const Failure* failure) {
+    if (!failure) recorder_.moved(set, number, bytes, *launched_ns);
+    done(failure);
+  };
 }
 
 // Memory for outputs whose size only negotiation knew comes from here. Under the mutex.
@@ -175,6 +196,7 @@ Bucket Engine::bucket_of(const Run& run, const ProcessSet& set) {
     Part part = part_of(item, request, set, mine);
     if (mine) {
       Outcome outcome = outcome_of(part, set, *mine);
+      recorder_.negotiated(mine->recorded, run.bucket, log_position_);
       part.output = outcome.output;
       endings->push_back({std::move(*mine), std::move(outcome)});
     }
@@ -193,6 +215,12 @@ void Engine::finish(const Submission& submission, Outcome outcome) {
   {
     std::lock_guard lock(mutex_);
     pending_.finish(submission);
+  }
+  if (outcome.failure) {
+    recorder_.failed(submission.recorded, outcome.failure);
+    tell_first(outcome.failure);
+  } else {
+    recorder_.done(submission.recorded);
   }
   handles_.finish(submission.handle, std::move(outcome));
 }

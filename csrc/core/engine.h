@@ -8,12 +8,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 
 #include "control/channel.h"
 #include "core/leader.h"
 #include "core/pending.h"
 #include "core/process_sets.h"
 #include "data/lane.h"
+#include "watch/recorder.h"
 
 namespace farandole {
 
@@ -26,6 +28,9 @@ class Engine {
     HostLinks& links;
     MemberChannel& channel;
     Leader* leader;  // on rank 0
+    Recorder& recorder;
+    std::function<void(const Failure&)>
+        on_failure;  // of the job, or the first of a kind; the driver
     OpenLane open_lane;
     Segment world_staging;
     std::function<void()> tell_whereabouts;  // the coordinator wants this rank's; must not block
@@ -84,7 +89,9 @@ class Engine {
   void on(const Inform& inform);
 
   Bucket bucket_of(const Run& run, const ProcessSet& set);
+  void watch(Bucket& bucket, const Run& run);
   void finish(const Submission& submission, Outcome outcome);
+  void tell_first(const Failure& failure);
   void take_failure();
   void break_down(const Failure& failure);
   void report_locked(const Report& report);
@@ -94,6 +101,10 @@ class Engine {
   HostLinks& links_;
   MemberChannel& channel_;
   Leader* leader_;
+  Recorder& recorder_;
+  std::function<void(const Failure&)> on_failure_;
+  std::set<ErrorCode> told_;   // to on_failure_
+  uint64_t log_position_ = 0;  // entries read: every rank counts alike
   OpenLane make_lane_;
   std::function<void()> tell_whereabouts_;
   // Locked before mutex_: the driver holds it while it steps; others, to see whether there is work.

@@ -37,6 +37,7 @@ void Engine::on(const Result& result) {
     if (!set || set->member < 0) return;
     mine = pending_.take(result.id, result.sequence);
     if (!mine) return;
+    recorder_.negotiated(mine->recorded, 0, log_position_);
     Part part;
     part.signature = pending_.request_of(result.id).signature;
     part.rows = rows_of(Item{result.id, result.sequence, 1, {}, result.rows}, part.signature,
@@ -87,6 +88,7 @@ void Engine::on(const OpenSet& open) {
   std::optional<Submission> mine;
   {
     std::lock_guard lock(mutex_);
+    recorder_.open_set(open.set, open.ranks);
     sets_.open(open.set, open.ranks);
     mine = pending_.take(open.key);
     if (sets_.find(open.set)->member >= 0) {
@@ -107,6 +109,7 @@ void Engine::on(const CloseSet& close) {
   }
   {
     std::lock_guard lock(mutex_);
+    recorder_.close_set(close.set);
     sets_.close(close.set);
     mine = pending_.take(close.key);
   }
@@ -144,6 +147,13 @@ void Engine::give_up(const Failure& failure) {
   break_down(failure);
 }
 
+// What is told early may explain what follows; an error that a script handles again and again is told
+// once.
+void Engine::tell_first(const Failure& failure) {
+  const bool ends_well = failure.code == ErrorCode::kShutdown;
+  if (!ends_well && told_.insert(failure.code).second) on_failure_(failure);
+}
+
 // After the log, which tells why a rank left before its end is seen, and whether all have stopped.
 void Engine::take_failure() {
   Failure failure;
@@ -164,6 +174,8 @@ void Engine::break_down(const Failure& failure) {
     failure_ = failure;
     broken_ = true;
   }
+  recorder_.job_failed(failure);
+  tell_first(failure);
   for (auto& [id, lane] : lanes_) lane.lane->abort(failure);
   std::lock_guard lock(mutex_);
   pending_.clear();

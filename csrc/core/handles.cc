@@ -38,7 +38,7 @@ Outcome& Handles::outcome_of(Handle handle) {
   throw Error(ErrorCode::kInvalidArgument, "this call is under way; wait for it first");
 }
 
-Handle Handles::create() {
+Handle Handles::create(uint32_t label) {
   std::lock_guard lock(mutex_);
   if (free_.empty()) {
     slots_.emplace_back();
@@ -49,8 +49,14 @@ Handle Handles::create() {
   Slot& slot = slots_[index - 1];
   slot.state = State::kUnderWay;
   slot.released = false;
+  slot.label = label;
   slot.generation = (slot.generation + 1) & 0x7fffffff;
   return static_cast<Handle>((uint64_t{slot.generation} << 32) | index);
+}
+
+uint32_t Handles::label_of(Handle handle) {
+  std::lock_guard lock(mutex_);
+  return slot_of(handle).label;
 }
 
 void Handles::free(Slot& slot, uint32_t index) {

@@ -38,7 +38,9 @@ struct Outcome {
 // Any thread. Unknown handles throw Error(kInvalidArgument).
 class Handles {
  public:
-  Handle create();
+  // label: the name to show while somebody waits for it.
+  Handle create(uint32_t label = 0);
+  uint32_t label_of(Handle handle);
   void finish(Handle handle, Outcome outcome);
   // Everything under way is done with this.
   void fail_all(const Failure& failure);
@@ -70,6 +72,7 @@ class Handles {
     State state = State::kFree;
     bool released = false;
     uint32_t generation = 0;
+    uint32_t label = 0;
     Outcome outcome;
   };
   Slot& slot_of(Handle handle);

@@ -11,13 +11,14 @@ namespace farandole {
 
 Leader::Leader(Coordinator::Settings settings, std::unique_ptr<LeaderChannel> channel,
                HostLinks& links, const Topology& topology, StagingBytes staging_bytes,
-               Standing standing)
+               Standing standing, OnStall on_stall)
     : coordinator_(settings),
       channel_(std::move(channel)),
       links_(links),
       topology_(topology),
       staging_bytes_(std::move(staging_bytes)),
-      standing_(std::move(standing)) {}
+      standing_(std::move(standing)),
+      on_stall_(std::move(on_stall)) {}
 
 bool Leader::step() {
   bool moved = channel_->drain([this](Rank from, ByteView message) { receive(from, message); });
@@ -41,7 +42,10 @@ bool Leader::step() {
   }
   entries_.clear();
   channel_->ring_members();
-  for (const std::string& notice : coordinator_.take_notices()) log(LogLevel::kWarning, notice);
+  for (const std::string& notice : coordinator_.take_notices()) {
+    log(LogLevel::kWarning, notice);
+    on_stall_(notice);
+  }
   return true;
 }
 

@@ -23,8 +23,10 @@ class Leader {
   using StagingBytes = std::function<size_t(int members)>;
   // Why a rank of this host stands still, as seen from outside; empty: it does not.
   using Standing = std::function<std::string(Rank)>;
+  // A notice that some ranks wait for others; on the driver.
+  using OnStall = std::function<void(const std::string&)>;
   Leader(Coordinator::Settings settings, std::unique_ptr<LeaderChannel> channel, HostLinks& links,
-         const Topology& topology, StagingBytes staging_bytes, Standing standing);
+         const Topology& topology, StagingBytes staging_bytes, Standing standing, OnStall on_stall);
 
   // False: there was nothing to do.
   bool step();
@@ -47,6 +49,7 @@ class Leader {
   const Topology& topology_;
   StagingBytes staging_bytes_;
   Standing standing_;
+  OnStall on_stall_;
   std::map<SetId, Segment> staging_;
   std::vector<Entry> entries_;
   ByteString encoded_;

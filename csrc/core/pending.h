@@ -13,6 +13,7 @@
 
 #include "control/message.h"
 #include "core/handles.h"
+#include "watch/recorder.h"
 
 namespace farandole {
 
@@ -24,6 +25,7 @@ struct Submission {
   std::vector<int64_t> shape;   // of the input, with its own first dimension
   std::vector<int64_t> splits;  // alltoall
   struct NamedRequest* named = nullptr;
+  RecordedCall recorded;
 };
 
 // A name that this rank uses.
@@ -50,6 +52,8 @@ class PendingTable {
   // Throws Error(kInvalidArgument) if a call of this name is in flight already.
   void check_free(const Request& request) const;
   bool in_flight(const Request& request) const;
+  // The number that the next unnamed call of this set gets.
+  uint64_t next_unnamed(SetId set) { return unnamed_[set].next; }
   // Both return the report that tells the coordinator; nullopt: fail() will, once it may be told.
   std::optional<Report> submit(const Request& request, Submission submission,
                                Contribution contribution);

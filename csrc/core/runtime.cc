@@ -50,6 +50,7 @@ Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards)
     : config_(std::move(door.config)),
       topology_(std::move(topology)),
       spin_(config_.spin_us, topology_.local_size()) {
+  const int64_t began_ns = now_ns();
   set_log(log_level_of(config_.log_level), topology_.rank);
   kernels::select_target(config_.cpu_target);
   check_agreement(cards, topology_);
@@ -64,11 +65,16 @@ Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards)
     control_ =
         links_.give("farandole-control", ShmLayout::bytes_needed(topology_.local_size()), locals);
     staging = links_.give("farandole-staging", staging_bytes(topology_.size), locals);
+    flight_ =
+        links_.give("farandole-flight",
+                    FlightMemory::bytes_needed(topology_.local_size(), topology_.size), locals);
   } else {
     control_ = links_.receive(deadline);
     staging = links_.receive(deadline);
+    flight_ = links_.receive(deadline);
   }
   witness_ = std::make_unique<Witness>(door.stacks);
+  open_recorder(began_ns);
   open_engine(cards, std::move(staging));
   links_.barrier(deadline);
   watch_ = std::make_unique<DeathWatch>(peers(cards),
@@ -98,32 +104,21 @@ void Runtime::open_engine(std::span<const Card> cards, Segment world_staging) {
         [this](int members) { return staging_bytes(members); },
         [pids = pids_in_sight(cards)](Rank rank) {
           return why_standing(pids[static_cast<size_t>(rank)]);
-        });
+        },
+        [this](const std::string& notice) { dump_host(notice); });
   }
   const pid_t leader = leader_ ? 0 : pids_in_sight(cards)[0];
   leader_stands_ = std::make_unique<Standstill>(leader, seconds(config_.stall_warn).count(),
                                                 seconds(config_.stall_abort).count());
   engine_ = std::make_unique<Engine>(Engine::Setup{
-      topology_, links_, *channel_, leader_.get(),
+      topology_, links_, *channel_, leader_.get(), *recorder_,
+      [this](const Failure& failure) { dump_own(failure.text); },
       [this](const ProcessSet& set, Segment& staging) { return open_lane(set, staging); },
       std::move(world_staging),
       [this] {
         witness_->ask(
             [this](std::string text) { engine_->report(Whereabouts{false, std::move(text)}); });
       }});
-}
-
-// Process numbers by rank; 0: on another host, or in a PID namespace in which they mean nothing here.
-std::vector<pid_t> Runtime::pids_in_sight(std::span<const Card> cards) const {
-  std::vector<pid_t> pids(cards.size());
-  for (Rank rank : topology_.local) {
-    const Card& card = cards[static_cast<size_t>(rank)];
-    const Card& own = cards[static_cast<size_t>(topology_.rank)];
-    if (card.pid_namespace == own.pid_namespace) {
-      pids[static_cast<size_t>(rank)] = static_cast<pid_t>(card.pid);
-    }
-  }
-  return pids;
 }
 
 size_t Runtime::staging_bytes(int members) const {
@@ -146,39 +141,6 @@ std::unique_ptr<Lane> Runtime::open_lane(const ProcessSet& set, Segment& staging
   return std::make_unique<Lane>(std::make_unique<HostPlane>(setup));
 }
 
-std::vector<DeathWatch::Peer> Runtime::peers(std::span<const Card> cards) const {
-  std::vector<DeathWatch::Peer> peers;
-  const Card& own = cards[static_cast<size_t>(topology_.rank)];
-  for (int i = 0; i < topology_.local_size(); ++i) {
-    Rank rank = topology_.local[static_cast<size_t>(i)];
-    if (rank == topology_.rank) continue;
-    const Card& card = cards[static_cast<size_t>(rank)];
-    DeathWatch::Peer peer;
-    peer.rank = rank;
-    peer.pid = static_cast<pid_t>(card.pid);
-    peer.start_time = card.start_time;
-    peer.same_namespace = card.pid_namespace == own.pid_namespace;
-    if (links_.leads()) peer.socket = links_.member(i).fd();
-    if (!links_.leads() && i == 0) peer.socket = links_.leader().fd();
-    peers.push_back(peer);
-  }
-  return peers;
-}
-
-// On the watch thread. The leader knows who may end now; what it makes of it, the log tells everyone.
-void Runtime::on_death(const DeathWatch::Peer& peer) {
-  Failure failure{
-      ErrorCode::kPeer,
-      "rank " + std::to_string(peer.rank) + " (pid " + std::to_string(peer.pid) +
-          ") died; see its own output for the reason (killed, out of memory, crashed?)"};
-  if (leader_) {
-    leader_->lose(peer.rank, std::move(failure));
-  } else if (peer.rank == topology_.leader()) {
-    engine_->fail(std::move(failure));
-  }
-  bell_->notify();
-}
-
 bool Runtime::leave(bool failed, const std::string& why, Deadline deadline) {
   std::call_once(leave_once_, [&] {
     leaving_ = true;
@@ -192,6 +154,7 @@ bool Runtime::leave(bool failed, const std::string& why, Deadline deadline) {
   auto over = [this] {
     return engine_->stopped() || engine_->broken() || leave_deadline_.expired();
   };
+  if (!failed) recorder_->left();
   if (!await(over, std::min(deadline, leave_deadline_)) && !over()) return false;
   engine_->fail({ErrorCode::kShutdown, "shutdown() was called while this call was under way"});
   bell_->notify();

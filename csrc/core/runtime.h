@@ -18,6 +18,7 @@
 #include "core/intake.h"
 #include "core/spin.h"
 #include "watch/deaths.h"
+#include "watch/recorder.h"
 #include "watch/standstill.h"
 #include "watch/witness.h"
 
@@ -65,6 +66,12 @@ class Runtime {
   const Topology& topology() const { return topology_; }
   const Config& config() const { return config_; }
   uint64_t sleeps() const { return sleeps_; }
+  Recorder& recorder() { return *recorder_; }
+  int flight_fd() const { return flight_.fd(); }
+  // Any thread; never throws. Into FARANDOLE_FLIGHT_DIR, if it is set: the flight recorders of all ranks
+  // of this host, or of this rank and the dead ones that nobody else would dump.
+  void dump_host(const std::string& reason);
+  void dump_own(const std::string& reason);
 
  private:
   void open_engine(std::span<const Card> cards, Segment world_staging);
@@ -74,6 +81,9 @@ class Runtime {
   std::vector<pid_t> pids_in_sight(std::span<const Card> cards) const;
   void on_death(const DeathWatch::Peer& peer);
   void look_at_leader();
+  void open_recorder(int64_t began_ns);
+  void dump(std::span<const int> locals, const std::string& reason);
+  void describe(Asked& asked);  // to the recorder; under the engine's mutex
 
   struct Role;  // the driver's
 
@@ -97,6 +107,8 @@ class Runtime {
   Topology topology_;
   HostLinks links_;
   Segment control_;
+  Segment flight_;
+  std::unique_ptr<Recorder> recorder_;
   std::vector<EventCount*> bells_;  // by local rank
   EventCount* bell_ = nullptr;      // own
   std::unique_ptr<ShmMember> channel_;

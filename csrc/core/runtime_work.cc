@@ -20,6 +20,16 @@ struct Runtime::Role {
   }
 };
 
+// The time that a caller blocks. Slices of one wait count as one.
+struct Waiting {
+  Recorder& recorder;
+  bool over = true;
+  Waiting(Recorder& its_recorder, Handle first, uint32_t name) : recorder(its_recorder) {
+    recorder.wait_begins(first, name);
+  }
+  ~Waiting() { recorder.wait_ends(over); }
+};
+
 void Runtime::check_open() const {
   if (leaving_) {
     throw Error(ErrorCode::kShutdown, "this rank has shut down; call init() first");
@@ -30,8 +40,12 @@ void Runtime::check_open() const {
 
 Handle Runtime::enter(const Asked& asked) {
   Submission submission = asked.submission;
-  submission.handle = handles().create();
+  submission.handle = handles().create(submission.recorded.name);
+  submission.recorded.call = submission.handle;
   Handle handle = submission.handle;
+  const uint64_t sequence =
+      asked.request.name.empty() ? engine_->pending().next_unnamed(asked.request.set) : 0;
+  recorder_->submitted(submission.recorded, sequence, submission.shape);
   if (asked.request.signature.op == Op::kJoin) {
     engine_->sets().own(asked.request.set).join = handle;
     report(Join{asked.request.set});
@@ -72,6 +86,7 @@ std::vector<Asked> Runtime::take_in_all(std::span<const farandole_request> reque
   std::set<std::pair<SetId, std::string>> names;
   for (const farandole_request& request : requests) {
     all.push_back(take_in(request, engine_->sets(), topology_.rank));
+    describe(all.back());
     const Request& taken = all.back().request;
     engine_->pending().check_free(taken);
     if (!taken.name.empty() && !names.emplace(taken.set, taken.name).second) {
@@ -88,7 +103,9 @@ std::vector<Asked> Runtime::take_in_all(std::span<const farandole_request> reque
 Asked Runtime::keep(const farandole_request& request) {
   std::lock_guard lock(engine_->mutex());
   check_open();
-  return take_in(request, engine_->sets(), topology_.rank);
+  Asked asked = take_in(request, engine_->sets(), topology_.rank);
+  describe(asked);
+  return asked;
 }
 
 Handle Runtime::submit(const Asked& kept, const void* input, void* output) {
@@ -208,23 +225,17 @@ bool Runtime::await(const std::function<bool()>& done, Deadline deadline) {
 WaitEnd Runtime::wait(std::span<const Handle> wanted, Deadline deadline, Failure& failure) {
   size_t ready = 0;
   auto done = [&] { return handles().finished(wanted, ready, failure); };
+  if (done()) return failure ? WaitEnd::kFailed : WaitEnd::kDone;
+  const Handle first = wanted[ready];
+  Waiting waiting(*recorder_, first, handles().label_of(first));
   for (;;) {
     const Deadline look = leader_stands_->next_look();
     if (await(done, std::min(deadline, look))) return failure ? WaitEnd::kFailed : WaitEnd::kDone;
     look_at_leader();
-    if (deadline.expired() || !look.expired()) return WaitEnd::kTimeIsUp;  // or a signal
+    if (!deadline.expired() && look.expired()) continue;
+    waiting.over = false;
+    return WaitEnd::kTimeIsUp;  // or a signal
   }
-}
-
-// Only its waiters can tell that the leader stands still: it can't.
-void Runtime::look_at_leader() {
-  const Standstill::Verdict verdict = leader_stands_->look();
-  if (verdict == Standstill::Verdict::kMoves) return;
-  const std::string text = leader_stands_->text();
-  if (verdict == Standstill::Verdict::kWarn) return log(LogLevel::kWarning, "no progress: " + text);
-  engine_->fail(
-      {ErrorCode::kStall, "no progress: " + text + " (FARANDOLE_STALL_ABORT sets this limit)"});
-  bell_->notify();
 }
 
 std::string Runtime::explain(Handle handle, Deadline deadline) {

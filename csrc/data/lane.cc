@@ -8,6 +8,7 @@ namespace farandole {
 bool Lane::step() {
   if (buckets_.empty()) return false;
   if (!begun_) {
+    if (buckets_.front().begun) buckets_.front().begun();
     plane_->begin(buckets_.front().parts);
     begun_ = true;
   }

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a runtime has watched: deaths of its peers, and its own flight recorder.
+#include <unistd.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "core/runtime.h"
+#include "lib/process.h"
+#include "watch/flight_text.h"
+
+namespace farandole {
+
+// Process numbers by rank; 0: on another host, or in a PID namespace in which they mean nothing here.
+std::vector<pid_t> Runtime::pids_in_sight(std::span<const Card> cards) const {
+  std::vector<pid_t> pids(cards.size());
+  for (Rank rank : topology_.local) {
+    const Card& card = cards[static_cast<size_t>(rank)];
+    const Card& own = cards[static_cast<size_t>(topology_.rank)];
+    if (card.pid_namespace == own.pid_namespace) {
+      pids[static_cast<size_t>(rank)] = static_cast<pid_t>(card.pid);
+    }
+  }
+  return pids;
+}
+
+std::vector<DeathWatch::Peer> Runtime::peers(std::span<const Card> cards) const {
+  std::vector<DeathWatch::Peer> peers;
+  const Card& own = cards[static_cast<size_t>(topology_.rank)];
+  for (int i = 0; i < topology_.local_size(); ++i) {
+    Rank rank = topology_.local[static_cast<size_t>(i)];
+    if (rank == topology_.rank) continue;
+    const Card& card = cards[static_cast<size_t>(rank)];
+    DeathWatch::Peer peer;
+    peer.rank = rank;
+    peer.pid = static_cast<pid_t>(card.pid);
+    peer.start_time = card.start_time;
+    peer.same_namespace = card.pid_namespace == own.pid_namespace;
+    if (links_.leads()) peer.socket = links_.member(i).fd();
+    if (!links_.leads() && i == 0) peer.socket = links_.leader().fd();
+    peers.push_back(peer);
+  }
+  return peers;
+}
+
+// On the watch thread. The leader knows who may end now; what it makes of it, the log tells everyone.
+void Runtime::on_death(const DeathWatch::Peer& peer) {
+  auto at = std::ranges::lower_bound(topology_.local, peer.rank);
+  recorder_->peer_died(peer.rank, static_cast<int>(at - topology_.local.begin()));
+  Failure failure{
+      ErrorCode::kPeer,
+      "rank " + std::to_string(peer.rank) + " (pid " + std::to_string(peer.pid) +
+          ") died; see its own output for the reason (killed, out of memory, crashed?)"};
+  if (leader_) {
+    leader_->lose(peer.rank, std::move(failure));
+  } else if (peer.rank == topology_.leader()) {
+    engine_->fail(std::move(failure));
+  }
+  bell_->notify();
+}
+
+// Only its waiters can tell that the leader stands still: it can't.
+void Runtime::look_at_leader() {
+  const Standstill::Verdict verdict = leader_stands_->look();
+  if (verdict == Standstill::Verdict::kMoves) return;
+  const std::string text = leader_stands_->text();
+  if (verdict == Standstill::Verdict::kWarn) return log(LogLevel::kWarning, "no progress: " + text);
+  engine_->fail(
+      {ErrorCode::kStall, "no progress: " + text + " (FARANDOLE_STALL_ABORT sets this limit)"});
+  bell_->notify();
+}
+
+void Runtime::open_recorder(int64_t began_ns) {
+  FlightMemory memory(flight_.data(), flight_.size());
+  if (links_.leads()) memory.prepare(topology_.local_size(), topology_.size);
+  FlightPage::Identity identity{};
+  identity.rank = topology_.rank;
+  identity.size = topology_.size;
+  identity.pid = ::getpid();
+  identity.start_time = process_start_time(::getpid()).value_or(0);
+  identity.began_ns = began_ns;
+  recorder_ = std::make_unique<Recorder>(memory, topology_.local_rank, identity);
+}
+
+// What the recorder shows of a call. Names are kept once, however often they are used.
+void Runtime::describe(Asked& asked) {
+  const Signature& signature = asked.request.signature;
+  RecordedCall& recorded = asked.submission.recorded;
+  recorded.name = recorder_->label_of(asked.request.name);
+  recorded.set = asked.request.set;
+  recorded.op = signature.op;
+  recorded.dtype = signature.dtype;
+  if (signature.op > Op::kAlltoall) return;
+  recorded.bytes = size_of(signature.dtype);
+  for (int64_t n : asked.submission.shape) recorded.bytes *= static_cast<uint64_t>(n);
+}
+
+void Runtime::dump(std::span<const int> locals, const std::string& reason) {
+  if (config_.flight_dir.empty()) return;
+  try {
+    dump_flights(recorder_->memory(), locals, config_.flight_dir, reason);
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, std::string("no flight recorder dump: ") + error.what());
+  }
+}
+
+void Runtime::dump_host(const std::string& reason) {
+  std::vector<int> locals(static_cast<size_t>(topology_.local_size()));
+  std::iota(locals.begin(), locals.end(), 0);
+  dump(locals, reason);
+}
+
+// The first of the living speaks for the dead.
+void Runtime::dump_own(const std::string& reason) {
+  std::vector<int> locals{topology_.local_rank};
+  std::vector<int> dead;
+  bool first = true;
+  for (int local = 0; local < topology_.local_size(); ++local) {
+    const bool died = recorder_->memory().page(local).state == RankState::kDied;
+    if (died) dead.push_back(local);
+    if (!died && local < topology_.local_rank) first = false;
+  }
+  if (first) locals.insert(locals.end(), dead.begin(), dead.end());
+  dump(locals, reason);
+}
+
+}  // namespace farandole

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "watch/flight_memory.h"
+
+#include "core/build_id.h"
+
+namespace farandole {
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+
+constexpr size_t rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+constexpr size_t kFlightPage = rounded(sizeof(FlightPage), kPageBytes);
+
+// Another build lays its memory out otherwise.
+uint64_t magic() {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (const char* c = build_id(); *c != '\0'; ++c) {
+    hash = (hash ^ static_cast<unsigned char>(*c)) * 0x100000001b3;
+  }
+  return hash;
+}
+
+}  // namespace
+
+const char* name_of(EventKind kind) {
+  constexpr const char* kNames[] = {"submit", "negotiated", "launched", "done",
+                                    "error",  "peer died",  "wait",     "stage",
+                                    "reduce", "consume",    "cycle"};
+  const auto i = static_cast<size_t>(kind);
+  return i < sizeof(kNames) / sizeof(*kNames) ? kNames[i] : "unknown";
+}
+
+const char* name_of(RankState state) {
+  constexpr const char* kNames[] = {"running", "left", "failed", "died"};
+  const auto i = static_cast<size_t>(state);
+  return i < sizeof(kNames) / sizeof(*kNames) ? kNames[i] : "unknown";
+}
+
+size_t FlightMemory::pages_begin(int ranks) {
+  constexpr size_t kHeader = rounded(sizeof(Header), alignof(Lateness));
+  return rounded(kHeader + static_cast<size_t>(ranks) * sizeof(Lateness), kPageBytes);
+}
+
+size_t FlightMemory::bytes_needed(int local_ranks, int ranks) {
+  return pages_begin(ranks) + static_cast<size_t>(local_ranks) * kFlightPage;
+}
+
+void FlightMemory::prepare(int local_ranks, int ranks) { header() = {magic(), local_ranks, ranks}; }
+
+bool FlightMemory::fits() const {
+  if (bytes_ < sizeof(Header) || header().magic != magic()) return false;
+  const bool counted = header().local_ranks >= 1 && header().ranks >= header().local_ranks;
+  return counted && bytes_ >= bytes_needed(header().local_ranks, header().ranks);
+}
+
+FlightPage& FlightMemory::page(int local) const {
+  std::byte* first = memory_ + pages_begin(header().ranks);
+  return *reinterpret_cast<FlightPage*>(first + static_cast<size_t>(local) * kFlightPage);
+}
+
+Lateness& FlightMemory::lateness(Rank rank) const {
+  std::byte* first = memory_ + rounded(sizeof(Header), alignof(Lateness));
+  return reinterpret_cast<Lateness*>(first)[rank];
+}
+
+}  // namespace farandole

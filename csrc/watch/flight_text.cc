@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "watch/flight_text.h"
+
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "lib/clock.h"
+#include "lib/text_file.h"
+
+namespace farandole {
+namespace {
+
+constexpr int kOps = 9;
+
+int64_t epoch_minus_monotonic_ns() {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec - now_ns();
+}
+
+std::string host_name() {
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+void write_event(Json& json, const FlightEvent& event, const LabelMemory& labels) {
+  json.line().open('{').member("t", event.time_ns).member("kind", name_of(event.kind));
+  json.member("set", event.set).member("thread", event.thread);
+  if (event.call != 0) {
+    json.member("call", event.call).member("name", labels.at(event.name));
+    json.member("op", event.op < kOps ? name_of(static_cast<Op>(event.op)) : "unknown");
+    if (event.dtype < kDTypeCount) json.member("dtype", name_of(static_cast<DType>(event.dtype)));
+  }
+  if (event.kind == EventKind::kSubmit) {
+    json.key("shape").open('[');
+    const size_t fit = std::min<size_t>(event.dimensions, kRecordedDimensions);
+    for (size_t i = 0; i < fit; ++i) json.value(event.shape[i]);
+    json.close(']');
+  }
+  json.member("bytes", event.bytes).member("seq", event.sequence);
+  json.member("bucket", event.bucket).member("value", event.value).close('}');
+}
+
+void write_histogram(Json& json, const char* name, const Histogram& histogram) {
+  json.key(name).open('{');
+  json.member("count", histogram.count.load()).member("sum", histogram.sum.load());
+  size_t used = Histogram::kSlots;
+  while (used > 0 && histogram.slots[used - 1].load() == 0) --used;
+  json.key("slots").open('[');
+  for (size_t i = 0; i < used; ++i) json.value(histogram.slots[i].load());
+  json.close(']').close('}');
+}
+
+void write_tally(Json& json, const Tally& tally, const LabelMemory& labels) {
+  json.key("counters").open('{');
+  json.member("tensors_submitted", tally.submitted.load());
+  json.member("tensors_done", tally.done.load());
+  json.member("tensors_failed", tally.failed.load());
+  json.member("bytes_done", tally.bytes.load());
+  json.member("buckets_done", tally.buckets.load());
+  json.member("moving_ns", tally.moving_ns.load());
+  json.close('}').line();
+  json.key("histograms").open('{');
+  write_histogram(json, "negotiation_ns", tally.negotiation_ns);
+  write_histogram(json, "wait_ns", tally.wait_ns);
+  write_histogram(json, "bucket_bytes", tally.bucket_bytes);
+  write_histogram(json, "bandwidth_MBps", tally.bandwidth);
+  json.close('}').line();
+  const bool waiting = tally.waiters.load() > 0;
+  json.key("now").open('{').member("waiters", tally.waiters.load());
+  json.member("waiting_for", waiting ? labels.at(tally.waiting_for.load()) : "");
+  json.member("waiting_since_ns", waiting ? tally.waiting_since_ns.load() : 0);
+  json.member("moving_since_ns", tally.moving_since_ns.load()).close('}').line();
+}
+
+void write_sets(Json& json, const FlightPage& page) {
+  json.key("sets").open('{');
+  for (const auto& slot : page.sets) {
+    const uint64_t entry = slot.load(std::memory_order_acquire);
+    if (entry == 0) continue;
+    json.member(std::to_string(entry >> 32), page.labels.at(static_cast<uint32_t>(entry)));
+  }
+  json.close('}').line();
+}
+
+void write_events(Json& json, const FlightPage& page, size_t most) {
+  const uint64_t end = page.recorded.load(std::memory_order_acquire);
+  const uint64_t count = std::min<uint64_t>({end, FlightPage::kEvents, most});
+  json.key("events").open('[');
+  for (uint64_t number = end - count; number < end; ++number) {
+    const auto seen = page.events[number % FlightPage::kEvents].read();
+    if (seen && seen->number == number) write_event(json, seen->value, page.labels);
+  }
+  json.line().close(']');
+}
+
+}  // namespace
+
+void write_flight(Json& json, const FlightMemory& memory, int local, size_t events,
+                  const std::string& reason) {
+  const FlightPage& page = memory.page(local);
+  FlightPage::Identity who{};
+  if (const auto seen = page.identity.read()) who = seen->value;
+  json.open('{').member("format", "farandole-flight-1").member("rank", who.rank);
+  json.member("size", who.size).member("local_rank", local).member("host", host_name());
+  json.member("pid", who.pid).member("state", name_of(page.state.load())).line();
+  json.member("began_ns", who.began_ns).member("now_ns", now_ns());
+  json.member("epoch_minus_monotonic_ns", epoch_minus_monotonic_ns());
+  json.member("clock_ns", who.clock_ns).member("clock_error_ns", who.clock_error_ns).line();
+  json.member("reason", reason).line();
+  if (const auto seen = page.failure.read()) {
+    const size_t length = std::min<size_t>(seen->value.length, FlightFailure::kTextBytes);
+    json.key("failure").open('{').member("code", seen->value.code);
+    json.member("text", std::string_view(seen->value.text, length)).close('}').line();
+  }
+  write_sets(json, page);
+  write_tally(json, page.tally, page.labels);
+  const Lateness& late = memory.lateness(who.rank);
+  json.key("late").open('{').member("times", late.times.load()).member("ns", late.ns.load());
+  json.close('}').line();
+  json.member("recorded", page.recorded.load()).member("dropped", page.dropped.load()).line();
+  write_events(json, page, events);
+  json.close('}');
+}
+
+void dump_flights(const FlightMemory& memory, std::span<const int> locals,
+                  const std::string& folder, const std::string& reason) {
+  make_folder(folder);
+  for (int local : locals) {
+    const auto who = memory.page(local).identity.read();
+    if (!who) continue;
+    Json json;
+    write_flight(json, memory, local, FlightPage::kEvents, reason);
+    write_text_file(folder + "/flight-rank-" + std::to_string(who->value.rank) + ".json",
+                    json.text() + "\n");
+  }
+}
+
+}  // namespace farandole

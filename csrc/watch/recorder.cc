@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "watch/recorder.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "lib/clock.h"
+
+namespace farandole {
+namespace {
+
+uint32_t thread_number() {
+  thread_local const auto number = static_cast<uint32_t>(::syscall(SYS_gettid));
+  return number;
+}
+
+// What this thread waits for, from slice to slice.
+struct OpenWait {
+  int64_t call = 0;
+  uint32_t name = kNoLabel;
+  int64_t begun_ns = 0;
+};
+thread_local OpenWait open_wait;
+
+}  // namespace
+
+Recorder::Recorder(FlightMemory memory, int local, FlightPage::Identity identity)
+    : memory_(memory), page_(memory.page(local)), tally_(page_.tally), labels_(page_.labels) {
+  page_.identity.write(0, identity);
+}
+
+void Recorder::record(FlightEvent event) {
+  if (event.time_ns == 0) event.time_ns = now_ns();
+  event.thread = thread_number();
+  const uint64_t number = page_.recorded.fetch_add(1, std::memory_order_relaxed);
+  if (!page_.events[number % FlightPage::kEvents].write(number, event, event.bytes_used())) {
+    page_.dropped.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+FlightEvent Recorder::event_of(EventKind kind, const RecordedCall& call) const {
+  FlightEvent event;
+  event.kind = kind;
+  event.call = call.call;
+  event.name = call.name;
+  event.set = call.set;
+  event.op = static_cast<uint8_t>(call.op);
+  event.dtype = static_cast<uint8_t>(call.dtype);
+  event.bytes = call.bytes;
+  event.bucket = call.bucket;
+  return event;
+}
+
+void Recorder::submitted(RecordedCall& call, uint64_t sequence, std::span<const int64_t> shape) {
+  FlightEvent event = event_of(EventKind::kSubmit, call);
+  event.time_ns = call.submitted_ns = now_ns();
+  event.sequence = sequence;
+  event.dimensions = static_cast<uint8_t>(std::min<size_t>(shape.size(), UINT8_MAX));
+  std::copy_n(shape.begin(), std::min(shape.size(), kRecordedDimensions), event.shape);
+  record(event);
+  tally_.submitted.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Recorder::negotiated(RecordedCall& call, uint64_t bucket, uint64_t log_position) {
+  call.bucket = bucket;
+  FlightEvent event = event_of(EventKind::kNegotiated, call);
+  event.time_ns = now_ns();
+  event.sequence = log_position;
+  record(event);
+  const int64_t took = event.time_ns - call.submitted_ns;
+  tally_.negotiation_ns.add(static_cast<uint64_t>(std::max<int64_t>(took, 0)));
+}
+
+void Recorder::done(const RecordedCall& call) {
+  record(event_of(EventKind::kDone, call));
+  tally_.done.fetch_add(1, std::memory_order_relaxed);
+  tally_.bytes.fetch_add(call.bytes, std::memory_order_relaxed);
+}
+
+void Recorder::failed(const RecordedCall& call, const Failure& failure) {
+  FlightEvent event = event_of(EventKind::kError, call);
+  event.value = static_cast<int64_t>(failure.code);
+  record(event);
+  keep_failure(failure);
+  tally_.failed.fetch_add(1, std::memory_order_relaxed);
+}
+
+int64_t Recorder::launched(SetId set, uint64_t bucket, size_t tensors, uint64_t bytes) {
+  FlightEvent event;
+  event.kind = EventKind::kLaunched;
+  event.time_ns = now_ns();
+  event.set = set;
+  event.bucket = bucket;
+  event.bytes = bytes;
+  event.value = static_cast<int64_t>(tensors);
+  record(event);
+  tally_.moving_since_ns.store(event.time_ns, std::memory_order_relaxed);
+  return event.time_ns;
+}
+
+void Recorder::moved(SetId set, uint64_t bucket, uint64_t bytes, int64_t launched_ns) {
+  FlightEvent event;
+  event.kind = EventKind::kDone;
+  event.time_ns = now_ns();
+  event.set = set;
+  event.bucket = bucket;
+  event.bytes = bytes;
+  event.value = event.time_ns - launched_ns;
+  record(event);
+  const auto took = static_cast<uint64_t>(std::max<int64_t>(event.value, 1));
+  tally_.moving_since_ns.store(0, std::memory_order_relaxed);
+  tally_.moving_ns.fetch_add(took, std::memory_order_relaxed);
+  tally_.buckets.fetch_add(1, std::memory_order_relaxed);
+  tally_.bucket_bytes.add(bytes);
+  tally_.bandwidth.add(bytes * 1000 / took);
+}
+
+void Recorder::keep_failure(const Failure& failure) {
+  FlightFailure kept{};
+  kept.code = static_cast<int32_t>(failure.code);
+  const size_t length = std::min(failure.text.size(), FlightFailure::kTextBytes);
+  kept.length = static_cast<uint32_t>(length);
+  std::memcpy(kept.text, failure.text.data(), length);
+  page_.failure.write(failures_.fetch_add(1, std::memory_order_relaxed), kept);
+}
+
+void Recorder::job_failed(const Failure& failure) {
+  FlightEvent event;
+  event.kind = EventKind::kError;
+  event.value = static_cast<int64_t>(failure.code);
+  record(event);
+  keep_failure(failure);
+  if (failure.code != ErrorCode::kShutdown) page_.state = RankState::kFailed;
+}
+
+void Recorder::peer_died(Rank rank, int its_local) {
+  FlightEvent event;
+  event.kind = EventKind::kPeerDied;
+  event.value = rank;
+  record(event);
+  memory_.page(its_local).state = RankState::kDied;
+}
+
+void Recorder::left() {
+  RankState running = RankState::kRunning;
+  page_.state.compare_exchange_strong(running, RankState::kLeft);
+}
+
+void Recorder::late(Rank rank, int64_t ns) {
+  Lateness& lateness = memory_.lateness(rank);
+  lateness.times.fetch_add(1, std::memory_order_relaxed);
+  lateness.ns.fetch_add(static_cast<uint64_t>(std::max<int64_t>(ns, 0)), std::memory_order_relaxed);
+}
+
+void Recorder::wait_begins(int64_t call, uint32_t name) {
+  if (open_wait.call != call || open_wait.begun_ns == 0) open_wait = {call, name, now_ns()};
+  tally_.waiting_for.store(name, std::memory_order_relaxed);
+  if (tally_.waiters.fetch_add(1, std::memory_order_relaxed) > 0) return;
+  tally_.waiting_since_ns.store(open_wait.begun_ns, std::memory_order_relaxed);
+}
+
+void Recorder::wait_ends(bool over) {
+  if (tally_.waiters.fetch_sub(1, std::memory_order_relaxed) == 1 && over) {
+    tally_.waiting_since_ns.store(0, std::memory_order_relaxed);
+  }
+  if (!over) return;
+  const int64_t took = now_ns() - open_wait.begun_ns;
+  tally_.wait_ns.add(static_cast<uint64_t>(std::max<int64_t>(took, 0)));
+  open_wait = {};
+}
+
+void Recorder::open_set(SetId set, const std::vector<Rank>& ranks) {
+  std::string text;
+  for (Rank rank : ranks) text += (text.empty() ? "" : ",") + std::to_string(rank);
+  const uint64_t entry = uint64_t{static_cast<uint32_t>(set)} << 32 | label_of(text);
+  for (auto& slot : page_.sets) {
+    if (slot.load(std::memory_order_relaxed) != 0) continue;
+    slot.store(entry, std::memory_order_release);
+    return;
+  }
+}
+
+void Recorder::close_set(SetId set) {
+  for (auto& slot : page_.sets) {
+    const uint64_t entry = slot.load(std::memory_order_relaxed);
+    if (entry != 0 && static_cast<SetId>(entry >> 32) == set) slot.store(0);
+  }
+}
+
+}  // namespace farandole

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a rank counts while it works, in memory that every rank of the host may read.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace farandole {
+
+// Values by their magnitude: slot i counts those of i binary digits, that is below 2^i.
+struct Histogram {
+  static constexpr size_t kSlots = 48;
+  std::atomic<uint64_t> count;
+  std::atomic<uint64_t> sum;
+  std::atomic<uint64_t> slots[kSlots];
+
+  void add(uint64_t value) {
+    const size_t digits = static_cast<size_t>(std::bit_width(value));
+    count.fetch_add(1, std::memory_order_relaxed);
+    sum.fetch_add(value, std::memory_order_relaxed);
+    slots[std::min(digits, kSlots - 1)].fetch_add(1, std::memory_order_relaxed);
+  }
+};
+
+struct Tally {
+  std::atomic<uint64_t> submitted;  // tensors
+  std::atomic<uint64_t> done;
+  std::atomic<uint64_t> failed;
+  std::atomic<uint64_t> bytes;    // of the tensors that are done
+  std::atomic<uint64_t> buckets;  // moved
+  std::atomic<uint64_t> moving_ns;
+  Histogram negotiation_ns;  // submit to log entry
+  Histogram wait_ns;         // callers blocked in wait
+  Histogram bucket_bytes;
+  Histogram bandwidth;  // of a bucket: bytes by time from launch to done, in MB/s
+  // Now
+  std::atomic<uint32_t> waiters;  // threads blocked in wait
+  std::atomic<uint32_t> waiting_for;
+  std::atomic<int64_t> waiting_since_ns;
+  std::atomic<int64_t> moving_since_ns;  // 0: no bucket moves
+};
+
+// How often a rank was the last of all to submit a tensor, and how long after the first. Kept by rank 0.
+struct Lateness {
+  std::atomic<uint64_t> times;
+  std::atomic<uint64_t> ns;
+};
+
+}  // namespace farandole

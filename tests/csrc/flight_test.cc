@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// The flight recorder's memory: what readers see while others write, wrap around, or die.
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include "check.h"
+#include "lib/json.h"
+#include "lib/segment.h"
+#include "watch/flight_text.h"
+#include "watch/recorder.h"
+
+namespace farandole {
+namespace {
+
+// All words of it tell the same number.
+struct Value {
+  uint64_t words[15];
+  static Value of(uint64_t number) {
+    Value value;
+    for (uint64_t& word : value.words) word = number;
+    return value;
+  }
+  bool whole(uint64_t number) const {
+    for (uint64_t word : words) {
+      if (word != number) return false;
+    }
+    return true;
+  }
+};
+
+struct Memory {
+  explicit Memory(int locals = 1, int ranks = 1)
+      : segment(Segment::create("flight-test", FlightMemory::bytes_needed(locals, ranks), true)),
+        flight(segment.data(), segment.size()) {
+    flight.prepare(locals, ranks);
+  }
+  Segment segment;
+  FlightMemory flight;
+};
+
+RecordedCall call_of(int64_t number) {
+  RecordedCall call;
+  call.call = number;
+  call.bytes = static_cast<uint64_t>(number) * 3;
+  call.bucket = static_cast<uint64_t>(number) * 5;
+  call.set = static_cast<SetId>(number % 7);
+  return call;
+}
+bool consistent(const FlightEvent& event) {
+  const auto number = static_cast<uint64_t>(event.call);
+  return event.bytes == number * 3 && event.bucket == number * 5 &&
+         event.set == static_cast<SetId>(number % 7);
+}
+
+int readable(const FlightPage& page) {
+  int whole = 0;
+  for (const auto& slot : page.events) {
+    if (const auto seen = slot.read()) {
+      CHECK(consistent(seen->value));
+      ++whole;
+    }
+  }
+  return whole;
+}
+
+TEST(readers_never_see_half_a_value) {
+  auto slot = std::make_unique<Stamped<Value>>();
+  std::atomic<uint64_t> next{0};
+  std::atomic<uint64_t> written{0};
+  std::vector<std::thread> writers;
+  for (int w = 0; w < 2; ++w) {
+    writers.emplace_back([&] {
+      for (uint64_t number = next++; number < 20'000; number = next++) {
+        written += slot->write(number, Value::of(number));
+      }
+    });
+  }
+  uint64_t last = 0;
+  while (next.load() < 20'000) {
+    const auto seen = slot->read();
+    if (!seen) continue;
+    CHECK(seen->value.whole(seen->number));
+    CHECK(seen->number >= last);
+    last = seen->number;
+  }
+  for (std::thread& writer : writers) writer.join();
+  CHECK(written.load() > 0);
+  CHECK(slot->read()->value.whole(slot->read()->number));
+}
+
+TEST(a_late_or_meeting_writer_changes_nothing) {
+  auto slot = std::make_unique<Stamped<Value>>();
+  CHECK(!slot->read());
+  CHECK(slot->write(9, Value::of(9)));
+  CHECK(!slot->write(8, Value::of(8)));
+  CHECK_EQ(slot->read()->number, 9);
+  const uint64_t half_written = 2 * 10 + 1;
+  *reinterpret_cast<uint64_t*>(slot.get()) = half_written;
+  CHECK(!slot->read());
+  CHECK(!slot->write(11, Value::of(11)));
+}
+
+TEST(the_ring_keeps_the_last_events) {
+  Memory memory;
+  Recorder recorder(memory.flight, 0, {});
+  constexpr int64_t kCount = 3 * FlightPage::kEvents + 17;
+  for (int64_t n = 1; n <= kCount; ++n) recorder.done(call_of(n));
+  const FlightPage& page = memory.flight.page(0);
+  CHECK_EQ(page.recorded.load(), kCount);
+  CHECK_EQ(page.dropped.load(), 0);
+  CHECK_EQ(readable(page), FlightPage::kEvents);
+  for (const auto& slot : page.events) CHECK(slot.read()->value.call > kCount - 4096);
+}
+
+TEST(threads_share_the_ring) {
+  Memory memory;
+  Recorder recorder(memory.flight, 0, {});
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      for (int64_t n = 1; n <= 10'000; ++n) recorder.done(call_of(n * 3 + t));
+    });
+  }
+  for (int look = 0; look < 20; ++look) readable(memory.flight.page(0));
+  for (std::thread& thread : threads) thread.join();
+  const FlightPage& page = memory.flight.page(0);
+  CHECK_EQ(page.recorded.load(), 30'000);
+  CHECK(readable(page) + static_cast<int>(page.dropped.load()) >= 4096);
+}
+
+TEST(a_killed_writer_leaves_whole_events) {
+  for (int round = 0; round < 10; ++round) {
+    Memory memory;
+    const pid_t child = ::fork();
+    if (child == 0) {
+      Recorder recorder(memory.flight, 0, {});
+      for (int64_t n = 1;; ++n) recorder.done(call_of(n));
+    }
+    const FlightPage& page = memory.flight.page(0);
+    while (page.recorded.load() < 5000u + static_cast<unsigned>(round) * 777u) ::sched_yield();
+    CHECK_EQ(::kill(child, SIGKILL), 0);
+    CHECK_EQ(::waitpid(child, nullptr, 0), child);
+    CHECK(readable(page) >= static_cast<int>(FlightPage::kEvents) - 1);
+    Json json;
+    write_flight(json, memory.flight, 0, FlightPage::kEvents, "killed");
+    CHECK(json.text().find("\"kind\":\"done\"") != std::string::npos);
+  }
+}
+
+TEST(names_are_kept_once_and_bounded) {
+  auto memory = std::make_unique<LabelMemory>();
+  Labels labels(*memory);
+  const uint32_t weight = labels.label_of("layer.weight");
+  CHECK_EQ(labels.label_of("layer.weight"), weight);
+  CHECK(labels.label_of("layer.bias") != weight);
+  CHECK_EQ(memory->at(weight), "layer.weight");
+  CHECK_EQ(labels.label_of(""), kNoLabel);
+  CHECK_EQ(memory->at(kNoLabel), "");
+  for (uint32_t label = 0; label < 4096; ++label) memory->at(label);  // any number may be asked for
+  uint32_t last = 0;
+  for (int i = 0; i < 200'000; ++i) last = labels.label_of("name " + std::to_string(i));
+  CHECK_EQ(memory->at(last), "(name not kept)");
+  CHECK_EQ(memory->at(labels.label_of("layer.weight")), "layer.weight");
+  CHECK(memory->used.load() <= LabelMemory::kBytes);
+}
+
+TEST(foreign_memory_is_refused) {
+  Memory memory(2, 3);
+  CHECK(memory.flight.fits());
+  CHECK(!FlightMemory(memory.segment.data(), memory.segment.size() - 1).fits());
+  CHECK(!FlightMemory(memory.segment.data(), 4).fits());
+  *reinterpret_cast<uint64_t*>(memory.segment.data()) ^= 1;
+  CHECK(!memory.flight.fits());
+}
+
+TEST(json_is_quoted) {
+  Json json;
+  json.open('{').member("a\"b", "line\nend\\").key("n").open('[').value(1).value(-2);
+  json.close(']').key("t").microseconds(-1'234'567).close('}');
+  CHECK_EQ(json.text(), "{\"a\\\"b\":\"line\\u000aend\\\\\",\"n\":[1,-2],\"t\":-1234.567}");
+}
+
+}  // namespace
+}  // namespace farandole
