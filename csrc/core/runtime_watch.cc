@@ -119,7 +119,7 @@ void Runtime::dump_own(const std::string& reason) {
   std::vector<int> dead;
   bool first = true;
   for (int local = 0; local < topology_.local_size(); ++local) {
-    const bool died = recorder_->memory().page(local).state == RankState::kDied;
+    const bool died = recorder_->memory().page(local).state == LifeState::kDied;
     if (died) dead.push_back(local);
     if (!died && local < topology_.local_rank) first = false;
   }

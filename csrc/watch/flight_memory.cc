@@ -30,7 +30,7 @@ const char* name_of(EventKind kind) {
   return i < sizeof(kNames) / sizeof(*kNames) ? kNames[i] : "unknown";
 }
 
-const char* name_of(RankState state) {
+const char* name_of(LifeState state) {
   constexpr const char* kNames[] = {"running", "left", "failed", "died"};
   const auto i = static_cast<size_t>(state);
   return i < sizeof(kNames) / sizeof(*kNames) ? kNames[i] : "unknown";

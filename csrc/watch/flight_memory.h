@@ -15,8 +15,8 @@
 
 namespace farandole {
 
-enum class RankState : uint32_t { kRunning, kLeft, kFailed, kDied };
-const char* name_of(RankState state);
+enum class LifeState : uint32_t { kRunning, kLeft, kFailed, kDied };
+const char* name_of(LifeState state);
 
 struct FlightFailure {
   static constexpr size_t kTextBytes = 1016;
@@ -39,7 +39,7 @@ struct FlightPage {
     int64_t clock_error_ns;  // at most
   };
   Stamped<Identity> identity;
-  std::atomic<RankState> state;
+  std::atomic<LifeState> state;
   std::atomic<uint64_t> recorded;     // events; the last kEvents of them are here
   std::atomic<uint64_t> dropped;      // writers that met in one slot
   Stamped<FlightFailure> failure;     // the last one

@@ -133,7 +133,7 @@ void Recorder::job_failed(const Failure& failure) {
   event.value = static_cast<int64_t>(failure.code);
   record(event);
   keep_failure(failure);
-  if (failure.code != ErrorCode::kShutdown) page_.state = RankState::kFailed;
+  if (failure.code != ErrorCode::kShutdown) page_.state = LifeState::kFailed;
 }
 
 void Recorder::peer_died(Rank rank, int its_local) {
@@ -141,12 +141,12 @@ void Recorder::peer_died(Rank rank, int its_local) {
   event.kind = EventKind::kPeerDied;
   event.value = rank;
   record(event);
-  memory_.page(its_local).state = RankState::kDied;
+  memory_.page(its_local).state = LifeState::kDied;
 }
 
 void Recorder::left() {
-  RankState running = RankState::kRunning;
-  page_.state.compare_exchange_strong(running, RankState::kLeft);
+  LifeState running = LifeState::kRunning;
+  page_.state.compare_exchange_strong(running, LifeState::kLeft);
 }
 
 void Recorder::late(Rank rank, int64_t ns) {
