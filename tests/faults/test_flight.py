@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flight recorders: dumped by survivors and from outside, explained, read by PyTorch's analyser.
+
+Under the fork launcher (no MPI): survivors live on to write.
+"""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from farandole import cli, flight
+from farandole.flight_calls import calls_of
+
+HEAD = """
+import os, signal, sys, threading
+import numpy as np
+import farandole as fd
+
+fd.init()
+rank = fd.rank()
+for step in range(4):
+    for k in range(3):
+        fd.allreduce(np.full(2000, rank + k, np.float32), name=f"grad.{k}")
+"""
+WORK = """
+try:
+    fd.allreduce(np.ones((30, 40)) * rank, name=name)
+except fd.FarandoleError as error:
+    print(type(error).__name__, flush=True)
+"""
+
+
+def run_command(*arguments):
+    program = "import sys; from farandole.cli import main; sys.exit(main())"
+    result = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return result.returncode, result.stdout, result.stderr
+
+
+def explained(folder, capsys):
+    assert cli.main(["explain", str(folder)]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_survivors_dump_the_killed_rank(fork_ranks, tmp_path, capsys, dead):
+    source = HEAD + f"name = 'last words' if rank == {dead} else 'of the others'\n"
+    source += f"if rank == {dead}:\n    fd.allreduce_async(np.ones(7), name=name)\n"
+    source += f"    os.kill(os.getpid(), signal.SIGKILL)\n{WORK}"
+    folder = tmp_path / "dumps" / "here"
+    job = fork_ranks(source, 3, {"FARANDOLE_FLIGHT_DIR": str(folder)})
+    results = job.finish(30)
+    assert all("PeerError" in r.out for i, r in enumerate(results) if i != dead)
+    pages = flight.read_dumps(folder)
+    assert [page["rank"] for page in pages] == [0, 1, 2]
+    assert pages[dead]["state"] == "died"
+    last = calls_of(pages[dead])[-1]
+    assert (last.name, last.shape, last.state) == ("last words", (7,), "submitted")
+    for page in pages:
+        done = [call for call in calls_of(page) if call.state == "done"]
+        assert [call.name for call in done] == [f"grad.{k}" for k in range(3)] * 4
+        assert all(call.bytes == 8000 and call.dtype == "float32" for call in done)
+        assert all(c.submitted < c.negotiated < c.launched < c.done for c in done)
+    text = explained(folder, capsys)
+    assert f"First: rank {dead} died; the last thing it submitted was 'last words'" in text
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_a_stall_is_dumped_and_explained(fork_ranks, tmp_path, capsys):
+    source = HEAD + "name = 'layer.weigth' if rank == 1 else 'layer.weight'\n" + WORK
+    folder = tmp_path / "dumps"
+    env = {
+        "FARANDOLE_FLIGHT_DIR": str(folder),
+        "FARANDOLE_STALL_WARN": "0.3",
+        "FARANDOLE_STALL_ABORT": "1.5",
+    }
+    results = fork_ranks(source, 3, env).finish(30)
+    assert all("StallError" in result.out for result in results)
+    text = explained(folder, capsys)
+    first = next(line for line in text.splitlines() if line.startswith("First: "))
+    assert re.search(r"ranks 0, 2 waited \d\.\d+ s for 'layer.weight' \(allreduce\)", first)
+    assert "rank 1 never submitted it" in first
+    assert "it waits for 'layer.weigth': is it the same tensor?" in first
+    assert "ranks 0, 2 failed with StallError: no progress" in text
+
+
+def test_a_running_job_is_dumped_from_outside(fork_ranks, tmp_path, capsys):
+    tail = """
+if rank == 0:
+    waiting = fd.allreduce_async(np.ones(5, np.int64), name="evaluation")
+print("up", flush=True)
+sys.stdin.read() if rank else None
+threading.Event().wait()
+"""
+    job = fork_ranks(HEAD + tail, 2)
+    job.wait_for_output("up")
+    folder = tmp_path / "dumps"
+    pid = job.ranks[1].pid
+    code, out, err = run_command("dump", pid, "--into", folder)
+    assert code == 0, err
+    assert out.splitlines() == [f"{folder}/flight-rank-{rank}.json  running" for rank in (0, 1)]
+    text = explained(folder, capsys)
+    assert re.search(r"First: rank 0 waits \S+ s for 'evaluation' \(allreduce\)", text)
+    assert "rank 1 never submitted it; of rank 1: the last thing it submitted was 'grad.2'" in text
+
+    prefix = tmp_path / "torch" / "rank_"
+    assert cli.main(["export", str(folder), str(prefix)]) == 0
+    analyser = "torch.distributed.flight_recorder.fr_trace"
+    result = subprocess.run(
+        [sys.executable, "-m", analyser, str(prefix.parent)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    said = result.stdout + result.stderr
+    assert result.returncode == 0, said
+    assert "gloo:all_reduce" in said
+    assert "missing ranks: {1}" in said
+    assert "evaluation" in said
+
+
+def test_ranks_that_disagree_are_told(fork_ranks, tmp_path, capsys):
+    source = HEAD + WORK.replace("(30, 40)", "(30, 40 + rank)").replace("name=name", "name='b'")
+    folder = tmp_path / "dumps"
+    results = fork_ranks(source, 2, {"FARANDOLE_FLIGHT_DIR": str(folder)}).finish(30)
+    assert all("MismatchError" in result.out for result in results)
+    text = explained(folder, capsys)
+    assert "First: the ranks disagree about 'b' (allreduce): shape is" in text
+    assert "(30, 40) on rank 0, (30, 41) on rank 1" in text
+
+
+def test_nothing_is_written_unless_asked(fork_ranks, tmp_path):
+    fork_ranks(HEAD + "name = str(rank)\nsys.exit(3) if rank else None\n" + WORK, 2).finish(30)
+    assert not list(tmp_path.glob("flight*"))
+
+
+def test_commands_without_a_job_say_so(tmp_path, capsys):
+    assert cli.main(["explain", str(tmp_path)]) == 1
+    assert "holds no flight-rank" in capsys.readouterr().err
+    code, _, err = run_command("dump", "1", "--into", tmp_path)
+    assert code == 1
+    assert "no running farandole job" in err
+
+
+def test_a_long_run_keeps_the_last_events(fork_ranks, tmp_path):
+    source = (
+        HEAD
+        + """
+for n in range(1500):
+    fd.allreduce(np.ones(3) * rank, name="loss")
+from farandole.flight import own_page
+import json
+print(json.dumps(own_page(5000)))
+"""
+    )
+    for rank, result in enumerate(fork_ranks(source, 2).finish(60)):
+        page = json.loads(result.check().out)
+        assert page["rank"] == rank
+        assert page["recorded"] == 3 * 1500 + 5 * 12
+        assert len(page["events"]) == 4096
+        assert page["dropped"] == 0
+        assert {call.name for call in calls_of(page)} == {"loss"}
+        assert page["counters"]["tensors_done"] == 1512
+        assert sum(page["histograms"]["negotiation_ns"]["slots"]) == 1512
