@@ -44,10 +44,8 @@ class Encoder {
     append(data, size);
   }
   void append(const void* data, size_t size) {
-    if (size == 0) return;
-    size_t at = out_.size();
-    out_.resize(at + size);
-    std::memcpy(out_.data() + at, data, size);
+    const auto* bytes = static_cast<const std::byte*>(data);
+    out_.insert(out_.end(), bytes, bytes + size);
   }
   ByteString& out_;
 };

@@ -167,9 +167,8 @@ Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own) {
   return taken;
 }
 
-Contribution contribution_of(const Asked& asked, Rank own) {
-  const Signature& s = asked.request.signature;
-  const Submission& mine = asked.submission;
+Contribution contribution_of(const Request& request, const Submission& mine, Rank own) {
+  const Signature& s = request.signature;
   Contribution given;
   given.has_input = mine.input && (s.op != Op::kBroadcast || s.root == own);
   if (gathers(s.op)) given.rows = given.has_input ? mine.shape[0] : 0;

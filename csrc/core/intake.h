@@ -26,6 +26,6 @@ Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own);
 
 // What rides along with the report: sizes, and the bytes themselves if they are few. Points into the
 // user's buffer.
-Contribution contribution_of(const Asked& asked, Rank own);
+Contribution contribution_of(const Request& request, const Submission& mine, Rank own);
 
 }  // namespace farandole

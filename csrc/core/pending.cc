@@ -15,8 +15,11 @@ bool same_terms(const Request& a, const Request& b) {
 
 }  // namespace
 
-std::string PendingTable::key_of(SetId set, const std::string& name) {
-  return std::to_string(set) + "/" + name;
+NamedRequest* PendingTable::find(SetId set, const std::string& name) const {
+  auto names = named_.find(set);
+  if (names == named_.end()) return nullptr;
+  auto found = names->second.find(name);
+  return found == names->second.end() ? nullptr : found->second.get();
 }
 
 std::string PendingTable::interned_key(const Request& request) {
@@ -26,18 +29,14 @@ std::string PendingTable::interned_key(const Request& request) {
 }
 
 NamedRequest& PendingTable::named(const Request& request) {
-  auto& slot = named_[key_of(request.set, request.name)];
-  if (!slot) {
-    slot = std::make_unique<NamedRequest>();
-    slot->key = key_of(request.set, request.name);
-  }
+  auto& slot = named_[request.set][request.name];
+  if (!slot) slot.reset(new NamedRequest(request.set, request.name));
   return *slot;
 }
 
 bool PendingTable::in_flight(const Request& request) const {
-  if (request.name.empty()) return false;
-  auto found = named_.find(key_of(request.set, request.name));
-  return found != named_.end() && found->second->in_flight;
+  const NamedRequest* record = request.name.empty() ? nullptr : find(request.set, request.name);
+  return record && record->in_flight;
 }
 
 void PendingTable::check_free(const Request& request) const {
@@ -74,9 +73,11 @@ std::optional<Report> PendingTable::submit(const Request& request, Submission su
 }
 
 std::optional<CallKey> PendingTable::key_of(Handle handle) const {
-  for (const auto& [key, record] : named_) {
-    if (record->in_flight && record->submission.handle == handle && record->reported) {
-      return CallKey{record->request.set, record->request.name, 0};
+  for (const auto& [set, names] : named_) {
+    for (const auto& [name, record] : names) {
+      if (record->in_flight && record->submission.handle == handle && record->reported) {
+        return CallKey{set, name, 0};
+      }
     }
   }
   for (const auto& [set, calls] : unnamed_) {
@@ -127,10 +128,9 @@ void PendingTable::forget(uint32_t id) {
   const Request& request = request_of(id);
   if (request.name.empty()) {
     interned_.erase(interned_key(request));
-  } else if (auto found = named_.find(key_of(request.set, request.name)); found != named_.end()) {
-    NamedRequest& record = *found->second;
-    if (record.id == id) record.id = 0;
-    drop_unknown(record);
+  } else if (NamedRequest* record = find(request.set, request.name)) {
+    if (record->id == id) record->id = 0;
+    drop_unknown(*record);
   }
   by_id_[id].reset();
 }
@@ -149,10 +149,10 @@ std::optional<Submission> PendingTable::take(uint32_t id, uint64_t sequence) {
 
 std::optional<Submission> PendingTable::take(const CallKey& key) {
   if (key.named()) {
-    auto found = named_.find(key_of(key.set, key.name));
-    if (found == named_.end() || !found->second->reported) return std::nullopt;
-    found->second->reported = false;
-    return std::move(found->second->submission);
+    NamedRequest* record = find(key.set, key.name);
+    if (!record || !record->reported) return std::nullopt;
+    record->reported = false;
+    return std::move(record->submission);
   }
   auto& waiting = unnamed_[key.set].waiting;
   auto found = waiting.find(key.sequence);
@@ -164,9 +164,9 @@ std::optional<Submission> PendingTable::take(const CallKey& key) {
 
 std::optional<Submission> PendingTable::fail(const CallKey& key, bool joined,
                                              std::optional<Report>& next) {
-  auto found = key.named() ? named_.find(key_of(key.set, key.name)) : named_.end();
-  if (found == named_.end() || !found->second->refused) return take(key);
-  NamedRequest& record = *found->second;
+  NamedRequest* found = key.named() ? find(key.set, key.name) : nullptr;
+  if (!found || !found->refused) return take(key);
+  NamedRequest& record = *found;
   if (joined) {
     record.refusals.clear();
     record.reported = std::exchange(record.held, std::nullopt).has_value();
@@ -192,7 +192,7 @@ void PendingTable::finish(const Submission& submission) {
 
 // A name that no id stands for is kept only while it is in use.
 void PendingTable::drop_unknown(const NamedRequest& record) {
-  if (record.id == 0 && record.idle()) named_.erase(std::string(record.key));
+  if (record.id == 0 && record.idle()) named_[record.set].erase(std::string(record.name));
 }
 
 // Never back: once somebody has left, a join may end while calls of this rank are on their way.

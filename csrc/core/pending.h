@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "control/message.h"
@@ -30,7 +31,9 @@ struct Submission {
 
 // A name that this rank uses.
 struct NamedRequest {
-  std::string key;  // in the table
+  NamedRequest(SetId its_set, std::string its_name) : set(its_set), name(std::move(its_name)) {}
+  const SetId set;  // with `name` its place in the table
+  const std::string name;
   Request request;  // as last submitted
   uint32_t id = 0;  // as the log says; 0: not yet, or not any more
   Request defined;  // what the id stands for
@@ -83,13 +86,14 @@ class PendingTable {
     uint64_t next = 0;
     std::map<uint64_t, Submission> waiting;
   };
-  static std::string key_of(SetId set, const std::string& name);
   static std::string interned_key(const Request& request);
   NamedRequest& named(const Request& request);
   static Ready ready_of(NamedRequest& record, Contribution contribution);
   void drop_unknown(const NamedRequest& record);
 
-  std::unordered_map<std::string, std::unique_ptr<NamedRequest>> named_;
+  NamedRequest* find(SetId set, const std::string& name) const;  // nullptr: unknown
+
+  std::map<SetId, std::unordered_map<std::string, std::unique_ptr<NamedRequest>>> named_;
   std::map<SetId, UnnamedCalls> unnamed_;
   std::unordered_map<std::string, uint32_t> interned_;  // signatures of unnamed calls
   std::vector<std::optional<Request>> by_id_;

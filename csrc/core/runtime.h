@@ -89,7 +89,8 @@ class Runtime {
 
   void check_open() const;
   std::vector<Asked> take_in_all(std::span<const farandole_request> requests);
-  Handle enter(const Asked& asked);  // under the engine's mutex
+  // Both under the engine's mutex.
+  Handle enter(const Request& request, Submission submission);
   void refuse_locked(const farandole_request& request, const Failure& why);
   void refuse_all(std::span<const farandole_request> requests, const Failure& why);
   void report(const Report& report);  // rings nobody; under the engine's mutex
@@ -117,6 +118,7 @@ class Runtime {
   std::unique_ptr<DeathWatch> watch_;
   std::unique_ptr<Standstill> leader_stands_;
   std::unique_ptr<Witness> witness_;
+  ByteString encoded_;  // the last report; under the engine's mutex
   Spin spin_;
   std::once_flag leave_once_;
   std::atomic<bool> leaving_{false};

@@ -38,28 +38,28 @@ void Runtime::check_open() const {
   throw Error(engine_->failure().code, engine_->failure().text);
 }
 
-Handle Runtime::enter(const Asked& asked) {
-  Submission submission = asked.submission;
+Handle Runtime::enter(const Request& request, Submission submission) {
   submission.handle = handles().create(submission.recorded.name);
   submission.recorded.call = submission.handle;
   Handle handle = submission.handle;
-  const uint64_t sequence =
-      asked.request.name.empty() ? engine_->pending().next_unnamed(asked.request.set) : 0;
+  const uint64_t sequence = request.name.empty() ? engine_->pending().next_unnamed(request.set) : 0;
   recorder_->submitted(submission.recorded, sequence, submission.shape);
-  if (asked.request.signature.op == Op::kJoin) {
-    engine_->sets().own(asked.request.set).join = handle;
-    report(Join{asked.request.set});
-  } else if (auto news = engine_->pending().submit(asked.request, std::move(submission),
-                                                   contribution_of(asked, topology_.rank))) {
+  if (request.signature.op == Op::kJoin) {
+    engine_->sets().own(request.set).join = handle;
+    report(Join{request.set});
+    return handle;
+  }
+  Contribution given = contribution_of(request, submission, topology_.rank);
+  if (auto news = engine_->pending().submit(request, std::move(submission), given)) {
     report(*news);
   }
   return handle;
 }
 
 void Runtime::report(const Report& report) {
-  ByteString encoded;
-  encode(report, encoded);
-  channel_->report(encoded);
+  encoded_.clear();
+  encode(report, encoded_);
+  channel_->report(encoded_);
 }
 
 std::vector<Handle> Runtime::submit(std::span<const farandole_request> requests) {
@@ -70,7 +70,9 @@ std::vector<Handle> Runtime::submit(std::span<const farandole_request> requests)
     check_open();
     try {
       std::vector<Asked> asked = take_in_all(requests);
-      for (const Asked& one : asked) handles.push_back(enter(one));
+      for (Asked& one : asked) {
+        handles.push_back(enter(one.request, std::move(one.submission)));
+      }
     } catch (const Error& e) {
       refuse_all(requests, {e.code(), e.what()});
       error = std::current_exception();
@@ -113,12 +115,12 @@ Handle Runtime::submit(const Asked& kept, const void* input, void* output) {
   {
     std::lock_guard lock(engine_->mutex());
     check_open();
-    Asked asked = kept;
-    asked.submission.input = static_cast<const std::byte*>(input);
-    asked.submission.output = static_cast<std::byte*>(output);
-    working_set(asked.request, engine_->sets());
-    engine_->pending().check_free(asked.request);
-    handle = enter(asked);
+    working_set(kept.request, engine_->sets());
+    engine_->pending().check_free(kept.request);
+    Submission submission = kept.submission;
+    submission.input = static_cast<const std::byte*>(input);
+    submission.output = static_cast<std::byte*>(output);
+    handle = enter(kept.request, std::move(submission));
   }
   after_submit();
   return handle;
