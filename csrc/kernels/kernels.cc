@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/kernels.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -64,6 +66,10 @@ const Target& current() {
 
 bool is_complex(DType dtype) { return dtype == DType::kComplex64 || dtype == DType::kComplex128; }
 
+bool is_plain(const Factors& factors) {
+  return factors.pre == 1.0 && factors.post == 1.0 && factors.divisor == 1;
+}
+
 // Complex numbers have the row of their parts.
 const Row& row_of(const Target& target, DType dtype) {
   switch (dtype) {
@@ -114,13 +120,22 @@ void reduce_with(const Target& target, DType dtype, ReduceOp op, void* out,
   if (factors.divisor < 1 || factors.divisor > std::numeric_limits<int32_t>::max()) {
     refuse(dtype, op, ": the divisor must be from 1 to 2^31 - 1");
   }
-  const bool plain = factors.pre == 1.0 && factors.post == 1.0 && factors.divisor == 1;
+  const bool plain = is_plain(factors);
   if (dtype == DType::kBool && !plain) refuse(dtype, op, " with a factor");
   if (n_inputs == 1 && plain) {
     if (count > 0 && out != inputs[0]) std::memcpy(out, inputs[0], count * size_of(dtype));
     return;
   }
   loop(out, inputs, n_inputs, is_complex(dtype) ? 2 * count : count, factors);
+}
+
+constexpr size_t kTileBytes = 32 * 1024;  // of the wide type, for all inputs together
+
+const std::byte* element(const void* base, size_t index, DType dtype) {
+  return static_cast<const std::byte*>(base) + index * size_of(dtype);
+}
+std::byte* element(void* base, size_t index, DType dtype) {
+  return static_cast<std::byte*>(base) + index * size_of(dtype);
 }
 
 template <class T>
@@ -164,6 +179,59 @@ void reduce(DType dtype, ReduceOp op, void* out, const void* const* inputs, int 
 void reduce_on(std::string_view target, DType dtype, ReduceOp op, void* out,
                const void* const* inputs, int n_inputs, size_t count, const Factors& factors) {
   reduce_with(named(target), dtype, op, out, inputs, n_inputs, count, factors);
+}
+
+DType partial_dtype(DType dtype, ReduceOp, const Factors& factors) {
+  switch (dtype) {
+    case DType::kFloat16:
+    case DType::kBFloat16: return DType::kFloat32;
+    case DType::kUInt8:
+    case DType::kInt8:
+    case DType::kUInt16:
+    case DType::kInt16: return is_plain(factors) ? dtype : DType::kInt32;
+    case DType::kUInt32: return is_plain(factors) ? dtype : DType::kUInt64;
+    case DType::kInt32: return is_plain(factors) ? dtype : DType::kInt64;
+    default: return dtype;
+  }
+}
+
+void reduce_to_partial(DType dtype, ReduceOp op, void* partial, const void* const* inputs,
+                       int n_inputs, size_t count, const Factors& factors) {
+  const DType wide = partial_dtype(dtype, op, factors);
+  if (wide == dtype) {
+    return reduce(dtype, op, partial, inputs, n_inputs, count, {factors.pre, 1.0, 1});
+  }
+  const auto n = static_cast<size_t>(n_inputs);
+  const size_t tile = std::max<size_t>(kTileBytes / size_of(wide) / n, 1);
+  std::vector<std::byte> widened(tile * n * size_of(wide));
+  std::vector<const void*> rows(n);
+  for (size_t from = 0; from < count; from += tile) {
+    const size_t size = std::min(tile, count - from);
+    for (size_t q = 0; q < n; ++q) {
+      std::byte* const row = widened.data() + q * tile * size_of(wide);
+      row_of(current(), dtype).widen(row, element(inputs[q], from, dtype), size, factors);
+      rows[q] = row;
+    }
+    reduce(wide, op, element(partial, from, wide), rows.data(), n_inputs, size, {});
+  }
+}
+
+void reduce_partials(DType dtype, ReduceOp op, void* out, const void* const* partials,
+                     int n_partials, size_t count, const Factors& factors) {
+  const DType wide = partial_dtype(dtype, op, factors);
+  if (wide == dtype) {
+    const Factors rest = {1.0, factors.post, factors.divisor};
+    return reduce(dtype, op, out, partials, n_partials, count, rest);
+  }
+  const size_t tile = kTileBytes / size_of(wide);
+  std::vector<std::byte> result(tile * size_of(wide));
+  std::vector<const void*> rows(static_cast<size_t>(n_partials));
+  for (size_t from = 0; from < count; from += tile) {
+    const size_t size = std::min(tile, count - from);
+    for (size_t q = 0; q < rows.size(); ++q) rows[q] = element(partials[q], from, wide);
+    reduce(wide, op, result.data(), rows.data(), n_partials, size, {});
+    row_of(current(), dtype).narrow(element(out, from, dtype), result.data(), size, factors);
+  }
 }
 
 void fill_identity(DType dtype, ReduceOp op, void* out, size_t count) {

@@ -29,6 +29,16 @@ bool supports(DType dtype, ReduceOp op);
 void reduce(DType dtype, ReduceOp op, void* out, const void* const* inputs, int n_inputs,
             size_t count, const Factors& factors);
 
+// The same reduction in two steps: partial results of groups of inputs, then the result of the partials.
+// They are of partial_dtype: what the sums are carried in, so nothing is rounded or cut off in between.
+// Integers, Min and Max come out as in one step; sums and products of floats are associated by group.
+DType partial_dtype(DType dtype, ReduceOp op, const Factors& factors);
+// `partial` is aligned to its type.
+void reduce_to_partial(DType dtype, ReduceOp op, void* partial, const void* const* inputs,
+                       int n_inputs, size_t count, const Factors& factors);
+void reduce_partials(DType dtype, ReduceOp op, void* out, const void* const* partials,
+                     int n_partials, size_t count, const Factors& factors);
+
 // What changes no result: Sum 0, Product 1, Min +inf or the highest, Max -inf or the lowest.
 void fill_identity(DType dtype, ReduceOp op, void* out, size_t count);
 

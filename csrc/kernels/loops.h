@@ -5,6 +5,7 @@
 
 #include "kernels/codec.h"
 #include "kernels/target.h"
+#include "kernels/wide.h"
 
 namespace farandole::kernels {
 
@@ -155,65 +156,6 @@ void reduce_floats(void* out, const void* const* in, int n, size_t count, const 
   }
 }
 
-template <class Cpu, class T>
-struct WideOf {  // holds any sum of a few thousand inputs, up to 32 bits, exactly
-  using type = int32_t;
-};
-template <class Cpu>
-struct WideOf<Cpu, uint32_t> {
-  using type = uint64_t;
-};
-template <class Cpu>
-struct WideOf<Cpu, int32_t> {
-  using type = int64_t;
-};
-template <class Cpu>
-struct WideOf<Cpu, uint64_t> {
-  using type = uint64_t;
-};
-template <class Cpu>
-struct WideOf<Cpu, int64_t> {
-  using type = int64_t;
-};
-
-// Integers with factors or a divisor: rare, so written for exactness. Scaling is done in double,
-// truncates towards zero and saturates; NaN becomes 0.
-template <class Cpu, class T>
-struct WideIntegers {
-  using Wide = typename WideOf<Cpu, T>::type;
-  static constexpr bool kSigned = T(-1) < T(0);
-  static constexpr int kBits = 8 * sizeof(T) - (kSigned ? 1 : 0);
-  static constexpr T kHighest = static_cast<T>(~uint64_t{0} >> (64 - kBits));
-  static constexpr T kLowest = kSigned ? static_cast<T>(-kHighest - 1) : T(0);
-  static constexpr double kBeyond = 2.0 * static_cast<double>(uint64_t{1} << (kBits - 1));
-
-  static T saturate(double value) {
-    if (!(value > static_cast<double>(kLowest))) return value == value ? kLowest : T(0);
-    return value < kBeyond ? static_cast<T>(value) : kHighest;
-  }
-
-  [[gnu::noinline]] static void load(Wide* to, const void* in, size_t from, size_t size,
-                                     double pre) {
-    const char* at = static_cast<const char*>(in) + from * sizeof(T);
-    for (size_t i = 0; i < size; ++i) {
-      T x;
-      __builtin_memcpy(&x, at + i * sizeof x, sizeof x);
-      to[i] = pre == 1.0 ? x : saturate(pre * static_cast<double>(x));
-    }
-  }
-
-  [[gnu::noinline]] static void store(void* out, size_t from, const Wide* values, size_t size,
-                                      const Factors& f) {
-    char* at = static_cast<char*>(out) + from * sizeof(T);
-    const double divisor = static_cast<double>(f.divisor);
-    for (size_t i = 0; i < size; ++i) {
-      const T x = f.post == 1.0 ? static_cast<T>(values[i] / static_cast<Wide>(f.divisor))
-                                : saturate(f.post * static_cast<double>(values[i]) / divisor);
-      __builtin_memcpy(at + i * sizeof x, &x, sizeof x);
-    }
-  }
-};
-
 template <class Cpu, class T, class Op>
 void reduce_integers(void* out, const void* const* in, int n, size_t count, const Factors& f) {
   if (f.pre == 1.0 && f.post == 1.0 && f.divisor == 1) {
@@ -246,10 +188,22 @@ constexpr Row float_row() {
           reduce_floats<Cpu, Codec, Max<Cpu>>, reduce_floats<Cpu, Codec, Product<Cpu>>};
 }
 
+template <class Cpu, class Codec>
+constexpr Row half_row() {
+  Row row = float_row<Cpu, Codec>();
+  row.widen = widen_halves<Cpu, Codec>;
+  row.narrow = narrow_halves<Cpu, Codec>;
+  return row;
+}
+
 template <class Cpu, class T>
 constexpr Row integer_row() {
-  return {reduce_integers<Cpu, T, Sum<Cpu>>, reduce_integers<Cpu, T, Min<Cpu>>,
-          reduce_integers<Cpu, T, Max<Cpu>>, reduce_integers<Cpu, T, Product<Cpu>>};
+  return {reduce_integers<Cpu, T, Sum<Cpu>>,
+          reduce_integers<Cpu, T, Min<Cpu>>,
+          reduce_integers<Cpu, T, Max<Cpu>>,
+          reduce_integers<Cpu, T, Product<Cpu>>,
+          widen_integers<Cpu, T>,
+          narrow_integers<Cpu, T>};
 }
 
 template <class Cpu>
@@ -271,8 +225,8 @@ constexpr Target make_target(const char* name) {
       .int32 = integer_row<Cpu, int32_t>(),
       .uint64 = integer_row<Cpu, uint64_t>(),
       .int64 = integer_row<Cpu, int64_t>(),
-      .float16 = float_row<Cpu, Float16<Cpu>>(),
-      .bfloat16 = float_row<Cpu, BFloat16<Cpu>>(),
+      .float16 = half_row<Cpu, Float16<Cpu>>(),
+      .bfloat16 = half_row<Cpu, BFloat16<Cpu>>(),
       .float32 = float_row<Cpu, Same<Cpu, float>>(),
       .float64 = float_row<Cpu, Same<Cpu, double>>(),
       .boolean = boolean_row<Cpu>(),

@@ -17,12 +17,17 @@ struct Factors {
 using ReduceFn = void (*)(void* out, const void* const* inputs, int n_inputs, size_t count,
                           const Factors& factors);
 
+// Elements to the type that carries their sums, times `pre`; and back, times `post` over the divisor.
+using ConvertFn = void (*)(void* out, const void* in, size_t count, const Factors& factors);
+
 // The operations of one element type; an absent operation is a null.
 struct Row {
   ReduceFn sum = nullptr;
   ReduceFn min = nullptr;
   ReduceFn max = nullptr;
   ReduceFn product = nullptr;
+  ConvertFn widen = nullptr;
+  ConvertFn narrow = nullptr;
 };
 
 struct Target {

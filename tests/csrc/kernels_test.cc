@@ -95,6 +95,26 @@ void check_dtype(DType dtype, ReduceOp op, std::mt19937_64& random) {
   }
 }
 
+// Through partials of inputs [0, split) and [split, n), for each split.
+void check_split(const Case& c, const std::vector<Bytes>& inputs, const Bytes& expected) {
+  const DType wide = kernels::partial_dtype(c.dtype, c.op, c.factors);
+  std::vector<const void*> pointers;
+  for (const Bytes& input : inputs) pointers.push_back(input.data());
+  const int n = static_cast<int>(inputs.size());
+  for (int split = 1; split < n; ++split) {
+    std::vector<Bytes> partials(2, Bytes(c.count * size_of(wide)));
+    kernels::reduce_to_partial(c.dtype, c.op, partials[0].data(), pointers.data(), split, c.count,
+                               c.factors);
+    kernels::reduce_to_partial(c.dtype, c.op, partials[1].data(), pointers.data() + split,
+                               n - split, c.count, c.factors);
+    const void* const both[] = {partials[0].data(), partials[1].data()};
+    Bytes out(expected.size());
+    kernels::reduce_partials(c.dtype, c.op, out.data(), both, 2, c.count, c.factors);
+    if (out != expected)
+      check::fail("wrong bits in two steps: " + text_of(c, kernels::target(), 4));
+  }
+}
+
 template <class T>
 T reduced(DType dtype, ReduceOp op, std::vector<T> values, const Factors& factors = {}) {
   std::vector<const void*> inputs;
@@ -224,4 +244,57 @@ TEST(copies_are_exact_on_every_target) {
     }
   }
   kernels::select_target("");
+}
+
+// By groups of inputs, in every way of splitting them in two: nothing is rounded or cut off in between.
+TEST(two_steps_give_what_one_step_gives) {
+  std::mt19937_64 random(77);
+  for (const char* target : kernels::targets_available()) {
+    kernels::select_target(target);
+    for (int32_t d = 0; d < kDTypeCount; ++d) {
+      for (const ReduceOp op : kOps) {
+        const DType dtype{d};
+        if (!kernels::supports(dtype, op)) continue;
+        const bool associates =  // else by group, which the reference for one step cannot tell
+            !reference::is_float(dtype) || op == ReduceOp::kMin || op == ReduceOp::kMax;
+        for (const size_t count : {1, 15, 33, 9000}) {
+          std::vector<Bytes> inputs;
+          for (int q = 0; q < 4; ++q) inputs.push_back(random_input(dtype, count, random));
+          Case c{dtype, op, count, {}};
+          for (const Factors& factors : factors_for(c, 4)) {
+            c.factors = factors;
+            if (associates) check_split(c, inputs, reference::reduce(c, inputs));
+          }
+        }
+      }
+    }
+  }
+  kernels::select_target("");
+}
+
+// 2048 + 1 is no float16, and 2^24 + 1 no float32: the first sum needs float32 partials.
+TEST(partial_sums_of_16_bit_floats_are_float32) {
+  using Half = reference::SmallFloat<10, -14>;
+  using Brain = reference::SmallFloat<7, -126>;
+  const auto sum = [](DType dtype, std::vector<uint16_t> values, const Factors& factors) {
+    float partials[2];
+    const void* const first[] = {&values[0], &values[1]};
+    const void* const second[] = {&values[2], &values[3]};
+    const void* const both[] = {&partials[0], &partials[1]};
+    kernels::reduce_to_partial(dtype, ReduceOp::kAverage, &partials[0], first, 2, 1, factors);
+    kernels::reduce_to_partial(dtype, ReduceOp::kAverage, &partials[1], second, 2, 1, factors);
+    uint16_t out = 0;
+    kernels::reduce_partials(dtype, ReduceOp::kAverage, &out, both, 2, 1, factors);
+    return out;
+  };
+  const std::vector<uint16_t> halves = {Half::encode(2048), Half::encode(1), Half::encode(-2048),
+                                        Half::encode(0)};
+  CHECK_EQ(Half::decode(sum(DType::kFloat16, halves, {})), 1.0f);
+  CHECK_EQ(Half::decode(sum(DType::kFloat16, halves, {2.0, 3.0, 4})), 1.5f);
+  const std::vector<uint16_t> brains = {Brain::encode(256), Brain::encode(1), Brain::encode(-256),
+                                        Brain::encode(0)};
+  CHECK_EQ(Brain::decode(sum(DType::kBFloat16, brains, {1, 1, 4})), 0.25f);
+  const std::vector<uint16_t> overflow = {Half::encode(60000), Half::encode(60000),
+                                          Half::encode(-60000), Half::encode(-59968)};
+  CHECK_EQ(Half::decode(sum(DType::kFloat16, overflow, {})), 32.0f);
 }

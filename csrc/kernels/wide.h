@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Elements on their way into the type that their sums are carried in, and back: integers with factors
+// or a divisor, and 16-bit floats between two steps of one reduction. No std headers here.
+#pragma once
+
+#include "kernels/codec.h"
+#include "kernels/target.h"
+
+namespace farandole::kernels {
+
+template <class Cpu, class T>
+struct WideOf {  // holds any sum of a few thousand inputs, up to 32 bits, exactly
+  using type = int32_t;
+};
+template <class Cpu>
+struct WideOf<Cpu, uint32_t> {
+  using type = uint64_t;
+};
+template <class Cpu>
+struct WideOf<Cpu, int32_t> {
+  using type = int64_t;
+};
+template <class Cpu>
+struct WideOf<Cpu, uint64_t> {
+  using type = uint64_t;
+};
+template <class Cpu>
+struct WideOf<Cpu, int64_t> {
+  using type = int64_t;
+};
+
+// Integers with factors or a divisor: rare, so written for exactness. Scaling is done in double,
+// truncates towards zero and saturates; NaN becomes 0.
+template <class Cpu, class T>
+struct WideIntegers {
+  using Wide = typename WideOf<Cpu, T>::type;
+  static constexpr bool kSigned = T(-1) < T(0);
+  static constexpr int kBits = 8 * sizeof(T) - (kSigned ? 1 : 0);
+  static constexpr T kHighest = static_cast<T>(~uint64_t{0} >> (64 - kBits));
+  static constexpr T kLowest = kSigned ? static_cast<T>(-kHighest - 1) : T(0);
+  static constexpr double kBeyond = 2.0 * static_cast<double>(uint64_t{1} << (kBits - 1));
+
+  static T saturate(double value) {
+    if (!(value > static_cast<double>(kLowest))) return value == value ? kLowest : T(0);
+    return value < kBeyond ? static_cast<T>(value) : kHighest;
+  }
+
+  [[gnu::noinline]] static void load(Wide* to, const void* in, size_t from, size_t size,
+                                     double pre) {
+    const char* at = static_cast<const char*>(in) + from * sizeof(T);
+    for (size_t i = 0; i < size; ++i) {
+      T x;
+      __builtin_memcpy(&x, at + i * sizeof x, sizeof x);
+      to[i] = pre == 1.0 ? x : saturate(pre * static_cast<double>(x));
+    }
+  }
+
+  [[gnu::noinline]] static void store(void* out, size_t from, const Wide* values, size_t size,
+                                      const Factors& f) {
+    char* at = static_cast<char*>(out) + from * sizeof(T);
+    const double divisor = static_cast<double>(f.divisor);
+    for (size_t i = 0; i < size; ++i) {
+      const T x = f.post == 1.0 ? static_cast<T>(values[i] / static_cast<Wide>(f.divisor))
+                                : saturate(f.post * static_cast<double>(values[i]) / divisor);
+      __builtin_memcpy(at + i * sizeof x, &x, sizeof x);
+    }
+  }
+};
+
+template <class Cpu, class T>
+void widen_integers(void* wide, const void* in, size_t count, const Factors& f) {
+  using Integers = WideIntegers<Cpu, T>;
+  Integers::load(static_cast<typename Integers::Wide*>(wide), in, 0, count, f.pre);
+}
+
+template <class Cpu, class T>
+void narrow_integers(void* out, const void* wide, size_t count, const Factors& f) {
+  using Integers = WideIntegers<Cpu, T>;
+  Integers::store(out, 0, static_cast<const typename Integers::Wide*>(wide), count, f);
+}
+
+// step(first element, elements) for each vector's worth; the last may be short.
+template <class Cpu, class Codec, class Step>
+void for_each_vector(size_t count, Step&& step) {
+  size_t i = 0;
+  for (; i + Codec::kLanes <= count; i += Codec::kLanes) step(i, Codec::kLanes);
+  if (i < count) step(i, count - i);
+}
+
+template <class Cpu, class Codec>
+void widen_halves(void* wide, const void* in, size_t count, const Factors& f) {
+  const float pre = static_cast<float>(f.pre);
+  for_each_vector<Cpu, Codec>(count, [&](size_t at, size_t size) {
+    char halves[Codec::kLanes * 2] = {};
+    __builtin_memcpy(halves, static_cast<const char*>(in) + 2 * at, 2 * size);
+    const typename Codec::Lanes lanes = Codec::load(halves) * pre;
+    __builtin_memcpy(static_cast<char*>(wide) + 4 * at, &lanes, 4 * size);
+  });
+}
+
+template <class Cpu, class Codec>
+void narrow_halves(void* out, const void* wide, size_t count, const Factors& f) {
+  using Lanes = typename Codec::Lanes;
+  const float post = static_cast<float>(f.post), divisor = static_cast<float>(f.divisor);
+  for_each_vector<Cpu, Codec>(count, [&](size_t at, size_t size) {
+    Lanes lanes{};
+    __builtin_memcpy(&lanes, static_cast<const char*>(wide) + 4 * at, 4 * size);
+    lanes = lanes * post / divisor;
+    lanes = lanes != lanes ? Lanes{} + __builtin_nanf("") : lanes;
+    char halves[Codec::kLanes * 2];
+    Codec::store(halves, lanes);
+    __builtin_memcpy(static_cast<char*>(out) + 2 * at, halves, 2 * size);
+  });
+}
+
+}  // namespace farandole::kernels
