@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "data/part_layout.h"
 #include "kernels/kernels.h"
 
 namespace farandole {
@@ -30,12 +31,6 @@ const HostPlane::Setup& checked(const HostPlane::Setup& setup) {
                     " bytes and " + std::to_string(setup.bells.size()) + " bells");
   }
   return setup;
-}
-
-kernels::Factors factors_of(const Part& part) {
-  const Signature& signature = part.signature;
-  const bool average = signature.reduce_op == ReduceOp::kAverage;
-  return {signature.prescale, signature.postscale, average ? part.divisor : 1};
 }
 
 bool overlap_in_part(const std::byte* a, const std::byte* b, size_t bytes) {
@@ -64,7 +59,7 @@ HostPlane::HostPlane(const Setup& setup)
       blocks_(slots_ + 1),
       inputs_(static_cast<size_t>(setup.members)) {}
 
-bool HostPlane::supports(const Signature& signature) const {
+bool HostPlane::can_carry_out(const Signature& signature) {
   if (signature.device != kCpuDevice) return false;
   switch (signature.op) {
     case Op::kAllreduce:

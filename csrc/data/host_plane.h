@@ -37,9 +37,11 @@ class HostPlane final : public Plane {
   // Throws kInvalidArgument.
   explicit HostPlane(const Setup& setup);
   static size_t bytes_needed(int members, size_t block_bytes, int slots);
+  // Of every plane for host memory.
+  static bool can_carry_out(const Signature& signature);
 
   const char* name() const override { return "host"; }
-  bool supports(const Signature& signature) const override;
+  bool supports(const Signature& signature) const override { return can_carry_out(signature); }
   void begin(std::span<const Part> parts) override;
   Progress step() override;
   bool ready() const override;

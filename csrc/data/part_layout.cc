@@ -16,6 +16,12 @@ namespace {
 
 }  // namespace
 
+kernels::Factors factors_of(const Part& part) {
+  const Signature& signature = part.signature;
+  const bool average = signature.reduce_op == ReduceOp::kAverage;
+  return {signature.prescale, signature.postscale, average ? part.divisor : 1};
+}
+
 size_t PartLayout::row_bytes() const {
   return static_cast<size_t>(part_.signature.row_elements()) * size_of(part_.signature.dtype);
 }

@@ -6,8 +6,12 @@
 #include <cstdint>
 
 #include "data/plane.h"
+#include "kernels/kernels.h"
 
 namespace farandole {
+
+// Of a reduction: Average divides.
+kernels::Factors factors_of(const Part& part);
 
 class PartLayout {
  public:

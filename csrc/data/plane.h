@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/types.h"
+#include "lib/clock.h"
 
 namespace farandole {
 
@@ -27,8 +28,8 @@ struct Part {
 };
 
 enum class Progress {
-  kWaiting,   // nothing to do before a peer moves; that peer will ring our bell
-  kMoved,     // some bytes moved; there may be more at once
+  kWaiting,  // nothing to do before a peer moves; that peer will ring our bell, or see look_again()
+  kMoved,    // some bytes moved; there may be more at once
   kFinished,  // the bucket is done: no peer reads or writes its buffers again
 };
 
@@ -44,6 +45,8 @@ class Plane {
   virtual Progress step() = 0;
   // Whether step() would move: the engine's last look before it sleeps. No side effects.
   virtual bool ready() const = 0;
+  // When to call step() again though no bell has rung: only what rings none has such a time.
+  virtual Deadline look_again() const { return Deadline::never(); }
   // Drops the bucket in flight. Afterwards no peer touches our buffers and step() is not called.
   virtual void abort() = 0;
 };

@@ -25,6 +25,7 @@ struct PartSpec {
   uint64_t seed = 0;
   bool in_place = false;
   std::vector<bool> drops_output;  // by member; empty: nobody
+  std::vector<int> host;           // by member; empty: all share one
 
   size_t element() const { return size_of(part.signature.dtype); }
   size_t row_bytes() const {
@@ -98,20 +99,41 @@ inline Bytes input_of(const PartSpec& spec, int member, int members) {
                        spec.seed + static_cast<uint64_t>(member));
 }
 
-// The definition of a reduction: all inputs whole, in member order, in one call.
+inline std::vector<const void*> pointers_to(const std::vector<Bytes>& buffers) {
+  std::vector<const void*> pointers;
+  for (const Bytes& buffer : buffers) pointers.push_back(buffer.data());
+  return pointers;
+}
+
+// The definition of a reduction: all inputs whole, in member order, in one call; on several hosts, in
+// the order of their lowest members, of what each host's inputs come to.
 inline Bytes reduced(const PartSpec& spec, int members) {
   const Signature& signature = spec.part.signature;
-  std::vector<Bytes> inputs;
-  std::vector<const void*> pointers;
-  for (int member = 0; member < members; ++member) {
-    if (spec.part.has(member)) inputs.push_back(input_of(spec, member, members));
-  }
-  for (const Bytes& input : inputs) pointers.push_back(input.data());
+  const DType dtype = signature.dtype;
+  const ReduceOp op = signature.reduce_op;
   Bytes result(signature.bytes());
-  const bool average = signature.reduce_op == ReduceOp::kAverage;
-  kernels::reduce(signature.dtype, signature.reduce_op, result.data(), pointers.data(),
-                  static_cast<int>(pointers.size()), result.size() / size_of(signature.dtype),
-                  {signature.prescale, signature.postscale, average ? spec.part.divisor : 1});
+  const size_t count = result.size() / size_of(dtype);
+  const kernels::Factors factors = {signature.prescale, signature.postscale,
+                                    op == ReduceOp::kAverage ? spec.part.divisor : 1};
+  std::vector<std::vector<Bytes>> hosts(static_cast<size_t>(members));
+  for (int member = 0; member < members; ++member) {
+    const size_t host = spec.host.empty() ? 0 : static_cast<size_t>(spec.host.at(member));
+    if (spec.part.has(member)) hosts[host].push_back(input_of(spec, member, members));
+  }
+  std::vector<Bytes> partials;
+  for (const std::vector<Bytes>& inputs : hosts) {
+    if (inputs.empty()) continue;
+    const int n = static_cast<int>(inputs.size());
+    if (spec.host.empty()) {
+      kernels::reduce(dtype, op, result.data(), pointers_to(inputs).data(), n, count, factors);
+      return result;
+    }
+    partials.emplace_back(count * size_of(kernels::partial_dtype(dtype, op, factors)));
+    kernels::reduce_to_partial(dtype, op, partials.back().data(), pointers_to(inputs).data(), n,
+                               count, factors);
+  }
+  kernels::reduce_partials(dtype, op, result.data(), pointers_to(partials).data(),
+                           static_cast<int>(partials.size()), count, factors);
   return result;
 }
 

@@ -66,7 +66,8 @@ void with_seed(uint64_t seed, Body&& body) {
   }
 }
 
-// Runs one bucket as the engine does: step, and sleep on the own bell when there is nothing to do.
+// Runs one bucket as the engine does: step, and sleep on the own bell when there is nothing to do, or until
+// it is time to look again.
 inline void drive(Plane& plane, EventCount& bell) {
   for (;;) {
     const Progress progress = plane.step();
@@ -74,7 +75,7 @@ inline void drive(Plane& plane, EventCount& bell) {
     if (progress == Progress::kMoved) continue;
     const uint32_t ticket = bell.prepare();
     if (plane.ready()) continue;
-    bell.wait(Sleeper::kCaller, ticket, [&] { return plane.ready(); }, Deadline::never());
+    bell.wait(Sleeper::kCaller, ticket, [&] { return plane.ready(); }, plane.look_again());
   }
 }
 
@@ -106,7 +107,8 @@ inline void run_forks(const PlaneWorld& world, const std::vector<BucketSpec>& bu
 }
 
 // A member of a simulation. One that has nothing to do falls asleep as EventCount's sleepers do, and is
-// stepped again only after its bell has rung: a forgotten bell shows as a deadlock.
+// stepped again only after its bell has rung, or if it wants to look again: a forgotten bell shows as a
+// deadlock.
 class SimulatedMember {
  public:
   SimulatedMember(const PlaneWorld& world, int member, const std::vector<BucketSpec>& buckets)
@@ -117,7 +119,9 @@ class SimulatedMember {
         sleepers_(reinterpret_cast<std::atomic<uint32_t>*>(&world.bell(member)) + 1) {}
 
   bool finished() const { return next_ == buckets_.size() && bucket_ == nullptr; }
-  bool awake() const { return (sleepers_->load() & kAsleep) == 0; }
+  bool awake() const {
+    return (sleepers_->load() & kAsleep) == 0 || !plane_->look_again().is_never();
+  }
   size_t steps() const { return steps_; }
 
   void step() {
@@ -126,10 +130,13 @@ class SimulatedMember {
       plane_->begin(bucket_->parts());
       return;
     }
+    sleepers_->fetch_and(~kAsleep);
     const bool ready = plane_->ready();
+    const Deadline looks_again = plane_->look_again();
     const Progress progress = plane_->step();
     ++steps_;
-    CHECK_EQ(ready, progress != Progress::kWaiting);
+    if (ready) CHECK(progress != Progress::kWaiting);
+    if (looks_again.is_never()) CHECK_EQ(ready, progress != Progress::kWaiting);
     if (progress == Progress::kWaiting) sleepers_->fetch_or(kAsleep);
     if (progress == Progress::kFinished) {
       bucket_->check();

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The messages of one process set by MPI.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/types.h"
+#include "data/wire.h"
+#include "lib/mpi.h"
+
+namespace farandole {
+
+class MpiWire final : public Wire {
+ public:
+  // ranks: of the set's members, in the communicator, which must outlive this. Sets that are alive at the
+  // same time have numbers of their own, below 2^13: so few tags does MPI promise.
+  MpiWire(MpiComm& comm, std::vector<Rank> ranks, SetId set);
+
+  Ticket send(int member, Channel channel, const std::byte* data, size_t bytes) override;
+  Ticket receive(int member, Channel channel, std::byte* data, size_t bytes) override;
+  bool done(Ticket ticket) override;
+  bool abandon() override;
+
+ private:
+  Ticket keep(MpiRequest request);
+  int tag(Channel channel) const { return first_tag_ + static_cast<int>(channel); }
+
+  MpiComm& comm_;
+  const std::vector<Rank> ranks_;  // by member
+  const int first_tag_;
+  std::vector<MpiRequest> requests_;  // by ticket
+  std::vector<Ticket> free_;
+};
+
+}  // namespace farandole

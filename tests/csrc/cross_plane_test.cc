@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plane across hosts, on hosts that are groups of threads.
+#include "data/cross_plane.h"
+
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "core/error.h"
+#include "plane_conformance.h"
+#include "post_office.h"
+
+using namespace farandole;
+using namespace farandole::check;
+
+namespace {
+
+struct Shape {
+  CrossPlan::Sizes sizes;
+  int slots;
+};
+
+// Tiny blocks make many of them; one hop and two, one chunk and many, all occur.
+constexpr Shape kShapes[] = {{{512, 64, 0}, 2},
+                             {{1024, 64, 100}, 4},
+                             {{4096, 64, 0}, 3},
+                             {{4096, 1024, 3000}, 2},
+                             {{64 * 1024, 4096, 16384}, 4}};
+
+// The host of each member: equal, unequal, interleaved, and alone.
+const std::vector<std::vector<int>> kHosts = {
+    {0, 1},          {0, 0, 1, 1},       {0, 0, 1},          {0, 1, 1, 1},       {0, 1, 2},
+    {0, 0, 1, 2},    {0, 1, 0, 1},       {0, 0, 1, 1, 2, 2}, {0, 1, 1, 2, 0, 1}, {0, 1, 2, 3, 4},
+    {0, 0, 0, 1, 1}, {0, 0, 0, 0, 1, 2}, {0, 0, 0}};
+
+class Hosts {
+ public:
+  Hosts(std::vector<int> host, const Shape& shape, uint64_t seed)
+      : office(std::make_shared<PostOffice>(seed, 5)),
+        world(static_cast<int>(host.size()), memory_of_host(host.size(), shape) * host.size(),
+              [this, host, shape](const PlaneWorld::Place& place) -> std::unique_ptr<Plane> {
+                CrossPlane::Setup setup{HostMap(host)};
+                const int own = setup.hosts.host_of(place.member);
+                const auto index = static_cast<size_t>(own);
+                setup.member = place.member;
+                setup.bytes = memory_of_host(host.size(), shape);
+                setup.memory = place.memory + index * setup.bytes;
+                for (int member : setup.hosts.members_of(own)) {
+                  setup.bells.push_back(place.bells[static_cast<size_t>(member)]);
+                }
+                setup.wire = office->counter(place.member);
+                setup.sizes = shape.sizes;
+                setup.slots = shape.slots;
+                return std::make_unique<CrossPlane>(std::move(setup));
+              }) {}
+
+  const std::shared_ptr<PostOffice> office;
+  const PlaneWorld world;
+
+ private:
+  static size_t memory_of_host(size_t members, const Shape& shape) {
+    return CrossPlane::bytes_needed(static_cast<int>(members), shape.sizes.block_bytes,
+                                    shape.slots);
+  }
+};
+
+std::vector<BucketSpec> on_hosts(std::vector<BucketSpec> buckets, const std::vector<int>& host) {
+  for (BucketSpec& bucket : buckets) {
+    for (PartSpec& spec : bucket) spec.host = host;
+  }
+  return buckets;
+}
+
+std::vector<BucketSpec> random_buckets(Random& random, const std::vector<int>& host, size_t count,
+                                       size_t most_parts, size_t most_elements) {
+  std::vector<BucketSpec> buckets;
+  for (size_t i = 0; i < count; ++i) {
+    buckets.push_back(
+        random_bucket(random, static_cast<int>(host.size()), most_parts, most_elements));
+  }
+  return on_hosts(buckets, host);
+}
+
+PartSpec plain(Op op, int64_t elements, int members, DType dtype = DType::kFloat32) {
+  PartSpec spec;
+  Signature& signature = spec.part.signature;
+  signature.op = op;
+  signature.dtype = dtype;
+  signature.shape = {elements};
+  const auto n = static_cast<size_t>(members);
+  if (op == Op::kBroadcast) signature.root = 1 % members;
+  if (op == Op::kBarrier) signature.shape = {};
+  if (op == Op::kAllgather) spec.part.rows.assign(n, elements);
+  if (op == Op::kAlltoall) spec.part.rows.assign(n * n, elements);
+  if (op == Op::kReducescatter) spec.part.rows.assign(n, elements / members);
+  spec.seed = static_cast<uint64_t>(elements) * 7919 + 1;
+  return spec;
+}
+
+// Bytes over all wires for one bucket of this part alone.
+size_t crossing(const PartSpec& spec, const std::vector<int>& host, const Shape& shape) {
+  Hosts hosts(host, shape, 3);
+  Random random(4);
+  simulate(hosts.world, on_hosts({{spec}}, host), random);
+  return hosts.office->bytes();
+}
+
+}  // namespace
+
+TEST(every_op_dtype_and_shape) {
+  constexpr Op kOps[] = {Op::kAllreduce,     Op::kBroadcast, Op::kAllgather,
+                         Op::kReducescatter, Op::kAlltoall,  Op::kBarrier};
+  const std::vector<std::vector<int64_t>> shapes = {{0},    {1},    {7},    {65},
+                                                    {3, 5}, {0, 4}, {4, 0}, {1000}};
+  for (size_t layout = 0; layout < kHosts.size(); ++layout) {
+    const std::vector<int>& host = kHosts[layout];
+    const int members = static_cast<int>(host.size());
+    Random random(layout + 1);
+    std::vector<BucketSpec> buckets;
+    for (Op op : kOps) {
+      for (int dtype = 0; dtype < kDTypeCount; ++dtype) {
+        for (const auto& shape : shapes) {
+          buckets.push_back({random_part(random, op, static_cast<DType>(dtype), shape, members)});
+        }
+      }
+    }
+    Hosts hosts(host, kShapes[layout % 4], layout);
+    simulate(hosts.world, on_hosts(buckets, host), random);
+  }
+}
+
+TEST(random_buckets_in_random_order) {
+  for (uint64_t seed = 1; seed <= 52; ++seed) {
+    with_seed(seed, [](uint64_t s) {
+      Random random(s);
+      const std::vector<int>& host = kHosts[s % kHosts.size()];
+      Hosts hosts(host, kShapes[s % std::size(kShapes)], s);
+      simulate(hosts.world, random_buckets(random, host, 20, 12, 700), random);
+    });
+  }
+}
+
+TEST(fused_buckets_of_a_thousand_tiny_tensors) {
+  const std::vector<int> host = {0, 0, 1};
+  Random random(77);
+  BucketSpec bucket;
+  for (int i = 0; i < 1500; ++i) {
+    const auto dtype = static_cast<DType>(i / 50 % kDTypeCount);
+    bucket.push_back(random_part(random, Op::kAllreduce, dtype, {i % 11}, 3));
+  }
+  for (const Shape& shape : {Shape{{}, 4}, kShapes[1]}) {
+    Hosts hosts(host, shape, 1);
+    simulate(hosts.world, on_hosts({bucket, bucket}, host), random);
+  }
+}
+
+TEST(threads_with_random_buckets) {
+  for (size_t layout : {1, 4, 8}) {
+    with_seed(100 + layout, [layout](uint64_t seed) {
+      Random random(seed);
+      const std::vector<int>& host = kHosts[layout];
+      Hosts hosts(host, kShapes[seed % std::size(kShapes)], seed);
+      run_threads(hosts.world, random_buckets(random, host, 60, 6, 500));
+    });
+  }
+}
+
+TEST(large_tensors_in_blocks_of_default_size) {
+  for (const std::vector<int>& host : {kHosts[1], kHosts[5]}) {
+    const int n = static_cast<int>(host.size());
+    Hosts hosts(host, {{}, CrossPlane::kSlots}, 9);
+    run_threads(hosts.world, on_hosts({{plain(Op::kAllreduce, 700'003, n)},
+                                       {plain(Op::kAllreduce, 600'001, n, DType::kFloat16)},
+                                       {plain(Op::kBroadcast, 500'001, n)},
+                                       {plain(Op::kAllgather, 100'001, n)},
+                                       {plain(Op::kAlltoall, 30'001, n)},
+                                       {plain(Op::kReducescatter, 400'000, n)}},
+                                      host));
+  }
+}
+
+// The same inputs in other blocks, in other buckets and with other delays: the same bits.
+TEST(bits_do_not_depend_on_blocks_or_delays) {
+  const std::vector<int>& host = kHosts[7];
+  BucketSpec fused;
+  for (int64_t size : {3000, 17, 900}) fused.push_back(plain(Op::kAllreduce, size, 6));
+  std::vector<BucketSpec> alone;
+  for (const PartSpec& spec : fused) alone.push_back({spec});
+  for (const Shape& shape : kShapes) {  // each checks the bits that the layout defines
+    for (uint64_t seed = 1; seed <= 3; ++seed) {
+      Random random(seed);
+      Hosts together(host, shape, seed);
+      simulate(together.world, on_hosts({fused}, host), random);
+      Hosts apart(host, shape, seed);
+      simulate(apart.world, on_hosts(alone, host), random);
+    }
+  }
+}
+
+TEST(links_carry_each_byte_once) {
+  constexpr Shape kUsual = {{64 * 1024, 4096, 1024}, 4};
+  constexpr size_t kElements = 96 * 1024, kBytes = 4 * kElements;
+  const std::vector<int>& two = kHosts[1];
+  const std::vector<int>& three = kHosts[7];
+  // Allreduce: twice (n - 1) / n of the bytes out of each of n hosts.
+  CHECK_EQ(crossing(plain(Op::kAllreduce, kElements, 4), two, kUsual), 2 * kBytes);
+  CHECK_EQ(crossing(plain(Op::kAllreduce, kElements, 6), three, kUsual), 4 * kBytes);
+  // 16-bit floats: partial sums have 32 bits, results 16.
+  CHECK_EQ(crossing(plain(Op::kAllreduce, 2 * kElements, 4, DType::kFloat16), two, kUsual),
+           3 * kBytes);
+  // Broadcast and allgather: into each other host once. Alltoall: what members of other hosts get.
+  CHECK_EQ(crossing(plain(Op::kBroadcast, kElements, 6), three, kUsual), 2 * kBytes);
+  CHECK_EQ(crossing(plain(Op::kAllgather, kElements, 4), two, kUsual), 4 * kBytes);
+  CHECK_EQ(crossing(plain(Op::kAlltoall, kElements, 4), two, kUsual), 8 * kBytes);
+  // Reducescatter: one partial sum of every share, from each host without it.
+  CHECK_EQ(crossing(plain(Op::kReducescatter, kElements, 4), two, kUsual), kBytes);
+}
+
+TEST(barrier_holds_until_all_have_come) {
+  const std::vector<int>& host = kHosts[1];
+  Hosts hosts(host, kShapes[1], 1);
+  const BucketSpec barrier = {plain(Op::kBarrier, 0, 4)};
+  const MemberBucket bucket(barrier, 0, 4);
+  std::vector<std::unique_ptr<Plane>> planes;
+  for (int member = 0; member < 4; ++member) planes.push_back(hosts.world.plane(member));
+  const auto steps = [&](size_t count) {
+    size_t finished = 0;
+    for (int round = 0; round < 200; ++round) {
+      finished = 0;
+      for (size_t i = 0; i < count; ++i) {
+        finished += planes[i]->step() == Progress::kFinished ? 1 : 0;
+      }
+    }
+    return finished;
+  };
+  for (size_t i = 0; i < 3; ++i) planes[i]->begin(bucket.parts());
+  CHECK_EQ(steps(3), 0);
+  planes[3]->begin(bucket.parts());
+  CHECK_EQ(steps(4), 4);
+}
+
+TEST(a_silent_wire_is_an_error) {
+  const std::vector<int>& host = kHosts[0];
+  HostMap map(host);
+  alignas(64) static std::byte memory[64 * 1024];
+  EventCount bell;
+  CrossPlane::Setup setup{map};
+  setup.memory = memory;
+  setup.bytes = sizeof memory;
+  setup.bells = {&bell};
+  const auto office = std::make_shared<PostOffice>(1, 1);
+  setup.wire = office->counter(0);
+  setup.sizes = {1024, 64, 0};
+  setup.silence = 0.05;
+  CrossPlane plane(std::move(setup));
+  const BucketSpec specs = {plain(Op::kAllreduce, 100, 2)};
+  const MemberBucket bucket(specs, 0, 2);
+  plane.begin(bucket.parts());
+  CHECK_THROWS(drive(plane, bell), ErrorCode::kStall);
+  plane.abort();
+  CHECK_THROWS(plane.begin(bucket.parts()), ErrorCode::kInternal);
+}
+
+TEST(refuses_a_wrong_setup) {
+  alignas(64) static std::byte memory[64 * 1024];
+  EventCount bell;
+  const auto office = std::make_shared<PostOffice>(1, 1);
+  const auto make = [&](auto&& change) {
+    CrossPlane::Setup setup{HostMap({0, 0, 1})};
+    setup.memory = memory;
+    setup.bytes = sizeof memory;
+    setup.bells = {&bell, &bell};
+    setup.wire = office->counter(0);
+    setup.sizes = {1024, 64, 0};
+    change(setup);
+    CrossPlane plane(std::move(setup));
+  };
+  make([](auto&) {});
+  CHECK_THROWS(make([](auto& s) { s.bytes = CrossPlane::bytes_needed(2, 1024, 4) - 1; }),
+               ErrorCode::kInvalidArgument);
+  CHECK_THROWS(make([](auto& s) { s.sizes.block_bytes = 1000; }), ErrorCode::kInvalidArgument);
+  CHECK_THROWS(make([](auto& s) { s.sizes.block_bytes = 128; }), ErrorCode::kInvalidArgument);
+  CHECK_THROWS(make([](auto& s) { s.bells.pop_back(); }), ErrorCode::kInvalidArgument);
+  CHECK_THROWS(make([](auto& s) { s.wire = nullptr; }), ErrorCode::kInvalidArgument);
+  CHECK_THROWS(make([](auto& s) { s.member = 3; }), ErrorCode::kInvalidArgument);
+}
