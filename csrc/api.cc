@@ -149,7 +149,7 @@ FARANDOLE_API int32_t farandole_refuse(const farandole_request* request, int32_t
 }
 
 FARANDOLE_API int32_t farandole_poll(int64_t handle) {
-  return negated([&]() -> int32_t { return runtime()->handles().done(handle); });
+  return negated([&]() -> int32_t { return runtime()->done(handle); });
 }
 
 FARANDOLE_API int32_t farandole_wait(const int64_t* handles, int32_t count, double seconds) {

@@ -29,13 +29,11 @@ class Encoder {
   }
   void put(const std::string& text) { put_sized(text.data(), text.size()); }
   void put_bytes(ByteView bytes) { put_sized(bytes.data(), bytes.size()); }
-  void put(const std::vector<int64_t>& values) {
+  template <class T>
+    requires std::is_arithmetic_v<T>
+  void put(const std::vector<T>& values) {
     put(static_cast<uint32_t>(values.size()));
-    append(values.data(), values.size() * sizeof(int64_t));
-  }
-  void put(const std::vector<int32_t>& values) {
-    put(static_cast<uint32_t>(values.size()));
-    append(values.data(), values.size() * sizeof(int32_t));
+    append(values.data(), values.size() * sizeof(T));
   }
 
  private:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What reports do to calls. Publishing is in coordinator_publish.cc, process sets and leaving in
-// coordinator_sets.cc, calls that wait too long in coordinator_stall.cc.
+// coordinator_sets.cc, calls that wait too long in coordinator_stall.cc, prediction in
+// coordinator_bundles.cc.
 #include "control/coordinator.h"
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <numeric>
 #include <utility>
 
+#include "control/open_bundle.h"
 #include "core/error.h"
 
 namespace farandole {
@@ -100,6 +102,11 @@ Call& Coordinator::unnamed_slot(Set& set, uint64_t sequence) {
 Call& Coordinator::find_call(Set& set, Definition& definition, const Request& request,
                              uint64_t sequence, int64_t now_ns) {
   bool named = !request.name.empty();
+  if (OpenBundle* bundle = definition.bundle; bundle && !definition.call.is_open()) {
+    begin_round(*bundle, now_ns);
+    spill(*bundle, now_ns);
+    if (!definition.call.is_open()) ++bundle->open;
+  }
   Call& call = named ? definition.call : unnamed_slot(set, sequence);
   if (call.is_open()) return call;
   bool as_defined =
@@ -135,6 +142,8 @@ void Coordinator::on(Rank from, const Ready& ready, int64_t now_ns) {
   // An id that is being forgotten may already stand anew under its name.
   bool current = known && !known->forgetting;
   Definition& definition = current ? *known : registry_.intern(request);
+  bool unforeseen = definition.bundle && (!known || !ready.contribution.has_input);
+  if (unforeseen) unbundle(*definition.bundle, now_ns);
   Call& call = find_call(*set, definition, request, ready.sequence, now_ns);
   bool same = current && !call.redefines() && call.id() == ready.id;
   call.arrive(member_of(*set, from), request, same, ready.contribution);
@@ -151,6 +160,7 @@ void Coordinator::on(Rank from, const Refuse& refuse, int64_t now_ns) {
                      set ? blame_leavers(*set, refuse.key, request) : removed(request.set));
   }
   Definition& definition = registry_.intern(request);
+  if (definition.bundle) unbundle(*definition.bundle, now_ns);
   Call& call = find_call(*set, definition, request, refuse.key.sequence, now_ns);
   call.refuse(member_of(*set, from), refuse.failure);
   settle(*set, call);
@@ -226,7 +236,9 @@ void Coordinator::fail(Call& call, const Failure& failure) {
 
 // The call itself stays where it is: flush() clears unnamed ones away.
 void Coordinator::retire(Call& call) {
-  --registry_.at(call.id())->uses;
+  Definition& definition = *registry_.at(call.id());
+  --definition.uses;
+  if (definition.bundle) --definition.bundle->open;
   call.close();
 }
 

@@ -10,8 +10,10 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <variant>
 #include <vector>
 
+#include "control/cycle.h"
 #include "control/registry.h"
 #include "control/stall_report.h"
 
@@ -27,6 +29,9 @@ class Coordinator {
     int max_sets = 64;                       // process sets alive at once, the world included
     int64_t stall_warn_ns = 10'000'000'000;  // 0: never
     int64_t stall_abort_ns = 300'000'000'000;  // 0: never
+    int bundles = 8;                // that a repeated step is predicted as; 0: no prediction
+    size_t bundle_bytes = 1 << 20;  // at least, unless the step ends or somebody waits there
+    int repeats = 2;                // of a step before it is predicted
   };
   explicit Coordinator(Settings settings);
   ~Coordinator();
@@ -49,6 +54,7 @@ class Coordinator {
 
   // For tests and metrics.
   size_t definitions() const { return registry_.size(); }
+  size_t bundles() const { return bundles_.size(); }
 
  private:
   struct Group {
@@ -69,8 +75,9 @@ class Coordinator {
     uint64_t first_unnamed = 0;
     std::map<std::string, Group> groups;
     // Complete, agreed, not published:
-    std::vector<Call*> at_once;  // the log entry is all that they need
-    std::deque<Call*> ready;     // for the lane
+    std::vector<Call*> at_once;                          // the log entry is all that they need
+    std::deque<std::variant<Call*, OpenBundle*>> ready;  // for the lane
+    Cycle cycle{0};
     int members() const { return static_cast<int>(ranks.size()); }
     bool is_moving() const { return buckets > buckets_done; }
   };
@@ -84,6 +91,8 @@ class Coordinator {
   void on(Rank from, const Leave& leave, int64_t now_ns);
   void on(Rank from, const Whereabouts& whereabouts, int64_t now_ns);
   void on(Rank from, const Inquire& inquire, int64_t now_ns);
+  void on(Rank from, const ReadyAll& ready, int64_t now_ns);
+  void on(Rank from, const Split& split, int64_t now_ns);
 
   static int member_of(const Set& set, Rank rank);  // -1: not in it
   Set* set_of(SetId id, Rank from);
@@ -115,6 +124,18 @@ class Coordinator {
   void ask(const std::vector<WaitingCall>& calls, int64_t now_ns);
   void conclude(int64_t now_ns);
 
+  // Bundles
+  OpenBundle& bundle_of(uint32_t id);
+  void begin_round(OpenBundle& bundle, int64_t now_ns);
+  void spill(OpenBundle& bundle, int64_t now_ns);
+  void unbundle(OpenBundle& bundle, int64_t now_ns);
+  void unbundle_all(const Set& set, int64_t now_ns);
+  void unbundle_late(int64_t now_ns);
+  int64_t next_unbundling() const;
+  void may_bundle(Set& set, const Call& call);
+  void bundle_up(Set& set);
+  void open_bundle(Set& set, std::vector<uint32_t> ids, size_t bytes);
+
   // Process sets
   void add_set(const CallKey& key, const std::vector<int64_t>& ranks);
   void remove_set(const CallKey& key, SetId id);
@@ -132,6 +153,8 @@ class Coordinator {
   Registry registry_;
   std::map<SetId, std::unique_ptr<Set>> sets_;
   SetId next_set_ = 1;
+  std::map<uint32_t, std::unique_ptr<OpenBundle>> bundles_;
+  uint32_t next_bundle_ = 1;
   std::vector<Entry> log_;
   std::set<std::tuple<SetId, std::string, uint64_t>> late_;  // calls that log_ fails for late ranks
   std::vector<std::string> notices_;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "control/coordinator.h"
+#include "control/open_bundle.h"
 #include "kernels/kernels.h"
 
 namespace farandole {
@@ -90,6 +91,7 @@ void Coordinator::flush(Set& set) {
     ++set.first_unnamed;
   }
   end_join(set);
+  bundle_up(set);
 }
 
 // Ranks learn a request once, and again when it has changed.
@@ -122,33 +124,47 @@ void Coordinator::finish_at_once(Set& set, Call& call) {
     }
     define(call);
     log_.push_back(std::move(result));
+    may_bundle(set, call);
   }
   retire(call);
 }
 
-// Takes calls from the front until the bucket is full. Members of a group stay together.
+// Takes calls and bundles from the front until the bucket is full. Members of a group stay together.
 void Coordinator::run_bucket(Set& set) {
   std::vector<Item> items;
+  std::vector<uint32_t> bundles;
   size_t bytes = 0;
   std::string group;
   while (!set.ready.empty()) {
-    Call& call = *set.ready.front();
+    if (auto* waiting = std::get_if<OpenBundle*>(&set.ready.front())) {
+      OpenBundle& bundle = **waiting;
+      bool begun = !items.empty() || !bundles.empty();
+      if (begun && bytes + bundle.bytes > settings_.fusion_bytes) break;
+      group.clear();
+      bytes += bundle.bytes;
+      set.ready.pop_front();
+      bundle.end_round();
+      bundles.push_back(bundle.id);
+      continue;
+    }
+    Call& call = *std::get<Call*>(set.ready.front());
     const std::string& its_group = call.request().group;
     bool bound = !its_group.empty() && its_group == group;
     bool full = bytes + call.bytes() > settings_.fusion_bytes || items.size() >= kMaxItems;
-    if (!items.empty() && full && !bound) break;
+    if ((!items.empty() || !bundles.empty()) && full && !bound) break;
     group = its_group;
     bytes += call.bytes();
     set.ready.pop_front();
     define(call);
     items.push_back(item_of(call, divisor_of(call, set.members(), settings_.average_active)));
+    may_bundle(set, call);
     retire(call);
   }
   if (!set.is_moving()) {
     set.moving_since_ns = now_ns_;
     expect_progress(now_ns_, now_ns_);
   }
-  log_.push_back(Run{set.id, ++set.buckets, std::move(items)});
+  log_.push_back(Run{set.id, ++set.buckets, std::move(items), std::move(bundles)});
 }
 
 }  // namespace farandole

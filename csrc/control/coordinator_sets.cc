@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "control/coordinator.h"
+#include "control/open_bundle.h"
 #include "core/error.h"
 
 namespace farandole {
@@ -17,6 +18,7 @@ void Coordinator::open_set(SetId id, std::vector<Rank> ranks) {
   set->ranks = std::move(ranks);
   set->joined = MemberMask(members);
   set->left = MemberMask(members);
+  set->cycle = Cycle(settings_.repeats);
   for (int m = 0; m < members; ++m) {  // somebody may have left while the set was asked for
     if (left_.contains(set->ranks[static_cast<size_t>(m)])) set->left.insert(m);
   }
@@ -61,14 +63,16 @@ void Coordinator::remove_set(const CallKey& key, SetId id) {
   }
   Failure failure{ErrorCode::kInvalidArgument,
                   "process set " + std::to_string(id) + " was removed while calls were under way"};
+  unbundle_all(*found->second, 0);
   for (Call* call : open_calls(*found->second)) fail(*call, failure);
   sets_.erase(found);
   log_.push_back(CloseSet{id, key});
 }
 
-void Coordinator::on(Rank from, const Join& join, int64_t) {
+void Coordinator::on(Rank from, const Join& join, int64_t now_ns) {
   Set* set = set_of(join.set, from);
   if (!set) return;
+  unbundle_all(*set, now_ns);
   int member = member_of(*set, from);
   bool again = !set->joined.insert(member);
   // After somebody has left, joins end early, and the next one may come before that is known here.
@@ -109,7 +113,7 @@ Failure Coordinator::blame_leavers(const Set& set, const CallKey& key,
               "join(), or drop_last)"};
 }
 
-void Coordinator::on(Rank from, const Leave& leave, int64_t) {
+void Coordinator::on(Rank from, const Leave& leave, int64_t now_ns) {
   if (leave.failed) {
     return lose(from, {ErrorCode::kPeer, "rank " + std::to_string(from) + " left: " + leave.text});
   }
@@ -117,6 +121,7 @@ void Coordinator::on(Rank from, const Leave& leave, int64_t) {
   for (auto& [id, set] : sets_) {
     int member = member_of(*set, from);
     if (broken_ || member < 0) continue;
+    unbundle_all(*set, now_ns);
     set->left.insert(member);
     for (Call* call : waiting_calls(*set)) {
       give_up(*set, *call, blame_leavers(*set, call->key(), call->request()));

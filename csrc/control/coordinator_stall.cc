@@ -192,6 +192,7 @@ void Coordinator::tick(int64_t now_ns) {
   now_ns_ = now_ns;
   next_tick_ns_ = kNever;
   if (stopped_) return;
+  unbundle_late(now_ns);
   for (auto& [id, set] : sets_) {
     if (settings_.stall_abort_ns <= 0) break;
     give_up_stalled(*set, now_ns);
@@ -206,6 +207,7 @@ void Coordinator::tick(int64_t now_ns) {
 
   if (question_open_) next_tick_ns_ = answer_by;
   if (!overdue.empty()) next_tick_ns_ = std::min(next_tick_ns_, next_question_ns_);
+  next_tick_ns_ = std::min(next_tick_ns_, next_unbundling());
   for (const WaitingCall& call : waiting_for(0, now_ns)) expect_progress(call.since_ns, now_ns);
 }
 
@@ -213,6 +215,7 @@ void Coordinator::tick(int64_t now_ns) {
 void Coordinator::on(Rank from, const Inquire& inquire, int64_t now_ns) {
   std::string text;
   Set* set = set_of(inquire.key.set, from);
+  if (set) unbundle_all(*set, now_ns);
   if (set && inquire.join) {
     std::vector<Rank> missing;
     for (int m : set->joined.missing()) missing.push_back(set->ranks[static_cast<size_t>(m)]);

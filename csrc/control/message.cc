@@ -42,6 +42,7 @@ struct Reading {
   void operator()(std::string& value) { value = in.get_string(); }
   void operator()(std::vector<int64_t>& value) { value = in.get_vector<int64_t>(); }
   void operator()(std::vector<int32_t>& value) { value = in.get_vector<int32_t>(); }
+  void operator()(std::vector<uint32_t>& value) { value = in.get_vector<uint32_t>(); }
   void operator()(ByteView& value) { value = in.get_bytes(); }
   void operator()(ByteString& value) {
     ByteView bytes = in.get_bytes();
@@ -104,6 +105,7 @@ void visit(V& v, auto& x) {
   } else if constexpr (std::is_same_v<T, Run>) {
     v(x.set), v(x.bucket), v.resize(x.items);
     for (auto& item : x.items) visit(v, item);
+    v(x.bundles);
   } else if constexpr (std::is_same_v<T, Result>) {
     v(x.set), v(x.id), v(x.sequence), v(x.absent), v(x.rows), v(x.payload);
   } else if constexpr (std::is_same_v<T, Joined>) {
@@ -114,6 +116,14 @@ void visit(V& v, auto& x) {
     v(x.set), visit(v, x.key);
   } else if constexpr (std::is_same_v<T, Abort>) {
     visit(v, x.failure);
+  } else if constexpr (std::is_same_v<T, ReadyAll>) {
+    v(x.bundle);
+  } else if constexpr (std::is_same_v<T, Split>) {
+    v(x.bundle), v(x.awaited), v(x.ready);
+  } else if constexpr (std::is_same_v<T, Bundle>) {
+    v(x.id), v(x.set), v(x.ids);
+  } else if constexpr (std::is_same_v<T, Unbundle>) {
+    v(x.id);
   } else {
     static_assert(std::is_same_v<T, Stop>);
   }

@@ -75,7 +75,19 @@ struct Inquire {        // "Whom does this call wait for?" Answered by Inform.
   CallKey key;
   bool join = false;  // about this set's join; the key has no name then
 };
-using Report = std::variant<Ready, Refuse, Join, Done, Forgot, Leave, Whereabouts, Inquire>;
+// Stands for a Ready, with input and nothing else, of every call in the bundle.
+struct ReadyAll {
+  uint32_t bundle = 0;
+};
+// The rank's last word about a bundle: it is ready for these positions of it, as in ReadyAll, and reports
+// all else by itself. On its own account (`awaited`: its user waits for a part), or because of Unbundle.
+struct Split {
+  uint32_t bundle = 0;
+  bool awaited = false;
+  std::vector<int32_t> ready = {};  // in order of submission
+};
+using Report =
+    std::variant<Ready, Refuse, Join, Done, Forgot, Leave, Whereabouts, Inquire, ReadyAll, Split>;
 
 // ---- The log: coordinator -> all ranks, one total order
 
@@ -97,6 +109,7 @@ struct Run {  // the set's lane moves these bytes
   SetId set = kWorldSet;
   uint64_t bucket = 0;
   std::vector<Item> items;
+  std::vector<uint32_t> bundles = {};  // whole ones, behind the items; nothing is absent from them
 };
 struct Result {  // done at once: the result is here, or nobody had a buffer
   SetId set = kWorldSet;
@@ -138,8 +151,18 @@ struct Inform {  // the answer to one rank's question
   uint64_t number = 0;
   std::string text;
 };
+// Prediction: these calls of a set have come together for some steps. From here on its members may
+// report them by ReadyAll, those who have begun this round without it from the next round on.
+struct Bundle {
+  uint32_t id = 0;  // never used again
+  SetId set = kWorldSet;
+  std::vector<uint32_t> ids;
+};
+struct Unbundle {  // no more; every member answers with its Split, if it has not yet
+  uint32_t id = 0;
+};
 using Entry = std::variant<Define, Forget, Run, Result, Fail, Joined, OpenSet, CloseSet, Abort,
-                           Stop, WhereAre, Inform>;
+                           Stop, WhereAre, Inform, Bundle, Unbundle>;
 
 void encode(const Report& report, ByteString& out);
 void encode(const Entry& entry, ByteString& out);

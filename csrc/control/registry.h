@@ -13,6 +13,8 @@
 
 namespace farandole {
 
+struct OpenBundle;
+
 struct Definition {
   uint32_t id = 0;
   Request request;
@@ -20,7 +22,9 @@ struct Definition {
   int uses = 0;            // calls in flight
   bool published = false;  // the ranks know it
   bool forgetting = false;
-  MemberMask forgotten;  // ranks that have dropped it, while forgetting
+  OpenBundle* bundle = nullptr;  // that it is in now
+  bool ends_bundle = false;      // somebody has waited for it in the middle of a bundle
+  MemberMask forgotten;          // ranks that have dropped it, while forgetting
   std::list<uint32_t>::iterator recency;
 };
 

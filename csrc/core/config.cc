@@ -29,6 +29,10 @@ const Variable kVariables[] = {
      &Config::cache_capacity},
     {"FARANDOLE_PROCESS_SETS", "", "64", "process sets alive at once", kJobWide,
      &Config::max_process_sets},
+    {"FARANDOLE_BUNDLES", "", "8",
+     "bundles that a training step is predicted as once it has repeated: so many short reports a "
+     "step and rank; 0: every tensor is reported",
+     kJobWide, &Config::bundles},
     {"FARANDOLE_JOIN_AVERAGE", "", "all",
      "what Average divides by once ranks have joined: 'all' ranks, or the 'active' ones", kJobWide,
      &Config::join_average},

@@ -124,10 +124,32 @@ void Engine::report(const Report& report) {
 }
 
 void Engine::report_locked(const Report& report) {
-  encoded_.clear();
-  encode(report, encoded_);
-  channel_.report(encoded_);
-  channel_.ring_leader();
+  pass(report, 0);
+  if (take_news()) channel_.ring_leader();
+}
+
+void Engine::pass(Report report, Handle handle) {
+  bundler_.pass(std::move(report), handle, passed_);
+  send_passed();
+}
+
+void Engine::send_passed() {
+  for (const Report& report : passed_) {
+    encoded_.clear();
+    encode(report, encoded_);
+    channel_.report(encoded_);
+  }
+  if (!passed_.empty()) news_ = true;
+  passed_.clear();
+  withheld_ = bundler_.withheld();
+}
+
+void Engine::await(std::span<const Handle> handles) {
+  if (withheld_ == 0) return;
+  std::lock_guard lock(mutex_);
+  bundler_.await(handles, passed_);
+  send_passed();
+  if (take_news()) channel_.ring_leader();
 }
 
 void Engine::on(const Define& define) {
@@ -190,7 +212,7 @@ Bucket Engine::bucket_of(const Run& run, const ProcessSet& set) {
     Outcome outcome;
   };
   auto endings = std::make_shared<std::vector<Ending>>();
-  for (const Item& item : run.items) {
+  auto add = [&](const Item& item) {
     const Request& request = pending_.request_of(item.id);
     std::optional<Submission> mine = pending_.take(item.id, item.sequence);
     Part part = part_of(item, request, set, mine);
@@ -201,6 +223,13 @@ Bucket Engine::bucket_of(const Run& run, const ProcessSet& set) {
       endings->push_back({std::move(*mine), std::move(outcome)});
     }
     bucket.parts.push_back(std::move(part));
+  };
+  for (const Item& item : run.items) add(item);
+  for (uint32_t bundle : run.bundles) {
+    for (uint32_t id : bundler_.ids_of(bundle)) {
+      bool average = pending_.request_of(id).signature.reduce_op == ReduceOp::kAverage;
+      add({id, 0, average ? set.members() : 1, {}, {}});
+    }
   }
   bucket.done = [this, endings](const Failure* failure) {
     for (Ending& ending : *endings) {

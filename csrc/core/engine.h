@@ -9,7 +9,10 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
+#include <vector>
 
+#include "control/bundler.h"
 #include "control/channel.h"
 #include "core/leader.h"
 #include "core/pending.h"
@@ -60,6 +63,12 @@ class Engine {
   void report(const Report& report);
   // The answer to this rank's question of that number; nullopt: it has not come.
   std::optional<std::string> take_answer(uint64_t number);
+  // The same under the mutex, and rings nobody; the handle that the call will end, 0: none.
+  void pass(Report report, Handle handle);
+  // Something has been passed since the last time: the leader wants to be rung. Any thread.
+  bool take_news() { return news_.exchange(false); }
+  // Somebody needs these handles now: no report of theirs is withheld any longer.
+  void await(std::span<const Handle> handles);
 
   // Submitters and the driver share these under this mutex.
   std::mutex& mutex() { return mutex_; }
@@ -87,6 +96,8 @@ class Engine {
   void on(const Stop& stop);
   void on(const WhereAre& where);
   void on(const Inform& inform);
+  void on(const Bundle& bundle);
+  void on(const Unbundle& unbundle);
 
   Bucket bucket_of(const Run& run, const ProcessSet& set);
   void watch(Bucket& bucket, const Run& run);
@@ -95,6 +106,7 @@ class Engine {
   void take_failure();
   void break_down(const Failure& failure);
   void report_locked(const Report& report);
+  void send_passed();
   void open_lane(SetId id, Segment staging);
 
   const Topology& topology_;
@@ -113,6 +125,10 @@ class Engine {
 
   mutable std::mutex mutex_;
   ByteString encoded_;
+  std::vector<Report> passed_;
+  Bundler bundler_;
+  std::atomic<int> withheld_{0};  // calls
+  std::atomic<bool> news_{false};
   PendingTable pending_;
   ProcessSets sets_;
   Handles handles_;

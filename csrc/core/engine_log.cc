@@ -116,6 +116,20 @@ void Engine::on(const CloseSet& close) {
   if (mine) finish(*mine, valued(close.set));
 }
 
+void Engine::on(const Bundle& bundle) {
+  std::lock_guard lock(mutex_);
+  ProcessSet* set = sets_.find(bundle.set);
+  if (broken_ || !set || set->member < 0) return;
+  bundler_.open(bundle, [this](uint32_t id) { return pending_.under_way(id); });
+}
+
+void Engine::on(const Unbundle& unbundle) {
+  std::lock_guard lock(mutex_);
+  bundler_.close(unbundle.id, passed_);
+  send_passed();
+  if (take_news()) channel_.ring_leader();
+}
+
 void Engine::on(const Abort& abort) { break_down(abort.failure); }
 
 void Engine::on(const Stop&) {
@@ -179,6 +193,8 @@ void Engine::break_down(const Failure& failure) {
   for (auto& [id, lane] : lanes_) lane.lane->abort(failure);
   std::lock_guard lock(mutex_);
   pending_.clear();
+  bundler_.clear();
+  withheld_ = 0;
   sets_.clear_joins();
   handles_.fail_all(failure);
 }

@@ -142,6 +142,12 @@ const Request& PendingTable::request_of(uint32_t id) const {
   return *by_id_[id];
 }
 
+bool PendingTable::under_way(uint32_t id) const {
+  const Request& request = request_of(id);
+  const NamedRequest* record = find(request.set, request.name);
+  return record && record->reported;
+}
+
 std::optional<Submission> PendingTable::take(uint32_t id, uint64_t sequence) {
   const Request& request = request_of(id);
   return take(CallKey{request.set, request.name, sequence});

@@ -69,6 +69,8 @@ class PendingTable {
   void define(const Define& define);
   void forget(uint32_t id);
   const Request& request_of(uint32_t id) const;
+  // A named call of this id has been submitted, and the log has not settled it.
+  bool under_way(uint32_t id) const;
   // This rank's part of a call that the log settles; nullopt: it did not submit (it has joined).
   std::optional<Submission> take(uint32_t id, uint64_t sequence);
   std::optional<Submission> take(const CallKey& key);

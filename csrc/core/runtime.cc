@@ -33,6 +33,7 @@ Coordinator::Settings coordinator_settings(const Config& config, int size) {
   settings.max_sets = static_cast<int>(config.max_process_sets);
   settings.stall_warn_ns = seconds(config.stall_warn).count();
   settings.stall_abort_ns = seconds(config.stall_abort).count();
+  settings.bundles = static_cast<int>(std::clamp<int64_t>(config.bundles, 0, 1000));
   return settings;
 }
 

@@ -58,6 +58,7 @@ class Runtime {
   WaitEnd wait(std::span<const Handle> handles, Deadline deadline, Failure& failure);
   // Whom the call behind `handle` waits for, as the coordinator knows it.
   std::string explain(Handle handle, Deadline deadline);
+  bool done(Handle handle);
   // Until `deadline`; true: this rank has left, the object may go. Idempotent.
   bool leave(bool failed, const std::string& why, Deadline deadline);
 
@@ -93,7 +94,6 @@ class Runtime {
   Handle enter(const Request& request, Submission submission);
   void refuse_locked(const farandole_request& request, const Failure& why);
   void refuse_all(std::span<const farandole_request> requests, const Failure& why);
-  void report(const Report& report);  // rings nobody; under the engine's mutex
   void after_submit();
   bool work_is_left() const;
   bool step();
@@ -118,7 +118,6 @@ class Runtime {
   std::unique_ptr<DeathWatch> watch_;
   std::unique_ptr<Standstill> leader_stands_;
   std::unique_ptr<Witness> witness_;
-  ByteString encoded_;  // the last report; under the engine's mutex
   Spin spin_;
   std::once_flag leave_once_;
   std::atomic<bool> leaving_{false};

@@ -46,20 +46,14 @@ Handle Runtime::enter(const Request& request, Submission submission) {
   recorder_->submitted(submission.recorded, sequence, submission.shape);
   if (request.signature.op == Op::kJoin) {
     engine_->sets().own(request.set).join = handle;
-    report(Join{request.set});
+    engine_->pass(Join{request.set}, handle);
     return handle;
   }
   Contribution given = contribution_of(request, submission, topology_.rank);
   if (auto news = engine_->pending().submit(request, std::move(submission), given)) {
-    report(*news);
+    engine_->pass(std::move(*news), handle);
   }
   return handle;
-}
-
-void Runtime::report(const Report& report) {
-  encoded_.clear();
-  encode(report, encoded_);
-  channel_->report(encoded_);
 }
 
 std::vector<Handle> Runtime::submit(std::span<const farandole_request> requests) {
@@ -142,7 +136,9 @@ void Runtime::refuse_locked(const farandole_request& asked, const Failure& why) 
   if (!set || set->member < 0 || set->join || request.signature.op == Op::kJoin) return;
   if (engine_->pending().in_flight(request)) return;
   Failure failure{why.code, "rank " + std::to_string(topology_.rank) + " refused: " + why.text};
-  if (auto news = engine_->pending().refuse(request, std::move(failure))) report(*news);
+  if (auto news = engine_->pending().refuse(request, std::move(failure))) {
+    engine_->pass(std::move(*news), 0);
+  }
 }
 
 // A name that is twice among them is one call of the peers.
@@ -158,6 +154,7 @@ void Runtime::refuse_all(std::span<const farandole_request> requests, const Fail
 // Reports lie in the leader's ring. The leader itself looks at them at once: often it need not wake its
 // background thread then.
 void Runtime::after_submit() {
+  if (!engine_->take_news()) return;
   if (!leader_) return channel_->ring_leader();
   if (!bell_->try_drive()) return bell_->notify();
   Role role{*this};
@@ -226,6 +223,7 @@ bool Runtime::await(const std::function<bool()>& done, Deadline deadline) {
 
 WaitEnd Runtime::wait(std::span<const Handle> wanted, Deadline deadline, Failure& failure) {
   size_t ready = 0;
+  engine_->await(wanted);
   auto done = [&] { return handles().finished(wanted, ready, failure); };
   if (done()) return failure ? WaitEnd::kFailed : WaitEnd::kDone;
   const Handle first = wanted[ready];
@@ -248,7 +246,7 @@ std::string Runtime::explain(Handle handle, Deadline deadline) {
     std::optional<CallKey> key = engine_->pending().key_of(handle);
     if (joined) key = CallKey{*joined, "", 0};
     if (!key) return "all ranks have submitted it, and its bytes are under way";
-    report(Inquire{number, *key, joined.has_value()});
+    engine_->pass(Inquire{number, *key, joined.has_value()}, 0);
   }
   after_submit();
   std::optional<std::string> text;
@@ -262,6 +260,11 @@ std::string Runtime::explain(Handle handle, Deadline deadline) {
   if (engine_->broken()) return engine_->failure().text;
   return leader_stands_->stands() ? leader_stands_->text()
                                   : "rank 0, which leads the job, does not answer";
+}
+
+bool Runtime::done(Handle handle) {
+  engine_->await({&handle, 1});
+  return handles().done(handle);
 }
 
 void Runtime::background() {

@@ -72,6 +72,10 @@ void same(const Whereabouts& a, const Whereabouts& b) {
 void same(const Inquire& a, const Inquire& b) {
   CHECK(a.number == b.number && a.join == b.join), same_key(a.key, b.key);
 }
+void same(const ReadyAll& a, const ReadyAll& b) { CHECK_EQ(a.bundle, b.bundle); }
+void same(const Split& a, const Split& b) {
+  CHECK(a.bundle == b.bundle && a.awaited == b.awaited && a.ready == b.ready);
+}
 void same(const Define& a, const Define& b) {
   CHECK_EQ(a.id, b.id), same_request(a.request, b.request);
 }
@@ -84,7 +88,12 @@ void same(const Run& a, const Run& b) {
     CHECK(x.id == y.id && x.sequence == y.sequence && x.divisor == y.divisor);
     CHECK(x.absent == y.absent && x.rows == y.rows);
   }
+  CHECK(a.bundles == b.bundles);
 }
+void same(const Bundle& a, const Bundle& b) {
+  CHECK(a.id == b.id && a.set == b.set && a.ids == b.ids);
+}
+void same(const Unbundle& a, const Unbundle& b) { CHECK_EQ(a.id, b.id); }
 void same(const Result& a, const Result& b) {
   CHECK(a.set == b.set && a.id == b.id && a.sequence == b.sequence && a.absent == b.absent);
   CHECK(a.rows == b.rows && a.payload == b.payload);
@@ -245,7 +254,7 @@ TEST(a_huge_count_is_not_believed) {
     }
   });
   ByteString run = encoded(Entry(Run{0, 1, std::vector<Item>(3)}));
-  size_t count_at = run.size() - 3 * 28 - 4;
+  size_t count_at = run.size() - 3 * 28 - 4 - 4;  // no bundles
   CHECK_EQ(run[count_at], std::byte{3});
   run[count_at] = std::byte{4};  // one more than its bytes have room for
   CHECK(!decodes(run, false));

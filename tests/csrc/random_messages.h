@@ -78,9 +78,11 @@ inline Report random_report(Random& random, size_t kind, ByteString& storage) {
     case 2: return Join{static_cast<SetId>(random.next())};
     case 3: return Done{static_cast<SetId>(random.next()), random.next()};
     case 4: return Forgot{random_id(random)};
+    case 5: return Leave{random.chance(0.5), random_text(random, 300)};
     case 6: return Whereabouts{random.chance(0.5), random_text(random, 300)};
     case 7: return Inquire{random.next(), random_key(random), random.chance(0.5)};
-    default: return Leave{random.chance(0.5), random_text(random, 300)};
+    case 8: return ReadyAll{random_id(random)};
+    default: return Split{random_id(random), random.chance(0.5), random_numbers<int32_t>(random)};
   }
 }
 
@@ -90,6 +92,7 @@ inline Run random_run(Random& random) {
     run.items.push_back({random_id(random), random.next(), static_cast<int64_t>(random.next()),
                          random_numbers<int32_t>(random), random_numbers<int64_t>(random)});
   }
+  run.bundles = random_numbers<uint32_t>(random);
   return run;
 }
 
@@ -112,9 +115,11 @@ inline Entry random_entry(Random& random, size_t kind) {
     case 6: return OpenSet{set, random_numbers<int32_t>(random), random_key(random)};
     case 7: return CloseSet{set, random_key(random)};
     case 8: return Abort{random_failure(random)};
+    case 9: return Stop{};
     case 10: return WhereAre{random_numbers<int32_t>(random)};
     case 11: return Inform{random.between(0, 4095), random.next(), random_text(random, 300)};
-    default: return Stop{};
+    case 12: return Bundle{random_id(random), set, random_numbers<uint32_t>(random)};
+    default: return Unbundle{random_id(random)};
   }
 }
 

@@ -52,6 +52,9 @@ void run_seeds(int first, int count, const std::function<int(check::Random&)>& r
   std::fprintf(stderr, "     %d seeds: %ld reports, %ld entries, %ld buckets, %ld forgotten ids\n",
                count, static_cast<long>(all.reports), static_cast<long>(all.entries),
                static_cast<long>(all.buckets), static_cast<long>(all.forgotten));
+  std::fprintf(stderr, "     %ld bundles, published %ld times, reported %ld times, %ld awaited\n",
+               static_cast<long>(all.bundles), static_cast<long>(all.bundle_rounds),
+               static_cast<long>(all.ready_alls), static_cast<long>(all.awaited_splits));
   constexpr const char* kNames[] = {"done",    "absent",    "mismatch", "invalid",
                                     "refused", "peer gone", "stalled",  "skipped"};
   for (size_t i = 0; i < std::size(kNames); ++i) {
@@ -59,6 +62,8 @@ void run_seeds(int first, int count, const std::function<int(check::Random&)>& r
     CHECK(count < 200 || all.ends[kOutcomes[i]] > count / 20);  // else the programs test too little
   }
   CHECK(count < 200 || (all.duplicates > 0 && all.forgotten > 0 && all.notices > 0));
+  CHECK(count < 200 || (all.bundles > count / 20 && all.bundle_rounds > count / 20));
+  CHECK(count < 200 || all.awaited_splits > count / 100);
 }
 
 }  // namespace

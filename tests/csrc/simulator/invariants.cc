@@ -20,6 +20,10 @@ void Statistics::add(const Statistics& other) {
   duplicates += other.duplicates;
   forgotten += other.forgotten;
   notices += other.notices;
+  bundles += other.bundles;
+  bundle_rounds += other.bundle_rounds;
+  ready_alls += other.ready_alls;
+  awaited_splits += other.awaited_splits;
   for (size_t i = 0; i < std::size(ends); ++i) ends[i] += other.ends[i];
 }
 
@@ -28,6 +32,10 @@ void Simulator::check_entry(const Entry& entry) {
   if (auto* define = std::get_if<Define>(&entry)) check_definition(*define);
   if (auto* run = std::get_if<Run>(&entry)) check_bucket(*run);
   if (std::holds_alternative<Abort>(entry)) aborted_ = true;
+  if (auto* bundle = std::get_if<Bundle>(&entry)) check_bundle(*bundle);
+  if (auto* unbundle = std::get_if<Unbundle>(&entry)) {
+    CHECK_EQ(bundles_.erase(unbundle->id), size_t{1});
+  }
   if (auto* forget = std::get_if<Forget>(&entry)) {
     CHECK_EQ(table_.erase(forget->id), size_t{1});
     dropped_[forget->id];
@@ -58,8 +66,14 @@ void Simulator::check_bucket(const Run& run) {
   buckets.published = run.bucket;
   bool all_left = left_ == members_.size();  // what is left goes out at once
   CHECK(all_left || buckets.published - buckets.done <= kMaxOutstanding);
-  CHECK(!run.items.empty());
+  CHECK(!run.items.empty() || !run.bundles.empty());
   size_t bytes = 0;
+  for (uint32_t bundle : run.bundles) {
+    CHECK_EQ(bundles_.at(bundle).set, run.set);
+    for (uint32_t id : bundles_.at(bundle).ids) bytes += table_.at(id).signature.bytes();
+    ++statistics_.bundle_rounds;
+  }
+  CHECK(run.bundles.size() < 2 || bytes <= program_.settings.fusion_bytes);
   std::string group;
   for (size_t i = 0; i < run.items.size(); ++i) {
     const Request& request = table_.at(run.items[i].id);
@@ -71,9 +85,21 @@ void Simulator::check_bucket(const Run& run) {
                  ? s.bytes()
                  : static_cast<size_t>(rows * s.row_elements()) * size_of(s.dtype);
     bool bound = !request.group.empty() && request.group == group;
-    CHECK(i == 0 || bound || bytes <= program_.settings.fusion_bytes);
+    bool first = i == 0 && run.bundles.empty();
+    CHECK(first || bound || bytes <= program_.settings.fusion_bytes);
     group = request.group;
   }
+}
+
+// Of calls of one set that are in no other bundle.
+void Simulator::check_bundle(const Bundle& bundle) {
+  CHECK(bundle.ids.size() > 1);
+  for (uint32_t id : bundle.ids) {
+    CHECK_EQ(table_.at(id).set, bundle.set);
+    for (const auto& [number, other] : bundles_) CHECK_EQ(std::ranges::count(other.ids, id), 0);
+  }
+  CHECK(bundles_.emplace(bundle.id, bundle).second);
+  ++statistics_.bundles;
 }
 
 void Simulator::settled(int call, const Run& run, const Item& item) {
@@ -106,7 +132,7 @@ void Simulator::check_end() {
   if (aborted_) return;
   // What more it forgets is of no interest to ranks that have left.
   std::vector<Entry> ignored;
-  for (int i = 0; i < 3; ++i) coordinator_.publish(ignored);
+  for (int i = 0; i < 30; ++i) coordinator_.publish(ignored);
   CHECK(coordinator_.definitions() <= program_.settings.capacity + stuck_);
 }
 

@@ -43,6 +43,7 @@ class Planner {
   // Windows
   void add_window();
   void work_window(int of_set);
+  void training_window(int of_set);
   void join_window(int of_set);
   void stall_window(int of_set);
   void come_at_the_last_moment(const std::vector<int>& calls, const std::vector<Rank>& ranks,

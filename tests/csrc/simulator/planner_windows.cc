@@ -15,6 +15,7 @@ void Planner::add_window() {
   int chosen = random_.chance(0.5) ? 0 : random_.pick(open_);
   if (kind < 0.35) return join_window(chosen);
   if (kind < 0.45) return stall_window(chosen);
+  if (kind < 0.65) return training_window(chosen);
   work_window(chosen);
 }
 
@@ -37,6 +38,38 @@ void Planner::work_window(int of_set) {
   group(calls);
   for (int c : calls) spoil(c);
   for (Rank r : set(of_set).ranks) submit(r, shuffled(calls));
+}
+
+// The same tensors step after step, in an order that is mostly the same; now and then one is different.
+void Planner::training_window(int of_set) {
+  auto tensors = new_calls(of_set, random_.between(2, large_ ? 6 : 10));
+  std::erase_if(tensors, [&](int c) { return call(c).request.name.empty(); });
+  for (int c : tensors) {
+    Request& request = call(c).request;
+    if (random_.chance(0.8)) {
+      request.signature = {};
+      request.signature.dtype = DType::kInt32;
+      request.signature.shape = {random_.between(1, 4000)};
+      if (random_.chance(0.3)) request.signature.reduce_op = ReduceOp::kAverage;
+    }
+  }
+  double odd = random_.chance(0.5) ? 0 : 0.03;
+  bool one_by_one = random_.chance(0.2);  // somebody waits within a step
+  for (int steps = random_.between(3, large_ ? 5 : 12); steps > 0; --steps) {
+    std::vector<int> calls;
+    for (int c : tensors) calls.push_back(new_call(of_set, call(c).request));
+    for (int c : calls) {
+      if (random_.chance(odd)) spoil(c);
+    }
+    for (Rank r : set(of_set).ranks) {
+      auto order = random_.chance(0.3) ? shuffled(calls) : calls;
+      if (one_by_one && random_.chance(0.3)) {
+        submit(r, order);
+      } else {
+        submit_and_wait(r, order);
+      }
+    }
+  }
 }
 
 // Members run out of data at different times.

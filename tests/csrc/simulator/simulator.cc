@@ -125,6 +125,8 @@ void Simulator::receive(Rank from) {
   if (auto* done = std::get_if<Done>(&report)) buckets_[done->set].done = done->bucket;
   if (auto* forgot = std::get_if<Forgot>(&report)) dropped_[forgot->id].insert(from);
   left_ += std::holds_alternative<Leave>(report);
+  statistics_.ready_alls += std::holds_alternative<ReadyAll>(report);
+  if (auto* split = std::get_if<Split>(&report)) statistics_.awaited_splits += split->awaited;
   coordinator_.receive(from, report, now_);
   m.inbox.pop_front();
   ++statistics_.reports;

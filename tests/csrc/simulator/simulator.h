@@ -23,6 +23,10 @@ struct Statistics {
   int64_t duplicates = 0;
   int64_t forgotten = 0;
   int64_t notices = 0;
+  int64_t bundles = 0;        // that the log made
+  int64_t bundle_rounds = 0;  // published whole
+  int64_t ready_alls = 0;
+  int64_t awaited_splits = 0;
   void add(const Statistics& other);
 };
 
@@ -80,6 +84,7 @@ class Simulator final : public Surroundings {
   void publish();
   void check_entry(const Entry& entry);
   void check_bucket(const Run& run);
+  void check_bundle(const Bundle& bundle);
   void check_definition(const Define& define);
   void check_end();
   void check_calls();
@@ -106,6 +111,7 @@ class Simulator final : public Surroundings {
   };
   std::map<SetId, Buckets> buckets_;
   std::map<uint32_t, Request> table_;
+  std::map<uint32_t, Bundle> bundles_;          // of the log, not yet taken back
   std::map<uint32_t, std::set<Rank>> dropped_;  // ids being forgotten, and who has
   std::vector<uint64_t> bucket_of_;             // by call; 0: none
   std::vector<bool> checked_;                   // by call

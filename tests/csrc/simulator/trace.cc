@@ -23,6 +23,13 @@ std::string call(uint32_t id, uint64_t sequence) {
   return " " + std::to_string(id) + "/" + std::to_string(sequence);
 }
 
+template <class T>
+std::string numbers(const std::vector<T>& values) {
+  std::string text;
+  for (T value : values) text += " " + std::to_string(value);
+  return text;
+}
+
 struct Text {
   std::string operator()(const Ready& r) const {
     if (r.id != 0) return "ready" + call(r.id, r.sequence);
@@ -39,6 +46,14 @@ struct Text {
   std::string operator()(const Whereabouts& r) const { return "is " + r.text; }
   std::string operator()(const Inquire& r) const { return "inquire " + text_of(r.key); }
 
+  std::string operator()(const ReadyAll& r) const {
+    return "ready for bundle " + std::to_string(r.bundle);
+  }
+  std::string operator()(const Split& r) const {
+    return "split bundle " + std::to_string(r.bundle) + (r.awaited ? ", awaited" : "") +
+           ", ready: " + numbers(r.ready);
+  }
+
   std::string operator()(const Define& e) const {
     CallKey key{e.request.set, e.request.name, 0};
     return "define " + std::to_string(e.id) + " = " + text_of(key) + ": " + text_of(e.request);
@@ -47,6 +62,7 @@ struct Text {
   std::string operator()(const Run& e) const {
     std::string text = "run " + std::to_string(e.bucket) + " in set " + std::to_string(e.set) + ":";
     for (const Item& item : e.items) text += call(item.id, item.sequence);
+    if (!e.bundles.empty()) text += "; bundles" + numbers(e.bundles);
     return text;
   }
   std::string operator()(const Result& e) const {
@@ -72,6 +88,11 @@ struct Text {
   std::string operator()(const Inform& e) const {
     return "rank " + std::to_string(e.to) + " reads: " + e.text;
   }
+  std::string operator()(const Bundle& e) const {
+    return "bundle " + std::to_string(e.id) + " in set " + std::to_string(e.set) + ":" +
+           numbers(e.ids);
+  }
+  std::string operator()(const Unbundle& e) const { return "unbundle " + std::to_string(e.id); }
 };
 
 }  // namespace

@@ -88,7 +88,10 @@ bool VirtualRank::submit(int index) {
     request.signature.root = removed;
   }
   bool named = !request.name.empty();
-  if (known && named && name_of(id, request.name).call >= 0) return false;  // a careful user waits
+  if (known && named && name_of(id, request.name).call >= 0) {  // a careful user waits
+    await({name_of(id, request.name).call});
+    return false;
+  }
   ++in_flight_;
   if (aborted_) {
     end(index, kPeerGone);
@@ -125,19 +128,42 @@ void VirtualRank::report_call(int index, int member, Request request, OpenedSet&
   }
   if (refuses) {
     refused_.insert(index);
-    world_.report(rank_, Refuse{key, {ErrorCode::kWrongType, "refused"}});
+    report(Refuse{key, {ErrorCode::kWrongType, "refused"}});
     return;
   }
   ByteString storage;
   if (ready.id == 0) ready.request = std::move(request);
   ready.contribution = contribution_of(program_, index, member, storage);
-  world_.report(rank_, ready);
+  report(ready, index);
+}
+
+void VirtualRank::report(const Report& report, int call) {
+  bundler_.pass(report, call, passed_);
+  send();
+}
+
+void VirtualRank::send() {
+  for (const Report& report : std::exchange(passed_, {})) world_.report(rank_, report);
+}
+
+void VirtualRank::await(const std::vector<int>& calls) {
+  bundler_.await(std::vector<int64_t>(calls.begin(), calls.end()), passed_);
+  send();
 }
 
 // A call that it refused itself is over for the caller at once.
-bool VirtualRank::wait(int index) const { return refused_.contains(index) || outcome(index) != 0; }
+bool VirtualRank::wait(int index) {
+  if (refused_.contains(index) || outcome(index) != 0) return true;
+  await({index});
+  return false;
+}
 
-bool VirtualRank::wait_all(bool refused_too) const {
+bool VirtualRank::wait_all(bool refused_too) {
+  std::vector<int> all;
+  for (size_t c = 0; bundler_.withheld() > 0 && c < outcomes_.size(); ++c) {
+    if (outcomes_[c] == 0) all.push_back(static_cast<int>(c));
+  }
+  await(all);
   return std::cmp_equal(in_flight_, refused_too ? 0 : refused_.size());
 }
 
@@ -150,7 +176,7 @@ bool VirtualRank::join(int planned_set) {
   }
   if (announced_) return false;
   set->join_sent = announced_ = true;
-  world_.report(rank_, Join{id});
+  report(Join{id});
   return false;
 }
 
@@ -174,7 +200,7 @@ bool VirtualRank::pause(int64_t ns) {
 void VirtualRank::leave(bool failed) {
   left_ = true;
   if (!failed) world_.reach(rank_, std::numeric_limits<int64_t>::max());
-  world_.report(rank_, Leave{failed || aborted_, failed ? "ValueError: planned" : ""});
+  report(Leave{failed || aborted_, failed ? "ValueError: planned" : ""});
 }
 
 }  // namespace farandole::simulation

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "control/bundler.h"
 #include "program.h"
 
 namespace farandole::simulation {
@@ -84,12 +85,14 @@ class VirtualRank {
   void on(const Stop& stop);
   void on(const WhereAre& where);
   void on(const Inform& inform);
+  void on(const Bundle& bundle);
+  void on(const Unbundle& unbundle);
 
   bool perform(const Action& action);  // false: must wait
   bool submit(int call);
   void report_call(int call, int member, Request request, OpenedSet& set);
-  bool wait(int call) const;
-  bool wait_all(bool refused_too) const;
+  bool wait(int call);
+  bool wait_all(bool refused_too);
   bool join(int planned);
   bool sync(int64_t number);
   bool pause(int64_t ns);
@@ -97,6 +100,10 @@ class VirtualRank {
 
   OpenedSet* set_of(int planned, SetId& id);
   Name& name_of(SetId set, const std::string& name) { return names_[{set, name}]; }
+  void report(const Report& report, int call = -1);  // by way of the bundler
+  void send();
+  void await(const std::vector<int>& calls);
+  void take_item(const Run& run, const Item& item, std::vector<int>& calls);
   int take(const CallKey& key);  // the call that the log settles; -1: not ours
   int take(uint32_t id, uint64_t sequence);
   void end(int call, uint8_t outcome);
@@ -115,6 +122,8 @@ class VirtualRank {
   std::map<std::pair<SetId, std::string>, Name> names_;
   std::map<std::string, uint32_t> interned_;  // requests of unnamed calls
   std::vector<const Request*> by_id_;
+  Bundler bundler_;
+  std::vector<Report> passed_;
   std::vector<uint8_t> outcomes_;  // by call; 0: none yet
   int in_flight_ = 0;
   std::set<int> refused_;  // of these: calls that it refused itself

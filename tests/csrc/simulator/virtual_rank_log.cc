@@ -57,7 +57,7 @@ void VirtualRank::on(const Forget& forget) {
     if (name.id == forget.id) name.id = 0;
   }
   by_id_[forget.id] = nullptr;
-  world_.report(rank_, Forgot{forget.id});
+  report(Forgot{forget.id});
 }
 
 int VirtualRank::take(const CallKey& key) {
@@ -112,18 +112,41 @@ void VirtualRank::end(int index, uint8_t outcome) {
   if (name.call == index) name.call = -1;
 }
 
+void VirtualRank::take_item(const Run& run, const Item& item, std::vector<int>& calls) {
+  int call = take(item.id, item.sequence);
+  if (call < 0) return;
+  calls.push_back(call);
+  world_.settled(call, run, item);
+}
+
+void VirtualRank::on(const Bundle& bundle) {
+  auto set = sets_.find(bundle.set);
+  if (aborted_ || set == sets_.end()) return;
+  if (program_.sets[static_cast<size_t>(set->second.planned)].member_of(rank_) < 0) return;
+  bundler_.open(bundle,
+                [&](uint32_t id) { return name_of(by_id_[id]->set, by_id_[id]->name).reported; });
+}
+
+void VirtualRank::on(const Unbundle& unbundle) {
+  bundler_.close(unbundle.id, passed_);
+  send();
+}
+
 void VirtualRank::on(const Run& run) {
   std::vector<int> calls;
-  for (const Item& item : run.items) {
-    int call = take(item.id, item.sequence);
-    if (call < 0) continue;
-    calls.push_back(call);
-    world_.settled(call, run, item);
-  }
   auto found = sets_.find(run.set);
   if (found == sets_.end()) return;
   OpenedSet& set = found->second;
-  if (program_.sets[static_cast<size_t>(set.planned)].member_of(rank_) < 0) return;
+  const PlannedSet& planned_set = program_.sets[static_cast<size_t>(set.planned)];
+  if (planned_set.member_of(rank_) < 0) return;
+  for (const Item& item : run.items) take_item(run, item, calls);
+  for (uint32_t bundle : run.bundles) {
+    if (aborted_) break;
+    for (uint32_t id : bundler_.ids_of(bundle)) {
+      bool average = by_id_[id]->signature.reduce_op == ReduceOp::kAverage;
+      take_item(run, {id, 0, average ? std::ssize(planned_set.ranks) : 1, {}, {}}, calls);
+    }
+  }
   set.lane.emplace_back(run.bucket, std::move(calls));
   if (set.lane.size() == 1) world_.start_lane(rank_, run.set);
 }
@@ -135,7 +158,7 @@ void VirtualRank::finish_bucket(SetId id) {
   set.lane.pop_front();
   for (int call : calls) end(call, kDone);
   bool lowest = program_.sets[static_cast<size_t>(set.planned)].ranks.front() == rank_;
-  if (lowest) world_.report(rank_, Done{id, bucket});
+  if (lowest) report(Done{id, bucket});
   if (!set.lane.empty()) world_.start_lane(rank_, id);
 }
 
@@ -183,6 +206,7 @@ void VirtualRank::on(const CloseSet& close) {
 
 void VirtualRank::on(const Abort&) {
   if (std::exchange(aborted_, true)) fail("the job is aborted twice");
+  bundler_.clear();
   for (size_t call = 0; call < outcomes_.size(); ++call) {
     bool in_flight = false;
     const PlannedCall& mine = planned(static_cast<int>(call));

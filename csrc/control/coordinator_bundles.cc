@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prediction. What a set repeats step after step is cut into bundles, and a member that is ready for all
+// of one says so once. A bundle changes how readiness is told and nothing else: whatever is irregular is
+// turned back into the reports that it stands for.
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "control/coordinator.h"
+#include "control/open_bundle.h"
+#include "core/error.h"
+
+namespace farandole {
+namespace {
+
+// A rank may withhold what another waits for by means that nobody here sees: not for longer than this.
+constexpr int64_t kPatience = 500'000'000;
+
+int64_t patience(const Coordinator::Settings& settings) {
+  int64_t patience = kPatience;
+  for (int64_t limit : {settings.stall_warn_ns, settings.stall_abort_ns}) {
+    if (limit > 0) patience = std::min(patience, limit / 2);
+  }
+  return patience;
+}
+
+Ready plain(uint32_t id) {
+  Ready ready;
+  ready.id = id;
+  ready.contribution.has_input = true;
+  return ready;
+}
+
+// What a rank may leave out of its report: an allreduce that all have an input for.
+bool regular(const Call& call) {
+  const Request& request = call.request();
+  return call.key().named() && request.group.empty() && request.signature.op == Op::kAllreduce &&
+         call.absent_members().empty();
+}
+
+}  // namespace
+
+OpenBundle& Coordinator::bundle_of(uint32_t id) {
+  auto found = bundles_.find(id);
+  if (found == bundles_.end()) {
+    throw Error(ErrorCode::kInternal, "a rank reports an unknown bundle");
+  }
+  return *found->second;
+}
+
+void Coordinator::begin_round(OpenBundle& bundle, int64_t now_ns) {
+  if (!bundle.idle()) return;
+  bundle.since_ns = now_ns;
+  next_tick_ns_ = std::min(next_tick_ns_, now_ns + patience(settings_));
+}
+
+void Coordinator::on(Rank from, const ReadyAll& ready, int64_t now_ns) {
+  OpenBundle& bundle = bundle_of(ready.bundle);
+  Set* set = set_of(bundle.set, from);
+  if (!set || bundle.closing || bundle.open > 0) {
+    for (uint32_t id : bundle.ids) on(from, plain(id), now_ns);
+    return;
+  }
+  begin_round(bundle, now_ns);
+  if (!bundle.arrived.insert(member_of(*set, from))) {
+    throw Error(ErrorCode::kInternal, "a rank reported a bundle twice before it was done");
+  }
+  if (!bundle.arrived.full()) return;
+  bundle.queued = true;
+  set->ready.push_back(&bundle);
+}
+
+void Coordinator::on(Rank from, const Split& split, int64_t now_ns) {
+  OpenBundle& bundle = bundle_of(split.bundle);
+  Set* set = set_of(bundle.set, from);
+  if (!bundle.split.insert(from)) {
+    throw Error(ErrorCode::kInternal, "a rank gave up a bundle twice");
+  }
+  for (int32_t position : split.ready) {
+    if (position < 0 || std::cmp_greater_equal(position, bundle.ids.size())) {
+      throw Error(ErrorCode::kInternal, "a rank reports what is not in the bundle");
+    }
+  }
+  if (!bundle.closing) unbundle(bundle, now_ns);
+  if (split.awaited && set) {
+    set->cycle.mistrust();
+    if (!split.ready.empty()) {
+      auto last = static_cast<size_t>(split.ready.back());
+      registry_.at(bundle.ids[last])->ends_bundle = true;
+    }
+  }
+  for (int32_t position : split.ready) {
+    on(from, plain(bundle.ids[static_cast<size_t>(position)]), now_ns);
+  }
+  if (bundle.split.count() < bundle.members) return;
+  for (uint32_t id : bundle.ids) --registry_.at(id)->uses;
+  bundles_.erase(bundle.id);
+}
+
+// Who has reported the bundle in this round has reported its calls.
+void Coordinator::spill(OpenBundle& bundle, int64_t now_ns) {
+  if (bundle.arrived.empty()) return;
+  const Set& set = *sets_.at(bundle.set);
+  auto members = bundle.arrived.members();
+  bundle.end_round();
+  for (uint32_t id : bundle.ids) {
+    for (int32_t m : members) on(set.ranks[static_cast<size_t>(m)], plain(id), now_ns);
+  }
+}
+
+void Coordinator::unbundle(OpenBundle& bundle, int64_t now_ns) {
+  if (std::exchange(bundle.closing, true)) return;
+  for (uint32_t id : bundle.ids) registry_.at(id)->bundle = nullptr;
+  log_.push_back(Unbundle{bundle.id});
+  Set& set = *sets_.at(bundle.set);
+  std::erase_if(set.ready, [&](const auto& waiting) {
+    auto* queued = std::get_if<OpenBundle*>(&waiting);
+    return queued && *queued == &bundle;
+  });
+  set.cycle.restart();
+  spill(bundle, now_ns);
+}
+
+void Coordinator::unbundle_all(const Set& set, int64_t now_ns) {
+  for (auto& [id, bundle] : bundles_) {
+    if (bundle->set == set.id) unbundle(*bundle, now_ns);
+  }
+}
+
+void Coordinator::unbundle_late(int64_t now_ns) {
+  for (auto& [id, bundle] : bundles_) {
+    if (bundle->waits() && now_ns >= bundle->since_ns + patience(settings_)) {
+      unbundle(*bundle, now_ns);
+    }
+  }
+}
+
+int64_t Coordinator::next_unbundling() const {
+  int64_t next = std::numeric_limits<int64_t>::max();
+  for (auto& [id, bundle] : bundles_) {
+    if (bundle->waits()) next = std::min(next, bundle->since_ns + patience(settings_));
+  }
+  return next;
+}
+
+// A call was published.
+void Coordinator::may_bundle(Set& set, const Call& call) {
+  if (settings_.bundles <= 0 || registry_.at(call.id())->bundle) return;
+  if (regular(call)) set.cycle.saw(call.id());
+}
+
+// At the end of a step that has come often enough: all its calls have been published equally often, so
+// every rank knows from the log which round it is in. Half of the ids stay free to be evicted.
+void Coordinator::bundle_up(Set& set) {
+  if (settings_.bundles <= 0 || !set.cycle.settled()) return;
+  if (!set.joined.empty() || !set.left.empty()) return set.cycle.restart();
+  std::vector<uint32_t> ids = set.cycle.ids();
+  size_t bytes = 0, pinned = ids.size();
+  for (auto& [id, bundle] : bundles_) pinned += bundle->ids.size();
+  if (pinned > settings_.capacity / 2) return set.cycle.restart();
+  for (uint32_t id : ids) {
+    const Definition* definition = registry_.at(id);
+    bool fits = definition && !definition->forgetting && !definition->bundle &&
+                definition->published && definition->request.set == set.id &&
+                !definition->request.name.empty() && !definition->call.is_open();
+    if (!fits) return;
+    bytes += definition->request.signature.bytes();
+  }
+  auto parts = static_cast<size_t>(settings_.bundles);
+  size_t target = std::max(settings_.bundle_bytes, (bytes + parts - 1) / parts);
+  target = std::min(target, settings_.fusion_bytes);
+  std::vector<uint32_t> next;
+  size_t next_bytes = 0;
+  for (uint32_t id : ids) {
+    const Definition& definition = *registry_.at(id);
+    next.push_back(id);
+    next_bytes += definition.request.signature.bytes();
+    if (next_bytes < target && !definition.ends_bundle && id != ids.back()) continue;
+    open_bundle(set, std::exchange(next, {}), std::exchange(next_bytes, 0));
+  }
+  set.cycle.restart();
+}
+
+// One call is no bundle: it may travel with its report.
+void Coordinator::open_bundle(Set& set, std::vector<uint32_t> ids, size_t bytes) {
+  if (ids.size() < 2) return;
+  auto bundle = std::make_unique<OpenBundle>();
+  bundle->id = next_bundle_++;
+  bundle->set = set.id;
+  bundle->bytes = bytes;
+  bundle->members = set.members();
+  bundle->arrived = MemberMask(set.members());
+  bundle->split = MemberMask(settings_.size);
+  for (uint32_t id : ids) {
+    Definition& definition = *registry_.at(id);
+    definition.bundle = bundle.get();
+    ++definition.uses;
+  }
+  log_.push_back(Bundle{bundle->id, set.id, ids});
+  bundle->ids = std::move(ids);
+  bundles_[bundle->id] = std::move(bundle);
+}
+
+}  // namespace farandole

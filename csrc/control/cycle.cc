@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "control/cycle.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace farandole {
+
+void Cycle::saw(uint32_t id) {
+  if (seen_.contains(id)) {  // a step ends where its first call comes again
+    repeats_ = 0;
+    previous_ = std::exchange(seen_, {});
+    order_.clear();
+  }
+  seen_.insert(id);
+  order_.push_back(id);
+  if (seen_.size() != previous_.size() || seen_ != previous_) return;
+  ++repeats_;
+  whole_ = std::exchange(order_, {});
+  seen_.clear();
+}
+
+void Cycle::restart() {
+  repeats_ = 0;
+  previous_.clear();
+  seen_.clear();
+  order_.clear();
+}
+
+void Cycle::mistrust() {
+  wanted_ = std::min(2 * wanted_, kMaxWanted);
+  restart();
+}
+
+}  // namespace farandole

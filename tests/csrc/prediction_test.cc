@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bundles, from the ranks' end to the log and back: what a step costs, and every way out.
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "control/bundler.h"
+#include "coordinator_harness.h"
+
+namespace farandole {
+namespace {
+
+// Ranks that submit named tensors by way of their bundlers. A log entry reaches all at once.
+class Steps {
+ public:
+  explicit Steps(int size, int bundles = 2)
+      : size_(size), bundlers_(size_t(size)), job_([&] {
+          Coordinator::Settings settings = Job::settings(size);
+          settings.bundles = bundles;
+          settings.bundle_bytes = 0;
+          return settings;
+        }()) {}
+
+  // Tensor t of rank r; its handle is t + 1.
+  void submit(Rank r, int t, const Contribution& given = input(),
+              std::vector<int64_t> shape = {1000}) {
+    Ready ready;
+    ready.request = tensor("t" + std::to_string(t), std::move(shape));
+    for (auto& [id, known] : job_.table()) {
+      if (known.name == ready.request.name && known.signature == ready.request.signature)
+        ready.id = id;
+    }
+    ready.contribution = given;
+    if (ready.id != 0) under_way_.insert({r, ready.id});
+    send(r, [&](auto& out) { bundler(r).pass(ready, t + 1, out); });
+  }
+  void submit_all(int t) {
+    for (Rank r = 0; r < size_; ++r) submit(r, t);
+  }
+  void await(Rank r, int t) {
+    int64_t handle = t + 1;
+    send(r, [&](auto& out) { bundler(r).await({&handle, 1}, out); });
+  }
+  void report(Rank r, const Report& report) {
+    send(r, [&](auto& out) { bundler(r).pass(report, 0, out); });
+  }
+  Log publish() { return read(job_.publish()); }
+  Log tick_at(int64_t seconds) {
+    job_.at(seconds);
+    return read(job_.tick());
+  }
+  // All tensors by all ranks; what the log says.
+  Log step(int tensors) {
+    Log log;
+    for (int t = 0; t < tensors; ++t) submit_all(t);
+    for (Log part = publish(); !part.empty(); part = publish()) {
+      log.insert(log.end(), part.begin(), part.end());
+    }
+    return log;
+  }
+  // Until there are bundles.
+  void learn(int tensors) {
+    for (int i = 0; i < 3; ++i) step(tensors);
+    CHECK(job_.coordinator().bundles() > 0);
+  }
+  int reports() const { return job_.reports(); }
+  Job& job() { return job_; }
+  Bundler& bundler(Rank r) { return bundlers_[static_cast<size_t>(r)]; }
+
+ private:
+  void send(Rank r, const std::function<void(std::vector<Report>&)>& make) {
+    std::vector<Report> out;
+    make(out);
+    for (const Report& report : out) job_.report(r, report);
+  }
+  Log read(Log log) {
+    for (const Entry& entry : log) {
+      for (Rank r = 0; r < size_; ++r) {
+        auto under_way = [&](uint32_t id) { return under_way_.contains({r, id}); };
+        if (auto* bundle = std::get_if<Bundle>(&entry)) bundler(r).open(*bundle, under_way);
+        if (auto* gone = std::get_if<Unbundle>(&entry)) {
+          send(r, [&](auto& out) { bundler(r).close(gone->id, out); });
+        }
+      }
+      if (auto* run = std::get_if<Run>(&entry)) settle(*run);  // its bytes move at once
+    }
+    return log;
+  }
+  void settle(const Run& run) {
+    job_.report(0, Done{run.set, run.bucket});
+    std::vector<uint32_t> ids;
+    for (const Item& item : run.items) ids.push_back(item.id);
+    for (uint32_t bundle : run.bundles) {
+      for (uint32_t id : bundler(0).ids_of(bundle)) ids.push_back(id);
+    }
+    for (uint32_t id : ids) std::erase_if(under_way_, [&](auto& key) { return key.second == id; });
+  }
+
+  int size_;
+  std::vector<Bundler> bundlers_;
+  Job job_;
+  std::set<std::pair<Rank, uint32_t>> under_way_;
+};
+
+size_t calls_in(const Run& run, Steps& steps) {
+  size_t calls = run.items.size();
+  for (uint32_t bundle : run.bundles) calls += steps.bundler(0).ids_of(bundle).size();
+  return calls;
+}
+
+}  // namespace
+
+TEST(a_repeated_step_costs_a_report_a_bundle) {
+  Steps steps(3);
+  steps.learn(10);
+  CHECK_EQ(steps.job().coordinator().bundles(), size_t{2});
+  int before = steps.reports();
+  Log log = steps.step(10);
+  size_t calls = 0, runs = 0;
+  for (const Run& run : all<Run>(log)) {
+    CHECK(run.items.empty());
+    calls += calls_in(run, steps);
+    ++runs;
+  }
+  CHECK_EQ(calls, size_t{10});
+  CHECK_EQ(static_cast<size_t>(steps.reports() - before), 3 * 2 + runs);  // and Done
+}
+
+TEST(a_bundle_starts_before_the_step_ends_and_when_all_are_ready) {
+  Steps steps(2);
+  steps.learn(4);
+  for (int t : {1, 0}) steps.submit(0, t);
+  for (int t : {0, 1, 2}) steps.submit(1, t);  // in another order
+  CHECK_EQ(kinds(steps.publish()), "run");
+  steps.submit(1, 3);
+  CHECK_EQ(kinds(steps.publish()), "");
+}
+
+TEST(it_can_be_switched_off) {
+  Steps steps(2, 0);
+  for (int i = 0; i < 5; ++i) steps.step(4);
+  CHECK_EQ(steps.job().coordinator().bundles(), size_t{0});
+}
+
+TEST(who_waits_for_a_part_sends_it_and_the_next_bundles_end_there) {
+  Steps steps(2, 1);
+  steps.learn(4);
+  for (Rank r : {0, 1}) {
+    steps.submit(r, 0);
+    steps.submit(r, 1);
+  }
+  CHECK_EQ(kinds(steps.publish()), "");
+  steps.await(0, 1);  // rank 1 waits for nothing, and yet is heard of
+  CHECK_EQ(kinds(steps.publish()), "unbundle");
+  CHECK_EQ(only<Run>(steps.publish()).items.size(), size_t{2});
+  for (int t : {2, 3}) steps.submit_all(t);
+  CHECK_EQ(only<Run>(steps.publish()).items.size(), size_t{2});
+  CHECK_EQ(steps.job().coordinator().bundles(), size_t{0});
+  for (int i = 0; i < 3; ++i) steps.step(4);
+  CHECK_EQ(steps.job().coordinator().bundles(), size_t{0});  // looks twice as long
+  steps.step(4);
+  CHECK_EQ(steps.job().coordinator().bundles(), size_t{2});
+  for (int t : {0, 1}) steps.submit_all(t);
+  Run run = only<Run>(steps.publish());
+  CHECK_EQ(calls_in(run, steps), size_t{2});
+}
+
+// Rank 1 will submit the rest only when rank 0 has what it waits for: nobody here can see that.
+TEST(nothing_is_withheld_for_long_from_a_rank_that_is_ready) {
+  Steps steps(2, 1);
+  steps.learn(2);
+  steps.submit(1, 0);
+  steps.submit(0, 0);
+  steps.submit(0, 1);  // the whole bundle
+  CHECK_EQ(kinds(steps.publish()), "");
+  CHECK(steps.job().coordinator().next_tick() <= 1'000'000'000);
+  CHECK_EQ(kinds(steps.tick_at(1)), "unbundle");
+  CHECK_EQ(only<Run>(steps.publish()).items.size(), size_t{1});
+  steps.submit(1, 1);
+  CHECK_EQ(only<Run>(steps.publish()).items.size(), size_t{1});
+}
+
+TEST(every_deviation_ends_prediction_and_nothing_else) {
+  const std::vector<std::pair<const char*, std::function<void(Steps&)>>> deviations = {
+      {"no input", [](Steps& s) { s.submit(1, 1, no_input()); }},
+      {"a changed request on both",
+       [](Steps& s) {
+         s.submit(0, 1, input(), {7});
+         s.submit(1, 1, input(), {7});
+       }},
+      {"a refusal",
+       [](Steps& s) {
+         s.report(1, Refuse{{kWorldSet, "t1", 0}, {ErrorCode::kWrongType, "refused"}});
+       }},
+      {"a join", [](Steps& s) { s.report(1, Join{kWorldSet}); }},
+  };
+  for (auto& [what, deviate] : deviations) {
+    std::fprintf(stderr, "     %s\n", what);
+    Steps steps(2, 1);
+    steps.learn(3);
+    steps.submit(0, 0);
+    steps.submit(1, 0);
+    deviate(steps);
+    steps.submit(0, 2);
+    Log log;
+    for (int i = 0; i < 3; ++i) {
+      Log part = steps.publish();
+      log.insert(log.end(), part.begin(), part.end());
+    }
+    CHECK(std::holds_alternative<Unbundle>(log.front()));
+    CHECK_EQ(steps.bundler(0).withheld(), 0);
+    CHECK_EQ(steps.bundler(1).withheld(), 0);
+    bool first = false;  // what both had submitted has run
+    for (const Run& run : all<Run>(log)) {
+      for (const Item& item : run.items) first |= steps.job().table().at(item.id).name == "t0";
+    }
+    CHECK(first);
+    CHECK_EQ(steps.job().coordinator().bundles(), size_t{0});
+  }
+}
+
+TEST(a_rank_that_leaves_ends_prediction) {
+  Steps steps(2, 1);
+  steps.learn(3);
+  for (int t : {0, 1, 2}) steps.submit(0, t);
+  steps.report(1, Leave{});
+  Log log = steps.publish();
+  CHECK_EQ(all<Unbundle>(log).size(), size_t{1});
+  CHECK_EQ(all<Fail>(log).size(), size_t{3});
+  for (const Fail& fail : all<Fail>(log)) contains(fail.failure.text, "rank 1 finished normally");
+}
+
+// A round may have begun when the bundle comes: some of it was reported call by call.
+TEST(a_rank_that_has_begun_the_round_ends_it_call_by_call) {
+  Bundler bundler;
+  bundler.open({1, kWorldSet, {5, 6, 7}}, [](uint32_t id) { return id == 6; });
+  auto sent = [&](uint32_t id) {
+    Ready ready;
+    ready.id = id;
+    ready.contribution.has_input = true;
+    std::vector<Report> out;
+    bundler.pass(ready, id, out);
+    return out;
+  };
+  for (uint32_t id : {7, 5}) CHECK(std::holds_alternative<Ready>(sent(id).at(0)));
+  for (uint32_t id : {6, 7}) CHECK(sent(id).empty());
+  CHECK(std::holds_alternative<ReadyAll>(sent(5).at(0)));
+}
+
+TEST(both_ways_of_reporting_meet_in_one_round) {
+  Job job(2);
+  for (int step = 0; step < 3; ++step) {
+    for (const char* name : {"a", "b"}) job.submit_all(tensor(name));
+    for (const Run& run : all<Run>(job.publish())) job.report(0, Done{run.set, run.bucket});
+    job.publish();
+  }
+  CHECK_EQ(job.coordinator().bundles(), size_t{1});
+  job.report(0, ReadyAll{1});
+  job.submit(1, tensor("a"));  // had not read of it
+  CHECK_EQ(only<Run>(job.publish()).items.size(), size_t{1});
+  job.submit(1, tensor("b"));
+  Run run = only<Run>(job.publish());
+  CHECK_EQ(run.items.size(), size_t{1});
+  job.report(0, Done{run.set, run.bucket});
+  job.report(1, ReadyAll{1});
+  job.report(0, ReadyAll{1});
+  CHECK_EQ(only<Run>(job.publish()).bundles.size(), size_t{1});
+}
+
+TEST(a_rank_that_breaks_the_rules_is_found_out) {
+  auto fails = [](const std::function<void(Job&)>& act) {
+    Job job(2);
+    for (int step = 0; step < 3; ++step) {
+      for (const char* name : {"a", "b"}) job.submit_all(tensor(name));
+      job.publish();
+      job.report(0, Done{kWorldSet, static_cast<uint64_t>(step) + 1});
+    }
+    job.publish();
+    try {
+      act(job);
+    } catch (const Error& error) {
+      CHECK_EQ(error.code(), ErrorCode::kInternal);
+      return true;
+    }
+    return false;
+  };
+  CHECK(fails([](Job& job) { job.report(0, ReadyAll{9}); }));
+  CHECK(fails([](Job& job) { job.report(0, Split{1, false, {2}}); }));
+  CHECK(fails([](Job& job) { job.report(0, Split{1, false, {-1}}); }));
+  CHECK(fails([](Job& job) {
+    job.report(0, ReadyAll{1});
+    job.report(0, ReadyAll{1});
+  }));
+  CHECK(fails([](Job& job) {
+    job.report(0, Split{1, false, {}});
+    job.report(0, Split{1, false, {}});
+  }));
+  CHECK(!fails([](Job& job) { job.report(0, ReadyAll{1}); }));
+}
+
+}  // namespace farandole
