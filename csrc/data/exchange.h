@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "data/fusion_plan.h"
 
@@ -14,16 +16,22 @@ namespace farandole {
 class Exchange {
  public:
   virtual ~Exchange() = default;
-  // Stage phase: makes my `input` bytes of the range reachable.
-  virtual void offer(uint64_t block, const Range& range, const std::byte* input) = 0;
+  // Stage phase, first: what follows belongs to this block.
+  virtual void open(uint64_t number, const Block& block) = 0;
+  // Stage phase: makes my input of the range reachable. True: peers read the input itself.
+  virtual bool offer(uint64_t block, const Range& range, const Part& part) = 0;
+  // Stage phase: a member will reduce this range for me; it may write into my output itself.
+  virtual void expect(uint64_t block, const Range& range, const Part& part) = 0;
   // Reduce phase: `member`'s input of the range.
   virtual const std::byte* reach(uint64_t block, const Range& range, int member) = 0;
-  // Reduce phase: where a result must be written so that peers reach it; may be `output` itself.
-  virtual std::byte* result(uint64_t block, const Range& range, std::byte* output) = 0;
-  // Consume phase: copies what range.member offered or reduced to `output`.
-  virtual void fetch(uint64_t block, const Range& range, std::byte* output) = 0;
-  // Whether peers read my buffers: then a bucket is finished only when all have consumed it.
-  virtual bool reads_private_memory() const = 0;
+  // Reduce phase: where all must be written that peers expect; appended to `targets`.
+  virtual void deliver(uint64_t block, const Range& range, std::vector<std::byte*>& targets) = 0;
+  // Reduce phase: room for the range that nobody looks at any more.
+  virtual std::byte* scratch(uint64_t block, const Range& range) = 0;
+  // Consume phase: copies what range.member offered or reduced to my output, unless it lies there.
+  virtual void fetch(uint64_t block, const Range& range, const Part& part) = 0;
+  // Drops a bucket in flight: afterwards no peer changes what is in these buffers.
+  virtual void abandon(std::span<const Part> parts) = 0;
 };
 
 }  // namespace farandole

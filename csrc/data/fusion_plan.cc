@@ -10,9 +10,6 @@
 namespace farandole {
 namespace {
 
-// A run ends here, so that a block of a thousand tiny tensors is still a short step.
-constexpr size_t kMostPartsInRun = 1024;
-
 constexpr size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
 
 }  // namespace
@@ -24,6 +21,7 @@ void Block::clear() {
   receives.clear();
   sources.clear();
   combines = false;
+  whole = false;
   owners = 0;
 }
 
@@ -124,6 +122,7 @@ bool FusionPlan::fill_allreduce(Block& block) {
   block.combines = true;
   const auto members = static_cast<size_t>(members_);
   if (members == 1 || bytes * members <= direct_bytes_) {
+    block.whole = true;
     for (const Range& segment : segments_) add_direct(block, segment);
     return true;
   }

@@ -30,8 +30,11 @@ struct Block {
   std::vector<Range> receives;   // consume: what others sent or reduced, into my output
   std::vector<int32_t> sources;  // the members that `receives` come from
   bool combines = false;         // nobody reduces before all members have staged
+  bool whole = false;            // every member reduces all of it
   int owners = 0;  // members [0, owners) reduce a stripe each, which the others receive
 
+  // Whether peers look at what this member stages: else its slot may still be in use for an older block.
+  bool shows() const { return !sends.empty() || owners > 0; }
   void clear();  // keeps the capacity: in the long run planning allocates nothing
 };
 
@@ -39,6 +42,8 @@ class FusionPlan {
  public:
   // Stripes begin at cache lines, so an element is never cut.
   static constexpr size_t kAlignment = 64;
+  // So that a block of a thousand tiny tensors is still a short step: no block has parts of two runs.
+  static constexpr size_t kMostPartsInRun = 1024;
 
   // block_bytes: a multiple of kAlignment, at least kAlignment * members. An allreduce block is reduced
   // whole by every member, one hop between members instead of two, if the members' inputs of it come

@@ -13,15 +13,34 @@ namespace farandole {
 namespace {
 
 constexpr size_t kPageBytes = 4096;
+// What is reduced is still in the nearest cache when it is copied to the other targets.
+constexpr size_t kChunkBytes = 32 * 1024;
 
-size_t slots_begin(int members) {  // the counters fill pages of their own
-  return (HostProgressTable::bytes_needed(members) + kPageBytes - 1) / kPageBytes * kPageBytes;
+size_t pages(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
+
+// Counters, tables of addresses and slots fill pages of their own.
+size_t tables_begin(int members) { return pages(HostProgressTable::bytes_needed(members)); }
+size_t slots_begin(int members, int slots) {
+  return tables_begin(members) + pages(MappedExchange::bytes_needed(members, slots));
+}
+
+std::unique_ptr<Exchange> make_exchange(const HostPlane::Setup& setup) {
+  const StagedExchange staged(setup.memory + slots_begin(setup.members, setup.slots), setup.member,
+                              setup.block_bytes, setup.slots);
+  if (setup.arenas == nullptr || setup.members == 1) {
+    return std::make_unique<StagedExchange>(staged);
+  }
+  return std::make_unique<MappedExchange>(
+      MappedExchange::Setup{setup.memory + tables_begin(setup.members), setup.member, setup.slots,
+                            setup.locals},
+      *setup.arenas, staged);
 }
 
 const HostPlane::Setup& checked(const HostPlane::Setup& setup) {
   const bool aligned = reinterpret_cast<uintptr_t>(setup.memory) % FusionPlan::kAlignment == 0;
   const bool complete = setup.members >= 1 && setup.slots >= 1 && setup.memory != nullptr &&
-                        setup.bells.size() == static_cast<size_t>(setup.members);
+                        setup.bells.size() == static_cast<size_t>(setup.members) &&
+                        (setup.arenas == nullptr || setup.locals.size() == setup.bells.size());
   if (!aligned || !complete ||
       setup.bytes < HostPlane::bytes_needed(setup.members, setup.block_bytes, setup.slots)) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -41,9 +60,8 @@ bool overlap_in_part(const std::byte* a, const std::byte* b, size_t bytes) {
 }  // namespace
 
 size_t HostPlane::bytes_needed(int members, size_t block_bytes, int slots) {
-  if (members == 1) return slots_begin(1);  // nothing is ever staged
-  return slots_begin(members) +
-         static_cast<size_t>(members) * static_cast<size_t>(slots) * block_bytes;
+  if (members == 1) return tables_begin(1);  // nothing is ever staged
+  return slots_begin(members, slots) + StagedExchange::bytes_needed(members, block_bytes, slots);
 }
 
 HostPlane::HostPlane(const Setup& setup)
@@ -52,12 +70,9 @@ HostPlane::HostPlane(const Setup& setup)
       slots_(static_cast<uint64_t>(setup.slots)),
       bells_(setup.bells),
       progress_(setup.memory, setup.members),
-      staged_exchange_(setup.memory + slots_begin(setup.members), setup.member, setup.block_bytes,
-                       setup.slots),
-      exchange_(staged_exchange_),
+      exchange_(make_exchange(setup)),
       plan_(setup.member, setup.members, setup.block_bytes, setup.direct_bytes),
-      blocks_(slots_ + 1),
-      inputs_(static_cast<size_t>(setup.members)) {}
+      blocks_(slots_ + 1) {}
 
 bool HostPlane::can_carry_out(const Signature& signature) {
   if (signature.device != kCpuDevice) return false;
@@ -101,6 +116,7 @@ Progress HostPlane::step() {
 bool HostPlane::ready() const { return can_consume() || can_reduce() || can_stage() || finished(); }
 
 void HostPlane::abort() {
+  if (!finished()) exchange_->abandon(parts_);
   aborted_ = true;
   parts_ = {};
 }
@@ -108,7 +124,7 @@ void HostPlane::abort() {
 bool HostPlane::can_stage() const {
   if (!has_next_ || staged_ >= consumed_ + slots_) return false;
   // A result needs no such look at its slot: it waits for all to have staged, so to have consumed.
-  if (block(staged_).sends.empty() || staged_ < slots_) return true;
+  if (!block(staged_).shows() || staged_ < slots_) return true;
   return progress_.all_reached(&HostProgress::consumed, staged_ + 1 - slots_);
 }
 
@@ -127,16 +143,23 @@ bool HostPlane::can_consume() const {
 
 bool HostPlane::finished() const {
   if (has_next_ || consumed_ < staged_) return false;
-  return !exchange_.reads_private_memory() ||
-         progress_.all_reached(&HostProgress::consumed, consumed_);
+  return progress_.all_reached(&HostProgress::consumed, shown_);
 }
 
 void HostPlane::plan_next() { has_next_ = plan_.next(block(staged_)); }
 
 void HostPlane::stage() {
   const Block& current = block(staged_);
+  exchange_->open(staged_, current);
   for (const Range& range : current.sends) {
-    exchange_.offer(staged_, range, parts_[range.part].input + range.input);
+    const bool shown = exchange_->offer(staged_, range, parts_[range.part]);
+    // Who has received all stripes of a block knows that their owners have read its inputs.
+    if (shown && current.owners == 0) shown_ = staged_ + 1;
+  }
+  if (current.owners > 0) {
+    for (const Range& range : current.receives) {
+      exchange_->expect(staged_, range, parts_[range.part]);
+    }
   }
   for (const Range& range : current.keeps) keep(range);
   publish(&HostProgress::staged, ++staged_);
@@ -164,26 +187,42 @@ void HostPlane::reduce() {
 
 void HostPlane::reduce_range(const Block& block, const Range& range) {
   const Part& part = parts_[range.part];
-  const Signature& signature = part.signature;
   std::byte* const output = part.output == nullptr ? nullptr : part.output + range.output;
   const bool shared = block.owners > 0;
   if (!shared && output == nullptr) return;
-  size_t present = 0;
+  inputs_.clear();
   for (int member = 0; member < members_; ++member) {
     if (!part.has(member)) continue;
-    inputs_[present++] =
-        member == member_ ? part.input + range.input : exchange_.reach(reduced_, range, member);
+    inputs_.push_back(member == member_ ? part.input + range.input
+                                        : exchange_->reach(reduced_, range, member));
   }
-  const bool through_slot = shared || overwrites_own_input(part, range);
-  std::byte* const slot = through_slot ? exchange_.result(reduced_, range, output) : output;
+  targets_.clear();
   // What peers wait for is reduced at home and copied: the slot's cache lines are still the peers', and
   // a copy takes lines over faster than the kernels' stores do.
-  std::byte* const first = shared && output != nullptr ? output : slot;
-  std::byte* const second = first == output ? slot : output;
-  kernels::reduce(signature.dtype, signature.reduce_op, first, inputs_.data(),
-                  static_cast<int>(present), range.bytes / size_of(signature.dtype),
-                  factors_of(part));
-  if (second != nullptr && second != first) kernels::copy(second, first, range.bytes);
+  if (!shared && overwrites_own_input(part, range)) {
+    targets_.push_back(exchange_->scratch(reduced_, range));
+    combine(part, range.bytes, range.bytes);
+    kernels::copy(output, targets_.front(), range.bytes);
+    return;
+  }
+  if (output != nullptr) targets_.push_back(output);
+  if (shared) exchange_->deliver(reduced_, range, targets_);
+  combine(part, range.bytes, shared ? kChunkBytes : range.bytes);
+}
+
+// Reduces inputs_ into all of targets_, `step` bytes at a time.
+void HostPlane::combine(const Part& part, size_t bytes, size_t step) {
+  const Signature& signature = part.signature;
+  for (size_t at = 0; at < bytes; at += step) {
+    const size_t length = std::min(step, bytes - at);
+    chunk_.clear();
+    for (const std::byte* input : inputs_) chunk_.push_back(input + at);
+    std::byte* const first = targets_.front() + at;
+    kernels::reduce(signature.dtype, signature.reduce_op, first, chunk_.data(),
+                    static_cast<int>(chunk_.size()), length / size_of(signature.dtype),
+                    factors_of(part));
+    for (size_t i = 1; i < targets_.size(); ++i) kernels::copy(targets_[i] + at, first, length);
+  }
 }
 
 // Reducescatter in place: the share moves to the buffer's start, maybe over bytes of this very range.
@@ -194,8 +233,8 @@ bool HostPlane::overwrites_own_input(const Part& part, const Range& range) const
 
 void HostPlane::consume() {
   for (const Range& range : block(consumed_).receives) {
-    std::byte* const output = parts_[range.part].output;
-    if (output != nullptr) exchange_.fetch(consumed_, range, output + range.output);
+    const Part& part = parts_[range.part];
+    if (part.output != nullptr) exchange_->fetch(consumed_, range, part);
   }
   publish(&HostProgress::consumed, ++consumed_);
   // Only the last member to consume frees the slots.

@@ -4,13 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "data/fusion_plan.h"
 #include "data/host_progress.h"
+#include "data/mapped_exchange.h"
 #include "data/plane.h"
-#include "data/staged_exchange.h"
 #include "lib/event_count.h"
 
 namespace farandole {
@@ -28,7 +29,10 @@ class HostPlane final : public Plane {
     size_t block_bytes = kBlockBytes;
     int slots = kSlots;
     size_t direct_bytes =
-        kDirectBytes;  // see FusionPlan; all but bells and member alike on all members
+        kDirectBytes;  // see FusionPlan; all but bells, member and arenas alike on all members
+    HostArenas* arenas =
+        nullptr;  // for zero copy; all members have them, or none. Outlives the plane
+    std::vector<int> locals = {};  // with arenas: the members' local ranks
   };
   static constexpr size_t kBlockBytes = 512 * 1024;
   static constexpr int kSlots = 4;
@@ -65,6 +69,7 @@ class HostPlane final : public Plane {
   void keep(const Range& range);
   void reduce_range(const Block& block, const Range& range);
   bool overwrites_own_input(const Part& part, const Range& range) const;
+  void combine(const Part& part, size_t bytes, size_t step);
   void publish(Column column, uint64_t blocks);
   void ring_peers();
 
@@ -73,17 +78,19 @@ class HostPlane final : public Plane {
   const uint64_t slots_;
   const std::vector<EventCount*> bells_;
   HostProgressTable progress_;
-  StagedExchange staged_exchange_;
-  Exchange& exchange_;  // chosen once; the same on all members
+  const std::unique_ptr<Exchange> exchange_;
   FusionPlan plan_;
   std::span<const Part> parts_;
-  std::vector<Block> blocks_;        // those in flight, and the next one to stage
-  std::vector<const void*> inputs_;  // scratch of reduce_range
-  bool has_next_ = false;            // block(staged_) is planned
+  std::vector<Block> blocks_;             // those in flight, and the next one to stage
+  std::vector<const std::byte*> inputs_;  // of reduce_range: what it combines
+  std::vector<std::byte*> targets_;       // and where to; the first is closest
+  std::vector<const void*> chunk_;        // and of its current chunk
+  bool has_next_ = false;                 // block(staged_) is planned
   bool aborted_ = false;
   uint64_t staged_ = 0;  // own copies of the three counters
   uint64_t reduced_ = 0;
   uint64_t consumed_ = 0;
+  uint64_t shown_ = 0;  // when all have consumed so many blocks, nobody reads my inputs any more
 };
 
 }  // namespace farandole

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "data/exchange.h"
 #include "kernels/kernels.h"
@@ -12,26 +14,35 @@ namespace farandole {
 
 class StagedExchange final : public Exchange {
  public:
-  // memory: `slots` slots of block_bytes for each member.
+  // memory: bytes_needed(), aligned to 64.
   StagedExchange(std::byte* memory, int member, size_t block_bytes, int slots)
       : memory_(memory),
         member_(member),
         block_bytes_(block_bytes),
         slots_(static_cast<size_t>(slots)) {}
-
-  void offer(uint64_t block, const Range& range, const std::byte* input) override {
-    kernels::copy(at(block, range, member_), input, range.bytes);
+  static size_t bytes_needed(int members, size_t block_bytes, int slots) {
+    return static_cast<size_t>(members) * static_cast<size_t>(slots) * block_bytes;
   }
+
+  void open(uint64_t, const Block&) override {}
+  bool offer(uint64_t block, const Range& range, const Part& part) override {
+    kernels::copy(at(block, range, member_), part.input + range.input, range.bytes);
+    return false;
+  }
+  void expect(uint64_t, const Range&, const Part&) override {}
   const std::byte* reach(uint64_t block, const Range& range, int member) override {
     return at(block, range, member);
   }
-  std::byte* result(uint64_t block, const Range& range, std::byte*) override {
+  void deliver(uint64_t block, const Range& range, std::vector<std::byte*>& targets) override {
+    targets.push_back(at(block, range, member_));
+  }
+  std::byte* scratch(uint64_t block, const Range& range) override {
     return at(block, range, member_);
   }
-  void fetch(uint64_t block, const Range& range, std::byte* output) override {
-    kernels::copy(output, at(block, range, range.member), range.bytes);
+  void fetch(uint64_t block, const Range& range, const Part& part) override {
+    kernels::copy(part.output + range.output, at(block, range, range.member), range.bytes);
   }
-  bool reads_private_memory() const override { return false; }
+  void abandon(std::span<const Part>) override {}
 
  private:
   std::byte* at(uint64_t block, const Range& range, int member) const {

@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/memory.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <limits>
 #include <optional>
 #include <sstream>
 #include <string>
 
+#include "core/error.h"
 #include "lib/text_file.h"
 
 namespace farandole {
 namespace {
 
+constexpr size_t kStep = size_t{64} << 20;
+constexpr const char* kRemedy =
+    "shared memory counts as memory of the control group: raise its limit (in a container "
+    "--memory, and --shm-size or /dev/shm), or start fewer ranks on this host";
 constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 
 // Where the two generations of control groups keep the same numbers.
@@ -86,6 +94,10 @@ uint64_t left_in_groups(const Generation& names) {
   return left;
 }
 
+std::string cannot_allocate(const char* label, size_t bytes) {
+  return "cannot allocate " + std::to_string(bytes) + " bytes of shared memory for " + label;
+}
+
 }  // namespace
 
 size_t available_memory() {
@@ -95,6 +107,25 @@ size_t available_memory() {
   if (kilobytes) left = *kilobytes * 1024;
   for (const Generation& names : kGenerations) left = std::min(left, left_in_groups(names));
   return left;
+}
+
+void refuse_too_much(const char* label, size_t bytes) {
+  const size_t available = available_memory();
+  if (bytes <= available) return;
+  throw Error(ErrorCode::kLibrary, cannot_allocate(label, bytes) + ": only " +
+                                       std::to_string(available) + " are available; " + kRemedy);
+}
+
+// In steps: an interrupted one (by a profiler's signal, say) begins anew.
+void allocate_pages(int fd, const char* label, uint64_t offset, size_t bytes) {
+  for (size_t done = 0; done < bytes;) {
+    const size_t step = std::min(kStep, bytes - done);
+    if (fallocate(fd, 0, static_cast<off_t>(offset + done), static_cast<off_t>(step)) == 0) {
+      done += step;
+    } else if (errno != EINTR) {
+      throw_system_error(cannot_allocate(label, bytes), errno, kRemedy);
+    }
+  }
 }
 
 }  // namespace farandole

@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <string>
 #include <utility>
@@ -17,35 +16,6 @@ namespace farandole {
 namespace {
 
 constexpr int kFixedSize = F_SEAL_SHRINK | F_SEAL_GROW;
-constexpr size_t kStep = size_t{64} << 20;
-constexpr const char* kRemedy =
-    "shared memory counts as memory of the control group: raise its limit (in a container "
-    "--memory, "
-    "and --shm-size or /dev/shm), or start fewer ranks on this host";
-
-std::string cannot_allocate(const char* label, size_t bytes) {
-  return "cannot allocate " + std::to_string(bytes) + " bytes of shared memory for " + label;
-}
-
-// A memfd belongs to a tmpfs without a size, so that the kernel would rather end processes than refuse.
-void refuse_too_much(const char* label, size_t bytes) {
-  const size_t available = available_memory();
-  if (bytes <= available) return;
-  throw Error(ErrorCode::kLibrary, cannot_allocate(label, bytes) + ": only " +
-                                       std::to_string(available) + " are available; " + kRemedy);
-}
-
-// Allocates every page now. In steps: an interrupted one (by a profiler's signal, say) begins anew.
-void allocate(const Fd& fd, const char* label, size_t bytes) {
-  for (size_t done = 0; done < bytes;) {
-    const size_t step = std::min(kStep, bytes - done);
-    if (fallocate(fd.get(), 0, static_cast<off_t>(done), static_cast<off_t>(step)) == 0) {
-      done += step;
-    } else if (errno != EINTR) {
-      throw_system_error(cannot_allocate(label, bytes), errno, kRemedy);
-    }
-  }
-}
 
 size_t fixed_size(const Fd& fd) {
   const int seals = fcntl(fd.get(), F_GET_SEALS);
@@ -66,7 +36,7 @@ Segment Segment::create(const char* label, size_t bytes, bool inherit) {
   refuse_too_much(label, bytes);
   Fd fd(memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) throw_system_error(std::string("cannot create shared memory for ") + label, errno);
-  allocate(fd, label, bytes);
+  allocate_pages(fd.get(), label, 0, bytes);
   if (fcntl(fd.get(), F_ADD_SEALS, kFixedSize | F_SEAL_SEAL) != 0) {
     throw_system_error("cannot seal shared memory", errno);
   }

@@ -8,11 +8,13 @@
 #include <cstring>
 #include <numeric>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "check.h"
 #include "data/plane.h"
 #include "kernels/kernels.h"
+#include "lib/arena.h"
 #include "random.h"
 
 namespace farandole::check {
@@ -171,11 +173,56 @@ inline Bytes expected_output(const PartSpec& spec, int member, int members) {
   }
 }
 
+// Where buffers lie: on the heap, all in an arena, or by chance here or there.
+struct Memory {
+  Arena* arena = nullptr;
+  bool mixed = false;
+};
+
+// Bytes of a test, in an allocation of their own.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(const Bytes& content, Arena* arena) : arena_(arena), heap_(arena ? Bytes() : content) {
+    if (arena == nullptr) {
+      bytes_ = heap_;
+    } else {
+      bytes_ = {arena->allocate(content.size()), content.size()};
+      std::copy(content.begin(), content.end(), bytes_.begin());
+    }
+  }
+  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(arena_, other.arena_);
+    std::swap(heap_, other.heap_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Buffer() {
+    if (arena_ != nullptr) arena_->release(bytes_.data());
+  }
+
+  std::byte* data() const { return bytes_.data(); }
+  auto begin() const { return bytes_.begin(); }
+  auto end() const { return bytes_.end(); }
+  bool operator==(const Bytes& other) const { return std::ranges::equal(bytes_, other); }
+
+ private:
+  Arena* arena_ = nullptr;
+  Bytes heap_;
+  std::span<std::byte> bytes_;
+};
+
 // One member's buffers for a bucket, in one allocation each, with a watched margin on both sides.
 class MemberBucket {
  public:
-  MemberBucket(const BucketSpec& specs, int member, int members)
-      : specs_(specs), member_(member), members_(members), buffers_(specs.size()) {
+  MemberBucket(const BucketSpec& specs, int member, int members, Memory memory = {})
+      : specs_(specs),
+        member_(member),
+        members_(members),
+        memory_(memory),
+        random_(member + 1),
+        buffers_(specs.size()) {
     for (size_t i = 0; i < specs.size(); ++i) parts_.push_back(make(specs[i], buffers_[i]));
   }
   MemberBucket(const MemberBucket&) = delete;
@@ -192,7 +239,7 @@ class MemberBucket {
   static constexpr std::byte kUntouched{0xa5};
 
   struct Buffers {
-    Bytes input, output;
+    Buffer input, output;
     size_t result_at = 0;  // where the result is: in `output`, or in `input` if in place
   };
 
@@ -212,7 +259,12 @@ class MemberBucket {
     return spec.in_place && spec.part.has(member_) && spec.part.signature.op != Op::kAlltoall;
   }
 
-  Part make(const PartSpec& spec, Buffers& buffers) const {
+  Buffer place(const Bytes& values) {
+    const bool shared = !memory_.mixed || random_.below(2) == 0;
+    return Buffer(with_margins(values), shared ? memory_.arena : nullptr);
+  }
+
+  Part make(const PartSpec& spec, Buffers& buffers) {
     Part part = spec.part;
     const Op op = part.signature.op;
     const bool has_input =
@@ -230,9 +282,9 @@ class MemberBucket {
         std::copy(values.begin(), values.end(), result.begin() + static_cast<ptrdiff_t>(input_at));
       }
     }
-    buffers.input = with_margins(values);
-    buffers.output = with_margins(result);
-    Bytes& source = in_place(spec) ? buffers.output : buffers.input;
+    buffers.input = place(values);
+    buffers.output = place(result);
+    Buffer& source = in_place(spec) ? buffers.output : buffers.input;
     part.input = has_input ? source.data() + kMargin + input_at : nullptr;
     part.output = drops(spec) && !in_place(spec) ? nullptr : buffers.output.data() + kMargin;
     return part;
@@ -265,6 +317,8 @@ class MemberBucket {
   const BucketSpec& specs_;
   const int member_;
   const int members_;
+  const Memory memory_;
+  Random random_;
   std::vector<Buffers> buffers_;
   std::vector<Part> parts_;
 };

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/host_plane.h"
 
+#include <numeric>
+
 #include "core/error.h"
 #include "plane_conformance.h"
 
@@ -19,14 +21,27 @@ struct Shape {
 constexpr Shape kShapes[] = {
     {320, 2, 200}, {320, 4, 0}, {1024, 4, 1000}, {4096, 2, 2000}, {64 * 1024, 4, 16384}};
 
-PlaneWorld world_of(int members, const Shape& shape) {
-  return PlaneWorld(members, HostPlane::bytes_needed(members, shape.block_bytes, shape.slots),
-                    [shape](const PlaneWorld::Place& place) -> std::unique_ptr<Plane> {
-                      return std::make_unique<HostPlane>(HostPlane::Setup{
-                          place.member, place.members, place.memory, place.bytes, place.bells,
-                          shape.block_bytes, shape.slots, shape.direct_bytes});
-                    });
+std::vector<int> every_member(int members) {
+  std::vector<int> all(static_cast<size_t>(members));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
+
+PlaneWorld world_of(int members, const Shape& shape, Buffers buffers = Buffers::kPrivate) {
+  const auto make = [shape, buffers](const PlaneWorld::Place& place) -> std::unique_ptr<Plane> {
+    HostPlane::Setup setup = {place.member, place.members,     place.memory, place.bytes,
+                              place.bells,  shape.block_bytes, shape.slots,  shape.direct_bytes};
+    if (buffers != Buffers::kPrivate) {
+      setup.arenas = place.arenas;
+      setup.locals = every_member(place.members);
+    }
+    return std::make_unique<HostPlane>(setup);
+  };
+  return PlaneWorld(members, HostPlane::bytes_needed(members, shape.block_bytes, shape.slots), make,
+                    buffers);
+}
+
+constexpr Buffers kEverywhere[] = {Buffers::kPrivate, Buffers::kShared, Buffers::kMixed};
 
 std::vector<BucketSpec> random_buckets(Random& random, int members, size_t count, size_t most_parts,
                                        size_t most_elements) {
@@ -81,7 +96,7 @@ TEST(every_op_dtype_and_shape) {
       }
     }
     for (const Shape& shape : {kShapes[0], kShapes[2]}) {
-      simulate(world_of(members, shape), buckets, random);
+      for (Buffers where : kEverywhere) simulate(world_of(members, shape, where), buckets, random);
     }
   }
 }
@@ -92,7 +107,8 @@ TEST(random_buckets_in_random_order) {
       Random random(s);
       const int members = 1 + static_cast<int>(s % 5);
       const Shape& shape = kShapes[s % std::size(kShapes)];
-      simulate(world_of(members, shape), random_buckets(random, members, 20, 12, 700), random);
+      simulate(world_of(members, shape, kEverywhere[s % 3]),
+               random_buckets(random, members, 20, 12, 700), random);
     });
   }
 }
@@ -115,8 +131,10 @@ TEST(threads_with_random_buckets) {
   for (int members = 2; members <= 4; ++members) {
     with_seed(static_cast<uint64_t>(100 + members), [members](uint64_t seed) {
       Random random(seed);
-      run_threads(world_of(members, kShapes[seed % std::size(kShapes)]),
-                  random_buckets(random, members, 334, 6, 500));
+      const Shape& shape = kShapes[seed % std::size(kShapes)];
+      for (Buffers where : kEverywhere) {
+        run_threads(world_of(members, shape, where), random_buckets(random, members, 200, 6, 500));
+      }
     });
   }
 }
@@ -125,8 +143,10 @@ TEST(processes_with_random_buckets) {
   for (int members = 2; members <= 5; ++members) {
     with_seed(static_cast<uint64_t>(200 + members), [members](uint64_t seed) {
       Random random(seed);
-      run_forks(world_of(members, kShapes[seed % std::size(kShapes)]),
-                random_buckets(random, members, 250, 6, 500));
+      const Shape& shape = kShapes[seed % std::size(kShapes)];
+      for (Buffers where : kEverywhere) {
+        run_forks(world_of(members, shape, where), random_buckets(random, members, 150, 6, 500));
+      }
     });
   }
 }
@@ -137,10 +157,11 @@ TEST(large_tensors_in_blocks_of_default_size) {
       {plain(400'000, ReduceOp::kMax), plain(5), plain(170'001)},
       {plain(Op::kBroadcast, 200'001, 3)},
       {plain(Op::kAllgather, 100'001, 3)}};
-  run_threads(world_of(3, {HostPlane::kBlockBytes, HostPlane::kSlots, HostPlane::kDirectBytes}),
-              buckets);
-  run_forks(world_of(3, {HostPlane::kBlockBytes, HostPlane::kSlots, HostPlane::kDirectBytes}),
-            buckets);
+  const Shape shape = {HostPlane::kBlockBytes, HostPlane::kSlots, HostPlane::kDirectBytes};
+  for (Buffers where : kEverywhere) {
+    run_threads(world_of(3, shape, where), buckets);
+    run_forks(world_of(3, shape, where), buckets);
+  }
 }
 
 // An expectation that uses no kernel of ours.
@@ -277,7 +298,7 @@ TEST(supports_what_it_can_do) {
 }
 
 TEST(refuses_a_wrong_setup) {
-  alignas(64) static std::byte memory[64 * 1024];
+  alignas(64) static std::byte memory[256 * 1024];
   EventCount bell;
   const HostPlane::Setup right = {0, 2, memory, sizeof memory, {&bell, &bell}, 1024, 4, 0};
   HostPlane plane(right);

@@ -3,6 +3,8 @@
 // that sleep on their bells, and as forked processes.
 #pragma once
 
+#include <fcntl.h>
+
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -10,12 +12,16 @@
 #include <vector>
 
 #include "check.h"
+#include "data/host_arenas.h"
 #include "data/plane.h"
 #include "lib/event_count.h"
 #include "lib/segment.h"
 #include "random_bucket.h"
 
 namespace farandole::check {
+
+// Where the members' buffers lie.
+enum class Buffers { kPrivate, kShared, kMixed };
 
 // The members of one set and the memory they share; made before they part.
 class PlaneWorld {
@@ -26,15 +32,26 @@ class PlaneWorld {
     std::byte* memory;
     size_t bytes;
     std::vector<EventCount*> bells;
+    HostArenas* arenas;
   };
   using Factory = std::function<std::unique_ptr<Plane>(const Place&)>;
 
-  PlaneWorld(int members, size_t bytes, Factory factory)
+  PlaneWorld(int members, size_t bytes, Factory factory, Buffers buffers = Buffers::kPrivate)
       : members_(members),
-        bells_bytes_(static_cast<size_t>(members) * sizeof(EventCount)),
-        memory_(Segment::create("plane-test", kBellsRoom + bytes, /*inherit=*/true)),
+        buffers_(buffers),
+        memory_(Segment::create("plane-test", kRoom + bytes, /*inherit=*/true)),
         factory_(std::move(factory)) {
-    CHECK(bells_bytes_ <= kBellsRoom);
+    CHECK(static_cast<size_t>(members) * sizeof(EventCount) <= kBellsRoom);
+    for (int member = 0; member < members; ++member) {
+      owned_.push_back(std::make_shared<Arena>(kArenaBytes));
+    }
+    const ArenaDirectory directory(memory_.data() + kBellsRoom, members);
+    for (int member = 0; member < members; ++member) {
+      std::vector<Fd> fds;
+      for (const auto& arena : owned_) fds.emplace_back(fcntl(arena->fd(), F_DUPFD_CLOEXEC, 0));
+      arenas_.push_back(std::make_unique<HostArenas>(owned_[static_cast<size_t>(member)], member,
+                                                     std::move(fds), directory));
+    }
   }
 
   int members() const { return members_; }
@@ -42,17 +59,34 @@ class PlaneWorld {
     return reinterpret_cast<EventCount*>(memory_.data())[member];
   }
   std::unique_ptr<Plane> plane(int member) const {
-    Place place{member, members_, memory_.data() + kBellsRoom, memory_.size() - kBellsRoom, {}};
+    Place place{member,
+                members_,
+                memory_.data() + kRoom,
+                memory_.size() - kRoom,
+                {},
+                arenas_[static_cast<size_t>(member)].get()};
     for (int other = 0; other < members_; ++other) place.bells.push_back(&bell(other));
     return factory_(place);
   }
+  MemberBucket bucket(const BucketSpec& specs, int member) const {
+    return MemberBucket(specs, member, members_, memory_of(member));
+  }
+  Memory memory_of(int member) const {
+    Arena* const arena = owned_[static_cast<size_t>(member)].get();
+    return {buffers_ == Buffers::kPrivate ? nullptr : arena, buffers_ == Buffers::kMixed};
+  }
+  const HostArenas& arenas(int member) const { return *arenas_[static_cast<size_t>(member)]; }
 
  private:
   static constexpr size_t kBellsRoom = 4096;
+  static constexpr size_t kRoom = 2 * kBellsRoom;
+  static constexpr size_t kArenaBytes = size_t{256} << 20;
   const int members_;
-  const size_t bells_bytes_;
+  const Buffers buffers_;
   const Segment memory_;
   const Factory factory_;
+  std::vector<std::shared_ptr<Arena>> owned_;
+  std::vector<std::unique_ptr<HostArenas>> arenas_;
 };
 
 // Prints the seed if `body` fails.
@@ -83,7 +117,7 @@ inline void run_member(const PlaneWorld& world, int member,
                        const std::vector<BucketSpec>& buckets) {
   const std::unique_ptr<Plane> plane = world.plane(member);
   for (const BucketSpec& specs : buckets) {
-    const MemberBucket bucket(specs, member, world.members());
+    const MemberBucket bucket = world.bucket(specs, member);
     plane->begin(bucket.parts());
     drive(*plane, world.bell(member));
     bucket.check();
@@ -113,7 +147,7 @@ class SimulatedMember {
  public:
   SimulatedMember(const PlaneWorld& world, int member, const std::vector<BucketSpec>& buckets)
       : member_(member),
-        members_(world.members()),
+        world_(world),
         buckets_(buckets),
         plane_(world.plane(member)),
         sleepers_(reinterpret_cast<std::atomic<uint32_t>*>(&world.bell(member)) + 1) {}
@@ -126,7 +160,8 @@ class SimulatedMember {
 
   void step() {
     if (bucket_ == nullptr) {
-      bucket_ = std::make_unique<MemberBucket>(buckets_[next_++], member_, members_);
+      bucket_ = std::make_unique<MemberBucket>(buckets_[next_++], member_, world_.members(),
+                                               world_.memory_of(member_));
       plane_->begin(bucket_->parts());
       return;
     }
@@ -148,7 +183,7 @@ class SimulatedMember {
   static constexpr uint32_t kAsleep = static_cast<uint32_t>(Sleeper::kCaller);
 
   const int member_;
-  const int members_;
+  const PlaneWorld& world_;
   const std::vector<BucketSpec>& buckets_;
   std::unique_ptr<Plane> plane_;
   std::atomic<uint32_t>* const sleepers_;  // EventCount's flags follow its word
