@@ -26,7 +26,8 @@ FARANDOLE_API int32_t farandole_prepare(char* blob, int32_t capacity) {
   return negated([&]() -> int32_t {
     std::lock_guard lock(process().mutex);
     if (process().runtime) throw Error(ErrorCode::kInvalidArgument, "init() was called already");
-    process().door = std::make_unique<Door>(read_config(), process().stacks);
+    process().door =
+        std::make_unique<Door>(read_config(), process().stacks, process().arenas.share());
     ByteString card = process().door->card();
     if (card.size() > static_cast<size_t>(std::max(capacity, 0))) {
       throw Error(ErrorCode::kInvalidArgument,
@@ -253,6 +254,7 @@ FARANDOLE_API int32_t farandole_counters(farandole_counter* rows, int32_t capaci
     }
     const farandole_counter counters[] = {
         {"rescued_wakeups", static_cast<int64_t>(rescued_wakeups())},
+        {"mapped_bytes", here ? static_cast<int64_t>(here->mapped_bytes()) : 0},
         {"sleeps", here ? static_cast<int64_t>(here->sleeps()) : 0},
     };
     size_t n = std::min(std::size(counters), static_cast<size_t>(capacity));

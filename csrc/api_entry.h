@@ -32,6 +32,9 @@ struct Process {
   int64_t next_kept = 1;
   std::atomic<bool> forked{false};
   StackSource stacks;
+  ArenaPool arenas;
+
+  Process();
 };
 
 inline Process& process() {

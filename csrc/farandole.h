@@ -174,6 +174,14 @@ void farandole_free(void* memory);
  * Returns the text's length before it is cut to `capacity`, or -code. */
 int32_t farandole_explain(int64_t handle, double seconds, char* text, int32_t capacity);
 
+/* ---- zero copy */
+/* Memory, zeroed and aligned to pages, that the other ranks of this host map: collectives between such buffers
+ * copy nothing. Before, within and after a job. A forked child sees the parent's content until it writes
+ * there; its writes stay its own. */
+int32_t farandole_allocate(uint64_t bytes, void** memory);
+/* No call on the memory may be under way. */
+void farandole_deallocate(void* memory);
+
 /* Ranks of a process set: returns their number, or -code; fills at most `capacity`. */
 int32_t farandole_set_ranks(int32_t process_set, int32_t* ranks, int32_t capacity);
 

@@ -6,6 +6,7 @@ framework; the calls here take arrays of every kind and return the kind they got
 """
 
 from farandole._library import lib, text
+from farandole.arena import empty
 from farandole.config import Variable, config
 from farandole.errors import (
     FarandoleError,
@@ -127,6 +128,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "empty",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

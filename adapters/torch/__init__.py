@@ -33,6 +33,7 @@ from farandole.torch.functions import (
     broadcast_parameters,
 )
 from farandole.torch.learning_rate import check_learning_rate, linear_warmup
+from farandole.torch.memory import empty
 from farandole.torch.mpi_ops import *  # noqa: F403
 from farandole.torch.mpi_ops import __all__ as _calls
 from farandole.torch.optimizer import DistributedOptimizer
@@ -55,6 +56,7 @@ __all__ = [
     "check_learning_rate",
     "convert_sync_batchnorm",
     "elastic",
+    "empty",
     "linear_warmup",
 ]
 __all__ += _calls

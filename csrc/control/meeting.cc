@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <utility>
@@ -130,6 +131,35 @@ Segment HostLinks::receive(Deadline deadline) {
   UnixMessage message = leader_->receive(deadline);
   if (message.fds.size() != 1) throw Error(ErrorCode::kInternal, "the leader sent no memory");
   return Segment::map(std::move(message.fds.front()));
+}
+
+std::vector<Fd> HostLinks::share(int fd, Deadline deadline) {
+  std::vector<Fd> all;
+  if (!leads_) {
+    leader_->send(kHello, {&fd, 1}, deadline);
+    const auto ranks = static_cast<size_t>(Decoder(leader_->receive(deadline).bytes).get<int>());
+    while (all.size() < ranks) {
+      for (Fd& one : leader_->receive(deadline).fds) all.push_back(std::move(one));
+    }
+    return all;
+  }
+  all.emplace_back();  // own
+  std::vector<int> numbers = {fd};
+  for (size_t i = 1; i < members_.size(); ++i) {
+    UnixMessage message = members_[i]->receive(deadline);
+    if (message.fds.size() != 1) throw Error(ErrorCode::kInternal, "a rank shared no memory");
+    all.push_back(std::move(message.fds.front()));
+    numbers.push_back(all.back().get());
+  }
+  const auto ranks = static_cast<int>(numbers.size());
+  for (size_t i = 1; i < members_.size(); ++i) {
+    members_[i]->send(bytes_of(ranks), {}, deadline);
+    for (size_t at = 0; at < numbers.size(); at += UnixSocket::kMaxFds) {
+      const std::span<const int> rest = std::span<const int>(numbers).subspan(at);
+      members_[i]->send(kHello, rest.first(std::min(rest.size(), UnixSocket::kMaxFds)), deadline);
+    }
+  }
+  return all;
 }
 
 void HostLinks::barrier(Deadline deadline) {

@@ -12,6 +12,7 @@
 #include "control/codec.h"
 #include "core/config.h"
 #include "core/topology.h"
+#include "lib/fd.h"
 #include "lib/segment.h"
 #include "lib/unix_socket.h"
 
@@ -51,6 +52,8 @@ class HostLinks {
   Segment give(const char* label, size_t bytes, std::span<const int> locals);
   // Others: the segment that the leader gave, in the order of giving.
   Segment receive(Deadline deadline);
+  // Collective: the descriptors that all local ranks bring, by local rank.
+  std::vector<Fd> share(int fd, Deadline deadline);
   // All have come this far.
   void barrier(Deadline deadline);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "core/error.h"
@@ -44,8 +45,12 @@ std::string why_standing(pid_t pid) {
 
 }  // namespace
 
-Door::Door(Config its_config, StackSource its_stacks)
-    : config(std::move(its_config)), key(random_key()), listener(key), stacks(its_stacks) {}
+Door::Door(Config its_config, StackSource its_stacks, std::shared_ptr<Arena> its_arena)
+    : config(std::move(its_config)),
+      key(random_key()),
+      listener(key),
+      stacks(its_stacks),
+      arena(std::move(its_arena)) {}
 
 Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards)
     : config_(std::move(door.config)),
@@ -76,6 +81,7 @@ Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards)
   }
   witness_ = std::make_unique<Witness>(door.stacks);
   open_recorder(began_ns);
+  open_arenas(std::move(door.arena), deadline);
   open_engine(cards, std::move(staging));
   links_.barrier(deadline);
   watch_ = std::make_unique<DeathWatch>(peers(cards),
@@ -91,6 +97,19 @@ Runtime::~Runtime() {
   }
   watch_.reset();
   witness_.reset();
+}
+
+void Runtime::open_arenas(std::shared_ptr<Arena> own, Deadline deadline) {
+  const int ranks = topology_.local_size();
+  if (ranks == 1) return;
+  std::vector<int> locals(static_cast<size_t>(ranks));
+  std::iota(locals.begin(), locals.end(), 0);
+  arena_directory_ =
+      links_.leads() ? links_.give("farandole-arenas", ArenaDirectory::bytes_needed(ranks), locals)
+                     : links_.receive(deadline);
+  std::vector<Fd> fds = links_.share(own->fd(), deadline);
+  arenas_ = std::make_unique<HostArenas>(std::move(own), topology_.local_rank, std::move(fds),
+                                         ArenaDirectory(arena_directory_.data(), ranks));
 }
 
 void Runtime::open_engine(std::span<const Card> cards, Segment world_staging) {
@@ -135,9 +154,11 @@ std::unique_ptr<Lane> Runtime::open_lane(const ProcessSet& set, Segment& staging
   setup.bytes = staging.size();
   setup.block_bytes = static_cast<size_t>(config_.block_bytes);
   setup.slots = static_cast<int>(config_.staging_slots);
+  setup.arenas = arenas_.get();
   for (Rank rank : set.ranks) {
     auto at = std::lower_bound(topology_.local.begin(), topology_.local.end(), rank);
-    setup.bells.push_back(bells_[static_cast<size_t>(at - topology_.local.begin())]);
+    setup.locals.push_back(static_cast<int>(at - topology_.local.begin()));
+    setup.bells.push_back(bells_[static_cast<size_t>(setup.locals.back())]);
   }
   return std::make_unique<Lane>(std::make_unique<HostPlane>(setup));
 }

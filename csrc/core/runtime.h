@@ -17,6 +17,7 @@
 #include "core/engine.h"
 #include "core/intake.h"
 #include "core/spin.h"
+#include "data/host_arenas.h"
 #include "watch/deaths.h"
 #include "watch/recorder.h"
 #include "watch/standstill.h"
@@ -30,7 +31,9 @@ struct Door {
   JobKey key;
   UnixListener listener;
   StackSource stacks;
-  explicit Door(Config its_config, StackSource its_stacks = {});
+  std::shared_ptr<Arena> arena;  // what this rank shares; arrays in it may outlive the job
+  explicit Door(Config its_config, StackSource its_stacks = {},
+                std::shared_ptr<Arena> its_arena = std::make_shared<Arena>());
   ByteString card() const { return own_card(config, listener, key).encode(); }
 };
 
@@ -73,8 +76,11 @@ class Runtime {
   // of this host, or of this rank and the dead ones that nobody else would dump.
   void dump_host(const std::string& reason);
   void dump_own(const std::string& reason);
+  // Own bytes that peers have read or written in place.
+  uint64_t mapped_bytes() const { return arenas_ ? arenas_->mapped_bytes() : 0; }
 
  private:
+  void open_arenas(std::shared_ptr<Arena> own, Deadline deadline);
   void open_engine(std::span<const Card> cards, Segment world_staging);
   std::unique_ptr<Lane> open_lane(const ProcessSet& set, Segment& staging) const;
   size_t staging_bytes(int members) const;
@@ -110,8 +116,10 @@ class Runtime {
   Segment control_;
   Segment flight_;
   std::unique_ptr<Recorder> recorder_;
-  std::vector<EventCount*> bells_;  // by local rank
-  EventCount* bell_ = nullptr;      // own
+  Segment arena_directory_;
+  std::unique_ptr<HostArenas> arenas_;  // null: no peer on this host
+  std::vector<EventCount*> bells_;      // by local rank
+  EventCount* bell_ = nullptr;          // own
   std::unique_ptr<ShmMember> channel_;
   std::unique_ptr<Leader> leader_;
   std::unique_ptr<Engine> engine_;
