@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -12,6 +13,8 @@
 #include "lib/clock.h"
 
 namespace farandole {
+
+class GpuEvent;
 
 // One tensor of a bucket, as this rank sees it. "Member" is an index into the process set.
 struct Part {
@@ -22,7 +25,8 @@ struct Part {
   // allgather: rows of each member. alltoall: rows[sender * members + receiver].
   // reducescatter: rows that each member keeps. Others: empty.
   std::vector<int64_t> rows;
-  int64_t divisor = 1;  // Average divides by it
+  int64_t divisor = 1;                 // Average divides by it
+  std::shared_ptr<GpuEvent> produced;  // the buffers are on a GPU, and free for us from here on
 
   bool has(int member) const { return present.empty() || present[static_cast<size_t>(member)]; }
 };

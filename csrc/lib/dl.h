@@ -32,6 +32,11 @@ class DynamicLibrary {
   Function* require(const char* symbol) const {  // throws kLibrary
     return reinterpret_cast<Function*>(require_address(symbol));
   }
+  // Fills one row of a table of functions; throws kLibrary.
+  template <class Function>
+  void fill(Function*& row, const char* symbol) const {
+    row = require<Function>(symbol);
+  }
 
  private:
   DynamicLibrary(void* handle, std::string name) : handle_(handle), name_(std::move(name)) {}

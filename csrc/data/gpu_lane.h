@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// The buckets of all process sets on this rank's GPU, launched one after the other in log order: NCCL
+// needs one order over all communicators of a device. The driver only.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+
+#include "data/gpu_completions.h"
+#include "data/gpu_plane.h"
+#include "data/lane.h"
+
+namespace farandole {
+
+struct GpuBucket {
+  SetId set = kWorldSet;
+  std::vector<Part> parts;
+  // Called first, if it came so far: what comes after `past` in a stream sees the results.
+  std::function<void(std::shared_ptr<GpuEvent> past)> launched;
+  // Called once, as Bucket::done: nobody reads or writes the buffers again.
+  std::function<void(const Failure*)> done;
+};
+
+class GpuLane {
+ public:
+  // `ring`: rings the driver's bell; from other threads.
+  explicit GpuLane(std::function<void()> ring) : state_(std::make_shared<State>()) {
+    state_->ring = std::move(ring);
+  }
+
+  // Buckets of this set may come from here on.
+  void open(SetId set, std::unique_ptr<GpuPlane> plane) { planes_[set] = std::move(plane); }
+  bool has(SetId set) const { return planes_.contains(set); }
+  // What was not launched fails with this.
+  void close(SetId set, const Failure& failure);
+  void push(GpuBucket bucket) { waiting_.push_back(std::move(bucket)); }
+
+  // Finishes what is past, launches one bucket at most. False: nothing to do. Throws what a plane or the
+  // device found. `may_launch`: false holds new buckets back (program order).
+  bool step(bool may_launch);
+  bool ready(bool may_launch) const;
+  bool busy() const { return !waiting_.empty(); }
+  void abort(const Failure& failure);
+
+ private:
+  // Shared with the completion thread, which may outlive a closed lane's last bucket.
+  struct State {
+    std::function<void()> ring;
+    std::atomic<uint64_t> past{0};  // launched buckets that are done
+    std::atomic<bool> failed{false};
+    std::mutex mutex;
+    Failure failure;
+  };
+  struct InFlight {
+    GpuBucket bucket;
+    GpuWork work;
+  };
+  bool retire();
+  void launched();
+  void check() const;
+
+  std::shared_ptr<State> state_;
+  std::map<SetId, std::unique_ptr<GpuPlane>> planes_;
+  std::deque<GpuBucket> waiting_;
+  bool begun_ = false;  // the first of them
+  std::deque<InFlight> in_flight_;
+  uint64_t retired_ = 0;
+  GpuCompletions completions_;
+};
+
+}  // namespace farandole

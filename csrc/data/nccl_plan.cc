@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/nccl_plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/error.h"
+
+namespace farandole {
+namespace {
+
+constexpr size_t kAlignment = 256;  // of scratch buffers
+constexpr size_t kPackAlignment = 16;
+
+cuda::Address address_of(const std::byte* pointer) {
+  return static_cast<cuda::Address>(reinterpret_cast<uintptr_t>(pointer));
+}
+
+size_t aligned(size_t bytes, size_t alignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+size_t row_bytes(const Part& part) {
+  return static_cast<size_t>(part.signature.row_elements()) * size_of(part.signature.dtype);
+}
+
+}  // namespace
+
+void NcclPlan::make(std::span<const Part> parts, cuda::Address scratch) {
+  pack.clear();
+  unpack.clear();
+  calls.clear();
+  scratch_ = scratch;
+  used_ = 0;
+  std::vector<Reduction> allreduces;
+  for (const Part& part : parts) {
+    switch (part.signature.op) {
+      case Op::kAllreduce: allreduces.push_back({&part, wire_of(part, members_)}); break;
+      case Op::kReducescatter: plan_reducescatter({&part, wire_of(part, members_)}); break;
+      case Op::kBroadcast: plan_broadcast(part); break;
+      case Op::kAllgather: plan_allgather(part); break;
+      case Op::kAlltoall: plan_alltoall(part); break;
+      case Op::kBarrier: break;
+      default: throw Error(ErrorCode::kInternal, "no such operation on a GPU");
+    }
+  }
+  plan_allreduces(std::move(allreduces));
+}
+
+cuda::Address NcclPlan::take(size_t bytes) {
+  const cuda::Address address = scratch_ + used_;
+  used_ += aligned(bytes, kAlignment);
+  return address;
+}
+
+// By shapes and factors alone: every member must make the same calls, whether or not it has buffers.
+bool NcclPlan::goes_direct(const Reduction& one) const {
+  return one.part->signature.bytes() > kPackedBytes;
+}
+
+void NcclPlan::plan_allreduces(std::vector<Reduction> reductions) {
+  while (!reductions.empty()) {
+    const Reduction first = reductions.front();
+    if (goes_direct(first)) {
+      plan_direct(first);
+      reductions.erase(reductions.begin());
+      continue;
+    }
+    const auto rest =
+        std::stable_partition(reductions.begin(), reductions.end(), [&](const Reduction& other) {
+          return !goes_direct(other) && other.wire.same_call(first.wire);
+        });
+    const std::span<const Reduction> same(reductions.begin(), rest);
+    if (same.size() == 1) {
+      plan_direct(first);
+    } else {
+      plan_packed(same);
+    }
+    reductions.erase(reductions.begin(), rest);
+  }
+}
+
+// My input, or what changes no result, as NCCL's type.
+void NcclPlan::bring_in(const Reduction& one, cuda::Address target) {
+  const Wire& wire = one.wire;
+  if (one.part->input) {
+    pack.convert(target, wire.type, address_of(one.part->input), wire.element, one.numbers(),
+                 wire.factor_in, wire.divisor_in);
+  } else {
+    pack.fill_identity(target, wire.type, wire.identity, one.numbers());
+  }
+}
+
+void NcclPlan::plan_direct(const Reduction& one) {
+  const Wire& wire = one.wire;
+  const Part& part = *one.part;
+  const size_t bytes = one.numbers() * size_of(wire.type);
+  cuda::Address input = address_of(part.input);
+  cuda::Address output = address_of(part.output);
+  if (!part.input || wire.converts_in()) {
+    input = take(bytes);
+    bring_in(one, input);
+  }
+  const bool through_scratch = !part.output || wire.type != wire.element;
+  if (through_scratch) output = input == address_of(part.input) ? take(bytes) : input;
+  calls.push_back({NcclCall::Kind::kAllReduce, input, output, one.numbers(), nccl_type(wire.type),
+                   wire.op, wire.weight});
+  if (part.output && wire.converts_out()) {
+    unpack.convert(address_of(part.output), wire.element, output, wire.type, one.numbers(),
+                   wire.factor_out, wire.divisor_out);
+  }
+}
+
+void NcclPlan::plan_packed(std::span<const Reduction> some) {
+  const Wire& wire = some.front().wire;  // type and operator of all; other things may differ
+  size_t bytes = 0;
+  for (const Reduction& one : some) {
+    bytes += aligned(one.numbers() * size_of(wire.type), kPackAlignment);
+  }
+  const cuda::Address buffer = take(bytes);
+  cuda::Address at = buffer;
+  for (const Reduction& one : some) {
+    bring_in(one, at);
+    if (one.part->output) {
+      unpack.convert(address_of(one.part->output), one.wire.element, at, wire.type, one.numbers(),
+                     one.wire.factor_out, one.wire.divisor_out);
+    }
+    at += aligned(one.numbers() * size_of(wire.type), kPackAlignment);
+  }
+  calls.push_back({NcclCall::Kind::kAllReduce, buffer, buffer, bytes / size_of(wire.type),
+                   nccl_type(wire.type), wire.op, wire.weight});
+}
+
+// Every share is made in scratch memory where it may not be written at once: types that differ, or an
+// input that it overlaps.
+void NcclPlan::plan_reducescatter(const Reduction& one) {
+  const Wire& wire = one.wire;
+  const Part& part = *one.part;
+  const size_t size = size_of(wire.type);
+  const auto numbers_of = [&](int member) {
+    return static_cast<size_t>(part.rows[static_cast<size_t>(member)]) *
+           static_cast<size_t>(part.signature.row_elements()) * wire.per_element;
+  };
+  const size_t mine = numbers_of(member_);
+  cuda::Address input = address_of(part.input);
+  if (!part.input || wire.converts_in()) {
+    input = take(one.numbers() * size);
+    bring_in(one, input);
+  }
+  const cuda::Address target = address_of(part.output);
+  const bool overlaps = target < input + one.numbers() * size && input < target + mine * size;
+  const bool through_scratch = !part.output || wire.type != wire.element || overlaps;
+  const cuda::Address output = through_scratch ? take(mine * size) : target;
+  const bool even = std::ranges::all_of(part.rows, [&](int64_t n) { return n == part.rows[0]; });
+  if (even) {
+    calls.push_back({NcclCall::Kind::kReduceScatter, input, output, mine, nccl_type(wire.type),
+                     wire.op, wire.weight});
+  }
+  size_t before = 0;
+  for (int member = 0; member < members_ && !even; ++member) {
+    const size_t count = numbers_of(member);
+    if (count > 0) {
+      calls.push_back({NcclCall::Kind::kReduce, input + before * size,
+                       member == member_ ? output : 0, count, nccl_type(wire.type), wire.op,
+                       wire.weight, member});
+    }
+    before += count;
+  }
+  if (part.output && (through_scratch || wire.converts_out())) {
+    unpack.convert(target, wire.element, output, wire.type, mine, wire.factor_out,
+                   wire.divisor_out);
+  }
+}
+
+void NcclPlan::plan_broadcast(const Part& part) {
+  const size_t bytes = part.signature.bytes();
+  const bool root = part.signature.root == member_;
+  cuda::Address output = address_of(part.output);
+  if (!output) output = root ? address_of(part.input) : take(bytes);
+  const cuda::Address input = root ? address_of(part.input) : output;
+  calls.push_back({NcclCall::Kind::kBroadcast, input, output, bytes, nccl::kInt8, nccl::kSum, 1.0,
+                   part.signature.root});
+}
+
+void NcclPlan::plan_allgather(const Part& part) {
+  const size_t row = row_bytes(part);
+  const auto rows = std::accumulate(part.rows.begin(), part.rows.end(), int64_t{0});
+  cuda::Address output = address_of(part.output);
+  if (!output) output = take(static_cast<size_t>(rows) * row);
+  const bool even = std::ranges::all_of(part.rows, [&](int64_t n) { return n == part.rows[0]; });
+  if (even) {
+    calls.push_back({NcclCall::Kind::kAllGather, address_of(part.input), output,
+                     static_cast<size_t>(part.rows[0]) * row});
+    return;
+  }
+  for (int member = 0; member < members_; ++member) {
+    const size_t bytes = static_cast<size_t>(part.rows[static_cast<size_t>(member)]) * row;
+    if (bytes == 0) continue;
+    NcclCall call{NcclCall::Kind::kBroadcast, output, output, bytes};
+    if (member == member_) call.input = address_of(part.input);
+    call.peer = member;
+    calls.push_back(call);
+    output += bytes;
+  }
+}
+
+void NcclPlan::plan_alltoall(const Part& part) {
+  const size_t row = row_bytes(part);
+  const auto n = static_cast<size_t>(members_);
+  const auto me = static_cast<size_t>(member_);
+  size_t received = 0;
+  for (size_t from = 0; from < n; ++from) received += static_cast<size_t>(part.rows[from * n + me]);
+  cuda::Address input = address_of(part.input);
+  cuda::Address output = address_of(part.output);
+  if (!output) output = take(received * row);
+  for (size_t peer = 0; peer < n; ++peer) {
+    const size_t gives = static_cast<size_t>(part.rows[me * n + peer]) * row;
+    const size_t gets = static_cast<size_t>(part.rows[peer * n + me]) * row;
+    const int other = static_cast<int>(peer);
+    if (gives > 0) {
+      calls.push_back(
+          {NcclCall::Kind::kSend, input, 0, gives, nccl::kInt8, nccl::kSum, 1.0, other});
+    }
+    if (gets > 0) {
+      calls.push_back(
+          {NcclCall::Kind::kReceive, 0, output, gets, nccl::kInt8, nccl::kSum, 1.0, other});
+    }
+    input += gives;
+    output += gets;
+  }
+}
+
+}  // namespace farandole

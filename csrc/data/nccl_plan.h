@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// One bucket as at most three launches: a pack kernel, one group of NCCL calls, an unpack kernel. Made in
+// two passes over the same code: the first measures the scratch memory, the second knows its address.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "data/gpu_mover.h"
+#include "data/nccl_wire.h"
+
+namespace farandole {
+
+struct NcclCall {
+  enum class Kind { kAllReduce, kBroadcast, kReduce, kAllGather, kReduceScatter, kSend, kReceive };
+  Kind kind;
+  cuda::Address input = 0;
+  cuda::Address output = 0;
+  size_t count = 0;
+  nccl::DataType type = nccl::kInt8;
+  nccl::RedOp op = nccl::kSum;
+  double weight = 1.0;  // other than 1: the operator is a weighted sum
+  int peer = 0;         // or the root
+};
+
+class NcclPlan {
+ public:
+  // Small parts share one call; larger ones are reduced where they are.
+  static constexpr size_t kPackedBytes = 1 << 20;  // of one part, at most
+
+  NcclPlan(int member, int members) : member_(member), members_(members) {}
+
+  void make(std::span<const Part> parts, cuda::Address scratch);
+
+  MoveList pack, unpack;
+  std::vector<NcclCall> calls;
+  size_t scratch_bytes() const { return used_; }
+
+ private:
+  struct Reduction {
+    const Part* part;
+    Wire wire;
+    size_t numbers() const {
+      return static_cast<size_t>(part->signature.elements()) * wire.per_element;
+    }
+  };
+
+  cuda::Address take(size_t bytes);
+  void plan_allreduces(std::vector<Reduction> reductions);
+  bool goes_direct(const Reduction& one) const;
+  void plan_direct(const Reduction& one);
+  void plan_packed(std::span<const Reduction> some);
+  void bring_in(const Reduction& one, cuda::Address target);
+  void plan_reducescatter(const Reduction& one);
+  void plan_broadcast(const Part& part);
+  void plan_allgather(const Part& part);
+  void plan_alltoall(const Part& part);
+
+  const int member_;
+  const int members_;
+  cuda::Address scratch_ = 0;
+  size_t used_ = 0;
+};
+
+}  // namespace farandole

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives on GPUs by NCCL, everything in the order of our stream.
+#pragma once
+
+#include <memory>
+
+#include "data/gpu_mover.h"
+#include "data/gpu_plane.h"
+#include "data/nccl_communicator.h"
+#include "data/nccl_plan.h"
+
+namespace farandole {
+
+class NcclPlane final : public GpuPlane {
+ public:
+  // `mover` is the device's and outlives the plane.
+  NcclPlane(const GpuMover& mover, NcclCommunicator::Setup setup);
+
+  const char* name() const override { return "nccl"; }
+  bool supports(const Signature& signature) const override;
+  void begin(std::span<const Part> parts) override;
+  Progress step() override;
+  bool ready() const override;
+  void abort() override;
+  GpuWork take_work() override { return std::move(work_); }
+  void check() const override { communicator_.check(); }
+  bool failed() const override { return communicator_.failed(); }
+  void finished() override { communicator_.finished(); }
+
+ private:
+  void wait_for_inputs();
+  void launch_pack();
+  void upload();
+  nccl::Result launch_calls();
+  nccl::Result launch(const NcclCall& call);
+
+  const GpuMover& mover_;
+  const std::shared_ptr<const nccl::Api> api_;
+  const std::shared_ptr<GpuDevice> device_;
+  NcclCommunicator communicator_;
+  NcclPlan plan_;
+  std::span<const Part> parts_;
+  bool launched_ = false;  // the bucket's pack kernel and NCCL calls
+  cuda::Address scratch_ = 0;
+  cuda::Address table_ = 0;  // of segments, in scratch memory
+  GpuWork work_;
+};
+
+}  // namespace farandole

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one GPU kernel: packs, unpacks, scales, casts and fills many segments in one launch, a chunk for
+// each thread block. Compiled by NVRTC at run time, after gpu_chunk.h; needs no other header.
+
+namespace farandole::gpu {
+
+template <unsigned kBytes>
+struct Word;
+template <>
+struct Word<1> {
+  using type = unsigned char;
+};
+template <>
+struct Word<2> {
+  using type = unsigned short;
+};
+template <>
+struct Word<4> {
+  using type = unsigned;
+};
+template <>
+struct Word<8> {
+  using type = uint2;
+};
+template <>
+struct Word<16> {
+  using type = uint4;
+};
+
+// ---- elements: how each dtype is read into the type it is computed in, and rounded back
+
+template <class Integer>
+struct IntegerElement {
+  using Raw = Integer;
+  using Number = Integer;
+  static constexpr bool kInteger = true;
+  static __device__ Number load(Raw raw) { return raw; }
+};
+
+template <class Float>
+struct FloatElement {
+  using Raw = Float;
+  using Number = Float;
+  static constexpr bool kInteger = false;
+  static __device__ Number load(Raw raw) { return raw; }
+  static __device__ Raw store(double number) { return static_cast<Raw>(number); }
+};
+
+struct HalfElement {
+  using Raw = unsigned short;
+  using Number = float;
+  static constexpr bool kInteger = false;
+  static __device__ Number load(Raw raw) {
+    float number;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(number) : "h"(raw));
+    return number;
+  }
+  static __device__ Raw store(float number) {
+    unsigned short raw;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(raw) : "f"(number));
+    return raw;
+  }
+};
+
+struct BrainElement {
+  using Raw = unsigned short;
+  using Number = float;
+  static constexpr bool kInteger = false;
+  static __device__ Number load(Raw raw) { return __uint_as_float(unsigned(raw) << 16); }
+  static __device__ Raw store(float number) {
+    unsigned short raw;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(raw) : "f"(number));
+    return raw;
+  }
+};
+
+template <unsigned char kType>
+struct ElementOf;  // by the values of DType
+template <>
+struct ElementOf<0> {
+  using type = IntegerElement<unsigned char>;
+};
+template <>
+struct ElementOf<1> {
+  using type = IntegerElement<signed char>;
+};
+template <>
+struct ElementOf<2> {
+  using type = IntegerElement<unsigned short>;
+};
+template <>
+struct ElementOf<3> {
+  using type = IntegerElement<short>;
+};
+template <>
+struct ElementOf<4> {
+  using type = IntegerElement<unsigned>;
+};
+template <>
+struct ElementOf<5> {
+  using type = IntegerElement<int>;
+};
+template <>
+struct ElementOf<6> {
+  using type = IntegerElement<unsigned long long>;
+};
+template <>
+struct ElementOf<7> {
+  using type = IntegerElement<long long>;
+};
+template <>
+struct ElementOf<8> {
+  using type = HalfElement;
+};
+template <>
+struct ElementOf<9> {
+  using type = BrainElement;
+};
+template <>
+struct ElementOf<10> {
+  using type = FloatElement<float>;
+};
+template <>
+struct ElementOf<11> {
+  using type = FloatElement<double>;
+};
+
+// Truncates towards zero and saturates.
+template <class Integer>
+__device__ Integer saturate(double number) {
+  constexpr bool kSigned = Integer(-1) < Integer(0);
+  constexpr int kBits = 8 * sizeof(Integer) - (kSigned ? 1 : 0);
+  constexpr double kEnd = kBits == 64 ? 0x1p64 : double(1ull << (kBits % 64));
+  constexpr Integer kHighest = Integer(~0ull >> (64 - kBits));
+  constexpr Integer kLowest = kSigned ? Integer(-kHighest - 1) : Integer(0);
+  if (number >= kEnd) return kHighest;
+  if (kSigned ? number <= -kEnd : number <= 0.0) return kLowest;
+  return static_cast<Integer>(number);
+}
+
+template <class From, class To>
+__device__ typename To::Raw convert(typename From::Raw raw, const Chunk& chunk) {
+  const typename From::Number number = From::load(raw);
+  if constexpr (To::kInteger) {
+    using Integer = typename To::Raw;
+    if (chunk.factor == 1.0) {  // wraps, as sums do; a quotient always fits
+      return static_cast<Integer>(chunk.divisor == 1 ? number
+                                                     : number / (long long)(chunk.divisor));
+    }
+    return saturate<Integer>(double(number) * chunk.factor / double(chunk.divisor));
+  } else if constexpr (sizeof(typename From::Number) == 8) {
+    return To::store(double(number) * chunk.factor / double(chunk.divisor));
+  } else {
+    return To::store(float(number) * float(chunk.factor) / float(chunk.divisor));
+  }
+}
+
+template <class From, class To, class FromWord, class ToWord>
+__device__ void convert_words(const Chunk& chunk, unsigned words) {
+  constexpr unsigned kLanes = sizeof(FromWord) / sizeof(typename From::Raw);
+  const FromWord* const from_words = (const FromWord*)chunk.source;
+  ToWord* const to_words = (ToWord*)chunk.target;
+  for (unsigned i = threadIdx.x; i < words; i += blockDim.x) {
+    union {
+      FromWord word;
+      typename From::Raw raw[kLanes];
+    } in;
+    union {
+      ToWord word;
+      typename To::Raw raw[kLanes];
+    } out;
+    in.word = from_words[i];
+#pragma unroll
+    for (unsigned lane = 0; lane < kLanes; ++lane) {
+      out.raw[lane] = convert<From, To>(in.raw[lane], chunk);
+    }
+    to_words[i] = out.word;
+  }
+}
+
+template <class From, class To>
+__device__ void convert_all(const Chunk& chunk) {
+  using FromRaw = typename From::Raw;
+  using ToRaw = typename To::Raw;
+  constexpr unsigned kLarger = sizeof(FromRaw) > sizeof(ToRaw) ? sizeof(FromRaw) : sizeof(ToRaw);
+  constexpr unsigned kLanes = 16 / kLarger;
+  using FromWord = typename Word<kLanes * sizeof(FromRaw)>::type;
+  using ToWord = typename Word<kLanes * sizeof(ToRaw)>::type;
+  // Integers are seldom scaled: for them the loop below is enough, and half as long to compile.
+  const bool aligned =
+      !To::kInteger && chunk.source % sizeof(FromWord) == 0 && chunk.target % sizeof(ToWord) == 0;
+  const unsigned words = aligned ? chunk.elements / kLanes : 0;
+  if constexpr (!To::kInteger) convert_words<From, To, FromWord, ToWord>(chunk, words);
+  const FromRaw* const from = (const FromRaw*)chunk.source;
+  ToRaw* const to = (ToRaw*)chunk.target;
+#pragma unroll 1
+  for (unsigned i = words * kLanes + threadIdx.x; i < chunk.elements; i += blockDim.x) {
+    to[i] = convert<From, To>(from[i], chunk);
+  }
+}
+
+template <unsigned char kFrom, unsigned char kTo>
+__device__ void convert_types(const Chunk& chunk) {
+  convert_all<typename ElementOf<kFrom>::type, typename ElementOf<kTo>::type>(chunk);
+}
+
+// ---- bytes
+
+template <class T>
+__device__ void copy_words(const Chunk& chunk, unsigned begin, unsigned bytes) {
+  constexpr unsigned kUnrolled = 4;
+  const T* const from = (const T*)(chunk.source + begin);
+  T* const to = (T*)(chunk.target + begin);
+  const unsigned count = bytes / sizeof(T);
+  unsigned i = threadIdx.x;
+  for (; i + (kUnrolled - 1) * blockDim.x < count; i += kUnrolled * blockDim.x) {
+    T words[kUnrolled];  // all loads before the first store: more of them are under way
+#pragma unroll
+    for (unsigned k = 0; k < kUnrolled; ++k) words[k] = from[i + k * blockDim.x];
+#pragma unroll
+    for (unsigned k = 0; k < kUnrolled; ++k) to[i + k * blockDim.x] = words[k];
+  }
+  for (; i < count; i += blockDim.x) to[i] = from[i];
+}
+
+__device__ void copy_bytes(const Chunk& chunk) {
+  const unsigned long long difference = chunk.source ^ chunk.target;
+  if (difference % 16 == 0) {
+    unsigned head = unsigned(-chunk.source) % 16;
+    head = head < chunk.elements ? head : chunk.elements;
+    const unsigned body = (chunk.elements - head) / 16 * 16;
+    copy_words<unsigned char>(chunk, 0, head);
+    copy_words<uint4>(chunk, head, body);
+    copy_words<unsigned char>(chunk, head + body, chunk.elements - head - body);
+  } else if ((chunk.source | chunk.target) % 4 == 0) {
+    const unsigned body = chunk.elements / 4 * 4;
+    copy_words<unsigned>(chunk, 0, body);
+    copy_words<unsigned char>(chunk, body, chunk.elements - body);
+  } else {
+    copy_words<unsigned char>(chunk, 0, chunk.elements);
+  }
+}
+
+template <class T>
+__device__ void fill(const Chunk& chunk) {
+  T* const to = (T*)chunk.target;
+  for (unsigned i = threadIdx.x; i < chunk.elements; i += blockDim.x) to[i] = T(chunk.pattern);
+}
+
+// ---- what is asked
+
+__device__ void fill_any(const Chunk& chunk) {
+  switch (chunk.to) {
+    case 0:
+    case 1: return fill<unsigned char>(chunk);
+    case 2:
+    case 3:
+    case 8:
+    case 9: return fill<unsigned short>(chunk);
+    case 6:
+    case 7:
+    case 11: return fill<unsigned long long>(chunk);
+    default: return fill<unsigned>(chunk);
+  }
+}
+
+__device__ void convert_any(const Chunk& chunk) {
+  switch (chunk.from * 16 + chunk.to) {
+    // scaled in their own type
+    case 0 * 16 + 0: return convert_types<0, 0>(chunk);
+    case 1 * 16 + 1: return convert_types<1, 1>(chunk);
+    case 2 * 16 + 2: return convert_types<2, 2>(chunk);
+    case 3 * 16 + 3: return convert_types<3, 3>(chunk);
+    case 4 * 16 + 4: return convert_types<4, 4>(chunk);
+    case 5 * 16 + 5: return convert_types<5, 5>(chunk);
+    case 6 * 16 + 6: return convert_types<6, 6>(chunk);
+    case 7 * 16 + 7: return convert_types<7, 7>(chunk);
+    case 8 * 16 + 8: return convert_types<8, 8>(chunk);
+    case 9 * 16 + 9: return convert_types<9, 9>(chunk);
+    case 10 * 16 + 10: return convert_types<10, 10>(chunk);
+    case 11 * 16 + 11: return convert_types<11, 11>(chunk);
+    // to the wider type in which small integers are added, and back
+    case 0 * 16 + 5: return convert_types<0, 5>(chunk);
+    case 1 * 16 + 5: return convert_types<1, 5>(chunk);
+    case 2 * 16 + 5: return convert_types<2, 5>(chunk);
+    case 3 * 16 + 5: return convert_types<3, 5>(chunk);
+    case 4 * 16 + 6: return convert_types<4, 6>(chunk);
+    case 5 * 16 + 7: return convert_types<5, 7>(chunk);
+    case 5 * 16 + 0: return convert_types<5, 0>(chunk);
+    case 5 * 16 + 1: return convert_types<5, 1>(chunk);
+    case 5 * 16 + 2: return convert_types<5, 2>(chunk);
+    case 5 * 16 + 3: return convert_types<5, 3>(chunk);
+    case 6 * 16 + 4: return convert_types<6, 4>(chunk);
+    case 7 * 16 + 5: return convert_types<7, 5>(chunk);
+    // 16-bit floats to float32 and back
+    case 8 * 16 + 10: return convert_types<8, 10>(chunk);
+    case 9 * 16 + 10: return convert_types<9, 10>(chunk);
+    case 10 * 16 + 8: return convert_types<10, 8>(chunk);
+    case 10 * 16 + 9: return convert_types<10, 9>(chunk);
+    default: __trap();
+  }
+}
+
+}  // namespace farandole::gpu
+
+extern "C" __global__ void __launch_bounds__(512)
+    farandole_move(const farandole::gpu::Chunk* chunks) {
+  using namespace farandole::gpu;
+  const Chunk chunk = chunks[blockIdx.x];
+  switch (chunk.kind) {
+    case kCopyBytes: return copy_bytes(chunk);
+    case kFill: return fill_any(chunk);
+    case kConvert: return convert_any(chunk);
+    default: __trap();
+  }
+}

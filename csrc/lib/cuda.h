@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA driver, found at run time: our own declarations of the few functions that we call. Types and
+// numbers are compared with NVIDIA's header by tests/single/test_gpu_declarations.py.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+struct CUctx_st;  // NVIDIA's names: the same handles as in its headers
+struct CUstream_st;
+struct CUevent_st;
+struct CUmod_st;
+struct CUfunc_st;
+struct CUmemPoolHandle_st;
+
+namespace farandole::cuda {
+
+using Result = int;
+using Device = int;
+using Context = CUctx_st*;
+using Stream = CUstream_st*;  // the runtime API's streams and events are the same handles
+using Event = CUevent_st*;
+using Module = CUmod_st*;
+using Function = CUfunc_st*;
+using Pool = CUmemPoolHandle_st*;
+using Address = unsigned long long;  // in device memory, or anywhere else under unified addressing
+
+constexpr Result kSuccess = 0;
+constexpr Result kOutOfMemory = 2;
+constexpr Result kNotReady = 600;
+constexpr unsigned kStreamNonBlocking = 1;
+constexpr unsigned kEventBlockingSync = 1;
+constexpr unsigned kEventDisableTiming = 2;
+constexpr unsigned kHostPortable = 1;
+constexpr int kComputeMajor = 75;
+constexpr int kComputeMinor = 76;
+constexpr int kMemoryPoolsSupported = 115;
+constexpr int kPoolReleaseThreshold = 4;
+constexpr int kAllocationPinned = 1;
+constexpr int kLocationDevice = 1;
+
+struct Uuid {
+  char bytes[16];
+};
+
+struct PoolProperties {
+  int allocation_type = kAllocationPinned;
+  int handle_types = 0;
+  struct {
+    int type = kLocationDevice;
+    int id = 0;
+  } location;
+  void* security = nullptr;
+  size_t max_bytes = 0;  // 0: the device's
+  unsigned char reserved[56] = {};
+};
+
+// Each member is the driver's function of that meaning; the symbol's name, suffix included, is in
+// cuda.cc and fixes the version of its signature.
+struct Api {
+  std::string path;  // of the file that was opened
+
+  Result (*init)(unsigned flags);
+  Result (*driver_version)(int* version);
+  Result (*error_name)(Result result, const char** name);
+  Result (*error_text)(Result result, const char** text);
+  Result (*device_get)(Device* device, int ordinal);
+  Result (*device_name)(char* name, int capacity, Device device);
+  Result (*device_attribute)(int* value, int attribute, Device device);
+  Result (*device_uuid)(Uuid* uuid, Device device);
+  Result (*context_retain)(Context* context, Device device);
+  Result (*context_release)(Device device);
+  Result (*context_push)(Context context);
+  Result (*context_pop)(Context* context);
+  Result (*stream_priorities)(int* least, int* greatest);
+  Result (*stream_create)(Stream* stream, unsigned flags, int priority);
+  Result (*stream_destroy)(Stream stream);
+  Result (*stream_wait)(Stream stream, Event event, unsigned flags);
+  Result (*stream_capturing)(Stream stream, int* status);
+  Result (*event_create)(Event* event, unsigned flags);
+  Result (*event_destroy)(Event event);
+  Result (*event_record)(Event event, Stream stream);
+  Result (*event_query)(Event event);
+  Result (*event_wait)(Event event);  // blocks the calling thread
+  Result (*pool_create)(Pool* pool, const PoolProperties* properties);
+  Result (*pool_destroy)(Pool pool);
+  Result (*pool_attribute)(Pool pool, int attribute, void* value);
+  Result (*alloc_async)(Address* address, size_t bytes, Pool pool, Stream stream);
+  Result (*free_async)(Address address, Stream stream);
+  Result (*copy_async)(Address target, Address source, size_t bytes, Stream stream);
+  Result (*host_alloc)(void** memory, size_t bytes, unsigned flags);
+  Result (*host_free)(void* memory);
+  Result (*module_load)(Module* module, const void* image);
+  Result (*module_unload)(Module module);
+  Result (*module_function)(Function* function, Module module, const char* name);
+  Result (*launch)(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                   Stream stream, void** parameters, void** extra);
+
+  // Throws Error(kLibrary): "what: CUDA_ERROR_... (text)"; with the bytes asked, if memory ran out.
+  void check(Result result, const char* what) const;
+  std::string text_of(Result result) const;
+};
+
+// The driver at `path`, or, if that is empty, where the loader finds it. Initialised. Throws
+// Error(kLibrary) with the remedy.
+std::shared_ptr<const Api> open(const std::string& path);
+
+}  // namespace farandole::cuda

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// NVIDIA's run-time compiler: one function of it is all that anybody needs.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+struct _nvrtcProgram;
+
+namespace farandole::nvrtc {
+
+using Result = int;
+using Program = _nvrtcProgram*;
+
+struct Api {
+  std::string path;
+  int major = 0, minor = 0;
+
+  Result (*get_version)(int* major, int* minor);
+  const char* (*error_text)(Result result);
+  Result (*create)(Program* program, const char* source, const char* name, int headers,
+                   const char* const* header_texts, const char* const* header_names);
+  Result (*destroy)(Program* program);
+  Result (*compile)(Program program, int options, const char* const* option);
+  Result (*cubin_bytes)(Program program, size_t* bytes);
+  Result (*cubin)(Program program, char* out);
+  Result (*ptx_bytes)(Program program, size_t* bytes);
+  Result (*ptx)(Program program, char* out);
+  Result (*log_bytes)(Program program, size_t* bytes);
+  Result (*log)(Program program, char* out);
+};
+
+// Throws Error(kLibrary) with the remedy.
+std::shared_ptr<const Api> open(const std::vector<std::string>& paths);
+
+// A cubin for exactly this compute capability (90: sm_90); for one that this NVRTC doesn't know yet, PTX
+// that the driver finishes. Throws Error(kLibrary) with the compiler's words.
+std::string compile(const Api& api, const std::string& source, int capability);
+
+}  // namespace farandole::nvrtc

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compiled, never run: our declarations of NCCL beside NVIDIA's nccl.h.
+#include <nccl.h>
+
+#include "declarations/same_abi.h"
+#include "lib/nccl.h"
+
+namespace nccl = farandole::nccl;
+using Api = nccl::Api;
+
+static_assert(nccl::kSuccess == ncclSuccess);
+static_assert(nccl::kInProgress == ncclInProgress);
+static_assert(nccl::kInt8 == ncclInt8 && nccl::kUInt8 == ncclUint8);
+static_assert(nccl::kInt32 == ncclInt32 && nccl::kUInt32 == ncclUint32);
+static_assert(nccl::kInt64 == ncclInt64 && nccl::kUInt64 == ncclUint64);
+static_assert(nccl::kFloat16 == ncclFloat16 && nccl::kBFloat16 == ncclBfloat16);
+static_assert(nccl::kFloat32 == ncclFloat32 && nccl::kFloat64 == ncclFloat64);
+static_assert(nccl::kSum == ncclSum && nccl::kProduct == ncclProd);
+static_assert(nccl::kMax == ncclMax && nccl::kMin == ncclMin && nccl::kAverage == ncclAvg);
+static_assert(nccl::kScalarHost == ncclScalarHostImmediate);
+static_assert(sizeof(nccl::UniqueId) == sizeof(ncclUniqueId));
+static_assert(std::is_same_v<nccl::Comm, ncclComm_t>);
+using Config = nccl::ConfigV21400;
+static_assert(Config().magic == NCCL_API_MAGIC);
+static_assert(offsetof(Config, size) == offsetof(ncclConfig_t, size));
+static_assert(offsetof(Config, magic) == offsetof(ncclConfig_t, magic));
+static_assert(offsetof(Config, version) == offsetof(ncclConfig_t, version));
+static_assert(offsetof(Config, blocking) == offsetof(ncclConfig_t, blocking));
+
+static_assert(alike(&Api::get_version, &ncclGetVersion));
+static_assert(alike(&Api::unique_id, &ncclGetUniqueId));
+static_assert(alike(&Api::init_rank, &ncclCommInitRankConfig));
+static_assert(alike(&Api::destroy, &ncclCommDestroy));
+static_assert(alike(&Api::finalize, &ncclCommFinalize));
+static_assert(alike(&Api::abort, &ncclCommAbort));
+static_assert(alike(&Api::async_error, &ncclCommGetAsyncError));
+static_assert(alike(&Api::error_text, &ncclGetErrorString));
+static_assert(alike(&Api::last_error, &ncclGetLastError));
+static_assert(alike(&Api::all_reduce, &ncclAllReduce));
+static_assert(alike(&Api::broadcast, &ncclBroadcast));
+static_assert(alike(&Api::reduce, &ncclReduce));
+static_assert(alike(&Api::all_gather, &ncclAllGather));
+static_assert(alike(&Api::reduce_scatter, &ncclReduceScatter));
+static_assert(alike(&Api::send, &ncclSend));
+static_assert(alike(&Api::receive, &ncclRecv));
+static_assert(alike(&Api::group_start, &ncclGroupStart));
+static_assert(alike(&Api::group_end, &ncclGroupEnd));
+static_assert(alike(&Api::weighted_sum, &ncclRedOpCreatePreMulSum));
+static_assert(alike(&Api::op_destroy, &ncclRedOpDestroy));

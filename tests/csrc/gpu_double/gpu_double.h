@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// A GPU made of host memory, for tests: libgpu_double.so holds the functions of the CUDA driver, NVRTC and
+// NCCL that the core calls. Streams are queues that one thread works off late and in a random order that
+// CUDA allows, so a missing wait shows as wrong data. Ranks are threads of one process. This header is
+// what tests use to steer it; look the functions up in the library.
+#pragma once
+
+#include <cstdint>
+
+#include "lib/cuda.h"
+
+namespace farandole::check {
+
+extern "C" {
+// The order in which streams advance from here on.
+void gpu_double_seed(uint64_t seed);
+// The stream stops here until gpu_double_open(gate): a slow kernel of the user. Returns the gate.
+int gpu_double_gate(cuda::Stream stream);
+void gpu_double_open(int gate);
+// Host code as a kernel of the user.
+void gpu_double_call(cuda::Stream stream, void (*function)(void*), void* argument);
+// Calls of `function` ("ncclAllReduce") fail with `result` after `calls` more successful ones, until
+// gpu_double_heal().
+void gpu_double_fail(const char* function, int calls, int result);
+void gpu_double_heal();
+// Every communicator of this rank reports this asynchronous error from now on; its work never ends.
+void gpu_double_break_rank(int rank, int result);
+// Streams are (not) being captured into a graph.
+void gpu_double_capture(cuda::Stream stream, int capturing);
+// What is alive: streams, events, allocations, communicators; 0 when everything was given back.
+int gpu_double_alive();
+}
+
+}  // namespace farandole::check

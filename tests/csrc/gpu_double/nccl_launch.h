@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks launch together through the NCCL double, and how it is carried out.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "core/types.h"
+#include "lib/nccl.h"
+
+namespace farandole::check {
+
+using nccl::DataType;
+using nccl::RedOp;
+
+enum class What { kAllReduce, kBroadcast, kReduce, kAllGather, kReduceScatter, kSend, kReceive };
+
+struct Call {
+  What what;
+  const std::byte* input;
+  std::byte* output;
+  size_t count;
+  DataType type;
+  RedOp op;
+  double weight;
+  int peer;  // or the root
+  bool matches(const Call& other) const {
+    return what == other.what && count == other.count && type == other.type && op == other.op &&
+           weight == other.weight && peer == other.peer;
+  }
+};
+
+// What all ranks of a communicator launch together, by rank. Collectives meet by their order.
+struct Launch {
+  explicit Launch(size_t ranks) : calls(ranks), transfers(ranks), arrived(ranks) {}
+  std::vector<std::vector<Call>> calls;
+  std::vector<std::vector<Call>> transfers;  // sends and receives
+  std::vector<bool> arrived;                 // at the front of its stream
+  bool done = false;
+};
+
+DType dtype_of(DataType type);
+// Once all ranks have arrived; only the first call does anything.
+void run(Launch& launch);
+
+}  // namespace farandole::check

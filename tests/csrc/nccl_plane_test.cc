@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// The NCCL plane over the GPU double: every collective, dtype and operator, and its ways to fail.
+#include "data/nccl_plane.h"
+
+#include <thread>
+
+#include "core/error.h"
+#include "gpu_library.h"
+#include "lib/event_count.h"
+#include "plane_conformance.h"
+
+using namespace farandole;
+using namespace farandole::check;
+
+namespace {
+
+constexpr std::chrono::seconds kPatience{60};
+
+// One member of a communicator: a thread with a GPU of its own.
+class Member {
+ public:
+  Member(const nccl::UniqueId& id, int member, int members,
+         std::chrono::nanoseconds patience = kPatience)
+      : bell_(reinterpret_cast<EventCount*>(segment_.data())),
+        device_(GpuDevice::open(gpu_library().cuda, member)),
+        mover_(device_, *gpu_library().nvrtc),
+        plane_(mover_, {gpu_library().nccl, device_, id, member, members, patience, patience,
+                        [this] { bell_->notify(); }}) {}
+
+  GpuPlane& plane() { return plane_; }
+  GpuDevice& device() { return *device_; }
+
+  // As the engine does; the results are there on return.
+  void run(std::span<const Part> parts) {
+    plane_.begin(parts);
+    drive(plane_, *bell_);
+    const GpuWork work = plane_.take_work();
+    work.past->wait();
+    plane_.finished();
+  }
+  void run(const BucketSpec& specs, int member, int members) {
+    const MemberBucket bucket(specs, member, members);
+    run(bucket.parts());
+    bucket.check();
+  }
+
+ private:
+  Segment segment_ = Segment::create("bell", sizeof(EventCount), true);
+  EventCount* bell_;
+  std::shared_ptr<GpuDevice> device_;
+  GpuMover mover_;
+  NcclPlane plane_;
+};
+
+nccl::UniqueId new_id() {
+  nccl::UniqueId id;
+  gpu_library().nccl->check(gpu_library().nccl->unique_id(&id), "ncclGetUniqueId");
+  return id;
+}
+
+template <class Body>
+void in_threads(int members, Body&& body) {
+  std::vector<std::thread> threads;
+  for (int member = 0; member < members; ++member)
+    threads.emplace_back([&, member] { body(member); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+void run_all(int members, const std::vector<BucketSpec>& buckets) {
+  const nccl::UniqueId id = new_id();
+  in_threads(members, [&](int me) {
+    Member member(id, me, members);
+    for (const BucketSpec& specs : buckets) member.run(specs, me, members);
+  });
+  CHECK_EQ(gpu_library().alive(), 0);
+}
+
+PartSpec whole(Op op, ReduceOp reduce, DType dtype, int64_t rows) {
+  PartSpec spec;
+  spec.whole = true;
+  spec.part.signature.op = op;
+  spec.part.signature.reduce_op = reduce;
+  spec.part.signature.dtype = dtype;
+  spec.part.signature.shape = {rows};
+  spec.seed = static_cast<uint64_t>(rows) * 7919 + static_cast<uint64_t>(dtype) + 1;
+  return spec;
+}
+
+}  // namespace
+
+TEST(every_dtype_and_operator_alone_and_packed) {
+  for (int members : {1, 2, 3}) {
+    std::vector<BucketSpec> buckets;
+    for (int type = 0; type < kDTypeCount; ++type) {
+      const auto dtype = static_cast<DType>(type);
+      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
+                          ReduceOp::kProduct}) {
+        if (!kernels::supports(dtype, op)) continue;
+        for (double factor : {1.0, 0.5}) {
+          if (factor != 1.0 && dtype == DType::kBool) continue;
+          BucketSpec bucket;
+          for (int64_t rows : {1, 17, 1000}) {
+            PartSpec spec = whole(Op::kAllreduce, op, dtype, rows);
+            spec.part.signature.prescale = factor;
+            spec.part.signature.postscale = 1 / factor;
+            spec.part.divisor = op == ReduceOp::kAverage ? members : 1;
+            bucket.push_back(spec);
+          }
+          buckets.push_back({bucket[2]});
+          buckets.push_back(std::move(bucket));
+        }
+      }
+    }
+    run_all(members, buckets);
+  }
+}
+
+TEST(random_buckets_of_all_collectives) {
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    with_seed(seed, [](uint64_t its) {
+      gpu_library().seed(its);
+      Random random(its);
+      const int members = 1 + static_cast<int>(its % 4);
+      std::vector<BucketSpec> buckets;
+      for (int i = 0; i < 25; ++i) {
+        buckets.push_back(random_bucket(random, members, 8, 70'000));
+        for (PartSpec& spec : buckets.back()) spec.whole = true;
+      }
+      run_all(members, buckets);
+    });
+  }
+}
+
+TEST(large_parts_are_reduced_where_they_are) {
+  NcclPlan plan(0, 2);
+  std::vector<std::byte> memory(2 * NcclPlan::kPackedBytes);
+  Part part;
+  part.signature.shape = {static_cast<int64_t>(memory.size() / sizeof(float))};
+  part.input = part.output = memory.data();
+  const std::vector<Part> parts(1, part);
+  plan.make(parts, 0);
+  CHECK(plan.pack.empty() && plan.unpack.empty());
+  CHECK_EQ(plan.scratch_bytes(), size_t{0});
+  CHECK_EQ(plan.calls.size(), size_t{1});
+  part.signature.reduce_op = ReduceOp::kAverage;
+  part.divisor = 2;
+  plan.make(std::span(&part, 1), 0);
+  CHECK(plan.pack.empty() && plan.unpack.empty());
+  CHECK_EQ(plan.calls[0].op, nccl::kAverage);
+}
+
+TEST(a_lone_member_gives_up_in_time) {
+  Member member(new_id(), 0, 2, std::chrono::milliseconds(50));
+  const BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
+  CHECK_THROWS(member.run(specs, 0, 2), ErrorCode::kLibrary);
+  member.plane().abort();
+}
+
+TEST(what_nccl_finds_later_reaches_the_caller_and_ends_the_work) {
+  const nccl::UniqueId id = new_id();
+  in_threads(2, [&](int me) {
+    Member member(id, me, 2);
+    const BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
+    member.run(specs, me, 2);
+    const MemberBucket bucket(specs, me, 2);
+    if (me == 1) return;  // leaves: member 0's kernel waits for it
+    member.plane().begin(bucket.parts());
+    CHECK(member.plane().step() == Progress::kFinished);
+    const GpuWork work = member.plane().take_work();
+    CHECK(!work.past->fired());
+    gpu_library().break_rank(0, 6);
+    const Deadline deadline = Deadline::in(kPatience);
+    while (!member.plane().failed() && !deadline.expired()) std::this_thread::yield();
+    CHECK_THROWS(member.plane().check(), ErrorCode::kLibrary);
+    member.plane().abort();
+    work.past->wait();
+  });
+  gpu_library().break_rank(0, 0);
+  CHECK_EQ(gpu_library().alive(), 0);
+}
+
+TEST(a_failing_launch_is_an_error_with_its_name) {
+  const nccl::UniqueId id = new_id();
+  Member member(id, 0, 1);
+  const BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
+  member.run(specs, 0, 1);
+  for (const char* function : {"ncclAllReduce", "ncclGroupEnd"}) {
+    gpu_library().fail(function, 0, 3);
+    CHECK_THROWS(member.run(specs, 0, 1), ErrorCode::kLibrary);
+    gpu_library().heal();
+  }
+  member.plane().abort();
+}
+
+TEST(memory_that_is_not_there_is_named_in_bytes) {
+  gpu_library().fail("cuMemAllocFromPoolAsync", 0, cuda::kOutOfMemory);
+  auto device = GpuDevice::open(gpu_library().cuda, 0);
+  std::string text;
+  try {
+    device->allocate(12345678, device->stream());
+  } catch (const Error& error) {
+    text = error.what();
+  }
+  gpu_library().heal();
+  CHECK(text.find("12345678 bytes") != std::string::npos);
+}
