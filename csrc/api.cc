@@ -117,7 +117,7 @@ FARANDOLE_API int64_t farandole_tensor(const farandole_request* request) {
   });
 }
 
-FARANDOLE_API int64_t farandole_submit_tensor(int64_t tensor, const void* input, void* output) {
+FARANDOLE_API int64_t farandole_submit_tensor(int64_t tensor, uintptr_t input, uintptr_t output) {
   return negated([&]() -> int64_t {
     auto here = runtime();
     std::shared_ptr<const Asked> kept;  // shutdown() may clear the table meanwhile
@@ -130,7 +130,8 @@ FARANDOLE_API int64_t farandole_submit_tensor(int64_t tensor, const void* input,
       }
       kept = found->second;
     }
-    return here->submit(*kept, input, output);
+    return here->submit(*kept, reinterpret_cast<const void*>(input),
+                        reinterpret_cast<void*>(output));
   });
 }
 
@@ -165,6 +166,12 @@ FARANDOLE_API int32_t farandole_wait(const int64_t* handles, int32_t count, doub
   });
 }
 
+FARANDOLE_API int32_t farandole_finish(int64_t handle, double seconds) {
+  int32_t code = farandole_wait(&handle, 1, seconds);
+  if (code == FARANDOLE_OK) farandole_release(handle);
+  return code;
+}
+
 FARANDOLE_API int32_t farandole_explain(int64_t handle, double seconds, char* text,
                                         int32_t capacity) {
   return negated([&]() -> int32_t {
@@ -196,6 +203,10 @@ FARANDOLE_API void farandole_release(int64_t handle) {
     runtime()->handles().release(handle);
     return FARANDOLE_OK;
   });
+}
+
+FARANDOLE_API void farandole_release_all(const int64_t* handles, int32_t count) {
+  std::for_each(handles, handles + count, farandole_release);
 }
 
 FARANDOLE_API void* farandole_take(int64_t handle) {

@@ -152,9 +152,9 @@ void farandole_forked(void);
  * peers that wait for the same names fail too. */
 int32_t farandole_submit(const farandole_request* requests, int32_t count, int64_t* handles);
 /* For repeated work: farandole_tensor keeps a request (its buffers are ignored) and returns its number, or -code;
- * farandole_submit_tensor submits it with these buffers and returns a handle, or -code. */
+ * farandole_submit_tensor submits it with the buffers at these addresses (0: none) and returns a handle, or -code. */
 int64_t farandole_tensor(const farandole_request* request);
-int64_t farandole_submit_tensor(int64_t tensor, const void* input, void* output);
+int64_t farandole_submit_tensor(int64_t tensor, uintptr_t input, uintptr_t output);
 void farandole_forget_tensor(int64_t tensor);
 /* Tells the peers of `name` that this rank cannot take part: they fail with this code and text instead of waiting. */
 int32_t farandole_refuse(const farandole_request* request, int32_t code, const char* text);
@@ -163,9 +163,12 @@ int32_t farandole_refuse(const farandole_request* request, int32_t code, const c
 int32_t farandole_poll(int64_t handle);
 /* Blocks until all are done or one failed: FARANDOLE_OK, its code, or FARANDOLE_PENDING after `seconds` or a signal. */
 int32_t farandole_wait(const int64_t* handles, int32_t count, double seconds);
+/* As farandole_wait for one handle, which goes back, as by farandole_release, if the answer is FARANDOLE_OK. */
+int32_t farandole_finish(int64_t handle, double seconds);
 int32_t farandole_result_of(int64_t handle, farandole_result* result);
 /* Gives the handle back. A handle under way is released when it is done; its buffers must live until then. */
 void farandole_release(int64_t handle);
+void farandole_release_all(const int64_t* handles, int32_t count);
 /* Frees memory that a result owned, after farandole_take took it from its handle. */
 void* farandole_take(int64_t handle);
 void farandole_free(void* memory);

@@ -114,7 +114,7 @@ class _Working(Handle[list[T]]):
             if self._numbers is not None:
                 left = None if deadline is None else max(0.0, deadline - monotonic())
                 if not self._finished.wait(left):
-                    raise stall(self._what, limit)
+                    raise stall(str(self._what), limit)
                 self._settle(self._failure)
         return super().wait()
 

@@ -14,7 +14,17 @@ from farandole._library import error, ffi, lib
 from farandole.buffers import Memory, Shape
 from farandole.errors import ShutdownError, StallError
 
-__all__ = ["Handle", "is_absent", "release", "stall", "sweep", "take", "value_of", "wait_handles"]
+__all__ = [
+    "Handle",
+    "OneHandle",
+    "is_absent",
+    "release",
+    "stall",
+    "sweep",
+    "take",
+    "value_of",
+    "wait_handles",
+]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -22,6 +32,7 @@ _SLICE = 0.15  # seconds between looks at Python's signals: Ctrl-C works within 
 _ANSWER_SECONDS = 1.0  # that the coordinator may take to say whom a call waits for
 _EXPLANATION_BYTES = 1 << 14
 _OK, _PENDING = lib.FARANDOLE_OK, lib.FARANDOLE_PENDING
+_finish, _new_lock = lib.farandole_finish, threading.Lock
 
 # (numbers, kept objects) of dropped handles whose buffers the core may still use.
 _orphans: deque[tuple[Any, object]] = deque()
@@ -38,25 +49,40 @@ def new_epoch() -> None:
 class Handle(Generic[T]):
     """Work under way. Keeps its buffers alive until it is done, also when nobody holds it."""
 
+    __slots__ = (
+        "__weakref__",
+        "_collect",
+        "_epoch",
+        "_error",
+        "_keep",
+        "_lock",
+        "_numbers",
+        "_timeout",
+        "_value",
+        "_what",
+        "repeat",
+    )
+
     def __init__(
         self,
         numbers: Any,
         keep: object,
-        collect: Callable[[Any], T],
-        what: str,
+        collect: Callable[[Any], T] | None,
+        what: object,
         timeout: float | None = None,
     ) -> None:
-        """`numbers`: int64_t[] of the core; `collect` makes the result from them; `what` is for
-        error texts; `timeout` (seconds) holds for waits that give none."""
+        """`numbers`: those of the core; `collect` makes the result from them; `what` is, as text,
+        for errors; `timeout` (seconds) holds for waits that give none."""
         self._numbers = numbers
         self._keep = keep
-        self._collect: Callable[[Any], T] | None = collect
+        self._collect = collect
         self._what = what
         self._timeout = timeout
         self._epoch = _epoch
-        self._lock = threading.Lock()
+        self._lock = _new_lock()
         self._error: Exception | None = None
         self._value: T
+        self.repeat: Any = None  # how the call can be made again: a repeats.Repeat
 
     def wait(self, timeout: float | None = None) -> T:
         """Blocks until done and returns the result.
@@ -67,7 +93,7 @@ class Handle(Generic[T]):
         limit = self._timeout if timeout is None else timeout
         with self._one_at_a_time(limit):
             if self._numbers is not None:
-                self._settle(self._lost() or _block(self._numbers, limit, self._what))
+                self._settle(self._lost() or _block(self._numbers, limit, str(self._what)))
         if self._error is not None:
             raise self._error.with_traceback(None)
         return self._value
@@ -76,7 +102,7 @@ class Handle(Generic[T]):
     def _one_at_a_time(self, limit: float | None) -> Iterator[None]:
         """Threads that wait for one handle queue up: the first gives the core's handle back."""
         if not self._lock.acquire(timeout=-1 if limit is None else max(limit, 0.0)):
-            raise stall(self._what, limit)
+            raise stall(str(self._what), limit)
         try:
             yield
         finally:
@@ -85,7 +111,9 @@ class Handle(Generic[T]):
     def map(self, change: Callable[[T], R]) -> Handle[R]:
         """This very handle, its result passed through `change`. Before anybody waits only."""
         collect = self._collect
-        assert collect is not None
+        if collect is None:
+            value = self._value
+            collect = lambda _: value  # noqa: E731
         changed = cast("Handle[R]", self)
         changed._collect = lambda numbers: change(collect(numbers))
         return changed
@@ -108,10 +136,10 @@ class Handle(Generic[T]):
         return ShutdownError(f"{self._what} was under way at the last shutdown()")
 
     def _settle(self, failure: Exception | None) -> None:
-        numbers, collect = self._numbers, self._collect
-        assert collect is not None
+        numbers = self._numbers
         if failure is None:
-            self._value = collect(numbers)
+            if self._collect is not None:
+                self._value = self._collect(numbers)
             release(numbers)
         else:
             self._error = failure
@@ -120,7 +148,7 @@ class Handle(Generic[T]):
         self._numbers = self._keep = self._collect = None
 
     def __del__(self) -> None:
-        if getattr(self, "_numbers", None) is not None and self._epoch == _epoch:
+        if self._numbers is not None and self._epoch == _epoch:
             _orphans.append((self._numbers, self._keep))
 
     def __repr__(self) -> str:
@@ -128,9 +156,34 @@ class Handle(Generic[T]):
         return f"<Handle {self._what}: {state}>"
 
 
+class OneHandle(Handle[T]):
+    """A handle of one tensor whose result is known before: waiting takes one call of the core."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, number: int, keep: object, value: T, what: object, timeout: float | None
+    ) -> None:
+        """`value` is the result; the others as in Handle."""
+        super().__init__((number,), keep, None, what, timeout)
+        self._value = value
+
+    def wait(self, timeout: float | None = None) -> T:
+        """As Handle.wait."""
+        if timeout is None and self._timeout is None and self._collect is None:
+            with self._lock:
+                ours = self._numbers is not None and self._epoch == _epoch
+                if ours and _finish(self._numbers[0], _SLICE) == _OK:
+                    self._numbers = self._keep = None
+                    return self._value
+        return super().wait(timeout)
+
+
 def _block(numbers: Any, timeout: float | None, what: str) -> Exception | None:
     """Waits for all: None, or what one failed with. Raises StallError when time is up."""
     count = len(numbers)
+    if isinstance(numbers, tuple):
+        numbers = ffi.new("int64_t[]", numbers)
     if count == 0:  # an empty group
         return None
     deadline = None if timeout is None else monotonic() + timeout
@@ -177,12 +230,17 @@ def wait_handles(handles: Sequence[int], timeout: float | None = None, what: str
 
 def release(handles: Any) -> None:
     """Gives core handles back. Those under way need their buffers until they are done."""
-    for number in handles:
-        lib.farandole_release(number)
+    if len(handles) == 1:
+        lib.farandole_release(handles[0])
+        return
+    numbers = handles if isinstance(handles, ffi.CData) else ffi.new("int64_t[]", handles)
+    lib.farandole_release_all(numbers, len(numbers))
 
 
 def sweep() -> None:
     """Drops the buffers of orphaned handles that are done. Every submission does this first."""
+    if not _orphans:
+        return
     for _ in range(len(_orphans)):
         try:
             numbers, keep = _orphans.popleft()

@@ -19,9 +19,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
+from farandole import repeats
 from farandole.buffers import kind_of
 from farandole.handles import Handle, take, value_of
 from farandole.process_sets import ProcessSet, global_process_set, set_id
+from farandole.repeats import Repeat
 from farandole.requests import NOTHING, Call, Op, refuse, submit
 
 T = TypeVar("T")
@@ -39,6 +41,8 @@ class ReduceOp(IntEnum):
     MIN = 3
     MAX = 4
     PRODUCT = 5
+
+    __hash__ = int.__hash__  # that of Enum is slow, and calls are looked up by it
 
 
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
@@ -72,7 +76,10 @@ def _start(
         return [kind.wrap(take(n, b.dtype)[0], x) for kind, n, b, x in rows]
 
     numbers = submit(call, inputs, [buffer.pointer for buffer in outputs])
-    return Handle(numbers, (inputs, outputs), collect, str(call), timeout)
+    handle = Handle(numbers, (inputs, outputs), collect, call, timeout)
+    if len(tensors) == 1 and call.name is not None and call.op in _MIRRORED:
+        handle.repeat = Repeat(call, tensors[0], inputs[0], in_place, timeout)
+    return handle
 
 
 def _single(
@@ -81,7 +88,15 @@ def _single(
     """The form for one array of a `grouped_` function."""
 
     def call(tensor: T, /, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
-        return start([tensor], *args, **kwargs).map(lambda results: results[0])
+        key = (start, args, *kwargs.items())
+        repeat = repeats.find(key)
+        again = repeat and repeat.start(tensor)
+        if again:
+            return again
+        handle = start([tensor], *args, **kwargs)
+        if handle.repeat is not None:
+            repeats.remember(key, handle.repeat)
+        return handle.map(lambda results: results[0])
 
     _document(call, start, "grouped_", "tensor")
     return call

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from farandole import topology
+from farandole import repeats, topology
 from farandole._library import check_count, ffi, lib
 from farandole.buffers import Buffer
 from farandole.handles import Handle, value_of
@@ -133,6 +133,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     Handle(submit(call, [NOTHING], [0]), None, _value, f"remove_process_set({number})").wait()
     process_set.process_set_id = None
     _registered.remove(process_set)
+    repeats.clear()
     return True
 
 
@@ -140,6 +141,7 @@ def forget_all() -> None:
     """Makes every set unregistered. shutdown() calls this."""
     while _registered:
         _registered.pop().process_set_id = None
+    repeats.clear()
 
 
 def _value(numbers: Any) -> int:

@@ -187,6 +187,7 @@ class PreparedTensor:
 
         Raises what the core finds wrong with the arguments. Valid until shutdown().
         """
+        self._number = 0
         keep: list[Any] = []
         request = _new("farandole_request*")
         _fill(request, call, buffer, 0, call.name, keep)
@@ -202,9 +203,11 @@ class PreparedTensor:
 
         The caller keeps both alive until the handle is done (wait_handles), then releases it.
         """
-        handle: int = self._submit(self._number, _cast(_void, input), _cast(_void, output))
+        handle: int = self._submit(self._number, input, output)
         return handle if handle >= 0 else check_count(handle)
 
-    def close(self) -> None:
-        """Forgets the tensor."""
-        lib.farandole_forget_tensor(self._number)
+    def close(self, forget: Any = lib.farandole_forget_tensor) -> None:
+        """Forgets the tensor; so does the end of this object."""
+        forget(self._number)
+
+    __del__ = close

@@ -31,6 +31,8 @@ struct Meeting {
   int32_t bytes[kMostRanks];
 };
 
+uintptr_t address(float* x) { return reinterpret_cast<uintptr_t>(x); }
+
 class Rank {
  public:
   Rank(Meeting& meeting, int rank, int ranks) : meeting_(meeting), rank_(rank), ranks_(ranks) {
@@ -52,7 +54,7 @@ class Rank {
     for (int i = 0; i < calls; ++i) {
       float x = static_cast<float>(rank_ + i);
       const int64_t start = now_ns();
-      int64_t handle = checked(farandole_submit_tensor(tensor, &x, &x));
+      int64_t handle = checked(farandole_submit_tensor(tensor, address(&x), address(&x)));
       wait(&handle, 1);
       times.push_back(now_ns() - start);
       expect(x, i);
@@ -73,8 +75,8 @@ class Rank {
       meet();
       const int64_t start = now_ns();
       for (size_t i = 0; i < kTensors; ++i) {
-        handles[i] =
-            checked(farandole_submit_tensor(tensors[i], memory[i].data(), memory[i].data()));
+        handles[i] = checked(farandole_submit_tensor(tensors[i], address(memory[i].data()),
+                                                     address(memory[i].data())));
       }
       const int64_t submitted = now_ns();
       wait(handles.data(), kTensors);

@@ -107,6 +107,8 @@ TEST(another_build_is_refused) {
   });
 }
 
+uintptr_t address(Floats& data) { return reinterpret_cast<uintptr_t>(data.data()); }
+
 // A prepared tensor may be submitted while another thread shuts down, and after.
 TEST(a_shutdown_in_mid_submit) {
   for (int round = 0; round < 10; ++round) {
@@ -120,7 +122,7 @@ TEST(a_shutdown_in_mid_submit) {
     std::thread submitter([&] {
       int64_t handle = 0;
       for (; handle >= 0; calls.fetch_add(1), futex_wake(calls, 1, kFutexAnyBit)) {
-        handle = farandole_submit_tensor(tensor, data.data(), data.data());
+        handle = farandole_submit_tensor(tensor, address(data), address(data));
         if (handle < 0) break;
         const int32_t code = farandole_wait(&handle, 1, 60);
         CHECK(code == FARANDOLE_OK || code == FARANDOLE_E_SHUTDOWN);
@@ -133,7 +135,7 @@ TEST(a_shutdown_in_mid_submit) {
     }
     shut_down();
     submitter.join();
-    CHECK_EQ(farandole_submit_tensor(tensor, data.data(), data.data()), -FARANDOLE_E_SHUTDOWN);
+    CHECK_EQ(farandole_submit_tensor(tensor, address(data), address(data)), -FARANDOLE_E_SHUTDOWN);
     shut_down();  // there is nothing any more
   }
 }
