@@ -51,7 +51,7 @@ venv: core $(VENV)/.install-stamp ## .venv with all dependencies, the C++ core a
 
 # ---- tests ------------------------------------------------------------------------------------------------------
 
-.PHONY: test test-cpp test-single test-parallel test-sanitize test-wheel test-matrix
+.PHONY: test test-cpp test-single test-parallel test-sanitize test-wheel test-mpich test-matrix
 test: venv programs ## every test that needs no GPU
 	$(PYTEST) tests $(ARGS)
 
@@ -79,6 +79,17 @@ test-wheel: wheel ## a venv without a compiler installs the wheel and trains on 
 	cd build/wheel-run && PATH=$(abspath build/wheel-venv)/bin mpirun -np 2 python torch_digits.py > out
 	tail -2 build/wheel-run/out
 	grep -q 'identical on all ranks: yes' build/wheel-run/out
+
+# The two wheels overwrite each other, so MPICH has an environment of its own; all else, the core included, is seen in $(VENV).
+build/mpich/.stamp: $(VENV)/.deps-stamp
+	rm -rf build/mpich && $(PYTHON) -m venv build/mpich
+	build/mpich/bin/python -m pip install -qq --disable-pip-version-check mpich==5.0.2
+	site() { "$$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
+	  echo "import site; site.addsitedir('$$(site $(BIN)/python)')" > "$$(site build/mpich/bin/python)/rest.pth"
+	touch $@
+
+test-mpich: venv build/mpich/.stamp ## the parallel tests with MPICH; ARGS="tests/parallel/test_calls.py --ranks 2" picks
+	build/mpich/bin/python -m pytest $(or $(ARGS),tests/parallel)
 
 test-matrix: venv wheel ## the torch tests on the oldest supported torch and on the newest
 	tools/test_matrix.sh $(PYTHON) $(ARGS)

@@ -29,6 +29,7 @@ from farandole.features import (
     rocm_built,
 )
 from farandole.handles import Handle
+from farandole.launch_function import run
 from farandole.metrics import metrics
 from farandole.objects import allgather_object, broadcast_object
 from farandole.ops import (
@@ -160,6 +161,7 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
+    "run",
     "shutdown",
     "size",
 ]

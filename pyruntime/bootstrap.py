@@ -13,7 +13,7 @@ from typing import Any
 
 from farandole.errors import LibraryError
 
-__all__ = ["Bootstrap", "connect"]
+__all__ = ["Bootstrap", "connect", "launched_rank"]
 
 # Variables by which launchers tell each process how many there are.
 _LAUNCHERS = {
@@ -22,6 +22,7 @@ _LAUNCHERS = {
     "MV2_COMM_WORLD_SIZE": "MVAPICH's mpirun",
     "SLURM_STEP_NUM_TASKS": "srun",
 }
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 _GRACE = 1.5  # seconds that a leaving rank waits for the others to leave too
 
 
@@ -188,6 +189,12 @@ def _promised() -> tuple[str, int]:
         if os.environ.get(variable, "").isdigit():
             return f"{launcher} ({variable})", int(os.environ[variable])
     return "no launcher", 1
+
+
+def launched_rank() -> int:
+    """The rank that the launcher has given this process; 0 without a launcher."""
+    found = (os.environ.get(name, "") for name in _RANKS)
+    return next((int(value) for value in found if value.isdigit()), 0)
 
 
 def _load_mpi() -> Any:

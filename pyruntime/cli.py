@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 
 import farandole
-from farandole import bench, flight_cli
+from farandole import bench, flight_cli, launch
 from farandole._library import lib, text
 
 
@@ -75,12 +75,14 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "dump": flight_cli.run_dump,
     "explain": flight_cli.run_explain,
     "export": flight_cli.run_export,
+    "run": launch.run,
 }
 _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "bench": bench.add_arguments,
     "dump": flight_cli.add_dump_arguments,
     "explain": flight_cli.add_explain_arguments,
     "export": flight_cli.add_export_arguments,
+    "run": launch.add_arguments,
 }
 
 

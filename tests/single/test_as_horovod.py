@@ -101,8 +101,9 @@ def test_modules_exist_and_run_names_mpirun(tmp_path: Path) -> None:
         "assert is_iterable('a') and not is_iterable(1)\n"
         "from horovod.common.basics import HorovodBasics\n"
         "basics = HorovodBasics(__file__, 'mpi_lib_v2'); basics.init(); assert basics.size() == 1\n"
-        "try:\n    horovod.run(print, num_proc=2)\n"
-        "except NotImplementedError as e:\n    assert 'mpirun' in str(e)\n"
+        "assert horovod.run(max, (3, 4), num_proc=2, use_mpi=True) == [4, 4]\n"
+        "try:\n    horovod.run(print, num_proc=2, use_gloo=True)\n"
+        "except ValueError as e:\n    assert 'use_gloo' in str(e)\n"
         "try:\n    check_extension('horovod.tensorflow', 'HOROVOD_WITH_TENSORFLOW', __file__)\n"
         "except ImportError as e:\n    print(e)\n"
     )

@@ -3,16 +3,47 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import farandole
 
 __all__ = ["__version__", "run"]
 
 __version__ = "0.28.1"  # the release whose calls are here; what runs says farandole.__version__
 
+# Of no effect here: what they ask for is so.
+_GRANTED = {"use_mpi", "disable_cache"}
 
-def run(*args: Any, **kwargs: Any) -> NoReturn:
-    """Raises NotImplementedError: ranks are started by mpirun, not from Python."""
-    raise NotImplementedError(
-        "horovod.run() starts processes by itself, farandole leaves that to mpirun: put the "
-        "function into a script and start `mpirun -np 4 python -m farandole.as_horovod script.py`"
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    *,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    start_timeout: float | None = None,
+    mpi_args: str | None = None,
+    executable: str | None = None,
+    verbose: Any = None,
+    **others: Any,
+) -> list[Any]:
+    """farandole.run() under Horovod's names. ValueError: arguments of its other starters."""
+    refused = [name for name, value in others.items() if value and name not in _GRANTED]
+    if refused:
+        raise ValueError(f"horovod.run({refused[0]}=...) has no meaning here: see `farandole run`")
+    return farandole.run(
+        func,
+        args,
+        kwargs,
+        np=num_proc,
+        hosts=hosts,
+        hostfile=hostfile,
+        launcher_args=shlex.split(mpi_args or ""),
+        start_timeout=start_timeout or 120.0,
+        executable=executable,
+        verbose=bool(verbose),
     )

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `farandole run` shall start: a command, ranks, hosts, environment."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["Host", "Job", "outer_environment", "parse_hostfile", "parse_hosts"]
+
+# Names that ranks on other hosts get too; `-x` adds more. Ranks on this host inherit everything.
+_FORWARDED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_VISIBLE_DEVICES")
+_FORWARDED_PREFIXES = (
+    *("FARANDOLE_", "HOROVOD_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_"),
+    *("NCCL_", "GLOO_", "TORCH", "HF_"),
+)
+# What a launcher tells its own ranks: a launcher started from one of them must not see it.
+_OF_A_RANK = re.compile(
+    r"(PMIX_(?!MCA_)|PMI_|PMI2_|OMPI_COMM_WORLD_|OMPI_FILE_|OMPI_FIRST_RANKS|OMPI_UNIVERSE|PRTE_LAUNCHED"
+    r"|MPI_LOCAL|HYDI_|HYDRA_TMPDIR|FARANDOLE_(RENDEZVOUS|RANK|SIZE)$)"
+)
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine and how many ranks it takes."""
+
+    name: str
+    slots: int
+
+    @property
+    def is_here(self) -> bool:
+        """By its name; an alias of this machine counts as another one."""
+        own = socket.gethostname()
+        return self.name in {"localhost", "127.0.0.1", own, own.split(".")[0]}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One start of ranks. No hosts: this one, or those of the batch system's allocation."""
+
+    command: tuple[str, ...]
+    ranks: int
+    hosts: tuple[Host, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)  # set for all ranks
+    forwarded: tuple[str, ...] = ()  # further names that other hosts get
+    binding: tuple[str, ...] | None = None  # the launcher's own words; None: no binding
+    oversubscribe: bool = False
+    ulfm: bool = False  # ranks survive the death of others
+    tag: bool = False  # output lines begin with their rank
+    timestamp: bool = False
+    output: str | None = None  # prefix of files for the ranks' output
+    interfaces: str | None = None  # of the network, comma-separated
+    ssh_port: int | None = None
+    ssh_identity: str | None = None
+    extra: tuple[str, ...] = ()  # the user's own words to the launcher
+
+    @property
+    def here(self) -> bool:
+        """Whether all ranks will be on this machine, by the hosts' names."""
+        if self.hosts:
+            return all(host.is_here for host in self.hosts)
+        return not any(name in os.environ for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"))
+
+    @property
+    def crowded(self) -> bool:
+        """Whether this machine gets more ranks than cores."""
+        return self.here and self.ranks > len(os.sched_getaffinity(0))
+
+    def names_to_forward(self) -> list[str]:
+        """Variables that launchers have to carry to other hosts."""
+        found = [x for x in os.environ if x in _FORWARDED or x.startswith(_FORWARDED_PREFIXES)]
+        kept = {x for x in found if not _OF_A_RANK.match(x)}
+        return sorted({*kept, *self.environment, *self.forwarded})
+
+
+def outer_environment(job: Job) -> dict[str, str]:
+    """The launcher's own environment: the caller's, less what made the caller a rank of a job."""
+    kept = {k: v for k, v in os.environ.items() if not _OF_A_RANK.match(k)}
+    return {**kept, **job.environment}
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """`a:4,b:2`; a name without a number takes one rank. Raises ValueError."""
+    return tuple(_host(part.strip(), part.partition(":")) for part in text.split(",") if part)
+
+
+def parse_hostfile(path: Path) -> tuple[Host, ...]:
+    """Lines `a slots=4`, `a:4` or `a`; `#` begins a comment. Raises ValueError, OSError."""
+    lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
+    hosts = []
+    for line in filter(None, lines):
+        match = re.fullmatch(r"(\S+)\s+slots\s*=\s*(\S+)(\s+max[-_]slots\s*=\s*\d+)?", line)
+        hosts.append(_host(line, (match[1], ":", match[2]) if match else line.partition(":")))
+    if not hosts:
+        raise ValueError(f"{path} names no host")
+    return tuple(hosts)
+
+
+def _host(text: str, parts: tuple[str, str, str]) -> Host:
+    name, _, slots = parts
+    if not re.fullmatch(r"[\w.\-]+", name) or not re.fullmatch(r"[1-9]\d*|", slots):
+        raise ValueError(f"{text!r} is no host: NAME or NAME:SLOTS")
+    return Host(name, int(slots or 1))

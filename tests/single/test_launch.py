@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`farandole run`: what it composes for each launcher; the one of this machine starts it."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from farandole import cli
+from farandole.launch_job import Host, Job, outer_environment, parse_hostfile, parse_hosts
+from farandole.launchers import Hydra, OpenMpi, Srun, find
+
+FIVE, FOUR = OpenMpi("mpirun", (5, 0, 11)), OpenMpi("mpirun", (4, 1, 4))
+TWO_HOSTS = (Host("a", 4), Host("b", 4))
+PLAIN = Job(command=("python", "x.py"), ranks=2)
+FAR = Job(command=("python", "x.py"), ranks=8, hosts=TWO_HOSTS, forwarded=("DATA",))
+
+
+@pytest.fixture(autouse=True)
+def _as_user_outside_a_job(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+
+
+def words(launcher, job):
+    return " ".join(launcher.command(job))
+
+
+def test_one_machine():
+    assert (
+        words(FIVE, PLAIN) == "mpirun -np 2 --map-by :OVERSUBSCRIBE --bind-to none python x.py"
+    ), "no -x: ranks here inherit"
+    assert words(FOUR, PLAIN) == "mpirun -np 2 --oversubscribe --bind-to none python x.py"
+    assert words(Hydra("mpiexec"), PLAIN) == "mpiexec -np 2 -bind-to none python x.py"
+    assert (
+        words(Srun("srun", "pmix"), PLAIN)
+        == "srun --ntasks=2 --mpi=pmix --export=ALL --cpu-bind=none python x.py"
+    )
+
+
+def test_more_ranks_than_cores_yield():
+    crowd = Job(command=("x",), ranks=len(os.sched_getaffinity(0)) + 1)
+    assert "--mca mpi_yield_when_idle 1" in words(FIVE, crowd)
+    assert "yield" not in words(FIVE, Job(command=("x",), ranks=1))
+
+
+def test_root(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert "--allow-run-as-root" in words(FIVE, PLAIN)
+    assert "root" not in words(Hydra("mpiexec"), PLAIN)
+
+
+def test_hosts_and_environment(monkeypatch):
+    monkeypatch.setenv("FARANDOLE_LOG_LEVEL", "info")
+    monkeypatch.setenv("UNRELATED", "1")
+    for launcher in (FIVE, FOUR):
+        line = words(launcher, FAR)
+        for part in ("--host a:4,b:4", "-x DATA", "-x FARANDOLE_LOG_LEVEL", "-x PATH"):
+            assert part in line
+        assert "UNRELATED" not in line
+        assert "versubscribe" not in line.lower()
+    assert "-hosts a:4,b:4" in words(Hydra("mpiexec"), FAR)
+    line = words(Srun("srun", "pmix"), FAR)
+    assert "--nodes=2 --ntasks-per-node=4 --nodelist=a,b" in line
+
+
+def test_more_ranks_than_slots_are_refused():
+    job = Job(command=("x",), ranks=9, hosts=TWO_HOSTS)
+    for launcher in (FIVE, Hydra("mpiexec"), Srun("srun", "pmix")):
+        with pytest.raises(ValueError, match="9 ranks on 8 slots"):
+            launcher.command(job)
+    crowd = Job(command=("x",), ranks=9, hosts=TWO_HOSTS, oversubscribe=True)
+    assert ":OVERSUBSCRIBE" in words(FIVE, crowd)
+
+
+def test_ulfm_where_it_works():
+    job = Job(command=("x",), ranks=2, ulfm=True)
+    assert "--with-ft ulfm --mca async_mpi_finalize 1" in words(FIVE, job)
+    for launcher in (FOUR, Hydra("mpiexec"), Srun("srun", "pmix")):
+        with pytest.raises(ValueError, match=f"{launcher.name} has no ULFM"):
+            launcher.command(job)
+
+
+def test_output_and_network():
+    job = Job(
+        command=("x",),
+        ranks=2,
+        hosts=(Host("a", 2),),
+        tag=True,
+        timestamp=True,
+        output="log",
+        interfaces="eth0,ib0",
+        ssh_port=2222,
+        ssh_identity="key",
+        binding=("--bind-to", "socket"),
+        extra=("--mca", "smsc", "^cma"),
+    )
+    five, four = words(FIVE, job), words(FOUR, job)
+    assert "--output tag,timestamp,file=log" in five
+    assert "--tag-output --timestamp-output --output-filename log" in four
+    assert "--prtemca plm_ssh_args -p 2222 -i key" in five
+    assert "--mca plm_rsh_args -p 2222 -i key" in four
+    for line in (five, four):
+        assert "--mca btl_tcp_if_include eth0,ib0" in line
+        assert "--bind-to socket" in line
+        assert line.endswith("--mca smsc ^cma x")
+    with pytest.raises(ValueError, match="time stamps"):
+        Hydra("mpiexec").command(job)
+
+
+def test_hosts_are_read(tmp_path):
+    assert parse_hosts("a:4,b") == (Host("a", 4), Host("b", 1))
+    path = tmp_path / "hosts"
+    path.write_text("# machines\na slots=4\nb:2  # old\n\nc slots=3 max_slots=3\nd\n")
+    assert parse_hostfile(path) == (Host("a", 4), Host("b", 2), Host("c", 3), Host("d", 1))
+    for wrong in ("a:0", "a:x", "a b", ":3"):
+        with pytest.raises(ValueError, match="is no host"):
+            parse_hosts(wrong)
+    path.write_text("a slots=many\n")
+    with pytest.raises(ValueError, match="slots=many"):
+        parse_hostfile(path)
+
+
+def test_a_launcher_does_not_see_that_a_rank_started_it(monkeypatch):
+    for name in ("PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_FD", "FARANDOLE_RANK"):
+        monkeypatch.setenv(name, "1")
+    for name in ("PMIX_MCA_gds", "OMPI_MCA_smsc", "FARANDOLE_RANK_X"):
+        monkeypatch.setenv(name, "1")
+    seen = outer_environment(Job(command=("x",), ranks=1, environment={"NEW": "2"}))
+    assert not {"PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_FD", "FARANDOLE_RANK"} & set(seen)
+    assert {"PMIX_MCA_gds", "OMPI_MCA_smsc", "NEW", "FARANDOLE_RANK_X"} <= set(seen)
+
+
+# ---- which launcher
+
+
+def program(folder, name, says):
+    """A launcher that is not installed here, as far as find() asks it."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("says", "kind", "name"),
+    [
+        ("mpirun (Open MPI) 4.1.4", OpenMpi, "Open MPI 4.1.4"),
+        ("mpirun (Open MPI) 5.0.11", OpenMpi, "Open MPI 5.0.11"),
+        ("HYDRA build details:", Hydra, "MPICH"),
+    ],
+)
+def test_launchers_are_told_apart(tmp_path, says, kind, name):
+    found = find(program(tmp_path, "mpirun", says))
+    assert isinstance(found, kind)
+    assert found.name == name
+
+
+def test_an_unknown_launcher_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"neither of Open MPI nor of MPICH: 'Other 1\.0'"):
+        find(program(tmp_path, "mpirun", "Other 1.0"))
+    with pytest.raises(ValueError, match=r"no nosuchrun here; remedy"):
+        find("nosuchrun")
+
+
+def test_srun_in_an_allocation_that_knows_pmix(tmp_path, monkeypatch):
+    program(tmp_path, "srun", "MPI plugin types are... pmi2 pmix")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert isinstance(find(), OpenMpi)  # no allocation
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert isinstance(found := find(), Srun)
+    assert "--mpi=pmix" in words(found, PLAIN)
+    program(tmp_path, "srun", "MPI plugin types are... none pmi2")
+    assert isinstance(find(), OpenMpi)  # pmi2 would make worlds of one
+
+
+# ---- the command
+
+
+def farandole_run(*arguments, **env):
+    line = [str(Path(sys.executable).with_name("farandole")), "run", *arguments]
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PRTE_", "PMIX_"))}
+    return subprocess.run(line, env=plain | env, capture_output=True, text=True, timeout=100)
+
+
+def test_it_starts_ranks_here(tmp_path):
+    path = tmp_path / "x.py"
+    path.write_text(
+        "import sys, farandole as fd\n"
+        "fd.init()\n"
+        "v = {v.name: v.value for v in fd.config()}\n"
+        "print(fd.rank(), 'of', fd.size(), v['FARANDOLE_FUSION_THRESHOLD'], *sys.argv[1:])\n"
+    )
+    done = farandole_run(
+        *("-np", "3", "--fusion-threshold-mb", "8", sys.executable, str(path), "--np", "9")
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{r} of 3 8388608 --np 9" for r in range(3)]
+
+
+def test_its_exit_code_is_that_of_the_job():
+    assert farandole_run("-np", "2", "sh", "-c", "exit 3").returncode == 3
+
+
+def test_a_dry_run_shows_what_would_run(capsys):
+    line = ["run", "-np", "2", "--dry-run", "--log-level", "info", "-x", "A=b c", "python", "x.py"]
+    assert cli.main(line) == 0
+    shown = shlex.split(capsys.readouterr().out)
+    assert shown[:3] == ["env", "A=b c", "FARANDOLE_LOG_LEVEL=info"]
+    assert shown[3].endswith("mpirun")
+    assert shown[-2:] == ["python", "x.py"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["-np", "2"], "no command"),
+        (["python", "x.py"], "how many ranks"),
+        (["-H", "a:x", "python", "x.py"], "'a:x' is no host"),
+        (["-np", "2", "--launcher", "/nowhere/mpirun", "x"], "no /nowhere/mpirun here"),
+    ],
+)
+def test_what_is_missing_is_said(arguments, says, capsys):
+    assert cli.main(["run", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--cycle-time-ms=3", "--gloo", "--min-np=2", "--autotune"])
+def test_options_without_a_meaning_say_why(option, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["run", "-np", "2", option, "python", "x.py"])
+    assert caught.value.code == 2
+    assert f"{option.partition('=')[0]} of horovodrun is not taken: " in capsys.readouterr().err

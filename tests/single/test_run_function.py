@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""farandole.run(): results in rank order, exceptions as themselves, ranks that say nothing."""
+
+import multiprocessing.connection
+import os
+import signal
+
+import numpy as np
+import pytest
+
+import farandole
+from farandole.launch_home import Home
+
+
+class OfTheScript(Exception):
+    pass
+
+
+def sums(scale):
+    import numpy as np
+
+    import farandole
+
+    farandole.init()
+    rank = farandole.rank()
+    return rank, farandole.allreduce(np.full(3, scale + rank), op=farandole.Sum)
+
+
+def test_results_come_in_rank_order():
+    results = farandole.run(sums, (2.0,), np=3)
+    assert [rank for rank, _ in results] == [0, 1, 2]
+    for _, total in results:
+        np.testing.assert_array_equal(total, np.full(3, 9.0))
+
+
+def test_what_a_rank_prints_appears_here(capsys):
+    farandole.run(lambda: print("from a rank", flush=True), np=2)
+    assert capsys.readouterr().out.splitlines() == ["from a rank"] * 2
+
+
+def test_an_exception_comes_back_as_itself():
+    def fail(bad):
+        import farandole
+
+        farandole.init()
+        if farandole.rank() == bad:
+            raise OfTheScript("my bug")
+        farandole.barrier()  # PeerError: not the one that is raised here
+
+    with pytest.raises(OfTheScript, match="my bug") as caught:
+        farandole.run(fail, kwargs={"bad": 1}, np=2)
+    assert caught.value.rank == 1
+    assert "on rank 1" in str(caught.value.__cause__)
+    assert 'raise OfTheScript("my bug")' in str(caught.value.__cause__)
+
+
+def test_a_rank_that_is_killed_is_named():
+    def die():
+        import farandole
+
+        farandole.init()
+        if farandole.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        farandole.barrier()
+
+    with pytest.raises(farandole.PeerError, match=r"ranks \[.*1\] ended without a result"):
+        farandole.run(die, np=2)
+
+
+def test_a_result_that_cannot_travel_is_an_error():
+    with pytest.raises(TypeError, match="pickle"):
+        farandole.run(lambda: (x for x in ()), np=1)
+
+
+def test_environment_of_the_ranks():
+    def value():
+        return os.environ["OF_THE_JOB"], "FARANDOLE_RUN_KEY" in os.environ
+
+    assert farandole.run(value, np=2, environment={"OF_THE_JOB": "x"}) == [("x", False)] * 2
+
+
+def test_ranks_that_do_not_start_are_named(tmp_path):
+    launcher = tmp_path / "mpirun"
+    launcher.write_text(
+        "#!/bin/sh\n[ $1 = --version ] && echo 'mpirun (Open MPI) 5.0.11' && exit\nexec sleep 60\n"
+    )
+    launcher.chmod(0o755)
+    with pytest.raises(farandole.StallError, match=r"ranks \[0, 1\] have not started within 0\.5"):
+        farandole.run(sums, (1.0,), np=2, launcher=str(launcher), start_timeout=0.5)
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="at least 1"):
+        farandole.run(sums, np=0)
+    with pytest.raises(ValueError, match="not both"):
+        farandole.run(sums, np=2, hosts="a:2", hostfile="x")
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_strangers_are_sent_away(here):
+    with Home(1, b"secret work", here) as home:
+        _, colon, port = home.address.rpartition(":")
+        address = ("127.0.0.1", int(port)) if colon else home.address
+        with pytest.raises(multiprocessing.AuthenticationError):
+            multiprocessing.connection.Client(address, authkey=b"wrong")
+        with multiprocessing.connection.Client(address, authkey=bytes.fromhex(home.key)) as guest:
+            guest.send(0)
+            assert guest.recv_bytes() == b"secret work"
