@@ -53,7 +53,7 @@ class Home:
         self.here = set[int]()  # ranks that have come
         self.outcomes: dict[int, Outcome] = {}  # as they come
         self.changed = threading.Condition()
-        self._closing = False
+        self._closing = threading.Event()
         self._guests: list[threading.Thread] = []
         self._door = threading.Thread(target=self._accept, name="home", daemon=True)
         self._door.start()
@@ -72,7 +72,7 @@ class Home:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._closing = True
+        self._closing.set()
         with contextlib.suppress(OSError, EOFError, AuthenticationError):
             _call(self.address, self._secret).close()  # wakes the door
         self._door.join(_PATIENCE)
@@ -84,12 +84,12 @@ class Home:
             guest.join(seconds)
 
     def _accept(self) -> None:
-        while not self._closing:
+        while not self._closing.is_set():
             try:
                 connection = self._listener.accept()
             except (OSError, EOFError, AuthenticationError):
                 continue  # a stranger
-            if self._closing:
+            if self._closing.is_set():
                 connection.close()
                 return
             guest = threading.Thread(target=self._serve, args=(connection,), daemon=True)
