@@ -96,7 +96,10 @@ FARANDOLE_API int32_t farandole_where(farandole_topology* out) {
   });
 }
 
-FARANDOLE_API void farandole_forked(void) { process().forked = true; }
+FARANDOLE_API void farandole_forked(void) {
+  // No lock: the thread that held it does not exist here.
+  if (!process().forked.exchange(true) && process().runtime) process().runtime->forked();
+}
 
 FARANDOLE_API int32_t farandole_submit(const farandole_request* requests, int32_t count,
                                        int64_t* handles) {

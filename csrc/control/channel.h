@@ -29,7 +29,8 @@ class LeaderChannel {
  public:
   virtual ~LeaderChannel() = default;
   using Visitor = std::function<void(Rank, ByteView)>;
-  // Visits all reports that have come; false: there were none.
+  // Visits all reports that have come; false: there were none. An empty report: what this rank writes
+  // can't be read any more.
   virtual bool drain(const Visitor& visit) = 0;
   virtual void publish(ByteView entry) = 0;
   // After a round of publish(): wakes those who have something to read.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/log.h"
 
 namespace farandole {
 namespace {
@@ -91,30 +92,52 @@ ShmLeader::ShmLeader(const ShmLayout& layout, std::vector<Rank> ranks) {
   }
 }
 
+// One member that overwrites its rings must not keep the leader from all others.
+template <class Work>
+void ShmLeader::guarded(Member& member, std::atomic<bool>& broken, Work&& work) {
+  if (broken) return;
+  try {
+    work();
+  } catch (const Error& error) {
+    log(LogLevel::kError, "rank " + std::to_string(member.rank) + ": " + error.what());
+    broken = true;
+    broken_.push_back(member.rank);
+  }
+}
+
 bool ShmLeader::drain(const Visitor& visit) {
   bool any = false;
   for (Member& member : members_) {
-    for (;;) {
-      bool room = false;
-      ByteView report = member.up.next(room);
-      member.ring |= room;
-      any |= room;
-      if (report.empty()) break;
-      any = true;
-      visit(member.rank, report);
-    }
-    if (member.down.can_flush()) {
+    guarded(member, member.up_broken, [&] {
+      for (;;) {
+        bool room = false;
+        ByteView report = member.up.next(room);
+        member.ring |= room;
+        any |= room;
+        if (report.empty()) break;
+        any = true;
+        visit(member.rank, report);
+      }
+    });
+    guarded(member, member.down_broken, [&] {
+      if (!member.down.can_flush()) return;
       member.down.flush();
       member.ring = any = true;
-    }
+    });
+  }
+  for (Rank rank : std::exchange(broken_, {})) {
+    any = true;
+    visit(rank, {});  // no report: it can't be understood any more
   }
   return any;
 }
 
 void ShmLeader::publish(ByteView entry) {
   for (Member& member : members_) {
-    member.down.push(entry);
-    member.ring = true;
+    guarded(member, member.down_broken, [&] {
+      member.down.push(entry);
+      member.ring = true;
+    });
   }
 }
 
@@ -126,7 +149,8 @@ void ShmLeader::ring_members() {
 
 bool ShmLeader::has_report() const {
   return std::any_of(members_.begin(), members_.end(), [](const Member& member) {
-    return !member.up.empty() || member.down.can_flush();
+    return (!member.up_broken && !member.up.empty()) ||
+           (!member.down_broken && member.down.can_flush());
   });
 }
 

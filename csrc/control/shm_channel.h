@@ -99,8 +99,14 @@ class ShmLeader final : public LeaderChannel {
     MessageReader up;
     MessageWriter down;
     bool ring = false;  // it has something to read, or room to write
+    // They hold nonsense, and are not touched again.
+    std::atomic<bool> up_broken{false};
+    std::atomic<bool> down_broken{false};
   };
+  template <class Work>
+  void guarded(Member& member, std::atomic<bool>& broken, Work&& work);
   std::deque<Member> members_;
+  std::vector<Rank> broken_;  // not told yet
 };
 
 }  // namespace farandole

@@ -61,6 +61,10 @@ const Variable kVariables[] = {
     {"FARANDOLE_CPU_TARGET", "", "",
      "instruction set of the reduction kernels (baseline, avx2, avx512, neon); empty: the best",
      kOwn, &Config::cpu_target},
+    {"FARANDOLE_DEATH_WATCH", "", "pidfd",
+     "how a rank learns that another of its host died: 'pidfd', or, where that is not to be had "
+     "anyway, 'socket': by the end of its connection",
+     kOwn, &Config::death_watch},
     {"FARANDOLE_STACK_SIGNAL", "", "-1",
      "signal by which a rank shows its Python stacks in stall reports; -1: the first real-time "
      "signal from the top that nobody handles; 0: none",

@@ -76,7 +76,7 @@ bool Engine::control() {
     moved = true;
   }
   if (leader_) moved |= leader_->step();
-  for (;;) {
+  while (!deaf_) {
     ByteView message = channel_.next_entry();
     if (message.empty()) break;
     moved = true;
@@ -89,7 +89,7 @@ bool Engine::control() {
 
 bool Engine::has_work() const {
   std::lock_guard lock(work_mutex_);
-  if (failing_ || channel_.has_entry() || channel_.can_flush()) return true;
+  if (failing_ || (!deaf_ && channel_.has_entry()) || channel_.can_flush()) return true;
   if (leader_ && leader_->has_work()) return true;
   return std::any_of(lanes_.begin(), lanes_.end(),
                      [](const auto& entry) { return entry.second.lane->ready(); });

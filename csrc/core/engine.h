@@ -138,6 +138,7 @@ class Engine {
   std::atomic<bool> failing_{false};  // found_ is set; the driver has not acted on it
   std::atomic<bool> broken_{false};
   std::atomic<bool> stopped_{false};
+  std::atomic<bool> deaf_{false};  // this rank has given up: it reads the log no more
 };
 
 }  // namespace farandole

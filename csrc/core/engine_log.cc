@@ -158,6 +158,7 @@ std::optional<std::string> Engine::take_answer(uint64_t number) {
 
 void Engine::give_up(const Failure& failure) {
   std::lock_guard lock(work_mutex_);
+  deaf_ = true;
   break_down(failure);
 }
 

@@ -65,6 +65,10 @@ class Runtime {
   // Until `deadline`; true: this rank has left, the object may go. Idempotent.
   bool leave(bool failed, const std::string& why, Deadline deadline);
 
+  // In a forked child: lets go of the connections, or a rank that dies while its children live would not
+  // be missed.
+  void forked() { links_ = {}; }
+
   Handles& handles() { return engine_->handles(); }
   std::vector<Rank> ranks_of(SetId set);
   const Topology& topology() const { return topology_; }

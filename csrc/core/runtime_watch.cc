@@ -30,6 +30,11 @@ std::vector<pid_t> Runtime::pids_in_sight(std::span<const Card> cards) const {
 std::vector<DeathWatch::Peer> Runtime::peers(std::span<const Card> cards) const {
   std::vector<DeathWatch::Peer> peers;
   const Card& own = cards[static_cast<size_t>(topology_.rank)];
+  const bool by_pidfd = config_.death_watch != "socket";
+  if (by_pidfd && config_.death_watch != "pidfd") {
+    throw Error(ErrorCode::kInvalidArgument,
+                "FARANDOLE_DEATH_WATCH='" + config_.death_watch + "' is neither pidfd nor socket");
+  }
   for (int i = 0; i < topology_.local_size(); ++i) {
     Rank rank = topology_.local[static_cast<size_t>(i)];
     if (rank == topology_.rank) continue;
@@ -38,7 +43,7 @@ std::vector<DeathWatch::Peer> Runtime::peers(std::span<const Card> cards) const 
     peer.rank = rank;
     peer.pid = static_cast<pid_t>(card.pid);
     peer.start_time = card.start_time;
-    peer.same_namespace = card.pid_namespace == own.pid_namespace;
+    peer.same_namespace = by_pidfd && card.pid_namespace == own.pid_namespace;
     if (links_.leads()) peer.socket = links_.member(i).fd();
     if (!links_.leads() && i == 0) peer.socket = links_.leader().fd();
     peers.push_back(peer);
@@ -68,6 +73,7 @@ void Runtime::look_at_leader() {
   if (verdict == Standstill::Verdict::kMoves) return;
   const std::string text = leader_stands_->text();
   if (verdict == Standstill::Verdict::kWarn) return log(LogLevel::kWarning, "no progress: " + text);
+  engine_->report(Leave{true, "no progress: " + text});  // for the time when it goes on
   engine_->fail(
       {ErrorCode::kStall, "no progress: " + text + " (FARANDOLE_STALL_ABORT sets this limit)"});
   bell_->notify();

@@ -79,8 +79,12 @@ void kill_one_of(int ranks, uint64_t seed) {
 
 }  // namespace
 
+// `--seeds 200 --ranks 4` for longer runs.
 TEST(a_killed_rank_fails_all_others_soon) {
-  for (uint64_t seed = 1; seed <= 20; ++seed) kill_one_of(2 + static_cast<int>(seed % 3), seed);
+  const std::string seeds = option("seeds"), ranks = option("ranks");
+  for (uint64_t seed = 1; seed <= (seeds.empty() ? 20 : std::stoull(seeds)); ++seed) {
+    kill_one_of(ranks.empty() ? 2 + static_cast<int>(seed % 3) : std::stoi(ranks), seed);
+  }
 }
 
 namespace {

@@ -3,6 +3,10 @@
 #include <dlfcn.h>
 #include <sys/resource.h>
 
+#include <cstring>
+#include <fstream>
+#include <span>
+
 #include "runtime_ranks.h"
 
 using namespace farandole;
@@ -177,4 +181,63 @@ TEST(leaving_takes_as_long_as_it_is_given) {
       self.lobby.await(0, 1);
     }
   });
+}
+
+namespace {
+
+// The control segment as this process has mapped it.
+std::span<std::byte> control_memory() {
+  std::ifstream maps("/proc/self/maps");
+  std::string line;
+  while (std::getline(maps, line)) {
+    if (!contains(line, "farandole-control")) continue;
+    const auto dash = line.find('-');
+    auto* begin = reinterpret_cast<std::byte*>(std::stoul(line.substr(0, dash), nullptr, 16));
+    auto* end = reinterpret_cast<std::byte*>(std::stoul(line.substr(dash + 1), nullptr, 16));
+    return {begin, end};
+  }
+  fail("no control segment is mapped");
+}
+
+// As a bug in the user's program may do it: a record that nobody has written.
+void claim_a_record(std::byte* ring) {
+  auto* header = reinterpret_cast<RingHeader*>(ring);
+  std::byte* data = ring + sizeof(RingHeader);
+  std::memset(data + header->head % ShmLayout::kRingBytes, 0xa5, 8);
+  header->head += 8;
+}
+
+}  // namespace
+
+// Everybody hears of it, and nobody spins over what can't be read.
+TEST(overwritten_rings_break_the_job_and_nobody_spins) {
+  for (bool reports : {true, false}) {
+    for (int victim : {0, 1}) {
+      run_job(Kind::kProcesses, 3, [&](TestRank& self) {
+        self.check_usable();
+        self.lobby.barrier();
+        if (self.rank == victim) {
+          ShmLayout layout(control_memory().data(), self.size);
+          claim_a_record(reports ? layout.up(victim) : layout.down(victim));
+        }
+        self.lobby.barrier();
+        // Who is to read the nonsense comes first: what its writer writes next would cover it.
+        if (self.rank == victim && reports) self.lobby.await(0, 2);
+        if (self.rank != victim && !reports) self.lobby.await(0, 1);
+        Floats data(3);
+        Failure failure;
+        try {
+          failure = self.wait({self.submit(allreduce(data, "after"))});
+        } catch (const Error& error) {
+          failure = {error.code(), error.what()};
+        }
+        self.lobby.tell(0);
+        CHECK(failure.code == ErrorCode::kPeer || failure.code == ErrorCode::kInternal);
+        self.lobby.barrier();
+        const int64_t before = cpu_us();
+        self.lobby.await(1, 1, Deadline::in(300ms));
+        CHECK(cpu_us() - before < 50'000);
+      });
+    }
+  }
 }

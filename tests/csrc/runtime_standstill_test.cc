@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that stand still (SIGSTOP): the others are told who it is, and their buffers are theirs again.
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "runtime_ranks.h"
+
+using namespace farandole;
+using namespace farandole::check;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr int kRefilled = 0;  // events
+constexpr int kOver = 1;
+constexpr float kMark = 7654321.0F;
+
+void stop_in(long us) {
+  sigevent event{};
+  event.sigev_notify = SIGEV_SIGNAL;
+  event.sigev_signo = SIGSTOP;
+  timer_t timer;
+  CHECK_EQ(timer_create(CLOCK_MONOTONIC, &event, &timer), 0);
+  itimerspec when{};
+  when.it_value.tv_nsec = us * 1000 + 1;
+  CHECK_EQ(timer_settime(timer, 0, &when, nullptr), 0);
+}
+
+// What this rank's part of one big call ended with; its buffer is refilled then, and must stay so until
+// the stopped rank has gone on and ended too.
+void big_call(TestRank& self, int victim, long us) {
+  self.check_usable();
+  self.lobby.barrier();
+  Floats data = values_of(self.rank, 8'000'000);
+  if (self.rank == victim) stop_in(us);
+  Failure failure;
+  try {
+    failure = self.wait({self.submit(allreduce(data, "big"))});
+  } catch (const Error& error) {
+    failure = {error.code(), error.what()};
+  }
+  if (failure && self.rank != victim) {
+    CHECK_EQ(failure.code, ErrorCode::kStall);
+    CHECK(contains(failure.text, "rank " + std::to_string(victim)));
+    CHECK(contains(failure.text, "stopped by a signal or a debugger"));
+    self.lobby.time_of(self.rank) = contains(failure.text, "nothing has moved") ? 2 : 1;
+  }
+  std::fill(data.begin(), data.end(), kMark);
+  self.lobby.tell(kRefilled);
+  self.lobby.await(kOver, 1);
+  CHECK(std::ranges::count(data, kMark) == std::ssize(data));
+}
+
+// Returns what the others met: 0: the call was over before the stop, 1: a stall, 2: one in mid-bucket.
+int64_t stop_one_of(int ranks, int victim, long us) {
+  Lobby lobby(ranks);
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < ranks; ++rank) {
+    children.push_back(fork());
+    if (children.back() > 0) continue;
+    try {
+      Config config = test_config();
+      config.stall_abort = 0.3;
+      TestRank self(lobby, rank, config);
+      self.start();
+      big_call(self, victim, us);
+      _exit(0);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+    }
+    _exit(1);
+  }
+  auto child = [&](int rank) { return children[static_cast<size_t>(rank)]; };
+  int status = 0;
+  CHECK_EQ(waitpid(child(victim), &status, WUNTRACED), child(victim));
+  CHECK(WIFSTOPPED(status));
+  lobby.await(kRefilled, static_cast<uint32_t>(ranks - 1));
+  const bool was_over = lobby.told(kRefilled) == static_cast<uint32_t>(ranks);
+  kill(child(victim), SIGCONT);
+  lobby.await(kRefilled, static_cast<uint32_t>(ranks));
+  lobby.tell(kOver);
+  for (pid_t pid : children) {
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK_EQ(status, 0);
+  }
+  return was_over ? 0 : lobby.time_of(victim == 0 ? 1 : 0).load();
+}
+
+}  // namespace
+
+TEST(a_member_that_stops_in_mid_bucket) {
+  int64_t worst = 0;
+  for (long us : {3000, 6000, 12000}) worst = std::max(worst, stop_one_of(3, 1, us));
+  CHECK_EQ(worst, 2);
+}
+
+// It can't tell: its waiters look themselves.
+TEST(a_leader_that_stops) {
+  int64_t worst = 0;
+  for (long us : {3000, 6000, 12000}) worst = std::max(worst, stop_one_of(2, 0, us));
+  CHECK(worst > 0);
+}
+
+TEST(a_stop_that_ends_in_time_is_nothing) {
+  Lobby lobby(2);
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < 2; ++rank) {
+    children.push_back(fork());
+    if (children.back() > 0) continue;
+    try {
+      run_rank(
+          lobby, rank, [](Config& config) { config.stall_abort = 30; },
+          [](TestRank& self) {
+            self.check_usable();
+            self.lobby.barrier();
+            if (self.rank == 1) raise(SIGSTOP);
+            self.check_usable();
+          });
+    } catch (const std::exception&) {
+      _exit(1);
+    }
+    _exit(0);
+  }
+  int status = 0;
+  CHECK_EQ(waitpid(children[1], &status, WUNTRACED), children[1]);
+  CHECK(WIFSTOPPED(status));
+  kill(children[1], SIGCONT);
+  for (pid_t child : children) {
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+  }
+}
