@@ -119,6 +119,7 @@ class Coordinator {
   WaitingCall view_of(const Set& set, const Call& call) const;
   WaitingCall view_of_bucket(const Set& set) const;
   std::vector<WaitingCall> waiting_for(int64_t age_ns, int64_t now_ns);  // oldest first
+  std::vector<WaitingCall> all_waiting(int64_t now_ns);
   RankState state_of(Rank rank) const;
   StateOf states() const;
   void ask(const std::vector<WaitingCall>& calls, int64_t now_ns);
@@ -171,6 +172,7 @@ class Coordinator {
   int64_t asked_ns_ = -1;
   int64_t next_question_ns_ = 0;
   bool question_open_ = false;
+  std::vector<std::pair<int64_t, WaitingCall>> lost_;  // given up of late, and when
 };
 
 }  // namespace farandole

@@ -119,6 +119,14 @@ std::vector<WaitingCall> Coordinator::waiting_for(int64_t age_ns, int64_t now_ns
   return views;
 }
 
+// What ranks wait in, or did a moment ago: calls that block each other are not given up at once.
+std::vector<WaitingCall> Coordinator::all_waiting(int64_t now_ns) {
+  std::erase_if(lost_, [&](const auto& lost) { return now_ns - lost.first > kAnswerNs; });
+  std::vector<WaitingCall> all = waiting_for(0, now_ns);
+  for (const auto& [when, view] : lost_) all.push_back(view);
+  return all;
+}
+
 // With a call its whole group: no member of it can ever be done.
 void Coordinator::give_up_stalled(Set& set, int64_t now_ns) {
   std::vector<Call*> calls = waiting_calls(set);
@@ -137,12 +145,13 @@ void Coordinator::give_up_stalled(Set& set, int64_t now_ns) {
     if (bound || too_old(call)) lost.emplace_back(call, view_of(set, *call));
   }
   if (lost.empty()) return;
-  const std::vector<WaitingCall> all = waiting_for(0, now_ns);
+  const std::vector<WaitingCall> all = all_waiting(now_ns);
   size_t reports = 0;
   for (auto& [call, view] : lost) {
     std::string text = "no progress: " + line_of(view, now_ns);
     if (reports++ < kMaxReports) text += causes_of({view}, all, states(), now_ns);
     give_up(set, *call, {ErrorCode::kStall, text + "\n  (FARANDOLE_STALL_ABORT sets this limit)"});
+    lost_.emplace_back(now_ns, std::move(view));
   }
   for (const std::string& name : groups) set.groups.erase(name);
 }
@@ -184,7 +193,7 @@ void Coordinator::conclude(int64_t now_ns) {
   if (settings_.stall_warn_ns <= 0) return;
   const std::vector<WaitingCall> calls = waiting_for(settings_.stall_warn_ns, now_ns);
   if (calls.empty()) return;
-  notices_.push_back(stall_report(calls, waiting_for(0, now_ns), states(), now_ns));
+  notices_.push_back(stall_report(calls, all_waiting(now_ns), states(), now_ns));
 }
 
 void Coordinator::tick(int64_t now_ns) {
@@ -221,7 +230,7 @@ void Coordinator::on(Rank from, const Inquire& inquire, int64_t now_ns) {
     for (int m : set->joined.missing()) missing.push_back(set->ranks[static_cast<size_t>(m)]);
     text = text_of_ranks(missing) + " not joined yet";
   }
-  const std::vector<WaitingCall> all = waiting_for(0, now_ns);
+  const std::vector<WaitingCall> all = all_waiting(now_ns);
   for (Call* call : set && !inquire.join ? waiting_calls(*set) : std::vector<Call*>{}) {
     const CallKey& key = call->key();
     if (key.name != inquire.key.name || key.sequence != inquire.key.sequence) continue;

@@ -39,6 +39,18 @@ TEST(ranks_that_wait_in_another_order) {
   contains(text, "\n    File \"train.py\", line 10");
 }
 
+TEST(calls_that_block_each_other_are_given_up_one_after_the_other) {
+  Job job(watchful(2));
+  job.submit(0, tensor("first"));
+  job.at(1);
+  job.submit(1, tensor("second"));
+  job.at(30);
+  contains(only<Fail>(job.tick()).failure.text, "does not answer");  // asked only now
+  job.report(0, Whereabouts{});
+  job.at(31);
+  contains(only<Fail>(job.tick()).failure.text, "rank 0 waits in 'first'");
+}
+
 TEST(a_name_that_differs_by_a_letter) {
   Job job(watchful(3));
   for (Rank r : {0, 1}) job.submit(r, tensor("layer1.weight"));
