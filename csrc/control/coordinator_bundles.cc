@@ -62,6 +62,7 @@ void Coordinator::on(Rank from, const ReadyAll& ready, int64_t now_ns) {
     return;
   }
   begin_round(bundle, now_ns);
+  heard_ns_[static_cast<size_t>(from)] = now_ns;
   if (!bundle.arrived.insert(member_of(*set, from))) {
     throw Error(ErrorCode::kInternal, "a rank reported a bundle twice before it was done");
   }

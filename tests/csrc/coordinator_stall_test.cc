@@ -45,8 +45,8 @@ TEST(calls_that_block_each_other_are_given_up_one_after_the_other) {
   job.at(1);
   job.submit(1, tensor("second"));
   job.at(30);
-  contains(only<Fail>(job.tick()).failure.text, "does not answer");  // asked only now
-  job.report(0, Whereabouts{});
+  contains(only<Fail>(job.tick()).failure.text, "rank 1 waits in 'second'");
+  job.report(0, Whereabouts{});  // asked only now
   job.at(31);
   contains(only<Fail>(job.tick()).failure.text, "rank 0 waits in 'first'");
 }
