@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that do not come: who waits, for whom, where that rank is, and why. Fork launcher, no MPI."""
+"""Ranks that do not come: who waits, for whom, where that rank is, and why (no MPI)."""
 
 import re
 import signal
