@@ -10,6 +10,7 @@ from torch import Tensor
 
 from farandole.buffers import EMPTY
 from farandole.handles import is_absent
+from farandole.torch.bucket_view import Place
 from farandole.torch.encoding import Encoding
 from farandole.torch.rows import Rows
 
@@ -44,6 +45,7 @@ class Gradient:
         "lost",
         "name",
         "parameter",
+        "place",
         "reducer",
         "sparse_dim",
     )
@@ -55,6 +57,7 @@ class Gradient:
         self.name = name
         self.encoding: Encoding | Rows = encoding
         self._hooks: list[Callable[[], None]] = []
+        self.place: Place | None = None  # where the gradient is to lie
         self.lost = False  # a newer optimizer reduces it
         self.left = reducer.passes  # arrivals until it is sent
         self.handle: int | None = None  # of the core, while in a window
@@ -120,6 +123,8 @@ class Gradient:
         """Begins the reduction of `grad`, which is `.grad`."""
         if grad is None:
             return
+        if self.place is not None and not self.place.holds(grad):
+            grad = self._move(grad, self.place)
         reducer = self.reducer
         if not reducer.open:
             reducer.begin()
@@ -136,6 +141,13 @@ class Gradient:
         self._pointer, self._version = pointer, wire._version
         self._reduced = False
         self.left = reducer.passes
+
+    def _move(self, grad: Tensor, place: Place) -> Tensor:
+        """Makes `.grad` the tensor in its place, unless that holds what was reduced before."""
+        if self._base is place.tensor or not place.fits(grad):
+            return grad
+        self.parameter.grad = moved = place.take(grad)
+        return moved
 
     def send_rest(self, keep: bool) -> None:
         """Before a window closes: sends what has not been sent, or that there is nothing."""

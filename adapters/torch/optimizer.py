@@ -38,6 +38,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     *,
     accumulate: Literal["sum", "mean"] = "sum",
+    gradient_as_bucket_view: bool = False,
 ) -> Any:
     """Makes `optimizer` reduce gradients over the ranks, and returns it: the very same object.
 
@@ -54,6 +55,10 @@ def DistributedOptimizer(
     groups: lists of parameters that are reduced together, or a number of such groups.
     sparse_as_dense: sparse gradients travel dense; without it their rows are gathered,
         uncompressed; Average and Sum only.
+    gradient_as_bucket_view: CPU gradients lie in memory that all ranks of the host map, and are
+        reduced there, without a copy. `.grad` that torch made anew (after zero_grad(), which sets
+        None) is moved there, once per step: zero_grad(set_to_none=False) saves that. A tensor kept
+        from `.grad` changes with the next step; clone it. Not with Adasum.
     process_set: who reduces; on other ranks the optimizer stays a local one.
 
     Gradients that are missing on some ranks count as zeros; on all, they stay None. After
@@ -65,6 +70,8 @@ def DistributedOptimizer(
     names = parameter_names(optimizer, named_parameters)
     alone = not process_set.included() or process_set.size() == 1
     if op == Adasum:
+        if gradient_as_bucket_view:
+            raise ValueError("gradient_as_bucket_view does not go with Adasum: steps are combined")
         deltas = None if alone else Deltas(process_set, chooser(compression), names)
         return _adopt(optimizer, None, process_set, deltas)
     settings = Settings(
@@ -82,6 +89,8 @@ def DistributedOptimizer(
     if reducer is not None:
         for parameter, name in zip(parameters, names, strict=True):
             reducer.add(parameter, name)
+        if gradient_as_bucket_view:
+            reducer.lay_out()
         reducer.hook()
     return _adopt(optimizer, reducer, process_set)
 
@@ -243,8 +252,11 @@ class _Distributed(torch.optim.Optimizer):
         super().add_param_group(param_group)
         if self._reducer is not None:
             group = len(self.param_groups) - 1
-            for index, parameter in enumerate(self.param_groups[group]["params"]):
+            parameters = self.param_groups[group]["params"]
+            for index, parameter in enumerate(parameters):
                 self._reducer.add(parameter, default_name(group, index))
+            if self._reducer.in_buckets:
+                self._reducer.lay_out(len(self._reducer.gradients) - len(parameters))
             self._reducer.hook()
 
     @property

@@ -15,6 +15,7 @@ from farandole import requests
 from farandole.handles import Handle, release, wait_handles
 from farandole.ops import Average
 from farandole.requests import Call, Op
+from farandole.torch.bucket_view import lay_out
 from farandole.torch.closing import ClosingWord, Statement
 from farandole.torch.compression import Compressor
 from farandole.torch.encoding import Encoding
@@ -62,6 +63,7 @@ class Reducer:
         self.again = False  # gradients arrived after they were sent
         self.settled = False  # nothing has arrived since the last synchronize()
         self.holding = False  # no_sync(): gradients stay local
+        self.in_buckets = False  # gradients lie in memory that all ranks map
         self.steps = 0
         self.factor = 1.0  # gradients are multiplied by it before they are sent
         self._closed = False
@@ -88,6 +90,11 @@ class Reducer:
         _owners[id(parameter)] = gradient
         self.gradients.append(gradient)
         self._unhooked.append(gradient)
+
+    def lay_out(self, begin: int = 0) -> None:
+        """Places the gradients from number `begin` on in memory that all ranks map."""
+        self.in_buckets = True
+        lay_out(self.gradients[begin:])
 
     def _encoding(self, parameter: Tensor, name: str) -> Encoding:
         s = self._settings
@@ -145,6 +152,8 @@ class Reducer:
             self._start()
             for gradient in self.gradients:
                 gradient.encoding = self._encoding(gradient.parameter, gradient.name)
+            if self.in_buckets:  # what an earlier job has left unfinished is shared no more
+                self.lay_out()
         if self._word is None:
             self._word = ClosingWord(self.scope, self._settings.process_set)
         self.open = True

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gradient_as_bucket_view: every test of the optimizer once more, and what only such views do."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import importlib.util
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import farandole as fd
+import farandole.torch as hvd
+from harness.toys import batch, grad_is, loss_of, network, push, total, toys
+
+THE_OPTIMIZERS = ("amp", "arrivals", "changes", "optimizer", "sparse", "weights")
+# There the user's own tensor stays `.grad`; here it is moved.
+CONTRARY = ("test_set_to_none_false_keeps_the_tensor",)
+_plain = hvd.DistributedOptimizer
+
+
+def _viewing(optimizer: Any, *args: Any, **options: Any) -> Any:
+    if options.get("op") != hvd.Adasum:
+        options.setdefault("gradient_as_bucket_view", True)
+    return _plain(optimizer, *args, **options)
+
+
+@pytest.fixture(autouse=True)
+def in_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hvd, "DistributedOptimizer", _viewing)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads() -> None:
+    torch.set_num_threads(1)
+
+
+def _load(name: str) -> ModuleType:
+    path = Path(__file__).with_name(f"test_torch_{name}.py")
+    spec = importlib.util.spec_from_file_location(f"in_buckets_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+for _name in THE_OPTIMIZERS:
+    for _test, _function in vars(_load(_name)).items():
+        if _test.startswith("test_") and _test not in CONTRARY:
+            globals()[f"test_{_name}_{_test[5:]}"] = _function
+
+
+# ---- the memory
+
+alone = pytest.mark.skipif(
+    "fd.size() == 1", reason="needs two ranks: one alone reduces nothing, and places nothing"
+)
+
+
+def places(optimizer: Any) -> list[Tensor]:
+    return [g.place.tensor for g in optimizer._reducer.gradients]
+
+
+def large(count: int = 3) -> tuple[list[nn.Parameter], Any]:
+    """Parameters of 1 MB each."""
+    ps = [nn.Parameter(torch.zeros(250_000)) for _ in range(count)]
+    return ps, hvd.DistributedOptimizer(torch.optim.SGD(ps, lr=0.5))
+
+
+def mapped() -> int:
+    return fd.metrics()["mapped_bytes"]
+
+
+@alone
+def test_places_are_neighbours_in_reverse_order() -> None:
+    ps, optimizer = large()
+    starts = [x.data_ptr() for x in places(optimizer)]
+    assert starts == sorted(starts, reverse=True)
+    assert starts[0] - starts[-1] == 2 * 1_000_000 + 2 * (-1_000_000 % 64)
+    assert [p.grad for p in ps] == [None] * 3
+
+
+@alone
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_stay_in_their_places(set_to_none: bool) -> None:
+    ps, optimizer = large()
+    for step in range(4):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        before = mapped()
+        for p in ps:
+            push(p)
+        optimizer.step()
+        for p, place in zip(ps, places(optimizer), strict=True):
+            assert p.grad is place
+            assert (place == total(hvd.Average, [0])).all()
+        if step > 0:
+            assert mapped() - before > 2_000_000  # of 3 MB; a small block at the end is staged
+    assert all((p == -2.0 * total(hvd.Average, [0])).all() for p in ps)
+
+
+@alone
+def test_they_survive_load_state_dict() -> None:
+    model = network()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+    def step() -> None:
+        loss_of(model, batch(hvd.rank(), 0)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    step()
+    after = [p.detach().clone() for p in model.parameters()]
+    model.load_state_dict(kept[0])
+    optimizer.load_state_dict(kept[1])
+    step()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), after, strict=True))
+    loss_of(model, batch(hvd.rank(), 0)).backward()
+    optimizer.synchronize()
+    for p, place in zip(model.parameters(), places(optimizer), strict=True):
+        assert p.grad is place
+
+
+def train(view: bool, **options: Any) -> Iterator[list[Tensor]]:
+    """The parameters after each of some steps with accumulation, clipping and a late arrival."""
+    model = network()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(sgd, gradient_as_bucket_view=view, **options)
+    for step in range(5):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        with optimizer.no_sync():
+            loss_of(model, batch(hvd.rank(), step, 0)).backward()
+        loss_of(model, batch(hvd.rank(), step, 1)).backward()
+        if step > 2:
+            optimizer.synchronize()
+            loss_of(model, batch(hvd.rank(), step, 2)).backward()
+        optimizer.clip_grad_norm_(1.0)
+        optimizer.step()
+        yield [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"op": hvd.Sum}, {"groups": 2}, {"compression": hvd.Compression.fp16}],
+    ids=["average", "sum", "groups", "fp16"],
+)
+def test_identical_to_the_plain_path(options: dict[str, Any]) -> None:
+    for own, other in zip(train(True, **options), train(False, **options), strict=True):
+        assert all(torch.equal(p, q) for p, q in zip(own, other, strict=True))
+
+
+@alone
+def test_what_is_reduced_already_is_not_overwritten() -> None:
+    """Accumulation onto a reduced gradient: the place holds it, so the new one lies elsewhere."""
+    (p,), optimizer = toys()
+    for ks in ([0], [0, 1], [0, 1, 2]):
+        push(p, ks[-1])
+        optimizer.synchronize()
+        grad_is(p, total(hvd.Average, ks))
+        assert p.grad is places(optimizer)[0]
+
+
+@alone
+def test_a_foreign_gradient_is_moved() -> None:
+    (p,), optimizer = toys()
+    push(p)
+    optimizer.step()
+    assert p.grad is not None
+    p.grad.data = torch.zeros(4)  # as Module.to() does
+    push(p, 1)
+    optimizer.synchronize()
+    grad_is(p, total(hvd.Average, [1]))
+    p.grad = torch.full((4,), 4.0 * hvd.rank())
+    optimizer.synchronize()
+    grad_is(p, sum(4.0 * r for r in range(hvd.size())) / hvd.size())
+    p.data = p.data.double()
+    p.grad = None
+    push(p)
+    optimizer.synchronize()
+    assert p.grad is not None
+    assert p.grad.dtype is torch.float64
+    assert (p.grad == total(hvd.Average, [0])).all()
+
+
+@alone
+def test_new_parameters_have_places_too() -> None:
+    _, optimizer = toys()
+    added = [nn.Parameter(torch.zeros(4)) for _ in range(2)]
+    optimizer.add_param_group({"params": added})
+    for p in added:
+        push(p)
+    optimizer.step()
+    assert [p.grad for p in added] == places(optimizer)[1:]
+
+
+@alone
+def test_copies_and_pickles_are_ordinary_and_small() -> None:
+    ps, optimizer = large()
+    push(ps[0])
+    optimizer.step()
+    for x in (copy.deepcopy(ps[0].grad), pickle.loads(pickle.dumps(ps[0].grad))):
+        assert x.untyped_storage().nbytes() == 1_000_000
+        assert torch.equal(x, ps[0].grad)
+        assert x.data_ptr() != places(optimizer)[0].data_ptr()
+
+
+@alone
+def test_gradients_outlive_their_optimizer() -> None:
+    ps, optimizer = large()
+    for p in ps:
+        push(p)
+    optimizer.step()
+    del optimizer
+    gc.collect()
+    other = hvd.empty(2_000_000).fill_(7.0)
+    assert all((p.grad == total(hvd.Average, [0])).all() for p in ps)
+    assert (other == 7.0).all()
+
+
+def test_adasum_reduces_no_gradients() -> None:
+    ps = [nn.Parameter(torch.zeros(4))]
+    with pytest.raises(ValueError, match="Adasum"):
+        _plain(torch.optim.SGD(ps, lr=1.0), op=hvd.Adasum, gradient_as_bucket_view=True)
