@@ -34,3 +34,17 @@ FARANDOLE_API int32_t farandole_dump(int32_t fd, const char* folder, const char*
     return FARANDOLE_OK;
   });
 }
+
+FARANDOLE_API int32_t farandole_start_timeline(const char* path, int32_t mark_cycles) {
+  return guarded([&]() -> int32_t {
+    runtime()->start_timeline(path, mark_cycles != 0);
+    return FARANDOLE_OK;
+  });
+}
+
+FARANDOLE_API int32_t farandole_stop_timeline(void) {
+  return guarded([&]() -> int32_t {
+    runtime()->recorder().timeline().stop();
+    return FARANDOLE_OK;
+  });
+}

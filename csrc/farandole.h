@@ -197,5 +197,8 @@ int32_t farandole_counters(farandole_counter* rows, int32_t capacity);
 int64_t farandole_flight(int32_t fd, int32_t local, int32_t events, char* text, int64_t capacity);
 /* Ranks that share those recorders, or -code. */
 int32_t farandole_flight_ranks(int32_t fd);
+/* A trace of this rank for Chrome or Perfetto: PATH on rank 0, NAME.rankN.SUFFIX beside it on the others. */
+int32_t farandole_start_timeline(const char* path, int32_t mark_cycles);
+int32_t farandole_stop_timeline(void);
 /* Writes FOLDER/flight-rank-N.json for each of them. */
 int32_t farandole_dump(int32_t fd, const char* folder, const char* reason);

@@ -76,6 +76,7 @@ from farandole.process_sets import (
     remove_process_set,
 )
 from farandole.runtime import init, shutdown
+from farandole.timeline import start_timeline, stop_timeline
 from farandole.topology import (
     cross_rank,
     cross_size,
@@ -164,4 +165,6 @@ __all__ = [
     "run",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
 ]

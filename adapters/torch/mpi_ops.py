@@ -32,6 +32,7 @@ from farandole.process_sets import (
     remove_process_set,
 )
 from farandole.runtime import init, shutdown
+from farandole.timeline import start_timeline, stop_timeline
 from farandole.topology import (
     cross_rank,
     cross_size,
@@ -132,6 +133,8 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]
 

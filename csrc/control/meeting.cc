@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -18,6 +19,7 @@ namespace {
 
 constexpr std::array kHello{std::byte{'h'}};
 constexpr std::chrono::seconds kGiveTimeout{10};
+constexpr int kClockRounds = 5;
 
 // Ranks by the value of one field; more than one value is a disagreement.
 using Opinions = std::map<std::string, std::vector<Rank>>;
@@ -39,7 +41,10 @@ Opinions opinions_about(std::span<const Card> cards, Field&& field) {
   return opinions;
 }
 
-ByteView bytes_of(const int& value) { return std::as_bytes(std::span<const int>(&value, 1)); }
+template <class T>
+ByteView bytes_of(const T& value) {
+  return std::as_bytes(std::span<const T>(&value, 1));
+}
 
 }  // namespace
 
@@ -160,6 +165,28 @@ std::vector<Fd> HostLinks::share(int fd, Deadline deadline) {
     }
   }
   return all;
+}
+
+ClockOffset HostLinks::measure_clock(Deadline deadline) {
+  if (leads_) {
+    for (auto& link : members_) {
+      for (int round = 0; link && round < kClockRounds; ++round) {
+        link->receive(deadline);
+        const int64_t now = now_ns();
+        link->send(bytes_of(now), {}, deadline);
+      }
+    }
+    return {};
+  }
+  ClockOffset best{0, std::numeric_limits<int64_t>::max()};
+  for (int round = 0; round < kClockRounds; ++round) {
+    const int64_t asked = now_ns();
+    leader_->send(kHello, {}, deadline);
+    const UnixMessage answer = leader_->receive(deadline);
+    const int64_t half = (now_ns() - asked + 1) / 2;
+    if (half < best.error_ns) best = {asked + half - Decoder(answer.bytes).get<int64_t>(), half};
+  }
+  return best;
 }
 
 void HostLinks::barrier(Deadline deadline) {

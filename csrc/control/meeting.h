@@ -39,6 +39,11 @@ Card own_card(const Config& config, const UnixListener& door, const JobKey& key)
 // Throws Error(kMismatch) naming the ranks if builds differ, kLibrary if ranks sit on several hosts.
 void check_agreement(std::span<const Card> cards, const Topology& topology);
 
+struct ClockOffset {
+  int64_t ns = 0;
+  int64_t error_ns = 0;  // at most
+};
+
 // The sockets between a host's leader and its other ranks. They carry descriptors, and their end is a
 // death notice.
 class HostLinks {
@@ -54,6 +59,9 @@ class HostLinks {
   Segment receive(Deadline deadline);
   // Collective: the descriptors that all local ranks bring, by local rank.
   std::vector<Fd> share(int fd, Deadline deadline);
+  // This rank's monotonic clock minus the leader's, by the quickest of a few round trips. All local ranks
+  // call.
+  ClockOffset measure_clock(Deadline deadline);
   // All have come this far.
   void barrier(Deadline deadline);
 

@@ -29,6 +29,11 @@ struct Config {
   double init_timeout;
   double leave_timeout;
   std::string flight_dir;
+  std::string timeline;
+  int64_t timeline_mark_cycles;
+  int64_t check_numerics;
+  int64_t metrics_port;  // 0: none
+  std::string metrics_address;
   // Of this rank
   int64_t spin_us;  // -1: decide from the cores at hand
   std::string cpu_target;

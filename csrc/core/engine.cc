@@ -76,9 +76,10 @@ bool Engine::control() {
     moved = true;
   }
   if (leader_) moved |= leader_->step();
-  while (!deaf_) {
+  for (bool first = true; !deaf_; first = false) {
     ByteView message = channel_.next_entry();
     if (message.empty()) break;
+    if (first) recorder_.cycle();
     moved = true;
     apply(decode_entry(message));
   }

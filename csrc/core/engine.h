@@ -25,7 +25,7 @@ namespace farandole {
 class Engine {
  public:
   // Opens the lane of a set of which this rank is a member, on the memory that its members share.
-  using OpenLane = std::function<std::unique_ptr<Lane>(const ProcessSet&, Segment&)>;
+  using OpenLane = std::function<std::unique_ptr<Lane>(SetId, const ProcessSet&, Segment&)>;
   struct Setup {
     const Topology& topology;
     HostLinks& links;

@@ -80,7 +80,7 @@ void Engine::on(const Joined& joined) {
 
 void Engine::open_lane(SetId id, Segment staging) {
   LaneOfSet lane{std::move(staging), nullptr};
-  lane.lane = make_lane_(*sets_.find(id), lane.staging);
+  lane.lane = make_lane_(id, *sets_.find(id), lane.staging);
   lanes_.emplace(id, std::move(lane));
 }
 

@@ -80,10 +80,11 @@ Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards)
     flight_ = links_.receive(deadline);
   }
   witness_ = std::make_unique<Witness>(door.stacks);
-  open_recorder(began_ns);
+  open_recorder(began_ns, deadline);
   open_arenas(std::move(door.arena), deadline);
   open_engine(cards, std::move(staging));
   links_.barrier(deadline);
+  begin_timeline();
   watch_ = std::make_unique<DeathWatch>(peers(cards),
                                         [this](const DeathWatch::Peer& p) { on_death(p); });
   thread_ = start_thread("farandole", [this] { background(); });
@@ -130,15 +131,18 @@ void Runtime::open_engine(std::span<const Card> cards, Segment world_staging) {
   const pid_t leader = leader_ ? 0 : pids_in_sight(cards)[0];
   leader_stands_ = std::make_unique<Standstill>(leader, seconds(config_.stall_warn).count(),
                                                 seconds(config_.stall_abort).count());
-  engine_ = std::make_unique<Engine>(Engine::Setup{
-      topology_, links_, *channel_, leader_.get(), *recorder_,
-      [this](const Failure& failure) { dump_own(failure.text); },
-      [this](const ProcessSet& set, Segment& staging) { return open_lane(set, staging); },
-      std::move(world_staging),
-      [this] {
-        witness_->ask(
-            [this](std::string text) { engine_->report(Whereabouts{false, std::move(text)}); });
-      }});
+  engine_ = std::make_unique<Engine>(
+      Engine::Setup{topology_, links_, *channel_, leader_.get(), *recorder_,
+                    [this](const Failure& failure) { dump_own(failure.text); },
+                    [this](SetId id, const ProcessSet& set, Segment& staging) {
+                      return open_lane(id, set, staging);
+                    },
+                    std::move(world_staging),
+                    [this] {
+                      witness_->ask([this](std::string text) {
+                        engine_->report(Whereabouts{false, std::move(text)});
+                      });
+                    }});
 }
 
 size_t Runtime::staging_bytes(int members) const {
@@ -146,7 +150,7 @@ size_t Runtime::staging_bytes(int members) const {
                                  static_cast<int>(config_.staging_slots));
 }
 
-std::unique_ptr<Lane> Runtime::open_lane(const ProcessSet& set, Segment& staging) const {
+std::unique_ptr<Lane> Runtime::open_lane(SetId id, const ProcessSet& set, Segment& staging) {
   HostPlane::Setup setup;
   setup.member = set.member;
   setup.members = set.members();
@@ -160,6 +164,7 @@ std::unique_ptr<Lane> Runtime::open_lane(const ProcessSet& set, Segment& staging
     setup.locals.push_back(static_cast<int>(at - topology_.local.begin()));
     setup.bells.push_back(bells_[static_cast<size_t>(setup.locals.back())]);
   }
+  setup.watch = phases_of(id);
   return std::make_unique<Lane>(std::make_unique<HostPlane>(setup));
 }
 

@@ -18,6 +18,7 @@
 #include "core/intake.h"
 #include "core/spin.h"
 #include "data/host_arenas.h"
+#include "data/phase.h"
 #include "watch/deaths.h"
 #include "watch/recorder.h"
 #include "watch/standstill.h"
@@ -76,6 +77,8 @@ class Runtime {
   uint64_t sleeps() const { return sleeps_; }
   Recorder& recorder() { return *recorder_; }
   int flight_fd() const { return flight_.fd(); }
+  // Into this rank's own file beside `path`. Throws as Timeline::start does.
+  void start_timeline(const std::string& path, bool mark_cycles);
   // Any thread; never throws. Into FARANDOLE_FLIGHT_DIR, if it is set: the flight recorders of all ranks
   // of this host, or of this rank and the dead ones that nobody else would dump.
   void dump_host(const std::string& reason);
@@ -86,13 +89,15 @@ class Runtime {
  private:
   void open_arenas(std::shared_ptr<Arena> own, Deadline deadline);
   void open_engine(std::span<const Card> cards, Segment world_staging);
-  std::unique_ptr<Lane> open_lane(const ProcessSet& set, Segment& staging) const;
+  std::unique_ptr<Lane> open_lane(SetId id, const ProcessSet& set, Segment& staging);
   size_t staging_bytes(int members) const;
   std::vector<DeathWatch::Peer> peers(std::span<const Card> cards) const;
   std::vector<pid_t> pids_in_sight(std::span<const Card> cards) const;
   void on_death(const DeathWatch::Peer& peer);
   void look_at_leader();
-  void open_recorder(int64_t began_ns);
+  void open_recorder(int64_t began_ns, Deadline deadline);
+  void begin_timeline();
+  PhaseWatch phases_of(SetId set);
   void dump(std::span<const int> locals, const std::string& reason);
   void describe(Asked& asked);  // to the recorder; under the engine's mutex
 

@@ -79,7 +79,7 @@ void Runtime::look_at_leader() {
   bell_->notify();
 }
 
-void Runtime::open_recorder(int64_t began_ns) {
+void Runtime::open_recorder(int64_t began_ns, Deadline deadline) {
   FlightMemory memory(flight_.data(), flight_.size());
   if (links_.leads()) memory.prepare(topology_.local_size(), topology_.size);
   FlightPage::Identity identity{};
@@ -88,7 +88,28 @@ void Runtime::open_recorder(int64_t began_ns) {
   identity.pid = ::getpid();
   identity.start_time = process_start_time(::getpid()).value_or(0);
   identity.began_ns = began_ns;
+  const ClockOffset offset = links_.measure_clock(deadline);
+  identity.clock_ns = offset.ns;
+  identity.clock_error_ns = offset.error_ns;
   recorder_ = std::make_unique<Recorder>(memory, topology_.local_rank, identity);
+}
+
+// Where the launcher's setting asks for one. "DYNAMIC": start_timeline() will.
+void Runtime::begin_timeline() {
+  if (config_.timeline.empty() || config_.timeline == "DYNAMIC") return;
+  start_timeline(config_.timeline, config_.timeline_mark_cycles != 0);
+}
+
+void Runtime::start_timeline(const std::string& path, bool mark_cycles) {
+  recorder_->timeline().start(timeline_path(path, topology_.rank), mark_cycles);
+}
+
+PhaseWatch Runtime::phases_of(SetId set) {
+  return {&recorder_->timeline().listening(), [this, set](Phase phase, int64_t begin, int64_t end) {
+            constexpr EventKind kKinds[] = {EventKind::kStage, EventKind::kReduce,
+                                            EventKind::kConsume};
+            recorder_->worked(kKinds[static_cast<size_t>(phase)], set, begin, end);
+          }};
 }
 
 // What the recorder shows of a call. Names are kept once, however often they are used.

@@ -72,6 +72,7 @@ HostPlane::HostPlane(const Setup& setup)
       progress_(setup.memory, setup.members),
       exchange_(make_exchange(setup)),
       plan_(setup.member, setup.members, setup.block_bytes, setup.direct_bytes),
+      watch_(setup.watch),
       blocks_(slots_ + 1) {}
 
 bool HostPlane::can_carry_out(const Signature& signature) {
@@ -102,11 +103,11 @@ void HostPlane::begin(std::span<const Part> parts) {
 
 Progress HostPlane::step() {
   if (can_consume()) {
-    consume();
+    watch_.time(Phase::kConsume, [this] { consume(); });
   } else if (can_reduce()) {
-    reduce();
+    watch_.time(Phase::kReduce, [this] { reduce(); });
   } else if (can_stage()) {
-    stage();
+    watch_.time(Phase::kStage, [this] { stage(); });
   } else {
     return finished() ? Progress::kFinished : Progress::kWaiting;
   }

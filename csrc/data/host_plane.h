@@ -11,6 +11,7 @@
 #include "data/fusion_plan.h"
 #include "data/host_progress.h"
 #include "data/mapped_exchange.h"
+#include "data/phase.h"
 #include "data/plane.h"
 #include "lib/event_count.h"
 
@@ -29,10 +30,11 @@ class HostPlane final : public Plane {
     size_t block_bytes = kBlockBytes;
     int slots = kSlots;
     size_t direct_bytes =
-        kDirectBytes;  // see FusionPlan; all but bells, member and arenas alike on all members
+        kDirectBytes;  // see FusionPlan; all but bells, member, arenas and watch alike on all members
     HostArenas* arenas =
         nullptr;  // for zero copy; all members have them, or none. Outlives the plane
     std::vector<int> locals = {};  // with arenas: the members' local ranks
+    PhaseWatch watch = {};
   };
   static constexpr size_t kBlockBytes = 512 * 1024;
   static constexpr int kSlots = 4;
@@ -80,6 +82,7 @@ class HostPlane final : public Plane {
   HostProgressTable progress_;
   const std::unique_ptr<Exchange> exchange_;
   FusionPlan plan_;
+  const PhaseWatch watch_;
   std::span<const Part> parts_;
   std::vector<Block> blocks_;             // those in flight, and the next one to stage
   std::vector<const std::byte*> inputs_;  // of reduce_range: what it combines

@@ -48,10 +48,12 @@ Json& Json::value(std::string_view text) {
 }
 
 Json& Json::microseconds(int64_t ns) {
-  char digits[40];
-  const long long whole = std::llabs(ns) / 1000;
-  std::snprintf(digits, sizeof digits, "%s%lld.%03lld", ns < 0 ? "-" : "", whole,
-                static_cast<long long>(std::llabs(ns) % 1000));
+  const int64_t size = std::llabs(ns);
+  std::string digits = (ns < 0 ? "-" : "") + std::to_string(size / 1000) + ".000";
+  int64_t rest = size % 1000;
+  for (size_t i = digits.size(); rest > 0; rest /= 10) {
+    digits[--i] = static_cast<char>('0' + rest % 10);
+  }
   return raw(digits);
 }
 

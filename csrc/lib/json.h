@@ -23,7 +23,8 @@ class Json {
   Json& member(std::string_view name, std::integral auto number) { return key(name).value(number); }
 
   const std::string& text() const { return text_; }
-  void clear() { text_.clear(), comma_ = false; }
+  // The text so far is somewhere else now; goes on behind it.
+  void forget() { text_.clear(); }
 
  private:
   Json& raw(std::string_view token);

@@ -28,7 +28,11 @@ thread_local OpenWait open_wait;
 }  // namespace
 
 Recorder::Recorder(FlightMemory memory, int local, FlightPage::Identity identity)
-    : memory_(memory), page_(memory.page(local)), tally_(page_.tally), labels_(page_.labels) {
+    : memory_(memory),
+      page_(memory.page(local)),
+      tally_(page_.tally),
+      labels_(page_.labels),
+      timeline_(page_) {
   page_.identity.write(0, identity);
 }
 
@@ -39,6 +43,7 @@ void Recorder::record(FlightEvent event) {
   if (!page_.events[number % FlightPage::kEvents].write(number, event, event.bytes_used())) {
     page_.dropped.fetch_add(1, std::memory_order_relaxed);
   }
+  if (traced()) timeline_.add(event);
 }
 
 FlightEvent Recorder::event_of(EventKind kind, const RecordedCall& call) const {
@@ -169,7 +174,35 @@ void Recorder::wait_ends(bool over) {
   if (!over) return;
   const int64_t took = now_ns() - open_wait.begun_ns;
   tally_.wait_ns.add(static_cast<uint64_t>(std::max<int64_t>(took, 0)));
+  if (traced()) {
+    FlightEvent event;
+    event.kind = EventKind::kWait;
+    event.time_ns = open_wait.begun_ns;
+    event.value = took;
+    event.name = open_wait.name;
+    event.thread = thread_number();
+    timeline_.add(event);
+  }
   open_wait = {};
+}
+
+void Recorder::worked(EventKind phase, SetId set, int64_t begin_ns, int64_t end_ns) {
+  FlightEvent event;
+  event.kind = phase;
+  event.time_ns = begin_ns;
+  event.value = end_ns - begin_ns;
+  event.set = set;
+  event.thread = thread_number();
+  timeline_.add(event);
+}
+
+void Recorder::cycle() {
+  if (!timeline_.marks_cycles()) return;
+  FlightEvent event;
+  event.kind = EventKind::kCycle;
+  event.time_ns = now_ns();
+  event.thread = thread_number();
+  timeline_.add(event);
 }
 
 void Recorder::open_set(SetId set, const std::vector<Rank>& ranks) {

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "watch/flight_memory.h"
+#include "watch/timeline.h"
 
 namespace farandole {
 
@@ -53,10 +54,16 @@ class Recorder {
   void wait_begins(int64_t call, uint32_t name);
   void wait_ends(bool over);
 
+  // For the timeline alone: work that has taken this time, on a set's lane; a batch of the log.
+  void worked(EventKind phase, SetId set, int64_t begin_ns, int64_t end_ns);
+  void cycle();
+
+  Timeline& timeline() { return timeline_; }
   const FlightMemory& memory() const { return memory_; }
   FlightPage& page() { return page_; }
 
  private:
+  bool traced() const { return timeline_.listening().load(std::memory_order_relaxed); }
   void record(FlightEvent event);
   void keep_failure(const Failure& failure);
   FlightEvent event_of(EventKind kind, const RecordedCall& call) const;
@@ -65,6 +72,7 @@ class Recorder {
   FlightPage& page_;
   Tally& tally_;
   Labels labels_;
+  Timeline timeline_;
   std::atomic<uint64_t> failures_{0};
 };
 

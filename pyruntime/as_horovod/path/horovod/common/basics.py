@@ -16,6 +16,8 @@ class HorovodBasics:
 
     init = staticmethod(farandole.init)
     shutdown = staticmethod(farandole.shutdown)
+    start_timeline = staticmethod(farandole.start_timeline)
+    stop_timeline = staticmethod(farandole.stop_timeline)
     is_initialized = staticmethod(farandole.is_initialized)
     is_homogeneous = staticmethod(farandole.is_homogeneous)
     size = staticmethod(farandole.size)

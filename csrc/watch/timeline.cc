@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "watch/timeline.h"
+
+#include <utility>
+
+#include "core/error.h"
+#include "lib/thread.h"
+
+namespace farandole {
+namespace {
+
+constexpr size_t kEnough = 4096;    // events that are worth waking the writer
+constexpr size_t kMost = 1u << 18;  // events in memory; beyond, they are dropped and counted
+
+}  // namespace
+
+void Timeline::start(const std::string& path, bool mark_cycles) {
+  std::lock_guard control(control_mutex_);
+  if (file_) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "a timeline is being written already; call stop_timeline() first");
+  }
+  file_ = std::make_unique<TraceFile>(path, page_);
+  stopping_ = false;
+  dropped_ = 0;
+  writer_ = start_thread("farandole-trace", [this] { write_all(); });
+  mark_cycles_ = mark_cycles;
+  listening_ = true;
+}
+
+void Timeline::stop() {
+  std::lock_guard control(control_mutex_);
+  if (!file_) return;
+  listening_ = mark_cycles_ = false;
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  enough_.notify_one();
+  writer_.join();
+  file_->close(dropped_);
+  file_.reset();
+}
+
+void Timeline::add(const FlightEvent& event) {
+  bool wake = false;
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_ || events_.size() >= kMost) {
+      ++dropped_;
+      return;
+    }
+    events_.push_back(event);
+    wake = events_.size() == kEnough;
+  }
+  if (wake) enough_.notify_one();
+}
+
+void Timeline::write_all() {
+  std::vector<FlightEvent> batch;
+  for (bool last = false; !last;) {
+    batch.clear();
+    {
+      std::unique_lock lock(mutex_);
+      enough_.wait(lock, [this] { return stopping_ || events_.size() >= kEnough; });
+      last = stopping_;
+      std::swap(batch, events_);
+    }
+    for (const FlightEvent& event : batch) file_->write(event);
+    file_->flush();
+  }
+}
+
+std::string timeline_path(const std::string& path, Rank rank) {
+  if (rank == 0) return path;
+  const size_t slash = path.find_last_of('/');
+  const size_t dot = path.find_last_of('.');
+  const bool suffixed = dot != std::string::npos && (slash == std::string::npos || dot > slash + 1);
+  const size_t at = suffixed ? dot : path.size();
+  return path.substr(0, at) + ".rank" + std::to_string(rank) + path.substr(at);
+}
+
+}  // namespace farandole

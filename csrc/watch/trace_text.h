@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank's events in the Trace Event Format of Chrome and Perfetto. Tracks: each thread that calls (its
+// submissions and waits), each process set's lane (buckets and their blocks), and one line for every
+// tensor on its way, from which an arrow leads to its bucket.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "lib/fd.h"
+#include "lib/json.h"
+#include "watch/flight_memory.h"
+
+namespace farandole {
+
+class TraceFile {
+ public:
+  // Throws Error(kLibrary) if the file can't be made. `page` outlives this.
+  TraceFile(const std::string& path, const FlightPage& page);
+
+  void write(const FlightEvent& event);
+  void flush();  // to the file; a full disk is told in the log, once
+  void close(uint64_t dropped);
+
+ private:
+  struct OpenCall {
+    uint64_t id = 0;  // unlike all others of all ranks
+    std::string name;
+    std::string stage;  // the part of its way that it is on
+  };
+
+  void head();
+  void begin(const char* phase, const char* category, std::string_view name, int64_t time_ns);
+  void slice(const char* category, std::string_view name, const FlightEvent& event, int64_t track);
+  void instant(const char* category, std::string_view name, const FlightEvent& event);
+  void name_track(int64_t track, const std::string& name);
+  void stage(OpenCall& call, std::string name, int64_t time_ns);
+  void async(const char* phase, const OpenCall& call, std::string_view name, int64_t time_ns);
+  void submit(const FlightEvent& event);
+  void launch(const FlightEvent& event);
+  void end_call(const FlightEvent& event);
+  int64_t lane_of(const FlightEvent& event);
+  int64_t thread_of(const FlightEvent& event);
+
+  const FlightPage& page_;
+  FlightPage::Identity who_;
+  Fd file_;
+  Json json_;
+  bool broken_ = false;
+  uint64_t calls_ = 0;
+  std::set<int64_t> tracks_;
+  std::unordered_map<int64_t, OpenCall> open_;
+  std::map<std::pair<SetId, uint64_t>, std::vector<int64_t>> buckets_;  // calls that wait in them
+};
+
+}  // namespace farandole
