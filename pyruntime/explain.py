@@ -112,7 +112,8 @@ def _waiting(pages: Sequence[Page], shared: Sequence[Shared]) -> Iterator[str]:
     """Calls that some members never submitted."""
     known = {page["rank"]: page for page in pages}
     pending = [one for one in shared if not one.negotiated]
-    for one in pending:
+    # What most ranks wait for comes first: those who lack it are the odd ones out.
+    for one in sorted(pending, key=lambda one: -len(one.calls)):
         waiting = sorted(r for r, call in one.calls.items() if call.state == "submitted")
         gave_up = sorted(r for r, call in one.calls.items() if call.state == "failed")
         members = members_of(pages, one.first.process_set)
