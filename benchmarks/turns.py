@@ -48,8 +48,15 @@ class Row:
         return self.median / other.median
 
 
-def take_turns(what: str, contestants: dict[str, Contestant], turns: int) -> list[Row]:
-    """Each contestant in each turn, after one turn that is not counted; collective."""
+def take_turns(
+    what: str,
+    contestants: dict[str, Contestant],
+    turns: int,
+    over: Callable[..., Seconds] = np.mean,
+) -> list[Row]:
+    """Each contestant in each turn, after one turn that is not counted; collective.
+
+    `over`: what a turn's seconds are of those of its ranks."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     wrong = dict.fromkeys(contestants, 0)
     for turn in range(turns + 1):
@@ -65,7 +72,10 @@ def take_turns(what: str, contestants: dict[str, Contestant], turns: int) -> lis
                 seconds[name].append(took)
     return [
         Row(
-            what, name, everywhere(seconds[name]).mean(axis=0), int(everywhere([wrong[name]]).sum())
+            what,
+            name,
+            over(everywhere(seconds[name]), axis=0),
+            int(everywhere([wrong[name]]).sum()),
         )
         for name in contestants
     ]
@@ -92,13 +102,18 @@ def show(rows: list[Row], against: tuple[str, ...] = ("gloo", "mpi", "DDP")) -> 
 
 def head() -> None:
     """Settings and the table's first line; collective."""
+    print_head(
+        f"{'case':28} {'who':24} {'min us':>11} {'median us':>11} {'p99 us':>11} {'wrong':>6}"
+    )
+
+
+def print_head(line: str) -> None:
+    """Settings, then a table's first line; collective."""
     found = settings()
     if farandole.rank() == 0:
         for name, value in found.items():
             print(f"# {name}: {value}")
-        print(
-            f"{'case':28} {'who':24} {'min us':>11} {'median us':>11} {'p99 us':>11} {'wrong':>6}"
-        )
+        print(line, flush=True)
 
 
 def finish(rows: list[Row], path: Path | None, **more: object) -> int:

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 
 import farandole
-from farandole import bench, flight_cli, launch, trace_cli
+from farandole import bench, flight_cli, launch, trace_cli, tune
 from farandole._library import lib, text
 
 
@@ -77,6 +77,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "export": flight_cli.run_export,
     "run": launch.run,
     "trace": trace_cli.run,
+    "tune": tune.run,
 }
 _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "bench": bench.add_arguments,
@@ -85,6 +86,7 @@ _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "export": flight_cli.add_export_arguments,
     "run": launch.add_arguments,
     "trace": trace_cli.add_arguments,
+    "tune": tune.add_arguments,
 }
 
 

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training from end to end: what communication adds to a step that nothing hides.
+
+    mpirun -np 2 --bind-to none python benchmarks/training.py [--turns 60] [--json F] [--plot F]
+
+A ResNet-18 and a small transformer (small_nets.py), SGD with momentum, one torch thread a rank. In
+each turn every contestant makes one whole step (forward, backward, update) on the same data: alone
+(no communication: the step at size 1), farandole's DistributedOptimizer (and with gradients as
+views of shared memory), DistributedDataParallel over gloo. A step takes as long as its slowest
+rank. Exposed communication: a turn's step less the step alone, median over the turns, with the 95 %
+interval of a paired bootstrap. Checked: losses equal on all ranks, parameters equal to DDP's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import bootstrap
+from small_nets import TASKS, Task
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from turns import Contestant, Row, finish, print_head, take_turns
+
+import farandole.torch as hvd
+from farandole.bench_peers import Gloo
+
+ALONE, OURS, VIEWS, DDP = "alone", "farandole", "farandole, views", "DDP"
+_TOLERANCE = 1e-5  # of parameters, against DDP's: sums of two ranks may be rounded differently
+
+
+class Trainer:
+    """One contestant: its own copy of the net, and what it does in a turn."""
+
+    def __init__(self, task: Task, who: str) -> None:
+        torch.manual_seed(7)  # the same weights for all contestants, on all ranks
+        self.net = task.net()
+        self._task, self._step = task, 0
+        self._call: nn.Module = self.net
+        self._sgd: Any = torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.9)
+        if who == DDP:
+            known = inspect.signature(DistributedDataParallel).parameters
+            newest, before = "forward_sync_buffers", "broadcast_buffers"  # 2.13 renamed it
+            buffers: Any = {newest if newest in known else before: False}
+            self._call = DistributedDataParallel(self.net, gradient_as_bucket_view=True, **buffers)
+        elif who != ALONE:
+            views = {"gradient_as_bucket_view": True} if who == VIEWS else {}
+            self._sgd = hvd.DistributedOptimizer(
+                self._sgd, named_parameters=self.net.named_parameters(), **views
+            )
+
+    def contestant(self) -> Contestant:
+        """Results are checked at the end, over all steps together."""
+        return Contestant(self._prepare, self._run, lambda: 0)
+
+    def _prepare(self) -> None:
+        self._data = self._task.data(hvd.rank(), self._step)
+        self._step += 1
+
+    def _run(self) -> float:
+        start = perf_counter()
+        self._sgd.zero_grad()
+        self._task.loss(self._call, self._data).backward()
+        self._sgd.step()
+        return perf_counter() - start
+
+    def final_loss(self) -> float:
+        """On one batch that is the same on all ranks."""
+        with torch.no_grad():
+            return float(self._task.loss(self.net, self._task.data(0, -1)))
+
+
+def compete(task: Task, turns: int) -> list[Row]:
+    """All contestants on one task."""
+    names = [ALONE, OURS, DDP]
+    if "gradient_as_bucket_view" in inspect.signature(hvd.DistributedOptimizer).parameters:
+        names.insert(2, VIEWS)
+    trainers = {name: Trainer(task, name) for name in names}
+    contestants = {name: trainer.contestant() for name, trainer in trainers.items()}
+    rows = take_turns(task.name, contestants, turns, over=np.max)
+    for row in rows:
+        if row.who != ALONE:
+            row.wrong += _unequal(trainers[row.who], trainers[DDP])
+    return rows
+
+
+def _unequal(trainer: Trainer, reference: Trainer) -> int:
+    """How many parameters are not the reference's, and whether the ranks' losses differ."""
+    pairs = zip(trainer.net.parameters(), reference.net.parameters(), strict=True)
+    wrong = sum(not torch.allclose(x, y, rtol=_TOLERANCE, atol=_TOLERANCE) for x, y in pairs)
+    losses = hvd.allgather_object(trainer.final_loss())
+    return wrong + int(len(set(losses)) > 1 or not np.isfinite(losses[0]))
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, statistic: Callable[..., Any], *samples: np.ndarray) -> Interval:
+        """Of a statistic of paired samples, by bootstrap of the turns."""
+        found = bootstrap(
+            samples, statistic, paired=True, n_resamples=2000, method="percentile", rng=7
+        ).confidence_interval
+        return cls(float(statistic(*samples)), float(found.low), float(found.high))
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def _exposed(step: np.ndarray, alone: np.ndarray, axis: int = -1) -> Any:
+    return 1e3 * np.median(step - alone, axis=axis)
+
+
+def _of_ddp(step: np.ndarray, alone: np.ndarray, ddp: np.ndarray, axis: int = -1) -> Any:
+    return np.median(step - alone, axis=axis) / np.median(ddp - alone, axis=axis)
+
+
+def show(task: Task, rows: list[Row]) -> dict[str, Interval]:
+    """One task's table; the exposed milliseconds of each contestant."""
+    seconds = {row.who: row.seconds for row in rows}
+    exposed = {}
+    for row in rows:
+        rate = task.per_batch * hvd.size() / row.median
+        cells = f"{task.name:26} {row.who:18} {1e3 * row.median:9.1f} {rate:10.1f} {row.wrong:6}"
+        if row.who != ALONE:
+            exposed[row.who] = Interval.of(_exposed, row.seconds, seconds[ALONE])
+            cells += f"  {exposed[row.who]!s:24}"
+        if row.who.startswith(OURS):
+            ratio = Interval.of(_of_ddp, row.seconds, seconds[ALONE], seconds[DDP])
+            cells += f" {ratio} x DDP"
+        if hvd.rank() == 0:
+            print(cells, flush=True)
+    return exposed
+
+
+def plot(path: Path, found: dict[str, dict[str, Interval]]) -> None:
+    """Exposed milliseconds as bars with their intervals, a group for each task."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    names = list(next(iter(found.values())))
+    for i, name in enumerate(names):
+        bars = [task[name] for task in found.values()]
+        values = np.array([bar.value for bar in bars])
+        errors = [values - [b.low for b in bars], np.array([b.high for b in bars]) - values]
+        places = np.arange(len(bars)) + (i - (len(names) - 1) / 2) * 0.25
+        axes.bar(places, values, 0.22, yerr=np.maximum(errors, 0), capsize=3, label=name)
+    axes.set_xticks(range(len(found)), list(found))
+    axes.set_ylabel("exposed communication, ms a step")
+    axes.set_title(f"{hvd.size()} ranks, 95 % intervals")
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--turns", type=int, default=60)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    hvd.init()
+    gloo = Gloo()
+    print_head(
+        f"{'net':26} {'who':18} {'step ms':>9} {'a second':>10} {'wrong':>6}  exposed ms [95 %]"
+    )
+    rows: list[Row] = []
+    found = {}
+    for task in TASKS:
+        rows += (of_task := compete(task, options.turns))
+        found[task.name] = show(task, of_task)
+    if options.plot is not None and hvd.rank() == 0:
+        plot(options.plot, found)
+    exposed = {
+        task: {who: vars(interval) for who, interval in of_task.items()}
+        for task, of_task in found.items()
+    }
+    code = finish(rows, options.json, exposed_ms=exposed)
+    gloo.close()
+    hvd.shutdown()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`farandole tune` on this very job: what it writes is what init() reads."""
+
+import os
+
+import pytest
+
+import farandole
+from farandole import cli, tune, tune_search
+from farandole.tune_search import Found, Setting
+
+BEST = (Setting("FARANDOLE_BLOCK_BYTES", "96K"), Setting("FARANDOLE_FUSION_THRESHOLD", "8M"))
+
+
+def value_of(name):
+    return next((v.value, v.source) for v in farandole.config() if v.name == name)
+
+
+@pytest.mark.ranks(2, 3)
+def test_it_tries_settings_and_leaves_the_environment_alone(tmp_path, capsys):
+    path = tmp_path / "new" / "tuning.conf"
+    before = dict(os.environ)
+    assert cli.main(["tune", "--seconds", "0", "--output", str(path)]) == 0
+    assert dict(os.environ) == before
+    assert not farandole.is_initialized()
+    farandole.init()
+    shown = capsys.readouterr().out
+    if farandole.rank() != 0:
+        assert shown == ""
+        assert not path.exists()
+        return
+    for knob in tune_search.KNOBS:
+        for value in knob.values:
+            assert f"{knob.name}={value}" in shown
+    assert f"{farandole.size()} ranks" in path.read_text()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(("gain", "expected"), [(0.2, "tuning file"), (0.01, "default")])
+def test_only_what_gains_enough_is_kept(gain, expected, monkeypatch, tmp_path):
+    path = tmp_path / "tuning.conf"
+    monkeypatch.setattr(tune, "search", lambda seconds, out: Found(BEST, gain))
+    assert cli.main(["tune", "--output", str(path)]) == 0
+    monkeypatch.setenv("FARANDOLE_TUNING", str(path))
+    farandole.init()
+    rank = farandole.rank()
+    if rank == 0:
+        value, source = value_of("FARANDOLE_BLOCK_BYTES")
+        assert source == expected
+        assert (value == str(96 << 10)) == (expected == "tuning file")
+    farandole.shutdown()
+    monkeypatch.delenv("FARANDOLE_TUNING")
+    farandole.init()
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_measurement_is_of_the_settings_that_it_names():
+    """Blocks of a kilobyte cannot be as fast as the default's; all ranks see the same times."""
+    farandole.shutdown()
+    tiny = tune_search._measure([Setting("FARANDOLE_BLOCK_BYTES", "1K")])
+    usual = tune_search._measure([])
+    farandole.init()
+    assert tiny[0] > usual[0]
+    assert len({tuple(x) for x in farandole.allgather_object(usual.tolist())}) == 1
+
+
+@pytest.mark.ranks(1)
+def test_one_rank_is_told_the_remedy(capsys):
+    assert cli.main(["tune"]) == 2
+    assert "mpirun -np 4 --bind-to none farandole tune" in capsys.readouterr().err
+    farandole.init()
