@@ -46,8 +46,8 @@ KNOBS = (
 _FEWEST = 3  # turns of a candidate before it may drop out
 _MOST = 25  # turns of one round
 # What is timed: one large call, one of a megabyte, and gradients: many tensors at once. In bytes.
-_LARGE, _MIDDLE, _GRADIENT = 16 << 20, 1 << 20, 96 << 10
-_GRADIENTS = 128  # tensors
+_LARGE, _MIDDLE, _GRADIENT = 16 << 20, 1 << 20, 256 << 10
+_GRADIENTS = 160  # tensors
 
 
 @dataclass
