@@ -79,7 +79,7 @@ def search(seconds: float, out: Console) -> Found:
     defaults. Collective; farandole must not be up. All ranks get the same answer."""
     blocks, slots, fusion = KNOBS
     pairs = itertools.product(blocks.values, slots.values)
-    stages = [
+    stages: list[list[tuple[Setting, ...]]] = [
         [(Setting(blocks.name, b), Setting(slots.name, s)) for b, s in pairs],
         [(Setting(fusion.name, f),) for f in fusion.values],
     ]
