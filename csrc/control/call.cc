@@ -175,6 +175,16 @@ void Call::arrive(int member, const Request& request, bool same, const Contribut
   }
 }
 
+bool Call::arrive_all(const MemberSlice& members) {
+  bool sized = signature().op == Op::kAllgather || signature().op == Op::kAlltoall;
+  if (sized || !versions_.empty()) return false;
+  if (!arrived_.insert_all(members.first_word, members.words, members.count)) return false;
+  with_input_.insert_all(members.first_word, members.words, members.count);
+  remaining_ -= members.count;
+  inputs_ += members.count;
+  return true;
+}
+
 void Call::arrive_joined(int member) {
   take(member);
   silent_.push_back(member);

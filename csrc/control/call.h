@@ -8,6 +8,7 @@
 
 #include "control/member_mask.h"
 #include "control/message.h"
+#include "control/rank_group.h"
 
 namespace farandole {
 
@@ -45,6 +46,8 @@ class Call {
   int first_member() const { return first_member_; }  // -1: joined members only, or refused
   int last_member() const { return last_member_; }
   int64_t last_ns() const { return last_ns_; }
+  // Several members with input and the call's own terms; false: not so simple, nothing has changed.
+  bool arrive_all(const MemberSlice& members);
   // A member that has joined: takes part without a buffer.
   void arrive_joined(int member);
   int active_members() const { return members_ - static_cast<int>(joined_); }

@@ -89,6 +89,7 @@ class Decoder {
     if (count > in_.size() / least) fail();
     return count;
   }
+  bool empty() const { return in_.empty(); }
   void finish() const {
     if (!in_.empty()) fail();
   }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "control/cycle.h"
+#include "control/rank_group.h"
 #include "control/registry.h"
 #include "control/stall_report.h"
 
@@ -38,6 +39,10 @@ class Coordinator {
 
   // A report of one rank. A report that its rank could not have sent throws Error(kInternal).
   void receive(Rank from, const Report& report, int64_t now_ns);
+  // Ranks that may report together: those on one host, or below it. Returns their number.
+  int add_group(std::vector<Rank> ranks);
+  // A report of all of them that are in its set: ReadyAll, or Ready with input and an id.
+  void receive_all(int group, const Report& report, int64_t now_ns);
   // A rank has died or cannot go on: as if it had left with this failure.
   void lose(Rank rank, Failure failure);
   // The time goes on: looks for stalls when next_tick() has come.
@@ -91,8 +96,14 @@ class Coordinator {
   void on(Rank from, const Leave& leave, int64_t now_ns);
   void on(Rank from, const Whereabouts& whereabouts, int64_t now_ns);
   void on(Rank from, const Inquire& inquire, int64_t now_ns);
+  void on(Rank from, const Lost& lost, int64_t now_ns);
   void on(Rank from, const ReadyAll& ready, int64_t now_ns);
   void on(Rank from, const Split& split, int64_t now_ns);
+
+  // Of groups; false: it has to be taken rank by rank.
+  bool on_all(RankGroup& group, const Ready& ready, int64_t now_ns);
+  bool on_all(RankGroup& group, const ReadyAll& ready, int64_t now_ns);
+  void heard(const RankGroup& group, int64_t now_ns);
 
   static int member_of(const Set& set, Rank rank);  // -1: not in it
   Set* set_of(SetId id, Rank from);
@@ -128,6 +139,7 @@ class Coordinator {
   // Bundles
   OpenBundle& bundle_of(uint32_t id);
   void begin_round(OpenBundle& bundle, int64_t now_ns);
+  void complete_round(Set& set, OpenBundle& bundle);
   void spill(OpenBundle& bundle, int64_t now_ns);
   void unbundle(OpenBundle& bundle, int64_t now_ns);
   void unbundle_all(const Set& set, int64_t now_ns);
@@ -154,6 +166,7 @@ class Coordinator {
   Registry registry_;
   std::map<SetId, std::unique_ptr<Set>> sets_;
   SetId next_set_ = 1;
+  std::vector<RankGroup> groups_;
   std::map<uint32_t, std::unique_ptr<OpenBundle>> bundles_;
   uint32_t next_bundle_ = 1;
   std::vector<Entry> log_;

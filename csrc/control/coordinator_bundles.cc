@@ -61,14 +61,19 @@ void Coordinator::on(Rank from, const ReadyAll& ready, int64_t now_ns) {
     for (uint32_t id : bundle.ids) on(from, plain(id), now_ns);
     return;
   }
+  heard_ns_[static_cast<size_t>(from)] = now_ns;
   begin_round(bundle, now_ns);
   heard_ns_[static_cast<size_t>(from)] = now_ns;
   if (!bundle.arrived.insert(member_of(*set, from))) {
     throw Error(ErrorCode::kInternal, "a rank reported a bundle twice before it was done");
   }
+  complete_round(*set, bundle);
+}
+
+void Coordinator::complete_round(Set& set, OpenBundle& bundle) {
   if (!bundle.arrived.full()) return;
   bundle.queued = true;
-  set->ready.push_back(&bundle);
+  set.ready.push_back(&bundle);
 }
 
 void Coordinator::on(Rank from, const Split& split, int64_t now_ns) {

@@ -130,6 +130,8 @@ void Coordinator::on(Rank from, const Leave& leave, int64_t now_ns) {
   }
 }
 
+void Coordinator::on(Rank from, const Lost& lost, int64_t) { lose(from, lost.failure); }
+
 void Coordinator::lose(Rank rank, Failure failure) {
   left_.insert(rank);
   if (broken_ || stopped_) return;

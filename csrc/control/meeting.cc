@@ -53,6 +53,9 @@ ByteString Card::encode() const {
   Encoder e(out);
   e.put(build), e.put(cpu_targets), e.put(job_wide), e.put(pid), e.put(start_time);
   e.put(pid_namespace), e.put(boot_id), e.put(door), e.put(key);
+  e.put(static_cast<uint32_t>(tcp.hosts.size()));
+  for (const std::string& host : tcp.hosts) e.put(host);
+  e.put(tcp.port);
   return out;
 }
 
@@ -68,10 +71,14 @@ Card Card::decode(ByteView in) {
   c.boot_id = d.get_string();
   c.door = d.get_string();
   c.key = d.get<JobKey>();
+  c.tcp.hosts.resize(d.get_count(sizeof(uint32_t)));
+  for (std::string& host : c.tcp.hosts) host = d.get_string();
+  c.tcp.port = d.get<uint16_t>();
   return c;
 }
 
-Card own_card(const Config& config, const UnixListener& door, const JobKey& key) {
+Card own_card(const Config& config, const UnixListener& door, const TcpAddress& tcp,
+              const JobKey& key) {
   Card card;
   card.build = build_id();
   for (const char* target : kernels::targets_available()) {
@@ -84,6 +91,7 @@ Card own_card(const Config& config, const UnixListener& door, const JobKey& key)
   card.boot_id = boot_id();
   card.door = door.name();
   card.key = key;
+  card.tcp = tcp;
   return card;
 }
 
@@ -93,11 +101,17 @@ void check_agreement(std::span<const Card> cards, const Topology& topology) {
     throw Error(ErrorCode::kMismatch, "the ranks run different builds of farandole: " +
                                           text_of(builds) + "; install the same one everywhere");
   }
-  if (topology.local_size() != topology.size) {
-    throw Error(ErrorCode::kLibrary,
-                "the ranks sit on several hosts, or in containers that share no memory; this "
-                "version runs on one host only");
+  if (topology.local_size() == topology.size) return;
+  std::vector<Rank> mute;
+  for (Rank rank = 0; rank < topology.size; ++rank) {
+    bool leads = topology.node[static_cast<size_t>(rank)] == rank;
+    if (leads && cards[static_cast<size_t>(rank)].tcp.port == 0) mute.push_back(rank);
   }
+  if (mute.empty()) return;
+  throw Error(ErrorCode::kLibrary,
+              "the ranks sit on several hosts, and " + text_of_ranks(mute) +
+                  " can't open a TCP socket, by which the hosts agree on what to reduce; allow "
+                  "sockets there (container or sandbox settings)");
 }
 
 HostLinks::HostLinks(const Topology& topology, std::span<const Card> cards, UnixListener& door,

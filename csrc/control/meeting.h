@@ -14,6 +14,7 @@
 #include "core/topology.h"
 #include "lib/fd.h"
 #include "lib/segment.h"
+#include "lib/tcp_socket.h"
 #include "lib/unix_socket.h"
 
 namespace farandole {
@@ -29,14 +30,17 @@ struct Card {
   std::string boot_id;
   std::string door;  // name of this rank's listener
   JobKey key{};      // that it asks for
+  TcpAddress tcp;    // where it can be reached from other hosts
 
   ByteString encode() const;
   static Card decode(ByteView in);
 };
 
-Card own_card(const Config& config, const UnixListener& door, const JobKey& key);
+Card own_card(const Config& config, const UnixListener& door, const TcpAddress& tcp,
+              const JobKey& key);
 
-// Throws Error(kMismatch) naming the ranks if builds differ, kLibrary if ranks sit on several hosts.
+// Throws Error(kMismatch) naming the ranks if builds differ, kLibrary if there are several
+// hosts and one of their leaders can't be reached by TCP.
 void check_agreement(std::span<const Card> cards, const Topology& topology);
 
 struct ClockOffset {

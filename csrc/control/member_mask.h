@@ -23,6 +23,16 @@ class MemberMask {
     ++count_;
     return true;
   }
+  // All of another one of the same size that begins at this word and has this many members; false: some
+  // were there already, and nothing has changed.
+  bool insert_all(size_t first_word, const std::vector<uint64_t>& words, int count) {
+    for (size_t w = 0; w < words.size(); ++w) {
+      if (words_[first_word + w] & words[w]) return false;
+    }
+    for (size_t w = 0; w < words.size(); ++w) words_[first_word + w] |= words[w];
+    count_ += count;
+    return true;
+  }
   bool contains(int member) const {
     return (words_[static_cast<size_t>(member) / 64] >> (member % 64)) & 1;
   }

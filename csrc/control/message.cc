@@ -114,7 +114,7 @@ void visit(V& v, auto& x) {
     v(x.set), v(x.ranks), visit(v, x.key);
   } else if constexpr (std::is_same_v<T, CloseSet>) {
     v(x.set), visit(v, x.key);
-  } else if constexpr (std::is_same_v<T, Abort>) {
+  } else if constexpr (std::is_same_v<T, Abort> || std::is_same_v<T, Lost>) {
     visit(v, x.failure);
   } else if constexpr (std::is_same_v<T, ReadyAll>) {
     v(x.bundle);

@@ -86,8 +86,12 @@ struct Split {
   bool awaited = false;
   std::vector<int32_t> ready = {};  // in order of submission
 };
-using Report =
-    std::variant<Ready, Refuse, Join, Done, Forgot, Leave, Whereabouts, Inquire, ReadyAll, Split>;
+// Said by the leader of the rank's host, or by the one above it: the rank is gone.
+struct Lost {
+  Failure failure;
+};
+using Report = std::variant<Ready, Refuse, Join, Done, Forgot, Leave, Whereabouts, Inquire,
+                            ReadyAll, Split, Lost>;
 
 // ---- The log: coordinator -> all ranks, one total order
 

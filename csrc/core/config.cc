@@ -68,6 +68,9 @@ const Variable kVariables[] = {
      &Config::metrics_port},
     {"FARANDOLE_METRICS_ADDRESS", "", "127.0.0.1", "address to serve them on", kJobWide,
      &Config::metrics_address},
+    {"FARANDOLE_PEER_TIMEOUT", "", "30",
+     "seconds after which a silent connection between two hosts counts as lost", kJobWide,
+     &Config::peer_timeout},
     {"FARANDOLE_SPIN_US", "", "-1",
      "microseconds that a wait may yield-spin before it sleeps; -1: 50 where every local rank has "
      "two cores, else 0",

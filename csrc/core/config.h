@@ -28,6 +28,7 @@ struct Config {
   double stall_abort;  // seconds; 0: never
   double init_timeout;
   double leave_timeout;
+  double peer_timeout;
   std::string flight_dir;
   std::string timeline;
   int64_t timeline_mark_cycles;

@@ -186,7 +186,9 @@ void Engine::on(const Run& run) {
     };
   }
   watch(bucket, run);
+  const bool unmoved = static_cast<bool>(lane->second.lane->fault());
   lane->second.lane->push(std::move(bucket));
+  if (lowest && unmoved) report(Done{run.set, run.bucket});
 }
 
 // Tells the recorder when the bucket begins and ends.

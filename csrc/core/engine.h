@@ -14,7 +14,7 @@
 
 #include "control/bundler.h"
 #include "control/channel.h"
-#include "core/leader.h"
+#include "core/host_leader.h"
 #include "core/pending.h"
 #include "core/process_sets.h"
 #include "data/lane.h"
@@ -30,7 +30,7 @@ class Engine {
     const Topology& topology;
     HostLinks& links;
     MemberChannel& channel;
-    Leader* leader;  // on rank 0
+    HostLeader* leader;  // on the host's lowest rank
     Recorder& recorder;
     std::function<void(const Failure&)>
         on_failure;  // of the job, or the first of a kind; the driver
@@ -112,7 +112,7 @@ class Engine {
   const Topology& topology_;
   HostLinks& links_;
   MemberChannel& channel_;
-  Leader* leader_;
+  HostLeader* leader_;
   Recorder& recorder_;
   std::function<void(const Failure&)> on_failure_;
   std::set<ErrorCode> told_;   // to on_failure_

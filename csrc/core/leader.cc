@@ -4,26 +4,29 @@
 #include <algorithm>
 #include <utility>
 
+#include "control/aggregator.h"
 #include "core/error.h"
 #include "core/log.h"
 
 namespace farandole {
 
-Leader::Leader(Coordinator::Settings settings, std::unique_ptr<LeaderChannel> channel,
-               HostLinks& links, const Topology& topology, StagingBytes staging_bytes,
-               Standing standing, OnStall on_stall)
-    : coordinator_(settings),
-      channel_(std::move(channel)),
-      links_(links),
-      topology_(topology),
-      staging_bytes_(std::move(staging_bytes)),
-      standing_(std::move(standing)),
-      on_stall_(std::move(on_stall)) {}
+Leader::Leader(Coordinator::Settings settings, Setup setup, OnStall on_stall)
+    : HostLeader(std::move(setup)), coordinator_(settings), on_stall_(std::move(on_stall)) {
+  for (const HostTree::Branch& child : setup_.tree.children) {
+    groups_[child.leader] = coordinator_.add_group(child.ranks);
+  }
+}
 
 bool Leader::step() {
-  bool moved = channel_->drain([this](Rank from, ByteView message) { receive(from, message); });
-  if (has_lost_) {
-    take_lost();
+  bool moved = setup_.channel->drain([this](Rank from, ByteView message) {
+    receive(from, message,
+            [&](const Report& report) { coordinator_.receive(from, report, now_ns()); });
+  });
+  if (setup_.hosts) {
+    moved |= setup_.hosts->drain([this](Rank child, ByteView message) { hear(child, message); });
+  }
+  for (auto& [rank, failure] : take_lost()) {
+    coordinator_.lose(rank, std::move(failure));
     moved = true;
   }
   int64_t now = now_ns();
@@ -32,16 +35,7 @@ bool Leader::step() {
     moved = true;
   }
   if (!moved) return false;
-  coordinator_.publish(entries_);
-  for (Entry& entry : entries_) {
-    if (auto* abort = std::get_if<Abort>(&entry)) log(LogLevel::kError, abort->failure.text);
-    if (auto* where = std::get_if<WhereAre>(&entry)) answer_for_standing(*where);
-    encoded_.clear();
-    encode(prepare(std::move(entry)), encoded_);
-    channel_->publish(encoded_);
-  }
-  entries_.clear();
-  channel_->ring_members();
+  publish_all();
   for (const std::string& notice : coordinator_.take_notices()) {
     log(LogLevel::kWarning, notice);
     on_stall_(notice);
@@ -49,59 +43,63 @@ bool Leader::step() {
   return true;
 }
 
-void Leader::receive(Rank from, ByteView message) {
+void Leader::publish_all() {
+  coordinator_.publish(entries_);
+  for (Entry& entry : entries_) {
+    if (auto* abort = std::get_if<Abort>(&entry)) log(LogLevel::kError, abort->failure.text);
+    if (auto* where = std::get_if<WhereAre>(&entry)) answer_for_standing(*where);
+    encoded_.clear();
+    encode(prepare(std::move(entry)), encoded_);
+    publish(encoded_);
+  }
+  entries_.clear();
+  send_down();
+}
+
+// What a rank could not have sent ends the job, in its name.
+template <class Receive>
+void Leader::receive(Rank from, ByteView message, Receive&& receive) {
   try {
-    coordinator_.receive(from, decode_report(message), now_ns());
+    receive(decode_report(message));
   } catch (const Error& error) {
     coordinator_.lose(from, {error.code(), "rank " + std::to_string(from) +
                                                " broke the control protocol: " + error.what()});
   }
 }
 
+void Leader::hear(Rank child, ByteView message) {
+  const auto& children = setup_.tree.children;
+  if (message.empty()) {
+    auto branch = std::ranges::find(children, child, &HostTree::Branch::leader);
+    return coordinator_.lose(child, host_is_gone(*branch));
+  }
+  for_each_record(message, [&](const std::vector<Rank>& ranks, ByteView bytes) {
+    receive(ranks.empty() ? child : ranks.front(), bytes, [&](const Report& report) {
+      if (ranks.empty()) return coordinator_.receive_all(groups_.at(child), report, now_ns());
+      for (Rank rank : ranks) coordinator_.receive(rank, report, now_ns());
+    });
+  });
+}
+
 // A rank that stands still can't answer itself.
 void Leader::answer_for_standing(const WhereAre& where) {
   for (Rank rank : where.ranks) {
-    std::string why = standing_(rank);
+    if (!std::ranges::binary_search(setup_.topology.local, rank)) continue;
+    std::string why = setup_.standing(rank);
     if (!why.empty()) coordinator_.receive(rank, Whereabouts{true, std::move(why)}, now_ns());
   }
 }
 
-// Memory travels ahead of the entry that needs it, so that nobody who reads the entry has to wait.
 Entry Leader::prepare(Entry entry) {
   auto* open = std::get_if<OpenSet>(&entry);
   if (!open) return entry;
-  std::vector<int> locals;
-  for (Rank rank : open->ranks) {
-    auto at = std::lower_bound(topology_.local.begin(), topology_.local.end(), rank);
-    locals.push_back(static_cast<int>(at - topology_.local.begin()));
-  }
   try {
-    size_t bytes = staging_bytes_(static_cast<int>(open->ranks.size()));
-    Segment segment = links_.give("farandole-staging", bytes, locals);
-    if (locals.front() == topology_.local_rank) staging_[open->set] = std::move(segment);
+    share_staging(*open);
     return entry;
   } catch (const Error& error) {
     coordinator_.withdraw_set(open->set);
     return Fail{open->key, {error.code(), error.what()}};
   }
-}
-
-Segment Leader::take_staging(SetId set) {
-  auto node = staging_.extract(set);
-  return node ? std::move(node.mapped()) : Segment{};
-}
-
-void Leader::lose(Rank rank, Failure failure) {
-  std::lock_guard lock(lost_mutex_);
-  lost_.emplace_back(rank, std::move(failure));
-  has_lost_ = true;
-}
-
-void Leader::take_lost() {
-  std::lock_guard lock(lost_mutex_);
-  has_lost_ = false;
-  for (auto& [rank, failure] : lost_) coordinator_.lose(rank, std::move(failure));
-  lost_.clear();
 }
 
 }  // namespace farandole

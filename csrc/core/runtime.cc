@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/leader.h"
 #include "core/log.h"
+#include "core/relay.h"
 #include "data/host_plane.h"
 #include "kernels/kernels.h"
 #include "lib/process.h"
@@ -49,6 +51,7 @@ Door::Door(Config its_config, StackSource its_stacks, std::shared_ptr<Arena> its
     : config(std::move(its_config)),
       key(random_key()),
       listener(key),
+      hosts(),
       stacks(its_stacks),
       arena(std::move(its_arena)) {}
 
@@ -70,7 +73,7 @@ Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards)
   if (links_.leads()) {
     control_ =
         links_.give("farandole-control", ShmLayout::bytes_needed(topology_.local_size()), locals);
-    staging = links_.give("farandole-staging", staging_bytes(topology_.size), locals);
+    staging = links_.give("farandole-staging", staging_bytes(topology_.local_size()), locals);
     flight_ =
         links_.give("farandole-flight",
                     FlightMemory::bytes_needed(topology_.local_size(), topology_.size), locals);
@@ -82,6 +85,7 @@ Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards)
   witness_ = std::make_unique<Witness>(door.stacks);
   open_recorder(began_ns, deadline);
   open_arenas(std::move(door.arena), deadline);
+  meet_hosts(std::move(door.hosts), cards, deadline);
   open_engine(cards, std::move(staging));
   links_.barrier(deadline);
   begin_timeline();
@@ -96,6 +100,7 @@ Runtime::~Runtime() {
     bell_->notify_background();
     thread_.join();
   }
+  if (hosts_) hosts_->finish(Deadline::in(seconds(config_.leave_timeout)));
   watch_.reset();
   witness_.reset();
 }
@@ -113,20 +118,49 @@ void Runtime::open_arenas(std::shared_ptr<Arena> own, Deadline deadline) {
                                          ArenaDirectory(arena_directory_.data(), ranks));
 }
 
-void Runtime::open_engine(std::span<const Card> cards, Segment world_staging) {
+// The leaders of hosts link up, each with the one above it and those below.
+void Runtime::meet_hosts(TcpListener listener, std::span<const Card> cards, Deadline deadline) {
   ShmLayout layout(control_.data(), topology_.local_size());
   bells_ = layout.bells();
   bell_ = layout.bell(topology_.local_rank);
+  if (!links_.leads() || topology_.local_size() == topology_.size) return;
+  tree_ = HostTree::of(topology_.rank, topology_.node);
+  const JobKey& key = cards[0].key;
+  std::vector<TcpPeer> peers;
+  if (tree_.parent >= 0) {
+    const TcpAddress& above = cards[static_cast<size_t>(tree_.parent)].tcp;
+    peers.push_back(tcp_connect(topology_.rank, tree_.parent, above, key, deadline));
+  }
+  std::vector<Rank> below;
+  for (const HostTree::Branch& child : tree_.children) below.push_back(child.leader);
+  for (TcpPeer& peer : listener.accept(topology_.rank, below, key, deadline)) {
+    peers.push_back(std::move(peer));
+  }
+  auto timeout =
+      std::chrono::duration_cast<std::chrono::milliseconds>(seconds(config_.peer_timeout));
+  hosts_ = std::make_unique<TcpChannel>(std::move(peers), timeout, [this] { bell_->notify(); });
+}
+
+void Runtime::open_engine(std::span<const Card> cards, Segment world_staging) {
+  ShmLayout layout(control_.data(), topology_.local_size());
   channel_ = std::make_unique<ShmMember>(layout, topology_.local_rank);
-  if (topology_.rank == 0) {
-    leader_ = std::make_unique<Leader>(
-        coordinator_settings(config_, topology_.size),
-        std::make_unique<ShmLeader>(layout, topology_.local), links_, topology_,
-        [this](int members) { return staging_bytes(members); },
-        [pids = pids_in_sight(cards)](Rank rank) {
-          return why_standing(pids[static_cast<size_t>(rank)]);
-        },
-        [this](const std::string& notice) { dump_host(notice); });
+  if (links_.leads()) {
+    HostLeader::Setup setup{std::make_unique<ShmLeader>(layout, topology_.local),
+                            hosts_.get(),
+                            tree_,
+                            links_,
+                            topology_,
+                            [this](int members) { return staging_bytes(members); },
+                            [pids = pids_in_sight(cards)](Rank rank) {
+                              return why_standing(pids[static_cast<size_t>(rank)]);
+                            }};
+    if (topology_.rank == 0) {
+      leader_ =
+          std::make_unique<Leader>(coordinator_settings(config_, topology_.size), std::move(setup),
+                                   [this](const std::string& notice) { dump_host(notice); });
+    } else {
+      leader_ = std::make_unique<Relay>(std::move(setup));
+    }
   }
   const pid_t leader = leader_ ? 0 : pids_in_sight(cards)[0];
   leader_stands_ = std::make_unique<Standstill>(leader, seconds(config_.stall_warn).count(),
@@ -151,6 +185,14 @@ size_t Runtime::staging_bytes(int members) const {
 }
 
 std::unique_ptr<Lane> Runtime::open_lane(SetId id, const ProcessSet& set, Segment& staging) {
+  for (Rank rank : set.ranks) {
+    if (std::ranges::binary_search(topology_.local, rank)) continue;
+    return std::make_unique<Lane>(Failure{
+        ErrorCode::kLibrary,
+        text_of_ranks(set.ranks) +
+            " sit on several hosts: this version agrees between hosts and moves inputs of at "
+            "most 1 KiB, but no larger ones; use ranks of one host (a process set) for them"});
+  }
   HostPlane::Setup setup;
   setup.member = set.member;
   setup.members = set.members();

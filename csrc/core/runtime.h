@@ -15,6 +15,7 @@
 #include "control/shm_channel.h"
 #include "core/config.h"
 #include "core/engine.h"
+#include "core/host_leader.h"
 #include "core/intake.h"
 #include "core/spin.h"
 #include "data/host_arenas.h"
@@ -31,11 +32,12 @@ struct Door {
   Config config;
   JobKey key;
   UnixListener listener;
+  TcpListener hosts;
   StackSource stacks;
   std::shared_ptr<Arena> arena;  // what this rank shares; arrays in it may outlive the job
   explicit Door(Config its_config, StackSource its_stacks = {},
                 std::shared_ptr<Arena> its_arena = std::make_shared<Arena>());
-  ByteString card() const { return own_card(config, listener, key).encode(); }
+  ByteString card() const { return own_card(config, listener, hosts.address(), key).encode(); }
 };
 
 enum class WaitEnd {
@@ -88,6 +90,7 @@ class Runtime {
 
  private:
   void open_arenas(std::shared_ptr<Arena> own, Deadline deadline);
+  void meet_hosts(TcpListener listener, std::span<const Card> cards, Deadline deadline);
   void open_engine(std::span<const Card> cards, Segment world_staging);
   std::unique_ptr<Lane> open_lane(SetId id, const ProcessSet& set, Segment& staging);
   size_t staging_bytes(int members) const;
@@ -130,7 +133,9 @@ class Runtime {
   std::vector<EventCount*> bells_;      // by local rank
   EventCount* bell_ = nullptr;          // own
   std::unique_ptr<ShmMember> channel_;
-  std::unique_ptr<Leader> leader_;
+  HostTree tree_;
+  std::unique_ptr<TcpChannel> hosts_;  // leaders of several hosts only
+  std::unique_ptr<HostLeader> leader_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<DeathWatch> watch_;
   std::unique_ptr<Standstill> leader_stands_;

@@ -5,6 +5,11 @@
 
 namespace farandole {
 
+void Lane::push(Bucket bucket) {
+  if (fault_) return bucket.done(&fault_);
+  buckets_.push_back(std::move(bucket));
+}
+
 bool Lane::step() {
   if (buckets_.empty()) return false;
   if (!begun_) {
@@ -22,7 +27,7 @@ bool Lane::step() {
 }
 
 void Lane::abort(const Failure& failure) {
-  plane_->abort();
+  if (plane_) plane_->abort();
   begun_ = false;
   for (Bucket& bucket : std::exchange(buckets_, {})) bucket.done(&failure);
 }

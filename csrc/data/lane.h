@@ -24,8 +24,11 @@ struct Bucket {
 class Lane {
  public:
   explicit Lane(std::unique_ptr<Plane> plane) : plane_(std::move(plane)) {}
+  // There is no way to move bytes between these members: every bucket fails with this.
+  explicit Lane(Failure fault) : fault_(std::move(fault)) {}
 
-  void push(Bucket bucket) { buckets_.push_back(std::move(bucket)); }
+  void push(Bucket bucket);
+  const Failure& fault() const { return fault_; }
   // One block of the oldest bucket. False: it waits for peers, or there is none.
   bool step();
   // Whether step() would move.
@@ -38,6 +41,7 @@ class Lane {
 
  private:
   std::unique_ptr<Plane> plane_;
+  Failure fault_;
   std::deque<Bucket> buckets_;
   bool begun_ = false;
 };

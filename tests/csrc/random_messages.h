@@ -82,7 +82,8 @@ inline Report random_report(Random& random, size_t kind, ByteString& storage) {
     case 6: return Whereabouts{random.chance(0.5), random_text(random, 300)};
     case 7: return Inquire{random.next(), random_key(random), random.chance(0.5)};
     case 8: return ReadyAll{random_id(random)};
-    default: return Split{random_id(random), random.chance(0.5), random_numbers<int32_t>(random)};
+    case 9: return Split{random_id(random), random.chance(0.5), random_numbers<int32_t>(random)};
+    default: return Lost{random_failure(random)};
   }
 }
 

@@ -80,8 +80,15 @@ inline Ask allreduce(Floats& data, std::string name = {}) {
 // One rank of a job, with calls shorter than the C ABI's.
 class TestRank {
  public:
-  TestRank(Lobby& its_lobby, int its_rank, Config config)
-      : lobby(its_lobby), rank(its_rank), size(its_lobby.ranks()), config_(std::move(config)) {}
+  // nodes: by rank, the lowest rank on its host; empty: all are on one.
+  TestRank(Lobby& its_lobby, int its_rank, Config config, std::vector<Rank> nodes = {})
+      : lobby(its_lobby),
+        rank(its_rank),
+        size(its_lobby.ranks()),
+        config_(std::move(config)),
+        nodes_(std::move(nodes)) {
+    nodes_.resize(static_cast<size_t>(size));
+  }
 
   // Ranks in processes or threads of one host.
   void start() {
@@ -90,7 +97,7 @@ class TestRank {
     enter(std::move(door), cards);
   }
   void enter(Door door, const std::vector<Card>& cards) {
-    Topology topology = Topology::of(rank, std::vector<Rank>(static_cast<size_t>(size), 0));
+    Topology topology = Topology::of(rank, nodes_);
     runtime_ = std::make_shared<Runtime>(std::move(door), topology, cards);
   }
   void leave() {
@@ -155,6 +162,7 @@ class TestRank {
 
  private:
   Config config_;
+  std::vector<Rank> nodes_;
   uint64_t round_ = 0;
   std::shared_ptr<Runtime> runtime_;
 };

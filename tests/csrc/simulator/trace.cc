@@ -46,6 +46,7 @@ struct Text {
   std::string operator()(const Whereabouts& r) const { return "is " + r.text; }
   std::string operator()(const Inquire& r) const { return "inquire " + text_of(r.key); }
 
+  std::string operator()(const Lost& r) const { return "lost: " + r.failure.text; }
   std::string operator()(const ReadyAll& r) const {
     return "ready for bundle " + std::to_string(r.bundle);
   }

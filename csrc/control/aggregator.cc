@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "control/aggregator.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "core/error.h"
+
+namespace farandole {
+namespace {
+
+// The same bytes from every rank: input, and nothing that differs.
+bool uniform(const Ready& ready) {
+  const Contribution& given = ready.contribution;
+  return ready.id != 0 && given.has_input && !given.has_payload && given.rows == 0 &&
+         given.splits.empty();
+}
+
+// Its meaning does not depend on what the rank has reported before.
+bool free_of_order(const Report& report) {
+  return std::holds_alternative<Ready>(report) || std::holds_alternative<Done>(report) ||
+         std::holds_alternative<Whereabouts>(report) || std::holds_alternative<Inquire>(report);
+}
+
+}  // namespace
+
+void for_each_record(ByteView message, const RecordVisitor& visit) {
+  Decoder in(message);
+  for (auto records = in.get_count(8); records > 0; --records) {
+    auto ranks = in.get_vector<Rank>();
+    visit(ranks, in.get_bytes());
+  }
+  in.finish();
+}
+
+Aggregator::Aggregator(int size, std::vector<Rank> below) : below_(std::move(below)) {
+  std::vector<Rank> world(static_cast<size_t>(size));
+  std::iota(world.begin(), world.end(), 0);
+  read(OpenSet{kWorldSet, std::move(world), {}});
+  take();
+}
+
+const Aggregator::SetBelow* Aggregator::set_of(const Ready& ready) const {
+  auto id = ids_.find(ready.id);
+  if (id == ids_.end()) return nullptr;
+  auto set = sets_.find(id->second);
+  return set == sets_.end() ? nullptr : &set->second;
+}
+
+void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>& child,
+                         ByteView bytes, int64_t now_ns) {
+  const Report report = decode_report(bytes);
+  const SetBelow* set = nullptr;
+  Key key{};
+  bool plain = true;
+  if (auto* ready = std::get_if<Ready>(&report)) {
+    set = set_of(*ready);
+    key = {Kind::kCall, ready->id, ready->sequence};
+    plain = uniform(*ready);
+  } else if (auto* all = std::get_if<ReadyAll>(&report)) {
+    auto bundle = bundles_.find(all->bundle);
+    if (bundle != bundles_.end() && sets_.contains(bundle->second)) set = &sets_.at(bundle->second);
+    key = {Kind::kBundle, all->bundle, 0};
+  }
+  std::vector<Rank> who = ranks;
+  if (ranks.empty()) {  // all members below that child
+    if (!set) throw Error(ErrorCode::kInternal, "a host reports for all what is not known here");
+    std::ranges::set_intersection(child, set->ranks, std::back_inserter(who));
+  }
+  if (set && !set->straight && !leaving_) return hold(key, *set, who, plain, bytes, now_ns);
+  if (!free_of_order(report)) release_all();
+  if (auto* join = std::get_if<Join>(&report); join && sets_.contains(join->set)) {
+    sets_.at(join->set).straight = true;
+  }
+  leaving_ = leaving_ || std::holds_alternative<Leave>(report);
+  record(who, bytes);
+}
+
+// Until all members below have reported it, in whatever way.
+void Aggregator::hold(const Key& key, const SetBelow& set, const std::vector<Rank>& ranks,
+                      bool plain, ByteView report, int64_t now_ns) {
+  Pending& pending = pending_[key];
+  if (pending.heard == 0) pending.since_ns = now_ns;
+  pending.heard += static_cast<int>(ranks.size());
+  if (plain) {
+    pending.plain.insert(pending.plain.end(), ranks.begin(), ranks.end());
+    pending.report.assign(report.begin(), report.end());
+  } else {
+    record(ranks, report);
+  }
+  if (std::cmp_less(pending.heard, set.ranks.size())) return;
+  release(pending, &set);
+  pending_.erase(key);
+}
+
+void Aggregator::release(const Pending& pending, const SetBelow* whole) {
+  if (pending.plain.empty()) return;
+  bool all = whole && pending.plain.size() == whole->ranks.size();
+  record(all ? std::vector<Rank>{} : pending.plain, pending.report);
+}
+
+void Aggregator::release_all() {
+  for (auto& [key, pending] : std::exchange(pending_, {})) release(pending, nullptr);
+}
+
+void Aggregator::record(const std::vector<Rank>& ranks, ByteView report) {
+  Encoder out(out_);
+  if (out_.empty()) out.put(uint32_t{0});
+  uint32_t records;
+  std::memcpy(&records, out_.data(), sizeof records);
+  ++records;
+  std::memcpy(out_.data(), &records, sizeof records);
+  out.put(ranks);
+  out.put_bytes(report);
+}
+
+ByteString Aggregator::take() { return std::exchange(out_, {}); }
+
+void Aggregator::read(const Entry& entry) {
+  if (auto* define = std::get_if<Define>(&entry)) ids_[define->id] = define->request.set;
+  if (auto* forget = std::get_if<Forget>(&entry)) ids_.erase(forget->id);
+  if (auto* open = std::get_if<OpenSet>(&entry)) {
+    std::ranges::set_intersection(open->ranks, below_, std::back_inserter(sets_[open->set].ranks));
+  }
+  if (auto* bundle = std::get_if<Bundle>(&entry)) bundles_[bundle->id] = bundle->set;
+  // Late reports about what is gone go straight.
+  if (auto* close = std::get_if<CloseSet>(&entry)) sets_.erase(close->set);
+  if (auto* unbundle = std::get_if<Unbundle>(&entry)) bundles_.erase(unbundle->id);
+  if (auto* joined = std::get_if<Joined>(&entry); joined && sets_.contains(joined->set)) {
+    sets_.at(joined->set).straight = false;
+  }
+  bool gone = std::holds_alternative<CloseSet>(entry) || std::holds_alternative<Unbundle>(entry);
+  if (gone) release_all();
+}
+
+void Aggregator::tick(int64_t now_ns) {
+  std::erase_if(pending_, [&](const auto& entry) {
+    if (now_ns < entry.second.since_ns + kPatienceNs) return false;
+    release(entry.second, nullptr);
+    return true;
+  });
+}
+
+int64_t Aggregator::next_tick() const {
+  int64_t next = std::numeric_limits<int64_t>::max();
+  for (auto& [key, pending] : pending_) next = std::min(next, pending.since_ns + kPatienceNs);
+  return next;
+}
+
+}  // namespace farandole

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a host's leader makes of the reports of its ranks, and of the hosts below it: equal ones become one
+// record, "all of us report this". A pure state machine: reports, log entries and the time go in, records
+// come out. To the coordinator it is as if some reports had come a little late.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "control/message.h"
+
+namespace farandole {
+
+// Visits the records of one message. `ranks` is empty: all members below (of the set that it is about).
+using RecordVisitor = std::function<void(const std::vector<Rank>& ranks, ByteView report)>;
+void for_each_record(ByteView message, const RecordVisitor& visit);
+
+class Aggregator {
+ public:
+  // How long an incomplete report waits for others.
+  static constexpr int64_t kPatienceNs = 20'000'000;
+
+  // size: of the world; below: ranks of this host and of those below it, ascending.
+  Aggregator(int size, std::vector<Rank> below);
+
+  // ranks: who reports it; several, or none for all of `child` (see HostTree), if a host below says so.
+  void receive(const std::vector<Rank>& ranks, const std::vector<Rank>& child, ByteView report,
+               int64_t now_ns);
+  void receive(Rank from, ByteView report, int64_t now_ns) { receive({from}, {}, report, now_ns); }
+  // The log, as it passes on its way down.
+  void read(const Entry& entry);
+  void tick(int64_t now_ns);
+  int64_t next_tick() const;  // INT64_MAX: nothing waits
+  // The message for the host above; empty: nothing to say.
+  ByteString take();
+
+ private:
+  enum class Kind : uint8_t { kCall, kBundle };
+  using Key = std::tuple<Kind, uint32_t, uint64_t>;  // id, sequence
+  struct Pending {
+    int heard = 0;            // ranks that have reported it in any way
+    std::vector<Rank> plain;  // of these: those that wait here
+    ByteString report;
+    int64_t since_ns = 0;
+  };
+  struct SetBelow {
+    std::vector<Rank> ranks;  // its members below, ascending
+    bool straight = false;    // somebody has joined: nothing waits
+  };
+
+  const SetBelow* set_of(const Ready& ready) const;
+  void hold(const Key& key, const SetBelow& set, const std::vector<Rank>& ranks, bool plain,
+            ByteView report, int64_t now_ns);
+  void release(const Pending& pending, const SetBelow* whole);
+  void release_all();
+  void record(const std::vector<Rank>& ranks, ByteView report);
+
+  std::vector<Rank> below_;
+  std::map<SetId, SetBelow> sets_;
+  std::map<uint32_t, SetId> ids_;
+  std::map<uint32_t, SetId> bundles_;
+  bool leaving_ = false;  // somebody leaves: nothing waits any more
+  std::map<Key, Pending> pending_;
+  ByteString out_;
+};
+
+}  // namespace farandole

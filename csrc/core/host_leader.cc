@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/host_leader.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace farandole {
+
+void HostLeader::publish(ByteView entry) {
+  setup_.channel->publish(entry);
+  if (!setup_.tree.children.empty()) Encoder(down_).put_bytes(entry);
+}
+
+void HostLeader::send_down() {
+  setup_.channel->ring_members();
+  if (down_.empty()) return;
+  for (const HostTree::Branch& child : setup_.tree.children)
+    setup_.hosts->send(child.leader, down_);
+  down_.clear();
+}
+
+void HostLeader::share_staging(const OpenSet& open) {
+  const Topology& topology = setup_.topology;
+  std::vector<int> locals;
+  for (Rank rank : open.ranks) {
+    auto at = std::ranges::lower_bound(topology.local, rank);
+    if (at == topology.local.end() || *at != rank) continue;
+    locals.push_back(static_cast<int>(at - topology.local.begin()));
+  }
+  if (locals.empty()) return;
+  size_t bytes = setup_.staging_bytes(static_cast<int>(locals.size()));
+  Segment segment = setup_.links.give("farandole-staging", bytes, locals);
+  if (locals.front() == topology.local_rank) staging_[open.set] = std::move(segment);
+}
+
+Segment HostLeader::take_staging(SetId set) {
+  auto node = staging_.extract(set);
+  return node ? std::move(node.mapped()) : Segment{};
+}
+
+void HostLeader::lose(Rank rank, Failure failure) {
+  std::lock_guard lock(lost_mutex_);
+  lost_.emplace_back(rank, std::move(failure));
+  has_lost_ = true;
+}
+
+std::vector<std::pair<Rank, Failure>> HostLeader::take_lost() {
+  if (!has_lost_) return {};
+  std::lock_guard lock(lost_mutex_);
+  has_lost_ = false;
+  return std::exchange(lost_, {});
+}
+
+Failure HostLeader::host_is_gone(const HostTree::Branch& branch) {
+  return {ErrorCode::kPeer, "the connection to rank " + std::to_string(branch.leader) +
+                                ", which speaks for " + text_of_ranks(branch.ranks) +
+                                " on another host, has ended: that rank died, or the network "
+                                "between the hosts is down"};
+}
+
+}  // namespace farandole

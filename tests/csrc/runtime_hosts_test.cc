@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that believe they sit on several hosts: they share memory only where their node is the same, and
+// their leaders meet by TCP.
+#include <string>
+#include <vector>
+
+#include "runtime_ranks.h"
+
+namespace farandole::check {
+namespace {
+
+using Nodes = std::vector<Rank>;
+
+// Two hosts of two, one rank a host, unequal hosts, and ranks dealt out in turns.
+const std::vector<Nodes> kLayouts = {{0, 0, 2, 2}, {0, 1, 2}, {0, 0, 0, 3}, {0, 1, 0, 1}};
+
+void run_hosts(const Nodes& nodes, const Body& body, const Tune& tune = {}) {
+  const int ranks = static_cast<int>(nodes.size());
+  for (Kind kind : {Kind::kProcesses, Kind::kThreads}) {
+    Lobby lobby(ranks);
+    auto run = [&](int rank) {
+      Config config = test_config();
+      if (tune) tune(config);
+      TestRank self(lobby, rank, config, nodes);
+      self.start();
+      body(self);
+      self.leave();
+      CHECK_EQ(rescued_wakeups(), 0);
+    };
+    if (kind == Kind::kProcesses) {
+      run_in_forks(ranks, run);
+      continue;
+    }
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(run, rank);
+    for (std::thread& thread : threads) thread.join();
+  }
+}
+
+void check_tiny(TestRank& self, const std::string& name = {}) {
+  Floats data = values_of(self.rank, 50);
+  self.run(allreduce(data, name));
+  CHECK(data == sum_over(self.size, 50));
+}
+
+Ask barrier() {
+  Ask ask;
+  ask.op = FARANDOLE_BARRIER;
+  return ask;
+}
+
+}  // namespace
+
+TEST(hosts_agree_and_small_calls_work_between_them) {
+  for (const Nodes& nodes : kLayouts) {
+    run_hosts(nodes, [](TestRank& self) {
+      for (int round = 0; round < 20; ++round) {
+        check_tiny(self, "named");
+        check_tiny(self);
+        self.run(barrier());
+      }
+      Floats root = values_of(self.rank, 30);
+      Ask ask = allreduce(root, "from the last");
+      ask.op = FARANDOLE_BROADCAST;
+      ask.root = self.size - 1;
+      self.run(ask);
+      CHECK(root == values_of(self.size - 1, 30));
+    });
+  }
+}
+
+TEST(sets_within_a_host_move_large_tensors) {
+  run_hosts({0, 0, 2, 2}, [](TestRank& self) {
+    std::vector<Handle> adds;
+    for (std::vector<int64_t> ranks : {std::vector<int64_t>{0, 1}, {2, 3}, {1, 2}}) {
+      Ask add;
+      add.op = FARANDOLE_ADD_SET;
+      add.shape = ranks;
+      adds.push_back(self.submit(add));
+    }
+    self.finish(adds);
+    for (int round = 0; round < 8; ++round) {  // the later ones are predicted
+      std::vector<Floats> data;
+      std::vector<Handle> handles;
+      for (int t = 0; t < 4; ++t) data.push_back(values_of(self.rank, 40'000));
+      for (int t = 0; t < 4; ++t) {
+        Ask ask = allreduce(data[static_cast<size_t>(t)], "grad" + std::to_string(t));
+        ask.set = self.rank < 2 ? 1 : 2;
+        handles.push_back(self.submit(ask));
+      }
+      self.finish(handles);
+      Floats sum = values_of(self.rank ^ 1, 40'000);
+      const Floats mine = values_of(self.rank, sum.size());
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += mine[i];
+      for (const Floats& got : data) CHECK(got == sum);
+    }
+    if (self.rank == 1 || self.rank == 2) {
+      Floats data = values_of(self.rank, 20);
+      Ask ask = allreduce(data, "across");
+      ask.set = 3;
+      self.run(ask);
+      CHECK_EQ(data[0], 5.0F);
+    }
+  });
+}
+
+TEST(what_cannot_be_moved_between_hosts_fails_and_the_job_goes_on) {
+  run_hosts({0, 0, 2}, [](TestRank& self) {
+    for (int round = 0; round < 4; ++round) {
+      Floats data = values_of(self.rank, 5000);
+      std::string text = self.fails(allreduce(data, "large"), ErrorCode::kLibrary);
+      CHECK(contains(text, "several hosts"));
+      check_tiny(self);
+    }
+  });
+}
+
+TEST(disagreements_name_ranks_of_all_hosts) {
+  run_hosts({0, 0, 2, 2}, [](TestRank& self) {
+    Floats data = values_of(self.rank, self.rank == 3 ? 21 : 20);
+    std::string text = self.fails(allreduce(data, "odd"), ErrorCode::kMismatch);
+    CHECK(contains(text, "ranks 0-2") && contains(text, "rank 3"));
+    check_tiny(self);
+  });
+}
+
+TEST(a_stall_names_the_rank_on_the_other_host) {
+  run_hosts(
+      {0, 0, 2, 2},
+      [](TestRank& self) {
+        check_tiny(self);
+        if (self.rank == 3) {
+          self.lobby.await(1, 3);
+        } else {
+          Floats data = values_of(self.rank, 20);
+          std::string text = self.fails(allreduce(data, "late"), ErrorCode::kStall);
+          CHECK(contains(text, "rank 3") && contains(text, "late"));
+          self.lobby.tell(1);
+        }
+        check_tiny(self);
+      },
+      [](Config& config) { config.stall_abort = 0.5; });
+}
+
+TEST(joins_and_uneven_data_work_across_hosts) {
+  run_hosts({0, 0, 2, 2}, [](TestRank& self) {
+    for (int step = 0; step <= self.rank; ++step) {
+      Floats data = values_of(self.rank, 10);
+      self.run(allreduce(data, "loss"));
+    }
+    Ask join;
+    join.op = FARANDOLE_JOIN;
+    self.run(join);
+    check_tiny(self);
+  });
+}
+
+// One rank of a host dies, then a leader: all others learn who.
+TEST(deaths_reach_the_other_hosts) {
+  for (int victim : {1, 3, 2}) {
+    const Nodes nodes = {0, 0, 2, 2};
+    Lobby lobby(4);
+    run_in_forks(4, [&](int rank) {
+      TestRank self(lobby, rank, test_config(), nodes);
+      self.start();
+      check_tiny(self);
+      if (rank == victim) {
+        lobby.await(1, 3);
+        std::_Exit(0);
+      }
+      lobby.tell(1);
+      Floats data = values_of(rank, 20);
+      const int64_t began = now_ns();
+      Failure failure = self.wait({self.submit(allreduce(data, "never"))});
+      CHECK_EQ(failure.code, ErrorCode::kPeer);
+      CHECK(contains(failure.text, "rank " + std::to_string(victim)));
+      CHECK(now_ns() - began < 5'000'000'000);
+      self.leave();
+    });
+  }
+}
+
+}  // namespace farandole::check
