@@ -77,7 +77,7 @@ def _start(
 
     numbers = submit(call, inputs, [buffer.pointer for buffer in outputs])
     handle = Handle(numbers, (inputs, outputs), collect, call, timeout)
-    if len(tensors) == 1 and call.name is not None and call.op in _MIRRORED:
+    if len(tensors) == 1 and call.op in _MIRRORED:
         handle.repeat = Repeat(call, tensors[0], inputs[0], in_place, timeout)
     return handle
 
@@ -88,7 +88,7 @@ def _single(
     """The form for one array of a `grouped_` function."""
 
     def call(tensor: T, /, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
-        key = (start, args, *kwargs.items())
+        key = repeats.key_of(start, tensor, args, kwargs)
         repeat = repeats.find(key)
         again = repeat and repeat.start(tensor)
         if again:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named calls on one array that come again, as in every step of a training loop: prepared once."""
+"""Calls on one array that come again, as in every step of a training loop: prepared once."""
 
 from __future__ import annotations
 
@@ -7,18 +7,29 @@ from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
-from farandole.buffers import Buffer, kind_of
+from farandole.buffers import EMPTY, Buffer, kind_of
 from farandole.handles import OneHandle, sweep
-from farandole.requests import Call, PreparedTensor
+from farandole.requests import Call, PreparedTensor, begin_unnamed
 
-__all__ = ["Repeat", "clear", "find", "remember"]
+__all__ = ["Repeat", "clear", "find", "key_of", "remember"]
 
 _MOST = 4096  # calls that are known; the oldest go first
 _repeats: dict[Hashable, Repeat] = {}
 
 
+def key_of(function: object, array: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """What two calls have in common if one is the other come again.
+
+    Unnamed ones are many: the array's form tells them apart.
+    """
+    if kwargs.get("name") is not None:
+        return (function, args, *kwargs.items())
+    form = (getattr(array, "dtype", None), getattr(array, "shape", None))
+    return (function, args, *kwargs.items(), form)
+
+
 def find(key: Hashable) -> Repeat | None:
-    """What was remembered under a key: function, name and all arguments but the array."""
+    """What was remembered under a key."""
     try:
         return _repeats.get(key)
     except TypeError:  # not hashable
@@ -53,7 +64,7 @@ class Repeat:
         self._type = type(array)
         self._kind = kind_of(array)
         self._dtype = getattr(array, "dtype", None)
-        self._buffer = replace(buffer, pointer=0, owner=None)
+        self._buffer = replace(buffer, pointer=EMPTY, owner=None)  # whose address does not count
         self._in_place = in_place
         self._timeout = timeout
         self._tensor: PreparedTensor | None = None
@@ -73,5 +84,7 @@ class Repeat:
         if self._tensor is None:
             self._tensor = PreparedTensor(self._call, self._buffer)
         sweep()
+        if self._call.name is None:
+            begin_unnamed(self._call)
         number = self._tensor.submit(pointer, output)
         return OneHandle(number, (array, result), result, self._call, self._timeout)

@@ -14,7 +14,7 @@ from farandole._library import check, check_count, ffi, lib
 from farandole.buffers import Buffer
 from farandole.handles import new_epoch, sweep
 
-__all__ = ["NOTHING", "Call", "Op", "PreparedTensor", "refuse", "submit"]
+__all__ = ["NOTHING", "Call", "Op", "PreparedTensor", "begin_unnamed", "refuse", "submit"]
 
 
 class Op(IntEnum):
@@ -29,6 +29,8 @@ class Op(IntEnum):
     JOIN = 6
     ADD_SET = 7
     REMOVE_SET = 8
+
+    __hash__ = int.__hash__  # that of Enum is slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,12 @@ def _check_thread(call: Call) -> None:
             f"and thread {caller.name!r} makes such calls already; give it a name"
         )
     _callers[call.process_set] = own
+
+
+def begin_unnamed(call: Call) -> None:
+    """Before an unnamed call on one prepared tensor. Raises ValueError in a second thread."""
+    _check_thread(call)
+    _unnamed[call.process_set, call.op] += 1
 
 
 def next_unnamed(call: Call) -> int:

@@ -141,6 +141,8 @@ def _allreduce(
     back = gradient_name("allreduce", name, process_set)
 
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
+        if len(xs) == 1:  # a call that may come again
+            return [allreduce_async(xs[0], None, name, op, *factors, process_set).wait()]
         return grouped_allreduce_async(xs, None, name, op, *factors, process_set).wait()
 
     def gradient(gs: Sequence[Tensor]) -> list[Tensor]:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named calls that come again take a short way: whatever changes meanwhile, they give the same."""
+"""Calls that come again take a short way: whatever changes meanwhile, they give the same."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "neutral in place": lambda x, name: fd.allreduce_async_(x, op=fd.Sum, name=name),
     "neutral": lambda x, name: fd.allreduce_async(x, op=fd.Sum, name=name),
     "torch in place": lambda x, name: hvd.allreduce_async_(x, op=fd.Sum, name=name),
+    "neutral, unnamed": lambda x, _: fd.allreduce_async(x, op=fd.Sum),
+    "torch, unnamed": lambda x, _: hvd.allreduce_async(x, op=fd.Sum),
     "torch": lambda x, name: hvd.allreduce_async(x, None, name, fd.Sum),
 }
 
@@ -75,9 +78,12 @@ def test_they_are_known_and_forgotten() -> None:
     assert seen() == 1
     fd.allreduce_(np.ones(3), name="known", op=fd.Max)
     assert seen() == 2
-    fd.allreduce_(np.ones(3))  # unnamed
     fd.allgather(np.ones(3), name="known to be longer")
     assert seen() == 2
+    for _ in range(TURNS):
+        for elements in (3, 5):
+            fd.allreduce_(np.ones(elements))
+    assert seen() == 4
     fd.shutdown()
     assert seen() == 0
     fd.init()
@@ -168,3 +174,34 @@ def test_handles() -> None:
         mapped = fd.allreduce_async_(x, op=fd.Max, name="mapped").map(lambda a: a.tolist())
         assert mapped.wait() == mapped.result == [total(turn)] * 3
         fd.allreduce_async_(x, name="dropped")  # keeps its memory until it is done
+
+
+def test_unnamed_groups_still_meet() -> None:
+    """Their names count the unnamed calls before them, of either way."""
+    for turn in range(TURNS):
+        for _ in range(1 + turn):
+            fd.allreduce_(np.full(3, mine(turn)), op=fd.Sum)
+        both = fd.grouped_allreduce([np.full(2, mine(turn)), np.full(3, mine())], op=fd.Sum)
+        assert [x.tolist() for x in both] == [[total(turn)] * 2, [total()] * 3]
+
+
+@pytest.mark.ranks(2)
+def test_a_second_thread() -> None:
+    for _ in range(2):
+        fd.allreduce_(np.ones(3))
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="give it a name"):
+        pool.submit(fd.allreduce_, np.ones(3)).result()
+    fd.allreduce_(np.ones(3))
+
+
+@pytest.mark.parametrize("name", [None, "sent"])
+@pytest.mark.parametrize("root", [0, -1])
+def test_broadcasts(root: int, name: str | None) -> None:
+    root %= fd.size()
+    for turn in range(TURNS):
+        x = torch.full((3,), mine(turn))
+        wanted = [1.0 + root + 10 * turn] * 3
+        assert hvd.broadcast_async(x, root, name).wait().tolist() == wanted
+        assert x.tolist() == [mine(turn)] * 3
+        fd.broadcast_(x, root, name=name)
+        assert x.tolist() == wanted
