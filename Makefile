@@ -127,14 +127,18 @@ wheel: core ## one wheel for every Python, in dist/
 	PATH=$(BIN):$$PATH JOBS=$(JOBS) $(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-build-isolation --no-deps -w dist .
 	ls dist
 
-bench: venv ## the numbers in the docs, at 2 and 4 ranks: benchmarks/*.py and benchmarks/csrc
+bench: venv ## the numbers in the docs, at 2 and 4 ranks, in build/bench too (about 20 minutes on 2 cores)
+	mkdir -p build/bench
 	$(BIN)/ninja -C build/release -j $(JOBS) --quiet benchmarks
 	for ranks in 2 4; do \
 	  build/release/benchmarks/c_calls $$ranks; \
-	  for script in collectives idle python_cost; do \
+	  PATH=$(BIN):$$PATH mpirun -np $$ranks farandole bench -b 1K -f 4 --peers zerocopy,gloo,mpi,limit \
+	    --json build/bench/bench$$ranks.json --plot build/bench/bench$$ranks.png; \
+	  for script in collectives latency training idle python_cost; do \
 	    PATH=$(BIN):$$PATH mpirun -np $$ranks python benchmarks/$$script.py; \
 	  done; \
-	done
+	done | tee build/bench/out
+	build/release/benchmarks/coordinator_scale
 
 clean: ## removes what was built; .venv stays
 	rm -rf build dist pyruntime/lib *.egg-info

@@ -45,7 +45,6 @@ class Trainer:
         torch.manual_seed(7)  # the same weights for all contestants, on all ranks
         self.net = task.net()
         self._task, self._step = task, 0
-        self._views = who == VIEWS  # they stay where they are, as its documentation recommends
         self._call: nn.Module = self.net
         self._sgd: Any = torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.9)
         if who == DDP:
@@ -57,7 +56,7 @@ class Trainer:
             self._sgd = hvd.DistributedOptimizer(
                 self._sgd,
                 named_parameters=self.net.named_parameters(),
-                gradient_as_bucket_view=self._views,
+                gradient_as_bucket_view=who == VIEWS,
             )
 
     def contestant(self) -> Contestant:
@@ -70,7 +69,7 @@ class Trainer:
 
     def _run(self) -> float:
         start = perf_counter()
-        self._sgd.zero_grad(set_to_none=not self._views)
+        self._sgd.zero_grad()
         self._task.loss(self._call, self._data).backward()
         self._sgd.step()
         return perf_counter() - start

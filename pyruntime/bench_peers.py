@@ -15,7 +15,7 @@ import numpy as np
 import farandole
 from farandole.bench_cases import COLLECTIVES, DTYPES, Array, Case, Operand
 
-__all__ = ["PEERS", "Farandole", "Gloo", "Limit", "Mpi", "Peer"]
+__all__ = ["PEERS", "Farandole", "Gloo", "Limit", "Mpi", "Peer", "ZeroCopy"]
 
 Run = Callable[[], Array]  # one call, blocking; gives its output
 
@@ -61,6 +61,17 @@ class Farandole(Peer):
         }
         run = runs[kind]
         return lambda: output(run())
+
+
+class ZeroCopy(Farandole):
+    """The neutral calls on memory from farandole.empty(): nothing is copied to shared memory."""
+
+    name = "zerocopy"
+
+    def prepare(self, x: Operand) -> Run:
+        """As in Peer; the operand's array moves there."""
+        x.array = farandole.empty(x.array.size, x.array.dtype)
+        return super().prepare(x)
 
 
 class Mpi(Peer):
@@ -211,7 +222,7 @@ def _mapped_by_all(rank: int, nbytes: int) -> mmap.mmap:
     return memory
 
 
-PEERS: dict[str, Callable[[], Peer]] = {p.name: p for p in (Farandole, Gloo, Mpi, Limit)}
+PEERS: dict[str, Callable[[], Peer]] = {p.name: p for p in (Farandole, ZeroCopy, Gloo, Mpi, Limit)}
 
 
 def _tensor(x: Operand) -> Any:

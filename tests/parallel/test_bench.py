@@ -33,14 +33,14 @@ def test_every_collective_is_right(tmp_path, capsys):
 @pytest.mark.ranks(2)
 def test_peers_take_part(tmp_path):
     path = tmp_path / "bench.json"
-    arguments = ["bench", "--sizes", "2K", "--calls", "2", "--peers", "gloo,mpi,limit"]
+    arguments = ["bench", "--sizes", "2K", "--calls", "2", "--peers", "zerocopy,gloo,mpi,limit"]
     assert cli.main([*arguments, "--dtypes", "float32,bfloat16", "--json", str(path)]) == 0
     farandole.init()
     if farandole.rank() == 0:
         rows = json.loads(path.read_text())["results"]
         peers = {dtype: [r["peer"] for r in rows if r["dtype"] == dtype] for dtype in report_dtypes}
-        assert peers["float32"] == ["farandole", "gloo", "mpi", "limit"]
-        assert peers["bfloat16"] == ["farandole", "gloo"]  # MPI knows no 16-bit floats
+        assert peers["float32"] == ["farandole", "zerocopy", "gloo", "mpi", "limit"]
+        assert peers["bfloat16"] == ["farandole", "zerocopy", "gloo"]  # MPI knows no 16-bit floats
         assert sum(r["wrong"] for r in rows) == 0
 
 
