@@ -30,7 +30,7 @@ from turns import Contestant, Row, finish, head, minus, show, take_turns
 
 import farandole
 import farandole.torch as hvd
-from farandole.bench_cases import Case
+from farandole.bench_cases import Case, Operand
 from farandole.bench_peers import Farandole, Gloo, Mpi
 from farandole.bench_report import size_text
 from farandole.bench_timing import calls_for, measure
@@ -38,6 +38,17 @@ from farandole.bench_timing import calls_for, measure
 SIZES = (4, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20)
 QUICK = (4, 64 << 10, 1 << 20, 16 << 20)
 LIMIT = Path(__file__).resolve().parents[1] / "build" / "release" / "benchmarks" / "memory_limit"
+
+
+class ZeroCopy(Farandole):
+    """The same calls on arrays that all ranks map."""
+
+    name = "farandole, zero copy"
+
+    def prepare(self, x: Operand) -> Any:
+        """As in Peer."""
+        x.array = farandole.empty(x.array.shape, x.array.dtype)
+        return super().prepare(x)
 
 
 def blocking(sizes: Sequence[int], peers: list[Any], limit: Path) -> list[Row]:
@@ -118,13 +129,13 @@ def asynchronous(what: str, shapes: Sequence[tuple[int, ...]], turns: int) -> li
 
 
 class Ours:
-    """Gradients behind DistributedOptimizer."""
+    """Gradients behind DistributedOptimizer; `view`: as views of memory that all ranks map."""
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, shapes: Sequence[tuple[int, ...]], view: bool) -> None:
         self.model = resnet50.Chain(shapes, farandole.rank())
         self.call: Any = self.model
         sgd = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.optimizer = hvd.DistributedOptimizer(sgd)
+        self.optimizer = hvd.DistributedOptimizer(sgd, gradient_as_bucket_view=view)
 
     def no_sync(self) -> Any:
         return self.optimizer.no_sync()
@@ -174,15 +185,13 @@ def gradients(shapes: Sequence[tuple[int, ...]], turns: int) -> list[Row]:
             Contestant(who.model.clear, local, local_wrong),
         )
 
-    ours, ours_local = contestants(Ours(shapes))
-    theirs, theirs_local = contestants(Theirs(shapes))
-    turns_of = {"ours": ours, "ours, local": ours_local}
-    turns_of |= {"theirs": theirs, "theirs, local": theirs_local}
+    names = ("farandole", "farandole, zero copy", "DDP")
+    makers = (Ours(shapes, view=False), Ours(shapes, view=True), Theirs(shapes))
+    turns_of = {}
+    for name, who in zip(names, makers, strict=True):
+        turns_of[f"step: {name}"], turns_of[f"local: {name}"] = contestants(who)
     row = {r.who: r for r in take_turns(what, turns_of, turns)}
-    rows = [
-        minus(row["ours"], row["ours, local"], "farandole"),
-        minus(row["theirs"], row["theirs, local"], "DDP"),
-    ]
+    rows = [minus(row[f"step: {name}"], row[f"local: {name}"], name) for name in names]
     show([*row.values(), *rows])
     return rows
 
@@ -192,6 +201,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--limit", type=Path, default=LIMIT, metavar="PROGRAM")
     parser.add_argument("--quick", action="store_true", help="fewer turns, up to 16 MB")
+    parser.add_argument(
+        "--mib", type=lambda n: int(n) << 20, nargs="*", help="sizes of blocking calls"
+    )
     parser.add_argument("--only", choices=("blocking", "small", "resnet50"))
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -201,8 +213,8 @@ def main() -> int:
     head()
     rows: list[Row] = []
     if options.only in (None, "blocking"):
-        sizes = QUICK if options.quick else SIZES
-        rows += blocking(sizes, [Farandole(), gloo, Mpi()], options.limit)
+        sizes = options.mib or (QUICK if options.quick else SIZES)
+        rows += blocking(sizes, [Farandole(), ZeroCopy(), gloo, Mpi()], options.limit)
     if options.only in (None, "small"):
         rows += asynchronous("1,000 async 1K", [(256,)] * 1000, turns)
     if options.only in (None, "resnet50"):
