@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host plane alone: forked ranks, in-place float32 averages, driven as the engine does. Results are checked.
+// The host plane alone: forked ranks, in-place float32 averages, driven as the engine does: of private buffers,
+// which are staged, and of buffers that all ranks map. Results are checked.
 // host_plane_bench RANKS [BLOCK_KIB SLOTS DIRECT_BYTES SPIN_US [LARGEST_MIB]]
 #include <sched.h>
 #include <sys/wait.h>
@@ -9,9 +10,12 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "core/error.h"
+#include "data/host_arenas.h"
 #include "data/host_plane.h"
 #include "lib/clock.h"
 #include "lib/event_count.h"
@@ -30,12 +34,40 @@ struct Options {
   size_t largest = size_t{256} << 20;
 };
 
-constexpr size_t kBellsRoom = 4096;
+constexpr size_t kBellsRoom = 4096;  // and the arenas' directory
+
+// Made before the ranks part.
+struct World {
+  explicit World(const Options& options)
+      : segment(Segment::create(
+            "bench",
+            2 * kBellsRoom +
+                HostPlane::bytes_needed(options.ranks, options.block_bytes, options.slots),
+            /*inherit=*/true)) {
+    for (int rank = 0; rank < options.ranks; ++rank) {
+      arenas.push_back(std::make_shared<Arena>());
+      locals.push_back(rank);
+    }
+  }
+  HostArenas open(int rank) const {
+    std::vector<Fd> fds;
+    for (const auto& arena : arenas) fds.emplace_back(::dup(arena->fd()));
+    return HostArenas(arenas[static_cast<size_t>(rank)], rank, std::move(fds),
+                      ArenaDirectory(segment.data() + kBellsRoom, static_cast<int>(arenas.size())));
+  }
+  Segment segment;
+  std::vector<std::shared_ptr<Arena>> arenas;
+  std::vector<int> locals;
+};
 
 class Rank {
  public:
-  Rank(const Options& options, const Segment& segment, int rank)
-      : options_(options), rank_(rank), bells_(bells(options, segment)), plane_(setup(segment)) {}
+  Rank(const Options& options, const World& world, int rank)
+      : options_(options),
+        rank_(rank),
+        bells_(bells(options, world.segment)),
+        arenas_(world.open(rank)),
+        plane_(setup(world)) {}
 
   void run(std::span<const Part> parts) {
     plane_.begin(parts);
@@ -55,15 +87,17 @@ class Rank {
     return bells;
   }
 
-  HostPlane::Setup setup(const Segment& segment) const {
+  HostPlane::Setup setup(const World& world) {
     return {rank_,
             options_.ranks,
-            segment.data() + kBellsRoom,
-            segment.size() - kBellsRoom,
+            world.segment.data() + 2 * kBellsRoom,
+            world.segment.size() - 2 * kBellsRoom,
             bells_,
             options_.block_bytes,
             options_.slots,
-            options_.direct_bytes};
+            options_.direct_bytes,
+            &arenas_,
+            world.locals};
   }
 
   void wait() {
@@ -81,13 +115,14 @@ class Rank {
   const Options& options_;
   const int rank_;
   const std::vector<EventCount*> bells_;
+  HostArenas arenas_;
   HostPlane plane_;
 };
 
 float value(size_t i, int rank) { return static_cast<float>(i % 1021) + static_cast<float>(rank); }
 
 // Averaging an average again changes nothing: it may be repeated without filling in new values.
-void check(const std::vector<float>& values, size_t count, const Options& options) {
+void check(std::span<const float> values, size_t count, const Options& options) {
   for (size_t i = 0; i < count; ++i) {
     float sum = 0;
     for (int rank = 0; rank < options.ranks; ++rank) sum += value(i, rank);
@@ -100,7 +135,7 @@ void check(const std::vector<float>& values, size_t count, const Options& option
 }
 
 // `tensors` equal ones in place, side by side.
-std::vector<Part> parts_in(std::vector<float>& values, size_t count, size_t tensors, int ranks) {
+std::vector<Part> parts_in(std::span<float> values, size_t count, size_t tensors, int ranks) {
   Part part;
   part.signature.reduce_op = ReduceOp::kAverage;
   part.signature.shape = {static_cast<int64_t>(count / tensors)};
@@ -113,18 +148,18 @@ std::vector<Part> parts_in(std::vector<float>& values, size_t count, size_t tens
   return parts;
 }
 
-void report(size_t bytes, size_t tensors, std::vector<int64_t> times) {
+void report(const char* where, size_t bytes, size_t tensors, std::vector<int64_t> times) {
   std::sort(times.begin(), times.end());
   const auto us = [&](size_t i) { return static_cast<double>(times[i]) / 1e3; };
   const double median = us(times.size() / 2);
-  std::printf("%11zu B %5zu tensors  min %10.1f us  median %10.1f us  %6.2f GB/s\n", bytes, tensors,
-              us(0), median, static_cast<double>(bytes) / median / 1e3);
+  std::printf("%11zu B %5zu tensors  %-7s  min %10.1f us  median %10.1f us  %6.2f GB/s\n", bytes,
+              tensors, where, us(0), median, static_cast<double>(bytes) / median / 1e3);
   std::fflush(stdout);
 }
 
 // Small ones are repeated back to back, since a barrier leaves the ranks further apart than they take.
-void measure(Rank& rank, int number, const Options& options, std::vector<float>& values,
-             size_t bytes, size_t tensors) {
+void measure(Rank& rank, int number, const Options& options, const char* where,
+             std::span<float> values, size_t bytes, size_t tensors) {
   const size_t count = bytes / sizeof(float);
   const std::vector<Part> parts = parts_in(values, count, tensors, options.ranks);
   Part barrier;
@@ -143,18 +178,25 @@ void measure(Rank& rank, int number, const Options& options, std::vector<float>&
     times.push_back((now_ns() - start) / inner);
     if (i == 0 || i + 1 == repeats) check(values, count, options);
   }
-  if (number == 0) report(bytes, tensors, std::move(times));
+  if (number == 0) report(where, bytes, tensors, std::move(times));
 }
 
-int run_rank(const Options& options, const Segment& segment, int number) {
-  Rank rank(options, segment, number);
-  std::vector<float> values(options.largest / sizeof(float));
+int run_rank(const Options& options, const World& world, int number) {
+  Rank rank(options, world, number);
+  std::vector<float> heap(options.largest / sizeof(float));
+  auto* const mapped = reinterpret_cast<float*>(
+      world.arenas[static_cast<size_t>(number)]->allocate(options.largest));
+  const auto both = [&](size_t bytes, size_t tensors) {
+    if (bytes > options.largest) return;
+    measure(rank, number, options, "private", heap, bytes, tensors);
+    measure(rank, number, options, "mapped", {mapped, heap.size()}, bytes, tensors);
+  };
   for (size_t bytes : {size_t{4}, size_t{1} << 10, size_t{8} << 10, size_t{64} << 10,
                        size_t{1} << 20, size_t{16} << 20, size_t{64} << 20, size_t{256} << 20}) {
-    if (bytes <= options.largest) measure(rank, number, options, values, bytes, 1);
+    both(bytes, 1);
   }
-  measure(rank, number, options, values, size_t{1000} << 10, 1000);
-  measure(rank, number, options, values, 4000, 1000);
+  both(size_t{1000} << 10, 1000);
+  both(4000, 1000);
   return rescued_wakeups() == 0 ? 0 : 1;
 }
 
@@ -175,17 +217,14 @@ int main(int argc, char** argv) {
               options.ranks, options.block_bytes / 1024, options.slots, options.direct_bytes,
               static_cast<long>(options.spin_ns / 1000));
   std::fflush(stdout);
-  const Segment segment = Segment::create(
-      "bench",
-      kBellsRoom + HostPlane::bytes_needed(options.ranks, options.block_bytes, options.slots),
-      /*inherit=*/true);
+  const World world(options);
   std::vector<pid_t> children;
   for (int number = 1; number < options.ranks; ++number) {
     const pid_t pid = ::fork();
-    if (pid == 0) ::_exit(run_rank(options, segment, number));
+    if (pid == 0) ::_exit(run_rank(options, world, number));
     children.push_back(pid);
   }
-  int failed = run_rank(options, segment, 0);
+  int failed = run_rank(options, world, 0);
   for (pid_t child : children) {
     int status = 0;
     ::waitpid(child, &status, 0);
