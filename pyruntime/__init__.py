@@ -30,7 +30,7 @@ from farandole.features import (
 )
 from farandole.handles import Handle
 from farandole.launch_function import run
-from farandole.metrics import metrics
+from farandole.metrics import Histogram, Metrics, Straggler, log_metrics, metrics
 from farandole.objects import allgather_object, broadcast_object
 from farandole.ops import (
     Adasum,
@@ -95,8 +95,10 @@ __all__ = [
     "Average",
     "FarandoleError",
     "Handle",
+    "Histogram",
     "LibraryError",
     "Max",
+    "Metrics",
     "Min",
     "MismatchError",
     "PeerError",
@@ -105,6 +107,7 @@ __all__ = [
     "ReduceOp",
     "ShutdownError",
     "StallError",
+    "Straggler",
     "Sum",
     "Variable",
     "__version__",
@@ -152,6 +155,7 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "log_metrics",
     "metrics",
     "mpi_built",
     "mpi_enabled",

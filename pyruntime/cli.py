@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 
 import farandole
-from farandole import bench, flight_cli, launch, trace_cli, tune
+from farandole import bench, flight_cli, launch, top, trace_cli, tune
 from farandole._library import lib, text
 
 
@@ -76,6 +76,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "explain": flight_cli.run_explain,
     "export": flight_cli.run_export,
     "run": launch.run,
+    "top": top.run,
     "trace": trace_cli.run,
     "tune": tune.run,
 }
@@ -85,6 +86,7 @@ _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "explain": flight_cli.add_explain_arguments,
     "export": flight_cli.add_export_arguments,
     "run": launch.add_arguments,
+    "top": top.add_arguments,
     "trace": trace_cli.add_arguments,
     "tune": tune.add_arguments,
 }

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from farandole import bootstrap, leaving, requests, stacks
+from farandole import bootstrap, leaving, prometheus, requests, stacks
 from farandole._library import check_count, ffi, lib
 from farandole._library import error as core_error
 from farandole.errors import ShutdownError
@@ -49,6 +49,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         try:
             _start(job, sets)
         except BaseException as reason:
+            prometheus.stop()
             lib.farandole_shutdown(1, leaving.describe(reason).encode(), 1.0)
             job.close(failed=False)
             raise
@@ -85,6 +86,11 @@ def _start(job: bootstrap.Bootstrap, sets: list[ProcessSet]) -> None:
     failure = None
     if code := _start_core(job, [blob for _, blob in met]):
         failure = core_error(code)
+    else:
+        try:
+            prometheus.serve()
+        except (ImportError, OSError) as reason:
+            failure = reason
     _agree(job, failure, None)
 
 
@@ -140,6 +146,7 @@ def _leave(cause: str, failed: bool) -> None:
         job, _job = _job, None
         if job is None:
             return
+        prometheus.stop()
         code = lib.FARANDOLE_PENDING
         while code == lib.FARANDOLE_PENDING:  # in slices, so that Ctrl-C gets through
             code = lib.farandole_shutdown(int(bool(cause)), cause.encode(), _SLICE)

@@ -24,6 +24,7 @@ from farandole.errors import (
     ShutdownError,
     StallError,
 )
+from farandole.metrics import log_metrics, metrics
 from farandole.torch import elastic
 from farandole.torch.compression import Compression
 from farandole.torch.functions import (
@@ -58,5 +59,7 @@ __all__ = [
     "elastic",
     "empty",
     "linear_warmup",
+    "log_metrics",
+    "metrics",
 ]
 __all__ += _calls

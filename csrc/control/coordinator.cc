@@ -148,6 +148,7 @@ void Coordinator::on(Rank from, const Ready& ready, int64_t now_ns) {
   bool same = current && !call.redefines() && call.id() == ready.id;
   call.arrive(member_of(*set, from), request, same, ready.contribution);
   call.note(member_of(*set, from), now_ns);
+  if (call.complete()) came_last(*set, from, now_ns - call.since_ns());
   heard_ns_[static_cast<size_t>(from)] = now_ns;
   settle(*set, call);
 }
@@ -194,6 +195,10 @@ Failure Coordinator::verdict(const Set& set, Call& call) const {
     }
   }
   return {};
+}
+
+void Coordinator::came_last(const Set& set, Rank rank, int64_t after_ns) {
+  if (set.members() > 1) late_ranks_.push_back({rank, after_ns});
 }
 
 void Coordinator::settle(Set& set, Call& call) {

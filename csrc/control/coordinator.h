@@ -10,6 +10,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -56,6 +57,12 @@ class Coordinator {
   void withdraw_set(SetId id) { sets_.erase(id); }
   // What a person should read (stalls), since the last call.
   std::vector<std::string> take_notices();
+  // Who was the last of a set to be ready for something, and how long after the first; since the last call.
+  struct LateRank {
+    Rank rank;
+    int64_t after_ns;
+  };
+  std::vector<LateRank> take_late_ranks() { return std::exchange(late_ranks_, {}); }
 
   // For tests and metrics.
   size_t definitions() const { return registry_.size(); }
@@ -111,6 +118,7 @@ class Coordinator {
                   int64_t now_ns);
   Call& unnamed_slot(Set& set, uint64_t sequence);
   void fail_late(const CallKey& key, const Failure& failure);
+  void came_last(const Set& set, Rank rank, int64_t after_ns);
   void settle(Set& set, Call& call);  // when complete: ready, grouped or failed
   void settle_grouped(Set& set, Call& call, const std::vector<Call::GroupTerms>& groups,
                       const Failure& failure);
@@ -172,6 +180,7 @@ class Coordinator {
   std::vector<Entry> log_;
   std::set<std::tuple<SetId, std::string, uint64_t>> late_;  // calls that log_ fails for late ranks
   std::vector<std::string> notices_;
+  std::vector<LateRank> late_ranks_;
   MemberMask left_;
   bool broken_ = false;
   bool stopped_ = false;

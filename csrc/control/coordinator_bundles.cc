@@ -67,6 +67,7 @@ void Coordinator::on(Rank from, const ReadyAll& ready, int64_t now_ns) {
   if (!bundle.arrived.insert(member_of(*set, from))) {
     throw Error(ErrorCode::kInternal, "a rank reported a bundle twice before it was done");
   }
+  if (bundle.arrived.full()) came_last(*set, from, now_ns - bundle.since_ns);
   complete_round(*set, bundle);
 }
 

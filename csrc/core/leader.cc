@@ -10,8 +10,11 @@
 
 namespace farandole {
 
-Leader::Leader(Coordinator::Settings settings, Setup setup, OnStall on_stall)
-    : HostLeader(std::move(setup)), coordinator_(settings), on_stall_(std::move(on_stall)) {
+Leader::Leader(Coordinator::Settings settings, Setup setup, OnStall on_stall, OnLate on_late)
+    : HostLeader(std::move(setup)),
+      coordinator_(settings),
+      on_stall_(std::move(on_stall)),
+      on_late_(std::move(on_late)) {
   for (const HostTree::Branch& child : setup_.tree.children) {
     groups_[child.leader] = coordinator_.add_group(child.ranks);
   }
@@ -40,6 +43,7 @@ bool Leader::step() {
     log(LogLevel::kWarning, notice);
     on_stall_(notice);
   }
+  for (const auto& late : coordinator_.take_late_ranks()) on_late_(late.rank, late.after_ns);
   return true;
 }
 

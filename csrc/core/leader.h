@@ -16,7 +16,9 @@ class Leader final : public HostLeader {
  public:
   // A notice that some ranks wait for others; on the driver.
   using OnStall = std::function<void(const std::string&)>;
-  Leader(Coordinator::Settings settings, Setup setup, OnStall on_stall);
+  // A rank was the last to be ready, so many nanoseconds after the first; on the driver.
+  using OnLate = std::function<void(Rank, int64_t)>;
+  Leader(Coordinator::Settings settings, Setup setup, OnStall on_stall, OnLate on_late);
 
   bool step() override;
   Deadline next_tick() const override { return Deadline::at(coordinator_.next_tick()); }
@@ -31,6 +33,7 @@ class Leader final : public HostLeader {
 
   Coordinator coordinator_;
   OnStall on_stall_;
+  OnLate on_late_;
   std::map<Rank, int> groups_;  // by child
   std::vector<Entry> entries_;
   ByteString encoded_;

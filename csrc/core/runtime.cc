@@ -155,9 +155,10 @@ void Runtime::open_engine(std::span<const Card> cards, Segment world_staging) {
                               return why_standing(pids[static_cast<size_t>(rank)]);
                             }};
     if (topology_.rank == 0) {
-      leader_ =
-          std::make_unique<Leader>(coordinator_settings(config_, topology_.size), std::move(setup),
-                                   [this](const std::string& notice) { dump_host(notice); });
+      leader_ = std::make_unique<Leader>(
+          coordinator_settings(config_, topology_.size), std::move(setup),
+          [this](const std::string& notice) { dump_host(notice); },
+          [this](Rank rank, int64_t ns) { recorder_->late(rank, ns); });
     } else {
       leader_ = std::make_unique<Relay>(std::move(setup));
     }

@@ -110,7 +110,8 @@ class Runtime {
   std::vector<Asked> take_in_all(std::span<const farandole_request> requests);
   // Both under the engine's mutex.
   Handle enter(const Request& request, Submission submission);
-  void refuse_locked(const farandole_request& request, const Failure& why);
+  void refuse_locked(const Request& request, const Failure& why);
+  void check_numerics(const Request& request, const Submission& submission);
   void refuse_all(std::span<const farandole_request> requests, const Failure& why);
   void after_submit();
   bool work_is_left() const;

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/numerics.h"
 #include "core/runtime.h"
 #include "lib/process.h"
 #include "watch/flight_text.h"
@@ -123,6 +124,19 @@ void Runtime::describe(Asked& asked) {
   if (signature.op > Op::kAlltoall) return;
   recorded.bytes = size_of(signature.dtype);
   for (int64_t n : asked.submission.shape) recorded.bytes *= static_cast<uint64_t>(n);
+}
+
+// Peers fail with the same text, before anything spreads.
+void Runtime::check_numerics(const Request& request, const Submission& submission) {
+  const Failure unsound = numerics_of(request, submission, topology_.rank);
+  if (!unsound) return;
+  {
+    std::lock_guard lock(engine_->mutex());
+    check_open();
+    refuse_locked(request, unsound);
+  }
+  after_submit();
+  throw Error(unsound.code, unsound.text);
 }
 
 void Runtime::dump(std::span<const int> locals, const std::string& reason) {

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/numerics.h"
 #include "core/runtime.h"
 #include "farandole.h"
 #include "lib/thread.h"
@@ -59,10 +60,13 @@ Handle Runtime::enter(const Request& request, Submission submission) {
 std::vector<Handle> Runtime::submit(std::span<const farandole_request> requests) {
   std::vector<Handle> handles;
   std::exception_ptr error;
+  Failure unsound;
+  if (config_.check_numerics != 0) unsound = numerics_of(requests, topology_.rank);
   {
     std::lock_guard lock(engine_->mutex());
     check_open();
     try {
+      if (unsound) throw Error(unsound.code, unsound.text);
       std::vector<Asked> asked = take_in_all(requests);
       for (Asked& one : asked) {
         handles.push_back(enter(one.request, std::move(one.submission)));
@@ -106,14 +110,15 @@ Asked Runtime::keep(const farandole_request& request) {
 
 Handle Runtime::submit(const Asked& kept, const void* input, void* output) {
   Handle handle;
+  Submission submission = kept.submission;
+  submission.input = static_cast<const std::byte*>(input);
+  submission.output = static_cast<std::byte*>(output);
+  if (config_.check_numerics != 0) check_numerics(kept.request, submission);
   {
     std::lock_guard lock(engine_->mutex());
     check_open();
     working_set(kept.request, engine_->sets());
     engine_->pending().check_free(kept.request);
-    Submission submission = kept.submission;
-    submission.input = static_cast<const std::byte*>(input);
-    submission.output = static_cast<std::byte*>(output);
     handle = enter(kept.request, std::move(submission));
   }
   after_submit();
@@ -124,14 +129,13 @@ void Runtime::refuse(const farandole_request& request, const Failure& why) {
   {
     std::lock_guard lock(engine_->mutex());
     check_open();
-    refuse_locked(request, why);
+    refuse_locked(name_of_request(request), why);
   }
   after_submit();
 }
 
 // The peers that wait for this name fail too. A name that is in flight already is not touched.
-void Runtime::refuse_locked(const farandole_request& asked, const Failure& why) {
-  Request request = name_of_request(asked);
+void Runtime::refuse_locked(const Request& request, const Failure& why) {
   ProcessSet* set = engine_->sets().find(request.set);
   if (!set || set->member < 0 || set->join || request.signature.op == Op::kJoin) return;
   if (engine_->pending().in_flight(request)) return;
@@ -147,7 +151,7 @@ void Runtime::refuse_all(std::span<const farandole_request> requests, const Fail
   for (const farandole_request& request : requests) {
     bool named = request.name && *request.name;
     if (named && !names.emplace(request.process_set, request.name).second) continue;
-    refuse_locked(request, why);
+    refuse_locked(name_of_request(request), why);
   }
 }
 

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the core counts, seen on every rank."""
+
+import threading
+from io import StringIO
+
+import numpy as np
+import pytest
+
+import farandole as fd
+from farandole import flight, top
+from farandole.prometheus import Collector
+
+
+def since(before):
+    return {name: value - before.get(name, 0) for name, value in fd.metrics().items()}
+
+
+def test_counters_count():
+    fd.barrier()
+    before = fd.metrics()
+    for step in range(5):
+        fd.allreduce(np.full(10_000, fd.rank() + step, np.float32), name="counted")
+    fd.allreduce(np.ones(3) * fd.rank())
+    grown = since(before)
+    assert grown["tensors_submitted"] == grown["tensors_done"] == 6
+    assert grown["bytes_done"] == 5 * 40_000 + 24
+    assert grown["buckets_done"] == 5
+    assert grown["tensors_failed"] == 0
+    assert 0 < grown["moving_ns"] < 60e9
+    fresh = fd.metrics().histograms["bucket_bytes"] - before.histograms["bucket_bytes"]
+    assert (fresh.count, fresh.sum) == (5, 200_000)
+    assert fresh.mean == 40_000
+    assert fresh.quantile(0.5) == 1 << 16  # 40,000 has 16 binary digits
+
+
+def test_a_failure_is_counted():
+    before = fd.metrics()
+    if fd.size() == 1:
+        pytest.skip("needs two ranks that disagree")
+    with pytest.raises(fd.MismatchError):
+        fd.allreduce(np.ones(3000 + fd.rank()), name="uneven")
+    assert since(before)["tensors_failed"] == 1
+
+
+def test_the_late_rank_is_named():
+    if fd.size() == 1:
+        pytest.skip("needs two ranks")
+    last = fd.size() - 1
+    fd.barrier()
+    before = {rank: one.times for rank, one in fd.metrics().stragglers.items()}
+    assert sorted(before) == list(range(fd.size()))
+    for step in range(4):
+        fd.broadcast_object(step, root_rank=0)  # nobody is ahead by a whole round
+        if fd.rank() == last:
+            threading.Event().wait(0.05)  # what is tested: to be late
+        fd.allreduce(np.ones(10) * fd.rank(), name="late")
+    fd.barrier()
+    after = fd.metrics().stragglers
+    assert after[last].times - before[last] >= 4
+    assert after[last].seconds > 0.1
+
+
+def test_prometheus_text():
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    fd.allreduce(np.ones(5000) * fd.rank(), name="scraped")
+    registry = CollectorRegistry()
+    registry.register(Collector())
+    text = generate_latest(registry).decode()
+    rank = fd.rank()
+    assert f'farandole_tensors_done_total{{rank="{rank}"}}' in text
+    assert f'farandole_negotiation_seconds_bucket{{le="+Inf",rank="{rank}"}}' in text
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    done = fd.metrics()["tensors_done"]
+    assert float(values[f'farandole_tensors_done_total{{rank="{rank}"}}']) == done
+    count = float(values[f'farandole_negotiation_seconds_count{{rank="{rank}"}}'])
+    assert count == fd.metrics().histograms["negotiation_ns"].count
+
+
+def test_tensorboard_scalars(tmp_path):
+    board = pytest.importorskip("torch.utils.tensorboard", reason="needs tensorboard")
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    writer = board.SummaryWriter(str(tmp_path))
+    for step in range(3):
+        for _ in range(4):
+            fd.allreduce(np.ones(3000) * fd.rank(), name="shown")
+        fd.log_metrics(writer, step)
+    writer.close()
+    events = reader.EventAccumulator(str(tmp_path))
+    events.Reload()
+    rates = events.Scalars("farandole/tensors_per_second")
+    assert [point.step for point in rates] == [0, 1, 2]
+    assert all(point.value > 0 for point in rates)
+    assert all(0 <= p.value <= 1 for p in events.Scalars("farandole/waiting_share"))
+
+
+def test_top_shows_every_rank():
+    from rich.console import Console
+
+    for step in range(4):
+        fd.allreduce(np.ones(3000) * step, name="step loss")
+    fd.barrier()
+    console = Console(width=140, file=StringIO())
+    pages = flight.pages(-1, 100)
+    console.print(top.frame(pages))
+    text = console.file.getvalue()
+    assert f"{fd.size()} of {fd.size()} ranks" in text
+    for page in pages:
+        row = next(line for line in text.splitlines() if f" {page['pid']} " in line)
+        assert "step loss" in row or "(unnamed)" in row
+        assert "/s" in row
+    fd.barrier()
