@@ -51,7 +51,7 @@ venv: core $(VENV)/.install-stamp ## .venv with all dependencies, the C++ core a
 
 # ---- tests ------------------------------------------------------------------------------------------------------
 
-.PHONY: test test-cpp test-single test-parallel test-sanitize test-wheel test-mpich test-matrix
+.PHONY: test test-cpp test-single test-parallel test-hosts test-sanitize test-wheel test-mpich test-matrix
 test: venv programs ## every test that needs no GPU
 	$(PYTEST) tests $(ARGS)
 
@@ -63,6 +63,11 @@ test-single: venv ## the Python tests of one process
 
 test-parallel: venv ## the tests under mpirun; ARGS="--ranks 2 --inner '-k bool'" picks
 	$(PYTEST) tests/parallel $(ARGS)
+
+test-hosts: venv ## several hosts, simulated by namespaces (root, iproute2): tests/hosts, and tests/parallel on them
+	$(PYTEST) tests/hosts $(ARGS)
+	$(PYTEST) tests/parallel --hosts 2,2 $(ARGS)
+	$(PYTEST) tests/parallel --hosts 2,1,1 $(ARGS)
 
 test-sanitize: venv ## the C++ tests under ASan+UBSan, then TSan
 	for build in address,undefined thread; do \

@@ -52,8 +52,8 @@ FARANDOLE_API int32_t farandole_start(const farandole_world* world) {
       cards.push_back(Card::decode({reinterpret_cast<const std::byte*>(world->blobs[r]),
                                     static_cast<size_t>(world->blob_bytes[r])}));
     }
-    auto started = std::make_shared<Runtime>(std::move(*door),
-                                             Topology::of(world->rank, std::move(node)), cards);
+    auto started = std::make_shared<Runtime>(
+        std::move(*door), Topology::of(world->rank, std::move(node)), cards, world->mpi_comm);
     std::lock_guard lock(process().mutex);
     process().runtime = std::move(started);
     return FARANDOLE_OK;

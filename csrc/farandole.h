@@ -103,6 +103,9 @@ typedef struct farandole_world {
   const int32_t* node;
   const char* const* blobs;
   const int32_t* blob_bytes;
+  const void*
+      mpi_comm; /* the address of an MPI_Comm of these ranks in this order, which must live until
+                           farandole_shutdown; NULL: all ranks share one host */
 } farandole_world;
 
 typedef struct farandole_topology {

@@ -38,6 +38,10 @@ class Bootstrap(ABC):
     def allgather(self, data: bytes) -> list[bytes]:
         """What each rank gives, in rank order. Collective."""
 
+    def comm_address(self) -> int:
+        """Where an MPI_Comm of these ranks lies, for messages between hosts; 0: there is none."""
+        return 0
+
     @abstractmethod
     def close(self, failed: bool) -> None:
         """Leaves the meeting place after the core has shut down; `failed`: abnormally."""
@@ -113,6 +117,9 @@ class Mpi(Bootstrap):
         if self._mpi.UNDEFINED in ranks:
             raise ValueError("the communicator holds processes that are not in farandole's world")
         return sorted(ranks)
+
+    def comm_address(self) -> int:
+        return int(self._mpi._addressof(self._comm))
 
     def threads_supported(self) -> bool:
         """Whether several threads may call MPI at once."""

@@ -107,6 +107,7 @@ def _start_core(job: bootstrap.Bootstrap, blobs: list[bytes]) -> int:
             "node": node,
             "blobs": ffi.cast("char const* const*", table),
             "blob_bytes": lengths,
+            "mpi_comm": ffi.cast("void*", job.comm_address()),
         },
     )
     return int(lib.farandole_start(world))

@@ -102,10 +102,20 @@ bool Engine::moving() const {
                      [](const auto& entry) { return entry.second.lane->busy(); });
 }
 
-Deadline Engine::next_tick() const {
-  if (!leader_) return Deadline::never();
+Deadline Engine::look_again() const {
+  Deadline soonest = Deadline::never();
+  for (const auto& [id, lane] : lanes_) soonest = std::min(soonest, lane.lane->look_again());
+  return soonest;
+}
+
+bool Engine::looks_again() const {
   std::lock_guard lock(work_mutex_);
-  return leader_->next_tick();
+  return !look_again().is_never();
+}
+
+Deadline Engine::next_tick() const {
+  std::lock_guard lock(work_mutex_);
+  return std::min(look_again(), leader_ ? leader_->next_tick() : Deadline::never());
 }
 
 void Engine::fail(Failure failure) {

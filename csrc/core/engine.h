@@ -53,6 +53,8 @@ class Engine {
   bool has_work() const;
   bool moving() const;  // a bucket has begun
   Deadline next_tick() const;
+  // What step() would find no bell has rung for: a driver that leaves hands that on.
+  bool looks_again() const;
   // The driver gives up with this, unless the log tells a better reason first. Then ring the own bell.
   void fail(Failure failure);
   bool broken() const { return broken_; }
@@ -83,6 +85,7 @@ class Engine {
   };
 
   bool control();
+  Deadline look_again() const;  // the first of all, under work_mutex_
   void apply(const Entry& entry);
   void on(const Define& define);
   void on(const Forget& forget);

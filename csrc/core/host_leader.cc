@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/host_leader.h"
 
-#include <algorithm>
-
 #include "core/error.h"
 
 namespace farandole {
@@ -22,14 +20,9 @@ void HostLeader::send_down() {
 
 void HostLeader::share_staging(const OpenSet& open) {
   const Topology& topology = setup_.topology;
-  std::vector<int> locals;
-  for (Rank rank : open.ranks) {
-    auto at = std::ranges::lower_bound(topology.local, rank);
-    if (at == topology.local.end() || *at != rank) continue;
-    locals.push_back(static_cast<int>(at - topology.local.begin()));
-  }
+  const std::vector<int> locals = topology.locals_among(open.ranks);
   if (locals.empty()) return;
-  size_t bytes = setup_.staging_bytes(static_cast<int>(locals.size()));
+  size_t bytes = setup_.staging_bytes(open.ranks);
   Segment segment = setup_.links.give("farandole-staging", bytes, locals);
   if (locals.front() == topology.local_rank) staging_[open.set] = std::move(segment);
 }

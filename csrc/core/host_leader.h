@@ -21,8 +21,8 @@ namespace farandole {
 
 class HostLeader {
  public:
-  // staging_bytes(members on this host): what a process set's lane needs.
-  using StagingBytes = std::function<size_t(int members)>;
+  // What the lane of a process set of these ranks needs on this host.
+  using StagingBytes = std::function<size_t(const std::vector<Rank>&)>;
   // Why a rank of this host stands still, as seen from outside; empty: it does not.
   using Standing = std::function<std::string(Rank)>;
   struct Setup {

@@ -11,7 +11,6 @@
 #include "core/leader.h"
 #include "core/log.h"
 #include "core/relay.h"
-#include "data/host_plane.h"
 #include "kernels/kernels.h"
 #include "lib/process.h"
 #include "lib/thread.h"
@@ -55,7 +54,7 @@ Door::Door(Config its_config, StackSource its_stacks, std::shared_ptr<Arena> its
       stacks(its_stacks),
       arena(std::move(its_arena)) {}
 
-Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards)
+Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards, const void* mpi_comm)
     : config_(std::move(door.config)),
       topology_(std::move(topology)),
       spin_(config_.spin_us, topology_.local_size()) {
@@ -66,6 +65,9 @@ Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards)
   apply_job_wide_text(config_, cards[0].job_wide);
 
   Deadline deadline = Deadline::in(seconds(config_.init_timeout));
+  if (topology_.local_size() < topology_.size && mpi_comm != nullptr) {
+    mpi_ = MpiComm::borrow(mpi_comm);
+  }
   links_ = HostLinks(topology_, cards, door.listener, deadline);
   std::vector<int> locals(topology_.local.size());
   for (size_t i = 0; i < locals.size(); ++i) locals[i] = static_cast<int>(i);
@@ -73,7 +75,9 @@ Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards)
   if (links_.leads()) {
     control_ =
         links_.give("farandole-control", ShmLayout::bytes_needed(topology_.local_size()), locals);
-    staging = links_.give("farandole-staging", staging_bytes(topology_.local_size()), locals);
+    std::vector<Rank> world(static_cast<size_t>(topology_.size));
+    std::iota(world.begin(), world.end(), 0);
+    staging = links_.give("farandole-staging", staging_bytes(world), locals);
     flight_ =
         links_.give("farandole-flight",
                     FlightMemory::bytes_needed(topology_.local_size(), topology_.size), locals);
@@ -150,7 +154,7 @@ void Runtime::open_engine(std::span<const Card> cards, Segment world_staging) {
                             tree_,
                             links_,
                             topology_,
-                            [this](int members) { return staging_bytes(members); },
+                            [this](const std::vector<Rank>& ranks) { return staging_bytes(ranks); },
                             [pids = pids_in_sight(cards)](Rank rank) {
                               return why_standing(pids[static_cast<size_t>(rank)]);
                             }};
@@ -178,37 +182,6 @@ void Runtime::open_engine(std::span<const Card> cards, Segment world_staging) {
                         engine_->report(Whereabouts{false, std::move(text)});
                       });
                     }});
-}
-
-size_t Runtime::staging_bytes(int members) const {
-  return HostPlane::bytes_needed(members, static_cast<size_t>(config_.block_bytes),
-                                 static_cast<int>(config_.staging_slots));
-}
-
-std::unique_ptr<Lane> Runtime::open_lane(SetId id, const ProcessSet& set, Segment& staging) {
-  for (Rank rank : set.ranks) {
-    if (std::ranges::binary_search(topology_.local, rank)) continue;
-    return std::make_unique<Lane>(Failure{
-        ErrorCode::kLibrary,
-        text_of_ranks(set.ranks) +
-            " sit on several hosts: this version agrees between hosts and moves inputs of at "
-            "most 1 KiB, but no larger ones; use ranks of one host (a process set) for them"});
-  }
-  HostPlane::Setup setup;
-  setup.member = set.member;
-  setup.members = set.members();
-  setup.memory = staging.data();
-  setup.bytes = staging.size();
-  setup.block_bytes = static_cast<size_t>(config_.block_bytes);
-  setup.slots = static_cast<int>(config_.staging_slots);
-  setup.arenas = arenas_.get();
-  for (Rank rank : set.ranks) {
-    auto at = std::lower_bound(topology_.local.begin(), topology_.local.end(), rank);
-    setup.locals.push_back(static_cast<int>(at - topology_.local.begin()));
-    setup.bells.push_back(bells_[static_cast<size_t>(setup.locals.back())]);
-  }
-  setup.watch = phases_of(id);
-  return std::make_unique<Lane>(std::make_unique<HostPlane>(setup));
 }
 
 bool Runtime::leave(bool failed, const std::string& why, Deadline deadline) {

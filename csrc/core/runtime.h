@@ -20,6 +20,7 @@
 #include "core/spin.h"
 #include "data/host_arenas.h"
 #include "data/phase.h"
+#include "lib/mpi.h"
 #include "watch/deaths.h"
 #include "watch/recorder.h"
 #include "watch/standstill.h"
@@ -49,7 +50,9 @@ enum class WaitEnd {
 class Runtime {
  public:
   // Meets the others: collective, bounded by FARANDOLE_INIT_TIMEOUT.
-  Runtime(Door door, Topology topology, std::span<const Card> cards);
+  // mpi_comm: the address of an MPI_Comm of the same ranks; without it only small inputs travel between hosts.
+  Runtime(Door door, Topology topology, std::span<const Card> cards,
+          const void* mpi_comm = nullptr);
   ~Runtime();
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
@@ -93,7 +96,9 @@ class Runtime {
   void meet_hosts(TcpListener listener, std::span<const Card> cards, Deadline deadline);
   void open_engine(std::span<const Card> cards, Segment world_staging);
   std::unique_ptr<Lane> open_lane(SetId id, const ProcessSet& set, Segment& staging);
-  size_t staging_bytes(int members) const;
+  size_t staging_bytes(const std::vector<Rank>& ranks) const;
+  std::unique_ptr<Lane> lane_across_hosts(SetId id, const ProcessSet& set, Segment& staging,
+                                          std::vector<EventCount*> bells) const;
   std::vector<DeathWatch::Peer> peers(std::span<const Card> cards) const;
   std::vector<pid_t> pids_in_sight(std::span<const Card> cards) const;
   void on_death(const DeathWatch::Peer& peer);
@@ -126,6 +131,7 @@ class Runtime {
   Config config_;
   Topology topology_;
   HostLinks links_;
+  std::unique_ptr<MpiComm> mpi_;  // null: one host, or no MPI
   Segment control_;
   Segment flight_;
   std::unique_ptr<Recorder> recorder_;

@@ -17,7 +17,8 @@ namespace farandole {
 struct Runtime::Role {
   Runtime& runtime;
   ~Role() {
-    runtime.bell_->stop_driving([this] { return runtime.work_is_left(); });
+    runtime.bell_->stop_driving(
+        [this] { return runtime.work_is_left() || runtime.engine_->looks_again(); });
   }
 };
 
@@ -283,7 +284,8 @@ void Runtime::background() {
       bell_->stop_driving([] { return false; });
     }
     if (moved) continue;
-    bell_->wait(Sleeper::kBackground, ticket, wanted, engine_->next_tick());
+    const Deadline tick = bell_->driven() ? Deadline::never() : engine_->next_tick();
+    bell_->wait(Sleeper::kBackground, ticket, wanted, tick);
   }
 }
 

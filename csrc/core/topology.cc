@@ -33,4 +33,14 @@ Topology Topology::of(Rank rank, std::vector<Rank> node) {
   return t;
 }
 
+std::vector<int> Topology::locals_among(const std::vector<Rank>& ranks) const {
+  std::vector<int> locals;
+  for (int i = 0; i < local_size(); ++i) {
+    if (std::binary_search(ranks.begin(), ranks.end(), local[static_cast<size_t>(i)])) {
+      locals.push_back(i);
+    }
+  }
+  return locals;
+}
+
 }  // namespace farandole

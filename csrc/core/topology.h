@@ -21,6 +21,8 @@ struct Topology {
   // Throws Error(kInvalidArgument) if `node` contradicts itself.
   static Topology of(Rank rank, std::vector<Rank> node);
   Rank leader() const { return local.front(); }
+  // Local ranks of those of `ranks` (ascending) that are on this host.
+  std::vector<int> locals_among(const std::vector<Rank>& ranks) const;
   int local_size() const { return static_cast<int>(local.size()); }
 };
 

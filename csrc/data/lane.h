@@ -33,6 +33,8 @@ class Lane {
   bool step();
   // Whether step() would move.
   bool ready() const { return !buckets_.empty() && (!begun_ || plane_->ready()); }
+  // When to step() though no bell has rung.
+  Deadline look_again() const { return begun_ ? plane_->look_again() : Deadline::never(); }
   // A bucket has begun and is not finished: a short spin may pay.
   bool busy() const { return begun_; }
   // Drops everything; afterwards no peer touches our buffers.

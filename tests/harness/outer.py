@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from farandole.rendezvous import RendezvousServer
+from harness.hosts import simulated_hosts, why_not
 from harness.mpirun import MpiJob, mpi_job
 from harness.process import JobError, JobResult
 
@@ -32,6 +34,11 @@ _passed = pytest.StashKey[list[int]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("parallel")
     group.addoption("--ranks", default="1,2,3,4", help="world sizes for tests/parallel (1,2,3,4)")
+    group.addoption(
+        "--hosts",
+        default="",
+        help="ranks on each simulated host, for tests/parallel instead of --ranks: 2,2",
+    )
     group.addoption(
         "--inner", default="", help="pytest options for the runs inside, e.g. '-k bool'"
     )
@@ -51,12 +58,17 @@ def pytest_pycollect_makemodule(
     return ParallelFile.from_parent(parent, path=module_path)
 
 
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
+
+
 class ParallelFile(pytest.File):
     """One file; its items are world sizes."""
 
     def collect(self) -> Iterator[pytest.Item]:
         """An item for each size that the file's own `pytestmark` and --ranks both allow."""
-        wanted = {int(size) for size in self.config.getoption("--ranks").split(",")}
+        hosts = _numbers(self.config.getoption("--hosts"))
+        wanted = {sum(hosts)} if hosts else set(_numbers(self.config.getoption("--ranks")))
         marker = _FILE_RANKS.search(self.path.read_text())
         sizes = [int(size) for size in marker[1].split(",") if size.strip()] if marker else SIZES
         for size in sizes:
@@ -73,7 +85,10 @@ class ParallelRun(pytest.Item):
 
     def runtest(self) -> None:
         """Fails with the output of every rank that failed, or with all stacks after a deadline."""
-        with tempfile.TemporaryDirectory() as name, RendezvousServer(self.ranks) as server:
+        hosts = _numbers(self.config.getoption("--hosts"))
+        with contextlib.ExitStack() as stack:
+            name = stack.enter_context(tempfile.TemporaryDirectory())
+            server = stack.enter_context(RendezvousServer(self.ranks))
             folder = Path(name)
             argv = [sys.executable, "-m", "harness.rank_main", str(self.path)]
             argv += self.config.getoption("--inner").split()
@@ -83,7 +98,14 @@ class ParallelRun(pytest.Item):
                 "FARANDOLE_TEST_STEP": server.path,
                 "PYTHONPATH": str(TESTS),
             }
-            with mpi_job(argv, self.ranks, env) as job:
+            mpi_args: list[str] = []
+            if hosts:
+                if reason := why_not():
+                    pytest.skip(reason)
+                simulated = stack.enter_context(simulated_hosts(folder, hosts))
+                mpi_args = simulated.mpi_args()
+                env |= simulated.environment()
+            with mpi_job(argv, self.ranks, env, mpi_args) as job:
                 result = _watch(job, server, folder)
                 if result.returncode != 0:
                     raise JobError(f"exit code {result.returncode}\n{_logs(folder, result.out)}")

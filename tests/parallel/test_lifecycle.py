@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """init, shutdown and init again in a living MPI; worlds smaller than the job."""
 
+import socket
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -27,9 +29,13 @@ def _down():
 
 def test_topology():
     assert (fd.rank(), fd.size()) == (WORLD.Get_rank(), WORLD.Get_size())
-    assert (fd.local_rank(), fd.local_size()) == (fd.rank(), fd.size())
-    assert (fd.cross_rank(), fd.cross_size()) == (0, 1)
-    assert fd.is_homogeneous()
+    hosts = WORLD.allgather(socket.gethostname())
+    own, names = hosts[fd.rank()], list(dict.fromkeys(hosts))
+    local = hosts[: fd.rank()].count(own)
+    assert (fd.local_rank(), fd.local_size()) == (local, hosts.count(own))
+    alike = [name for name in names if hosts.count(name) > local]
+    assert (fd.cross_rank(), fd.cross_size()) == (alike.index(own), len(alike))
+    assert fd.is_homogeneous() == (len({hosts.count(name) for name in names}) == 1)
     assert fd.mpi_enabled()
     assert fd.mpi_threads_supported() == (MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 

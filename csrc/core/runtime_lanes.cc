@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which plane carries a process set's buckets, and the memory that it takes.
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "core/runtime.h"
+#include "data/cross_plane.h"
+#include "data/host_plane.h"
+#include "data/mpi_wire.h"
+
+namespace farandole {
+namespace {
+
+HostMap host_map(const Topology& topology, const std::vector<Rank>& ranks) {
+  std::vector<int> host;
+  for (Rank rank : ranks) host.push_back(topology.node[static_cast<size_t>(rank)]);
+  return HostMap(host);
+}
+
+// Between hosts a message takes longer: larger blocks, so that links are busy, and more for more members.
+CrossPlan::Sizes cross_sizes(const Config& config, int members) {
+  CrossPlan::Sizes sizes;
+  const size_t least = CrossPlan::kAlignment * static_cast<size_t>(members);
+  const size_t asked = 2 * static_cast<size_t>(config.block_bytes);
+  sizes.block_bytes = std::max(asked, least) / CrossPlan::kAlignment * CrossPlan::kAlignment;
+  return sizes;
+}
+
+}  // namespace
+
+size_t Runtime::staging_bytes(const std::vector<Rank>& ranks) const {
+  const auto slots = static_cast<int>(config_.staging_slots);
+  const auto members = static_cast<int>(ranks.size());
+  if (host_map(topology_, ranks).hosts() == 1) {
+    return HostPlane::bytes_needed(members, static_cast<size_t>(config_.block_bytes), slots);
+  }
+  return CrossPlane::bytes_needed(static_cast<int>(topology_.locals_among(ranks).size()),
+                                  cross_sizes(config_, members).block_bytes, slots);
+}
+
+std::unique_ptr<Lane> Runtime::open_lane(SetId id, const ProcessSet& set, Segment& staging) {
+  std::vector<int> locals = topology_.locals_among(set.ranks);
+  std::vector<EventCount*> bells;
+  for (int local : locals) bells.push_back(bells_[static_cast<size_t>(local)]);
+  if (bells.size() < set.ranks.size()) {
+    return lane_across_hosts(id, set, staging, std::move(bells));
+  }
+  HostPlane::Setup setup;
+  setup.member = set.member;
+  setup.members = set.members();
+  setup.memory = staging.data();
+  setup.bytes = staging.size();
+  setup.block_bytes = static_cast<size_t>(config_.block_bytes);
+  setup.slots = static_cast<int>(config_.staging_slots);
+  setup.bells = std::move(bells);
+  setup.arenas = arenas_.get();
+  setup.locals = std::move(locals);
+  setup.watch = phases_of(id);
+  return std::make_unique<Lane>(std::make_unique<HostPlane>(setup));
+}
+
+std::unique_ptr<Lane> Runtime::lane_across_hosts(SetId id, const ProcessSet& set, Segment& staging,
+                                                 std::vector<EventCount*> bells) const {
+  if (!mpi_) {
+    return std::make_unique<Lane>(Failure{
+        ErrorCode::kLibrary,
+        text_of_ranks(set.ranks) +
+            " sit on several hosts, and no MPI carries inputs of more than 1 KiB between them: "
+            "start the job by mpirun, mpiexec or srun, with mpi4py installed"});
+  }
+  CrossPlane::Setup setup{host_map(topology_, set.ranks)};
+  setup.member = set.member;
+  setup.memory = staging.data();
+  setup.bytes = staging.size();
+  setup.bells = std::move(bells);
+  setup.wire = std::make_unique<MpiWire>(*mpi_, set.ranks, id);
+  setup.sizes = cross_sizes(config_, set.members());
+  setup.slots = static_cast<int>(config_.staging_slots);
+  setup.silence = config_.stall_abort;
+  return std::make_unique<Lane>(std::make_unique<CrossPlane>(std::move(setup)));
+}
+
+}  // namespace farandole

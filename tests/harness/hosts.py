@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts simulated on this machine: network namespaces joined by a bridge, each with its own name,
+processes, System V memory and /dev/shm, so that memory shared by mistake fails. Needs root."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+__all__ = ["SimulatedHosts", "simulated_hosts", "why_not"]
+
+# What mpirun calls instead of ssh: leading options, the host's name, the command in pieces.
+_AGENT = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+host="$1"; shift
+# Daemons name their folders by process numbers, which are alike on all hosts.
+export TMPDIR="$(dirname "$0")/$host"
+mkdir -p "$TMPDIR"
+exec ip netns exec "$host" unshare -u -i -m -p --fork --kill-child sh -c '
+  mount -t tmpfs tmpfs /dev/shm && mount -t proc proc /proc && hostname "$1" || exit 1
+  shift; exec sh -c "$*"' sh "$host" "$@"
+"""
+_GONE_SECONDS = 5.0
+
+
+def why_not() -> str:
+    """Why hosts cannot be simulated here; empty: they can."""
+    if os.geteuid() != 0:
+        return "needs root for network namespaces"
+    missing = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
+    if missing:
+        return f"needs {', '.join(missing)} (Debian: iproute2, util-linux)"
+    name = f"fh{os.getpid()}probe"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    return f"no network namespaces here: {made.stderr.strip()}" if made.returncode else ""
+
+
+class SimulatedHosts:
+    """The hosts, `ranks[i]` places on host i; made by simulated_hosts()."""
+
+    def __init__(self, folder: Path, ranks: Sequence[int]) -> None:
+        self.ranks = list(ranks)
+        self.tag = f"{os.getpid() % 100000}"
+        self.names = [f"fh{self.tag}h{i}" for i in range(len(ranks))]
+        self._bridge = f"fb{self.tag}"
+        self._net = f"10.{20 + os.getpid() % 200}.{os.getpid() // 200 % 250}"
+        self._agent = folder / "agent"
+        self._agent.write_text(_AGENT)
+        self._agent.chmod(0o755)
+
+    def mpi_args(self) -> list[str]:
+        """Options of Open MPI 5's mpirun that place the ranks there."""
+        places = ",".join(f"{name}:{n}" for name, n in zip(self.names, self.ranks, strict=True))
+        return ["--prtemca", "plm_ssh_agent", str(self._agent), "--host", places]
+
+    @staticmethod
+    def environment() -> dict[str, str]:
+        """Variables for mpirun: as many ranks on a host as it has places."""
+        return {"PRTE_MCA_rmaps_default_mapping_policy": "slot"}
+
+    def up(self) -> None:
+        """Makes the bridge, the namespaces and the links."""
+        _run(f"ip link add {self._bridge} type bridge")
+        _run(f"ip addr add {self._net}.254/24 dev {self._bridge}")
+        _run(f"ip link set {self._bridge} up")
+        for i, name in enumerate(self.names):
+            _run(f"ip netns add {name}")
+            _run(f"ip link add {self.port(i)} type veth peer name eth0 netns {name}")
+            _run(f"ip link set {self.port(i)} master {self._bridge} up")
+            _run(f"ip -n {name} addr add {self._net}.{i + 1}/24 dev eth0")
+            _run(f"ip -n {name} link set eth0 up")
+            _run(f"ip -n {name} link set lo up")
+
+    def port(self, host: int) -> str:
+        """The bridge's end of a host's link."""
+        return f"fv{self.tag}p{host}"
+
+    def shape(self, rate: str, hosts: Sequence[int] | None = None) -> None:
+        """Limits the links of `hosts` (None: all) to `rate` (as tc has it: 1gbit), both ways."""
+        shaped = f"root tbf rate {rate} burst 256kb latency 50ms"
+        for host in range(len(self.names)) if hosts is None else hosts:
+            _run(f"tc qdisc replace dev {self.port(host)} {shaped}")
+            _run(f"ip netns exec {self.names[host]} tc qdisc replace dev eth0 {shaped}")
+
+    def set_link(self, host: int, up: bool) -> None:
+        """Pulls a host's cable, or plugs it in."""
+        _run(f"ip link set {self.port(host)} {'up' if up else 'down'}")
+
+    def traffic(self, host: int) -> tuple[int, int]:
+        """(bytes, packets) that the host has sent so far."""
+        folder = Path(f"/sys/class/net/{self.port(host)}/statistics")
+        return int((folder / "rx_bytes").read_text()), int((folder / "rx_packets").read_text())
+
+    def down(self) -> None:
+        """Kills what runs there and removes everything, whatever state it is in."""
+        for i, name in enumerate(self.names):
+            self._kill(name)
+            subprocess.run(["ip", "link", "del", self.port(i)], capture_output=True)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        subprocess.run(["ip", "link", "del", self._bridge], capture_output=True)
+
+    @staticmethod
+    def pids(name: str) -> list[int]:
+        """Processes in a host's network namespace."""
+        listed = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+        return [int(pid) for pid in listed.stdout.split()]
+
+    def _kill(self, name: str) -> None:
+        deadline = time.monotonic() + _GONE_SECONDS
+        while (pids := self.pids(name)) and time.monotonic() < deadline:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)  # they are not our children: no event says that they end
+
+
+@contextlib.contextmanager
+def simulated_hosts(folder: Path, ranks: Sequence[int]) -> Iterator[SimulatedHosts]:
+    """Hosts that are gone when the block is left, however it is left."""
+    hosts = SimulatedHosts(folder, ranks)
+    try:
+        hosts.up()
+        yield hosts
+    finally:
+        hosts.down()
+
+
+def _run(command: str) -> None:
+    done = subprocess.run(command.split(), capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{command}: {done.stderr.strip()}")
