@@ -13,7 +13,7 @@ from typing import Any
 
 from farandole.errors import LibraryError
 
-__all__ = ["Bootstrap", "connect", "launched_rank"]
+__all__ = ["Bootstrap", "connect", "launched_rank", "promised_ranks"]
 
 # Variables by which launchers tell each process how many there are.
 _LAUNCHERS = {
@@ -202,6 +202,11 @@ def launched_rank() -> int:
     """The rank that the launcher has given this process; 0 without a launcher."""
     found = (os.environ.get(name, "") for name in _RANKS)
     return next((int(value) for value in found if value.isdigit()), 0)
+
+
+def promised_ranks() -> int:
+    """How many ranks this process's launcher says there are; 1 without a launcher."""
+    return _promised()[1]
 
 
 def _load_mpi() -> Any:

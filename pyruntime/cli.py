@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 
 import farandole
-from farandole import bench, flight_cli, launch, top, trace_cli, tune
+from farandole import bench, doctor, flight_cli, launch, top, trace_cli, tune
 from farandole._library import lib, text
 
 
@@ -72,6 +72,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "config": _config,
     "check": _check,
     "bench": bench.run,
+    "doctor": doctor.run,
     "dump": flight_cli.run_dump,
     "explain": flight_cli.run_explain,
     "export": flight_cli.run_export,
@@ -82,6 +83,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
 }
 _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "bench": bench.add_arguments,
+    "doctor": doctor.add_arguments,
     "dump": flight_cli.add_dump_arguments,
     "explain": flight_cli.add_explain_arguments,
     "export": flight_cli.add_export_arguments,

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`farandole doctor`: what this machine offers, what is wrong with it, and what to do.
+
+Under mpirun every rank examines its own process, all ranks test every plane together, and rank 0
+prints one table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from farandole.bootstrap import promised_ranks
+from farandole.doctor_checks import CHECKS, Finding, Level
+from farandole.doctor_planes import PLANES
+
+__all__ = ["add_arguments", "run"]
+
+_COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One finding, and the ranks that made it."""
+
+    finding: Finding
+    ranks: tuple[int, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("--no-self-test", action="store_true", help="look only, move no data")
+    parser.add_argument("--timeout", type=float, default=30.0, help="seconds for each self test")
+
+
+def run(options: argparse.Namespace) -> int:
+    """What this machine offers and what is wrong; under mpirun also a test of every plane."""
+    findings = [finding for check in CHECKS for finding in _examine(check)]
+    if options.no_self_test:
+        return _report([_Row(finding, (0,)) for finding in findings], 1)
+    import farandole as fd
+
+    try:
+        fd.init()
+    except Exception as reason:
+        remedy = "the text above names it; `farandole check` shows what is loaded"
+        findings.append(Finding("init()", Level.ERROR, str(reason), remedy))
+        return _report([_Row(finding, (0,)) for finding in findings], promised_ranks())
+    for plane in PLANES:
+        findings.extend(_examine(lambda plane=plane: plane(options.timeout)))  # type: ignore[misc]
+    everyone = fd.allgather_object(findings)
+    rank, size = fd.rank(), fd.size()
+    fd.shutdown()
+    code = 0
+    if rank == 0:
+        code = _report(_merged(everyone), size)
+    worst = max((f.level for findings in everyone for f in findings), default=Level.OK)
+    return code if rank == 0 else int(worst is Level.ERROR)
+
+
+def _examine(check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """A check's findings; one that fails itself is a finding too."""
+    try:
+        yield from check()
+    except Exception as reason:
+        name = getattr(check, "__name__", "check").strip("_").replace("_", " ")
+        text = f"{type(reason).__name__}: {reason}"
+        yield Finding(name, Level.ERROR, text, "please report this, with the whole table")
+
+
+def _merged(everyone: list[list[Finding]]) -> list[_Row]:
+    """Findings in the order in which they were first made, equal ones of several ranks once."""
+    ranks: dict[Finding, list[int]] = {}
+    for rank, findings in enumerate(everyone):
+        for finding in findings:
+            ranks.setdefault(finding, []).append(rank)
+    names = list(dict.fromkeys(finding.name for finding in ranks))
+    rows = [_Row(finding, tuple(who)) for finding, who in ranks.items()]
+    return sorted(rows, key=lambda row: names.index(row.finding.name))
+
+
+def _report(rows: list[_Row], size: int) -> int:
+    """Prints the table; 1 if it holds an error."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_edge=False, pad_edge=False)
+    for column in ("", "what", "finding", "remedy"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        finding = row.finding
+        text = finding.text
+        if size > 1 and len(row.ranks) < size:
+            text = f"rank {', '.join(map(str, row.ranks))}: {text}"
+        colour = _COLOURS[finding.level]
+        label = f"[{colour}]{finding.level.name.lower()}[/]"
+        table.add_row(label, finding.name, _plain(text), _plain(finding.remedy))
+    terminal = Console()
+    console = terminal if terminal.is_terminal else Console(width=_PAGE)
+    console.print(table)
+    count = {level: sum(row.finding.level is level for row in rows) for level in Level}
+    print(f"{count[Level.ERROR]} errors, {count[Level.WARNING]} warnings on {size} rank(s)")
+    return int(count[Level.ERROR] > 0)
+
+
+_PAGE = int(os.environ.get("COLUMNS", "160"))
+
+
+def _plain(text: str) -> str:
+    """As it stands: `[...]` is no markup of rich's."""
+    from rich.markup import escape
+
+    return escape(text)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`farandole doctor`: a healthy machine passes, and what is wrong is found."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from farandole import doctor_checks
+from farandole.doctor_checks import Level
+from harness.mpirun import mpirun
+
+DOCTOR = [
+    sys.executable,
+    "-c",
+    "import sys; from farandole.cli import main; sys.exit(main(['doctor', *sys.argv[1:]]))",
+]
+
+
+def test_this_machine_passes():
+    done = subprocess.run(DOCTOR, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for what in ("MPI", "torch", "shared memory", "cgroup memory", "cores", "self test, CPU"):
+        assert what in done.stdout
+    assert "0 errors" in done.stdout
+
+
+def test_ranks_test_every_plane_together():
+    result = mpirun(DOCTOR, 2, timeout=60, env={"COLUMNS": "200"}).check()
+    assert result.out.count("errors,") == 1  # one table, by rank 0
+    assert "all collectives right on 2 rank(s)" in result.out
+
+
+def test_without_a_self_test():
+    done = subprocess.run([*DOCTOR, "--no-self-test"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "self test" not in done.stdout
+
+
+def test_too_few_files_and_one_core():
+    source = """
+    import os, resource, sys
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    from farandole.cli import main
+    sys.exit(main(["doctor", "--no-self-test"]))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(source)]
+    environment = {**os.environ, "FARANDOLE_STACK_SIGNAL": "0", "COLUMNS": "200"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr  # warnings only
+    assert "at most 200" in done.stdout
+    assert "ulimit -n 200" in done.stdout
+    assert "no Python stacks" in done.stdout
+    if (os.cpu_count() or 1) > 1:
+        assert "mpirun --bind-to none" in done.stdout
+
+
+def findings(check):
+    return {finding.name: finding for finding in check()}
+
+
+@pytest.mark.parametrize(
+    ("versions", "name", "level"),
+    [
+        ({"torch": "1.13.0"}, "torch", Level.ERROR),
+        ({"torch": "2.1.0", "numpy": "2.0.0"}, "numpy", Level.WARNING),
+        ({"torch": "2.13.0+cpu", "numpy": "2.4.6"}, "numpy", Level.OK),
+        ({"torch": ""}, "torch", Level.OK),
+    ],
+)
+def test_known_bad_versions(monkeypatch, versions, name, level):
+    monkeypatch.setattr(doctor_checks, "_version", lambda package: versions.get(package, "1.26"))
+    finding = findings(doctor_checks._torch)[name]
+    assert finding.level is level
+    assert bool(finding.remedy) == (level is not Level.OK)
+
+
+def test_an_mpirun_of_another_mpi_is_an_error(tmp_path, monkeypatch):
+    mpirun_ = tmp_path / "mpirun"
+    mpirun_.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
+    mpirun_.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (finding,) = doctor_checks._mpirun("Open MPI v5.0.11, package: x")
+    assert finding.level is Level.ERROR
+    assert "4.1.4" in finding.text
+    assert "mpirun" in finding.remedy
+
+
+@pytest.mark.parametrize(("kind", "level"), [("pmi2", Level.WARNING), ("pmix", Level.OK)])
+def test_slurm(monkeypatch, kind, level):
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURM_MPI_TYPE", kind)
+    assert [finding.level for finding in doctor_checks._launcher()] == [level]
+
+
+@pytest.mark.parametrize(("used", "level"), [(1 << 20, Level.OK), (999 << 20, Level.WARNING)])
+def test_a_full_cgroup(monkeypatch, used, level):
+    values = {"memory.max": str(1000 << 20), "memory.current": str(used)}
+    monkeypatch.setattr(doctor_checks, "_read", lambda path: values.get(path.rsplit("/")[-1], ""))
+    assert [finding.level for finding in doctor_checks._memory()] == [level]
+
+
+def test_worlds_of_one_are_explained():
+    environment = {**os.environ, "OMPI_COMM_WORLD_SIZE": "2"}
+    done = subprocess.run(DOCTOR, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 1
+    assert "error" in done.stdout
+    assert "MPI says 1" in " ".join(done.stdout.split())
