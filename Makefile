@@ -51,7 +51,7 @@ venv: core $(VENV)/.install-stamp ## .venv with all dependencies, the C++ core a
 
 # ---- tests ------------------------------------------------------------------------------------------------------
 
-.PHONY: test test-cpp test-single test-parallel test-hosts test-sanitize test-wheel test-mpich test-matrix
+.PHONY: test test-cpp test-single test-parallel test-hosts test-sanitize fuzz soak test-wheel test-mpich test-matrix
 test: venv programs ## every test that needs no GPU
 	$(PYTEST) tests $(ARGS)
 
@@ -75,6 +75,12 @@ test-sanitize: venv ## the C++ tests under ASan+UBSan, then TSan
 	  $(BIN)/ninja -C build/$$build -j $(JOBS) --quiet; \
 	  FARANDOLE_TEST_BUILD=build/$$build $(PYTEST) tests/csrc $(ARGS); \
 	done
+
+fuzz: programs ## ten minutes of mutated control messages under sanitizers; ARGS="--seconds 60 --seed 7"
+	build/release/fuzz/message_fuzz --seconds 600 $(ARGS)
+
+soak: programs $(VENV)/.install-stamp ## 200 random deaths at 2 and at 4 ranks; writes docs/soak.md
+	PYTHONPATH=tests $(BIN)/python tests/faults/soak.py $(ARGS)
 
 test-wheel: wheel ## a venv without a compiler installs the wheel and trains on two ranks
 	rm -rf build/wheel-venv && $(PYTHON) -m venv build/wheel-venv

@@ -39,6 +39,8 @@ struct Config {
   int64_t spin_us;  // -1: decide from the cores at hand
   std::string cpu_target;
   std::string log_level;
+  std::string log_format;
+  int64_t log_rate;  // lines a second
   std::string death_watch;
   int64_t stack_signal;  // -1: the first free real-time signal; 0: off
   // Read by the Python package

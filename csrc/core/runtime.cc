@@ -9,7 +9,7 @@
 
 #include "core/error.h"
 #include "core/leader.h"
-#include "core/log.h"
+#include "core/log_json.h"
 #include "core/relay.h"
 #include "kernels/kernels.h"
 #include "lib/process.h"
@@ -59,7 +59,8 @@ Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards, cons
       topology_(std::move(topology)),
       spin_(config_.spin_us, topology_.local_size()) {
   const int64_t began_ns = now_ns();
-  set_log(log_level_of(config_.log_level), topology_.rank);
+  set_log({log_level_of(config_.log_level), topology_.rank, host_name(),
+           log_format_of(config_.log_format), config_.log_rate});
   kernels::select_target(config_.cpu_target);
   check_agreement(cards, topology_);
   apply_job_wide_text(config_, cards[0].job_wide);

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <sstream>
@@ -63,6 +64,11 @@ bool is_stopped(pid_t pid) {
 uint64_t pid_namespace() {
   struct stat status;
   return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
+}
+
+std::string host_name() {
+  char name[256] = {};
+  return gethostname(name, sizeof name - 1) == 0 ? name : "?";
 }
 
 std::string boot_id() {

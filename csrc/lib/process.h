@@ -36,6 +36,8 @@ bool is_stopped(pid_t pid);
 // Two ranks may compare process numbers only if these are equal. 0: unknown.
 uint64_t pid_namespace();
 
+std::string host_name();
+
 // Differs between hosts and between boots; empty: unknown.
 std::string boot_id();
 

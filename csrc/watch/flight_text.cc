@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "lib/clock.h"
+#include "lib/process.h"
 #include "lib/text_file.h"
 
 namespace farandole {
@@ -18,12 +19,6 @@ int64_t epoch_minus_monotonic_ns() {
   timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec - now_ns();
-}
-
-std::string host_name() {
-  char name[256] = {};
-  ::gethostname(name, sizeof name - 1);
-  return name;
 }
 
 void write_event(Json& json, const FlightEvent& event, const LabelMemory& labels) {

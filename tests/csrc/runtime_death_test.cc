@@ -46,6 +46,7 @@ void kill_one_of(int ranks, uint64_t seed) {
       TestRank self(lobby, rank, test_config());
       self.start();
       self.check_usable();
+      lobby.barrier();  // nobody dies before all have come so far
       if (rank == victim) die_in(us);
       const Failure failure = work_until_failure(self);
       lobby.time_of(rank) = now_ns();
