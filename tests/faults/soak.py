@@ -43,12 +43,13 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200)
     seeds = parser.parse_args().seeds
     rows = [f"| {ranks} | {seeds} | {seeds} | {kill_many(ranks, seeds):.1f} s |" for ranks in SIZES]
+    machine = f"Linux {platform.release()}, {platform.machine()}"
     text = f"""# Soak: random deaths
 
-The last result of `make soak` ({datetime.date.today()}, Linux {platform.release()}, {platform.machine()}):
-in each job one rank, chosen by the seed, is killed (SIGKILL) up to 6 ms into its work. Passed means that every
-survivor got a `PeerError` naming the dead rank within 2 s, that later calls failed alike, that every process
-ended, and that no process or file of ours was left.
+The last result of `make soak` ({datetime.date.today()}, {machine}).
+In each job one rank, chosen by the seed, is killed (SIGKILL) up to 6 ms into its work. Passed means
+that every survivor got a `PeerError` naming the dead rank within 2 s, that later calls failed alike,
+that every process ended, and that no process or file of ours was left.
 
 | ranks | jobs | passed | all together |
 |---|---|---|---|
