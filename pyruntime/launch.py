@@ -44,6 +44,7 @@ _SETTINGS = {
     "--log-level": ("HOROVOD_LOG_LEVEL", "", "trace, debug, info, warning, error or fatal"),
     "--timeline-filename": ("HOROVOD_TIMELINE", "", "where the timeline is written"),
 }
+_MARK_CYCLES = "HOROVOD_TIMELINE_MARK_CYCLES"
 _NO_STALL_CHECK = ("HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
 
 _NO_ELASTIC = (
@@ -54,7 +55,6 @@ _NO_AUTOTUNE = "tune once for the machine instead: `farandole tune`"
 _HIERARCHY = "how bytes travel follows from which ranks share a host; there is nothing to choose"
 _REFUSED = {
     "--cycle-time-ms": "there is no cycle: a rank speaks when it has something to say",
-    "--timeline-mark-cycles": "there is no cycle to mark",
     "--gloo": "ranks meet through MPI",
     "--jsrun": "start jsrun directly",
     "--tcp": 'give it to MPI: --mpi-args="--mca btl tcp,self"',
@@ -130,7 +130,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for option, (_, _, meaning) in _SETTINGS.items():
         add(option, metavar="X", help=meaning)
     add("--no-stall-check", action="store_true", help="neither report nor end a stalled wait")
-    for option in ("--stall-check", "--mpi", "--disable-cache"):  # it is so
+    add("--timeline-mark-cycles", action="store_true", help="as FARANDOLE_TIMELINE_MARK_CYCLES=1")
+    usual = ("--stall-check", "--mpi", "--disable-cache", "--no-timeline-mark-cycles")
+    for option in usual:  # it is so
         add(option, action="store_true", help=argparse.SUPPRESS)
     for option in _REFUSED:
         add(option, nargs="?", action=_Refuse, help=argparse.SUPPRESS)
@@ -204,6 +206,8 @@ def _environment(options: argparse.Namespace) -> tuple[dict[str, str], tuple[str
             settings[ours[variable]] = f"{value}{unit}"
     if options.no_stall_check:
         settings |= {ours[variable]: "0" for variable in _NO_STALL_CHECK}
+    if options.timeline_mark_cycles:
+        settings[ours[_MARK_CYCLES]] = "1"
     forwarded = []
     for text in options.env:
         name, equals, value = text.partition("=")

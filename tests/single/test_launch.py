@@ -228,6 +228,14 @@ def test_what_is_missing_is_said(arguments, says, capsys):
     assert says in capsys.readouterr().err
 
 
+def test_switches_of_horovodrun_are_settings(capsys):
+    line = ["run", "-np", "2", "--dry-run", "--timeline-mark-cycles", "--no-stall-check", "x"]
+    assert cli.main(line) == 0
+    shown = shlex.split(capsys.readouterr().out)
+    switches = ("STALL_ABORT=0", "STALL_WARN=0", "TIMELINE_MARK_CYCLES=1")
+    assert shown[1:4] == [f"FARANDOLE_{switch}" for switch in switches]
+
+
 @pytest.mark.parametrize("option", ["--cycle-time-ms=3", "--gloo", "--min-np=2", "--autotune"])
 def test_options_without_a_meaning_say_why(option, capsys):
     with pytest.raises(SystemExit) as caught:
