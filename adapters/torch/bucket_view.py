@@ -44,17 +44,16 @@ class Place:
         return grad is self.tensor and grad.data_ptr() == self.pointer
 
     def fits(self, grad: Tensor) -> bool:
-        """Whether `grad` may be moved here."""
+        """Whether the result of `grad` may come here."""
         mine = self.tensor
         same = grad.dtype is mine.dtype and grad.shape == mine.shape
         return same and grad.layout is torch.strided and grad.device == mine.device
 
-    def take(self, grad: Tensor) -> Tensor:
-        """The tensor here, with the content of `grad`."""
+    def ready(self, grad: Tensor) -> Tensor:
+        """The tensor here, for the result of `grad`."""
         if self.tensor.data_ptr() != self.pointer:  # somebody has set its .data
             self._make(grad)
-        with torch.no_grad():
-            return self.tensor.copy_(grad)
+        return self.tensor
 
 
 def lay_out(gradients: Iterable[Gradient]) -> None:

@@ -32,6 +32,7 @@ class Gradient:
         "__weakref__",
         "_base",
         "_hooks",
+        "_input",
         "_pointer",
         "_reduced",
         "_sent",
@@ -65,6 +66,7 @@ class Gradient:
         self.late = False  # arrived again after it was sent
         self.sparse_dim = 0  # not 0: sparse, and in the window without a contribution
         self._sent: Tensor | None = None  # on the wire; the result comes into it
+        self._input: Tensor | None = None  # what is sent, where that is another tensor
         self._shown: Tensor | None = None  # what .grad is unless somebody else has changed it
         self._base: Tensor | None = None  # reduced before: the result is added to it
         self._reduced = False  # .grad is the last result if it has this address and version:
@@ -123,8 +125,6 @@ class Gradient:
         """Begins the reduction of `grad`, which is `.grad`."""
         if grad is None:
             return
-        if self.place is not None and not self.place.holds(grad):
-            grad = self._move(grad, self.place)
         reducer = self.reducer
         if not reducer.open:
             reducer.begin()
@@ -136,18 +136,20 @@ class Gradient:
             self._send_without(grad)
             return
         pointer = wire.data_ptr() or EMPTY
-        self.handle = encoding.submit(pointer, pointer)
         self._sent, self._shown = wire, grad
         self._pointer, self._version = pointer, wire._version
+        if self.place is not None and wire is grad and not self.place.holds(grad):
+            self._send_to(self.place)
+        self.handle = encoding.submit(pointer, self._pointer)
         self._reduced = False
         self.left = reducer.passes
 
-    def _move(self, grad: Tensor, place: Place) -> Tensor:
-        """Makes `.grad` the tensor in its place, unless that holds what was reduced before."""
-        if self._base is place.tensor or not place.fits(grad):
-            return grad
-        self.parameter.grad = moved = place.take(grad)
-        return moved
+    def _send_to(self, place: Place) -> None:
+        """Lets the result come into its place, unless that holds what was reduced before."""
+        grad = self._sent
+        if grad is not None and self._base is not place.tensor and place.fits(grad):
+            self._input, self._sent = grad, place.ready(grad)
+            self._pointer = place.pointer
 
     def send_rest(self, keep: bool) -> None:
         """Before a window closes: sends what has not been sent, or that there is nothing."""
@@ -200,7 +202,7 @@ class Gradient:
         elif keep or not self.absent:
             complaint = self._settle_rest(grad, keep)
         self.absent = self.late = False
-        self.handle = self._sent = self._shown = None
+        self.handle = self._sent = self._shown = self._input = None
         return complaint
 
     def _settle_without(self, grad: Tensor | None) -> None:
@@ -214,7 +216,7 @@ class Gradient:
     def _settle_rest(self, grad: Tensor | None, keep: bool) -> str | None:
         """Nothing sent, set aside, encoded, arrived again, or reset."""
         base, self._base = self._base, None
-        sent = self._sent
+        sent = self._input if self._input is not None else self._sent
         if sent is not None and sent is self._shown and sent._version != self._version:
             return self._complaint("changed")
         if grad is not self._shown:  # reset, unless it is another tensor
@@ -237,14 +239,14 @@ class Gradient:
         result = self.encoding.decode(self._sent, self.handle or 0)
         if base is not None:
             return base.add_(result) if base.layout is result.layout else base + result
-        into = None if self.absent or self.late else self._shown
+        into = None if self.absent or self.late or self._input is not None else self._shown
         if into is None or result is into or result.layout is not into.layout:
             return result
         return into.copy_(result)
 
     def forget(self) -> None:
         """Leaves the window without a result: the reduction has failed."""
-        self.handle = self._sent = self._shown = self._base = None
+        self.handle = self._sent = self._shown = self._base = self._input = None
         self.absent = self.late = False
         self.sparse_dim = 0
 
@@ -270,7 +272,7 @@ class Gradient:
 
     def keep_alive(self) -> object:
         """The memory under reduction."""
-        return self._sent
+        return self._sent, self._input
 
     def _is_reduced(self, grad: Tensor) -> bool:
         return _address(grad) == self._pointer and grad._version == self._version

@@ -56,9 +56,9 @@ def DistributedOptimizer(
     sparse_as_dense: sparse gradients travel dense; without it their rows are gathered,
         uncompressed; Average and Sum only.
     gradient_as_bucket_view: CPU gradients lie in memory that all ranks of the host map, and are
-        reduced there, without a copy. `.grad` that torch made anew (after zero_grad(), which sets
-        None) is moved there, once per step: zero_grad(set_to_none=False) saves that. A tensor kept
-        from `.grad` changes with the next step; clone it. Not with Adasum.
+        reduced there, without a copy. Of a `.grad` that torch made anew (after zero_grad(), which
+        sets None) the result comes there, and becomes `.grad`. A tensor kept from `.grad` changes
+        with the next step; clone it. Not with Adasum.
     process_set: who reduces; on other ranks the optimizer stays a local one.
 
     Gradients that are missing on some ranks count as zeros; on all, they stay None. After

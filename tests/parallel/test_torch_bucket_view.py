@@ -21,8 +21,8 @@ import farandole.torch as hvd
 from harness.toys import batch, grad_is, loss_of, network, push, total, toys
 
 THE_OPTIMIZERS = ("amp", "arrivals", "changes", "optimizer", "sparse", "weights")
-# There the user's own tensor stays `.grad`; here it is moved.
-CONTRARY = ("test_set_to_none_false_keeps_the_tensor",)
+# There the user's own tensor stays `.grad`, here it is replaced; and a time limit is tested once.
+LEFT_OUT = ("test_set_to_none_false_keeps_the_tensor", "test_cost_of_hooks")
 _plain = hvd.DistributedOptimizer
 
 
@@ -54,7 +54,7 @@ def _load(name: str) -> ModuleType:
 
 for _name in THE_OPTIMIZERS:
     for _test, _function in vars(_load(_name)).items():
-        if _test.startswith("test_") and _test not in CONTRARY:
+        if _test.startswith("test_") and _test not in LEFT_OUT:
             globals()[f"test_{_name}_{_test[5:]}"] = _function
 
 
@@ -102,7 +102,8 @@ def test_gradients_stay_in_their_places(set_to_none: bool) -> None:
             assert p.grad is place
             assert (place == total(hvd.Average, [0])).all()
         if step > 0:
-            assert mapped() - before > 2_000_000  # of 3 MB; a small block at the end is staged
+            # Of 3 MB in all; a new gradient is staged, and small blocks are.
+            assert mapped() - before > (1_000_000 if set_to_none else 2_000_000)
     assert all((p == -2.0 * total(hvd.Average, [0])).all() for p in ps)
 
 
@@ -170,7 +171,7 @@ def test_what_is_reduced_already_is_not_overwritten() -> None:
 
 
 @alone
-def test_a_foreign_gradient_is_moved() -> None:
+def test_a_foreign_gradient_is_replaced() -> None:
     (p,), optimizer = toys()
     push(p)
     optimizer.step()
