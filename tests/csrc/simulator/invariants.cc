@@ -24,6 +24,7 @@ void Statistics::add(const Statistics& other) {
   bundle_rounds += other.bundle_rounds;
   ready_alls += other.ready_alls;
   awaited_splits += other.awaited_splits;
+  group_reports += other.group_reports;
   for (size_t i = 0; i < std::size(ends); ++i) ends[i] += other.ends[i];
 }
 

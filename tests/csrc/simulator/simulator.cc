@@ -21,6 +21,7 @@ Simulator::Simulator(const Program& program, uint64_t seed, bool trace)
       members_(static_cast<size_t>(program.settings.size)),
       bucket_of_(program.calls.size()),
       checked_(program.calls.size()) {
+  settle_on_hosts();
   for (Rank r = 0; r < program.settings.size; ++r) {
     member(r).rank = std::make_unique<VirtualRank>(program, r, *this);
     step_after(r, 0);
@@ -66,7 +67,9 @@ void Simulator::handle(const Event& event) {
   Member& m = member(event.rank);
   switch (event.what) {
     case What::kServe: return serve();
+    case What::kRelay: return relay(event.rank);
     case What::kLose:
+      if (host_of(event.rank)) return report(event.rank, Lost{{ErrorCode::kPeer, "lost"}});
       while (!m.inbox.empty()) m.inbox.pop_front();
       coordinator_.lose(event.rank, {ErrorCode::kPeer, "lost"});
       return publish();
@@ -81,21 +84,30 @@ void Simulator::read(Rank rank) {
   Member& m = member(rank);
   m.reading = false;
   if (m.rank->dead()) return;
-  size_t count = log_.size() - m.cursor;
+  const size_t end = host_of(rank) ? host_of(rank)->cursor : log_.size();
+  size_t count = end - m.cursor;
   if (random_.chance(0.3)) count = random_.below(count + 1);
   for (; count > 0; --count) m.rank->read(log_[m.cursor++]);
-  if (m.cursor == log_.size()) return;
+  if (m.cursor == end) return;
   m.reading = true;
   after(delay(kMessageNs), What::kRead, rank);
 }
 
 void Simulator::report(Rank from, const Report& report) {
-  Member& m = member(from);
   if (trace_) print("rank " + std::to_string(from) + " reports " + text_of(report));
   ByteString bytes;
   encode(report, bytes);
-  if (m.inbox.empty()) senders_.push_back(from);
-  m.inbox.push_back(std::move(bytes));
+  Host* host = host_of(from);
+  if (!host) return send(from, std::move(bytes));
+  host->reports.emplace_back(from, std::move(bytes));
+  if (!std::exchange(host->relaying, true)) expect_relay(*host, delay(kMessageNs));
+}
+
+// To the coordinator.
+void Simulator::send(Rank sender, ByteString message) {
+  Member& m = member(sender);
+  if (m.inbox.empty()) senders_.push_back(sender);
+  m.inbox.push_back(std::move(message));
   if (!std::exchange(serving_, true)) after(delay(kMessageNs), What::kServe, 0);
 }
 
@@ -121,15 +133,22 @@ void Simulator::serve() {
 
 void Simulator::receive(Rank from) {
   Member& m = member(from);
-  Report report = decode_report(m.inbox.front());
+  ByteString message = std::move(m.inbox.front());
+  m.inbox.pop_front();
+  ++statistics_.reports;
+  if (host_of(from)) return receive_records(from, message);
+  const Report report = decode_report(message);
+  take(from, report);
+  coordinator_.receive(from, report, now_);
+}
+
+// What the checks must know of a report.
+void Simulator::take(Rank from, const Report& report) {
   if (auto* done = std::get_if<Done>(&report)) buckets_[done->set].done = done->bucket;
   if (auto* forgot = std::get_if<Forgot>(&report)) dropped_[forgot->id].insert(from);
   left_ += std::holds_alternative<Leave>(report);
   statistics_.ready_alls += std::holds_alternative<ReadyAll>(report);
   if (auto* split = std::get_if<Split>(&report)) statistics_.awaited_splits += split->awaited;
-  coordinator_.receive(from, report, now_);
-  m.inbox.pop_front();
-  ++statistics_.reports;
 }
 
 void Simulator::publish() {
@@ -143,9 +162,12 @@ void Simulator::publish() {
     ++statistics_.entries;
   }
   if (entries.empty()) return;
+  for (auto& [leader, host] : hosts_) {
+    if (!std::exchange(host.relaying, true)) expect_relay(host, delay(kMessageNs));
+  }
   for (Rank r = 0; r < program_.settings.size; ++r) {
     Member& m = member(r);
-    if (m.rank->dead() || std::exchange(m.reading, true)) continue;
+    if (host_of(r) || m.rank->dead() || std::exchange(m.reading, true)) continue;
     after(delay(kMessageNs), What::kRead, r);
   }
 }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "control/aggregator.h"
 #include "random.h"
 #include "virtual_rank.h"
 
@@ -27,6 +28,7 @@ struct Statistics {
   int64_t bundle_rounds = 0;  // published whole
   int64_t ready_alls = 0;
   int64_t awaited_splits = 0;
+  int64_t group_reports = 0;  // of all ranks of a host at once
   void add(const Statistics& other);
 };
 
@@ -52,7 +54,7 @@ class Simulator final : public Surroundings {
   void settled(int call, const Result& result) override;
 
  private:
-  enum class What : uint8_t { kStep, kRead, kLane, kServe, kLose };
+  enum class What : uint8_t { kStep, kRead, kLane, kServe, kLose, kRelay };
   struct Event {
     int64_t time;
     uint64_t order;  // events of one time keep the order in which they were made
@@ -71,6 +73,24 @@ class Simulator final : public Surroundings {
     int64_t sync = -1;
   };
 
+  // A host apart from the root's. Its leader's inbox at the coordinator holds records.
+  struct Host {
+    Host(int size, const std::vector<Rank>& its_ranks, int its_group)
+        : ranks(its_ranks), group(its_group), aggregator(size, its_ranks) {}
+    std::vector<Rank> ranks;
+    int group;
+    Aggregator aggregator;
+    std::deque<std::pair<Rank, ByteString>> reports;
+    size_t cursor = 0;  // in the log
+    bool relaying = false;
+  };
+  void settle_on_hosts();
+  Host* host_of(Rank rank);  // nullptr: the root's
+  void relay(Rank leader);
+  void expect_relay(Host& host, int64_t in_ns);
+  void send(Rank sender, ByteString message);
+  void take(Rank from, const Report& report);
+  void receive_records(Rank leader, ByteView message);
   void after(int64_t delay, What what, Rank rank, SetId set = 0);
   int64_t delay(int64_t most) {
     return 1 + static_cast<int64_t>(random_.below(static_cast<uint64_t>(most)));
@@ -95,9 +115,11 @@ class Simulator final : public Surroundings {
   bool trace_;
   Coordinator coordinator_;
   std::vector<Member> members_;
-  int64_t passed_ = -1;        // syncs
-  size_t finished_ = 0;        // of members_, from the front
-  std::vector<Rank> senders_;  // whose inbox is not empty
+  std::map<Rank, Host> hosts_;   // by leader
+  std::vector<Rank> leader_of_;  // by rank; -1: on the root's host
+  int64_t passed_ = -1;          // syncs
+  size_t finished_ = 0;          // of members_, from the front
+  std::vector<Rank> senders_;    // whose inbox is not empty
   bool serving_ = false;
   std::deque<Entry> log_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one training step costs rank 0 when hosts' leaders speak for their ranks and the step is predicted:
+// messages, bytes and CPU time, for 8 to 16,384 ranks, 8 a host, tensors in reverse order, each rank's with
+// 5 % lognormal jitter. `host_scale [TENSORS [RANKS ...]]` prints a table; 1,000 tensors by default.
+#include <time.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "control/aggregator.h"
+#include "control/coordinator.h"
+#include "core/host_tree.h"
+
+namespace {
+
+using namespace farandole;
+
+constexpr int kRanksPerHost = 8;
+constexpr int kSteps = 5;
+constexpr double kStepSeconds = 0.1;  // from the first gradient to the last
+constexpr double kJitter = 0.05;      // of each gradient's time
+constexpr double kRound = 1e-4;       // what comes in this time is one batch
+constexpr int64_t kElements = 25'600;
+
+int64_t cpu_ns() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return time.tv_sec * 1'000'000'000 + time.tv_nsec;
+}
+
+struct Cost {
+  int64_t messages = 0;     // that the root hears
+  int64_t bytes = 0;        // of these
+  int64_t most = 0;         // messages of one leader
+  int64_t entry_bytes = 0;  // of the log: each host reads them once
+  int64_t cpu_ns = 0;
+};
+
+// A report on its way to its host's leader.
+struct Arrival {
+  double seconds;
+  Rank rank;
+  size_t report;
+};
+
+class World {
+ public:
+  World(int ranks, int tensors, int bundles)
+      : ranks_(ranks), tensors_(tensors), coordinator_(settings(ranks, bundles)) {
+    for (Rank r = 0; r < ranks; ++r) nodes_.push_back(r - r % kRanksPerHost);
+    for (Rank leader = 0; leader < ranks; leader += kRanksPerHost) {
+      HostTree tree = HostTree::of(leader, nodes_);
+      std::vector<Rank> below;
+      for (Rank r = leader; r < std::min(ranks, leader + kRanksPerHost); ++r) below.push_back(r);
+      for (auto& child : tree.children) {
+        if (leader == 0) groups_[child.leader] = coordinator_.add_group(child.ranks);
+        if (leader > 0) below.insert(below.end(), child.ranks.begin(), child.ranks.end());
+      }
+      std::ranges::sort(below);
+      hosts_.push_back(
+          {tree, leader == 0 ? nullptr : std::make_unique<Aggregator>(ranks, below), 0});
+    }
+    std::vector<Rank> all(static_cast<size_t>(ranks));
+    std::iota(all.begin(), all.end(), 0);
+    world_ = coordinator_.add_group(std::move(all));
+    for (int repeat = 0; repeat < 4; ++repeat) warm_up();
+  }
+
+  Cost step(std::mt19937_64& random) {
+    cost_ = {};
+    for (Host& host : hosts_) host.sent = 0;
+    double until = kRound;
+    for (const Arrival& arrival : arrivals(random)) {
+      while (arrival.seconds > until) {
+        serve(until);
+        until += kRound;
+      }
+      const ByteString& report = reports_[arrival.report];
+      Host& host = hosts_[static_cast<size_t>(arrival.rank / kRanksPerHost)];
+      if (host.aggregator) {
+        host.aggregator->receive(arrival.rank, report, ns(arrival.seconds));
+      } else {
+        local_.emplace_back(arrival.rank, &report);
+      }
+    }
+    while (!quiet()) serve(until += kRound);
+    for (int i = 0; i < 8; ++i) serve(until += kRound);  // the last buckets
+    for (const Host& host : hosts_) cost_.most = std::max(cost_.most, host.sent);
+    return cost_;
+  }
+
+ private:
+  struct Host {
+    HostTree tree;
+    std::unique_ptr<Aggregator> aggregator;  // none: the root's own
+    int64_t sent;
+  };
+
+  // Nothing waits below the root.
+  bool quiet() const {
+    return std::ranges::all_of(hosts_, [](const Host& host) {
+      return !host.aggregator || host.aggregator->next_tick() == INT64_MAX;
+    });
+  }
+  static int64_t ns(double seconds) { return static_cast<int64_t>(seconds * 1e9); }
+  static Coordinator::Settings settings(int ranks, int bundles) {
+    Coordinator::Settings settings;
+    settings.size = ranks;
+    settings.bundles = bundles;
+    return settings;
+  }
+
+  // All ranks report all at once: not measured. At first by name, then by id.
+  void warm_up() {
+    for (int t = tensors_ - 1; t >= 0; --t) {
+      Ready ready;
+      ready.contribution.has_input = true;
+      auto known = ids_.find(t);
+      if (known != ids_.end()) ready.id = known->second;
+      if (known == ids_.end()) {
+        ready.request = {kWorldSet, "grad." + std::to_string(t), {}, {}};
+        ready.request.signature.shape = {kElements};
+      }
+      if (bundles_.empty()) coordinator_.receive_all(world_, ready, 0);
+    }
+    for (int i = 0; i < 8; ++i) publish();
+  }
+
+  // Who reports what, and when: the bundles once they are there, else every tensor.
+  std::vector<Arrival> arrivals(std::mt19937_64& random) {
+    std::lognormal_distribution<double> jitter(0, kJitter);
+    std::vector<Arrival> arrivals;
+    std::vector<size_t> report_of(static_cast<size_t>(tensors_));
+    reports_.clear();
+    for (auto& [tensor, id] : ids_) {
+      Ready ready;
+      ready.id = id;
+      ready.contribution.has_input = true;
+      report_of[static_cast<size_t>(tensor)] = reports_.size();
+      if (bundles_.empty()) encode(Report(ready), reports_.emplace_back());
+    }
+    for (auto& [bundle, tensors] : bundles_) {
+      for (int t : tensors) report_of[static_cast<size_t>(t)] = reports_.size();
+      encode(Report(ReadyAll{bundle}), reports_.emplace_back());
+    }
+    std::vector<double> when(reports_.size());
+    for (Rank rank = 0; rank < ranks_; ++rank) {
+      std::ranges::fill(when, 0);
+      for (int i = 0; i < tensors_; ++i) {
+        double& time = when[report_of[static_cast<size_t>(tensors_ - 1 - i)]];
+        time = std::max(time, kStepSeconds * (i + 1) / tensors_ * jitter(random));
+      }
+      for (size_t i = 0; i < when.size(); ++i) arrivals.push_back({when[i], rank, i});
+    }
+    std::ranges::sort(arrivals, {}, &Arrival::seconds);
+    return arrivals;
+  }
+
+  // One round everywhere, from the leaves of the tree to the root.
+  void serve(double now) {
+    std::vector<std::pair<Rank, ByteString>> for_root;
+    for (size_t h = hosts_.size(); h-- > 1;) {
+      Host& host = hosts_[h];
+      host.aggregator->tick(ns(now));
+      ByteString up = host.aggregator->take();
+      if (up.empty()) continue;
+      ++host.sent;
+      const Rank leader = static_cast<Rank>(h) * kRanksPerHost;
+      if (host.tree.parent == 0) {
+        for_root.emplace_back(leader, std::move(up));
+        continue;
+      }
+      Host& above = hosts_[static_cast<size_t>(host.tree.parent / kRanksPerHost)];
+      auto branch = std::ranges::find(above.tree.children, leader, &HostTree::Branch::leader);
+      for_each_record(up, [&](const std::vector<Rank>& ranks, ByteView report) {
+        above.aggregator->receive(ranks, branch->ranks, report, ns(now));
+      });
+    }
+    for (auto& [rank, report] : local_) count(report->size());
+    for (auto& [leader, message] : for_root) count(message.size());
+    int64_t start = cpu_ns();
+    for (auto& [rank, report] : local_) {
+      coordinator_.receive(rank, decode_report(*report), ns(now));
+    }
+    for (auto& [leader, message] : for_root) {
+      for_each_record(message, [&](const std::vector<Rank>& ranks, ByteView bytes) {
+        const Report report = decode_report(bytes);
+        if (ranks.empty()) return coordinator_.receive_all(groups_.at(leader), report, ns(now));
+        for (Rank r : ranks) coordinator_.receive(r, report, ns(now));
+      });
+    }
+    cost_.cpu_ns += cpu_ns() - start;
+    local_.clear();
+    publish();
+  }
+
+  void count(size_t bytes) {
+    ++cost_.messages;
+    cost_.bytes += static_cast<int64_t>(bytes);
+  }
+
+  void publish() {
+    int64_t start = cpu_ns();
+    entries_.clear();
+    encoded_.clear();
+    coordinator_.publish(entries_);
+    for (const Entry& entry : entries_) encode(entry, encoded_);
+    cost_.cpu_ns += cpu_ns() - start;
+    cost_.entry_bytes += std::ssize(encoded_);
+    for (const Entry& entry : entries_) {
+      for (Host& host : hosts_) {
+        if (host.aggregator) host.aggregator->read(entry);
+      }
+      read(entry);
+    }
+  }
+
+  void read(const Entry& entry) {
+    if (auto* define = std::get_if<Define>(&entry)) {
+      const std::string& name = define->request.name;
+      int tensor = std::atoi(name.c_str() + name.rfind('.') + 1);
+      ids_[tensor] = define->id;
+      tensor_of_[define->id] = tensor;
+    }
+    if (auto* bundle = std::get_if<Bundle>(&entry)) {
+      for (uint32_t id : bundle->ids) bundles_[bundle->id].push_back(tensor_of_.at(id));
+    }
+    if (auto* run = std::get_if<Run>(&entry)) {
+      coordinator_.receive(0, Done{run->set, run->bucket}, 0);
+    }
+  }
+
+  const int ranks_;
+  const int tensors_;
+  Coordinator coordinator_;
+  std::vector<Rank> nodes_;
+  std::vector<Host> hosts_;
+  std::map<Rank, int> groups_;  // by leader
+  int world_;
+  std::map<int, uint32_t> ids_;  // by tensor
+  std::map<uint32_t, int> tensor_of_;
+  std::map<uint32_t, std::vector<int>> bundles_;
+  std::vector<ByteString> reports_;
+  std::vector<std::pair<Rank, const ByteString*>> local_;
+  std::vector<Entry> entries_;
+  ByteString encoded_;
+  Cost cost_;
+};
+
+void measure(int ranks, int tensors, int bundles) {
+  std::mt19937_64 random(static_cast<uint64_t>(ranks));
+  World world(ranks, tensors, bundles);
+  std::vector<Cost> costs;
+  for (int step = 0; step < kSteps; ++step) costs.push_back(world.step(random));
+  std::ranges::sort(costs, {}, &Cost::cpu_ns);
+  const Cost& cost = costs[costs.size() / 2];
+  std::printf("%6d %6d  %-9s %9ld %9ld %10.1f %8.1f %8.3f\n", ranks, ranks / kRanksPerHost,
+              bundles ? "predicted" : "plain", static_cast<long>(cost.messages),
+              static_cast<long>(cost.most), static_cast<double>(cost.bytes) / 1e3,
+              static_cast<double>(cost.entry_bytes) / 1e3, static_cast<double>(cost.cpu_ns) / 1e6);
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int tensors = argc > 1 ? std::atoi(argv[1]) : 1000;
+  std::printf("%d tensors a step, %d ranks a host; medians of %d steps\n", tensors, kRanksPerHost,
+              kSteps);
+  std::printf("%6s %6s  %-9s %9s %9s %10s %8s %8s\n", "ranks", "hosts", "step", "messages",
+              "a leader", "KB in", "KB log", "CPU ms");
+  std::vector<int> sizes{8, 64, 512, 4096, 16384};
+  if (argc > 2) sizes.clear();
+  for (int i = 2; i < argc; ++i) sizes.push_back(std::atoi(argv[i]));
+  for (int ranks : sizes) {
+    if (ranks <= 512) measure(ranks, tensors, 0);
+    measure(ranks, tensors, 8);
+  }
+}
