@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the timeline, and the NaN watch, cost.
+"""What the timeline costs.
 
     mpirun -np 2 --bind-to none python benchmarks/timeline_cost.py [--steps 60]
 
 Steps of forward, backward and optimizer with and without a timeline, in turns that all ranks take
-together; the ratio of the medians of rank 0's wall time. Also the search for NaN, in GB/s.
+together; medians of rank 0's wall time, and of the ratios of neighbours.
 """
 
 from __future__ import annotations
