@@ -26,8 +26,10 @@ FARANDOLE_API int32_t farandole_prepare(char* blob, int32_t capacity) {
   return negated([&]() -> int32_t {
     std::lock_guard lock(process().mutex);
     if (process().runtime) throw Error(ErrorCode::kInvalidArgument, "init() was called already");
+    Config config = read_config();
+    config.library_folders = process().library_folders;
     process().door =
-        std::make_unique<Door>(read_config(), process().stacks, process().arenas.share());
+        std::make_unique<Door>(std::move(config), process().stacks, process().arenas.share());
     ByteString card = process().door->card();
     if (card.size() > static_cast<size_t>(std::max(capacity, 0))) {
       throw Error(ErrorCode::kInvalidArgument,
@@ -123,17 +125,7 @@ FARANDOLE_API int64_t farandole_tensor(const farandole_request* request) {
 FARANDOLE_API int64_t farandole_submit_tensor(int64_t tensor, uintptr_t input, uintptr_t output) {
   return negated([&]() -> int64_t {
     auto here = runtime();
-    std::shared_ptr<const Asked> kept;  // shutdown() may clear the table meanwhile
-    {
-      std::lock_guard lock(process().kept_mutex);
-      auto found = process().kept.find(tensor);
-      if (found == process().kept.end()) {
-        throw Error(ErrorCode::kInvalidArgument,
-                    "this tensor was prepared before the last shutdown(), or forgotten");
-      }
-      kept = found->second;
-    }
-    return here->submit(*kept, reinterpret_cast<const void*>(input),
+    return here->submit(*kept(tensor), reinterpret_cast<const void*>(input),
                         reinterpret_cast<void*>(output));
   });
 }
@@ -215,14 +207,19 @@ FARANDOLE_API void farandole_release_all(const int64_t* handles, int32_t count) 
 FARANDOLE_API void* farandole_take(int64_t handle) {
   std::byte* memory = nullptr;
   guarded([&]() -> int32_t {
-    memory = runtime()->handles().take(handle).release();
+    OwnedMemory taken = runtime()->handles().take(handle);
+    if (taken.get_deleter().device) {
+      std::lock_guard lock(process().on_gpu_mutex);
+      process().on_gpu[taken.get()] = taken.get_deleter().device;
+    }
+    memory = taken.release();
     return FARANDOLE_OK;
   });
   return memory;
 }
 
 FARANDOLE_API void farandole_free(void* memory) {
-  OwnedMemory owned(static_cast<std::byte*>(memory));
+  FreeMemory{nullptr}(static_cast<std::byte*>(memory));
 }
 
 FARANDOLE_API int32_t farandole_set_ranks(int32_t process_set, int32_t* ranks, int32_t capacity) {

@@ -31,6 +31,9 @@ struct Process {
   std::unordered_map<int64_t, std::shared_ptr<const Asked>> kept;
   int64_t next_kept = 1;
   std::atomic<bool> forked{false};
+  std::vector<std::string> library_folders;
+  std::mutex on_gpu_mutex;
+  std::unordered_map<void*, std::shared_ptr<GpuDevice>> on_gpu;  // memory that was taken
   StackSource stacks;
   ArenaPool arenas;
 
@@ -102,6 +105,17 @@ inline std::shared_ptr<Runtime> runtime() {
     throw Error(ErrorCode::kShutdown, "farandole is not initialised; call init() first");
   }
   return process().runtime;
+}
+
+// What farandole_tensor keeps: shutdown() may clear the table meanwhile.
+inline std::shared_ptr<const Asked> kept(int64_t tensor) {
+  std::lock_guard lock(process().kept_mutex);
+  auto found = process().kept.find(tensor);
+  if (found == process().kept.end()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "this tensor was prepared before the last shutdown(), or forgotten");
+  }
+  return found->second;
 }
 
 }  // namespace farandole

@@ -137,6 +137,8 @@ const char* farandole_build_id(void);
  * its stacks (0: none), and the reading end, which never blocks, of the pipe that it writes to. */
 int32_t farandole_stack_signal(void);
 void farandole_stacks(int32_t signal, int32_t pipe);
+/* Folders, separated by ':', in which to look for libnccl and libnvrtc; before farandole_prepare. */
+void farandole_library_folders(const char* folders);
 /* Step 1: reads the settings, opens this rank's door. Returns the blob's length, or -code. */
 int32_t farandole_prepare(char* blob, int32_t capacity);
 /* Step 2, after an allgather of the blobs: meets the others. Fails in bounded time. After a failure,
@@ -162,12 +164,22 @@ void farandole_forget_tensor(int64_t tensor);
 /* Tells the peers of `name` that this rank cannot take part: they fail with this code and text instead of waiting. */
 int32_t farandole_refuse(const farandole_request* request, int32_t code, const char* text);
 
-/* 1: done or failed, 0: under way, -code: no such handle. */
+/* As farandole_submit_tensor, for a tensor on a GPU whose buffers are produced on this CUDA stream. */
+int64_t farandole_submit_tensor_on(int64_t tensor, uintptr_t input, uintptr_t output,
+                                   uint64_t stream);
+
+/* 1: done, failed, or launched on a GPU (farandole_wait returns at once); 0: under way, -code: no such handle. */
 int32_t farandole_poll(int64_t handle);
 /* Blocks until all are done or one failed: FARANDOLE_OK, its code, or FARANDOLE_PENDING after `seconds` or a signal. */
 int32_t farandole_wait(const int64_t* handles, int32_t count, double seconds);
 /* As farandole_wait for one handle, which goes back, as by farandole_release, if the answer is FARANDOLE_OK. */
 int32_t farandole_finish(int64_t handle, double seconds);
+/* For handles that farandole_wait has returned: what comes later in this CUDA stream sees the results of
+ * those on a GPU. Blocks nobody. */
+int32_t farandole_join_stream(const int64_t* handles, int32_t count, uint64_t stream);
+/* 1: nobody uses the handle's buffers any more (on a GPU that is later than farandole_wait), 0: they are in
+ * use, -code: no such handle. */
+int32_t farandole_settled(int64_t handle);
 int32_t farandole_result_of(int64_t handle, farandole_result* result);
 /* Gives the handle back. A handle under way is released when it is done; its buffers must live until then. */
 void farandole_release(int64_t handle);
@@ -175,6 +187,8 @@ void farandole_release_all(const int64_t* handles, int32_t count);
 /* Frees memory that a result owned, after farandole_take took it from its handle. */
 void* farandole_take(int64_t handle);
 void farandole_free(void* memory);
+/* The same for memory on a GPU, once work that is now in this CUDA stream is done. */
+void farandole_free_on(void* memory, uint64_t stream);
 
 /* Whom the call behind a handle under way waits for, and why, as text; asks the coordinator, for `seconds` at most.
  * Returns the text's length before it is cut to `capacity`, or -code. */

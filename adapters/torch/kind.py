@@ -78,8 +78,7 @@ def _place(device: torch.device) -> tuple[int, int]:
     if device.type == "cpu":
         return -1, 0
     if device.type == "cuda":
-        stream = torch.cuda.current_stream(device)
-        return stream.device_index, stream.cuda_stream
+        raise TypeError("tensors on GPUs are not supported yet; move it to the CPU")
     raise TypeError(f"tensors on device {device} cannot be sent: CPU and CUDA only")
 
 

@@ -170,8 +170,12 @@ void Coordinator::on(Rank from, const Refuse& refuse, int64_t now_ns) {
 void Coordinator::on(Rank from, const Done& done, int64_t now_ns) {
   Set* set = set_of(done.set, from);
   if (!set) return;
-  if (from != set->ranks.front() || done.bucket > set->buckets) {
+  if (from != set->ranks.front() || done.bucket > (done.gpu ? set->gpu_buckets : set->buckets)) {
     throw Error(ErrorCode::kInternal, "a rank reports a bucket as done that is not its own");
+  }
+  if (done.gpu) {
+    set->gpu_buckets_done = std::max(set->gpu_buckets_done, done.bucket);
+    return;
   }
   if (done.bucket > set->buckets_done) set->moving_since_ns = now_ns;
   set->buckets_done = std::max(set->buckets_done, done.bucket);

@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -26,6 +27,9 @@ class Coordinator {
   struct Settings {
     int size = 1;                            // ranks of the world
     size_t fusion_bytes = 32 << 20;          // of one bucket
+    size_t gpu_fusion_bytes = 64 << 20;      // of one on GPUs
+    std::string gpu_plane = "auto";          // or nccl, host
+    std::string shared_gpu = "error";        // two ranks on one GPU; or host, nccl
     size_t capacity = 8192;                  // ids alive at once
     bool average_active = false;             // Average divides by the members that have not joined
     int max_sets = 64;                       // process sets alive at once, the world included
@@ -80,6 +84,10 @@ class Coordinator {
     MemberMask joined;
     MemberMask left;
     Rank last_joined = -1;
+    bool has_gpu = false;       // OpenGpu is in the log
+    std::deque<Call*> on_gpus;  // complete, agreed, for the lane of GPUs
+    uint64_t gpu_buckets = 0;   // as the two below, of that lane
+    uint64_t gpu_buckets_done = 0;
     uint64_t buckets = 0;                       // published
     uint64_t buckets_done = 0;                  // as the lowest rank says
     int64_t moving_since_ns = 0;                // the bucket that moves now
@@ -111,6 +119,8 @@ class Coordinator {
   bool on_all(RankGroup& group, const Ready& ready, int64_t now_ns);
   bool on_all(RankGroup& group, const ReadyAll& ready, int64_t now_ns);
   void heard(const RankGroup& group, int64_t now_ns);
+  void on(Rank from, const UseGpu& gpu, int64_t now_ns);
+  void on(Rank from, const GpuKey& key, int64_t now_ns);
 
   static int member_of(const Set& set, Rank rank);  // -1: not in it
   Set* set_of(SetId id, Rank from);
@@ -164,6 +174,12 @@ class Coordinator {
   void end_join(Set& set);
   Failure blame_leavers(const Set& set, const CallKey& key, const Request& request) const;
 
+  // GPUs
+  bool open_gpu(Set& set);
+  void run_gpu_bucket(Set& set);
+  bool may_use_nccl(const Set& set);
+  std::optional<std::pair<Rank, Rank>> sharing(const Set& set) const;
+
   // Publishing
   void flush(Set& set);
   void define(Call& call);
@@ -171,6 +187,7 @@ class Coordinator {
   void run_bucket(Set& set);
 
   Settings settings_;
+  std::map<Rank, UseGpu> gpus_;
   Registry registry_;
   std::map<SetId, std::unique_ptr<Set>> sets_;
   SetId next_set_ = 1;

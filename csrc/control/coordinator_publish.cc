@@ -60,6 +60,8 @@ void Coordinator::queue(Set& set, Call& call) {
   call.queue();
   if (finishes_at_once(call)) {
     set.at_once.push_back(&call);
+  } else if (call.signature().device != kCpuDevice) {
+    set.on_gpus.push_back(&call);
   } else {
     set.ready.push_back(&call);
   }
@@ -85,6 +87,12 @@ void Coordinator::flush(Set& set) {
   // When all have left, nothing may come after Stop: the rest goes out now.
   auto may_run = [&] { return left_.full() || set.buckets - set.buckets_done < kMaxOutstanding; };
   while (!set.ready.empty() && may_run()) run_bucket(set);
+  auto gpus_may_run = [&] {
+    return left_.full() || set.gpu_buckets - set.gpu_buckets_done < kMaxOutstanding;
+  };
+  while (!set.on_gpus.empty() && gpus_may_run()) {
+    if (open_gpu(set)) run_gpu_bucket(set);
+  }
   auto finished = [](const Call& c) { return !c.is_open() && c.id() != 0; };
   while (!set.unnamed.empty() && finished(*set.unnamed.front())) {
     set.unnamed.pop_front();
@@ -165,6 +173,27 @@ void Coordinator::run_bucket(Set& set) {
     expect_progress(now_ns_, now_ns_);
   }
   log_.push_back(Run{set.id, ++set.buckets, std::move(items), std::move(bundles)});
+}
+
+// As run_bucket: one lane of its own, so that neither kind of memory waits for the other.
+void Coordinator::run_gpu_bucket(Set& set) {
+  std::vector<Item> items;
+  size_t bytes = 0;
+  std::string group;
+  while (!set.on_gpus.empty()) {
+    Call& call = *set.on_gpus.front();
+    const std::string& its_group = call.request().group;
+    bool bound = !its_group.empty() && its_group == group;
+    bool full = bytes + call.bytes() > settings_.gpu_fusion_bytes || items.size() >= kMaxItems;
+    if (!items.empty() && full && !bound) break;
+    group = its_group;
+    bytes += call.bytes();
+    set.on_gpus.pop_front();
+    define(call);
+    items.push_back(item_of(call, divisor_of(call, set.members(), settings_.average_active)));
+    retire(call);
+  }
+  log_.push_back(Run{set.id, ++set.gpu_buckets, std::move(items), {}, true});
 }
 
 }  // namespace farandole

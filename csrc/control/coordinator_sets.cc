@@ -97,7 +97,7 @@ void Coordinator::on(Rank from, const Join& join, int64_t now_ns) {
 // join() would begin its name anew.
 void Coordinator::end_join(Set& set) {
   bool over = set.joined.full() || (!set.joined.empty() && !set.left.empty());
-  if (!over || !set.ready.empty()) return;
+  if (!over || !set.ready.empty() || !set.on_gpus.empty()) return;
   // The joined ranks have made fewer unnamed calls: all count on from here.
   log_.push_back(Joined{set.id, set.last_joined, set.first_unnamed + set.unnamed.size()});
   set.joined.clear();

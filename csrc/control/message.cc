@@ -85,7 +85,7 @@ void visit(V& v, auto& x) {
   } else if constexpr (std::is_same_v<T, Join>) {
     v(x.set);
   } else if constexpr (std::is_same_v<T, Done>) {
-    v(x.set), v(x.bucket);
+    v(x.set), v(x.bucket), v(x.gpu);
   } else if constexpr (std::is_same_v<T, Forgot> || std::is_same_v<T, Forget>) {
     v(x.id);
   } else if constexpr (std::is_same_v<T, Leave>) {
@@ -103,7 +103,7 @@ void visit(V& v, auto& x) {
   } else if constexpr (std::is_same_v<T, Item>) {
     v(x.id), v(x.sequence), v(x.divisor), v(x.absent), v(x.rows);
   } else if constexpr (std::is_same_v<T, Run>) {
-    v(x.set), v(x.bucket), v.resize(x.items);
+    v(x.set), v(x.bucket), v(x.gpu), v.resize(x.items);
     for (auto& item : x.items) visit(v, item);
     v(x.bundles);
   } else if constexpr (std::is_same_v<T, Result>) {
@@ -114,6 +114,12 @@ void visit(V& v, auto& x) {
     v(x.set), v(x.ranks), visit(v, x.key);
   } else if constexpr (std::is_same_v<T, CloseSet>) {
     v(x.set), visit(v, x.key);
+  } else if constexpr (std::is_same_v<T, UseGpu>) {
+    v(x.uuid), v(x.host), v(x.nccl_version), v(x.name);
+  } else if constexpr (std::is_same_v<T, GpuKey>) {
+    v(x.set), v(x.key);
+  } else if constexpr (std::is_same_v<T, OpenGpu>) {
+    v(x.set), v(x.nccl), v(x.ranks);
   } else if constexpr (std::is_same_v<T, Abort> || std::is_same_v<T, Lost>) {
     visit(v, x.failure);
   } else if constexpr (std::is_same_v<T, ReadyAll>) {

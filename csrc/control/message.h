@@ -58,6 +58,7 @@ struct Join {
 struct Done {  // by the set's lowest rank: its lane has finished this bucket
   SetId set = kWorldSet;
   uint64_t bucket = 0;
+  bool gpu = false;  // of the lane of GPUs, which counts for itself
 };
 struct Forgot {  // the rank has dropped this id: nothing it sends later means it
   uint32_t id = 0;
@@ -90,8 +91,21 @@ struct Split {
 struct Lost {
   Failure failure;
 };
+// Before a rank's first tensor on a GPU.
+struct UseGpu {
+  std::string uuid;          // of the GPU
+  Rank host = 0;             // the lowest rank of its host
+  int32_t nccl_version = 0;  // 0: none that it could use
+  std::string name;
+};
+// How the members of a set find each other in NCCL: from its lowest rank to the coordinator, and from there to
+// all in the log.
+struct GpuKey {
+  SetId set = kWorldSet;
+  std::string key;
+};
 using Report = std::variant<Ready, Refuse, Join, Done, Forgot, Leave, Whereabouts, Inquire,
-                            ReadyAll, Split, Lost>;
+                            ReadyAll, Split, Lost, UseGpu, GpuKey>;
 
 // ---- The log: coordinator -> all ranks, one total order
 
@@ -114,7 +128,8 @@ struct Run {  // the set's lane moves these bytes
   uint64_t bucket = 0;
   std::vector<Item> items;
   std::vector<uint32_t> bundles = {};  // whole ones, behind the items; nothing is absent from them
-};
+  bool gpu = false;                    // the lane of GPUs
+};  // namespace farandole
 struct Result {  // done at once: the result is here, or nobody had a buffer
   SetId set = kWorldSet;
   uint32_t id = 0;
@@ -165,8 +180,14 @@ struct Bundle {
 struct Unbundle {  // no more; every member answers with its Split, if it has not yet
   uint32_t id = 0;
 };
+// The set's first bucket on GPUs is near: by NCCL (then a GpuKey follows), or through host memory.
+struct OpenGpu {
+  SetId set = kWorldSet;
+  bool nccl = false;
+  std::vector<Rank> ranks;  // of the set
+};
 using Entry = std::variant<Define, Forget, Run, Result, Fail, Joined, OpenSet, CloseSet, Abort,
-                           Stop, WhereAre, Inform, Bundle, Unbundle>;
+                           Stop, WhereAre, Inform, Bundle, Unbundle, OpenGpu, GpuKey>;
 
 void encode(const Report& report, ByteString& out);
 void encode(const Entry& entry, ByteString& out);

@@ -35,6 +35,11 @@ struct Config {
   int64_t check_numerics;
   int64_t metrics_port;  // 0: none
   std::string metrics_address;
+  int64_t gpu_fusion_bytes;
+  std::string gpu_plane;
+  std::string shared_gpu;
+  std::string gpu_order;
+  std::string nccl_algo;
   // Of this rank
   int64_t spin_us;  // -1: decide from the cores at hand
   std::string cpu_target;
@@ -42,14 +47,18 @@ struct Config {
   std::string log_format;
   int64_t log_rate;  // lines a second
   std::string death_watch;
+  std::string cuda_library;
+  std::string nccl_library;
+  std::string nvrtc_library;
   int64_t stack_signal;  // -1: the first free real-time signal; 0: off
   // Read by the Python package
   std::string rendezvous;
   int64_t rank;
   int64_t size;
 
-  std::string tuning;           // the file that was read
-  std::vector<Source> sources;  // by row of the table
+  std::vector<std::string> library_folders;  // of Python's packages, for GPU libraries
+  std::string tuning;                        // the file that was read
+  std::vector<Source> sources;               // by row of the table
 };
 
 struct Variable {

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/outcome.h"
+#include "core/rank_gpu.h"
 
 namespace farandole {
 namespace {
@@ -29,6 +30,7 @@ Part part_of(const Item& item, const Request& request, const ProcessSet& set,
   if (mine) {
     part.input = mine->input;
     part.output = mine->output;
+    part.produced = mine->produced;
     part.signature.shape = mine->shape;
   } else if (!part.signature.shape.empty() && part.signature.shape[0] < 0) {
     part.signature.shape[0] = 0;
@@ -59,6 +61,7 @@ bool Engine::step() {
   std::lock_guard lock(work_mutex_);
   bool moved = control();
   for (auto& [id, lane] : lanes_) moved |= lane.lane->step();
+  moved |= step_gpu();
   return moved;
 }
 
@@ -92,8 +95,8 @@ bool Engine::has_work() const {
   std::lock_guard lock(work_mutex_);
   if (failing_ || (!deaf_ && channel_.has_entry()) || channel_.can_flush()) return true;
   if (leader_ && leader_->has_work()) return true;
-  return std::any_of(lanes_.begin(), lanes_.end(),
-                     [](const auto& entry) { return entry.second.lane->ready(); });
+  return gpu_ready() || std::any_of(lanes_.begin(), lanes_.end(),
+                                    [](const auto& entry) { return entry.second.lane->ready(); });
 }
 
 bool Engine::moving() const {
@@ -181,21 +184,33 @@ void Engine::on(const Run& run) {
   auto lane = lanes_.find(run.set);
   if (lane == lanes_.end()) return;
   Bucket bucket;
+  auto endings = std::make_shared<std::vector<Ending>>();
   bool lowest = false;
   {
     std::lock_guard lock(mutex_);
     const ProcessSet& set = sets_.own(run.set);
     lowest = set.member == 0;
-    bucket = bucket_of(run, set);
+    bucket = bucket_of(run, set, *endings);
   }
+  bucket.done = [this, endings](const Failure* failure) {
+    for (Ending& ending : *endings) {
+      if (ending.launched) {
+        settle(ending, failure);
+        continue;
+      }
+      if (failure) ending.outcome.failure = *failure;
+      finish(ending.submission, std::move(ending.outcome));
+    }
+  };
   if (lowest) {
-    bucket.done = [this, set = run.set, number = run.bucket,
+    bucket.done = [this, set = run.set, number = run.bucket, gpu = run.gpu,
                    done = std::move(bucket.done)](const Failure* failure) {
       done(failure);
-      if (!failure) report(Done{set, number});
+      if (!failure) report(Done{set, number, gpu});
     };
   }
   watch(bucket, run);
+  if (run.gpu) return push_gpu(run.set, std::move(bucket), std::move(endings));
   const bool unmoved = static_cast<bool>(lane->second.lane->fault());
   lane->second.lane->push(std::move(bucket));
   if (lowest && unmoved) report(Done{run.set, run.bucket});
@@ -218,22 +233,18 @@ void Engine::watch(Bucket& bucket, const Run& run) {
 }
 
 // Memory for outputs whose size only negotiation knew comes from here. Under the mutex.
-Bucket Engine::bucket_of(const Run& run, const ProcessSet& set) {
+Bucket Engine::bucket_of(const Run& run, const ProcessSet& set, std::vector<Ending>& endings) {
   Bucket bucket;
-  struct Ending {
-    Submission submission;
-    Outcome outcome;
-  };
-  auto endings = std::make_shared<std::vector<Ending>>();
   auto add = [&](const Item& item) {
     const Request& request = pending_.request_of(item.id);
     std::optional<Submission> mine = pending_.take(item.id, item.sequence);
     Part part = part_of(item, request, set, mine);
     if (mine) {
-      Outcome outcome = outcome_of(part, set, *mine);
+      const bool on_gpu = request.signature.device != kCpuDevice;
+      Outcome outcome = outcome_of(part, set, *mine, on_gpu ? gpu_.load()->device() : nullptr);
       recorder_.negotiated(mine->recorded, run.bucket, log_position_);
       part.output = outcome.output;
-      endings->push_back({std::move(*mine), std::move(outcome)});
+      endings.push_back({std::move(*mine), std::move(outcome)});
     }
     bucket.parts.push_back(std::move(part));
   };
@@ -244,12 +255,6 @@ Bucket Engine::bucket_of(const Run& run, const ProcessSet& set) {
       add({id, 0, average ? set.members() : 1, {}, {}});
     }
   }
-  bucket.done = [this, endings](const Failure* failure) {
-    for (Ending& ending : *endings) {
-      if (failure) ending.outcome.failure = *failure;
-      finish(ending.submission, std::move(ending.outcome));
-    }
-  };
   return bucket;
 }
 

@@ -22,6 +22,8 @@
 
 namespace farandole {
 
+class RankGpu;
+
 class Engine {
  public:
   // Opens the lane of a set of which this rank is a member, on the memory that its members share.
@@ -49,6 +51,11 @@ class Engine {
   void give_up(const Failure& failure);
 
   // ---- any thread
+  // This rank has tensors on a GPU from here on. Under the mutex.
+  void use_gpu(RankGpu& gpu);
+  // Somebody waits for these: in program order that is when buckets on GPUs may be launched.
+  void want(std::span<const Handle> handles);
+  void unwant(std::span<const Handle> handles);
   // Whether step() would do something. Followed by a notify() wherever it becomes true.
   bool has_work() const;
   bool moving() const;  // a bucket has begun
@@ -83,6 +90,12 @@ class Engine {
     Segment staging;  // outlives the lane
     std::unique_ptr<Lane> lane;
   };
+  // What a bucket's end means for one call of this rank.
+  struct Ending {
+    Submission submission;
+    Outcome outcome;
+    bool launched = false;  // on a GPU: the outcome is told already
+  };
 
   bool control();
   Deadline look_again() const;  // the first of all, under work_mutex_
@@ -102,7 +115,18 @@ class Engine {
   void on(const Bundle& bundle);
   void on(const Unbundle& unbundle);
 
-  Bucket bucket_of(const Run& run, const ProcessSet& set);
+  void on(const OpenGpu& open);
+  void on(const GpuKey& key);
+
+  Bucket bucket_of(const Run& run, const ProcessSet& set, std::vector<Ending>& endings);
+  void push_gpu(SetId set, Bucket bucket, std::shared_ptr<std::vector<Ending>> endings);
+  void launch(Ending& ending, const std::shared_ptr<GpuEvent>& past);
+  void settle(const Ending& ending, const Failure* failure);
+  bool may_launch() const;
+  bool step_gpu();
+  bool gpu_ready() const;
+  void close_gpu(SetId set, const Failure& failure);
+  void abort_gpu(const Failure& failure);
   void watch(Bucket& bucket, const Run& run);
   void finish(const Submission& submission, Outcome outcome);
   void tell_first(const Failure& failure);
@@ -125,6 +149,8 @@ class Engine {
   // Locked before mutex_: the driver holds it while it steps; others, to see whether there is work.
   mutable std::mutex work_mutex_;
   std::map<SetId, LaneOfSet> lanes_;
+  std::map<SetId, Segment> gpu_staging_;
+  std::atomic<RankGpu*> gpu_{nullptr};
 
   mutable std::mutex mutex_;
   ByteString encoded_;
@@ -134,7 +160,8 @@ class Engine {
   std::atomic<bool> news_{false};
   PendingTable pending_;
   ProcessSets sets_;
-  Handles handles_;
+  mutable Handles handles_;
+  std::multiset<Handle> wanted_;
   std::map<uint64_t, std::string> answers_;
   Failure failure_;
   Failure found_;                     // on this rank, by whoever called fail()

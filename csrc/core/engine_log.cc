@@ -102,10 +102,12 @@ void Engine::on(const OpenSet& open) {
 void Engine::on(const CloseSet& close) {
   std::optional<Submission> mine;
   if (auto lane = lanes_.find(close.set); lane != lanes_.end()) {
-    lane->second.lane->abort(
-        {ErrorCode::kInvalidArgument, "process set " + std::to_string(close.set) +
-                                          " was removed while this call was under way"});
+    const Failure gone{
+        ErrorCode::kInvalidArgument,
+        "process set " + std::to_string(close.set) + " was removed while this call was under way"};
+    lane->second.lane->abort(gone);
     lanes_.erase(lane);
+    close_gpu(close.set, gone);
   }
   {
     std::lock_guard lock(mutex_);
@@ -192,6 +194,7 @@ void Engine::break_down(const Failure& failure) {
   recorder_.job_failed(failure);
   tell_first(failure);
   for (auto& [id, lane] : lanes_) lane.lane->abort(failure);
+  abort_gpu(failure);
   std::lock_guard lock(mutex_);
   pending_.clear();
   bundler_.clear();

@@ -6,10 +6,23 @@
 #include <utility>
 
 #include "lib/futex.h"
+#include "lib/gpu_device.h"
 
 namespace farandole {
 
-OwnedMemory allocate(size_t bytes) {
+void FreeMemory::operator()(std::byte* memory) const {
+  if (device) {
+    device->free(reinterpret_cast<uintptr_t>(memory), device->stream());
+  } else {
+    std::free(memory);
+  }
+}
+
+OwnedMemory allocate(size_t bytes, const std::shared_ptr<GpuDevice>& device) {
+  if (device) {
+    const cuda::Address address = device->allocate(bytes, device->stream());
+    return OwnedMemory(reinterpret_cast<std::byte*>(address), {device});
+  }
   constexpr size_t kAlignment = 64;
   size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   auto* memory = static_cast<std::byte*>(std::aligned_alloc(kAlignment, rounded + kAlignment));
@@ -17,7 +30,7 @@ OwnedMemory allocate(size_t bytes) {
     throw Error(ErrorCode::kLibrary,
                 "no memory for a result of " + std::to_string(bytes) + " bytes");
   }
-  return OwnedMemory(memory);
+  return OwnedMemory(memory, {nullptr});
 }
 
 Handles::Slot& Handles::slot_of(Handle handle) {
@@ -34,11 +47,11 @@ Handles::Slot& Handles::slot_of(Handle handle) {
 
 Outcome& Handles::outcome_of(Handle handle) {
   Slot& slot = slot_of(handle);
-  if (slot.state == State::kDone) return slot.outcome;
+  if (slot.state == State::kDone || slot.state == State::kLaunched) return slot.outcome;
   throw Error(ErrorCode::kInvalidArgument, "this call is under way; wait for it first");
 }
 
-Handle Handles::create(uint32_t label) {
+Handle Handles::create(uint32_t label, bool on_gpu) {
   std::lock_guard lock(mutex_);
   if (free_.empty()) {
     slots_.emplace_back();
@@ -49,6 +62,7 @@ Handle Handles::create(uint32_t label) {
   Slot& slot = slots_[index - 1];
   slot.state = State::kUnderWay;
   slot.released = false;
+  slot.on_gpu = on_gpu;
   slot.label = label;
   slot.generation = (slot.generation + 1) & 0x7fffffff;
   return static_cast<Handle>((uint64_t{slot.generation} << 32) | index);
@@ -82,7 +96,7 @@ void Handles::fail_all(const Failure& failure) {
     std::lock_guard lock(mutex_);
     for (size_t i = 0; i < slots_.size(); ++i) {
       Slot& slot = slots_[i];
-      if (slot.state != State::kUnderWay) continue;
+      if (slot.state != State::kUnderWay && slot.state != State::kLaunched) continue;
       slot.state = State::kDone;
       slot.outcome.failure = failure;
       if (slot.released) free(slot, static_cast<uint32_t>(i + 1));
@@ -99,14 +113,47 @@ void Handles::announce() {
 
 bool Handles::done(Handle handle) {
   std::lock_guard lock(mutex_);
+  return slot_of(handle).state != State::kUnderWay;
+}
+
+bool Handles::settled(Handle handle) {
+  std::lock_guard lock(mutex_);
   return slot_of(handle).state == State::kDone;
+}
+
+bool Handles::unlaunched(Handle handle) {
+  std::lock_guard lock(mutex_);
+  auto index = static_cast<uint32_t>(handle);
+  if (index == 0 || index > slots_.size()) return false;
+  const Slot& slot = slots_[index - 1];
+  return slot.on_gpu && slot.state == State::kUnderWay;
+}
+
+void Handles::launch(Handle handle, Outcome outcome) {
+  {
+    std::lock_guard lock(mutex_);
+    Slot& slot = slots_.at(static_cast<uint32_t>(handle) - 1);
+    slot.state = State::kLaunched;
+    slot.outcome = std::move(outcome);
+  }
+  announce();
+}
+
+void Handles::settle(Handle handle, const Failure* failure) {
+  std::lock_guard lock(mutex_);
+  auto index = static_cast<uint32_t>(handle);
+  Slot& slot = slots_.at(index - 1);
+  slot.state = State::kDone;
+  slot.outcome.past.reset();
+  if (failure) slot.outcome.failure = *failure;
+  if (slot.released) free(slot, index);
 }
 
 bool Handles::finished(std::span<const Handle> handles, size_t& ready, Failure& failure) {
   std::lock_guard lock(mutex_);
   while (ready < handles.size()) {
     Slot& slot = slot_of(handles[ready]);
-    if (slot.state != State::kDone) return false;
+    if (slot.state == State::kUnderWay) return false;
     if (slot.outcome.failure) {
       failure = slot.outcome.failure;
       return true;

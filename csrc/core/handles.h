@@ -16,14 +16,19 @@
 
 namespace farandole {
 
+class GpuDevice;
+class GpuEvent;
+
 using Handle = int64_t;  // positive; never the same twice
 
+// Of the host, or of a GPU: then in the order of our stream.
 struct FreeMemory {
-  void operator()(std::byte* memory) const { std::free(memory); }
+  std::shared_ptr<GpuDevice> device;
+  void operator()(std::byte* memory) const;
 };
 using OwnedMemory = std::unique_ptr<std::byte, FreeMemory>;
 // Throws Error(kLibrary) naming the bytes asked.
-OwnedMemory allocate(size_t bytes);
+OwnedMemory allocate(size_t bytes, const std::shared_ptr<GpuDevice>& device = nullptr);
 
 struct Outcome {
   Failure failure;
@@ -33,22 +38,28 @@ struct Outcome {
   std::vector<int64_t> shape;
   std::vector<int64_t> received;  // alltoall
   int64_t value = 0;
+  std::shared_ptr<GpuEvent> past;  // launched on a GPU: done behind this point of our stream
 };
 
 // Any thread. Unknown handles throw Error(kInvalidArgument).
 class Handles {
  public:
   // label: the name to show while somebody waits for it.
-  Handle create(uint32_t label = 0);
+  Handle create(uint32_t label = 0, bool on_gpu = false);
   uint32_t label_of(Handle handle);
   void finish(Handle handle, Outcome outcome);
+  // Launched on a GPU: waiters go on, the buffers stay in use until settle().
+  void launch(Handle handle, Outcome outcome);
+  void settle(Handle handle, const Failure* failure);
   // Everything under way is done with this.
   void fail_all(const Failure& failure);
-  bool done(Handle handle);
+  bool done(Handle handle);        // or launched
+  bool settled(Handle handle);     // nobody uses its buffers
+  bool unlaunched(Handle handle);  // on a GPU, and under way
   // The first failure among those that are done; whether all are done is told by `pending`: the
   // number of handles from the front that are done without failure is added to `ready`.
   bool finished(std::span<const Handle> handles, size_t& ready, Failure& failure);
-  // Calls visit(const Outcome&) under the lock. Throws if the handle is not done.
+  // Calls visit(const Outcome&) under the lock. Throws if the handle is not done or launched.
   template <class Visitor>
   void look(Handle handle, Visitor&& visit) {
     std::lock_guard lock(mutex_);
@@ -67,10 +78,11 @@ class Handles {
   void announce();
 
  private:
-  enum class State { kFree, kUnderWay, kDone };
+  enum class State { kFree, kUnderWay, kLaunched, kDone };
   struct Slot {
     State state = State::kFree;
     bool released = false;
+    bool on_gpu = false;
     uint32_t generation = 0;
     uint32_t label = 0;
     Outcome outcome;

@@ -18,13 +18,13 @@ void HostLeader::send_down() {
   down_.clear();
 }
 
-void HostLeader::share_staging(const OpenSet& open) {
+void HostLeader::share_staging(SetId set, const std::vector<Rank>& ranks) {
   const Topology& topology = setup_.topology;
-  const std::vector<int> locals = topology.locals_among(open.ranks);
+  const std::vector<int> locals = topology.locals_among(ranks);
   if (locals.empty()) return;
-  size_t bytes = setup_.staging_bytes(open.ranks);
+  size_t bytes = setup_.staging_bytes(ranks);
   Segment segment = setup_.links.give("farandole-staging", bytes, locals);
-  if (locals.front() == topology.local_rank) staging_[open.set] = std::move(segment);
+  if (locals.front() == topology.local_rank) staging_[set] = std::move(segment);
 }
 
 Segment HostLeader::take_staging(SetId set) {

@@ -57,7 +57,7 @@ class HostLeader {
   void send_down();
   // Memory travels ahead of the entry that needs it, so that nobody who reads the entry has to wait.
   // Throws Error(kLibrary) if there is none.
-  void share_staging(const OpenSet& open);
+  void share_staging(SetId set, const std::vector<Rank>& ranks);
   std::vector<std::pair<Rank, Failure>> take_lost();
   static Failure host_is_gone(const HostTree::Branch& branch);
 

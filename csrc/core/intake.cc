@@ -122,9 +122,8 @@ Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own) {
   s.reduce_op = checked<ReduceOp>(request, asked.reduce_op, kReduceOps, "reduce op");
   s.dtype = checked<DType>(request, asked.dtype, kDTypeCount, "dtype");
   const ProcessSet& set = working_set(request, sets);
-  if (asked.device != kCpuDevice) {
-    refuse(request, "tensors on GPUs are not supported yet; move it to the CPU");
-  }
+  if (asked.device < kCpuDevice) refuse(request, "no such device");
+  s.device = asked.device == kCpuDevice ? kCpuDevice : kAnyGpu;
   if (request.name.size() > kMaxName) refuse(request, "the name is longer than 4096 bytes");
   if (asked.ndim < 0 || (moves_bytes(s.op) && asked.ndim > kMaxDimensions)) {
     refuse(request, "more than 64 dimensions");
@@ -136,6 +135,8 @@ Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own) {
   mine.shape.assign(asked.shape, asked.shape + asked.ndim);
   mine.input = static_cast<const std::byte*>(asked.input);
   mine.output = static_cast<std::byte*>(asked.output);
+  mine.device = asked.device;
+  mine.stream = asked.stream;
   s.group_size = asked.group ? asked.group_size : 1;
   if (asked.group) request.group = asked.group;
   if (asked.group && asked.group_size < 1) refuse(request, "a group needs at least one member");
@@ -177,6 +178,7 @@ Contribution contribution_of(const Request& request, const Submission& mine, Ran
     given.splits.assign(given.splits.size(), 0);
     return given;
   }
+  if (s.device != kCpuDevice) return given;  // the host can't read it
   bool may_ride = s.op == Op::kAllreduce || s.op == Op::kBroadcast || s.op == Op::kAllgather;
   if (!may_ride) return given;
   size_t bytes = std::accumulate(mine.shape.begin(), mine.shape.end(), size_of(s.dtype),

@@ -95,10 +95,13 @@ void Leader::answer_for_standing(const WhereAre& where) {
 }
 
 Entry Leader::prepare(Entry entry) {
+  if (auto* gpu = std::get_if<OpenGpu>(&entry); gpu && !gpu->nccl) {
+    share_staging(gpu->set, gpu->ranks);
+  }
   auto* open = std::get_if<OpenSet>(&entry);
   if (!open) return entry;
   try {
-    share_staging(*open);
+    share_staging(open->set, open->ranks);
     return entry;
   } catch (const Error& error) {
     coordinator_.withdraw_set(open->set);

@@ -21,7 +21,8 @@ std::vector<int64_t> rows_of(const Item& item, const Signature& signature, int m
   return rows;
 }
 
-Outcome outcome_of(const Part& part, const ProcessSet& set, const Submission& mine) {
+Outcome outcome_of(const Part& part, const ProcessSet& set, const Submission& mine,
+                   const std::shared_ptr<GpuDevice>& device) {
   Outcome outcome;
   outcome.shape = mine.shape;
   auto member = static_cast<size_t>(set.member);
@@ -41,7 +42,7 @@ Outcome outcome_of(const Part& part, const ProcessSet& set, const Submission& mi
   if (!outcome.output) {
     int64_t elements = std::accumulate(outcome.shape.begin(), outcome.shape.end(), int64_t{1},
                                        std::multiplies<>());
-    outcome.owned = allocate(static_cast<size_t>(elements) * size_of(part.signature.dtype));
+    outcome.owned = allocate(static_cast<size_t>(elements) * size_of(part.signature.dtype), device);
     outcome.output = outcome.owned.get();
   }
   return outcome;

@@ -15,6 +15,7 @@ namespace farandole {
 std::vector<int64_t> rows_of(const Item& item, const Signature& signature, int members);
 
 // Shape and memory of the result of `part`; uses the submission's output if it has one.
-Outcome outcome_of(const Part& part, const ProcessSet& set, const Submission& mine);
+Outcome outcome_of(const Part& part, const ProcessSet& set, const Submission& mine,
+                   const std::shared_ptr<GpuDevice>& device = nullptr);
 
 }  // namespace farandole

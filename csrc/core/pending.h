@@ -18,6 +18,8 @@
 
 namespace farandole {
 
+class GpuEvent;
+
 // One tensor on its way, as this rank submitted it.
 struct Submission {
   Handle handle = 0;
@@ -25,6 +27,9 @@ struct Submission {
   std::byte* output = nullptr;
   std::vector<int64_t> shape;   // of the input, with its own first dimension
   std::vector<int64_t> splits;  // alltoall
+  int32_t device = kCpuDevice;
+  uint64_t stream = 0;                 // on which the buffers are produced
+  std::shared_ptr<GpuEvent> produced;  // there
   struct NamedRequest* named = nullptr;
   RecordedCall recorded;
 };

@@ -76,7 +76,9 @@ void Relay::read_log(ByteView entries) {
 
 void Relay::read(const Entry& entry) {
   over_ = over_ || std::holds_alternative<Abort>(entry) || std::holds_alternative<Stop>(entry);
-  if (auto* open = std::get_if<OpenSet>(&entry)) share_staging(*open);
+  if (auto* open = std::get_if<OpenSet>(&entry)) share_staging(open->set, open->ranks);
+  auto* gpu = std::get_if<OpenGpu>(&entry);
+  if (gpu && !gpu->nccl) share_staging(gpu->set, gpu->ranks);
   auto* where = std::get_if<WhereAre>(&entry);
   if (!where) return;
   for (Rank rank : where->ranks) {  // a rank that stands still can't answer itself

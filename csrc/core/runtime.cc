@@ -22,15 +22,29 @@ std::chrono::nanoseconds seconds(double s) {
   return std::chrono::nanoseconds(static_cast<int64_t>(std::min(s, 1e9) * 1e9));
 }
 
+void check_choice(const char* name, const std::string& value,
+                  std::initializer_list<const char*> choices) {
+  std::string all;
+  for (const char* choice : choices) {
+    if (value == choice) return;
+    all += (all.empty() ? "" : ", ") + std::string(choice);
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              std::string(name) + "='" + value + "' is none of " + all);
+}
+
 Coordinator::Settings coordinator_settings(const Config& config, int size) {
   Coordinator::Settings settings;
   settings.size = size;
   settings.fusion_bytes = static_cast<size_t>(std::max<int64_t>(config.fusion_bytes, 0));
+  settings.gpu_fusion_bytes = static_cast<size_t>(std::max<int64_t>(config.gpu_fusion_bytes, 0));
+  check_choice("FARANDOLE_GPU_PLANE", config.gpu_plane, {"auto", "nccl", "host"});
+  check_choice("FARANDOLE_SHARED_GPU", config.shared_gpu, {"error", "host", "nccl"});
+  check_choice("FARANDOLE_GPU_ORDER", config.gpu_order, {"background", "program"});
+  settings.gpu_plane = config.gpu_plane;
+  settings.shared_gpu = config.shared_gpu;
   settings.capacity = static_cast<size_t>(std::max<int64_t>(config.cache_capacity, 1));
-  if (config.join_average != "all" && config.join_average != "active") {
-    throw Error(ErrorCode::kInvalidArgument,
-                "FARANDOLE_JOIN_AVERAGE='" + config.join_average + "' is neither all nor active");
-  }
+  check_choice("FARANDOLE_JOIN_AVERAGE", config.join_average, {"all", "active"});
   settings.average_active = config.join_average == "active";
   settings.max_sets = static_cast<int>(config.max_process_sets);
   settings.stall_warn_ns = seconds(config.stall_warn).count();

@@ -17,6 +17,7 @@
 #include "core/engine.h"
 #include "core/host_leader.h"
 #include "core/intake.h"
+#include "core/rank_gpu.h"
 #include "core/spin.h"
 #include "data/host_arenas.h"
 #include "data/phase.h"
@@ -61,7 +62,7 @@ class Runtime {
   // All or none; on an argument error the peers fail too.
   std::vector<Handle> submit(std::span<const farandole_request> requests);
   // A request kept for repeated submission.
-  Handle submit(const Asked& kept, const void* input, void* output);
+  Handle submit(const Asked& kept, const void* input, void* output, uint64_t stream = 0);
   Asked keep(const farandole_request& request);
   void refuse(const farandole_request& request, const Failure& why);
   WaitEnd wait(std::span<const Handle> handles, Deadline deadline, Failure& failure);
@@ -74,6 +75,8 @@ class Runtime {
   // In a forked child: lets go of the connections, or a rank that dies while its children live would not
   // be missed.
   void forked() { links_ = {}; }
+  // What comes later in `stream` sees the results of these launched calls.
+  void join_stream(std::span<const Handle> handles, uint64_t stream);
 
   Handles& handles() { return engine_->handles(); }
   std::vector<Rank> ranks_of(SetId set);
@@ -108,6 +111,10 @@ class Runtime {
   PhaseWatch phases_of(SetId set);
   void dump(std::span<const int> locals, const std::string& reason);
   void describe(Asked& asked);  // to the recorder; under the engine's mutex
+
+  // ---- GPUs, in runtime_gpu.cc
+  void open_gpu(std::span<const farandole_request> requests);
+  void mark_produced(std::span<Submission* const> submissions);  // under the engine's mutex
 
   struct Role;  // the driver's
 
@@ -144,6 +151,8 @@ class Runtime {
   std::unique_ptr<TcpChannel> hosts_;  // leaders of several hosts only
   std::unique_ptr<HostLeader> leader_;
   std::unique_ptr<Engine> engine_;
+  std::mutex gpu_mutex_;
+  std::unique_ptr<RankGpu> gpu_;  // goes before the engine, whose calls its lane ends
   std::unique_ptr<DeathWatch> watch_;
   std::unique_ptr<Standstill> leader_stands_;
   std::unique_ptr<Witness> witness_;

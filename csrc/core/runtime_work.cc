@@ -32,6 +32,17 @@ struct Waiting {
   ~Waiting() { recorder.wait_ends(over); }
 };
 
+// In program order buckets on GPUs are launched for waiters only.
+struct Wanted {
+  Engine& engine;
+  std::span<const Handle> handles;
+  Wanted(Engine& its_engine, std::span<const Handle> its_handles)
+      : engine(its_engine), handles(its_handles) {
+    engine.want(handles);
+  }
+  ~Wanted() { engine.unwant(handles); }
+};
+
 void Runtime::check_open() const {
   if (leaving_) {
     throw Error(ErrorCode::kShutdown, "this rank has shut down; call init() first");
@@ -41,7 +52,7 @@ void Runtime::check_open() const {
 }
 
 Handle Runtime::enter(const Request& request, Submission submission) {
-  submission.handle = handles().create(submission.recorded.name);
+  submission.handle = handles().create(submission.recorded.name, submission.device != kCpuDevice);
   submission.recorded.call = submission.handle;
   Handle handle = submission.handle;
   const uint64_t sequence = request.name.empty() ? engine_->pending().next_unnamed(request.set) : 0;
@@ -60,15 +71,24 @@ Handle Runtime::enter(const Request& request, Submission submission) {
 
 std::vector<Handle> Runtime::submit(std::span<const farandole_request> requests) {
   std::vector<Handle> handles;
-  std::exception_ptr error;
   Failure unsound;
   if (config_.check_numerics != 0) unsound = numerics_of(requests, topology_.rank);
+  std::exception_ptr error, no_gpu;
+  try {
+    open_gpu(requests);
+  } catch (const Error&) {
+    no_gpu = std::current_exception();
+  }
   {
     std::lock_guard lock(engine_->mutex());
     check_open();
     try {
       if (unsound) throw Error(unsound.code, unsound.text);
+      if (no_gpu) std::rethrow_exception(no_gpu);
       std::vector<Asked> asked = take_in_all(requests);
+      std::vector<Submission*> submissions;
+      for (Asked& one : asked) submissions.push_back(&one.submission);
+      mark_produced(submissions);
       for (Asked& one : asked) {
         handles.push_back(enter(one.request, std::move(one.submission)));
       }
@@ -102,6 +122,7 @@ std::vector<Asked> Runtime::take_in_all(std::span<const farandole_request> reque
 }
 
 Asked Runtime::keep(const farandole_request& request) {
+  open_gpu({&request, 1});
   std::lock_guard lock(engine_->mutex());
   check_open();
   Asked asked = take_in(request, engine_->sets(), topology_.rank);
@@ -109,7 +130,7 @@ Asked Runtime::keep(const farandole_request& request) {
   return asked;
 }
 
-Handle Runtime::submit(const Asked& kept, const void* input, void* output) {
+Handle Runtime::submit(const Asked& kept, const void* input, void* output, uint64_t stream) {
   Handle handle;
   Submission submission = kept.submission;
   submission.input = static_cast<const std::byte*>(input);
@@ -120,6 +141,9 @@ Handle Runtime::submit(const Asked& kept, const void* input, void* output) {
     check_open();
     working_set(kept.request, engine_->sets());
     engine_->pending().check_free(kept.request);
+    submission.stream = stream;
+    Submission* one = &submission;
+    mark_produced({&one, 1});
     handle = enter(kept.request, std::move(submission));
   }
   after_submit();
@@ -231,6 +255,7 @@ WaitEnd Runtime::wait(std::span<const Handle> wanted, Deadline deadline, Failure
   engine_->await(wanted);
   auto done = [&] { return handles().finished(wanted, ready, failure); };
   if (done()) return failure ? WaitEnd::kFailed : WaitEnd::kDone;
+  const Wanted held(*engine_, wanted);
   const Handle first = wanted[ready];
   Waiting waiting(*recorder_, first, handles().label_of(first));
   for (;;) {

@@ -14,6 +14,7 @@ using SetId = int32_t;  // process set; 0 is the world
 
 constexpr SetId kWorldSet = 0;
 constexpr int32_t kCpuDevice = -1;
+constexpr int32_t kAnyGpu = 0;  // in a signature: each rank has its own
 
 // Values are part of the C ABI (FARANDOLE_* in farandole.h) and of the wire: append only.
 enum class DType : int32_t {

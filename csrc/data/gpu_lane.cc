@@ -2,14 +2,17 @@
 #include "data/gpu_lane.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 namespace farandole {
 
 bool GpuLane::step(bool may_launch) {
+  if (aborted_) return false;
   check();
   bool moved = retire();
-  if (waiting_.empty() || !may_launch) return moved;
+  if (!may_launch || !next_is_open()) return moved;
   GpuPlane& plane = *planes_.at(waiting_.front().set);
   if (!begun_) {
     plane.begin(waiting_.front().parts);
@@ -62,36 +65,50 @@ void GpuLane::check() const {
   for (const auto& [set, plane] : planes_) plane->check();
 }
 
+// A bucket may come before the key with which its set's communicator is opened.
+bool GpuLane::next_is_open() const {
+  return !waiting_.empty() && planes_.contains(waiting_.front().set);
+}
+
 bool GpuLane::ready(bool may_launch) const {
+  if (aborted_) return false;
   if (retired_ < state_->past.load() || state_->failed) return true;
   for (const auto& [set, plane] : planes_) {
     if (plane->failed()) return true;
   }
-  if (waiting_.empty() || !may_launch) return false;
+  if (!may_launch || !next_is_open()) return false;
   return !begun_ || planes_.at(waiting_.front().set)->ready();
 }
 
-// Launched buckets of the set run to their end: their communicator goes last.
+void GpuLane::drain() {
+  const auto failed = [this] {
+    return state_->failed ||
+           std::ranges::any_of(planes_, [](const auto& one) { return one.second->failed(); });
+  };
+  while (!in_flight_.empty() && !failed()) {
+    if (!retire()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+// Launched buckets run to their end first: the set's communicator goes last.
 void GpuLane::close(SetId set, const Failure& failure) {
-  auto plane = planes_.find(set);
-  if (plane == planes_.end()) return;
+  drain();
+  check();
+  if (!waiting_.empty() && waiting_.front().set == set) begun_ = false;
   std::deque<GpuBucket> rest;
   for (GpuBucket& bucket : std::exchange(waiting_, {})) {
     if (bucket.set == set) {
-      if (rest.empty()) begun_ = false;  // it may have been the first
       bucket.done(&failure);
     } else {
       rest.push_back(std::move(bucket));
     }
   }
   waiting_ = std::move(rest);
-  for (const InFlight& one : in_flight_) {
-    if (one.bucket.set == set) one.work.past->wait();
-  }
-  planes_.erase(plane);
+  planes_.erase(set);
 }
 
 void GpuLane::abort(const Failure& failure) {
+  aborted_ = true;
   for (auto& [set, plane] : planes_) plane->abort();
   begun_ = false;
   for (GpuBucket& bucket : std::exchange(waiting_, {})) bucket.done(&failure);

@@ -42,7 +42,8 @@ class GpuLane {
   // device found. `may_launch`: false holds new buckets back (program order).
   bool step(bool may_launch);
   bool ready(bool may_launch) const;
-  bool busy() const { return !waiting_.empty(); }
+  // Blocks until what was launched is done, or has failed.
+  void drain();
   void abort(const Failure& failure);
 
  private:
@@ -59,6 +60,7 @@ class GpuLane {
     GpuWork work;
   };
   bool retire();
+  bool next_is_open() const;
   void launched();
   void check() const;
 
@@ -68,6 +70,7 @@ class GpuLane {
   bool begun_ = false;  // the first of them
   std::deque<InFlight> in_flight_;
   uint64_t retired_ = 0;
+  bool aborted_ = false;
   GpuCompletions completions_;
 };
 

@@ -63,7 +63,9 @@ void same(const Refuse& a, const Refuse& b) {
   same_key(a.key, b.key), same_failure(a.failure, b.failure);
 }
 void same(const Join& a, const Join& b) { CHECK_EQ(a.set, b.set); }
-void same(const Done& a, const Done& b) { CHECK(a.set == b.set && a.bucket == b.bucket); }
+void same(const Done& a, const Done& b) {
+  CHECK(a.set == b.set && a.bucket == b.bucket && a.gpu == b.gpu);
+}
 void same(const Forgot& a, const Forgot& b) { CHECK_EQ(a.id, b.id); }
 void same(const Leave& a, const Leave& b) { CHECK(a.failed == b.failed && a.text == b.text); }
 void same(const Whereabouts& a, const Whereabouts& b) {
@@ -82,7 +84,7 @@ void same(const Define& a, const Define& b) {
 }
 void same(const Forget& a, const Forget& b) { CHECK_EQ(a.id, b.id); }
 void same(const Run& a, const Run& b) {
-  CHECK(a.set == b.set && a.bucket == b.bucket);
+  CHECK(a.set == b.set && a.bucket == b.bucket && a.gpu == b.gpu);
   CHECK_EQ(a.items.size(), b.items.size());
   for (size_t i = 0; i < a.items.size(); ++i) {
     const Item &x = a.items[i], &y = b.items[i];
@@ -112,6 +114,14 @@ void same(const OpenSet& a, const OpenSet& b) {
 void same(const CloseSet& a, const CloseSet& b) { CHECK_EQ(a.set, b.set), same_key(a.key, b.key); }
 void same(const Abort& a, const Abort& b) { same_failure(a.failure, b.failure); }
 void same(const Stop&, const Stop&) {}
+void same(const UseGpu& a, const UseGpu& b) {
+  CHECK(a.uuid == b.uuid && a.name == b.name);
+  CHECK(a.host == b.host && a.nccl_version == b.nccl_version);
+}
+void same(const GpuKey& a, const GpuKey& b) { CHECK(a.set == b.set && a.key == b.key); }
+void same(const OpenGpu& a, const OpenGpu& b) {
+  CHECK(a.set == b.set && a.nccl == b.nccl && a.ranks == b.ranks);
+}
 void same(const WhereAre& a, const WhereAre& b) { CHECK(a.ranks == b.ranks); }
 void same(const Inform& a, const Inform& b) {
   CHECK(a.to == b.to && a.number == b.number && a.text == b.text);

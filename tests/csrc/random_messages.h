@@ -76,10 +76,14 @@ inline Report random_report(Random& random, size_t kind, ByteString& storage) {
     }
     case 1: return Refuse{random_key(random), random_failure(random)};
     case 2: return Join{static_cast<SetId>(random.next())};
-    case 3: return Done{static_cast<SetId>(random.next()), random.next()};
+    case 3: return Done{static_cast<SetId>(random.next()), random.next(), random.chance(0.5)};
     case 4: return Forgot{random_id(random)};
     case 5: return Leave{random.chance(0.5), random_text(random, 300)};
     case 6: return Whereabouts{random.chance(0.5), random_text(random, 300)};
+    case 11:
+      return UseGpu{random_text(random, 16), random.between(0, 4095), random.between(0, 30000),
+                    random_text(random, 40)};
+    case 12: return GpuKey{static_cast<SetId>(random.next()), random_text(random, 128)};
     case 7: return Inquire{random.next(), random_key(random), random.chance(0.5)};
     case 8: return ReadyAll{random_id(random)};
     case 9: return Split{random_id(random), random.chance(0.5), random_numbers<int32_t>(random)};
@@ -94,6 +98,7 @@ inline Run random_run(Random& random) {
                          random_numbers<int32_t>(random), random_numbers<int64_t>(random)});
   }
   run.bundles = random_numbers<uint32_t>(random);
+  run.gpu = random.chance(0.5);
   return run;
 }
 
@@ -118,6 +123,8 @@ inline Entry random_entry(Random& random, size_t kind) {
     case 8: return Abort{random_failure(random)};
     case 9: return Stop{};
     case 10: return WhereAre{random_numbers<int32_t>(random)};
+    case 14: return OpenGpu{set, random.chance(0.5), random_numbers<int32_t>(random)};
+    case 15: return GpuKey{set, random_text(random, 128)};
     case 11: return Inform{random.between(0, 4095), random.next(), random_text(random, 300)};
     case 12: return Bundle{random_id(random), set, random_numbers<uint32_t>(random)};
     default: return Unbundle{random_id(random)};

@@ -38,15 +38,18 @@ struct Ask {
   std::string group = {};
   int32_t group_size = 1;
   std::vector<int64_t> splits = {};
+  int32_t device = -1;
+  uint64_t stream = 0;
 
   farandole_request request() const {
     farandole_request r{};
-    r.op = op, r.reduce_op = reduce_op, r.dtype = dtype, r.device = -1;
+    r.op = op, r.reduce_op = reduce_op, r.dtype = dtype, r.device = device;
     r.root = root, r.process_set = set, r.prescale = r.postscale = 1.0;
     r.ndim = static_cast<int32_t>(shape.size()), r.shape = shape.data();
     r.input = input, r.output = output;
     r.n_splits = static_cast<int32_t>(splits.size()), r.splits = splits.data();
     r.name = name.empty() ? nullptr : name.c_str();
+    r.stream = stream;
     r.group = group.empty() ? nullptr : group.c_str(), r.group_size = group_size;
     return r;
   }

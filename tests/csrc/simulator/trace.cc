@@ -44,6 +44,8 @@ struct Text {
   std::string operator()(const Forgot& r) const { return "forgot " + std::to_string(r.id); }
   std::string operator()(const Leave& r) const { return r.failed ? "leave: " + r.text : "leave"; }
   std::string operator()(const Whereabouts& r) const { return "is " + r.text; }
+  std::string operator()(const UseGpu& r) const { return "uses " + r.name; }
+  std::string operator()(const GpuKey& r) const { return "GPU key of " + std::to_string(r.set); }
   std::string operator()(const Inquire& r) const { return "inquire " + text_of(r.key); }
 
   std::string operator()(const Lost& r) const { return "lost: " + r.failure.text; }
@@ -83,6 +85,7 @@ struct Text {
   std::string operator()(const CloseSet& e) const { return "close " + std::to_string(e.set); }
   std::string operator()(const Abort& e) const { return "abort: " + e.failure.text; }
   std::string operator()(const Stop&) const { return "stop"; }
+  std::string operator()(const OpenGpu& e) const { return "open GPU " + std::to_string(e.set); }
   std::string operator()(const WhereAre& e) const {
     return "where are " + text_of_ranks(e.ranks) + "?";
   }

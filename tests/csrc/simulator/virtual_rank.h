@@ -85,6 +85,8 @@ class VirtualRank {
   void on(const Stop& stop);
   void on(const WhereAre& where);
   void on(const Inform& inform);
+  void on(const OpenGpu& open);
+  void on(const GpuKey& key);
   void on(const Bundle& bundle);
   void on(const Unbundle& unbundle);
 

@@ -241,6 +241,10 @@ void VirtualRank::on(const WhereAre& where) {
 
 void VirtualRank::on(const Inform&) {}
 
+// The simulated ranks have no GPUs.
+void VirtualRank::on(const OpenGpu&) { fail("a GPU was opened"); }
+void VirtualRank::on(const GpuKey&) { fail("a GPU was opened"); }
+
 bool VirtualRank::done() const {
   auto idle = [](const auto& set) { return set.second.lane.empty(); };
   return dead_ || (stopped_ && std::ranges::all_of(sets_, idle));

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// This rank's GPU: the libraries, the device, our kernel, and the lane on which buckets are launched. Opened
+// by the first tensor on a GPU: scripts choose their device after init().
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "control/message.h"
+#include "core/config.h"
+#include "data/gpu_lane.h"
+#include "data/gpu_mover.h"
+#include "data/lane.h"
+#include "lib/nccl.h"
+#include "lib/nvrtc.h"
+
+namespace farandole {
+
+class RankGpu {
+ public:
+  // Throws Error(kLibrary).
+  RankGpu(const Config& config, int ordinal, std::function<void()> ring);
+
+  int ordinal() const { return device_->ordinal(); }
+  const std::shared_ptr<GpuDevice>& device() const { return device_; }
+  // What the coordinator must know. `host`: the lowest rank of this host.
+  UseGpu describe(Rank host) const;
+  std::string new_key() const;  // of a communicator
+
+  // ---- the driver
+  GpuLane& lane() { return lane_; }
+  bool holds_launches() const { return holds_launches_; }  // FARANDOLE_GPU_ORDER=program
+  void open_nccl(SetId set, const std::string& key, int member, int members);
+  void open_staged(SetId set, std::unique_ptr<Lane> host, int member);
+
+ private:
+  const Config& config_;
+  const std::function<void()> ring_;
+  const bool holds_launches_;
+  std::shared_ptr<const nccl::Api> nccl_;  // nullptr: none that we can use
+  std::shared_ptr<GpuDevice> device_;
+  std::unique_ptr<GpuMover> mover_;
+  GpuLane lane_;
+};
+
+}  // namespace farandole

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Submitting tensors on a GPU, and handing their results to the caller's stream.
+#include <map>
+
+#include "core/error.h"
+#include "core/runtime.h"
+#include "farandole.h"
+
+namespace farandole {
+namespace {
+
+cuda::Stream stream_of(uint64_t number) { return reinterpret_cast<cuda::Stream>(number); }
+
+}  // namespace
+
+// By the first tensor on a GPU. It takes a second (the kernel is compiled), so nobody waits for its lock but
+// other submitters of such tensors.
+void Runtime::open_gpu(std::span<const farandole_request> requests) {
+  for (const farandole_request& request : requests) {
+    if (request.device < 0) continue;
+    std::lock_guard lock(gpu_mutex_);
+    if (!gpu_) {
+      auto gpu = std::make_unique<RankGpu>(config_, request.device, [this] { bell_->notify(); });
+      std::lock_guard engine_lock(engine_->mutex());
+      engine_->use_gpu(*gpu);
+      gpu_ = std::move(gpu);
+    }
+    if (gpu_->ordinal() == request.device) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                "a tensor on GPU " + std::to_string(request.device) +
+                    ", but this rank's first was on GPU " + std::to_string(gpu_->ordinal()) +
+                    ": a rank uses one GPU. Choose it before the first call: "
+                    "torch.cuda.set_device(farandole.local_rank())");
+  }
+}
+
+// One event for each stream among them: what was queued there before this call comes first.
+void Runtime::mark_produced(std::span<Submission* const> submissions) {
+  std::map<uint64_t, std::shared_ptr<GpuEvent>> events;
+  for (Submission* one : submissions) {
+    if (one->device == kCpuDevice) continue;
+    std::shared_ptr<GpuEvent>& event = events[one->stream];
+    if (!event) {
+      GpuDevice& device = *gpu_->device();
+      GpuDevice::Scope scope(device);
+      int capturing = 0;
+      device.api().check(device.api().stream_capturing(stream_of(one->stream), &capturing),
+                         "cuStreamIsCapturing");
+      if (capturing != 0) {
+        throw Error(
+            ErrorCode::kInvalidArgument,
+            "the current stream is being captured into a CUDA graph; a negotiated call can't be "
+            "part of a graph: call it before or after the captured step");
+      }
+      event = device.recorded(stream_of(one->stream));
+    }
+    one->produced = event;
+  }
+}
+
+void Runtime::join_stream(std::span<const Handle> handles, uint64_t stream) {
+  std::map<const GpuEvent*, std::shared_ptr<GpuEvent>> events;
+  for (Handle handle : handles) {
+    engine_->handles().look(handle, [&](const Outcome& outcome) {
+      if (outcome.past) events[outcome.past.get()] = outcome.past;
+    });
+  }
+  for (auto& [key, event] : events) event->make_wait(stream_of(stream));
+}
+
+}  // namespace farandole
