@@ -33,7 +33,7 @@ void init_alone() {
   CHECK(bytes > 0);
   const int32_t node = 0;
   const char* const cards[] = {card};
-  const farandole_world world{0, 1, &node, cards, &bytes};
+  const farandole_world world{0, 1, &node, cards, &bytes, {}};
   CHECK_EQ(farandole_start(&world), FARANDOLE_OK);
 }
 
