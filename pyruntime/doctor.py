@@ -8,13 +8,15 @@ prints one table.
 from __future__ import annotations
 
 import argparse
-import os
+import functools
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from farandole.bootstrap import promised_ranks
 from farandole.doctor_checks import CHECKS, Finding, Level
 from farandole.doctor_planes import PLANES
+from farandole.errors import FarandoleError
 
 __all__ = ["add_arguments", "run"]
 
@@ -37,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """What this machine offers and what is wrong; under mpirun also a test of every plane."""
-    findings = [finding for check in CHECKS for finding in _examine(check)]
+    findings = [finding for check in CHECKS for finding in _examine(check, check.__name__)]
     if options.no_self_test:
         return _report([_Row(finding, (0,)) for finding in findings], 1)
     import farandole as fd
@@ -48,10 +50,18 @@ def run(options: argparse.Namespace) -> int:
         remedy = "the text above names it; `farandole check` shows what is loaded"
         findings.append(Finding("init()", Level.ERROR, str(reason), remedy))
         return _report([_Row(finding, (0,)) for finding in findings], promised_ranks())
-    for plane in PLANES:
-        findings.extend(_examine(lambda plane=plane: plane(options.timeout)))  # type: ignore[misc]
-    everyone = fd.allgather_object(findings)
     rank, size = fd.rank(), fd.size()
+    for plane in PLANES:
+        test = functools.partial(plane, options.timeout)
+        findings.extend(_examine(test, plane.__name__))
+    try:
+        fd.barrier(timeout=options.timeout)  # who can't come here can't give its findings either
+    except FarandoleError as reason:
+        findings.append(
+            Finding("meeting", Level.ERROR, str(reason), "the text names who is missing")
+        )
+        return _report([_Row(finding, (rank,)) for finding in findings], size)
+    everyone = fd.allgather_object(findings)
     fd.shutdown()
     code = 0
     if rank == 0:
@@ -60,14 +70,15 @@ def run(options: argparse.Namespace) -> int:
     return code if rank == 0 else int(worst is Level.ERROR)
 
 
-def _examine(check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+def _examine(check: Callable[[], Iterable[Finding]], name: str) -> Iterator[Finding]:
     """A check's findings; one that fails itself is a finding too."""
     try:
         yield from check()
     except Exception as reason:
-        name = getattr(check, "__name__", "check").strip("_").replace("_", " ")
         text = f"{type(reason).__name__}: {reason}"
-        yield Finding(name, Level.ERROR, text, "please report this, with the whole table")
+        ours = isinstance(reason, FarandoleError)
+        remedy = "the text names it" if ours else "please report this, with the whole table"
+        yield Finding(name.strip("_").replace("_", " "), Level.ERROR, text, remedy)
 
 
 def _merged(everyone: list[list[Finding]]) -> list[_Row]:
@@ -98,14 +109,12 @@ def _report(rows: list[_Row], size: int) -> int:
         label = f"[{colour}]{finding.level.name.lower()}[/]"
         table.add_row(label, finding.name, _plain(text), _plain(finding.remedy))
     terminal = Console()
-    console = terminal if terminal.is_terminal else Console(width=_PAGE)
+    width = shutil.get_terminal_size((160, 24)).columns
+    console = terminal if terminal.is_terminal else Console(width=width)
     console.print(table)
     count = {level: sum(row.finding.level is level for row in rows) for level in Level}
     print(f"{count[Level.ERROR]} errors, {count[Level.WARNING]} warnings on {size} rank(s)")
     return int(count[Level.ERROR] > 0)
-
-
-_PAGE = int(os.environ.get("COLUMNS", "160"))
 
 
 def _plain(text: str) -> str:

@@ -191,13 +191,12 @@ def _cuda() -> Iterator[Finding]:
         yield _error("CUDA", text, "install the NVIDIA driver; in a container, --gpus all")
         return
     yield _ok("CUDA", f"driver for CUDA {version // 1000}.{version % 1000 // 10}, {devices or '-'}")
-    extra = f"farandole[cuda{min(max(version // 1000, 12), 13)}]"
     nccl, number = _library_version(_nvidia_files("nccl", "libnccl.so.2"), "ncclGetVersion")
     if nccl:
         dotted = f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
         yield _ok("NCCL", f"{dotted} ({nccl})")
     else:
-        yield _warning("NCCL", "not found: GPU tensors go through the host", f"pip install {extra}")
+        yield _ok("NCCL", "not found (tensors on GPUs are not taken yet)")
 
 
 def _nvidia_files(package: str, file: str) -> list[str]:

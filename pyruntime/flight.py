@@ -90,12 +90,20 @@ def dump(job: Job, folder: Path, reason: str) -> None:
 
 
 def read_dumps(folder: Path) -> list[Page]:
-    """The dumps in a folder, by rank. Raises FileNotFoundError if there is none."""
+    """The dumps in a folder, by rank.
+
+    Raises FileNotFoundError if there is none, ValueError on a file that is cut off.
+    """
     files = sorted(folder.glob("flight-rank-*.json"))
     if not files:
         raise FileNotFoundError(
             f"{folder} holds no flight-rank-*.json; dumps are written there on errors and stalls "
             "if FARANDOLE_FLIGHT_DIR names it, or by `farandole dump PID --into`"
         )
-    dumps: list[Page] = [json.loads(file.read_text(errors="replace")) for file in files]
+    dumps: list[Page] = []
+    for file in files:
+        try:
+            dumps.append(json.loads(file.read_text(errors="replace")))
+        except json.JSONDecodeError as reason:
+            raise ValueError(f"{file} is no whole dump: {reason}") from reason
     return sorted(dumps, key=lambda found: int(found["rank"]))

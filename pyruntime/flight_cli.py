@@ -54,7 +54,7 @@ def run_explain(options: argparse.Namespace) -> int:
     """Say in words what went wrong first, from all ranks' flight recorder dumps."""
     try:
         dumps = flight.read_dumps(options.folder)
-    except FileNotFoundError as reason:
+    except (FileNotFoundError, ValueError) as reason:
         print(reason, file=sys.stderr)
         return 1
     print("\n".join(explain(dumps)))
@@ -71,7 +71,7 @@ def run_export(options: argparse.Namespace) -> int:
     """Rewrite dumps in PyTorch Flight Recorder's format, for its analyser (torchfrtrace)."""
     try:
         dumps = flight.read_dumps(options.folder)
-    except FileNotFoundError as reason:
+    except (FileNotFoundError, ValueError) as reason:
         print(reason, file=sys.stderr)
         return 1
     for path in export(dumps, options.prefix):

@@ -86,7 +86,11 @@ def outer_environment(job: Job) -> dict[str, str]:
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
     """`a:4,b:2`; a name without a number takes one rank. Raises ValueError."""
-    return tuple(_host(part.strip(), part.partition(":")) for part in text.split(",") if part)
+    parts = [part.strip() for part in text.split(",")]
+    hosts = tuple(_host(part, part.partition(":")) for part in parts if part)
+    if not hosts:
+        raise ValueError(f"{text!r} names no host")
+    return hosts
 
 
 def parse_hostfile(path: Path) -> tuple[Host, ...]:

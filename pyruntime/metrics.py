@@ -101,17 +101,17 @@ class ScalarWriter(Protocol):
         """One point of one curve."""
 
 
-_last: tuple[float, Metrics] | None = None
+_last: tuple[int, float, Metrics] | None = None  # began_ns of its job, when, what
 
 
 def _since_last(now: float, current: Metrics) -> tuple[float, Metrics]:
     """Seconds and metrics since the last call; since init() at first, or after another init()."""
     global _last
-    previous, _last = _last, (now, current)
-    if previous is None or previous[1]["tensors_submitted"] > current["tensors_submitted"]:
-        page = flight.own_page()
+    page = flight.own_page()
+    previous, _last = _last, (page["began_ns"], now, current)
+    if previous is None or previous[0] != page["began_ns"]:
         return (page["now_ns"] - page["began_ns"]) / 1e9, current
-    then, old = previous
+    _, then, old = previous
     fresh = Metrics({name: value - old.get(name, 0) for name, value in current.items()})
     fresh.histograms = {
         name: one - old.histograms[name] for name, one in current.histograms.items()

@@ -103,11 +103,18 @@ def frame(pages: Sequence[Page], before: Sequence[Page] | None = None) -> Table:
     return table
 
 
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError("must be more than 0 seconds")
+    return seconds
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Of `farandole top`."""
     parser.add_argument("pids", nargs="*", type=int, help="any process of the job (default: all)")
     parser.add_argument("--once", action="store_true", help="one picture, averages since init()")
-    parser.add_argument("--interval", type=float, default=1.0, help="seconds between pictures")
+    parser.add_argument("--interval", type=_seconds, default=1.0, help="seconds between pictures")
 
 
 def _follow(fd: int, console: Console, interval: float) -> None:

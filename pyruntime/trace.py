@@ -43,6 +43,8 @@ def _events(path: Path) -> list[Event]:
             found = json.loads("\n".join(lines).rstrip(",") + "]")
         except json.JSONDecodeError:  # cut inside the last event
             found = json.loads("\n".join(lines[:-1]).rstrip(",") + "]")
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ValueError(f"{path} is no trace of one rank (give rank 0's own, not a merged one)")
     return list(found)
 
 

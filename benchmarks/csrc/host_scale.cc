@@ -178,7 +178,7 @@ class World {
       }
       Host& above = hosts_[static_cast<size_t>(host.tree.parent / kRanksPerHost)];
       auto branch = std::ranges::find(above.tree.children, leader, &HostTree::Branch::leader);
-      for_each_record(up, [&](const std::vector<Rank>& ranks, ByteView report) {
+      for_each_record(up, branch->ranks, [&](const std::vector<Rank>& ranks, ByteView report) {
         above.aggregator->receive(ranks, branch->ranks, report, ns(now));
       });
     }
@@ -189,7 +189,8 @@ class World {
       coordinator_.receive(rank, decode_report(*report), ns(now));
     }
     for (auto& [leader, message] : for_root) {
-      for_each_record(message, [&](const std::vector<Rank>& ranks, ByteView bytes) {
+      auto branch = std::ranges::find(hosts_[0].tree.children, leader, &HostTree::Branch::leader);
+      for_each_record(message, branch->ranks, [&](const std::vector<Rank>& ranks, ByteView bytes) {
         const Report report = decode_report(bytes);
         if (ranks.empty()) return coordinator_.receive_all(groups_.at(leader), report, ns(now));
         for (Rank r : ranks) coordinator_.receive(r, report, ns(now));

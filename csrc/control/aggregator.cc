@@ -11,6 +11,8 @@
 namespace farandole {
 namespace {
 
+constexpr size_t kRemembered = 1 << 14;  // twice the ids alive at once
+
 // The same bytes from every rank: input, and nothing that differs.
 bool uniform(const Ready& ready) {
   const Contribution& given = ready.contribution;
@@ -26,10 +28,15 @@ bool free_of_order(const Report& report) {
 
 }  // namespace
 
-void for_each_record(ByteView message, const RecordVisitor& visit) {
+void for_each_record(ByteView message, const std::vector<Rank>& below, const RecordVisitor& visit) {
   Decoder in(message);
   for (auto records = in.get_count(8); records > 0; --records) {
     auto ranks = in.get_vector<Rank>();
+    for (Rank rank : ranks) {
+      if (std::ranges::binary_search(below, rank)) continue;
+      throw Error(ErrorCode::kInternal,
+                  "a host speaks for rank " + std::to_string(rank) + ", which is not its own");
+    }
     visit(ranks, in.get_bytes());
   }
   in.finish();
@@ -42,11 +49,10 @@ Aggregator::Aggregator(int size, std::vector<Rank> below) : below_(std::move(bel
   take();
 }
 
-const Aggregator::SetBelow* Aggregator::set_of(const Ready& ready) const {
-  auto id = ids_.find(ready.id);
-  if (id == ids_.end()) return nullptr;
-  auto set = sets_.find(id->second);
-  return set == sets_.end() ? nullptr : &set->second;
+// Ids are used again, numbers of bundles are not: of these the last are kept.
+void Aggregator::take_back(KnownById& table, uint32_t id) {
+  if (auto found = table.find(id); found != table.end()) found->second.gone = true;
+  while (table.size() > kRemembered && table.begin()->second.gone) table.erase(table.begin());
 }
 
 void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>& child,
@@ -55,13 +61,19 @@ void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>
   const SetBelow* set = nullptr;
   Key key{};
   bool plain = true;
+  bool gone = false;
+  auto look_up = [&](const KnownById& table, uint32_t id) {
+    auto known = table.find(id);
+    if (known == table.end()) return;
+    set = &sets_.at(known->second.set);
+    gone = known->second.gone;
+  };
   if (auto* ready = std::get_if<Ready>(&report)) {
-    set = set_of(*ready);
+    look_up(ids_, ready->id);
     key = {Kind::kCall, ready->id, ready->sequence};
     plain = uniform(*ready);
   } else if (auto* all = std::get_if<ReadyAll>(&report)) {
-    auto bundle = bundles_.find(all->bundle);
-    if (bundle != bundles_.end() && sets_.contains(bundle->second)) set = &sets_.at(bundle->second);
+    look_up(bundles_, all->bundle);
     key = {Kind::kBundle, all->bundle, 0};
   }
   std::vector<Rank> who = ranks;
@@ -69,7 +81,8 @@ void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>
     if (!set) throw Error(ErrorCode::kInternal, "a host reports for all what is not known here");
     std::ranges::set_intersection(child, set->ranks, std::back_inserter(who));
   }
-  if (set && !set->straight && !leaving_) return hold(key, *set, who, plain, bytes, now_ns);
+  if (set && !gone && !set->straight && !leaving_)
+    return hold(key, *set, who, plain, bytes, now_ns);
   if (!free_of_order(report)) release_all();
   if (auto* join = std::get_if<Join>(&report); join && sets_.contains(join->set)) {
     sets_.at(join->set).straight = true;
@@ -119,15 +132,15 @@ void Aggregator::record(const std::vector<Rank>& ranks, ByteView report) {
 ByteString Aggregator::take() { return std::exchange(out_, {}); }
 
 void Aggregator::read(const Entry& entry) {
-  if (auto* define = std::get_if<Define>(&entry)) ids_[define->id] = define->request.set;
-  if (auto* forget = std::get_if<Forget>(&entry)) ids_.erase(forget->id);
+  if (auto* define = std::get_if<Define>(&entry)) ids_[define->id] = {define->request.set};
+  if (auto* forget = std::get_if<Forget>(&entry)) take_back(ids_, forget->id);
   if (auto* open = std::get_if<OpenSet>(&entry)) {
     std::ranges::set_intersection(open->ranks, below_, std::back_inserter(sets_[open->set].ranks));
   }
-  if (auto* bundle = std::get_if<Bundle>(&entry)) bundles_[bundle->id] = bundle->set;
+  if (auto* bundle = std::get_if<Bundle>(&entry)) bundles_[bundle->id] = {bundle->set};
   // Late reports about what is gone go straight.
-  if (auto* close = std::get_if<CloseSet>(&entry)) sets_.erase(close->set);
-  if (auto* unbundle = std::get_if<Unbundle>(&entry)) bundles_.erase(unbundle->id);
+  if (auto* close = std::get_if<CloseSet>(&entry)) sets_.at(close->set).straight = true;
+  if (auto* unbundle = std::get_if<Unbundle>(&entry)) take_back(bundles_, unbundle->id);
   if (auto* joined = std::get_if<Joined>(&entry); joined && sets_.contains(joined->set)) {
     sets_.at(joined->set).straight = false;
   }

@@ -15,8 +15,9 @@
 namespace farandole {
 
 // Visits the records of one message. `ranks` is empty: all members below (of the set that it is about).
+// Throws Error(kInternal) on a rank that is not in `below`, ascending.
 using RecordVisitor = std::function<void(const std::vector<Rank>& ranks, ByteView report)>;
-void for_each_record(ByteView message, const RecordVisitor& visit);
+void for_each_record(ByteView message, const std::vector<Rank>& below, const RecordVisitor& visit);
 
 class Aggregator {
  public:
@@ -48,10 +49,16 @@ class Aggregator {
   };
   struct SetBelow {
     std::vector<Rank> ranks;  // its members below, ascending
-    bool straight = false;    // somebody has joined: nothing waits
+    bool straight = false;    // somebody has joined, or it is closed: nothing waits
   };
+  // Hosts below may still report for all what the log has just taken back: they have not read that yet.
+  struct Known {
+    SetId set;
+    bool gone = false;
+  };
+  using KnownById = std::map<uint32_t, Known>;
 
-  const SetBelow* set_of(const Ready& ready) const;
+  static void take_back(KnownById& table, uint32_t id);
   void hold(const Key& key, const SetBelow& set, const std::vector<Rank>& ranks, bool plain,
             ByteView report, int64_t now_ns);
   void release(const Pending& pending, const SetBelow* whole);
@@ -60,8 +67,8 @@ class Aggregator {
 
   std::vector<Rank> below_;
   std::map<SetId, SetBelow> sets_;
-  std::map<uint32_t, SetId> ids_;
-  std::map<uint32_t, SetId> bundles_;
+  KnownById ids_;
+  KnownById bundles_;
   bool leaving_ = false;  // somebody leaves: nothing waits any more
   std::map<Key, Pending> pending_;
   ByteString out_;

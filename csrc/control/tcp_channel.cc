@@ -69,7 +69,11 @@ void TcpChannel::watch(Link& link, int operation) {
   epoll_event event{};
   event.events = (link.open ? EPOLLIN : 0U) | (link.out.empty() || link.broken ? 0U : EPOLLOUT);
   event.data.ptr = &link;
-  epoll_ctl(epoll_.get(), operation, link.fd.get(), &event);
+  const int failed = epoll_ctl(epoll_.get(), operation, link.fd.get(), &event);
+  // A link whose peer has said all is not listened to any more, but may have something to say.
+  if (failed && errno == ENOENT && operation == EPOLL_CTL_MOD) {
+    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link.fd.get(), &event);
+  }
 }
 
 void TcpChannel::send(Rank peer, ByteView message) {

@@ -12,6 +12,7 @@
 namespace farandole {
 namespace {
 
+constexpr size_t kMaxAnswers = 64;
 constexpr std::chrono::seconds kStagingTimeout{10};
 
 Outcome failed(Failure failure) {
@@ -148,6 +149,8 @@ void Engine::on(const Inform& inform) {
   {
     std::lock_guard lock(mutex_);
     answers_[inform.number] = inform.text;
+    // Who asked may have waited no longer: such answers are not kept for ever.
+    if (answers_.size() > kMaxAnswers) answers_.erase(answers_.begin());
   }
   handles_.announce();
 }
@@ -178,6 +181,8 @@ void Engine::take_failure() {
     std::lock_guard lock(mutex_);
     failure = found_;
   }
+  // After the end a peer that goes is no news: it was only faster.
+  if (stopped_) failure = {ErrorCode::kShutdown, "farandole has been shut down"};
   bool news = failure.code == ErrorCode::kPeer && !broken_ && !stopped_;
   if (news) log(LogLevel::kError, failure.text);
   break_down(failure);

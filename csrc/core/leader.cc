@@ -66,23 +66,30 @@ void Leader::receive(Rank from, ByteView message, Receive&& receive) {
   try {
     receive(decode_report(message));
   } catch (const Error& error) {
-    coordinator_.lose(from, {error.code(), "rank " + std::to_string(from) +
-                                               " broke the control protocol: " + error.what()});
+    lose_for(from, error);
   }
+}
+
+void Leader::lose_for(Rank rank, const Error& error) {
+  coordinator_.lose(rank, {error.code(), "rank " + std::to_string(rank) +
+                                             " broke the control protocol: " + error.what()});
 }
 
 void Leader::hear(Rank child, ByteView message) {
   const auto& children = setup_.tree.children;
-  if (message.empty()) {
-    auto branch = std::ranges::find(children, child, &HostTree::Branch::leader);
-    return coordinator_.lose(child, host_is_gone(*branch));
-  }
-  for_each_record(message, [&](const std::vector<Rank>& ranks, ByteView bytes) {
+  auto branch = std::ranges::find(children, child, &HostTree::Branch::leader);
+  if (message.empty()) return coordinator_.lose(child, host_is_gone(*branch));
+  auto take_in = [&](const std::vector<Rank>& ranks, ByteView bytes) {
     receive(ranks.empty() ? child : ranks.front(), bytes, [&](const Report& report) {
       if (ranks.empty()) return coordinator_.receive_all(groups_.at(child), report, now_ns());
       for (Rank rank : ranks) coordinator_.receive(rank, report, now_ns());
     });
-  });
+  };
+  try {
+    for_each_record(message, branch->ranks, take_in);
+  } catch (const Error& error) {
+    lose_for(child, error);
+  }
 }
 
 // A rank that stands still can't answer itself.

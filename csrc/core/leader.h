@@ -26,6 +26,7 @@ class Leader final : public HostLeader {
  private:
   template <class Receive>
   void receive(Rank from, ByteView message, Receive&& receive);
+  void lose_for(Rank rank, const Error& error);
   void hear(Rank child, ByteView message);
   void publish_all();
   Entry prepare(Entry entry);

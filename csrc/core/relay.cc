@@ -19,6 +19,11 @@ std::vector<Rank> ranks_below(const Topology& topology, const HostTree& tree) {
   return ranks;
 }
 
+Lost broke_protocol(Rank rank, const Error& error) {
+  return {{error.code(),
+           "rank " + std::to_string(rank) + " broke the control protocol: " + error.what()}};
+}
+
 }  // namespace
 
 Relay::Relay(Setup setup)
@@ -31,8 +36,7 @@ bool Relay::step() {
     try {
       aggregator_.receive(from, message, now);
     } catch (const Error& error) {
-      report(from, Lost{{error.code(), "rank " + std::to_string(from) +
-                                           " broke the control protocol: " + error.what()}});
+      report(from, broke_protocol(from, error));
     }
   });
   moved |= setup_.hosts->drain([this](Rank peer, ByteView message) { hear(peer, message); });
@@ -58,9 +62,13 @@ void Relay::hear(Rank peer, ByteView message) {
     if (!over_) report(peer, Lost{host_is_gone(*child)});
     return;
   }
-  for_each_record(message, [&](const std::vector<Rank>& ranks, ByteView bytes) {
-    aggregator_.receive(ranks, child->ranks, bytes, now_ns());
-  });
+  try {
+    for_each_record(message, child->ranks, [&](const std::vector<Rank>& ranks, ByteView bytes) {
+      aggregator_.receive(ranks, child->ranks, bytes, now_ns());
+    });
+  } catch (const Error& error) {
+    report(peer, broke_protocol(peer, error));
+  }
 }
 
 void Relay::read_log(ByteView entries) {

@@ -182,8 +182,9 @@ void Runtime::open_engine(std::span<const Card> cards, Segment world_staging) {
       leader_ = std::make_unique<Relay>(std::move(setup));
     }
   }
-  const pid_t leader = leader_ ? 0 : pids_in_sight(cards)[0];
-  leader_stands_ = std::make_unique<Standstill>(leader, seconds(config_.stall_warn).count(),
+  const Rank leader = topology_.leader();
+  const pid_t pid = leader_ ? 0 : pids_in_sight(cards)[static_cast<size_t>(leader)];
+  leader_stands_ = std::make_unique<Standstill>(leader, pid, seconds(config_.stall_warn).count(),
                                                 seconds(config_.stall_abort).count());
   engine_ = std::make_unique<Engine>(
       Engine::Setup{topology_, links_, *channel_, leader_.get(), *recorder_,

@@ -146,7 +146,8 @@ void Recorder::peer_died(Rank rank, int its_local) {
   event.kind = EventKind::kPeerDied;
   event.value = rank;
   record(event);
-  memory_.page(its_local).state = LifeState::kDied;
+  LifeState running = LifeState::kRunning;  // who has left may well be gone
+  memory_.page(its_local).state.compare_exchange_strong(running, LifeState::kDied);
 }
 
 void Recorder::left() {

@@ -20,8 +20,9 @@ int64_t period_of(int64_t warn_ns, int64_t give_up_ns) {
 
 }  // namespace
 
-Standstill::Standstill(pid_t pid, int64_t warn_ns, int64_t give_up_ns)
-    : pid_(warn_ns > 0 || give_up_ns > 0 ? pid : 0),
+Standstill::Standstill(int rank, pid_t pid, int64_t warn_ns, int64_t give_up_ns)
+    : rank_(rank),
+      pid_(warn_ns > 0 || give_up_ns > 0 ? pid : 0),
       warn_ns_(warn_ns),
       give_up_ns_(give_up_ns),
       period_ns_(period_of(warn_ns, give_up_ns)),
@@ -45,9 +46,10 @@ Standstill::Verdict Standstill::look() {
 }
 
 std::string Standstill::text() const {
-  return "rank 0 (pid " + std::to_string(pid_) +
-         "), which leads the job, is stopped by a signal or a debugger; `kill -CONT " +
-         std::to_string(pid_) + "` lets it go on";
+  return "rank " + std::to_string(rank_) + " (pid " + std::to_string(pid_) + "), which leads the " +
+         (rank_ == 0 ? "job" : "ranks of this host") +
+         ", is stopped by a signal or a debugger; `kill -CONT " + std::to_string(pid_) +
+         "` lets it go on";
 }
 
 }  // namespace farandole

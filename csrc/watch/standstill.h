@@ -18,7 +18,7 @@ class Standstill {
  public:
   enum class Verdict { kMoves, kWarn, kGiveUp };
   // Limits in nanoseconds; 0: never. pid 0: a process that can't be seen from here.
-  Standstill(pid_t pid, int64_t warn_ns, int64_t give_up_ns);
+  Standstill(int rank, pid_t pid, int64_t warn_ns, int64_t give_up_ns);
 
   // When a waiter should look next; never: there is nothing to see.
   Deadline next_look() const {
@@ -30,6 +30,7 @@ class Standstill {
   std::string text() const;
 
  private:
+  const int rank_;
   const pid_t pid_;
   const int64_t warn_ns_;
   const int64_t give_up_ns_;

@@ -23,7 +23,12 @@ void Timeline::start(const std::string& path, bool mark_cycles) {
   file_ = std::make_unique<TraceFile>(path, page_);
   stopping_ = false;
   dropped_ = 0;
-  writer_ = start_thread("farandole-trace", [this] { write_all(); });
+  try {
+    writer_ = start_thread("farandole-trace", [this] { write_all(); });
+  } catch (...) {
+    file_.reset();
+    throw;
+  }
   mark_cycles_ = mark_cycles;
   listening_ = true;
 }

@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200)
     seeds = parser.parse_args().seeds
     rows = [f"| {ranks} | {seeds} | {seeds} | {kill_many(ranks, seeds):.1f} s |" for ranks in SIZES]
-    machine = f"Linux {platform.release()}, {platform.machine()}"
+    machine = f"Linux {platform.release().split('-')[0]}, {platform.machine()}"
     text = f"""# Soak: random deaths
 
 The last result of `make soak` ({datetime.date.today()}, {machine}).

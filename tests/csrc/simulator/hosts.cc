@@ -68,7 +68,7 @@ void Simulator::relay(Rank leader) {
 
 void Simulator::receive_records(Rank leader, ByteView message) {
   const Host& host = hosts_.at(leader);
-  for_each_record(message, [&](const std::vector<Rank>& ranks, ByteView bytes) {
+  for_each_record(message, host.ranks, [&](const std::vector<Rank>& ranks, ByteView bytes) {
     const Report report = decode_report(bytes);
     for (Rank r : ranks) take(r, report);
     if (ranks.empty()) {
