@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that are killed: the others know it at once, by an error and by one line. Whoever has left may end.
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -95,6 +96,7 @@ std::string stderr_of(const std::function<void()>& body) {
   const int file = memfd_create("stderr", MFD_CLOEXEC);
   const int before = dup(STDERR_FILENO);
   CHECK(file >= 0 && before >= 0);
+  CHECK_EQ(fcntl(file, F_SETFL, O_APPEND), 0);  // or writes of two processes may land on each other
   dup2(file, STDERR_FILENO);
   body();
   dup2(before, STDERR_FILENO);

@@ -75,6 +75,7 @@ def test_survivors_dump_the_killed_rank(fork_ranks, tmp_path, capsys, dead):
 
 def test_a_stall_is_dumped_and_explained(fork_ranks, tmp_path, capsys):
     source = HEAD + "name = 'layer.weigth' if rank == 1 else 'layer.weight'\n" + WORK
+    source += "fd.barrier()\n"  # who left at once would be the cause of what others read
     folder = tmp_path / "dumps"
     env = {
         "FARANDOLE_FLIGHT_DIR": str(folder),
