@@ -70,7 +70,13 @@ bool Engine::control_step() {
   return control();
 }
 
-bool Engine::control() {
+bool Engine::say_last() {
+  std::lock_guard lock(work_mutex_);
+  return !stopped_ && say();
+}
+
+// Own reports that found the ring full, and what the leader passes on.
+bool Engine::say() {
   bool moved = false;
   if (channel_.can_flush()) {
     std::lock_guard lock(mutex_);
@@ -79,6 +85,11 @@ bool Engine::control() {
     moved = true;
   }
   if (leader_) moved |= leader_->step();
+  return moved;
+}
+
+bool Engine::control() {
+  bool moved = say();
   for (bool first = true; !deaf_; first = false) {
     ByteView message = channel_.next_entry();
     if (message.empty()) break;

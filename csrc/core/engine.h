@@ -49,6 +49,8 @@ class Engine {
   bool control_step();
   // Everything fails with this, now and later.
   void give_up(const Failure& failure);
+  // Before the engine goes: the thread that would have passed on why this rank left may have ended first.
+  bool say_last();
 
   // ---- any thread
   // This rank has tensors on a GPU from here on. Under the mutex.
@@ -98,6 +100,7 @@ class Engine {
   };
 
   bool control();
+  bool say();
   Deadline look_again() const;  // the first of all, under work_mutex_
   void apply(const Entry& entry);
   void on(const Define& define);

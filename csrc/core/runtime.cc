@@ -119,6 +119,7 @@ Runtime::~Runtime() {
     bell_->notify_background();
     thread_.join();
   }
+  say_last();
   if (hosts_) hosts_->finish(Deadline::in(seconds(config_.leave_timeout)));
   watch_.reset();
   witness_.reset();

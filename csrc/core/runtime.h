@@ -128,6 +128,7 @@ class Runtime {
   void after_submit();
   bool work_is_left() const;
   bool step();
+  void say_last();
   template <class Step>
   bool guarded(Step&& step);
   template <class Predicate>

@@ -213,6 +213,11 @@ bool Runtime::step() {
   return guarded([this] { return engine_->step(); });
 }
 
+// Nobody drives any more.
+void Runtime::say_last() {
+  guarded([this] { return engine_->say_last(); });
+}
+
 // Drives until done() or the deadline; false: a signal came. The caller has the driver's role.
 template <class Predicate>
 bool Runtime::drive(Predicate&& done, Deadline deadline) {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks with GPUs: the whole way from submit to the caller's stream, over the GPU double. Ranks are threads,
 // since the double lives in one process.
-#include <atomic>
-
 #include "core/error.h"
 #include "gpu_library.h"
 #include "runtime_ranks.h"
@@ -286,32 +284,47 @@ TEST(in_program_order_only_waits_launch) {
       });
 }
 
+namespace {
+
+// Allreduces until the job breaks. `drives`: this thread drives meanwhile, else the background thread does.
+Failure work_until_failure(TestRank& self, const UserStream& stream, bool drives) {
+  Floats data = values_of(self.rank, 1000);
+  const Deadline deadline = patience();
+  while (!deadline.expired()) {
+    try {
+      const Handle handle = self.submit(on_gpu(allreduce(data, "late"), self.rank, stream));
+      while (!drives && !self.runtime()->done(handle) && !deadline.expired()) {
+        std::this_thread::yield();
+      }
+      if (Failure failure = self.wait({handle})) return failure;
+      self.runtime()->handles().release(handle);
+    } catch (const Error& error) {
+      return {error.code(), error.what()};
+    }
+  }
+  fail("the job never broke");
+}
+
+}  // namespace
+
+// Whoever finds it leaves at once, whichever of its threads found it; its peers hear why.
 TEST(an_asynchronous_error_of_nccl_reaches_every_rank) {
-  std::atomic<int> ready{0};
-  run_job(
-      Kind::kThreads, 2,
-      [&](TestRank& self) {
-        UserStream stream(self.rank);
-        train(self, self.rank, 1);
-        ++ready;
-        const Deadline deadline = patience();
-        while (ready < 2 && !deadline.expired()) std::this_thread::yield();
-        if (self.rank == 0) gpu_library().break_rank(0, 6);
-        Floats data = values_of(self.rank, 1000);
-        Failure failure;
-        while (!failure && !deadline.expired()) {
-          try {
-            const Handle handle = self.submit(on_gpu(allreduce(data, "late"), self.rank, stream));
-            failure = self.wait({handle});
-            if (!failure) self.runtime()->handles().release(handle);
-          } catch (const Error& error) {
-            failure = {error.code(), error.what()};
-          }
-        }
-        CHECK_EQ(failure.code, self.rank == 0 ? ErrorCode::kLibrary : ErrorCode::kPeer);
-        CHECK(contains(failure.text, "NCCL failed"));
-      },
-      on_double);
-  gpu_library().break_rank(0, 0);
-  CHECK_EQ(gpu_library().alive(), 0);
+  for (const int broken : {0, 1, 0, 1}) {
+    for (const bool drives : {true, false}) {
+      run_job(
+          Kind::kThreads, 2,
+          [&](TestRank& self) {
+            UserStream stream(self.rank);
+            train(self, self.rank, 1);
+            self.lobby.barrier();
+            if (self.rank == broken) gpu_library().break_rank(broken, 6);
+            const Failure failure = work_until_failure(self, stream, drives);
+            CHECK_EQ(failure.code, self.rank == broken ? ErrorCode::kLibrary : ErrorCode::kPeer);
+            CHECK(contains(failure.text, "words of the double"));
+          },
+          on_double);
+      gpu_library().break_rank(broken, 0);
+      CHECK_EQ(gpu_library().alive(), 0);
+    }
+  }
 }
