@@ -51,7 +51,7 @@ venv: core $(VENV)/.install-stamp ## .venv with all dependencies, the C++ core a
 
 # ---- tests ------------------------------------------------------------------------------------------------------
 
-.PHONY: test test-cpp test-single test-parallel test-hosts test-sanitize fuzz soak test-wheel test-mpich test-matrix
+.PHONY: test test-cpp test-single test-parallel test-hosts test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-matrix
 test: venv programs ## every test that needs no GPU
 	$(PYTEST) tests $(ARGS)
 
@@ -91,16 +91,25 @@ test-wheel: wheel ## a venv without a compiler installs the wheel and trains on 
 	tail -2 build/wheel-run/out
 	grep -q 'identical on all ranks: yes' build/wheel-run/out
 
-# The two wheels overwrite each other, so MPICH has an environment of its own; all else, the core included, is seen in $(VENV).
-build/mpich/.stamp: $(VENV)/.deps-stamp
-	rm -rf build/mpich && $(PYTHON) -m venv build/mpich
-	build/mpich/bin/python -m pip install -qq --disable-pip-version-check mpich==5.0.2
+# The two wheels overwrite each other, so every other MPI has an environment of its own, with a wheel or, for the
+# system's MPI, without; all else, the core included, is seen in $(VENV).
+build/mpich/.stamp: OTHER_MPI := mpich==5.0.2
+build/openmpi4/.stamp: OTHER_MPI :=
+build/mpich/.stamp build/openmpi4/.stamp: $(VENV)/.deps-stamp
+	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
+	$(if $(OTHER_MPI),$(@D)/bin/python -m pip install -qq --disable-pip-version-check $(OTHER_MPI))
 	site() { "$$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
-	  echo "import site; site.addsitedir('$$(site $(BIN)/python)')" > "$$(site build/mpich/bin/python)/rest.pth"
+	  echo "import site; site.addsitedir('$$(site $(BIN)/python)')" > "$$(site $(@D)/bin/python)/rest.pth"
 	touch $@
 
 test-mpich: venv build/mpich/.stamp ## the parallel tests with MPICH; ARGS="tests/parallel/test_calls.py --ranks 2" picks
 	build/mpich/bin/python -m pytest $(or $(ARGS),tests/parallel)
+
+test-openmpi4: export OMPI_MCA_rmaps_base_oversubscribe := 1
+test-openmpi4: export OMPI_MCA_hwloc_base_binding_policy := none
+test-openmpi4: venv build/openmpi4/.stamp ## the same with the system's Open MPI 4.1 (Debian: apt-get install openmpi-bin)
+	/usr/bin/mpirun --version | grep 'Open MPI) 4[.]'
+	PATH=/usr/bin:$$PATH build/openmpi4/bin/python -m pytest $(or $(ARGS),tests/parallel)
 
 test-matrix: venv wheel ## the torch tests on the oldest supported torch and on the newest
 	tools/test_matrix.sh $(PYTHON) $(ARGS)

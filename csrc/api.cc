@@ -40,6 +40,28 @@ FARANDOLE_API int32_t farandole_prepare(char* blob, int32_t capacity) {
   });
 }
 
+namespace {
+
+std::vector<Card> cards_of(const farandole_world* world) {
+  std::vector<Card> cards;
+  for (int32_t r = 0; r < world->size; ++r) {
+    cards.push_back(Card::decode({reinterpret_cast<const std::byte*>(world->blobs[r]),
+                                  static_cast<size_t>(world->blob_bytes[r])}));
+  }
+  return cards;
+}
+
+}  // namespace
+
+FARANDOLE_API int32_t farandole_knock(const farandole_world* world) {
+  return negated([&]() -> int32_t {
+    std::lock_guard lock(process().mutex);
+    if (!process().door) throw Error(ErrorCode::kInvalidArgument, "farandole_prepare comes first");
+    return process().door->knock(world->rank, {world->node, world->node + world->size},
+                                 cards_of(world));
+  });
+}
+
 FARANDOLE_API int32_t farandole_start(const farandole_world* world) {
   return guarded([&]() -> int32_t {
     std::unique_ptr<Door> door;
@@ -49,11 +71,7 @@ FARANDOLE_API int32_t farandole_start(const farandole_world* world) {
     }
     if (!door) throw Error(ErrorCode::kInvalidArgument, "farandole_prepare comes first");
     std::vector<Rank> node(world->node, world->node + world->size);
-    std::vector<Card> cards;
-    for (int32_t r = 0; r < world->size; ++r) {
-      cards.push_back(Card::decode({reinterpret_cast<const std::byte*>(world->blobs[r]),
-                                    static_cast<size_t>(world->blob_bytes[r])}));
-    }
+    const std::vector<Card> cards = cards_of(world);
     auto started = std::make_shared<Runtime>(
         std::move(*door), Topology::of(world->rank, std::move(node)), cards, world->mpi_comm);
     std::lock_guard lock(process().mutex);
@@ -86,6 +104,12 @@ FARANDOLE_API int32_t farandole_initialized(void) {
   if (process().forked) return 0;
   std::lock_guard lock(process().mutex);
   return process().runtime != nullptr;
+}
+
+FARANDOLE_API int32_t farandole_broken(void) {
+  if (process().forked) return 0;
+  std::lock_guard lock(process().mutex);
+  return process().runtime && process().runtime->broken();
 }
 
 FARANDOLE_API int32_t farandole_where(farandole_topology* out) {

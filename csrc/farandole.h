@@ -141,13 +141,18 @@ void farandole_stacks(int32_t signal, int32_t pipe);
 void farandole_library_folders(const char* folders);
 /* Step 1: reads the settings, opens this rank's door. Returns the blob's length, or -code. */
 int32_t farandole_prepare(char* blob, int32_t capacity);
-/* Step 2, after an allgather of the blobs: meets the others. Fails in bounded time. After a failure,
+/* Step 2, after an allgather of the blobs: the rank whose memory this one can share, or its own, or -code. node: as
+ * MPI has it; an allgather of the answers is the node of step 3. */
+int32_t farandole_knock(const farandole_world* world);
+/* Step 3: meets the others. Fails in bounded time. After a failure,
  * or when another rank failed, call farandole_shutdown. */
 int32_t farandole_start(const farandole_world* world);
 /* Leaves. failed: 0 if this rank finished normally. text: why, for the peers ("ValueError: ..."). It is over when
  * all have left, or, if failed, after a second at most; FARANDOLE_PENDING after `seconds`: call again. */
 int32_t farandole_shutdown(int32_t failed, const char* text, double seconds);
 int32_t farandole_initialized(void);
+/* 1: the job has failed, and ranks that are dead or out of reach will never leave. */
+int32_t farandole_broken(void);
 int32_t farandole_where(farandole_topology* topology);
 /* For the child of a fork: every later call fails with a reason. */
 void farandole_forked(void);

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
 import os
 import sys
 import time
@@ -24,6 +26,7 @@ _LAUNCHERS = {
 }
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 _GRACE = 1.5  # seconds that a leaving rank waits for the others to leave too
+_LAST_GRACE = 30.0  # the same at the end of a process whose job is broken
 
 
 class Bootstrap(ABC):
@@ -43,8 +46,11 @@ class Bootstrap(ABC):
         return 0
 
     @abstractmethod
-    def close(self, failed: bool) -> None:
-        """Leaves the meeting place after the core has shut down; `failed`: abnormally."""
+    def close(self, failed: bool, broken: bool) -> None:
+        """Leaves the meeting place after the core has shut down.
+
+        `failed`: abnormally; `broken`: the job had ended before, by somebody's failure.
+        """
 
     def world_ranks(self, comm: Any) -> list[int]:
         """This world's ranks in an mpi4py communicator, ascending. ValueError where unknown."""
@@ -65,7 +71,7 @@ class Solo(Bootstrap):
     def allgather(self, data: bytes) -> list[bytes]:
         return [data]
 
-    def close(self, failed: bool) -> None:
+    def close(self, failed: bool, broken: bool) -> None:
         pass
 
 
@@ -88,7 +94,7 @@ class Rendezvous(Bootstrap):
     def allgather(self, data: bytes) -> list[bytes]:
         return self._exchange(self._socket, data, self.size)
 
-    def close(self, failed: bool) -> None:
+    def close(self, failed: bool, broken: bool) -> None:
         self._socket.close()
 
 
@@ -96,6 +102,7 @@ class Mpi(Bootstrap):
     """Ranks of an MPI job, through mpi4py, on a communicator of our own."""
 
     _keyval: int | None = None
+    _awaited: Any = None  # completes when all ranks have left a broken job
 
     def __init__(self, mpi: Any, comm: Any) -> None:
         """`comm`: an mpi4py communicator, a list of world ranks, or None for the world.
@@ -108,6 +115,7 @@ class Mpi(Bootstrap):
         host = self._comm.Split_type(mpi.COMM_TYPE_SHARED)
         self.node = self._comm.allgather(host.bcast(self.rank))
         host.Free()
+        Mpi._awaited = None
 
     def allgather(self, data: bytes) -> list[bytes]:
         return self._comm.allgather(data)  # type: ignore[no-any-return]
@@ -133,29 +141,42 @@ class Mpi(Bootstrap):
         if mpi.COMM_SELF.Get_attr(Mpi._keyval) is None:
             mpi.COMM_SELF.Set_attr(Mpi._keyval, leave)
 
-    def close(self, failed: bool) -> None:
+    def close(self, failed: bool, broken: bool) -> None:
         """Waits a moment until all ranks have left too, since MPI_Finalize would wait for ever.
 
-        If this rank failed and others live on, MPI ends the job.
+        If this rank failed and others live on, MPI ends the job. If the job is broken and others do
+        not come, they may be out of reach: see end_stranded.
         """
         if self._mpi.Is_finalized():
             return
         try:
-            if self._all_leave():
+            everyone = self._comm.Ibarrier()
+            if _completes(everyone, _GRACE):
                 self._comm.Free()
             elif failed:
                 _abort(self._mpi, self.rank)
+            elif broken:
+                Mpi._awaited = everyone
         except self._mpi.Exception:
             return  # a rank is dead: the communicator stays as it is
 
-    def _all_leave(self) -> bool:
-        everyone = self._comm.Ibarrier()
-        deadline = time.monotonic() + _GRACE
-        while not everyone.Test():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.005)  # MPI has no wait with a deadline; only at shutdown
-        return True
+    @classmethod
+    def end_stranded(cls, mpi: Any, owner: int) -> None:
+        """At the process's end: MPI_Finalize would wait for ever for ranks out of reach."""
+        if cls._awaited is None or os.getpid() != owner or mpi.Is_finalized():
+            return
+        with contextlib.suppress(mpi.Exception):  # a rank is dead: MPI knows
+            if not _completes(cls._awaited, _LAST_GRACE):
+                _abort(mpi, mpi.COMM_WORLD.Get_rank())
+
+
+def _completes(request: Any, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not request.Test():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)  # MPI has no wait with a deadline; only at shutdown
+    return True
 
 
 def _duplicate(mpi: Any, comm: Any) -> Any:
@@ -231,11 +252,17 @@ def _load_mpi() -> Any:
         return None
     if ours:
         atexit.register(_finalize, MPI, os.getpid())
+    _at_exit(MPI)
     if MPI.Is_finalized():
         raise LibraryError("MPI is finalised in this process: farandole cannot start any more")
     if not MPI.Is_initialized():  # the user has set mpi4py.rc.initialize = False
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     return MPI
+
+
+@functools.cache
+def _at_exit(mpi: Any) -> None:
+    atexit.register(Mpi.end_stranded, mpi, os.getpid())
 
 
 def _finalize(mpi: Any, owner: int) -> None:

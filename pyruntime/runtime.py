@@ -8,7 +8,7 @@ import pickle
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from farandole import bootstrap, leaving, prometheus, requests, stacks
@@ -51,7 +51,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         except BaseException as reason:
             prometheus.stop()
             lib.farandole_shutdown(1, leaving.describe(reason).encode(), 1.0)
-            job.close(failed=False)
+            job.close(failed=False, broken=False)
             raise
         _job = job
         requests.restart()
@@ -84,7 +84,12 @@ def _start(job: bootstrap.Bootstrap, sets: list[ProcessSet]) -> None:
             f"{met[different[0]][0]}"
         )
     failure = None
-    if code := _start_core(job, [blob for _, blob in met]):
+    blobs = [blob for _, blob in met]
+    leader = _with_world(job, job.node, blobs, lib.farandole_knock)
+    if leader < 0:
+        failure = core_error(-leader)
+    node = _agree(job, failure, leader)
+    if code := _with_world(job, node, blobs, lib.farandole_start):
         failure = core_error(code)
     else:
         try:
@@ -94,9 +99,12 @@ def _start(job: bootstrap.Bootstrap, sets: list[ProcessSet]) -> None:
     _agree(job, failure, None)
 
 
-def _start_core(job: bootstrap.Bootstrap, blobs: list[bytes]) -> int:
+def _with_world(
+    job: bootstrap.Bootstrap, node: list[int], blobs: list[bytes], call: Callable[[Any], int]
+) -> int:
+    """What `call` answers, given who the ranks are, which share hosts, and what they wrote."""
     keep = [ffi.new("char[]", blob) for blob in blobs]
-    node = ffi.new("int32_t[]", job.node)
+    places = ffi.new("int32_t[]", node)
     table = ffi.new("char*[]", keep)
     lengths = ffi.new("int32_t[]", [len(blob) for blob in blobs])
     world = ffi.new(
@@ -104,13 +112,13 @@ def _start_core(job: bootstrap.Bootstrap, blobs: list[bytes]) -> int:
         {
             "rank": job.rank,
             "size": job.size,
-            "node": node,
+            "node": places,
             "blobs": ffi.cast("char const* const*", table),
             "blob_bytes": lengths,
             "mpi_comm": ffi.cast("void*", job.comm_address()),
         },
     )
-    return int(lib.farandole_start(world))
+    return int(call(world))
 
 
 def _agree(job: bootstrap.Bootstrap, failure: Exception | None, data: Any) -> list[Any]:
@@ -148,13 +156,14 @@ def _leave(cause: str, failed: bool) -> None:
         if job is None:
             return
         prometheus.stop()
+        broken = bool(lib.farandole_broken())
         code = lib.FARANDOLE_PENDING
         while code == lib.FARANDOLE_PENDING:  # in slices, so that Ctrl-C gets through
             code = lib.farandole_shutdown(int(bool(cause)), cause.encode(), _SLICE)
         failure = core_error(code) if code != lib.FARANDOLE_OK else None
         forget_all()
         sweep()
-        job.close(failed)
+        job.close(failed, broken)
     if failure is not None and not failed:
         raise failure
 

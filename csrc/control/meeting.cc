@@ -7,6 +7,7 @@
 #include <array>
 #include <limits>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "core/build_id.h"
@@ -52,7 +53,7 @@ ByteString Card::encode() const {
   ByteString out;
   Encoder e(out);
   e.put(build), e.put(cpu_targets), e.put(job_wide), e.put(pid), e.put(start_time);
-  e.put(pid_namespace), e.put(boot_id), e.put(door), e.put(key);
+  e.put(pid_namespace), e.put(net_namespace), e.put(boot_id), e.put(host), e.put(door), e.put(key);
   e.put(static_cast<uint32_t>(tcp.hosts.size()));
   for (const std::string& host : tcp.hosts) e.put(host);
   e.put(tcp.port);
@@ -68,7 +69,9 @@ Card Card::decode(ByteView in) {
   c.pid = d.get<int64_t>();
   c.start_time = d.get<uint64_t>();
   c.pid_namespace = d.get<uint64_t>();
+  c.net_namespace = d.get<uint64_t>();
   c.boot_id = d.get_string();
+  c.host = d.get_string();
   c.door = d.get_string();
   c.key = d.get<JobKey>();
   c.tcp.hosts.resize(d.get_count(sizeof(uint32_t)));
@@ -88,38 +91,42 @@ Card own_card(const Config& config, const UnixListener& door, const TcpAddress& 
   card.pid = ::getpid();
   card.start_time = process_start_time(::getpid()).value_or(0);
   card.pid_namespace = pid_namespace();
+  card.net_namespace = net_namespace();
   card.boot_id = boot_id();
+  card.host = host_name();
   card.door = door.name();
   card.key = key;
   card.tcp = tcp;
   return card;
 }
 
-void check_agreement(std::span<const Card> cards, const Topology& topology) {
+void check_agreement(std::span<const Card> cards) {
   Opinions builds = opinions_about(cards, [](const Card& c) { return c.build; });
   if (builds.size() > 1) {
     throw Error(ErrorCode::kMismatch, "the ranks run different builds of farandole: " +
                                           text_of(builds) + "; install the same one everywhere");
   }
-  if (topology.local_size() == topology.size) return;
-  std::vector<Rank> mute;
-  for (Rank rank = 0; rank < topology.size; ++rank) {
-    bool leads = topology.node[static_cast<size_t>(rank)] == rank;
-    if (leads && cards[static_cast<size_t>(rank)].tcp.port == 0) mute.push_back(rank);
-  }
-  if (mute.empty()) return;
-  throw Error(ErrorCode::kLibrary,
-              "the ranks sit on several hosts, and " + text_of_ranks(mute) +
-                  " can't open a TCP socket, by which the hosts agree on what to reduce; allow "
-                  "sockets there (container or sandbox settings)");
+}
+
+Rank nearest_leader(Rank own, const std::vector<Rank>& node, std::span<const Card> cards) {
+  const auto place = [&](Rank rank) {
+    const Card& card = cards[static_cast<size_t>(rank)];
+    return std::tie(node[static_cast<size_t>(rank)], card.boot_id, card.net_namespace);
+  };
+  Rank lowest = 0;
+  while (place(lowest) != place(own)) ++lowest;
+  return lowest;
 }
 
 HostLinks::HostLinks(const Topology& topology, std::span<const Card> cards, UnixListener& door,
-                     Deadline deadline)
-    : leads_(topology.local_rank == 0) {
+                     std::unique_ptr<UnixSocket> to_leader, Deadline deadline)
+    : leads_(topology.local_rank == 0), leader_(std::move(to_leader)) {
   if (!leads_) {
     const Card& leader = cards[static_cast<size_t>(topology.leader())];
-    leader_ = std::make_unique<UnixSocket>(UnixSocket::connect(leader.door, leader.key, deadline));
+    if (!leader_) {
+      leader_ =
+          std::make_unique<UnixSocket>(UnixSocket::connect(leader.door, leader.key, deadline));
+    }
     leader_->send(bytes_of(topology.local_rank), {}, deadline);
     return;
   }

@@ -27,7 +27,9 @@ struct Card {
   int64_t pid = 0;
   uint64_t start_time = 0;  // tells a later process of the same number apart
   uint64_t pid_namespace = 0;
+  uint64_t net_namespace = 0;
   std::string boot_id;
+  std::string host;  // its name: for texts, never to tell hosts apart
   std::string door;  // name of this rank's listener
   JobKey key{};      // that it asks for
   TcpAddress tcp;    // where it can be reached from other hosts
@@ -39,9 +41,12 @@ struct Card {
 Card own_card(const Config& config, const UnixListener& door, const TcpAddress& tcp,
               const JobKey& key);
 
-// Throws Error(kMismatch) naming the ranks if builds differ, kLibrary if there are several
-// hosts and one of their leaders can't be reached by TCP.
-void check_agreement(std::span<const Card> cards, const Topology& topology);
+// The lowest of the ranks that share this rank's node, as MPI has it, and whose sockets and memory can be
+// within its reach, as the cards have it: containers on one machine may keep them apart.
+Rank nearest_leader(Rank own, const std::vector<Rank>& node, std::span<const Card> cards);
+
+// Throws Error(kMismatch) naming the ranks if builds differ.
+void check_agreement(std::span<const Card> cards);
 
 struct ClockOffset {
   int64_t ns = 0;
@@ -54,8 +59,9 @@ class HostLinks {
  public:
   HostLinks() = default;
   // Collective over the ranks of this host, bounded by the deadline: everyone has a link when it returns.
+  // to_leader: made before; null: made here.
   HostLinks(const Topology& topology, std::span<const Card> cards, UnixListener& door,
-            Deadline deadline);
+            std::unique_ptr<UnixSocket> to_leader, Deadline deadline);
 
   // Leader: makes a segment of `bytes` and sends it to these local ranks (itself is skipped).
   Segment give(const char* label, size_t bytes, std::span<const int> locals);

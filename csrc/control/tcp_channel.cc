@@ -36,7 +36,8 @@ void limit_silence(int fd, std::chrono::milliseconds timeout) {
 
 TcpChannel::TcpChannel(std::vector<TcpPeer> peers, std::chrono::milliseconds timeout,
                        std::function<void()> notify)
-    : notify_(std::move(notify)),
+    : HostChannel(std::move(notify)),
+      timeout_(timeout),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!epoll_ || !wake_) throw_system_error("epoll_create1", errno);
@@ -84,7 +85,6 @@ void TcpChannel::send(Rank peer, ByteView message) {
   ByteString framed;
   Encoder(framed).put_bytes(message);
   link.out.push_back(std::move(framed));
-  sent_.fetch_add(1, std::memory_order_relaxed);
   if (link.out.size() > 1) return;  // the thread is at it
   write(link);
   if (!link.out.empty()) watch(link, EPOLL_CTL_MOD);
@@ -145,7 +145,7 @@ void TcpChannel::read(Link& link) {
     link.arrived.resize(at + static_cast<size_t>(std::max<ssize_t>(n, 0)));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) return;
-    if (n <= 0) return close(link);
+    if (n <= 0) return close(link, n < 0 ? errno : 0);
     take_messages(link);
     if (!link.open || n < static_cast<ssize_t>(kChunk)) return;
   }
@@ -156,7 +156,7 @@ void TcpChannel::take_messages(Link& link) {
   uint32_t size = 0;
   while (link.arrived.size() - at >= sizeof size) {
     std::memcpy(&size, link.arrived.data() + at, sizeof size);
-    if (size == 0 || size > kMaxMessage) return close(link);  // out of step: no word of it counts
+    if (size == 0 || size > kMaxMessage) return close(link, EBADMSG);  // no word of it counts
     if (link.arrived.size() - at - sizeof size < size) break;
     auto begin = link.arrived.begin() + static_cast<ptrdiff_t>(at + sizeof size);
     deliver(link.rank, ByteString(begin, begin + size));
@@ -165,30 +165,14 @@ void TcpChannel::take_messages(Link& link) {
   link.arrived.erase(link.arrived.begin(), link.arrived.begin() + static_cast<ptrdiff_t>(at));
 }
 
-void TcpChannel::close(Link& link) {
+// A process that is killed with messages unread resets its connections: that is its own end, too.
+void TcpChannel::close(Link& link, int error_number) {
   link.open = false;
-  deliver(link.rank, {});
-}
-
-void TcpChannel::deliver(Rank from, ByteString message) {
-  {
-    std::lock_guard lock(mutex_);
-    inbox_.emplace_back(from, std::move(message));
-    has_message_ = true;
-  }
-  notify_();
-}
-
-bool TcpChannel::drain(const Visitor& visit) {
-  if (!has_message_) return false;
-  std::deque<std::pair<Rank, ByteString>> messages;
-  {
-    std::lock_guard lock(mutex_);
-    messages.swap(inbox_);
-    has_message_ = false;
-  }
-  for (auto& [from, message] : messages) visit(from, message);
-  return true;
+  const bool its_own = error_number == 0 || error_number == ECONNRESET || error_number == EPIPE;
+  if (its_own) return deliver_end(link.rank, {});
+  deliver_end(link.rank, std::string(std::strerror(error_number)) + ", after at most " +
+                             std::to_string(timeout_.count() / 1000) +
+                             " s of silence as FARANDOLE_PEER_TIMEOUT says");
 }
 
 // Under the mutex. Ends links that have said all, on the way.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between a host's leader and the leaders linked with it: one connection each, and one thread
-// that sleeps on all of them. Nothing here blocks but finish().
+// Leaders linked by TCP: one connection to each peer, and one thread that sleeps on all of them.
 #pragma once
 
 #include <atomic>
@@ -13,34 +12,20 @@
 #include <utility>
 #include <vector>
 
-#include "control/codec.h"
-#include "core/types.h"
-#include "lib/clock.h"
+#include "control/host_channel.h"
 #include "lib/tcp_socket.h"
 
 namespace farandole {
 
-class TcpChannel {
+class TcpChannel final : public HostChannel {
  public:
-  // notify: something has come. On the channel's thread. timeout: of a peer that answers nothing, not
-  // even the kernel's probes of an idle connection.
+  // timeout: of a peer that answers nothing, not even the kernel's probes of an idle connection.
   TcpChannel(std::vector<TcpPeer> peers, std::chrono::milliseconds timeout,
              std::function<void()> notify);
-  ~TcpChannel();
-  TcpChannel(const TcpChannel&) = delete;
-  TcpChannel& operator=(const TcpChannel&) = delete;
+  ~TcpChannel() override;
 
-  // Any thread. What does not go at once waits in private memory. To a peer that is gone: dropped.
-  void send(Rank peer, ByteView message);
-  // Visits what has come, in order; an empty message is the last: that peer is gone. The driver only.
-  using Visitor = std::function<void(Rank, ByteView)>;
-  bool drain(const Visitor& visit);
-  bool has_message() const { return has_message_; }
-
-  // The end: what waits goes out, then we say no more and listen until all peers have ended, too.
-  void finish(Deadline deadline);
-
-  int64_t messages_sent() const { return sent_; }
+  void send(Rank peer, ByteView message) override;
+  void finish(Deadline deadline) override;
 
  private:
   static constexpr uint32_t kMaxMessage = 256U << 20;  // beyond it, the peer is mad
@@ -58,22 +43,18 @@ class TcpChannel {
   void run();
   void read(Link& link);
   void take_messages(Link& link);
-  void close(Link& link);
+  void close(Link& link, int error_number);
   void write(Link& link);
   void watch(Link& link, int operation);
   void wake();
   bool all_quiet();
-  void deliver(Rank from, ByteString message);
 
   std::map<Rank, Link> links_;
-  std::function<void()> notify_;
+  const std::chrono::milliseconds timeout_;
   Fd epoll_;
   Fd wake_;
   std::mutex mutex_;
-  std::deque<std::pair<Rank, ByteString>> inbox_;
-  std::atomic<bool> has_message_{false};
   std::atomic<bool> stop_{false};
-  std::atomic<int64_t> sent_{0};
   bool finishing_ = false;
   Deadline finish_by_ = Deadline::never();
   std::thread thread_;

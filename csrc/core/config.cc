@@ -71,6 +71,11 @@ const Variable kVariables[] = {
     {"FARANDOLE_PEER_TIMEOUT", "", "30",
      "seconds after which a silent connection between two hosts counts as lost", kJobWide,
      &Config::peer_timeout},
+    {"FARANDOLE_CHANNEL", "", "auto",
+     "how the hosts agree on what to reduce: tcp, mpi (polled, for clusters that block TCP), or "
+     "auto: "
+     "TCP where it gets through",
+     kJobWide, &Config::channel},
     {"FARANDOLE_GPU_FUSION_THRESHOLD", "", "64M",
      "as FARANDOLE_FUSION_THRESHOLD, for tensors on GPUs", kJobWide, &Config::gpu_fusion_bytes},
     {"FARANDOLE_GPU_PLANE", "", "auto",

@@ -29,6 +29,7 @@ struct Config {
   double init_timeout;
   double leave_timeout;
   double peer_timeout;
+  std::string channel;  // between hosts: auto, tcp or mpi
   std::string flight_dir;
   std::string timeline;
   int64_t timeline_mark_cycles;

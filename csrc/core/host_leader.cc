@@ -45,11 +45,19 @@ std::vector<std::pair<Rank, Failure>> HostLeader::take_lost() {
   return std::exchange(lost_, {});
 }
 
-Failure HostLeader::host_is_gone(const HostTree::Branch& branch) {
-  return {ErrorCode::kPeer, "the connection to rank " + std::to_string(branch.leader) +
-                                ", which speaks for " + text_of_ranks(branch.ranks) +
-                                " on another host, has ended: that rank died, or the network "
-                                "between the hosts is down"};
+std::string HostLeader::place_of(Rank rank) const {
+  return "rank " + std::to_string(rank) + " on " + setup_.host_names.at(static_cast<size_t>(rank));
+}
+
+std::string HostLeader::how_lost(Rank leader) const {
+  const std::string trouble = setup_.hosts->trouble_of(leader);
+  if (trouble.empty()) return " has ended: that rank died";
+  return " is lost (" + trouble + "): that host or the network between the hosts is down";
+}
+
+Failure HostLeader::host_is_gone(const HostTree::Branch& branch) const {
+  return {ErrorCode::kPeer, "the connection to " + place_of(branch.leader) + ", which speaks for " +
+                                text_of_ranks(branch.ranks) + "," + how_lost(branch.leader)};
 }
 
 }  // namespace farandole

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "control/channel.h"
+#include "control/host_channel.h"
 #include "control/meeting.h"
-#include "control/tcp_channel.h"
 #include "core/host_tree.h"
 
 namespace farandole {
@@ -27,10 +27,11 @@ class HostLeader {
   using Standing = std::function<std::string(Rank)>;
   struct Setup {
     std::unique_ptr<LeaderChannel> channel;  // inside the host
-    TcpChannel* hosts = nullptr;             // to others; null: there is one host
+    HostChannel* hosts = nullptr;            // to others; null: there is one host
     HostTree tree;
     HostLinks& links;
     const Topology& topology;
+    std::vector<std::string> host_names;  // by rank
     StagingBytes staging_bytes;
     Standing standing;
   };
@@ -59,7 +60,11 @@ class HostLeader {
   // Throws Error(kLibrary) if there is none.
   void share_staging(SetId set, const std::vector<Rank>& ranks);
   std::vector<std::pair<Rank, Failure>> take_lost();
-  static Failure host_is_gone(const HostTree::Branch& branch);
+  // "rank 3 on node7"
+  std::string place_of(Rank rank) const;
+  // Why nothing comes from this leader any more, as its connection ended.
+  std::string how_lost(Rank leader) const;
+  Failure host_is_gone(const HostTree::Branch& branch) const;
 
   Setup setup_;
 

@@ -105,9 +105,10 @@ void Relay::report(Rank from, const Report& report) {
 // Nobody above us will say anything any more.
 void Relay::close() {
   if (std::exchange(over_, true)) return;
-  Abort abort{{ErrorCode::kPeer, "the connection to rank " + std::to_string(setup_.tree.parent) +
-                                     ", through which this host hears of the others, has ended: "
-                                     "that rank died, or the network between the hosts is down"}};
+  const Rank above = setup_.tree.parent;
+  Abort abort{{ErrorCode::kPeer, "the connection to " + place_of(above) + ", through which " +
+                                     place_of(setup_.topology.rank) + " hears of the other hosts," +
+                                     how_lost(above)}};
   log(LogLevel::kError, abort.failure.text);
   encoded_.clear();
   encode(Entry(abort), encoded_);

@@ -7,8 +7,10 @@
 #include <numeric>
 #include <utility>
 
+#include "control/host_linking.h"
 #include "core/error.h"
 #include "core/leader.h"
+#include "core/log.h"
 #include "core/log_json.h"
 #include "core/relay.h"
 #include "kernels/kernels.h"
@@ -68,6 +70,22 @@ Door::Door(Config its_config, StackSource its_stacks, std::shared_ptr<Arena> its
       stacks(its_stacks),
       arena(std::move(its_arena)) {}
 
+Rank Door::knock(Rank own, const std::vector<Rank>& node, std::span<const Card> cards) {
+  constexpr std::chrono::seconds kPatience{5};
+  const Rank leader = nearest_leader(own, node, cards);
+  if (leader == own) return own;
+  const Card& card = cards[static_cast<size_t>(leader)];
+  try {
+    to_leader = std::make_unique<UnixSocket>(
+        UnixSocket::connect(card.door, card.key, Deadline::in(kPatience)));
+    return leader;
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, "rank " + std::to_string(own) + " shares no memory with rank " +
+                                std::to_string(leader) + " on the same host: " + error.what());
+    return own;
+  }
+}
+
 Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards, const void* mpi_comm)
     : config_(std::move(door.config)),
       topology_(std::move(topology)),
@@ -76,14 +94,15 @@ Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards, cons
   set_log({log_level_of(config_.log_level), topology_.rank, host_name(),
            log_format_of(config_.log_format), config_.log_rate});
   kernels::select_target(config_.cpu_target);
-  check_agreement(cards, topology_);
+  check_agreement(cards);
   apply_job_wide_text(config_, cards[0].job_wide);
 
   Deadline deadline = Deadline::in(seconds(config_.init_timeout));
   if (topology_.local_size() < topology_.size && mpi_comm != nullptr) {
     mpi_ = MpiComm::borrow(mpi_comm);
   }
-  links_ = HostLinks(topology_, cards, door.listener, deadline);
+  for (const Card& card : cards) host_names_.push_back(card.host);
+  links_ = HostLinks(topology_, cards, door.listener, std::move(door.to_leader), deadline);
   std::vector<int> locals(topology_.local.size());
   for (size_t i = 0; i < locals.size(); ++i) locals[i] = static_cast<int>(i);
   Segment staging;
@@ -145,20 +164,17 @@ void Runtime::meet_hosts(TcpListener listener, std::span<const Card> cards, Dead
   bell_ = layout.bell(topology_.local_rank);
   if (!links_.leads() || topology_.local_size() == topology_.size) return;
   tree_ = HostTree::of(topology_.rank, topology_.node);
-  const JobKey& key = cards[0].key;
-  std::vector<TcpPeer> peers;
-  if (tree_.parent >= 0) {
-    const TcpAddress& above = cards[static_cast<size_t>(tree_.parent)].tcp;
-    peers.push_back(tcp_connect(topology_.rank, tree_.parent, above, key, deadline));
-  }
-  std::vector<Rank> below;
-  for (const HostTree::Branch& child : tree_.children) below.push_back(child.leader);
-  for (TcpPeer& peer : listener.accept(topology_.rank, below, key, deadline)) {
-    peers.push_back(std::move(peer));
-  }
-  auto timeout =
+  HostLinking linking;
+  linking.rank = topology_.rank;
+  linking.above = tree_.parent;
+  for (const HostTree::Branch& child : tree_.children) linking.below.push_back(child.leader);
+  linking.cards = cards;
+  linking.way = config_.channel;
+  linking.mpi = mpi_.get();
+  linking.peer_timeout =
       std::chrono::duration_cast<std::chrono::milliseconds>(seconds(config_.peer_timeout));
-  hosts_ = std::make_unique<TcpChannel>(std::move(peers), timeout, [this] { bell_->notify(); });
+  linking.notify = [this] { bell_->notify(); };
+  hosts_ = link_hosts(linking, listener, deadline);
 }
 
 void Runtime::open_engine(std::span<const Card> cards, Segment world_staging) {
@@ -170,6 +186,7 @@ void Runtime::open_engine(std::span<const Card> cards, Segment world_staging) {
                             tree_,
                             links_,
                             topology_,
+                            host_names_,
                             [this](const std::vector<Rank>& ranks) { return staging_bytes(ranks); },
                             [pids = pids_in_sight(cards)](Rank rank) {
                               return why_standing(pids[static_cast<size_t>(rank)]);

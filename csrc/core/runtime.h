@@ -37,8 +37,12 @@ struct Door {
   TcpListener hosts;
   StackSource stacks;
   std::shared_ptr<Arena> arena;  // what this rank shares; arrays in it may outlive the job
+  std::unique_ptr<UnixSocket> to_leader;
   explicit Door(Config its_config, StackSource its_stacks = {},
                 std::shared_ptr<Arena> its_arena = std::make_shared<Arena>());
+  // The rank whose memory this one will share: the lowest that lets it in; itself, if none does.
+  // node: as MPI has it.
+  Rank knock(Rank own, const std::vector<Rank>& node, std::span<const Card> cards);
   ByteString card() const { return own_card(config, listener, hosts.address(), key).encode(); }
 };
 
@@ -69,6 +73,7 @@ class Runtime {
   // Whom the call behind `handle` waits for, as the coordinator knows it.
   std::string explain(Handle handle, Deadline deadline);
   bool done(Handle handle);
+  bool broken() const { return engine_->broken(); }
   // Until `deadline`; true: this rank has left, the object may go. Idempotent.
   bool leave(bool failed, const std::string& why, Deadline deadline);
 
@@ -101,7 +106,7 @@ class Runtime {
   std::unique_ptr<Lane> open_lane(SetId id, const ProcessSet& set, Segment& staging);
   size_t staging_bytes(const std::vector<Rank>& ranks) const;
   std::unique_ptr<Lane> lane_across_hosts(SetId id, const ProcessSet& set, Segment& staging,
-                                          std::vector<EventCount*> bells) const;
+                                          std::vector<EventCount*> bells);
   std::vector<DeathWatch::Peer> peers(std::span<const Card> cards) const;
   std::vector<pid_t> pids_in_sight(std::span<const Card> cards) const;
   void on_death(const DeathWatch::Peer& peer);
@@ -138,6 +143,7 @@ class Runtime {
 
   Config config_;
   Topology topology_;
+  std::vector<std::string> host_names_;  // by rank
   HostLinks links_;
   std::unique_ptr<MpiComm> mpi_;  // null: one host, or no MPI
   Segment control_;
@@ -149,7 +155,7 @@ class Runtime {
   EventCount* bell_ = nullptr;          // own
   std::unique_ptr<ShmMember> channel_;
   HostTree tree_;
-  std::unique_ptr<TcpChannel> hosts_;  // leaders of several hosts only
+  std::unique_ptr<HostChannel> hosts_;  // leaders of several hosts only
   std::unique_ptr<HostLeader> leader_;
   std::unique_ptr<Engine> engine_;
   std::mutex gpu_mutex_;

@@ -61,7 +61,7 @@ std::unique_ptr<Lane> Runtime::open_lane(SetId id, const ProcessSet& set, Segmen
 }
 
 std::unique_ptr<Lane> Runtime::lane_across_hosts(SetId id, const ProcessSet& set, Segment& staging,
-                                                 std::vector<EventCount*> bells) const {
+                                                 std::vector<EventCount*> bells) {
   if (!mpi_) {
     return std::make_unique<Lane>(Failure{
         ErrorCode::kLibrary,
@@ -74,10 +74,11 @@ std::unique_ptr<Lane> Runtime::lane_across_hosts(SetId id, const ProcessSet& set
   setup.memory = staging.data();
   setup.bytes = staging.size();
   setup.bells = std::move(bells);
-  setup.wire = std::make_unique<MpiWire>(*mpi_, set.ranks, id);
+  setup.wire = std::make_unique<MpiWire>(*mpi_, set.ranks, host_names_, id);
   setup.sizes = cross_sizes(config_, set.members());
   setup.slots = static_cast<int>(config_.staging_slots);
   setup.silence = config_.stall_abort;
+  setup.watch = phases_of(id);
   return std::make_unique<Lane>(std::make_unique<CrossPlane>(std::move(setup)));
 }
 

@@ -58,7 +58,8 @@ void Runtime::on_death(const DeathWatch::Peer& peer) {
   recorder_->peer_died(peer.rank, static_cast<int>(at - topology_.local.begin()));
   Failure failure{
       ErrorCode::kPeer,
-      "rank " + std::to_string(peer.rank) + " (pid " + std::to_string(peer.pid) +
+      "rank " + std::to_string(peer.rank) + " (pid " + std::to_string(peer.pid) + " on " +
+          host_names_[static_cast<size_t>(peer.rank)] +
           ") died; see its own output for the reason (killed, out of memory, crashed?)"};
   if (leader_) {
     leader_->lose(peer.rank, std::move(failure));

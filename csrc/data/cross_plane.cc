@@ -54,6 +54,7 @@ CrossPlane::CrossPlane(Setup setup)
       sizes_(setup.sizes),
       slots_(static_cast<uint64_t>(setup.slots)),
       silence_ns_(static_cast<int64_t>(std::min(setup.silence, 1e9) * 1e9)),
+      watch_(std::move(setup.watch)),
       bells_(std::move(setup.bells)),
       progress_(setup.memory, static_cast<int>(locals_.size())),
       memory_(setup.memory + slots_begin(static_cast<int>(locals_.size()))),
@@ -81,15 +82,15 @@ void CrossPlane::begin(std::span<const Part> parts) {
 Progress CrossPlane::step() {
   const bool moved = poll();
   if (can_consume()) {
-    consume();
+    watch_.time(Phase::kConsume, [this] { consume(); });
   } else if (can_publish()) {
-    publish();
+    watch_.time(Phase::kConsume, [this] { publish(); });
   } else if (can_combine()) {
-    combine();
+    watch_.time(Phase::kReduce, [this] { combine(); });
   } else if (can_reduce()) {
-    reduce();
+    watch_.time(Phase::kReduce, [this] { reduce(); });
   } else if (can_stage()) {
-    stage();
+    watch_.time(Phase::kStage, [this] { stage(); });
   } else if (!moved) {
     if (finished()) return Progress::kFinished;
     wait_for_wire();

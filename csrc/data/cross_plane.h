@@ -13,6 +13,7 @@
 #include "data/cross_plan.h"
 #include "data/flight.h"
 #include "data/host_progress.h"
+#include "data/phase.h"
 #include "data/plane.h"
 #include "data/wire.h"
 #include "lib/event_count.h"
@@ -35,6 +36,7 @@ class CrossPlane final : public Plane {
     CrossPlan::Sizes sizes = {};
     int slots = kSlots;  // as many on all members
     double silence = 0;  // seconds without a message after which a bucket fails; 0: never
+    PhaseWatch watch = {};
   };
   static constexpr int kSlots = 4;
 
@@ -92,6 +94,7 @@ class CrossPlane final : public Plane {
   const CrossPlan::Sizes sizes_;
   const uint64_t slots_;
   const int64_t silence_ns_;
+  const PhaseWatch watch_;
   const std::vector<EventCount*> bells_;
   HostProgressTable progress_;  // of this host's members
   std::byte* const memory_;

@@ -4,10 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "core/types.h"
 #include "data/wire.h"
+#include "lib/clock.h"
 #include "lib/mpi.h"
 
 namespace farandole {
@@ -15,8 +18,11 @@ namespace farandole {
 class MpiWire final : public Wire {
  public:
   // ranks: of the set's members, in the communicator, which must outlive this. Sets that are alive at the
-  // same time have numbers of their own, below 2^13: so few tags does MPI promise.
-  MpiWire(MpiComm& comm, std::vector<Rank> ranks, SetId set);
+  // same time have numbers of their own, below 2^13: so few tags does MPI promise. The largest tag is not
+  // used: leaders talk by it (control/mpi_channel.h).
+  // host_names: by rank of the communicator, for texts.
+  MpiWire(MpiComm& comm, std::vector<Rank> ranks, const std::vector<std::string>& host_names,
+          SetId set);
 
   Ticket send(int member, Channel channel, const std::byte* data, size_t bytes) override;
   Ticket receive(int member, Channel channel, std::byte* data, size_t bytes) override;
@@ -24,13 +30,20 @@ class MpiWire final : public Wire {
   bool abandon() override;
 
  private:
-  Ticket keep(MpiRequest request);
+  Ticket keep(int member, MpiRequest request);
+  template <class Start>
+  Ticket start(int member, Start&& start);
+  void fail(int member, const Error& error);
   int tag(Channel channel) const { return first_tag_ + static_cast<int>(channel); }
 
   MpiComm& comm_;
   const std::vector<Rank> ranks_;  // by member
+  const std::vector<std::string>& host_names_;
   const int first_tag_;
   std::vector<MpiRequest> requests_;  // by ticket
+  std::vector<int> members_;          // by ticket
+  Failure fault_;                     // the first that MPI told of
+  Deadline fault_due_ = Deadline::never();
   std::vector<Ticket> free_;
 };
 

@@ -119,6 +119,7 @@ class CommOf final : public MpiComm {
 
   void cancel(int64_t handle) override {
     Request request = loaded(handle);
+    if (request == request_null_) return;
     check(mpi_.cancel(&request), "MPI_Cancel");
   }
 

@@ -22,6 +22,11 @@ std::istringstream stat_after_name(pid_t pid) {
   return std::istringstream(end == std::string::npos ? "" : text.substr(end + 1));
 }
 
+uint64_t inode_of(const char* path) {
+  struct stat status;
+  return stat(path, &status) == 0 ? status.st_ino : 0;
+}
+
 [[noreturn]] void throw_gone(pid_t pid) {
   throw Error(ErrorCode::kPeer, "process " + std::to_string(pid) + " has ended");
 }
@@ -61,10 +66,8 @@ bool is_stopped(pid_t pid) {
   return state == 'T' || state == 't';
 }
 
-uint64_t pid_namespace() {
-  struct stat status;
-  return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
-}
+uint64_t pid_namespace() { return inode_of("/proc/self/ns/pid"); }
+uint64_t net_namespace() { return inode_of("/proc/thread-self/ns/net"); }
 
 std::string host_name() {
   char name[256] = {};

@@ -36,6 +36,9 @@ bool is_stopped(pid_t pid);
 // Two ranks may compare process numbers only if these are equal. 0: unknown.
 uint64_t pid_namespace();
 
+// Of the calling thread. Sockets without a file reach no other one. 0: unknown.
+uint64_t net_namespace();
+
 std::string host_name();
 
 // Differs between hosts and between boots; empty: unknown.

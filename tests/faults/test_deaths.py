@@ -65,7 +65,7 @@ def check_survivors(job, ranks: int, victim: int) -> None:
         found = re.search(rf"^rank {rank} at ([\d.]+): (.*)$", job.ranks[rank].output, re.MULTILINE)
         assert found, job.output()
         assert float(found[1]) - died < SOON
-        assert re.search(rf"rank {victim} \(pid \d+\) died", found[2]), found[2]
+        assert re.search(rf"rank {victim} \(pid \d+ on \S+\) died", found[2]), found[2]
 
 
 @pytest.mark.parametrize(("ranks", "victim"), [(2, 0), (2, 1), (4, 0), (4, 2)])

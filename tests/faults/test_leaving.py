@@ -103,7 +103,7 @@ def test_sudden_death_under_mpirun(mpi_ranks, leave):
     # MPI itself ends the survivors here: no hang, no residue, and a line that names the dead rank.
     result = mpi_ranks(program(leave), 3).finish(timeout=30)
     assert result.returncode != 0
-    assert re.search(r"rank 1 \(pid \d+\) died", result.out)
+    assert re.search(r"rank 1 \(pid \d+ on \S+\) died", result.out)
 
 
 def test_mpirun_ends_though_a_peer_handles_the_error(mpi_ranks):

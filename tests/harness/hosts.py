@@ -89,6 +89,17 @@ class SimulatedHosts:
             _run(f"tc qdisc replace dev {self.port(host)} {shaped}")
             _run(f"ip netns exec {self.names[host]} tc qdisc replace dev eth0 {shaped}")
 
+    def allow_only(self, first_port: int, count: int) -> None:
+        """Blocks TCP from host to host but for connections to these ports."""
+        ports = f"{first_port}-{first_port + count - 1}"
+        for i, name in enumerate(self.names):
+            inside = f"ip -n {name} rule add"
+            others = [f"{self._net}.{j + 1}" for j in range(len(self.names)) if j != i]
+            _run(f"{inside} priority 10 ipproto tcp sport {ports} lookup main")
+            _run(f"{inside} priority 11 ipproto tcp dport {ports} lookup main")
+            for other in others:
+                _run(f"{inside} priority 12 to {other} ipproto tcp prohibit")
+
     def set_link(self, host: int, up: bool) -> None:
         """Pulls a host's cable, or plugs it in."""
         _run(f"ip link set {self.port(host)} {'up' if up else 'down'}")

@@ -101,7 +101,7 @@ def test_gradients_stay_in_their_places(set_to_none: bool) -> None:
         for p, place in zip(ps, places(optimizer), strict=True):
             assert p.grad is place
             assert (place == total(hvd.Average, [0])).all()
-        if step > 0:
+        if step > 0 and hvd.local_size() == hvd.size():
             # Of 3 MB in all; a new gradient is staged, and small blocks are.
             assert mapped() - before > (1_000_000 if set_to_none else 2_000_000)
     assert all((p == -2.0 * total(hvd.Average, [0])).all() for p in ps)

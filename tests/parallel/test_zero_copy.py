@@ -115,6 +115,8 @@ def mapped_bytes():
 
 
 def test_no_byte_of_it_is_copied():
+    if fd.local_size() < fd.size():
+        pytest.skip("needs one host: between hosts bytes travel")
     x = shared(values("float32", (1_000_000,)))
     for _ in range(2):  # in the first call the ranks find each other's memory
         before = mapped_bytes()

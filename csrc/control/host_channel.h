@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages between a host's leader and the leaders linked with it. Nothing here blocks but finish().
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "control/codec.h"
+#include "core/types.h"
+#include "lib/clock.h"
+
+namespace farandole {
+
+class HostChannel {
+ public:
+  // notify: something has come. On the channel's thread.
+  explicit HostChannel(std::function<void()> notify) : notify_(std::move(notify)) {}
+  virtual ~HostChannel() = default;
+  HostChannel(const HostChannel&) = delete;
+  HostChannel& operator=(const HostChannel&) = delete;
+
+  // Any thread. What does not go at once waits in private memory. To a peer that is gone: dropped.
+  virtual void send(Rank peer, ByteView message) = 0;
+  // The end: what waits goes out, then we say no more and listen until all peers have ended, too.
+  virtual void finish(Deadline deadline) = 0;
+
+  // Visits what has come, in order; an empty message is the last: that peer is gone. The driver only.
+  using Visitor = std::function<void(Rank, ByteView)>;
+  bool drain(const Visitor& visit);
+  bool has_message() const { return has_message_; }
+  // What ended the connection to a peer that is gone; empty: the peer itself did.
+  std::string trouble_of(Rank peer) const;
+
+ protected:
+  // On the channel's thread.
+  void deliver(Rank from, ByteString message);
+  void deliver_end(Rank from, std::string trouble);
+
+ private:
+  std::function<void()> notify_;
+  mutable std::mutex mutex_;
+  std::deque<std::pair<Rank, ByteString>> inbox_;
+  std::map<Rank, std::string> troubles_;
+  std::atomic<bool> has_message_{false};
+};
+
+}  // namespace farandole

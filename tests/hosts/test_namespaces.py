@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of one machine that namespaces keep apart, as containers do: those whose sockets and memory
+are out of reach count as other hosts, whatever MPI and the host's name say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.mpirun import mpirun
+
+# Ranks in argv[1] leave the network in which the others stay, once MPI runs: to start, it needs its
+# launcher's sockets there.
+PROGRAM = """
+import ctypes, os, sys
+import numpy as np
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.Get_rank()
+CLONE_NEWNET = 0x40000000
+alone = [int(r) for r in sys.argv[1].split(",") if r]
+if rank in alone:
+    assert ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0
+import farandole as fd
+fd.init()
+size = fd.size()
+for elements in (10, 300_000):
+    for step in range(5):
+        y = fd.allreduce(np.full(elements, rank + step, np.float32), op=fd.Sum, name="grad")
+        assert (y == size * step + size * (size - 1) / 2).all()
+print(f"rank {rank} is {fd.local_rank()} of {fd.local_size()} on {os.uname().nodename}")
+fd.shutdown()
+"""
+
+
+def places(folder: Path, ranks: int, alone: str, *before: str) -> list[str]:
+    """Where `ranks` ranks find themselves, those in `alone` in networks of their own."""
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    argv = [*before, sys.executable, str(program), alone]
+    result = mpirun(argv, ranks, 120, {"FARANDOLE_CHANNEL": "mpi"}).check()
+    found = sorted(re.findall(r"rank (\d+) is (\d) of (\d)", result.out))
+    assert len(found) == ranks, result.out
+    return ["/".join(place[1:]) for place in found]
+
+
+def test_one_network(tmp_path: Path) -> None:
+    assert places(tmp_path, 3, "") == ["0/3", "1/3", "2/3"]
+
+
+@pytest.mark.parametrize(
+    ("alone", "expected"),
+    [
+        ("1", ["0/3", "0/1", "1/3", "2/3"]),
+        ("0", ["0/1", "0/3", "1/3", "2/3"]),
+        ("2,3", ["0/2", "1/2", "0/1", "0/1"]),
+    ],
+)
+def test_networks_of_their_own(tmp_path: Path, alone: str, expected: list[str]) -> None:
+    assert places(tmp_path, 4, alone) == expected
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-p", "-m", "--fork", "true"], capture_output=True).returncode != 0,
+    reason="needs unshare --pid --mount (root)",
+)
+def test_processes_and_files_of_their_own(tmp_path: Path) -> None:
+    """Of one rank, which shares memory all the same: it has no name; deaths are told by sockets.
+    (Two ranks of the same number in two namespaces are more than Open MPI can bear.)"""
+    shell = 'test "$OMPI_COMM_WORLD_RANK" = 1 || exec "$@"; exec unshare {} "$@"'
+    inside = shell.format("-p -m --fork --kill-child --mount-proc")
+    assert places(tmp_path, 3, "", "sh", "-c", inside, "sh") == ["0/3", "1/3", "2/3"]
