@@ -18,6 +18,7 @@ FARANDOLE_API int32_t farandole_stack_signal(void) {
 }
 
 FARANDOLE_API void farandole_stacks(int32_t signal, int32_t pipe) {
+  make_harmless(signal);
   std::lock_guard lock(process().mutex);
   process().stacks = {signal, pipe};
 }

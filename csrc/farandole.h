@@ -73,10 +73,12 @@ typedef struct farandole_request {
   int32_t ndim;
   const int64_t* shape;
   const void* input; /* C-contiguous; NULL: "I contribute the identity" */
-  void* output;      /* same shape as the input for allreduce and broadcast; may be the input. NULL:
+  void*
+      output; /* same shape as the input for allreduce and broadcast; may be the input (not alltoall's);
+                            an allgather's input may lie where its rows belong. Other overlaps are refused. NULL:
                             the result is dropped, or, where only negotiation knows its size (allgather,
                             alltoall, reducescatter), allocated by the core: see farandole_result */
-  int32_t n_splits;  /* alltoall: rows for each member; 0: equal parts */
+  int32_t n_splits; /* alltoall: rows for each member; 0: equal parts */
   const int64_t* splits;
   const char* name;  /* NULL: matched by the order of unnamed calls */
   const char* group; /* members of one group are reduced together, all or none; NULL: alone */
@@ -134,7 +136,8 @@ typedef struct farandole_counter {
 const char* farandole_version(void);
 const char* farandole_build_id(void);
 /* For stall reports, once per process and before farandole_prepare: which signal shall make Python's main thread write
- * its stacks (0: none), and the reading end, which never blocks, of the pipe that it writes to. */
+ * its stacks (0: none), and the reading end, which never blocks, of the pipe that it writes to. Python's handler is
+ * installed after farandole_stacks, which puts a harmless one beneath it. */
 int32_t farandole_stack_signal(void);
 void farandole_stacks(int32_t signal, int32_t pipe);
 /* Folders, separated by ':', in which to look for libnccl and libnvrtc; before farandole_prepare. */

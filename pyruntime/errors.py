@@ -31,6 +31,8 @@ class PeerError(FarandoleError):
 class StallError(FarandoleError):
     """A deadline passed: the text names the tensor and what is missing."""
 
+    under_way = False  # True: a `timeout=` passed; the call goes on and may be waited for again
+
 
 class ShutdownError(FarandoleError):
     """The runtime is not running: before init(), after shutdown(), or in a forked child."""

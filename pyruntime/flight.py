@@ -17,7 +17,7 @@ from typing import Any
 
 from farandole._library import check, check_count, ffi, lib
 
-__all__ = ["Job", "dump", "jobs_of", "own_page", "read_dumps"]
+__all__ = ["Job", "dump", "jobs_of", "of_last_job", "own_page", "read_dumps"]
 
 _LABEL = "/memfd:farandole-flight"
 Page = dict[str, Any]  # one rank's recorder, as write_flight() in csrc/watch writes it
@@ -107,3 +107,9 @@ def read_dumps(folder: Path) -> list[Page]:
         except json.JSONDecodeError as reason:
             raise ValueError(f"{file} is no whole dump: {reason}") from reason
     return sorted(dumps, key=lambda found: int(found["rank"]))
+
+
+def of_last_job(dumps: list[Page]) -> list[Page]:
+    """Without those that were written before the last job began: of an earlier one."""
+    last_began = max(page["began_ns"] + page["epoch_minus_monotonic_ns"] for page in dumps)
+    return [p for p in dumps if p["now_ns"] + p["epoch_minus_monotonic_ns"] >= last_began]

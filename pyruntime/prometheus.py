@@ -74,7 +74,7 @@ def serve() -> None:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError as reason:
         raise ImportError(
-            f"FARANDOLE_METRICS_PORT={port}: {reason}; remedy: pip install farandole[metrics]"
+            f"FARANDOLE_METRICS_PORT={port}: {reason}; remedy: pip install prometheus_client"
         ) from reason
     registry = CollectorRegistry()
     registry.register(Collector())

@@ -31,5 +31,5 @@ def install() -> None:
     if number == 0:
         return
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    faulthandler.register(number, file=writer, all_threads=True)
     lib.farandole_stacks(number, reader)
+    faulthandler.register(number, file=writer, all_threads=True)

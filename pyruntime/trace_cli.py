@@ -37,7 +37,7 @@ def _report(traces: list[trace.RankTrace], plot: Path | None) -> int:
         try:
             trace_report.plot(steps, plot)
         except ImportError as reason:
-            print(f"no plot: {reason}; remedy: pip install farandole[plot]", file=sys.stderr)
+            print(f"no plot: {reason}; remedy: pip install matplotlib", file=sys.stderr)
             return 1
         print(plot)
     return 0

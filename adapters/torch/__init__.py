@@ -13,7 +13,7 @@ except ModuleNotFoundError as _reason:
     if _reason.name != "torch":
         raise
     raise ImportError(
-        "farandole.torch needs PyTorch, which is not installed: `pip install farandole[torch]`"
+        "farandole.torch needs PyTorch, which is not installed: `pip install torch`"
     ) from _reason
 
 from farandole.errors import (

@@ -91,13 +91,15 @@ class DeltaStep(torch.optim.Optimizer):
     found_inf: Tensor | None
     grad_scale: Tensor | None
 
-    def step(self, *args: Any, **kwargs: Any) -> Any:
+    def step(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
         """The optimizer's own step on this rank's gradients, then the Adasum of all ranks' steps.
 
         Ranks whose parameters were equal before have equal parameters afterwards; the optimizer's
         state stays each rank's own. With a GradScaler all ranks skip the same steps; its scale is
-        each rank's own too.
+        each rank's own too. Raises NotImplementedError with `timeout`: half a step is none.
         """
+        if timeout is not None:
+            raise NotImplementedError("op=Adasum takes no timeout: half a step can't be taken back")
         if self._overflowed():
             self._opt_called = True  # what torch's schedulers look at
             return None

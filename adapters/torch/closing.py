@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from farandole.buffers import DTYPES, Buffer
 from farandole.errors import MismatchError
-from farandole.handles import is_absent, release, wait_handles
+from farandole.handles import is_absent, release, wait_until
 from farandole.ops import Max
 from farandole.requests import Call, Op, PreparedTensor
 
@@ -46,16 +46,23 @@ class ClosingWord:
         self._memory[:] = array("q", [late, dropped, sparse, *equal, *(-x for x in equal)])
         self._handle = self._tensor.submit(self._address, self._address)
 
-    def wait(self, keep: bool) -> Statement:
-        """What all said. Raises MismatchError where ranks were not in the same window.
+    @property
+    def under_way(self) -> list[int]:
+        """Its core handle, until it has been waited for."""
+        return [] if self._handle is None else [self._handle]
 
-        `keep`: this rank uses the window's gradients, so no other may have dropped them.
+    def wait(self, keep: bool, deadline: float | None = None) -> Statement | None:
+        """What all said, also once more; None: `deadline` (time.monotonic()) has passed.
+
+        `keep`: this rank uses the window's gradients, so no other may have dropped them. Raises
+        MismatchError where ranks were not in the same window.
         """
-        assert self._handle is not None
-        handle, self._handle = self._handle, None
-        wait_handles([handle], what=f"{self._scope}: all ranks' step()")
-        assert not is_absent(handle)
-        release([handle])
+        if self._handle is not None:
+            if not wait_until([self._handle], deadline):
+                return None
+            assert not is_absent(self._handle)
+            release([self._handle])
+            self._handle = None
         late, dropped, sparse, *largest = self._memory
         said = Statement(late, dropped, sparse, *largest[:3])
         for field, high, low in zip(said._fields[3:], said[3:], largest[3:], strict=True):

@@ -100,8 +100,10 @@ class Gradient:
             self._reduced = False
         elif grad is not self._shown:  # model.zero_grad(): a new window begins
             self.reducer.drop()
-        elif not self.late and not self.sparse_dim:
-            self._shown = self.parameter.grad = None
+        else:
+            self.reducer.check_not_promised()
+            if not self.late and not self.sparse_dim:
+                self._shown = self.parameter.grad = None
 
     before.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning from pickle
 

@@ -151,16 +151,21 @@ class _Distributed(torch.optim.Optimizer):
     _inner_step: Callable[..., Any] | None  # where somebody has replaced the object's step()
     _process_set: ProcessSet
 
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        """The optimizer's own step, on reduced gradients; a closure's gradients are reduced too."""
+    def step(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+        """The optimizer's own step, on reduced gradients; a closure's gradients are reduced too.
+
+        timeout: seconds, as in synchronize(), before anything is stepped; not with a closure.
+        """
         self._opt_called = True  # what torch's schedulers look at
         closure = args[0] if args else kwargs.get("closure")
         reducer = self._reducer
+        if timeout is not None and callable(closure):
+            raise ValueError("timeout does not go with a closure; synchronize() takes one")
         if reducer is not None:
             if callable(closure):
                 args, kwargs = args[1:], {**kwargs, "closure": self._reduced(closure)}
             elif not reducer.settled:
-                reducer.synchronize()
+                reducer.synchronize(timeout)
         inner = self._inner_step or super().step
         result = inner(*args, **kwargs)
         if reducer is not None:
@@ -184,14 +189,16 @@ class _Distributed(torch.optim.Optimizer):
 
         return call
 
-    def synchronize(self) -> None:
+    def synchronize(self, timeout: float | None = None) -> None:
         """Blocks until the gradients of all parameters are reduced, in `.grad`.
 
         For what comes between backward() and step(): clipping, GradScaler.unscale_(), logging.
-        Collective. step() notices that it has been called.
+        Collective. step() notices that it has been called. Raises StallError after `timeout`
+        seconds, naming gradients and the ranks that have not come; the reduction goes on, and this
+        or step() must be called again before the next backward() or zero_grad().
         """
         if self._reducer is not None:
-            self._reducer.synchronize()
+            self._reducer.synchronize(timeout)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:

@@ -6,13 +6,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from farandole import requests
-from farandole.handles import Handle, release, wait_handles
+from farandole.errors import StallError
+from farandole.handles import Handle, explanation, is_under_way, release, stall, wait_until
 from farandole.ops import Average
 from farandole.requests import Call, Op
 from farandole.torch.bucket_view import lay_out
@@ -22,6 +24,8 @@ from farandole.torch.encoding import Encoding
 from farandole.torch.gradient import Gradient
 
 __all__ = ["Reducer", "Settings"]
+
+_MOST_NAMES = 4  # of gradients, in an error's text
 
 # Reducers whose window has begun: a step of any of them closes all, lest two ranks that step their
 # optimizers in different orders wait for each other.
@@ -42,6 +46,14 @@ class Settings:
     compressor_of: Callable[[str, Tensor], Compressor]
     sparse_as_dense: bool
     groups: dict[int, tuple[int, int]]  # parameter's id -> (group, its number of members)
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """Of one synchronize()."""
+
+    seconds: float
+    at: float  # of time.monotonic()
 
 
 class Reducer:
@@ -67,6 +79,7 @@ class Reducer:
         self.steps = 0
         self.factor = 1.0  # gradients are multiplied by it before they are sent
         self._closed = False
+        self._promised = False  # a synchronize() has passed its time
         self._passes_seen = 0
         self._in_pass = False
         self._start()
@@ -159,12 +172,25 @@ class Reducer:
         self.open = True
         _open.add(self)
 
-    def synchronize(self) -> None:
-        """Blocks until `.grad` of all parameters is reduced: equal on all ranks."""
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Blocks until `.grad` of all parameters is reduced: equal on all ranks.
+
+        Raises StallError after `timeout` seconds. The window stays as it is, and this rank's word
+        is given: it has to come here again before anything else happens to the gradients.
+        """
+        limit = None if timeout is None else _Limit(timeout, monotonic() + timeout)
         self.again = True
         while self.again:
-            self._finish(keep=True)
+            self._finish(keep=True, limit=limit)
         self.settled = True
+
+    def check_not_promised(self) -> None:
+        """Raises RuntimeError if a synchronize() has passed its time and was not called again."""
+        if self._promised:
+            raise RuntimeError(
+                "the last step(timeout=...) or synchronize(timeout=...) passed its time: call it "
+                "again, until it returns, before the next backward() or zero_grad()"
+            )
 
     def drop(self) -> None:
         """Ends the window: gradients have been reset, its results are of no use.
@@ -172,11 +198,13 @@ class Reducer:
         Those that are not reset and were sent after the others had been (by the backward pass that
         is running) stay, reduced.
         """
+        self.check_not_promised()
         carried = 0 if self._closed else sum(g.is_current() for g in self.gradients)
         self._finish(keep=False, carried=carried)
 
     def reset(self) -> None:
         """zero_grad(): nothing may be under way, and counting begins anew."""
+        self.check_not_promised()
         if self.open:
             self._finish(keep=False)
         for gradient in self.gradients:
@@ -204,7 +232,7 @@ class Reducer:
         assert self._word is not None
         self._word.send(Statement(late, int(not keep), sparse, self.steps, tensors, carried))
 
-    def _finish(self, keep: bool, carried: int = 0) -> None:
+    def _finish(self, keep: bool, carried: int = 0, limit: _Limit | None = None) -> None:
         for other in list(_open):
             if other is not self:
                 other.close(keep=True)
@@ -212,12 +240,16 @@ class Reducer:
         sent = [g for g in self.gradients if g.handle is not None]
         handles = [g.handle for g in sent if g.handle is not None]
         assert self._word is not None
+        deadline = None if limit is None else limit.at
         try:
-            said = self._word.wait(keep)
-            wait_handles(handles, what=f"{self.scope}: {len(handles)} gradients")
+            said = self._word.wait(keep, deadline)
+            done = said is not None and wait_until(handles, deadline)
         except BaseException:
             self._abandon(sent, handles)
             raise
+        if said is None or not done:
+            self._promised = True
+            raise self._late(sent, 0.0 if limit is None else limit.seconds)
         self.again = said.late > 0 or said.sparse > 0
         with torch.no_grad():
             failures = [gradient.settle(keep) for gradient in sent]
@@ -227,6 +259,18 @@ class Reducer:
         self._end_window()
         for failure in filter(None, failures):
             raise RuntimeError(failure)
+
+    def _late(self, sent: list[Gradient], seconds: float) -> StallError:
+        """What has not come within so many seconds, and who has not sent it."""
+        missing = [g for g in sent if g.handle is not None and is_under_way(g.handle)]
+        names = ", ".join(g.name for g in missing[:_MOST_NAMES])
+        if len(missing) > _MOST_NAMES:
+            names += f" and {len(missing) - _MOST_NAMES} more"
+        what = f"gradients of {names}" if missing else "all ranks' step()"
+        handles = [g.handle for g in missing if g.handle is not None]
+        assert self._word is not None
+        why = explanation(handles or self._word.under_way)
+        return stall(f"{self.scope}: {what}", seconds, why)
 
     def abandon(self) -> None:
         """Ends the window without waiting, before shutdown(): its results will never come."""
@@ -243,7 +287,7 @@ class Reducer:
         self._end_window()
 
     def _end_window(self) -> None:
-        self.open = self._closed = False
+        self.open = self._closed = self._promised = False
         _open.discard(self)
         self._count_anew()
 

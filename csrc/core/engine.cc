@@ -122,11 +122,6 @@ Deadline Engine::look_again() const {
   return soonest;
 }
 
-bool Engine::looks_again() const {
-  std::lock_guard lock(work_mutex_);
-  return !look_again().is_never();
-}
-
 Deadline Engine::next_tick() const {
   std::lock_guard lock(work_mutex_);
   return std::min(look_again(), leader_ ? leader_->next_tick() : Deadline::never());

@@ -61,9 +61,8 @@ class Engine {
   // Whether step() would do something. Followed by a notify() wherever it becomes true.
   bool has_work() const;
   bool moving() const;  // a bucket has begun
+  // When step() has something to do though no bell has rung: a driver that leaves hands that on.
   Deadline next_tick() const;
-  // What step() would find no bell has rung for: a driver that leaves hands that on.
-  bool looks_again() const;
   // The driver gives up with this, unless the log tells a better reason first. Then ring the own bell.
   void fail(Failure failure);
   bool broken() const { return broken_; }

@@ -168,6 +168,29 @@ Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own) {
   return taken;
 }
 
+void check_buffers(const Request& request, const Submission& mine, const ProcessSet& set) {
+  const Signature& s = request.signature;
+  if (!moves_bytes(s.op) || !mine.input || !mine.output) return;
+  const bool in_place = s.op != Op::kAlltoall && mine.input == mine.output;
+  if (in_place) return;
+  const int64_t rows = mine.shape.empty() ? 1 : mine.shape[0];
+  int64_t result_rows = rows;  // at least
+  if (s.op == Op::kReducescatter) {
+    result_rows = rows / set.members() + (set.member < rows % set.members() ? 1 : 0);
+  } else if (s.op == Op::kAlltoall) {
+    result_rows = mine.splits[static_cast<size_t>(set.member)];
+  }
+  const size_t row = static_cast<size_t>(s.row_elements()) * size_of(s.dtype);
+  const std::byte* const input_end = mine.input + static_cast<size_t>(rows) * row;
+  const std::byte* const output_end = mine.output + static_cast<size_t>(result_rows) * row;
+  if (mine.input >= output_end || mine.output >= input_end) return;
+  // Each rank's rows may lie where they belong in the result.
+  if (s.op == Op::kAllgather && mine.input > mine.output) return;
+  refuse(request, s.op == Op::kAlltoall
+                      ? "input and output overlap; it needs two buffers that are apart"
+                      : "input and output overlap in part; give one buffer for both, or two apart");
+}
+
 Contribution contribution_of(const Request& request, const Submission& mine, Rank own) {
   const Signature& s = request.signature;
   Contribution given;

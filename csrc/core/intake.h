@@ -21,8 +21,12 @@ Request name_of_request(const farandole_request& asked);
 // or has joined.
 const ProcessSet& working_set(const Request& request, ProcessSets& sets);
 
-// Throws Error(kInvalidArgument or kWrongType) that names the request and the remedy.
+// Throws Error(kInvalidArgument or kWrongType) that names the request and the remedy. Judges no buffers.
 Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own);
+
+// Throws Error(kInvalidArgument) where input and output overlap, unless the call is in place, as farandole.h
+// says. Of outputs whose size only negotiation knows it judges what this rank is sure of.
+void check_buffers(const Request& request, const Submission& mine, const ProcessSet& set);
 
 // What rides along with the report: sizes, and the bytes themselves if they are few. Points into the
 // user's buffer.

@@ -132,6 +132,7 @@ class Runtime {
   void refuse_all(std::span<const farandole_request> requests, const Failure& why);
   void after_submit();
   bool work_is_left() const;
+  bool sleeps_past_tick() const;
   bool step();
   void say_last();
   template <class Step>
@@ -169,6 +170,7 @@ class Runtime {
   Deadline leave_deadline_ = Deadline::never();
   std::atomic<bool> quit_{false};
   std::atomic<uint64_t> sleeps_{0};
+  std::atomic<int64_t> sleeps_until_ns_{0};  // the background thread's last sleep; max: for ever
   std::atomic<uint64_t> questions_{0};
   std::thread thread_;
 };

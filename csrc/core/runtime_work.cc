@@ -13,12 +13,13 @@
 
 namespace farandole {
 
-// Of a thread that has it. Gives it back whatever happens, and hands on what is left to do.
+// Of a thread that has it. Gives it back whatever happens, and hands on what is left to do, also what
+// will be to do at a time that no bell rings for.
 struct Runtime::Role {
   Runtime& runtime;
   ~Role() {
     runtime.bell_->stop_driving(
-        [this] { return runtime.work_is_left() || runtime.engine_->looks_again(); });
+        [this] { return runtime.work_is_left() || runtime.sleeps_past_tick(); });
   }
 };
 
@@ -109,6 +110,7 @@ std::vector<Asked> Runtime::take_in_all(std::span<const farandole_request> reque
     all.push_back(take_in(request, engine_->sets(), topology_.rank));
     describe(all.back());
     const Request& taken = all.back().request;
+    check_buffers(taken, all.back().submission, engine_->sets().own(taken.set));
     engine_->pending().check_free(taken);
     if (!taken.name.empty() && !names.emplace(taken.set, taken.name).second) {
       throw Error(ErrorCode::kInvalidArgument,
@@ -131,22 +133,30 @@ Asked Runtime::keep(const farandole_request& request) {
 }
 
 Handle Runtime::submit(const Asked& kept, const void* input, void* output, uint64_t stream) {
-  Handle handle;
+  Handle handle = 0;
   Submission submission = kept.submission;
   submission.input = static_cast<const std::byte*>(input);
   submission.output = static_cast<std::byte*>(output);
   if (config_.check_numerics != 0) check_numerics(kept.request, submission);
+  std::exception_ptr error;
   {
     std::lock_guard lock(engine_->mutex());
     check_open();
-    working_set(kept.request, engine_->sets());
+    const ProcessSet& set = working_set(kept.request, engine_->sets());
     engine_->pending().check_free(kept.request);
     submission.stream = stream;
-    Submission* one = &submission;
-    mark_produced({&one, 1});
-    handle = enter(kept.request, std::move(submission));
+    try {
+      check_buffers(kept.request, submission, set);
+      Submission* one = &submission;
+      mark_produced({&one, 1});
+      handle = enter(kept.request, std::move(submission));
+    } catch (const Error& e) {
+      refuse_locked(kept.request, {e.code(), e.what()});
+      error = std::current_exception();
+    }
   }
   after_submit();
+  if (error) std::rethrow_exception(error);
   return handle;
 }
 
@@ -192,6 +202,11 @@ void Runtime::after_submit() {
 
 // For whoever does not drive: a driver looks by itself.
 bool Runtime::work_is_left() const { return !bell_->driven() && engine_->has_work(); }
+
+// Nobody drives, and the background thread is to sleep longer than it may.
+bool Runtime::sleeps_past_tick() const {
+  return !bell_->driven() && engine_->next_tick() < Deadline::at(sleeps_until_ns_);
+}
 
 // The engine's errors are the job's: every rank must hear of them.
 template <class Step>
@@ -305,7 +320,7 @@ bool Runtime::done(Handle handle) {
 void Runtime::background() {
   ask_for_short_slice();
   auto has_work = [this] { return engine_->has_work(); };
-  auto wanted = [this] { return quit_ || work_is_left(); };
+  auto wanted = [this] { return quit_ || work_is_left() || sleeps_past_tick(); };
   while (!quit_) {
     uint32_t ticket = bell_->prepare();
     bool moved = false;
@@ -315,6 +330,7 @@ void Runtime::background() {
     }
     if (moved) continue;
     const Deadline tick = bell_->driven() ? Deadline::never() : engine_->next_tick();
+    sleeps_until_ns_ = tick.ns();
     bell_->wait(Sleeper::kBackground, ticket, wanted, tick);
   }
 }

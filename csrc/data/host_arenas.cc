@@ -42,7 +42,12 @@ std::optional<uint64_t> HostArenas::offset_of(const std::byte* memory,
   return reached ? offset : std::nullopt;
 }
 
+void HostArenas::catch_up(std::byte* memory, uint64_t offset, size_t bytes) const {
+  if (has_retired_ && !own_->offset_of(memory)) own_->read_old(offset, memory, bytes);
+}
+
 void HostArenas::retire(const std::byte* memory) noexcept {
+  has_retired_ = true;
   try {
     own_->retire(memory);
   } catch (const std::exception& error) {

@@ -58,6 +58,9 @@ class HostArenas {
   }
   // As Arena::retire; where even that fails, the log says so.
   void retire(const std::byte* memory) noexcept;
+  // Peers have written to own memory at an offset that they were told; brings it here if the memory around
+  // it has been retired meanwhile, for another set's bucket.
+  void catch_up(std::byte* memory, uint64_t offset, size_t bytes) const;
 
   // Own bytes that peers have read or written in place. Any thread.
   uint64_t mapped_bytes() const { return mapped_bytes_.load(std::memory_order_relaxed); }
@@ -73,6 +76,7 @@ class HostArenas {
   const int own_rank_;
   ArenaDirectory directory_;
   std::vector<Peer> peers_;
+  bool has_retired_ = false;
   std::atomic<uint64_t> mapped_bytes_{0};
 };
 

@@ -81,7 +81,9 @@ void MappedExchange::deliver(uint64_t block, const Range& range, std::vector<std
 
 void MappedExchange::fetch(uint64_t block, const Range& range, const Part& part) {
   if (part.signature.op == Op::kAllreduce) {
-    if (seen(block, range, member_).output == kNowhere) staged_.fetch(block, range, part);
+    const uint64_t output = seen(block, range, member_).output;
+    if (output == kNowhere) return staged_.fetch(block, range, part);
+    arenas_.catch_up(part.output + range.output, output - 1 + range.output, range.bytes);
     return;
   }
   const uint64_t input = seen(block, range, range.member).input;

@@ -210,6 +210,17 @@ void Arena::retire(const std::byte* memory) {
   allocations_[offset].retired = true;
 }
 
+void Arena::read_old(uint64_t offset, std::byte* into, size_t bytes) const {
+  while (bytes > 0) {
+    const ssize_t got = pread(fd_.get(), into, bytes, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) throw_system_error("cannot read an arena", got < 0 ? errno : EIO);
+    offset += static_cast<uint64_t>(got);
+    into += got;
+    bytes -= static_cast<size_t>(got);
+  }
+}
+
 void Arena::make_private(uint64_t offset, size_t bytes) {
   map_over(mapping_.data() + offset, bytes, MAP_PRIVATE, fd_.get(), offset);
 }

@@ -55,6 +55,8 @@ class Arena {
   // sees or changes it any more. Other threads may use it meanwhile. The peers keep the old pages as they
   // are: what they still read there is what was there.
   void retire(const std::byte* memory);
+  // What a peer has written at `offset` of those old pages since. Throws kLibrary.
+  void read_old(uint64_t offset, std::byte* into, size_t bytes) const;
   bool has_retired() const;
   bool empty() const;
   bool in_use() const { return in_use_; }  // there has been an allocation

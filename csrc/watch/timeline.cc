@@ -21,8 +21,12 @@ void Timeline::start(const std::string& path, bool mark_cycles) {
                 "a timeline is being written already; call stop_timeline() first");
   }
   file_ = std::make_unique<TraceFile>(path, page_);
-  stopping_ = false;
-  dropped_ = 0;
+  {
+    std::lock_guard lock(mutex_);  // threads that have seen the last timeline may still add to it
+    stopping_ = false;
+    dropped_ = 0;
+    events_.clear();
+  }
   try {
     writer_ = start_thread("farandole-trace", [this] { write_all(); });
   } catch (...) {
@@ -43,7 +47,10 @@ void Timeline::stop() {
   }
   enough_.notify_one();
   writer_.join();
-  file_->close(dropped_);
+  std::unique_lock lock(mutex_);
+  const uint64_t dropped = dropped_;
+  lock.unlock();
+  file_->close(dropped);
   file_.reset();
 }
 
@@ -51,7 +58,8 @@ void Timeline::add(const FlightEvent& event) {
   bool wake = false;
   {
     std::lock_guard lock(mutex_);
-    if (stopping_ || events_.size() >= kMost) {
+    if (stopping_) return;
+    if (events_.size() >= kMost) {
       ++dropped_;
       return;
     }

@@ -27,10 +27,12 @@ constexpr std::chrono::milliseconds kFirstLine{
     500};  // Python's main thread may run long native calls
 constexpr std::chrono::milliseconds kNextLine{100};  // it writes line by line, and no end mark
 
-bool is_default(int signal) {
+void do_nothing(int) {}
+
+bool has_handler(int signal, void (*handler)(int)) {
   struct sigaction action{};
   return sigaction(signal, nullptr, &action) != 0 ||
-         (!(action.sa_flags & SA_SIGINFO) && action.sa_handler == SIG_DFL);
+         (!(action.sa_flags & SA_SIGINFO) && action.sa_handler == handler);
 }
 
 // What comes within `patience`; empty: nothing.
@@ -45,8 +47,8 @@ std::string read_pipe(int fd, std::chrono::milliseconds patience) {
 }
 
 std::string python_stacks(const StackSource& source) {
-  if (source.signal == 0 || is_default(source.signal))
-    return {};  // Python is going, and its handler
+  if (source.signal == 0 || has_handler(source.signal, SIG_DFL)) return {};
+  if (has_handler(source.signal, do_nothing)) return {};  // Python is going: its handler has gone
   while (!read_pipe(source.pipe, std::chrono::milliseconds{0}).empty()) {
   }
   const pid_t pid = getpid();
@@ -93,9 +95,17 @@ std::string state_of(const std::string& tid) {
 
 int free_signal() {
   for (int signal = SIGRTMAX - 1; signal >= SIGRTMIN; --signal) {
-    if (is_default(signal)) return signal;
+    if (has_handler(signal, SIG_DFL)) return signal;
   }
   return 0;
+}
+
+void make_harmless(int signal) {
+  if (signal == 0 || !has_handler(signal, SIG_DFL)) return;
+  struct sigaction action{};
+  action.sa_handler = do_nothing;
+  action.sa_flags = SA_RESTART;
+  sigaction(signal, &action, nullptr);
 }
 
 std::string thread_states() {

@@ -20,6 +20,10 @@ struct StackSource {
 // The first real-time signal from the top on that nobody handles; 0: none is free.
 int free_signal();
 
+// Gives a signal that nobody handles a handler that does nothing. Python's comes over it and, when Python
+// goes, leaves it behind: a signal that is on its way then ends no process.
+void make_harmless(int signal);
+
 // What /proc says of the main thread and of the other threads that are not ours; a line each.
 std::string thread_states();
 

@@ -157,6 +157,50 @@ TEST(arguments_are_checked_before_anything_travels) {
   });
 }
 
+// By both entries; the peers, whose buffers are apart, hear of it.
+TEST(buffers_that_overlap_in_part_are_refused) {
+  run_jobs({2, 3}, [](TestRank& self) {
+    const auto refused = [&self](Ask ask, int64_t input_at, int64_t output_at, bool wrong = true) {
+      Floats room(200), apart(200);
+      ask.input = room.data() + input_at;
+      const bool bad = self.rank == 1 && wrong;
+      ask.output = self.rank == 1 ? room.data() + output_at : apart.data();
+      ask.name = "overlap";
+      for (bool kept : {false, true}) {
+        Failure failure;
+        try {
+          const farandole_request request = ask.request();
+          Runtime& runtime = *self.runtime();
+          const Handle handle = kept ? runtime.submit(runtime.keep(request), ask.input, ask.output)
+                                     : self.submit(ask);
+          CHECK(!bad);
+          failure = self.wait({handle});
+          runtime.handles().release(handle);
+        } catch (const Error& error) {
+          failure = {error.code(), error.what()};
+        }
+        CHECK_EQ(failure.code, wrong ? ErrorCode::kInvalidArgument : ErrorCode::kOk);
+        CHECK_EQ(contains(failure.text, "overlap"), wrong);
+      }
+    };
+    const auto n = static_cast<int64_t>(self.size);
+    const Ask sum{FARANDOLE_ALLREDUCE, {24}, nullptr, nullptr, ""};
+    refused(sum, 0, 1);
+    refused(sum, 23, 0);
+    refused(sum, 0, 24, false);
+    refused(sum, 5, 5, false);
+    refused({FARANDOLE_BROADCAST, {4, 6}, nullptr, nullptr, ""}, 2, 0);
+    refused({FARANDOLE_REDUCESCATTER, {24, 1}, nullptr, nullptr, ""}, 0, 3);
+    refused({FARANDOLE_REDUCESCATTER, {24, 1}, nullptr, nullptr, ""}, 0, 0, false);
+    refused({FARANDOLE_REDUCESCATTER, {24, 1}, nullptr, nullptr, ""}, 24 / n, 0, false);
+    refused({FARANDOLE_ALLGATHER, {24}, nullptr, nullptr, ""}, 0, 3);
+    refused({FARANDOLE_ALLGATHER, {24}, nullptr, nullptr, ""}, 24, 0, false);
+    refused({FARANDOLE_ALLTOALL, {24}, nullptr, nullptr, ""}, 0, 0);
+    refused({FARANDOLE_ALLTOALL, {24}, nullptr, nullptr, ""}, 0, 24, false);
+    self.check_usable();
+  });
+}
+
 TEST(whoever_has_joined_submits_nothing) {
   run_jobs({2, 3}, [](TestRank& self) {
     Floats data = values_of(self.rank, 3);

@@ -174,7 +174,7 @@ TEST(deaths_reach_the_other_hosts) {
       Failure failure = self.wait({self.submit(allreduce(data, "never"))});
       CHECK_EQ(failure.code, ErrorCode::kPeer);
       CHECK(contains(failure.text, "rank " + std::to_string(victim)));
-      CHECK(now_ns() - began < 5'000'000'000);
+      CHECK(now_ns() - began < 20'000'000'000);
       self.leave();
     });
   }

@@ -84,7 +84,7 @@ TEST(a_rank_that_never_comes) {
     } catch (const Error& error) {
       CHECK(error.code() == ErrorCode::kStall || error.code() == ErrorCode::kPeer);
     }
-    CHECK(now_ns() - before < 2'000'000'000);
+    CHECK(now_ns() - before < 20'000'000'000);
     lobby.tell(0);
   });
 }

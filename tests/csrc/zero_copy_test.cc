@@ -72,6 +72,63 @@ struct World {
   std::vector<std::unique_ptr<MemberBucket>> buckets;
 };
 
+// Two process sets of the same two members, whose buffers lie side by side in one allocation.
+struct TwoSets {
+  static constexpr size_t kElements = 5000;
+
+  TwoSets()
+      : staging(
+            Segment::create("plane-test", HostPlane::bytes_needed(2, kBlockBytes, kSlots), true)),
+        world(
+            2, staging.size(), [this](const PlaneWorld::Place& place) { return make(place); },
+            Buffers::kShared) {
+    for (int set : {0, 1}) {
+      second = set == 1;
+      for (int member : {0, 1}) planes[set].push_back(world.plane(member));
+    }
+    constexpr size_t kBytes = kElements * sizeof(float);
+    for (int member : {0, 1}) {
+      std::byte* const memory = world.memory_of(member).arena->allocate(2 * kBytes);
+      for (int set : {0, 1}) {
+        Part part;
+        part.signature.shape = {kElements};
+        part.input = part.output = memory + static_cast<size_t>(set) * kBytes;
+        parts[set].push_back(part);
+      }
+    }
+  }
+  std::unique_ptr<Plane> make(const PlaneWorld::Place& place) const {
+    HostPlane::Setup setup = {place.member, place.members, place.memory, place.bytes,
+                              place.bells,  kBlockBytes,   kSlots,       0};
+    if (second) setup.memory = staging.data();
+    setup.arenas = place.arenas;
+    setup.locals = {0, 1};
+    return std::make_unique<HostPlane>(setup);
+  }
+  void begin() {
+    for (int set : {0, 1}) {
+      for (size_t member : {0, 1}) {
+        const Part& part = parts[set][member];
+        std::fill_n(reinterpret_cast<float*>(part.output), kElements,
+                    static_cast<float>(1 + member));
+        planes[set][member]->begin({&part, 1});
+      }
+    }
+  }
+  void finish(int set) {
+    bool ends[2] = {false, false};
+    while (!ends[0] || !ends[1]) {
+      for (size_t member : {0, 1}) ends[member] = ends[member] || exhaust(*planes[set][member]);
+    }
+  }
+
+  const Segment staging;  // of the second set
+  bool second = false;
+  PlaneWorld world;
+  std::vector<std::unique_ptr<Plane>> planes[2];  // by set and member
+  std::vector<Part> parts[2];
+};
+
 void refill(std::byte* memory, size_t bytes) { std::memset(memory, 0x77, bytes); }
 bool untouched(const std::byte* memory, size_t bytes) {
   return std::all_of(memory, memory + bytes, [](std::byte b) { return b == std::byte{0x77}; });
@@ -171,6 +228,28 @@ TEST(who_finishes_beside_an_aborted_member_has_the_right_result) {
     w.buckets[1]->check();
   }
   CHECK(finished > 0);
+}
+
+// Two sets with buffers in one allocation of each member; the first set's bucket is dropped.
+TEST(a_dropped_bucket_takes_no_result_from_its_neighbour) {
+  for (size_t steps = 0; steps < 60; ++steps) {
+    TwoSets w;
+    w.begin();  // in this round the members find each other's arenas
+    w.finish(0);
+    w.finish(1);
+    w.begin();
+    Random random(steps);
+    for (size_t i = 0; i < steps; ++i) {
+      Plane& plane = *w.planes[random.below(2)][random.below(2)];
+      if (plane.ready()) plane.step();
+    }
+    for (auto& plane : w.planes[0]) plane->abort();
+    w.finish(1);
+    for (const Part& part : w.parts[1]) {
+      const std::span sums(reinterpret_cast<const float*>(part.output), TwoSets::kElements);
+      CHECK(std::ranges::all_of(sums, [](float sum) { return sum == 3.0F; }));
+    }
+  }
 }
 
 // The same with processes, one of which is stopped.

@@ -56,7 +56,7 @@ def test_survivors_dump_the_killed_rank(fork_ranks, tmp_path, capsys, dead):
     source += f"    os.kill(os.getpid(), signal.SIGKILL)\n{WORK}"
     folder = tmp_path / "dumps" / "here"
     job = fork_ranks(source, 3, {"FARANDOLE_FLIGHT_DIR": str(folder)})
-    results = job.finish(30)
+    results = job.finish()
     assert all("PeerError" in r.out for i, r in enumerate(results) if i != dead)
     pages = flight.read_dumps(folder)
     assert [page["rank"] for page in pages] == [0, 1, 2]
@@ -82,7 +82,7 @@ def test_a_stall_is_dumped_and_explained(fork_ranks, tmp_path, capsys):
         "FARANDOLE_STALL_WARN": "0.3",
         "FARANDOLE_STALL_ABORT": "1.5",
     }
-    results = fork_ranks(source, 3, env).finish(30)
+    results = fork_ranks(source, 3, env).finish()
     assert all("StallError" in result.out for result in results)
     text = explained(folder, capsys)
     first = next(line for line in text.splitlines() if line.startswith("First: "))
@@ -130,15 +130,20 @@ threading.Event().wait()
 def test_ranks_that_disagree_are_told(fork_ranks, tmp_path, capsys):
     source = HEAD + WORK.replace("(30, 40)", "(30, 40 + rank)").replace("name=name", "name='b'")
     folder = tmp_path / "dumps"
-    results = fork_ranks(source, 2, {"FARANDOLE_FLIGHT_DIR": str(folder)}).finish(30)
-    assert all("MismatchError" in result.out for result in results)
-    text = explained(folder, capsys)
+    for ranks in (3, 2):  # the last rank's dump stays behind: it is of an earlier job
+        results = fork_ranks(source, ranks, {"FARANDOLE_FLIGHT_DIR": str(folder)}).finish()
+        assert all("MismatchError" in result.out for result in results)
+    assert (folder / "flight-rank-2.json").exists()
+    assert cli.main(["explain", str(folder)]) == 0
+    text, left_out = capsys.readouterr()
+    assert "2 of 2 ranks recorded" in text
+    assert left_out.startswith("left out: 1 in")
     assert "First: the ranks disagree about 'b' (allreduce): shape is" in text
     assert "(30, 40) on rank 0, (30, 41) on rank 1" in text
 
 
 def test_nothing_is_written_unless_asked(fork_ranks, tmp_path):
-    fork_ranks(HEAD + "name = str(rank)\nsys.exit(3) if rank else None\n" + WORK, 2).finish(30)
+    fork_ranks(HEAD + "name = str(rank)\nsys.exit(3) if rank else None\n" + WORK, 2).finish()
     assert not list(tmp_path.glob("flight*"))
 
 
@@ -161,7 +166,7 @@ import json
 print(json.dumps(own_page(5000)))
 """
     )
-    for rank, result in enumerate(fork_ranks(source, 2).finish(60)):
+    for rank, result in enumerate(fork_ranks(source, 2).finish()):
         page = json.loads(result.check().out)
         assert page["rank"] == rank
         assert page["recorded"] == 3 * 1500 + 5 * 12

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Looking at jobs from outside, and NaN in a gradient; without MPI (fork launcher)."""
 
+import fcntl
+import os
+import pty
+import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import urllib.request
 
 UP = """
@@ -60,6 +66,33 @@ def test_top_attaches_to_a_job_without_flags(fork_ranks):
     assert "loss" in rows[0]
 
 
+def test_top_lives_on_a_terminal(fork_ranks):
+    job = fork_ranks(UP, 2)
+    job.wait_for_output("up")
+    program = "import sys; from farandole.cli import main; sys.exit(main())"
+    keys, screen = pty.openpty()
+    fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))
+    command = [sys.executable, "-c", program, "top", "--interval", "0.05", str(job.ranks[0].pid)]
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    with subprocess.Popen(
+        command, stdin=screen, stdout=screen, stderr=screen, env=environment
+    ) as live:
+        os.close(screen)
+        shown = ""
+        while shown.count("2 of 2 ranks") < 5:  # pictures
+            shown += os.read(keys, 1 << 16).decode(errors="replace")
+        live.send_signal(signal.SIGINT)
+        while True:
+            try:
+                shown += os.read(keys, 1 << 16).decode(errors="replace")
+            except OSError:  # it has ended
+                break
+        assert live.wait(60) == 0
+    os.close(keys)
+    assert "of rank 0" in shown
+    assert shown.index("\x1b[?1049h") < shown.index("\x1b[?1049l")  # the other screen, and back
+
+
 def test_top_without_a_job_says_so():
     code, text = top("--once", 1)
     assert code == 1
@@ -90,14 +123,14 @@ def test_a_port_in_use_is_an_error_on_all_ranks(fork_ranks):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        results = fork_ranks(UP, 2, {"FARANDOLE_METRICS_PORT": str(port)}).finish(30)
+        results = fork_ranks(UP, 2, {"FARANDOLE_METRICS_PORT": str(port)}).finish()
     for result in results:
         assert result.returncode == 1
         assert "FARANDOLE_METRICS_PORT" in result.out
 
 
 def test_nan_in_a_gradient_is_named_before_it_spreads(fork_ranks):
-    results = fork_ranks(NAN, 3, {"FARANDOLE_CHECK_NUMERICS": "1"}).finish(60)
+    results = fork_ranks(NAN, 3, {"FARANDOLE_CHECK_NUMERICS": "1"}).finish()
     for result in results:
         assert result.returncode != 0
         assert "weight': the input of rank 1 holds NaN" in result.out

@@ -90,14 +90,14 @@ def test_a_stall_names_tensor_rank_cause_and_line(fork_ranks, case, ranks):
         job.ranks[rank].wait_for_output("StallError")
     report = job.ranks[0].output  # its warning, then the error that all others get too
     job.kill(1)
-    job.finish(timeout=30)
+    job.finish()
     assert "'wanted' (allreduce): " in report
     assert re.search(cause, report, re.DOTALL), report
     for rank in others_than(1, ranks):
         out = job.ranks[rank].output
         found = re.search(r"StallError after ([\d.]+) s: (.*?)\n\.", out, re.DOTALL)
         assert found, out
-        assert 1.0 < float(found[1]) < 3.0
+        assert 1.0 < float(found[1]) < 20.0  # as long as that on a busy machine only
         assert "rank 1 missing" in found[2]
         assert re.search(cause, found[2], re.DOTALL), found[2]
     if case in ("unused", "out of data"):
@@ -112,9 +112,26 @@ def test_a_rank_that_blocks_the_signal_shows_its_native_state(fork_ranks):
     job = fork_ranks(program(one), 2, QUICK)
     job.ranks[0].wait_for_output("StallError")
     job.kill(1)
-    job.finish(timeout=30)
+    job.finish()
     assert "Python has not answered the signal" in job.output()
     assert re.search(r"thread \d+ \(python\d*\) S", job.output()), job.output()
+
+
+# The core may be about to send it when Python, in its end, takes its handler away.
+def test_the_signal_is_harmless_without_its_handler(fork_ranks):
+    source = """
+import faulthandler, os, signal
+import farandole as fd
+fd.init()
+fd.barrier()
+caught = int(next(x for x in open("/proc/self/status") if x.startswith("SigCgt")).split()[1], 16)
+number = max(n for n in range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if caught >> (n - 1) & 1)
+assert faulthandler.unregister(number)
+os.kill(os.getpid(), number)
+print("alive")
+"""
+    job = fork_ranks(source, 1)
+    assert [r.returncode for r in job.finish()] == [0], job.output()
 
 
 def test_no_signal_of_the_user_is_taken(fork_ranks):
@@ -131,7 +148,7 @@ assert not faulthandler.unregister(taken[0])
 assert faulthandler.unregister(taken[0] - 1)
 """
     job = fork_ranks(source, 2)
-    assert [r.returncode for r in job.finish(timeout=30)] == [0, 0], job.output()
+    assert [r.returncode for r in job.finish()] == [0, 0], job.output()
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -146,7 +163,7 @@ for name in "abc":
 """
     )
     job = fork_ranks(source, ranks, QUICK)
-    assert [r.returncode for r in job.finish(timeout=30)] == [0] * ranks, job.output()
+    assert [r.returncode for r in job.finish()] == [0] * ranks, job.output()
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -159,7 +176,7 @@ for step in range(3 if rank == 1 else 4):
 """
     )
     job = fork_ranks(source, ranks)
-    assert [r.returncode for r in job.finish(timeout=30)] == [0] * ranks
+    assert [r.returncode for r in job.finish()] == [0] * ranks
     for rank in others_than(1, ranks):
         assert job.ranks[rank].output.count("no error") == 3
         assert "PeerError" in job.ranks[rank].output
@@ -183,10 +200,10 @@ threading.Event().wait()
     )
     job = fork_ranks(source, 3)
     job.ranks[0].wait_for_output("not joined yet")
-    job.ranks[0].wait(10)
+    job.ranks[0].wait(120)
     for rank in (1, 2):
         job.kill(rank)
-    job.finish(timeout=30)
+    job.finish()
     out = job.ranks[0].output
     assert "allreduce 'late': not done after 0.2 s; 'late' (allreduce): rank 0 waiting" in out
     assert out.count("ranks 1, 2 missing") == 2
@@ -217,7 +234,7 @@ os._exit(0)
         assert "stopped by a signal or a debugger" in text
         assert f"kill -CONT {job.ranks[victim].pid}" in text
     job.kill(victim)
-    job.finish(timeout=30)
+    job.finish()
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -234,5 +251,5 @@ print(fd.allreduce(x, op=fd.Sum, name="wanted")[0], flush=True)
     job = fork_ranks(source, ranks, env)
     job.ranks[0].wait_for_output("rank 1 is stopped by a signal or a debugger")
     job.kill(1, signal.SIGCONT)
-    assert [r.returncode for r in job.finish(timeout=30)] == [0] * ranks
+    assert [r.returncode for r in job.finish()] == [0] * ranks
     assert job.output().count(str(ranks * (ranks + 1) / 2)) == ranks

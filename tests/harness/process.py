@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from harness.proc import our_shared_memory, processes_of_sessions
 
-_EXIT_SECONDS = 5.0  # for the last descendants to go once the job is over or was killed
+PATIENCE = 120.0  # seconds for what takes a moment, on a machine that is very busy
+_EXIT_SECONDS = 30.0  # for the last descendants to go once the job is over or was killed
 
 
 class JobError(AssertionError):
@@ -71,7 +72,7 @@ class Process:
         """Exit code, minus the signal's number if one ended it, or None while it runs."""
         return self._child.poll()
 
-    def wait_for_output(self, text: str, timeout: float = 30.0) -> None:
+    def wait_for_output(self, text: str, timeout: float = PATIENCE) -> None:
         """Return once the output contains `text`; JobError if it ends or time is up before."""
         with self._changed:
             wanted = text.encode()
@@ -111,7 +112,7 @@ class Process:
 
 
 def wait_until_gone(sessions: set[int], *, kill: bool = False) -> None:
-    """Return when no process of the sessions lives; JobError naming those left after 5 s."""
+    """Return when no process of the sessions lives; JobError naming those left after 30 s."""
     deadline = time.monotonic() + _EXIT_SECONDS
     while left := processes_of_sessions(sessions):
         if time.monotonic() > deadline:

@@ -39,6 +39,20 @@ def test_without_a_self_test():
     assert "self test" not in done.stdout
 
 
+def test_ranks_that_only_look_print_one_table():
+    source = """
+    import os, resource, sys
+    if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+    from farandole.cli import main
+    sys.exit(main(["doctor", "--no-self-test"]))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(source)]
+    result = mpirun(command, 2, timeout=60, env={"COLUMNS": "200"}).check()
+    assert result.out.count("errors,") == 1
+    assert "rank 1: at most 200" in result.out
+
+
 def test_too_few_files_and_one_core():
     source = """
     import os, resource, sys

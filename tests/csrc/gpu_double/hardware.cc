@@ -73,8 +73,9 @@ bool Hardware::advance(Lock& lock) {
   for (const auto& stream : streams_) look(*stream);
   if (runnable.empty()) return false;
   if (random.chance(0.2)) {
+    const std::chrono::microseconds pause(random.below(50));
     lock.unlock();
-    std::this_thread::sleep_for(std::chrono::microseconds(random.below(50)));
+    std::this_thread::sleep_for(pause);
     lock.lock();
     return true;
   }

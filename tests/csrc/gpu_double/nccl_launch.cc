@@ -39,11 +39,11 @@ std::vector<std::byte> result_of(const Launch& launch, int rank, size_t index) {
     case What::kReduceScatter:
       reduce(launch.calls, index, static_cast<size_t>(rank) * bytes, out.data(), call.count);
       break;
-    case What::kBroadcast: std::memcpy(out.data(), input_of(call.peer), bytes); break;
+    case What::kBroadcast: std::copy_n(input_of(call.peer), bytes, out.begin()); break;
     case What::kAllGather:
       out.resize(bytes * launch.calls.size());
       for (size_t r = 0; r < launch.calls.size(); ++r) {
-        std::memcpy(out.data() + r * bytes, input_of(static_cast<int>(r)), bytes);
+        std::copy_n(input_of(static_cast<int>(r)), bytes, out.data() + r * bytes);
       }
       break;
     default: break;
