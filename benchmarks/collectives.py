@@ -24,9 +24,9 @@ import numpy as np
 import resnet50
 import torch
 import torch.distributed as dist
+from backward import backward
 from mpi4py import MPI
-from torch.nn.parallel import DistributedDataParallel
-from turns import Contestant, Row, finish, head, minus, show, take_turns
+from turns import Contestant, Row, finish, head, show, take_turns
 
 import farandole
 import farandole.torch as hvd
@@ -125,77 +125,6 @@ def asynchronous(what: str, shapes: Sequence[tuple[int, ...]], turns: int) -> li
     return rows
 
 
-# ---- gradients
-
-
-class Ours:
-    """Gradients behind DistributedOptimizer; `view`: as views of memory that all ranks map."""
-
-    def __init__(self, shapes: Sequence[tuple[int, ...]], view: bool) -> None:
-        self.model = resnet50.Chain(shapes, farandole.rank())
-        self.call: Any = self.model
-        sgd = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.optimizer = hvd.DistributedOptimizer(sgd, gradient_as_bucket_view=view)
-
-    def no_sync(self) -> Any:
-        return self.optimizer.no_sync()
-
-    def end(self) -> None:
-        self.optimizer.synchronize()
-
-
-class Theirs:
-    """Gradients behind DistributedDataParallel, as views of its buckets."""
-
-    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        self.model = resnet50.Chain(shapes, farandole.rank())
-        self.call = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
-
-    def no_sync(self) -> Any:
-        return self.call.no_sync()
-
-    def end(self) -> None:
-        pass
-
-
-def gradients(shapes: Sequence[tuple[int, ...]], turns: int) -> list[Row]:
-    """What communication adds to a backward pass."""
-    what, ranks = "161 gradients in backward", range(farandole.size())
-
-    def contestants(who: Any) -> tuple[Contestant, Contestant]:
-        x = torch.zeros((), requires_grad=True)
-
-        def step() -> float:
-            start = perf_counter()
-            who.call(x).backward()
-            who.end()
-            return perf_counter() - start
-
-        def local() -> float:
-            with who.no_sync():
-                start = perf_counter()
-                who.call(x).backward()
-                return perf_counter() - start
-
-        def local_wrong() -> int:
-            return int(who.model.wrong([farandole.rank()]))
-
-        return (
-            Contestant(who.model.clear, step, lambda: int(who.model.wrong(ranks))),
-            Contestant(who.model.clear, local, local_wrong),
-        )
-
-    names = ("farandole", "farandole, zero copy", "DDP")
-    makers = (Ours(shapes, view=False), Ours(shapes, view=True), Theirs(shapes))
-    turns_of = {}
-    for name, who in zip(names, makers, strict=True):
-        turns_of[f"step: {name}"], turns_of[f"local: {name}"] = contestants(who)
-    row = {r.who: r for r in take_turns(what, turns_of, turns)}
-    rows = [minus(row[f"step: {name}"], row[f"local: {name}"], name) for name in names]
-    show([*row.values(), *rows])
-    return rows
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -219,7 +148,7 @@ def main() -> int:
         rows += asynchronous("1,000 async 1K", [(256,)] * 1000, turns)
     if options.only in (None, "resnet50"):
         rows += asynchronous("161 gradients async", resnet50.shapes(), turns)
-        rows += gradients(resnet50.shapes(), turns)
+        rows += backward("161 gradients in backward", resnet50.shapes(), turns)
     code = finish(rows, options.json)
     gloo.close()
     farandole.shutdown()

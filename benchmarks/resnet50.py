@@ -54,10 +54,11 @@ class _Link(torch.autograd.Function):
 class Chain(torch.nn.Module):
     """Parameters whose given gradients arrive one by one in backward(), the last one first."""
 
-    def __init__(self, shapes: Sequence[Shape], rank: int) -> None:
+    def __init__(self, shapes: Sequence[Shape], rank: int, device: str = "cpu") -> None:
         super().__init__()
-        self.weights = torch.nn.ParameterList(torch.zeros(shape) for shape in shapes)
-        self.data = Data(shapes, rank)
+        zeros = [torch.zeros(shape, device=device) for shape in shapes]
+        self.weights = torch.nn.ParameterList(zeros)
+        self.data = Data(shapes, rank, device)
         for weight in self.weights:
             weight.grad = torch.zeros_like(weight)
 
@@ -74,20 +75,21 @@ class Chain(torch.nn.Module):
     def wrong(self, ranks: Sequence[int]) -> int:
         """How many gradients are not the average over these ranks of a cleared one's."""
         found = [weight.grad for weight in self.weights if weight.grad is not None]
-        return COUNT - len(found) + self.data.wrong(found, ranks, divisor=len(ranks))
+        return len(self.weights) - len(found) + self.data.wrong(found, ranks, divisor=len(ranks))
 
 
 class Data:
     """A rank's tensors of small whole numbers, which follow from rank, tensor and index."""
 
-    def __init__(self, shapes: Sequence[Shape], rank: int) -> None:
+    def __init__(self, shapes: Sequence[Shape], rank: int, device: str = "cpu") -> None:
+        self._device = device
         self._shapes = [torch.Size(shape) for shape in shapes]
         self._sums: dict[tuple[int, ...], list[Tensor]] = {}
         self.own = self._values(rank)
 
     def _values(self, rank: int) -> list[Tensor]:
         most = max(shape.numel() for shape in self._shapes)
-        row = ((torch.arange(most + 13) + 5 * rank) % 13 + 1).float()
+        row = ((torch.arange(most + 13, device=self._device) + 5 * rank) % 13 + 1).float()
         return [
             row[i % 13 : i % 13 + shape.numel()].clone().reshape(shape)
             for i, shape in enumerate(self._shapes)

@@ -35,13 +35,15 @@ import farandole.torch as hvd
 from farandole.bench_peers import Gloo
 
 ALONE, OURS, VIEWS, DDP = "alone", "farandole", "farandole, views", "DDP"
-_TOLERANCE = 1e-5  # of parameters, against DDP's: sums of two ranks may be rounded differently
+_TOLERANCE = 1e-5  # sums of two ranks may be rounded differently
 
 
 class Trainer:
     """One contestant: its own copy of the net, and what it does in a turn."""
 
-    def __init__(self, task: Task, who: str) -> None:
+    def __init__(self, task: Task, who: str, idle: Callable[[], object] = lambda: None) -> None:
+        """`idle` waits until the device has done everything: a step is from there to there."""
+        self._idle = idle
         torch.manual_seed(7)  # the same weights for all contestants, on all ranks
         self.net = task.net()
         self._task, self._step = task, 0
@@ -66,12 +68,14 @@ class Trainer:
     def _prepare(self) -> None:
         self._data = self._task.data(hvd.rank(), self._step)
         self._step += 1
+        self._idle()
 
     def _run(self) -> float:
         start = perf_counter()
         self._sgd.zero_grad()
         self._task.loss(self._call, self._data).backward()
         self._sgd.step()
+        self._idle()
         return perf_counter() - start
 
     def final_loss(self) -> float:
@@ -80,21 +84,26 @@ class Trainer:
             return float(self._task.loss(self.net, self._task.data(0, -1)))
 
 
-def compete(task: Task, turns: int) -> list[Row]:
-    """All contestants on one task."""
-    trainers = {name: Trainer(task, name) for name in (ALONE, OURS, VIEWS, DDP)}
+def compete(
+    task: Task,
+    turns: int,
+    idle: Callable[[], object] = lambda: None,
+    tolerance: float = _TOLERANCE,
+) -> list[Row]:
+    """All contestants on one task; `tolerance` is of parameters, against DDP's."""
+    trainers = {name: Trainer(task, name, idle) for name in (ALONE, OURS, VIEWS, DDP)}
     contestants = {name: trainer.contestant() for name, trainer in trainers.items()}
     rows = take_turns(task.name, contestants, turns, over=np.max)
     for row in rows:
         if row.who != ALONE:
-            row.wrong += _unequal(trainers[row.who], trainers[DDP])
+            row.wrong += _unequal(trainers[row.who], trainers[DDP], tolerance)
     return rows
 
 
-def _unequal(trainer: Trainer, reference: Trainer) -> int:
+def _unequal(trainer: Trainer, reference: Trainer, tolerance: float) -> int:
     """How many parameters are not the reference's, and whether the ranks' losses differ."""
     pairs = zip(trainer.net.parameters(), reference.net.parameters(), strict=True)
-    wrong = sum(not torch.allclose(x, y, rtol=_TOLERANCE, atol=_TOLERANCE) for x, y in pairs)
+    wrong = sum(not torch.allclose(x, y, rtol=tolerance, atol=tolerance) for x, y in pairs)
     losses = hvd.allgather_object(trainer.final_loss())
     return wrong + int(len(set(losses)) > 1 or not np.isfinite(losses[0]))
 

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from farandole.bootstrap import connect, launched_rank, promised_ranks
-from farandole.doctor_checks import CHECKS, Finding, Level
+from farandole.doctor_checks import CHECKS
 from farandole.doctor_planes import PLANES
 from farandole.errors import FarandoleError
+from farandole.finding import Finding, Level
 
 __all__ = ["add_arguments", "run"]
 

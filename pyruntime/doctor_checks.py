@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
-import importlib.util
 import os
 import platform
 import re
@@ -14,12 +11,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 
+from farandole import doctor_gpu
 from farandole._library import lib
 from farandole._library import text as c_text
+from farandole.finding import Finding, Level
+from farandole.finding import error as _error
+from farandole.finding import ok as _ok
+from farandole.finding import warning as _warning
 from farandole.installed import mpi_library
 from farandole.installed import version as _version
 
@@ -28,36 +28,6 @@ __all__ = ["CHECKS", "Finding", "Level"]
 _MB = 1 << 20
 _STAGING = 64 * _MB  # a generous share of one rank: staging, control, arenas of a small model
 _FEW_FILES = 256  # descriptors: two a peer of the host, and Python's and MPI's own
-
-
-class Level(IntEnum):
-    """How bad a finding is."""
-
-    OK = 0
-    WARNING = 1
-    ERROR = 2
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the table; `remedy` is empty where nothing is to be done."""
-
-    name: str
-    level: Level
-    text: str
-    remedy: str = ""
-
-
-def _ok(name: str, text: str) -> Finding:
-    return Finding(name, Level.OK, text)
-
-
-def _warning(name: str, text: str, remedy: str) -> Finding:
-    return Finding(name, Level.WARNING, text, remedy)
-
-
-def _error(name: str, text: str, remedy: str) -> Finding:
-    return Finding(name, Level.ERROR, text, remedy)
 
 
 def _read(path: str) -> str:
@@ -152,47 +122,6 @@ def _launcher() -> Iterator[Finding]:
         yield _warning("launcher", text, "srun --mpi=pmix, or mpirun in an allocation")
     else:
         yield _ok("launcher", f"Slurm, --mpi={kind or 'default'}")
-
-
-def _library_version(names: list[str], function: str) -> tuple[str, int]:
-    """The first of the libraries that loads, and what `int function(int*)` writes; "" for none."""
-    for name in names:
-        try:
-            library = ctypes.CDLL(name)
-        except OSError:
-            continue
-        number = ctypes.c_int(0)
-        if hasattr(library, function):
-            getattr(library, function)(ctypes.byref(number))
-        return name, number.value
-    return "", 0
-
-
-def _cuda() -> Iterator[Finding]:
-    devices = sorted(p.name for p in Path("/dev").glob("nvidia[0-9]*"))
-    name, version = _library_version(["libcuda.so.1"], "cuDriverGetVersion")
-    if not name and not devices:
-        yield _ok("CUDA", "no driver and no GPU here")
-        return
-    if not name:
-        text = f"{', '.join(devices)} without libcuda.so.1"
-        yield _error("CUDA", text, "install the NVIDIA driver; in a container, --gpus all")
-        return
-    yield _ok("CUDA", f"driver for CUDA {version // 1000}.{version % 1000 // 10}, {devices or '-'}")
-    nccl, number = _library_version(_nvidia_files("nccl", "libnccl.so.2"), "ncclGetVersion")
-    if nccl:
-        dotted = f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
-        yield _ok("NCCL", f"{dotted} ({nccl})")
-    else:
-        yield _ok("NCCL", "not found (tensors on GPUs are not taken yet)")
-
-
-def _nvidia_files(package: str, file: str) -> list[str]:
-    """Where PyPI's nvidia-* wheels put a library, then the loader's own path."""
-    found = importlib.util.find_spec("nvidia")
-    folders = list(found.submodule_search_locations or []) if found else []
-    paths = [Path(folder) / package / "lib" / file for folder in folders]
-    return [str(path) for path in paths if path.exists()] + [file]
 
 
 def _shared_memory() -> Iterator[Finding]:
@@ -290,7 +219,7 @@ CHECKS: list[Callable[[], Iterator[Finding]]] = [
     _torch,
     _mpi,
     _launcher,
-    _cuda,
+    *doctor_gpu.CHECKS,
     _shared_memory,
     _memory,
     _limits,

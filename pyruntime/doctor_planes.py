@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from farandole.doctor_checks import Finding, Level
+from farandole.finding import Finding, Level
 
 __all__ = ["PLANES"]
 

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import sys
+from pathlib import Path
 
 from farandole.bootstrap import promised_ranks
 
-__all__ = ["mpi_library", "version"]
+__all__ = ["mpi_library", "nvidia_folders", "version"]
 
 
 def version(package: str) -> str:
@@ -31,3 +33,10 @@ def mpi_library() -> str:
     from mpi4py import MPI
 
     return MPI.Get_library_version().split("\n")[0].split("\x00")[0]
+
+
+def nvidia_folders() -> list[str]:
+    """Where NVIDIA's wheels have their libraries, if they are installed."""
+    found = importlib.util.find_spec("nvidia")
+    places = (found and found.submodule_search_locations) or ()
+    return [str(path) for place in places for path in sorted(Path(place).glob("*/lib"))]

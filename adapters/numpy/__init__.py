@@ -4,7 +4,6 @@
 from farandole import *  # noqa: F403
 from farandole import __all__ as _neutral
 from farandole import __version__ as __version__
-from farandole.numpy.gradients import average_gradients
-from farandole.numpy.parameters import broadcast_parameters
+from farandole.parameters import average_gradients, broadcast_parameters
 
 __all__ = [*_neutral, "average_gradients", "broadcast_parameters"]

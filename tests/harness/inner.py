@@ -3,14 +3,14 @@
 
 After every test the ranks exchange its outcome through the harness (no MPI, none of our runtime).
 One that has failed says so in a file first: if the others do not come, the outer pytest soon ends
-the job and shows all stacks.
+the job and shows all stacks. Ranks that have met after a failure stop, or go on with --keep-going.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,17 @@ from farandole.rendezvous import connect, exchange
 
 # Longer than any deadline of the outer pytest, which owns them all.
 _STEP_SECONDS = 3600.0
+
+
+@pytest.fixture(autouse=True)
+def runtime() -> Iterator[None]:
+    """For conftest: each test finds the runtime up, and leaves no sleeper that only its safety
+    timeout woke."""
+    import farandole
+
+    farandole.init()
+    yield
+    assert farandole.metrics()["rescued_wakeups"] == 0
 
 
 class Step:
@@ -46,8 +57,8 @@ class InStep:
 
     def __init__(self, step: Step) -> None:
         self.step = step
-        self.passed = 0
-        self.skipped: dict[str, str] = {}
+        self._keep_going = "FARANDOLE_TEST_KEEP_GOING" in os.environ
+        self._tests: dict[str, dict[str, object]] = {}  # what the outer pytest learns
         self._failed = False
 
     @pytest.hookimpl(trylast=True)
@@ -74,29 +85,42 @@ class InStep:
             reason = (
                 report.longrepr[2] if isinstance(report.longrepr, tuple) else "expected failure"
             )
-            self.skipped[report.nodeid] = reason.removeprefix("Skipped: ")
+            reason = reason.removeprefix("Skipped: ")
+            self._note(report.nodeid, "skipped", report.duration, reason)
         elif report.when == "call":
-            self.passed += 1
+            self._note(report.nodeid, "passed", report.duration)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Run the test, then wait for all ranks to have run it."""
+        self._failed = False
         result = yield
         outcome = "failed" if self._failed else "passed"
         answers = self.step.meet(f"{outcome} {item.nodeid}")
         failed = [rank for rank, text in enumerate(answers) if text.startswith("failed")]
         if failed:
-            item.session.shouldfail = f"{item.name} failed on ranks {failed}"
-        elif len(set(answers)) > 1:
+            self._note(item.nodeid, "failed", 0.0, f"on ranks {failed}")
+        self._summarise()
+        if len({text.partition(" ")[2] for text in answers}) > 1:
             item.session.shouldfail = f"ranks run different tests: {answers}"
+        elif failed and not self._keep_going:
+            item.session.shouldfail = f"{item.name} failed on ranks {failed}"
         return result
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Leave the counts for the outer pytest."""
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             self.step.tell_failure(f"pytest's exit code is {exitstatus}")
-        summary = {"passed": self.passed, "skipped": self.skipped}
-        (self.step.folder / f"summary-{self.step.rank}.json").write_text(json.dumps(summary))
+        self._summarise()
+
+    def _note(self, nodeid: str, outcome: str, seconds: float, reason: str = "") -> None:
+        test = nodeid.rpartition("::")[2]
+        self._tests[test] = {"outcome": outcome, "seconds": round(seconds, 3), "reason": reason}
+
+    def _summarise(self) -> None:
+        """Written after every test: a job that is killed leaves what it has."""
+        path = self.step.folder / f"summary-{self.step.rank}.json"
+        path.write_text(json.dumps(self._tests))
 
     def _wanted(self, item: pytest.Item) -> bool:
         marker = item.get_closest_marker("ranks")

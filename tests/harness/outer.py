@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pytest plugin outside: a tests/parallel/test_*.py is one mpirun per world size."""
+"""The pytest plugin outside: a file of tests/parallel or tests/gpu is one mpirun per world size."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from pathlib import Path
 import pytest
 
 from farandole.rendezvous import RendezvousServer
+from harness import gpu
 from harness.hosts import simulated_hosts, why_not
 from harness.mpirun import MpiJob, mpi_job
 from harness.process import JobError, JobResult
+from harness.report import Report
 
 TESTS = Path(__file__).resolve().parents[1]
-SIZES = (1, 2, 3, 4)
+SIZES = {"parallel": (1, 2, 3, 4), "gpu": (1, 2, 4)}  # by folder
 TEST_SECONDS = 60.0  # one test on all ranks, the start of Python included
 GRACE_SECONDS = 5.0  # for the other ranks, once one has failed
 JOB_SECONDS = 270.0  # a whole file at one size
@@ -29,6 +31,7 @@ JOB_SECONDS = 270.0  # a whole file at one size
 _FILE_RANKS = re.compile(r"^pytestmark = pytest\.mark\.ranks\(([\d, ]+)\)$", re.MULTILINE)
 _skips = pytest.StashKey[list[str]]()
 _passed = pytest.StashKey[list[int]]()
+_end = pytest.StashKey[float]()  # of the --budget, time.monotonic()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,18 +45,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--inner", default="", help="pytest options for the runs inside, e.g. '-k bool'"
     )
+    group.addoption("--keep-going", action="store_true", help="ranks go on after a failed test")
+    group.addoption("--budget", type=float, help="seconds after which tests fail unstarted")
+    group.addoption("--report", type=Path, metavar="FILE.json", help="outcomes; a table beside it")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A terminated pytest leaves as after Ctrl-C, so that the jobs it has started die with it."""
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("terminated", returncode=143))
+    config.stash[_end] = time.monotonic() + (config.getoption("--budget") or float("inf"))
+    if path := config.getoption("--report"):
+        config.pluginmanager.register(Report(path))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What would be too late is told apart from what was not wanted."""
+    if time.monotonic() > item.config.stash[_end]:
+        pytest.fail("not run: the time budget is used up", pytrace=False)
 
 
 def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Collector | None:
-    """Take the files of tests/parallel out of ordinary collection: they run inside."""
-    if module_path.parent != TESTS / "parallel":
+    """Take these folders' files out of ordinary collection: they run inside."""
+    if module_path.parent.parent != TESTS or module_path.parent.name not in SIZES:
         return None
     return ParallelFile.from_parent(parent, path=module_path)
 
@@ -70,7 +86,9 @@ class ParallelFile(pytest.File):
         hosts = _numbers(self.config.getoption("--hosts"))
         wanted = {sum(hosts)} if hosts else set(_numbers(self.config.getoption("--ranks")))
         marker = _FILE_RANKS.search(self.path.read_text())
-        sizes = [int(size) for size in marker[1].split(",") if size.strip()] if marker else SIZES
+        sizes = SIZES[self.path.parent.name]
+        if marker:
+            sizes = tuple(_numbers(marker[1].replace(" ", "")))
         for size in sizes:
             if size in wanted:
                 yield ParallelRun.from_parent(self, name=f"np{size}", ranks=size)
@@ -85,6 +103,8 @@ class ParallelRun(pytest.Item):
 
     def runtest(self) -> None:
         """Fails with the output of every rank that failed, or with all stacks after a deadline."""
+        if self.path.parent.name == "gpu":
+            gpu.need()
         hosts = _numbers(self.config.getoption("--hosts"))
         with contextlib.ExitStack() as stack:
             name = stack.enter_context(tempfile.TemporaryDirectory())
@@ -97,7 +117,10 @@ class ParallelRun(pytest.Item):
                 "FARANDOLE_TEST_FOLDER": name,
                 "FARANDOLE_TEST_STEP": server.path,
                 "PYTHONPATH": str(TESTS),
+                **gpu.environment(),
             }
+            if self.config.getoption("--keep-going"):
+                env["FARANDOLE_TEST_KEEP_GOING"] = "1"
             mpi_args: list[str] = []
             if hosts:
                 if reason := why_not():
@@ -106,11 +129,11 @@ class ParallelRun(pytest.Item):
                 mpi_args = simulated.mpi_args()
                 env |= simulated.environment()
             with mpi_job(argv, self.ranks, env, mpi_args) as job:
+                stack.callback(self._summarise, folder)  # of a failed job too
                 result = _watch(job, server, folder)
                 if result.returncode != 0:
                     raise JobError(f"exit code {result.returncode}\n{_logs(folder, result.out)}")
                 job.finish(timeout=0)
-            self._summarise(folder)
 
     def repr_failure(  # type: ignore[override]
         self, excinfo: pytest.ExceptionInfo[BaseException]
@@ -125,11 +148,15 @@ class ParallelRun(pytest.Item):
         return self.path, None, f"{self.path.name} at {self.ranks} ranks"
 
     def _summarise(self, folder: Path) -> None:
-        summary = json.loads((folder / "summary-0.json").read_text())
-        self.config.stash.setdefault(_passed, []).append(summary["passed"])
+        path = folder / "summary-0.json"
+        tests = json.loads(path.read_text()) if path.exists() else {}
+        self.user_properties.append(("inside", tests))
+        passed = [test for test, found in tests.items() if found["outcome"] == "passed"]
+        self.config.stash.setdefault(_passed, []).append(len(passed))
         self.config.stash.setdefault(_skips, []).extend(
-            f"{self.path.name} at {self.ranks} ranks: {test.rpartition('::')[2]}: {reason}"
-            for test, reason in summary["skipped"].items()
+            f"{self.path.name} at {self.ranks} ranks: {test}: {found['reason']}"
+            for test, found in tests.items()
+            if found["outcome"] == "skipped"
         )
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import farandole.numpy as hvd
+from farandole.parameters import items
 
 
 def model_of(rank):
@@ -24,6 +25,21 @@ def test_broadcast_parameters():
             hvd.broadcast_parameters(list(model.values()) if as_list else model, root_rank=root)
             for name, x in model.items():
                 np.testing.assert_array_equal(x, expected[name])
+
+
+def test_nested_parameters():
+    """Dicts and lists at will; the way to an array is its name."""
+
+    def model(rank):
+        layers = [{"weight": np.full((2, 3), rank + layer)} for layer in range(2)]
+        return {"layers": layers, "head": (np.array(10 + rank), np.full(4, 20 + rank))}
+
+    mine, root = model(hvd.rank()), hvd.size() - 1
+    hvd.broadcast_parameters(mine, root_rank=root)
+    for (name, x), (wanted, expected) in zip(items(mine), items(model(root)), strict=True):
+        assert name == wanted
+        np.testing.assert_array_equal(x, expected)
+    assert [name for name, _ in items(mine)][::3] == ["head.0", "layers.1.weight"]
 
 
 def test_average_gradients():

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What communication adds to a backward pass: gradients behind our optimizer and behind DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import resnet50
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from turns import Contestant, Row, minus, show, take_turns
+
+import farandole.torch as hvd
+
+
+class Ours:
+    """Behind DistributedOptimizer; `view`: as views of memory that is reduced in place."""
+
+    def __init__(self, shapes: Sequence[resnet50.Shape], device: str, view: bool) -> None:
+        self.model = resnet50.Chain(shapes, hvd.rank(), device)
+        self.call: Any = self.model
+        sgd = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.optimizer = hvd.DistributedOptimizer(sgd, gradient_as_bucket_view=view)
+
+    def no_sync(self) -> Any:
+        return self.optimizer.no_sync()
+
+    def end(self) -> None:
+        self.optimizer.synchronize()
+
+
+class Theirs:
+    """Behind DistributedDataParallel, as views of its buckets."""
+
+    def __init__(self, shapes: Sequence[resnet50.Shape], device: str) -> None:
+        self.model = resnet50.Chain(shapes, hvd.rank(), device)
+        self.call = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+
+    def no_sync(self) -> Any:
+        return self.call.no_sync()
+
+    def end(self) -> None:
+        pass
+
+
+def _nothing() -> None:
+    pass
+
+
+def backward(
+    what: str,
+    shapes: Sequence[resnet50.Shape],
+    turns: int,
+    device: str = "cpu",
+    idle: Callable[[], object] = _nothing,
+    end: Callable[[], object] = _nothing,
+) -> list[Row]:
+    """A step's time less that of the same step without communication.
+
+    `idle` waits, untimed, until the device is; `end` belongs to the step: without it a step on a
+    GPU is the time that the host spends on it.
+    """
+    ranks = range(hvd.size())
+
+    def contestants(who: Any) -> tuple[Contestant, Contestant]:
+        x = torch.zeros((), requires_grad=True, device=device)
+
+        def prepare() -> None:
+            who.model.clear()
+            idle()
+
+        def step() -> float:
+            start = perf_counter()
+            who.call(x).backward()
+            who.end()
+            end()
+            return perf_counter() - start
+
+        def local() -> float:
+            with who.no_sync():
+                start = perf_counter()
+                who.call(x).backward()
+                end()
+                return perf_counter() - start
+
+        def local_wrong() -> int:
+            return int(who.model.wrong([hvd.rank()]))
+
+        return (
+            Contestant(prepare, step, lambda: int(who.model.wrong(ranks))),
+            Contestant(prepare, local, local_wrong),
+        )
+
+    names = ("farandole", "farandole, zero copy", "DDP")
+    makers = (Ours(shapes, device, False), Ours(shapes, device, True), Theirs(shapes, device))
+    turns_of = {}
+    for name, who in zip(names, makers, strict=True):
+        turns_of[f"step: {name}"], turns_of[f"local: {name}"] = contestants(who)
+    row = {r.who: r for r in take_turns(what, turns_of, turns)}
+    rows = [minus(row[f"step: {name}"], row[f"local: {name}"], name) for name in names]
+    show([*row.values(), *rows])
+    return rows

