@@ -18,25 +18,41 @@ HostMap host_map(const Topology& topology, const std::vector<Rank>& ranks) {
   return HostMap(host);
 }
 
-// Between hosts a message takes longer: larger blocks, so that links are busy, and more for more members.
-CrossPlan::Sizes cross_sizes(const Config& config, int members) {
+struct CrossBlocks {
   CrossPlan::Sizes sizes;
-  const size_t least = CrossPlan::kAlignment * static_cast<size_t>(members);
-  const size_t asked = 2 * static_cast<size_t>(config.block_bytes);
-  sizes.block_bytes = std::max(asked, least) / CrossPlan::kAlignment * CrossPlan::kAlignment;
-  return sizes;
+  int slots;
+};
+
+// Smaller blocks than inside a host, and more of them under way: links carry bytes while others are
+// reduced. With many hosts larger ones again, so that each host's chunk of a stripe is no tiny message.
+CrossBlocks cross_blocks(const Config& config, const HostMap& hosts) {
+  constexpr size_t kSmaller = 2, kMore = 4;
+  constexpr size_t kChunk = 4096, kManyHosts = 2 << 20;
+  const auto members = static_cast<size_t>(hosts.members());
+  const auto chunks = static_cast<size_t>(hosts.hosts()) * static_cast<size_t>(hosts.stripes());
+  const size_t usual = static_cast<size_t>(config.block_bytes) / kSmaller;
+  const size_t wanted =
+      std::max({usual, std::min(chunks * kChunk, kManyHosts), CrossPlan::kAlignment * members});
+  CrossBlocks blocks;
+  blocks.sizes.block_bytes =
+      std::min(round_up(wanted, CrossPlan::kAlignment), CrossPlan::kMostBlockBytes);
+  const auto slots = static_cast<size_t>(config.staging_slots);
+  const size_t staged = kMore * slots * usual;  // bytes, whatever the block
+  blocks.slots = static_cast<int>(std::max(slots, staged / blocks.sizes.block_bytes));
+  return blocks;
 }
 
 }  // namespace
 
 size_t Runtime::staging_bytes(const std::vector<Rank>& ranks) const {
-  const auto slots = static_cast<int>(config_.staging_slots);
-  const auto members = static_cast<int>(ranks.size());
-  if (host_map(topology_, ranks).hosts() == 1) {
-    return HostPlane::bytes_needed(members, static_cast<size_t>(config_.block_bytes), slots);
+  const HostMap hosts = host_map(topology_, ranks);
+  if (hosts.hosts() == 1) {
+    return HostPlane::bytes_needed(hosts.members(), static_cast<size_t>(config_.block_bytes),
+                                   static_cast<int>(config_.staging_slots));
   }
+  const CrossBlocks blocks = cross_blocks(config_, hosts);
   return CrossPlane::bytes_needed(static_cast<int>(topology_.locals_among(ranks).size()),
-                                  cross_sizes(config_, members).block_bytes, slots);
+                                  blocks.sizes.block_bytes, blocks.slots);
 }
 
 std::unique_ptr<Lane> Runtime::open_lane(SetId id, const ProcessSet& set, Segment& staging) {
@@ -75,8 +91,9 @@ std::unique_ptr<Lane> Runtime::lane_across_hosts(SetId id, const ProcessSet& set
   setup.bytes = staging.size();
   setup.bells = std::move(bells);
   setup.wire = std::make_unique<MpiWire>(*mpi_, set.ranks, host_names_, id);
-  setup.sizes = cross_sizes(config_, set.members());
-  setup.slots = static_cast<int>(config_.staging_slots);
+  const CrossBlocks blocks = cross_blocks(config_, setup.hosts);
+  setup.sizes = blocks.sizes;
+  setup.slots = blocks.slots;
   setup.silence = config_.stall_abort;
   setup.watch = phases_of(id);
   return std::make_unique<Lane>(std::make_unique<CrossPlane>(std::move(setup)));

@@ -10,11 +10,6 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kMostPartsInRun =
-    1024;  // a block of a thousand tiny tensors is still a short step
-
-constexpr size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
-
 // Bytes of a partial result for each byte of input.
 size_t widening(const Part& part) {
   const Signature& s = part.signature;
@@ -39,20 +34,23 @@ bool Chunk::needed_on(const HostMap& hosts, int host) const {
 }
 
 CrossPlan::CrossPlan(const HostMap& hosts, int member, const Sizes& sizes)
-    : hosts_(hosts), member_(member), sizes_(sizes) {
+    : hosts_(hosts), member_(member), sizes_(sizes), run_(hosts.members()) {
   const size_t least = kAlignment * static_cast<size_t>(std::max(hosts.members(), 1));
   if (member < 0 || member >= hosts.members() || sizes.block_bytes < least ||
-      sizes.block_bytes % kAlignment != 0 || sizes.least_chunk % kAlignment != 0) {
+      sizes.block_bytes > kMostBlockBytes || sizes.block_bytes % kAlignment != 0 ||
+      sizes.least_chunk % kAlignment != 0 || sizes.most_chunk % kAlignment != 0 ||
+      sizes.most_chunk < sizes.least_chunk) {
     throw Error(ErrorCode::kInvalidArgument,
                 "member " + std::to_string(member) + " of " + std::to_string(hosts.members()) +
-                    " cannot use blocks of " + std::to_string(sizes.block_bytes) + " bytes");
+                    " cannot use blocks of " + std::to_string(sizes.block_bytes) +
+                    " bytes, cut into chunks of " + std::to_string(sizes.least_chunk) + " to " +
+                    std::to_string(sizes.most_chunk));
   }
 }
 
 void CrossPlan::start(std::span<const Part> parts) {
   for (const Part& part : parts) PartLayout(part, hosts_.members()).check(member_);
-  parts_ = parts;
-  end_ = 0;
+  run_.start(parts);
   lanes_.clear();
 }
 
@@ -60,7 +58,9 @@ bool CrossPlan::next(CrossBlock& block) {
   for (;;) {
     block.clear();
     if (!lanes_.empty() && fill(block)) return true;
-    if (!open_run()) return false;
+    if (!run_.open([](const Part& part) { return kind_of(part.signature.op); })) return false;
+    kind_ = kind_of(run_.front().signature.op);
+    lanes_.assign(static_cast<size_t>(hosts_.members()), run_.lane());
   }
 }
 
@@ -76,16 +76,6 @@ CrossPlan::Kind CrossPlan::kind_of(Op op) {
   }
 }
 
-bool CrossPlan::open_run() {
-  if (end_ == parts_.size()) return false;
-  const size_t begin = end_;
-  const size_t most = std::min(parts_.size(), begin + kMostPartsInRun);
-  kind_ = kind_of(parts_[begin].signature.op);
-  while (end_ < most && kind_of(parts_[end_].signature.op) == kind_) ++end_;
-  lanes_.assign(static_cast<size_t>(hosts_.members()), Lane{.part = begin});
-  return true;
-}
-
 bool CrossPlan::fill(CrossBlock& block) {
   segments_.clear();
   switch (kind_) {
@@ -98,42 +88,13 @@ bool CrossPlan::fill(CrossBlock& block) {
   return false;
 }
 
-// Plans the next `window` bytes of a lane, in bytes of partial results: emit(lane, position, bytes of
-// input, scale) for each contiguous range. Returns the bytes used.
-template <class PieceBytes, class Emit>
-size_t CrossPlan::fill_window(Lane& lane, size_t window, PieceBytes&& piece_bytes, Emit&& emit) {
-  size_t used = 0;
-  while (lane.part < end_) {
-    const Part& part = parts_[lane.part];
-    const PartLayout layout(part, hosts_.members());
-    const size_t piece = piece_bytes(layout, lane);
-    if (lane.offset < piece) {
-      const bool reduces = kind_ == Kind::kAllreduce || kind_ == Kind::kReducescatter;
-      const size_t scale = reduces ? widening(part) : 1;
-      const size_t wide = size_of(part.signature.dtype) * scale;
-      const size_t start = round_up(used, wide);
-      if (start + wide > window) break;
-      const size_t fits = (window - start) / wide * size_of(part.signature.dtype);
-      const size_t bytes = std::min(piece - lane.offset, fits);
-      emit(lane, start, bytes, scale);
-      used = start + bytes * scale;
-      lane.offset += bytes;
-      if (lane.offset < piece) break;
-    }
-    lane.offset = 0;
-    if (++lane.piece < layout.pieces()) continue;
-    lane.piece = 0;
-    ++lane.part;
-  }
-  return used;
-}
-
 bool CrossPlan::fill_allreduce(CrossBlock& block) {
   bool widens = false;
-  const size_t bytes = fill_window(
-      lanes_[0], sizes_.block_bytes,
-      [&](const PartLayout&, const Lane& lane) { return parts_[lane.part].signature.bytes(); },
-      [&](const Lane& lane, size_t slot, size_t length, size_t scale) {
+  const size_t bytes = run_.fill_window(
+      lanes_[0], sizes_.block_bytes, widening,
+      [&](const PartLayout&, const PartLane& lane) { return run_[lane.part].signature.bytes(); },
+      [&](const PartLane& lane, size_t slot, size_t length) {
+        const size_t scale = widening(run_[lane.part]);
         segments_.push_back({static_cast<uint32_t>(lane.part), slot, lane.offset, lane.offset,
                              length, scale, Chunk::kAll});
         widens |= scale > 1;
@@ -156,12 +117,12 @@ bool CrossPlan::fill_allreduce(CrossBlock& block) {
 // at the start of the input, because what it overwrites has been reduced.
 bool CrossPlan::fill_reducescatter(CrossBlock& block) {
   const size_t window = sizes_.block_bytes / lanes_.size() / kAlignment * kAlignment;
-  const size_t bytes = fill_window(
-      lanes_[0], window,
-      [&](const PartLayout& layout, const Lane&) { return layout.longest_share(); },
-      [&](const Lane& lane, size_t slot, size_t length, size_t scale) {
-        segments_.push_back(
-            {static_cast<uint32_t>(lane.part), slot, 0, lane.offset, length, scale, Chunk::kAll});
+  const size_t bytes = run_.fill_window(
+      lanes_[0], window, widening,
+      [&](const PartLayout& layout, const PartLane&) { return layout.longest_share(); },
+      [&](const PartLane& lane, size_t slot, size_t length) {
+        segments_.push_back({static_cast<uint32_t>(lane.part), slot, 0, lane.offset, length,
+                             widening(run_[lane.part]), Chunk::kAll});
       });
   if (bytes == 0) return false;
   const std::vector<Segment> window_segments = std::move(segments_);
@@ -169,7 +130,7 @@ bool CrossPlan::fill_reducescatter(CrossBlock& block) {
     const size_t begin = static_cast<size_t>(owner) * window;
     segments_.clear();
     for (Segment segment : window_segments) {
-      const PartLayout layout(parts_[segment.part], hosts_.members());
+      const PartLayout layout(run_[segment.part], hosts_.members());
       const size_t share = layout.share_bytes(owner);
       if (segment.output >= share) continue;
       segment.slot += begin;
@@ -190,16 +151,16 @@ bool CrossPlan::fill_reducescatter(CrossBlock& block) {
 size_t CrossPlan::next_window(std::vector<int>& senders) {
   senders.clear();
   for (int sender = 0; sender < hosts_.members(); ++sender) {
-    Lane& lane = lanes_[static_cast<size_t>(sender)];
+    PartLane& lane = lanes_[static_cast<size_t>(sender)];
     const auto empty = [&] {
-      const PartLayout layout(parts_[lane.part], hosts_.members());
+      const PartLayout layout(run_[lane.part], hosts_.members());
       if (layout.piece_bytes(sender, lane.piece) > 0) return false;
       if (++lane.piece == layout.pieces()) ++lane.part, lane.piece = 0;
       return true;
     };
-    while (lane.part < end_ && empty()) {
+    while (!run_.ended(lane) && empty()) {
     }
-    if (lane.part < end_) senders.push_back(sender);
+    if (!run_.ended(lane)) senders.push_back(sender);
   }
   const size_t count = std::max<size_t>(senders.size(), 1);
   return sizes_.block_bytes / count / kAlignment * kAlignment;
@@ -208,18 +169,18 @@ size_t CrossPlan::next_window(std::vector<int>& senders) {
 // Fills segments_ with the sender's next bytes, from 0 on. Landings are those of this member.
 size_t CrossPlan::take_sent(int sender, size_t window) {
   segments_.clear();
-  return fill_window(
-      lanes_[static_cast<size_t>(sender)], window,
-      [&](const PartLayout& layout, const Lane& lane) {
+  return run_.fill_window(
+      lanes_[static_cast<size_t>(sender)], window, as_it_is,
+      [&](const PartLayout& layout, const PartLane& lane) {
         return layout.piece_bytes(sender, lane.piece);
       },
-      [&](const Lane& lane, size_t slot, size_t bytes, size_t scale) {
-        const PartLayout layout(parts_[lane.part], hosts_.members());
+      [&](const PartLane& lane, size_t slot, size_t bytes) {
+        const PartLayout layout(run_[lane.part], hosts_.members());
         const int receiver = layout.receiver(sender, lane.piece);
         const int where = receiver == PartLayout::kEverybody ? member_ : receiver;
         segments_.push_back({static_cast<uint32_t>(lane.part), slot,
                              layout.piece_start(sender, where) + lane.offset,
-                             layout.landing_start(sender, where) + lane.offset, bytes, scale,
+                             layout.landing_start(sender, where) + lane.offset, bytes, 1,
                              receiver});
       });
 }
@@ -272,23 +233,27 @@ bool CrossPlan::fill_alltoall(CrossBlock& block) {
 }
 
 bool CrossPlan::fill_barrier(CrossBlock& block) {
-  if (lanes_[0].part == end_) return false;
-  lanes_[0].part = end_;  // barriers side by side are one
+  if (run_.ended(lanes_[0])) return false;
+  run_.finish(lanes_[0]);  // barriers side by side are one
   block.chunks.push_back(Chunk{});
   return true;
 }
 
-// Every stripe in a chunk for each home.
+// Every stripe in a chunk for each home, or in several. Where there are more homes than chunks, blocks
+// take turns, so that no host combines more than others.
 void CrossPlan::cut_stripes(CrossBlock& block, Chunk chunk, size_t begin, size_t bytes,
-                            std::span<const int> homes) const {
-  const size_t count = static_cast<size_t>(hosts_.stripes()) * homes.size();
-  const size_t unit =
-      std::max(round_up((bytes + count - 1) / count, kAlignment), sizes_.least_chunk);
-  for (size_t i = 0; i * unit < bytes; ++i) {
-    chunk.stripe = static_cast<int>(i / homes.size());
-    chunk.home = homes[i % homes.size()];
+                            std::span<const int> homes) {
+  const auto stripes = static_cast<size_t>(hosts_.stripes());
+  const size_t count = stripes * homes.size();
+  const size_t even = round_up((bytes + count - 1) / count, kAlignment);
+  const size_t unit = std::clamp(even, sizes_.least_chunk, sizes_.most_chunk);
+  const size_t chunks = (bytes + unit - 1) / unit;
+  for (size_t i = 0; i < chunks; ++i) {
+    chunk.stripe = static_cast<int>(i % stripes);
+    chunk.home = homes[(turn_ + i / stripes) % homes.size()];
     cut(block, chunk, begin + i * unit, begin + std::min(bytes, (i + 1) * unit));
   }
+  turn_ += (chunks + stripes - 1) / stripes;
 }
 
 // Adds the chunk with what lies in [begin, end) of the slot.
@@ -302,7 +267,7 @@ void CrossPlan::cut(CrossBlock& block, Chunk chunk, size_t begin, size_t end) co
     if (segment_end <= begin) continue;
     const size_t from = std::max(begin, segment.slot);
     const size_t skipped = (from - segment.slot) / segment.scale;
-    const size_t element = size_of(parts_[segment.part].signature.dtype);
+    const size_t element = size_of(run_[segment.part].signature.dtype);
     const Piece piece = {segment.part,
                          from - begin,
                          round_up(chunk.packed_bytes, element),

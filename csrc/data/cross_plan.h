@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "data/host_map.h"
-#include "data/part_layout.h"
+#include "data/part_run.h"
 #include "data/plane.h"
 
 namespace farandole {
@@ -64,12 +64,18 @@ class CrossPlan {
  public:
   // Chunks that all hosts need begin at cache lines.
   static constexpr size_t kAlignment = 64;
+  // No message is longer than a block, and MPI counts by int.
+  static constexpr size_t kMostBlockBytes = size_t{1} << 30;
 
   // Alike on all members.
   struct Sizes {
-    size_t block_bytes = 1 << 20;     // a multiple of kAlignment, at least kAlignment * members
-    size_t least_chunk = 4096;        // a multiple of kAlignment
+    size_t block_bytes = 256 * 1024;  // a multiple of kAlignment, at least kAlignment * members
+    size_t least_chunk = 512;         // a multiple of kAlignment
     size_t direct_bytes = 16 * 1024;  // a host may send this much to all others, to save a hop
+    // A multiple of kAlignment. MPI sends the bytes of a message of less than about 64 KB at once;
+    // of a longer one only once the receiver has answered, and that answer queues behind all that
+    // the receiver is sending itself.
+    size_t most_chunk = 48 * 1024;
   };
 
   // `hosts` must outlive it.
@@ -82,11 +88,6 @@ class CrossPlan {
 
  private:
   enum class Kind { kAllreduce, kReducescatter, kShare, kAlltoall, kBarrier };
-  struct Lane {
-    size_t part = 0;
-    int piece = 0;
-    size_t offset = 0;  // in the piece
-  };
   struct Segment {  // contiguous elements in a window, before it is cut into chunks
     uint32_t part;
     size_t slot, input, output, bytes;
@@ -95,7 +96,6 @@ class CrossPlan {
   };
 
   static Kind kind_of(Op op);
-  bool open_run();
   bool fill(CrossBlock& block);
   bool fill_allreduce(CrossBlock& block);
   bool fill_reducescatter(CrossBlock& block);
@@ -104,21 +104,19 @@ class CrossPlan {
   bool fill_barrier(CrossBlock& block);
   size_t next_window(std::vector<int>& senders);
   size_t take_sent(int sender, size_t window);
-  template <class PieceBytes, class Emit>
-  size_t fill_window(Lane& lane, size_t window, PieceBytes&& piece_bytes, Emit&& emit);
   void cut(CrossBlock& block, Chunk chunk, size_t begin, size_t end) const;
   void cut_stripes(CrossBlock& block, Chunk chunk, size_t begin, size_t bytes,
-                   std::span<const int> homes) const;
+                   std::span<const int> homes);
 
   const HostMap& hosts_;
   const int member_;
   const Sizes sizes_;
-  std::span<const Part> parts_;
-  size_t end_ = 0;  // of the run of parts of one kind
+  PartRun run_;
   Kind kind_ = Kind::kBarrier;
-  std::vector<Lane> lanes_;  // one for each sender; reductions have one
+  std::vector<PartLane> lanes_;  // one for each sender; reductions have one
   std::vector<Segment> segments_;
   std::vector<int> senders_, homes_;
+  size_t turn_ = 0;  // of the homes, over all buckets
 };
 
 }  // namespace farandole

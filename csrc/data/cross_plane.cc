@@ -154,16 +154,17 @@ bool CrossPlane::finished() const {
   return !has_next_ && consumed_ == staged_ && settled_ == staged_;
 }
 
-// True: a message is complete that was not before.
+// True: a message is complete that was not before. Looks only at those that a phase waits for: MPI moves
+// all others meanwhile.
 bool CrossPlane::poll() {
   bool moved = false;
-  for (uint64_t b = settled_; b < staged_; ++b) {
-    Flight& f = flight(b);
-    moved |= f.partials_in.look(*wire_);
-    moved |= f.results_in.look(*wire_);
-    moved |= f.partials_out.look(*wire_);
-    moved |= f.results_out.look(*wire_);
-  }
+  const auto look = [&](uint64_t block, Mail Flight::* mail) {
+    if (block < staged_) moved |= (flight(block).*mail).look(*wire_);
+  };
+  look(combined_, &Flight::partials_in);
+  look(published_, &Flight::results_in);
+  look(settled_, &Flight::partials_out);
+  look(settled_, &Flight::results_out);
   if (moved) last_message_ = now_ns();
   return moved;
 }

@@ -38,7 +38,7 @@ class CrossPlane final : public Plane {
     double silence = 0;  // seconds without a message after which a bucket fails; 0: never
     PhaseWatch watch = {};
   };
-  static constexpr int kSlots = 4;
+  static constexpr int kSlots = 16;
 
   // Throws kInvalidArgument.
   explicit CrossPlane(Setup setup);

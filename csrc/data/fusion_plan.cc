@@ -8,12 +8,6 @@
 #include "data/part_layout.h"
 
 namespace farandole {
-namespace {
-
-constexpr size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
-
-}  // namespace
-
 void Block::clear() {
   sends.clear();
   keeps.clear();
@@ -30,6 +24,7 @@ FusionPlan::FusionPlan(int member, int members, size_t block_bytes, size_t direc
       members_(members),
       block_bytes_(block_bytes),
       direct_bytes_(direct_bytes),
+      run_(members),
       lanes_(static_cast<size_t>(members)) {
   const size_t least = kAlignment * static_cast<size_t>(std::max(members, 1));
   if (member < 0 || member >= members || block_bytes < least || block_bytes % kAlignment != 0) {
@@ -41,16 +36,17 @@ FusionPlan::FusionPlan(int member, int members, size_t block_bytes, size_t direc
 
 void FusionPlan::start(std::span<const Part> parts) {
   for (const Part& part : parts) PartLayout(part, members_).check(member_);
-  parts_ = parts;
-  end_ = 0;
-  lanes_.assign(lanes_.size(), Lane{});
+  run_.start(parts);
+  lanes_.assign(lanes_.size(), run_.lane());
 }
 
 bool FusionPlan::next(Block& block) {
   for (;;) {
     block.clear();
     if (fill(block)) return true;
-    if (!open_run()) return false;
+    if (!run_.open([](const Part& part) { return kind_of(part.signature.op); })) return false;
+    kind_ = kind_of(run_.front().signature.op);
+    lanes_.assign(lanes_.size(), run_.lane());
   }
 }
 
@@ -66,16 +62,6 @@ FusionPlan::Kind FusionPlan::kind_of(Op op) {
   }
 }
 
-bool FusionPlan::open_run() {
-  if (end_ == parts_.size()) return false;
-  const size_t begin = end_;
-  const size_t most = std::min(parts_.size(), begin + kMostPartsInRun);
-  kind_ = kind_of(parts_[begin].signature.op);
-  while (end_ < most && kind_of(parts_[end_].signature.op) == kind_) ++end_;
-  lanes_.assign(lanes_.size(), Lane{.part = begin});
-  return true;
-}
-
 bool FusionPlan::fill(Block& block) {
   switch (kind_) {
     case Kind::kAllreduce: return fill_allreduce(block);
@@ -86,35 +72,12 @@ bool FusionPlan::fill(Block& block) {
   return false;
 }
 
-template <class PieceBytes, class Emit>
-size_t FusionPlan::fill_window(Lane& lane, size_t window, PieceBytes&& piece_bytes, Emit&& emit) {
-  size_t used = 0;
-  while (lane.part < end_) {
-    const PartLayout layout(parts_[lane.part], members_);
-    const size_t piece = piece_bytes(layout, lane);
-    if (lane.offset < piece) {
-      const size_t start = round_up(used, size_of(parts_[lane.part].signature.dtype));
-      if (start >= window) break;
-      const size_t bytes = std::min(piece - lane.offset, window - start);
-      emit(lane, start, bytes);
-      used = start + bytes;
-      lane.offset += bytes;
-      if (lane.offset < piece) break;
-    }
-    lane.offset = 0;
-    if (++lane.piece < layout.pieces()) continue;
-    lane.piece = 0;
-    ++lane.part;
-  }
-  return used;
-}
-
 bool FusionPlan::fill_allreduce(Block& block) {
   segments_.clear();
-  const size_t bytes = fill_window(
-      lanes_[0], block_bytes_,
-      [&](const PartLayout&, const Lane& lane) { return parts_[lane.part].signature.bytes(); },
-      [&](const Lane& lane, size_t slot, size_t length) {
+  const size_t bytes = run_.fill_window(
+      lanes_[0], block_bytes_, as_it_is,
+      [&](const PartLayout&, const PartLane& lane) { return run_[lane.part].signature.bytes(); },
+      [&](const PartLane& lane, size_t slot, size_t length) {
         segments_.push_back(
             {static_cast<uint32_t>(lane.part), member_, slot, lane.offset, lane.offset, length});
       });
@@ -136,12 +99,12 @@ bool FusionPlan::fill_allreduce(Block& block) {
 }
 
 void FusionPlan::add_direct(Block& block, const Range& segment) const {
-  if (members_ > 1 && parts_[segment.part].has(member_)) block.sends.push_back(segment);
+  if (members_ > 1 && run_[segment.part].has(member_)) block.sends.push_back(segment);
   block.reduces.push_back(segment);
 }
 
 void FusionPlan::add_stripes(Block& block, const Range& segment, size_t stripe_bytes) const {
-  const bool present = parts_[segment.part].has(member_);
+  const bool present = run_[segment.part].has(member_);
   Range rest = segment;
   while (rest.bytes > 0) {
     const size_t stripe = rest.slot / stripe_bytes;
@@ -165,10 +128,10 @@ void FusionPlan::add_stripes(Block& block, const Range& segment, size_t stripe_b
 // at the start of the input, because what it overwrites has been staged.
 bool FusionPlan::fill_reducescatter(Block& block) {
   const size_t window = block_bytes_ / static_cast<size_t>(members_) / kAlignment * kAlignment;
-  const size_t bytes = fill_window(
-      lanes_[0], window,
-      [&](const PartLayout& layout, const Lane&) { return layout.longest_share(); },
-      [&](const Lane& lane, size_t slot, size_t length) {
+  const size_t bytes = run_.fill_window(
+      lanes_[0], window, as_it_is,
+      [&](const PartLayout& layout, const PartLane&) { return layout.longest_share(); },
+      [&](const PartLane& lane, size_t slot, size_t length) {
         for (int owner = 0; owner < members_; ++owner) {
           add_share(block, owner, lane, static_cast<size_t>(owner) * window + slot, length);
         }
@@ -177,9 +140,9 @@ bool FusionPlan::fill_reducescatter(Block& block) {
   return bytes > 0;
 }
 
-void FusionPlan::add_share(Block& block, int owner, const Lane& lane, size_t slot,
+void FusionPlan::add_share(Block& block, int owner, const PartLane& lane, size_t slot,
                            size_t bytes) const {
-  const Part& part = parts_[lane.part];
+  const Part& part = run_[lane.part];
   const PartLayout layout(part, members_);
   const size_t share = layout.share_bytes(owner);
   if (lane.offset >= share) return;
@@ -197,12 +160,12 @@ bool FusionPlan::fill_copy(Block& block) {
   size_t total = 0;
   for (int sender = 0; sender < members_; ++sender) {
     const size_t received = block.receives.size();
-    total += fill_window(
-        lanes_[static_cast<size_t>(sender)], block_bytes_,
-        [&](const PartLayout& layout, const Lane& lane) {
+    total += run_.fill_window(
+        lanes_[static_cast<size_t>(sender)], block_bytes_, as_it_is,
+        [&](const PartLayout& layout, const PartLane& lane) {
           return layout.piece_bytes(sender, lane.piece);
         },
-        [&](const Lane& lane, size_t slot, size_t bytes) {
+        [&](const PartLane& lane, size_t slot, size_t bytes) {
           add_copy(block, sender, lane, slot, bytes);
         });
     if (block.receives.size() > received) block.sources.push_back(sender);
@@ -210,9 +173,9 @@ bool FusionPlan::fill_copy(Block& block) {
   return total > 0;
 }
 
-void FusionPlan::add_copy(Block& block, int sender, const Lane& lane, size_t slot,
+void FusionPlan::add_copy(Block& block, int sender, const PartLane& lane, size_t slot,
                           size_t bytes) const {
-  const PartLayout layout(parts_[lane.part], members_);
+  const PartLayout layout(run_[lane.part], members_);
   const int receiver = layout.receiver(sender, lane.piece);
   const bool to_me = receiver == PartLayout::kEverybody || receiver == member_;
   if (sender != member_ && !to_me) return;
@@ -232,9 +195,8 @@ void FusionPlan::add_copy(Block& block, int sender, const Lane& lane, size_t slo
 }
 
 bool FusionPlan::fill_barrier(Block& block) {
-  Lane& lane = lanes_[0];
-  if (lane.part == end_) return false;
-  lane.part = end_;  // barriers side by side are one
+  if (run_.ended(lanes_[0])) return false;
+  run_.finish(lanes_[0]);  // barriers side by side are one
   block.combines = true;
   return true;
 }

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "data/part_run.h"
 #include "data/plane.h"
 
 namespace farandole {
@@ -42,8 +43,6 @@ class FusionPlan {
  public:
   // Stripes begin at cache lines, so an element is never cut.
   static constexpr size_t kAlignment = 64;
-  // So that a block of a thousand tiny tensors is still a short step: no block has parts of two runs.
-  static constexpr size_t kMostPartsInRun = 1024;
 
   // block_bytes: a multiple of kAlignment, at least kAlignment * members. An allreduce block is reduced
   // whole by every member, one hop between members instead of two, if the members' inputs of it come
@@ -59,39 +58,24 @@ class FusionPlan {
  private:
   enum class Kind { kAllreduce, kReducescatter, kCopy, kBarrier };
 
-  // A run is a series of parts of one kind; a lane is a sequence of bytes in it, piece by piece:
-  // copies have one for each sender, reductions a single one.
-  struct Lane {
-    size_t part = 0;
-    int piece = 0;
-    size_t offset = 0;  // in the piece
-  };
-
   static Kind kind_of(Op op);
-  bool open_run();
   bool fill(Block& block);
   bool fill_allreduce(Block& block);
   void add_direct(Block& block, const Range& segment) const;
   void add_stripes(Block& block, const Range& segment, size_t stripe_bytes) const;
   bool fill_reducescatter(Block& block);
-  void add_share(Block& block, int owner, const Lane& lane, size_t slot, size_t bytes) const;
+  void add_share(Block& block, int owner, const PartLane& lane, size_t slot, size_t bytes) const;
   bool fill_copy(Block& block);
-  void add_copy(Block& block, int sender, const Lane& lane, size_t slot, size_t bytes) const;
+  void add_copy(Block& block, int sender, const PartLane& lane, size_t slot, size_t bytes) const;
   bool fill_barrier(Block& block);
-
-  // Plans the next `window` bytes of a lane: emit(lane, position in the window, bytes) for each
-  // contiguous range. Returns the bytes used.
-  template <class PieceBytes, class Emit>
-  size_t fill_window(Lane& lane, size_t window, PieceBytes&& piece_bytes, Emit&& emit);
 
   const int member_;
   const int members_;
   const size_t block_bytes_;
   const size_t direct_bytes_;
-  std::span<const Part> parts_;
-  size_t end_ = 0;  // of the run
+  PartRun run_;
   Kind kind_ = Kind::kBarrier;
-  std::vector<Lane> lanes_;
+  std::vector<PartLane> lanes_;  // copies have one for each sender, reductions a single one
   std::vector<Range> segments_;  // of an allreduce block, before it is cut into stripes
 };
 

@@ -46,19 +46,19 @@ class MappedExchange final : public Exchange {
   // the longest run.
   struct Table {
     alignas(64) uint64_t used;  // 0: everything is staged, and no address is written
-    Address addresses[FusionPlan::kMostPartsInRun];
+    Address addresses[PartRun::kMostParts];
   };
 
   Table& table(uint64_t block, int member) const {
     return tables_[static_cast<size_t>(member) * slots_ + block % slots_];
   }
   Address& own(uint64_t block, const Range& range) const {
-    return table(block, member_).addresses[range.part % FusionPlan::kMostPartsInRun];
+    return table(block, member_).addresses[range.part % PartRun::kMostParts];
   }
   Address seen(uint64_t block, const Range& range, int member) const {
     const Table& theirs = table(block, member);
     if (theirs.used == 0) return {kNowhere, kNowhere};
-    return theirs.addresses[range.part % FusionPlan::kMostPartsInRun];
+    return theirs.addresses[range.part % PartRun::kMostParts];
   }
   std::byte* memory_of(int member, uint64_t address) const {
     return arenas_.at(locals_[static_cast<size_t>(member)], address - 1);

@@ -21,11 +21,9 @@ struct Shape {
 };
 
 // Tiny blocks make many of them; one hop and two, one chunk and many, all occur.
-constexpr Shape kShapes[] = {{{512, 64, 0}, 2},
-                             {{1024, 64, 100}, 4},
-                             {{4096, 64, 0}, 3},
-                             {{4096, 1024, 3000}, 2},
-                             {{64 * 1024, 4096, 16384}, 4}};
+constexpr Shape kShapes[] = {{{512, 64, 0}, 2},       {{1024, 64, 100}, 4},
+                             {{4096, 64, 0}, 3},      {{4096, 1024, 3000}, 2},
+                             {{4096, 64, 0, 320}, 4}, {{64 * 1024, 4096, 16384}, 4}};
 
 // The host of each member: equal, unequal, interleaved, and alone.
 const std::vector<std::vector<int>> kHosts = {
@@ -124,7 +122,7 @@ TEST(every_op_dtype_and_shape) {
         }
       }
     }
-    Hosts hosts(host, kShapes[layout % 4], layout);
+    Hosts hosts(host, kShapes[layout % 5], layout);
     simulate(hosts.world, on_hosts(buckets, host), random);
   }
 }
@@ -272,6 +270,7 @@ TEST(refuses_a_wrong_setup) {
     setup.bells = {&bell, &bell};
     setup.wire = office->counter(0);
     setup.sizes = {1024, 64, 0};
+    setup.slots = 4;
     change(setup);
     CrossPlane plane(std::move(setup));
   };
@@ -280,6 +279,7 @@ TEST(refuses_a_wrong_setup) {
                ErrorCode::kInvalidArgument);
   CHECK_THROWS(make([](auto& s) { s.sizes.block_bytes = 1000; }), ErrorCode::kInvalidArgument);
   CHECK_THROWS(make([](auto& s) { s.sizes.block_bytes = 128; }), ErrorCode::kInvalidArgument);
+  CHECK_THROWS(make([](auto& s) { s.sizes.most_chunk = 0; }), ErrorCode::kInvalidArgument);
   CHECK_THROWS(make([](auto& s) { s.bells.pop_back(); }), ErrorCode::kInvalidArgument);
   CHECK_THROWS(make([](auto& s) { s.wire = nullptr; }), ErrorCode::kInvalidArgument);
   CHECK_THROWS(make([](auto& s) { s.member = 3; }), ErrorCode::kInvalidArgument);

@@ -23,8 +23,9 @@ host="$1"; shift
 export TMPDIR="$(dirname "$0")/$host"
 mkdir -p "$TMPDIR"
 exec ip netns exec "$host" unshare -u -i -m -p --fork --kill-child sh -c '
-  mount -t tmpfs tmpfs /dev/shm && mount -t proc proc /proc && hostname "$1" || exit 1
-  shift; exec sh -c "$*"' sh "$host" "$@"
+  mount -t tmpfs tmpfs /dev/shm && mount -t proc proc /proc && mount --bind "$2" /etc/hosts &&
+    hostname "$1" || exit 1
+  shift 2; exec sh -c "$*"' sh "$host" "$(dirname "$0")/hosts" "$@"
 """
 _GONE_SECONDS = 5.0
 
@@ -54,6 +55,8 @@ class SimulatedHosts:
         self._agent = folder / "agent"
         self._agent.write_text(_AGENT)
         self._agent.chmod(0o755)
+        addresses = [f"{self._net}.{i + 1} {name}\n" for i, name in enumerate(self.names)]
+        (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(addresses))
 
     def mpi_args(self) -> list[str]:
         """Options of Open MPI 5's mpirun that place the ranks there."""

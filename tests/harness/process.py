@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.proc import our_shared_memory, processes_of_sessions
@@ -79,6 +79,19 @@ class Process:
             self._changed.wait_for(lambda: wanted in self._output or self._ended, timeout)
             if wanted not in self._output:
                 raise JobError(f"no {text!r} within {timeout} s in the output:\n{self.output}")
+
+    def lines(self) -> Iterator[str]:
+        """Each line of the output as it comes, to its end."""
+        start = 0
+        while (end := self._line_end(start)) >= 0:
+            yield self._output[start:end].decode(errors="replace")
+            start = end + 1
+
+    def _line_end(self, start: int) -> int:
+        """Where the line that begins at `start` ends, once it does; -1: never."""
+        with self._changed:
+            self._changed.wait_for(lambda: b"\n" in self._output[start:] or self._ended)
+            return self._output.find(b"\n", start)
 
     def wait(self, timeout: float) -> JobResult | None:
         """The result, or None if it still runs after `timeout` seconds."""

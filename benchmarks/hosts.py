@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""farandole beside raw MPI and Gloo on two simulated hosts: time, and what crosses the link.
+
+    PYTHONPATH=tests python benchmarks/hosts.py [--ranks 2 4] [--rates 1gbit none] [--json FILE]
+
+Hosts are network namespaces (tests/harness/hosts.py; needs root), their link is shaped by tc's tbf.
+In each combination of ranks a host and rate: blocking allreduces in place of float32, all peers in
+turn and every result checked; the 161 gradients of ResNet-50; what an idle job costs.
+
+`wire` is the time that the link needs: B = 2 (n - 1) / n times the tensor's bytes leave each of n
+hosts, in frames of at most 1,448 bytes with 66 bytes of Ethernet, IP and TCP headers, so
+(B + 66 ceil(B / 1448)) * 8 / rate; acknowledgements are not counted. `crossed` and `packets` are
+those of the busier host's counters for one call, divided by B; a packet may be 64 KB long, since
+the kernel cuts it only where it must.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HOSTS = 2
+PEERS = ("farandole", "mpi", "gloo")
+KINDS = ("blocking", "gradients", "idle")
+MARK = "row: "  # before a result in the job's output
+JOB = Path(__file__).with_name("hosts_job.py")
+SIZES = (4, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
+MOST_SECONDS = 6.0  # of one peer in one case
+_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+@dataclass
+class Row:
+    """One peer in one case; seconds of a call, bytes and packets that left the busier host."""
+
+    ranks: str
+    rate: str
+    what: str
+    who: str
+    nbytes: int
+    median: float
+    minimum: float
+    calls: int
+    wrong: int
+    crossed: float
+    packets: float
+
+    @property
+    def least(self) -> float:
+        """Bytes that must leave each host."""
+        return 2 * (HOSTS - 1) / HOSTS * self.nbytes
+
+    @property
+    def wire(self) -> float:
+        """Seconds that the link needs for them; 0: it has no rate."""
+        if self.rate == "none":
+            return 0.0
+        framed = self.least + 66 * math.ceil(self.least / 1448)
+        return framed * 8 / bits_per_second(self.rate)
+
+
+def bits_per_second(rate: str) -> float:
+    """Of a rate as tc has it."""
+    unit = next(unit for unit in _BITS if rate.endswith(unit))
+    return float(rate.removesuffix(unit)) * _BITS[unit]
+
+
+def rows_of_job(ranks: int, rate: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Runs this program on two hosts that are made for it, and gives each row as it comes."""
+    from harness.hosts import simulated_hosts
+    from harness.mpirun import mpi_job
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        simulated_hosts(Path(folder), [ranks] * HOSTS) as hosts,
+    ):
+        if rate != "none":
+            hosts.shape(rate)
+        argv = [sys.executable, str(JOB), "--rate", rate, *arguments]
+        env = {**hosts.environment(), "OMP_NUM_THREADS": "1"}
+        with mpi_job(argv, HOSTS * ranks, env, hosts.mpi_args()) as job:
+            for line in job.process.lines():
+                if line.startswith(MARK):
+                    yield json.loads(line.removeprefix(MARK))
+            job.finish(30).check()
+
+
+HEAD = (
+    f"{'hosts':7}{'link':7}{'case':15}{'peer':11}{'median ms':>11}{'min ms':>11}"
+    f"{'/wire':>7}{'/mpi':>7}{'/gloo':>7}{'crossed':>9}{'packets':>9}{'wrong':>6}"
+)
+
+
+def text_of(row: Row, peers: dict[str, Row]) -> str:
+    """A line of the table."""
+
+    def ratio(name: str) -> str:
+        other = peers.get(name)
+        return f"{row.median / other.median:.2f}" if other else ""
+
+    wire = f"{row.median / row.wire:.2f}" if row.wire else ""
+    return (
+        f"{row.ranks:7}{row.rate:7}{row.what:15}{row.who:11}{1e3 * row.median:11.3f}"
+        f"{1e3 * row.minimum:11.3f}{wire:>7}{ratio('mpi'):>7}{ratio('gloo'):>7}"
+        f"{row.crossed / row.least:9.3f}{row.packets:9.0f}{row.wrong:6}"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--ranks", type=int, nargs="+", default=[2, 4], help="of a host")
+    add("--rates", nargs="+", default=["1gbit", "none"], help="of the link, as tc has it, or none")
+    add("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES")
+    add("--peers", nargs="+", choices=PEERS, default=PEERS)
+    add("--only", nargs="+", choices=KINDS, default=KINDS)
+    add("--seconds", type=float, default=MOST_SECONDS, help="of one peer in one case, at most")
+    add("--turns", type=int, default=5, help="of the gradients")
+    add("--json", type=Path, metavar="FILE")
+    return start(parser.parse_args())
+
+
+def start(options: argparse.Namespace) -> int:
+    """All combinations; the table grows above a progress bar. 1 where a result was wrong."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from harness.hosts import why_not
+
+    if reason := why_not():
+        sys.exit(f"simulated hosts: {reason}")
+    arguments = ["--sizes", *map(str, options.sizes), "--only", *options.only]
+    arguments += ["--peers", *options.peers]
+    arguments += ["--seconds", str(options.seconds), "--turns", str(options.turns)]
+    combinations = [(n, rate) for n in options.ranks for rate in options.rates]
+    peers = len(options.peers)
+    each = peers * len(options.sizes) * ("blocking" in options.only)
+    each += peers * ("gradients" in options.only) + ("idle" in options.only)
+    rows: list[dict[str, Any]] = []
+    console = Console(width=140, highlight=False)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("rows", total=each * len(combinations))
+        console.print(HEAD)
+        for ranks, rate in combinations:
+            case: dict[str, Row] = {}
+            for values in rows_of_job(ranks, rate, arguments):
+                rows.append(values)
+                progress.advance(task)
+                if values["what"] == "idle":
+                    console.print(
+                        f"{values['ranks']:7}{rate:7}idle: {1e3 * values['ours']:.2f} ms of CPU a "
+                        f"second in a rank's threads of ours, {1e3 * values['others']:.2f} in all "
+                        f"others; {values['packets']:.1f} packets a second from a host"
+                    )
+                    continue
+                row = Row(**values)
+                case[row.who] = row
+                if len(case) == peers:
+                    for each_row in case.values():
+                        console.print(text_of(each_row, case))
+                    case = {}
+    if options.json is not None:
+        found = {"machine": os.uname().release, "cores": os.cpu_count(), "load": os.getloadavg()}
+        options.json.write_text(json.dumps({"settings": found, "rows": rows}, indent=1))
+    return int(any(values.get("wrong") for values in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What benchmarks/hosts.py runs on every rank; rank 0 prints a line of JSON for each result."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import resnet50
+import torch
+import torch.distributed as dist
+from hosts import HOSTS, KINDS, MARK, PEERS
+from idle import Usage, threads
+from mpi4py import MPI
+from turns import Contestant, take_turns
+
+import farandole
+import farandole.torch as hvd
+from farandole.bench_cases import Case, Operand
+from farandole.bench_peers import PEERS as PEER_TYPES
+from farandole.bench_peers import Gloo
+from farandole.bench_report import size_text
+from farandole.bench_timing import calls_for, everywhere, measure, timed
+
+IDLE_SECONDS = 5.0
+
+
+def sent() -> tuple[int, int]:
+    """Bytes and packets that this host's link has taken so far."""
+    folder = Path("/sys/class/net/eth0/statistics")
+    return int((folder / "tx_bytes").read_text()), int((folder / "tx_packets").read_text())
+
+
+def crossing(run: Callable[[], object], calls: int) -> tuple[float, float]:
+    """Bytes and packets of one call that leave the busier host; collective."""
+
+    run()
+    farandole.barrier()
+    before = sent()
+    for _ in range(calls):
+        run()
+    farandole.barrier()
+    counted = everywhere([b - a for a, b in zip(before, sent(), strict=True)])
+    nbytes, packets = counted.max(axis=0) / calls
+    return float(nbytes), float(packets)
+
+
+def tell(labels: dict[str, str], **values: Any) -> None:
+    """One row, to the program that has started this one."""
+
+    if farandole.rank() == 0:
+        print(MARK + json.dumps({**labels, **values}), flush=True)
+
+
+def blocking(
+    labels: dict[str, str], names: Sequence[str], sizes: Sequence[int], most_seconds: float
+) -> None:
+    """Blocking calls of each size."""
+
+    peers = [PEER_TYPES[name]() for name in names]
+    for nbytes in sizes:
+        case = Case.of("allreduce", "float32", nbytes, farandole.rank(), farandole.size())
+        trial = [timed(peer.prepare(Operand(case)), 3)[0][-1] for peer in peers]
+        slowest = float(everywhere([max(trial)]).max())
+        calls = max(6, min(calls_for(nbytes), 300, int(most_seconds / slowest)))
+        for peer, result in zip(peers, measure(case, peers, calls), strict=True):
+            crossed, packets = crossing(peer.prepare(Operand(case)), 5)
+            tell(
+                labels,
+                what=size_text(nbytes),
+                who=peer.name,
+                nbytes=nbytes,
+                median=result.median,
+                minimum=result.minimum,
+                calls=len(result.seconds),
+                wrong=result.wrong,
+                crossed=crossed,
+                packets=packets,
+            )
+    for peer in peers:
+        peer.close()
+
+
+def gradients(labels: dict[str, str], names: Sequence[str], turns: int) -> None:
+    """All gradients of ResNet-50 submitted, then all waited for."""
+
+    gloo = Gloo() if "gloo" in names else None
+    shapes = resnet50.shapes()
+    data, ranks = resnet50.Data(shapes, farandole.rank()), range(farandole.size())
+    tensors = [torch.zeros(shape) for shape in shapes]
+    arrays = [x.numpy() for x in tensors]
+
+    def ours() -> None:
+        named = [
+            hvd.allreduce_async_(x, op=hvd.Sum, name=f"gradient {i}") for i, x in enumerate(tensors)
+        ]
+        for handle in named:
+            handle.wait()
+
+    def raw() -> None:
+        for array in arrays:
+            MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, array, MPI.SUM)
+
+    def theirs() -> None:
+        for work in [dist.all_reduce(x, async_op=True) for x in tensors]:
+            work.wait()
+
+    def contestant(run: Callable[[], None]) -> Contestant:
+        def timed() -> float:
+            start = time.perf_counter()
+            run()
+            return time.perf_counter() - start
+
+        return Contestant(lambda: data.fill(tensors), timed, lambda: data.wrong(tensors, ranks))
+
+    known = {"farandole": ours, "mpi": raw, "gloo": theirs}
+    runs = {name: known[name] for name in names}
+    found = take_turns("", {name: contestant(run) for name, run in runs.items()}, turns)
+    for row in found:
+        crossed, packets = crossing(runs[row.who], 1)
+        tell(
+            labels,
+            what="161 gradients",
+            who=row.who,
+            nbytes=4 * resnet50.ELEMENTS,
+            median=row.median,
+            minimum=float(row.seconds.min()),
+            calls=turns,
+            wrong=row.wrong,
+            crossed=crossed,
+            packets=packets,
+        )
+    if gloo is not None:
+        gloo.close()
+
+
+def idle(labels: dict[str, str], before: set[str]) -> None:
+    """CPU seconds a second of a rank that does nothing; the threads of init() apart."""
+
+    ours = threads() - before
+    farandole.barrier()
+    start, packets = [Usage.of(ours), Usage.of(before)], sent()[1]
+    time.sleep(IDLE_SECONDS)
+    now = [Usage.of(ours), Usage.of(before)]
+    spent = [n.since(s).cpu_ns / 1e9 / IDLE_SECONDS for n, s in zip(now, start, strict=True)]
+    most = everywhere(spent).max(axis=0).tolist()
+    rest = (sent()[1] - packets) / IDLE_SECONDS
+    tell(labels, what="idle", ours=most[0], others=most[1], packets=rest)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rate", required=True)
+    parser.add_argument("--peers", nargs="+", choices=PEERS, required=True)
+    parser.add_argument("--sizes", type=int, nargs="+", required=True)
+    parser.add_argument("--only", nargs="+", choices=KINDS, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--turns", type=int, required=True)
+    options = parser.parse_args()
+    before = threads() if MPI.Is_initialized() else set()
+    farandole.init()
+    labels = {"ranks": f"{HOSTS} x {farandole.local_size()}", "rate": options.rate}
+    assert farandole.cross_size() == HOSTS
+    if "idle" in options.only:
+        idle(labels, before)
+    if "blocking" in options.only:
+        blocking(labels, options.peers, options.sizes, options.seconds)
+    if "gradients" in options.only:
+        gradients(labels, options.peers, options.turns)
+    farandole.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How allreduce across hosts scales: our schedule beside others, in a model with stated constants.
+
+    python benchmarks/hosts_model.py [--plot docs/hosts-model.png] [--json FILE]
+
+Nothing is measured here. A host has one link, full duplex, of a stated rate; a message needs
+LATENCY after its last byte has left, and OVERHEAD of its rank's time at either end. Our schedule is
+simulated block by block with the cuts of csrc/data/cross_plan.cc, so that pipelining, the number of
+slots and uneven loads count. The others are formulas of the alpha-beta model (R. Thakur et al.,
+Optimization of Collective Communication Operations in MPICH, 2005):
+
+ring: 2 (p - 1) steps of bytes / p over all p ranks, one link a host crossed;
+tree: up and down a binomial tree of all ranks, the whole tensor at every step;
+halving: reduce-scatter in the host, recursive halving and doubling between hosts, all-gather.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+RANKS = 8  # of a host
+LATENCY = 20e-6  # seconds, through a switch, by TCP
+OVERHEAD = 2e-6  # seconds of a rank's core, a message, at either end
+IN_HOST = 10e9  # bytes a second that a host stages and reduces, or hands out
+HOSTS = (8, 16, 32, 64, 128, 256, 512, 1024)
+RATES = (10e9, 100e9)  # bits a second
+SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 100 << 20)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """As CrossPlan::Sizes, and the slots of its plane: what csrc/core/runtime_lanes.cc sets."""
+
+    block: int
+    slots: int
+    least_chunk: int = 512
+    most_chunk: int = 48 << 10
+    direct: int = 16 << 10
+
+    @classmethod
+    def of(cls, hosts: int) -> Sizes:
+        """4 KB for each stripe and host, from 256 KB to 2 MB."""
+        block = max(256 << 10, min(RANKS * hosts * 4096, 2 << 20))
+        return cls(block, max(4, (4 << 20) // block))
+
+
+def bound(nbytes: int, hosts: int, rate: float) -> float:
+    """What no schedule beats: the bytes that each link must carry, and one message."""
+    return max(2 * (hosts - 1) / hosts * nbytes * 8 / rate, LATENCY + OVERHEAD)
+
+
+def ring(nbytes: int, hosts: int, rate: float) -> float:
+    """Flat."""
+    ranks = RANKS * hosts
+    return 2 * (ranks - 1) * (LATENCY + OVERHEAD + nbytes / ranks * 8 / rate)
+
+
+def tree(nbytes: int, hosts: int, rate: float) -> float:
+    """Flat; the steps inside a host are counted as free."""
+    return 2 * math.ceil(math.log2(hosts)) * (LATENCY + OVERHEAD + nbytes * 8 / rate)
+
+
+def halving(nbytes: int, hosts: int, rate: float) -> float:
+    """Whichever is faster: halving and doubling, or doubling with the whole tensor."""
+    steps = math.ceil(math.log2(hosts))
+    inside = 2 * nbytes / IN_HOST
+    whole = steps * (LATENCY + OVERHEAD + nbytes * 8 / rate)
+    halves = 2 * steps * (LATENCY + OVERHEAD) + 2 * (hosts - 1) / hosts * nbytes * 8 / rate
+    return inside + min(whole, halves)
+
+
+class Ours:
+    """The schedule of CrossPlane: all hosts send each chunk to its home, which sends the result."""
+
+    def __init__(self, hosts: int, rate: float, sizes: Sizes) -> None:
+        self.hosts, self.rate, self.sizes = hosts, rate, sizes
+        self._out = np.zeros(hosts)  # when a host's link is free, in either direction
+        self._in = np.zeros(hosts)
+
+    def seconds(self, nbytes: int) -> float:
+        """Of one allreduce on idle links."""
+        ends: list[float] = []
+        staged = 0.0
+        for number, begin in enumerate(range(0, nbytes, self.sizes.block)):
+            block = min(self.sizes.block, nbytes - begin)
+            slot = ends[-self.sizes.slots] if len(ends) >= self.sizes.slots else 0.0
+            staged = max(staged, slot) + block / IN_HOST
+            ends.append(self._block(number, block, staged) + block / IN_HOST)
+        return max(ends)
+
+    def _block(self, number: int, block: int, ready: float) -> float:
+        """When all hosts have the block's result."""
+        others = self.hosts - 1
+        if block // RANKS * others <= self.sizes.direct:
+            sent = np.full(self.hosts, float(block * others))
+            messages = np.full(self.hosts, others)
+            return self._hop(np.full(self.hosts, ready), sent, sent, messages, messages).max()
+        even = -(-block // (RANKS * self.hosts * 64)) * 64
+        unit = min(max(even, self.sizes.least_chunk), self.sizes.most_chunk)
+        chunks = -(-block // unit)
+        stripes = np.arange(chunks) % RANKS
+        homes = (np.arange(chunks) // RANKS + number * -(-chunks // RANKS)) % self.hosts
+        at_home = np.bincount(homes, minlength=self.hosts)  # chunks
+        held = at_home * unit
+        # A worker's messages: of the busiest stripe, as that one's time counts.
+        stripe = np.bincount(stripes, minlength=RANKS).max()
+        own = np.zeros((self.hosts, RANKS), int)
+        np.add.at(own, (homes, stripes), 1)
+        most_own = own.max(axis=1)
+        everything = np.full(self.hosts, float(chunks * unit))
+        combined = self._hop(
+            np.full(self.hosts, ready),
+            everything - held,
+            held * others,
+            np.full(self.hosts, stripe),
+            most_own * others,
+        )
+        done = self._hop(
+            combined, held * others, everything - held, most_own * others, stripe - most_own
+        )
+        return float(done.max())
+
+    def _hop(
+        self, ready: Array, sent: Array, received: Array, sends: Array, receives: Array
+    ) -> Array:
+        """Ports are busy with bytes, or with the messages of the busiest rank."""
+        wire = 8 / self.rate
+        self._out = np.maximum(self._out, ready) + np.maximum(sent * wire, sends * OVERHEAD)
+        first = ready.min() + LATENCY
+        self._in = np.maximum(self._in, first) + np.maximum(received * wire, receives * OVERHEAD)
+        return np.maximum(self._in, self._out.max() + LATENCY)
+
+
+def ours(nbytes: int, hosts: int, rate: float) -> float:
+    """With the sizes that a job has by default."""
+    return Ours(hosts, rate, Sizes.of(hosts)).seconds(nbytes)
+
+
+SCHEDULES: dict[str, Callable[[int, int, float], float]] = {
+    "farandole": ours, "halving": halving, "ring": ring, "tree": tree,
+}  # fmt: skip
+
+
+def size_text(nbytes: int) -> str:
+    """`65536` -> `64 KB`."""
+    return f"{nbytes >> 20} MB" if nbytes >> 20 else f"{nbytes >> 10} KB"
+
+
+def plot(path: Path) -> None:
+    """Time over the bound, for a small and a large tensor."""
+    try:
+        import matplotlib
+    except ImportError:
+        sys.exit("--plot needs matplotlib: pip install farandole[plot]")
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True)
+    for axis, nbytes in zip(axes, (64 << 10, 100 << 20), strict=True):
+        for (name, schedule), mark in zip(SCHEDULES.items(), "os^v", strict=True):
+            for rate, style in zip(RATES, ("-", "--"), strict=True):
+                ratios = [schedule(nbytes, n, rate) / bound(nbytes, n, rate) for n in HOSTS]
+                label = f"{name}, {rate / 1e9:.0f} Gbit/s"
+                axis.plot(HOSTS, ratios, style, marker=mark, markersize=4, label=label)
+        axis.set(xscale="log", yscale="log", xlabel="hosts of 8 ranks", title=size_text(nbytes))
+        axis.set_xticks(HOSTS, [str(n) for n in HOSTS])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("time / lower bound (model)")
+    axes[0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    rows = []
+    print(f"# {RANKS} ranks a host, latency {1e6 * LATENCY:g} us, {1e6 * OVERHEAD:g} us a message;")
+    print("# milliseconds, and over the bound")
+    print(f"{'link':>9} {'size':>7} {'hosts':>6}" + "".join(f"{n:>21}" for n in SCHEDULES))
+    for rate in RATES:
+        for nbytes in SIZES:
+            for hosts in HOSTS:
+                least = bound(nbytes, hosts, rate)
+                took = {name: f(nbytes, hosts, rate) for name, f in SCHEDULES.items()}
+                rows.append({"rate": rate, "bytes": nbytes, "hosts": hosts, "bound": least, **took})
+                cells = "".join(f"{1e3 * t:13.3f} {t / least:7.2f}" for t in took.values())
+                print(f"{rate / 1e9:5.0f} Gb/s {size_text(nbytes):>7} {hosts:6}{cells}")
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=1))
+    if options.plot is not None:
+        plot(options.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
