@@ -164,8 +164,7 @@ FARANDOLE_API void farandole_forget_tensor(int64_t tensor) {
 FARANDOLE_API int32_t farandole_refuse(const farandole_request* request, int32_t code,
                                        const char* text) {
   return guarded([&]() -> int32_t {
-    bool type = code == FARANDOLE_E_TYPE;
-    runtime()->refuse(*request, {type ? ErrorCode::kWrongType : ErrorCode::kInvalidArgument, text});
+    runtime()->refuse(*request, {static_cast<ErrorCode>(code), text});
     return FARANDOLE_OK;
   });
 }

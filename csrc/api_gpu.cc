@@ -36,6 +36,30 @@ FARANDOLE_API int32_t farandole_settled(int64_t handle) {
   return negated([&]() -> int32_t { return runtime()->handles().settled(handle); });
 }
 
+FARANDOLE_API int32_t farandole_allocate_on(int32_t device, uint64_t bytes, uint64_t stream,
+                                            void** memory) {
+  return guarded([&]() -> int32_t {
+    std::shared_ptr<GpuDevice> gpu = runtime()->gpu(device);
+    *memory = reinterpret_cast<void*>(
+        gpu->allocate(static_cast<size_t>(bytes), reinterpret_cast<cuda::Stream>(stream)));
+    std::lock_guard lock(process().on_gpu_mutex);
+    process().on_gpu[*memory] = std::move(gpu);
+    return FARANDOLE_OK;
+  });
+}
+
+FARANDOLE_API int32_t farandole_device_of(uintptr_t address) {
+  return negated([&]() -> int32_t { return runtime()->device_of(address); });
+}
+
+FARANDOLE_API int32_t farandole_order_streams(int32_t device, uint64_t before, uint64_t stream) {
+  return guarded([&]() -> int32_t {
+    const auto point = runtime()->gpu(device)->recorded(reinterpret_cast<cuda::Stream>(before));
+    point->make_wait(reinterpret_cast<cuda::Stream>(stream));
+    return FARANDOLE_OK;
+  });
+}
+
 FARANDOLE_API void farandole_free_on(void* memory, uint64_t stream) {
   std::shared_ptr<GpuDevice> device;
   {

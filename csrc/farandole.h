@@ -198,6 +198,14 @@ void farandole_free(void* memory);
 /* The same for memory on a GPU, once work that is now in this CUDA stream is done. */
 void farandole_free_on(void* memory, uint64_t stream);
 
+/* Memory of our own on a GPU, for outputs: usable behind what is now in this CUDA stream. Goes back by
+ * farandole_free_on. */
+int32_t farandole_allocate_on(int32_t device, uint64_t bytes, uint64_t stream, void** memory);
+/* The CUDA device on which memory lies; of address 0 the one that this rank uses; or -code. */
+int32_t farandole_device_of(uintptr_t address);
+/* What comes later in `stream` waits for what is now in `before`. Blocks nobody. */
+int32_t farandole_order_streams(int32_t device, uint64_t before, uint64_t stream);
+
 /* Whom the call behind a handle under way waits for, and why, as text; asks the coordinator, for `seconds` at most.
  * Returns the text's length before it is cut to `capacity`, or -code. */
 int32_t farandole_explain(int64_t handle, double seconds, char* text, int32_t capacity);

@@ -83,10 +83,14 @@ class Kind(ABC):
         """
 
     def address(self, x: Any, dtype: Any, shape: Shape, in_place: bool) -> int:
-        """Where `x` lies, if it has this dtype and shape and describe() would not copy it.
+        """Where `x` lies on the CPU, if it has this dtype and shape and describe() would not copy.
 
         0: describe() has more to say. Quicker than that; for arrays that come again and again.
         """
+        return 0
+
+    def stream(self, x: Any) -> int:
+        """The CUDA stream in which the caller now works with arrays such as `x`; 0 on the CPU."""
         return 0
 
     @abstractmethod
@@ -94,8 +98,11 @@ class Kind(ABC):
         """A new contiguous array of `like`'s dtype and device; `shape` None: of its shape too."""
 
     @abstractmethod
-    def wrap(self, memory: Memory, like: Any) -> Any:
-        """An array of `like`'s dtype over a result's memory, without a copy where possible."""
+    def wrap(self, memory: Any, like: Any) -> Any:
+        """An array of `like`'s dtype over a result's memory, without a copy where possible.
+
+        `memory`: a Memory, or, of arrays on a GPU, a cuda_array.CudaArray.
+        """
 
 
 def code_of(dtype: np.dtype[Any]) -> int:
@@ -148,7 +155,7 @@ class NumpyKind(Kind):
         view = self.view(like)
         return self.give(np.empty(view.shape if shape is None else shape, view.dtype), like)
 
-    def wrap(self, memory: Memory, like: Any) -> Any:
+    def wrap(self, memory: Any, like: Any) -> Any:
         return self.give(np.asarray(memory).view(self.view(like).dtype), like)
 
 
@@ -160,7 +167,10 @@ class InterfaceKind(NumpyKind):
 
 
 class DlpackKind(NumpyKind):
-    """CPU arrays with DLPack; array-API libraries get results of their own kind, others NumPy's."""
+    """CPU arrays with DLPack; array-API libraries get results of their own kind, others NumPy's.
+
+    Part of cuda_array.DeviceKind, for whether an array is on the CPU its type does not tell.
+    """
 
     def matches(self, x: Any) -> bool:
         return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
@@ -199,14 +209,14 @@ class BytesKind(NumpyKind):
 
 
 # First match wins; modules of _LAZY register their kinds when first met, no user import needed.
-_kinds: list[Kind] = [NumpyKind(), InterfaceKind(), DlpackKind(), BytesKind()]
+_kinds: list[Kind] = [NumpyKind(), InterfaceKind(), BytesKind()]
 _by_type: dict[type, Kind] = {}
 _LAZY = {"torch": "farandole.torch.kind"}
 
 
-def register(kind: Kind) -> None:
-    """Adds a kind before all others. Adapters call this when they are imported."""
-    _kinds.insert(0, kind)
+def register(kind: Kind, place: int = 0) -> None:
+    """Adds a kind, before all others by default. Adapters call this when they are imported."""
+    _kinds.insert(place, kind)
     _by_type.clear()
 
 

@@ -11,7 +11,8 @@ from time import monotonic
 from typing import Any, Generic, TypeVar, cast
 
 from farandole._library import error, ffi, lib
-from farandole.buffers import Memory, Shape
+from farandole.buffers import Buffer, Memory, Shape
+from farandole.cuda_array import CudaArray
 from farandole.errors import ShutdownError, StallError
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "explanation",
     "is_absent",
     "is_under_way",
+    "orphan",
     "release",
     "stall",
     "sweep",
@@ -258,19 +260,27 @@ def release(handles: Any) -> None:
     lib.farandole_release_all(numbers, len(numbers))
 
 
-def sweep() -> None:
-    """Drops the buffers of orphaned handles that are done. Every submission does this first."""
+def sweep(most: int = 8) -> None:
+    """Drops the buffers of orphaned handles that nobody uses any more, of the `most` oldest.
+
+    Every submission does this first: it looks at more than it can add.
+    """
     if not _orphans:
         return
-    for _ in range(len(_orphans)):
+    for _ in range(min(most, len(_orphans))):
         try:
             numbers, keep = _orphans.popleft()
         except IndexError:  # another thread sweeps too
             return
-        if any(lib.farandole_poll(n) == 0 for n in numbers):
+        if any(lib.farandole_poll(n) == 0 or lib.farandole_settled(n) == 0 for n in numbers):
             _orphans.append((numbers, keep))
         else:
             release(numbers)
+
+
+def orphan(numbers: Any, keep: object) -> None:
+    """Hands over handles that are waited for no more: they go when nobody uses their buffers."""
+    _orphans.append((numbers, keep))
 
 
 def _result(number: int) -> Any:
@@ -291,9 +301,15 @@ def value_of(number: int) -> int:
     return int(_result(number).value)
 
 
-def take(number: int, dtype: int) -> tuple[Memory, Shape]:
-    """A finished handle's own memory, and the rows received from each member (alltoall)."""
+def take(number: int, buffer: Buffer, stream: int) -> tuple[Memory | CudaArray, Shape]:
+    """A finished handle's own memory, and the rows received from each member (alltoall).
+
+    `buffer`: the input; `stream`: in which a result on a GPU is read next.
+    """
     result = _result(number)
     shape = tuple(result.shape[0 : result.ndim])
     received = tuple(result.received[0 : result.n_received])
-    return Memory(lib.farandole_take(number), dtype, shape), received
+    pointer = lib.farandole_take(number)
+    if buffer.device >= 0:
+        return CudaArray.taken(pointer, buffer.dtype, shape, buffer.device, stream), received
+    return Memory(pointer, buffer.dtype, shape), received

@@ -20,7 +20,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from farandole import repeats
-from farandole.buffers import kind_of
+from farandole.buffers import Buffer, kind_of
+from farandole.gpu_handle import GpuHandle
 from farandole.handles import Handle, take, value_of
 from farandole.process_sets import ProcessSet, global_process_set, set_id
 from farandole.repeats import Repeat
@@ -65,7 +66,7 @@ def _start(
             outputs = [kind.describe(y, True) for kind, y in zip(kinds, results, strict=True)]
         elif not in_place:
             outputs = [NOTHING] * len(inputs)
-    except (TypeError, ValueError) as reason:
+    except (TypeError, ValueError, RuntimeError) as reason:  # memory of a GPU may be short
         refuse(call, len(tensors), reason)
         raise
 
@@ -73,13 +74,30 @@ def _start(
         if in_place or call.op in _MIRRORED:
             return results
         rows = zip(kinds, numbers, inputs, tensors, strict=True)
-        return [kind.wrap(take(n, b.dtype)[0], x) for kind, n, b, x in rows]
+        return [k.wrap(take(n, b, k.stream(x))[0], x) for k, n, b, x in rows]
 
     numbers = submit(call, inputs, [buffer.pointer for buffer in outputs])
-    handle = Handle(numbers, (inputs, outputs), collect, call, timeout)
-    if len(tensors) == 1 and call.op in _MIRRORED:
+    handle = _handle(numbers, inputs, (inputs, outputs), tensors, collect, call, timeout)
+    if len(tensors) == 1 and call.op in _MIRRORED and inputs[0].device < 0:
         handle.repeat = Repeat(call, tensors[0], inputs[0], in_place, timeout)
     return handle
+
+
+def _handle(
+    numbers: Any,
+    inputs: Sequence[Buffer],
+    keep: object,
+    tensors: Sequence[Any],
+    collect: Callable[[Any], R],
+    what: object,
+    timeout: float | None,
+) -> Handle[R]:
+    """A handle as arrays of this kind of memory need it."""
+    for buffer, x in zip(inputs, tensors, strict=True):
+        if buffer.device >= 0:
+            stream = functools.partial(kind_of(x).stream, x)
+            return GpuHandle(numbers, keep, collect, what, timeout, stream)
+    return Handle(numbers, keep, collect, what, timeout)
 
 
 def _single(
@@ -260,15 +278,16 @@ def alltoall_async(
         kind = kind_of(tensor)
         buffer = kind.describe(tensor)
         call = Call(Op.ALLTOALL, name, call.process_set, splits=_rows(splits))
-    except (TypeError, ValueError) as reason:
+    except (TypeError, ValueError, RuntimeError) as reason:
         refuse(call, 1, reason)
         raise
 
     def collect(numbers: Any) -> tuple[T, Rows]:
-        memory, received = take(numbers[0], buffer.dtype)
+        memory, received = take(numbers[0], buffer, kind.stream(tensor))
         return kind.wrap(memory, tensor), np.array(received, np.int64)
 
-    return Handle(submit(call, [buffer], [0]), buffer, collect, str(call), timeout)
+    numbers = submit(call, [buffer], [0])
+    return _handle(numbers, [buffer], buffer, [tensor], collect, str(call), timeout)
 
 
 def _rows(splits: Any) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -14,7 +14,16 @@ from farandole._library import check, check_count, ffi, lib
 from farandole.buffers import Buffer
 from farandole.handles import new_epoch, sweep
 
-__all__ = ["NOTHING", "Call", "Op", "PreparedTensor", "begin_unnamed", "refuse", "submit"]
+__all__ = [
+    "NOTHING",
+    "Call",
+    "Op",
+    "PreparedOnGpu",
+    "PreparedTensor",
+    "begin_unnamed",
+    "refuse",
+    "submit",
+]
 
 
 class Op(IntEnum):
@@ -172,12 +181,14 @@ def submit(call: Call, buffers: Sequence[Buffer], outputs: Sequence[int]) -> Any
     return numbers
 
 
+_REFUSALS = ((TypeError, lib.FARANDOLE_E_TYPE), (RuntimeError, lib.FARANDOLE_E_LIBRARY))
+
+
 def refuse(call: Call, count: int, reason: Exception) -> None:
     """Tells the peers of a call over `count` tensors that this rank cannot take part, and why."""
     requests, keep = _requests(call, [NOTHING] * count, [0] * count)
     text = _new("char[]", f"{type(reason).__name__}: {reason}".encode())
-    wrong_type = isinstance(reason, TypeError)
-    code = lib.FARANDOLE_E_TYPE if wrong_type else lib.FARANDOLE_E_ARGUMENT
+    code = next((c for kind, c in _REFUSALS if isinstance(reason, kind)), lib.FARANDOLE_E_ARGUMENT)
     for i in range(count):
         lib.farandole_refuse(requests + i, code, text)
     del keep
@@ -219,3 +230,30 @@ class PreparedTensor:
         forget(self._number)
 
     __del__ = close
+
+
+class PreparedOnGpu(PreparedTensor):
+    """As PreparedTensor, for a tensor on a GPU: each time in the stream that its caller uses."""
+
+    __slots__ = ("_current", "stream")
+
+    def __init__(
+        self,
+        call: Call,
+        buffer: Buffer,
+        group: str | None = None,
+        group_size: int = 1,
+        *,
+        current: Callable[[], int],
+    ) -> None:
+        """`current` gives that stream; the others as in PreparedTensor."""
+        super().__init__(call, buffer, group, group_size)
+        self._submit = lib.farandole_submit_tensor_on
+        self._current = current
+        self.stream = 0  # of the last submission
+
+    def submit(self, input: int, output: int) -> int:
+        """As in PreparedTensor; the buffers must live until the handle is settled."""
+        self.stream = stream = self._current()
+        handle: int = self._submit(self._number, input, output, stream)
+        return handle if handle >= 0 else check_count(handle)

@@ -16,6 +16,7 @@ from farandole._library import check_count, ffi, lib
 from farandole._library import error as core_error
 from farandole.errors import ShutdownError
 from farandole.handles import sweep
+from farandole.installed import nvidia_folders
 from farandole.process_sets import ProcessSet, add_process_set, forget_all
 from farandole.topology import local_size
 
@@ -71,6 +72,7 @@ def _start(job: bootstrap.Bootstrap, sets: list[ProcessSet]) -> None:
     length = 0
     try:
         stacks.install()
+        lib.farandole_library_folders(":".join(nvidia_folders()).encode())
         length = check_count(lib.farandole_prepare(blob, capacity))
         _check_distinct(sets)
     except Exception as reason:

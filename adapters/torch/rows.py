@@ -91,7 +91,7 @@ class Rows:
 
     def decode(self, _wire: Tensor, handle: int) -> Tensor:
         """The sum or average that a finished handle holds: sparse, coalesced."""
-        memory, _ = take(handle, describe(self._rows).dtype)
+        memory, _ = take(handle, describe(self._rows), 0)
         rows = torch.from_numpy(np.asarray(memory))
         total = unpack(rows, self._like, self._sparse_dim)
         return total if self._factor == 1.0 else total.mul_(self._factor)

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/outcome.h"
+#include "core/rank_gpu.h"
 
 namespace farandole {
 namespace {
@@ -43,7 +44,8 @@ void Engine::on(const Result& result) {
     part.signature = pending_.request_of(result.id).signature;
     part.rows = rows_of(Item{result.id, result.sequence, 1, {}, result.rows}, part.signature,
                         set->members());
-    outcome = outcome_of(part, *set, *mine);
+    const bool on_gpu = mine->device != kCpuDevice;
+    outcome = outcome_of(part, *set, *mine, on_gpu ? gpu_.load()->device() : nullptr);
   }
   outcome.absent = result.absent;
   if (outcome.output && !result.payload.empty()) {

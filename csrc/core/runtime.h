@@ -82,6 +82,9 @@ class Runtime {
   void forked() { links_ = {}; }
   // What comes later in `stream` sees the results of these launched calls.
   void join_stream(std::span<const Handle> handles, uint64_t stream);
+  // This rank's GPU, opened by the first call. Throws kInvalidArgument for another one, kLibrary.
+  std::shared_ptr<GpuDevice> gpu(int ordinal);
+  int device_of(uint64_t address);
 
   Handles& handles() { return engine_->handles(); }
   std::vector<Rank> ranks_of(SetId set);
@@ -160,7 +163,8 @@ class Runtime {
   std::unique_ptr<HostLeader> leader_;
   std::unique_ptr<Engine> engine_;
   std::mutex gpu_mutex_;
-  std::unique_ptr<RankGpu> gpu_;  // goes before the engine, whose calls its lane ends
+  std::shared_ptr<const cuda::Api> driver_;  // before there is a device, to ask where memory lies
+  std::unique_ptr<RankGpu> gpu_;             // goes before the engine, whose calls its lane ends
   std::unique_ptr<DeathWatch> watch_;
   std::unique_ptr<Standstill> leader_stands_;
   std::unique_ptr<Witness> witness_;

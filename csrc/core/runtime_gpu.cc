@@ -15,23 +15,41 @@ cuda::Stream stream_of(uint64_t number) { return reinterpret_cast<cuda::Stream>(
 
 // By the first tensor on a GPU. It takes a second (the kernel is compiled), so nobody waits for its lock but
 // other submitters of such tensors.
+std::shared_ptr<GpuDevice> Runtime::gpu(int ordinal) {
+  std::lock_guard lock(gpu_mutex_);
+  if (!gpu_) {
+    auto gpu = std::make_unique<RankGpu>(config_, ordinal, [this] { bell_->notify(); });
+    std::lock_guard engine_lock(engine_->mutex());
+    engine_->use_gpu(*gpu);
+    gpu_ = std::move(gpu);
+  }
+  if (gpu_->ordinal() == ordinal) return gpu_->device();
+  throw Error(ErrorCode::kInvalidArgument,
+              "a tensor on GPU " + std::to_string(ordinal) + ", but this rank's first was on GPU " +
+                  std::to_string(gpu_->ordinal()) +
+                  ": a rank uses one GPU. Choose it before the first call: "
+                  "torch.cuda.set_device(farandole.local_rank())");
+}
+
 void Runtime::open_gpu(std::span<const farandole_request> requests) {
   for (const farandole_request& request : requests) {
-    if (request.device < 0) continue;
-    std::lock_guard lock(gpu_mutex_);
-    if (!gpu_) {
-      auto gpu = std::make_unique<RankGpu>(config_, request.device, [this] { bell_->notify(); });
-      std::lock_guard engine_lock(engine_->mutex());
-      engine_->use_gpu(*gpu);
-      gpu_ = std::move(gpu);
-    }
-    if (gpu_->ordinal() == request.device) continue;
-    throw Error(ErrorCode::kInvalidArgument,
-                "a tensor on GPU " + std::to_string(request.device) +
-                    ", but this rank's first was on GPU " + std::to_string(gpu_->ordinal()) +
-                    ": a rank uses one GPU. Choose it before the first call: "
-                    "torch.cuda.set_device(farandole.local_rank())");
+    if (request.device >= 0) gpu(request.device);
   }
+}
+
+int Runtime::device_of(uint64_t address) {
+  std::lock_guard lock(gpu_mutex_);
+  if (address == 0) {
+    if (gpu_) return gpu_->ordinal();
+    throw Error(ErrorCode::kInvalidArgument,
+                "an array without elements does not say on which GPU it lies, and this rank has "
+                "used none yet");
+  }
+  if (!driver_) driver_ = cuda::open(config_.cuda_library);
+  int ordinal = 0;
+  driver_->check(driver_->pointer_attribute(&ordinal, cuda::kPointerOrdinal, address),
+                 "cuPointerGetAttribute: this is no memory of a GPU");
+  return ordinal;
 }
 
 // One event for each stream among them: what was queued there before this call comes first.

@@ -36,6 +36,7 @@ void fill_all(const DynamicLibrary& library, Api& api) {
   library.fill(api.alloc_async, "cuMemAllocFromPoolAsync");
   library.fill(api.free_async, "cuMemFreeAsync");
   library.fill(api.copy_async, "cuMemcpyAsync");
+  library.fill(api.pointer_attribute, "cuPointerGetAttribute");
   library.fill(api.host_alloc, "cuMemHostAlloc");
   library.fill(api.host_free, "cuMemFreeHost");
   library.fill(api.module_load, "cuModuleLoadData");

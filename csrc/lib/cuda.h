@@ -41,6 +41,7 @@ constexpr int kMemoryPoolsSupported = 115;
 constexpr int kPoolReleaseThreshold = 4;
 constexpr int kAllocationPinned = 1;
 constexpr int kLocationDevice = 1;
+constexpr int kPointerOrdinal = 9;  // of the device on which it lies
 
 struct Uuid {
   char bytes[16];
@@ -91,6 +92,7 @@ struct Api {
   Result (*alloc_async)(Address* address, size_t bytes, Pool pool, Stream stream);
   Result (*free_async)(Address address, Stream stream);
   Result (*copy_async)(Address target, Address source, size_t bytes, Stream stream);
+  Result (*pointer_attribute)(void* value, int attribute, Address address);
   Result (*host_alloc)(void** memory, size_t bytes, unsigned flags);
   Result (*host_free)(void* memory);
   Result (*module_load)(Module* module, const void* image);

@@ -24,6 +24,7 @@ static_assert(cuda::kMemoryPoolsSupported == CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SU
 static_assert(cuda::kPoolReleaseThreshold == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);
 static_assert(cuda::kAllocationPinned == CU_MEM_ALLOCATION_TYPE_PINNED);
 static_assert(cuda::kLocationDevice == CU_MEM_LOCATION_TYPE_DEVICE);
+static_assert(cuda::kPointerOrdinal == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
 
 static_assert(sizeof(cuda::Address) == sizeof(CUdeviceptr));
 static_assert(sizeof(cuda::Device) == sizeof(CUdevice));
@@ -65,6 +66,7 @@ static_assert(alike(&Api::pool_attribute, &cuMemPoolSetAttribute));
 static_assert(alike(&Api::alloc_async, &cuMemAllocFromPoolAsync));
 static_assert(alike(&Api::free_async, &cuMemFreeAsync));
 static_assert(alike(&Api::copy_async, &cuMemcpyAsync));
+static_assert(alike(&Api::pointer_attribute, &cuPointerGetAttribute));
 static_assert(alike(&Api::host_alloc, &cuMemHostAlloc));
 static_assert(alike(&Api::host_free, &cuMemFreeHost));
 static_assert(alike(&Api::module_load, &cuModuleLoadData));

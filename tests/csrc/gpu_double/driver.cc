@@ -193,7 +193,18 @@ Result cuMemAllocFromPoolAsync(Address* address, size_t bytes, cuda::Pool, Strea
     std::memset(memory, 0xb5, bytes);
     ++hardware.alive;
     *address = reinterpret_cast<Address>(memory);
+    hardware.devices_of_memory[*address] = current.back()->device;
     hardware.push(stream, [] {});
+    return 0;
+  });
+}
+Result cuPointerGetAttribute(void* value, int attribute, Address address) {
+  return check::call("cuPointerGetAttribute", [&](check::Hardware& hardware) -> int {
+    const auto found = hardware.devices_of_memory.find(address);
+    if (attribute != cuda::kPointerOrdinal || found == hardware.devices_of_memory.end()) {
+      return kInvalidValue;
+    }
+    *static_cast<int*>(value) = found->second;
     return 0;
   });
 }
@@ -201,6 +212,7 @@ Result cuMemFreeAsync(Address address, Stream stream) {
   return check::call("cuMemFreeAsync", [&](check::Hardware& hardware) -> int {
     if (Result wrong = has_context()) return wrong;
     --hardware.alive;
+    hardware.devices_of_memory.erase(address);
     hardware.push(stream, [address] { std::free(pointer<void>(address)); });
     return 0;
   });

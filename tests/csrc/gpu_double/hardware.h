@@ -46,7 +46,7 @@ class Hardware {
   Lock lock() { return Lock(mutex_); }
 
   // ---- under the lock
-  cuda::Stream stream_of(cuda::Stream stream);  // the default stream for 0
+  cuda::Stream stream_of(cuda::Stream stream);  // the default stream for 0, 1 and 2
   cuda::Stream add_stream();
   void remove_stream(cuda::Stream stream);
   void push(cuda::Stream stream, std::function<void()> run);
@@ -67,6 +67,7 @@ class Hardware {
   };
   std::map<std::string, Fault> faults;
   std::set<int> open_gates;
+  std::map<cuda::Address, int> devices_of_memory;
   int next_gate = 1;
   int alive = 0;
   Random random{1};

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL between threads of one process. As in NCCL, a launch runs when it has reached the front of its
-// stream on every rank: launches in different orders never run.
+// NCCL between threads of one process, or between processes (nccl_files.h). As in NCCL, a launch runs when
+// it has reached the front of its stream on every rank: launches in different orders never run.
+#include <unistd.h>
+
 #include <cstring>
 #include <map>
 #include <memory>
@@ -9,6 +11,7 @@
 #include "core/types.h"
 #include "gpu_double/gpu_double.h"
 #include "gpu_double/hardware.h"
+#include "gpu_double/nccl_files.h"
 #include "gpu_double/nccl_launch.h"
 #include "lib/nccl.h"
 
@@ -49,6 +52,7 @@ struct ncclComm {
   Result error = 0;
   std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
   std::vector<double> weights;
+  std::shared_ptr<check::NcclFiles> files;  // null: all ranks are threads
 };
 
 namespace {
@@ -62,16 +66,19 @@ thread_local int depth = 0;
 thread_local std::vector<Pending> pending;
 
 void start(Hardware& hardware, Comm comm, cuda::Stream stream, std::vector<Call> calls) {
-  auto& launch = comm->group->launches[comm->launches++];
+  const uint64_t number = comm->launches++;
+  auto& launch = comm->group->launches[number];
   const auto ranks = static_cast<size_t>(comm->group->ranks);
   if (!launch) launch = std::make_shared<Launch>(ranks);
   const auto rank = static_cast<size_t>(comm->rank);
   for (Call& call : calls) {
     (call.what < What::kSend ? launch->calls : launch->transfers)[rank].push_back(call);
   }
-  const auto ready = [launch = launch, rank, aborted = comm->aborted, mine = comm->rank] {
+  const auto ready = [launch = launch, rank, number, aborted = comm->aborted, mine = comm->rank,
+                      files = comm->files] {
     if (*aborted) return true;
     if (broken_ranks.contains(mine)) return false;
+    if (files) return files->meet(number, *launch);
     launch->arrived[rank] = true;
     for (bool arrived : launch->arrived) {
       if (!arrived) return false;
@@ -80,6 +87,7 @@ void start(Hardware& hardware, Comm comm, cuda::Stream stream, std::vector<Call>
   };
   hardware.push(stream, ready, [launch = launch, aborted = comm->aborted] {
     if (!*aborted) check::run(*launch);
+    launch->kept.clear();
   });
 }
 
@@ -129,7 +137,9 @@ const char* ncclGetLastError(Comm) { return "words of the double"; }
 Result ncclGetUniqueId(nccl::UniqueId* id) {
   return check::call("ncclGetUniqueId", [&](Hardware&) -> int {
     std::memset(id, 0, sizeof *id);
+    const uint64_t maker = static_cast<uint64_t>(getpid());
     std::memcpy(id->bytes, &next_id, sizeof next_id);
+    std::memcpy(id->bytes + sizeof next_id, &maker, sizeof maker);
     ++next_id;
     return 0;
   });
@@ -146,6 +156,7 @@ Result ncclCommInitRankConfig(Comm* comm, int ranks, nccl::UniqueId id, int rank
     *comm = new ncclComm;
     (*comm)->group = group;
     (*comm)->rank = rank;
+    (*comm)->files = check::NcclFiles::join(id, rank, ranks);
     ++hardware.alive;
     return nccl::kInProgress;
   });
@@ -157,7 +168,9 @@ Result ncclCommGetAsyncError(Comm comm, Result* error) {
     if (broken != broken_ranks.end()) comm->error = broken->second;
     *error = comm->error;
     if (comm->error || comm->connected) return 0;
-    comm->connected = comm->group->joined == comm->group->ranks && comm->polls-- <= 0;
+    const bool all =
+        comm->files ? comm->files->all_joined() : comm->group->joined == comm->group->ranks;
+    comm->connected = all && comm->polls-- <= 0;
     if (!comm->connected) *error = nccl::kInProgress;
     return 0;
   });

@@ -85,7 +85,7 @@ void collect_transfers(const Launch& launch, std::vector<Delivery>& deliveries) 
   for (size_t rank = 0; rank < launch.transfers.size(); ++rank) {
     for (size_t i = 0; i < launch.transfers[rank].size(); ++i) {
       const Call& call = launch.transfers[rank][i];
-      if (call.what == What::kSend) continue;
+      if (call.what == What::kSend || !call.output) continue;
       const Call* from = partner(launch, static_cast<int>(rank), i);
       if (!from || from->count != call.count || from->type != call.type) {
         std::fprintf(stderr, "NCCL double: a receive without its send\n");
@@ -118,6 +118,7 @@ void run(Launch& launch) {
   std::vector<Delivery> deliveries;
   for (size_t rank = 0; rank < launch.calls.size(); ++rank) {
     for (size_t i = 0; i < launch.calls[rank].size(); ++i) {
+      if (!launch.calls[rank][i].output) continue;  // of another process
       deliveries.push_back(
           {launch.calls[rank][i].output, result_of(launch, static_cast<int>(rank), i)});
     }

@@ -36,6 +36,7 @@ struct Launch {
   std::vector<std::vector<Call>> calls;
   std::vector<std::vector<Call>> transfers;  // sends and receives
   std::vector<bool> arrived;                 // at the front of its stream
+  std::vector<std::vector<std::byte>> kept;  // what calls of other processes point at
   bool done = false;
 };
 

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DLPack, as dlpack.h describes it: what a capsule says about an array, and capsules of our own."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+__all__ = ["CPU", "CUDA", "Described", "capsule", "read"]
+
+CPU, CUDA = 1, 2  # DLDeviceType; CPUs also as pinned memory, which nobody here asks for
+_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}  # DLDataTypeCode
+_CODES = {name: code for code, name in _KINDS.items()}
+_NAME = b"dltensor"
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_new = ctypes.pythonapi.PyCapsule_New
+_new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, _Destructor)
+_get = ("PyCapsule_GetPointer", ctypes.pythonapi)
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(_get)
+# Of a capsule that is being destroyed: by its address, for nobody may refer to it any more.
+_pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(_get)
+_valid = ctypes.pythonapi.PyCapsule_IsValid
+_valid.restype, _valid.argtypes = ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p)
+
+# What consumers of our capsules still use, by the address of its structure.
+_lent: dict[int, tuple[object, ...]] = {}
+
+
+class Described(NamedTuple):
+    """An array, as a capsule describes it; strides in elements, None: C-contiguous."""
+
+    pointer: int
+    device: tuple[int, int]  # (type, ordinal)
+    dtype: str  # NumPy's name, or bfloat16
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+
+
+def read(made: Any) -> Described:
+    """What a capsule holds. It must outlive the use of the memory, and is not consumed.
+
+    Raises TypeError for types that have no name here.
+    """
+    x = ctypes.cast(_pointer(made, _NAME), ctypes.POINTER(_Managed)).contents.tensor
+    kind = _KINDS.get(x.code)
+    if kind is None or x.lanes != 1:
+        raise TypeError(f"DLPack type (code {x.code}, {x.bits} bits, {x.lanes} lanes) has no name")
+    dtype = kind if kind == "bool" else f"{kind}{x.bits}"
+    strides = tuple(x.strides[: x.ndim]) if x.strides else None
+    pointer = (x.data or 0) + x.byte_offset
+    return Described(
+        pointer, (x.device_type, x.device_id), dtype, tuple(x.shape[: x.ndim]), strides
+    )
+
+
+def capsule(
+    pointer: int, device: tuple[int, int], dtype: str, shape: tuple[int, ...], owner: object
+) -> Any:
+    """A capsule over contiguous memory, which `owner` keeps alive as long as anybody uses it."""
+    kind = dtype.rstrip("0123456789")
+    bits = 8 if kind == "bool" else int(dtype[len(kind) :])
+    sizes = (ctypes.c_int64 * max(1, len(shape)))(*shape)
+    tensor = _Tensor(pointer, *device, len(shape), _CODES[kind], bits, 1, sizes, None, 0)
+    managed = _Managed(tensor, None, ctypes.cast(_deleter, ctypes.c_void_p))
+    address = ctypes.addressof(managed)
+    _lent[address] = (managed, sizes, owner)
+    return _new(address, _NAME, _destructor)
+
+
+def _give_back(address: int) -> None:
+    _lent.pop(address, None)
+
+
+def _forget(made: int) -> None:
+    """Of a capsule that nobody has consumed."""
+    if _valid(made, _NAME):
+        _lent.pop(_pointer_in(made, _NAME), None)
+
+
+_deleter, _destructor = _Deleter(_give_back), _Destructor(_forget)

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays on GPUs through the neutral calls: over the GPU double, by its NCCL and by host memory."""
+
+import ctypes
+import gc
+import os
+
+import numpy as np
+import pytest
+
+import farandole as fd
+from farandole import dlpack
+from farandole.cuda_array import CudaArray
+from harness.arrays import COMPLEX, FLOATS, assert_same, data, has_op, reduced, rows_of
+from harness.gpu_double import Array, Gpu, use_double
+
+use_double()
+DTYPES = ["uint8", "int64", "float16", "float32", "float64", "complex64", "bool"]
+SHAPES = [(), (7,), (3, 5), (0,), (300_000,)]
+OUT_OF_MEMORY = 2
+
+
+@pytest.fixture(params=["nccl", "host"], scope="module")
+def gpu(request):
+    """This rank's, with buckets through each kind of plane."""
+    fd.shutdown()
+    os.environ["FARANDOLE_GPU_PLANE"] = request.param
+    fd.init()
+    return Gpu(fd.rank())
+
+
+def everyone(shape, dtype, salt=0):
+    return [data(rank, shape, dtype, salt) for rank in range(fd.size())]
+
+
+def is_exact(dtype, op):
+    return op != "Average" or dtype not in FLOATS + COMPLEX
+
+
+def test_nccl_of_the_double_runs_between_processes(gpu):
+    x = gpu.array(np.full(100, fd.rank() + 1.0, "f4"))
+    assert fd.allreduce_(x, op=fd.Sum) is x
+    assert gpu.read(x).tolist() == [fd.size() * (fd.size() + 1) / 2] * 100
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", ["Average", "Sum", "Max"])
+def test_allreduce(gpu, dtype, op):
+    if not has_op(dtype, op):
+        return
+    for shape in SHAPES:
+        inputs = everyone(shape, dtype)
+        mine = gpu.array(inputs[fd.rank()])
+        result = fd.allreduce(mine, op=getattr(fd, op), name=f"{dtype}.{op}.{shape}")
+        assert isinstance(result, CudaArray)
+        assert_same(gpu.read(result), reduced(op, inputs), is_exact(dtype, op))
+        assert_same(gpu.read(mine), inputs[fd.rank()])
+        assert fd.allreduce_(mine, op=getattr(fd, op)) is mine
+        assert_same(gpu.read(mine), reduced(op, inputs), is_exact(dtype, op))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_broadcast(gpu, dtype):
+    for shape in SHAPES:
+        inputs = everyone(shape, dtype)
+        mine = gpu.array(inputs[fd.rank()])
+        root = fd.size() - 1
+        assert_same(gpu.read(fd.broadcast(mine, root)), inputs[root])
+        assert fd.broadcast_(mine, root) is mine
+        assert_same(gpu.read(mine), inputs[root])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "complex64"])
+@pytest.mark.parametrize(
+    "rows", [lambda r: r, lambda r: r + 1, lambda r: 4000 * (r % 2), lambda r: 0]
+)
+def test_allgather(gpu, dtype, rows):
+    fd.allreduce(gpu.array(np.zeros(1)))  # an array without elements does not say where it lies
+    inputs = [data(r, (rows(r), 3), dtype) for r in range(fd.size())]
+    result = fd.allgather(gpu.array(inputs[fd.rank()]))
+    assert_same(gpu.read(result), np.concatenate(inputs))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 4000])
+def test_reducescatter(gpu, rows):
+    inputs = everyone((rows, 3), "float32")
+    result = fd.reducescatter(gpu.array(inputs[fd.rank()]), op=fd.Sum)
+    expected = reduced("Sum", inputs)[rows_of(fd.rank(), rows, fd.size())]
+    assert_same(gpu.read(result), expected)
+
+
+@pytest.mark.parametrize("scale", [1, 500])
+def test_alltoall(gpu, scale):
+    size, rank = fd.size(), fd.rank()
+    splits = [[scale * ((sender + to) % 3) for to in range(size)] for sender in range(size)]
+    inputs = [data(r, (sum(splits[r]) + 2, 3), "float32") for r in range(size)]  # 2 rows stay
+    output, received = fd.alltoall(gpu.array(inputs[rank]), splits[rank])
+    parts = []
+    for sender in range(size):
+        begin = sum(splits[sender][:rank])
+        parts.append(inputs[sender][begin : begin + splits[sender][rank]])
+    assert_same(gpu.read(output), np.concatenate(parts))
+    assert received.tolist() == [splits[sender][rank] for sender in range(size)]
+
+
+def test_groups_of_gpu_and_cpu_memory(gpu):
+    inputs = [
+        [data(r, (10, i), d) for i, d in enumerate(["f4", "i4", "f8"])] for r in range(fd.size())
+    ]
+    mine = [gpu.array(inputs[fd.rank()][0]), inputs[fd.rank()][1], gpu.array(inputs[fd.rank()][2])]
+    results = fd.grouped_allreduce(mine, op=fd.Sum)
+    for i, result in enumerate(results):
+        host = result if isinstance(result, np.ndarray) else gpu.read(result)
+        assert_same(host, reduced("Sum", [theirs[i] for theirs in inputs]))
+
+
+def test_the_same_call_again_and_again(gpu):
+    for step in range(10):
+        inputs = everyone((1000,), "float32", salt=step)
+        mine = gpu.array(inputs[fd.rank()])
+        for name in ("again", None):
+            result = fd.allreduce(mine, op=fd.Sum, name=name)
+            assert_same(gpu.read(result), reduced("Sum", inputs))
+
+
+def test_a_wait_returns_while_the_callers_stream_is_busy(gpu):
+    x = gpu.array(np.full(1000, -1.0, "f4"), gpu.new_stream())
+    gpu.synchronize(x.stream)
+    gate = gpu.gate(x.stream)  # a slow kernel
+    x.write(np.full(1000, fd.rank(), "f4"))
+    handle = fd.allreduce_async_(x, op=fd.Sum)
+    if os.environ["FARANDOLE_GPU_PLANE"] == "nccl":  # host memory is reduced by the host
+        assert handle.wait() is x
+        assert handle.poll()
+        assert ctypes.c_float.from_address(x.address).value == -1.0
+    gpu.open(gate)
+    assert handle.wait() is x
+    assert gpu.read(x).tolist() == [sum(range(fd.size()))] * 1000
+
+
+def test_other_streams_that_wait_see_the_result_too(gpu):
+    other = gpu.new_stream()
+    inputs = everyone((5000,), "float32")
+    x = gpu.array(inputs[fd.rank()])
+    handle = fd.allreduce_async_(x, op=fd.Sum)
+    handle.wait()
+    x.stream = other
+    handle.wait()
+    assert_same(gpu.read(x, other), reduced("Sum", inputs))
+
+
+def test_dropped_handles_keep_their_buffers(gpu):
+    for i in range(30):
+        fd.allreduce_async_(gpu.array(np.full(3000, 1.0)), op=fd.Sum, name=f"dropped.{i}")
+        fd.allreduce_async(gpu.array(np.full(3000, 1.0)), op=fd.Sum)
+        gc.collect()
+    x = gpu.array(np.ones(1))
+    assert gpu.read(fd.allreduce(x, op=fd.Sum)).tolist() == [fd.size()]
+
+
+class DlpackOnly:
+    """An array that says where it lies by DLPack alone."""
+
+    def __init__(self, x: Array, gpu: Gpu) -> None:
+        self.x, self.gpu = x, gpu
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CUDA, self.gpu.device
+
+    def __dlpack__(self, *, stream: int | None = None) -> object:
+        self.gpu.synchronize(self.x.stream)
+        device = self.__dlpack_device__()
+        return dlpack.capsule(self.x.address, device, self.x.dtype.name, self.x.shape, self.x)
+
+
+def test_dlpack_in_and_out(gpu):
+    inputs = everyone((40, 3), "float64")
+    mine = DlpackOnly(gpu.array(inputs[fd.rank()]), gpu)
+    result = fd.allreduce(mine, op=fd.Sum)
+    assert isinstance(result, CudaArray)
+    told = dlpack.read(result.__dlpack__(stream=gpu.stream))
+    assert told[1:] == ((dlpack.CUDA, gpu.device), "float64", (40, 3), None)
+    gathered = fd.allgather(result)  # a result of ours is an input as any other
+    assert_same(gpu.read(gathered), np.concatenate([reduced("Sum", inputs)] * fd.size()))
+    assert fd.allreduce_(mine, op=fd.Max) is mine
+    gpu.synchronize(1)  # the default stream is the caller's where nobody names one
+    assert_same(gpu.read(mine.x), reduced("Max", inputs))
+
+
+def test_process_sets(gpu):
+    evens = fd.add_process_set([r for r in range(fd.size()) if r % 2 == 0])
+    if evens.included():
+        x = gpu.array(np.full(5000, fd.rank() + 1.0, "f4"))
+        fd.allreduce_(x, op=fd.Sum, process_set=evens)
+        assert gpu.read(x).tolist() == [sum(r + 1.0 for r in evens.ranks)] * 5000
+    fd.remove_process_set(evens)
+
+
+def test_what_cannot_be_sent(gpu):
+    x = gpu.array(np.full(8, fd.rank(), "f4"))
+    gpu.capture(x.stream, True)
+    with pytest.raises(ValueError, match="CUDA graph"):
+        fd.allreduce(x, name="captured")
+    gpu.capture(x.stream, False)
+    x.read_only = True
+    with pytest.raises(ValueError, match="read-only"):
+        fd.allreduce_(x)
+    strided = gpu.array(np.zeros((4, 4)))
+    told = {**strided.__cuda_array_interface__, "strides": (8, 32)}
+    turned = type("Turned", (), {"__cuda_array_interface__": told})()
+    with pytest.raises(ValueError, match="not contiguous"):
+        fd.allreduce(turned)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_gpu_memory_here_and_cpu_memory_there(gpu):
+    values = np.zeros(3000)
+    with pytest.raises(fd.MismatchError, match="device"):
+        fd.allreduce(values if fd.rank() else gpu.array(values), name="two kinds")
+
+
+def test_out_of_memory_names_the_bytes(gpu):
+    x = gpu.array(np.full(1000, fd.rank(), "f4"))
+    fd.allreduce_(x, name="before")
+    gpu.lib.gpu_double_fail(b"cuMemAllocFromPoolAsync", 0, OUT_OF_MEMORY)
+    with pytest.raises(fd.LibraryError, match="4000 bytes"):
+        fd.allreduce(x, name="no memory")
+    gpu.lib.gpu_double_heal()
+    mean = (fd.size() - 1) / 2
+    assert gpu.read(fd.allreduce(x, op=fd.Max)).tolist() == [mean] * 1000
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_peers_of_a_rank_without_memory_fail_too(gpu):
+    x = gpu.array(np.full(1000, fd.rank(), "f4"))
+    if fd.rank() == 1:
+        gpu.lib.gpu_double_fail(b"cuMemAllocFromPoolAsync", 0, OUT_OF_MEMORY)
+    with pytest.raises(fd.LibraryError, match="no memory for 4000 bytes"):
+        fd.allreduce(x, name="no memory on rank 1")
+    gpu.lib.gpu_double_heal()
