@@ -148,11 +148,12 @@ FARANDOLE_API int64_t farandole_tensor(const farandole_request* request) {
 }
 
 FARANDOLE_API int64_t farandole_submit_tensor(int64_t tensor, uintptr_t input, uintptr_t output) {
-  return negated([&]() -> int64_t {
-    auto here = runtime();
-    return here->submit(*kept(tensor), reinterpret_cast<const void*>(input),
-                        reinterpret_cast<void*>(output));
-  });
+  return farandole_submit_buffer(tensor, reinterpret_cast<const void*>(input),
+                                 reinterpret_cast<void*>(output));
+}
+
+FARANDOLE_API int64_t farandole_submit_buffer(int64_t tensor, const void* input, void* output) {
+  return negated([&]() -> int64_t { return runtime()->submit(*kept(tensor), input, output); });
 }
 
 FARANDOLE_API void farandole_forget_tensor(int64_t tensor) {

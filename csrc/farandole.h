@@ -168,6 +168,8 @@ int32_t farandole_submit(const farandole_request* requests, int32_t count, int64
  * farandole_submit_tensor submits it with the buffers at these addresses (0: none) and returns a handle, or -code. */
 int64_t farandole_tensor(const farandole_request* request);
 int64_t farandole_submit_tensor(int64_t tensor, uintptr_t input, uintptr_t output);
+/* The same for callers that hold pointers: in Python a pointer costs less than the number it stands for. */
+int64_t farandole_submit_buffer(int64_t tensor, const void* input, void* output);
 void farandole_forget_tensor(int64_t tensor);
 /* Tells the peers of `name` that this rank cannot take part: they fail with this code and text instead of waiting. */
 int32_t farandole_refuse(const farandole_request* request, int32_t code, const char* text);

@@ -170,15 +170,24 @@ class OneHandle(Handle[T]):
         self, number: int, keep: object, value: T, what: object, timeout: float | None
     ) -> None:
         """`value` is the result; the others as in Handle."""
-        super().__init__((number,), keep, None, what, timeout)
+        self._numbers = (number,)
+        self._keep = keep
+        self._collect = None
+        self._what = what
+        self._timeout = timeout
+        self._epoch = _epoch
+        self._lock = _new_lock()
+        self._error = None
         self._value = value
+        self.repeat = None
 
     def wait(self, timeout: float | None = None) -> T:
         """As Handle.wait."""
         if timeout is None and self._timeout is None and self._collect is None:
             with self._lock:
-                ours = self._numbers is not None and self._epoch == _epoch
-                if ours and _finish(self._numbers[0], _SLICE) == _OK:
+                numbers = self._numbers
+                ours = numbers is not None and self._epoch == _epoch
+                if ours and _finish(numbers[0], _SLICE) == _OK:
                     self._numbers = self._keep = None
                     return self._value
         return super().wait(timeout)

@@ -47,6 +47,7 @@ class ReduceOp(IntEnum):
 
 
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
+_again = repeats.again
 _MIRRORED = (Op.ALLREDUCE, Op.BROADCAST)  # results have their input's shape
 
 
@@ -106,14 +107,12 @@ def _single(
     """The form for one array of a `grouped_` function."""
 
     def call(tensor: T, /, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
-        key = repeats.key_of(start, tensor, args, kwargs)
-        repeat = repeats.find(key)
-        again = repeat and repeat.start(tensor)
-        if again:
+        again = _again(start, tensor, args, kwargs)
+        if again is not None:
             return again
         handle = start([tensor], *args, **kwargs)
         if handle.repeat is not None:
-            repeats.remember(key, handle.repeat)
+            repeats.remember(start, tensor, args, kwargs, handle.repeat)
         return handle.map(lambda results: results[0])
 
     _document(call, start, "grouped_", "tensor")

@@ -7,39 +7,45 @@ from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
+from farandole._library import check_count
 from farandole.buffers import EMPTY, Buffer, kind_of
 from farandole.handles import OneHandle, sweep
 from farandole.requests import Call, PreparedTensor, begin_unnamed
 
-__all__ = ["Repeat", "clear", "find", "key_of", "remember"]
+__all__ = ["Repeat", "again", "clear", "remember"]
 
 _MOST = 4096  # calls that are known; the oldest go first
 _repeats: dict[Hashable, Repeat] = {}
 
 
-def key_of(function: object, array: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """What two calls have in common if one is the other come again.
+def _key_of(function: object, array: Any, args: Any, kwargs: dict[str, Any]) -> Hashable:
+    """Under what a call is kept: its name. Unnamed ones are many: the array's form tells them
+    apart."""
+    name = kwargs.get("name")
+    if name is not None:
+        return function, name
+    form = getattr(array, "dtype", None), getattr(array, "shape", None)
+    return function, args, *kwargs.values(), form
 
-    Unnamed ones are many: the array's form tells them apart.
-    """
-    if kwargs.get("name") is not None:
-        return (function, args, *kwargs.items())
-    form = (getattr(array, "dtype", None), getattr(array, "shape", None))
-    return (function, args, *kwargs.items(), form)
 
-
-def find(key: Hashable) -> Repeat | None:
-    """What was remembered under a key."""
+def again(function: object, array: Any, args: Any, kwargs: dict[str, Any]) -> OneHandle[Any] | None:
+    """Submits the call if it is one that was remembered come again; else gives None."""
     try:
-        return _repeats.get(key)
-    except TypeError:  # not hashable
+        repeat = _repeats.get(_key_of(function, array, args, kwargs))
+        if repeat is None or repeat.kwargs != kwargs or repeat.args != args:
+            return None
+    except (TypeError, ValueError):  # an argument that has no hash, or cannot be compared
         return None
+    return repeat.start(array)
 
 
-def remember(key: Hashable, repeat: Repeat) -> None:
+def remember(
+    function: object, array: Any, args: Any, kwargs: dict[str, Any], repeat: Repeat
+) -> None:
     """Keeps a call that has been made once."""
+    repeat.args, repeat.kwargs = args, kwargs
     try:
-        _repeats[key] = repeat
+        _repeats[_key_of(function, array, args, kwargs)] = repeat
     except TypeError:
         return
     if len(_repeats) > _MOST:
@@ -54,7 +60,19 @@ def clear() -> None:
 class Repeat:
     """A call whose result has its input's form, for arrays such as it was first made with."""
 
-    __slots__ = ("_buffer", "_call", "_dtype", "_in_place", "_kind", "_tensor", "_timeout", "_type")
+    __slots__ = (
+        "_buffer",
+        "_call",
+        "_dtype",
+        "_in_place",
+        "_kind",
+        "_shape",
+        "_tensor",
+        "_timeout",
+        "_type",
+        "args",
+        "kwargs",
+    )
 
     def __init__(
         self, call: Call, array: Any, buffer: Buffer, in_place: bool, timeout: float | None
@@ -64,27 +82,34 @@ class Repeat:
         self._type = type(array)
         self._kind = kind_of(array)
         self._dtype = getattr(array, "dtype", None)
+        self._shape = buffer.shape
         self._buffer = replace(buffer, pointer=EMPTY, owner=None)  # whose address does not count
         self._in_place = in_place
         self._timeout = timeout
         self._tensor: PreparedTensor | None = None
+        self.args: Any = ()
+        self.kwargs: dict[str, Any] = {}
 
     def start(self, array: Any) -> OneHandle[Any] | None:
         """Submits it for `array`, or gives None where that is not such an array."""
         if type(array) is not self._type:
             return None
-        kind, in_place, shape = self._kind, self._in_place, self._buffer.shape
-        pointer = output = kind.address(array, self._dtype, shape, in_place)
+        kind = self._kind
+        pointer = output = kind.address(array, self._dtype, self._shape, self._in_place)
         if not pointer:
             return None
         result = array
-        if not in_place:
+        if not self._in_place:
             result = kind.empty(array)
-            output = kind.address(result, self._dtype, shape, True)
-        if self._tensor is None:
-            self._tensor = PreparedTensor(self._call, self._buffer)
+            output = kind.address(result, self._dtype, self._shape, True)
+        tensor = self._tensor
+        if tensor is None:
+            pointers = kind.gives_pointers
+            tensor = self._tensor = PreparedTensor(self._call, self._buffer, pointers=pointers)
         sweep()
         if self._call.name is None:
             begin_unnamed(self._call)
-        number = self._tensor.submit(pointer, output)
-        return OneHandle(number, (array, result), result, self._call, self._timeout)
+        number = tensor.start(pointer, output)
+        if number < 0:
+            check_count(number)
+        return OneHandle(number, (array, pointer, output), result, self._call, self._timeout)

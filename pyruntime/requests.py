@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 from farandole._library import check, check_count, ffi, lib
@@ -91,7 +92,9 @@ def _check_thread(call: Call) -> None:
     """Refuses unnamed calls of a second thread. Its peers have to make the same mistake."""
     own = threading.current_thread()
     caller = _callers.setdefault(call.process_set, own)
-    if caller is not own and caller.is_alive():
+    if caller is own:
+        return
+    if caller.is_alive():
         raise ValueError(
             f"unnamed {call} from thread {own.name!r}: calls without a name meet by their order, "
             f"and thread {caller.name!r} makes such calls already; give it a name"
@@ -197,14 +200,20 @@ def refuse(call: Call, count: int, reason: Exception) -> None:
 class PreparedTensor:
     """A tensor that is submitted again and again: one C call each time, for adapters' hooks."""
 
-    __slots__ = ("_number", "_submit")
+    __slots__ = ("_number", "start")
 
     def __init__(
-        self, call: Call, buffer: Buffer, group: str | None = None, group_size: int = 1
+        self,
+        call: Call,
+        buffer: Buffer,
+        group: str | None = None,
+        group_size: int = 1,
+        pointers: bool = False,
     ) -> None:
         """`buffer` gives dtype, shape, device and stream; its pointer is not used.
 
-        Raises what the core finds wrong with the arguments. Valid until shutdown().
+        `pointers`: start() gets pointers of cffi, not numbers. Raises what the core finds wrong
+        with the arguments. Valid until shutdown().
         """
         self._number = 0
         keep: list[Any] = []
@@ -215,15 +224,16 @@ class PreparedTensor:
             request.group_size = group_size
             keep.append(text)
         self._number = check_count(lib.farandole_tensor(request))
-        self._submit = lib.farandole_submit_tensor
+        submit = lib.farandole_submit_buffer if pointers else lib.farandole_submit_tensor
+        # (input, output) -> the core handle's number, or -code for check_count().
+        self.start: Callable[[Any, Any], int] = partial(submit, self._number)
 
     def submit(self, input: int, output: int) -> int:
         """Submits with these addresses (input 0: the identity); returns the core handle's number.
 
         The caller keeps both alive until the handle is done (wait_handles), then releases it.
         """
-        handle: int = self._submit(self._number, input, output)
-        return handle if handle >= 0 else check_count(handle)
+        return check_count(self.start(input, output))
 
     def close(self, forget: Any = lib.farandole_forget_tensor) -> None:
         """Forgets the tensor; so does the end of this object."""
@@ -235,7 +245,7 @@ class PreparedTensor:
 class PreparedOnGpu(PreparedTensor):
     """As PreparedTensor, for a tensor on a GPU: each time in the stream that its caller uses."""
 
-    __slots__ = ("_current", "stream")
+    __slots__ = ("_current", "_submit", "stream")
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ __all__ = ["TorchKind", "describe"]
 _CODES: dict[torch.dtype, int] = {
     getattr(torch, name): code for code, name in enumerate(DTYPES) if hasattr(torch, name)
 }
+_COMPLEX = (torch.complex64, torch.complex128)
 # NumPy has no bfloat16, and old torch reads no unsigned types but uint8: viewed as these instead.
 _CARRIERS = {
     "bfloat16": np.int16,
@@ -53,8 +54,9 @@ class TorchKind(Kind):
 
     def address(self, x: Tensor, dtype: Any, shape: Shape, in_place: bool) -> int:
         """As in Kind."""
-        usual = x.dtype is dtype and x.shape == shape and x.is_contiguous() and x.is_cpu
-        if not usual or x.is_neg() or x.is_conj():
+        if x.dtype is not dtype or x.shape != shape or not x.is_contiguous() or not x.is_cpu:
+            return 0
+        if x.is_neg() or (dtype in _COMPLEX and x.is_conj()):
             return 0
         return x.data_ptr() or EMPTY
 
