@@ -51,7 +51,7 @@ venv: core $(VENV)/.install-stamp ## .venv with all dependencies, the C++ core a
 
 # ---- tests ------------------------------------------------------------------------------------------------------
 
-.PHONY: test test-cpp test-single test-parallel test-hosts test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-matrix
+.PHONY: test test-cpp test-single test-parallel test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-matrix
 test: venv programs ## every test that needs no GPU
 	$(PYTEST) tests $(ARGS)
 
@@ -68,6 +68,11 @@ test-hosts: venv ## several hosts, simulated by namespaces (root, iproute2): tes
 	$(PYTEST) tests/hosts $(ARGS)
 	$(PYTEST) tests/parallel --hosts 2,2 $(ARGS)
 	$(PYTEST) tests/parallel --hosts 2,1,1 $(ARGS)
+
+# What differs most between hosts.
+HOSTS_QUICK := collectives errors join lifecycle metrics process_sets timeline torch_ops torch_optimizer uneven zero_copy
+test-hosts-quick: venv ## the part of test-hosts that CI runs beside tests/hosts: 2, 1 and 1 ranks on three hosts
+	$(PYTEST) $(HOSTS_QUICK:%=tests/parallel/test_%.py) --hosts 2,1,1 $(ARGS)
 
 test-sanitize: venv ## the C++ tests under ASan+UBSan, then TSan
 	for build in address,undefined thread; do \

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/process.h"
 #include "runtime_ranks.h"
 
 namespace farandole::check {
@@ -155,7 +156,16 @@ TEST(joins_and_uneven_data_work_across_hosts) {
   });
 }
 
-// One rank of a host dies, then a leader: all others learn who.
+TEST(ranks_that_are_kept_apart_have_leaders_of_their_own) {
+  std::vector<Card> cards(6);
+  for (size_t r = 0; r < cards.size(); ++r) cards[r].boot_id = r < 4 ? "one boot" : "another";
+  cards[2].net_namespace = cards[3].net_namespace = 7;  // in a container of their own
+  std::vector<Rank> leaders;
+  for (Rank r = 0; r < 6; ++r) leaders.push_back(nearest_leader(r, {0, 0, 0, 0, 0, 5}, cards));
+  CHECK(leaders == (std::vector<Rank>{0, 0, 2, 2, 4, 5}));
+}
+
+// One rank of a host dies, then a leader: all others learn who, and where.
 TEST(deaths_reach_the_other_hosts) {
   for (int victim : {1, 3, 2}) {
     const Nodes nodes = {0, 0, 2, 2};
@@ -174,6 +184,7 @@ TEST(deaths_reach_the_other_hosts) {
       Failure failure = self.wait({self.submit(allreduce(data, "never"))});
       CHECK_EQ(failure.code, ErrorCode::kPeer);
       CHECK(contains(failure.text, "rank " + std::to_string(victim)));
+      CHECK(contains(failure.text, "on " + host_name()));
       CHECK(now_ns() - began < 20'000'000'000);
       self.leave();
     });

@@ -100,10 +100,12 @@ def test_sudden_death_without_mpi(fork_ranks, leave):
 
 @pytest.mark.parametrize("leave", ["os._exit(7)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_sudden_death_under_mpirun(mpi_ranks, leave):
-    # MPI itself ends the survivors here: no hang, no residue, and a line that names the dead rank.
+    # MPI itself ends the survivors here: no hang, no residue, and a line that names the dead rank,
+    # unless the launcher (MPICH's) is so fast that only its own is seen.
     result = mpi_ranks(program(leave), 3).finish()
     assert result.returncode != 0
-    assert re.search(r"rank 1 \(pid \d+ on \S+\) died", result.out)
+    told = r"rank 1 \(pid \d+ on \S+\) died|BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES"
+    assert re.search(told, result.out), result.out
 
 
 def test_mpirun_ends_though_a_peer_handles_the_error(mpi_ranks):
