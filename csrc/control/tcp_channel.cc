@@ -169,10 +169,11 @@ void TcpChannel::take_messages(Link& link) {
 void TcpChannel::close(Link& link, int error_number) {
   link.open = false;
   const bool its_own = error_number == 0 || error_number == ECONNRESET || error_number == EPIPE;
-  if (its_own) return deliver_end(link.rank, {});
-  deliver_end(link.rank, std::string(std::strerror(error_number)) + ", after at most " +
-                             std::to_string(timeout_.count() / 1000) +
-                             " s of silence as FARANDOLE_PEER_TIMEOUT says");
+  std::string trouble = its_own ? "" : std::strerror(error_number);
+  if (error_number == ETIMEDOUT) {
+    trouble += " after " + std::to_string(timeout_.count() / 1000) + " s, FARANDOLE_PEER_TIMEOUT";
+  }
+  deliver_end(link.rank, std::move(trouble));
 }
 
 // Under the mutex. Ends links that have said all, on the way.

@@ -99,7 +99,7 @@ def test_tensorboard_scalars(tmp_path):
     assert all(0 <= p.value <= 1 for p in events.Scalars("farandole/waiting_share"))
 
 
-def test_top_shows_every_rank():
+def test_top_shows_every_rank_of_the_host():
     from rich.console import Console
 
     for step in range(4):
@@ -109,7 +109,8 @@ def test_top_shows_every_rank():
     pages = flight.pages(-1, 100)
     console.print(top.frame(pages))
     text = console.file.getvalue()
-    assert f"{fd.size()} of {fd.size()} ranks" in text
+    assert len(pages) == fd.local_size()
+    assert f"{fd.local_size()} of {fd.size()} ranks" in text
     for page in pages:
         row = next(line for line in text.splitlines() if f" {page['pid']} " in line)
         assert "step loss" in row or "(unnamed)" in row
