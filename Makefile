@@ -121,27 +121,12 @@ test-matrix: venv wheel ## the torch tests on the oldest supported torch and on 
 
 # ---- GPUs: on top of what $(PYTHON) has installed; without network tools/gpu_carry.sh comes first, elsewhere --------------
 
-GPU_BIN := $(abspath build/gpu-venv)/bin
-
 .PHONY: test-gpu bench-gpu
-build/gpu-venv/.stamp: tools/gpu_venv.sh $(wildcard build/gpu-carry/*)
-	tools/gpu_venv.sh $(PYTHON)
+test-gpu: ## the tests on a GPU, within 8 minutes; leaves build/gpu/tests.json and .md
+	tools/gpu_run.sh test $(PYTHON) $(ARGS)
 
-test-gpu: build/gpu-venv/.stamp ## the tests on a GPU, within 8 minutes; leaves build/gpu/tests.json and .md
-	PYTHONPATH=tests $(GPU_BIN)/python -m harness.gpu
-	$(GPU_BIN)/python -m pytest tests/gpu --keep-going --budget 400 --report build/gpu/tests.json \
-	  -W default --inner '-W default' $(ARGS) || { cat build/gpu/tests.md; false; }
-	cat build/gpu/tests.md
-
-bench-gpu: build/gpu-venv/.stamp ## the numbers of docs/benchmarks-gpu.md, within 8 minutes; leaves build/gpu/bench.txt and JSON
-	mkdir -p build/gpu
-	{ status=0; \
-	  PYTHONPATH=tests $(GPU_BIN)/python -m harness.gpu || exit 1; \
-	  for script in moves step training memory; do \
-	    echo "## benchmarks/gpu_$$script.py"; \
-	    timeout 110 $(GPU_BIN)/python benchmarks/gpu_$$script.py --json build/gpu/$$script.json || \
-	      { status=1; echo "## failed"; }; \
-	  done; exit $$status; } 2>&1 | tee build/gpu/bench.txt
+bench-gpu: ## the numbers of docs/benchmarks-gpu.md, within 8 minutes; leaves build/gpu/bench.txt and JSON
+	tools/gpu_run.sh bench $(PYTHON)
 
 # ---- style ------------------------------------------------------------------------------------------------------
 

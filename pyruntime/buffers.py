@@ -217,7 +217,7 @@ class BytesKind(NumpyKind):
 # First match wins; modules of _LAZY register their kinds when first met, no user import needed.
 _kinds: list[Kind] = [NumpyKind(), InterfaceKind(), BytesKind()]
 _by_type: dict[type, Kind] = {}
-_LAZY = {"torch": "farandole.torch.kind"}
+_LAZY = {"cupy": "farandole.cupy.kind", "torch": "farandole.torch.kind"}
 
 
 def register(kind: Kind, place: int = 0) -> None:

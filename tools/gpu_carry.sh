@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # gpu_carry.sh [PYTHON_VERSION]: fills build/gpu-carry with all that `make test-gpu` and `make bench-gpu` need on a machine
 # without network: farandole's wheel of this very tree, an MPI, the tests' tools. torch, CuPy, NumPy and NCCL must be there.
-# Run it where there is a network and a compiler; then take the tree with that folder (about 15 MB) along.
+# Run it where there is a network and a compiler; then take the tree with that folder (about 20 MB) along.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=${1:-3.12}

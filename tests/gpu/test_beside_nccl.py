@@ -12,7 +12,7 @@ from harness.gpu_arrays import slow
 
 os.environ["FARANDOLE_GPU_ORDER"] = "program"  # read by init(), which comes later
 
-pytestmark = pytest.mark.ranks(1, 2)
+pytestmark = pytest.mark.ranks(2)
 STEPS = 250  # of each seed: 1,000 in all
 SIZES = (1, 1000, 300_000)
 

@@ -9,6 +9,7 @@ from harness import gpu_collectives
 
 os.environ["FARANDOLE_GPU_PLANE"] = "host"  # read by init(), which comes later
 
+pytestmark = pytest.mark.ranks(2)
 FEW = [("cupy", "float32"), ("cupy", "uint8"), ("torch", "bfloat16")]
 
 

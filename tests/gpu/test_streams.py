@@ -11,6 +11,7 @@ import pytest
 import farandole as fd
 from harness.gpu_arrays import LIBRARIES, slow
 
+pytestmark = pytest.mark.ranks(1, 2)
 COUNT = 300_000  # float32: over 1 MiB, reduced where it is
 SMALL = 1000  # packed with others
 
@@ -117,7 +118,7 @@ def test_results_of_negotiated_size_may_be_dropped_at_once(library):
                 assert np.all(values[starts[rank] : starts[rank + 1]] == 1.0 + rank + 10 * step)
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2)
 def test_a_timeout_names_what_it_waits_for(library):
     if fd.rank() == 0:
         handle = fd.allreduce_async(library.full(SMALL, own()), op=fd.Sum, name="awaited")

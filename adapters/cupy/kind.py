@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CuPy arrays as an array kind. Importing this module registers it with the neutral calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cupy
+import numpy as np
+
+from farandole.buffers import EMPTY, Buffer, Kind, Shape, code_of, register
+from farandole.errors import LibraryError
+
+__all__ = ["CupyKind"]
+
+
+class CupyKind(Kind):
+    """Dense CuPy arrays of every dtype the core knows, on the stream that is CuPy's current one."""
+
+    def matches(self, x: Any) -> bool:
+        """As in Kind."""
+        return isinstance(x, cupy.ndarray)
+
+    def describe(self, x: Any, in_place: bool = False) -> Buffer:
+        """As in Kind."""
+        code = code_of(x.dtype)
+        if not x.flags.c_contiguous:
+            if in_place:
+                raise ValueError(
+                    f"an array with strides {x.strides} is not contiguous: it cannot be changed in "
+                    "place; use the out-of-place call, or cupy.ascontiguousarray"
+                )
+            x = _made(x.device, cupy.ascontiguousarray, x)
+        pointer = int(x.data.ptr) if x.size else EMPTY
+        return Buffer(pointer, code, x.shape, x, int(x.device.id), self.stream(x))
+
+    def stream(self, x: Any) -> int:
+        """As in Kind: the current one of the array's device."""
+        with x.device:
+            return int(cupy.cuda.get_current_stream().ptr)
+
+    def empty(self, like: Any, shape: Shape | None = None) -> Any:
+        """As in Kind."""
+        return _made(like.device, cupy.empty, like.shape if shape is None else shape, like.dtype)
+
+    def wrap(self, memory: Any, like: Any) -> Any:
+        """As in Kind. Not by cupy.asarray: that waits until the memory's stream is idle."""
+        told = memory.__cuda_array_interface__
+        nbytes = like.dtype.itemsize * int(np.prod(told["shape"], dtype=object))
+        if nbytes == 0:
+            return self.empty(like, told["shape"])
+        owned = cupy.cuda.UnownedMemory(told["data"][0], nbytes, memory, int(like.device.id))
+        pointer = cupy.cuda.MemoryPointer(owned, 0)
+        return cupy.ndarray(told["shape"], like.dtype, memptr=pointer)
+
+
+def _made(device: Any, make: Callable[..., Any], *arguments: Any) -> Any:
+    """A new array there. Raises LibraryError, which peers hear of, where memory is short."""
+    try:
+        with device:
+            return make(*arguments)
+    except MemoryError as reason:
+        raise LibraryError(f"CuPy: {reason}") from reason
+
+
+register(CupyKind())
