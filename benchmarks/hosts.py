@@ -168,7 +168,8 @@ def start(options: argparse.Namespace) -> int:
                         console.print(text_of(each_row, case))
                     case = {}
     if options.json is not None:
-        found = {"machine": os.uname().release, "cores": os.cpu_count(), "load": os.getloadavg()}
+        tcp = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+        found = {"kernel": os.uname().release, "cores": os.cpu_count(), "tcp": tcp}
         options.json.write_text(json.dumps({"settings": found, "rows": rows}, indent=1))
     return int(any(values.get("wrong") for values in rows))
 

@@ -142,7 +142,7 @@ bool CrossPlan::fill_reducescatter(CrossBlock& block) {
     Chunk chunk;
     chunk.receiver = owner;
     chunk.home = hosts_.host_of(owner);
-    cut(block, chunk, begin, begin + window);
+    cut_range(block, chunk, begin, begin + bytes);
   }
   return true;
 }
@@ -198,7 +198,7 @@ bool CrossPlan::fill_share(CrossBlock& block) {
     homes_.assign(1, Chunk::kAll);
     if (senders_.size() > 1) {
       chunk.stripe = hosts_.local_of(sender);
-      cut(block, chunk, i * window, i * window + bytes);
+      cut_range(block, chunk, i * window, i * window + bytes);
       continue;
     }
     const auto others = static_cast<size_t>(hosts_.hosts() - 1);
@@ -226,7 +226,7 @@ bool CrossPlan::fill_alltoall(CrossBlock& block) {
       chunk.sender = senders_[i];
       chunk.receiver = segment.receiver;
       chunk.home = hosts_.host_of(segment.receiver);
-      cut(block, chunk, segment.slot, segment.slot + segment.bytes);
+      cut_range(block, chunk, segment.slot, segment.slot + segment.bytes);
     }
   }
   return !senders_.empty();
@@ -254,6 +254,15 @@ void CrossPlan::cut_stripes(CrossBlock& block, Chunk chunk, size_t begin, size_t
     cut(block, chunk, begin + i * unit, begin + std::min(bytes, (i + 1) * unit));
   }
   turn_ += (chunks + stripes - 1) / stripes;
+}
+
+// Chunks of what lies in [begin, end) of the slot.
+void CrossPlan::cut_range(CrossBlock& block, const Chunk& chunk, size_t begin, size_t end) const {
+  for (size_t at = begin; at < end; at += sizes_.most_chunk) {
+    cut(block, chunk, at, std::min(end, at + sizes_.most_chunk));
+    const Chunk& added = block.chunks.back();
+    if (added.first == added.last) block.chunks.pop_back();  // between two shares of this owner
+  }
 }
 
 // Adds the chunk with what lies in [begin, end) of the slot.

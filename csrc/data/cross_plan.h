@@ -105,6 +105,7 @@ class CrossPlan {
   size_t next_window(std::vector<int>& senders);
   size_t take_sent(int sender, size_t window);
   void cut(CrossBlock& block, Chunk chunk, size_t begin, size_t end) const;
+  void cut_range(CrossBlock& block, const Chunk& chunk, size_t begin, size_t end) const;
   void cut_stripes(CrossBlock& block, Chunk chunk, size_t begin, size_t bytes,
                    std::span<const int> homes);
 

@@ -69,6 +69,28 @@ TEST(a_block_is_a_message_at_most) {
   CHECK_THROWS(CrossPlan(hosts, 0, sizes), ErrorCode::kInvalidArgument);
 }
 
+TEST(no_message_is_longer_than_asked) {
+  constexpr int64_t kBytes = 4 << 20;
+  const HostMap hosts = hosts_of(2, 2);
+  for (Op op :
+       {Op::kAllreduce, Op::kBroadcast, Op::kAllgather, Op::kAlltoall, Op::kReducescatter}) {
+    Part part = bytes_part(op, kBytes);
+    if (op == Op::kBroadcast) part.signature.root = 0;
+    if (op == Op::kAllgather) part.rows.assign(4, kBytes);
+    if (op == Op::kAlltoall) part.rows.assign(16, kBytes / 4);
+    if (op == Op::kReducescatter) part.rows.assign(4, kBytes / 4);
+    const CrossPlan::Sizes sizes;
+    CrossPlan plan(hosts, 0, sizes);
+    plan.start({&part, 1});
+    CrossBlock block;
+    size_t longest = 0;
+    while (plan.next(block)) {
+      for (const Chunk& chunk : block.chunks) longest = std::max(longest, chunk.wide_bytes);
+    }
+    CHECK_EQ(longest, sizes.most_chunk);
+  }
+}
+
 // With more hosts than chunks in a block, each combines as much as any other in the long run, and so
 // does each of its ranks.
 TEST(homes_take_turns) {
