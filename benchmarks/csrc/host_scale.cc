@@ -168,7 +168,7 @@ class World {
     for (size_t h = hosts_.size(); h-- > 1;) {
       Host& host = hosts_[h];
       host.aggregator->tick(ns(now));
-      ByteString up = host.aggregator->take();
+      ByteString up = host.aggregator->take(ns(now));
       if (up.empty()) continue;
       ++host.sent;
       const Rank leader = static_cast<Rank>(h) * kRanksPerHost;

@@ -42,11 +42,11 @@ void for_each_record(ByteView message, const std::vector<Rank>& below, const Rec
   in.finish();
 }
 
-Aggregator::Aggregator(int size, std::vector<Rank> below) : below_(std::move(below)) {
+Aggregator::Aggregator(int size, std::vector<Rank> below, bool gathers_above)
+    : below_(std::move(below)), gathers_above_(gathers_above) {
   std::vector<Rank> world(static_cast<size_t>(size));
   std::iota(world.begin(), world.end(), 0);
   read(OpenSet{kWorldSet, std::move(world), {}});
-  take();
 }
 
 // Ids are used again, numbers of bundles are not: of these the last are kept.
@@ -58,6 +58,7 @@ void Aggregator::take_back(KnownById& table, uint32_t id) {
 void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>& child,
                          ByteView bytes, int64_t now_ns) {
   const Report report = decode_report(bytes);
+  if (std::holds_alternative<Hurry>(report)) return hurry(ranks, bytes);
   const SetBelow* set = nullptr;
   Key key{};
   bool plain = true;
@@ -80,6 +81,11 @@ void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>
   if (ranks.empty()) {  // all members below that child
     if (!set) throw Error(ErrorCode::kInternal, "a host reports for all what is not known here");
     std::ranges::set_intersection(child, set->ranks, std::back_inserter(who));
+  }
+  if (says_ready(report)) {
+    for (Rank rank : who) hurrying_.erase(rank);
+  } else {
+    urgent_ = true;
   }
   if (set && !gone && !set->straight && !leaving_)
     return hold(key, *set, who, plain, bytes, now_ns);
@@ -129,7 +135,20 @@ void Aggregator::record(const std::vector<Rank>& ranks, ByteView report) {
   out.put_bytes(report);
 }
 
-ByteString Aggregator::take() { return std::exchange(out_, {}); }
+void Aggregator::hurry(const std::vector<Rank>& ranks, ByteView report) {
+  const bool news = hurrying_.empty();
+  hurrying_.insert(ranks.begin(), ranks.end());
+  if (news && gathers_above_) record(ranks, report);
+}
+
+ByteString Aggregator::take(int64_t now_ns) {
+  if (out_.empty() || (!in_haste() && now_ns < sent_ns_ + gather_ns_)) return {};
+  const bool burst = !in_haste() && now_ns < sent_ns_ + 2 * kLongestGatherNs;
+  gather_ns_ = burst ? std::min(2 * gather_ns_, kLongestGatherNs) : kShortestGatherNs;
+  sent_ns_ = now_ns;
+  urgent_ = false;
+  return std::exchange(out_, {});
+}
 
 void Aggregator::read(const Entry& entry) {
   if (auto* define = std::get_if<Define>(&entry)) ids_[define->id] = {define->request.set};
@@ -158,6 +177,7 @@ void Aggregator::tick(int64_t now_ns) {
 
 int64_t Aggregator::next_tick() const {
   int64_t next = std::numeric_limits<int64_t>::max();
+  if (!out_.empty()) next = in_haste() ? 0 : sent_ns_ + gather_ns_;
   for (auto& [key, pending] : pending_) next = std::min(next, pending.since_ns + kPatienceNs);
   return next;
 }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a host's leader makes of the reports of its ranks, and of the hosts below it: equal ones become one
 // record, "all of us report this". A pure state machine: reports, log entries and the time go in, records
-// come out. To the coordinator it is as if some reports had come a little late.
+// come out. To the coordinator it is as if some reports had come a little late: they leave in batches while a
+// step is under way, so that it costs few messages; the first after a pause, and what somebody waits for, at once.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <tuple>
 #include <vector>
 
@@ -24,8 +26,14 @@ class Aggregator {
   // How long an incomplete report waits for others.
   static constexpr int64_t kPatienceNs = 20'000'000;
 
-  // size: of the world; below: ranks of this host and of those below it, ascending.
-  Aggregator(int size, std::vector<Rank> below);
+  // Between two batches. It doubles from the shortest to the longest, and begins anew after a pause of twice
+  // the longest.
+  static constexpr int64_t kShortestGatherNs = 250'000;
+  static constexpr int64_t kLongestGatherNs = 10'000'000;
+
+  // size: of the world; below: ranks of this host and of those below it, ascending. gathers_above: the host
+  // above does the same.
+  Aggregator(int size, std::vector<Rank> below, bool gathers_above = false);
 
   // ranks: who reports it; several, or none for all of `child` (see HostTree), if a host below says so.
   void receive(const std::vector<Rank>& ranks, const std::vector<Rank>& child, ByteView report,
@@ -35,8 +43,8 @@ class Aggregator {
   void read(const Entry& entry);
   void tick(int64_t now_ns);
   int64_t next_tick() const;  // INT64_MAX: nothing waits
-  // The message for the host above; empty: nothing to say.
-  ByteString take();
+  // The message for the host above; empty: nothing to say yet.
+  ByteString take(int64_t now_ns);
 
  private:
   enum class Kind : uint8_t { kCall, kBundle };
@@ -64,6 +72,8 @@ class Aggregator {
   void release(const Pending& pending, const SetBelow* whole);
   void release_all();
   void record(const std::vector<Rank>& ranks, ByteView report);
+  void hurry(const std::vector<Rank>& ranks, ByteView report);
+  bool in_haste() const { return urgent_ || !hurrying_.empty(); }
 
   std::vector<Rank> below_;
   std::map<SetId, SetBelow> sets_;
@@ -72,6 +82,12 @@ class Aggregator {
   bool leaving_ = false;  // somebody leaves: nothing waits any more
   std::map<Key, Pending> pending_;
   ByteString out_;
+
+  const bool gathers_above_;
+  bool urgent_ = false;      // there is more in out_ than who is ready
+  std::set<Rank> hurrying_;  // their users wait
+  int64_t gather_ns_ = kShortestGatherNs;
+  int64_t sent_ns_ = -2 * kLongestGatherNs;  // never
 };
 
 }  // namespace farandole

@@ -121,6 +121,7 @@ class Coordinator {
   void heard(const RankGroup& group, int64_t now_ns);
   void on(Rank from, const UseGpu& gpu, int64_t now_ns);
   void on(Rank from, const GpuKey& key, int64_t now_ns);
+  static void on(Rank, const Hurry&, int64_t) {}  // for leaders on the way
 
   static int member_of(const Set& set, Rank rank);  // -1: not in it
   Set* set_of(SetId id, Rank from);

@@ -131,7 +131,7 @@ void visit(V& v, auto& x) {
   } else if constexpr (std::is_same_v<T, Unbundle>) {
     v(x.id);
   } else {
-    static_assert(std::is_same_v<T, Stop>);
+    static_assert(std::is_same_v<T, Stop> || std::is_same_v<T, Hurry>);
   }
 }
 

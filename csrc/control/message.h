@@ -104,8 +104,15 @@ struct GpuKey {
   SetId set = kWorldSet;
   std::string key;
 };
+// The rank's user waits: until the rank's next Ready, leaders keep nothing back. It goes no further than
+// leaders that gather.
+struct Hurry {};
 using Report = std::variant<Ready, Refuse, Join, Done, Forgot, Leave, Whereabouts, Inquire,
-                            ReadyAll, Split, Lost, UseGpu, GpuKey>;
+                            ReadyAll, Split, Lost, UseGpu, GpuKey, Hurry>;
+
+inline bool says_ready(const Report& report) {
+  return std::holds_alternative<Ready>(report) || std::holds_alternative<ReadyAll>(report);
+}
 
 // ---- The log: coordinator -> all ranks, one total order
 

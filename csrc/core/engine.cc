@@ -155,6 +155,7 @@ void Engine::pass(Report report, Handle handle) {
 
 void Engine::send_passed() {
   for (const Report& report : passed_) {
+    if (says_ready(report)) hurried_ = false;
     encoded_.clear();
     encode(report, encoded_);
     channel_.report(encoded_);
@@ -170,6 +171,13 @@ void Engine::await(std::span<const Handle> handles) {
   bundler_.await(handles, passed_);
   send_passed();
   if (take_news()) channel_.ring_leader();
+}
+
+// The leader of rank 0's host gathers nothing.
+void Engine::hurry() {
+  if (topology_.leader() == 0 || hurried_) return;
+  std::lock_guard lock(mutex_);
+  if (!hurried_.exchange(true)) report_locked(Hurry{});
 }
 
 void Engine::on(const Define& define) {

@@ -80,6 +80,9 @@ class Engine {
   // Somebody needs these handles now: no report of theirs is withheld any longer.
   void await(std::span<const Handle> handles);
 
+  // Somebody waits: on its way to the coordinator nothing of this rank is kept back, until its next call.
+  void hurry();
+
   // Submitters and the driver share these under this mutex.
   std::mutex& mutex() { return mutex_; }
   PendingTable& pending() { return pending_; }
@@ -159,6 +162,7 @@ class Engine {
   std::vector<Report> passed_;
   Bundler bundler_;
   std::atomic<int> withheld_{0};  // calls
+  std::atomic<bool> hurried_{false};
   std::atomic<bool> news_{false};
   PendingTable pending_;
   ProcessSets sets_;

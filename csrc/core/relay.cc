@@ -28,7 +28,8 @@ Lost broke_protocol(Rank rank, const Error& error) {
 
 Relay::Relay(Setup setup)
     : HostLeader(std::move(setup)),
-      aggregator_(setup_.topology.size, ranks_below(setup_.topology, setup_.tree)) {}
+      aggregator_(setup_.topology.size, ranks_below(setup_.topology, setup_.tree),
+                  setup_.tree.parent != 0) {}
 
 bool Relay::step() {
   const int64_t now = now_ns();
@@ -49,7 +50,8 @@ bool Relay::step() {
     moved = true;
   }
   if (!moved) return false;
-  if (ByteString up = aggregator_.take(); !up.empty()) setup_.hosts->send(setup_.tree.parent, up);
+  if (ByteString up = aggregator_.take(now_ns()); !up.empty())
+    setup_.hosts->send(setup_.tree.parent, up);
   send_down();
   return true;
 }

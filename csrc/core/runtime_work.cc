@@ -275,6 +275,7 @@ WaitEnd Runtime::wait(std::span<const Handle> wanted, Deadline deadline, Failure
   engine_->await(wanted);
   auto done = [&] { return handles().finished(wanted, ready, failure); };
   if (done()) return failure ? WaitEnd::kFailed : WaitEnd::kDone;
+  engine_->hurry();
   const Wanted held(*engine_, wanted);
   const Handle first = wanted[ready];
   Waiting waiting(*recorder_, first, handles().label_of(first));
@@ -314,7 +315,9 @@ std::string Runtime::explain(Handle handle, Deadline deadline) {
 
 bool Runtime::done(Handle handle) {
   engine_->await({&handle, 1});
-  return handles().done(handle);
+  const bool over = handles().done(handle);
+  if (!over) engine_->hurry();
+  return over;
 }
 
 void Runtime::background() {

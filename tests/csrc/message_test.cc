@@ -74,6 +74,7 @@ void same(const Whereabouts& a, const Whereabouts& b) {
 void same(const Inquire& a, const Inquire& b) {
   CHECK(a.number == b.number && a.join == b.join), same_key(a.key, b.key);
 }
+void same(const Hurry&, const Hurry&) {}
 void same(const Lost& a, const Lost& b) { same_failure(a.failure, b.failure); }
 void same(const ReadyAll& a, const ReadyAll& b) { CHECK_EQ(a.bundle, b.bundle); }
 void same(const Split& a, const Split& b) {

@@ -84,6 +84,7 @@ inline Report random_report(Random& random, size_t kind, ByteString& storage) {
       return UseGpu{random_text(random, 16), random.between(0, 4095), random.between(0, 30000),
                     random_text(random, 40)};
     case 12: return GpuKey{static_cast<SetId>(random.next()), random_text(random, 128)};
+    case 13: return Hurry{};
     case 7: return Inquire{random.next(), random_key(random), random.chance(0.5)};
     case 8: return ReadyAll{random_id(random)};
     case 9: return Split{random_id(random), random.chance(0.5), random_numbers<int32_t>(random)};

@@ -56,7 +56,7 @@ void Simulator::relay(Rank leader) {
     host.reports.pop_front();
   }
   host.aggregator.tick(now_);
-  if (ByteString up = host.aggregator.take(); !up.empty()) send(leader, std::move(up));
+  if (ByteString up = host.aggregator.take(now_); !up.empty()) send(leader, std::move(up));
   const int64_t tick = host.aggregator.next_tick();
   if (!host.reports.empty()) {
     host.relaying = true;

@@ -44,6 +44,7 @@ struct Text {
   std::string operator()(const Forgot& r) const { return "forgot " + std::to_string(r.id); }
   std::string operator()(const Leave& r) const { return r.failed ? "leave: " + r.text : "leave"; }
   std::string operator()(const Whereabouts& r) const { return "is " + r.text; }
+  std::string operator()(const Hurry&) const { return "hurry"; }
   std::string operator()(const UseGpu& r) const { return "uses " + r.name; }
   std::string operator()(const GpuKey& r) const { return "GPU key of " + std::to_string(r.set); }
   std::string operator()(const Inquire& r) const { return "inquire " + text_of(r.key); }

@@ -143,11 +143,15 @@ void VirtualRank::report(const Report& report, int call) {
 }
 
 void VirtualRank::send() {
-  for (const Report& report : std::exchange(passed_, {})) world_.report(rank_, report);
+  for (const Report& report : std::exchange(passed_, {})) {
+    if (says_ready(report)) hurried_ = false;
+    world_.report(rank_, report);
+  }
 }
 
 void VirtualRank::await(const std::vector<int>& calls) {
   bundler_.await(std::vector<int64_t>(calls.begin(), calls.end()), passed_);
+  if (!std::exchange(hurried_, true)) passed_.push_back(Hurry{});
   send();
 }
 

@@ -126,6 +126,7 @@ class VirtualRank {
   std::vector<const Request*> by_id_;
   Bundler bundler_;
   std::vector<Report> passed_;
+  bool hurried_ = false;
   std::vector<uint8_t> outcomes_;  // by call; 0: none yet
   int in_flight_ = 0;
   std::set<int> refused_;  // of these: calls that it refused itself

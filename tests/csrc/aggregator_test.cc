@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// When a host's leader speaks: what it keeps back, for how long, and what goes at once. That nothing is lost
+// on the way is the simulator's to show.
+#include "control/aggregator.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "check.h"
+
+namespace farandole {
+namespace {
+
+constexpr int64_t kMs = 1'000'000;
+
+// The leader of ranks 2 and 3 in a world of four; all times in nanoseconds.
+class Leader {
+ public:
+  explicit Leader(bool gathers_above = false) : aggregator_(4, {2, 3}, gathers_above) {
+    for (uint32_t id = 1; id <= 2000; ++id) aggregator_.read(Define{id, {}});
+  }
+
+  void report(Rank from, const Report& report, int64_t now) {
+    ByteString bytes;
+    encode(report, bytes);
+    aggregator_.receive(from, bytes, now);
+  }
+  void ready(uint32_t id, int64_t now) {
+    Ready ready;
+    ready.id = id;
+    ready.contribution.has_input = true;
+    for (Rank r : {2, 3}) report(r, ready, now);
+  }
+  // Records in the message that leaves now; 0: none leaves.
+  int take(int64_t now) {
+    aggregator_.tick(now);
+    int records = 0;
+    const ByteString message = aggregator_.take(now);
+    if (message.empty()) return 0;
+    for_each_record(message, {2, 3}, [&](const auto&, ByteView) { ++records; });
+    return records;
+  }
+  int64_t next_tick() const { return aggregator_.next_tick(); }
+
+ private:
+  Aggregator aggregator_;
+};
+
+TEST(what_comes_after_a_pause_leaves_at_once) {
+  Leader leader;
+  for (int64_t now = 0; now < 500 * kMs; now += 20 * kMs) {
+    leader.ready(1, now);
+    CHECK_EQ(leader.take(now), 1);
+    CHECK_EQ(leader.next_tick(), INT64_MAX);
+  }
+}
+
+TEST(a_step_of_a_thousand_tensors_costs_few_messages) {
+  for (int tensors : {100, 161, 1000, 2000}) {
+    Leader leader;
+    const int64_t step = 100 * kMs;
+    int messages = 0, records = 0, oldest = 0;
+    int64_t longest = 0;
+    auto serve = [&](int64_t now) {
+      const int sent = leader.take(now);
+      messages += sent > 0;
+      records += sent;
+      if (sent == 0) return;
+      longest = std::max(longest, now - step * oldest / tensors);
+      oldest += sent;
+    };
+    for (int i = 0; i < tensors; ++i) {
+      const int64_t now = step * i / tensors;
+      while (leader.next_tick() < now) serve(leader.next_tick());
+      leader.ready(static_cast<uint32_t>(i + 1), now);
+      serve(now);
+    }
+    while (leader.next_tick() != INT64_MAX) serve(leader.next_tick());
+    CHECK_EQ(records, tensors);
+    CHECK(messages <= 20);
+    CHECK(longest <= Aggregator::kLongestGatherNs);
+  }
+}
+
+TEST(nothing_is_kept_back_while_a_user_waits) {
+  Leader leader;
+  leader.ready(1, 0);
+  CHECK_EQ(leader.take(0), 1);
+  leader.ready(2, 10);
+  leader.ready(3, 20);
+  CHECK_EQ(leader.take(20), 0);
+  CHECK_EQ(leader.next_tick(), Aggregator::kShortestGatherNs);
+  leader.report(3, Hurry{}, 30);
+  CHECK(leader.next_tick() <= 30);
+  CHECK_EQ(leader.take(30), 2);
+  for (uint32_t id = 4; id < 20; ++id) {  // rank 3 waits on, while its neighbour goes on alone
+    Ready ready;
+    ready.id = id;
+    ready.contribution = {true, true, 0, {}, {}};  // with its payload: nobody waits for the other
+    leader.report(2, ready, 40 + id);
+    CHECK_EQ(leader.take(40 + id), 1);
+  }
+  leader.ready(20, 100);  // neither waits any more
+  CHECK_EQ(leader.take(100), 0);
+}
+
+TEST(what_is_not_daily_takes_the_rest_along) {
+  Leader leader;
+  leader.ready(1, 0);
+  CHECK_EQ(leader.take(0), 1);
+  leader.ready(2, 10);
+  leader.report(2, Done{kWorldSet, 1, false}, 20);
+  CHECK_EQ(leader.take(20), 2);
+  leader.ready(3, 30);
+  CHECK_EQ(leader.take(30), 0);
+  leader.report(3, Leave{true, "gone"}, 40);
+  CHECK_EQ(leader.take(40), 2);
+}
+
+// A Hurry is of use where somebody gathers; to the root it would be one message more.
+TEST(a_hurry_goes_up_where_the_host_above_gathers) {
+  for (bool gathers_above : {false, true}) {
+    Leader leader(gathers_above);
+    leader.report(2, Hurry{}, 0);
+    CHECK_EQ(leader.take(0), gathers_above ? 1 : 0);
+    leader.report(3, Hurry{}, 0);  // that one is known to hurry
+    CHECK_EQ(leader.take(0), 0);
+  }
+}
+
+}  // namespace
+}  // namespace farandole
