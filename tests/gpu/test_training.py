@@ -77,7 +77,7 @@ def test_same_loss_curve_as_one_rank(views):
     hvd.broadcast_parameters(shared.state_dict(), root_rank=0)
     own = curve(torch, shared, opt, lambda step: batch(torch, hvd.rank(), step))
     mean = hvd.allreduce(own, name="losses")
-    assert torch.all((mean - joined).abs() < TOLERANCE * joined), (mean, joined)
+    assert torch.all((mean - joined).abs() < TOLERANCE * (joined + 0.1)), (mean, joined)
     assert joined[-1] < 0.7 * joined[0]  # it has learnt
     for parameter in shared.parameters():  # and all ranks the same
         low = hvd.allreduce(parameter.detach(), op=hvd.Min)

@@ -9,6 +9,7 @@ from harness import gpu_collectives
 from harness.gpu_double import Gpu, use_double
 
 use_double()
+pytestmark = pytest.mark.ranks(2, 3)
 
 
 class Double:
