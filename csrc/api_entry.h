@@ -33,7 +33,8 @@ struct Process {
   std::atomic<bool> forked{false};
   std::vector<std::string> library_folders;
   std::mutex on_gpu_mutex;
-  std::unordered_map<void*, std::shared_ptr<GpuDevice>> on_gpu;  // memory that was taken
+  std::unordered_map<void*, std::shared_ptr<GpuDevice>> on_gpu;   // memory that was taken
+  std::unordered_map<void*, std::shared_ptr<GpuWindow>> windows;  // by their memory
   StackSource stacks;
   ArenaPool arenas;
 

@@ -6,6 +6,17 @@
 
 using namespace farandole;
 
+namespace {
+
+cuda::Stream stream_of(uint64_t number) { return reinterpret_cast<cuda::Stream>(number); }
+
+DType float_of(int32_t dtype) {
+  if (dtype >= 0 && dtype < kDTypeCount) return static_cast<DType>(dtype);
+  throw Error(ErrorCode::kInvalidArgument, "unknown dtype " + std::to_string(dtype));
+}
+
+}  // namespace
+
 FARANDOLE_API void farandole_library_folders(const char* folders) {
   std::lock_guard lock(process().mutex);
   process().library_folders.clear();
@@ -69,4 +80,63 @@ FARANDOLE_API void farandole_free_on(void* memory, uint64_t stream) {
     device = std::move(found.mapped());
   }
   device->free(reinterpret_cast<uintptr_t>(memory), reinterpret_cast<cuda::Stream>(stream));
+}
+
+FARANDOLE_API int32_t farandole_open_window(int32_t device, uint64_t bytes, void** memory,
+                                            uint32_t* number) {
+  return guarded([&]() -> int32_t {
+    auto here = runtime();
+    const auto size = static_cast<size_t>(bytes);
+    if (auto window = here->open_window(device, size)) {
+      *memory = window->data();
+      *number = window->number();
+      std::lock_guard lock(process().on_gpu_mutex);
+      process().windows[*memory] = std::move(window);
+      return FARANDOLE_OK;
+    }
+    auto gpu = here->gpu(device);
+    *memory = reinterpret_cast<void*>(gpu->allocate(size, gpu->stream()));
+    *number = 0;
+    gpu->recorded(gpu->stream())->wait();  // whichever stream comes first may use it
+    std::lock_guard lock(process().on_gpu_mutex);
+    process().on_gpu[*memory] = std::move(gpu);
+    return FARANDOLE_OK;
+  });
+}
+
+FARANDOLE_API void farandole_close_window(void* memory) {
+  guarded([&]() -> int32_t {
+    std::unique_lock lock(process().on_gpu_mutex);
+    auto window = process().windows.extract(memory);
+    auto plain = process().on_gpu.extract(memory);
+    lock.unlock();
+    if (window) window.mapped()->close();
+    if (plain) {
+      GpuDevice& gpu = *plain.mapped();
+      gpu.free(reinterpret_cast<uintptr_t>(memory), gpu.stream());
+    }
+    return FARANDOLE_OK;
+  });
+}
+
+FARANDOLE_API int32_t farandole_gpu_dots(int32_t device, int32_t dtype, uintptr_t rows,
+                                         int32_t count, uint64_t elements, uint64_t stream,
+                                         double* dots) {
+  return guarded([&]() -> int32_t {
+    auto here = runtime();
+    here->adasum(device).dots(float_of(dtype), rows, static_cast<size_t>(std::max(count, 0)),
+                              elements, stream_of(stream), dots);
+    return FARANDOLE_OK;
+  });
+}
+
+FARANDOLE_API int32_t farandole_gpu_scale(int32_t device, int32_t to, uintptr_t target,
+                                          int32_t from, uintptr_t source, uint64_t elements,
+                                          double factor, uint64_t stream) {
+  return guarded([&]() -> int32_t {
+    auto here = runtime();
+    here->adasum(device).scale(float_of(to), target, float_of(from), source, elements, factor,
+                               stream_of(stream));
+    return FARANDOLE_OK;
+  });
 }

@@ -84,6 +84,10 @@ typedef struct farandole_request {
   const char* group; /* members of one group are reduced together, all or none; NULL: alone */
   int32_t group_size;
   uint64_t stream; /* CUDA stream on which the input was produced; 0 on CPU */
+  uint32_t
+      window; /* allreduce on a GPU: reduce at byte `place` of this window (farandole_open_window), */
+  uint64_t
+      place; /* which all ranks name alike; copies nothing where the buffers lie there. 0: nowhere */
 } farandole_request;
 
 /* What a finished handle holds. Pointers stay valid until farandole_release(handle). */
@@ -208,6 +212,14 @@ int32_t farandole_device_of(uintptr_t address);
 /* What comes later in `stream` waits for what is now in `before`. Blocks nobody. */
 int32_t farandole_order_streams(int32_t device, uint64_t before, uint64_t stream);
 
+/* For Adasum on a GPU; both block until it is done. dots[i * count + j]: the dot product, in float64, of rows i and j
+ * of a (count, elements) matrix of floats that is complete at this point of `stream`. */
+int32_t farandole_gpu_dots(int32_t device, int32_t dtype, uintptr_t rows, int32_t count,
+                           uint64_t elements, uint64_t stream, double* dots);
+/* target = source * factor: floats of one dtype, or 16-bit ones and float32. */
+int32_t farandole_gpu_scale(int32_t device, int32_t to, uintptr_t target, int32_t from,
+                            uintptr_t source, uint64_t elements, double factor, uint64_t stream);
+
 /* Whom the call behind a handle under way waits for, and why, as text; asks the coordinator, for `seconds` at most.
  * Returns the text's length before it is cut to `capacity`, or -code. */
 int32_t farandole_explain(int64_t handle, double seconds, char* text, int32_t capacity);
@@ -219,6 +231,13 @@ int32_t farandole_explain(int64_t handle, double seconds, char* text, int32_t ca
 int32_t farandole_allocate(uint64_t bytes, void** memory);
 /* No call on the memory may be under way. */
 void farandole_deallocate(void* memory);
+
+/* The same on a GPU: memory that NCCL reduces in place (ncclMemAlloc), not zeroed. Ranks that will reduce there
+ * together open windows of the same size in the same order, within one job. *window: its number for
+ * farandole_request; 0: this NCCL registers no memory (said once in the log), then it is ordinary memory. */
+int32_t farandole_open_window(int32_t device, uint64_t bytes, void** memory, uint32_t* window);
+/* No call on the memory may be under way; it may outlive the job. */
+void farandole_close_window(void* memory);
 
 /* Ranks of a process set: returns their number, or -code; fills at most `capacity`. */
 int32_t farandole_set_ranks(int32_t process_set, int32_t* ranks, int32_t capacity);

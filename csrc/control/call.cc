@@ -35,6 +35,7 @@ constexpr Field kFields[] = {
      [](const Request& r) {
        return std::string(r.signature.device == kCpuDevice ? "CPU" : "GPU");
      }},
+    {"place in GPU memory", [](const Request& r) { return text_of(r.signature.place); }},
     {"group", [](const Request& r) { return r.group.empty() ? "none" : "'" + r.group + "'"; }},
     {"group size", [](const Request& r) { return std::to_string(r.signature.group_size); }},
 };

@@ -66,6 +66,7 @@ void visit(V& v, auto& x) {
     v.enumeration(x.reduce_op, kReduceOpCount);
     v.enumeration(x.dtype, kDTypeCount);
     v(x.device), v(x.root), v(x.prescale), v(x.postscale), v(x.shape), v(x.group_size);
+    v(x.place.window), v(x.place.window_bytes), v(x.place.offset);
   } else if constexpr (std::is_same_v<T, Request>) {
     v(x.set), v(x.name), v(x.group), visit(v, x.signature);
   } else if constexpr (std::is_same_v<T, CallKey>) {

@@ -98,6 +98,12 @@ const Variable kVariables[] = {
      kOwn, &Config::nccl_library},
     {"FARANDOLE_NVRTC_LIBRARY", "", "", "path of libnvrtc.so, found as NCCL is", kOwn,
      &Config::nvrtc_library},
+    {"FARANDOLE_NVTX_LIBRARY", "", "", "path of libnvtx3interop.so.1, found as NCCL is", kOwn,
+     &Config::nvtx_library},
+    {"FARANDOLE_NVTX", "NVTX_INJECTION64_PATH", "",
+     "not empty: buckets and their tensors are named on a profiler's timeline; profilers set the "
+     "second name",
+     kOwn, &Config::nvtx},
     {"FARANDOLE_SPIN_US", "", "-1",
      "microseconds that a wait may yield-spin before it sleeps; -1: 50 where every local rank has "
      "two cores, else 0",

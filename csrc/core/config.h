@@ -51,6 +51,8 @@ struct Config {
   std::string cuda_library;
   std::string nccl_library;
   std::string nvrtc_library;
+  std::string nvtx_library;
+  std::string nvtx;      // not empty: a profiler listens
   int64_t stack_signal;  // -1: the first free real-time signal; 0: off
   // Read by the Python package
   std::string rendezvous;

@@ -224,7 +224,7 @@ void Engine::on(const Run& run) {
     };
   }
   watch(bucket, run);
-  if (run.gpu) return push_gpu(run.set, std::move(bucket), std::move(endings));
+  if (run.gpu) return push_gpu(run, std::move(bucket), std::move(endings));
   const bool unmoved = static_cast<bool>(lane->second.lane->fault());
   lane->second.lane->push(std::move(bucket));
   if (lowest && unmoved) report(Done{run.set, run.bucket});

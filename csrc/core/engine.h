@@ -124,7 +124,8 @@ class Engine {
   void on(const GpuKey& key);
 
   Bucket bucket_of(const Run& run, const ProcessSet& set, std::vector<Ending>& endings);
-  void push_gpu(SetId set, Bucket bucket, std::shared_ptr<std::vector<Ending>> endings);
+  void push_gpu(const Run& run, Bucket bucket, std::shared_ptr<std::vector<Ending>> endings);
+  std::string label_of(const Run& run);
   void launch(Ending& ending, const std::shared_ptr<GpuEvent>& past);
   void settle(const Ending& ending, const Failure* failure);
   bool may_launch() const;

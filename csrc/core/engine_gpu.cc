@@ -12,6 +12,7 @@ namespace farandole {
 namespace {
 
 constexpr std::chrono::seconds kStagingTimeout{10};
+constexpr size_t kNamesOfLabel = 8;
 
 }  // namespace
 
@@ -45,8 +46,22 @@ void Engine::on(const GpuKey& key) {
   gpu_.load()->open_nccl(key.set, key.key, set->member, set->members());
 }
 
-void Engine::push_gpu(SetId set, Bucket bucket, std::shared_ptr<std::vector<Ending>> endings) {
-  GpuBucket launched{set, std::move(bucket.parts), {}, {}};
+// "bucket 7: conv.weight, conv.bias and 3 more": as a profiler shows it.
+std::string Engine::label_of(const Run& run) {
+  std::lock_guard lock(mutex_);
+  std::string label = "bucket " + std::to_string(run.bucket);
+  const size_t shown = std::min(run.items.size(), kNamesOfLabel);
+  for (size_t i = 0; i < shown; ++i) {
+    const std::string& name = pending_.request_of(run.items[i].id).name;
+    label += (i == 0 ? ": " : ", ") + (name.empty() ? "unnamed" : name);
+  }
+  const size_t left = run.items.size() - shown;
+  return left == 0 ? label : label + " and " + std::to_string(left) + " more";
+}
+
+void Engine::push_gpu(const Run& run, Bucket bucket, std::shared_ptr<std::vector<Ending>> endings) {
+  GpuBucket launched{run.set, std::move(bucket.parts), {}, {}, {}};
+  if (gpu_.load()->names_ranges()) launched.label = label_of(run);
   launched.launched = [this, endings,
                        begun = std::move(bucket.begun)](const std::shared_ptr<GpuEvent>& past) {
     if (begun) begun();
@@ -123,7 +138,7 @@ void Engine::abort_gpu(const Failure& failure) {
   RankGpu* gpu = gpu_;
   if (!gpu) return;
   if (failure.code == ErrorCode::kShutdown) gpu->lane().drain();
-  gpu->lane().abort(failure);
+  gpu->lane().abort(failure, stopped_);
 }
 
 }  // namespace farandole

@@ -148,6 +148,11 @@ Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own) {
     s.reduce_op = ReduceOp::kSum;
   }
 
+  s.place = {asked.window, 0, asked.place};
+  if (asked.window != 0 && (s.op != Op::kAllreduce || asked.device < 0)) {
+    refuse(request, "only allreduce of a tensor on a GPU has a place in a window");
+  }
+
   if (!moves_bytes(s.op)) {
     s.shape = mine.shape;
     return taken;

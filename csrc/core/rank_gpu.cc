@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/rank_gpu.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
 #include "core/error.h"
+#include "core/gpu_libraries.h"
 #include "core/log.h"
 #include "data/gpu_staged_plane.h"
 #include "data/nccl_plane.h"
@@ -15,28 +14,30 @@
 namespace farandole {
 namespace {
 
-// FARANDOLE_..._LIBRARY alone, if it is set; else what the process has, packages' folders, the loader's.
-std::vector<std::string> places(const std::string& chosen, const std::vector<std::string>& folders,
-                                const std::vector<std::string>& names) {
-  if (!chosen.empty()) return {chosen};
-  std::vector<std::string> paths;
-  for (const std::string& name : names) {
-    for (const std::string& folder : folders) {
-      const std::string path = folder + "/" + name;
-      if (access(path.c_str(), R_OK) == 0) paths.push_back(path);
-    }
-  }
-  paths.insert(paths.end(), names.begin(), names.end());
-  return paths;
-}
-
 std::chrono::nanoseconds nanoseconds(double seconds) {
   return std::chrono::nanoseconds(static_cast<int64_t>(std::min(seconds, 1e9) * 1e9));
 }
 
-// NCCL reads its own variable once, when the first communicator is made; the user's own word stands.
-void pin_algorithm(const std::string& algorithm) {
-  if (!algorithm.empty()) setenv("NCCL_ALGO", algorithm.c_str(), /*overwrite=*/0);
+// NCCL reads its own variable whenever it makes a communicator; the user's own word stands. From 2.24 on an
+// algorithm counts for all operations, of which some know no other than ring: ours means reductions.
+void pin_algorithm(const std::string& algorithm, int version) {
+  constexpr int kFirstByOperation = 22400;
+  if (algorithm.empty()) return;
+  const bool alone = algorithm.find(':') == std::string::npos;
+  const std::string value =
+      alone && version >= kFirstByOperation ? "allreduce:" + algorithm : algorithm;
+  setenv("NCCL_ALGO", value.c_str(), /*overwrite=*/0);
+}
+
+// Only where a profiler listens: names cost a little.
+std::shared_ptr<const nvtx::Api> open_ranges(const Config& config) {
+  if (config.nvtx.empty()) return nullptr;
+  try {
+    return open_nvtx(config);
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, error.what());
+    return nullptr;
+  }
 }
 
 }  // namespace
@@ -45,16 +46,16 @@ RankGpu::RankGpu(const Config& config, int ordinal, std::function<void()> ring)
     : config_(config),
       ring_(std::move(ring)),
       holds_launches_(config.gpu_order == "program"),
-      lane_(ring_) {
-  const std::vector<std::string>& folders = config.library_folders;
-  device_ = GpuDevice::open(cuda::open(config.cuda_library), ordinal);
-  const auto compiler = nvrtc::open(places(
-      config.nvrtc_library, folders, {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2"}));
-  mover_ = std::make_unique<GpuMover>(device_, *compiler);
+      device_(GpuDevice::open(open_cuda(config), ordinal)),
+      module_(std::make_shared<GpuModule>(device_, *open_nvrtc(config))),
+      mover_(module_),
+      adasum_(module_, mover_),
+      ranges_(open_ranges(config)),
+      lane_(ring_, ranges_) {
   if (config.gpu_plane == "host") return;
-  pin_algorithm(config.nccl_algo);
   try {
-    nccl_ = nccl::open(places(config.nccl_library, folders, {"libnccl.so.2"}));
+    nccl_ = farandole::open_nccl(config);
+    pin_algorithm(config.nccl_algo, nccl_->version);
   } catch (const Error& error) {
     log(LogLevel::kWarning, error.what());
   }
@@ -64,6 +65,24 @@ UseGpu RankGpu::describe(Rank host) const {
   const cuda::Uuid& uuid = device_->uuid();
   return {std::string(uuid.bytes, sizeof uuid.bytes), host, nccl_ ? nccl_->version : 0,
           device_->name()};
+}
+
+std::shared_ptr<GpuWindow> RankGpu::open_window(size_t bytes) {
+  const uint32_t number = windows_.next_number();
+  if (!nccl_ || !nccl_->registers_memory()) {
+    if (number == 1) {
+      log(LogLevel::kWarning, nccl_ ? nccl_->path +
+                                          " registers no memory: gradients are copied; "
+                                          "NCCL 2.19 or newer reduces them in place"
+                                    : "without NCCL gradients on GPUs are copied");
+    }
+    return nullptr;
+  }
+  bytes = (std::max<size_t>(bytes, 1) + nccl::kWindowAlignment - 1) / nccl::kWindowAlignment *
+          nccl::kWindowAlignment;
+  auto window = std::make_shared<GpuWindow>(device_, nccl_, number, bytes);
+  windows_.add(window);
+  return window;
 }
 
 std::string RankGpu::new_key() const {
@@ -85,7 +104,7 @@ void RankGpu::open_nccl(SetId set, const std::string& key, int member, int membe
     throw Error(ErrorCode::kInternal, "an NCCL key of " + std::to_string(key.size()) + " bytes");
   }
   std::memcpy(setup.id.bytes, key.data(), key.size());
-  lane_.open(set, std::make_unique<NcclPlane>(*mover_, std::move(setup)));
+  lane_.open(set, std::make_unique<NcclPlane>(mover_, windows_, std::move(setup)));
 }
 
 void RankGpu::open_staged(SetId set, std::unique_ptr<Lane> host, int member) {

@@ -8,11 +8,13 @@
 
 #include "control/message.h"
 #include "core/config.h"
+#include "data/gpu_adasum.h"
 #include "data/gpu_lane.h"
 #include "data/gpu_mover.h"
 #include "data/lane.h"
+#include "lib/gpu_window.h"
 #include "lib/nccl.h"
-#include "lib/nvrtc.h"
+#include "lib/nvtx.h"
 
 namespace farandole {
 
@@ -26,9 +28,14 @@ class RankGpu {
   // What the coordinator must know. `host`: the lowest rank of this host.
   UseGpu describe(Rank host) const;
   std::string new_key() const;  // of a communicator
+  // For zero copy. nullptr: this NCCL registers no memory. Any thread.
+  std::shared_ptr<GpuWindow> open_window(size_t bytes);
+  const GpuWindows& windows() const { return windows_; }
+  const GpuAdasum& adasum() const { return adasum_; }
 
   // ---- the driver
   GpuLane& lane() { return lane_; }
+  bool names_ranges() const { return ranges_ != nullptr; }
   bool holds_launches() const { return holds_launches_; }  // FARANDOLE_GPU_ORDER=program
   void open_nccl(SetId set, const std::string& key, int member, int members);
   void open_staged(SetId set, std::unique_ptr<Lane> host, int member);
@@ -38,8 +45,12 @@ class RankGpu {
   const std::function<void()> ring_;
   const bool holds_launches_;
   std::shared_ptr<const nccl::Api> nccl_;  // nullptr: none that we can use
-  std::shared_ptr<GpuDevice> device_;
-  std::unique_ptr<GpuMover> mover_;
+  const std::shared_ptr<GpuDevice> device_;
+  const std::shared_ptr<const GpuModule> module_;
+  const GpuMover mover_;
+  const GpuAdasum adasum_;
+  const std::shared_ptr<const nvtx::Api> ranges_;  // nullptr: no profiler listens
+  GpuWindows windows_;
   GpuLane lane_;
 };
 

@@ -85,6 +85,9 @@ class Runtime {
   // This rank's GPU, opened by the first call. Throws kInvalidArgument for another one, kLibrary.
   std::shared_ptr<GpuDevice> gpu(int ordinal);
   int device_of(uint64_t address);
+  const GpuAdasum& adasum(int ordinal);
+  // As RankGpu::open_window.
+  std::shared_ptr<GpuWindow> open_window(int ordinal, size_t bytes);
 
   Handles& handles() { return engine_->handles(); }
   std::vector<Rank> ranks_of(SetId set);
@@ -122,6 +125,7 @@ class Runtime {
 
   // ---- GPUs, in runtime_gpu.cc
   void open_gpu(std::span<const farandole_request> requests);
+  Place place_of(const Request& request) const;
   void mark_produced(std::span<Submission* const> submissions);  // under the engine's mutex
 
   struct Role;  // the driver's

@@ -52,6 +52,37 @@ int Runtime::device_of(uint64_t address) {
   return ordinal;
 }
 
+const GpuAdasum& Runtime::adasum(int ordinal) {
+  gpu(ordinal);
+  return gpu_->adasum();
+}
+
+std::shared_ptr<GpuWindow> Runtime::open_window(int ordinal, size_t bytes) {
+  gpu(ordinal);
+  return gpu_->open_window(bytes);
+}
+
+// Complete, and sound: a bucket that is on its way must find its windows.
+Place Runtime::place_of(const Request& request) const {
+  constexpr uint64_t kAlignment = 16;
+  Place place = request.signature.place;
+  if (place.window == 0) return place;
+  const std::shared_ptr<GpuWindow> window = gpu_->windows().find(place.window);
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "'" + request.name + "': window " + std::to_string(place.window) + " " + why);
+  };
+  if (!window) refuse("is not open: it was closed, or belongs to the time before the last init()");
+  place.window_bytes = window->bytes();
+  const uint64_t bytes = request.signature.bytes();
+  if (place.offset % kAlignment != 0) refuse("has places at multiples of 16 bytes only");
+  if (bytes > place.window_bytes || place.offset > place.window_bytes - bytes) {
+    refuse("has " + std::to_string(place.window_bytes) + " bytes: byte " +
+           std::to_string(place.offset) + " is no place for " + std::to_string(bytes));
+  }
+  return place;
+}
+
 // One event for each stream among them: what was queued there before this call comes first.
 void Runtime::mark_produced(std::span<Submission* const> submissions) {
   std::map<uint64_t, std::shared_ptr<GpuEvent>> events;

@@ -108,6 +108,7 @@ std::vector<Asked> Runtime::take_in_all(std::span<const farandole_request> reque
   std::set<std::pair<SetId, std::string>> names;
   for (const farandole_request& request : requests) {
     all.push_back(take_in(request, engine_->sets(), topology_.rank));
+    all.back().request.signature.place = place_of(all.back().request);
     describe(all.back());
     const Request& taken = all.back().request;
     check_buffers(taken, all.back().submission, engine_->sets().own(taken.set));
@@ -128,6 +129,7 @@ Asked Runtime::keep(const farandole_request& request) {
   std::lock_guard lock(engine_->mutex());
   check_open();
   Asked asked = take_in(request, engine_->sets(), topology_.rank);
+  asked.request.signature.place = place_of(asked.request);
   describe(asked);
   return asked;
 }
@@ -147,6 +149,7 @@ Handle Runtime::submit(const Asked& kept, const void* input, void* output, uint6
     submission.stream = stream;
     try {
       check_buffers(kept.request, submission, set);
+      place_of(kept.request);
       Submission* one = &submission;
       mark_produced({&one, 1});
       handle = enter(kept.request, std::move(submission));

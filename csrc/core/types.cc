@@ -55,6 +55,12 @@ std::string text_of(const std::vector<int64_t>& shape) {
   return text + (shape.size() == 1 ? ",)" : ")");
 }
 
+std::string text_of(const Place& place) {
+  if (place.window == 0) return "none";
+  return "byte " + std::to_string(place.offset) + " of window " + std::to_string(place.window) +
+         " of " + std::to_string(place.window_bytes) + " bytes";
+}
+
 std::string text_of_ranks(const std::vector<Rank>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < ranks.size();) {

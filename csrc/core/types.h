@@ -64,6 +64,16 @@ const char* name_of(Op op);
 std::string text_of(const std::vector<int64_t>& shape);     // "(3, 4)"; -1, any length, is "*"
 std::string text_of_ranks(const std::vector<Rank>& ranks);  // "ranks 0, 2-5"
 
+// Where a tensor on a GPU is reduced: at one place of memory that NCCL knows, the same on all ranks.
+struct Place {
+  uint32_t window = 0;  // its number: the ranks that use it opened theirs in one order; 0: nowhere
+  uint64_t window_bytes = 0;
+  uint64_t offset = 0;  // bytes
+
+  bool operator==(const Place&) const = default;
+};
+std::string text_of(const Place& place);
+
 // What all ranks must agree about under one name. Travels once per name; then its id stands for it.
 // `shape` of allgather and alltoall may differ between ranks in the first dimension: it is -1 here.
 struct Signature {
@@ -76,6 +86,7 @@ struct Signature {
   double postscale = 1.0;
   std::vector<int64_t> shape;
   int32_t group_size = 1;  // members of the atomic group this request belongs to
+  Place place;
 
   int64_t elements() const;
   size_t bytes() const { return static_cast<size_t>(elements()) * size_of(dtype); }

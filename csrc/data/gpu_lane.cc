@@ -7,6 +7,12 @@
 #include <utility>
 
 namespace farandole {
+namespace {
+
+// What was launched here, but never on some peer that has left, does not end.
+constexpr std::chrono::seconds kDrainTimeout{30};
+
+}  // namespace
 
 bool GpuLane::step(bool may_launch) {
   if (aborted_) return false;
@@ -18,6 +24,8 @@ bool GpuLane::step(bool may_launch) {
     plane.begin(waiting_.front().parts);
     begun_ = true;
   }
+  if (!plane.ready()) return moved;
+  const nvtx::Range range(ranges_.get(), waiting_.front().label);
   const Progress progress = plane.step();
   if (progress == Progress::kFinished) launched();
   return moved || progress != Progress::kWaiting;
@@ -81,11 +89,12 @@ bool GpuLane::ready(bool may_launch) const {
 }
 
 void GpuLane::drain() {
+  const Deadline deadline = Deadline::in(kDrainTimeout);
   const auto failed = [this] {
     return state_->failed ||
            std::ranges::any_of(planes_, [](const auto& one) { return one.second->failed(); });
   };
-  while (!in_flight_.empty() && !failed()) {
+  while (!in_flight_.empty() && !failed() && !deadline.expired()) {
     if (!retire()) std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
 }
@@ -107,9 +116,12 @@ void GpuLane::close(SetId set, const Failure& failure) {
   planes_.erase(set);
 }
 
-void GpuLane::abort(const Failure& failure) {
+void GpuLane::abort(const Failure& failure, bool together) {
   aborted_ = true;
-  for (auto& [set, plane] : planes_) plane->abort();
+  const bool calm = together && in_flight_.empty() && waiting_.empty();
+  if (!calm) {
+    for (auto& [set, plane] : planes_) plane->abort();
+  }
   begun_ = false;
   for (GpuBucket& bucket : std::exchange(waiting_, {})) bucket.done(&failure);
   for (InFlight& one : std::exchange(in_flight_, {})) one.bucket.done(&failure);

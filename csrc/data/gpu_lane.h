@@ -12,12 +12,14 @@
 #include "data/gpu_completions.h"
 #include "data/gpu_plane.h"
 #include "data/lane.h"
+#include "lib/nvtx.h"
 
 namespace farandole {
 
 struct GpuBucket {
   SetId set = kWorldSet;
   std::vector<Part> parts;
+  std::string label;  // on a profiler's timeline
   // Called first, if it came so far: what comes after `past` in a stream sees the results.
   std::function<void(std::shared_ptr<GpuEvent> past)> launched;
   // Called once, as Bucket::done: nobody reads or writes the buffers again.
@@ -26,8 +28,9 @@ struct GpuBucket {
 
 class GpuLane {
  public:
-  // `ring`: rings the driver's bell; from other threads.
-  explicit GpuLane(std::function<void()> ring) : state_(std::make_shared<State>()) {
+  // `ring`: rings the driver's bell; from other threads. `ranges`: nullptr: no profiler listens.
+  explicit GpuLane(std::function<void()> ring, std::shared_ptr<const nvtx::Api> ranges = nullptr)
+      : state_(std::make_shared<State>()), ranges_(std::move(ranges)) {
     state_->ring = std::move(ring);
   }
 
@@ -42,9 +45,10 @@ class GpuLane {
   // device found. `may_launch`: false holds new buckets back (program order).
   bool step(bool may_launch);
   bool ready(bool may_launch) const;
-  // Blocks until what was launched is done, or has failed.
+  // Blocks until what was launched is done, or has failed, or for half a minute.
   void drain();
-  void abort(const Failure& failure);
+  // `together`: all ranks do so now, with nothing under way: communicators end in peace.
+  void abort(const Failure& failure, bool together);
 
  private:
   // Shared with the completion thread, which may outlive a closed lane's last bucket.
@@ -65,6 +69,7 @@ class GpuLane {
   void check() const;
 
   std::shared_ptr<State> state_;
+  std::shared_ptr<const nvtx::Api> ranges_;
   std::map<SetId, std::unique_ptr<GpuPlane>> planes_;
   std::deque<GpuBucket> waiting_;
   bool begun_ = false;  // the first of them

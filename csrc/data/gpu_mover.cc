@@ -2,6 +2,7 @@
 #include "data/gpu_mover.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/gpu_source.h"
 #include "kernels/kernels.h"
@@ -53,24 +54,13 @@ void MoveList::fill_identity(cuda::Address target, DType type, ReduceOp op, size
   add(chunk, elements, 0, size_of(type));
 }
 
-GpuMover::GpuMover(std::shared_ptr<GpuDevice> device, const nvrtc::Api& nvrtc)
-    : device_(std::move(device)) {
-  const std::string image = nvrtc::compile(nvrtc, gpu::kernel_source(), device_->capability());
-  GpuDevice::Scope scope(*device_);
-  const cuda::Api& api = device_->api();
-  api.check(api.module_load(&module_, image.c_str()), "cuModuleLoadData of our kernels");
-  api.check(api.module_function(&function_, module_, gpu::kMoveKernel), "cuModuleGetFunction");
-}
-
-GpuMover::~GpuMover() {
-  GpuDevice::Scope scope(*device_);
-  device_->api().module_unload(module_);
-}
+GpuMover::GpuMover(std::shared_ptr<const GpuModule> module)
+    : module_(std::move(module)), function_(module_->function(gpu::kMoveKernel)) {}
 
 void GpuMover::launch(const MoveList& list, cuda::Address table, cuda::Stream stream) const {
   if (list.empty()) return;
   void* parameters[] = {&table};
-  const cuda::Api& api = device_->api();
+  const cuda::Api& api = module_->device()->api();
   api.check(api.launch(function_, static_cast<unsigned>(list.chunks().size()), 1, 1,
                        gpu::kMoveThreads, 1, 1, 0, stream, parameters, nullptr),
             "launching the move kernel");

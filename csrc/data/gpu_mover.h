@@ -7,9 +7,8 @@
 #include <vector>
 
 #include "core/types.h"
+#include "data/gpu_module.h"
 #include "kernels/gpu_chunk.h"
-#include "lib/gpu_device.h"
-#include "lib/nvrtc.h"
 
 namespace farandole {
 
@@ -37,19 +36,14 @@ class MoveList {
 
 class GpuMover {
  public:
-  // Compiles the kernel for this device. Throws Error(kLibrary).
-  GpuMover(std::shared_ptr<GpuDevice> device, const nvrtc::Api& nvrtc);
-  ~GpuMover();
-  GpuMover(const GpuMover&) = delete;
-  GpuMover& operator=(const GpuMover&) = delete;
+  explicit GpuMover(std::shared_ptr<const GpuModule> module);
 
   // `table`: the list's chunks in device memory, uploaded earlier in this stream.
   void launch(const MoveList& list, cuda::Address table, cuda::Stream stream) const;
 
  private:
-  std::shared_ptr<GpuDevice> device_;
-  cuda::Module module_ = nullptr;
-  cuda::Function function_ = nullptr;
+  const std::shared_ptr<const GpuModule> module_;
+  const cuda::Function function_;
 };
 
 }  // namespace farandole

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <memory>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "data/plane.h"
@@ -19,14 +21,28 @@ struct GpuWork {
 
 class GpuPlane : public Plane {
  public:
+  explicit GpuPlane(std::shared_ptr<GpuDevice> device) : device_(std::move(device)) {}
+
   // Of the bucket for which step() has just said kFinished.
-  virtual GpuWork take_work() = 0;
+  GpuWork take_work() { return std::move(work_); }
   // Launched work may no longer come to its end (NCCL found an error, or time is up): throws
   // Error(kLibrary). Called between buckets.
   virtual void check() const = 0;
   virtual bool failed() const = 0;  // check() would throw
   // The oldest launched bucket has come to its end.
   virtual void finished() = 0;
+
+ protected:
+  // All of the bucket is in our stream.
+  Progress finish() {
+    work_.past = device_->recorded(device_->stream());
+    parts_ = {};
+    return Progress::kFinished;
+  }
+
+  const std::shared_ptr<GpuDevice> device_;
+  std::span<const Part> parts_;  // of the bucket under way
+  GpuWork work_;
 };
 
 }  // namespace farandole

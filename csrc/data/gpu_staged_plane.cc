@@ -36,7 +36,7 @@ size_t output_bytes(const Part& part, size_t member) {
 
 GpuStagedPlane::GpuStagedPlane(std::shared_ptr<GpuDevice> device, std::unique_ptr<Lane> host,
                                int member, std::function<void()> ring)
-    : device_(std::move(device)),
+    : GpuPlane(std::move(device)),
       host_(std::move(host)),
       member_(static_cast<size_t>(member)),
       arrivals_(std::make_shared<Arrivals>()) {
@@ -80,9 +80,7 @@ Progress GpuStagedPlane::step() {
     staged_.pop_front();
   }
   if (!pieces_.empty() || !staged_.empty()) return moved ? Progress::kMoved : Progress::kWaiting;
-  work_.past = device_->recorded(device_->stream());
-  parts_ = {};
-  return Progress::kFinished;
+  return finish();
 }
 
 bool GpuStagedPlane::ready() const {

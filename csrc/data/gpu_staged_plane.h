@@ -30,7 +30,6 @@ class GpuStagedPlane final : public GpuPlane {
   Progress step() override;
   bool ready() const override;
   void abort() override;
-  GpuWork take_work() override { return std::move(work_); }
   void check() const override;
   bool failed() const override { return arrivals_->failed; }
   void finished() override {}
@@ -63,17 +62,14 @@ class GpuStagedPlane final : public GpuPlane {
   Part host_part(const Staged& staged) const;
   void copy(std::byte* target, const std::byte* source, size_t bytes);
 
-  const std::shared_ptr<GpuDevice> device_;
   const std::unique_ptr<Lane> host_;
   const size_t member_;
   const std::shared_ptr<Arrivals> arrivals_;
-  std::span<const Part> parts_;
   std::deque<Piece> pieces_;   // not yet fetched
   std::deque<Staged> staged_;  // fetched, not yet delivered
   uint64_t fetched_ = 0;       // copies to the host, ever
   size_t delivered_ = 0;       // pieces whose host work is done, at the front of staged_
   Failure host_failure_;
-  GpuWork work_;
   GpuCompletions completions_;
 };
 

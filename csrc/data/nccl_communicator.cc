@@ -13,6 +13,7 @@ namespace {
 // Between looks at NCCL's asynchronous error: while it connects, and while work is in flight.
 constexpr std::chrono::milliseconds kConnectingLook{1};
 constexpr std::chrono::milliseconds kWorkingLook{100};
+constexpr std::chrono::seconds kClosingTimeout{10};
 
 }  // namespace
 
@@ -39,9 +40,63 @@ NcclCommunicator::~NcclCommunicator() {
     abort();
     return;
   }
+  close();
+}
+
+// NCCL ends its connections without blocking; a peer that does not is not waited for without end.
+void NcclCommunicator::close() {
   GpuDevice::Scope scope(*setup_.device);
-  setup_.api->finalize(comm_);
-  setup_.api->destroy(comm_);
+  forget_windows(/*all=*/true);
+  nccl::Result result = setup_.api->finalize(comm_);
+  const Deadline deadline = Deadline::in(kClosingTimeout);
+  while (result == nccl::kInProgress && !deadline.expired()) {
+    std::this_thread::sleep_for(kConnectingLook);
+    if (setup_.api->async_error(comm_, &result) != nccl::kSuccess) break;
+  }
+  if (result == nccl::kSuccess) {
+    setup_.api->destroy(comm_);
+  } else {
+    setup_.api->abort(comm_);
+  }
+}
+
+void NcclCommunicator::know(const std::shared_ptr<GpuWindow>& window) {
+  auto [at, fresh] = windows_.try_emplace(window->number());
+  if (!fresh) return;
+  Registration& known = at->second;
+  known.window = window;
+  const nccl::Api& api = *setup_.api;
+  nccl::Result result;
+  if (api.window_register) {
+    result = api.window_register(comm_, window->data(), window->bytes(), &known.as_window,
+                                 nccl::kWindowSymmetric);
+    api.check(result, "ncclCommWindowRegister", comm_);
+  } else {
+    result = api.buffer_register(comm_, window->data(), window->bytes(), &known.as_buffer);
+    api.check(result, "ncclCommRegister", comm_);
+  }
+  std::lock_guard lock(mutex_);
+  connecting(result);
+}
+
+// Nothing is in flight. Their memory may go from here on.
+void NcclCommunicator::forget_windows(bool all) {
+  GpuDevice::Scope scope(*setup_.device);
+  std::erase_if(windows_, [&](const auto& entry) {
+    const Registration& known = entry.second;
+    if (!all && !known.window->closed()) return false;
+    if (known.as_window) setup_.api->window_deregister(comm_, known.as_window);
+    if (known.as_buffer) setup_.api->buffer_deregister(comm_, known.as_buffer);
+    return true;
+  });
+}
+
+// Under the mutex: a call has begun something that NCCL goes on with by itself.
+void NcclCommunicator::connecting(nccl::Result result) {
+  if (result != nccl::kInProgress || state_ != State::kReady) return;
+  connected_by_ = Deadline::in(setup_.open_timeout);
+  state_ = State::kConnecting;
+  wake();
 }
 
 void NcclCommunicator::check() const {
@@ -55,16 +110,14 @@ void NcclCommunicator::launched(nccl::Result result) {
   if (in_flight_++ == 0 && setup_.work_timeout.count() > 0) {
     done_by_ = Deadline::in(setup_.work_timeout);
   }
-  if (result == nccl::kInProgress && state_ == State::kReady) {
-    connected_by_ = Deadline::in(setup_.open_timeout);
-    state_ = State::kConnecting;
-  }
+  connecting(result);
   wake();
 }
 
 void NcclCommunicator::finished() {
   std::lock_guard lock(mutex_);
   --in_flight_;
+  if (in_flight_ == 0 && state_ == State::kReady) forget_windows(/*all=*/false);
   done_by_ = in_flight_ > 0 && setup_.work_timeout.count() > 0 ? Deadline::in(setup_.work_timeout)
                                                                : Deadline::never();
 }
@@ -75,6 +128,7 @@ void NcclCommunicator::abort() {
   state_ = State::kAborted;
   GpuDevice::Scope scope(*setup_.device);
   setup_.api->abort(comm_);
+  windows_.clear();  // NCCL has let go of all of them
 }
 
 nccl::RedOp NcclCommunicator::weighted(double weight, nccl::DataType type) {

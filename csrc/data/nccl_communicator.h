@@ -13,6 +13,7 @@
 
 #include "lib/clock.h"
 #include "lib/gpu_device.h"
+#include "lib/gpu_window.h"
 #include "lib/nccl.h"
 
 namespace farandole {
@@ -42,6 +43,9 @@ class NcclCommunicator {
   nccl::Comm get() const { return comm_; }
   // After a group of calls: NCCL may still be connecting; then ready() is false for a while.
   void launched(nccl::Result result);
+  // Before the first bucket that is reduced in this window: every member, at the same point of the log. ready() may
+  // be false for a while.
+  void know(const std::shared_ptr<GpuWindow>& window);
   void finished();  // the oldest launch has come to its end
   // Kernels in flight end at once. Idempotent.
   void abort();
@@ -54,10 +58,21 @@ class NcclCommunicator {
   Deadline look();  // when to look again
   void wake();
   void fail(const std::string& text);
+  void connecting(nccl::Result result);
+  void forget_windows(bool all);
+  void close();
+
+  // What NCCL gave for a window of ours; one of the two, or neither where this hardware has no use for it.
+  struct Registration {
+    std::shared_ptr<GpuWindow> window;
+    nccl::Window as_window = nullptr;
+    void* as_buffer = nullptr;
+  };
 
   const Setup setup_;
   nccl::Comm comm_ = nullptr;
   std::map<std::pair<double, nccl::DataType>, nccl::RedOp> weighted_;
+  std::map<uint32_t, Registration> windows_;  // at fixed places: NCCL may fill them in later
   std::atomic<State> state_{State::kConnecting};
 
   mutable std::mutex mutex_;

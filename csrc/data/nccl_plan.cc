@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "core/error.h"
 
@@ -24,18 +25,34 @@ size_t row_bytes(const Part& part) {
   return static_cast<size_t>(part.signature.row_elements()) * size_of(part.signature.dtype);
 }
 
+// By dtype and place alone, as everything that all members must decide alike.
+bool has_place(const Part& part, const Wire& wire) {
+  return part.signature.place.window != 0 && wire.type == wire.element;
+}
+
+// The second place begins where the first ends: nothing but padding is between them.
+bool are_neighbours(const Part& first, const Part& second) {
+  const Place &a = first.signature.place, &b = second.signature.place;
+  return a.window == b.window &&
+         aligned(a.offset + first.signature.bytes(), kPackAlignment) == b.offset;
+}
+
 }  // namespace
 
-void NcclPlan::make(std::span<const Part> parts, cuda::Address scratch) {
+void NcclPlan::make(std::span<const Part> parts, cuda::Address scratch, const Windows& windows) {
   pack.clear();
   unpack.clear();
   calls.clear();
   scratch_ = scratch;
   used_ = 0;
-  std::vector<Reduction> allreduces;
+  std::vector<Reduction> allreduces, placed;
   for (const Part& part : parts) {
     switch (part.signature.op) {
-      case Op::kAllreduce: allreduces.push_back({&part, wire_of(part, members_)}); break;
+      case Op::kAllreduce: {
+        const Wire wire = wire_of(part, members_);
+        (has_place(part, wire) ? placed : allreduces).push_back({&part, wire});
+        break;
+      }
       case Op::kReducescatter: plan_reducescatter({&part, wire_of(part, members_)}); break;
       case Op::kBroadcast: plan_broadcast(part); break;
       case Op::kAllgather: plan_allgather(part); break;
@@ -44,6 +61,7 @@ void NcclPlan::make(std::span<const Part> parts, cuda::Address scratch) {
       default: throw Error(ErrorCode::kInternal, "no such operation on a GPU");
     }
   }
+  plan_placed(std::move(placed), windows);
   plan_allreduces(std::move(allreduces));
 }
 
@@ -88,6 +106,34 @@ void NcclPlan::bring_in(const Reduction& one, cuda::Address target) {
                  wire.factor_in, wire.divisor_in);
   } else {
     pack.fill_identity(target, wire.type, wire.identity, one.numbers());
+  }
+}
+
+// A member whose tensor lies elsewhere, or that has none, brings it in: NCCL must meet registered memory at the
+// same place on all members, or on none.
+void NcclPlan::plan_placed(std::vector<Reduction> reductions, const Windows& windows) {
+  std::ranges::stable_sort(reductions, {}, [](const Reduction& one) {
+    const Place& place = one.part->signature.place;
+    return std::pair(place.window, place.offset);
+  });
+  for (size_t i = 0; i < reductions.size(); ++i) {
+    const Reduction& one = reductions[i];
+    const Part& part = *one.part;
+    const Wire& wire = one.wire;
+    const cuda::Address at = windows.at(part.signature.place.window) + part.signature.place.offset;
+    bring_in(one, at);
+    if (part.output) {
+      unpack.convert(address_of(part.output), wire.element, at, wire.type, one.numbers(),
+                     wire.factor_out, wire.divisor_out);
+    }
+    const bool joins = i > 0 && are_neighbours(*reductions[i - 1].part, part) &&
+                       reductions[i - 1].wire.same_call(wire);
+    if (joins) {
+      calls.back().count = (at - calls.back().input) / size_of(wire.type) + one.numbers();
+    } else {
+      calls.push_back({NcclCall::Kind::kAllReduce, at, at, one.numbers(), nccl_type(wire.type),
+                       wire.op, wire.weight});
+    }
   }
 }
 

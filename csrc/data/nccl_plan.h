@@ -3,6 +3,7 @@
 // two passes over the same code: the first measures the scratch memory, the second knows its address.
 #pragma once
 
+#include <map>
 #include <span>
 #include <vector>
 
@@ -30,7 +31,10 @@ class NcclPlan {
 
   NcclPlan(int member, int members) : member_(member), members_(members) {}
 
-  void make(std::span<const Part> parts, cuda::Address scratch);
+  // Where windows begin, by number: all that the parts name, and more. Tensors with a place are reduced there, in
+  // one call with those that lie beside them.
+  using Windows = std::map<uint32_t, cuda::Address>;
+  void make(std::span<const Part> parts, cuda::Address scratch, const Windows& windows = {});
 
   MoveList pack, unpack;
   std::vector<NcclCall> calls;
@@ -46,6 +50,7 @@ class NcclPlan {
   };
 
   cuda::Address take(size_t bytes);
+  void plan_placed(std::vector<Reduction> reductions, const Windows& windows);
   void plan_allreduces(std::vector<Reduction> reductions);
   bool goes_direct(const Reduction& one) const;
   void plan_direct(const Reduction& one);

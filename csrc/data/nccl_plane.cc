@@ -10,10 +10,12 @@
 
 namespace farandole {
 
-NcclPlane::NcclPlane(const GpuMover& mover, NcclCommunicator::Setup setup)
-    : mover_(mover),
+NcclPlane::NcclPlane(const GpuMover& mover, const GpuWindows& windows,
+                     NcclCommunicator::Setup setup)
+    : GpuPlane(setup.device),
+      mover_(mover),
+      windows_(windows),
       api_(setup.api),
-      device_(setup.device),
       communicator_(setup),
       plan_(setup.member, setup.members) {}
 
@@ -26,7 +28,7 @@ bool NcclPlane::supports(const Signature& signature) const {
 
 void NcclPlane::begin(std::span<const Part> parts) {
   parts_ = parts;
-  launched_ = false;
+  known_ = launched_ = false;
 }
 
 bool NcclPlane::ready() const { return communicator_.ready() || communicator_.failed(); }
@@ -37,6 +39,11 @@ Progress NcclPlane::step() {
   communicator_.check();
   if (!communicator_.ready()) return Progress::kWaiting;
   GpuDevice::Scope scope(*device_);
+  if (!known_) {
+    look_up_windows();
+    known_ = true;
+    if (!communicator_.ready()) return Progress::kMoved;
+  }
   if (!launched_) {
     launch_pack();
     communicator_.launched(launch_calls());
@@ -44,19 +51,34 @@ Progress NcclPlane::step() {
     if (!communicator_.ready()) return Progress::kMoved;
   }
   mover_.launch(plan_.unpack, table_ + plan_.pack.bytes(), device_->stream());
-  work_.past = device_->recorded(device_->stream());
   device_->free(std::exchange(scratch_, 0), device_->stream());
-  parts_ = {};
-  return Progress::kFinished;
+  return finish();
+}
+
+// An agreed point of the log: registering may be collective.
+void NcclPlane::look_up_windows() {
+  bases_.clear();
+  for (const Part& part : parts_) {
+    const uint32_t number = part.signature.place.window;
+    if (number == 0 || bases_.contains(number)) continue;
+    const std::shared_ptr<GpuWindow> window = windows_.find(number);
+    if (!window) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "window " + std::to_string(number) +
+                      " was closed on this rank while others reduce tensors in it");
+    }
+    communicator_.know(window);
+    bases_[number] = window->address();
+  }
 }
 
 void NcclPlane::launch_pack() {
   const cuda::Stream stream = device_->stream();
-  plan_.make(parts_, 0);
+  plan_.make(parts_, 0, bases_);
   const size_t tables = plan_.pack.bytes() + plan_.unpack.bytes();
   const size_t bytes = plan_.scratch_bytes() + tables;
   scratch_ = bytes > 0 ? device_->allocate(bytes, stream) : 0;
-  plan_.make(parts_, scratch_);
+  plan_.make(parts_, scratch_, bases_);
   table_ = scratch_ + plan_.scratch_bytes();
   wait_for_inputs();
   if (tables > 0) upload();

@@ -13,8 +13,8 @@ namespace farandole {
 
 class NcclPlane final : public GpuPlane {
  public:
-  // `mover` is the device's and outlives the plane.
-  NcclPlane(const GpuMover& mover, NcclCommunicator::Setup setup);
+  // `mover` and `windows` are the device's and outlive the plane.
+  NcclPlane(const GpuMover& mover, const GpuWindows& windows, NcclCommunicator::Setup setup);
 
   const char* name() const override { return "nccl"; }
   bool supports(const Signature& signature) const override;
@@ -22,12 +22,12 @@ class NcclPlane final : public GpuPlane {
   Progress step() override;
   bool ready() const override;
   void abort() override;
-  GpuWork take_work() override { return std::move(work_); }
   void check() const override { communicator_.check(); }
   bool failed() const override { return communicator_.failed(); }
   void finished() override { communicator_.finished(); }
 
  private:
+  void look_up_windows();
   void wait_for_inputs();
   void launch_pack();
   void upload();
@@ -35,15 +35,15 @@ class NcclPlane final : public GpuPlane {
   nccl::Result launch(const NcclCall& call);
 
   const GpuMover& mover_;
+  const GpuWindows& windows_;
   const std::shared_ptr<const nccl::Api> api_;
-  const std::shared_ptr<GpuDevice> device_;
   NcclCommunicator communicator_;
   NcclPlan plan_;
-  std::span<const Part> parts_;
-  bool launched_ = false;  // the bucket's pack kernel and NCCL calls
+  NcclPlan::Windows bases_;  // of the windows that the bucket uses
+  bool known_ = false;       // to the communicator
+  bool launched_ = false;    // the bucket's pack kernel and NCCL calls
   cuda::Address scratch_ = 0;
   cuda::Address table_ = 0;  // of segments, in scratch memory
-  GpuWork work_;
 };
 
 }  // namespace farandole

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one GPU kernel: packs, unpacks, scales, casts and fills many segments in one launch, a chunk for
+// The GPU kernel that moves: packs, unpacks, scales, casts and fills many segments in one launch, a chunk for
 // each thread block. Compiled by NVRTC at run time, after gpu_chunk.h; needs no other header.
 
 namespace farandole::gpu {
@@ -156,11 +156,12 @@ __device__ typename To::Raw convert(typename From::Raw raw, const Chunk& chunk) 
 }
 
 template <class From, class To, class FromWord, class ToWord>
-__device__ void convert_words(const Chunk& chunk, unsigned words) {
+__device__ void convert_words(const Chunk& chunk, unsigned begin, unsigned end) {
   constexpr unsigned kLanes = sizeof(FromWord) / sizeof(typename From::Raw);
   const FromWord* const from_words = (const FromWord*)chunk.source;
   ToWord* const to_words = (ToWord*)chunk.target;
-  for (unsigned i = threadIdx.x; i < words; i += blockDim.x) {
+#pragma unroll(kLanes > 1 ? 4 : 1)
+  for (unsigned i = begin + threadIdx.x; i < end; i += blockDim.x) {
     union {
       FromWord word;
       typename From::Raw raw[kLanes];
@@ -186,17 +187,12 @@ __device__ void convert_all(const Chunk& chunk) {
   constexpr unsigned kLanes = 16 / kLarger;
   using FromWord = typename Word<kLanes * sizeof(FromRaw)>::type;
   using ToWord = typename Word<kLanes * sizeof(ToRaw)>::type;
-  // Integers are seldom scaled: for them the loop below is enough, and half as long to compile.
+  // Integers are seldom scaled: for them one by one is enough, and half as long to compile.
   const bool aligned =
       !To::kInteger && chunk.source % sizeof(FromWord) == 0 && chunk.target % sizeof(ToWord) == 0;
   const unsigned words = aligned ? chunk.elements / kLanes : 0;
-  if constexpr (!To::kInteger) convert_words<From, To, FromWord, ToWord>(chunk, words);
-  const FromRaw* const from = (const FromRaw*)chunk.source;
-  ToRaw* const to = (ToRaw*)chunk.target;
-#pragma unroll 1
-  for (unsigned i = words * kLanes + threadIdx.x; i < chunk.elements; i += blockDim.x) {
-    to[i] = convert<From, To>(from[i], chunk);
-  }
+  if constexpr (!To::kInteger) convert_words<From, To, FromWord, ToWord>(chunk, 0, words);
+  convert_words<From, To, FromRaw, ToRaw>(chunk, words * kLanes, chunk.elements);
 }
 
 template <unsigned char kFrom, unsigned char kTo>

@@ -37,6 +37,10 @@ class DynamicLibrary {
   void fill(Function*& row, const char* symbol) const {
     row = require<Function>(symbol);
   }
+  template <class Function>
+  void fill_if_there(Function*& row, const char* symbol) const {
+    row = find<Function>(symbol);
+  }
 
  private:
   DynamicLibrary(void* handle, std::string name) : handle_(handle), name_(std::move(name)) {}

@@ -11,6 +11,7 @@
 #include "lib/cuda.h"
 
 struct ncclComm;
+struct ncclWindow_vidmem;  // NVIDIA's name
 
 namespace farandole::nccl {
 
@@ -18,6 +19,7 @@ using Result = int;
 using Comm = ncclComm*;
 using DataType = int;
 using RedOp = int;
+using Window = ncclWindow_vidmem*;
 
 constexpr Result kSuccess = 0;
 constexpr Result kInProgress = 7;
@@ -26,6 +28,8 @@ constexpr DataType kInt8 = 0, kUInt8 = 1, kInt32 = 2, kUInt32 = 3, kInt64 = 4, k
 constexpr DataType kFloat16 = 6, kFloat32 = 7, kFloat64 = 8, kBFloat16 = 9;
 constexpr RedOp kSum = 0, kProduct = 1, kMax = 2, kMin = 3, kAverage = 4;
 constexpr int kScalarHost = 1;
+constexpr int kWindowSymmetric = 1;  // all ranks use the same offsets
+constexpr size_t kWindowAlignment = 4096;
 
 struct UniqueId {
   char bytes[128];
@@ -72,6 +76,15 @@ struct Api {
   Result (*group_end)();
   Result (*weighted_sum)(RedOp* op, void* weight, DataType type, int residence, Comm comm);
   Result (*op_destroy)(RedOp op, Comm comm);
+  // ---- nullptr where NCCL is too old: from 2.19,
+  Result (*memory_allocate)(void** memory, size_t bytes);
+  Result (*memory_free)(void* memory);
+  Result (*buffer_register)(const Comm comm, void* memory, size_t bytes, void** handle);
+  Result (*buffer_deregister)(const Comm comm, void* handle);
+  // and from 2.27
+  Result (*window_register)(Comm comm, void* memory, size_t bytes, Window* window, int flags);
+  Result (*window_deregister)(Comm comm, Window window);
+  bool registers_memory() const { return memory_allocate && (window_register || buffer_register); }
 
   // Throws Error(kLibrary): "what: text (NCCL's last words)". kInProgress is no error.
   void check(Result result, const char* what, Comm comm = nullptr) const;

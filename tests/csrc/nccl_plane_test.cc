@@ -20,15 +20,18 @@ constexpr std::chrono::seconds kPatience{60};
 class Member {
  public:
   Member(const nccl::UniqueId& id, int member, int members,
-         std::chrono::nanoseconds patience = kPatience)
+         std::chrono::nanoseconds patience = kPatience,
+         std::shared_ptr<const nccl::Api> api = gpu_library().nccl)
       : bell_(reinterpret_cast<EventCount*>(segment_.data())),
         device_(GpuDevice::open(gpu_library().cuda, member)),
-        mover_(device_, *gpu_library().nvrtc),
-        plane_(mover_, {gpu_library().nccl, device_, id, member, members, patience, patience,
-                        [this] { bell_->notify(); }}) {}
+        mover_(std::make_shared<GpuModule>(device_, *gpu_library().nvrtc)),
+        plane_(mover_, windows_,
+               {std::move(api), device_, id, member, members, patience, patience,
+                [this] { bell_->notify(); }}) {}
 
   GpuPlane& plane() { return plane_; }
-  GpuDevice& device() { return *device_; }
+  const std::shared_ptr<GpuDevice>& device() const { return device_; }
+  GpuWindows& windows() { return windows_; }
 
   // As the engine does; the results are there on return.
   void run(std::span<const Part> parts) {
@@ -49,6 +52,7 @@ class Member {
   EventCount* bell_;
   std::shared_ptr<GpuDevice> device_;
   GpuMover mover_;
+  GpuWindows windows_;
   NcclPlane plane_;
 };
 
@@ -147,6 +151,55 @@ TEST(large_parts_are_reduced_where_they_are) {
   plan.make(std::span(&part, 1), 0);
   CHECK(plan.pack.empty() && plan.unpack.empty());
   CHECK_EQ(plan.calls[0].op, nccl::kAverage);
+}
+
+TEST(neighbours_in_a_window_are_one_call) {
+  NcclPlan plan(0, 2);
+  std::vector<std::byte> memory(4096);
+  std::vector<Part> parts(4);
+  const uint64_t offsets[] = {0, 16, 64,
+                              80};  // floats: 3 and padding, 4; a gap; 4, 4 of another kind
+  for (size_t i = 0; i < parts.size(); ++i) {
+    parts[i].signature.shape = {i == 0 ? 3 : 4};
+    parts[i].signature.place = {1, memory.size(), offsets[i]};
+    parts[i].input = parts[i].output = memory.data() + offsets[i];
+  }
+  parts[3].signature.reduce_op = ReduceOp::kMax;
+  std::swap(parts[0], parts[1]);  // their order in the bucket does not matter
+  const auto base = static_cast<cuda::Address>(reinterpret_cast<uintptr_t>(memory.data()));
+  plan.make(parts, 0, {{1, base}});
+  CHECK(plan.pack.empty() && plan.unpack.empty());
+  CHECK_EQ(plan.scratch_bytes(), size_t{0});
+  CHECK_EQ(plan.calls.size(), size_t{3});
+  CHECK_EQ(plan.calls[0].input, base);
+  CHECK_EQ(plan.calls[0].count, size_t{8});
+  CHECK_EQ(plan.calls[1].input, base + 64);
+  CHECK_EQ(plan.calls[2].count, size_t{4});
+}
+
+// From 2.19 on; before windows.
+TEST(an_older_nccl_registers_buffers) {
+  auto old = std::make_shared<nccl::Api>(*gpu_library().nccl);
+  old->window_register = nullptr;
+  old->window_deregister = nullptr;
+  const nccl::UniqueId id = new_id();
+  in_threads(2, [&](int me) {
+    Member member(id, me, 2, kPatience, old);
+    const auto window =
+        std::make_shared<GpuWindow>(member.device(), old, member.windows().next_number(), 4096);
+    member.windows().add(window);
+    auto* const data = static_cast<float*>(window->data());
+    std::fill_n(data, 100, static_cast<float>(me + 1));
+    Part part;
+    part.signature.shape = {100};
+    part.signature.place = {window->number(), window->bytes(), 0};
+    part.input = part.output = static_cast<std::byte*>(window->data());
+    member.run(std::span(&part, 1));
+    CHECK_EQ(data[0], 3.0F);
+    CHECK_EQ(data[99], 3.0F);
+    window->close();
+  });
+  CHECK_EQ(gpu_library().alive(), 0);
 }
 
 TEST(a_lone_member_gives_up_in_time) {

@@ -42,6 +42,7 @@ inline Signature random_signature(Random& random) {
   s.postscale = -random.unit();
   s.shape = random_numbers<int64_t>(random);
   s.group_size = random.between(1, 1000);
+  s.place = {static_cast<uint32_t>(random.below(3)), random.next(), random.next()};
   return s;
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks with GPUs: the whole way from submit to the caller's stream, over the GPU double. Ranks are threads,
-// since the double lives in one process.
+// Ranks with GPUs: the whole way from submit to the caller's stream, over the GPU double.
+#include <cstdlib>
+
 #include "core/error.h"
-#include "gpu_library.h"
-#include "runtime_ranks.h"
+#include "gpu_ranks.h"
 
 using namespace farandole;
 using namespace farandole::check;
@@ -11,60 +11,6 @@ using namespace farandole::check;
 namespace {
 
 constexpr size_t kSizes[] = {1, 300, 5000, 400'000};  // the last one is reduced where it is
-
-void on_double(Config& config) {
-  config.cuda_library = config.nccl_library = config.nvrtc_library = gpu_library().path;
-}
-
-// A stream of the user's own, on this rank's GPU.
-class UserStream {
- public:
-  explicit UserStream(int device) : device_(GpuDevice::open(gpu_library().cuda, device)) {}
-  cuda::Stream get() const { return device_->stream(); }
-  uint64_t number() const { return reinterpret_cast<uint64_t>(get()); }
-  void write(Floats& to, Floats values) {  // in stream order
-    auto* work = new std::pair<Floats*, Floats>(&to, std::move(values));
-    gpu_library().call(
-        get(),
-        [](void* argument) {
-          auto* pair = static_cast<std::pair<Floats*, Floats>*>(argument);
-          std::copy(pair->second.begin(), pair->second.end(), pair->first->begin());
-          delete pair;
-        },
-        work);
-  }
-  void synchronize() { device_->recorded(get())->wait(); }
-
- private:
-  std::shared_ptr<GpuDevice> device_;
-};
-
-Ask on_gpu(Ask ask, int device, const UserStream& stream) {
-  ask.device = device;
-  ask.stream = stream.number();
-  return ask;
-}
-
-// As a framework does: wait, then let the own stream wait, then look.
-void finish_on(TestRank& self, UserStream& stream, const std::vector<Handle>& handles) {
-  if (Failure failure = self.wait(handles)) fail("a call failed: " + failure.text);
-  self.runtime()->join_stream(handles, stream.number());
-  stream.synchronize();
-  for (Handle handle : handles) self.runtime()->handles().release(handle);
-}
-
-void run_gpu_jobs(std::vector<int> sizes, const Body& body, const Tune& tune = {}) {
-  for (int ranks : sizes) {
-    for (uint64_t seed : {1, 2}) {
-      gpu_library().seed(seed);
-      run_job(Kind::kThreads, ranks, body, [&](Config& config) {
-        on_double(config);
-        if (tune) tune(config);
-      });
-      CHECK_EQ(gpu_library().alive(), 0);
-    }
-  }
-}
 
 // Several steps of several tensors at once, written late in the user's stream.
 void train(TestRank& self, int device, int steps = 5) {
@@ -282,6 +228,35 @@ TEST(in_program_order_only_waits_launch) {
         config.gpu_order = "program";
         config.gpu_fusion_bytes = 1024;  // a bucket each
       });
+}
+
+// NCCL asks for it when it makes a communicator.
+TEST(the_algorithm_is_pinned_before_communicators_are_made) {
+  ::unsetenv("NCCL_ALGO");
+  run_job(
+      Kind::kThreads, 1, [](TestRank& self) { train(self, 0, 1); },
+      [](Config& config) {
+        on_double(config);
+        config.nccl_algo = "ring";
+      });
+  CHECK_EQ(std::string(gpu_library().algorithm()), "allreduce:ring");
+  ::unsetenv("NCCL_ALGO");
+}
+
+TEST(a_profiler_sees_buckets_and_their_tensors) {
+  gpu_library().ranges();
+  run_job(
+      Kind::kThreads, 1, [](TestRank& self) { train(self, 0, 1); },
+      [](Config& config) {
+        on_double(config);
+        config.nvtx = "1";
+        config.nvtx_library = gpu_library().path;
+      });
+  const std::string ranges = gpu_library().ranges();
+  CHECK(contains(ranges, "bucket ") && contains(ranges, ": grad "));
+  for (size_t i = 0; i < std::size(kSizes); ++i) {
+    CHECK(contains(ranges, "grad " + std::to_string(i)));
+  }
 }
 
 namespace {

@@ -47,3 +47,12 @@ static_assert(alike(&Api::group_start, &ncclGroupStart));
 static_assert(alike(&Api::group_end, &ncclGroupEnd));
 static_assert(alike(&Api::weighted_sum, &ncclRedOpCreatePreMulSum));
 static_assert(alike(&Api::op_destroy, &ncclRedOpDestroy));
+
+static_assert(alike(&Api::memory_allocate, &ncclMemAlloc));
+static_assert(alike(&Api::memory_free, &ncclMemFree));
+static_assert(alike(&Api::buffer_register, &ncclCommRegister));
+static_assert(alike(&Api::buffer_deregister, &ncclCommDeregister));
+static_assert(alike(&Api::window_register, &ncclCommWindowRegister));
+static_assert(alike(&Api::window_deregister, &ncclCommWindowDeregister));
+static_assert(nccl::kWindowSymmetric == NCCL_WIN_COLL_SYMMETRIC);
+static_assert(nccl::kWindowAlignment == NCCL_WIN_REQUIRED_ALIGNMENT);

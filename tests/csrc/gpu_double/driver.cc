@@ -21,6 +21,7 @@ struct CUctx_st {
 namespace {
 
 constexpr int kDevices = 16;
+constexpr const char* kKernels[] = {gpu::kMoveKernel, gpu::kDotsKernel};
 constexpr Result kInvalidValue = 1;
 constexpr Result kInvalidContext = 201;
 CUctx_st contexts[kDevices];
@@ -256,21 +257,29 @@ Result cuModuleUnload(cuda::Module) {
   });
 }
 Result cuModuleGetFunction(cuda::Function* function, cuda::Module, const char* name) {
-  if (std::strcmp(name, gpu::kMoveKernel) != 0) return 500;  // not found
-  *function = reinterpret_cast<cuda::Function>(function);
-  return 0;
+  for (uintptr_t i = 0; i < std::size(kKernels); ++i) {
+    if (std::strcmp(name, kKernels[i]) != 0) continue;
+    *function = reinterpret_cast<cuda::Function>(i + 1);
+    return 0;
+  }
+  return 500;  // not found
 }
-Result cuLaunchKernel(cuda::Function, unsigned blocks, unsigned, unsigned, unsigned, unsigned,
-                      unsigned, unsigned, Stream stream, void** parameters, void**) {
+Result cuLaunchKernel(cuda::Function function, unsigned blocks, unsigned, unsigned, unsigned,
+                      unsigned, unsigned, unsigned, Stream stream, void** parameters, void**) {
   return check::call("cuLaunchKernel", [&](check::Hardware& hardware) -> int {
     if (Result wrong = has_context()) return wrong;
+    if (kKernels[reinterpret_cast<uintptr_t>(function) - 1] == gpu::kDotsKernel) {
+      const auto task = *static_cast<const gpu::DotTask*>(parameters[0]);
+      hardware.push(stream, [=] { check::dots_on_host(task, blocks); });
+      return 0;
+    }
     const Address chunks = *static_cast<const Address*>(parameters[0]);
     hardware.push(stream, [=] { check::move_on_host(pointer<void>(chunks), blocks); });
     return 0;
   });
 }
 
-// ---- NVRTC: nothing is compiled; the driver above knows the one kernel
+// ---- NVRTC: nothing is compiled; the driver above knows the kernels
 
 using Program = void*;
 int nvrtcVersion(int* major, int* minor) {

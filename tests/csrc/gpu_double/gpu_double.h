@@ -27,6 +27,10 @@ void gpu_double_heal();
 void gpu_double_break_rank(int rank, int result);
 // Streams are (not) being captured into a graph.
 void gpu_double_capture(cuda::Stream stream, int capturing);
+// What NCCL_ALGO was when the last communicator was made.
+const char* gpu_double_algorithm();
+// The names of NVTX ranges since the last time, one a line. Valid until the thread asks again.
+const char* gpu_double_ranges();
 // What is alive: streams, events, allocations, communicators; 0 when everything was given back.
 int gpu_double_alive();
 }

@@ -13,6 +13,7 @@
 #include <string>
 #include <thread>
 
+#include "kernels/gpu_chunk.h"
 #include "lib/cuda.h"
 #include "random.h"
 
@@ -93,7 +94,8 @@ int call(const char* function, Body&& body) {
   return injected != 0 ? injected : body(hardware);
 }
 
-// The host's version of the move kernel.
+// The host's versions of the kernels.
 void move_on_host(const void* chunks, unsigned count);
+void dots_on_host(const gpu::DotTask& task, unsigned blocks);
 
 }  // namespace farandole::check

@@ -3,6 +3,7 @@
 // it has reached the front of its stream on every rank: launches in different orders never run.
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "gpu_double/hardware.h"
 #include "gpu_double/nccl_files.h"
 #include "gpu_double/nccl_launch.h"
+#include "gpu_double/nccl_memory.h"
 #include "lib/nccl.h"
 
 using namespace farandole;
@@ -40,6 +42,7 @@ struct Group {
 std::map<std::string, std::shared_ptr<Group>> groups;  // by unique id
 std::map<int, Result> broken_ranks;
 uint64_t next_id = 1;
+std::string algorithm;
 
 }  // namespace
 
@@ -53,6 +56,7 @@ struct ncclComm {
   std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
   std::vector<double> weights;
   std::shared_ptr<check::NcclFiles> files;  // null: all ranks are threads
+  check::Registrations registered;
 };
 
 namespace {
@@ -97,6 +101,8 @@ Result enqueue(Hardware& hardware, Comm comm, cuda::Stream stream, Call call) {
   if (call.op > nccl::kAverage) {
     call.weight = comm->weights.at(static_cast<size_t>(call.op - 5));
   }
+  const void* const buffer = call.output ? call.output : call.input;
+  if (!comm->registered.place_of(buffer, call.place)) return kInvalidUsage;
   if (depth > 0) {
     pending.push_back({comm, stream, call});
   } else {
@@ -127,6 +133,11 @@ void gpu_double_break_rank(int rank, int result) {
   }
 }
 
+const char* gpu_double_algorithm() {
+  auto lock = Hardware::instance().lock();
+  return algorithm.c_str();
+}
+
 Result ncclGetVersion(int* version) {
   *version = 22705;
   return 0;
@@ -149,6 +160,8 @@ Result ncclCommInitRankConfig(Comm* comm, int ranks, nccl::UniqueId id, int rank
                               nccl::ConfigV21400* config) {
   return check::call("ncclCommInitRankConfig", [&](Hardware& hardware) -> int {
     if (config->magic != 0xcafebeef || config->blocking != 0) return kInvalidArgument;
+    const char* const pinned = std::getenv("NCCL_ALGO");
+    algorithm = pinned ? pinned : "";
     auto& group = groups[std::string(id.bytes, sizeof id.bytes)];
     if (!group) group = std::make_shared<Group>();
     group->ranks = ranks;
@@ -179,17 +192,24 @@ Result ncclCommGetAsyncError(Comm comm, Result* error) {
 Result ncclCommAbort(Comm comm) {
   return check::call("ncclCommAbort", [&](Hardware& hardware) -> int {
     *comm->aborted = true;
+    comm->registered.drop_all();
     --hardware.alive;
     delete comm;
     hardware.changed();
     return 0;
   });
 }
-Result ncclCommFinalize(Comm) {
-  return check::call("ncclCommFinalize", [&](Hardware&) -> int { return 0; });
+Result ncclCommFinalize(Comm comm) {
+  return check::call("ncclCommFinalize", [&](Hardware&) -> int {
+    comm->connected = false;  // until async_error has said so for a while
+    comm->polls = 2;
+    return nccl::kInProgress;
+  });
 }
 Result ncclCommDestroy(Comm comm) {
   return check::call("ncclCommDestroy", [&](Hardware& hardware) -> int {
+    if (!comm->connected || !comm->registered.empty())
+      return kInvalidUsage;  // a leak: alive() tells
     --hardware.alive;
     delete comm;
     return 0;
@@ -222,6 +242,35 @@ Result ncclRedOpCreatePreMulSum(RedOp* op, void* weight, DataType type, int resi
   });
 }
 Result ncclRedOpDestroy(RedOp, Comm) { return 0; }
+
+Result ncclCommRegister(const Comm comm, void* memory, size_t bytes, void** handle) {
+  return check::call("ncclCommRegister", [&](Hardware&) -> int {
+    *handle = comm->registered.add(memory, bytes);
+    return *handle ? 0 : kInvalidArgument;
+  });
+}
+Result ncclCommDeregister(const Comm comm, void* handle) {
+  return check::call("ncclCommDeregister", [&](Hardware&) -> int {
+    return comm->registered.drop(handle) ? 0 : kInvalidArgument;
+  });
+}
+// Without blocking: async_error says "in progress" for a while, and the window is there at once.
+Result ncclCommWindowRegister(Comm comm, void* memory, size_t bytes, nccl::Window* window,
+                              int flags) {
+  return check::call("ncclCommWindowRegister", [&](Hardware&) -> int {
+    if (flags != nccl::kWindowSymmetric) return kInvalidArgument;
+    *window = static_cast<nccl::Window>(comm->registered.add(memory, bytes));
+    if (!*window) return kInvalidArgument;
+    comm->connected = false;
+    comm->polls = 2;
+    return nccl::kInProgress;
+  });
+}
+Result ncclCommWindowDeregister(Comm comm, nccl::Window window) {
+  return check::call("ncclCommWindowDeregister", [&](Hardware&) -> int {
+    return comm->registered.drop(window) ? 0 : kInvalidArgument;
+  });
+}
 
 Result ncclGroupStart() {
   ++depth;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "core/types.h"
@@ -23,10 +24,11 @@ struct Call {
   DataType type;
   RedOp op;
   double weight;
-  int peer;  // or the root
+  int peer;            // or the root
+  uint64_t place = 0;  // of registered memory: its number and offset; 0: not registered
   bool matches(const Call& other) const {
     return what == other.what && count == other.count && type == other.type && op == other.op &&
-           weight == other.weight && peer == other.peer;
+           weight == other.weight && peer == other.peer && place == other.place;
   }
 };
 

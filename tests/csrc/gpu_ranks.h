@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks with GPUs over the GPU double. Ranks are threads, since the double lives in one process.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gpu_library.h"
+#include "runtime_ranks.h"
+
+namespace farandole::check {
+
+inline void on_double(Config& config) {
+  config.cuda_library = config.nccl_library = config.nvrtc_library = gpu_library().path;
+}
+
+// A stream of the user's own, on this rank's GPU.
+class UserStream {
+ public:
+  explicit UserStream(int device) : device_(GpuDevice::open(gpu_library().cuda, device)) {}
+  cuda::Stream get() const { return device_->stream(); }
+  uint64_t number() const { return reinterpret_cast<uint64_t>(get()); }
+  void write(Floats& to, Floats values) {  // in stream order
+    auto* work = new std::pair<Floats*, Floats>(&to, std::move(values));
+    gpu_library().call(
+        get(),
+        [](void* argument) {
+          auto* pair = static_cast<std::pair<Floats*, Floats>*>(argument);
+          std::copy(pair->second.begin(), pair->second.end(), pair->first->begin());
+          delete pair;
+        },
+        work);
+  }
+  void synchronize() { device_->recorded(get())->wait(); }
+
+ private:
+  std::shared_ptr<GpuDevice> device_;
+};
+
+inline Ask on_gpu(Ask ask, int device, const UserStream& stream) {
+  ask.device = device;
+  ask.stream = stream.number();
+  return ask;
+}
+
+// As a framework does: wait, then let the own stream wait, then look.
+inline void finish_on(TestRank& self, UserStream& stream, const std::vector<Handle>& handles) {
+  if (Failure failure = self.wait(handles)) fail("a call failed: " + failure.text);
+  self.runtime()->join_stream(handles, stream.number());
+  stream.synchronize();
+  for (Handle handle : handles) self.runtime()->handles().release(handle);
+}
+
+inline void run_gpu_jobs(std::vector<int> sizes, const Body& body, const Tune& tune = {}) {
+  for (int ranks : sizes) {
+    for (uint64_t seed : {1, 2}) {
+      gpu_library().seed(seed);
+      run_job(Kind::kThreads, ranks, body, [&](Config& config) {
+        on_double(config);
+        if (tune) tune(config);
+      });
+      CHECK_EQ(gpu_library().alive(), 0);
+    }
+  }
+}
+
+}  // namespace farandole::check
