@@ -92,6 +92,7 @@ class World {
     while (!quiet()) serve(until += kRound);
     for (int i = 0; i < 8; ++i) serve(until += kRound);  // the last buckets
     for (const Host& host : hosts_) cost_.most = std::max(cost_.most, host.sent);
+    begun_ += until;
     return cost_;
   }
 
@@ -108,7 +109,8 @@ class World {
       return !host.aggregator || host.aggregator->next_tick() == INT64_MAX;
     });
   }
-  static int64_t ns(double seconds) { return static_cast<int64_t>(seconds * 1e9); }
+  // Of a time in this step: the clock of the job goes on from step to step.
+  int64_t ns(double seconds) const { return static_cast<int64_t>((begun_ + seconds) * 1e9); }
   static Coordinator::Settings settings(int ranks, int bundles) {
     Coordinator::Settings settings;
     settings.size = ranks;
@@ -252,6 +254,7 @@ class World {
   std::vector<Entry> entries_;
   ByteString encoded_;
   Cost cost_;
+  double begun_ = 0;  // this step, in seconds
 };
 
 void measure(int ranks, int tensors, int bundles) {
