@@ -81,7 +81,7 @@ class alignas(64) EventCount {
  private:
   static constexpr uint32_t kClosedBit = 1;  // of the word; the sequence counts in steps of 2
   static constexpr std::chrono::milliseconds kSafetyTimeout{1000};
-  static constexpr std::chrono::milliseconds kGrace{50};
+  static constexpr std::chrono::milliseconds kGrace{1000};  // a notifier may be preempted for long
 
   struct State {
     std::atomic<uint32_t> word{0};

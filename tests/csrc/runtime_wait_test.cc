@@ -146,17 +146,17 @@ TEST(a_signal_ends_a_wait) {
   });
 }
 
-// A call that nobody waits for gets its limit while a caller drives, who then leaves. The least of three
+// A call that nobody waits for gets its limit while its submitter drives, who then leaves. The least of three
 // runs: a busy machine makes any of them late, but hardly all.
 TEST(a_leaving_driver_hands_on_when_to_look_again) {
   std::atomic<int64_t> least_ns{std::numeric_limits<int64_t>::max()};
   for (int round = 0; round < 3; ++round) {
     const auto body = [&least_ns](TestRank& self) {
       Floats alone(3), common = values_of(self.rank, 3);
-      const int64_t began_ns = now_ns();
-      const Handle handle = self.rank == 0 ? self.submit(allreduce(alone, "alone")) : 0;
       self.run(allreduce(common, "common"));
       if (self.rank == 1) return self.lobby.await(0, 1);
+      const int64_t began_ns = now_ns();
+      const Handle handle = self.submit(allreduce(alone, "alone"));  // drives for a moment
       Handles& handles = self.runtime()->handles();
       for (uint32_t ticket = handles.prepare(); !handles.done(handle); ticket = handles.prepare()) {
         CHECK(handles.wait(ticket, patience()));  // as a caller who does not drive

@@ -5,12 +5,15 @@ Under the fork launcher (no MPI), but where a name says mpirun.
 """
 
 import json
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -227,7 +230,49 @@ def test_a_tiny_dev_shm_does_not_matter(tmp_path, size):
     assert done.stdout.count("fine") == 2, done.stdout + done.stderr
 
 
-def test_a_thread_submits_while_another_shuts_down(fork_ranks):
+@pytest.fixture
+def memory_limit() -> Iterator[Path]:
+    """A memory cgroup (version 1 or 2) of its own below this process's; it grants 64 MB."""
+    own = re.findall(r"^\d+:(memory)?:(/.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+    for controller, path in own:
+        parent = Path("/sys/fs/cgroup", controller, path.lstrip("/"))
+        group = parent / f"farandole-test-{os.getpid()}"
+        limit = "memory.limit_in_bytes" if controller else "memory.max"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            if (group / limit).exists():
+                (group / limit).write_text(str(64 << 20))
+                yield group
+                return
+        finally:
+            group.rmdir()
+    pytest.skip("needs a memory cgroup that can be written to (root)")
+
+
+def oom_kills(group: Path) -> int:
+    files = [group / name for name in ("memory.oom_control", "memory.events")]
+    text = next(file for file in files if file.exists()).read_text()
+    return int(re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)[1])
+
+
+@pytest.mark.parametrize(("ranks", "victim"), [(2, 1), (4, 0)])
+def test_the_kernel_kills_a_rank_for_its_memory(fork_ranks, memory_limit, ranks, victim):
+    end = (
+        f"open('{memory_limit}/cgroup.procs', 'w').write(str(os.getpid()))\n"
+        "    too_much = [b'x' * (1 << 20) for _ in range(4096)]"
+    )
+    job = fork_ranks(dying(victim, end), ranks)
+    results = job.finish()
+    assert results[victim].returncode == -signal.SIGKILL
+    assert oom_kills(memory_limit) == 1
+    check_survivors(job, ranks, victim)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_thread_submits_while_another_shuts_down(fork_ranks, ranks):
     source = (
         START
         + """
@@ -245,9 +290,9 @@ fd.shutdown()
 thread.join()
 """
     )
-    job = fork_ranks(source, 3)
-    assert [r.returncode for r in job.finish()] == [0] * 3, job.output()
-    assert len(re.findall("^(?:ShutdownError|PeerError)$", job.output(), re.MULTILINE)) == 3
+    job = fork_ranks(source, ranks)
+    assert [r.returncode for r in job.finish()] == [0] * ranks, job.output()
+    assert len(re.findall("^(?:ShutdownError|PeerError)$", job.output(), re.MULTILINE)) == ranks
 
 
 # Memory has no name, and sockets let nobody in: not another user, not without the job's key.

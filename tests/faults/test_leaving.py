@@ -71,7 +71,7 @@ def check_peers(out, ranks, text):
         assert re.search(text, found[2]), found[2]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("way", WAYS)
 def test_without_mpi(fork_ranks, way, ranks):
     leave, text, code = WAYS[way]
