@@ -3,68 +3,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import itertools
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from farandole.config import config
 from farandole.finding import Finding, error, ok, warning
-from farandole.installed import nvidia_folders, version
+from farandole.gpu_libraries import cards, mapped, number_of, open_library
+from farandole.installed import version
 
-__all__ = ["CHECKS", "cards"]
+__all__ = ["CHECKS"]
 
 _OLDEST_NCCL = 21400  # csrc/lib/nccl.h
 _COMPUTE_MAJOR, _COMPUTE_MINOR = 75, 76  # CUdevice_attribute
 
 
-def _open(setting: str, names: Sequence[str]) -> tuple[Any, str]:
-    """(the library, its file): the setting's, else what this process holds, NVIDIA's wheels', the
-    loader's; (None, "") where there is none."""
-    chosen = {variable.name: variable.value for variable in config()}[setting]
-    paths = [Path(folder, name) for name in names for folder in nvidia_folders()]
-    places = [chosen] if chosen else [*(str(p) for p in paths if p.exists()), *names]
-    for mode in (os.RTLD_NOW | os.RTLD_NOLOAD, os.RTLD_NOW):
-        for place in places:
-            with contextlib.suppress(OSError):
-                return ctypes.CDLL(place, mode), _file_of(Path(place).name.split(".so")[0])
-    return None, ""
-
-
-def _mapped(name: str) -> list[str]:
-    """Files called name.so... that this process holds."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    paths = {line.split(maxsplit=5)[5] for line in lines if f"/{name}.so" in line}
-    return sorted(paths)
-
-
-def _file_of(name: str) -> str:
-    return ", ".join(_mapped(name)) or name
-
-
-def _number(function: Any) -> int:
-    """What `int function(int*)` writes; 0 where it fails."""
-    number = ctypes.c_int(0)
-    return number.value if function(ctypes.byref(number)) == 0 else 0
-
-
-def cards() -> int:
-    """How many GPUs this process can use."""
-    cuda, _ = _open("FARANDOLE_CUDA_LIBRARY", ["libcuda.so.1"])
-    if cuda is None or cuda.cuInit(0) != 0:
-        return 0
-    device = ctypes.c_int(0)
-    known = (cuda.cuDeviceGet(ctypes.byref(device), i) == 0 for i in itertools.count())
-    return sum(itertools.takewhile(bool, known))
-
-
 def _driver() -> Iterator[Finding]:
     """The driver and the cards; what needs a card is looked at only where there is one."""
-    cuda, path = _open("FARANDOLE_CUDA_LIBRARY", ["libcuda.so.1"])
+    cuda, path = open_library("FARANDOLE_CUDA_LIBRARY", ["libcuda.so.1"])
     nodes = sorted(p.name for p in Path("/dev").glob("nvidia[0-9]*"))
     if cuda is None:
         if nodes:
@@ -79,7 +36,7 @@ def _driver() -> Iterator[Finding]:
         remedy = "in a container, --gpus all; or CUDA_VISIBLE_DEVICES hides them"
         yield warning("CUDA", text, remedy)
         return
-    newest = _number(cuda.cuDriverGetVersion)
+    newest = number_of(cuda.cuDriverGetVersion)
     yield ok("CUDA", f"driver for CUDA {newest // 1000}.{newest % 1000 // 10} ({path})")
     yield from (_card(cuda, i) for i in range(count))
     yield from _compiler()
@@ -100,7 +57,7 @@ def _card(cuda: Any, ordinal: int) -> Finding:
 
 def _compiler() -> Iterator[Finding]:
     names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2"]
-    nvrtc, path = _open("FARANDOLE_NVRTC_LIBRARY", names)
+    nvrtc, path = open_library("FARANDOLE_NVRTC_LIBRARY", names)
     if nvrtc is None:
         text = "not found: our GPU kernel cannot be compiled"
         remedy = "pip install nvidia-cuda-nvrtc (CUDA 12: nvidia-cuda-nvrtc-cu12)"
@@ -112,17 +69,17 @@ def _compiler() -> Iterator[Finding]:
 
 
 def _nccl() -> Iterator[Finding]:
-    nccl, path = _open("FARANDOLE_NCCL_LIBRARY", ["libnccl.so.2"])
+    nccl, path = open_library("FARANDOLE_NCCL_LIBRARY", ["libnccl.so.2"])
     remedy = "pip install -U nvidia-nccl-cu13 (CUDA 12: nvidia-nccl-cu12)"
     if nccl is None:
         text = "not found: tensors on GPUs travel through host memory"
         yield warning("NCCL", text, remedy)
         return
-    number = _number(nccl.ncclGetVersion)
+    number = number_of(nccl.ncclGetVersion)
     text = f"{number // 10000}.{number % 10000 // 100}.{number % 100} ({path})"
     if number < _OLDEST_NCCL:
         yield warning("NCCL", f"{text} is too old: host memory is used instead", remedy)
-    elif len(_mapped("libnccl")) > 1:
+    elif len(mapped("libnccl")) > 1:
         advice = "uninstall one, or name one in FARANDOLE_NCCL_LIBRARY"
         yield warning("NCCL", f"two in one process: {text}", advice)
     else:

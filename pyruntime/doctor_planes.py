@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from farandole import doctor_gpu
 from farandole.finding import Finding, Level
+from farandole.gpu_libraries import cards
 
 __all__ = ["PLANES"]
 
@@ -50,7 +50,7 @@ def _gpu_plane(timeout: float) -> Iterator[Finding]:
 
 def _on_gpu(local_rank: int) -> _Arrays | None:
     """Arrays of torch or CuPy on this rank's own GPU; None where there is none."""
-    if doctor_gpu.cards() == 0:
+    if cards() == 0:
         return None
     try:
         import torch

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from farandole.bootstrap import Mpi
+from farandole.gpu_libraries import cards, nccl_version
 from farandole.runtime import met_by
 
 __all__ = [
@@ -49,13 +50,13 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """NCCL's version code, 0 without NCCL: this release reduces on CPUs."""
-    return 0
+    """NCCL's version code (22707 for 2.27.7), as found at run time; 0 without a GPU or NCCL."""
+    return nccl_version() if cards() else 0
 
 
 def cuda_built() -> bool:
-    """Whether GPU memory is reduced on the GPU: this release reduces on CPUs."""
-    return False
+    """Whether there is a GPU here whose memory is reduced: the driver is found at run time."""
+    return cards() > 0
 
 
 def rocm_built() -> bool:

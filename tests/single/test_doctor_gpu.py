@@ -10,6 +10,7 @@ import pytest
 
 DOUBLE = Path(__file__).resolve().parents[2] / "build" / "release" / "tests" / "libgpu_double.so"
 LIBRARIES = {f"FARANDOLE_{name}_LIBRARY": str(DOUBLE) for name in ("CUDA", "NCCL", "NVRTC")}
+NO_DRIVER = {"FARANDOLE_CUDA_LIBRARY": "/no/such/folder/libcuda.so.1"}
 LOOK = """
 from farandole.doctor_gpu import CHECKS
 for check in CHECKS:
@@ -43,6 +44,23 @@ def test_every_library_is_named_with_its_version():
 
 
 @built
+@pytest.mark.parametrize(
+    ("environment", "answers"), [(LIBRARIES, "22705 True"), (NO_DRIVER, "0 False")]
+)
+def test_scripts_that_ask_what_was_built(environment, answers):
+    """Horovod's questions, answered by what is found at run time."""
+    source = "import farandole as fd; print(fd.nccl_built(), fd.cuda_built())"
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+    assert done.stdout.strip() == answers, done.stderr
+
+
+@built
 def test_what_is_missing_comes_with_a_remedy():
     nowhere = "/no/such/folder/library.so"
     found = looked(
@@ -57,7 +75,7 @@ def test_what_is_missing_comes_with_a_remedy():
 
 
 def test_no_driver_and_no_card_is_no_fault():
-    found = looked({"FARANDOLE_CUDA_LIBRARY": "/no/such/folder/libcuda.so.1"})
+    found = looked(NO_DRIVER)
     assert list(found) == ["CUDA"]
     has_nodes = any(Path("/dev").glob("nvidia[0-9]*"))
     assert found["CUDA"][0] == ("ERROR" if has_nodes else "OK")
