@@ -233,7 +233,8 @@ class PreparedTensor:
 
         The caller keeps both alive until the handle is done (wait_handles), then releases it.
         """
-        return check_count(self.start(input, output))
+        handle = self.start(input, output)
+        return handle if handle >= 0 else check_count(handle)
 
     def close(self, forget: Any = lib.farandole_forget_tensor) -> None:
         """Forgets the tensor; so does the end of this object."""

@@ -277,7 +277,7 @@ class Gradient:
         return self._sent, self._input
 
     def _is_reduced(self, grad: Tensor) -> bool:
-        return _address(grad) == self._pointer and grad._version == self._version
+        return grad._version == self._version and _address(grad) == self._pointer
 
     def _complaint(self, what: str) -> str:
         return (
