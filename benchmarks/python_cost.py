@@ -5,8 +5,9 @@
 
 time.thread_time of a backward pass of 161 gradients and synchronize(), minus that of the same pass
 in no_sync(), in turns. Gradients have 16 elements each: what is left is hooks, submission and
-waiting, not the sums, which the waiting thread may do itself. Two parts are shown apart: the raw C
-calls below (submit_tensor, wait, release), and what a plain Python hook costs.
+waiting, not the sums, which the waiting thread may do itself. Parts are shown apart: the raw C
+calls below (submit_tensor, wait, release), what a plain Python hook costs, and, in the place of
+hooks, a named allreduce_async_ and its wait().
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import thread_time
+from typing import Any
 
 import numpy as np
 import resnet50
 import torch
 
+import farandole
 import farandole.torch as hvd
 from farandole.bench_report import settings
 from farandole.handles import release, wait_handles
@@ -66,6 +69,22 @@ def prepared() -> Callable[[], tuple[float, float]]:
     return run
 
 
+def named(allreduce: Callable[..., Any], tensors: Sequence[Any], prefix: str) -> float:
+    """Seconds of one named call for each, then all waits. Raises ValueError for a wrong sum."""
+    names = [f"{prefix}.{i}" for i in range(len(tensors))]
+    for x in tensors:
+        x[:] = hvd.rank() + 1
+    start = thread_time()
+    handles = [allreduce(x, op=hvd.Sum, name=n) for x, n in zip(tensors, names, strict=True)]
+    for handle in handles:
+        handle.wait()
+    seconds = thread_time() - start
+    total = sum(range(1, hvd.size() + 1))
+    if any(float(x[i]) != total for x in tensors for i in (0, ELEMENTS - 1)):
+        raise ValueError(f"{prefix}: a sum is wrong")
+    return seconds
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=200)
@@ -78,6 +97,8 @@ def main() -> int:
         weight.register_post_accumulate_grad_hook(lambda _: None)
     x = torch.zeros((), requires_grad=True)
     parts = prepared()
+    arrays = [np.zeros(ELEMENTS, np.float32) for _ in range(COUNT)]
+    tensors = [torch.zeros(ELEMENTS) for _ in range(COUNT)]
     submits: list[float] = []
     waits: list[float] = []
     wrong = 0
@@ -109,6 +130,8 @@ def main() -> int:
 
     runs = {"step": step, "no_sync": local, "hooked": lambda: backward(hooked)}
     runs |= {"plain": lambda: backward(plain), "calls": calls}
+    runs["torch"] = lambda: named(hvd.allreduce_async_, tensors, "torch")
+    runs["numpy"] = lambda: named(farandole.allreduce_async_, arrays, "numpy")
     times = alternate(runs, options.steps)
 
     def us(seconds: np.ndarray) -> float:
@@ -120,6 +143,8 @@ def main() -> int:
         "  of these our hooks in no_sync()": us(times["no_sync"] - times["plain"]),
         "  of these C submit from Python": us(np.array(submits)),
         "  of these C wait and release": us(np.array(waits)),
+        "allreduce_async_ and wait, torch": us(times["torch"]),
+        "allreduce_async_ and wait, numpy": us(times["numpy"]),
     }
     everywhere = hvd.allgather_object(lines)
     found = settings()
