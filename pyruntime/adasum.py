@@ -57,6 +57,8 @@ def adasum_async(
         for buffer in inputs:
             if DTYPES[buffer.dtype] not in _FLOATS:
                 raise TypeError(f"Adasum of {DTYPES[buffer.dtype]}: it takes floats only")
+            if buffer.device >= 0:
+                raise TypeError("Adasum takes tensors on the CPU only: move it there")
         results, outputs = list(tensors), inputs
         if not in_place:
             triples = zip(kinds, tensors, inputs, strict=True)

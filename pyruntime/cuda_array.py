@@ -40,7 +40,7 @@ class CudaArray:
     def __init__(self, allocation: _Allocation, dtype: int, shape: Shape) -> None:
         """`dtype`: a core code."""
         self._allocation = allocation
-        self.device, self.stream = allocation.device, allocation.stream
+        self.device, self.stream = allocation.device, allocation.stream or LEGACY_STREAM
         self.dtype, self.shape = DTYPES[dtype], shape
 
     @classmethod
@@ -66,7 +66,7 @@ class CudaArray:
             "typestr": np.dtype(name).str,
             "data": (pointer, False),
             "strides": None,
-            "stream": self.stream or LEGACY_STREAM,
+            "stream": self.stream,
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -60,7 +60,7 @@ def lay_out(gradients: Iterable[Gradient]) -> None:
     """Gives the gradients of dense, contiguous CPU parameters their places, dtype by dtype.
 
     In reverse order, as they become ready in a backward pass, so that neighbours are reduced
-    together. Raises LibraryError where memory is short.
+    together. On GPUs they stay where they are. Raises LibraryError where memory is short.
     """
     buckets: defaultdict[torch.dtype, list[Gradient]] = defaultdict(list)
     for gradient in gradients:

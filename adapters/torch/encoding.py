@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from farandole.ops import Average, Sum
-from farandole.requests import Call, PreparedTensor
+from farandole.requests import Call, PreparedOnGpu, PreparedTensor
 from farandole.torch.compression import Compression, Compressor
-from farandole.torch.kind import describe
+from farandole.torch.kind import prepare
 from farandole.torch.rows import Rows
 
 __all__ = ["Encoding"]
@@ -105,6 +105,11 @@ class Encoding:
         return wire if self._sparse_dim is None else wire.to_sparse(self._sparse_dim)
 
     @property
+    def stream(self) -> int:
+        """The CUDA stream in which it was last submitted; 0 on the CPU."""
+        return self._tensor.stream if isinstance(self._tensor, PreparedOnGpu) else 0
+
+    @property
     def grouped(self) -> bool:
         """Whether others wait for it: it is reduced with them or not at all."""
         return self._group[0] is not None
@@ -121,6 +126,6 @@ class Encoding:
         if key != self._key:
             if self._tensor is not None:
                 self._tensor.close()
-            self._tensor = PreparedTensor(self._call, describe(wire, in_place=True), *self._group)
+            self._tensor = prepare(self._call, wire, self._group, in_place=True)
             self._key = key
             self.submit = self._tensor.submit

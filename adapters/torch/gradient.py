@@ -272,7 +272,7 @@ class Gradient:
         grad = self.parameter.grad
         return self.handle is not None and grad is not None and grad is self._shown
 
-    def keep_alive(self) -> object:
+    def keep_alive(self) -> tuple[Tensor | None, Tensor | None]:
         """The memory under reduction."""
         return self._sent, self._input
 

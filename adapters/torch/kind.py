@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,12 @@ import torch
 from torch import Tensor
 
 from farandole.buffers import DTYPES, EMPTY, Buffer, Kind, Memory, Shape, register
+from farandole.cuda_array import CudaArray
+from farandole.handles import take
+from farandole.requests import Call, PreparedOnGpu, PreparedTensor
+from farandole.torch import cuda
 
-__all__ = ["TorchKind", "describe"]
+__all__ = ["TorchKind", "describe", "prepare", "receive"]
 
 # Older torch has no uint16, uint32 and uint64: they are absent rows.
 _CODES: dict[torch.dtype, int] = {
@@ -66,8 +71,14 @@ class TorchKind(Kind):
             like.shape if shape is None else shape, dtype=like.dtype, device=like.device
         )
 
-    def wrap(self, memory: Memory, like: Tensor) -> Tensor:
+    def stream(self, x: Tensor) -> int:
         """As in Kind."""
+        return _place(x.device)[1]
+
+    def wrap(self, memory: Memory | CudaArray, like: Tensor) -> Tensor:
+        """As in Kind."""
+        if isinstance(memory, CudaArray):
+            return cuda.tensor_over(memory, like)
         array = np.asarray(memory)
         carrier = _CARRIERS.get(DTYPES[_CODES[like.dtype]])
         if carrier is not None:
@@ -80,7 +91,7 @@ def _place(device: torch.device) -> tuple[int, int]:
     if device.type == "cpu":
         return -1, 0
     if device.type == "cuda":
-        raise TypeError("tensors on GPUs are not supported yet; move it to the CPU")
+        return cuda.place(device)
     raise TypeError(f"tensors on device {device} cannot be sent: CPU and CUDA only")
 
 
@@ -102,3 +113,21 @@ register(_kind)
 def describe(x: Tensor, in_place: bool = False) -> Buffer:
     """The memory of a tensor, or of a contiguous copy of it; errors as in Kind.describe."""
     return _kind.describe(x, in_place)
+
+
+def prepare(call: Call, x: Tensor, group: tuple[str | None, int], in_place: bool) -> PreparedTensor:
+    """A request for tensors such as `x`, to be submitted again and again.
+
+    `group`: its name on the wire and its number of members. Errors as in Kind.describe.
+    """
+    buffer = describe(x, in_place)
+    if buffer.device < 0:
+        return PreparedTensor(call, buffer, *group)
+    current = partial(cuda.current_stream, buffer.device)
+    return PreparedOnGpu(call, buffer, *group, current=current)
+
+
+def receive(handle: int, x: Tensor) -> Tensor:
+    """A finished handle's own memory as a tensor such as `x`, which was its input."""
+    buffer = describe(x)
+    return _kind.wrap(take(handle, buffer, buffer.stream)[0], x)

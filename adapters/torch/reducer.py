@@ -17,6 +17,7 @@ from farandole.errors import StallError
 from farandole.handles import Handle, explanation, is_under_way, release, stall, wait_until
 from farandole.ops import Average
 from farandole.requests import Call, Op
+from farandole.torch import cuda
 from farandole.torch.bucket_view import lay_out
 from farandole.torch.closing import ClosingWord, Statement
 from farandole.torch.compression import Compressor
@@ -250,6 +251,8 @@ class Reducer:
         if said is None or not done:
             self._promised = True
             raise self._late(sent, 0.0 if limit is None else limit.seconds)
+        if cuda.in_use():
+            cuda.join(handles, sent)
         self.again = said.late > 0 or said.sparse > 0
         with torch.no_grad():
             failures = [gradient.settle(keep) for gradient in sent]

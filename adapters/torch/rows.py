@@ -6,15 +6,13 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from farandole.handles import take
 from farandole.ops import Average
 from farandole.process_sets import size_of
-from farandole.requests import Call, Op, PreparedTensor
-from farandole.torch.kind import describe
+from farandole.requests import Call, Op, PreparedOnGpu
+from farandole.torch.kind import prepare, receive
 
 __all__ = ["Rows", "no_rows", "pack", "unpack"]
 
@@ -66,6 +64,7 @@ class Rows:
         self._factor = call.prescale * call.postscale
         if call.reduce_op == Average:
             self._factor /= size_of(call.process_set)
+        self.stream = 0  # in which it was last submitted
         self.ensure(like)
 
     def ensure(self, parameter: Tensor) -> None:
@@ -84,16 +83,15 @@ class Rows:
 
     def submit(self, input: int, _output: int) -> int:
         """Gathers what encode() gave last; `input` 0: this rank sends nothing. Gives a handle."""
-        tensor = PreparedTensor(self._call, describe(self._rows), *self._group)
+        tensor = prepare(self._call, self._rows, self._group, in_place=False)
         handle = tensor.submit(input, 0)
+        self.stream = tensor.stream if isinstance(tensor, PreparedOnGpu) else 0
         tensor.close()
         return handle
 
     def decode(self, _wire: Tensor, handle: int) -> Tensor:
         """The sum or average that a finished handle holds: sparse, coalesced."""
-        memory, _ = take(handle, describe(self._rows), 0)
-        rows = torch.from_numpy(np.asarray(memory))
-        total = unpack(rows, self._like, self._sparse_dim)
+        total = unpack(receive(handle, self._rows), self._like, self._sparse_dim)
         return total if self._factor == 1.0 else total.mul_(self._factor)
 
     @property

@@ -122,7 +122,7 @@ class _Normalise(torch.autograd.Function):
         wide = x.double() if x.dtype is torch.float64 else x.float()
         mean = wide.mean(others).double() if count else wide.new_zeros(channels).double()
         spread = (wide - _along(mean, x)).square().sum(others).double()
-        own = torch.tensor([count], dtype=torch.float64, device=x.device)
+        own = mean.new_full((1,), count)  # of a kernel: the host waits for nothing
         sums = torch.cat([mean * count, spread + mean * mean * count, own])
         allreduce_(sums, None, f"{name}.forward", Sum, process_set=process_set)
         total = sums[-1]

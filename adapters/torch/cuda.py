@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors on GPUs: the streams in which torch works, and the memory that they guard."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from farandole.config import config
+from farandole.cuda_array import CudaArray
+from farandole.gpu_handle import join_stream
+
+if TYPE_CHECKING:
+    from farandole.torch.gradient import Gradient
+
+__all__ = ["current_stream", "in_use", "join", "place", "tensor_over", "warn_of_nccl"]
+
+_device = -1  # of this rank's tensors, once there was one: a rank uses one GPU
+_warned = False
+
+
+def place(device: torch.device) -> tuple[int, int]:
+    """CUDA's number of a device, and the stream in which the caller works there."""
+    global _device
+    if _device < 0:
+        _device = device.index
+        warn_of_nccl()
+    return device.index, current_stream(device.index)
+
+
+def current_stream(ordinal: int) -> int:
+    """torch's current stream on a device, as CUDA's handle."""
+    stream: int = torch._C._cuda_getCurrentRawStream(ordinal)
+    return stream
+
+
+def in_use() -> bool:
+    """Whether this rank has sent a tensor on a GPU."""
+    return _device >= 0
+
+
+def join(handles: Sequence[int], gradients: Iterable[Gradient]) -> None:
+    """Lets the caller's stream wait for launched handles; then their memory may be let go.
+
+    What torch frees is used next behind the work that is now in the stream of its allocation. That
+    is the stream in which the gradient was sent (autograd sees to it); memory that was sent in
+    another one than the caller's is used here too, so the allocator must hear of that.
+    """
+    stream = current_stream(_device)
+    join_stream(handles, stream)
+    for gradient in gradients:
+        if gradient.encoding.stream != stream:
+            _note_use(gradient.keep_alive())
+
+
+def _note_use(tensors: Iterable[Tensor | None]) -> None:
+    for x in tensors:
+        if x is not None and x.is_cuda:
+            x.record_stream(torch.cuda.current_stream(x.device))
+
+
+def tensor_over(memory: CudaArray, like: Tensor) -> Tensor:
+    """A tensor of `like`'s dtype over a result, without a copy; it keeps the memory alive."""
+    if 0 in memory.shape:
+        return torch.empty(memory.shape, dtype=like.dtype, device=like.device)
+    raw: Tensor = torch.utils.dlpack.from_dlpack(
+        memory.bytes()
+    )  # DLPack has no names for some dtypes
+    return raw.view(like.dtype).view(memory.shape)
+
+
+def warn_of_nccl() -> None:
+    """Says once that torch's own NCCL beside ours needs one order of launches on all ranks."""
+    global _warned
+    distributed = torch.distributed
+    if _warned or not distributed.is_available() or not distributed.is_initialized():
+        return
+    if "nccl" not in str(distributed.get_backend_config()):
+        return
+    _warned = True
+    if next(v.value for v in config() if v.name == "FARANDOLE_GPU_ORDER") == "program":
+        return
+    warnings.warn(
+        "torch.distributed uses NCCL in this process too: where its calls and farandole's overlap, "
+        "ranks may launch them in different orders and wait for each other for ever; set "
+        "FARANDOLE_GPU_ORDER=program on all ranks",
+        RuntimeWarning,
+        stacklevel=2,
+    )
