@@ -18,7 +18,7 @@ import pytest
 from farandole.rendezvous import RendezvousServer
 from harness import gpu
 from harness.hosts import simulated_hosts, why_not
-from harness.mpirun import MpiJob, mpi_job
+from harness.mpirun import STARTS, MpiJob, mpi_job, started
 from harness.process import JobError, JobResult
 from harness.report import Report
 
@@ -128,12 +128,16 @@ class ParallelRun(pytest.Item):
                 simulated = stack.enter_context(simulated_hosts(folder, hosts))
                 mpi_args = simulated.mpi_args()
                 env |= simulated.environment()
-            with mpi_job(argv, self.ranks, env, mpi_args) as job:
-                stack.callback(self._summarise, folder)  # of a failed job too
-                result = _watch(job, server, folder)
-                if result.returncode != 0:
-                    raise JobError(f"exit code {result.returncode}\n{_logs(folder, result.out)}")
-                job.finish(timeout=0)
+            stack.callback(self._summarise, folder)  # of a failed job too
+            for _ in range(STARTS):
+                with mpi_job(argv, self.ranks, env, mpi_args) as job:
+                    result = _watch(job, server, folder)
+                    if result.returncode == 0:
+                        job.finish(timeout=0)
+                if started(result):
+                    break
+            if result.returncode != 0:
+                raise JobError(f"exit code {result.returncode}\n{_logs(folder, result.out)}")
 
     def repr_failure(  # type: ignore[override]
         self, excinfo: pytest.ExceptionInfo[BaseException]
