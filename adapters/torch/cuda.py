@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from farandole import gpu_handle
 from farandole.config import config
 from farandole.cuda_array import CudaArray
-from farandole.gpu_handle import join_stream
 
 if TYPE_CHECKING:
     from farandole.torch.gradient import Gradient
@@ -51,7 +51,7 @@ def join(handles: Sequence[int], gradients: Iterable[Gradient]) -> None:
     another one than the caller's is used here too, so the allocator must hear of that.
     """
     stream = current_stream(_device)
-    join_stream(handles, stream)
+    gpu_handle.join_stream(handles, stream)
     for gradient in gradients:
         if gradient.encoding.stream != stream:
             _note_use(gradient.keep_alive())
