@@ -94,22 +94,23 @@ def test_without_pidfd(fork_ranks, ranks, victim):
     subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True).returncode != 0,
     reason="needs unshare --pid (root)",
 )
-@pytest.mark.parametrize("victim", [0, 1])
-def test_in_a_pid_namespace_of_its_own(fork_ranks, victim):
+@pytest.mark.parametrize(("ranks", "victim"), [(2, 0), (4, 1)])
+def test_in_a_pid_namespace_of_its_own(fork_ranks, ranks, victim):
     inside = f"""
 import os, subprocess, sys
 if os.environ["FARANDOLE_RANK"] == "{victim}" and "INSIDE" not in os.environ:
     command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, __file__]
     sys.exit(subprocess.run(command, env={{**os.environ, "INSIDE": "1"}}).returncode)
 """
-    job = fork_ranks(inside + dying(victim, "os._exit(7)"), 3)
+    job = fork_ranks(inside + dying(victim, "os._exit(7)"), ranks)
     results = job.finish()
-    check_survivors(job, 3, victim)
+    check_survivors(job, ranks, victim)
     assert results[victim].returncode == 7
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("watch", ["pidfd", "socket"])
-def test_forked_workers_that_outlive_their_rank(fork_ranks, watch):
+def test_forked_workers_that_outlive_their_rank(fork_ranks, watch, ranks):
     end = (
         "worker = os.fork()\n"
         "    if worker == 0:\n"
@@ -119,10 +120,10 @@ def test_forked_workers_that_outlive_their_rank(fork_ranks, watch):
         "    os._exit(7)"
     )
     source = dying(1, end).replace('print(f"dies at {time.time()}.", flush=True)', "pass", 1)
-    job = fork_ranks(source, 3, {"FARANDOLE_DEATH_WATCH": watch})
-    for rank in (0, 2):
+    job = fork_ranks(source, ranks, {"FARANDOLE_DEATH_WATCH": watch})
+    for rank in set(range(ranks)) - {1}:
         job.ranks[rank].wait_for_output(f"rank {rank} at ")
-    check_survivors(job, 3, 1)
+    check_survivors(job, ranks, 1)
     job.close()  # the worker is ours to end
 
 
@@ -297,9 +298,10 @@ thread.join()
 
 # Memory has no name, and sockets let nobody in: not another user, not without the job's key.
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv (util-linux)")
-def test_another_user_gets_nothing(fork_ranks, tmp_path):
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_another_user_gets_nothing(fork_ranks, ranks):
     source = START + "print('up', flush=True)\nwait_for_peer()\n"
-    job = fork_ranks(source, 2)
+    job = fork_ranks(source, ranks)
     job.wait_for_output("up")
     stranger = textwrap.dedent(f"""
         import os, socket
