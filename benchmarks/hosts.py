@@ -20,6 +20,7 @@ import argparse
 import json
 import math
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -115,6 +116,8 @@ def text_of(row: Row, peers: dict[str, Row]) -> str:
 
 
 def main() -> int:
+    # Ended by `kill` or `timeout`, it removes its hosts, as after Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("--ranks", type=int, nargs="+", default=[2, 4], help="of a host")
