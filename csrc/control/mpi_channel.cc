@@ -58,7 +58,7 @@ void MpiChannel::put(Link& link, uint32_t size, ByteView message) {
   Outgoing& out = link.out.emplace_back();
   out.head.resize(kHeadBytes);
   std::memcpy(out.head.data(), &size, sizeof size);
-  std::memcpy(out.head.data() + sizeof size, message.data(), in_head);
+  std::ranges::copy(message.first(in_head), out.head.begin() + sizeof size);
   out.rest.assign(message.begin() + static_cast<ptrdiff_t>(in_head), message.end());
   link.spoke_ns = now_ns();
   try {
@@ -149,7 +149,7 @@ bool MpiChannel::take_head(Link& link) {
   if (size > kMaxMessage) throw Error(ErrorCode::kInternal, "a message that makes no sense");
   link.message.resize(size);
   const size_t in_head = std::min<size_t>(size, kRoom);
-  std::memcpy(link.message.data(), link.head.data() + sizeof size, in_head);
+  std::copy_n(link.head.begin() + sizeof size, in_head, link.message.begin());
   if (size > kRoom) {
     link.rest_request =
         comm_.receive(link.message.data() + kRoom, static_cast<int>(size - kRoom), link.rank, tag_);
