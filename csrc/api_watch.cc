@@ -23,7 +23,7 @@ FARANDOLE_API int64_t farandole_flight(int32_t fd, int32_t local, int32_t events
   return negated([&]() -> int64_t {
     const std::string whole = view_of(fd).text(local, static_cast<size_t>(std::max(events, 0)));
     const size_t fits = std::min(whole.size(), static_cast<size_t>(std::max<int64_t>(capacity, 0)));
-    std::memcpy(text, whole.data(), fits);
+    if (fits > 0) std::memcpy(text, whole.data(), fits);
     return static_cast<int64_t>(whole.size());
   });
 }
