@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from farandole import ops
-from farandole._library import ffi
+from farandole import adasum_gpu, ops
+from farandole._library import check, ffi, lib
 from farandole.buffers import DTYPES, Buffer, kind_of
+from farandole.cuda_array import CudaArray
 from farandole.errors import FarandoleError
 from farandole.handles import Handle, stall
 from farandole.process_sets import ProcessSet, set_id
@@ -57,8 +58,6 @@ def adasum_async(
         for buffer in inputs:
             if DTYPES[buffer.dtype] not in _FLOATS:
                 raise TypeError(f"Adasum of {DTYPES[buffer.dtype]}: it takes floats only")
-            if buffer.device >= 0:
-                raise TypeError("Adasum takes tensors on the CPU only: move it there")
         results, outputs = list(tensors), inputs
         if not in_place:
             triples = zip(kinds, tensors, inputs, strict=True)
@@ -77,7 +76,13 @@ def adasum_async(
         _combine(inputs, outputs, call.group, factors, process_set)
         return results
 
-    return _Working(work, (inputs, outputs), str(call), timeout)
+    def order() -> None:
+        for kind, x, buffer in zip(kinds, tensors, inputs, strict=True):
+            now = kind.stream(x) if buffer.device >= 0 else buffer.stream
+            if now != buffer.stream:
+                check(lib.farandole_order_streams(buffer.device, buffer.stream, now))
+
+    return _Working(work, order, (inputs, outputs), str(call), timeout)
 
 
 def _declaration(name: str | None, process_set: ProcessSet) -> Call:
@@ -93,9 +98,16 @@ class _Working(Handle[list[T]]):
     """
 
     def __init__(
-        self, work: Callable[[], list[T]], keep: object, what: str, timeout: float | None
+        self,
+        work: Callable[[], list[T]],
+        order: Callable[[], None],
+        keep: object,
+        what: str,
+        timeout: float | None,
     ) -> None:
+        """`order` lets the stream of who waits for the work come after it."""
         super().__init__(ffi.new("int64_t[]", 0), keep, lambda _: self._results, what, timeout)
+        self._order = order
         self._results: list[T] = []
         self._failure: Exception | None = None
         self._finished = threading.Event()
@@ -118,7 +130,9 @@ class _Working(Handle[list[T]]):
                 if not self._finished.wait(left):
                     raise stall(str(self._what), limit)
                 self._settle(self._failure)
-        return super().wait()
+        results = super().wait()
+        self._order()
+        return results
 
     def poll(self) -> bool:
         """As in Handle."""
@@ -135,13 +149,11 @@ def _combine(
     """Writes the Adasum of all members' inputs to the outputs; collective, every name is given."""
     own = process_set.rank()
     assert own is not None
-    grams = _dot_products([_raw(buffer) for buffer in inputs], label, process_set)
-    scaled = []
+    grams = _dot_products([_flat(buffer) for buffer in inputs], label, process_set)
+    scaled: list[Array | CudaArray] = []
     with np.errstate(all="ignore"):  # infinities and NaN travel on into the result
         for source, target, gram in zip(inputs, outputs, grams, strict=True):
-            x, y = _values(source), _raw(target)
-            wide = y if y.dtype == x.dtype else np.empty_like(x)
-            scaled.append(np.multiply(x, coefficients(gram)[own], out=wide, casting="same_kind"))
+            scaled.append(_scaled(source, coefficients(gram)[own], target))
         ops.grouped_allreduce_(
             scaled,
             op=ops.Sum,
@@ -154,13 +166,14 @@ def _combine(
             _store(wide, target)
 
 
-def _dot_products(tensors: list[Array], label: str, process_set: ProcessSet) -> Float64:
+def _dot_products(tensors: list[Array | CudaArray], label: str, process_set: ProcessSet) -> Float64:
     """(tensors, p, p): the dot products of all members' tensors."""
     members = process_set.size()
     assert members is not None
     handles = []
     for i, flat in enumerate(tensors):
-        splits = [len(flat) // members + (r < len(flat) % members) for r in range(members)]
+        count = flat.shape[0]
+        splits = [count // members + (r < count % members) for r in range(members)]
         name = f"{label}.stripes.{i}"
         handles.append(ops.alltoall_async(flat, splits, name=name, process_set=process_set))
     sums = np.zeros(len(tensors) * members**2 + 1)
@@ -168,8 +181,8 @@ def _dot_products(tensors: list[Array], label: str, process_set: ProcessSet) -> 
     grams: Float64 = sums[:-1].reshape(len(tensors), members, members)
     for gram, handle in zip(grams, handles, strict=True):
         stripes, rows = handle.wait()
-        if len(stripes) == rows[0] * members:  # else somebody has joined, as the count will say
-            gram[:] = _gram(stripes.reshape(members, -1))
+        if stripes.shape[0] == rows[0] * members:  # else some have joined, as the count will say
+            gram[:] = _gram(stripes, members)
     ops.allreduce_(sums, op=ops.Sum, name=f"{label}.dots", process_set=process_set)
     if sums[-1] != members:
         raise FarandoleError(
@@ -178,8 +191,11 @@ def _dot_products(tensors: list[Array], label: str, process_set: ProcessSet) -> 
     return grams
 
 
-def _gram(stripes: Array) -> Float64:
-    """(p, p) dot products of the rows of (p, n), in float64."""
+def _gram(stripes: Array | CudaArray, members: int) -> Float64:
+    """(p, p) dot products of the rows of (p * n,), in float64."""
+    if isinstance(stripes, CudaArray):
+        return adasum_gpu.gram(stripes, members)
+    stripes = stripes.reshape(members, -1)
     total = np.zeros((len(stripes), len(stripes)))
     with np.errstate(all="ignore"):
         for begin in range(0, stripes.shape[1], _COLUMNS):
@@ -214,7 +230,21 @@ def _share(dot: Any, v: Float64, gram: Float64) -> float:
     return 0.0 if square <= _ROUNDING * largest else float(dot) / (2 * square)
 
 
-# ---- memory as NumPy sees it
+# ---- memory as NumPy sees it, or as the core's on a GPU
+
+
+def _flat(buffer: Buffer) -> Array | CudaArray:
+    return _raw(buffer) if buffer.device < 0 else CudaArray.over(buffer)
+
+
+def _scaled(source: Buffer, factor: float, target: Buffer) -> Array | CudaArray:
+    """The source times a factor: in the target's memory, but 16-bit floats in new float32's."""
+    if source.device >= 0:
+        return adasum_gpu.scaled(source, factor, target)
+    x, y = _values(source), _raw(target)
+    wide = y if y.dtype == x.dtype else np.empty_like(x)
+    np.multiply(x, factor, out=wide, casting="same_kind")
+    return wide
 
 
 def _raw(buffer: Buffer) -> Array:
@@ -238,8 +268,11 @@ def _widened(raw: Array) -> Array:
     return raw.astype(np.float32) if raw.dtype == np.float16 else raw
 
 
-def _store(wide: Array, target: Buffer) -> None:
+def _store(wide: Array | CudaArray, target: Buffer) -> None:
     """Writes numbers to the buffer, rounded to nearest even."""
+    if isinstance(wide, CudaArray):
+        adasum_gpu.store(wide, target)
+        return
     raw = _raw(target)
     if raw.dtype == np.uint16:
         bits = wide.view(np.uint32).astype(np.uint64)

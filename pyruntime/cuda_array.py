@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,14 @@ class _Allocation:
         free(self.pointer, self.stream)
 
 
+class _Borrowed:
+    """Somebody's memory on a GPU, kept alive by its owner."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.pointer = ffi.cast("void*", buffer.pointer)
+        self.device, self.stream, self._owner = buffer.device, buffer.stream, buffer.owner
+
+
 class CudaArray:
     """A contiguous array on a GPU: what calls on arrays of no known library give.
 
@@ -37,7 +46,7 @@ class CudaArray:
 
     __slots__ = ("_allocation", "device", "dtype", "shape", "stream")
 
-    def __init__(self, allocation: _Allocation, dtype: int, shape: Shape) -> None:
+    def __init__(self, allocation: _Allocation | _Borrowed, dtype: int, shape: Shape) -> None:
         """`dtype`: a core code."""
         self._allocation = allocation
         self.device, self.stream = allocation.device, allocation.stream or LEGACY_STREAM
@@ -56,10 +65,15 @@ class CudaArray:
         check(lib.farandole_allocate_on(device, nbytes, stream, memory))
         return cls(_Allocation(memory[0], device, stream), dtype, shape)
 
+    @classmethod
+    def over(cls, buffer: Buffer) -> CudaArray:
+        """A buffer's memory, as a flat array in the buffer's stream; keeps its owner alive."""
+        return cls(_Borrowed(buffer), buffer.dtype, (prod(buffer.shape),))
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         name = _carrier(DTYPES.index(self.dtype))
-        pointer = self._address() if 0 not in self.shape else 0
+        pointer = self.address if 0 not in self.shape else 0
         return {
             "version": 3,
             "shape": self.shape,
@@ -79,7 +93,7 @@ class CudaArray:
         if stream not in (-1, self.stream):
             check(lib.farandole_order_streams(self.device, self.stream, stream))
         device = self.__dlpack_device__()
-        return dlpack.capsule(self._address(), device, self.dtype, self.shape, self._allocation)
+        return dlpack.capsule(self.address, device, self.dtype, self.shape, self._allocation)
 
     def bytes(self) -> CudaArray:
         """The same memory as uint8, shape (bytes,)."""
@@ -87,7 +101,9 @@ class CudaArray:
         count = itemsize * int(np.prod(self.shape, dtype=object))
         return CudaArray(self._allocation, DTYPES.index("uint8"), (count,))
 
-    def _address(self) -> int:
+    @property
+    def address(self) -> int:
+        """Of its memory."""
         return int(ffi.cast("uintptr_t", self._allocation.pointer))
 
     def __repr__(self) -> str:

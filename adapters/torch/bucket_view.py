@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Place", "lay_out"]
 
 _ALIGNMENT = 64  # bytes: gradients begin at cache lines
+_warned = False
 
 
 class Place:
@@ -60,15 +62,30 @@ def lay_out(gradients: Iterable[Gradient]) -> None:
     """Gives the gradients of dense, contiguous CPU parameters their places, dtype by dtype.
 
     In reverse order, as they become ready in a backward pass, so that neighbours are reduced
-    together. On GPUs they stay where they are. Raises LibraryError where memory is short.
+    together. On GPUs they stay where they are, which is said once. Raises LibraryError where memory
+    is short.
     """
     buckets: defaultdict[torch.dtype, list[Gradient]] = defaultdict(list)
     for gradient in gradients:
         p = gradient.parameter
-        if p.device.type == "cpu" and p.is_contiguous() and p.numel() > 0:
+        if p.is_cuda:
+            _warn_of_copies()
+        elif p.device.type == "cpu" and p.is_contiguous() and p.numel() > 0:
             buckets[p.dtype].insert(0, gradient)
     for members in buckets.values():
         _fill_bucket(members)
+
+
+def _warn_of_copies() -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            "gradient_as_bucket_view=True: gradients on GPUs have no common memory yet; they are "
+            "reduced as without it, with a copy of those up to 1 MiB",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _fill_bucket(members: list[Gradient]) -> None:

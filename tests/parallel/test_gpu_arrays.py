@@ -10,6 +10,7 @@ import pytest
 
 import farandole as fd
 from farandole import dlpack
+from farandole.adasum import coefficients
 from farandole.cuda_array import CudaArray
 from harness.arrays import COMPLEX, FLOATS, assert_same, data, has_op, reduced, rows_of
 from harness.gpu_double import Array, Gpu, use_double
@@ -121,6 +122,48 @@ def test_the_same_call_again_and_again(gpu):
         for name in ("again", None):
             result = fd.allreduce(mine, op=fd.Sum, name=name)
             assert_same(gpu.read(result), reduced("Sum", inputs))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_adasum(gpu, dtype, in_place):
+    for shape in [(1,), (7, 5), (0,), (100_003,)]:
+        rng = np.random.default_rng(7)
+        inputs = [((r + 1) * rng.standard_normal(shape)).astype(dtype) for r in range(fd.size())]
+        mine = gpu.array(inputs[fd.rank()])
+        call = fd.allreduce_ if in_place else fd.allreduce
+        result = call(mine, op=fd.Adasum, name=f"{dtype} {shape}")
+        rows = np.stack(inputs).reshape(fd.size(), -1).astype("f8")
+        wanted = (coefficients(rows @ rows.T) @ rows).reshape(shape)
+        size = fd.size() * max(1.0, np.abs(rows).max(initial=0.0))
+        values = gpu.read(result)
+        assert values.dtype == dtype
+        assert (result is mine) == in_place
+        error = np.abs(values.astype("f8") - wanted).max(initial=0.0)
+        assert error <= 4 * np.finfo(dtype).eps * size
+        if not in_place:
+            np.testing.assert_array_equal(gpu.read(mine), inputs[fd.rank()])
+
+
+def test_adasum_is_waited_for_in_any_order_and_stream(gpu):
+    inputs = everyone((300,), "float64")
+    rows = np.stack(inputs)
+    wanted = coefficients(rows @ rows.T) @ rows
+    arrays = [gpu.array(inputs[fd.rank()] * (k + 1), gpu.new_stream()) for k in range(3)]
+    handles = [fd.allreduce_async_(x, op=fd.Adasum, name=f"{k}") for k, x in enumerate(arrays)]
+    for k in (2, 0, 1):
+        assert handles[k].wait() is arrays[k]
+    gate = gpu.gate(arrays[0].stream)
+    arrays[0].stream = gpu.new_stream()
+    handles[0].wait()
+    seen = np.zeros(300)
+    gpu.copy(seen.ctypes.data, arrays[0].address, seen.nbytes, arrays[0].stream)
+    fd.allreduce_(gpu.array(inputs[fd.rank()]))  # the GPU goes on
+    assert not seen.any()
+    gpu.open(gate)
+    for k, x in enumerate(arrays):
+        np.testing.assert_allclose(gpu.read(x), wanted * (k + 1), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(seen, wanted, rtol=1e-9, atol=1e-9)
 
 
 def test_a_wait_returns_while_the_callers_stream_is_busy(gpu):

@@ -18,7 +18,17 @@ pretend()
 
 # Not bucket_view: its places are memory of the CPU.
 _FILES = (
-    *("amp", "arrivals", "changes", "functions", "gradients", "ops", "optimizer", "sparse"),
+    *(
+        "adasum",
+        "amp",
+        "arrivals",
+        "changes",
+        "functions",
+        "gradients",
+        "ops",
+        "optimizer",
+        "sparse",
+    ),
     *("sync_batch_norm", "timeout", "weights", "wrapping"),
 )
 _LEFT_OUT = ("test_cost_of_hooks",)  # of the CPU's path
@@ -30,7 +40,7 @@ def threads() -> None:
 
 
 def _load(name: str) -> ModuleType:
-    path = Path(__file__).with_name(f"test_torch_{name}.py")
+    path = Path(__file__).with_name(f"test_{name}.py")
     spec = importlib.util.spec_from_file_location(f"on_double_{name}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -42,12 +52,14 @@ def _load(name: str) -> ModuleType:
 # Of their fixtures only those that a test asks for: one for all tests of a file would be one for
 # all tests here.
 for _name in _FILES:
-    _module = _load(_name)
+    _module = _load(f"torch_{_name}")
     for _test, _function in vars(_module).items():
         if _test.startswith("test_") and _test not in _LEFT_OUT:
             globals()[f"test_{_name}_{_test[5:]}"] = _function
     if _name == "wrapping":
         momentum = _module.momentum
+
+test_adasum_of_tensors = _load("adasum").test_torch
 
 
 def test_tensors_are_reduced_by_the_double() -> None:

@@ -127,8 +127,7 @@ Result cuStreamIsCapturing(Stream stream, int* status) {
 Result cuStreamWaitEvent(Stream stream, Event event, unsigned) {
   return check::call("cuStreamWaitEvent", [&](check::Hardware& hardware) -> int {
     if (Result wrong = has_context()) return wrong;
-    const uint64_t version = event->recorded;
-    hardware.push(stream, [event, version] { return event->completed >= version; }, [] {});
+    hardware.push(stream, [passed = event->passed] { return *passed; }, [] {});
     return 0;
   });
 }
@@ -141,33 +140,28 @@ Result cuEventCreate(Event* event, unsigned) {
     return 0;
   });
 }
-// Streams may still have to wait for it: it is freed by the last of the queues that hold it, so never here.
 Result cuEventDestroy_v2(Event event) {
   return check::call("cuEventDestroy_v2", [&](check::Hardware& hardware) -> int {
     --hardware.alive;
-    static auto* graveyard = new std::vector<std::unique_ptr<CUevent_st>>;
-    graveyard->emplace_back(event);
+    delete event;  // streams and hosts that wait have its point
     return 0;
   });
 }
 Result cuEventRecord(Event event, Stream stream) {
   return check::call("cuEventRecord", [&](check::Hardware& hardware) -> int {
     if (Result wrong = has_context()) return wrong;
-    const uint64_t version = ++event->recorded;
-    hardware.push(stream,
-                  [event, version] { event->completed = std::max(event->completed, version); });
+    event->passed = std::make_shared<bool>(false);
+    hardware.push(stream, [passed = event->passed] { *passed = true; });
     return 0;
   });
 }
 Result cuEventQuery(Event event) {
-  return check::call("cuEventQuery", [&](check::Hardware&) -> int {
-    return event->completed == event->recorded ? 0 : cuda::kNotReady;
-  });
+  return check::call("cuEventQuery",
+                     [&](check::Hardware&) -> int { return *event->passed ? 0 : cuda::kNotReady; });
 }
 Result cuEventSynchronize(Event event) {
   return check::call("cuEventSynchronize", [&](check::Hardware& hardware) -> int {
-    const uint64_t version = event->recorded;
-    hardware.wait([&] { return event->completed >= version; });
+    hardware.wait([passed = event->passed] { return *passed; });
     return 0;
   });
 }

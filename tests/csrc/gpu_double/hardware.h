@@ -17,9 +17,10 @@
 #include "lib/cuda.h"
 #include "random.h"
 
+// Whether the point of the last record has passed. Who waits keeps that point: the event may be
+// recorded again meanwhile.
 struct CUevent_st {
-  uint64_t recorded = 0;
-  uint64_t completed = 0;
+  std::shared_ptr<bool> passed = std::make_shared<bool>(true);
 };
 
 namespace farandole::check {
