@@ -230,6 +230,7 @@ def test_dlpack_in_and_out(gpu):
     assert_same(gpu.read(mine.x), reduced("Max", inputs))
 
 
+@pytest.mark.ranks(2, 3, 4)  # one rank: the set of all is there already
 def test_process_sets(gpu):
     evens = fd.add_process_set([r for r in range(fd.size()) if r % 2 == 0])
     if evens.included():
