@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Looking at jobs from outside, and NaN in a gradient; without MPI (fork launcher)."""
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -69,14 +70,22 @@ def test_top_attaches_to_a_job_without_flags(fork_ranks):
 def test_top_lives_on_a_terminal(fork_ranks):
     job = fork_ranks(UP, 2)
     job.wait_for_output("up")
-    program = "import sys; from farandole.cli import main; sys.exit(main())"
+    # Tests may run with SIGINT ignored, as a background job of a shell does.
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "from farandole.cli import main; sys.exit(main())"
+    )
     keys, screen = pty.openpty()
     fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))
     command = [sys.executable, "-c", program, "top", "--interval", "0.05", str(job.ranks[0].pid)]
     environment = {**os.environ, "TERM": "xterm-256color"}
-    with subprocess.Popen(
-        command, stdin=screen, stdout=screen, stderr=screen, env=environment
-    ) as live:
+    with (
+        subprocess.Popen(
+            command, stdin=screen, stdout=screen, stderr=screen, env=environment
+        ) as live,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(live.kill)
         os.close(screen)
         shown = ""
         while shown.count("2 of 2 ranks") < 5:  # pictures
