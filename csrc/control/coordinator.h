@@ -151,6 +151,7 @@ class Coordinator {
   std::vector<WaitingCall> waiting_for(int64_t age_ns, int64_t now_ns);  // oldest first
   std::vector<WaitingCall> all_waiting(int64_t now_ns);
   RankState state_of(Rank rank) const;
+  const Whereabouts* answer_of(Rank rank) const;  // null: it is silent
   StateOf states() const;
   void ask(const std::vector<WaitingCall>& calls, int64_t now_ns);
   void conclude(int64_t now_ns);
@@ -210,6 +211,8 @@ class Coordinator {
   std::set<Rank> asked_;
   std::map<Rank, Whereabouts> answers_;
   int64_t asked_ns_ = -1;
+  std::map<Rank, Whereabouts> earlier_answers_;  // to the question before
+  int64_t earlier_ns_ = -1;                      // when that was asked
   int64_t next_question_ns_ = 0;
   bool question_open_ = false;
   std::vector<std::pair<int64_t, WaitingCall>> lost_;  // given up of late, and when

@@ -88,16 +88,24 @@ WaitingCall Coordinator::view_of_bucket(const Set& set) const {
   return view;
 }
 
+// Who was asked again just now is not silent yet: its answer to the question before counts.
+const Whereabouts* Coordinator::answer_of(Rank rank) const {
+  if (auto found = answers_.find(rank); found != answers_.end()) return &found->second;
+  if (!question_open_ || heard_ns_[static_cast<size_t>(rank)] >= earlier_ns_) return nullptr;
+  auto earlier = earlier_answers_.find(rank);
+  return earlier == earlier_answers_.end() ? nullptr : &earlier->second;
+}
+
 // What the last question has brought, unless the rank has gone on since.
 RankState Coordinator::state_of(Rank rank) const {
   RankState state;
   state.heard_ns = heard_ns_[static_cast<size_t>(rank)];
   if (!asked_.contains(rank) || asked_ns_ <= state.heard_ns) return state;
-  auto answer = answers_.find(rank);
-  state.silent = answer == answers_.end();
+  const Whereabouts* answer = answer_of(rank);
+  state.silent = answer == nullptr;
   if (state.silent) return state;
-  state.stopped = answer->second.stopped;
-  state.where = answer->second.text;
+  state.stopped = answer->stopped;
+  state.where = answer->text;
   return state;
 }
 
@@ -170,7 +178,8 @@ void Coordinator::give_up_standing(const Set& set, int64_t now_ns) {
 
 void Coordinator::ask(const std::vector<WaitingCall>& calls, int64_t now_ns) {
   asked_.clear();
-  answers_.clear();
+  earlier_answers_ = std::exchange(answers_, {});
+  earlier_ns_ = asked_ns_;
   for (const WaitingCall& call : calls) asked_.insert(call.missing.begin(), call.missing.end());
   for (auto& [id, set] : sets_) {
     if (set->is_moving()) asked_.insert(set->ranks.begin(), set->ranks.end());

@@ -114,6 +114,21 @@ TEST(a_stopped_rank_is_named) {
            "rank 1 is stopped by a signal or a debugger\n    pid 5");
 }
 
+// Asked anew a moment before the end, it has had no time to answer.
+TEST(a_rank_that_is_asked_again_is_not_silent) {
+  Job job(watchful(2));
+  job.submit(0, tensor("x"));
+  job.at(10);
+  CHECK_EQ(kinds(job.tick()), "where");
+  job.report(1, Whereabouts{false, "File \"train.py\", line 11"});
+  job.at(29);
+  CHECK_EQ(kinds(job.tick()), "where");
+  job.at(30);
+  const std::string text = only<Fail>(job.tick()).failure.text;
+  contains(text, "rank 1 has not made a single call");
+  contains(text, "File \"train.py\", line 11");
+}
+
 TEST(a_stall_that_ends_in_time_is_not_told) {
   Job job(watchful(2));
   job.submit(0, tensor("x"));

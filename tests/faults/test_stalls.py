@@ -36,11 +36,11 @@ def stuck_here(seconds):
 # What rank 1 does instead of the call that the others wait in; what they read of it.
 CASES = {
     "missing tensor": (
-        "fd.allreduce(x, name='other', timeout=30)",
+        "told(lambda: fd.allreduce(x, name='other')); stuck_here(60)",
         r"rank 1 waits in 'other' \(allreduce\), which .* lacks?: the ranks make these calls in",
     ),
     "near name": (
-        "fd.allreduce(x, name='wanted_', timeout=30)",
+        "told(lambda: fd.allreduce(x, name='wanted_')); stuck_here(60)",
         r"waits in 'wanted_' \(allreduce\).*is it the same tensor under another name\?",
     ),
     "unused": (
