@@ -85,7 +85,7 @@ def test_wrong_arguments_are_named(arguments, capsys):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match=r"needs matplotlib: pip install farandole\[plot\]"):
+    with pytest.raises(SystemExit, match=r"needs matplotlib: pip install matplotlib"):
         bench.main(["--plot", "out.png"])
 
 
