@@ -7,7 +7,6 @@
 
 #include "core/error.h"
 #include "lib/futex.h"
-#include "lib/thread.h"
 
 namespace farandole {
 namespace {
@@ -27,16 +26,11 @@ MpiChannel::MpiChannel(MpiComm& comm, const std::vector<Rank>& peers,
     link.heard_ns = link.spoke_ns = now_ns();
     link.head_request = comm_.receive(link.head.data(), kHeadBytes, peer, tag_);
   }
-  thread_ = start_thread("farandole-mpi", [this] { run(); });
+  start("farandole-mpi");
 }
 
 MpiChannel::~MpiChannel() {
-  {
-    std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  wake();
-  if (thread_.joinable()) thread_.join();
+  stop();
   for (auto& [rank, link] : links_) abandon(link);
 }
 
@@ -78,7 +72,7 @@ void MpiChannel::run() {
     bool moved = std::exchange(before, spoken) != spoken;
     {
       std::lock_guard lock(mutex_);
-      if (stop_ || over()) return;
+      if (over()) return;
       for (auto& [rank, link] : links_) moved |= step(link);
     }
     sleep = moved ? kShortestSleep : std::min(2 * sleep, kLongestSleep);
@@ -86,15 +80,13 @@ void MpiChannel::run() {
   }
 }
 
-// Of finish(). Says the last words on the way.
-bool MpiChannel::over() {
-  if (!finishing_) return false;
+bool MpiChannel::say_last() {
   bool quiet = true;
   for (auto& [rank, link] : links_) {
     if (link.open && !std::exchange(link.ended, true)) put(link, kEnd, {});
     quiet = quiet && !link.open && link.out.empty();
   }
-  return quiet || finish_by_.expired();
+  return quiet;
 }
 
 bool MpiChannel::step(Link& link) {
@@ -191,16 +183,6 @@ void MpiChannel::abandon(Link& link) noexcept {
   link.head_request = MpiRequest();
   link.rest_request = MpiRequest();
   link.out.clear();
-}
-
-void MpiChannel::finish(Deadline deadline) {
-  {
-    std::lock_guard lock(mutex_);
-    finishing_ = true;
-    finish_by_ = deadline;
-  }
-  wake();
-  thread_.join();
 }
 
 }  // namespace farandole

@@ -9,9 +9,7 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "control/host_channel.h"
@@ -27,7 +25,6 @@ class MpiChannel final : public HostChannel {
   ~MpiChannel() override;
 
   void send(Rank peer, ByteView message) override;
-  void finish(Deadline deadline) override;
 
  private:
   static constexpr size_t kHeadBytes = 1024;  // first part of each message; its size comes first
@@ -53,9 +50,9 @@ class MpiChannel final : public HostChannel {
     int64_t heard_ns = 0, spoke_ns = 0;
   };
 
-  void run();
-  void wake();
-  bool over();
+  void run() override;
+  void wake() override;
+  bool say_last() override;
   bool step(Link& link);
   bool read(Link& link);
   bool take_head(Link& link);
@@ -68,13 +65,8 @@ class MpiChannel final : public HostChannel {
   MpiComm& comm_;
   const int tag_;
   const std::chrono::milliseconds timeout_;
-  std::map<Rank, Link> links_;  // under the mutex, as all that follows
-  std::mutex mutex_;
-  bool stop_ = false;
-  bool finishing_ = false;
-  Deadline finish_by_ = Deadline::never();
+  std::map<Rank, Link> links_;       // under the mutex
   std::atomic<uint32_t> spoken_{0};  // counts what wakes the thread
-  std::thread thread_;
 };
 
 }  // namespace farandole

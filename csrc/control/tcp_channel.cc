@@ -13,7 +13,6 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "lib/thread.h"
 
 namespace farandole {
 
@@ -52,14 +51,10 @@ TcpChannel::TcpChannel(std::vector<TcpPeer> peers, std::chrono::milliseconds tim
     limit_silence(link.fd.get(), timeout);
     watch(link, EPOLL_CTL_ADD);
   }
-  thread_ = start_thread("farandole-tcp", [this] { run(); });
+  start("farandole-tcp");
 }
 
-TcpChannel::~TcpChannel() {
-  stop_ = true;
-  wake();
-  if (thread_.joinable()) thread_.join();
-}
+TcpChannel::~TcpChannel() { stop(); }
 
 void TcpChannel::wake() {
   uint64_t one = 1;
@@ -113,11 +108,11 @@ void TcpChannel::write(Link& link) {
 void TcpChannel::run() {
   constexpr int kEvents = 32;
   epoll_event events[kEvents];
-  while (!stop_) {
+  for (;;) {
     int timeout = -1;
     {
       std::lock_guard lock(mutex_);
-      if (finishing_ && (all_quiet() || finish_by_.expired())) return;
+      if (over()) return;
       if (finishing_) timeout = finish_by_.poll_ms();
     }
     int n = epoll_wait(epoll_.get(), events, kEvents, timeout);
@@ -176,24 +171,13 @@ void TcpChannel::close(Link& link, int error_number) {
   deliver_end(link.rank, std::move(trouble));
 }
 
-// Under the mutex. Ends links that have said all, on the way.
-bool TcpChannel::all_quiet() {
+bool TcpChannel::say_last() {
   bool quiet = true;
   for (auto& [rank, link] : links_) {
     if (link.out.empty() && !std::exchange(link.ended, true)) shutdown(link.fd.get(), SHUT_WR);
     quiet = quiet && link.ended && !link.open;
   }
   return quiet;
-}
-
-void TcpChannel::finish(Deadline deadline) {
-  {
-    std::lock_guard lock(mutex_);
-    finishing_ = true;
-    finish_by_ = deadline;
-  }
-  wake();
-  thread_.join();
 }
 
 }  // namespace farandole

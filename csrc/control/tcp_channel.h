@@ -7,8 +7,6 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <mutex>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -25,7 +23,6 @@ class TcpChannel final : public HostChannel {
   ~TcpChannel() override;
 
   void send(Rank peer, ByteView message) override;
-  void finish(Deadline deadline) override;
 
  private:
   static constexpr uint32_t kMaxMessage = 256U << 20;  // beyond it, the peer is mad
@@ -40,24 +37,19 @@ class TcpChannel final : public HostChannel {
     bool ended = false;            // shut down for writing
   };
 
-  void run();
+  void run() override;
+  void wake() override;
+  bool say_last() override;
   void read(Link& link);
   void take_messages(Link& link);
   void close(Link& link, int error_number);
   void write(Link& link);
   void watch(Link& link, int operation);
-  void wake();
-  bool all_quiet();
 
   std::map<Rank, Link> links_;
   const std::chrono::milliseconds timeout_;
   Fd epoll_;
   Fd wake_;
-  std::mutex mutex_;
-  std::atomic<bool> stop_{false};
-  bool finishing_ = false;
-  Deadline finish_by_ = Deadline::never();
-  std::thread thread_;
 };
 
 }  // namespace farandole

@@ -4,12 +4,10 @@
 
 #include <poll.h>
 
-#include <condition_variable>
-#include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 
+#include "channel_inbox.h"
 #include "check.h"
 #include "lib/clock.h"
 #include "lib/mpi.h"
@@ -24,42 +22,14 @@ class Loop {
  public:
   explicit Loop(Started& mpi, std::chrono::milliseconds timeout = std::chrono::seconds(60))
       : comm_(MpiComm::borrow(mpi.self())),
-        channel_(std::make_unique<MpiChannel>(*comm_, std::vector<Rank>{0}, timeout, [this] {
-          std::lock_guard lock(mutex_);
-          ++rings_;
-          rung_.notify_all();
-        })) {}
+        channel_(std::make_unique<MpiChannel>(*comm_, std::vector<Rank>{0}, timeout,
+                                              [this] { inbox_.ring(); })) {}
   MpiChannel& channel() { return *channel_; }
   void end() { channel_.reset(); }
-
-  // The next message; empty: the end.
-  ByteString next() {
-    for (;;) {
-      const int seen = rings();
-      channel_->drain([&](Rank from, ByteView m) {
-        CHECK_EQ(from, 0);
-        got_.emplace_back(m.begin(), m.end());
-      });
-      if (!got_.empty()) break;
-      std::unique_lock lock(mutex_);
-      if (!rung_.wait_for(lock, std::chrono::seconds(60), [&] { return rings_ > seen; })) {
-        fail("no message came");
-      }
-    }
-    ByteString message = std::move(got_.front());
-    got_.pop_front();
-    return message;
-  }
+  ByteString next() { return inbox_.next(*channel_, 0); }
 
  private:
-  int rings() {
-    std::lock_guard lock(mutex_);
-    return rings_;
-  }
-  std::mutex mutex_;
-  std::condition_variable rung_;
-  int rings_ = 0;
-  std::deque<ByteString> got_;
+  ChannelInbox inbox_;
   std::unique_ptr<MpiComm> comm_;
   std::unique_ptr<MpiChannel> channel_;
 };

@@ -6,12 +6,12 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include <condition_variable>
 #include <map>
 #include <memory>
 #include <string>
 #include <thread>
 
+#include "channel_inbox.h"
 #include "check.h"
 #include "lib/tcp_socket.h"
 #include "lib/unix_socket.h"
@@ -31,37 +31,12 @@ ByteString bytes_of(const std::string& text) {
 class End {
  public:
   explicit End(std::vector<TcpPeer> peers)
-      : channel_(std::move(peers), kTimeout, [this] {
-          std::lock_guard lock(mutex_);
-          ++rings_;
-          rung_.notify_all();
-        }) {}
+      : channel_(std::move(peers), kTimeout, [this] { inbox_.ring(); }) {}
   TcpChannel& channel() { return channel_; }
-  // The next message of this peer; empty: it is gone.
-  ByteString next(Rank from) {
-    for (;;) {
-      int seen = rings();
-      channel_.drain([&](Rank r, ByteView m) { got_[r].emplace_back(m.begin(), m.end()); });
-      if (!got_[from].empty()) break;
-      std::unique_lock lock(mutex_);
-      if (!rung_.wait_for(lock, std::chrono::seconds(60), [&] { return rings_ > seen; })) {
-        fail("no message came");
-      }
-    }
-    ByteString message = std::move(got_[from].front());
-    got_[from].pop_front();
-    return message;
-  }
+  ByteString next(Rank from) { return inbox_.next(channel_, from); }
 
  private:
-  int rings() {
-    std::lock_guard lock(mutex_);
-    return rings_;
-  }
-  std::mutex mutex_;
-  std::condition_variable rung_;
-  int rings_ = 0;
-  std::map<Rank, std::deque<ByteString>> got_;
+  ChannelInbox inbox_;
   TcpChannel channel_;
 };
 
