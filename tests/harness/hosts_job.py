@@ -79,6 +79,12 @@ class HostsJob:
                 raise JobError(f"rank {rank} never said {text!r}\n{self.everything()}\n{stacks}")
             time.sleep(0.02)  # files have no event that crosses mount namespaces
 
+    def give_word(self, rank: int) -> None:
+        """Lets a rank return from wait_for_word(), now or later; one that is gone is an error."""
+        fd = os.open(self.folder / f"rank-{rank}.fifo", os.O_WRONLY | os.O_NONBLOCK)
+        os.write(fd, b"!")
+        os.close(fd)
+
     def everything(self) -> str:
         """All output."""
         ranks = range(sum(self.hosts.ranks))
@@ -104,17 +110,22 @@ class HostsJob:
 
 _HEAD = """
 import os, sys, time
+_own = os.path.join(os.path.dirname(__file__), f"rank-{os.environ['OMPI_COMM_WORLD_RANK']}")
 def tell(*words):
-    name = f"rank-{os.environ['OMPI_COMM_WORLD_RANK']}.txt"
-    with open(os.path.join(os.path.dirname(__file__), name), "a") as file:
+    with open(_own + ".txt", "a") as file:
         print(*words, file=file)
+os.mkfifo(_own + ".fifo")
+_word = os.open(_own + ".fifo", os.O_RDWR)
+def wait_for_word():
+    os.read(_word, 1)
 """
 
 
 class Start:
     """start(source, ranks, *arguments): that program on hosts with that many ranks each.
 
-    It may call tell(...), which writes to the rank's own file."""
+    It may call tell(...), which writes to the rank's own file, and wait_for_word(), which returns
+    once the test calls give_word(rank)."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder = folder
