@@ -108,6 +108,11 @@ const Variable kVariables[] = {
      "microseconds that a wait may yield-spin before it sleeps; -1: 50 where every local rank has "
      "two cores, else 0",
      kOwn, &Config::spin_us},
+    {"FARANDOLE_PRIORITY", "", "normal",
+     "the background thread's: normal, or realtime where the system permits it: no computing "
+     "thread "
+     "then delays it, for cores that are never idle",
+     kOwn, &Config::priority},
     {"FARANDOLE_CPU_TARGET", "", "",
      "instruction set of the reduction kernels (baseline, avx2, avx512, neon); empty: the best",
      kOwn, &Config::cpu_target},

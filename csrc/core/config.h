@@ -43,6 +43,7 @@ struct Config {
   std::string nccl_algo;
   // Of this rank
   int64_t spin_us;  // -1: decide from the cores at hand
+  std::string priority;
   std::string cpu_target;
   std::string log_level;
   std::string log_format;

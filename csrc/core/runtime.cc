@@ -94,6 +94,7 @@ Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards, cons
   set_log({log_level_of(config_.log_level), topology_.rank, host_name(),
            log_format_of(config_.log_format), config_.log_rate});
   kernels::select_target(config_.cpu_target);
+  check_choice("FARANDOLE_PRIORITY", config_.priority, {"normal", "realtime"});
   check_agreement(cards);
   apply_job_wide_text(config_, cards[0].job_wide);
 

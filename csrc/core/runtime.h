@@ -148,6 +148,7 @@ class Runtime {
   bool drive(Predicate&& done, Deadline deadline);
   bool await(const std::function<bool()>& done, Deadline deadline);
   void background();
+  void ask_scheduler();
 
   Config config_;
   Topology topology_;

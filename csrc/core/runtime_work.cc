@@ -323,8 +323,18 @@ bool Runtime::done(Handle handle) {
   return over;
 }
 
-void Runtime::background() {
+// For the background thread.
+void Runtime::ask_scheduler() {
   ask_for_short_slice();
+  if (config_.priority != "realtime" || ask_for_real_time()) return;
+  log(LogLevel::kWarning,
+      "FARANDOLE_PRIORITY=realtime is not permitted here, and changes nothing; it needs "
+      "CAP_SYS_NICE "
+      "(docker run --cap-add SYS_NICE) or a limit of at least 1 in `ulimit -r`");
+}
+
+void Runtime::background() {
+  ask_scheduler();
   auto has_work = [this] { return engine_->has_work(); };
   auto wanted = [this] { return quit_ || work_is_left() || sleeps_past_tick(); };
   while (!quit_) {

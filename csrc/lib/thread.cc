@@ -58,4 +58,11 @@ void ask_for_short_slice() {
   ::syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 
+bool ask_for_real_time() {
+  if (sched_getscheduler(0) != SCHED_OTHER) return true;
+  sched_param lowest{};
+  lowest.sched_priority = sched_get_priority_min(SCHED_RR);
+  return sched_setscheduler(0, SCHED_RR | SCHED_RESET_ON_FORK, &lowest) == 0;
+}
+
 }  // namespace farandole

@@ -15,4 +15,8 @@ std::thread start_thread(const std::string& name, std::function<void()> run);
 // priority. Older kernels ignore it.
 void ask_for_short_slice();
 
+// Puts this thread before all computing ones: SCHED_RR at its lowest priority. False: the system does not
+// permit it. A policy that the user chose stays.
+bool ask_for_real_time();
+
 }  // namespace farandole

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/thread.h"
 
+#include <sched.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -23,6 +24,30 @@ TEST(a_thread_of_ours_blocks_all_signals) {
   sigset_t set;
   pthread_sigmask(SIG_SETMASK, nullptr, &set);
   CHECK_EQ(sigismember(&set, SIGINT), 0);
+}
+
+TEST(real_time_where_it_is_permitted) {
+  check::run_in_fork([] {
+    const bool permitted = ask_for_real_time();
+    CHECK_EQ(sched_getscheduler(0) & ~SCHED_RESET_ON_FORK, permitted ? SCHED_RR : SCHED_OTHER);
+    if (geteuid() != 0) return;
+    const sched_param none{};
+    CHECK_EQ(sched_setscheduler(0, SCHED_OTHER, &none), 0);
+    const rlimit zero{0, 0};
+    CHECK_EQ(setrlimit(RLIMIT_RTPRIO, &zero), 0);
+    CHECK_EQ(setuid(65534), 0);
+    CHECK(!ask_for_real_time());
+    CHECK_EQ(sched_getscheduler(0), SCHED_OTHER);
+  });
+}
+
+TEST(a_policy_that_the_user_chose_stays) {
+  check::run_in_fork([] {
+    const sched_param none{};
+    CHECK_EQ(sched_setscheduler(0, SCHED_BATCH, &none), 0);
+    CHECK(ask_for_real_time());
+    CHECK_EQ(sched_getscheduler(0), SCHED_BATCH);
+  });
 }
 
 TEST(a_short_slice_leaves_niceness_alone) {

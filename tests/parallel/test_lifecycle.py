@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """init, shutdown and init again in a living MPI; worlds smaller than the job."""
 
+import os
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -160,6 +162,21 @@ def test_a_wrong_setting_fails_on_all_ranks(monkeypatch):
     monkeypatch.undo()
     fd.init()
     check()
+
+
+@pytest.mark.usefixtures("_down")
+def test_a_background_thread_in_real_time(monkeypatch, capfd):
+    monkeypatch.setenv("FARANDOLE_PRIORITY", "realtime")
+    fd.init()
+    check()
+    fd.barrier()
+    threads = [
+        t for t in Path("/proc/self/task").iterdir() if (t / "comm").read_text() == "farandole\n"
+    ]
+    policies = {os.sched_getscheduler(int(t.name)) & ~os.SCHED_RESET_ON_FORK for t in threads}
+    refused = "FARANDOLE_PRIORITY=realtime is not permitted here" in capfd.readouterr().err
+    assert policies == {os.SCHED_OTHER if refused else os.SCHED_RR}
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER  # the program's own thread keeps its policy
 
 
 @pytest.mark.usefixtures("_down")
