@@ -82,24 +82,14 @@ FARANDOLE_API void farandole_free_on(void* memory, uint64_t stream) {
   device->free(reinterpret_cast<uintptr_t>(memory), reinterpret_cast<cuda::Stream>(stream));
 }
 
-FARANDOLE_API int32_t farandole_open_window(int32_t device, uint64_t bytes, void** memory,
-                                            uint32_t* number) {
+FARANDOLE_API int32_t farandole_open_window(int32_t device, int32_t process_set, uint64_t bytes,
+                                            void** memory, uint32_t* number) {
   return guarded([&]() -> int32_t {
-    auto here = runtime();
-    const auto size = static_cast<size_t>(bytes);
-    if (auto window = here->open_window(device, size)) {
-      *memory = window->data();
-      *number = window->number();
-      std::lock_guard lock(process().on_gpu_mutex);
-      process().windows[*memory] = std::move(window);
-      return FARANDOLE_OK;
-    }
-    auto gpu = here->gpu(device);
-    *memory = reinterpret_cast<void*>(gpu->allocate(size, gpu->stream()));
-    *number = 0;
-    gpu->recorded(gpu->stream())->wait();  // whichever stream comes first may use it
+    auto window = runtime()->open_window(device, process_set, static_cast<size_t>(bytes));
+    *memory = window->data();
+    *number = window->number();
     std::lock_guard lock(process().on_gpu_mutex);
-    process().on_gpu[*memory] = std::move(gpu);
+    process().windows[*memory] = std::move(window);
     return FARANDOLE_OK;
   });
 }
@@ -108,13 +98,8 @@ FARANDOLE_API void farandole_close_window(void* memory) {
   guarded([&]() -> int32_t {
     std::unique_lock lock(process().on_gpu_mutex);
     auto window = process().windows.extract(memory);
-    auto plain = process().on_gpu.extract(memory);
     lock.unlock();
     if (window) window.mapped()->close();
-    if (plain) {
-      GpuDevice& gpu = *plain.mapped();
-      gpu.free(reinterpret_cast<uintptr_t>(memory), gpu.stream());
-    }
     return FARANDOLE_OK;
   });
 }

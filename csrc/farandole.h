@@ -232,11 +232,13 @@ int32_t farandole_allocate(uint64_t bytes, void** memory);
 /* No call on the memory may be under way. */
 void farandole_deallocate(void* memory);
 
-/* The same on a GPU: memory that NCCL reduces in place (ncclMemAlloc), not zeroed. Ranks that will reduce there
- * together open windows of the same size in the same order, within one job. *window: its number for
- * farandole_request; 0: this NCCL registers no memory (said once in the log), then it is ordinary memory. */
-int32_t farandole_open_window(int32_t device, uint64_t bytes, void** memory, uint32_t* window);
-/* No call on the memory may be under way; it may outlive the job. */
+/* The same on a GPU: memory that NCCL reduces in place (ncclMemAlloc), not zeroed. The members of a process set
+ * open its windows in the same order, of the same sizes, within one job. *window: its number for the set's
+ * requests. Where NCCL registers no memory, it is ordinary memory and nothing is saved: said once in the log. */
+int32_t farandole_open_window(int32_t device, int32_t process_set, uint64_t bytes, void** memory,
+                              uint32_t* window);
+/* No call on the memory may be under way; it may outlive the job. Blocks until the GPU has done what is now in its
+ * streams: they may use the memory to their end. */
 void farandole_close_window(void* memory);
 
 /* Ranks of a process set: returns their number, or -code; fills at most `capacity`. */

@@ -67,21 +67,19 @@ UseGpu RankGpu::describe(Rank host) const {
           device_->name()};
 }
 
-std::shared_ptr<GpuWindow> RankGpu::open_window(size_t bytes) {
-  const uint32_t number = windows_.next_number();
-  if (!nccl_ || !nccl_->registers_memory()) {
-    if (number == 1) {
-      log(LogLevel::kWarning, nccl_ ? nccl_->path +
-                                          " registers no memory: gradients are copied; "
-                                          "NCCL 2.19 or newer reduces them in place"
-                                    : "without NCCL gradients on GPUs are copied");
-    }
-    return nullptr;
+std::shared_ptr<GpuWindow> RankGpu::open_window(SetId set, size_t bytes) {
+  const bool registers = nccl_ && nccl_->registers_memory();
+  if (!registers && !told_of_copies_.exchange(true)) {
+    log(LogLevel::kWarning, nccl_ ? nccl_->path +
+                                        " registers no memory: gradients are copied; "
+                                        "NCCL 2.19 or newer reduces them in place"
+                                  : "without NCCL gradients on GPUs are copied");
   }
   bytes = (std::max<size_t>(bytes, 1) + nccl::kWindowAlignment - 1) / nccl::kWindowAlignment *
           nccl::kWindowAlignment;
-  auto window = std::make_shared<GpuWindow>(device_, nccl_, number, bytes);
-  windows_.add(window);
+  auto window = std::make_shared<GpuWindow>(device_, registers ? nccl_ : nullptr,
+                                            windows_.next_number(set), bytes);
+  windows_.add(set, window);
   return window;
 }
 
@@ -104,7 +102,7 @@ void RankGpu::open_nccl(SetId set, const std::string& key, int member, int membe
     throw Error(ErrorCode::kInternal, "an NCCL key of " + std::to_string(key.size()) + " bytes");
   }
   std::memcpy(setup.id.bytes, key.data(), key.size());
-  lane_.open(set, std::make_unique<NcclPlane>(mover_, windows_, std::move(setup)));
+  lane_.open(set, std::make_unique<NcclPlane>(mover_, windows_, set, std::move(setup)));
 }
 
 void RankGpu::open_staged(SetId set, std::unique_ptr<Lane> host, int member) {

@@ -3,6 +3,7 @@
 // by the first tensor on a GPU: scripts choose their device after init().
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -28,8 +29,8 @@ class RankGpu {
   // What the coordinator must know. `host`: the lowest rank of this host.
   UseGpu describe(Rank host) const;
   std::string new_key() const;  // of a communicator
-  // For zero copy. nullptr: this NCCL registers no memory. Any thread.
-  std::shared_ptr<GpuWindow> open_window(size_t bytes);
+  // For zero copy; ordinary memory where NCCL registers none, said once in the log. Any thread.
+  std::shared_ptr<GpuWindow> open_window(SetId set, size_t bytes);
   const GpuWindows& windows() const { return windows_; }
   const GpuAdasum& adasum() const { return adasum_; }
 
@@ -51,6 +52,7 @@ class RankGpu {
   const GpuAdasum adasum_;
   const std::shared_ptr<const nvtx::Api> ranges_;  // nullptr: no profiler listens
   GpuWindows windows_;
+  std::atomic<bool> told_of_copies_{false};
   GpuLane lane_;
 };
 

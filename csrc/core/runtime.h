@@ -87,7 +87,7 @@ class Runtime {
   int device_of(uint64_t address);
   const GpuAdasum& adasum(int ordinal);
   // As RankGpu::open_window.
-  std::shared_ptr<GpuWindow> open_window(int ordinal, size_t bytes);
+  std::shared_ptr<GpuWindow> open_window(int ordinal, SetId set, size_t bytes);
 
   Handles& handles() { return engine_->handles(); }
   std::vector<Rank> ranks_of(SetId set);

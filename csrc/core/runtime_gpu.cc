@@ -57,9 +57,9 @@ const GpuAdasum& Runtime::adasum(int ordinal) {
   return gpu_->adasum();
 }
 
-std::shared_ptr<GpuWindow> Runtime::open_window(int ordinal, size_t bytes) {
+std::shared_ptr<GpuWindow> Runtime::open_window(int ordinal, SetId set, size_t bytes) {
   gpu(ordinal);
-  return gpu_->open_window(bytes);
+  return gpu_->open_window(set, bytes);
 }
 
 // Complete, and sound: a bucket that is on its way must find its windows.
@@ -67,12 +67,16 @@ Place Runtime::place_of(const Request& request) const {
   constexpr uint64_t kAlignment = 16;
   Place place = request.signature.place;
   if (place.window == 0) return place;
-  const std::shared_ptr<GpuWindow> window = gpu_->windows().find(place.window);
+  const std::shared_ptr<GpuWindow> window = gpu_->windows().find(request.set, place.window);
   const auto refuse = [&](const std::string& why) {
     throw Error(ErrorCode::kInvalidArgument,
                 "'" + request.name + "': window " + std::to_string(place.window) + " " + why);
   };
-  if (!window) refuse("is not open: it was closed, or belongs to the time before the last init()");
+  if (!window) {
+    refuse(
+        "is not open: it was closed, belongs to another process set, or is of the time before the "
+        "last init()");
+  }
   place.window_bytes = window->bytes();
   const uint64_t bytes = request.signature.bytes();
   if (place.offset % kAlignment != 0) refuse("has places at multiples of 16 bytes only");

@@ -66,7 +66,7 @@ std::string text_of_ranks(const std::vector<Rank>& ranks);  // "ranks 0, 2-5"
 
 // Where a tensor on a GPU is reduced: at one place of memory that NCCL knows, the same on all ranks.
 struct Place {
-  uint32_t window = 0;  // its number: the ranks that use it opened theirs in one order; 0: nowhere
+  uint32_t window = 0;  // its number: the set's members opened theirs in one order; 0: nowhere
   uint64_t window_bytes = 0;
   uint64_t offset = 0;  // bytes
 

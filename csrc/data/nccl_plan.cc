@@ -25,11 +25,6 @@ size_t row_bytes(const Part& part) {
   return static_cast<size_t>(part.signature.row_elements()) * size_of(part.signature.dtype);
 }
 
-// By dtype and place alone, as everything that all members must decide alike.
-bool has_place(const Part& part, const Wire& wire) {
-  return part.signature.place.window != 0 && wire.type == wire.element;
-}
-
 // The second place begins where the first ends: nothing but padding is between them.
 bool are_neighbours(const Part& first, const Part& second) {
   const Place &a = first.signature.place, &b = second.signature.place;
@@ -38,6 +33,11 @@ bool are_neighbours(const Part& first, const Part& second) {
 }
 
 }  // namespace
+
+bool may_be_placed(const Part& part) {
+  return part.signature.place.window != 0 &&
+         std::ranges::all_of(part.present, [](bool present) { return present; });
+}
 
 void NcclPlan::make(std::span<const Part> parts, cuda::Address scratch, const Windows& windows) {
   pack.clear();
@@ -50,7 +50,11 @@ void NcclPlan::make(std::span<const Part> parts, cuda::Address scratch, const Wi
     switch (part.signature.op) {
       case Op::kAllreduce: {
         const Wire wire = wire_of(part, members_);
-        (has_place(part, wire) ? placed : allreduces).push_back({&part, wire});
+        // By what all members know alike, as everything that decides which calls are made.
+        const bool in_place = may_be_placed(part) &&
+                              windows.contains(part.signature.place.window) &&
+                              wire.type == wire.element;
+        (in_place ? placed : allreduces).push_back({&part, wire});
         break;
       }
       case Op::kReducescatter: plan_reducescatter({&part, wire_of(part, members_)}); break;
@@ -69,6 +73,26 @@ cuda::Address NcclPlan::take(size_t bytes) {
   const cuda::Address address = scratch_ + used_;
   used_ += aligned(bytes, kAlignment);
   return address;
+}
+
+bool NcclPlan::in_window(const std::byte* buffer) const {
+  return buffer && open_windows_ && open_windows_->holds(address_of(buffer));
+}
+
+// Where NCCL may read a buffer: elsewhere if it lies in a window, though not at a place agreed upon.
+cuda::Address NcclPlan::read(const std::byte* input, size_t bytes) {
+  if (!in_window(input)) return address_of(input);
+  const cuda::Address copy = take(bytes);
+  pack.copy(copy, address_of(input), bytes);
+  return copy;
+}
+
+// Where NCCL may write it.
+cuda::Address NcclPlan::write(std::byte* output, size_t bytes) {
+  if (!in_window(output)) return address_of(output);
+  const cuda::Address copy = take(bytes);
+  unpack.copy(address_of(output), copy, bytes);
+  return copy;
 }
 
 // By shapes and factors alone: every member must make the same calls, whether or not it has buffers.
@@ -143,15 +167,15 @@ void NcclPlan::plan_direct(const Reduction& one) {
   const size_t bytes = one.numbers() * size_of(wire.type);
   cuda::Address input = address_of(part.input);
   cuda::Address output = address_of(part.output);
-  if (!part.input || wire.converts_in()) {
+  if (!part.input || wire.converts_in() || in_window(part.input)) {
     input = take(bytes);
     bring_in(one, input);
   }
-  const bool through_scratch = !part.output || wire.type != wire.element;
+  const bool through_scratch = !part.output || wire.type != wire.element || in_window(part.output);
   if (through_scratch) output = input == address_of(part.input) ? take(bytes) : input;
   calls.push_back({NcclCall::Kind::kAllReduce, input, output, one.numbers(), nccl_type(wire.type),
                    wire.op, wire.weight});
-  if (part.output && wire.converts_out()) {
+  if (part.output && (wire.converts_out() || output != address_of(part.output))) {
     unpack.convert(address_of(part.output), wire.element, output, wire.type, one.numbers(),
                    wire.factor_out, wire.divisor_out);
   }
@@ -189,13 +213,14 @@ void NcclPlan::plan_reducescatter(const Reduction& one) {
   };
   const size_t mine = numbers_of(member_);
   cuda::Address input = address_of(part.input);
-  if (!part.input || wire.converts_in()) {
+  if (!part.input || wire.converts_in() || in_window(part.input)) {
     input = take(one.numbers() * size);
     bring_in(one, input);
   }
   const cuda::Address target = address_of(part.output);
   const bool overlaps = target < input + one.numbers() * size && input < target + mine * size;
-  const bool through_scratch = !part.output || wire.type != wire.element || overlaps;
+  const bool through_scratch =
+      !part.output || wire.type != wire.element || overlaps || in_window(part.output);
   const cuda::Address output = through_scratch ? take(mine * size) : target;
   const bool even = std::ranges::all_of(part.rows, [&](int64_t n) { return n == part.rows[0]; });
   if (even) {
@@ -221,9 +246,10 @@ void NcclPlan::plan_reducescatter(const Reduction& one) {
 void NcclPlan::plan_broadcast(const Part& part) {
   const size_t bytes = part.signature.bytes();
   const bool root = part.signature.root == member_;
-  cuda::Address output = address_of(part.output);
-  if (!output) output = root ? address_of(part.input) : take(bytes);
-  const cuda::Address input = root ? address_of(part.input) : output;
+  const cuda::Address source = root ? read(part.input, bytes) : 0;
+  cuda::Address output = write(part.output, bytes);
+  if (!output) output = root ? source : take(bytes);
+  const cuda::Address input = root ? source : output;
   calls.push_back({NcclCall::Kind::kBroadcast, input, output, bytes, nccl::kInt8, nccl::kSum, 1.0,
                    part.signature.root});
 }
@@ -231,19 +257,20 @@ void NcclPlan::plan_broadcast(const Part& part) {
 void NcclPlan::plan_allgather(const Part& part) {
   const size_t row = row_bytes(part);
   const auto rows = std::accumulate(part.rows.begin(), part.rows.end(), int64_t{0});
-  cuda::Address output = address_of(part.output);
+  const size_t mine = static_cast<size_t>(part.rows[static_cast<size_t>(member_)]) * row;
+  const cuda::Address input = read(part.input, mine);
+  cuda::Address output = write(part.output, static_cast<size_t>(rows) * row);
   if (!output) output = take(static_cast<size_t>(rows) * row);
   const bool even = std::ranges::all_of(part.rows, [&](int64_t n) { return n == part.rows[0]; });
   if (even) {
-    calls.push_back({NcclCall::Kind::kAllGather, address_of(part.input), output,
-                     static_cast<size_t>(part.rows[0]) * row});
+    calls.push_back({NcclCall::Kind::kAllGather, input, output, mine});
     return;
   }
   for (int member = 0; member < members_; ++member) {
     const size_t bytes = static_cast<size_t>(part.rows[static_cast<size_t>(member)]) * row;
     if (bytes == 0) continue;
     NcclCall call{NcclCall::Kind::kBroadcast, output, output, bytes};
-    if (member == member_) call.input = address_of(part.input);
+    if (member == member_) call.input = input;
     call.peer = member;
     calls.push_back(call);
     output += bytes;
@@ -254,10 +281,13 @@ void NcclPlan::plan_alltoall(const Part& part) {
   const size_t row = row_bytes(part);
   const auto n = static_cast<size_t>(members_);
   const auto me = static_cast<size_t>(member_);
-  size_t received = 0;
-  for (size_t from = 0; from < n; ++from) received += static_cast<size_t>(part.rows[from * n + me]);
-  cuda::Address input = address_of(part.input);
-  cuda::Address output = address_of(part.output);
+  size_t sent = 0, received = 0;
+  for (size_t peer = 0; peer < n; ++peer) {
+    sent += static_cast<size_t>(part.rows[me * n + peer]);
+    received += static_cast<size_t>(part.rows[peer * n + me]);
+  }
+  cuda::Address input = read(part.input, sent * row);
+  cuda::Address output = write(part.output, received * row);
   if (!output) output = take(received * row);
   for (size_t peer = 0; peer < n; ++peer) {
     const size_t gives = static_cast<size_t>(part.rows[me * n + peer]) * row;

@@ -9,6 +9,7 @@
 
 #include "data/gpu_mover.h"
 #include "data/nccl_wire.h"
+#include "lib/gpu_window.h"
 
 namespace farandole {
 
@@ -24,15 +25,21 @@ struct NcclCall {
   int peer = 0;         // or the root
 };
 
+// Whether a part has a place that all members can use: NCCL must meet registered memory on all of them or on
+// none, and who has no input may have no window either, having joined.
+bool may_be_placed(const Part& part);
+
 class NcclPlan {
  public:
   // Small parts share one call; larger ones are reduced where they are.
   static constexpr size_t kPackedBytes = 1 << 20;  // of one part, at most
 
-  NcclPlan(int member, int members) : member_(member), members_(members) {}
+  // `windows`: this rank's; nullptr: none.
+  NcclPlan(int member, int members, const GpuWindows* windows = nullptr)
+      : member_(member), members_(members), open_windows_(windows) {}
 
-  // Where windows begin, by number: all that the parts name, and more. Tensors with a place are reduced there, in
-  // one call with those that lie beside them.
+  // Where windows begin, by number: all that may be used, and more. Tensors with a place there are reduced there,
+  // in one call with those that lie beside them. What lies in a window otherwise goes through scratch memory.
   using Windows = std::map<uint32_t, cuda::Address>;
   void make(std::span<const Part> parts, cuda::Address scratch, const Windows& windows = {});
 
@@ -50,6 +57,9 @@ class NcclPlan {
   };
 
   cuda::Address take(size_t bytes);
+  bool in_window(const std::byte* buffer) const;
+  cuda::Address read(const std::byte* input, size_t bytes);
+  cuda::Address write(std::byte* output, size_t bytes);
   void plan_placed(std::vector<Reduction> reductions, const Windows& windows);
   void plan_allreduces(std::vector<Reduction> reductions);
   bool goes_direct(const Reduction& one) const;
@@ -63,6 +73,7 @@ class NcclPlan {
 
   const int member_;
   const int members_;
+  const GpuWindows* const open_windows_;
   cuda::Address scratch_ = 0;
   size_t used_ = 0;
 };

@@ -10,14 +10,15 @@
 
 namespace farandole {
 
-NcclPlane::NcclPlane(const GpuMover& mover, const GpuWindows& windows,
+NcclPlane::NcclPlane(const GpuMover& mover, const GpuWindows& windows, SetId set,
                      NcclCommunicator::Setup setup)
     : GpuPlane(setup.device),
       mover_(mover),
       windows_(windows),
+      set_(set),
       api_(setup.api),
       communicator_(setup),
-      plan_(setup.member, setup.members) {}
+      plan_(setup.member, setup.members, &windows) {}
 
 bool NcclPlane::supports(const Signature& signature) const {
   if (signature.device == kCpuDevice) return false;
@@ -60,8 +61,8 @@ void NcclPlane::look_up_windows() {
   bases_.clear();
   for (const Part& part : parts_) {
     const uint32_t number = part.signature.place.window;
-    if (number == 0 || bases_.contains(number)) continue;
-    const std::shared_ptr<GpuWindow> window = windows_.find(number);
+    if (!api_->registers_memory() || !may_be_placed(part) || bases_.contains(number)) continue;
+    const std::shared_ptr<GpuWindow> window = windows_.find(set_, number);
     if (!window) {
       throw Error(ErrorCode::kInvalidArgument,
                   "window " + std::to_string(number) +

@@ -14,7 +14,8 @@ namespace farandole {
 class NcclPlane final : public GpuPlane {
  public:
   // `mover` and `windows` are the device's and outlive the plane.
-  NcclPlane(const GpuMover& mover, const GpuWindows& windows, NcclCommunicator::Setup setup);
+  NcclPlane(const GpuMover& mover, const GpuWindows& windows, SetId set,
+            NcclCommunicator::Setup setup);
 
   const char* name() const override { return "nccl"; }
   bool supports(const Signature& signature) const override;
@@ -36,6 +37,7 @@ class NcclPlane final : public GpuPlane {
 
   const GpuMover& mover_;
   const GpuWindows& windows_;
+  const SetId set_;
   const std::shared_ptr<const nccl::Api> api_;
   NcclCommunicator communicator_;
   NcclPlan plan_;

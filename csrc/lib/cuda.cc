@@ -20,6 +20,7 @@ void fill_all(const DynamicLibrary& library, Api& api) {
   library.fill(api.context_release, "cuDevicePrimaryCtxRelease_v2");
   library.fill(api.context_push, "cuCtxPushCurrent_v2");
   library.fill(api.context_pop, "cuCtxPopCurrent_v2");
+  library.fill(api.context_synchronize, "cuCtxSynchronize");
   library.fill(api.stream_priorities, "cuCtxGetStreamPriorityRange");
   library.fill(api.stream_create, "cuStreamCreateWithPriority");
   library.fill(api.stream_destroy, "cuStreamDestroy_v2");

@@ -76,6 +76,7 @@ struct Api {
   Result (*context_release)(Device device);
   Result (*context_push)(Context context);
   Result (*context_pop)(Context* context);
+  Result (*context_synchronize)();  // blocks the calling thread
   Result (*stream_priorities)(int* least, int* greatest);
   Result (*stream_create)(Stream* stream, unsigned flags, int priority);
   Result (*stream_destroy)(Stream stream);

@@ -173,4 +173,9 @@ void GpuDevice::free(cuda::Address address, cuda::Stream stream) noexcept {
   api_->context_pop(&popped);
 }
 
+void GpuDevice::synchronize() const {
+  Scope scope(*this);
+  api_->check(api_->context_synchronize(), "GPU work failed");
+}
+
 }  // namespace farandole

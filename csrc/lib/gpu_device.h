@@ -82,6 +82,8 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   // Out of memory: Error(kLibrary) that names the bytes.
   cuda::Address allocate(size_t bytes, cuda::Stream stream);
   void free(cuda::Address address, cuda::Stream stream) noexcept;
+  // Blocks until all streams of the context, the user's too, have done what is now in them.
+  void synchronize() const;
 
  private:
   friend class GpuEvent;

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a GPU that NCCL may reduce in place once a communicator knows it. The numbers of windows are equal
-// on all ranks that open theirs in one order.
+// Memory of a GPU that NCCL may reduce in place once a communicator knows it; where NCCL can't, ordinary memory.
+// The numbers of a process set's windows are equal on all its members, who open theirs in one order.
 #pragma once
 
 #include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 
+#include "core/types.h"
 #include "lib/gpu_device.h"
 #include "lib/nccl.h"
 
@@ -15,7 +17,7 @@ namespace farandole {
 
 class GpuWindow {
  public:
-  // Throws Error(kLibrary) that names the bytes. The NCCL must have memory of its own.
+  // Throws Error(kLibrary) that names the bytes. `nccl`: one that has memory of its own; nullptr: ordinary memory.
   GpuWindow(std::shared_ptr<GpuDevice> device, std::shared_ptr<const nccl::Api> nccl,
             uint32_t number, size_t bytes);
   ~GpuWindow();
@@ -27,13 +29,18 @@ class GpuWindow {
   void* data() const { return data_; }
   cuda::Address address() const { return reinterpret_cast<uintptr_t>(data_); }
 
-  // Its owner needs it no more: communicators that know it let go of it when they are idle.
-  void close() { closed_ = true; }
+  bool holds(cuda::Address address) const {
+    return this->address() <= address && address < this->address() + bytes_;
+  }
+
+  // Its owner needs it no more: communicators that know it let go of it when they are idle. Blocks until the
+  // GPU has done all that the owner's streams still want of it.
+  void close();
   bool closed() const { return closed_; }
 
  private:
   const std::shared_ptr<GpuDevice> device_;
-  const std::shared_ptr<const nccl::Api> nccl_;
+  const std::shared_ptr<const nccl::Api> nccl_;  // nullptr: ordinary memory
   const uint32_t number_;
   const size_t bytes_;
   void* data_ = nullptr;
@@ -43,14 +50,15 @@ class GpuWindow {
 // Those of one job. Any thread.
 class GpuWindows {
  public:
-  uint32_t next_number();
-  void add(const std::shared_ptr<GpuWindow>& window);
-  std::shared_ptr<GpuWindow> find(uint32_t number) const;  // nullptr: none, or closed
+  uint32_t next_number(SetId set);
+  void add(SetId set, const std::shared_ptr<GpuWindow>& window);
+  std::shared_ptr<GpuWindow> find(SetId set, uint32_t number) const;  // nullptr: none, or closed
+  bool holds(cuda::Address address) const;                            // one of them, of any set
 
  private:
   mutable std::mutex mutex_;
-  uint32_t last_ = 0;
-  std::map<uint32_t, std::weak_ptr<GpuWindow>> windows_;
+  std::map<SetId, uint32_t> last_;
+  std::map<std::pair<SetId, uint32_t>, std::weak_ptr<GpuWindow>> windows_;
 };
 
 }  // namespace farandole

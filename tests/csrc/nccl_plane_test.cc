@@ -25,7 +25,7 @@ class Member {
       : bell_(reinterpret_cast<EventCount*>(segment_.data())),
         device_(GpuDevice::open(gpu_library().cuda, member)),
         mover_(std::make_shared<GpuModule>(device_, *gpu_library().nvrtc)),
-        plane_(mover_, windows_,
+        plane_(mover_, windows_, kWorldSet,
                {std::move(api), device_, id, member, members, patience, patience,
                 [this] { bell_->notify(); }}) {}
 
@@ -185,9 +185,9 @@ TEST(an_older_nccl_registers_buffers) {
   const nccl::UniqueId id = new_id();
   in_threads(2, [&](int me) {
     Member member(id, me, 2, kPatience, old);
-    const auto window =
-        std::make_shared<GpuWindow>(member.device(), old, member.windows().next_number(), 4096);
-    member.windows().add(window);
+    const auto window = std::make_shared<GpuWindow>(member.device(), old,
+                                                    member.windows().next_number(kWorldSet), 4096);
+    member.windows().add(kWorldSet, window);
     auto* const data = static_cast<float*>(window->data());
     std::fill_n(data, 100, static_cast<float>(me + 1));
     Part part;

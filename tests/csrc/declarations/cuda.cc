@@ -50,6 +50,7 @@ static_assert(alike(&Api::context_retain, &cuDevicePrimaryCtxRetain));
 static_assert(alike(&Api::context_release, &cuDevicePrimaryCtxRelease));
 static_assert(alike(&Api::context_push, &cuCtxPushCurrent));
 static_assert(alike(&Api::context_pop, &cuCtxPopCurrent));
+static_assert(alike(&Api::context_synchronize, &cuCtxSynchronize));
 static_assert(alike(&Api::stream_priorities, &cuCtxGetStreamPriorityRange));
 static_assert(alike(&Api::stream_create, &cuStreamCreateWithPriority));
 static_assert(alike(&Api::stream_destroy, &cuStreamDestroy));

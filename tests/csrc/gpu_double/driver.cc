@@ -37,6 +37,10 @@ T* pointer(Address address) {
 
 }  // namespace
 
+std::optional<int> check::current_device() {
+  return current.empty() ? std::nullopt : std::optional(current.back()->device);
+}
+
 extern "C" {
 
 Result cuInit(unsigned) {
@@ -99,6 +103,13 @@ Result cuCtxPopCurrent_v2(cuda::Context* context) {
   current.pop_back();
   return 0;
 }
+Result cuCtxSynchronize() {
+  return check::call("cuCtxSynchronize", [&](check::Hardware& hardware) -> int {
+    if (Result wrong = has_context()) return wrong;
+    hardware.wait([&, device = current.back()->device] { return hardware.is_idle(device); });
+    return 0;
+  });
+}
 Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   *least = 0;
   *greatest = -5;
@@ -108,7 +119,7 @@ Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 Result cuStreamCreateWithPriority(Stream* stream, unsigned, int) {
   return check::call("cuStreamCreateWithPriority", [&](check::Hardware& hardware) -> int {
     if (Result wrong = has_context()) return wrong;
-    *stream = hardware.add_stream();
+    *stream = hardware.add_stream(current.back()->device);
     return 0;
   });
 }
@@ -188,18 +199,16 @@ Result cuMemAllocFromPoolAsync(Address* address, size_t bytes, cuda::Pool, Strea
     std::memset(memory, 0xb5, bytes);
     ++hardware.alive;
     *address = reinterpret_cast<Address>(memory);
-    hardware.devices_of_memory[*address] = current.back()->device;
+    hardware.devices_of_memory[*address] = {current.back()->device, bytes};
     hardware.push(stream, [] {});
     return 0;
   });
 }
 Result cuPointerGetAttribute(void* value, int attribute, Address address) {
   return check::call("cuPointerGetAttribute", [&](check::Hardware& hardware) -> int {
-    const auto found = hardware.devices_of_memory.find(address);
-    if (attribute != cuda::kPointerOrdinal || found == hardware.devices_of_memory.end()) {
-      return kInvalidValue;
-    }
-    *static_cast<int*>(value) = found->second;
+    const std::optional<int> device = hardware.device_of(address);
+    if (attribute != cuda::kPointerOrdinal || !device) return kInvalidValue;
+    *static_cast<int*>(value) = *device;
     return 0;
   });
 }

@@ -31,6 +31,8 @@ void gpu_double_capture(cuda::Stream stream, int capturing);
 const char* gpu_double_algorithm();
 // The names of NVTX ranges since the last time, one a line. Valid until the thread asks again.
 const char* gpu_double_ranges();
+// Bytes that NCCL's calls have found in registered memory so far.
+uint64_t gpu_double_placed_bytes();
 // What is alive: streams, events, allocations, communicators; 0 when everything was given back.
 int gpu_double_alive();
 }

@@ -24,9 +24,17 @@ cuda::Stream Hardware::stream_of(cuda::Stream stream) {
   return reinterpret_cast<uintptr_t>(stream) > kPerThread ? stream : default_stream_.get();
 }
 
-cuda::Stream Hardware::add_stream() {
+cuda::Stream Hardware::add_stream(int device) {
   ++alive;
-  return streams_.insert(std::make_unique<CUstream_st>()).first->get();
+  const auto& added = *streams_.insert(std::make_unique<CUstream_st>()).first;
+  added->device = device;
+  return added.get();
+}
+
+bool Hardware::is_idle(int device) const {
+  return std::ranges::none_of(streams_, [&](const auto& stream) {
+    return stream->device == device && (!stream->queue.empty() || stream->running);
+  });
 }
 
 // As in CUDA: what was queued still runs.
@@ -46,6 +54,14 @@ void Hardware::push(cuda::Stream stream, std::function<void()> run) {
 void Hardware::push(cuda::Stream stream, std::function<bool()> ready, std::function<void()> run) {
   stream_of(stream)->queue.push_back({std::move(ready), std::move(run)});
   changed();
+}
+
+std::optional<int> Hardware::device_of(cuda::Address address) const {
+  auto at = devices_of_memory.upper_bound(address);
+  if (at == devices_of_memory.begin()) return std::nullopt;
+  --at;
+  if (address >= at->first + std::max<size_t>(at->second.bytes, 1)) return std::nullopt;
+  return at->second.device;
 }
 
 int Hardware::next_result(const char* function) {

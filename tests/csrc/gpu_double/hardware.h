@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -33,6 +34,7 @@ struct Work {
 }  // namespace farandole::check
 
 struct CUstream_st {
+  int device = 0;
   std::deque<farandole::check::Work> queue;
   int capturing = 0;
   bool running = false;
@@ -49,11 +51,13 @@ class Hardware {
 
   // ---- under the lock
   cuda::Stream stream_of(cuda::Stream stream);  // the default stream for 0, 1 and 2
-  cuda::Stream add_stream();
+  cuda::Stream add_stream(int device);
   void remove_stream(cuda::Stream stream);
   void push(cuda::Stream stream, std::function<void()> run);
   void push(cuda::Stream stream, std::function<bool()> ready, std::function<void()> run);
   void changed() { condition_.notify_all(); }
+  // None of its streams has anything to do; the default stream, which is all devices', does not count.
+  bool is_idle(int device) const;
   template <class Predicate>
   void wait(Predicate&& predicate) {
     Lock adopted(mutex_, std::adopt_lock);
@@ -69,7 +73,12 @@ class Hardware {
   };
   std::map<std::string, Fault> faults;
   std::set<int> open_gates;
-  std::map<cuda::Address, int> devices_of_memory;
+  struct Memory {
+    int device;
+    size_t bytes;
+  };
+  std::map<cuda::Address, Memory> devices_of_memory;
+  std::optional<int> device_of(cuda::Address address) const;
   int next_gate = 1;
   int alive = 0;
   Random random{1};
@@ -94,6 +103,8 @@ int call(const char* function, Body&& body) {
   const int injected = hardware.next_result(function);
   return injected != 0 ? injected : body(hardware);
 }
+
+std::optional<int> current_device();  // that of this thread's context
 
 // The host's versions of the kernels.
 void move_on_host(const void* chunks, unsigned count);

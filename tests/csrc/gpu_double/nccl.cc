@@ -43,6 +43,7 @@ std::map<std::string, std::shared_ptr<Group>> groups;  // by unique id
 std::map<int, Result> broken_ranks;
 uint64_t next_id = 1;
 std::string algorithm;
+uint64_t placed_bytes = 0;
 
 }  // namespace
 
@@ -103,6 +104,7 @@ Result enqueue(Hardware& hardware, Comm comm, cuda::Stream stream, Call call) {
   }
   const void* const buffer = call.output ? call.output : call.input;
   if (!comm->registered.place_of(buffer, call.place)) return kInvalidUsage;
+  if (call.place != 0) placed_bytes += call.count * size_of(dtype_of(call.type));
   if (depth > 0) {
     pending.push_back({comm, stream, call});
   } else {
@@ -131,6 +133,11 @@ void gpu_double_break_rank(int rank, int result) {
   } else {
     broken_ranks[rank] = result;
   }
+}
+
+uint64_t gpu_double_placed_bytes() {
+  auto lock = Hardware::instance().lock();
+  return placed_bytes;
 }
 
 const char* gpu_double_algorithm() {

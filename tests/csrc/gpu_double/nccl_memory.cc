@@ -15,6 +15,9 @@ struct Block {
 };
 
 std::map<const std::byte*, Block> blocks;
+constexpr int kNoDevice = 1;  // ncclUnhandledCudaError
+
+cuda::Address address_of(const void* memory) { return reinterpret_cast<cuda::Address>(memory); }
 
 // The entry of a map by addresses that holds `address`, or end().
 auto holding(auto& map, const void* address) {
@@ -62,8 +65,11 @@ using namespace farandole::check;
 extern "C" int ncclMemAlloc(void** memory, size_t bytes) {
   return call("ncclMemAlloc", [&](Hardware& hardware) -> int {
     constexpr size_t kAlignment = 4096;
+    const std::optional<int> device = current_device();
+    if (!device) return kNoDevice;
     *memory = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
     blocks[static_cast<std::byte*>(*memory)] = {bytes};
+    hardware.devices_of_memory[address_of(*memory)] = {*device, bytes};
     ++hardware.alive;
     return 0;
   });
@@ -78,6 +84,7 @@ extern "C" int ncclMemFree(void* memory) {
       std::abort();
     }
     blocks.erase(block);
+    hardware.devices_of_memory.erase(address_of(memory));
     std::free(memory);
     --hardware.alive;
     return 0;
