@@ -14,7 +14,17 @@ import numpy as np
 
 from farandole._library import ffi, lib
 
-__all__ = ["DTYPES", "EMPTY", "Buffer", "Kind", "Memory", "code_of", "kind_of", "register"]
+__all__ = [
+    "DTYPES",
+    "EMPTY",
+    "NOWHERE",
+    "Buffer",
+    "Kind",
+    "Memory",
+    "code_of",
+    "kind_of",
+    "register",
+]
 
 Shape = tuple[int, ...]
 
@@ -29,6 +39,7 @@ _CODES = {np.dtype(name): code for code, name in enumerate(DTYPES) if code != _B
 # Where tensors without elements point: a null pointer would mean "no contribution".
 _EMPTY_MEMORY = ffi.new("double[1]")
 EMPTY = int(ffi.cast("uintptr_t", _EMPTY_MEMORY))
+NOWHERE = (0, 0)  # no window, at no byte of it
 _from_buffer = partial(ffi.from_buffer, ffi.typeof("char[]"))
 
 
@@ -36,7 +47,8 @@ _from_buffer = partial(ffi.from_buffer, ffi.typeof("char[]"))
 class Buffer:
     """What the core learns about an array: always C-contiguous; device -1 is the CPU.
 
-    `owner` keeps the memory alive: the array itself, a view of it, or a contiguous copy.
+    `owner` keeps the memory alive: the array itself, a view of it, or a contiguous copy. `place`:
+    the window in which a tensor on a GPU is reduced, by its number, and the byte there.
     """
 
     pointer: int
@@ -45,6 +57,7 @@ class Buffer:
     owner: object
     device: int = -1
     stream: int = 0
+    place: tuple[int, int] = NOWHERE
 
 
 class Memory:
@@ -86,10 +99,11 @@ class Kind(ABC):
         TypeError for a dtype or layout that the core has no code for.
         """
 
-    def address(self, x: Any, dtype: Any, shape: Shape, in_place: bool) -> Any:
-        """Where `x` lies on the CPU, if it has this dtype and shape and describe() would not copy.
+    def address(self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None) -> Any:
+        """Where `x` lies, if it has this dtype and shape and describe() would not copy.
 
         0: describe() has more to say. Quicker than that; for arrays that come again and again.
+        `device`: what x.device must be; None: the CPU.
         """
         return 0
 
@@ -149,7 +163,7 @@ class NumpyKind(Kind):
         pointer = view.__array_interface__["data"][0] if view.size else EMPTY
         return Buffer(pointer, code_of(view.dtype), view.shape, view)
 
-    def address(self, x: Any, dtype: Any, shape: Shape, in_place: bool) -> Any:
+    def address(self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None) -> Any:
         if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape:
             return 0
         try:

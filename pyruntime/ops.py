@@ -79,7 +79,7 @@ def _start(
 
     numbers = submit(call, inputs, [buffer.pointer for buffer in outputs])
     handle = _handle(numbers, inputs, (inputs, outputs), tensors, collect, call, timeout)
-    if len(tensors) == 1 and call.op in _MIRRORED and inputs[0].device < 0:
+    if len(tensors) == 1 and call.op in _MIRRORED:
         handle.repeat = Repeat(call, tensors[0], inputs[0], in_place, timeout)
     return handle
 

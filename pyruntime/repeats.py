@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from farandole._library import check_count
 from farandole.buffers import EMPTY, Buffer, kind_of
-from farandole.handles import OneHandle, sweep
+from farandole.gpu_handle import GpuHandle
+from farandole.handles import Handle, OneHandle, sweep
 from farandole.requests import Call, PreparedTensor, begin_unnamed
 
 __all__ = ["Repeat", "again", "clear", "remember"]
@@ -28,7 +30,7 @@ def _key_of(function: object, array: Any, args: Any, kwargs: dict[str, Any]) -> 
     return function, args, *kwargs.values(), form
 
 
-def again(function: object, array: Any, args: Any, kwargs: dict[str, Any]) -> OneHandle[Any] | None:
+def again(function: object, array: Any, args: Any, kwargs: dict[str, Any]) -> Handle[Any] | None:
     """Submits the call if it is one that was remembered come again; else gives None."""
     try:
         repeat = _repeats.get(_key_of(function, array, args, kwargs))
@@ -63,6 +65,7 @@ class Repeat:
     __slots__ = (
         "_buffer",
         "_call",
+        "_device",
         "_dtype",
         "_in_place",
         "_kind",
@@ -83,6 +86,8 @@ class Repeat:
         self._kind = kind_of(array)
         self._dtype = getattr(array, "dtype", None)
         self._shape = buffer.shape
+        # None: the CPU
+        self._device = getattr(array, "device", None) if buffer.device >= 0 else None
         self._buffer = replace(buffer, pointer=EMPTY, owner=None)  # whose address does not count
         self._in_place = in_place
         self._timeout = timeout
@@ -90,18 +95,21 @@ class Repeat:
         self.args: Any = ()
         self.kwargs: dict[str, Any] = {}
 
-    def start(self, array: Any) -> OneHandle[Any] | None:
+    def start(self, array: Any) -> Handle[Any] | None:
         """Submits it for `array`, or gives None where that is not such an array."""
         if type(array) is not self._type:
             return None
-        kind = self._kind
-        pointer = output = kind.address(array, self._dtype, self._shape, self._in_place)
+        kind, device = self._kind, self._device
+        pointer = output = kind.address(array, self._dtype, self._shape, self._in_place, device)
         if not pointer:
             return None
         result = array
         if not self._in_place:
-            result = kind.empty(array)
-            output = kind.address(result, self._dtype, self._shape, True)
+            try:
+                result = kind.empty(array)
+            except RuntimeError:  # memory of a GPU is short: peers must hear of that
+                return None
+            output = kind.address(result, self._dtype, self._shape, True, device)
         tensor = self._tensor
         if tensor is None:
             pointers = kind.gives_pointers
@@ -109,7 +117,19 @@ class Repeat:
         sweep()
         if self._call.name is None:
             begin_unnamed(self._call)
+        keep = array, pointer, output
+        if device is not None:
+            return self._start_on_gpu(tensor, keep, result)
         number = tensor.start(pointer, output)
         if number < 0:
             check_count(number)
-        return OneHandle(number, (array, pointer, output), result, self._call, self._timeout)
+        return OneHandle(number, keep, result, self._call, self._timeout)
+
+    def _start_on_gpu(
+        self, tensor: PreparedTensor, keep: tuple[Any, int, int], result: Any
+    ) -> Handle[Any]:
+        array, pointer, output = keep
+        stream = partial(self._kind.stream, array)
+        number = check_count(tensor.start_on(pointer, output, stream()))
+        kept = keep, result  # until the GPU is done, whether or not anybody holds the result
+        return GpuHandle([number], kept, lambda _: result, self._call, self._timeout, stream)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from farandole._library import check, check_count, ffi, lib
-from farandole.buffers import Buffer
+from farandole.buffers import NOWHERE, Buffer
 from farandole.handles import new_epoch, sweep
 
 __all__ = [
@@ -136,6 +136,8 @@ def _fill(
     request.prescale = call.prescale
     request.postscale = call.postscale
     request.stream = buffer.stream
+    if buffer.place is not NOWHERE:
+        request.window, request.place = buffer.place
     request.input = _cast(_void, buffer.pointer)
     request.output = _cast(_void, output)
     request.ndim = len(buffer.shape)
@@ -200,7 +202,7 @@ def refuse(call: Call, count: int, reason: Exception) -> None:
 class PreparedTensor:
     """A tensor that is submitted again and again: one C call each time, for adapters' hooks."""
 
-    __slots__ = ("_number", "start")
+    __slots__ = ("_number", "start", "start_on")
 
     def __init__(
         self,
@@ -227,6 +229,10 @@ class PreparedTensor:
         submit = lib.farandole_submit_buffer if pointers else lib.farandole_submit_tensor
         # (input, output) -> the core handle's number, or -code for check_count().
         self.start: Callable[[Any, Any], int] = partial(submit, self._number)
+        # The same on a GPU: (input, output, stream).
+        self.start_on: Callable[[int, int, int], int] = partial(
+            lib.farandole_submit_tensor_on, self._number
+        )
 
     def submit(self, input: int, output: int) -> int:
         """Submits with these addresses (input 0: the identity); returns the core handle's number.
@@ -243,28 +249,20 @@ class PreparedTensor:
     __del__ = close
 
 
-class PreparedOnGpu(PreparedTensor):
-    """As PreparedTensor, for a tensor on a GPU: each time in the stream that its caller uses."""
+class PreparedOnGpu:
+    """A prepared tensor on a GPU: each time in the stream that its caller then uses."""
 
-    __slots__ = ("_current", "_submit", "stream")
+    __slots__ = ("_current", "_tensor", "close", "stream")
 
-    def __init__(
-        self,
-        call: Call,
-        buffer: Buffer,
-        group: str | None = None,
-        group_size: int = 1,
-        *,
-        current: Callable[[], int],
-    ) -> None:
-        """`current` gives that stream; the others as in PreparedTensor."""
-        super().__init__(call, buffer, group, group_size)
-        self._submit = lib.farandole_submit_tensor_on
+    def __init__(self, tensor: PreparedTensor, current: Callable[[], int]) -> None:
+        """`current` gives that stream."""
+        self._tensor = tensor
         self._current = current
+        self.close = tensor.close
         self.stream = 0  # of the last submission
 
     def submit(self, input: int, output: int) -> int:
         """As in PreparedTensor; the buffers must live until the handle is settled."""
         self.stream = stream = self._current()
-        handle: int = self._submit(self._number, input, output, stream)
+        handle = self._tensor.start_on(input, output, stream)
         return handle if handle >= 0 else check_count(handle)

@@ -35,6 +35,12 @@ class CupyKind(Kind):
         pointer = int(x.data.ptr) if x.size else EMPTY
         return Buffer(pointer, code, x.shape, x, int(x.device.id), self.stream(x))
 
+    def address(self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None) -> int:
+        """As in Kind."""
+        if x.dtype != dtype or x.shape != shape or not x.flags.c_contiguous or x.device != device:
+            return 0
+        return int(x.data.ptr) or EMPTY
+
     def stream(self, x: Any) -> int:
         """As in Kind: the current one of the array's device."""
         with x.device:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that lie side by side in memory that all ranks of a host map: nothing copies them."""
+"""Gradients that lie side by side in memory in which they are reduced: nothing copies them.
+
+On the CPU that is memory that all ranks of a host map, on a GPU a window that NCCL knows.
+"""
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,14 +16,17 @@ import torch
 from torch import Tensor
 
 from farandole import arena
+from farandole.buffers import NOWHERE
+from farandole.torch import cuda, kind
+from farandole.window import Window
 
 if TYPE_CHECKING:
     from farandole.torch.gradient import Gradient
 
 __all__ = ["Place", "lay_out"]
 
-_ALIGNMENT = 64  # bytes: gradients begin at cache lines
-_warned = False
+_ON_CPU = 64  # bytes: gradients begin at cache lines
+_IN_WINDOW = 16  # those with nothing but padding to such a multiple between them are one NCCL call
 
 
 class Place:
@@ -30,15 +36,18 @@ class Place:
     whenever a neighbour is written, and a pickle of it would hold the whole bucket.
     """
 
-    __slots__ = ("_memory", "pointer", "tensor")
+    __slots__ = ("_over", "at", "pointer", "tensor")
 
-    def __init__(self, memory: np.ndarray[Any, np.dtype[np.uint8]], like: Tensor) -> None:
-        """`memory`: the bytes of a tensor of `like`'s dtype and shape."""
-        self._memory = memory
+    def __init__(
+        self, over: Callable[[Tensor], Tensor], like: Tensor, at: tuple[int, int] = NOWHERE
+    ) -> None:
+        """`over` makes a tensor of `like`'s dtype and shape over it; `at`: as in Buffer."""
+        self._over = over
+        self.at = at
         self._make(like)
 
     def _make(self, like: Tensor) -> None:
-        self.tensor = torch.from_numpy(self._memory).view(like.dtype).view(like.shape)
+        self.tensor = self._over(like)
         self.pointer = self.tensor.data_ptr()
 
     def holds(self, grad: Tensor) -> bool:
@@ -57,42 +66,61 @@ class Place:
             self._make(grad)
         return self.tensor
 
+    def vacate(self, base: Tensor) -> Tensor:
+        """`base` where the next reduction leaves it alone: in a window all reduce at one place."""
+        return base.clone() if self.at != NOWHERE and base is self.tensor else base
 
-def lay_out(gradients: Iterable[Gradient]) -> None:
-    """Gives the gradients of dense, contiguous CPU parameters their places, dtype by dtype.
+
+def lay_out(gradients: Iterable[Gradient], process_set: int) -> None:
+    """Gives the gradients of dense, contiguous parameters their places, dtype by dtype.
 
     In reverse order, as they become ready in a backward pass, so that neighbours are reduced
-    together. On GPUs they stay where they are, which is said once. Raises LibraryError where memory
-    is short.
+    together. Raises LibraryError where memory is short.
     """
-    buckets: defaultdict[torch.dtype, list[Gradient]] = defaultdict(list)
+    buckets: defaultdict[tuple[int, torch.dtype], list[Gradient]] = defaultdict(list)
     for gradient in gradients:
+        gradient.lie_at(None)
         p = gradient.parameter
-        if p.is_cuda:
-            _warn_of_copies()
-        elif p.device.type == "cpu" and p.is_contiguous() and p.numel() > 0:
-            buckets[p.dtype].insert(0, gradient)
-    for members in buckets.values():
-        _fill_bucket(members)
+        if p.device.type in ("cpu", "cuda") and p.is_contiguous() and p.numel() > 0:
+            device, _ = kind.device_and_stream(p.device)
+            buckets[device, p.dtype].insert(0, gradient)
+    for (device, _), members in buckets.items():
+        if device < 0:
+            _lay_out_on_cpu(members)
+        else:
+            _lay_out_on_gpu(members, process_set, device)
 
 
-def _warn_of_copies() -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        warnings.warn(
-            "gradient_as_bucket_view=True: gradients on GPUs have no common memory yet; they are "
-            "reduced as without it, with a copy of those up to 1 MiB",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+def _lay_out_on_cpu(members: list[Gradient]) -> None:
+    starts, total = _starts(members, _ON_CPU)
+    memory = arena.allocate(total)
+    for gradient, (start, end) in zip(members, starts, strict=True):
+        gradient.lie_at(Place(partial(_over_bytes, memory[start:end]), gradient.parameter))
 
 
-def _fill_bucket(members: list[Gradient]) -> None:
-    sizes = [g.parameter.numel() * g.parameter.element_size() for g in members]
-    rooms = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
-    memory = arena.allocate(sum(rooms))
-    start = 0
-    for gradient, size, room in zip(members, sizes, rooms, strict=True):
-        gradient.place = Place(memory[start : start + size], gradient.parameter)
-        start += room
+def _lay_out_on_gpu(members: list[Gradient], process_set: int, device: int) -> None:
+    starts, total = _starts(members, _IN_WINDOW)
+    window = Window(process_set, device, total)
+    for gradient, (start, end) in zip(members, starts, strict=True):
+        over = partial(_over_window, window, start, end - start)
+        gradient.lie_at(Place(over, gradient.parameter, (window.number, start)))
+
+
+def _starts(members: list[Gradient], alignment: int) -> tuple[list[tuple[int, int]], int]:
+    """Where each gradient begins and ends, in bytes, and where all end."""
+    places, start = [], 0
+    for gradient in members:
+        size = gradient.parameter.numel() * gradient.parameter.element_size()
+        places.append((start, start + size))
+        start += -(-size // alignment) * alignment
+    return places, start
+
+
+def _over_bytes(memory: np.ndarray[Any, np.dtype[np.uint8]], like: Tensor) -> Tensor:
+    return torch.from_numpy(memory).view(like.dtype).view(like.shape)
+
+
+def _over_window(window: Window, start: int, nbytes: int, like: Tensor) -> Tensor:
+    _, stream = kind.device_and_stream(like.device)
+    memory = cuda.bytes_over(window.part(start, nbytes, stream))
+    return memory.view(like.dtype).view(like.shape)

@@ -17,7 +17,15 @@ from farandole.cuda_array import CudaArray
 if TYPE_CHECKING:
     from farandole.torch.gradient import Gradient
 
-__all__ = ["current_stream", "in_use", "join", "place", "tensor_over", "warn_of_nccl"]
+__all__ = [
+    "bytes_over",
+    "current_stream",
+    "in_use",
+    "join",
+    "place",
+    "tensor_over",
+    "warn_of_nccl",
+]
 
 _device = -1  # of this rank's tensors, once there was one: a rank uses one GPU
 _warned = False
@@ -67,10 +75,13 @@ def tensor_over(memory: CudaArray, like: Tensor) -> Tensor:
     """A tensor of `like`'s dtype over a result, without a copy; it keeps the memory alive."""
     if 0 in memory.shape:
         return torch.empty(memory.shape, dtype=like.dtype, device=like.device)
-    raw: Tensor = torch.utils.dlpack.from_dlpack(
-        memory.bytes()
-    )  # DLPack has no names for some dtypes
-    return raw.view(like.dtype).view(memory.shape)
+    return bytes_over(memory.bytes()).view(like.dtype).view(memory.shape)
+
+
+def bytes_over(memory: CudaArray) -> Tensor:
+    """Bytes as a tensor of uint8 over them: DLPack has no names for some dtypes."""
+    raw: Tensor = torch.utils.dlpack.from_dlpack(memory)
+    return raw
 
 
 def warn_of_nccl() -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from farandole.buffers import NOWHERE
 from farandole.ops import Average, Sum
 from farandole.requests import Call, PreparedOnGpu, PreparedTensor
+from farandole.torch.bucket_view import Place
 from farandole.torch.compression import Compression, Compressor
 from farandole.torch.kind import prepare
 from farandole.torch.rows import Rows
@@ -32,6 +34,7 @@ class Encoding:
         "_sparse_as_dense",
         "_sparse_dim",
         "_tensor",
+        "place",
         "submit",
     )
 
@@ -49,7 +52,8 @@ class Encoding:
         self._group = group
         self._context: Any = None
         self._sparse_dim: int | None = None
-        self._tensor: PreparedTensor | None = None
+        self._tensor: PreparedTensor | PreparedOnGpu | None = None
+        self.place: Place | None = None  # where gradients are to lie
         self._key: tuple[torch.dtype, torch.Size] | None = None
         self._dtype: torch.dtype | None = None  # of gradients that travel as they are
         self._numel = -1
@@ -121,11 +125,19 @@ class Encoding:
                 "sparse_as_dense=True to DistributedOptimizer, or build the layer with sparse=False"
             )
 
+    def _place_of(self, wire: Tensor) -> tuple[int, int]:
+        """Where it is reduced: by its form alone, as all ranks must decide this alike."""
+        place = self.place
+        if place is None or self._compressor is not Compression.none or not place.fits(wire):
+            return NOWHERE
+        return place.at
+
     def _prepare(self, wire: Tensor) -> None:
         key = (wire.dtype, wire.shape)
         if key != self._key:
             if self._tensor is not None:
                 self._tensor.close()
-            self._tensor = prepare(self._call, wire, self._group, in_place=True)
+            at = self._place_of(wire)
+            self._tensor = prepare(self._call, wire, self._group, in_place=True, place=at)
             self._key = key
             self.submit = self._tensor.submit

@@ -73,6 +73,12 @@ class Gradient:
         self._pointer = 0
         self._version = 0
 
+    def lie_at(self, place: Place | None) -> None:
+        """Where its results come from now on; None: where torch has put it."""
+        self.place = place
+        if isinstance(self.encoding, Encoding):
+            self.encoding.place = place
+
     # ---- hooks
 
     def hook(self) -> None:
@@ -140,7 +146,7 @@ class Gradient:
         pointer = wire.data_ptr() or EMPTY
         self._sent, self._shown = wire, grad
         self._pointer, self._version = pointer, wire._version
-        if self.place is not None and wire is grad and not self.place.holds(grad):
+        if self.place is not None:
             self._send_to(self.place)
         self.handle = encoding.submit(pointer, self._pointer)
         self._reduced = False
@@ -148,8 +154,12 @@ class Gradient:
 
     def _send_to(self, place: Place) -> None:
         """Lets the result come into its place, unless that holds what was reduced before."""
+        if self._base is not None:
+            self._base = place.vacate(self._base)
         grad = self._sent
-        if grad is not None and self._base is not place.tensor and place.fits(grad):
+        if grad is None or grad is not self._shown or place.holds(grad):
+            return
+        if self._base is not place.tensor and place.fits(grad):
             self._input, self._sent = grad, place.ready(grad)
             self._pointer = place.pointer
 
@@ -240,6 +250,8 @@ class Gradient:
         assert self._sent is not None
         result = self.encoding.decode(self._sent, self.handle or 0)
         if base is not None:
+            if self.place is not None and result is self.place.tensor:
+                return result.add_(base)
             return base.add_(result) if base.layout is result.layout else base + result
         into = None if self.absent or self.late or self._input is not None else self._shown
         if into is None or result is into or result.layout is not into.layout:

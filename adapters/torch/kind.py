@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from farandole.buffers import DTYPES, EMPTY, Buffer, Kind, Memory, Shape, register
+from farandole.buffers import DTYPES, EMPTY, NOWHERE, Buffer, Kind, Memory, Shape, register
 from farandole.cuda_array import CudaArray
 from farandole.handles import take
 from farandole.requests import Call, PreparedOnGpu, PreparedTensor
 from farandole.torch import cuda
 
-__all__ = ["TorchKind", "describe", "prepare", "receive"]
+__all__ = ["TorchKind", "describe", "device_and_stream", "prepare", "receive"]
 
 # Older torch has no uint16, uint32 and uint64: they are absent rows.
 _CODES: dict[torch.dtype, int] = {
@@ -54,12 +55,16 @@ class TorchKind(Kind):
                 )
             owner = owner.resolve_conj().resolve_neg().contiguous()
         pointer = owner.data_ptr() if owner.numel() else EMPTY
-        device, stream = _place(x.device)
+        device, stream = device_and_stream(x.device)
         return Buffer(pointer, code, tuple(x.shape), owner, device, stream)
 
-    def address(self, x: Tensor, dtype: Any, shape: Shape, in_place: bool) -> int:
+    def address(
+        self, x: Tensor, dtype: Any, shape: Shape, in_place: bool, device: Any = None
+    ) -> int:
         """As in Kind."""
-        if x.dtype is not dtype or x.shape != shape or not x.is_contiguous() or not x.is_cpu:
+        if x.dtype is not dtype or x.shape != shape or not x.is_contiguous():
+            return 0
+        if not x.is_cpu if device is None else x.device != device:
             return 0
         if x.is_neg() or (dtype in _COMPLEX and x.is_conj()):
             return 0
@@ -73,7 +78,7 @@ class TorchKind(Kind):
 
     def stream(self, x: Tensor) -> int:
         """As in Kind."""
-        return _place(x.device)[1]
+        return device_and_stream(x.device)[1]
 
     def wrap(self, memory: Memory | CudaArray, like: Tensor) -> Tensor:
         """As in Kind."""
@@ -86,7 +91,7 @@ class TorchKind(Kind):
         return torch.from_numpy(array)
 
 
-def _place(device: torch.device) -> tuple[int, int]:
+def device_and_stream(device: torch.device) -> tuple[int, int]:
     """The core's device number and the stream on which the caller works."""
     if device.type == "cpu":
         return -1, 0
@@ -115,16 +120,23 @@ def describe(x: Tensor, in_place: bool = False) -> Buffer:
     return _kind.describe(x, in_place)
 
 
-def prepare(call: Call, x: Tensor, group: tuple[str | None, int], in_place: bool) -> PreparedTensor:
+def prepare(
+    call: Call,
+    x: Tensor,
+    group: tuple[str | None, int],
+    in_place: bool,
+    place: tuple[int, int] = NOWHERE,
+) -> PreparedTensor | PreparedOnGpu:
     """A request for tensors such as `x`, to be submitted again and again.
 
-    `group`: its name on the wire and its number of members. Errors as in Kind.describe.
+    `group`: its name on the wire and its number of members; `place`: as in Buffer. Errors as in
+    Kind.describe.
     """
-    buffer = describe(x, in_place)
+    buffer = replace(describe(x, in_place), place=place)
+    tensor = PreparedTensor(call, buffer, *group)
     if buffer.device < 0:
-        return PreparedTensor(call, buffer, *group)
-    current = partial(cuda.current_stream, buffer.device)
-    return PreparedOnGpu(call, buffer, *group, current=current)
+        return tensor
+    return PreparedOnGpu(tensor, partial(cuda.current_stream, buffer.device))
 
 
 def receive(handle: int, x: Tensor) -> Tensor:

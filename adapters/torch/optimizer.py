@@ -55,10 +55,10 @@ def DistributedOptimizer(
     groups: lists of parameters that are reduced together, or a number of such groups.
     sparse_as_dense: sparse gradients travel dense; without it their rows are gathered,
         uncompressed; Average and Sum only.
-    gradient_as_bucket_view: CPU gradients lie in memory that all ranks of the host map, and are
-        reduced there, without a copy. Of a `.grad` that torch made anew (after zero_grad(), which
-        sets None) the result comes there, and becomes `.grad`. A tensor kept from `.grad` changes
-        with the next step; clone it. Not with Adasum.
+    gradient_as_bucket_view: gradients lie in memory in which they are reduced without a copy: on
+        the CPU what all ranks of the host map, on a GPU windows of NCCL's. Of a `.grad` that torch
+        made anew (after zero_grad(), which sets None) the result comes there, and becomes `.grad`.
+        A tensor kept from `.grad` changes with the next step; clone it. Not with Adasum.
     process_set: who reduces; on other ranks the optimizer stays a local one.
 
     Gradients that are missing on some ranks count as zeros; on all, they stay None. After

@@ -76,7 +76,7 @@ class Reducer:
         self.again = False  # gradients arrived after they were sent
         self.settled = False  # nothing has arrived since the last synchronize()
         self.holding = False  # no_sync(): gradients stay local
-        self.in_buckets = False  # gradients lie in memory that all ranks map
+        self.in_buckets = False  # gradients lie in memory in which they are reduced
         self.steps = 0
         self.factor = 1.0  # gradients are multiplied by it before they are sent
         self._closed = False
@@ -106,9 +106,9 @@ class Reducer:
         self._unhooked.append(gradient)
 
     def lay_out(self, begin: int = 0) -> None:
-        """Places the gradients from number `begin` on in memory that all ranks map."""
+        """Places the gradients from number `begin` on in memory in which they are reduced."""
         self.in_buckets = True
-        lay_out(self.gradients[begin:])
+        lay_out(self.gradients[begin:], self._settings.process_set)
 
     def _encoding(self, parameter: Tensor, name: str) -> Encoding:
         s = self._settings

@@ -6,52 +6,19 @@ import pytest
 import farandole.torch as hvd
 
 torch = pytest.importorskip("torch")
-ROWS, FEATURES = 8, 32
 
+from harness.gpu_toys import (  # noqa: E402
+    FEATURES,
+    assert_same,
+    joined,
+    network,
+    own_batch,
+    reference,
+    sgd,
+    train,
+)
 
-def batch(rank, step):
-    generator = torch.Generator().manual_seed(100 * step + rank)
-    x = torch.randn(ROWS, FEATURES, generator=generator, dtype=torch.float64)
-    return x.cuda(), (x.sum(1, keepdim=True).sin() + rank).cuda()
-
-
-def joined(step):
-    parts = [batch(rank, step) for rank in range(hvd.size())]
-    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
-
-
-def network(*layers):
-    torch.manual_seed(3)
-    own = layers or (torch.nn.Linear(FEATURES, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
-    return torch.nn.Sequential(*own).double().cuda()
-
-
-def train(net, opt, data, steps=5, run=lambda f: f):
-    forward = run(net)
-    for step in range(steps):
-        opt.zero_grad()
-        x, y = data(step)
-        torch.nn.functional.mse_loss(forward(x), y).backward()
-        opt.step()
-    return net
-
-
-def sgd(net):
-    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-
-
-def reference():
-    net = network()
-    return train(net, sgd(net), joined)
-
-
-def assert_same(net, other):
-    for own, theirs in zip(net.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(own, theirs, rtol=1e-9, atol=1e-11)
-
-
-def own_batch(step):
-    return batch(hvd.rank(), step)
+VIEWS = [{}, {"gradient_as_bucket_view": True}]
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"groups": 2}])
@@ -76,22 +43,23 @@ def test_backward_on_one_stream_and_step_on_another():
     assert_same(net, reference())
 
 
-def test_compiled_blocks():
+@pytest.mark.parametrize("options", VIEWS)
+def test_compiled_blocks(options):
     net = network()
-    opt = hvd.DistributedOptimizer(sgd(net), net.named_parameters())
+    opt = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), **options)
     try:
         train(net, opt, own_batch, run=torch.compile)
     except RuntimeError as reason:  # no compiler for the machine that this runs on
         if "compiler" not in str(reason).lower():
             raise
         pytest.skip(f"needs what torch.compile needs: {reason}"[:200])
-    for own, theirs in zip(net.parameters(), reference().parameters(), strict=True):
-        torch.testing.assert_close(own, theirs, rtol=1e-6, atol=1e-8)
+    assert_same(net, reference(), rtol=1e-6, atol=1e-8)
 
 
-def test_grad_scaler_skips_on_all_ranks_alike():
+@pytest.mark.parametrize("options", VIEWS)
+def test_grad_scaler_skips_on_all_ranks_alike(options):
     net = network().float()
-    opt = hvd.DistributedOptimizer(sgd(net), net.named_parameters())
+    opt = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), **options)
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
     before = [p.detach().clone() for p in net.parameters()]
     for step in range(3):

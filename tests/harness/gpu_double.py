@@ -93,6 +93,11 @@ class Gpu:
         """Ends it."""
         self.lib.gpu_double_open(gate)
 
+    def placed_bytes(self) -> int:
+        """What NCCL has been given in registered memory so far, by this process."""
+        self.lib.gpu_double_placed_bytes.restype = ctypes.c_uint64
+        return int(self.lib.gpu_double_placed_bytes())
+
     def capture(self, stream: int, capturing: bool) -> None:
         """Begins or ends the capture of a graph."""
         self.lib.gpu_double_capture(ctypes.c_void_p(stream), int(capturing))

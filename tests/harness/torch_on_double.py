@@ -9,6 +9,7 @@ be called.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,9 +32,9 @@ _join_stream = gpu_handle.join_stream
 def pretend() -> None:
     """From the next init() on, in this process."""
     use_double()
-    kind._place = _place
+    kind.device_and_stream = _device_and_stream
     cuda.current_stream = lambda ordinal: gpu().stream
-    cuda.tensor_over = _tensor_over
+    cuda.bytes_over = _bytes_over
     gpu_handle.join_stream = _join
 
 
@@ -45,7 +46,7 @@ def gpu() -> Gpu:
     return _gpu
 
 
-def _place(device: torch.device) -> tuple[int, int]:
+def _device_and_stream(device: torch.device) -> tuple[int, int]:
     if device.type != "cpu":
         raise TypeError(f"tensors on device {device} cannot be sent: CPU and CUDA only")
     return cuda.place(torch.device("cuda", gpu().device))
@@ -56,9 +57,8 @@ def _join(handles: Sequence[int], stream: int) -> None:
     gpu().synchronize(stream)
 
 
-def _tensor_over(memory: CudaArray, like: Tensor) -> Tensor:
-    if 0 in memory.shape:
-        return torch.empty(memory.shape, dtype=like.dtype)
-    raw: Any = np.empty(memory.bytes().shape, np.uint8)
-    raw[:] = gpu().read(memory.bytes())
-    return torch.from_numpy(raw).view(like.dtype).view(memory.shape)
+def _bytes_over(memory: CudaArray) -> Tensor:
+    gpu().synchronize(memory.stream)
+    raw: Any = (ctypes.c_uint8 * memory.shape[0]).from_address(memory.address)
+    raw.owner = memory  # which the tensor keeps alive
+    return torch.from_numpy(np.frombuffer(raw, np.uint8))

@@ -3,33 +3,24 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 import farandole.torch as hvd
+from farandole import ops
+from harness.borrowed import borrow, load
 from harness.torch_on_double import gpu, pretend
 from harness.toys import total
 
 pretend()
 
-# Not bucket_view: its places are memory of the CPU.
-_FILES = (
-    *(
-        "adasum",
-        "amp",
-        "arrivals",
-        "changes",
-        "functions",
-        "gradients",
-        "ops",
-        "optimizer",
-        "sparse",
-    ),
-    *("sync_batch_norm", "timeout", "weights", "wrapping"),
+# Those of bucket views are in test_gpu_bucket_view.py.
+_OF_TORCH = (
+    *("torch_adasum", "torch_amp", "torch_arrivals", "torch_changes", "torch_functions"),
+    *("torch_gradients", "torch_ops", "torch_optimizer", "torch_sparse", "torch_sync_batch_norm"),
+    *("torch_timeout", "torch_weights", "torch_wrapping"),
 )
 _LEFT_OUT = ("test_cost_of_hooks",)  # of the CPU's path
 
@@ -39,27 +30,8 @@ def threads() -> None:
     torch.set_num_threads(1)
 
 
-def _load(name: str) -> ModuleType:
-    path = Path(__file__).with_name(f"test_{name}.py")
-    spec = importlib.util.spec_from_file_location(f"on_double_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-# Of their fixtures only those that a test asks for: one for all tests of a file would be one for
-# all tests here.
-for _name in _FILES:
-    _module = _load(f"torch_{_name}")
-    for _test, _function in vars(_module).items():
-        if _test.startswith("test_") and _test not in _LEFT_OUT:
-            globals()[f"test_{_name}_{_test[5:]}"] = _function
-    if _name == "wrapping":
-        momentum = _module.momentum
-
-test_adasum_of_tensors = _load("adasum").test_torch
+globals().update(borrow(["repeats", *_OF_TORCH], "on_double", _LEFT_OUT, fixtures=["momentum"]))
+test_adasum_of_tensors = load("adasum", "on_double").test_torch
 
 
 def test_tensors_are_reduced_by_the_double() -> None:
@@ -72,3 +44,30 @@ def test_tensors_are_reduced_by_the_double() -> None:
     gpu().open(gate)
     assert hvd.synchronize(handle) is x
     assert x.tolist() == [2 * total(hvd.Average, [0])] * 5
+
+
+def test_calls_that_come_again_take_a_short_way_in_todays_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def started(x: torch.Tensor, in_place: bool) -> Any:
+        call = hvd.allreduce_async_ if in_place else hvd.allreduce_async
+        return call(x, op=hvd.Sum, name=f"again {in_place}")
+
+    x, y = torch.ones(5), torch.ones(5)
+    for _ in range(2):
+        started(x, True).wait()
+        started(y, False).wait()
+    monkeypatch.setattr(ops, "submit", None)  # the long way
+    for turn in range(3):
+        monkeypatch.setattr(gpu(), "stream", gpu().new_stream())
+        x.fill_(1.0 + turn + hvd.rank())
+        y.fill_(2.0 + turn + hvd.rank())
+        gate = gpu().gate(gpu().stream)
+        handles = started(x, True), started(y, False)
+        assert x.tolist() == [1.0 + turn + hvd.rank()] * 5
+        gpu().open(gate)
+        both = [handle.wait() for handle in handles]
+        assert both[0] is x
+        assert both[1] is not y
+        for k, result in enumerate(both):
+            assert result.tolist() == [sum(1.0 + k + turn + r for r in range(hvd.size()))] * 5

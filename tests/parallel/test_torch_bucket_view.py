@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import copy
 import gc
-import importlib.util
 import pickle
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,9 +15,13 @@ from torch import Tensor, nn
 
 import farandole as fd
 import farandole.torch as hvd
+from harness.borrowed import borrow
 from harness.toys import batch, grad_is, loss_of, network, push, total, toys
 
-THE_OPTIMIZERS = ("amp", "arrivals", "changes", "optimizer", "sparse", "weights")
+THE_OPTIMIZERS = (
+    *("torch_amp", "torch_arrivals", "torch_changes", "torch_optimizer", "torch_sparse"),
+    "torch_weights",
+)
 # There the user's own tensor stays `.grad`, here it is replaced; and a time limit is tested once.
 LEFT_OUT = ("test_set_to_none_false_keeps_the_tensor", "test_cost_of_hooks")
 _plain = hvd.DistributedOptimizer
@@ -42,27 +43,12 @@ def threads() -> None:
     torch.set_num_threads(1)
 
 
-def _load(name: str) -> ModuleType:
-    path = Path(__file__).with_name(f"test_torch_{name}.py")
-    spec = importlib.util.spec_from_file_location(f"in_buckets_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-for _name in THE_OPTIMIZERS:
-    for _test, _function in vars(_load(_name)).items():
-        if _test.startswith("test_") and _test not in LEFT_OUT:
-            globals()[f"test_{_name}_{_test[5:]}"] = _function
+globals().update(borrow(THE_OPTIMIZERS, "in_buckets", LEFT_OUT))
 
 
 # ---- the memory
 
-alone = pytest.mark.skipif(
-    "fd.size() == 1", reason="needs two ranks: one alone reduces nothing, and places nothing"
-)
+together = pytest.mark.ranks(2, 3, 4)  # one rank alone reduces nothing, and places nothing
 
 
 def places(optimizer: Any) -> list[Tensor]:
@@ -75,11 +61,18 @@ def large(count: int = 3) -> tuple[list[nn.Parameter], Any]:
     return ps, hvd.DistributedOptimizer(torch.optim.SGD(ps, lr=0.5))
 
 
+def train_once(ps: list[nn.Parameter], optimizer: Any, set_to_none: bool) -> None:
+    optimizer.zero_grad(set_to_none=set_to_none)
+    for p in ps:
+        push(p)
+    optimizer.step()
+
+
 def mapped() -> int:
     return fd.metrics()["mapped_bytes"]
 
 
-@alone
+@together
 def test_places_are_neighbours_in_reverse_order() -> None:
     ps, optimizer = large()
     starts = [x.data_ptr() for x in places(optimizer)]
@@ -88,26 +81,32 @@ def test_places_are_neighbours_in_reverse_order() -> None:
     assert [p.grad for p in ps] == [None] * 3
 
 
-@alone
+@together
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_gradients_stay_in_their_places(set_to_none: bool) -> None:
     ps, optimizer = large()
-    for step in range(4):
-        optimizer.zero_grad(set_to_none=set_to_none)
-        before = mapped()
-        for p in ps:
-            push(p)
-        optimizer.step()
+    for _ in range(4):
+        train_once(ps, optimizer, set_to_none)
         for p, place in zip(ps, places(optimizer), strict=True):
             assert p.grad is place
             assert (place == total(hvd.Average, [0])).all()
-        if step > 0 and hvd.local_size() == hvd.size():
-            # Of 3 MB in all; a new gradient is staged, and small blocks are.
-            assert mapped() - before > (1_000_000 if set_to_none else 2_000_000)
     assert all((p == -2.0 * total(hvd.Average, [0])).all() for p in ps)
 
 
-@alone
+@together
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_they_are_not_staged(set_to_none: bool) -> None:
+    ps, optimizer = large()
+    train_once(ps, optimizer, set_to_none)
+    for _ in range(3):
+        before = mapped()
+        train_once(ps, optimizer, set_to_none)
+        if hvd.local_size() == hvd.size():
+            # Of 3 MB in all; a new gradient is staged, and small blocks are.
+            assert mapped() - before > (1_000_000 if set_to_none else 2_000_000)
+
+
+@together
 def test_they_survive_load_state_dict() -> None:
     model = network()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
@@ -159,7 +158,7 @@ def test_identical_to_the_plain_path(options: dict[str, Any]) -> None:
         assert all(torch.equal(p, q) for p, q in zip(own, other, strict=True))
 
 
-@alone
+@together
 def test_what_is_reduced_already_is_not_overwritten() -> None:
     """Accumulation onto a reduced gradient: the place holds it, so the new one lies elsewhere."""
     (p,), optimizer = toys()
@@ -170,7 +169,7 @@ def test_what_is_reduced_already_is_not_overwritten() -> None:
         assert p.grad is places(optimizer)[0]
 
 
-@alone
+@together
 def test_a_foreign_gradient_is_replaced() -> None:
     (p,), optimizer = toys()
     push(p)
@@ -192,7 +191,7 @@ def test_a_foreign_gradient_is_replaced() -> None:
     assert (p.grad == total(hvd.Average, [0])).all()
 
 
-@alone
+@together
 def test_new_parameters_have_places_too() -> None:
     _, optimizer = toys()
     added = [nn.Parameter(torch.zeros(4)) for _ in range(2)]
@@ -203,7 +202,7 @@ def test_new_parameters_have_places_too() -> None:
     assert [p.grad for p in added] == places(optimizer)[1:]
 
 
-@alone
+@together
 def test_copies_and_pickles_are_ordinary_and_small() -> None:
     ps, optimizer = large()
     push(ps[0])
@@ -214,7 +213,7 @@ def test_copies_and_pickles_are_ordinary_and_small() -> None:
         assert x.data_ptr() != places(optimizer)[0].data_ptr()
 
 
-@alone
+@together
 def test_gradients_outlive_their_optimizer() -> None:
     ps, optimizer = large()
     for p in ps:
