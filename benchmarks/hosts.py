@@ -9,9 +9,10 @@ turn and every result checked; the 161 gradients of ResNet-50; what an idle job 
 
 `wire` is the time that the link needs: B = 2 (n - 1) / n times the tensor's bytes leave each of n
 hosts, in frames of at most 1,448 bytes with 66 bytes of Ethernet, IP and TCP headers, so
-(B + 66 ceil(B / 1448)) * 8 / rate; acknowledgements are not counted. `crossed` and `packets` are
-those of the busier host's counters for one call, divided by B; a packet may be 64 KB long, since
-the kernel cuts it only where it must.
+(B + 66 ceil(B / 1448)) * 8 / rate; acknowledgements are not counted. `crossed` is what the busier
+host's counters say of one call, divided by B; `packets` are theirs as well, control, data and
+acknowledgements. A packet may be 64 KB long, since the kernel cuts it only where it must: `least`
+is how many such packets carry B bytes. An idle job's row gives CPU time and packets a second.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ MARK = "row: "  # before a result in the job's output
 JOB = Path(__file__).with_name("hosts_job.py")
 SIZES = (4, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 MOST_SECONDS = 6.0  # of one peer in one case
+PACKET = 45 * 1448  # bytes that the largest packet carries
 _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
@@ -58,6 +60,11 @@ class Row:
     def least(self) -> float:
         """Bytes that must leave each host."""
         return 2 * (HOSTS - 1) / HOSTS * self.nbytes
+
+    @property
+    def least_packets(self) -> int:
+        """In which these fit."""
+        return math.ceil(self.least / PACKET)
 
     @property
     def wire(self) -> float:
@@ -96,7 +103,7 @@ def rows_of_job(ranks: int, rate: str, arguments: Sequence[str]) -> Iterator[dic
 
 HEAD = (
     f"{'hosts':7}{'link':7}{'case':15}{'peer':11}{'median ms':>11}{'min ms':>11}"
-    f"{'/wire':>7}{'/mpi':>7}{'/gloo':>7}{'crossed':>9}{'packets':>9}{'wrong':>6}"
+    f"{'/wire':>7}{'/mpi':>7}{'/gloo':>7}{'crossed':>9}{'packets':>9}{'least':>7}{'wrong':>6}"
 )
 
 
@@ -111,7 +118,8 @@ def text_of(row: Row, peers: dict[str, Row]) -> str:
     return (
         f"{row.ranks:7}{row.rate:7}{row.what:15}{row.who:11}{1e3 * row.median:11.3f}"
         f"{1e3 * row.minimum:11.3f}{wire:>7}{ratio('mpi'):>7}{ratio('gloo'):>7}"
-        f"{row.crossed / row.least:9.3f}{row.packets:9.0f}{row.wrong:6}"
+        f"{row.crossed / row.least:9.3f}{row.packets:9.0f}{row.least_packets:7}"
+        f"{row.wrong:6}"
     )
 
 
