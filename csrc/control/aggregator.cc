@@ -58,7 +58,11 @@ void Aggregator::take_back(KnownById& table, uint32_t id) {
 void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>& child,
                          ByteView bytes, int64_t now_ns) {
   const Report report = decode_report(bytes);
-  if (std::holds_alternative<Hurry>(report)) return hurry(ranks, bytes);
+  if (std::holds_alternative<Hurry>(report)) {
+    haste_told_ = haste_told_ && !hurrying_.empty();
+    hurrying_.insert(ranks.begin(), ranks.end());
+    return;
+  }
   const SetBelow* set = nullptr;
   Key key{};
   bool plain = true;
@@ -94,6 +98,7 @@ void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>
     sets_.at(join->set).straight = true;
   }
   leaving_ = leaving_ || std::holds_alternative<Leave>(report);
+  haste_told_ = haste_told_ && !says_ready(report);
   record(who, bytes);
 }
 
@@ -107,7 +112,7 @@ void Aggregator::hold(const Key& key, const SetBelow& set, const std::vector<Ran
     pending.plain.insert(pending.plain.end(), ranks.begin(), ranks.end());
     pending.report.assign(report.begin(), report.end());
   } else {
-    record(ranks, report);
+    pending.others.emplace_back(ranks, ByteString(report.begin(), report.end()));
   }
   if (std::cmp_less(pending.heard, set.ranks.size())) return;
   release(pending, &set);
@@ -115,6 +120,8 @@ void Aggregator::hold(const Key& key, const SetBelow& set, const std::vector<Ran
 }
 
 void Aggregator::release(const Pending& pending, const SetBelow* whole) {
+  haste_told_ = false;
+  for (const auto& [ranks, report] : pending.others) record(ranks, report);
   if (pending.plain.empty()) return;
   bool all = whole && pending.plain.size() == whole->ranks.size();
   record(all ? std::vector<Rank>{} : pending.plain, pending.report);
@@ -135,13 +142,16 @@ void Aggregator::record(const std::vector<Rank>& ranks, ByteView report) {
   out.put_bytes(report);
 }
 
-void Aggregator::hurry(const std::vector<Rank>& ranks, ByteView report) {
-  const bool news = hurrying_.empty();
-  hurrying_.insert(ranks.begin(), ranks.end());
-  if (news && gathers_above_) record(ranks, report);
+// After what they are ready for: the host above takes a rank that says so for one that does not wait.
+void Aggregator::tell_haste() {
+  if (!gathers_above_ || hurrying_.empty() || std::exchange(haste_told_, true)) return;
+  ByteString hurry;
+  encode(Report(Hurry{}), hurry);
+  record({hurrying_.begin(), hurrying_.end()}, hurry);
 }
 
 ByteString Aggregator::take(int64_t now_ns) {
+  tell_haste();
   if (out_.empty() || (!in_haste() && now_ns < sent_ns_ + gather_ns_)) return {};
   const bool burst = !in_haste() && now_ns < sent_ns_ + 2 * kLongestGatherNs;
   gather_ns_ = burst ? std::min(2 * gather_ns_, kLongestGatherNs) : kShortestGatherNs;

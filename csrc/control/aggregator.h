@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a host's leader makes of the reports of its ranks, and of the hosts below it: equal ones become one
 // record, "all of us report this". A pure state machine: reports, log entries and the time go in, records
-// come out. To the coordinator it is as if some reports had come a little late: they leave in batches while a
-// step is under way, so that it costs few messages; the first after a pause, and what somebody waits for, at once.
+// come out. To the coordinator it is as if some reports had come a little late: those of one call leave together,
+// and calls in batches while a step is under way, so that it costs few messages; the first after a pause, and what
+// somebody waits for, at once.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <map>
 #include <set>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "control/message.h"
@@ -50,9 +52,10 @@ class Aggregator {
   enum class Kind : uint8_t { kCall, kBundle };
   using Key = std::tuple<Kind, uint32_t, uint64_t>;  // id, sequence
   struct Pending {
-    int heard = 0;            // ranks that have reported it in any way
-    std::vector<Rank> plain;  // of these: those that wait here
+    int heard = 0;            // ranks that have reported it
+    std::vector<Rank> plain;  // of these: those whose reports are alike
     ByteString report;
+    std::vector<std::pair<std::vector<Rank>, ByteString>> others;
     int64_t since_ns = 0;
   };
   struct SetBelow {
@@ -72,7 +75,7 @@ class Aggregator {
   void release(const Pending& pending, const SetBelow* whole);
   void release_all();
   void record(const std::vector<Rank>& ranks, ByteView report);
-  void hurry(const std::vector<Rank>& ranks, ByteView report);
+  void tell_haste();
   bool in_haste() const { return urgent_ || !hurrying_.empty(); }
 
   std::vector<Rank> below_;
@@ -86,6 +89,7 @@ class Aggregator {
   const bool gathers_above_;
   bool urgent_ = false;      // there is more in out_ than who is ready
   std::set<Rank> hurrying_;  // their users wait
+  bool haste_told_ = true;   // to the host above, if it gathers
   int64_t gather_ns_ = kShortestGatherNs;
   int64_t sent_ns_ = -2 * kLongestGatherNs;  // never
 };

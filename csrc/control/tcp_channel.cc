@@ -37,6 +37,7 @@ TcpChannel::TcpChannel(std::vector<TcpPeer> peers, std::chrono::milliseconds tim
                        std::function<void()> notify)
     : HostChannel(std::move(notify)),
       timeout_(timeout),
+      chunk_(64 << 10),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!epoll_ || !wake_) throw_system_error("epoll_create1", errno);
@@ -65,6 +66,8 @@ void TcpChannel::watch(Link& link, int operation) {
   epoll_event event{};
   event.events = (link.open ? EPOLLIN : 0U) | (link.out.empty() || link.broken ? 0U : EPOLLOUT);
   event.data.ptr = &link;
+  if (operation == EPOLL_CTL_MOD && event.events == link.events) return;
+  link.events = event.events;
   const int failed = epoll_ctl(epoll_.get(), operation, link.fd.get(), &event);
   // A link whose peer has said all is not listened to any more, but may have something to say.
   if (failed && errno == ENOENT && operation == EPOLL_CTL_MOD) {
@@ -132,17 +135,14 @@ void TcpChannel::run() {
 }
 
 void TcpChannel::read(Link& link) {
-  constexpr size_t kChunk = 64 << 10;
   for (;;) {
-    size_t at = link.arrived.size();
-    link.arrived.resize(at + kChunk);
-    ssize_t n = recv(link.fd.get(), link.arrived.data() + at, kChunk, MSG_DONTWAIT);
-    link.arrived.resize(at + static_cast<size_t>(std::max<ssize_t>(n, 0)));
+    ssize_t n = recv(link.fd.get(), chunk_.data(), chunk_.size(), MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) return;
     if (n <= 0) return close(link, n < 0 ? errno : 0);
+    link.arrived.insert(link.arrived.end(), chunk_.begin(), chunk_.begin() + n);
     take_messages(link);
-    if (!link.open || n < static_cast<ssize_t>(kChunk)) return;
+    if (!link.open || std::cmp_less(n, chunk_.size())) return;
   }
 }
 

@@ -33,6 +33,7 @@ class TcpChannel final : public HostChannel {
     ByteString arrived;            // beginning of a message; the thread's own
     std::deque<ByteString> out;    // under the mutex, as all that follows
     size_t out_done = 0;           // bytes of the first one
+    uint32_t events = 0;           // that are waited for
     bool broken = false;           // for writing
     bool ended = false;            // shut down for writing
   };
@@ -48,6 +49,7 @@ class TcpChannel final : public HostChannel {
 
   std::map<Rank, Link> links_;
   const std::chrono::milliseconds timeout_;
+  ByteString chunk_;  // where the thread reads
   Fd epoll_;
   Fd wake_;
 };

@@ -31,15 +31,18 @@ class Leader {
     ready.contribution.has_input = true;
     for (Rank r : {2, 3}) report(r, ready, now);
   }
-  // Records in the message that leaves now; 0: none leaves.
-  int take(int64_t now) {
+  // What leaves now.
+  std::vector<Report> message(int64_t now) {
     aggregator_.tick(now);
-    int records = 0;
+    std::vector<Report> records;
     const ByteString message = aggregator_.take(now);
-    if (message.empty()) return 0;
-    for_each_record(message, {2, 3}, [&](const auto&, ByteView) { ++records; });
+    if (message.empty()) return records;
+    for_each_record(message, {2, 3}, [&](const auto&, ByteView report) {
+      records.push_back(decode_report(report));
+    });
     return records;
   }
+  int take(int64_t now) { return static_cast<int>(message(now).size()); }
   int64_t next_tick() const { return aggregator_.next_tick(); }
 
  private:
@@ -93,12 +96,15 @@ TEST(nothing_is_kept_back_while_a_user_waits) {
   leader.report(3, Hurry{}, 30);
   CHECK(leader.next_tick() <= 30);
   CHECK_EQ(leader.take(30), 2);
-  for (uint32_t id = 4; id < 20; ++id) {  // rank 3 waits on, while its neighbour goes on alone
+  for (uint32_t id = 4; id < 20; ++id) {
     Ready ready;
     ready.id = id;
-    ready.contribution = {true, true, 0, {}, {}};  // with its payload: nobody waits for the other
+    ready.contribution = {true, true, 0, {}, {}};  // with payloads: two records in one message
     leader.report(2, ready, 40 + id);
-    CHECK_EQ(leader.take(40 + id), 1);
+    leader.report(2, Hurry{}, 40 + id);
+    CHECK_EQ(leader.take(40 + id), 0);
+    leader.report(3, ready, 40 + id);
+    CHECK_EQ(leader.take(40 + id), 2);
   }
   leader.ready(20, 100);  // neither waits any more
   CHECK_EQ(leader.take(100), 0);
@@ -126,6 +132,33 @@ TEST(a_hurry_goes_up_where_the_host_above_gathers) {
     leader.report(3, Hurry{}, 0);  // that one is known to hurry
     CHECK_EQ(leader.take(0), 0);
   }
+}
+
+// To the host above, a rank that says that it is ready for something does not wait.
+TEST(a_hurry_comes_after_what_was_held_for_a_neighbour) {
+  Leader leader(true);
+  Ready ready;
+  ready.id = 1;
+  ready.contribution.has_input = true;
+  leader.report(2, ready, 0);
+  leader.report(2, Hurry{}, 0);
+  CHECK_EQ(leader.take(0), 1);
+  leader.report(3, ready, 0);
+  const std::vector<Report> message = leader.message(0);
+  CHECK_EQ(message.size(), size_t{2});
+  CHECK(std::holds_alternative<Ready>(message[0]));
+  CHECK(std::holds_alternative<Hurry>(message[1]));
+}
+
+TEST(a_payload_waits_for_its_neighbours_for_20_ms) {
+  Leader leader;
+  Ready ready;
+  ready.id = 1;
+  ready.contribution = {true, true, 0, {}, {}};
+  leader.report(2, ready, 0);
+  CHECK_EQ(leader.take(0), 0);
+  CHECK_EQ(leader.next_tick(), Aggregator::kPatienceNs);
+  CHECK_EQ(leader.take(Aggregator::kPatienceNs), 1);
 }
 
 }  // namespace
