@@ -21,6 +21,7 @@ __all__ = [
     "bytes_over",
     "current_stream",
     "in_use",
+    "is_capturing",
     "join",
     "place",
     "tensor_over",
@@ -44,6 +45,11 @@ def current_stream(ordinal: int) -> int:
     """torch's current stream on a device, as CUDA's handle."""
     stream: int = torch._C._cuda_getCurrentRawStream(ordinal)
     return stream
+
+
+def is_capturing(x: Tensor) -> bool:
+    """Whether the caller's work on a tensor becomes part of a CUDA graph."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def in_use() -> bool:

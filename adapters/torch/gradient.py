@@ -10,6 +10,7 @@ from torch import Tensor
 
 from farandole.buffers import EMPTY
 from farandole.handles import is_absent
+from farandole.torch import cuda
 from farandole.torch.bucket_view import Place
 from farandole.torch.encoding import Encoding
 from farandole.torch.rows import Rows
@@ -31,6 +32,7 @@ class Gradient:
     __slots__ = (
         "__weakref__",
         "_base",
+        "_graphed",
         "_hooks",
         "_input",
         "_pointer",
@@ -69,6 +71,7 @@ class Gradient:
         self._input: Tensor | None = None  # what is sent, where that is another tensor
         self._shown: Tensor | None = None  # what .grad is unless somebody else has changed it
         self._base: Tensor | None = None  # reduced before: the result is added to it
+        self._graphed: Tensor | None = None  # a CUDA graph writes here, and nobody hears of it
         self._reduced = False  # .grad is the last result if it has this address and version:
         self._pointer = 0
         self._version = 0
@@ -126,6 +129,8 @@ class Gradient:
             self.left -= 1
             if self.left <= 0:
                 self._send(self.parameter.grad)
+        elif cuda.is_capturing(self.parameter):
+            self._graphed = self.parameter.grad
 
     # ---- sending
 
@@ -157,7 +162,7 @@ class Gradient:
         if self._base is not None:
             self._base = place.vacate(self._base)
         grad = self._sent
-        if grad is None or grad is not self._shown or place.holds(grad):
+        if grad is None or grad is not self._shown or place.holds(grad) or grad is self._graphed:
             return
         if self._base is not place.tensor and place.fits(grad):
             self._input, self._sent = grad, place.ready(grad)
@@ -206,7 +211,7 @@ class Gradient:
         grad, sent = self.parameter.grad, self._sent
         if grad is sent and sent is not None and self._base is None:  # the ordinary case
             self.handle = self._sent = self._shown = None
-            self._reduced = True
+            self._reduced = grad is not self._graphed
             return self._complaint("changed") if sent._version != self._version else None
         complaint = None
         if self.sparse_dim:
@@ -241,7 +246,7 @@ class Gradient:
         if grad is not total:
             self.parameter.grad = total
         if total is not None:
-            self._reduced = True
+            self._reduced = total is not self._graphed
             self._pointer, self._version = _address(total), total._version
         return None
 

@@ -103,7 +103,9 @@ void Runtime::mark_produced(std::span<Submission* const> submissions) {
         throw Error(
             ErrorCode::kInvalidArgument,
             "the current stream is being captured into a CUDA graph; a negotiated call can't be "
-            "part of a graph: call it before or after the captured step");
+            "part of a graph: call it before or after the captured step (a backward pass is "
+            "captured "
+            "in optimizer.no_sync(), and optimizer.step() called outside)");
       }
       event = device.recorded(stream_of(one->stream));
     }

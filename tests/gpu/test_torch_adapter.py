@@ -57,6 +57,33 @@ def test_compiled_blocks(options):
 
 
 @pytest.mark.parametrize("options", VIEWS)
+def test_a_backward_pass_that_a_graph_repeats(options):
+    """Captured in no_sync(); every step() reduces what the replay has written."""
+    net = network()
+    opt = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), **options)
+    x, y = own_batch(0)
+
+    def backward():
+        torch.nn.functional.mse_loss(net(x), y).backward()
+
+    side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+    side.wait_stream(main)
+    with torch.cuda.stream(side), opt.no_sync():
+        backward()  # what libraries do once must not be captured
+    main.wait_stream(side)
+    opt.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with opt.no_sync(), torch.cuda.graph(graph):
+        backward()
+    for step in range(5):
+        for static, fresh in zip((x, y), own_batch(step), strict=True):
+            static.copy_(fresh)
+        graph.replay()
+        opt.step()
+    assert_same(net, reference())
+
+
+@pytest.mark.parametrize("options", VIEWS)
 def test_grad_scaler_skips_on_all_ranks_alike(options):
     net = network().float()
     opt = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), **options)

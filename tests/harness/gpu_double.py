@@ -93,6 +93,12 @@ class Gpu:
         """Ends it."""
         self.lib.gpu_double_open(gate)
 
+    def is_capturing(self, stream: int) -> bool:
+        """Whether a graph is being made of what comes into the stream."""
+        status = ctypes.c_int()
+        _call(self.lib.cuStreamIsCapturing, ctypes.c_void_p(stream), ctypes.byref(status))
+        return status.value != 0
+
     def placed_bytes(self) -> int:
         """What NCCL has been given in registered memory so far, by this process."""
         self.lib.gpu_double_placed_bytes.restype = ctypes.c_uint64

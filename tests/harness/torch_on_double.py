@@ -3,7 +3,7 @@
 
 The double's memory is host memory, so all of torch works on it, at once; only what farandole does
 comes late. So whoever makes a stream wait here waits himself: torch's work on a CPU is in no
-stream. All of the adapter is the real one but the four functions in which torch's own CUDA would
+stream. All of the adapter is the real one but the five functions in which torch's own CUDA would
 be called.
 """
 
@@ -35,6 +35,7 @@ def pretend() -> None:
     kind.device_and_stream = _device_and_stream
     cuda.current_stream = lambda ordinal: gpu().stream
     cuda.bytes_over = _bytes_over
+    cuda.is_capturing = lambda x: gpu().is_capturing(gpu().stream)
     gpu_handle.join_stream = _join
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import farandole.torch as hvd
 from farandole import ops
 from harness.borrowed import borrow, load
 from harness.torch_on_double import gpu, pretend
-from harness.toys import total
+from harness.toys import push, total, toys
 
 pretend()
 
@@ -71,3 +73,30 @@ def test_calls_that_come_again_take_a_short_way_in_todays_stream(
         assert both[1] is not y
         for k, result in enumerate(both):
             assert result.tolist() == [sum(1.0 + k + turn + r for r in range(hvd.size()))] * 5
+
+
+@contextmanager
+def capture() -> Iterator[None]:
+    gpu().capture(gpu().stream, True)
+    yield
+    gpu().capture(gpu().stream, False)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("views", [False, True])
+def test_a_backward_pass_that_a_graph_repeats(views: bool) -> None:
+    """Refused where it would send; in no_sync() it may be captured, and every step() sends."""
+    (p,), optimizer = toys(gradient_as_bucket_view=views)
+    with capture(), pytest.raises(ValueError, match="CUDA graph"):
+        push(p)
+    optimizer.zero_grad()
+    with capture(), optimizer.no_sync():
+        push(p)
+    assert p.grad is not None
+    written = p.grad.numpy()  # a replay tells torch nothing, nor any hook
+    for turn in range(1, 4):
+        written[:] = turn * (1.0 + hvd.rank())
+        optimizer.step()
+        mean = turn * (hvd.size() + 1) / 2
+        assert p.grad.tolist() == [mean] * 4
+        assert written.tolist() == [mean] * 4
