@@ -30,6 +30,9 @@ enum class Sleeper : uint32_t {
 // peer died between two instructions).
 uint64_t rescued_wakeups();
 
+// The longest sleep, 1 s; for tests, where a lost wake-up shall be a hang. Returns what it was.
+std::chrono::nanoseconds set_safety_timeout(std::chrono::nanoseconds timeout);
+
 // The background thread: for (;;) { if (try_drive()) { work; stop_driving(has_work); }
 //   wait(kBackground, prepare(), [&] { return has_work() && !driven(); }, deadline); }
 // A caller: if (try_drive()) { until done: work, else wait(kCaller, prepare(), has_work, deadline);
@@ -68,7 +71,7 @@ class alignas(64) EventCount {
 
   uint32_t prepare() const { return state_.load_word(); }
 
-  // Sleeps once, for at most 1 s (then kWoken, so that a caller sees its signals). A notify() that found
+  // Sleeps once, for at most the safety timeout (then kWoken, so that a caller sees its signals). A notify() that found
   // no sleeper leaves no trace but the work: `has_work` must see all that may be announced, whatever was
   // looked at since prepare(). It loads with seq_cst, and is true only for what a notify() follows.
   template <class Predicate>
@@ -80,7 +83,6 @@ class alignas(64) EventCount {
 
  private:
   static constexpr uint32_t kClosedBit = 1;  // of the word; the sequence counts in steps of 2
-  static constexpr std::chrono::milliseconds kSafetyTimeout{1000};
   static constexpr std::chrono::milliseconds kGrace{1000};  // a notifier may be preempted for long
 
   struct State {
@@ -97,6 +99,7 @@ class alignas(64) EventCount {
     void bump() { word.fetch_add(2); }
     void wake(uint32_t bits);
     FutexResult sleep(uint32_t ticket, uint32_t bits, Deadline deadline);
+    static Deadline safety();
     static Deadline grace() { return Deadline::in(kGrace); }
     static void rescued();
   };
@@ -111,7 +114,7 @@ template <class Predicate>
 WaitResult EventCount::wait(Sleeper sleeper, uint32_t ticket, Predicate&& has_work,
                             Deadline deadline) {
   if ((ticket & kClosedBit) != 0) return WaitResult::kClosed;
-  const Deadline until = std::min(deadline, Deadline::in(kSafetyTimeout));
+  const Deadline until = std::min(deadline, State::safety());
   const FutexResult result =
       event_protocol::sleep(state_, static_cast<uint32_t>(sleeper), ticket, has_work, until);
   if (closed()) return WaitResult::kClosed;
