@@ -152,17 +152,21 @@ def _reduction(
     return Call(op, name, set_id(process_set), reduce_op, prescale, postscale)
 
 
-def _adasum(
+def _allreduce(
     tensors: Sequence[T],
-    in_place: bool,
-    name: str | None,
+    op: int | None,
     factors: tuple[float, float],
+    name: str | None,
     process_set: ProcessSet,
     timeout: float | None,
+    in_place: bool = False,
 ) -> Handle[list[T]]:
-    from farandole.adasum import adasum_async  # which is written in terms of this module
+    if op == Adasum:
+        from farandole.adasum import adasum_async  # which is written in terms of this module
 
-    return adasum_async(tensors, in_place, name, factors, process_set, timeout)
+        return adasum_async(tensors, in_place, name, factors, process_set, timeout)
+    call = _reduction(Op.ALLREDUCE, op, *factors, name, process_set)
+    return _start(call, tensors, timeout, in_place)
 
 
 def grouped_allreduce_async(
@@ -181,10 +185,7 @@ def grouped_allreduce_async(
     reduced together, all or none.
     """
     factors = (prescale_factor, postscale_factor)
-    if op == Adasum:
-        return _adasum(tensors, False, name, factors, process_set, timeout)
-    call = _reduction(Op.ALLREDUCE, op, *factors, name, process_set)
-    return _start(call, tensors, timeout)
+    return _allreduce(tensors, op, factors, name, process_set, timeout)
 
 
 def grouped_allreduce_async_(
@@ -199,10 +200,7 @@ def grouped_allreduce_async_(
 ) -> Handle[list[T]]:
     """As allreduce, in place: contiguous writable arrays, untouched by others until done."""
     factors = (prescale_factor, postscale_factor)
-    if op == Adasum:
-        return _adasum(tensors, True, name, factors, process_set, timeout)
-    call = _reduction(Op.ALLREDUCE, op, *factors, name, process_set)
-    return _start(call, tensors, timeout, in_place=True)
+    return _allreduce(tensors, op, factors, name, process_set, timeout, in_place=True)
 
 
 def grouped_broadcast_async(
