@@ -16,9 +16,7 @@
 
 #define FARANDOLE_API extern "C" __attribute__((visibility("default")))
 
-extern "C" {
-#include "farandole.h"
-}
+#include "core/abi.h"
 
 namespace farandole {
 

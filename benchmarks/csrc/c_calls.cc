@@ -13,9 +13,7 @@
 #include <string>
 #include <vector>
 
-extern "C" {
-#include "farandole.h"
-}
+#include "core/abi.h"
 #include "lib/clock.h"
 #include "ranks.h"
 

@@ -7,8 +7,6 @@
 namespace farandole {
 namespace {
 
-constexpr int32_t kOpCount = 9;
-constexpr int32_t kReduceOpCount = 6;
 constexpr int32_t kErrorCodeCount = 9;
 constexpr size_t kLeastItem = 28;  // bytes of an Item whose lists are empty
 

@@ -140,6 +140,7 @@ class Engine {
   void break_down(const Failure& failure);
   void report_locked(const Report& report);
   void send_passed();
+  Segment take_staging(SetId id);  // of a set that opens: made by the leader
   void open_lane(SetId id, Segment staging);
 
   const Topology& topology_;

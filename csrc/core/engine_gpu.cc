@@ -11,7 +11,6 @@
 namespace farandole {
 namespace {
 
-constexpr std::chrono::seconds kStagingTimeout{10};
 constexpr size_t kNamesOfLabel = 8;
 
 }  // namespace
@@ -34,8 +33,7 @@ void Engine::on(const OpenGpu& open) {
     return;
   }
   Segment& staging = gpu_staging_[open.set];
-  staging =
-      leader_ ? leader_->take_staging(open.set) : links_.receive(Deadline::in(kStagingTimeout));
+  staging = take_staging(open.set);
   gpu_.load()->open_staged(open.set, make_lane_(open.set, set, staging), set.member);
 }
 

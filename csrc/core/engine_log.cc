@@ -87,6 +87,10 @@ void Engine::open_lane(SetId id, Segment staging) {
   lanes_.emplace(id, std::move(lane));
 }
 
+Segment Engine::take_staging(SetId id) {
+  return leader_ ? leader_->take_staging(id) : links_.receive(Deadline::in(kStagingTimeout));
+}
+
 void Engine::on(const OpenSet& open) {
   std::optional<Submission> mine;
   {
@@ -95,8 +99,7 @@ void Engine::on(const OpenSet& open) {
     sets_.open(open.set, open.ranks);
     mine = pending_.take(open.key);
     if (sets_.find(open.set)->member >= 0) {
-      open_lane(open.set, leader_ ? leader_->take_staging(open.set)
-                                  : links_.receive(Deadline::in(kStagingTimeout)));
+      open_lane(open.set, take_staging(open.set));
     }
   }
   if (mine) finish(*mine, valued(open.set));

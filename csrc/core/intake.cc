@@ -5,8 +5,8 @@
 #include <numeric>
 #include <string>
 
+#include "core/abi.h"
 #include "core/error.h"
-#include "farandole.h"
 #include "kernels/kernels.h"
 
 namespace farandole {
@@ -14,8 +14,6 @@ namespace {
 
 constexpr int32_t kMaxDimensions = 64;
 constexpr size_t kMaxName = 4096;
-constexpr int kOps = 9;
-constexpr int kReduceOps = 6;
 
 [[noreturn]] void refuse(const Request& request, const std::string& why,
                          ErrorCode code = ErrorCode::kInvalidArgument) {
@@ -104,7 +102,7 @@ Request name_of_request(const farandole_request& asked) {
   Request request;
   request.set = asked.process_set;
   if (asked.name) request.name = asked.name;
-  if (asked.op >= 0 && asked.op < kOps) request.signature.op = static_cast<Op>(asked.op);
+  if (asked.op >= 0 && asked.op < kOpCount) request.signature.op = static_cast<Op>(asked.op);
   return request;
 }
 
@@ -118,8 +116,8 @@ Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own) {
   Asked taken;
   Request& request = taken.request = name_of_request(asked);
   Signature& s = request.signature;
-  s.op = checked<Op>(request, asked.op, kOps, "operation");
-  s.reduce_op = checked<ReduceOp>(request, asked.reduce_op, kReduceOps, "reduce op");
+  s.op = checked<Op>(request, asked.op, kOpCount, "operation");
+  s.reduce_op = checked<ReduceOp>(request, asked.reduce_op, kReduceOpCount, "reduce op");
   s.dtype = checked<DType>(request, asked.dtype, kDTypeCount, "dtype");
   const ProcessSet& set = working_set(request, sets);
   if (asked.device < kCpuDevice) refuse(request, "no such device");

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <string>
 
+#include "core/abi.h"
 #include "core/intake.h"
-#include "farandole.h"
 #include "kernels/finite.h"
 
 namespace farandole {

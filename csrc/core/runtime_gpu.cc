@@ -2,9 +2,9 @@
 // Submitting tensors on a GPU, and handing their results to the caller's stream.
 #include <map>
 
+#include "core/abi.h"
 #include "core/error.h"
 #include "core/runtime.h"
-#include "farandole.h"
 
 namespace farandole {
 namespace {

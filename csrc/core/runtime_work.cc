@@ -4,11 +4,11 @@
 #include <set>
 #include <utility>
 
+#include "core/abi.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/numerics.h"
 #include "core/runtime.h"
-#include "farandole.h"
 #include "lib/thread.h"
 
 namespace farandole {

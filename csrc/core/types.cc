@@ -29,10 +29,11 @@ constexpr std::array<DTypeRow, kDTypeCount> kDTypes = {{
     {"complex64", 8},
     {"complex128", 16},
 }};
-constexpr std::array kReduceOps = {"Average", "Sum", "Adasum", "Min", "Max", "Product"};
-constexpr std::array kOps = {"allreduce",     "broadcast",       "allgather",
-                             "reducescatter", "alltoall",        "barrier",
-                             "join",          "add_process_set", "remove_process_set"};
+constexpr std::array<const char*, kReduceOpCount> kReduceOps = {"Average", "Sum", "Adasum",
+                                                                "Min",     "Max", "Product"};
+constexpr std::array<const char*, kOpCount> kOps = {
+    "allreduce", "broadcast", "allgather",       "reducescatter",     "alltoall",
+    "barrier",   "join",      "add_process_set", "remove_process_set"};
 
 template <class Table, class Enum>
 const char* row(const Table& table, Enum value) {

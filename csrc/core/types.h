@@ -44,6 +44,7 @@ enum class ReduceOp : int32_t {
   kMax = 4,
   kProduct = 5,
 };
+constexpr int32_t kReduceOpCount = 6;
 
 enum class Op : int32_t {
   kAllreduce = 0,
@@ -56,6 +57,7 @@ enum class Op : int32_t {
   kAddSet = 7,
   kRemoveSet = 8,
 };
+constexpr int32_t kOpCount = 9;
 
 size_t size_of(DType dtype);
 const char* name_of(DType dtype);

@@ -8,16 +8,16 @@
 
 #include "core/error.h"
 #include "data/host_plane.h"
+#include "lib/memory.h"
 
 namespace farandole {
 namespace {
 
-constexpr size_t kPageBytes = 4096;
 constexpr int64_t kShortestPoll = 10'000;  // ns
 constexpr int64_t kLongestPoll = 200'000;
 
 size_t slots_begin(int members) {  // the counters fill pages of their own
-  return (HostProgressTable::bytes_needed(members) + kPageBytes - 1) / kPageBytes * kPageBytes;
+  return whole_pages(HostProgressTable::bytes_needed(members));
 }
 
 const CrossPlane::Setup& checked(const CrossPlane::Setup& setup) {

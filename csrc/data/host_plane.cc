@@ -8,20 +8,18 @@
 #include "core/error.h"
 #include "data/part_layout.h"
 #include "kernels/kernels.h"
+#include "lib/memory.h"
 
 namespace farandole {
 namespace {
 
-constexpr size_t kPageBytes = 4096;
 // What is reduced is still in the nearest cache when it is copied to the other targets.
 constexpr size_t kChunkBytes = 32 * 1024;
 
-size_t pages(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
-
 // Counters, tables of addresses and slots fill pages of their own.
-size_t tables_begin(int members) { return pages(HostProgressTable::bytes_needed(members)); }
+size_t tables_begin(int members) { return whole_pages(HostProgressTable::bytes_needed(members)); }
 size_t slots_begin(int members, int slots) {
-  return tables_begin(members) + pages(MappedExchange::bytes_needed(members, slots));
+  return tables_begin(members) + whole_pages(MappedExchange::bytes_needed(members, slots));
 }
 
 std::unique_ptr<Exchange> make_exchange(const HostPlane::Setup& setup) {

@@ -49,7 +49,7 @@ void NcclPlan::make(std::span<const Part> parts, cuda::Address scratch, const Wi
   for (const Part& part : parts) {
     switch (part.signature.op) {
       case Op::kAllreduce: {
-        const Wire wire = wire_of(part, members_);
+        const NcclWire wire = wire_of(part, members_);
         // By what all members know alike, as everything that decides which calls are made.
         const bool in_place = may_be_placed(part) &&
                               windows.contains(part.signature.place.window) &&
@@ -124,7 +124,7 @@ void NcclPlan::plan_allreduces(std::vector<Reduction> reductions) {
 
 // My input, or what changes no result, as NCCL's type.
 void NcclPlan::bring_in(const Reduction& one, cuda::Address target) {
-  const Wire& wire = one.wire;
+  const NcclWire& wire = one.wire;
   if (one.part->input) {
     pack.convert(target, wire.type, address_of(one.part->input), wire.element, one.numbers(),
                  wire.factor_in, wire.divisor_in);
@@ -143,7 +143,7 @@ void NcclPlan::plan_placed(std::vector<Reduction> reductions, const Windows& win
   for (size_t i = 0; i < reductions.size(); ++i) {
     const Reduction& one = reductions[i];
     const Part& part = *one.part;
-    const Wire& wire = one.wire;
+    const NcclWire& wire = one.wire;
     const cuda::Address at = windows.at(part.signature.place.window) + part.signature.place.offset;
     bring_in(one, at);
     if (part.output) {
@@ -162,7 +162,7 @@ void NcclPlan::plan_placed(std::vector<Reduction> reductions, const Windows& win
 }
 
 void NcclPlan::plan_direct(const Reduction& one) {
-  const Wire& wire = one.wire;
+  const NcclWire& wire = one.wire;
   const Part& part = *one.part;
   const size_t bytes = one.numbers() * size_of(wire.type);
   cuda::Address input = address_of(part.input);
@@ -182,7 +182,7 @@ void NcclPlan::plan_direct(const Reduction& one) {
 }
 
 void NcclPlan::plan_packed(std::span<const Reduction> some) {
-  const Wire& wire = some.front().wire;  // type and operator of all; other things may differ
+  const NcclWire& wire = some.front().wire;  // type and operator of all; other things may differ
   size_t bytes = 0;
   for (const Reduction& one : some) {
     bytes += aligned(one.numbers() * size_of(wire.type), kPackAlignment);
@@ -204,7 +204,7 @@ void NcclPlan::plan_packed(std::span<const Reduction> some) {
 // Every share is made in scratch memory where it may not be written at once: types that differ, or an
 // input that it overlaps.
 void NcclPlan::plan_reducescatter(const Reduction& one) {
-  const Wire& wire = one.wire;
+  const NcclWire& wire = one.wire;
   const Part& part = *one.part;
   const size_t size = size_of(wire.type);
   const auto numbers_of = [&](int member) {

@@ -50,7 +50,7 @@ class NcclPlan {
  private:
   struct Reduction {
     const Part* part;
-    Wire wire;
+    NcclWire wire;
     size_t numbers() const {
       return static_cast<size_t>(part->signature.elements()) * wire.per_element;
     }

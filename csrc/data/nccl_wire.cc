@@ -43,7 +43,7 @@ nccl::RedOp red_op(ReduceOp op) {
 }
 
 // Average natively; other weights by NCCL where it takes them exactly, else by our kernel in float32.
-void weigh_floats(Wire& wire, double prescale, int64_t divisor, int members) {
+void weigh_floats(NcclWire& wire, double prescale, int64_t divisor, int members) {
   if (divisor != 1 && divisor == members && prescale == 1.0) {
     wire.op = nccl::kAverage;
   } else if (wire.type == DType::kFloat32 || wire.type == DType::kFloat64) {
@@ -56,11 +56,11 @@ void weigh_floats(Wire& wire, double prescale, int64_t divisor, int members) {
 
 }  // namespace
 
-Wire wire_of(const Part& part, int members) {
+NcclWire wire_of(const Part& part, int members) {
   const Signature& s = part.signature;
   const bool sums = s.reduce_op == ReduceOp::kSum || s.reduce_op == ReduceOp::kAverage;
   const int64_t divisor = s.reduce_op == ReduceOp::kAverage ? part.divisor : 1;
-  Wire wire;
+  NcclWire wire;
   wire.element = wire.type = real_type(s.dtype);
   wire.per_element = size_of(s.dtype) / size_of(wire.element);
   wire.op = red_op(s.reduce_op);

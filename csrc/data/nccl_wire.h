@@ -9,7 +9,7 @@
 
 namespace farandole {
 
-struct Wire {
+struct NcclWire {
   DType element;  // the part's own real type: a complex number is two of them, a bool a uint8
   size_t per_element = 1;  // real numbers in one element
   DType type;              // what NCCL adds
@@ -24,15 +24,15 @@ struct Wire {
   bool converts_in() const { return type != element || factor_in != 1.0 || divisor_in != 1; }
   bool converts_out() const { return type != element || factor_out != 1.0 || divisor_out != 1; }
   // Calls that may share one packed buffer.
-  bool same_call(const Wire& other) const {
+  bool same_call(const NcclWire& other) const {
     return type == other.type && op == other.op && weight == other.weight &&
            identity == other.identity;
   }
 };
 
 // Of an allreduce or a reducescatter.
-Wire wire_of(const Part& part, int members);
+NcclWire wire_of(const Part& part, int members);
 
-nccl::DataType nccl_type(DType type);  // of a Wire's type
+nccl::DataType nccl_type(DType type);  // of a NcclWire's type
 
 }  // namespace farandole

@@ -37,7 +37,6 @@ class ArenaMapping {
 // Any thread.
 class Arena {
  public:
-  static constexpr size_t kPageBytes = 4096;
   static constexpr size_t kHugePageBytes = size_t{2} << 20;
   // Room for every page of this machine, within bounds that let a process map hundreds of arenas.
   static size_t default_bytes();

@@ -7,6 +7,11 @@
 
 namespace farandole {
 
+constexpr size_t kPageBytes = 4096;
+constexpr size_t whole_pages(size_t bytes) {
+  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+
 // Bytes that this process may still allocate before the kernel starts to end processes: what the host has
 // and every control group above the process allows, caches not counted as used.
 size_t available_memory();

@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::chrono::seconds kConnectPatience{2};  // for one address
 constexpr std::chrono::seconds kProofPatience{10};   // the peer may be busy with others
-constexpr int kBacklog = 1024;
+constexpr int kTcpBacklog = 1024;
 
 // hello:  magic, rank of the caller, its nonce          caller -> listener
 // answer: the listener's nonce, its proof                listener -> caller
@@ -35,9 +35,7 @@ constexpr size_t kHello = 8 + 4 + 16;
 constexpr size_t kAnswer = 16 + 16;
 constexpr size_t kProof = 16;
 
-using Bytes = std::vector<std::byte>;
-
-void append(Bytes& out, const void* data, size_t size) {
+void append(std::vector<std::byte>& out, const void* data, size_t size) {
   auto* bytes = static_cast<const std::byte*>(data);
   out.insert(out.end(), bytes, bytes + size);
 }
@@ -45,7 +43,7 @@ void append(Bytes& out, const void* data, size_t size) {
 // Both nonces and both ranks are in it, and who speaks: no proof can be used again, or sent back.
 Mac128 proof_of(char speaker, int32_t caller, int32_t listener, const std::byte* caller_nonce,
                 const std::byte* listener_nonce, const Key128& key) {
-  Bytes text;
+  std::vector<std::byte> text;
   append(text, &speaker, 1);
   append(text, &caller, sizeof caller);
   append(text, &listener, sizeof listener);
@@ -71,7 +69,7 @@ bool poll_one(int fd, short events, Deadline deadline) {
   }
 }
 
-bool send_all(int fd, const Bytes& bytes, Deadline deadline) {
+bool send_all(int fd, const std::vector<std::byte>& bytes, Deadline deadline) {
   for (size_t at = 0; at < bytes.size();) {
     ssize_t n = ::send(fd, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL);
     if (n > 0) {
@@ -127,7 +125,7 @@ Fd listen_on(int family) {
   if (family == AF_INET6) setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
   socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
   bool bound = bind(fd.get(), reinterpret_cast<sockaddr*>(&any), size) == 0;
-  return bound && listen(fd.get(), kBacklog) == 0 ? std::move(fd) : Fd{};
+  return bound && listen(fd.get(), kTcpBacklog) == 0 ? std::move(fd) : Fd{};
 }
 
 uint16_t port_of(int fd) {
@@ -168,7 +166,7 @@ Fd connect_to(const std::string& host, uint16_t port, Deadline deadline, std::st
 // The caller's half of the handshake.
 bool prove(int fd, int32_t own, int32_t rank, const Key128& key, Deadline deadline) {
   const Key128 nonce = random_key();
-  Bytes hello;
+  std::vector<std::byte> hello;
   append(hello, kMagic, sizeof kMagic);
   append(hello, &own, sizeof own);
   append(hello, nonce.data(), nonce.size());
@@ -177,7 +175,7 @@ bool prove(int fd, int32_t own, int32_t rank, const Key128& key, Deadline deadli
   const Mac128 expected = proof_of('L', own, rank, nonce.data(), answer.data(), key);
   if (!equal_macs(std::span(answer).subspan(16), expected)) return false;
   const Mac128 mine = proof_of('C', own, rank, nonce.data(), answer.data(), key);
-  return send_all(fd, Bytes(mine.begin(), mine.end()), deadline);
+  return send_all(fd, std::vector<std::byte>(mine.begin(), mine.end()), deadline);
 }
 
 }  // namespace
@@ -227,7 +225,7 @@ void TcpListener::admit() {
 bool TcpListener::hear(Stranger& stranger, int32_t own, const Key128& key, bool& proved) {
   for (;;) {
     const size_t size = stranger.rank < 0 ? kHello : kProof;
-    Bytes& got = stranger.received;
+    std::vector<std::byte>& got = stranger.received;
     std::byte buffer[kHello];
     ssize_t n = recv(stranger.fd.get(), buffer, size - got.size(), 0);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return true;
@@ -244,7 +242,7 @@ bool TcpListener::hear(Stranger& stranger, int32_t own, const Key128& key, bool&
     const Key128 nonce = random_key();
     const std::byte* theirs = got.data() + 12;
     const Mac128 mine = proof_of('L', stranger.rank, own, theirs, nonce.data(), key);
-    Bytes answer(nonce.begin(), nonce.end());
+    std::vector<std::byte> answer(nonce.begin(), nonce.end());
     append(answer, mine.data(), mine.size());
     ssize_t sent = ::send(stranger.fd.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
     if (sent != static_cast<ssize_t>(answer.size())) return false;  // an empty buffer has room

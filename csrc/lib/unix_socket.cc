@@ -20,7 +20,7 @@
 namespace farandole {
 namespace {
 
-constexpr int kBacklog = 256;
+constexpr int kUnixBacklog = 256;
 
 [[noreturn]] void throw_timed_out(const char* what) {
   throw Error(ErrorCode::kStall, std::string("deadline passed while ") + what);
@@ -220,7 +220,7 @@ uid_t UnixSocket::peer_uid() const { return credentials(fd_.get()).uid; }
 UnixListener::UnixListener(const JobKey& key)
     : key_(key), name_(random_name()), fd_(make_socket()) {
   const Address address = address_of(name_);
-  if (bind(fd_.get(), address.get(), address.size) != 0 || listen(fd_.get(), kBacklog) != 0) {
+  if (bind(fd_.get(), address.get(), address.size) != 0 || listen(fd_.get(), kUnixBacklog) != 0) {
     throw_system_error("cannot listen on a Unix socket", errno);
   }
 }

@@ -2,14 +2,13 @@
 #include "watch/flight_memory.h"
 
 #include "core/build_id.h"
+#include "lib/memory.h"
 
 namespace farandole {
 namespace {
 
-constexpr size_t kPageBytes = 4096;
-
 constexpr size_t rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
-constexpr size_t kFlightPage = rounded(sizeof(FlightPage), kPageBytes);
+constexpr size_t kFlightPage = whole_pages(sizeof(FlightPage));
 
 // Another build lays its memory out otherwise.
 uint64_t magic() {
@@ -38,7 +37,7 @@ const char* name_of(LifeState state) {
 
 size_t FlightMemory::pages_begin(int ranks) {
   constexpr size_t kHeader = rounded(sizeof(Header), alignof(Lateness));
-  return rounded(kHeader + static_cast<size_t>(ranks) * sizeof(Lateness), kPageBytes);
+  return whole_pages(kHeader + static_cast<size_t>(ranks) * sizeof(Lateness));
 }
 
 size_t FlightMemory::bytes_needed(int local_ranks, int ranks) {
