@@ -99,6 +99,12 @@ class Job {
     settings.size = size;
     return settings;
   }
+  // Calls are given up after a second.
+  static Coordinator::Settings impatient(int size) {
+    Coordinator::Settings impatient = settings(size);
+    impatient.stall_abort_ns = 1'000'000'000;
+    return impatient;
+  }
 
   void report(Rank from, const Report& report) {
     ByteString bytes;

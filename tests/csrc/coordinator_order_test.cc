@@ -234,9 +234,7 @@ TEST(a_stall_is_warned_about_and_given_up) {
 }
 
 TEST(a_report_that_crosses_the_stall_error_begins_a_new_call) {
-  auto settings = Job::settings(2);
-  settings.stall_abort_ns = 1'000'000'000;
-  Job job(settings);
+  Job job(Job::impatient(2));
   job.submit(0, tensor("x"));
   job.at(1);
   CHECK(only<Fail>(job.tick()).unheard == std::vector<Rank>{1});  // rank 1 is told to ignore it
@@ -247,9 +245,7 @@ TEST(a_report_that_crosses_the_stall_error_begins_a_new_call) {
 }
 
 TEST(an_unnamed_call_given_up_keeps_its_place) {
-  auto settings = Job::settings(3);
-  settings.stall_abort_ns = 1'000'000'000;
-  Job job(settings);
+  Job job(Job::impatient(3));
   job.submit(0, tensor(""));
   job.at(1);
   CHECK_EQ(only<Fail>(job.tick()).key.sequence, 0);

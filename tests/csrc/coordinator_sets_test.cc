@@ -222,8 +222,7 @@ TEST(a_group_that_cannot_fill_any_more_fails_at_the_join) {
 }
 
 TEST(a_join_passes_unnamed_calls_that_were_given_up) {
-  auto settings = Job::settings(2);
-  settings.stall_abort_ns = 1'000'000'000;
+  auto settings = Job::impatient(2);
   settings.capacity = 1;
   Job job(settings);
   job.submit(0, tensor(""));

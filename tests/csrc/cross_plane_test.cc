@@ -106,22 +106,11 @@ size_t crossing(const PartSpec& spec, const std::vector<int>& host, const Shape&
 }  // namespace
 
 TEST(every_op_dtype_and_shape) {
-  constexpr Op kOps[] = {Op::kAllreduce,     Op::kBroadcast, Op::kAllgather,
-                         Op::kReducescatter, Op::kAlltoall,  Op::kBarrier};
-  const std::vector<std::vector<int64_t>> shapes = {{0},    {1},    {7},    {65},
-                                                    {3, 5}, {0, 4}, {4, 0}, {1000}};
   for (size_t layout = 0; layout < kHosts.size(); ++layout) {
     const std::vector<int>& host = kHosts[layout];
     const int members = static_cast<int>(host.size());
     Random random(layout + 1);
-    std::vector<BucketSpec> buckets;
-    for (Op op : kOps) {
-      for (int dtype = 0; dtype < kDTypeCount; ++dtype) {
-        for (const auto& shape : shapes) {
-          buckets.push_back({random_part(random, op, static_cast<DType>(dtype), shape, members)});
-        }
-      }
-    }
+    const std::vector<BucketSpec> buckets = buckets_of_every_kind(random, members);
     Hosts hosts(host, kShapes[layout % 5], layout);
     simulate(hosts.world, on_hosts(buckets, host), random);
   }

@@ -12,6 +12,8 @@
 
 namespace farandole::check {
 
+constexpr size_t kSizes[] = {1, 300, 5000, 400'000};  // the last one is reduced where it is
+
 inline void on_double(Config& config) {
   config.cuda_library = config.nccl_library = config.nvrtc_library = gpu_library().path;
 }

@@ -70,31 +70,12 @@ PartSpec plain(Op op, int64_t rows, int members) {
   return spec;
 }
 
-// Steps until there is nothing to do; true: the bucket is finished.
-bool exhaust(Plane& plane) {
-  for (;;) {
-    const Progress progress = plane.step();
-    if (progress != Progress::kMoved) return progress == Progress::kFinished;
-  }
-}
-
 }  // namespace
 
 TEST(every_op_dtype_and_shape) {
-  constexpr Op kOps[] = {Op::kAllreduce,     Op::kBroadcast, Op::kAllgather,
-                         Op::kReducescatter, Op::kAlltoall,  Op::kBarrier};
-  const std::vector<std::vector<int64_t>> shapes = {{0},    {1},    {7},    {65},
-                                                    {3, 5}, {0, 4}, {4, 0}, {1000}};
   for (int members = 1; members <= 5; ++members) {
     Random random(static_cast<uint64_t>(members));
-    std::vector<BucketSpec> buckets;
-    for (Op op : kOps) {
-      for (int dtype = 0; dtype < kDTypeCount; ++dtype) {
-        for (const auto& shape : shapes) {
-          buckets.push_back({random_part(random, op, static_cast<DType>(dtype), shape, members)});
-        }
-      }
-    }
+    const std::vector<BucketSpec> buckets = buckets_of_every_kind(random, members);
     for (const Shape& shape : {kShapes[0], kShapes[2]}) {
       for (Buffers where : kEverywhere) simulate(world_of(members, shape, where), buckets, random);
     }

@@ -23,6 +23,14 @@ namespace farandole::check {
 // Where the members' buffers lie.
 enum class Buffers { kPrivate, kShared, kMixed };
 
+// Steps until there is nothing to do; true: the bucket is finished.
+inline bool exhaust(Plane& plane) {
+  for (;;) {
+    const Progress progress = plane.step();
+    if (progress != Progress::kMoved) return progress == Progress::kFinished;
+  }
+}
+
 // The members of one set and the memory they share; made before they part.
 class PlaneWorld {
  public:

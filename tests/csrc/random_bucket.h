@@ -73,6 +73,22 @@ inline PartSpec random_part(Random& random, Op op, DType dtype, std::vector<int6
   return spec;
 }
 
+// Buckets of one tensor each, shapes without elements among them.
+inline std::vector<BucketSpec> buckets_of_every_kind(Random& random, int members) {
+  const std::vector<std::vector<int64_t>> shapes = {{0},    {1},    {7},    {65},
+                                                    {3, 5}, {0, 4}, {4, 0}, {1000}};
+  std::vector<BucketSpec> buckets;
+  for (Op op : {Op::kAllreduce, Op::kBroadcast, Op::kAllgather, Op::kReducescatter, Op::kAlltoall,
+                Op::kBarrier}) {
+    for (int dtype = 0; dtype < kDTypeCount; ++dtype) {
+      for (const auto& shape : shapes) {
+        buckets.push_back({random_part(random, op, static_cast<DType>(dtype), shape, members)});
+      }
+    }
+  }
+  return buckets;
+}
+
 // At most `most_parts` tensors of any kind; now and then one of most_elements, else small ones.
 inline BucketSpec random_bucket(Random& random, int members, size_t most_parts,
                                 size_t most_elements) {

@@ -4,7 +4,6 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,18 +16,6 @@ using namespace farandole;
 using namespace farandole::check;
 
 namespace {
-
-// Sends this process SIGKILL after so many microseconds, whatever it does then.
-void die_in(uint64_t us) {
-  sigevent event{};
-  event.sigev_notify = SIGEV_SIGNAL;
-  event.sigev_signo = SIGKILL;
-  timer_t timer;
-  CHECK_EQ(timer_create(CLOCK_MONOTONIC, &event, &timer), 0);
-  itimerspec when{};
-  when.it_value.tv_nsec = static_cast<long>(us * 1000 + 1);
-  CHECK_EQ(timer_settime(timer, 0, &when, nullptr), 0);
-}
 
 // Returns when the last survivor knew of it: nanoseconds after the death.
 int64_t kill_one_of(int ranks, uint64_t seed) {
@@ -49,7 +36,7 @@ int64_t kill_one_of(int ranks, uint64_t seed) {
       self.start();
       self.check_usable();
       lobby.barrier();  // nobody dies before all have come so far
-      if (rank == victim) die_in(us);
+      if (rank == victim) strike_in(static_cast<int64_t>(us), SIGKILL);
       const Failure failure = work_until_failure(self);
       lobby.time_of(rank) = now_ns();
       CHECK_EQ(failure.code, ErrorCode::kPeer);

@@ -10,8 +10,6 @@ using namespace farandole::check;
 
 namespace {
 
-constexpr size_t kSizes[] = {1, 300, 5000, 400'000};  // the last one is reduced where it is
-
 // Several steps of several tensors at once, written late in the user's stream.
 void train(TestRank& self, int device, int steps = 5) {
   UserStream stream(device);

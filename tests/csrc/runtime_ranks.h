@@ -3,6 +3,9 @@
 // forked processes, which may be killed.
 #pragma once
 
+#include <signal.h>
+#include <time.h>
+
 #include <functional>
 #include <memory>
 #include <string>
@@ -14,9 +17,7 @@
 #include "core/runtime.h"
 #include "lobby.h"
 
-extern "C" {
-#include "farandole.h"
-}
+#include "core/abi.h"
 
 namespace farandole::check {
 
@@ -171,6 +172,18 @@ class TestRank {
   uint64_t round_ = 0;
   std::shared_ptr<Runtime> runtime_;
 };
+
+// Sends this process `signal` (SIGKILL, SIGSTOP) after so many microseconds, whatever it does then.
+inline void strike_in(int64_t us, int signal) {
+  sigevent event{};
+  event.sigev_notify = SIGEV_SIGNAL;
+  event.sigev_signo = signal;
+  timer_t timer;
+  CHECK_EQ(timer_create(CLOCK_MONOTONIC, &event, &timer), 0);
+  itimerspec when{};
+  when.it_value.tv_nsec = us * 1000 + 1;
+  CHECK_EQ(timer_settime(timer, 0, &when, nullptr), 0);
+}
 
 // Calls allreduce until the job breaks.
 inline Failure work_until_failure(TestRank& self) {

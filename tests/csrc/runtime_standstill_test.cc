@@ -2,7 +2,6 @@
 // Ranks that stand still (SIGSTOP): the others are told who it is, and their buffers are theirs again.
 #include <signal.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,24 +20,13 @@ constexpr int kRefilled = 0;  // events
 constexpr int kOver = 1;
 constexpr float kMark = 7654321.0F;
 
-void stop_in(long us) {
-  sigevent event{};
-  event.sigev_notify = SIGEV_SIGNAL;
-  event.sigev_signo = SIGSTOP;
-  timer_t timer;
-  CHECK_EQ(timer_create(CLOCK_MONOTONIC, &event, &timer), 0);
-  itimerspec when{};
-  when.it_value.tv_nsec = us * 1000 + 1;
-  CHECK_EQ(timer_settime(timer, 0, &when, nullptr), 0);
-}
-
 // What this rank's part of one big call ended with; its buffer is refilled then, and must stay so until
 // the stopped rank has gone on and ended too.
 void big_call(TestRank& self, int victim, long us) {
   self.check_usable();
   self.lobby.barrier();
   Floats data = values_of(self.rank, 8'000'000);
-  if (self.rank == victim) stop_in(us);
+  if (self.rank == victim) strike_in(us, SIGSTOP);
   Failure failure;
   try {
     failure = self.wait({self.submit(allreduce(data, "big"))});

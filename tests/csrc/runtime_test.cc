@@ -13,7 +13,7 @@ using namespace farandole::check;
 namespace {
 
 // Tiny ones travel in the log; the last is many blocks.
-constexpr size_t kSizes[] = {0, 1, 5, 256, 257, 3000, 40'001};
+constexpr size_t kCallSizes[] = {0, 1, 5, 256, 257, 3000, 40'001};
 
 Floats ramp(int rank, size_t rows, size_t width) { return values_of(rank, rows * width); }
 
@@ -32,13 +32,13 @@ Floats result_of(TestRank& self, Handle handle, std::vector<int64_t>* received =
 void allreduce_all_sizes(TestRank& self, bool named) {
   std::vector<Floats> data;
   std::vector<Handle> handles;
-  for (size_t n : kSizes) {  // blocking
+  for (size_t n : kCallSizes) {  // blocking
     Floats one = values_of(self.rank, n);
     self.run(allreduce(one, named ? "blocking " + std::to_string(n) : ""));
     CHECK(one == sum_over(self.size, n));
   }
   for (int i = 0; i < 4; ++i) {
-    for (size_t n : kSizes) data.push_back(values_of(self.rank, n));
+    for (size_t n : kCallSizes) data.push_back(values_of(self.rank, n));
   }
   for (size_t i = 0; i < data.size(); ++i) {
     // Named ones may come in another order on every rank.

@@ -12,8 +12,6 @@ using namespace farandole::check;
 
 namespace {
 
-constexpr size_t kSizes[] = {1, 300, 5000, 400'000};
-
 // Floats of a window, one tensor after the other at multiples of 16 bytes.
 class Placed {
  public:

@@ -40,13 +40,6 @@ PartSpec sum_of(int64_t elements, bool in_place = true) {
   return spec;
 }
 
-bool exhaust(Plane& plane) {
-  for (;;) {
-    const Progress progress = plane.step();
-    if (progress != Progress::kMoved) return progress == Progress::kFinished;
-  }
-}
-
 struct World {
   World(int members, BucketSpec its_specs, Buffers where = Buffers::kShared)
       : specs(std::move(its_specs)), world(world_of(members, where)) {
