@@ -17,7 +17,7 @@ from pathlib import Path
 from harness.process import Process, check_no_residue
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = ROOT / "build" / "release" / "tests" / "runtime_death_test"
+PROGRAM = ROOT / "build" / "release" / "tests" / "runtime_test"
 TEST = "a_killed_rank_fails_all_others_soon"
 SIZES = (2, 4)
 
