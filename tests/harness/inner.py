@@ -3,11 +3,13 @@
 
 After every test the ranks exchange its outcome through the harness (no MPI, none of our runtime).
 One that has failed says so in a file first: if the others do not come, the outer pytest soon ends
-the job and shows all stacks. Ranks that have met after a failure stop, or go on with --keep-going.
+the job and shows all stacks. Ranks that have met after a failure stop, or go on with --keep-going,
+with a runtime that knows nothing of what has failed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Generator, Iterator
@@ -65,10 +67,15 @@ class InStep:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        """Drop the tests whose `ranks` marker leaves out this world size."""
-        left_out = [item for item in items if not self._wanted(item)]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        """Drop the tests whose `ranks` marker leaves out this world size, and those of jobs before."""
+        path = self.step.folder / "done.json"
+        done = json.loads(path.read_text()) if path.exists() else []
+        wanted = [item for item in items if self._wanted(item) and _name(item.nodeid) not in done]
+        config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+        items[:] = wanted
+        if self.step.rank == 0:
+            names = [_name(item.nodeid) for item in wanted]
+            (self.step.folder / "wanted.json").write_text(json.dumps(names))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """An import error, for example."""
@@ -94,6 +101,8 @@ class InStep:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Run the test, then wait for all ranks to have run it."""
         self._failed = False
+        self._note(item.nodeid, "failed", 0.0, "did not end")  # until it does
+        self._summarise()
         result = yield
         outcome = "failed" if self._failed else "passed"
         answers = self.step.meet(f"{outcome} {item.nodeid}")
@@ -105,6 +114,8 @@ class InStep:
             item.session.shouldfail = f"ranks run different tests: {answers}"
         elif failed and not self._keep_going:
             item.session.shouldfail = f"{item.name} failed on ranks {failed}"
+        elif failed:
+            _begin_anew()
         return result
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -114,8 +125,8 @@ class InStep:
         self._summarise()
 
     def _note(self, nodeid: str, outcome: str, seconds: float, reason: str = "") -> None:
-        test = nodeid.rpartition("::")[2]
-        self._tests[test] = {"outcome": outcome, "seconds": round(seconds, 3), "reason": reason}
+        found = {"outcome": outcome, "seconds": round(seconds, 3), "reason": reason}
+        self._tests[_name(nodeid)] = found
 
     def _summarise(self) -> None:
         """Written after every test: a job that is killed leaves what it has."""
@@ -125,3 +136,16 @@ class InStep:
     def _wanted(self, item: pytest.Item) -> bool:
         marker = item.get_closest_marker("ranks")
         return marker is None or self.step.size in marker.args
+
+
+def _name(nodeid: str) -> str:
+    """Of a test within its file."""
+    return nodeid.rpartition("::")[2]
+
+
+def _begin_anew() -> None:
+    """The next test finds another runtime: this one may be broken."""
+    import farandole
+
+    with contextlib.suppress(farandole.FarandoleError):
+        farandole.shutdown()

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,7 @@ TEST_SECONDS = 60.0  # one test on all ranks, the start of Python included
 GRACE_SECONDS = 5.0  # for the other ranks, once one has failed
 JOB_SECONDS = 270.0  # a whole file at one size
 
+_LATE = "not run: the time budget is used up"
 _FILE_RANKS = re.compile(r"^pytestmark = pytest\.mark\.ranks\(([\d, ]+)\)$", re.MULTILINE)
 _skips = pytest.StashKey[list[str]]()
 _passed = pytest.StashKey[list[int]]()
@@ -58,11 +60,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Report(path))
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where time is short, few ranks come first: they tell most for their time."""
+    if config.getoption("--budget"):
+        items.sort(key=lambda item: item.ranks if isinstance(item, ParallelRun) else 3)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """What would be too late is told apart from what was not wanted."""
     if time.monotonic() > item.config.stash[_end]:
-        pytest.fail("not run: the time budget is used up", pytrace=False)
+        pytest.fail(_LATE, pytrace=False)
 
 
 def pytest_pycollect_makemodule(
@@ -102,19 +110,48 @@ class ParallelRun(pytest.Item):
         self.ranks = ranks
 
     def runtest(self) -> None:
-        """Fails with the output of every rank that failed, or with all stacks after a deadline."""
+        """Fails with the output of every rank that failed, or with all stacks after a deadline.
+
+        With --keep-going a job that ended early is followed by one that runs the rest.
+        """
         if self.path.parent.name == "gpu":
             gpu.need()
+        tests: dict[str, Any] = {}
+        failures: list[str] = []
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            while True:
+                failure = self._job(folder)
+                found = _read(folder / "summary-0.json", {})
+                tests |= found
+                if not failure:
+                    break
+                failures.append(failure)
+                rest = [test for test in _read(folder / "wanted.json", []) if test not in tests]
+                if not self.config.getoption("--keep-going") or not found or not rest:
+                    break
+                if time.monotonic() > self.config.stash[_end]:
+                    late = {"outcome": "failed", "seconds": 0.0, "reason": _LATE}
+                    tests |= dict.fromkeys(rest, late)
+                    break
+                for path in (*folder.glob("failed-*"), *folder.glob("rank-*.log")):
+                    path.unlink()  # told
+                (folder / "summary-0.json").unlink()
+                (folder / "done.json").write_text(json.dumps(list(tests)))
+        self._summarise(tests)
+        if failures:
+            raise JobError("\n".join(failures))
+
+    def _job(self, folder: Path) -> str:
+        """One mpirun of all tests in the file that are not done; what went wrong."""
         hosts = _numbers(self.config.getoption("--hosts"))
         with contextlib.ExitStack() as stack:
-            name = stack.enter_context(tempfile.TemporaryDirectory())
             server = stack.enter_context(RendezvousServer(self.ranks))
-            folder = Path(name)
             argv = [sys.executable, "-m", "harness.rank_main", str(self.path)]
             argv += self.config.getoption("--inner").split()
             env = {
                 "FARANDOLE_TEST_SIZE": str(self.ranks),
-                "FARANDOLE_TEST_FOLDER": name,
+                "FARANDOLE_TEST_FOLDER": str(folder),
                 "FARANDOLE_TEST_STEP": server.path,
                 "PYTHONPATH": str(TESTS),
                 **gpu.environment(),
@@ -128,16 +165,19 @@ class ParallelRun(pytest.Item):
                 simulated = stack.enter_context(simulated_hosts(folder, hosts))
                 mpi_args = simulated.mpi_args()
                 env |= simulated.environment()
-            stack.callback(self._summarise, folder)  # of a failed job too
-            for _ in range(STARTS):
-                with mpi_job(argv, self.ranks, env, mpi_args) as job:
-                    result = _watch(job, server, folder)
-                    if result.returncode == 0:
-                        job.finish(timeout=0)
-                if started(result):
-                    break
-            if result.returncode != 0:
-                raise JobError(f"exit code {result.returncode}\n{_logs(folder, result.out)}")
+            try:
+                for _ in range(STARTS):
+                    with mpi_job(argv, self.ranks, env, mpi_args) as job:
+                        result = _watch(job, server, folder, self.config.stash[_end])
+                        if result.returncode == 0:
+                            job.finish(timeout=0)
+                    if started(result):
+                        break
+            except JobError as error:
+                return str(error)
+            if result.returncode == 0:
+                return ""
+            return f"exit code {result.returncode}\n{_logs(folder, result.out)}"
 
     def repr_failure(  # type: ignore[override]
         self, excinfo: pytest.ExceptionInfo[BaseException]
@@ -151,9 +191,7 @@ class ParallelRun(pytest.Item):
         """As pytest shows it."""
         return self.path, None, f"{self.path.name} at {self.ranks} ranks"
 
-    def _summarise(self, folder: Path) -> None:
-        path = folder / "summary-0.json"
-        tests = json.loads(path.read_text()) if path.exists() else {}
+    def _summarise(self, tests: dict[str, Any]) -> None:
         self.user_properties.append(("inside", tests))
         passed = [test for test, found in tests.items() if found["outcome"] == "passed"]
         self.config.stash.setdefault(_passed, []).append(len(passed))
@@ -164,21 +202,31 @@ class ParallelRun(pytest.Item):
         )
 
 
-def _watch(job: MpiJob, server: RendezvousServer, folder: Path) -> JobResult:
-    """Wait for the end; a test may take TEST_SECONDS, and GRACE_SECONDS once a rank has failed."""
-    job_deadline = time.monotonic() + JOB_SECONDS
-    rounds, failed = 0, False
-    test_deadline = time.monotonic() + TEST_SECONDS
+def _read(path: Path, default: Any) -> Any:
+    return json.loads(path.read_text()) if path.exists() else default
+
+
+def _watch(job: MpiJob, server: RendezvousServer, folder: Path, end: float) -> JobResult:
+    """Wait for the end; a test may take TEST_SECONDS, and GRACE_SECONDS once a rank has failed.
+
+    Ranks that have met again after a failure go on with the next test.
+    """
+    now = time.monotonic()
+    test_deadline, job_deadline = now + TEST_SECONDS, min(now + JOB_SECONDS, end)
+    rounds, told, wait_for = 0, 0, "a test takes too long"
     while (result := job.process.wait(0.1)) is None:
         now = time.monotonic()
+        before, told = told, sum(path.stat().st_size for path in folder.glob("failed-*"))
         if server.rounds != rounds:
             rounds, test_deadline = server.rounds, now + TEST_SECONDS
-        if not failed and any(folder.glob("failed-*")):
-            failed, test_deadline = True, now + GRACE_SECONDS
+            wait_for = "a test takes too long"
+        elif told != before:
+            test_deadline = now + GRACE_SECONDS
+            wait_for = "a rank failed and the others wait"
         if now > min(test_deadline, job_deadline):
+            what = "the file's time is used up" if now > job_deadline else wait_for
             stacks = job.stacks()
             job.process.kill()
-            what = "a rank failed and the others wait" if failed else "a test takes too long"
             raise JobError(f"{what}\n{_logs(folder, job.process.output)}\n{stacks}")
     return result
 

@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +30,32 @@ RANK_0_WAITS_FOR_EVER = """
 if rank == 0:
     __import__("signal").pause()
 exchange(meeting, b"")
+"""
+BAD_TESTS = """
+import os
+import numpy as np
+import farandole as fd
+
+def total():
+    return float(fd.allreduce(np.full(1, fd.rank() + 1.0), op=fd.Sum)[0])
+
+def test_before():
+    assert total() == 3
+
+def test_bad_on_all():
+    assert total() == 4
+
+def test_bad_on_one():
+    assert fd.rank() == 0
+    total()  # waits for rank 1
+
+def test_death():
+    if fd.rank() == 1:
+        os._exit(3)
+    total()
+
+def test_after():
+    assert total() == 3
 """
 MPI_BARRIER_OF_ALL_BUT_0 = """
 import signal
@@ -118,3 +149,29 @@ def test_a_process_left_behind_is_an_error(fork_ranks: Callable[..., ForkJob]) -
         job.finish(30)
     job.close()
     assert not processes_of_sessions(job.sessions)
+
+
+def test_a_bad_test_loses_no_other(tmp_path: Path) -> None:
+    """With --keep-going: whether it fails on all ranks, on one, or takes one along."""
+    tests, own = Path(__file__).resolve().parents[1], tmp_path / "tests"
+    shutil.copytree(tests / "harness", own / "harness")
+    shutil.copy(tests / "conftest.py", own)
+    (own / "parallel").mkdir()
+    shutil.copy(tests / "parallel" / "conftest.py", own / "parallel")
+    (own / "parallel" / "test_bad.py").write_text(BAD_TESTS)
+    options = ["--ranks", "2", "--keep-going", "--budget", "100", "--report", "report.json"]
+    command = [sys.executable, "-m", "pytest", "tests", *options, "-p", "no:cacheprovider"]
+    result = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(own)}, capture_output=True
+    )
+    assert result.returncode == 1
+    (row,) = json.loads((tmp_path / "report.json").read_text())["tests"].values()
+    found = {test: told["outcome"] for test, told in row["inside"].items()}
+    assert found == {
+        "test_before": "passed",
+        "test_bad_on_all": "failed",
+        "test_bad_on_one": "failed",
+        "test_death": "failed",
+        "test_after": "passed",
+    }
+    assert "assert 3.0 == 4" in row["text"]
