@@ -2,6 +2,7 @@
 #include "lib/dl.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <utility>
 
@@ -59,6 +60,14 @@ DynamicLibrary& DynamicLibrary::operator=(DynamicLibrary&& other) noexcept {
 
 DynamicLibrary::~DynamicLibrary() {
   if (handle_ != nullptr) dlclose(handle_);
+}
+
+std::string DynamicLibrary::folder() const {
+  link_map* map = nullptr;
+  if (dlinfo(handle_, RTLD_DI_LINKMAP, &map) != 0) return "";
+  const std::string path = map->l_name;
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "" : path.substr(0, slash);
 }
 
 void* DynamicLibrary::find_address(const char* symbol) const { return dlsym(handle_, symbol); }

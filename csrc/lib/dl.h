@@ -23,6 +23,7 @@ class DynamicLibrary {
   ~DynamicLibrary();
 
   const std::string& name() const { return name_; }
+  std::string folder() const;  // in which the loader found it; empty: it does not know
 
   template <class Function>
   Function* find(const char* symbol) const {  // nullptr: the library has no such function

@@ -51,6 +51,14 @@ class Compilation {
   Result result_ = 0;
 };
 
+// NVRTC opens its builtins by their name, and that of CUDA 13.0 from a wheel does not find those beside itself. Held by
+// the process they are found; without them NVRTC says what is missing.
+void load_builtins(const DynamicLibrary& library, const Api& api) {
+  const std::string name =
+      "libnvrtc-builtins.so." + std::to_string(api.major) + "." + std::to_string(api.minor);
+  DynamicLibrary::try_open({name, library.folder() + "/" + name});
+}
+
 }  // namespace
 
 std::shared_ptr<const Api> open(const std::vector<std::string>& paths) {
@@ -75,6 +83,7 @@ std::shared_ptr<const Api> open(const std::vector<std::string>& paths) {
   library->fill(api->log_bytes, "nvrtcGetProgramLogSize");
   library->fill(api->log, "nvrtcGetProgramLog");
   api->get_version(&api->major, &api->minor);
+  load_builtins(*library, *api);
   return api;
 }
 
