@@ -5,18 +5,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from turns import Row, finish
+from turns import Row, finish, save
 
 import farandole.torch as hvd
 
-__all__ = ["about", "main", "nccl_group"]
+__all__ = ["Part", "about", "main", "nccl_group"]
+
+Part = Callable[[], list[Row]]
 
 
 def about() -> dict[str, str]:
@@ -42,8 +46,11 @@ def nccl_group() -> Iterator[None]:
             dist.destroy_process_group()
 
 
-def main(description: str | None, measure: Callable[[bool], list[Row]]) -> int:
-    """A script: `measure(quick)` prints its table and gives the rows; 1 where a result is wrong."""
+def main(description: str | None, measure: Callable[[bool], Iterable[Part]]) -> int:
+    """A script of parts, which print their rows; 1 where one has failed or a result is wrong.
+
+    At one rank a part that fails loses no other, and a script that is cut off has its JSON.
+    """
     parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--quick", action="store_true", help="fewer turns")
@@ -55,8 +62,20 @@ def main(description: str | None, measure: Callable[[bool], list[Row]]) -> int:
     torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
     if hvd.rank() == 0:
         print(*(f"# {name}: {value}" for name, value in about().items()), sep="\n", flush=True)
+    rows: list[Row] = []
+    failures = 0
     with nccl_group():
-        rows = measure(options.quick)
-    code = finish(rows, options.json, gpu=about())
+        for part in measure(options.quick):
+            try:
+                rows += part()
+            except Exception:
+                if hvd.size() > 1:  # the others may wait for this rank
+                    raise
+                failures += 1
+                traceback.print_exc()
+            save(rows, options.json, gpu=about(), failures=failures)
+            gc.collect()
+            torch.cuda.empty_cache()
+    code = finish(rows, options.json, gpu=about(), failures=failures)
     hvd.shutdown()
-    return code
+    return code or int(failures > 0)

@@ -39,6 +39,11 @@ def used(who: str) -> int:
     return total - free
 
 
+def _save(path: Path | None, **found: object) -> None:
+    if path is not None:
+        path.write_text(json.dumps(found, indent=1))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -50,16 +55,21 @@ def main() -> int:
     if options.who:
         print(used(options.who))
         return 0
-    found = {}
+    found: dict[str, int] = {}
+    failures = 0
     for who in (ALONE, OURS, VIEWS, DDP):
         command = [sys.executable, __file__, "--who", who]
-        said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        found[who] = int(said.split()[-1])
-        more = (found[who] - found[ALONE]) / (1 << 20)
-        print(f"{who:20} {found[who] / (1 << 20):10.0f} MiB {more:+10.0f} MiB", flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps({"gpu": gpu.about(), "bytes": found}, indent=1))
-    return 0
+        result = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        if result.returncode != 0:
+            failures += 1
+            print(f"{who:20} failed", flush=True)
+            continue
+        found[who] = int(result.stdout.split()[-1])
+        more = f"{(found[who] - found[ALONE]) / (1 << 20):+10.0f} MiB" if ALONE in found else ""
+        print(f"{who:20} {found[who] / (1 << 20):10.0f} MiB {more}", flush=True)
+        _save(options.json, bytes=found)
+    _save(options.json, bytes=found, gpu=gpu.about())  # not before: asking takes memory of the card
+    return int(failures > 0)
 
 
 if __name__ == "__main__":

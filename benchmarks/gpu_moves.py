@@ -10,7 +10,10 @@ on the GPU. GB/s count bytes read and bytes written. Goal: at least 0.8 of the c
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections import Counter
+from collections.abc import Iterator
 
 import gpt2
 import gpu
@@ -41,10 +44,11 @@ SETS = {
 }
 
 
-def measure(quick: bool) -> list[Row]:
+def measure(quick: bool) -> Iterator[gpu.Part]:
     """One group after another."""
     print_head(f"{'tensors':26} {'who':10} {'MB':>8} {'us':>9} {'GB/s':>8} {'of the copy':>12}")
-    return [row for name, counts in SETS.items() for row in _set(name, counts, 5 if quick else 30)]
+    for name, counts in SETS.items():
+        yield functools.partial(_set, name, counts, 5 if quick else 30)
 
 
 def _set(name: str, counts: list[int], turns: int) -> list[Row]:
@@ -65,7 +69,10 @@ def _set(name: str, counts: list[int], turns: int) -> list[Row]:
     moves = _seconds(found, KERNEL)
     copies = _seconds(found, COPY)
     if len(moves) != 2 * turns or len(copies) != turns:
-        raise RuntimeError(f"{name}: {len(moves)} moves, {len(copies)} copies in {turns} turns")
+        seen = Counter(event.name for event in found.events() or ())
+        raise RuntimeError(
+            f"{name}: {len(moves)} moves, {len(copies)} copies in {turns} turns; seen: {seen}"
+        )
     average = (hvd.size() + 1) / 2
     wrong = sum(int((x != average).sum()) for x in tensors)
     rows = [

@@ -10,28 +10,28 @@ the host has launched everything, "in all" when the GPU is idle. Every result is
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Iterator
 
 import gpt2
 import gpu
 import resnet50
 import torch
 from backward import backward
-from turns import Row, head
+from turns import head
 
 SETS = {"ResNet-50": resnet50.shapes, "GPT-2 small": gpt2.shapes}
 
 
-def measure(quick: bool) -> list[Row]:
+def measure(quick: bool) -> Iterator[gpu.Part]:
     """Both sets, both ways of timing."""
     turns, idle = 10 if quick else 40, torch.cuda.synchronize
-    rows = []
     head()
     for name, shapes in SETS.items():
-        rows += backward(f"{name}, host", shapes(), turns, "cuda", idle)
-        rows += backward(f"{name}, in all", shapes(), turns, "cuda", idle, torch.cuda.synchronize)
-        torch.cuda.empty_cache()
-    return rows
+        step = functools.partial(backward, shapes=shapes(), turns=turns, device="cuda", idle=idle)
+        yield functools.partial(step, f"{name}, host")
+        yield functools.partial(step, f"{name}, in all", end=idle)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ Parameters are compared with DDP's loosely: cuDNN's sums are not the same in eac
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Iterator
 
 import gpu
 import torch
@@ -21,13 +23,17 @@ from turns import Row, print_head
 import farandole.torch as hvd
 
 
-def measure(quick: bool) -> list[Row]:
+def measure(quick: bool) -> Iterator[gpu.Part]:
     """One net, all contestants."""
     torch.backends.cudnn.benchmark = True
     print_head(
         f"{'net':26} {'who':18} {'step ms':>9} {'a second':>10} {'wrong':>6}  exposed ms [95 %]"
     )
-    rows = compete(RESNET, 10 if quick else 40, idle=torch.cuda.synchronize, tolerance=0.05)
+    yield functools.partial(_compete, 10 if quick else 40)
+
+
+def _compete(turns: int) -> list[Row]:
+    rows = compete(RESNET, turns, idle=torch.cuda.synchronize, tolerance=0.05)
     show(RESNET, rows)
     alone = next(row for row in rows if row.who == ALONE)
     for row in rows:

@@ -116,17 +116,23 @@ def print_head(line: str) -> None:
         print(line, flush=True)
 
 
+def save(rows: list[Row], path: Path | None, **more: object) -> None:
+    """Writes JSON where asked for; collective."""
+    if path is None:
+        return
+    found = settings()
+    if farandole.rank() == 0:
+        table = [
+            {"what": r.what, "who": r.who, "seconds": r.seconds.tolist(), "wrong": r.wrong}
+            for r in rows
+        ]
+        path.write_text(json.dumps({"settings": found, "rows": table, **more}, indent=1))
+
+
 def finish(rows: list[Row], path: Path | None, **more: object) -> int:
     """Writes JSON where asked for; 1 where a result was wrong."""
     wrong = sum(row.wrong for row in rows)
-    if path is not None:
-        found = settings()
-        if farandole.rank() == 0:
-            table = [
-                {"what": r.what, "who": r.who, "seconds": r.seconds.tolist(), "wrong": r.wrong}
-                for r in rows
-            ]
-            path.write_text(json.dumps({"settings": found, "rows": table, **more}, indent=1))
+    save(rows, path, **more)
     if farandole.rank() == 0:
         print(f"# wrong: {wrong}", flush=True)
     return int(wrong > 0)

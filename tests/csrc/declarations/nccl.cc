@@ -21,7 +21,8 @@ static_assert(nccl::kScalarHost == ncclScalarHostImmediate);
 static_assert(sizeof(nccl::UniqueId) == sizeof(ncclUniqueId));
 static_assert(std::is_same_v<nccl::Comm, ncclComm_t>);
 using Config = nccl::ConfigV21400;
-static_assert(Config().magic == NCCL_API_MAGIC);
+constexpr ncclConfig_t kTheirConfig = NCCL_CONFIG_INITIALIZER;
+static_assert(Config().magic == kTheirConfig.magic);
 static_assert(offsetof(Config, size) == offsetof(ncclConfig_t, size));
 static_assert(offsetof(Config, magic) == offsetof(ncclConfig_t, magic));
 static_assert(offsetof(Config, version) == offsetof(ncclConfig_t, version));
@@ -48,6 +49,8 @@ static_assert(alike(&Api::group_end, &ncclGroupEnd));
 static_assert(alike(&Api::weighted_sum, &ncclRedOpCreatePreMulSum));
 static_assert(alike(&Api::op_destroy, &ncclRedOpDestroy));
 
+static_assert(nccl::kNoColor == NCCL_SPLIT_NOCOLOR);
+static_assert(alike(&Api::split, &ncclCommSplit));
 static_assert(alike(&Api::memory_allocate, &ncclMemAlloc));
 static_assert(alike(&Api::memory_free, &ncclMemFree));
 static_assert(alike(&Api::buffer_register, &ncclCommRegister));
