@@ -30,6 +30,7 @@ class Coordinator {
     size_t gpu_fusion_bytes = 64 << 20;      // of one on GPUs
     std::string gpu_plane = "auto";          // or nccl, host
     std::string shared_gpu = "error";        // two ranks on one GPU; or host, nccl
+    std::string gpu_order = "background";    // or program
     size_t capacity = 8192;                  // ids alive at once
     bool average_active = false;             // Average divides by the members that have not joined
     int max_sets = 64;                       // process sets alive at once, the world included
@@ -85,6 +86,7 @@ class Coordinator {
     MemberMask left;
     Rank last_joined = -1;
     bool has_gpu = false;       // OpenGpu is in the log
+    bool has_nccl = false;      // and said NCCL
     std::deque<Call*> on_gpus;  // complete, agreed, for the lane of GPUs
     uint64_t gpu_buckets = 0;   // as the two below, of that lane
     uint64_t gpu_buckets_done = 0;
@@ -180,6 +182,7 @@ class Coordinator {
   bool open_gpu(Set& set);
   void run_gpu_bucket(Set& set);
   bool may_use_nccl(const Set& set);
+  bool may_split(const Set& set) const;
   std::optional<std::pair<Rank, Rank>> sharing(const Set& set) const;
 
   // Publishing

@@ -76,12 +76,23 @@ bool Coordinator::may_use_nccl(const Set& set) {
   return true;
 }
 
+// Whether the set's communicator is a part of the world's. All ranks take part, at this point of the log; not where
+// their launches wait for what the program does, nor with ranks that are about to end.
+bool Coordinator::may_split(const Set& set) const {
+  constexpr int32_t kFirstSplit = 21800;
+  const Set& world = *sets_.at(kWorldSet);
+  return set.id != kWorldSet && world.has_nccl && world.left.empty() &&
+         settings_.gpu_order == "background" &&
+         gpus_.at(set.ranks.front()).nccl_version >= kFirstSplit;
+}
+
 // False: the set's next call was on GPUs and has failed.
 bool Coordinator::open_gpu(Set& set) {
   if (set.has_gpu) return true;
   Call& call = *set.on_gpus.front();
   try {
-    log_.push_back(OpenGpu{set.id, may_use_nccl(set), set.ranks});
+    set.has_nccl = may_use_nccl(set);
+    log_.push_back(OpenGpu{set.id, set.has_nccl, set.has_nccl && may_split(set), set.ranks});
     set.has_gpu = true;
     return true;
   } catch (const Error& error) {

@@ -118,7 +118,7 @@ void visit(V& v, auto& x) {
   } else if constexpr (std::is_same_v<T, GpuKey>) {
     v(x.set), v(x.key);
   } else if constexpr (std::is_same_v<T, OpenGpu>) {
-    v(x.set), v(x.nccl), v(x.ranks);
+    v(x.set), v(x.nccl), v(x.split), v(x.ranks);
   } else if constexpr (std::is_same_v<T, Abort> || std::is_same_v<T, Lost>) {
     visit(v, x.failure);
   } else if constexpr (std::is_same_v<T, ReadyAll>) {

@@ -187,10 +187,12 @@ struct Bundle {
 struct Unbundle {  // no more; every member answers with its Split, if it has not yet
   uint32_t id = 0;
 };
-// The set's first bucket on GPUs is near: by NCCL (then a GpuKey follows), or through host memory.
+// The set's first bucket on GPUs is near: by NCCL (then a GpuKey follows, unless all ranks split the world's
+// communicator here), or through host memory.
 struct OpenGpu {
   SetId set = kWorldSet;
   bool nccl = false;
+  bool split = false;
   std::vector<Rank> ranks;  // of the set
 };
 using Entry = std::variant<Define, Forget, Run, Result, Fail, Joined, OpenSet, CloseSet, Abort,

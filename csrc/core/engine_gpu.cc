@@ -25,9 +25,11 @@ void Engine::on(const OpenGpu& open) {
   {
     std::lock_guard lock(mutex_);
     ProcessSet* found = sets_.find(open.set);
-    if (!found || found->member < 0 || broken_) return;
+    if (!found || broken_) return;
     set = *found;
   }
+  if (open.split) return gpu_.load()->split_nccl(open.set, set.member, set.members());
+  if (set.member < 0) return;
   if (open.nccl) {
     if (set.member == 0) report(GpuKey{open.set, gpu_.load()->new_key()});
     return;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "core/error.h"
 #include "core/gpu_libraries.h"
@@ -89,20 +90,43 @@ std::string RankGpu::new_key() const {
   return std::string(id.bytes, sizeof id.bytes);
 }
 
+NcclCommunicator::Setup RankGpu::setup_of(int member, int members) const {
+  return {nccl_,
+          device_,
+          {},
+          member,
+          members,
+          nanoseconds(config_.init_timeout),
+          nanoseconds(config_.stall_abort),
+          ring_,
+          nullptr};
+}
+
 void RankGpu::open_nccl(SetId set, const std::string& key, int member, int members) {
-  NcclCommunicator::Setup setup{nccl_,
-                                device_,
-                                {},
-                                member,
-                                members,
-                                nanoseconds(config_.init_timeout),
-                                nanoseconds(config_.stall_abort),
-                                ring_};
+  NcclCommunicator::Setup setup = setup_of(member, members);
   if (key.size() != sizeof setup.id.bytes) {
     throw Error(ErrorCode::kInternal, "an NCCL key of " + std::to_string(key.size()) + " bytes");
   }
   std::memcpy(setup.id.bytes, key.data(), key.size());
-  lane_.open(set, std::make_unique<NcclPlane>(mover_, windows_, set, std::move(setup)));
+  auto plane = std::make_unique<NcclPlane>(mover_, windows_, set, std::move(setup));
+  if (set == kWorldSet) world_ = plane.get();
+  lane_.open(set, std::move(plane));
+}
+
+void RankGpu::split_nccl(SetId set, int member, int members) {
+  const auto take = [this, set, member, members, begun = false](bool wanted) mutable {
+    if (!std::exchange(begun, true)) {
+      world_->split(member);
+      return false;
+    }
+    NcclCommunicator::Setup setup = setup_of(member, members);
+    setup.part = world_->take_part();
+    if (member < 0) return true;
+    auto plane = std::make_unique<NcclPlane>(mover_, windows_, set, std::move(setup));
+    if (wanted) lane_.open(set, std::move(plane));
+    return true;
+  };
+  lane_.push(GpuTurn{kWorldSet, set, take});
 }
 
 void RankGpu::open_staged(SetId set, std::unique_ptr<Lane> host, int member) {

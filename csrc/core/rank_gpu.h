@@ -13,11 +13,14 @@
 #include "data/gpu_lane.h"
 #include "data/gpu_mover.h"
 #include "data/lane.h"
+#include "data/nccl_communicator.h"
 #include "lib/gpu_window.h"
 #include "lib/nccl.h"
 #include "lib/nvtx.h"
 
 namespace farandole {
+
+class NcclPlane;
 
 class RankGpu {
  public:
@@ -39,9 +42,13 @@ class RankGpu {
   bool names_ranges() const { return ranges_ != nullptr; }
   bool holds_launches() const { return holds_launches_; }  // FARANDOLE_GPU_ORDER=program
   void open_nccl(SetId set, const std::string& key, int member, int members);
+  // The same by a split of the world's communicator, in which all its ranks take part; `member`: -1: not in the set.
+  void split_nccl(SetId set, int member, int members);
   void open_staged(SetId set, std::unique_ptr<Lane> host, int member);
 
  private:
+  NcclCommunicator::Setup setup_of(int member, int members) const;
+
   const Config& config_;
   const std::function<void()> ring_;
   const bool holds_launches_;
@@ -53,6 +60,7 @@ class RankGpu {
   const std::shared_ptr<const nvtx::Api> ranges_;  // nullptr: no profiler listens
   GpuWindows windows_;
   std::atomic<bool> told_of_copies_{false};
+  NcclPlane* world_ = nullptr;  // the lane's
   GpuLane lane_;
 };
 

@@ -44,6 +44,7 @@ Coordinator::Settings coordinator_settings(const Config& config, int size) {
   check_choice("FARANDOLE_SHARED_GPU", config.shared_gpu, {"error", "host", "nccl"});
   check_choice("FARANDOLE_GPU_ORDER", config.gpu_order, {"background", "program"});
   settings.gpu_plane = config.gpu_plane;
+  settings.gpu_order = config.gpu_order;
   settings.shared_gpu = config.shared_gpu;
   settings.capacity = static_cast<size_t>(std::max<int64_t>(config.cache_capacity, 1));
   check_choice("FARANDOLE_JOIN_AVERAGE", config.join_average, {"all", "active"});

@@ -18,22 +18,31 @@ bool GpuLane::step(bool may_launch) {
   if (aborted_) return false;
   check();
   bool moved = retire();
-  if (!may_launch || !next_is_open()) return moved;
-  GpuPlane& plane = *planes_.at(waiting_.front().set);
+  if (!may_launch || !next_may_go()) return moved;
+  const auto* bucket = std::get_if<GpuBucket>(&waiting_.front());
+  if (!bucket) return take_turn() || moved;
+  GpuPlane& plane = *planes_.at(bucket->set);
   if (!begun_) {
-    plane.begin(waiting_.front().parts);
+    plane.begin(bucket->parts);
     begun_ = true;
   }
   if (!plane.ready()) return moved;
-  const nvtx::Range range(ranges_.get(), waiting_.front().label);
+  const nvtx::Range range(ranges_.get(), bucket->label);
   const Progress progress = plane.step();
   if (progress == Progress::kFinished) launched();
   return moved || progress != Progress::kWaiting;
 }
 
+bool GpuLane::take_turn() {
+  auto& turn = std::get<GpuTurn>(waiting_.front());
+  if (!planes_.at(turn.set)->ready()) return false;
+  if (turn.take(turn.wanted)) waiting_.pop_front();
+  return true;
+}
+
 void GpuLane::launched() {
   begun_ = false;
-  GpuBucket bucket = std::move(waiting_.front());
+  GpuBucket bucket = std::move(std::get<GpuBucket>(waiting_.front()));
   waiting_.pop_front();
   GpuWork work = planes_.at(bucket.set)->take_work();
   completions_.watch(work.past, [state = state_](Failure failure) {
@@ -73,9 +82,17 @@ void GpuLane::check() const {
   for (const auto& [set, plane] : planes_) plane->check();
 }
 
-// A bucket may come before the key with which its set's communicator is opened.
-bool GpuLane::next_is_open() const {
-  return !waiting_.empty() && planes_.contains(waiting_.front().set);
+SetId GpuLane::set_of(const Waiting& waiting) {
+  return std::visit([](const auto& one) { return one.set; }, waiting);
+}
+
+// A bucket may come before the key with which its set's communicator is opened, or before its communicator is split
+// off another; a turn also waits for what its set has under way.
+bool GpuLane::next_may_go() const {
+  if (waiting_.empty() || !planes_.contains(set_of(waiting_.front()))) return false;
+  const auto* turn = std::get_if<GpuTurn>(&waiting_.front());
+  return !turn || std::ranges::none_of(
+                      in_flight_, [&](const InFlight& one) { return one.bucket.set == turn->set; });
 }
 
 bool GpuLane::ready(bool may_launch) const {
@@ -84,8 +101,9 @@ bool GpuLane::ready(bool may_launch) const {
   for (const auto& [set, plane] : planes_) {
     if (plane->failed()) return true;
   }
-  if (!may_launch || !next_is_open()) return false;
-  return !begun_ || planes_.at(waiting_.front().set)->ready();
+  if (!may_launch || !next_may_go()) return false;
+  const bool starts = !begun_ && std::holds_alternative<GpuBucket>(waiting_.front());
+  return starts || planes_.at(set_of(waiting_.front()))->ready();
 }
 
 void GpuLane::drain() {
@@ -103,13 +121,14 @@ void GpuLane::drain() {
 void GpuLane::close(SetId set, const Failure& failure) {
   drain();
   check();
-  if (!waiting_.empty() && waiting_.front().set == set) begun_ = false;
-  std::deque<GpuBucket> rest;
-  for (GpuBucket& bucket : std::exchange(waiting_, {})) {
-    if (bucket.set == set) {
-      bucket.done(&failure);
-    } else {
-      rest.push_back(std::move(bucket));
+  if (!waiting_.empty() && set_of(waiting_.front()) == set) begun_ = false;
+  std::deque<Waiting> rest;
+  for (Waiting& one : std::exchange(waiting_, {})) {
+    if (auto* turn = std::get_if<GpuTurn>(&one); turn && turn->opens == set) turn->wanted = false;
+    if (set_of(one) != set) {
+      rest.push_back(std::move(one));
+    } else if (auto* bucket = std::get_if<GpuBucket>(&one)) {
+      bucket->done(&failure);
     }
   }
   waiting_ = std::move(rest);
@@ -123,7 +142,9 @@ void GpuLane::abort(const Failure& failure, bool together) {
     for (auto& [set, plane] : planes_) plane->abort();
   }
   begun_ = false;
-  for (GpuBucket& bucket : std::exchange(waiting_, {})) bucket.done(&failure);
+  for (Waiting& one : std::exchange(waiting_, {})) {
+    if (auto* bucket = std::get_if<GpuBucket>(&one)) bucket->done(&failure);
+  }
   for (InFlight& one : std::exchange(in_flight_, {})) one.bucket.done(&failure);
   planes_.clear();
 }

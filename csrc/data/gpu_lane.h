@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <variant>
 
 #include "data/gpu_completions.h"
 #include "data/gpu_plane.h"
@@ -26,6 +27,15 @@ struct GpuBucket {
   std::function<void(const Failure*)> done;
 };
 
+// What must come between two buckets of a set, and ends with the opening of another: called while the set's plane
+// is ready and has nothing under way, until it says true.
+struct GpuTurn {
+  SetId set = kWorldSet;
+  SetId opens = kWorldSet;
+  std::function<bool(bool wanted)> take;  // `wanted`: the other set has not been closed meanwhile
+  bool wanted = true;
+};
+
 class GpuLane {
  public:
   // `ring`: rings the driver's bell; from other threads. `ranges`: nullptr: no profiler listens.
@@ -39,9 +49,10 @@ class GpuLane {
   bool has(SetId set) const { return planes_.contains(set); }
   // What was not launched fails with this.
   void close(SetId set, const Failure& failure);
-  void push(GpuBucket bucket) { waiting_.push_back(std::move(bucket)); }
+  void push(GpuBucket bucket) { waiting_.emplace_back(std::move(bucket)); }
+  void push(GpuTurn turn) { waiting_.emplace_back(std::move(turn)); }
 
-  // Finishes what is past, launches one bucket at most. False: nothing to do. Throws what a plane or the
+  // Finishes what is past, launches one bucket or takes one turn at most. False: nothing to do. Throws what a plane or the
   // device found. `may_launch`: false holds new buckets back (program order).
   bool step(bool may_launch);
   bool ready(bool may_launch) const;
@@ -63,15 +74,18 @@ class GpuLane {
     GpuBucket bucket;
     GpuWork work;
   };
+  using Waiting = std::variant<GpuBucket, GpuTurn>;
+  static SetId set_of(const Waiting& waiting);
   bool retire();
-  bool next_is_open() const;
+  bool next_may_go() const;
+  bool take_turn();
   void launched();
   void check() const;
 
   std::shared_ptr<State> state_;
   std::shared_ptr<const nvtx::Api> ranges_;
   std::map<SetId, std::unique_ptr<GpuPlane>> planes_;
-  std::deque<GpuBucket> waiting_;
+  std::deque<Waiting> waiting_;
   bool begun_ = false;  // the first of them
   std::deque<InFlight> in_flight_;
   uint64_t retired_ = 0;

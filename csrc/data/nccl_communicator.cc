@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/nccl_communicator.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/error.h"
@@ -20,10 +21,14 @@ constexpr std::chrono::seconds kClosingTimeout{10};
 NcclCommunicator::NcclCommunicator(Setup setup)
     : setup_(std::move(setup)), connected_by_(Deadline::in(setup_.open_timeout)) {
   GpuDevice::Scope scope(*setup_.device);
-  nccl::ConfigV21400 config;
-  setup_.api->check(
-      setup_.api->init_rank(&comm_, setup_.members, setup_.id, setup_.member, &config),
-      "ncclCommInitRankConfig");
+  if (setup_.part) {
+    comm_ = setup_.part;
+  } else {
+    nccl::ConfigV21400 config;
+    setup_.api->check(
+        setup_.api->init_rank(&comm_, setup_.members, setup_.id, setup_.member, &config),
+        "ncclCommInitRankConfig");
+  }
   thread_ = start_thread("farandole-nccl", [this] { watch(); });
 }
 
@@ -32,7 +37,7 @@ NcclCommunicator::~NcclCommunicator() {
   {
     std::lock_guard lock(mutex_);
     quit_ = true;
-    calm = state_ == State::kReady && in_flight_ == 0;
+    calm = state_ == State::kReady && in_flight_ == 0 && !part_;
   }
   wake();
   thread_.join();
@@ -75,6 +80,17 @@ void NcclCommunicator::know(const std::shared_ptr<GpuWindow>& window) {
     result = api.buffer_register(comm_, window->data(), window->bytes(), &known.as_buffer);
     api.check(result, "ncclCommRegister", comm_);
   }
+  std::lock_guard lock(mutex_);
+  connecting(result);
+}
+
+// The part's configuration is ours; whether it shares our resources is NCCL_COMM_SPLIT_SHARE_RESOURCES's to say.
+void NcclCommunicator::split(int member) {
+  GpuDevice::Scope scope(*setup_.device);
+  const int color = member < 0 ? nccl::kNoColor : 0;
+  const nccl::Result result =
+      setup_.api->split(comm_, color, std::max(member, 0), &part_, /*config=*/nullptr);
+  setup_.api->check(result, "ncclCommSplit", comm_);
   std::lock_guard lock(mutex_);
   connecting(result);
 }
@@ -125,8 +141,10 @@ void NcclCommunicator::finished() {
 void NcclCommunicator::abort() {
   std::lock_guard lock(mutex_);
   if (state_ == State::kAborted) return;
+  const nccl::Comm part = state_ == State::kReady ? take_part() : nullptr;
   state_ = State::kAborted;
   GpuDevice::Scope scope(*setup_.device);
+  if (part) setup_.api->abort(part);
   setup_.api->abort(comm_);
   windows_.clear();  // NCCL has let go of all of them
 }

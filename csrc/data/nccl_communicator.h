@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One NCCL communicator: opened without blocking, watched by a thread of its own, aborted on any error.
+// One NCCL communicator: opened or split off without blocking, watched by a thread of its own, aborted on any error.
 #pragma once
 
 #include <atomic>
@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "lib/clock.h"
 #include "lib/gpu_device.h"
@@ -29,6 +30,7 @@ class NcclCommunicator {
     std::chrono::nanoseconds open_timeout;  // and for connections made by a first launch
     std::chrono::nanoseconds work_timeout;  // for launched work; 0: never
     std::function<void()> changed;          // rings the driver's bell; from our thread
+    nccl::Comm part = nullptr;  // of another communicator that was split; else a new one with `id`
   };
   explicit NcclCommunicator(Setup setup);
   // Destroys it if all is well and nothing is in flight, else aborts it.
@@ -47,6 +49,10 @@ class NcclCommunicator {
   // be false for a while.
   void know(const std::shared_ptr<GpuWindow>& window);
   void finished();  // the oldest launch has come to its end
+  // A part of it becomes another communicator: every member, at the same point of the log and with nothing in flight.
+  // `member`: our number in the part; -1: we are not in it. ready() is false for a while; then take_part().
+  void split(int member);
+  nccl::Comm take_part() { return std::exchange(part_, nullptr); }
   // Kernels in flight end at once. Idempotent.
   void abort();
   // An operator that sums weight * input. Kept for the next time.
@@ -71,6 +77,7 @@ class NcclCommunicator {
 
   const Setup setup_;
   nccl::Comm comm_ = nullptr;
+  nccl::Comm part_ = nullptr;  // nobody's until it is taken; sound once we are ready
   std::map<std::pair<double, nccl::DataType>, nccl::RedOp> weighted_;
   std::map<uint32_t, Registration> windows_;  // at fixed places: NCCL may fill them in later
   std::atomic<State> state_{State::kConnecting};

@@ -26,6 +26,9 @@ class NcclPlane final : public GpuPlane {
   void check() const override { communicator_.check(); }
   bool failed() const override { return communicator_.failed(); }
   void finished() override { communicator_.finished(); }
+  // As NcclCommunicator's.
+  void split(int member) { communicator_.split(member); }
+  nccl::Comm take_part() { return communicator_.take_part(); }
 
  private:
   void look_up_windows();

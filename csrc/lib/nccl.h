@@ -28,6 +28,7 @@ constexpr DataType kInt8 = 0, kUInt8 = 1, kInt32 = 2, kUInt32 = 3, kInt64 = 4, k
 constexpr DataType kFloat16 = 6, kFloat32 = 7, kFloat64 = 8, kBFloat16 = 9;
 constexpr RedOp kSum = 0, kProduct = 1, kMax = 2, kMin = 3, kAverage = 4;
 constexpr int kScalarHost = 1;
+constexpr int kNoColor = -1;         // of who is in no part
 constexpr int kWindowSymmetric = 1;  // all ranks use the same offsets
 constexpr size_t kWindowAlignment = 4096;
 
@@ -76,7 +77,9 @@ struct Api {
   Result (*group_end)();
   Result (*weighted_sum)(RedOp* op, void* weight, DataType type, int residence, Comm comm);
   Result (*op_destroy)(RedOp op, Comm comm);
-  // ---- nullptr where NCCL is too old: from 2.19,
+  // ---- nullptr where NCCL is too old: from 2.18,
+  Result (*split)(Comm comm, int color, int key, Comm* part, ConfigV21400* config);
+  // from 2.19,
   Result (*memory_allocate)(void** memory, size_t bytes);
   Result (*memory_free)(void* memory);
   Result (*buffer_register)(const Comm comm, void* memory, size_t bytes, void** handle);

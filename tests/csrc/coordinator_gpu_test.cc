@@ -103,3 +103,34 @@ TEST(neither_kind_of_memory_waits_for_the_other) {
   job.report(0, Done{kWorldSet, 1, true});
   CHECK(only<Run>(job.publish()).gpu);
 }
+
+TEST(a_set_is_split_off_the_world_where_that_is_possible) {
+  struct Case {
+    int32_t nccl = 21800;
+    std::string order = "background";
+    bool world_first = true;
+    bool one_leaves = false;
+  };
+  const auto splits = [](const Case& one) {
+    Coordinator::Settings settings = Job::settings(3);
+    settings.gpu_order = one.order;
+    Job job(settings);
+    for (Rank r = 0; r < 3; ++r) job.report(r, gpu_of(r, one.nccl));
+    if (one.world_first) {
+      job.submit_all(on_gpu("world"));
+      CHECK(!only<OpenGpu>(job.publish()).split);
+    }
+    job.submit_all(add_set_of({0, 1}), no_input());
+    const SetId set = only<OpenSet>(job.publish()).set;
+    if (one.one_leaves) job.report(2, Leave{false, ""});
+    for (Rank r = 0; r < 2; ++r) job.submit(r, in_set(on_gpu("inside"), set));
+    const OpenGpu open = only<OpenGpu>(job.publish());
+    CHECK(open.nccl && open.ranks == (std::vector<Rank>{0, 1}));
+    return open.split;
+  };
+  CHECK(splits({}));
+  CHECK(!splits({.nccl = 21703}));
+  CHECK(!splits({.order = "program"}));
+  CHECK(!splits({.world_first = false}));
+  CHECK(!splits({.one_leaves = true}));
+}

@@ -29,6 +29,7 @@ struct GpuLibrary {
   decltype(&gpu_double_break_rank) break_rank;
   decltype(&gpu_double_capture) capture;
   decltype(&gpu_double_algorithm) algorithm;
+  decltype(&gpu_double_splits) splits;
   decltype(&gpu_double_ranges) ranges;
   decltype(&gpu_double_alive) alive;
 };
@@ -50,6 +51,7 @@ inline const GpuLibrary& gpu_library() {
     steering.fill(made->break_rank, "gpu_double_break_rank");
     steering.fill(made->capture, "gpu_double_capture");
     steering.fill(made->algorithm, "gpu_double_algorithm");
+    steering.fill(made->splits, "gpu_double_splits");
     steering.fill(made->ranges, "gpu_double_ranges");
     steering.fill(made->alive, "gpu_double_alive");
     return made;

@@ -121,7 +121,7 @@ void same(const UseGpu& a, const UseGpu& b) {
 }
 void same(const GpuKey& a, const GpuKey& b) { CHECK(a.set == b.set && a.key == b.key); }
 void same(const OpenGpu& a, const OpenGpu& b) {
-  CHECK(a.set == b.set && a.nccl == b.nccl && a.ranks == b.ranks);
+  CHECK(a.set == b.set && a.nccl == b.nccl && a.split == b.split && a.ranks == b.ranks);
 }
 void same(const WhereAre& a, const WhereAre& b) { CHECK(a.ranks == b.ranks); }
 void same(const Inform& a, const Inform& b) {

@@ -125,7 +125,8 @@ inline Entry random_entry(Random& random, size_t kind) {
     case 8: return Abort{random_failure(random)};
     case 9: return Stop{};
     case 10: return WhereAre{random_numbers<int32_t>(random)};
-    case 14: return OpenGpu{set, random.chance(0.5), random_numbers<int32_t>(random)};
+    case 14:
+      return OpenGpu{set, random.chance(0.5), random.chance(0.5), random_numbers<int32_t>(random)};
     case 15: return GpuKey{set, random_text(random, 128)};
     case 11: return Inform{random.between(0, 4095), random.next(), random_text(random, 300)};
     case 12: return Bundle{random_id(random), set, random_numbers<uint32_t>(random)};

@@ -67,7 +67,7 @@ class InStep:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        """Drop the tests whose `ranks` marker leaves out this world size, and those of jobs before."""
+        """Drop the tests whose `ranks` marker leaves out this world size, and what is done."""
         path = self.step.folder / "done.json"
         done = json.loads(path.read_text()) if path.exists() else []
         wanted = [item for item in items if self._wanted(item) and _name(item.nodeid) not in done]

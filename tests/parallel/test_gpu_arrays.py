@@ -232,11 +232,16 @@ def test_dlpack_in_and_out(gpu):
 
 @pytest.mark.ranks(2, 3, 4)  # one rank: the set of all is there already
 def test_process_sets(gpu):
+    """Their communicators are parts of the world's."""
+    fd.allreduce_(gpu.array(np.full(5000, 1.0, "f4")), op=fd.Sum)
+    gpu.lib.gpu_double_splits()
     evens = fd.add_process_set([r for r in range(fd.size()) if r % 2 == 0])
     if evens.included():
         x = gpu.array(np.full(5000, fd.rank() + 1.0, "f4"))
         fd.allreduce_(x, op=fd.Sum, process_set=evens)
         assert gpu.read(x).tolist() == [sum(r + 1.0 for r in evens.ranks)] * 5000
+    fd.barrier()
+    assert gpu.lib.gpu_double_splits() == 1  # also where a rank is not in the set
     fd.remove_process_set(evens)
 
 

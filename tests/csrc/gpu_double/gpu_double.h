@@ -29,6 +29,8 @@ void gpu_double_break_rank(int rank, int result);
 void gpu_double_capture(cuda::Stream stream, int capturing);
 // What NCCL_ALGO was when the last communicator was made.
 const char* gpu_double_algorithm();
+// Calls of ncclCommSplit since the last time.
+int gpu_double_splits();
 // The names of NVTX ranges since the last time, one a line. Valid until the thread asks again.
 const char* gpu_double_ranges();
 // Bytes that NCCL's calls have found in registered memory so far.

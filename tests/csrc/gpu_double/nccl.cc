@@ -12,15 +12,15 @@
 #include "core/types.h"
 #include "gpu_double/gpu_double.h"
 #include "gpu_double/hardware.h"
-#include "gpu_double/nccl_files.h"
-#include "gpu_double/nccl_launch.h"
-#include "gpu_double/nccl_memory.h"
-#include "lib/nccl.h"
+#include "gpu_double/nccl_comm.h"
 
 using namespace farandole;
 using check::Call;
 using check::dtype_of;
+using check::Group;
 using check::Hardware;
+using check::kInvalidArgument;
+using check::kInvalidUsage;
 using check::Launch;
 using check::What;
 using nccl::Comm;
@@ -30,15 +30,6 @@ using nccl::Result;
 
 namespace {
 
-constexpr Result kInvalidArgument = 4;
-constexpr Result kInvalidUsage = 5;
-
-struct Group {
-  int ranks = 0;
-  int joined = 0;
-  std::map<uint64_t, std::shared_ptr<Launch>> launches;
-};
-
 std::map<std::string, std::shared_ptr<Group>> groups;  // by unique id
 std::map<int, Result> broken_ranks;
 uint64_t next_id = 1;
@@ -47,18 +38,19 @@ uint64_t placed_bytes = 0;
 
 }  // namespace
 
-struct ncclComm {
-  std::shared_ptr<Group> group;
-  int rank = 0;
-  uint64_t launches = 0;
-  int polls = 2;  // async_error says "in progress" so many times more
-  bool connected = false;
-  Result error = 0;
-  std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
-  std::vector<double> weights;
-  std::shared_ptr<check::NcclFiles> files;  // null: all ranks are threads
-  check::Registrations registered;
-};
+Comm check::make_comm(Hardware& hardware, const nccl::UniqueId& id, int rank, int ranks) {
+  auto& group = groups[std::string(id.bytes, sizeof id.bytes)];
+  if (!group) group = std::make_shared<Group>();
+  group->ranks = ranks;
+  ++group->joined;
+  auto* comm = new ncclComm;
+  comm->group = group;
+  comm->rank = rank;
+  comm->files = NcclFiles::join(id, rank, ranks);
+  comm->id = id;
+  ++hardware.alive;
+  return comm;
+}
 
 namespace {
 
@@ -90,9 +82,11 @@ void start(Hardware& hardware, Comm comm, cuda::Stream stream, std::vector<Call>
     }
     return true;
   };
-  hardware.push(stream, ready, [launch = launch, aborted = comm->aborted] {
+  ++*comm->under_way;
+  hardware.push(stream, ready, [launch = launch, aborted = comm->aborted, left = comm->under_way] {
     if (!*aborted) check::run(*launch);
     launch->kept.clear();
+    --*left;
   });
 }
 
@@ -169,28 +163,21 @@ Result ncclCommInitRankConfig(Comm* comm, int ranks, nccl::UniqueId id, int rank
     if (config->magic != 0xcafebeef || config->blocking != 0) return kInvalidArgument;
     const char* const pinned = std::getenv("NCCL_ALGO");
     algorithm = pinned ? pinned : "";
-    auto& group = groups[std::string(id.bytes, sizeof id.bytes)];
-    if (!group) group = std::make_shared<Group>();
-    group->ranks = ranks;
-    ++group->joined;
-    *comm = new ncclComm;
-    (*comm)->group = group;
-    (*comm)->rank = rank;
-    (*comm)->files = check::NcclFiles::join(id, rank, ranks);
-    ++hardware.alive;
+    *comm = check::make_comm(hardware, id, rank, ranks);
     return nccl::kInProgress;
   });
 }
 
 Result ncclCommGetAsyncError(Comm comm, Result* error) {
-  return check::call("ncclCommGetAsyncError", [&](Hardware&) -> int {
+  return check::call("ncclCommGetAsyncError", [&](Hardware& hardware) -> int {
     const auto broken = broken_ranks.find(comm->rank);
     if (broken != broken_ranks.end()) comm->error = broken->second;
     *error = comm->error;
     if (comm->error || comm->connected) return 0;
     const bool all =
         comm->files ? comm->files->all_joined() : comm->group->joined == comm->group->ranks;
-    comm->connected = all && comm->polls-- <= 0;
+    comm->connected =
+        all && (!comm->part || check::split_ends(hardware, comm)) && comm->polls-- <= 0;
     if (!comm->connected) *error = nccl::kInProgress;
     return 0;
   });

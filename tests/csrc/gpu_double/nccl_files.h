@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -11,6 +12,13 @@
 #include "lib/nccl.h"
 
 namespace farandole::check {
+
+// What a rank says in a split of its communicator.
+struct NcclPart {
+  int color;
+  int key;
+  uint64_t launches;  // before it
+};
 
 class NcclFiles {
  public:
@@ -20,6 +28,10 @@ class NcclFiles {
   // The own part of launch `number` is at the front of its stream; true once all are, their parts then being
   // in `launch`.
   bool meet(uint64_t number, Launch& launch);
+
+  // In the split of this number: what this rank says, and what all that have come say.
+  void tell(uint64_t number, const NcclPart& part) const;
+  void hear(uint64_t number, std::map<int, NcclPart>& said) const;
 
  private:
   NcclFiles(std::string stem, int rank, int ranks);
