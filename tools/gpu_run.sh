@@ -1,26 +1,31 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # gpu_run.sh test|bench [PYTHON] [pytest options]: what `make test-gpu` and `make bench-gpu` do, for machines without make too.
-# The environment is build/gpu-venv, on top of what PYTHON has installed (tools/gpu_venv.sh). Results are left in build/gpu.
+# The environment is build/gpu-venv, on top of what PYTHON has installed (tools/gpu_venv.sh). Results are left in build/gpu, or
+# in the folder that RESULTS names, as they come: a run that is cut off leaves what it has.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=$1 python=${2:-python3}
 shift $(($# < 2 ? $# : 2))
 bin=$PWD/build/gpu-venv/bin
+results=${RESULTS:-build/gpu}
 carried=(build/gpu-carry/*)
+export PYTHONUNBUFFERED=1
+# PYTHON's environment may bring plugins of pytest that are none of ours.
+export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTEST_PLUGINS=pytest_timeout
 
 if [[ ! -e build/gpu-venv/.stamp || ${carried[0]} -nt build/gpu-venv/.stamp ]]; then
   tools/gpu_venv.sh "$python"
 fi
-mkdir -p build/gpu
+mkdir -p "$results"
 PYTHONPATH=tests "$bin/python" -m harness.gpu
 
 case $what in
   test)
     status=0
-    "$bin/python" -m pytest tests/gpu --keep-going --budget 420 --report build/gpu/tests.json \
+    timeout -k 10 470 "$bin/python" -m pytest tests/gpu --keep-going --budget 420 --report "$results/tests.json" \
       -W default --inner=-Wdefault "$@" || status=$?
-    cat build/gpu/tests.md
+    cat "$results/tests.md"
     exit "$status"
     ;;
   bench)
@@ -29,12 +34,16 @@ case $what in
       PYTHONPATH=tests "$bin/python" -m harness.gpu
       for script in moves step training memory; do
         echo "## benchmarks/gpu_$script.py"
-        timeout 110 "$bin/python" "benchmarks/gpu_$script.py" --json "build/gpu/$script.json" || {
+        timeout -k 5 110 "$bin/python" "benchmarks/gpu_$script.py" --json "$results/$script.json" || {
           status=1
           echo "## failed"
         }
       done
       exit "$status"
-    } 2>&1 | tee build/gpu/bench.txt
+    } 2>&1 | tee "$results/bench.txt"
+    ;;
+  *)
+    echo "test or bench, not $what" >&2
+    exit 2
     ;;
 esac

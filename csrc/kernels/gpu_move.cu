@@ -260,41 +260,41 @@ __device__ void fill_any(const Chunk& chunk) {
   }
 }
 
-__device__ void convert_any(const Chunk& chunk) {
-  switch (chunk.from * 16 + chunk.to) {
-    // scaled in their own type
-    case 0 * 16 + 0: return convert_types<0, 0>(chunk);
-    case 1 * 16 + 1: return convert_types<1, 1>(chunk);
-    case 2 * 16 + 2: return convert_types<2, 2>(chunk);
-    case 3 * 16 + 3: return convert_types<3, 3>(chunk);
-    case 4 * 16 + 4: return convert_types<4, 4>(chunk);
-    case 5 * 16 + 5: return convert_types<5, 5>(chunk);
-    case 6 * 16 + 6: return convert_types<6, 6>(chunk);
-    case 7 * 16 + 7: return convert_types<7, 7>(chunk);
-    case 8 * 16 + 8: return convert_types<8, 8>(chunk);
-    case 9 * 16 + 9: return convert_types<9, 9>(chunk);
-    case 10 * 16 + 10: return convert_types<10, 10>(chunk);
-    case 11 * 16 + 11: return convert_types<11, 11>(chunk);
-    // to the wider type in which small integers are added, and back
-    case 0 * 16 + 5: return convert_types<0, 5>(chunk);
-    case 1 * 16 + 5: return convert_types<1, 5>(chunk);
-    case 2 * 16 + 5: return convert_types<2, 5>(chunk);
-    case 3 * 16 + 5: return convert_types<3, 5>(chunk);
-    case 4 * 16 + 6: return convert_types<4, 6>(chunk);
-    case 5 * 16 + 7: return convert_types<5, 7>(chunk);
-    case 5 * 16 + 0: return convert_types<5, 0>(chunk);
-    case 5 * 16 + 1: return convert_types<5, 1>(chunk);
-    case 5 * 16 + 2: return convert_types<5, 2>(chunk);
-    case 5 * 16 + 3: return convert_types<5, 3>(chunk);
-    case 6 * 16 + 4: return convert_types<6, 4>(chunk);
-    case 7 * 16 + 5: return convert_types<7, 5>(chunk);
-    // 16-bit floats to float32 and back
-    case 8 * 16 + 10: return convert_types<8, 10>(chunk);
-    case 9 * 16 + 10: return convert_types<9, 10>(chunk);
-    case 10 * 16 + 8: return convert_types<10, 8>(chunk);
-    case 10 * 16 + 9: return convert_types<10, 9>(chunk);
+// Packs into a wider type, in which the sum is taken, or unpacks from it. False: other types.
+template <unsigned char kNarrow, unsigned char kWide>
+__device__ bool convert_between(const Chunk& chunk) {
+  const bool packs = chunk.from == kNarrow && chunk.to == kWide;
+  const bool unpacks = chunk.from == kWide && chunk.to == kNarrow;
+  if (packs) convert_types<kNarrow, kWide>(chunk);
+  if (unpacks) convert_types<kWide, kNarrow>(chunk);
+  return packs || unpacks;
+}
+
+__device__ void scale_any(const Chunk& chunk) {
+  switch (chunk.from) {
+    case 0: return convert_types<0, 0>(chunk);
+    case 1: return convert_types<1, 1>(chunk);
+    case 2: return convert_types<2, 2>(chunk);
+    case 3: return convert_types<3, 3>(chunk);
+    case 4: return convert_types<4, 4>(chunk);
+    case 5: return convert_types<5, 5>(chunk);
+    case 6: return convert_types<6, 6>(chunk);
+    case 7: return convert_types<7, 7>(chunk);
+    case 8: return convert_types<8, 8>(chunk);
+    case 9: return convert_types<9, 9>(chunk);
+    case 10: return convert_types<10, 10>(chunk);
+    case 11: return convert_types<11, 11>(chunk);
     default: __trap();
   }
+}
+
+__device__ void convert_any(const Chunk& chunk) {
+  if (chunk.from == chunk.to) return scale_any(chunk);
+  const bool known = convert_between<0, 5>(chunk) || convert_between<1, 5>(chunk) ||
+                     convert_between<2, 5>(chunk) || convert_between<3, 5>(chunk) ||
+                     convert_between<4, 6>(chunk) || convert_between<5, 7>(chunk) ||
+                     convert_between<8, 10>(chunk) || convert_between<9, 10>(chunk);
+  if (!known) __trap();
 }
 
 }  // namespace farandole::gpu

@@ -14,25 +14,14 @@ from typing import Any
 import numpy as np
 
 import farandole as fd
-from harness.arrays import (
-    COMPLEX,
-    DTYPES,
-    FLOATS,
-    OPS,
-    Array,
-    assert_same,
-    data,
-    has_op,
-    reduced,
-    rows_of,
-    shapes,
-)
+from harness import arrays
+from harness.arrays import Array
 from harness.gpu_arrays import LIBRARIES, OnGpu
 
-__all__ = ["CASES", "CHECKS"]
+__all__ = ["CASES", "CHECKS", "run"]
 
 # Torch shares what is beneath with CuPy: those of its dtypes that differ, or matter most.
-CASES = [("cupy", dtype) for dtype in DTYPES]
+CASES = [("cupy", dtype) for dtype in arrays.DTYPES]
 CASES += [("torch", dtype) for dtype in ("bfloat16", "float16", "float32", "int64", "bool")]
 
 Check = Callable[[OnGpu, str], None]
@@ -42,29 +31,29 @@ Check = Callable[[OnGpu, str], None]
 def everyone(shape: tuple[int, ...], dtype: str) -> list[Array]:
     """All ranks' data; as float32 for bfloat16, which holds these values exactly."""
     carrier = "float32" if dtype == "bfloat16" else dtype
-    return [data(rank, shape, carrier) for rank in range(fd.size())]
+    return [arrays.data(rank, shape, carrier) for rank in range(fd.size())]
 
 
 def _same(library: OnGpu, result: Any, expected: Array, exact: bool = True) -> None:
-    assert_same(library.get(result), expected, exact)
+    arrays.assert_same(library.get(result), expected, exact)
 
 
 def _reductions(dtype: str) -> list[tuple[str, bool]]:
     """(operation, whether its result has no rounding)."""
     kind = "float32" if dtype == "bfloat16" else dtype
-    inexact = kind in FLOATS + COMPLEX
-    return [(op, not (op == "Average" and inexact)) for op in OPS if has_op(kind, op)]
+    inexact = kind in arrays.FLOATS + arrays.COMPLEX
+    return [(op, not (op == "Average" and inexact)) for op in arrays.OPS if arrays.has_op(kind, op)]
 
 
 def allreduce(library: OnGpu, dtype: str) -> None:
     calls = []
     for op, exact in _reductions(dtype):
-        for shape in shapes(dtype):
+        for shape in arrays.shapes(dtype):
             inputs = everyone(shape, dtype)
             mine = library.put(inputs[fd.rank()], dtype)
             name = f"{dtype}.{op}.{shape}"
             handle = fd.allreduce_async(mine, op=getattr(fd, op), name=name)
-            calls.append((handle, mine, inputs, reduced(op, inputs), exact))
+            calls.append((handle, mine, inputs, arrays.reduced(op, inputs), exact))
     for handle, mine, inputs, expected, exact in calls:
         _same(library, handle.wait(), expected, exact)
         _same(library, mine, inputs[fd.rank()])
@@ -73,11 +62,11 @@ def allreduce(library: OnGpu, dtype: str) -> None:
 def allreduce_in_place(library: OnGpu, dtype: str) -> None:
     calls = []
     for op, exact in _reductions(dtype):
-        for shape in shapes(dtype):
+        for shape in arrays.shapes(dtype):
             inputs = everyone(shape, dtype)
             mine = library.put(inputs[fd.rank()], dtype)
             handle = fd.allreduce_async_(mine, op=getattr(fd, op))
-            calls.append((handle, mine, reduced(op, inputs), exact))
+            calls.append((handle, mine, arrays.reduced(op, inputs), exact))
     for handle, mine, expected, exact in calls:
         assert handle.wait() is mine
         _same(library, mine, expected, exact)
@@ -85,27 +74,27 @@ def allreduce_in_place(library: OnGpu, dtype: str) -> None:
 
 def scaled(library: OnGpu, dtype: str) -> None:
     """prescale and postscale, of the dtypes that have fractions."""
-    if dtype not in ("bfloat16", *FLOATS):
+    if dtype not in ("bfloat16", *arrays.FLOATS):
         return
     inputs = everyone((1000,), dtype)
     mine = library.put(inputs[fd.rank()], dtype)
     result = fd.allreduce(mine, op=fd.Sum, prescale_factor=0.5, postscale_factor=4.0)
-    _same(library, result, np.asarray(2 * reduced("Sum", inputs), inputs[0].dtype))
+    _same(library, result, np.asarray(2 * arrays.reduced("Sum", inputs), inputs[0].dtype))
 
 
 def grouped_allreduce(library: OnGpu, dtype: str) -> None:
     op, exact = _reductions(dtype)[-1]
-    inputs = [everyone(shape, dtype) for shape in shapes(dtype)]
+    inputs = [everyone(shape, dtype) for shape in arrays.shapes(dtype)]
     mine = [library.put(one[fd.rank()], dtype) for one in inputs]
     results = fd.grouped_allreduce(mine, op=getattr(fd, op), name=f"group.{dtype}")
     for result, one in zip(results, inputs, strict=True):
-        _same(library, result, reduced(op, one), exact)
+        _same(library, result, arrays.reduced(op, one), exact)
 
 
 def broadcast(library: OnGpu, dtype: str) -> None:
     calls = []
     for root in range(fd.size()):
-        for shape in shapes(dtype):
+        for shape in arrays.shapes(dtype):
             inputs = everyone(shape, dtype)
             mine = library.put(inputs[fd.rank()], dtype)
             copy = library.put(inputs[fd.rank()], dtype)
@@ -137,9 +126,9 @@ def reducescatter(library: OnGpu, dtype: str) -> None:
         for total in (1, 7, 1000):
             inputs = everyone((total, 5), dtype)
             mine = library.put(inputs[fd.rank()], dtype)
-            rows = rows_of(fd.rank(), total, fd.size())
+            rows = arrays.rows_of(fd.rank(), total, fd.size())
             handle = fd.reducescatter_async(mine, op=getattr(fd, op))
-            calls.append((handle, reduced(op, inputs)[rows], exact))
+            calls.append((handle, arrays.reduced(op, inputs)[rows], exact))
     for handle, expected, exact in calls:
         _same(library, handle.wait(), expected, exact)
 

@@ -20,17 +20,22 @@ for check in CHECKS:
 built = pytest.mark.skipif(not DOUBLE.exists(), reason="needs `make programs`")
 
 
-def looked(environment: dict[str, str]) -> dict[str, list[str]]:
-    """Level, text and remedy by name, as a fresh process finds them."""
+def output_of(source: str, environment: dict[str, str]) -> str:
+    """What a fresh process prints."""
     done = subprocess.run(
-        [sys.executable, "-c", LOOK],
+        [sys.executable, "-c", source],
         capture_output=True,
         text=True,
         timeout=60,
         env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stderr
-    rows = [line.split("; ") for line in done.stdout.splitlines()]
+    return done.stdout
+
+
+def looked(environment: dict[str, str]) -> dict[str, list[str]]:
+    """Level, text and remedy by name."""
+    rows = [line.split("; ") for line in output_of(LOOK, environment).splitlines()]
     return {name: [level, *rest] for level, name, *rest in rows}
 
 
@@ -50,14 +55,7 @@ def test_every_library_is_named_with_its_version():
 def test_scripts_that_ask_what_was_built(environment, answers):
     """Horovod's questions, answered by what is found at run time."""
     source = "import farandole as fd; print(fd.nccl_built(), fd.cuda_built())"
-    done = subprocess.run(
-        [sys.executable, "-c", source],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **environment},
-    )
-    assert done.stdout.strip() == answers, done.stderr
+    assert output_of(source, environment).strip() == answers
 
 
 @built
