@@ -86,6 +86,7 @@ void NcclCommunicator::know(const std::shared_ptr<GpuWindow>& window) {
 
 // The part's configuration is ours; whether it shares our resources is NCCL_COMM_SPLIT_SHARE_RESOURCES's to say.
 void NcclCommunicator::split(int member) {
+  check();
   GpuDevice::Scope scope(*setup_.device);
   const int color = member < 0 ? nccl::kNoColor : 0;
   const nccl::Result result =
@@ -93,6 +94,11 @@ void NcclCommunicator::split(int member) {
   setup_.api->check(result, "ncclCommSplit", comm_);
   std::lock_guard lock(mutex_);
   connecting(result);
+}
+
+nccl::Comm NcclCommunicator::take_part() {
+  check();
+  return std::exchange(part_, nullptr);
 }
 
 // Nothing is in flight. Their memory may go from here on.
@@ -141,7 +147,7 @@ void NcclCommunicator::finished() {
 void NcclCommunicator::abort() {
   std::lock_guard lock(mutex_);
   if (state_ == State::kAborted) return;
-  const nccl::Comm part = state_ == State::kReady ? take_part() : nullptr;
+  const nccl::Comm part = state_ == State::kReady ? std::exchange(part_, nullptr) : nullptr;
   state_ = State::kAborted;
   GpuDevice::Scope scope(*setup_.device);
   if (part) setup_.api->abort(part);

@@ -10,7 +10,6 @@
 #include <mutex>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "lib/clock.h"
 #include "lib/gpu_device.h"
@@ -52,7 +51,7 @@ class NcclCommunicator {
   // A part of it becomes another communicator: every member, at the same point of the log and with nothing in flight.
   // `member`: our number in the part; -1: we are not in it. ready() is false for a while; then take_part().
   void split(int member);
-  nccl::Comm take_part() { return std::exchange(part_, nullptr); }
+  nccl::Comm take_part();
   // Kernels in flight end at once. Idempotent.
   void abort();
   // An operator that sums weight * input. Kept for the next time.
