@@ -24,6 +24,7 @@
 
   .text
 FORWARD(__pthread_key_create)
+FORWARD(dladdr)
 FORWARD(dlclose)
 FORWARD(dlerror)
 FORWARD(dlopen)

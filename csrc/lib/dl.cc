@@ -2,7 +2,6 @@
 #include "lib/dl.h"
 
 #include <dlfcn.h>
-#include <link.h>
 
 #include <utility>
 
@@ -62,10 +61,10 @@ DynamicLibrary::~DynamicLibrary() {
   if (handle_ != nullptr) dlclose(handle_);
 }
 
-std::string DynamicLibrary::folder() const {
-  link_map* map = nullptr;
-  if (dlinfo(handle_, RTLD_DI_LINKMAP, &map) != 0) return "";
-  const std::string path = map->l_name;
+std::string DynamicLibrary::folder_of(const char* symbol) const {
+  Dl_info found;
+  if (dladdr(find_address(symbol), &found) == 0) return "";
+  const std::string path = found.dli_fname;
   const size_t slash = path.rfind('/');
   return slash == std::string::npos ? "" : path.substr(0, slash);
 }

@@ -23,7 +23,8 @@ class DynamicLibrary {
   ~DynamicLibrary();
 
   const std::string& name() const { return name_; }
-  std::string folder() const;  // in which the loader found it; empty: it does not know
+  // In which the loader found the library that has this symbol; empty: it does not know.
+  std::string folder_of(const char* symbol) const;
 
   template <class Function>
   Function* find(const char* symbol) const {  // nullptr: the library has no such function

@@ -56,7 +56,7 @@ class Compilation {
 void load_builtins(const DynamicLibrary& library, const Api& api) {
   const std::string name =
       "libnvrtc-builtins.so." + std::to_string(api.major) + "." + std::to_string(api.minor);
-  DynamicLibrary::try_open({name, library.folder() + "/" + name});
+  DynamicLibrary::try_open({name, library.folder_of("nvrtcVersion") + "/" + name});
 }
 
 }  // namespace
