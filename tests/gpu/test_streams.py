@@ -46,6 +46,21 @@ def test_host_goes_on_while_the_input_is_still_to_come(library, count, in_place)
         assert np.all(library.get(result) == total())
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_calls_that_come_again_use_the_stream_of_each_time(library, in_place):
+    """They are prepared once, with another stream."""
+    call = fd.allreduce_ if in_place else fd.allreduce
+    for step in range(6):
+        stream = library.stream()
+        with library.current(stream):
+            x = library.full(SMALL, -1.0)
+            slow(library.pointer(stream), 0.05)
+            x[:] = own(step)
+            result = call(x, op=fd.Sum, name=f"again.{in_place}")
+            assert (result is x) == in_place
+            assert np.all(library.get(result) == total(step))
+
+
 def test_gradients_from_several_streams_are_used_on_another(library):
     producers, consumer = [library.stream() for _ in range(3)], library.stream()
     handles = []
