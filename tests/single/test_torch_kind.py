@@ -5,17 +5,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import warnings
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch._subclasses import FakeTensorMode
 
 from farandole.buffers import DTYPES, EMPTY, Memory, kind_of
-from farandole.torch.bucket_view import lay_out
 from farandole.torch.compression import Compression, chooser
 from farandole.torch.groups import assign
 from farandole.torch.kind import TorchKind, describe
@@ -141,14 +137,3 @@ except ImportError as reason:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
     )
     assert "pip install torch" in done.stdout
-
-
-def test_bucket_views_on_gpus_are_said_to_copy_once() -> None:
-    with FakeTensorMode():  # a tensor "on a GPU" without one
-        gradient: Any = SimpleNamespace(parameter=torch.empty(3, device="cuda"), place=None)
-    with pytest.warns(RuntimeWarning, match="gradient_as_bucket_view"):
-        lay_out([gradient])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        lay_out([gradient])
-    assert gradient.place is None
