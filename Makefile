@@ -76,6 +76,7 @@ test-hosts-quick: venv ## the part of test-hosts that CI runs beside tests/hosts
 
 test-sanitize: venv ## the C++ tests under ASan+UBSan, then TSan
 	for build in address,undefined thread; do \
+	  echo "==== the C++ tests under -fsanitize=$$build ===="; \
 	  $(CMAKE) -S csrc -B build/$$build -DFARANDOLE_TESTS=ON -DFARANDOLE_SANITIZE=$$build --log-level=WARNING >/dev/null; \
 	  $(BIN)/ninja -C build/$$build -j $(JOBS) --quiet; \
 	  FARANDOLE_TEST_BUILD=build/$$build $(PYTEST) tests/csrc $(ARGS); \
@@ -161,18 +162,9 @@ wheel: core ## one wheel for every Python, in dist/
 	PATH=$(BIN):$$PATH JOBS=$(JOBS) $(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-build-isolation --no-deps -w dist .
 	ls dist
 
-bench: venv ## the numbers in the docs, at 2 and 4 ranks, in build/bench too (about 20 minutes on 2 cores)
-	mkdir -p build/bench
+bench: venv ## the numbers in the docs, at 2 and 4 ranks, in build/bench too; ARGS="latency --ranks 2" picks, --quick is short
 	$(BIN)/ninja -C build/release -j $(JOBS) --quiet benchmarks
-	for ranks in 2 4; do \
-	  build/release/benchmarks/c_calls $$ranks; \
-	  PATH=$(BIN):$$PATH mpirun -np $$ranks farandole bench -b 1K -f 4 --peers zerocopy,gloo,mpi,limit \
-	    --json build/bench/bench$$ranks.json --plot build/bench/bench$$ranks.png; \
-	  for script in collectives latency training idle python_cost; do \
-	    PATH=$(BIN):$$PATH mpirun -np $$ranks python benchmarks/$$script.py; \
-	  done; \
-	done | tee build/bench/out
-	build/release/benchmarks/coordinator_scale
+	PATH=$(BIN):$$PATH python benchmarks/every.py $(ARGS)
 
 clean: ## removes what was built; .venv stays
 	rm -rf build dist pyruntime/lib *.egg-info

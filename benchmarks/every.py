@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the benchmarks of docs/benchmarks.md one after the other, or those named; `make bench` does.
+
+    make bench                                             all, at 2 and at 4 ranks
+    make bench ARGS="latency training --ranks 2"           some
+    make bench ARGS="--quick"                              all, shortly: do they work?
+
+What a part prints is also written to build/bench/PART-RANKS.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "build" / "bench"
+PROGRAMS = ROOT / "build" / "release" / "benchmarks"
+SCRIPTS = ROOT / "benchmarks"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One benchmark. `{ranks}` in a command is their number; `quick` is added for a short run."""
+
+    what: str
+    command: str
+    quick: str = ""
+    under_mpirun: bool = True
+    by_ranks: bool = True
+
+
+PARTS = {
+    "c_calls": Part(
+        "calls through the C ABI", f"{PROGRAMS}/c_calls {{ranks}}", "2", under_mpirun=False
+    ),
+    "bench": Part(
+        "farandole bench beside zero copy, gloo, MPI and the memory's limit",
+        "farandole bench -b 1K -f 4 --peers zerocopy,gloo,mpi,limit"
+        f" --json {FOLDER}/bench{{ranks}}.json --plot {FOLDER}/bench{{ranks}}.png",
+        "-e 64K -n 5",
+    ),
+    "collectives": Part(
+        "blocking, many small and ResNet-50's", f"python {SCRIPTS}/collectives.py", "--quick"
+    ),
+    "latency": Part(
+        "of one small sum, idle and busy",
+        f"python {SCRIPTS}/latency.py",
+        "--calls 60 --turns 2",
+    ),
+    "training": Part("steps beside DDP", f"python {SCRIPTS}/training.py", "--turns 2"),
+    "idle": Part("what a rank costs that does nothing", f"python {SCRIPTS}/idle.py", "--seconds 1"),
+    "python_cost": Part("of a call from Python", f"python {SCRIPTS}/python_cost.py", "--steps 4"),
+    "coordinator": Part(
+        "the coordinator with thousands of ranks",
+        f"{PROGRAMS}/coordinator_scale",
+        "64",
+        under_mpirun=False,
+        by_ranks=False,
+    ),
+}
+
+
+def command_of(part: Part, ranks: int, quick: bool) -> list[str]:
+    """As a user would type it."""
+    launcher = ["mpirun", "-np", str(ranks)] if part.under_mpirun else []
+    words = f"{part.command} {part.quick}" if quick else part.command
+    return [*launcher, *words.format(ranks=ranks).split()]
+
+
+def run(command: Sequence[str], output: Path) -> int:
+    """Shows what the command prints, and keeps it."""
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+        output.open("w") as file,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            file.write(line)
+    return process.returncode
+
+
+def main() -> int:
+    """Fails where a part has failed, after all others."""
+    names = ", ".join(PARTS)
+    parser = argparse.ArgumentParser(description=f"The benchmarks of docs/benchmarks.md: {names}.")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="all unless named")
+    parser.add_argument("--ranks", default="2,4", metavar="LIST", help="2,4")
+    parser.add_argument("--quick", action="store_true", help="a short run: do they work?")
+    options = parser.parse_args()
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"{', '.join(sorted(unknown))}: not among {names}")
+    sizes = [int(text) for text in options.ranks.split(",")]
+    chosen = [(name, PARTS[name]) for name in PARTS if name in options.parts or not options.parts]
+    runs = [(name, part, size) for size in sizes for name, part in chosen if part.by_ranks]
+    runs += [(name, part, 1) for name, part in chosen if not part.by_ranks]
+
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    out = Console()
+    failed = []
+    for number, (name, part, size) in enumerate(runs, start=1):
+        label = f"{name}-{size}" if part.by_ranks else name
+        ranks = f", {size} ranks" if part.by_ranks else ""
+        out.rule(f"{number} of {len(runs)}: {name}{ranks}: {part.what}")
+        start = time.monotonic()
+        code = run(command_of(part, size, options.quick), FOLDER / f"{label}.txt")
+        out.print(f"{label}: {time.monotonic() - start:.0f} s", style="dim", highlight=False)
+        failed += [f"{label} (exit code {code})"] if code != 0 else []
+    if failed:
+        out.print(f"failed: {', '.join(failed)}", style="red", highlight=False)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
