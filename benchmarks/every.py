@@ -22,8 +22,7 @@ from rich.console import Console
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "bench"
-PROGRAMS = ROOT / "build" / "release" / "benchmarks"
-SCRIPTS = ROOT / "benchmarks"
+PROGRAMS = "build/release/benchmarks"
 
 
 @dataclass(frozen=True)
@@ -42,22 +41,22 @@ PARTS = {
         "calls through the C ABI", f"{PROGRAMS}/c_calls {{ranks}}", "2", under_mpirun=False
     ),
     "bench": Part(
-        "farandole bench beside zero copy, gloo, MPI and the memory's limit",
+        "by size, beside gloo, MPI and the limit",
         "farandole bench -b 1K -f 4 --peers zerocopy,gloo,mpi,limit"
-        f" --json {FOLDER}/bench{{ranks}}.json --plot {FOLDER}/bench{{ranks}}.png",
+        " --json build/bench/bench{ranks}.json --plot build/bench/bench{ranks}.png",
         "-e 64K -n 5",
     ),
     "collectives": Part(
-        "blocking, many small and ResNet-50's", f"python {SCRIPTS}/collectives.py", "--quick"
+        "blocking, many small and ResNet-50's", "python benchmarks/collectives.py", "--quick"
     ),
     "latency": Part(
         "of one small sum, idle and busy",
-        f"python {SCRIPTS}/latency.py",
+        "python benchmarks/latency.py",
         "--calls 60 --turns 2",
     ),
-    "training": Part("steps beside DDP", f"python {SCRIPTS}/training.py", "--turns 2"),
-    "idle": Part("what a rank costs that does nothing", f"python {SCRIPTS}/idle.py", "--seconds 1"),
-    "python_cost": Part("of a call from Python", f"python {SCRIPTS}/python_cost.py", "--steps 4"),
+    "training": Part("steps beside DDP", "python benchmarks/training.py", "--turns 2"),
+    "idle": Part("what a rank costs that does nothing", "python benchmarks/idle.py", "--seconds 1"),
+    "python_cost": Part("of a call from Python", "python benchmarks/python_cost.py", "--steps 4"),
     "coordinator": Part(
         "the coordinator with thousands of ranks",
         f"{PROGRAMS}/coordinator_scale",
@@ -78,7 +77,7 @@ def command_of(part: Part, ranks: int, quick: bool) -> list[str]:
 def run(command: Sequence[str], output: Path) -> int:
     """Shows what the command prints, and keeps it."""
     with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process,
         output.open("w") as file,
     ):
         assert process.stdout is not None
