@@ -10,15 +10,6 @@ namespace {
 
 using Ranks = std::vector<int64_t>;
 
-SetId add_set(TestRank& self, const Ranks& ranks) {
-  const Handle handle = self.submit({FARANDOLE_ADD_SET, ranks, nullptr, nullptr, ""});
-  CHECK(!self.wait({handle}));
-  int64_t id = 0;
-  self.runtime()->handles().look(handle, [&](const Outcome& outcome) { id = outcome.value; });
-  self.runtime()->handles().release(handle);
-  return static_cast<SetId>(id);
-}
-
 Ask in_set(Ask ask, SetId set) {
   ask.set = set;
   return ask;

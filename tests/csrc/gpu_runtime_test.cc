@@ -176,23 +176,13 @@ TEST(a_captured_stream_is_refused) {
 TEST(process_sets_share_the_gpu_in_one_order) {
   run_gpu_jobs({3}, [](TestRank& self) {
     UserStream stream(self.rank);
-    std::vector<int32_t> sets;
-    for (std::vector<int64_t> ranks : {std::vector<int64_t>{0, 1}, {1, 2}}) {
-      Ask ask{FARANDOLE_ADD_SET, ranks, nullptr, nullptr, "set " + std::to_string(ranks[0])};
-      // The shape is the list of ranks.
-      const Handle handle = self.submit(ask);
-      CHECK(!self.wait({handle}));
-      self.runtime()->handles().look(handle, [&](const Outcome& outcome) {
-        sets.push_back(static_cast<int32_t>(outcome.value));
-      });
-      self.runtime()->handles().release(handle);
-    }
+    const SetId sets[] = {add_set(self, {0, 1}), add_set(self, {1, 2})};
     for (int step = 0; step < 10; ++step) {
       std::vector<Floats> data(3, values_of(self.rank, 3000));
       std::vector<Handle> handles;
       for (size_t i = 0; i < 3; ++i) {  // each rank in an order of its own
         const size_t which = (i + static_cast<size_t>(self.rank)) % 3;
-        const int32_t set = which == 2 ? 0 : sets[which];
+        const SetId set = which == 2 ? kWorldSet : sets[which];
         const bool member = which == 2 || self.rank == 1 || (self.rank == 0) == (which == 0);
         if (!member) continue;
         Ask ask = on_gpu(allreduce(data[which], "x"), self.rank, stream);

@@ -262,4 +262,15 @@ inline void run_jobs(std::vector<int> sizes, const Body& body, const Tune& tune 
   }
 }
 
+// A process set of these ranks; all ranks call it.
+inline SetId add_set(TestRank& self, std::vector<int64_t> ranks) {
+  // The shape is the list of ranks.
+  const Handle handle = self.submit({FARANDOLE_ADD_SET, std::move(ranks), nullptr, nullptr, ""});
+  CHECK(!self.wait({handle}));
+  int64_t id = 0;
+  self.runtime()->handles().look(handle, [&](const Outcome& outcome) { id = outcome.value; });
+  self.runtime()->handles().release(handle);
+  return static_cast<SetId>(id);
+}
+
 }  // namespace farandole::check

@@ -110,15 +110,6 @@ void exchange_rows(TestRank& self, size_t width) {
   self.runtime()->handles().release(handle);
 }
 
-SetId add_set(TestRank& self, std::vector<int64_t> ranks) {
-  Handle handle = self.submit({FARANDOLE_ADD_SET, std::move(ranks), nullptr, nullptr, ""});
-  CHECK(!self.wait({handle}));
-  int64_t id = 0;
-  self.runtime()->handles().look(handle, [&](const Outcome& outcome) { id = outcome.value; });
-  self.runtime()->handles().release(handle);
-  return static_cast<SetId>(id);
-}
-
 }  // namespace
 
 TEST(allreduce_of_every_size) {
