@@ -17,6 +17,7 @@ import pytest
 from harness import gpu
 
 _OUTCOMES = ("passed", "failed", "skipped")
+_SHOWN = 6  # names and reasons of a file; all are in the JSON
 
 
 class Report:
@@ -63,8 +64,19 @@ class Report:
         cells = " | ".join(str(total[outcome]) for outcome in _OUTCOMES)
         lines += [f"| all | | {cells} | |", ""]
         for name, row in self._rows.items():
-            failed = [t for t, found in row["inside"].items() if found["outcome"] == "failed"]
             if row["outcome"] == "failed":
-                last = row["text"].strip().splitlines()[-1:] or [""]
-                lines.append(f"- {name}: {', '.join(failed) or last[0]}")
+                lines += [f"- {name}: {_failed(row)}", *_reasons(row["text"])]
         return "\n".join(lines) + "\n"
+
+
+def _failed(row: dict[str, Any]) -> str:
+    """The first tests that have failed inside, or why there are none."""
+    failed = [test for test, found in row["inside"].items() if found["outcome"] == "failed"]
+    more = f" and {len(failed) - _SHOWN} more" if len(failed) > _SHOWN else ""
+    return ", ".join(failed[:_SHOWN]) + more or (row["text"].strip().splitlines() or [""])[-1]
+
+
+def _reasons(text: str) -> list[str]:
+    """What failing assertions and exceptions say, the most frequent first."""
+    said = Counter(line[1:].strip() for line in text.splitlines() if line.startswith("E  "))
+    return [f"  - {count} x `{line[:200]}`" for line, count in said.most_common(_SHOWN)]
