@@ -139,9 +139,15 @@ FARANDOLE_API int32_t farandole_submit(const farandole_request* requests, int32_
 
 FARANDOLE_API int64_t farandole_tensor(const farandole_request* request) {
   return negated([&]() -> int64_t {
-    auto kept = std::make_shared<const Asked>(runtime()->keep(*request));
-    std::lock_guard lock(process().kept_mutex);
-    int64_t number = process().next_kept++;
+    auto here = runtime();
+    Asked asked = here->keep(*request);
+    auto kept = std::make_shared<const Kept>(Kept{std::move(here), std::move(asked)});
+    std::lock_guard lock(process().mutex);
+    if (process().runtime != kept->runtime) {
+      throw Error(ErrorCode::kShutdown, "this rank has shut down; call init() first");
+    }
+    std::lock_guard kept_lock(process().kept_mutex);
+    const int64_t number = process().next_kept++;
     process().kept.emplace(number, std::move(kept));
     return number;
   });
@@ -153,7 +159,10 @@ FARANDOLE_API int64_t farandole_submit_tensor(int64_t tensor, uintptr_t input, u
 }
 
 FARANDOLE_API int64_t farandole_submit_buffer(int64_t tensor, const void* input, void* output) {
-  return negated([&]() -> int64_t { return runtime()->submit(*kept(tensor), input, output); });
+  return negated([&]() -> int64_t {
+    const auto known = kept(tensor);
+    return known->runtime->submit(known->asked, input, output);
+  });
 }
 
 FARANDOLE_API void farandole_forget_tensor(int64_t tensor) {
@@ -174,22 +183,32 @@ FARANDOLE_API int32_t farandole_poll(int64_t handle) {
   return negated([&]() -> int32_t { return runtime()->done(handle); });
 }
 
+namespace {
+
+int32_t wait_in(Runtime& here, std::span<const Handle> handles, double seconds) {
+  Failure failure;
+  switch (here.wait(handles, deadline_in(seconds), failure)) {
+    case WaitEnd::kDone: return FARANDOLE_OK;
+    case WaitEnd::kTimeIsUp: return FARANDOLE_PENDING;
+    case WaitEnd::kFailed: break;
+  }
+  return set_error(failure.code, failure.text.c_str());
+}
+
+}  // namespace
+
 FARANDOLE_API int32_t farandole_wait(const int64_t* handles, int32_t count, double seconds) {
-  return guarded([&]() -> int32_t {
-    Failure failure;
-    switch (runtime()->wait({handles, static_cast<size_t>(count)}, deadline_in(seconds), failure)) {
-      case WaitEnd::kDone: return FARANDOLE_OK;
-      case WaitEnd::kTimeIsUp: return FARANDOLE_PENDING;
-      case WaitEnd::kFailed: break;
-    }
-    return set_error(failure.code, failure.text.c_str());
-  });
+  return guarded(
+      [&] { return wait_in(*runtime(), {handles, static_cast<size_t>(count)}, seconds); });
 }
 
 FARANDOLE_API int32_t farandole_finish(int64_t handle, double seconds) {
-  int32_t code = farandole_wait(&handle, 1, seconds);
-  if (code == FARANDOLE_OK) farandole_release(handle);
-  return code;
+  return guarded([&] {
+    const auto here = runtime();
+    const int32_t code = wait_in(*here, {&handle, 1}, seconds);
+    if (code == FARANDOLE_OK) here->handles().release(handle);
+    return code;
+  });
 }
 
 FARANDOLE_API int32_t farandole_explain(int64_t handle, double seconds, char* text,
@@ -226,7 +245,10 @@ FARANDOLE_API void farandole_release(int64_t handle) {
 }
 
 FARANDOLE_API void farandole_release_all(const int64_t* handles, int32_t count) {
-  std::for_each(handles, handles + count, farandole_release);
+  guarded([&]() -> int32_t {
+    runtime()->handles().release_all({handles, static_cast<size_t>(count)});
+    return FARANDOLE_OK;
+  });
 }
 
 FARANDOLE_API void* farandole_take(int64_t handle) {

@@ -20,13 +20,19 @@
 
 namespace farandole {
 
+// What farandole_tensor keeps, and for whom: one look at the table finds both.
+struct Kept {
+  std::shared_ptr<Runtime> runtime;
+  Asked asked;
+};
+
 // All that outlives a runtime. Never destroyed: no order of static destructors to get wrong.
 struct Process {
   std::mutex mutex;
   std::unique_ptr<Door> door;
   std::shared_ptr<Runtime> runtime;
   std::mutex kept_mutex;
-  std::unordered_map<int64_t, std::shared_ptr<const Asked>> kept;
+  std::unordered_map<int64_t, std::shared_ptr<const Kept>> kept;
   int64_t next_kept = 1;
   std::atomic<bool> forked{false};
   std::vector<std::string> library_folders;
@@ -106,11 +112,13 @@ inline std::shared_ptr<Runtime> runtime() {
   return process().runtime;
 }
 
-// What farandole_tensor keeps: shutdown() may clear the table meanwhile.
-inline std::shared_ptr<const Asked> kept(int64_t tensor) {
-  std::lock_guard lock(process().kept_mutex);
+// shutdown() may clear the table meanwhile.
+inline std::shared_ptr<const Kept> kept(int64_t tensor) {
+  std::unique_lock lock(process().kept_mutex);
   auto found = process().kept.find(tensor);
   if (found == process().kept.end()) {
+    lock.unlock();
+    runtime();  // which tells what is missing before the tensor
     throw Error(ErrorCode::kInvalidArgument,
                 "this tensor was prepared before the last shutdown(), or forgotten");
   }

@@ -29,9 +29,9 @@ FARANDOLE_API void farandole_library_folders(const char* folders) {
 FARANDOLE_API int64_t farandole_submit_tensor_on(int64_t tensor, uintptr_t input, uintptr_t output,
                                                  uint64_t stream) {
   return negated([&]() -> int64_t {
-    auto here = runtime();
-    return here->submit(*kept(tensor), reinterpret_cast<const void*>(input),
-                        reinterpret_cast<void*>(output), stream);
+    const auto known = kept(tensor);
+    return known->runtime->submit(known->asked, reinterpret_cast<const void*>(input),
+                                  reinterpret_cast<void*>(output), stream);
   });
 }
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from farandole._library import check, ffi, lib
-from farandole.handles import Handle, orphan
+from farandole._library import check, lib
+from farandole.handles import Handle, numbers_of, orphan
 
 __all__ = ["GpuHandle", "join_stream"]
 
@@ -19,7 +19,7 @@ def join_stream(handles: Sequence[int], stream: int) -> None:
 
     Blocks nobody. Raises LibraryError where the device has failed.
     """
-    numbers = handles if isinstance(handles, ffi.CData) else ffi.new("int64_t[]", handles)
+    numbers = numbers_of(handles)
     check(lib.farandole_join_stream(numbers, len(numbers), stream))
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "explanation",
     "is_absent",
     "is_under_way",
+    "numbers_of",
     "orphan",
     "release",
     "stall",
@@ -179,7 +180,6 @@ class OneHandle(Handle[T]):
         self._lock = _new_lock()
         self._error = None
         self._value = value
-        self.repeat = None
 
     def wait(self, timeout: float | None = None) -> T:
         """As Handle.wait."""
@@ -206,8 +206,7 @@ def _wait_until(numbers: Any, deadline: float | None) -> int:
     count = len(numbers)
     if count == 0:  # an empty group
         return int(_OK)
-    if not isinstance(numbers, ffi.CData):
-        numbers = ffi.new("int64_t[]", numbers)
+    numbers = numbers_of(numbers)
     wait = _SLICE
     while True:
         if deadline is not None:
@@ -255,6 +254,11 @@ def wait_until(handles: Sequence[int], deadline: float | None) -> bool:
     raise error(code)
 
 
+def numbers_of(handles: Any) -> Any:
+    """Core handles as the core takes them: made once for all calls about the same ones."""
+    return handles if isinstance(handles, ffi.CData) else ffi.new("int64_t[]", handles)
+
+
 def is_under_way(number: int) -> bool:
     """Whether this core handle is neither done nor failed."""
     return bool(lib.farandole_poll(number) == 0)
@@ -265,8 +269,7 @@ def release(handles: Any) -> None:
     if len(handles) == 1:
         lib.farandole_release(handles[0])
         return
-    numbers = handles if isinstance(handles, ffi.CData) else ffi.new("int64_t[]", handles)
-    lib.farandole_release_all(numbers, len(numbers))
+    lib.farandole_release_all(numbers_of(handles), len(handles))
 
 
 def sweep(most: int = 8) -> None:

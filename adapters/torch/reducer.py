@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
 import torch
@@ -14,7 +15,15 @@ from torch import Tensor
 
 from farandole import requests
 from farandole.errors import StallError
-from farandole.handles import Handle, explanation, is_under_way, release, stall, wait_until
+from farandole.handles import (
+    Handle,
+    explanation,
+    is_under_way,
+    numbers_of,
+    release,
+    stall,
+    wait_until,
+)
 from farandole.ops import Average
 from farandole.requests import Call, Op
 from farandole.torch import cuda
@@ -239,7 +248,7 @@ class Reducer:
                 other.close(keep=True)
         self.close(keep, carried)
         sent = [g for g in self.gradients if g.handle is not None]
-        handles = [g.handle for g in sent if g.handle is not None]
+        handles = numbers_of([g.handle for g in sent])
         assert self._word is not None
         deadline = None if limit is None else limit.at
         try:
@@ -278,10 +287,10 @@ class Reducer:
     def abandon(self) -> None:
         """Ends the window without waiting, before shutdown(): its results will never come."""
         sent = [g for g in self.gradients if g.handle is not None]
-        self._abandon(sent, [g.handle for g in sent if g.handle is not None])
+        self._abandon(sent, numbers_of([g.handle for g in sent]))
         self.settled = False
 
-    def _abandon(self, sent: list[Gradient], handles: list[int]) -> None:
+    def _abandon(self, sent: list[Gradient], handles: Any) -> None:
         """Something failed: what is still under way keeps its memory until it is done."""
         memory = [g.keep_alive() for g in sent]
         Handle(handles, memory, lambda numbers: None, self.scope)  # dropped, so it is an orphan

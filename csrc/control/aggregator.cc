@@ -132,12 +132,12 @@ void Aggregator::release_all() {
 }
 
 void Aggregator::record(const std::vector<Rank>& ranks, ByteView report) {
-  Encoder out(out_);
-  if (out_.empty()) out.put(uint32_t{0});
+  if (out_.empty()) Encoder(out_).put(uint32_t{0});
   uint32_t records;
   std::memcpy(&records, out_.data(), sizeof records);
   ++records;
   std::memcpy(out_.data(), &records, sizeof records);
+  Encoder out(out_);
   out.put(ranks);
   out.put_bytes(report);
 }

@@ -30,7 +30,7 @@ void Bundler::join(Opened& bundle, int32_t position) {
   if (++bundle.seen_count == bundle.ids.size()) bundle.state = State::kActive;
 }
 
-void Bundler::pass(Report report, int64_t handle, std::vector<Report>& out) {
+void Bundler::pass(Report&& report, int64_t handle, std::vector<Report>& out) {
   if (auto* ready = std::get_if<Ready>(&report)) return pass_ready(std::move(*ready), handle, out);
   // What changes the meaning of a withheld report must not overtake it.
   bool in_order = std::holds_alternative<Refuse>(report) || std::holds_alternative<Join>(report) ||
@@ -43,19 +43,19 @@ void Bundler::pass(Report report, int64_t handle, std::vector<Report>& out) {
   out.push_back(std::move(report));
 }
 
-void Bundler::pass_ready(Ready ready, int64_t handle, std::vector<Report>& out) {
+void Bundler::pass_ready(Ready&& ready, int64_t handle, std::vector<Report>& out) {
   Place place = place_of(ready.id);
   if (ready.id == 0 || !place.bundle || place.bundle->state == State::kGivenUp) {
-    return out.push_back(std::move(ready));
+    return void(out.emplace_back(std::move(ready)));
   }
   Opened& bundle = *place.bundle;
   if (bundle.state == State::kJoining) {
     join(bundle, place.position);
-    return out.push_back(std::move(ready));
+    return void(out.emplace_back(std::move(ready)));
   }
   if (!ready.contribution.has_input) {  // not what the bundle stands for
     give_up(bundle, false, out);
-    return out.push_back(std::move(ready));
+    return void(out.emplace_back(std::move(ready)));
   }
   bundle.withheld.push_back({place.position, handle});
   ++withheld_;

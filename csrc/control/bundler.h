@@ -21,7 +21,7 @@ class Bundler {
   // settled it yet. Then the round has begun without the bundle, and ends without it.
   void open(const Bundle& bundle, const std::function<bool(uint32_t)>& under_way);
   // A report on its way out, and the handle that it will end (0: none); appends what to send now.
-  void pass(Report report, int64_t handle, std::vector<Report>& out);
+  void pass(Report&& report, int64_t handle, std::vector<Report>& out);
   // Somebody needs these handles: what is withheld of their bundles goes out.
   void await(std::span<const int64_t> handles, std::vector<Report>& out);
   // The log has said Unbundle.
@@ -56,7 +56,7 @@ class Bundler {
   };
 
   Place place_of(uint32_t id) const { return id < places_.size() ? places_[id] : Place{}; }
-  void pass_ready(Ready ready, int64_t handle, std::vector<Report>& out);
+  void pass_ready(Ready&& ready, int64_t handle, std::vector<Report>& out);
   static void join(Opened& bundle, int32_t position);
   void give_up(Opened& bundle, bool awaited, std::vector<Report>& out);
 

@@ -78,9 +78,8 @@ void Call::open(CallKey key, uint32_t id, const Request* defined, const Request&
   remaining_ = members;
   arrived_.clear();
   with_input_.clear();
-  inputs_ = payloads_ = 0;
+  inputs_ = rode_along_ = 0;
   rows_.clear();
-  payload_.clear();
   versions_.clear();
   silent_.clear();
   joined_ = 0;
@@ -90,7 +89,8 @@ void Call::open(CallKey key, uint32_t id, const Request* defined, const Request&
 
 void Call::close() {
   open_ = queued_ = false;
-  payload_ = {};  // the memory too: there may be thousands of idle calls
+  payloads_ = {};  // the memory too: there may be thousands of idle calls
+  extents_ = {};
 }
 
 void Call::take(int member) {
@@ -170,9 +170,12 @@ void Call::arrive(int member, const Request& request, bool same, const Contribut
     for (size_t to = 0; to < n; ++to) rows_[m * n + to] = given.splits[to];
   }
   if (given.has_payload) {
-    ++payloads_;
-    payload_.resize(n);
-    payload_[m].assign(given.payload.begin(), given.payload.end());
+    ++rode_along_;
+    if (extents_.empty()) payloads_.reserve(n * given.payload.size());
+    extents_.resize(n);
+    extents_[m] = {static_cast<uint32_t>(payloads_.size()),
+                   static_cast<uint32_t>(given.payload.size())};
+    payloads_.insert(payloads_.end(), given.payload.begin(), given.payload.end());
   }
 }
 
@@ -245,6 +248,12 @@ std::optional<Failure> Call::failure(const std::vector<Rank>& ranks) const {
                        "different names"};
   }
   return Failure{ErrorCode::kMismatch, text + "a factor is not a number"};
+}
+
+ByteView Call::payload(int member) const {
+  if (extents_.empty()) return {};
+  const Extent& extent = extents_[static_cast<size_t>(member)];
+  return ByteView(payloads_).subspan(extent.offset, extent.bytes);
 }
 
 std::vector<int32_t> Call::absent_members() const {

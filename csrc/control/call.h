@@ -72,10 +72,12 @@ class Call {
   // Nobody brought a buffer.
   bool absent() const { return inputs_ == 0; }
   // Every input rode along.
-  bool rode_along() const { return payloads_ == inputs_; }
+  bool rode_along() const { return rode_along_ == inputs_; }
   std::vector<int32_t> absent_members() const;
   const std::vector<int64_t>& rows() const { return rows_; }
-  const std::vector<ByteString>& payloads() const { return payload_; }
+  // Of a member; empty: it brought none.
+  ByteView payload(int member) const;
+  const ByteString& payloads() const { return payloads_; }  // as they came
   bool has_input(int member) const { return with_input_.contains(member); }
   size_t bytes() const;  // that the call moves, for fusion
 
@@ -105,12 +107,17 @@ class Call {
   MemberMask arrived_;
   MemberMask with_input_;
   int inputs_ = 0;
-  int payloads_ = 0;
+  int rode_along_ = 0;
   std::vector<int64_t> rows_;
-  std::vector<ByteString> payload_;  // by member; empty until the first one
-  std::vector<Version> versions_;    // empty while all agree
-  std::vector<int32_t> silent_;      // arrived without terms: joined, or refused
-  size_t joined_ = 0;                // of these, the joined ones
+  struct Extent {
+    uint32_t offset = 0;
+    uint32_t bytes = 0;
+  };
+  ByteString payloads_;            // one behind the other
+  std::vector<Extent> extents_;    // by member, in payloads_; empty until the first one
+  std::vector<Version> versions_;  // empty while all agree
+  std::vector<int32_t> silent_;    // arrived without terms: joined, or refused
+  size_t joined_ = 0;              // of these, the joined ones
   Failure refused_;
   Failure given_up_;
 };

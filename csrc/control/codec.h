@@ -18,9 +18,13 @@ namespace farandole {
 using ByteString = std::vector<std::byte>;
 using ByteView = std::span<const std::byte>;
 
+// Appends to `out`, which is not to be looked at before the Encoder's end.
 class Encoder {
  public:
-  explicit Encoder(ByteString& out) : out_(out) {}
+  explicit Encoder(ByteString& out) : out_(out), used_(out.size()) {}
+  ~Encoder() { out_.resize(used_); }
+  Encoder(const Encoder&) = delete;
+  Encoder& operator=(const Encoder&) = delete;
 
   template <class T>
     requires std::is_trivially_copyable_v<T>
@@ -42,10 +46,13 @@ class Encoder {
     append(data, size);
   }
   void append(const void* data, size_t size) {
-    const auto* bytes = static_cast<const std::byte*>(data);
-    out_.insert(out_.end(), bytes, bytes + size);
+    if (out_.size() - used_ < size) out_.resize(used_ + size + kAhead);
+    if (size > 0) std::memcpy(out_.data() + used_, data, size);
+    used_ += size;
   }
+  static constexpr size_t kAhead = 128;  // most messages are shorter: they grow once
   ByteString& out_;
+  size_t used_;
 };
 
 class Decoder {

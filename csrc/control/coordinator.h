@@ -55,8 +55,8 @@ class Coordinator {
   void tick(int64_t now_ns);
   int64_t next_tick() const { return next_tick_ns_; }  // INT64_MAX: nothing waits
 
-  // Appends what the ranks must learn now, in log order. Call after a batch of reports: everything
-  // that became ready in the batch may share a bucket.
+  // What the ranks must learn now, in log order, in the place of what `log` held. Call after a batch of
+  // reports: everything that became ready in the batch may share a bucket.
   void publish(std::vector<Entry>& log);
   // A process set that publish() has just opened can't be had after all (no memory).
   void withdraw_set(SetId id) { sets_.erase(id); }
@@ -67,7 +67,10 @@ class Coordinator {
     Rank rank;
     int64_t after_ns;
   };
-  std::vector<LateRank> take_late_ranks() { return std::exchange(late_ranks_, {}); }
+  void take_late_ranks(std::vector<LateRank>& into) {
+    into.clear();
+    into.swap(late_ranks_);
+  }
 
   // For tests and metrics.
   size_t definitions() const { return registry_.size(); }

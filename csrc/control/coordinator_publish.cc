@@ -24,8 +24,9 @@ int64_t divisor_of(const Call& call, int members, bool active_only) {
 ByteString reduce_payloads(const Call& call, int members, int64_t divisor) {
   const Signature& s = call.signature();
   std::vector<const void*> inputs;
+  inputs.reserve(static_cast<size_t>(members));
   for (int m = 0; m < members; ++m) {
-    if (call.has_input(m)) inputs.push_back(call.payloads()[static_cast<size_t>(m)].data());
+    if (call.has_input(m)) inputs.push_back(call.payload(m).data());
   }
   ByteString result(s.bytes());
   kernels::Factors factors{s.prescale, s.postscale, divisor};
@@ -34,9 +35,13 @@ ByteString reduce_payloads(const Call& call, int members, int64_t divisor) {
   return result;
 }
 
-ByteString concatenate(const std::vector<ByteString>& pieces) {
+ByteString in_member_order(const Call& call, int members) {
   ByteString whole;
-  for (const ByteString& piece : pieces) whole.insert(whole.end(), piece.begin(), piece.end());
+  whole.reserve(call.payloads().size());
+  for (int m = 0; m < members; ++m) {
+    const ByteView piece = call.payload(m);
+    whole.insert(whole.end(), piece.begin(), piece.end());
+  }
   return whole;
 }
 
@@ -76,8 +81,8 @@ void Coordinator::publish(std::vector<Entry>& log) {
     stopped_ = true;
     log_.push_back(Stop{});
   }
-  std::move(log_.begin(), log_.end(), std::back_inserter(log));
-  log_.clear();
+  log.clear();
+  log.swap(log_);
   late_.clear();
 }
 
@@ -126,9 +131,10 @@ void Coordinator::finish_at_once(Set& set, Call& call) {
         result.payload = reduce_payloads(call, set.members(), divisor);
       }
       if (s.op == Op::kBroadcast) {
-        result.payload = call.payloads()[static_cast<size_t>(member_of(set, s.root))];
+        const ByteView root = call.payload(member_of(set, s.root));
+        result.payload.assign(root.begin(), root.end());
       }
-      if (s.op == Op::kAllgather) result.payload = concatenate(call.payloads());
+      if (s.op == Op::kAllgather) result.payload = in_member_order(call, set.members());
     }
     define(call);
     log_.push_back(std::move(result));

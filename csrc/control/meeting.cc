@@ -51,12 +51,14 @@ ByteView bytes_of(const T& value) {
 
 ByteString Card::encode() const {
   ByteString out;
-  Encoder e(out);
-  e.put(build), e.put(cpu_targets), e.put(job_wide), e.put(pid), e.put(start_time);
-  e.put(pid_namespace), e.put(net_namespace), e.put(boot_id), e.put(host), e.put(door), e.put(key);
-  e.put(static_cast<uint32_t>(tcp.hosts.size()));
-  for (const std::string& host : tcp.hosts) e.put(host);
-  e.put(tcp.port);
+  {
+    Encoder e(out);
+    e.put(build), e.put(cpu_targets), e.put(job_wide), e.put(pid), e.put(start_time);
+    e.put(pid_namespace), e.put(net_namespace), e.put(boot_id);
+    e.put(host), e.put(door), e.put(key), e.put(static_cast<uint32_t>(tcp.hosts.size()));
+    for (const std::string& host : tcp.hosts) e.put(host);
+    e.put(tcp.port);
+  }
   return out;
 }
 

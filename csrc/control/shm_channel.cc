@@ -44,7 +44,9 @@ void MessageWriter::push(ByteView message) {
     message = message.subspan(piece);
   }
   queue_.push(ByteView(&kLast, 1), message);
-  waiting_ = queue_.pending() > 0;
+  const bool waiting = queue_.pending() > 0;
+  if (waiting_ != waiting)
+    waiting_ = waiting;  // a store that others must see costs more than a look
 }
 
 void MessageWriter::flush() { waiting_ = !queue_.flush(); }

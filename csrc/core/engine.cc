@@ -19,7 +19,7 @@ Part part_of(const Item& item, const Request& request, const ProcessSet& set,
   Part part;
   part.signature = request.signature;
   part.divisor = item.divisor;
-  part.rows = rows_of(item, request.signature, set.members());
+  part.rows = rows_of(item.rows, request.signature, set.members());
   if (request.signature.op == Op::kBroadcast) {
     part.signature.root = set.member_of(request.signature.root);
   }
@@ -144,25 +144,25 @@ void Engine::report(const Report& report) {
 }
 
 void Engine::report_locked(const Report& report) {
-  pass(report, 0);
+  pass(Report(report), 0);
   if (take_news()) channel_.ring_leader();
 }
 
-void Engine::pass(Report report, Handle handle) {
+void Engine::pass(Report&& report, Handle handle) {
   bundler_.pass(std::move(report), handle, passed_);
   send_passed();
 }
 
 void Engine::send_passed() {
   for (const Report& report : passed_) {
-    if (says_ready(report)) hurried_ = false;
+    if (hurried_ && says_ready(report)) hurried_ = false;
     encoded_.clear();
     encode(report, encoded_);
     channel_.report(encoded_);
   }
-  if (!passed_.empty()) news_ = true;
+  if (!passed_.empty()) news_.store(true, std::memory_order_release);
   passed_.clear();
-  withheld_ = bundler_.withheld();
+  withheld_.store(bundler_.withheld(), std::memory_order_release);
 }
 
 void Engine::await(std::span<const Handle> handles) {
@@ -255,7 +255,8 @@ Bucket Engine::bucket_of(const Run& run, const ProcessSet& set, std::vector<Endi
     Part part = part_of(item, request, set, mine);
     if (mine) {
       const bool on_gpu = request.signature.device != kCpuDevice;
-      Outcome outcome = outcome_of(part, set, *mine, on_gpu ? gpu_.load()->device() : nullptr);
+      Outcome outcome = outcome_of(part.signature, part.rows, set, *mine,
+                                   on_gpu ? gpu_.load()->device() : nullptr);
       recorder_.negotiated(mine->recorded, run.bucket, log_position_);
       part.output = outcome.output;
       endings.push_back({std::move(*mine), std::move(outcome)});

@@ -40,12 +40,10 @@ void Engine::on(const Result& result) {
     mine = pending_.take(result.id, result.sequence);
     if (!mine) return;
     recorder_.negotiated(mine->recorded, 0, log_position_);
-    Part part;
-    part.signature = pending_.request_of(result.id).signature;
-    part.rows = rows_of(Item{result.id, result.sequence, 1, {}, result.rows}, part.signature,
-                        set->members());
+    const Signature& signature = pending_.request_of(result.id).signature;
     const bool on_gpu = mine->device != kCpuDevice;
-    outcome = outcome_of(part, *set, *mine, on_gpu ? gpu_.load()->device() : nullptr);
+    outcome = outcome_of(signature, rows_of(result.rows, signature, set->members()), *set, *mine,
+                         on_gpu ? gpu_.load()->device() : nullptr);
   }
   outcome.absent = result.absent;
   if (outcome.output && !result.payload.empty()) {

@@ -33,16 +33,20 @@ OwnedMemory allocate(size_t bytes, const std::shared_ptr<GpuDevice>& device) {
   return OwnedMemory(memory, {nullptr});
 }
 
-Handles::Slot& Handles::slot_of(Handle handle) {
+Handles::Slot* Handles::find(Handle handle) {
   auto index = static_cast<uint64_t>(handle) & std::numeric_limits<uint32_t>::max();
   auto generation = static_cast<uint64_t>(handle) >> 32;
-  if (index == 0 || index > slots_.size() || slots_[index - 1].generation != generation ||
-      slots_[index - 1].state == State::kFree || slots_[index - 1].released) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "unknown handle: it was waited for and released already, or belongs to the time "
-                "before the last init()");
-  }
-  return slots_[index - 1];
+  if (index == 0 || index > slots_.size()) return nullptr;
+  Slot& slot = slots_[index - 1];
+  const bool ours = slot.generation == generation && slot.state != State::kFree && !slot.released;
+  return ours ? &slot : nullptr;
+}
+
+Handles::Slot& Handles::slot_of(Handle handle) {
+  if (Slot* slot = find(handle)) return *slot;
+  throw Error(ErrorCode::kInvalidArgument,
+              "unknown handle: it was waited for and released already, or belongs to the time "
+              "before the last init()");
 }
 
 Outcome& Handles::outcome_of(Handle handle) {
@@ -75,7 +79,8 @@ uint32_t Handles::label_of(Handle handle) {
 
 void Handles::free(Slot& slot, uint32_t index) {
   slot.state = State::kFree;
-  slot.outcome = Outcome{};
+  std::destroy_at(&slot.outcome);  // cheaper than to move an empty one there, field by field
+  std::construct_at(&slot.outcome);
   free_.push_back(index);
 }
 
@@ -168,11 +173,21 @@ OwnedMemory Handles::take(Handle handle) {
   return std::move(outcome_of(handle).owned);
 }
 
-void Handles::release(Handle handle) {
-  std::lock_guard lock(mutex_);
-  Slot& slot = slot_of(handle);
+void Handles::let_go(Slot& slot, Handle handle) {
   slot.released = true;
   if (slot.state == State::kDone) free(slot, static_cast<uint32_t>(handle));
+}
+
+void Handles::release(Handle handle) {
+  std::lock_guard lock(mutex_);
+  let_go(slot_of(handle), handle);
+}
+
+void Handles::release_all(std::span<const Handle> handles) {
+  std::lock_guard lock(mutex_);
+  for (Handle handle : handles) {
+    if (Slot* slot = find(handle)) let_go(*slot, handle);
+  }
 }
 
 bool Handles::wait(uint32_t ticket, Deadline deadline) {

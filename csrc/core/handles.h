@@ -68,6 +68,8 @@ class Handles {
   OwnedMemory take(Handle handle);
   // A handle under way goes when it is done.
   void release(Handle handle);
+  // Unknown ones are passed over.
+  void release_all(std::span<const Handle> handles);
 
   // For callers that wait while another thread drives: sleeps until some handle was finished since
   // `ticket`, a signal or the deadline.
@@ -87,8 +89,10 @@ class Handles {
     uint32_t label = 0;
     Outcome outcome;
   };
+  Slot* find(Handle handle);  // null: unknown
   Slot& slot_of(Handle handle);
   Outcome& outcome_of(Handle handle);
+  void let_go(Slot& slot, Handle handle);
   void free(Slot& slot, uint32_t index);
 
   std::mutex mutex_;

@@ -21,9 +21,9 @@ Leader::Leader(Coordinator::Settings settings, Setup setup, OnStall on_stall, On
 }
 
 bool Leader::step() {
-  bool moved = setup_.channel->drain([this](Rank from, ByteView message) {
-    receive(from, message,
-            [&](const Report& report) { coordinator_.receive(from, report, now_ns()); });
+  const int64_t now = now_ns();
+  bool moved = setup_.channel->drain([this, now](Rank from, ByteView message) {
+    receive(from, message, [&](const Report& report) { coordinator_.receive(from, report, now); });
   });
   if (setup_.hosts) {
     moved |= setup_.hosts->drain([this](Rank child, ByteView message) { hear(child, message); });
@@ -32,7 +32,6 @@ bool Leader::step() {
     coordinator_.lose(rank, std::move(failure));
     moved = true;
   }
-  int64_t now = now_ns();
   if (now >= coordinator_.next_tick()) {
     coordinator_.tick(now);
     moved = true;
@@ -43,7 +42,8 @@ bool Leader::step() {
     log(LogLevel::kWarning, notice);
     on_stall_(notice);
   }
-  for (const auto& late : coordinator_.take_late_ranks()) on_late_(late.rank, late.after_ns);
+  coordinator_.take_late_ranks(late_);
+  for (const auto& late : late_) on_late_(late.rank, late.after_ns);
   return true;
 }
 
@@ -53,7 +53,8 @@ void Leader::publish_all() {
     if (auto* abort = std::get_if<Abort>(&entry)) log(LogLevel::kError, abort->failure.text);
     if (auto* where = std::get_if<WhereAre>(&entry)) answer_for_standing(*where);
     encoded_.clear();
-    encode(prepare(std::move(entry)), encoded_);
+    prepare(entry);
+    encode(entry, encoded_);
     publish(encoded_);
   }
   entries_.clear();
@@ -101,18 +102,18 @@ void Leader::answer_for_standing(const WhereAre& where) {
   }
 }
 
-Entry Leader::prepare(Entry entry) {
+// Memory that the entry needs, ahead of it; without memory, it says so.
+void Leader::prepare(Entry& entry) {
   if (auto* gpu = std::get_if<OpenGpu>(&entry); gpu && !gpu->nccl) {
     share_staging(gpu->set, gpu->ranks);
   }
   auto* open = std::get_if<OpenSet>(&entry);
-  if (!open) return entry;
+  if (!open) return;
   try {
     share_staging(open->set, open->ranks);
-    return entry;
   } catch (const Error& error) {
     coordinator_.withdraw_set(open->set);
-    return Fail{open->key, {error.code(), error.what()}};
+    entry = Fail{CallKey(open->key), {error.code(), error.what()}};
   }
 }
 

@@ -29,7 +29,7 @@ class Leader final : public HostLeader {
   void lose_for(Rank rank, const Error& error);
   void hear(Rank child, ByteView message);
   void publish_all();
-  Entry prepare(Entry entry);
+  void prepare(Entry& entry);
   void answer_for_standing(const WhereAre& where);
 
   Coordinator coordinator_;
@@ -37,6 +37,7 @@ class Leader final : public HostLeader {
   OnLate on_late_;
   std::map<Rank, int> groups_;  // by child
   std::vector<Entry> entries_;
+  std::vector<Coordinator::LateRank> late_;
   ByteString encoded_;
 };
 

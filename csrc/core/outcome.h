@@ -11,11 +11,14 @@
 
 namespace farandole {
 
-// Part::rows for this call.
-std::vector<int64_t> rows_of(const Item& item, const Signature& signature, int members);
+// Part::rows for a call of which the log has told these.
+std::vector<int64_t> rows_of(const std::vector<int64_t>& told, const Signature& signature,
+                             int members);
 
-// Shape and memory of the result of `part`; uses the submission's output if it has one.
-Outcome outcome_of(const Part& part, const ProcessSet& set, const Submission& mine,
+// Shape and memory of a call's result; uses the submission's output if it has one, and its shape up.
+// rows: as rows_of().
+Outcome outcome_of(const Signature& signature, const std::vector<int64_t>& rows,
+                   const ProcessSet& set, Submission& mine,
                    const std::shared_ptr<GpuDevice>& device = nullptr);
 
 }  // namespace farandole

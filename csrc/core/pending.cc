@@ -39,8 +39,9 @@ bool PendingTable::in_flight(const Request& request) const {
   return record && record->in_flight;
 }
 
-void PendingTable::check_free(const Request& request) const {
-  if (!in_flight(request)) return;
+void PendingTable::check_free(const Request& request, Submission& submission) const {
+  submission.named = request.name.empty() ? nullptr : find(request.set, request.name);
+  if (!submission.named || !submission.named->in_flight) return;
   throw Error(ErrorCode::kInvalidArgument,
               "'" + request.name +
                   "' is in flight already on this rank; wait for it first, or use another name");
@@ -62,13 +63,12 @@ std::optional<Report> PendingTable::submit(const Request& request, Submission su
     }
     return ready;
   }
-  NamedRequest& record = named(request);
-  submission.named = &record;
+  if (!submission.named) submission.named = &named(request);
+  NamedRequest& record = *submission.named;
   record.submission = std::move(submission);
   record.in_flight = true;
-  record.request = request;
-  if (!record.refused) return ready_of(record, std::move(contribution));
-  record.held = std::move(contribution);
+  if (!record.refused) return ready_of(record, request, std::move(contribution));
+  record.held = {request, std::move(contribution)};
   return std::nullopt;
 }
 
@@ -88,14 +88,15 @@ std::optional<CallKey> PendingTable::key_of(Handle handle) const {
   return std::nullopt;
 }
 
-Ready PendingTable::ready_of(NamedRequest& record, Contribution contribution) {
+Ready PendingTable::ready_of(NamedRequest& record, const Request& request,
+                             Contribution contribution) const {
   Ready ready;
   ready.contribution = std::move(contribution);
   record.reported = true;
-  if (record.id != 0 && same_terms(record.defined, record.request)) {
+  if (record.id != 0 && same_terms(request_of(record.id), request)) {
     ready.id = record.id;
   } else {
-    ready.request = record.request;
+    ready.request = request;
   }
   return ready;
 }
@@ -114,28 +115,27 @@ std::optional<Report> PendingTable::refuse(const Request& request, Failure failu
 
 void PendingTable::define(const Define& define) {
   if (by_id_.size() <= define.id) by_id_.resize(define.id + 1);
-  by_id_[define.id] = define.request;
+  by_id_[define.id] = {define.request};
   if (define.request.name.empty()) {
     interned_[interned_key(define.request)] = define.id;
     return;
   }
   NamedRequest& record = named(define.request);
   record.id = define.id;
-  record.defined = define.request;
+  by_id_[define.id]->named = &record;
 }
 
 void PendingTable::forget(uint32_t id) {
-  const Request& request = request_of(id);
-  if (request.name.empty()) {
-    interned_.erase(interned_key(request));
-  } else if (NamedRequest* record = find(request.set, request.name)) {
+  const auto& [request, record] = known(id);
+  if (request.name.empty()) interned_.erase(interned_key(request));
+  if (record) {
     if (record->id == id) record->id = 0;
     drop_unknown(*record);
   }
   by_id_[id].reset();
 }
 
-const Request& PendingTable::request_of(uint32_t id) const {
+const PendingTable::Known& PendingTable::known(uint32_t id) const {
   if (id >= by_id_.size() || !by_id_[id]) {
     throw Error(ErrorCode::kInternal, "the log names an id that it has not defined");
   }
@@ -143,23 +143,24 @@ const Request& PendingTable::request_of(uint32_t id) const {
 }
 
 bool PendingTable::under_way(uint32_t id) const {
-  const Request& request = request_of(id);
-  const NamedRequest* record = find(request.set, request.name);
+  const NamedRequest* record = known(id).named;
   return record && record->reported;
 }
 
 std::optional<Submission> PendingTable::take(uint32_t id, uint64_t sequence) {
-  const Request& request = request_of(id);
-  return take(CallKey{request.set, request.name, sequence});
+  const auto& [request, record] = known(id);
+  if (!request.name.empty()) return take(record);
+  return take(CallKey{request.set, "", sequence});
+}
+
+std::optional<Submission> PendingTable::take(NamedRequest* record) {
+  if (!record || !record->reported) return std::nullopt;
+  record->reported = false;
+  return std::move(record->submission);
 }
 
 std::optional<Submission> PendingTable::take(const CallKey& key) {
-  if (key.named()) {
-    NamedRequest* record = find(key.set, key.name);
-    if (!record || !record->reported) return std::nullopt;
-    record->reported = false;
-    return std::move(record->submission);
-  }
+  if (key.named()) return take(find(key.set, key.name));
   auto& waiting = unnamed_[key.set].waiting;
   auto found = waiting.find(key.sequence);
   if (found == waiting.end()) return std::nullopt;
@@ -185,7 +186,9 @@ std::optional<Submission> PendingTable::fail(const CallKey& key, bool joined,
   record.refused = false;
   std::optional<Submission> mine;
   if (joined) mine = take(key);
-  if (record.held) next = ready_of(record, *std::exchange(record.held, std::nullopt));
+  if (auto held = std::exchange(record.held, std::nullopt)) {
+    next = ready_of(record, held->request, std::move(held->contribution));
+  }
   drop_unknown(record);
   return mine;
 }
@@ -208,6 +211,9 @@ void PendingTable::resume(SetId set, uint64_t next_sequence) {
 }
 
 void PendingTable::clear() {
+  for (auto& known : by_id_) {
+    if (known) known->named = nullptr;
+  }
   named_.clear();
   unnamed_.clear();
 }

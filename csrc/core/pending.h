@@ -28,9 +28,9 @@ struct Submission {
   std::vector<int64_t> shape;   // of the input, with its own first dimension
   std::vector<int64_t> splits;  // alltoall
   int32_t device = kCpuDevice;
-  uint64_t stream = 0;                 // on which the buffers are produced
-  std::shared_ptr<GpuEvent> produced;  // there
-  struct NamedRequest* named = nullptr;
+  uint64_t stream = 0;                   // on which the buffers are produced
+  std::shared_ptr<GpuEvent> produced;    // there
+  struct NamedRequest* named = nullptr;  // as check_free() or submit() has found it
   RecordedCall recorded;
 };
 
@@ -39,9 +39,7 @@ struct NamedRequest {
   NamedRequest(SetId its_set, std::string its_name) : set(its_set), name(std::move(its_name)) {}
   const SetId set;  // with `name` its place in the table
   const std::string name;
-  Request request;  // as last submitted
   uint32_t id = 0;  // as the log says; 0: not yet, or not any more
-  Request defined;  // what the id stands for
   bool in_flight = false;
   bool reported = false;  // in flight, and not yet seen in the log
   Submission submission;
@@ -50,15 +48,19 @@ struct NamedRequest {
   // under the name stays here: further refusals, then the submission that is in flight.
   bool refused = false;
   std::deque<Failure> refusals;
-  std::optional<Contribution> held;
+  struct Held {
+    Request request;
+    Contribution contribution;
+  };
+  std::optional<Held> held;
   bool idle() const { return !in_flight && !refused; }
 };
 
 // Not thread-safe: the runtime holds its mutex.
 class PendingTable {
  public:
-  // Throws Error(kInvalidArgument) if a call of this name is in flight already.
-  void check_free(const Request& request) const;
+  // Throws Error(kInvalidArgument) if a call of this name is in flight already. Before submit().
+  void check_free(const Request& request, Submission& submission) const;
   bool in_flight(const Request& request) const;
   // The number that the next unnamed call of this set gets.
   uint64_t next_unnamed(SetId set) { return unnamed_[set].next; }
@@ -73,7 +75,7 @@ class PendingTable {
   // ---- the log
   void define(const Define& define);
   void forget(uint32_t id);
-  const Request& request_of(uint32_t id) const;
+  const Request& request_of(uint32_t id) const { return known(id).request; }
   // A named call of this id has been submitted, and the log has not settled it.
   bool under_way(uint32_t id) const;
   // This rank's part of a call that the log settles; nullopt: it did not submit (it has joined).
@@ -93,9 +95,16 @@ class PendingTable {
     uint64_t next = 0;
     std::map<uint64_t, Submission> waiting;
   };
+  // What an id stands for.
+  struct Known {
+    Request request;
+    NamedRequest* named = nullptr;  // its record, if it has a name
+  };
   static std::string interned_key(const Request& request);
   NamedRequest& named(const Request& request);
-  static Ready ready_of(NamedRequest& record, Contribution contribution);
+  Ready ready_of(NamedRequest& record, const Request& request, Contribution contribution) const;
+  const Known& known(uint32_t id) const;
+  std::optional<Submission> take(NamedRequest* record);
   void drop_unknown(const NamedRequest& record);
 
   NamedRequest* find(SetId set, const std::string& name) const;  // nullptr: unknown
@@ -103,7 +112,7 @@ class PendingTable {
   std::map<SetId, std::unordered_map<std::string, std::unique_ptr<NamedRequest>>> named_;
   std::map<SetId, UnnamedCalls> unnamed_;
   std::unordered_map<std::string, uint32_t> interned_;  // signatures of unnamed calls
-  std::vector<std::optional<Request>> by_id_;
+  std::vector<std::optional<Known>> by_id_;
 };
 
 }  // namespace farandole

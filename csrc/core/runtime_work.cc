@@ -64,7 +64,7 @@ Handle Runtime::enter(const Request& request, Submission submission) {
     return handle;
   }
   Contribution given = contribution_of(request, submission, topology_.rank);
-  if (auto news = engine_->pending().submit(request, std::move(submission), given)) {
+  if (auto news = engine_->pending().submit(request, std::move(submission), std::move(given))) {
     engine_->pass(std::move(*news), handle);
   }
   return handle;
@@ -112,7 +112,7 @@ std::vector<Asked> Runtime::take_in_all(std::span<const farandole_request> reque
     describe(all.back());
     const Request& taken = all.back().request;
     check_buffers(taken, all.back().submission, engine_->sets().own(taken.set));
-    engine_->pending().check_free(taken);
+    engine_->pending().check_free(taken, all.back().submission);
     if (!taken.name.empty() && !names.emplace(taken.set, taken.name).second) {
       throw Error(ErrorCode::kInvalidArgument,
                   "'" + taken.name + "' is twice in one group; give each tensor its own name");
@@ -145,7 +145,7 @@ Handle Runtime::submit(const Asked& kept, const void* input, void* output, uint6
     std::lock_guard lock(engine_->mutex());
     check_open();
     const ProcessSet& set = working_set(kept.request, engine_->sets());
-    engine_->pending().check_free(kept.request);
+    engine_->pending().check_free(kept.request, submission);
     submission.stream = stream;
     try {
       check_buffers(kept.request, submission, set);

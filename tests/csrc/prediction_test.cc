@@ -34,7 +34,7 @@ class Steps {
     }
     ready.contribution = given;
     if (ready.id != 0) under_way_.insert({r, ready.id});
-    send(r, [&](auto& out) { bundler(r).pass(ready, t + 1, out); });
+    send(r, [&](auto& out) { bundler(r).pass(Report(ready), t + 1, out); });
   }
   void submit_all(int t) {
     for (Rank r = 0; r < size_; ++r) submit(r, t);
@@ -44,7 +44,7 @@ class Steps {
     send(r, [&](auto& out) { bundler(r).await({&handle, 1}, out); });
   }
   void report(Rank r, const Report& report) {
-    send(r, [&](auto& out) { bundler(r).pass(report, 0, out); });
+    send(r, [&](auto& out) { bundler(r).pass(Report(report), 0, out); });
   }
   Log publish() { return read(job_.publish()); }
   Log tick_at(int64_t seconds) {
@@ -241,7 +241,7 @@ TEST(a_rank_that_has_begun_the_round_ends_it_call_by_call) {
     ready.id = id;
     ready.contribution.has_input = true;
     std::vector<Report> out;
-    bundler.pass(ready, id, out);
+    bundler.pass(Report(ready), id, out);
     return out;
   };
   for (uint32_t id : {7, 5}) CHECK(std::holds_alternative<Ready>(sent(id).at(0)));

@@ -138,7 +138,7 @@ void VirtualRank::report_call(int index, int member, Request request, OpenedSet&
 }
 
 void VirtualRank::report(const Report& report, int call) {
-  bundler_.pass(report, call, passed_);
+  bundler_.pass(Report(report), call, passed_);
   send();
 }
 
