@@ -132,6 +132,7 @@ Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards, cons
   watch_ = std::make_unique<DeathWatch>(peers(cards),
                                         [this](const DeathWatch::Peer& p) { on_death(p); });
   thread_ = start_thread("farandole", [this] { background(); });
+  scheduled_.wait();
 }
 
 Runtime::~Runtime() {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <latch>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -181,6 +182,7 @@ class Runtime {
   std::atomic<uint64_t> sleeps_{0};
   std::atomic<int64_t> sleeps_until_ns_{0};  // the background thread's last sleep; max: for ever
   std::atomic<uint64_t> questions_{0};
+  std::latch scheduled_{1};  // the background thread runs as FARANDOLE_PRIORITY says
   std::thread thread_;
 };
 

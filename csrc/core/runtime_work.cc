@@ -335,6 +335,7 @@ void Runtime::ask_scheduler() {
 
 void Runtime::background() {
   ask_scheduler();
+  scheduled_.count_down();
   auto has_work = [this] { return engine_->has_work(); };
   auto wanted = [this] { return quit_ || work_is_left() || sleeps_past_tick(); };
   while (!quit_) {

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,12 @@ DOCTOR = [
     "-c",
     "import sys; from farandole.cli import main; sys.exit(main(['doctor', *sys.argv[1:]]))",
 ]
+
+
+@pytest.fixture(autouse=True)
+def _own_mpirun(monkeypatch):
+    """Ahead of one that the system may have of another MPI, which doctor would call an error."""
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
 
 
 def test_this_machine_passes():
