@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import farandole
-from farandole.launch_home import Home
+from farandole.launch_home import Home, visit
 
 
 class OfTheScript(Exception):
@@ -106,3 +106,11 @@ def test_strangers_are_sent_away(here):
         with multiprocessing.connection.Client(address, authkey=bytes.fromhex(home.key)) as guest:
             guest.send(0)
             assert guest.recv_bytes() == b"secret work"
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_home_whose_door_has_gone_already_ends(here):
+    with Home(1, b"", here) as home:
+        home._closing.set()
+        visit(home.address, home.key).close()  # the door's last guest
+        home._door.join()
