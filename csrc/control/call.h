@@ -32,6 +32,10 @@ class Call {
   const Request& request() const { return defined_ ? *defined_ : proposed_; }
   const Signature& signature() const { return request().signature; }
   bool redefines() const { return defined_ == nullptr; }
+  // All that have arrived so far agree with what its id stands for, and bring an input.
+  bool plain() const {
+    return defined_ && versions_.empty() && inputs_ == members_ - remaining_ && !given_up_;
+  }
   int64_t since_ns() const { return since_ns_; }
 
   // A member reports. `same`: its request is known to be the call's (same id). Throws

@@ -39,6 +39,9 @@ class Coordinator {
     int bundles = 8;                // that a repeated step is predicted as; 0: no prediction
     size_t bundle_bytes = 1 << 20;  // at least, unless the step ends or somebody waits there
     int repeats = 2;                // of a step before it is predicted
+    // Inputs that could ride along are predicted too. Only where lanes add them in the same order: between
+    // hosts they do not, and a sum's bits must not depend on its being predicted.
+    bool bundle_tiny = true;
   };
   explicit Coordinator(Settings settings);
   ~Coordinator();
@@ -172,6 +175,8 @@ class Coordinator {
   int64_t next_unbundling() const;
   void may_bundle(Set& set, const Call& call);
   void bundle_up(Set& set);
+  bool may_be_bundled(const Set& set, uint32_t id);
+  void open_bundles(Set& set, const std::vector<uint32_t>& ids, size_t target);
   void open_bundle(Set& set, std::vector<uint32_t> ids, size_t bytes);
 
   // Process sets

@@ -15,6 +15,8 @@ namespace {
 
 // A rank may withhold what another waits for by means that nobody here sees: not for longer than this.
 constexpr int64_t kPatience = 500'000'000;
+// While the first calls of a step are reduced, the next are still submitted.
+constexpr size_t kMostCalls = 256;  // of one bundle
 
 int64_t patience(const Coordinator::Settings& settings) {
   int64_t patience = kPatience;
@@ -35,8 +37,14 @@ Ready plain(uint32_t id) {
 bool regular(const Call& call) {
   const Request& request = call.request();
   return call.key().named() && request.group.empty() && request.signature.op == Op::kAllreduce &&
-         request.signature.device == kCpuDevice && call.absent_members().empty() &&
-         request.signature.bytes() > kTinyBytes;  // smaller ones ride along: one round already
+         request.signature.device == kCpuDevice && call.absent_members().empty();
+}
+
+// A few inputs that ride along with their reports are done in one round; as a bundle they take two, but
+// only one report.
+bool pays(size_t calls, size_t bytes) {
+  constexpr size_t kFewest = 2, kFewestTiny = 8;
+  return calls >= (bytes <= calls * kTinyBytes ? kFewestTiny : kFewest);
 }
 
 }  // namespace
@@ -89,13 +97,14 @@ void Coordinator::on(Rank from, const Split& split, int64_t now_ns) {
       throw Error(ErrorCode::kInternal, "a rank reports what is not in the bundle");
     }
   }
+  if (split.awaited && split.ready.empty()) {
+    throw Error(ErrorCode::kInternal, "a rank waits for a part of a bundle that it has not begun");
+  }
   if (!bundle.closing) unbundle(bundle, now_ns);
   if (split.awaited && set) {
-    set->cycle.mistrust();
-    if (!split.ready.empty()) {
-      auto last = static_cast<size_t>(split.ready.back());
-      registry_.at(bundle.ids[last])->ends_bundle = true;
-    }
+    const auto last = static_cast<size_t>(split.ready.back());
+    const bool known = std::exchange(registry_.at(bundle.ids[last])->ends_bundle, true);
+    if (known) set->cycle.mistrust();
   }
   for (int32_t position : split.ready) {
     on(from, plain(bundle.ids[static_cast<size_t>(position)]), now_ns);
@@ -154,44 +163,57 @@ int64_t Coordinator::next_unbundling() const {
 // A call was published.
 void Coordinator::may_bundle(Set& set, const Call& call) {
   if (settings_.bundles <= 0 || registry_.at(call.id())->bundle) return;
-  if (regular(call)) set.cycle.saw(call.id());
+  const bool tiny = call.signature().bytes() <= kTinyBytes;
+  if (regular(call) && (settings_.bundle_tiny || !tiny)) set.cycle.saw(call.id());
 }
 
-// At the end of a step that has come often enough: all its calls have been published equally often, so
-// every rank knows from the log which round it is in. Half of the ids stay free to be evicted.
+// Once a step has come often enough. A rank knows from its place in the log which round of a bundle it is
+// in, because all its calls have been published equally often: what has come once more already is bundled
+// apart. Half of the ids stay free to be evicted.
 void Coordinator::bundle_up(Set& set) {
   if (settings_.bundles <= 0 || !set.cycle.settled()) return;
-  if (!set.joined.empty() || !set.left.empty()) return set.cycle.restart();
-  std::vector<uint32_t> ids = set.cycle.ids();
-  size_t bytes = 0, pinned = ids.size();
+  const std::vector<uint32_t> next = set.cycle.next(), begun = set.cycle.begun();
+  set.cycle.restart();
+  if (!set.joined.empty() || !set.left.empty()) return;
+  size_t bytes = 0, pinned = next.size() + begun.size();
   for (auto& [id, bundle] : bundles_) pinned += bundle->ids.size();
-  if (pinned > settings_.capacity / 2) return set.cycle.restart();
-  for (uint32_t id : ids) {
-    const Definition* definition = registry_.at(id);
-    bool fits = definition && !definition->forgetting && !definition->bundle &&
-                definition->published && definition->request.set == set.id &&
-                !definition->request.name.empty() && !definition->call.is_open();
-    if (!fits) return;
-    bytes += definition->request.signature.bytes();
+  if (pinned > settings_.capacity / 2) return;
+  for (const auto& ids : {next, begun}) {
+    for (uint32_t id : ids) {
+      if (!may_be_bundled(set, id)) return;
+      bytes += registry_.at(id)->request.signature.bytes();
+    }
   }
   auto parts = static_cast<size_t>(settings_.bundles);
   size_t target = std::max(settings_.bundle_bytes, (bytes + parts - 1) / parts);
   target = std::min(target, settings_.fusion_bytes);
+  open_bundles(set, next, target);
+  open_bundles(set, begun, target);
+}
+
+// Calls of the next round may be under way, as if they had been reported after the bundle was made.
+bool Coordinator::may_be_bundled(const Set& set, uint32_t id) {
+  const Definition* definition = registry_.at(id);
+  return definition && !definition->forgetting && !definition->bundle && definition->published &&
+         definition->request.set == set.id && !definition->request.name.empty() &&
+         (!definition->call.is_open() || definition->call.plain());
+}
+
+void Coordinator::open_bundles(Set& set, const std::vector<uint32_t>& ids, size_t target) {
   std::vector<uint32_t> next;
-  size_t next_bytes = 0;
+  size_t bytes = 0;
   for (uint32_t id : ids) {
     const Definition& definition = *registry_.at(id);
     next.push_back(id);
-    next_bytes += definition.request.signature.bytes();
-    if (next_bytes < target && !definition.ends_bundle && id != ids.back()) continue;
-    open_bundle(set, std::exchange(next, {}), std::exchange(next_bytes, 0));
+    bytes += definition.request.signature.bytes();
+    const bool full = bytes >= target || next.size() >= kMostCalls;
+    if (!full && !definition.ends_bundle && id != ids.back()) continue;
+    open_bundle(set, std::exchange(next, {}), std::exchange(bytes, 0));
   }
-  set.cycle.restart();
 }
 
-// One call is no bundle: it may travel with its report.
 void Coordinator::open_bundle(Set& set, std::vector<uint32_t> ids, size_t bytes) {
-  if (ids.size() < 2) return;
+  if (!pays(ids.size(), bytes)) return;
   auto bundle = std::make_unique<OpenBundle>();
   bundle->id = next_bundle_++;
   bundle->set = set.id;
@@ -203,6 +225,9 @@ void Coordinator::open_bundle(Set& set, std::vector<uint32_t> ids, size_t bytes)
     Definition& definition = *registry_.at(id);
     definition.bundle = bundle.get();
     ++definition.uses;
+    if (!definition.call.is_open()) continue;
+    begin_round(*bundle, now_ns_);
+    ++bundle->open;
   }
   log_.push_back(Bundle{bundle->id, set.id, ids});
   bundle->ids = std::move(ids);

@@ -2,6 +2,7 @@
 #include "control/cycle.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace farandole {
@@ -12,12 +13,20 @@ void Cycle::saw(uint32_t id) {
     previous_ = std::exchange(seen_, {});
     order_.clear();
   }
+  if (!previous_.contains(id)) repeats_ = 0;
   seen_.insert(id);
   order_.push_back(id);
   if (seen_.size() != previous_.size() || seen_ != previous_) return;
   ++repeats_;
   whole_ = std::exchange(order_, {});
   seen_.clear();
+}
+
+std::vector<uint32_t> Cycle::next() const {
+  std::vector<uint32_t> next;
+  std::ranges::copy_if(whole_, std::back_inserter(next),
+                       [this](uint32_t id) { return !seen_.contains(id); });
+  return next;
 }
 
 void Cycle::restart() {

@@ -15,10 +15,12 @@ class Cycle {
 
   // A call that may be bundled was published.
   void saw(uint32_t id);
-  // The same calls have come often enough, and the last of them has just been seen.
-  bool settled() const { return repeats_ >= wanted_ && order_.empty(); }
-  // Once settled: they, in the order of the last time.
-  const std::vector<uint32_t>& ids() const { return whole_; }
+  // The same calls have come often enough.
+  bool settled() const { return repeats_ >= wanted_; }
+  // Once settled: those of them that will come next, in the order of the last time, and those that have
+  // come once more already.
+  std::vector<uint32_t> next() const;
+  const std::vector<uint32_t>& begun() const { return order_; }
   // Begins to learn anew.
   void restart();
   // What was learned did not fit: look twice as long from now on.
@@ -31,7 +33,7 @@ class Cycle {
   std::unordered_set<uint32_t> previous_;  // calls of one cycle
   std::unordered_set<uint32_t> seen_;      // of the one under way
   std::vector<uint32_t> order_;            // the same
-  std::vector<uint32_t> whole_;
+  std::vector<uint32_t> whole_;            // the last one
 };
 
 }  // namespace farandole

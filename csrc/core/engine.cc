@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/outcome.h"
 #include "core/rank_gpu.h"
+#include "lib/clock.h"
 
 namespace farandole {
 namespace {
@@ -197,24 +198,19 @@ void Engine::on(const Run& run) {
   if (broken_) return;
   auto lane = lanes_.find(run.set);
   if (lane == lanes_.end()) return;
-  Bucket bucket;
   auto endings = std::make_shared<std::vector<Ending>>();
-  bool lowest = false;
-  {
-    std::lock_guard lock(mutex_);
-    const ProcessSet& set = sets_.own(run.set);
-    lowest = set.member == 0;
-    bucket = bucket_of(run, set, *endings);
-  }
+  const ProcessSet& set = sets_.own(run.set);
+  const bool lowest = set.member == 0;
+  Bucket bucket = bucket_of(run, set, *endings);
   bucket.done = [this, endings](const Failure* failure) {
     for (Ending& ending : *endings) {
       if (ending.launched) {
         settle(ending, failure);
-        continue;
+      } else if (failure) {
+        ending.outcome.failure = *failure;
       }
-      if (failure) ending.outcome.failure = *failure;
-      finish(ending.submission, std::move(ending.outcome));
     }
+    finish_all(*endings);
   };
   if (lowest) {
     bucket.done = [this, set = run.set, number = run.bucket, gpu = run.gpu,
@@ -246,45 +242,79 @@ void Engine::watch(Bucket& bucket, const Run& run) {
   };
 }
 
-// Memory for outputs whose size only negotiation knew comes from here. Under the mutex.
+// With the calls of its bundles.
+std::vector<Item> Engine::items_of(const Run& run, const ProcessSet& set) const {
+  std::vector<Item> items = run.items;
+  for (uint32_t bundle : run.bundles) {
+    for (uint32_t id : bundler_.ids_of(bundle)) {
+      const bool average = pending_.request_of(id).signature.reduce_op == ReduceOp::kAverage;
+      items.push_back({id, 0, average ? set.members() : 1, {}, {}});
+    }
+  }
+  return items;
+}
+
+// Memory for outputs whose size only negotiation knew comes from here. Requests, sets and the calls of
+// bundles change by the log alone, which the driver reads: submitters need not wait for all this.
 Bucket Engine::bucket_of(const Run& run, const ProcessSet& set, std::vector<Ending>& endings) {
+  const std::vector<Item> items = items_of(run, set);
+  std::vector<std::optional<Submission>> taken;
+  taken.reserve(items.size());
+  {
+    std::lock_guard lock(mutex_);
+    for (const Item& item : items) taken.push_back(pending_.take(item.id, item.sequence));
+  }
   Bucket bucket;
-  auto add = [&](const Item& item) {
-    const Request& request = pending_.request_of(item.id);
-    std::optional<Submission> mine = pending_.take(item.id, item.sequence);
-    Part part = part_of(item, request, set, mine);
+  bucket.parts.reserve(items.size());
+  endings.reserve(items.size());
+  const int64_t now = now_ns();
+  for (size_t i = 0; i < items.size(); ++i) {
+    const Request& request = pending_.request_of(items[i].id);
+    std::optional<Submission>& mine = taken[i];
+    Part part = part_of(items[i], request, set, mine);
     if (mine) {
       const bool on_gpu = request.signature.device != kCpuDevice;
       Outcome outcome = outcome_of(part.signature, part.rows, set, *mine,
                                    on_gpu ? gpu_.load()->device() : nullptr);
-      recorder_.negotiated(mine->recorded, run.bucket, log_position_);
+      recorder_.negotiated(mine->recorded, run.bucket, log_position_, now);
       part.output = outcome.output;
       endings.push_back({std::move(*mine), std::move(outcome)});
     }
     bucket.parts.push_back(std::move(part));
-  };
-  for (const Item& item : run.items) add(item);
-  for (uint32_t bundle : run.bundles) {
-    for (uint32_t id : bundler_.ids_of(bundle)) {
-      bool average = pending_.request_of(id).signature.reduce_op == ReduceOp::kAverage;
-      add({id, 0, average ? set.members() : 1, {}, {}});
-    }
   }
   return bucket;
 }
 
-void Engine::finish(const Submission& submission, Outcome outcome) {
+void Engine::finish(Submission submission, Outcome outcome) {
+  Ending ending{std::move(submission), std::move(outcome)};
+  finish_all({&ending, 1});
+}
+
+// Each step for all of them: submitters want the mutex too. What was launched is not told again. A name is
+// free before its handle is done.
+void Engine::finish_all(std::span<Ending> endings) {
   {
     std::lock_guard lock(mutex_);
-    pending_.finish(submission);
+    for (const Ending& ending : endings) {
+      if (!ending.launched) pending_.finish(ending.submission);
+    }
   }
-  if (outcome.failure) {
-    recorder_.failed(submission.recorded, outcome.failure);
-    tell_first(outcome.failure);
-  } else {
-    recorder_.done(submission.recorded);
+  const int64_t now = now_ns();
+  for (const Ending& ending : endings) {
+    if (ending.launched) continue;
+    const RecordedCall& call = ending.submission.recorded;
+    if (ending.outcome.failure) {
+      recorder_.failed(call, ending.outcome.failure);
+      tell_first(ending.outcome.failure);
+    } else {
+      recorder_.done(call, now);
+    }
   }
-  handles_.finish(submission.handle, std::move(outcome));
+  handles_.finish_all([&](auto&& end) {
+    for (Ending& ending : endings) {
+      if (!ending.launched) end(ending.submission.handle, std::move(ending.outcome));
+    }
+  });
 }
 
 }  // namespace farandole

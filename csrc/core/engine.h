@@ -123,6 +123,7 @@ class Engine {
   void on(const OpenGpu& open);
   void on(const GpuKey& key);
 
+  std::vector<Item> items_of(const Run& run, const ProcessSet& set) const;
   Bucket bucket_of(const Run& run, const ProcessSet& set, std::vector<Ending>& endings);
   void push_gpu(const Run& run, Bucket bucket, std::shared_ptr<std::vector<Ending>> endings);
   std::string label_of(const Run& run);
@@ -134,7 +135,8 @@ class Engine {
   void close_gpu(SetId set, const Failure& failure);
   void abort_gpu(const Failure& failure);
   void watch(Bucket& bucket, const Run& run);
-  void finish(const Submission& submission, Outcome outcome);
+  void finish(Submission submission, Outcome outcome);
+  void finish_all(std::span<Ending> endings);
   void tell_first(const Failure& failure);
   void take_failure();
   void break_down(const Failure& failure);

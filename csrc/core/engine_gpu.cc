@@ -7,6 +7,7 @@
 #include "core/engine.h"
 #include "core/error.h"
 #include "core/rank_gpu.h"
+#include "lib/clock.h"
 
 namespace farandole {
 namespace {
@@ -86,7 +87,7 @@ void Engine::settle(const Ending& ending, const Failure* failure) {
     recorder_.failed(ending.submission.recorded, *failure);
     tell_first(*failure);
   } else {
-    recorder_.done(ending.submission.recorded);
+    recorder_.done(ending.submission.recorded, now_ns());
   }
   handles_.settle(ending.submission.handle, failure);
 }

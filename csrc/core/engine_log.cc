@@ -9,6 +9,7 @@
 #include "core/log.h"
 #include "core/outcome.h"
 #include "core/rank_gpu.h"
+#include "lib/clock.h"
 
 namespace farandole {
 namespace {
@@ -39,7 +40,7 @@ void Engine::on(const Result& result) {
     if (!set || set->member < 0) return;
     mine = pending_.take(result.id, result.sequence);
     if (!mine) return;
-    recorder_.negotiated(mine->recorded, 0, log_position_);
+    recorder_.negotiated(mine->recorded, 0, log_position_, now_ns());
     const Signature& signature = pending_.request_of(result.id).signature;
     const bool on_gpu = mine->device != kCpuDevice;
     outcome = outcome_of(signature, rows_of(result.rows, signature, set->members()), *set, *mine,
@@ -49,7 +50,7 @@ void Engine::on(const Result& result) {
   if (outcome.output && !result.payload.empty()) {
     std::memcpy(outcome.output, result.payload.data(), result.payload.size());
   }
-  finish(*mine, std::move(outcome));
+  finish(std::move(*mine), std::move(outcome));
 }
 
 // Also of sets that are gone: a report of ours may have come too late.
@@ -63,7 +64,7 @@ void Engine::on(const Fail& fail) {
     mine = pending_.fail(fail.key, set && set->join, next);
     if (next) report_locked(*next);
   }
-  if (mine) finish(*mine, failed(fail.failure));
+  if (mine) finish(std::move(*mine), failed(fail.failure));
 }
 
 void Engine::on(const Joined& joined) {
@@ -100,7 +101,7 @@ void Engine::on(const OpenSet& open) {
       open_lane(open.set, take_staging(open.set));
     }
   }
-  if (mine) finish(*mine, valued(open.set));
+  if (mine) finish(std::move(*mine), valued(open.set));
 }
 
 void Engine::on(const CloseSet& close) {
@@ -119,7 +120,7 @@ void Engine::on(const CloseSet& close) {
     sets_.close(close.set);
     mine = pending_.take(close.key);
   }
-  if (mine) finish(*mine, valued(close.set));
+  if (mine) finish(std::move(*mine), valued(close.set));
 }
 
 void Engine::on(const Bundle& bundle) {

@@ -84,16 +84,16 @@ void Handles::free(Slot& slot, uint32_t index) {
   free_.push_back(index);
 }
 
+void Handles::end(Handle handle, Outcome&& outcome) {
+  auto index = static_cast<uint32_t>(handle);
+  Slot& slot = slots_.at(index - 1);
+  slot.state = State::kDone;
+  slot.outcome = std::move(outcome);
+  if (slot.released) free(slot, index);
+}
+
 void Handles::finish(Handle handle, Outcome outcome) {
-  {
-    std::lock_guard lock(mutex_);
-    auto index = static_cast<uint32_t>(handle);
-    Slot& slot = slots_.at(index - 1);
-    slot.state = State::kDone;
-    slot.outcome = std::move(outcome);
-    if (slot.released) free(slot, index);
-  }
-  announce();
+  finish_all([&](auto&& end) { end(handle, std::move(outcome)); });
 }
 
 void Handles::fail_all(const Failure& failure) {

@@ -48,6 +48,15 @@ class Handles {
   Handle create(uint32_t label = 0, bool on_gpu = false);
   uint32_t label_of(Handle handle);
   void finish(Handle handle, Outcome outcome);
+  // Several, which waiters see at once: each(end) calls end(handle, outcome) for every one.
+  template <class Each>
+  void finish_all(Each&& each) {
+    {
+      std::lock_guard lock(mutex_);
+      each([this](Handle handle, Outcome&& outcome) { end(handle, std::move(outcome)); });
+    }
+    announce();
+  }
   // Launched on a GPU: waiters go on, the buffers stay in use until settle().
   void launch(Handle handle, Outcome outcome);
   void settle(Handle handle, const Failure* failure);
@@ -92,6 +101,7 @@ class Handles {
   Slot* find(Handle handle);  // null: unknown
   Slot& slot_of(Handle handle);
   Outcome& outcome_of(Handle handle);
+  void end(Handle handle, Outcome&& outcome);
   void let_go(Slot& slot, Handle handle);
   void free(Slot& slot, uint32_t index);
 

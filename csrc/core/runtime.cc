@@ -35,9 +35,10 @@ void check_choice(const char* name, const std::string& value,
               std::string(name) + "='" + value + "' is none of " + all);
 }
 
-Coordinator::Settings coordinator_settings(const Config& config, int size) {
+Coordinator::Settings coordinator_settings(const Config& config, const Topology& topology) {
   Coordinator::Settings settings;
-  settings.size = size;
+  settings.size = topology.size;
+  settings.bundle_tiny = topology.local_size() == topology.size;
   settings.fusion_bytes = static_cast<size_t>(std::max<int64_t>(config.fusion_bytes, 0));
   settings.gpu_fusion_bytes = static_cast<size_t>(std::max<int64_t>(config.gpu_fusion_bytes, 0));
   check_choice("FARANDOLE_GPU_PLANE", config.gpu_plane, {"auto", "nccl", "host"});
@@ -196,7 +197,7 @@ void Runtime::open_engine(std::span<const Card> cards, Segment world_staging) {
                             }};
     if (topology_.rank == 0) {
       leader_ = std::make_unique<Leader>(
-          coordinator_settings(config_, topology_.size), std::move(setup),
+          coordinator_settings(config_, topology_), std::move(setup),
           [this](const std::string& notice) { dump_host(notice); },
           [this](Rank rank, int64_t ns) { recorder_->late(rank, ns); });
     } else {

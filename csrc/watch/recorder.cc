@@ -69,18 +69,21 @@ void Recorder::submitted(RecordedCall& call, uint64_t sequence, std::span<const 
   tally_.submitted.fetch_add(1, std::memory_order_relaxed);
 }
 
-void Recorder::negotiated(RecordedCall& call, uint64_t bucket, uint64_t log_position) {
+void Recorder::negotiated(RecordedCall& call, uint64_t bucket, uint64_t log_position,
+                          int64_t time_ns) {
   call.bucket = bucket;
   FlightEvent event = event_of(EventKind::kNegotiated, call);
-  event.time_ns = now_ns();
+  event.time_ns = time_ns;
   event.sequence = log_position;
   record(event);
   const int64_t took = event.time_ns - call.submitted_ns;
   tally_.negotiation_ns.add(static_cast<uint64_t>(std::max<int64_t>(took, 0)));
 }
 
-void Recorder::done(const RecordedCall& call) {
-  record(event_of(EventKind::kDone, call));
+void Recorder::done(const RecordedCall& call, int64_t time_ns) {
+  FlightEvent event = event_of(EventKind::kDone, call);
+  event.time_ns = time_ns;
+  record(event);
   tally_.done.fetch_add(1, std::memory_order_relaxed);
   tally_.bytes.fetch_add(call.bytes, std::memory_order_relaxed);
 }

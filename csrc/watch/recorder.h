@@ -37,8 +37,9 @@ class Recorder {
 
   // ---- any thread
   void submitted(RecordedCall& call, uint64_t sequence, std::span<const int64_t> shape);
-  void negotiated(RecordedCall& call, uint64_t bucket, uint64_t log_position);
-  void done(const RecordedCall& call);
+  // The calls of a bucket share one look at the clock.
+  void negotiated(RecordedCall& call, uint64_t bucket, uint64_t log_position, int64_t time_ns);
+  void done(const RecordedCall& call, int64_t time_ns);
   void failed(const RecordedCall& call, const Failure& failure);
   // A bucket of `tensors` begins to move; returns the time.
   int64_t launched(SetId set, uint64_t bucket, size_t tensors, uint64_t bytes);

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "check.h"
+#include "lib/clock.h"
 #include "lib/json.h"
 #include "lib/segment.h"
 #include "watch/flight_text.h"
@@ -109,7 +110,7 @@ TEST(the_ring_keeps_the_last_events) {
   Memory memory;
   Recorder recorder(memory.flight, 0, {});
   constexpr int64_t kCount = 3 * FlightPage::kEvents + 17;
-  for (int64_t n = 1; n <= kCount; ++n) recorder.done(call_of(n));
+  for (int64_t n = 1; n <= kCount; ++n) recorder.done(call_of(n), now_ns());
   const FlightPage& page = memory.flight.page(0);
   CHECK_EQ(page.recorded.load(), kCount);
   CHECK_EQ(page.dropped.load(), 0);
@@ -123,7 +124,7 @@ TEST(threads_share_the_ring) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 3; ++t) {
     threads.emplace_back([&, t] {
-      for (int64_t n = 1; n <= 10'000; ++n) recorder.done(call_of(n * 3 + t));
+      for (int64_t n = 1; n <= 10'000; ++n) recorder.done(call_of(n * 3 + t), now_ns());
     });
   }
   for (int look = 0; look < 20; ++look) readable(memory.flight.page(0));
@@ -139,7 +140,7 @@ TEST(a_killed_writer_leaves_whole_events) {
     const pid_t child = ::fork();
     if (child == 0) {
       Recorder recorder(memory.flight, 0, {});
-      for (int64_t n = 1;; ++n) recorder.done(call_of(n));
+      for (int64_t n = 1;; ++n) recorder.done(call_of(n), now_ns());
     }
     const FlightPage& page = memory.flight.page(0);
     while (page.recorded.load() < 5000u + static_cast<unsigned>(round) * 777u) ::sched_yield();
