@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,15 +25,17 @@ def _key_of(function: object, array: Any, args: Any, kwargs: dict[str, Any]) -> 
     apart."""
     name = kwargs.get("name")
     if name is not None:
-        return function, name
+        return function, name  # as again() has it
     form = getattr(array, "dtype", None), getattr(array, "shape", None)
     return function, args, *kwargs.values(), form
 
 
 def again(function: object, array: Any, args: Any, kwargs: dict[str, Any]) -> Handle[Any] | None:
     """Submits the call if it is one that was remembered come again; else gives None."""
+    name = kwargs.get("name")
     try:
-        repeat = _repeats.get(_key_of(function, array, args, kwargs))
+        key = (function, name) if name is not None else _key_of(function, array, args, kwargs)
+        repeat = _repeats.get(key)
         if repeat is None or repeat.kwargs != kwargs or repeat.args != args:
             return None
     except (TypeError, ValueError):  # an argument that has no hash, or cannot be compared
@@ -63,6 +65,7 @@ class Repeat:
     """A call whose result has its input's form, for arrays such as it was first made with."""
 
     __slots__ = (
+        "_address",
         "_buffer",
         "_call",
         "_device",
@@ -70,6 +73,7 @@ class Repeat:
         "_in_place",
         "_kind",
         "_shape",
+        "_submit",
         "_tensor",
         "_timeout",
         "_type",
@@ -92,6 +96,9 @@ class Repeat:
         self._in_place = in_place
         self._timeout = timeout
         self._tensor: PreparedTensor | None = None
+        self._address = self._kind.address
+        # Of named calls in place on the CPU, once prepared: all that is left to do.
+        self._submit: Callable[[Any, Any], int] | None = None
         self.args: Any = ()
         self.kwargs: dict[str, Any] = {}
 
@@ -99,11 +106,20 @@ class Repeat:
         """Submits it for `array`, or gives None where that is not such an array."""
         if type(array) is not self._type:
             return None
-        kind, device = self._kind, self._device
-        pointer = output = kind.address(array, self._dtype, self._shape, self._in_place, device)
+        pointer = self._address(array, self._dtype, self._shape, self._in_place, self._device)
         if not pointer:
             return None
-        result = array
+        if self._submit is None:
+            return self._start(array, pointer)
+        sweep()
+        number = self._submit(pointer, pointer)
+        if number < 0:
+            check_count(number)
+        return OneHandle(number, (array, pointer), array, self._call, self._timeout)
+
+    def _start(self, array: Any, pointer: Any) -> Handle[Any] | None:
+        kind, device = self._kind, self._device
+        result, output = array, pointer
         if not self._in_place:
             try:
                 result = kind.empty(array)
@@ -114,6 +130,8 @@ class Repeat:
         if tensor is None:
             pointers = kind.gives_pointers
             tensor = self._tensor = PreparedTensor(self._call, self._buffer, pointers=pointers)
+            if self._in_place and device is None and self._call.name is not None:
+                self._submit = tensor.start
         sweep()
         if self._call.name is None:
             begin_unnamed(self._call)

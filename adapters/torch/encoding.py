@@ -35,6 +35,7 @@ class Encoding:
         "_sparse_dim",
         "_tensor",
         "place",
+        "start",
         "submit",
     )
 
@@ -58,6 +59,9 @@ class Encoding:
         self._dtype: torch.dtype | None = None  # of gradients that travel as they are
         self._numel = -1
         self.submit: Callable[[int, int], int]  # (input, output addresses) -> handle
+        # The same where gradients are reduced as they are and where they are, on the CPU; negative:
+        # an error's number. None: they are not, or it is not known yet.
+        self.start: Callable[[int, int], int] | None = None
 
     def rows(self, like: Tensor, sparse_dim: int) -> Rows:
         """The encoding of gradients that turned out to be sparse, on any rank, in its stead."""
@@ -65,13 +69,22 @@ class Encoding:
             self._tensor.close()
         return Rows(self._call, self._group, like, sparse_dim)
 
+    def lie_at(self, place: Place | None) -> None:
+        """Gradients are to lie there."""
+        self.place = place
+        self.start = None
+
+    def carries(self, grad: Tensor) -> bool:
+        """Whether it is such a gradient as the last one, which went as it was."""
+        return grad.dtype is self._dtype and grad.numel() == self._numel and grad.is_contiguous()
+
     def encode(self, grad: Tensor) -> Tensor | None:
         """The contiguous tensor to send: `grad` itself where nothing has to be done.
 
         None for a sparse one without sparse_as_dense: it needs another encoding, on all ranks.
         Raises ValueError where that has no meaning.
         """
-        if grad.dtype is self._dtype and grad.numel() == self._numel and grad.is_contiguous():
+        if self.carries(grad):
             return grad
         dense = grad
         if grad.layout is not torch.strided:
@@ -85,6 +98,9 @@ class Encoding:
         self._prepare(wire)
         plain = self._compressor is Compression.none and dense is grad
         self._dtype, self._numel = (grad.dtype, grad.numel()) if plain else (None, -1)
+        self.start = None
+        if plain and self.place is None and isinstance(self._tensor, PreparedTensor):
+            self.start = self._tensor.start
         return wire
 
     def ensure(self, parameter: Tensor) -> None:

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from farandole.buffers import EMPTY
+from farandole._library import check_count
+from farandole.buffers import EMPTY, NOWHERE
 from farandole.handles import is_absent
 from farandole.torch import cuda
 from farandole.torch.bucket_view import Place
@@ -80,7 +82,7 @@ class Gradient:
         """Where its results come from now on; None: where torch has put it."""
         self.place = place
         if isinstance(self.encoding, Encoding):
-            self.encoding.place = place
+            self.encoding.lie_at(place)
 
     # ---- hooks
 
@@ -116,14 +118,31 @@ class Gradient:
 
     before.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning from pickle
 
-    def arrived(self, _parameter: Tensor) -> None:
+    def arrived(self, parameter: Tensor) -> None:
         """Runs after autograd has accumulated into `.grad`."""
         reducer = self.reducer
         reducer.settled = False
+        if reducer.quick and self.handle is None:
+            encoding, grad = self.encoding, parameter.grad
+            start = encoding.start
+            if start is not None and grad is not None and encoding.carries(grad):
+                self._pointer = pointer = grad.data_ptr() or EMPTY
+                number = start(pointer, pointer)
+                self.handle = number if number >= 0 else check_count(number)
+                self._sent = self._shown = grad
+                self._version = grad._version
+                self._reduced = False
+                reducer.sent.append(self)
+                return
+        self._arrived(reducer)
+
+    def _arrived(self, reducer: Reducer) -> None:
+        """In any case."""
         if reducer.mean:
             reducer.count_pass()
         if self.handle is not None:
             self.late = not self.sparse_dim
+            reducer.regular = False
             self._shown = self.parameter.grad
         elif not reducer.holding:
             self.left -= 1
@@ -153,7 +172,10 @@ class Gradient:
         self._pointer, self._version = pointer, wire._version
         if self.place is not None:
             self._send_to(self.place)
+        if self._input is None:
+            pointer = self._pointer
         self.handle = encoding.submit(pointer, self._pointer)
+        reducer.sent.append(self)
         self._reduced = False
         self.left = reducer.passes
 
@@ -164,9 +186,17 @@ class Gradient:
         grad = self._sent
         if grad is None or grad is not self._shown or place.holds(grad) or grad is self._graphed:
             return
-        if self._base is not place.tensor and place.fits(grad):
-            self._input, self._sent = grad, place.ready(grad)
-            self._pointer = place.pointer
+        if self._base is place.tensor or not place.fits(grad):
+            return
+        tensor = place.ready(grad)
+        if place.at == NOWHERE:  # torch makes the next gradient in the memory that is free then
+            with torch.no_grad():
+                tensor.copy_(grad)
+            self.parameter.grad = self._shown = tensor
+            self._version = tensor._version
+        else:
+            self._input = grad
+        self._sent, self._pointer = tensor, place.pointer
 
     def send_rest(self, keep: bool) -> None:
         """Before a window closes: sends what has not been sent, or that there is nothing."""
@@ -193,6 +223,8 @@ class Gradient:
         else:
             self.encoding.ensure(self.parameter)
         self.handle = self.encoding.submit(0, output)
+        self.reducer.sent.append(self)
+        self.reducer.regular = False
         self.left = self.reducer.passes
 
     def gather(self, sparse_dim: int) -> None:

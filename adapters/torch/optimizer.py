@@ -214,12 +214,12 @@ class _Distributed(torch.optim.Optimizer):
         reducer = self._reducer
         before = reducer is not None and reducer.holding
         if reducer is not None:
-            reducer.holding = True
+            reducer.hold(True)
         try:
             yield
         finally:
             if reducer is not None:
-                reducer.holding = before
+                reducer.hold(before)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """As torch's; reductions under way are waited for and dropped, on all ranks alike."""
@@ -246,7 +246,7 @@ class _Distributed(torch.optim.Optimizer):
         """
         if self._reducer is not None:
             scope, averages = self._reducer.scope, self._reducer.averages
-            self._reducer.factor = factor_of(weight, averages, f"{scope}.weight", self._process_set)
+            self._reducer.weigh(factor_of(weight, averages, f"{scope}.weight", self._process_set))
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes the number of arrivals before a gradient is reduced. ValueError below 1."""

@@ -82,12 +82,15 @@ class Reducer:
         self.gradients: list[Gradient] = []
         self._unhooked: list[Gradient] = []
         self.open = False  # a window has begun
+        self.sent: list[Gradient] = []  # in it
+        self.regular = True  # each of them once, with what it had
+        self.quick = False  # what arrives is sent at once, and unchanged
         self.again = False  # gradients arrived after they were sent
         self.settled = False  # nothing has arrived since the last synchronize()
         self.holding = False  # no_sync(): gradients stay local
         self.in_buckets = False  # gradients lie in memory in which they are reduced
         self.steps = 0
-        self.factor = 1.0  # gradients are multiplied by it before they are sent
+        self.factor = 1.0  # of gradients, before they are sent
         self._closed = False
         self._promised = False  # a synchronize() has passed its time
         self._passes_seen = 0
@@ -155,6 +158,20 @@ class Reducer:
     def _end_pass(self) -> None:
         self._in_pass = False
 
+    def hold(self, holding: bool) -> None:
+        """Gradients stay local from here on, or not any more."""
+        self.holding = holding
+        self._choose()
+
+    def weigh(self, factor: float) -> None:
+        """Gradients are multiplied by `factor` before they are sent."""
+        self.factor = factor
+        self._choose()
+
+    def _choose(self) -> None:
+        plain = self.passes == 1 and self.factor == 1.0 and not self.mean
+        self.quick = self.open and plain and not self.holding
+
     @property
     def averages(self) -> bool:
         """Whether it takes the ranks' average."""
@@ -180,6 +197,7 @@ class Reducer:
         if self._word is None:
             self._word = ClosingWord(self.scope, self._settings.process_set)
         self.open = True
+        self._choose()
         _open.add(self)
 
     def synchronize(self, timeout: float | None = None) -> None:
@@ -230,24 +248,31 @@ class Reducer:
         if not self.open:
             self.begin()
         self.hook()
-        late = tensors = sparse = 0
+        late = sparse = 0
+        if not self.regular or len(self.sent) < len(self.gradients):
+            late, sparse = self._send_rest(keep)
+        self._closed = True
+        assert self._word is not None
+        sent = len(self.sent)
+        self._word.send(Statement(late, int(not keep), sparse, self.steps, sent, carried))
+
+    def _send_rest(self, keep: bool) -> tuple[int, int]:
+        """What a Statement says of late and of sparse gradients."""
+        late = sparse = 0
         for number, gradient in enumerate(self.gradients):
             if gradient.handle is None and gradient.wanted():
                 gradient.send_rest(keep)
-            tensors += gradient.handle is not None
             late += gradient.late
             if gradient.sparse_dim:
                 sparse = (number << 8) + gradient.sparse_dim
-        self._closed = True
-        assert self._word is not None
-        self._word.send(Statement(late, int(not keep), sparse, self.steps, tensors, carried))
+        return late, sparse
 
     def _finish(self, keep: bool, carried: int = 0, limit: _Limit | None = None) -> None:
         for other in list(_open):
             if other is not self:
                 other.close(keep=True)
         self.close(keep, carried)
-        sent = [g for g in self.gradients if g.handle is not None]
+        sent = self.sent
         handles = numbers_of([g.handle for g in sent])
         assert self._word is not None
         deadline = None if limit is None else limit.at
@@ -264,13 +289,13 @@ class Reducer:
             cuda.join(handles, sent)
         self.again = said.late > 0 or said.sparse > 0
         with torch.no_grad():
-            failures = [gradient.settle(keep) for gradient in sent]
+            failures = [text for g in sent if (text := g.settle(keep)) is not None]
         if said.sparse:  # one of them; the next window is about the others
             self.gradients[said.sparse >> 8].gather(said.sparse & 0xFF)
         release(handles)
         self._end_window()
-        for failure in filter(None, failures):
-            raise RuntimeError(failure)
+        if failures:
+            raise RuntimeError(failures[0])
 
     def _late(self, sent: list[Gradient], seconds: float) -> StallError:
         """What has not come within so many seconds, and who has not sent it."""
@@ -286,8 +311,7 @@ class Reducer:
 
     def abandon(self) -> None:
         """Ends the window without waiting, before shutdown(): its results will never come."""
-        sent = [g for g in self.gradients if g.handle is not None]
-        self._abandon(sent, numbers_of([g.handle for g in sent]))
+        self._abandon(self.sent, numbers_of([g.handle for g in self.sent]))
         self.settled = False
 
     def _abandon(self, sent: list[Gradient], handles: Any) -> None:
@@ -299,7 +323,8 @@ class Reducer:
         self._end_window()
 
     def _end_window(self) -> None:
-        self.open = self._closed = self._promised = False
+        self.open = self._closed = self._promised = self.quick = False
+        self.sent, self.regular = [], True
         _open.discard(self)
         self._count_anew()
 
@@ -312,5 +337,6 @@ class Reducer:
     def set_passes(self, passes: int) -> None:
         """Changes the number of arrivals before a gradient is sent, from the next window on."""
         self.passes = passes
+        self._choose()
         for gradient in self.gradients:
             gradient.left = passes

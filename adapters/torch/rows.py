@@ -53,6 +53,8 @@ class Rows:
     Values travel uncompressed. Dense gradients among sparse ones are made sparse.
     """
 
+    start = None
+
     def __init__(
         self, call: Call, group: tuple[str | None, int], like: Tensor, sparse_dim: int
     ) -> None:
@@ -70,6 +72,10 @@ class Rows:
     def ensure(self, parameter: Tensor) -> None:
         """Makes `submit` usable where nothing has been sent yet."""
         self._rows = no_rows(parameter, self._sparse_dim)
+
+    def carries(self, _grad: Tensor) -> bool:
+        """None goes as it is."""
+        return False
 
     def encode(self, grad: Tensor) -> Tensor:
         """The contiguous tensor to send."""

@@ -57,12 +57,20 @@ void Bundler::pass_ready(Ready&& ready, int64_t handle, std::vector<Report>& out
     give_up(bundle, false, out);
     return void(out.emplace_back(std::move(ready)));
   }
+  withhold(ready.id, handle, out);
+}
+
+bool Bundler::withhold(uint32_t id, int64_t handle, std::vector<Report>& out) {
+  const Place place = place_of(id);
+  if (!place.bundle || place.bundle->state != State::kActive) return false;
+  Opened& bundle = *place.bundle;
   bundle.withheld.push_back({place.position, handle});
   ++withheld_;
-  if (bundle.withheld.size() < bundle.ids.size()) return;
+  if (bundle.withheld.size() < bundle.ids.size()) return true;
   withheld_ -= static_cast<int>(bundle.withheld.size());
   bundle.withheld.clear();
   out.push_back(ReadyAll{bundle.id});
+  return true;
 }
 
 void Bundler::give_up(Opened& bundle, bool awaited, std::vector<Report>& out) {

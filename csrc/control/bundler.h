@@ -22,6 +22,9 @@ class Bundler {
   void open(const Bundle& bundle, const std::function<bool(uint32_t)>& under_way);
   // A report on its way out, and the handle that it will end (0: none); appends what to send now.
   void pass(Report&& report, int64_t handle, std::vector<Report>& out);
+  // As pass() of a Ready with input and this id, if it is withheld, or was the last of its bundle; false:
+  // nothing was done.
+  bool withhold(uint32_t id, int64_t handle, std::vector<Report>& out);
   // Somebody needs these handles: what is withheld of their bundles goes out.
   void await(std::span<const int64_t> handles, std::vector<Report>& out);
   // The log has said Unbundle.

@@ -36,8 +36,12 @@ class Encoder {
   template <class T>
     requires std::is_arithmetic_v<T>
   void put(const std::vector<T>& values) {
+    put_numbers(std::span(values));
+  }
+  template <class T>
+  void put_numbers(std::span<const T> values) {
     put(static_cast<uint32_t>(values.size()));
-    append(values.data(), values.size() * sizeof(T));
+    append(values.data(), values.size_bytes());
   }
 
  private:

@@ -180,7 +180,7 @@ class Coordinator {
   void open_bundle(Set& set, std::vector<uint32_t> ids, size_t bytes);
 
   // Process sets
-  void add_set(const CallKey& key, const std::vector<int64_t>& ranks);
+  void add_set(const CallKey& key, std::span<const int64_t> ranks);
   void remove_set(const CallKey& key, SetId id);
   void open_set(SetId id, std::vector<Rank> ranks);
   void end_join(Set& set);

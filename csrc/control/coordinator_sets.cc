@@ -25,7 +25,7 @@ void Coordinator::open_set(SetId id, std::vector<Rank> ranks) {
   sets_[id] = std::move(set);
 }
 
-void Coordinator::add_set(const CallKey& key, const std::vector<int64_t>& wanted) {
+void Coordinator::add_set(const CallKey& key, std::span<const int64_t> wanted) {
   bool ascending = std::ranges::adjacent_find(wanted, std::greater_equal<>()) == wanted.end();
   bool sound =
       !wanted.empty() && ascending && wanted.front() >= 0 && wanted.back() < settings_.size;

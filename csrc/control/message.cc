@@ -18,6 +18,7 @@ struct Writing {
     out.put(value);
   }
   void operator()(bool value) { out.put(static_cast<uint8_t>(value)); }
+  void operator()(const Dimensions& value) { out.put_numbers<int64_t>(value); }
   void operator()(const ByteString& value) { out.put_bytes(value); }
   void operator()(const ByteView& value) { out.put_bytes(value); }
   template <class T>
@@ -39,6 +40,7 @@ struct Reading {
   void operator()(bool& value) { value = in.get_bool(); }
   void operator()(std::string& value) { value = in.get_string(); }
   void operator()(std::vector<int64_t>& value) { value = in.get_vector<int64_t>(); }
+  void operator()(Dimensions& value) { value = in.get_vector<int64_t>(); }
   void operator()(std::vector<int32_t>& value) { value = in.get_vector<int32_t>(); }
   void operator()(std::vector<uint32_t>& value) { value = in.get_vector<uint32_t>(); }
   void operator()(ByteView& value) { value = in.get_bytes(); }

@@ -75,6 +75,8 @@ class Engine {
   std::optional<std::string> take_answer(uint64_t number);
   // The same under the mutex, and rings nobody; the handle that the call will end, 0: none.
   void pass(Report&& report, Handle handle);
+  // The same for a Ready of this id.
+  void pass_known(uint32_t id, Contribution&& given, Handle handle);
   // Something has been passed since the last time: the leader wants to be rung. Any thread.
   bool take_news() { return news_.exchange(false); }
   // Somebody needs these handles now: no report of theirs is withheld any longer.

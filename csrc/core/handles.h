@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "core/dimensions.h"
 #include "core/error.h"
 #include "lib/clock.h"
 
@@ -35,7 +36,7 @@ struct Outcome {
   std::byte* output = nullptr;
   OwnedMemory owned;  // if the core had to allocate the output
   bool absent = false;
-  std::vector<int64_t> shape;
+  Dimensions shape;
   std::vector<int64_t> received;  // alltoall
   int64_t value = 0;
   std::shared_ptr<GpuEvent> past;  // launched on a GPU: done behind this point of our stream

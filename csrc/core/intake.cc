@@ -33,7 +33,7 @@ bool reduces(Op op) { return op == Op::kAllreduce || op == Op::kReducescatter; }
 bool moves_bytes(Op op) { return op <= Op::kAlltoall; }
 bool gathers(Op op) { return op == Op::kAllgather || op == Op::kAlltoall; }
 
-void check_shape(const Request& request, const std::vector<int64_t>& shape) {
+void check_shape(const Request& request, const Dimensions& shape) {
   int64_t bytes = static_cast<int64_t>(size_of(request.signature.dtype));
   for (int64_t n : shape) {
     if (n < 0) refuse(request, "negative length in shape " + text_of(shape));
@@ -130,7 +130,7 @@ Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own) {
   if (about_sets && request.set != kWorldSet) refuse(request, "that is up to the whole world");
 
   Submission& mine = taken.submission;
-  mine.shape.assign(asked.shape, asked.shape + asked.ndim);
+  mine.shape = Dimensions({asked.shape, static_cast<size_t>(asked.ndim)});
   mine.input = static_cast<const std::byte*>(asked.input);
   mine.output = static_cast<std::byte*>(asked.output);
   mine.device = asked.device;

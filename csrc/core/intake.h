@@ -12,6 +12,8 @@ namespace farandole {
 struct Asked {
   Request request;
   Submission submission;  // without a handle yet
+  // Of a kept request, after its first time; as PendingTable::check_free. Under the runtime's mutex.
+  mutable std::shared_ptr<NamedRequest> record = {};
 };
 
 // The names that peers know the request by, even if the rest of it is wrong.

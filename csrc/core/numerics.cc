@@ -38,7 +38,7 @@ Failure numerics_of(std::span<const farandole_request> requests, Rank own) {
     request.signature.device = asked.device;
     request.signature.root = asked.root;
     Submission submission;
-    submission.shape.assign(asked.shape, asked.shape + asked.ndim);
+    submission.shape = Dimensions({asked.shape, static_cast<size_t>(asked.ndim)});
     submission.input = static_cast<const std::byte*>(asked.input);
     if (Failure failure = numerics_of(request, submission, own)) return failure;
   }

@@ -15,11 +15,11 @@ bool same_terms(const Request& a, const Request& b) {
 
 }  // namespace
 
-NamedRequest* PendingTable::find(SetId set, const std::string& name) const {
+std::shared_ptr<NamedRequest> PendingTable::find(SetId set, const std::string& name) const {
   auto names = named_.find(set);
   if (names == named_.end()) return nullptr;
   auto found = names->second.find(name);
-  return found == names->second.end() ? nullptr : found->second.get();
+  return found == names->second.end() ? nullptr : found->second;
 }
 
 std::string PendingTable::interned_key(const Request& request) {
@@ -30,17 +30,21 @@ std::string PendingTable::interned_key(const Request& request) {
 
 NamedRequest& PendingTable::named(const Request& request) {
   auto& slot = named_[request.set][request.name];
-  if (!slot) slot.reset(new NamedRequest(request.set, request.name));
+  if (!slot) slot = std::make_shared<NamedRequest>(request.set, request.name);
   return *slot;
 }
 
 bool PendingTable::in_flight(const Request& request) const {
-  const NamedRequest* record = request.name.empty() ? nullptr : find(request.set, request.name);
+  const auto record = request.name.empty() ? nullptr : find(request.set, request.name);
   return record && record->in_flight;
 }
 
-void PendingTable::check_free(const Request& request, Submission& submission) const {
-  submission.named = request.name.empty() ? nullptr : find(request.set, request.name);
+void PendingTable::check_free(const Request& request, Submission& submission,
+                              std::shared_ptr<NamedRequest>& record) const {
+  if (!record || !record->listed) {
+    record = request.name.empty() ? nullptr : find(request.set, request.name);
+  }
+  submission.named = record.get();
   if (!submission.named || !submission.named->in_flight) return;
   throw Error(ErrorCode::kInvalidArgument,
               "'" + request.name +
@@ -72,6 +76,23 @@ std::optional<Report> PendingTable::submit(const Request& request, Submission su
   return std::nullopt;
 }
 
+uint32_t PendingTable::submit_known(const Request& request, Submission& submission) {
+  NamedRequest* record = submission.named;
+  if (!record || record->refused || !stands_for(*record, request, submission.kept)) return 0;
+  record->submission = std::move(submission);
+  record->in_flight = record->reported = true;
+  return record->id;
+}
+
+// Of what a kept request was compared with once it need not be asked again.
+bool PendingTable::stands_for(NamedRequest& record, const Request& request, uint64_t kept) const {
+  if (record.id == 0) return false;
+  if (kept != 0 && record.same == kept) return true;
+  if (!same_terms(request_of(record.id), request)) return false;
+  record.same = kept;
+  return true;
+}
+
 std::optional<CallKey> PendingTable::key_of(Handle handle) const {
   for (const auto& [set, names] : named_) {
     for (const auto& [name, record] : names) {
@@ -93,7 +114,7 @@ Ready PendingTable::ready_of(NamedRequest& record, const Request& request,
   Ready ready;
   ready.contribution = std::move(contribution);
   record.reported = true;
-  if (record.id != 0 && same_terms(request_of(record.id), request)) {
+  if (stands_for(record, request, record.submission.kept)) {
     ready.id = record.id;
   } else {
     ready.request = request;
@@ -122,6 +143,7 @@ void PendingTable::define(const Define& define) {
   }
   NamedRequest& record = named(define.request);
   record.id = define.id;
+  record.same = 0;
   by_id_[define.id]->named = &record;
 }
 
@@ -160,7 +182,7 @@ std::optional<Submission> PendingTable::take(NamedRequest* record) {
 }
 
 std::optional<Submission> PendingTable::take(const CallKey& key) {
-  if (key.named()) return take(find(key.set, key.name));
+  if (key.named()) return take(find(key.set, key.name).get());
   auto& waiting = unnamed_[key.set].waiting;
   auto found = waiting.find(key.sequence);
   if (found == waiting.end()) return std::nullopt;
@@ -171,7 +193,7 @@ std::optional<Submission> PendingTable::take(const CallKey& key) {
 
 std::optional<Submission> PendingTable::fail(const CallKey& key, bool joined,
                                              std::optional<Report>& next) {
-  NamedRequest* found = key.named() ? find(key.set, key.name) : nullptr;
+  const auto found = key.named() ? find(key.set, key.name) : nullptr;
   if (!found || !found->refused) return take(key);
   NamedRequest& record = *found;
   if (joined) {
@@ -201,7 +223,11 @@ void PendingTable::finish(const Submission& submission) {
 
 // A name that no id stands for is kept only while it is in use.
 void PendingTable::drop_unknown(const NamedRequest& record) {
-  if (record.id == 0 && record.idle()) named_[record.set].erase(std::string(record.name));
+  if (record.id != 0 || !record.idle() || !record.listed) return;
+  auto names = named_.find(record.set);
+  auto found = names->second.find(record.name);
+  found->second->listed = false;
+  names->second.erase(found);
 }
 
 // Never back: once somebody has left, a join may end while calls of this rank are on their way.
@@ -213,6 +239,9 @@ void PendingTable::resume(SetId set, uint64_t next_sequence) {
 void PendingTable::clear() {
   for (auto& known : by_id_) {
     if (known) known->named = nullptr;
+  }
+  for (auto& [set, names] : named_) {
+    for (auto& [name, record] : names) record->listed = false;
   }
   named_.clear();
   unnamed_.clear();

@@ -25,12 +25,13 @@ struct Submission {
   Handle handle = 0;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  std::vector<int64_t> shape;   // of the input, with its own first dimension
+  Dimensions shape;             // of the input, with its own first dimension
   std::vector<int64_t> splits;  // alltoall
   int32_t device = kCpuDevice;
   uint64_t stream = 0;                   // on which the buffers are produced
   std::shared_ptr<GpuEvent> produced;    // there
   struct NamedRequest* named = nullptr;  // as check_free() or submit() has found it
+  uint64_t kept = 0;                     // number of the kept request that it repeats; 0: none
   RecordedCall recorded;
 };
 
@@ -39,7 +40,9 @@ struct NamedRequest {
   NamedRequest(SetId its_set, std::string its_name) : set(its_set), name(std::move(its_name)) {}
   const SetId set;  // with `name` its place in the table
   const std::string name;
-  uint32_t id = 0;  // as the log says; 0: not yet, or not any more
+  bool listed = true;  // in the table
+  uint32_t id = 0;     // as the log says; 0: not yet, or not any more
+  uint64_t same = 0;   // the id stands for the very request that was kept as this number
   bool in_flight = false;
   bool reported = false;  // in flight, and not yet seen in the log
   Submission submission;
@@ -60,13 +63,19 @@ struct NamedRequest {
 class PendingTable {
  public:
   // Throws Error(kInvalidArgument) if a call of this name is in flight already. Before submit().
-  void check_free(const Request& request, Submission& submission) const;
+  // record: the name's as a kept request remembers it; empty, or not listed any more: it is looked up.
+  void check_free(const Request& request, Submission& submission,
+                  std::shared_ptr<NamedRequest>& record) const;
+  uint64_t number_kept() { return ++kept_; }
   bool in_flight(const Request& request) const;
   // The number that the next unnamed call of this set gets.
   uint64_t next_unnamed(SetId set) { return unnamed_[set].next; }
   // Both return the report that tells the coordinator; nullopt: fail() will, once it may be told.
   std::optional<Report> submit(const Request& request, Submission submission,
                                Contribution contribution);
+  // The same where an id says all that there is to report but the contribution: that id. 0: nothing was
+  // done, submission is as it was.
+  uint32_t submit_known(const Request& request, Submission& submission);
   std::optional<Report> refuse(const Request& request, Failure failure);
 
   // The call that this handle waits for; nullopt: the log has settled it already.
@@ -103,16 +112,18 @@ class PendingTable {
   static std::string interned_key(const Request& request);
   NamedRequest& named(const Request& request);
   Ready ready_of(NamedRequest& record, const Request& request, Contribution contribution) const;
+  bool stands_for(NamedRequest& record, const Request& request, uint64_t kept) const;
   const Known& known(uint32_t id) const;
   std::optional<Submission> take(NamedRequest* record);
   void drop_unknown(const NamedRequest& record);
 
-  NamedRequest* find(SetId set, const std::string& name) const;  // nullptr: unknown
+  std::shared_ptr<NamedRequest> find(SetId set, const std::string& name) const;  // null: unknown
 
-  std::map<SetId, std::unordered_map<std::string, std::unique_ptr<NamedRequest>>> named_;
+  std::map<SetId, std::unordered_map<std::string, std::shared_ptr<NamedRequest>>> named_;
   std::map<SetId, UnnamedCalls> unnamed_;
   std::unordered_map<std::string, uint32_t> interned_;  // signatures of unnamed calls
   std::vector<std::optional<Known>> by_id_;
+  uint64_t kept_ = 0;
 };
 
 }  // namespace farandole

@@ -64,6 +64,10 @@ Handle Runtime::enter(const Request& request, Submission submission) {
     return handle;
   }
   Contribution given = contribution_of(request, submission, topology_.rank);
+  if (const uint32_t id = engine_->pending().submit_known(request, submission)) {
+    engine_->pass_known(id, std::move(given), handle);
+    return handle;
+  }
   if (auto news = engine_->pending().submit(request, std::move(submission), std::move(given))) {
     engine_->pass(std::move(*news), handle);
   }
@@ -112,7 +116,7 @@ std::vector<Asked> Runtime::take_in_all(std::span<const farandole_request> reque
     describe(all.back());
     const Request& taken = all.back().request;
     check_buffers(taken, all.back().submission, engine_->sets().own(taken.set));
-    engine_->pending().check_free(taken, all.back().submission);
+    engine_->pending().check_free(taken, all.back().submission, all.back().record);
     if (!taken.name.empty() && !names.emplace(taken.set, taken.name).second) {
       throw Error(ErrorCode::kInvalidArgument,
                   "'" + taken.name + "' is twice in one group; give each tensor its own name");
@@ -131,6 +135,7 @@ Asked Runtime::keep(const farandole_request& request) {
   Asked asked = take_in(request, engine_->sets(), topology_.rank);
   asked.request.signature.place = place_of(asked.request);
   describe(asked);
+  asked.submission.kept = engine_->pending().number_kept();
   return asked;
 }
 
@@ -145,7 +150,7 @@ Handle Runtime::submit(const Asked& kept, const void* input, void* output, uint6
     std::lock_guard lock(engine_->mutex());
     check_open();
     const ProcessSet& set = working_set(kept.request, engine_->sets());
-    engine_->pending().check_free(kept.request, submission);
+    engine_->pending().check_free(kept.request, submission, kept.record);
     submission.stream = stream;
     try {
       check_buffers(kept.request, submission, set);

@@ -48,7 +48,7 @@ const char* name_of(DType dtype) { return kDTypes.at(static_cast<size_t>(dtype))
 const char* name_of(ReduceOp op) { return row(kReduceOps, op); }
 const char* name_of(Op op) { return row(kOps, op); }
 
-std::string text_of(const std::vector<int64_t>& shape) {
+std::string text_of(std::span<const int64_t> shape) {
   std::string text = "(";
   for (size_t i = 0; i < shape.size(); ++i) {
     text += (i ? ", " : "") + (shape[i] < 0 ? "*" : std::to_string(shape[i]));

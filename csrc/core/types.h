@@ -4,8 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
+
+#include "core/dimensions.h"
 
 namespace farandole {
 
@@ -63,7 +66,7 @@ size_t size_of(DType dtype);
 const char* name_of(DType dtype);
 const char* name_of(ReduceOp op);
 const char* name_of(Op op);
-std::string text_of(const std::vector<int64_t>& shape);     // "(3, 4)"; -1, any length, is "*"
+std::string text_of(std::span<const int64_t> shape);        // "(3, 4)"; -1, any length, is "*"
 std::string text_of_ranks(const std::vector<Rank>& ranks);  // "ranks 0, 2-5"
 
 // Where a tensor on a GPU is reduced: at one place of memory that NCCL knows, the same on all ranks.
@@ -86,7 +89,7 @@ struct Signature {
   Rank root = -1;               // world rank; broadcast only
   double prescale = 1.0;
   double postscale = 1.0;
-  std::vector<int64_t> shape;
+  Dimensions shape;
   int32_t group_size = 1;  // members of the atomic group this request belongs to
   Place place;
 

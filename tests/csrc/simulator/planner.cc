@@ -139,16 +139,26 @@ void Planner::leave_some_empty(int c) {
   }
 }
 
+namespace {
+
+std::vector<int64_t> one_more(const Dimensions& shape) {
+  std::vector<int64_t> longer(shape.begin(), shape.end());
+  longer.push_back(2);
+  return longer;
+}
+
+}  // namespace
+
 void Planner::make_odd(int c, int member) {
   if (call(c).roles.size() < 2) return;
   Request odd = call(c).request_of(member);
   Signature& s = odd.signature;
   switch (random_.below(5)) {
     case 0: s.dtype = DType::kInt64; break;
-    case 1: s.shape.push_back(2); break;
+    case 1: s.shape = one_more(s.shape); break;
     case 2: s.prescale = 0.5; break;
     case 3: s.postscale = 3; break;
-    default: s.op = Op::kBarrier; s.shape.clear();
+    default: s.op = Op::kBarrier; s.shape = {};
   }
   bool same = odd.signature == call(c).request.signature;
   if (!same) call(c).odd[member] = odd;
