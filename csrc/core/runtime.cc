@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a runtime begins and ends. What happens in between is in runtime_work.cc.
+// How a runtime begins and ends. What happens in between is in runtime_submit.cc and
+// runtime_work.cc.
 #include "core/runtime.h"
 
 #include <algorithm>

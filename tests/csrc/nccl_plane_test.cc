@@ -2,11 +2,9 @@
 // The NCCL plane over the GPU double: every collective, dtype and operator, and its ways to fail.
 #include "data/nccl_plane.h"
 
-#include <thread>
-
 #include "core/error.h"
-#include "gpu_library.h"
 #include "lib/event_count.h"
+#include "nccl_members.h"
 #include "plane_conformance.h"
 
 using namespace farandole;
@@ -56,22 +54,8 @@ class Member {
   NcclPlane plane_;
 };
 
-nccl::UniqueId new_id() {
-  nccl::UniqueId id;
-  gpu_library().nccl->check(gpu_library().nccl->unique_id(&id), "ncclGetUniqueId");
-  return id;
-}
-
-template <class Body>
-void in_threads(int members, Body&& body) {
-  std::vector<std::thread> threads;
-  for (int member = 0; member < members; ++member)
-    threads.emplace_back([&, member] { body(member); });
-  for (std::thread& thread : threads) thread.join();
-}
-
 void run_all(int members, const std::vector<BucketSpec>& buckets) {
-  const nccl::UniqueId id = new_id();
+  const nccl::UniqueId id = new_nccl_id();
   in_threads(members, [&](int me) {
     Member member(id, me, members);
     for (const BucketSpec& specs : buckets) member.run(specs, me, members);
@@ -182,7 +166,7 @@ TEST(an_older_nccl_registers_buffers) {
   auto old = std::make_shared<nccl::Api>(*gpu_library().nccl);
   old->window_register = nullptr;
   old->window_deregister = nullptr;
-  const nccl::UniqueId id = new_id();
+  const nccl::UniqueId id = new_nccl_id();
   in_threads(2, [&](int me) {
     Member member(id, me, 2, kPatience, old);
     const auto window = std::make_shared<GpuWindow>(member.device(), old,
@@ -203,14 +187,14 @@ TEST(an_older_nccl_registers_buffers) {
 }
 
 TEST(a_lone_member_gives_up_in_time) {
-  Member member(new_id(), 0, 2, std::chrono::milliseconds(50));
+  Member member(new_nccl_id(), 0, 2, std::chrono::milliseconds(50));
   const BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
   CHECK_THROWS(member.run(specs, 0, 2), ErrorCode::kLibrary);
   member.plane().abort();
 }
 
 TEST(what_nccl_finds_later_reaches_the_caller_and_ends_the_work) {
-  const nccl::UniqueId id = new_id();
+  const nccl::UniqueId id = new_nccl_id();
   in_threads(2, [&](int me) {
     Member member(id, me, 2);
     const BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
@@ -233,7 +217,7 @@ TEST(what_nccl_finds_later_reaches_the_caller_and_ends_the_work) {
 }
 
 TEST(a_failing_launch_is_an_error_with_its_name) {
-  const nccl::UniqueId id = new_id();
+  const nccl::UniqueId id = new_nccl_id();
   Member member(id, 0, 1);
   const BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
   member.run(specs, 0, 1);

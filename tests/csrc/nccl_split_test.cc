@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A communicator that is split: every rank must take part, soon.
-#include <thread>
-
 #include "core/error.h"
 #include "data/nccl_communicator.h"
-#include "gpu_library.h"
+#include "nccl_members.h"
 
 using namespace farandole;
 using namespace farandole::check;
@@ -33,21 +31,6 @@ NcclCommunicator::Setup setup_of(const NcclCommunicator::Setup& parent, int memb
   return setup;
 }
 
-nccl::UniqueId new_id() {
-  nccl::UniqueId id;
-  gpu_library().nccl->check(gpu_library().nccl->unique_id(&id), "ncclGetUniqueId");
-  return id;
-}
-
-template <class Body>
-void in_threads(int members, Body&& body) {
-  std::vector<std::thread> threads;
-  for (int member = 0; member < members; ++member) {
-    threads.emplace_back([&, member] { body(member); });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
 // Throws what has kept it from being ready.
 void await(const NcclCommunicator& communicator) {
   while (!communicator.ready()) {
@@ -59,7 +42,7 @@ void await(const NcclCommunicator& communicator) {
 }  // namespace
 
 TEST(a_part_goes_on_when_its_parent_is_gone) {
-  const nccl::UniqueId id = new_id();
+  const nccl::UniqueId id = new_nccl_id();
   in_threads(3, [&](int me) {
     const NcclCommunicator::Setup whole = setup_of(id, me, 3);
     auto world = std::make_unique<NcclCommunicator>(whole);
@@ -78,7 +61,7 @@ TEST(a_part_goes_on_when_its_parent_is_gone) {
 }
 
 TEST(a_part_that_nobody_takes_goes_with_its_parent) {
-  const nccl::UniqueId id = new_id();
+  const nccl::UniqueId id = new_nccl_id();
   in_threads(2, [&](int me) {
     NcclCommunicator world(setup_of(id, me, 2));
     await(world);
@@ -89,7 +72,7 @@ TEST(a_part_that_nobody_takes_goes_with_its_parent) {
 }
 
 TEST(a_rank_that_does_not_take_part_is_a_typed_error_in_time) {
-  const nccl::UniqueId id = new_id();
+  const nccl::UniqueId id = new_nccl_id();
   std::atomic<int> failures{0};
   in_threads(3, [&](int me) {
     NcclCommunicator world(setup_of(id, me, 3, std::chrono::seconds{2}));
