@@ -284,7 +284,7 @@ def sweep(most: int = 8) -> None:
             numbers, keep = _orphans.popleft()
         except IndexError:  # another thread sweeps too
             return
-        if any(lib.farandole_poll(n) == 0 or lib.farandole_settled(n) == 0 for n in numbers):
+        if any(lib.farandole_settled(n) == 0 for n in numbers):  # to poll them would be to wait
             _orphans.append((numbers, keep))
         else:
             release(numbers)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ __all__ = ["Repeat", "again", "clear", "remember"]
 
 _MOST = 4096  # calls that are known; the oldest go first
 _repeats: dict[Hashable, Repeat] = {}
+_preparing = threading.Lock()
 
 
 def _key_of(function: object, array: Any, args: Any, kwargs: dict[str, Any]) -> Hashable:
@@ -128,10 +130,7 @@ class Repeat:
             output = kind.address(result, self._dtype, self._shape, True, device)
         tensor = self._tensor
         if tensor is None:
-            pointers = kind.gives_pointers
-            tensor = self._tensor = PreparedTensor(self._call, self._buffer, pointers=pointers)
-            if self._in_place and device is None and self._call.name is not None:
-                self._submit = tensor.start
+            tensor = self._prepare()
         sweep()
         if self._call.name is None:
             begin_unnamed(self._call)
@@ -142,6 +141,15 @@ class Repeat:
         if number < 0:
             check_count(number)
         return OneHandle(number, keep, result, self._call, self._timeout)
+
+    def _prepare(self) -> PreparedTensor:
+        with _preparing:  # which another thread may do as well
+            if self._tensor is None:
+                pointers = self._kind.gives_pointers
+                self._tensor = PreparedTensor(self._call, self._buffer, pointers=pointers)
+                if self._in_place and self._device is None and self._call.name is not None:
+                    self._submit = self._tensor.start
+            return self._tensor
 
     def _start_on_gpu(
         self, tensor: PreparedTensor, keep: tuple[Any, int, int], result: Any

@@ -72,7 +72,7 @@ class Encoding:
     def lie_at(self, place: Place | None) -> None:
         """Gradients are to lie there."""
         self.place = place
-        self.start = None
+        self._carry_nothing()
 
     def carries(self, grad: Tensor) -> bool:
         """Whether it is such a gradient as the last one, which went as it was."""
@@ -98,7 +98,6 @@ class Encoding:
         self._prepare(wire)
         plain = self._compressor is Compression.none and dense is grad
         self._dtype, self._numel = (grad.dtype, grad.numel()) if plain else (None, -1)
-        self.start = None
         if plain and self.place is None and isinstance(self._tensor, PreparedTensor):
             self.start = self._tensor.start
         return wire
@@ -157,3 +156,7 @@ class Encoding:
             self._tensor = prepare(self._call, wire, self._group, in_place=True, place=at)
             self._key = key
             self.submit = self._tensor.submit
+            self._carry_nothing()
+
+    def _carry_nothing(self) -> None:
+        self._dtype, self._numel, self.start = None, -1, None

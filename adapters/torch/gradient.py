@@ -297,6 +297,8 @@ class Gradient:
 
     def forget(self) -> None:
         """Leaves the window without a result: the reduction has failed."""
+        if self.place is not None and self.place.at == NOWHERE:
+            self.lie_at(None)  # peers may still read and write there
         self.handle = self._sent = self._shown = self._base = self._input = None
         self.absent = self.late = False
         self.sparse_dim = 0

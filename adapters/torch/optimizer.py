@@ -56,8 +56,9 @@ def DistributedOptimizer(
     sparse_as_dense: sparse gradients travel dense; without it their rows are gathered,
         uncompressed; Average and Sum only.
     gradient_as_bucket_view: gradients lie in memory in which they are reduced without a copy: on
-        the CPU what all ranks of the host map, on a GPU windows of NCCL's. Of a `.grad` that torch
-        made anew (after zero_grad(), which sets None) the result comes there, and becomes `.grad`.
+        the CPU what all ranks of the host map, on a GPU windows of NCCL's. A `.grad` that torch
+        made anew (after zero_grad(), which sets None) is copied there on the CPU; on a GPU its
+        result comes there. That becomes `.grad`.
         A tensor kept from `.grad` changes with the next step; clone it. Not with Adasum.
     process_set: who reduces; on other ranks the optimizer stays a local one.
 

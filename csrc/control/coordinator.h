@@ -176,7 +176,7 @@ class Coordinator {
   void may_bundle(Set& set, const Call& call);
   void bundle_up(Set& set);
   bool may_be_bundled(const Set& set, uint32_t id);
-  void open_bundles(Set& set, const std::vector<uint32_t>& ids, size_t target);
+  void open_bundles(Set& set, std::vector<uint32_t> ids, size_t target);
   void open_bundle(Set& set, std::vector<uint32_t> ids, size_t bytes);
 
   // Process sets
@@ -207,6 +207,7 @@ class Coordinator {
   std::vector<RankGroup> groups_;
   std::map<uint32_t, std::unique_ptr<OpenBundle>> bundles_;
   uint32_t next_bundle_ = 1;
+  uint64_t completed_ = 0;  // calls
   std::vector<Entry> log_;
   std::set<std::tuple<SetId, std::string, uint64_t>> late_;  // calls that log_ fails for late ranks
   std::vector<std::string> notices_;

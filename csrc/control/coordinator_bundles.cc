@@ -33,11 +33,10 @@ Ready plain(uint32_t id) {
   return ready;
 }
 
-// What a rank may leave out of its report: an allreduce that all have an input for.
-bool regular(const Call& call) {
-  const Request& request = call.request();
-  return call.key().named() && request.group.empty() && request.signature.op == Op::kAllreduce &&
-         request.signature.device == kCpuDevice && call.absent_members().empty();
+// What a rank may leave out of its report, where all have an input.
+bool regular(const Request& request) {
+  return !request.name.empty() && request.group.empty() && request.signature.op == Op::kAllreduce &&
+         request.signature.device == kCpuDevice;
 }
 
 // A few inputs that ride along with their reports are done in one round; as a bundle they take two, but
@@ -100,8 +99,9 @@ void Coordinator::on(Rank from, const Split& split, int64_t now_ns) {
   if (split.awaited && split.ready.empty()) {
     throw Error(ErrorCode::kInternal, "a rank waits for a part of a bundle that it has not begun");
   }
-  if (!bundle.closing) unbundle(bundle, now_ns);
-  if (split.awaited && set) {
+  const bool first = !bundle.closing;
+  if (first) unbundle(bundle, now_ns);
+  if (split.awaited && set && first) {
     const auto last = static_cast<size_t>(split.ready.back());
     const bool known = std::exchange(registry_.at(bundle.ids[last])->ends_bundle, true);
     if (known) set->cycle.mistrust();
@@ -164,7 +164,8 @@ int64_t Coordinator::next_unbundling() const {
 void Coordinator::may_bundle(Set& set, const Call& call) {
   if (settings_.bundles <= 0 || registry_.at(call.id())->bundle) return;
   const bool tiny = call.signature().bytes() <= kTinyBytes;
-  if (regular(call) && (settings_.bundle_tiny || !tiny)) set.cycle.saw(call.id());
+  if (!regular(call.request()) || !call.absent_members().empty()) return;
+  if (settings_.bundle_tiny || !tiny) set.cycle.saw(call.id());
 }
 
 // Once a step has come often enough. A rank knows from its place in the log which round of a bundle it is
@@ -195,11 +196,14 @@ void Coordinator::bundle_up(Set& set) {
 bool Coordinator::may_be_bundled(const Set& set, uint32_t id) {
   const Definition* definition = registry_.at(id);
   return definition && !definition->forgetting && !definition->bundle && definition->published &&
-         definition->request.set == set.id && !definition->request.name.empty() &&
+         definition->request.set == set.id && regular(definition->request) &&
          (!definition->call.is_open() || definition->call.plain());
 }
 
-void Coordinator::open_bundles(Set& set, const std::vector<uint32_t>& ids, size_t target) {
+// In the order in which they became ready, which is not that of the log: who can do without the lane
+// overtakes who waits for it, and what is ready early must not be bundled with what comes last.
+void Coordinator::open_bundles(Set& set, std::vector<uint32_t> ids, size_t target) {
+  std::ranges::sort(ids, {}, [this](uint32_t id) { return registry_.at(id)->completed; });
   std::vector<uint32_t> next;
   size_t bytes = 0;
   for (uint32_t id : ids) {

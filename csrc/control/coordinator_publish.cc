@@ -63,6 +63,7 @@ Item item_of(const Call& call, int64_t divisor) {
 
 void Coordinator::queue(Set& set, Call& call) {
   call.queue();
+  registry_.at(call.id())->completed = ++completed_;
   if (finishes_at_once(call)) {
     set.at_once.push_back(&call);
   } else if (call.signature().device != kCpuDevice) {

@@ -24,6 +24,7 @@ struct Definition {
   bool forgetting = false;
   OpenBundle* bundle = nullptr;  // that it is in now
   bool ends_bundle = false;      // somebody has waited for it in the middle of a bundle
+  uint64_t completed = 0;        // when its last call was: the ones before have smaller numbers
   MemberMask forgotten;          // ranks that have dropped it, while forgetting
   std::list<uint32_t>::iterator recency;
 };

@@ -184,6 +184,20 @@ def test_another_dtype_and_size_later() -> None:
         assert torch.equal(p.grad, torch.full_like(data, total(hvd.Average, [0])))
 
 
+def test_another_dtype_while_unused_and_back() -> None:
+    (p, q), optimizer = toys(2)
+    for k, dtype in enumerate((torch.float32, torch.float64, torch.float32, torch.float32)):
+        p.data = p.data.to(dtype)
+        push(q, k)
+        everywhere = dtype is torch.float32
+        if everywhere or hvd.rank() == 0:
+            push(p, k + 1)
+        optimizer.step()
+        alone = value(0, k + 1) / hvd.size()
+        grad_is(p, total(hvd.Average, [k + 1]) if everywhere else alone)
+        optimizer.zero_grad()
+
+
 def test_a_new_optimizer_takes_over() -> None:
     (p,), old = toys()
     push(p)
