@@ -21,7 +21,16 @@ SKIPPED_FOLDERS = {".git", ".venv", "build", "dist", "__pycache__"}
 
 # Files of core/ that every room may use; the rest of core/ is the runtime, which puts the rooms
 # together and which no room knows.
-FOUNDATION = {"build_id", "config", "error", "log", "topology", "tuning", "types"}
+FOUNDATION = {
+    "build_id",
+    "config",
+    "dimensions",
+    "error",
+    "log",
+    "topology",
+    "tuning",
+    "types",
+}
 # Room -> rooms whose headers it may include, beside its own. "" is csrc/ itself: the C ABI.
 MAY_INCLUDE = {
     "foundation": set(),
