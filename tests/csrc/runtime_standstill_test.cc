@@ -45,10 +45,19 @@ void big_call(TestRank& self, int victim, long us) {
   CHECK(std::ranges::count(data, kMark) == std::ssize(data));
 }
 
+// None outlives its test, least of all a stopped one.
+struct Children : std::vector<pid_t> {
+  Children() = default;
+  Children(const Children&) = delete;
+  ~Children() {
+    for (pid_t pid : *this) kill(pid, SIGKILL);
+  }
+};
+
 // Returns what the others met: 0: the call was over before the stop, 1: a stall, 2: one in mid-bucket.
 int64_t stop_one_of(int ranks, int victim, long us) {
   Lobby lobby(ranks);
-  std::vector<pid_t> children;
+  Children children;
   for (int rank = 0; rank < ranks; ++rank) {
     children.push_back(fork());
     if (children.back() > 0) continue;
@@ -73,8 +82,10 @@ int64_t stop_one_of(int ranks, int victim, long us) {
   kill(child(victim), SIGCONT);
   lobby.await(kRefilled, static_cast<uint32_t>(ranks));
   lobby.tell(kOver);
-  for (pid_t pid : children) {
+  while (!children.empty()) {
+    const pid_t pid = children.back();
     CHECK_EQ(waitpid(pid, &status, 0), pid);
+    children.pop_back();
     CHECK_EQ(status, 0);
   }
   return was_over ? 0 : lobby.time_of(victim == 0 ? 1 : 0).load();
