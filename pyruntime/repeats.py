@@ -27,17 +27,15 @@ def _key_of(function: object, array: Any, args: Any, kwargs: dict[str, Any]) -> 
     apart."""
     name = kwargs.get("name")
     if name is not None:
-        return function, name  # as again() has it
+        return function, name
     form = getattr(array, "dtype", None), getattr(array, "shape", None)
     return function, args, *kwargs.values(), form
 
 
 def again(function: object, array: Any, args: Any, kwargs: dict[str, Any]) -> Handle[Any] | None:
     """Submits the call if it is one that was remembered come again; else gives None."""
-    name = kwargs.get("name")
     try:
-        key = (function, name) if name is not None else _key_of(function, array, args, kwargs)
-        repeat = _repeats.get(key)
+        repeat = _repeats.get(_key_of(function, array, args, kwargs))
         if repeat is None or repeat.kwargs != kwargs or repeat.args != args:
             return None
     except (TypeError, ValueError):  # an argument that has no hash, or cannot be compared

@@ -137,7 +137,7 @@ class Gradient:
         self._arrived(reducer)
 
     def _arrived(self, reducer: Reducer) -> None:
-        """In any case."""
+        """The long way, for whatever is not sent at once and as it is."""
         if reducer.mean:
             reducer.count_pass()
         if self.handle is not None:
@@ -172,7 +172,7 @@ class Gradient:
         self._pointer, self._version = pointer, wire._version
         if self.place is not None:
             self._send_to(self.place)
-        if self._input is None:
+        if self._input is None:  # it is reduced where its result comes
             pointer = self._pointer
         self.handle = encoding.submit(pointer, self._pointer)
         reducer.sent.append(self)

@@ -52,6 +52,15 @@ struct Children : std::vector<pid_t> {
   ~Children() {
     for (pid_t pid : *this) kill(pid, SIGKILL);
   }
+  void end_well() {
+    while (!empty()) {
+      const pid_t pid = back();
+      int status = 0;
+      CHECK_EQ(waitpid(pid, &status, 0), pid);
+      pop_back();
+      CHECK_EQ(status, 0);
+    }
+  }
 };
 
 // Returns what the others met: 0: the call was over before the stop, 1: a stall, 2: one in mid-bucket.
@@ -82,12 +91,7 @@ int64_t stop_one_of(int ranks, int victim, long us) {
   kill(child(victim), SIGCONT);
   lobby.await(kRefilled, static_cast<uint32_t>(ranks));
   lobby.tell(kOver);
-  while (!children.empty()) {
-    const pid_t pid = children.back();
-    CHECK_EQ(waitpid(pid, &status, 0), pid);
-    children.pop_back();
-    CHECK_EQ(status, 0);
-  }
+  children.end_well();
   return was_over ? 0 : lobby.time_of(victim == 0 ? 1 : 0).load();
 }
 
@@ -111,7 +115,7 @@ TEST(a_leader_that_stops) { CHECK(worst_of_some(2, 0, 1) > 0); }
 
 TEST(a_stop_that_ends_in_time_is_nothing) {
   Lobby lobby(2);
-  std::vector<pid_t> children;
+  Children children;
   for (int rank = 0; rank < 2; ++rank) {
     children.push_back(fork());
     if (children.back() > 0) continue;
@@ -133,8 +137,5 @@ TEST(a_stop_that_ends_in_time_is_nothing) {
   CHECK_EQ(waitpid(children[1], &status, WUNTRACED), children[1]);
   CHECK(WIFSTOPPED(status));
   kill(children[1], SIGCONT);
-  for (pid_t child : children) {
-    CHECK_EQ(waitpid(child, &status, 0), child);
-    CHECK_EQ(status, 0);
-  }
+  children.end_well();
 }
