@@ -25,8 +25,9 @@ import torch
 
 import farandole
 import farandole.torch as hvd
+from farandole import leases
 from farandole.bench_report import settings
-from farandole.handles import release, wait_handles
+from farandole.handles import wait_handles
 from farandole.requests import Call, Op, PreparedTensor
 from farandole.torch.kind import describe
 
@@ -61,10 +62,11 @@ def prepared() -> Callable[[], tuple[float, float]]:
     def run() -> tuple[float, float]:
         pointers = [x.data_ptr() for x in tensors]
         start = thread_time()
-        handles = [t.submit(p, p) for t, p in zip(kept, pointers, strict=True)]
+        triples = zip(kept, pointers, tensors, strict=True)
+        handles = [t.submit(p, p, x) for t, p, x in triples]
         submitted = thread_time()
         wait_handles(handles)
-        release(handles)
+        leases.end(handles)
         return submitted - start, thread_time() - submitted
 
     return run

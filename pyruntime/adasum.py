@@ -68,7 +68,7 @@ def adasum_async(
         raise
     # Nobody brings data to the declaration: it only makes sure that all ranks mean the same.
     bare = [Buffer(0, buffer.dtype, buffer.shape, None) for buffer in inputs]
-    declared = Handle(submit(call, bare, [0] * len(bare)), None, lambda _: None, str(call))
+    declared = Handle(submit(call, bare), lambda _: None, str(call))
 
     def work() -> list[T]:
         declared.wait()
@@ -82,7 +82,7 @@ def adasum_async(
             if now != buffer.stream:
                 check(lib.farandole_order_streams(buffer.device, buffer.stream, now))
 
-    return _Working(work, order, (inputs, outputs), str(call), timeout)
+    return _Working(work, order, str(call), timeout)
 
 
 def _declaration(name: str | None, process_set: ProcessSet) -> Call:
@@ -101,12 +101,11 @@ class _Working(Handle[list[T]]):
         self,
         work: Callable[[], list[T]],
         order: Callable[[], None],
-        keep: object,
         what: str,
         timeout: float | None,
     ) -> None:
         """`order` lets the stream of who waits for the work come after it."""
-        super().__init__(ffi.new("int64_t[]", 0), keep, lambda _: self._results, what, timeout)
+        super().__init__(ffi.new("int64_t[]", 0), lambda _: self._results, what, timeout)
         self._order = order
         self._results: list[T] = []
         self._failure: Exception | None = None
@@ -247,13 +246,25 @@ def _scaled(source: Buffer, factor: float, target: Buffer) -> Array | CudaArray:
     return wide
 
 
+class _Bytes:
+    """A buffer's memory for NumPy: arrays over it keep the buffer, and so its owner, alive."""
+
+    def __init__(self, buffer: Buffer, nbytes: int) -> None:
+        self._buffer = buffer
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (buffer.pointer, False),
+        }
+
+
 def _raw(buffer: Buffer) -> Array:
     """The buffer's memory as a flat array; bfloat16 as its bits, in uint16."""
     name = DTYPES[buffer.dtype]
     dtype = np.dtype("uint16" if name == "bfloat16" else name)
     size = int(np.prod(buffer.shape, dtype=np.int64)) * dtype.itemsize
-    memory = ffi.buffer(ffi.cast("char*", buffer.pointer), size)
-    return np.frombuffer(memory, dtype)
+    return np.asarray(_Bytes(buffer, size)).view(dtype)
 
 
 def _values(buffer: Buffer) -> Array:

@@ -107,6 +107,10 @@ class Kind(ABC):
         """
         return 0
 
+    def memory(self, x: Any) -> object:
+        """What keeps the memory of `x` alive, whatever happens to `x` itself."""
+        return x
+
     def stream(self, x: Any) -> int:
         """The CUDA stream in which the caller now works with arrays such as `x`; 0 on the CPU."""
         return 0

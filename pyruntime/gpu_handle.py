@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from farandole import leases
 from farandole._library import check, lib
-from farandole.handles import Handle, numbers_of, orphan
+from farandole.handles import Handle
+from farandole.leases import numbers_of
 
 __all__ = ["GpuHandle", "join_stream"]
 
@@ -26,7 +28,7 @@ def join_stream(handles: Sequence[int], stream: int) -> None:
 class GpuHandle(Handle[T]):
     """As Handle; waiting blocks until launch only, then the caller's stream waits for the rest.
 
-    Buffers are kept until the GPU is done with them, whether or not anybody waits or holds this.
+    Buffers are kept until the GPU is done with them, which is later than waiting ends.
     """
 
     __slots__ = ("_joined", "_launched", "_stream")
@@ -34,14 +36,13 @@ class GpuHandle(Handle[T]):
     def __init__(
         self,
         numbers: Any,
-        keep: object,
         collect: Callable[[Any], T],
         what: object,
         timeout: float | None,
         stream: Callable[[], int],
     ) -> None:
         """`stream` gives the one in which the caller works; the others as in Handle."""
-        super().__init__(numbers, keep, collect, what, timeout)
+        super().__init__(numbers, collect, what, timeout)
         self._stream = stream
         self._launched: Any = None
         self._joined = 0
@@ -57,14 +58,11 @@ class GpuHandle(Handle[T]):
         return value
 
     def _settle(self, failure: Exception | None) -> None:
-        numbers = self._numbers
         if failure is None:
             self._joined = self._stream()
-            join_stream(numbers, self._joined)
-            if self._collect is not None:
-                self._value = self._collect(numbers)
-            self._launched = numbers
-            orphan(numbers, self._keep)
-            self._numbers = self._keep = self._collect = None
-        else:
-            super()._settle(failure)
+            join_stream(self._numbers, self._joined)
+            self._launched = self._numbers
+        super()._settle(failure)
+
+    def _let_go(self, numbers: Any, failure: Exception | None) -> None:
+        leases.drop(numbers, self._epoch)

@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any, Generic, TypeVar, cast
 
+from farandole import leases
 from farandole._library import error, ffi, lib
 from farandole.buffers import Buffer, Memory, Shape
 from farandole.cuda_array import CudaArray
 from farandole.errors import ShutdownError, StallError
+from farandole.leases import numbers_of
 
 __all__ = [
     "Handle",
@@ -21,11 +22,7 @@ __all__ = [
     "explanation",
     "is_absent",
     "is_under_way",
-    "numbers_of",
-    "orphan",
-    "release",
     "stall",
-    "sweep",
     "take",
     "value_of",
     "wait_handles",
@@ -39,28 +36,17 @@ _ANSWER_SECONDS = 1.0  # that the coordinator may take to say whom a call waits 
 _EXPLANATION_BYTES = 1 << 14
 _OK, _PENDING = lib.FARANDOLE_OK, lib.FARANDOLE_PENDING
 _finish, _new_lock = lib.farandole_finish, threading.Lock
-
-# (numbers, kept objects) of dropped handles whose buffers the core may still use.
-_orphans: deque[tuple[Any, object]] = deque()
-_epoch = 0  # grows with every init(): the core counts its handles from the start again
-
-
-def new_epoch() -> None:
-    """From now on older handles stand for nothing in the core. init() calls this."""
-    global _epoch
-    _epoch += 1
-    _orphans.clear()
+_end_one, _epoch = leases.end_one, leases.epoch
 
 
 class Handle(Generic[T]):
-    """Work under way. Keeps its buffers alive until it is done, also when nobody holds it."""
+    """Work under way, and its result. Owns no memory: farandole.leases does."""
 
     __slots__ = (
         "__weakref__",
         "_collect",
         "_epoch",
         "_error",
-        "_keep",
         "_lock",
         "_numbers",
         "_timeout",
@@ -72,7 +58,6 @@ class Handle(Generic[T]):
     def __init__(
         self,
         numbers: Any,
-        keep: object,
         collect: Callable[[Any], T] | None,
         what: object,
         timeout: float | None = None,
@@ -80,11 +65,10 @@ class Handle(Generic[T]):
         """`numbers`: those of the core; `collect` makes the result from them; `what` is, as text,
         for errors; `timeout` (seconds) holds for waits that give none."""
         self._numbers = numbers
-        self._keep = keep
         self._collect = collect
         self._what = what
         self._timeout = timeout
-        self._epoch = _epoch
+        self._epoch = _epoch()
         self._lock = _new_lock()
         self._error: Exception | None = None
         self._value: T
@@ -137,25 +121,31 @@ class Handle(Generic[T]):
         return all(lib.farandole_poll(n) != 0 for n in numbers)
 
     def _lost(self) -> Exception | None:
-        if self._epoch == _epoch:
+        if self._epoch == _epoch():
             return None
         return ShutdownError(f"{self._what} was under way at the last shutdown()")
 
     def _settle(self, failure: Exception | None) -> None:
         numbers = self._numbers
-        if failure is None:
-            if self._collect is not None:
+        if failure is None and self._collect is not None:
+            try:
                 self._value = self._collect(numbers)
-            release(numbers)
+            except Exception as reason:  # a result is taken once: there is no second try
+                failure = reason
+        self._error = failure
+        self._let_go(numbers, failure)
+        self._numbers = self._collect = None
+
+    def _let_go(self, numbers: Any, failure: Exception | None) -> None:
+        """The core's handles go back; after a failure others of a group may be under way."""
+        if failure is None:
+            leases.end(numbers)
         else:
-            self._error = failure
-            if self._epoch == _epoch:  # other members of a group may still be under way
-                _orphans.append((numbers, self._keep))
-        self._numbers = self._keep = self._collect = None
+            leases.drop(numbers, self._epoch)
 
     def __del__(self) -> None:
-        if self._numbers is not None and self._epoch == _epoch:
-            _orphans.append((self._numbers, self._keep))
+        if getattr(self, "_numbers", None) is not None:
+            leases.drop(self._numbers, self._epoch)
 
     def __repr__(self) -> str:
         state = "under way" if self._numbers is not None else "failed" if self._error else "done"
@@ -167,16 +157,13 @@ class OneHandle(Handle[T]):
 
     __slots__ = ()
 
-    def __init__(
-        self, number: int, keep: object, value: T, what: object, timeout: float | None
-    ) -> None:
+    def __init__(self, number: int, value: T, what: object, timeout: float | None) -> None:
         """`value` is the result; the others as in Handle."""
         self._numbers = (number,)
-        self._keep = keep
         self._collect = None
         self._what = what
         self._timeout = timeout
-        self._epoch = _epoch
+        self._epoch = _epoch()
         self._lock = _new_lock()
         self._error = None
         self._value = value
@@ -186,34 +173,20 @@ class OneHandle(Handle[T]):
         if timeout is None and self._timeout is None and self._collect is None:
             with self._lock:
                 numbers = self._numbers
-                ours = numbers is not None and self._epoch == _epoch
+                ours = numbers is not None and self._epoch == _epoch()
                 if ours and _finish(numbers[0], _SLICE) == _OK:
-                    self._numbers = self._keep = None
+                    self._numbers = None
+                    _end_one(numbers[0], None)
                     return self._value
         return super().wait(timeout)
 
 
 def _block(numbers: Any, timeout: float | None, what: str) -> Exception | None:
     """Waits for all: None, or what one failed with. Raises StallError when time is up."""
-    code = _wait_until(numbers, None if timeout is None else monotonic() + timeout)
+    code = wait_until(numbers, None if timeout is None else monotonic() + timeout)
     if code == _PENDING:
         raise stall(what, timeout, explanation(numbers))
     return None if code == _OK else error(code)
-
-
-def _wait_until(numbers: Any, deadline: float | None) -> int:
-    """Waits for all, in slices that let signals through: the core's code."""
-    count = len(numbers)
-    if count == 0:  # an empty group
-        return int(_OK)
-    numbers = numbers_of(numbers)
-    wait = _SLICE
-    while True:
-        if deadline is not None:
-            wait = max(0.0, min(_SLICE, deadline - monotonic()))
-        code = int(lib.farandole_wait(numbers, count, wait))
-        if code != _PENDING or (deadline is not None and monotonic() >= deadline):
-            return code
 
 
 def explanation(numbers: Any) -> str:
@@ -246,53 +219,28 @@ def wait_handles(handles: Sequence[int], timeout: float | None = None, what: str
         raise failure
 
 
-def wait_until(handles: Sequence[int], deadline: float | None) -> bool:
-    """As wait_handles, until `deadline` of time.monotonic(), None: for ever. False: time is up."""
-    code = _wait_until(handles, deadline)
-    if code in (_OK, _PENDING):
-        return bool(code == _OK)
-    raise error(code)
+def wait_until(handles: Any, deadline: float | None) -> int:
+    """Waits for core handles until `deadline` of time.monotonic(), None: for ever.
 
-
-def numbers_of(handles: Any) -> Any:
-    """Core handles as the core takes them: made once for all calls about the same ones."""
-    return handles if isinstance(handles, ffi.CData) else ffi.new("int64_t[]", handles)
+    In slices that let signals through. Gives the core's code: FARANDOLE_OK, FARANDOLE_PENDING if
+    time is up, or that of a failure, for farandole._library.error(). Itself it raises nothing.
+    """
+    count = len(handles)
+    if count == 0:  # an empty group
+        return int(_OK)
+    numbers = numbers_of(handles)
+    wait = _SLICE
+    while True:
+        if deadline is not None:
+            wait = max(0.0, min(_SLICE, deadline - monotonic()))
+        code = int(lib.farandole_wait(numbers, count, wait))
+        if code != _PENDING or (deadline is not None and monotonic() >= deadline):
+            return code
 
 
 def is_under_way(number: int) -> bool:
     """Whether this core handle is neither done nor failed."""
     return bool(lib.farandole_poll(number) == 0)
-
-
-def release(handles: Any) -> None:
-    """Gives core handles back. Those under way need their buffers until they are done."""
-    if len(handles) == 1:
-        lib.farandole_release(handles[0])
-        return
-    lib.farandole_release_all(numbers_of(handles), len(handles))
-
-
-def sweep(most: int = 8) -> None:
-    """Drops the buffers of orphaned handles that nobody uses any more, of the `most` oldest.
-
-    Every submission does this first: it looks at more than it can add.
-    """
-    if not _orphans:
-        return
-    for _ in range(min(most, len(_orphans))):
-        try:
-            numbers, keep = _orphans.popleft()
-        except IndexError:  # another thread sweeps too
-            return
-        if any(lib.farandole_settled(n) == 0 for n in numbers):  # to poll them would be to wait
-            _orphans.append((numbers, keep))
-        else:
-            release(numbers)
-
-
-def orphan(numbers: Any, keep: object) -> None:
-    """Hands over handles that are waited for no more: they go when nobody uses their buffers."""
-    _orphans.append((numbers, keep))
 
 
 def _result(number: int) -> Any:

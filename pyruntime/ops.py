@@ -25,7 +25,7 @@ from farandole.gpu_handle import GpuHandle
 from farandole.handles import Handle, take, value_of
 from farandole.process_sets import ProcessSet, global_process_set, set_id
 from farandole.repeats import Repeat
-from farandole.requests import NOTHING, Call, Op, refuse, submit
+from farandole.requests import NOTHING, Call, Op, note_join, refuse, submit
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -77,8 +77,7 @@ def _start(
         rows = zip(kinds, numbers, inputs, tensors, strict=True)
         return [k.wrap(take(n, b, k.stream(x))[0], x) for k, n, b, x in rows]
 
-    numbers = submit(call, inputs, [buffer.pointer for buffer in outputs])
-    handle = _handle(numbers, inputs, (inputs, outputs), tensors, collect, call, timeout)
+    handle = _handle(submit(call, inputs, outputs), inputs, tensors, collect, call, timeout)
     if len(tensors) == 1 and call.op in _MIRRORED:
         handle.repeat = Repeat(call, tensors[0], inputs[0], in_place, timeout)
     return handle
@@ -87,7 +86,6 @@ def _start(
 def _handle(
     numbers: Any,
     inputs: Sequence[Buffer],
-    keep: object,
     tensors: Sequence[Any],
     collect: Callable[[Any], R],
     what: object,
@@ -97,8 +95,8 @@ def _handle(
     for buffer, x in zip(inputs, tensors, strict=True):
         if buffer.device >= 0:
             stream = functools.partial(kind_of(x).stream, x)
-            return GpuHandle(numbers, keep, collect, what, timeout, stream)
-    return Handle(numbers, keep, collect, what, timeout)
+            return GpuHandle(numbers, collect, what, timeout, stream)
+    return Handle(numbers, collect, what, timeout)
 
 
 def _single(
@@ -283,8 +281,7 @@ def alltoall_async(
         memory, received = take(numbers[0], buffer, kind.stream(tensor))
         return kind.wrap(memory, tensor), np.array(received, np.int64)
 
-    numbers = submit(call, [buffer], [0])
-    return _handle(numbers, [buffer], buffer, [tensor], collect, str(call), timeout)
+    return _handle(submit(call, [buffer]), [buffer], [tensor], collect, str(call), timeout)
 
 
 def _rows(splits: Any) -> tuple[int, ...]:
@@ -336,7 +333,7 @@ def alltoall(
 def barrier(process_set: ProcessSet = global_process_set, *, timeout: float | None = None) -> None:
     """Returns when every member has called it."""
     call = Call(Op.BARRIER, process_set=set_id(process_set))
-    Handle(submit(call, [NOTHING], [0]), None, lambda _: None, str(call), timeout).wait()
+    Handle(submit(call, [NOTHING]), lambda _: None, str(call), timeout).wait()
 
 
 def join(
@@ -351,5 +348,7 @@ def join(
     Horovod's sake; the runtime needs none.
     """
     call = Call(Op.JOIN, process_set=set_id(process_set))
-    numbers = submit(call, [NOTHING], [0])
-    return Handle(numbers, None, lambda ns: value_of(ns[0]), str(call), timeout).wait()
+    numbers = submit(call, [NOTHING])
+    last = Handle(numbers, lambda ns: value_of(ns[0]), str(call), timeout).wait()
+    note_join(call.process_set)
+    return last

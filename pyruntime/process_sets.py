@@ -110,7 +110,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 def _add(ranks: list[int]) -> int:
     shape = Buffer(0, 0, tuple(ranks), None)
     what = f"add_process_set({ranks})"
-    return Handle(submit(Call(Op.ADD_SET), [shape], [0]), None, _value, what).wait()
+    return Handle(submit(Call(Op.ADD_SET), [shape]), _value, what).wait()
 
 
 def _add_split(process_set: ProcessSet) -> None:
@@ -130,7 +130,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if number is None or process_set is global_process_set:
         return False
     call = Call(Op.REMOVE_SET, root=number)
-    Handle(submit(call, [NOTHING], [0]), None, _value, f"remove_process_set({number})").wait()
+    Handle(submit(call, [NOTHING]), _value, f"remove_process_set({number})").wait()
     process_set.process_set_id = None
     _registered.remove(process_set)
     repeats.clear()

@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from farandole._library import check_count
 from farandole.buffers import EMPTY, Buffer, kind_of
 from farandole.gpu_handle import GpuHandle
-from farandole.handles import Handle, OneHandle, sweep
-from farandole.requests import Call, PreparedTensor, begin_unnamed
+from farandole.handles import Handle, OneHandle
+from farandole.leases import lend
+from farandole.requests import Call, PreparedOnGpu, PreparedTensor, begin_unnamed
 
 __all__ = ["Repeat", "again", "clear", "remember"]
 
@@ -72,6 +72,7 @@ class Repeat:
         "_dtype",
         "_in_place",
         "_kind",
+        "_memory",
         "_shape",
         "_submit",
         "_tensor",
@@ -97,6 +98,7 @@ class Repeat:
         self._timeout = timeout
         self._tensor: PreparedTensor | None = None
         self._address = self._kind.address
+        self._memory = self._kind.memory
         # Of named calls in place on the CPU, once prepared: all that is left to do.
         self._submit: Callable[[Any, Any], int] | None = None
         self.args: Any = ()
@@ -111,11 +113,8 @@ class Repeat:
             return None
         if self._submit is None:
             return self._start(array, pointer)
-        sweep()
-        number = self._submit(pointer, pointer)
-        if number < 0:
-            check_count(number)
-        return OneHandle(number, (array, pointer), array, self._call, self._timeout)
+        number = lend(self._submit, pointer, pointer, (pointer, self._memory(array)))
+        return OneHandle(number, array, self._call, self._timeout)
 
     def _start(self, array: Any, pointer: Any) -> Handle[Any] | None:
         kind, device = self._kind, self._device
@@ -129,16 +128,15 @@ class Repeat:
         tensor = self._tensor
         if tensor is None:
             tensor = self._prepare()
-        sweep()
         if self._call.name is None:
             begin_unnamed(self._call)
-        keep = array, pointer, output
+        memory = pointer, output, self._memory(array), self._memory(result)
         if device is not None:
-            return self._start_on_gpu(tensor, keep, result)
-        number = tensor.start(pointer, output)
-        if number < 0:
-            check_count(number)
-        return OneHandle(number, keep, result, self._call, self._timeout)
+            stream = partial(kind.stream, array)
+            number = PreparedOnGpu(tensor, stream).submit(pointer, output, memory)
+            return GpuHandle([number], lambda _: result, self._call, self._timeout, stream)
+        number = lend(tensor.start, pointer, output, memory)
+        return OneHandle(number, result, self._call, self._timeout)
 
     def _prepare(self) -> PreparedTensor:
         with _preparing:  # which another thread may do as well
@@ -148,12 +146,3 @@ class Repeat:
                 if self._in_place and self._device is None and self._call.name is not None:
                     self._submit = self._tensor.start
             return self._tensor
-
-    def _start_on_gpu(
-        self, tensor: PreparedTensor, keep: tuple[Any, int, int], result: Any
-    ) -> Handle[Any]:
-        array, pointer, output = keep
-        stream = partial(self._kind.stream, array)
-        number = check_count(tensor.start_on(pointer, output, stream()))
-        kept = keep, result  # until the GPU is done, whether or not anybody holds the result
-        return GpuHandle([number], kept, lambda _: result, self._call, self._timeout, stream)

@@ -11,9 +11,10 @@ from enum import IntEnum
 from functools import partial
 from typing import Any
 
-from farandole._library import check, check_count, ffi, lib
+from farandole import leases
+from farandole._library import check_count, ffi, lib
 from farandole.buffers import NOWHERE, Buffer
-from farandole.handles import new_epoch, sweep
+from farandole.leases import lend, lend_all
 
 __all__ = [
     "NOTHING",
@@ -72,20 +73,43 @@ _GROUP_NAMES = 256
 # The thread whose unnamed calls a process set takes: two threads have no order.
 _callers: dict[int, threading.Thread] = {}
 _generation = 0
+_joins: Counter[int] = Counter()  # of all its members, by process set
+_at_restart: list[Callable[[], None]] = []
+
+
+def on_restart(forget: Callable[[], None]) -> None:
+    """Has `forget` called by every init(): what was under way has ended."""
+    _at_restart.append(forget)
 
 
 def restart() -> None:
     """Forgets the unnamed calls so far. init() calls this."""
     global _generation
+    for forget in _at_restart:
+        forget()
     _unnamed.clear()
     _callers.clear()
-    new_epoch()
+    _joins.clear()
+    leases.restart()
     _generation += 1
 
 
 def generation() -> int:
     """How often init() has started the core: tensors prepared in an older one are void."""
     return _generation
+
+
+def joins(process_set: int) -> int:
+    """How often all members of a set have joined. Counts of calls or steps begin anew with each:
+    ranks that joined early have made fewer."""
+    return _joins[process_set]
+
+
+def note_join(process_set: int) -> None:
+    """All members have joined, this rank among them."""
+    _joins[process_set] += 1
+    for key in [key for key in _unnamed if key[0] == process_set]:
+        del _unnamed[key]
 
 
 def _check_thread(call: Call) -> None:
@@ -169,19 +193,17 @@ def _requests(call: Call, buffers: Sequence[Buffer], outputs: Sequence[int]) -> 
     return requests, keep
 
 
-def submit(call: Call, buffers: Sequence[Buffer], outputs: Sequence[int]) -> Any:
+def submit(call: Call, buffers: Sequence[Buffer], outputs: Sequence[Buffer] = ()) -> Any:
     """Submits the tensors of one call, more than one as a group; returns int64_t[] of handles.
 
-    `outputs` are addresses, 0 where the core allocates. Buffers must live until the handles are
-    done. Raises what the core finds wrong with the arguments; peers then fail too.
+    Without `outputs` the core allocates, or there is nothing to write. Raises what the core finds
+    wrong with the arguments; peers then fail too.
     """
-    sweep()
     if call.name is None:
         _check_thread(call)
-    requests, keep = _requests(call, buffers, outputs)
-    numbers = _new("int64_t[]", len(buffers))
-    if buffers:
-        check(lib.farandole_submit(requests, len(buffers), numbers))
+    outputs = outputs or [NOTHING] * len(buffers)
+    requests, keep = _requests(call, buffers, [buffer.pointer for buffer in outputs])
+    numbers = lend_all(requests, len(buffers), list(zip(buffers, outputs, strict=True)))
     del keep
     return numbers
 
@@ -234,13 +256,12 @@ class PreparedTensor:
             lib.farandole_submit_tensor_on, self._number
         )
 
-    def submit(self, input: int, output: int) -> int:
-        """Submits with these addresses (input 0: the identity); returns the core handle's number.
+    def submit(self, input: int, output: int, memory: object) -> int:
+        """Submits with these addresses (input 0: the identity); returns the core's handle.
 
-        The caller keeps both alive until the handle is done (wait_handles), then releases it.
+        `memory` is what they point into. Who has waited for the handle ends it (farandole.leases).
         """
-        handle = self.start(input, output)
-        return handle if handle >= 0 else check_count(handle)
+        return lend(self.start, input, output, memory)
 
     def close(self, forget: Any = lib.farandole_forget_tensor) -> None:
         """Forgets the tensor; so does the end of this object."""
@@ -261,8 +282,8 @@ class PreparedOnGpu:
         self.close = tensor.close
         self.stream = 0  # of the last submission
 
-    def submit(self, input: int, output: int) -> int:
-        """As in PreparedTensor; the buffers must live until the handle is settled."""
+    def submit(self, input: int, output: int, memory: object) -> int:
+        """As in PreparedTensor; `memory` is kept until the GPU is done with it."""
         self.stream = stream = self._current()
-        handle = self._tensor.start_on(input, output, stream)
-        return handle if handle >= 0 else check_count(handle)
+        start = self._tensor.start_on
+        return lend(lambda source, target: start(source, target, stream), input, output, memory)

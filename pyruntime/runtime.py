@@ -15,8 +15,8 @@ from farandole import bootstrap, leaving, prometheus, requests, stacks
 from farandole._library import check_count, ffi, lib
 from farandole._library import error as core_error
 from farandole.errors import ShutdownError
-from farandole.handles import sweep
 from farandole.installed import nvidia_folders
+from farandole.leases import sweep
 from farandole.process_sets import ProcessSet, add_process_set, forget_all
 from farandole.topology import local_size
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The closing word: what ranks tell each other once per optimizer step, in 72 bytes."""
+"""The closing word: what ranks tell each other once per optimizer step, in 88 bytes."""
 
 from __future__ import annotations
 
 from array import array
 from typing import NamedTuple
 
+from farandole import leases
 from farandole.buffers import DTYPES, Buffer
 from farandole.errors import MismatchError
-from farandole.handles import is_absent, release, wait_until
 from farandole.ops import Max
 from farandole.requests import Call, Op, PreparedTensor
 
@@ -23,9 +23,21 @@ class Statement(NamedTuple):
     late: int  # gradients that arrived after their reduction had begun
     dropped: int  # 1: this rank drops the gradients, it does not use them
     sparse: int  # a gradient that is sparse, contrary to expectation: see Reducer.close; 0: none
-    steps: int  # step() calls before
+    # Equal on all ranks:
+    steps: int  # step() calls before, since the last join()
     tensors: int  # sent in the window
     carried: int  # gradients sent in a dropped window that belong to the next one
+    divisors: int  # what gradients were divided by, where the window adds to an earlier one
+
+
+_LARGEST = 3  # fields that are the largest of all; the others are equal
+_REMEDIES = {
+    "steps": "do all ranks call step() and zero_grad() equally often?",
+    "tensors": "do all ranks freeze or add the same parameters?",
+    "carried": "do all ranks reset the same gradients?",
+    "divisors": "with accumulate='mean' all ranks make equally many backward passes in a step that "
+    "has more than backward_passes_per_step",
+}
 
 
 class ClosingWord:
@@ -34,45 +46,39 @@ class ClosingWord:
     def __init__(self, scope: str, process_set: int) -> None:
         """`scope` is the optimizer's name, `process_set` its set's number."""
         self._scope = scope
-        self._memory = array("q", bytes(72))
-        self._address = self._memory.buffer_info()[0]
+        self._words = array("q")
+        count = 2 * len(Statement._fields) - _LARGEST
         call = Call(Op.ALLREDUCE, f"{scope}.closing", process_set, Max)
-        self._tensor = PreparedTensor(call, Buffer(self._address, _INT64, (9,), self._memory))
-        self._handle: int | None = None
+        self._tensor = PreparedTensor(call, Buffer(0, _INT64, (count,), None))
+        self.handle: int | None = None  # of the core, until it has been waited for
 
     def send(self, statement: Statement) -> None:
         """Says the word; does not wait."""
-        late, dropped, sparse, *equal = statement
-        self._memory[:] = array("q", [late, dropped, sparse, *equal, *(-x for x in equal)])
-        self._handle = self._tensor.submit(self._address, self._address)
+        self._words = words = array("q", [*statement, *(-x for x in statement[_LARGEST:])])
+        address = words.buffer_info()[0]
+        self.handle = self._tensor.submit(address, address, words)
 
-    @property
-    def under_way(self) -> list[int]:
-        """Its core handle, until it has been waited for."""
-        return [] if self._handle is None else [self._handle]
-
-    def wait(self, keep: bool, deadline: float | None = None) -> Statement | None:
-        """What all said, also once more; None: `deadline` (time.monotonic()) has passed.
+    def said(self, keep: bool) -> Statement:
+        """What all said, once the handle is done; more than once if need be.
 
         `keep`: this rank uses the window's gradients, so no other may have dropped them. Raises
         MismatchError where ranks were not in the same window.
         """
-        if self._handle is not None:
-            if not wait_until([self._handle], deadline):
-                return None
-            assert not is_absent(self._handle)
-            release([self._handle])
-            self._handle = None
-        late, dropped, sparse, *largest = self._memory
-        said = Statement(late, dropped, sparse, *largest[:3])
-        for field, high, low in zip(said._fields[3:], said[3:], largest[3:], strict=True):
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            leases.end([handle])
+        count = len(Statement._fields)
+        said = Statement(*self._words[:count])
+        fields = zip(
+            Statement._fields[_LARGEST:], said[_LARGEST:], self._words[count:], strict=True
+        )
+        for field, high, low in fields:
             if high != -low:
                 raise MismatchError(
                     f"{self._scope}: ranks are not in the same optimizer step: {field} is "
-                    f"{-low} on one rank, {high} on another; do all ranks call step() and "
-                    "zero_grad() equally often, and freeze or add the same parameters?"
+                    f"{-low} on one rank, {high} on another; {_REMEDIES[field]}"
                 )
-        if dropped and keep:
+        if said.dropped and keep:
             raise MismatchError(
                 f"{self._scope}: this rank uses gradients that another rank has dropped by "
                 "zero_grad(): all ranks must do the same"

@@ -58,9 +58,10 @@ class Encoding:
         self._key: tuple[torch.dtype, torch.Size] | None = None
         self._dtype: torch.dtype | None = None  # of gradients that travel as they are
         self._numel = -1
-        self.submit: Callable[[int, int], int]  # (input, output addresses) -> handle
-        # The same where gradients are reduced as they are and where they are, on the CPU; negative:
-        # an error's number. None: they are not, or it is not known yet.
+        # (input address, output address, what keeps them alive) -> handle
+        self.submit: Callable[[int, int, object], int]
+        # For leases.lend(), where gradients in the form of their parameter are reduced as they are
+        # and where they are, on the CPU. None: they are not, or it is not known yet.
         self.start: Callable[[int, int], int] | None = None
 
     def rows(self, like: Tensor, sparse_dim: int) -> Rows:
@@ -76,7 +77,8 @@ class Encoding:
 
     def carries(self, grad: Tensor) -> bool:
         """Whether it is such a gradient as the last one, which went as it was."""
-        return grad.dtype is self._dtype and grad.numel() == self._numel and grad.is_contiguous()
+        same = grad.dtype is self._dtype and grad.numel() == self._numel
+        return same and grad.is_contiguous() and not grad.is_neg()
 
     def encode(self, grad: Tensor) -> Tensor | None:
         """The contiguous tensor to send: `grad` itself where nothing has to be done.
@@ -94,12 +96,15 @@ class Encoding:
             self._sparse_dim = grad.sparse_dim()
             dense = grad.to_dense()
         wire, self._context = self._compressor.compress(dense)
-        wire = wire.contiguous()
+        wire = wire.resolve_conj().resolve_neg().contiguous()
         self._prepare(wire)
-        plain = self._compressor is Compression.none and dense is grad
+        # Of complex tensors and of one element torch's strides do not tell that it is a lazy view.
+        own = self._compressor is Compression.none
+        plain = own and wire is grad and not grad.is_complex()
         self._dtype, self._numel = (grad.dtype, grad.numel()) if plain else (None, -1)
-        if plain and self.place is None and isinstance(self._tensor, PreparedTensor):
-            self.start = self._tensor.start
+        on_cpu = isinstance(self._tensor, PreparedTensor)
+        if plain and self.place is None and on_cpu and grad.numel() > 1:
+            self.start = self._tensor.start  # type: ignore[union-attr]
         return wire
 
     def ensure(self, parameter: Tensor) -> None:

@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from farandole._library import check_count
-from farandole.buffers import EMPTY, NOWHERE
+from farandole.buffers import NOWHERE
 from farandole.handles import is_absent
+from farandole.leases import lend
 from farandole.torch import cuda
 from farandole.torch.bucket_view import Place
 from farandole.torch.encoding import Encoding
+from farandole.torch.kind import address_of
+from farandole.torch.pending import PendingGrad
 from farandole.torch.rows import Rows
 
 if TYPE_CHECKING:
@@ -22,30 +26,46 @@ if TYPE_CHECKING:
 
 __all__ = ["Gradient"]
 
+_users: Callable[[int], int] = torch._C._storage_Use_Count
+_ALONE = 2  # users of a storage: one tensor, and the object that asks
+_NOT_KEPT = 2  # references to a PendingGrad: the gradient's own, and the question's
+
+
+def _none() -> None:
+    return None
+
 
 class Gradient:
     """Reduces `.grad` in place, from the hook of its last accumulation until `settle`.
 
-    Autograd must not write into memory that is being reduced, nor add to what is reduced already
-    (a sum would count it once per rank). So just before an accumulation `before` sets such a tensor
-    aside and lets autograd begin a new one, and `settle` adds the two.
+    Meanwhile `.grad` is a PendingGrad: neither the user nor autograd can touch memory that is
+    being reduced. What arrives again is kept apart (`_late`), and so is what was reduced before
+    (`_base`): a sum would count it once per rank.
     """
 
     __slots__ = (
         "__weakref__",
         "_base",
+        "_base_divisor",
+        "_delivered",
+        "_divisor",
+        "_fresh",
         "_graphed",
         "_hooks",
         "_input",
-        "_pointer",
-        "_reduced",
-        "_sent",
+        "_late",
+        "_node",
+        "_pending",
+        "_sent_version",
         "_shown",
+        "_sum",
+        "_turn",
+        "_unsent",
         "_version",
+        "_wire",
         "absent",
         "encoding",
         "handle",
-        "late",
         "left",
         "lost",
         "name",
@@ -61,22 +81,31 @@ class Gradient:
         self.parameter = parameter
         self.name = name
         self.encoding: Encoding | Rows = encoding
+        self._node: Any = None  # of autograd, that accumulates into `.grad`
         self._hooks: list[Callable[[], None]] = []
         self.place: Place | None = None  # where the gradient is to lie
         self.lost = False  # a newer optimizer reduces it
         self.left = reducer.passes  # arrivals until it is sent
-        self.handle: int | None = None  # of the core, while in a window
+        self._fresh: bool | None = None  # `.grad` was None before this accumulation; None: unknown
+        # In a window:
+        self.handle: int | None = None  # of the core
         self.absent = False  # sent without a contribution
-        self.late = False  # arrived again after it was sent
         self.sparse_dim = 0  # not 0: sparse, and in the window without a contribution
-        self._sent: Tensor | None = None  # on the wire; the result comes into it
+        self._pending = PendingGrad(self)
+        self._shown: Tensor | None = None  # what .grad is unless the user has changed it
+        self._unsent: Tensor | None = None  # what .grad was when it was sent
+        self._wire: Tensor | None = None  # on the wire; the result comes into it
         self._input: Tensor | None = None  # what is sent, where that is another tensor
-        self._shown: Tensor | None = None  # what .grad is unless somebody else has changed it
+        # Of the wire, if it is the gradient itself, which the user may have at hand.
+        self._sent_version: int | None = None
+        self._late: Tensor | None = None  # arrived again after it was sent
         self._base: Tensor | None = None  # reduced before: the result is added to it
+        self._sum: Tensor | None = None  # of base and result, until it is delivered
         self._graphed: Tensor | None = None  # a CUDA graph writes here, and nobody hears of it
-        self._reduced = False  # .grad is the last result if it has this address and version:
-        self._pointer = 0
-        self._version = 0
+        self._divisor = self._base_divisor = 1  # of what is sent, or was: see Passes
+        # The last result that has become .grad, and the optimizer's step in which it did:
+        self._delivered: Callable[[], Tensor | None] = _none
+        self._turn = self._version = -1
 
     def lie_at(self, place: Place | None) -> None:
         """Where its results come from now on; None: where torch has put it."""
@@ -87,69 +116,114 @@ class Gradient:
     # ---- hooks
 
     def hook(self) -> None:
-        """Begins to listen; the parameter requires a gradient."""
-        parameter = self.parameter
-        before: Any = parameter.register_hook
-        after: Any = parameter.register_post_accumulate_grad_hook
-        self._hooks = [before(self.before).remove, after(self.arrived).remove]
+        """Begins to listen; the parameter requires a gradient.
+
+        Before an accumulation it is the node that is listened to: hooks of the tensor itself also
+        run for torch.autograd.grad, which accumulates nothing.
+        """
+        after: Any = self.parameter.register_post_accumulate_grad_hook
+        self._hooks = [self._hook_node(), after(self.arrived).remove]
+
+    def _hook_node(self) -> Callable[[], None]:
+        parameter: Any = self.parameter
+        with torch.inference_mode(False), torch.enable_grad():
+            self._node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+        remove: Callable[[], None] = self._node.register_prehook(self.before).remove
+        return remove
 
     def unhook(self) -> None:
         """Listens no more, for good."""
         while self._hooks:
             self._hooks.pop()()
+        self._node = None
         self.lost = True
 
-    def before(self, _gradient: Tensor) -> None:
+    def before(self, _gradients: Any) -> None:
         """Runs before autograd accumulates into `.grad`."""
         grad = self.parameter.grad
         if self.handle is None:
             if grad is None:  # a fresh start, or reset by the user
                 self._base = None
-            elif self._reduced and self._is_reduced(grad):
-                self._base = grad
+                self._fresh = True
+                return
+            self._fresh = self._is_delivered(grad)
+            if self._fresh:
+                self._set_aside(grad)
                 self.parameter.grad = None
-            self._reduced = False
         elif grad is not self._shown:  # model.zero_grad(): a new window begins
             self.reducer.drop()
+            self._fresh = self.parameter.grad is None
         else:
             self.reducer.check_not_promised()
-            if not self.late and not self.sparse_dim:
-                self._shown = self.parameter.grad = None
+            waiting = self._unsent if self.sparse_dim else self._late
+            self._fresh = waiting is None
+            self._shown = self.parameter.grad = waiting
 
-    before.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning from pickle
+    def _set_aside(self, grad: Tensor | None) -> None:
+        self._base, self._base_divisor = grad, self._divisor
 
     def arrived(self, parameter: Tensor) -> None:
         """Runs after autograd has accumulated into `.grad`."""
         reducer = self.reducer
         reducer.settled = False
-        if reducer.quick and self.handle is None:
-            encoding, grad = self.encoding, parameter.grad
-            start = encoding.start
-            if start is not None and grad is not None and encoding.carries(grad):
-                self._pointer = pointer = grad.data_ptr() or EMPTY
-                number = start(pointer, pointer)
-                self.handle = number if number >= 0 else check_count(number)
-                self._sent = self._shown = grad
-                self._version = grad._version
-                self._reduced = False
-                reducer.sent.append(self)
-                return
-        self._arrived(reducer)
+        fresh, self._fresh = self._fresh, None
+        if fresh and reducer.quick and self.handle is None:
+            start, grad = self.encoding.start, parameter.grad
+            if start is not None and grad is not None and grad.is_contiguous():
+                storage = grad.untyped_storage()
+                if _users(storage._cdata) == _ALONE and self._show():
+                    pointer = grad.data_ptr()
+                    try:
+                        self.handle = lend(start, pointer, pointer, storage)
+                    except BaseException:
+                        self._shown = parameter.grad = grad
+                        raise
+                    self._wire = self._unsent = grad
+                    reducer.sent.append(self)
+                    return
+        self._arrived(fresh)
 
-    def _arrived(self, reducer: Reducer) -> None:
+    def _arrived(self, fresh: bool | None) -> None:
         """The long way, for whatever is not sent at once and as it is."""
+        reducer, parameter = self.reducer, self.parameter
+        if fresh is None:  # the parameter has become another one for autograd: `p.data = x`
+            self._hooks[0]()
+            self._hooks[0] = self._hook_node()
+        if fresh and parameter.grad is not None:
+            self._unshare(parameter.grad)
         if reducer.mean:
-            reducer.count_pass()
+            reducer.counted.note()
         if self.handle is not None:
-            self.late = not self.sparse_dim
+            if self.sparse_dim:
+                self._unsent = parameter.grad
+            else:
+                self._late = parameter.grad
             reducer.regular = False
-            self._shown = self.parameter.grad
+            self._show()
         elif not reducer.holding:
             self.left -= 1
             if self.left <= 0:
-                self._send(self.parameter.grad)
-        elif cuda.is_capturing(self.parameter):
-            self._graphed = self.parameter.grad
+                self._send(parameter.grad)
+        elif cuda.is_capturing(parameter):
+            self._graphed = parameter.grad
+
+    def _unshare(self, grad: Tensor) -> None:
+        """Gives `.grad` memory of its own.
+
+        Where gradients pass through views only, torch lets those of several parameters, or the
+        tensor that the user gave to backward(), share their memory.
+        """
+        if grad.layout is torch.strided and _users(grad.untyped_storage()._cdata) > _ALONE:
+            self.parameter.grad = grad.detach().clone()
+
+    def _show(self) -> bool:
+        """Makes `.grad` a PendingGrad. False: the parameter had another form when it was made."""
+        try:
+            self.parameter.grad = self._shown = self._pending
+        except RuntimeError:
+            self._pending = PendingGrad(self)
+            return False
+        return True
 
     # ---- sending
 
@@ -160,69 +234,75 @@ class Gradient:
         reducer = self.reducer
         if not reducer.open:
             reducer.begin()
-        if reducer.mean or reducer.factor != 1.0:
-            reducer.scale(grad)
+        self._divisor = reducer.divisor
+        reducer.scale(grad)
         encoding = self.encoding
         wire = encoding.encode(grad)
         if wire is None:
             self._send_without(grad)
             return
-        pointer = wire.data_ptr() or EMPTY
-        self._sent, self._shown = wire, grad
-        self._pointer, self._version = pointer, wire._version
+        self._wire, self._unsent = wire, grad
+        self._sent_version = wire._version if wire is grad else None
+        target = address_of(wire)
         if self.place is not None:
-            self._send_to(self.place)
-        if self._input is None:  # it is reduced where its result comes
-            pointer = self._pointer
-        self.handle = encoding.submit(pointer, self._pointer)
+            target = self._send_to(self.place) or target
+        source = target if self._input is None else address_of(self._input)
+        memory = self._wire.untyped_storage(), wire.untyped_storage()
+        self.handle = encoding.submit(source, target, memory)
         reducer.sent.append(self)
-        self._reduced = False
         self.left = reducer.passes
+        if not self._show():
+            self._show()
 
-    def _send_to(self, place: Place) -> None:
-        """Lets the result come into its place, unless that holds what was reduced before."""
+    def _send_to(self, place: Place) -> int:
+        """Lets the result come into its place, unless that holds what was reduced before.
+
+        Gives the address where it comes, 0: where it would have come anyhow.
+        """
         if self._base is not None:
             self._base = place.vacate(self._base)
-        grad = self._sent
-        if grad is None or grad is not self._shown or place.holds(grad) or grad is self._graphed:
-            return
+        grad = self._wire
+        if grad is None or grad is not self._unsent or place.holds(grad) or grad is self._graphed:
+            return 0
         if self._base is place.tensor or not place.fits(grad):
-            return
+            return 0
         tensor = place.ready(grad)
         if place.at == NOWHERE:  # torch makes the next gradient in the memory that is free then
             with torch.no_grad():
                 tensor.copy_(grad)
-            self.parameter.grad = self._shown = tensor
-            self._version = tensor._version
+            self._unsent = tensor
+            self._sent_version = tensor._version
         else:
             self._input = grad
-        self._sent, self._pointer = tensor, place.pointer
+        self._wire = tensor
+        return place.pointer
 
     def send_rest(self, keep: bool) -> None:
         """Before a window closes: sends what has not been sent, or that there is nothing."""
         grad = self.parameter.grad
-        if keep and grad is not None and not (self._reduced and self._is_reduced(grad)):
+        if keep and grad is not None and not self._is_delivered(grad):
             self._send(grad)
             return
         self._shown = grad
         if keep:
-            self._base = grad
+            self._set_aside(grad)
         self._send_nothing(keep)
 
     def _send_without(self, grad: Tensor) -> None:
         """Not all ranks know that it is sparse: it waits for the next window, where they do."""
-        self.sparse_dim, self._shown = grad.sparse_dim(), grad
+        self.sparse_dim, self._unsent = grad.sparse_dim(), grad
         self._send_nothing(receive=True)
+        self._show()
 
     def _send_nothing(self, receive: bool) -> None:
         self.absent = True
-        output = 0
+        output, memory = 0, None
         if receive:
-            self._sent = self.encoding.receive(self.parameter)
-            output = self._sent.data_ptr() or EMPTY
+            self._wire = memory = self.encoding.receive(self.parameter)
+            output = address_of(self._wire)
         else:
             self.encoding.ensure(self.parameter)
-        self.handle = self.encoding.submit(0, output)
+        self.handle = self.encoding.submit(0, output, memory)
         self.reducer.sent.append(self)
         self.reducer.regular = False
         self.left = self.reducer.passes
@@ -232,83 +312,113 @@ class Gradient:
         if isinstance(self.encoding, Encoding):
             self.encoding = self.encoding.rows(self.parameter, sparse_dim)
 
-    # ---- settling
+    # ---- settling: each of these may run again where an exception of a signal handler ended it
 
     def settle(self, keep: bool) -> str | None:
-        """Takes the finished result into `.grad`; the caller releases the handle afterwards.
+        """Takes the finished result into `.grad`.
 
         Not `keep`: the window is dropped; what was reset or not sent stays as it is. Returns a
         complaint where somebody wrote into the gradient while it was reduced.
         """
-        grad, sent = self.parameter.grad, self._sent
-        if grad is sent and sent is not None and self._base is None:  # the ordinary case
-            self.handle = self._sent = self._shown = None
-            self._reduced = grad is not self._graphed
-            return self._complaint("changed") if sent._version != self._version else None
-        complaint = None
-        if self.sparse_dim:
-            self._settle_without(grad)
-        elif keep or not self.absent:
+        parameter, wire, divisor = self.parameter, self._wire, self.reducer.divisor
+        ordinary = self._base is None and self._late is None and wire is self._unsent
+        grad = parameter.grad
+        if ordinary and wire is not None and self._divisor == divisor and grad is self._pending:
+            del grad
+            parameter.grad = wire
+            complaint = self._complaint()
+            self._deliver(wire)
+        else:
             complaint = self._settle_rest(grad, keep)
-        self.absent = self.late = False
-        self.handle = self._sent = self._shown = self._input = None
+        self._divisor = divisor
+        self._leave_window()
         return complaint
+
+    def _deliver(self, grad: Tensor) -> None:
+        """`grad` has become `.grad`: remembers it."""
+        self._delivered = _none if grad is self._graphed else weakref.ref(grad)
+        self._turn, self._version = self.reducer.turn, grad._version
+        if sys.getrefcount(self._pending) > _NOT_KEPT:  # whoever has it shall see this result
+            self._pending._result = grad
+            self._pending = PendingGrad(self)
 
     def _settle_without(self, grad: Tensor | None) -> None:
         """It has waited; where it has been reset, there is nothing to wait for."""
-        self.sparse_dim = 0
         if grad is not self._shown:
             self._base = None
-        elif not is_absent(self.handle or 0):  # dense on other ranks
-            self._base = self._total(self._base)
+            return
+        self.parameter.grad = self._unsent
+        if not is_absent(self.handle or 0):  # dense on other ranks
+            self._base = self._total()
 
     def _settle_rest(self, grad: Tensor | None, keep: bool) -> str | None:
         """Nothing sent, set aside, encoded, arrived again, or reset."""
-        base, self._base = self._base, None
-        sent = self._input if self._input is not None else self._sent
-        if sent is not None and sent is self._shown and sent._version != self._version:
-            return self._complaint("changed")
-        if grad is not self._shown:  # reset, unless it is another tensor
-            return self._complaint("replaced") if grad is not None and keep else None
-        total = base if self.absent and is_absent(self.handle or 0) else self._total(base)
-        if self.late:
-            self._base = total
-            self.reducer.again = True
+        if self.sparse_dim:
+            self._settle_without(grad)
             return None
+        if self.absent and not keep:
+            return None
+        if grad is not self._shown:  # reset, unless it is another tensor
+            self._base = None
+            replaced = grad is not None and keep
+            return self._text("replaced") if replaced else None
+        complaint = self._complaint()
+        total = self._total()
+        if self._late is not None:
+            self.parameter.grad, self._base = self._late, total
+            self._base_divisor, self._turn = self.reducer.divisor, self.reducer.turn
+            self.reducer.again = True
+            return complaint
         if grad is not total:
             self.parameter.grad = total
         if total is not None:
-            self._reduced = total is not self._graphed
-            self._pointer, self._version = _address(total), total._version
-        return None
+            self._deliver(total)
+        self._base = None
+        return complaint
 
-    def _total(self, base: Tensor | None) -> Tensor:
-        """The result in its final form: in the base, else in the gradient that was sent."""
-        assert self._sent is not None
-        result = self.encoding.decode(self._sent, self.handle or 0)
-        if base is not None:
-            if self.place is not None and result is self.place.tensor:
-                return result.add_(base)
-            return base.add_(result) if base.layout is result.layout else base + result
-        into = None if self.absent or self.late or self._input is not None else self._shown
-        if into is None or result is into or result.layout is not into.layout:
-            return result
-        return into.copy_(result)
+    def _total(self) -> Tensor | None:
+        """Base and result in their final form: in the base, else in the gradient that was sent."""
+        base, place, nothing = self._base, self.place, self.absent and is_absent(self.handle or 0)
+        if self._sum is None:
+            divisor = self.reducer.divisor
+            if base is not None and self._turn == self.reducer.turn:
+                base = _scaled(base, self._base_divisor / divisor)
+            if not nothing:
+                assert self._wire is not None
+                result = self.encoding.decode(self._wire, self.handle or 0)
+                result = _scaled(result, self._divisor / divisor)
+                base = result if base is None else base + result
+            self._sum = base
+        total, into = self._sum, self._base
+        if into is None and not (self.absent or self._late is not None or self._input is not None):
+            into = self._unsent
+        elif into is not None and place is not None and self._wire is place.tensor:
+            into = place.tensor
+        if total is None or into is None or total is into or into.layout is not total.layout:
+            return total
+        return into.copy_(total)
+
+    def _leave_window(self) -> None:
+        self.absent, self.sparse_dim = False, 0
+        self._wire = self._unsent = self._input = self._late = self._sum = self._shown = None
+        self._sent_version = None
+        self.handle = None
 
     def forget(self) -> None:
         """Leaves the window without a result: the reduction has failed."""
         if self.place is not None and self.place.at == NOWHERE:
             self.lie_at(None)  # peers may still read and write there
-        self.handle = self._sent = self._shown = self._base = self._input = None
-        self.absent = self.late = False
-        self.sparse_dim = 0
+        if self.parameter.grad is self._pending:
+            self.parameter.grad = None
+        self._base = None
+        self._leave_window()
 
     def restore(self) -> None:
         """Puts what was set aside back into `.grad`, for zero_grad to reset."""
         if self._base is not None:
             self.parameter.grad, self._base = self._base, None
 
-    # ---- what the reducer asks
+    # ---- what others ask
 
     def wanted(self) -> bool:
         """Whether it is in every window. Raises RuntimeError if another optimizer reduces it."""
@@ -323,23 +433,83 @@ class Gradient:
         grad = self.parameter.grad
         return self.handle is not None and grad is not None and grad is self._shown
 
-    def keep_alive(self) -> tuple[Tensor | None, Tensor | None]:
+    def is_late(self) -> bool:
+        """Whether it has arrived again after it was sent."""
+        return self._late is not None
+
+    def touched(self) -> Tensor:
+        """The user needs `.grad`, which is pending. Raises RuntimeError in a backward pass."""
+        if torch._C._current_graph_task_id() >= 0:
+            raise RuntimeError(
+                f"the gradient of {self.name} is being reduced while this backward pass goes on; "
+                "in hooks use the gradient that they are given, or register them before "
+                "DistributedOptimizer is made"
+            )
+        if self.parameter.grad is self._pending:
+            self.reducer.touched()
+        grad = self.parameter.grad
+        if grad is None or grad is self._pending:
+            raise RuntimeError(f"the gradient of {self.name} has been reset before it was reduced")
+        return grad
+
+    def memory(self) -> tuple[Tensor | None, Tensor | None]:
         """The memory under reduction."""
-        return self._sent, self._input
+        return self._wire, self._input
 
-    def _is_reduced(self, grad: Tensor) -> bool:
-        return grad._version == self._version and _address(grad) == self._pointer
+    def note_version(self) -> None:
+        """The optimizer has stepped: what is written to `.grad` from now on is a new gradient."""
+        grad = self._delivered()
+        if grad is not None:
+            self._version = grad._version
 
-    def _complaint(self, what: str) -> str:
+    def divisors(self) -> tuple[int, int]:
+        """Of what it has sent, and of what was reduced before in this step; 0: nothing."""
+        base = self._base is not None and self._turn == self.reducer.turn
+        return 0 if self.absent else self._divisor, self._base_divisor if base else 0
+
+    def _is_delivered(self, grad: Tensor) -> bool:
+        """Whether `.grad` is the last result: until the next step() whatever the user does to it,
+        from then on as long as nobody has written to it."""
+        if grad is not self._delivered():
+            return False
+        return self._turn == self.reducer.turn or grad._version == self._version
+
+    def _complaint(self) -> str | None:
+        """Somebody wrote to a gradient on its way: that is all right where it was autograd, to a
+        neighbour. Views of one flat buffer have one version in common."""
+        wire, sent = self._wire, self._sent_version
+        if sent is None or wire is None or wire._version == sent:
+            return None
+        others = [g for g in self.reducer.sent if g is not self and g._wire is not None]
+        twins = [g.name for g in others if g._overlaps(wire)]
+        if twins:
+            return (
+                f"{self.name} and {twins[0]} have their gradients in the same memory; give each "
+                "parameter a .grad of its own"
+            )
+        versions = [g._sent_version or 0 for g in others if _base_of(g._wire) is _base_of(wire)]
+        return None if max([sent, *versions]) == wire._version else self._text("changed")
+
+    def _overlaps(self, grad: Tensor) -> bool:
+        """Whether what is on the wire is part of `grad`'s memory, or the other way round."""
+        own = self._wire
+        if own is None or own.layout is not torch.strided or grad.layout is not torch.strided:
+            return False
+        begin, other = own.data_ptr(), grad.data_ptr()
+        return begin < other + grad.nbytes and other < begin + own.nbytes
+
+    def _text(self, what: str) -> str:
         return (
             f"the gradient of {self.name} was {what} while it was being reduced: call "
-            "optimizer.synchronize() before touching gradients between backward() and step() "
+            "optimizer.synchronize() before replacing gradients between backward() and step() "
             "(to clip: optimizer.clip_grad_norm_(); to reset: optimizer.zero_grad())"
         )
 
 
-def _address(grad: Tensor) -> int:
-    """Of its memory; of a sparse gradient's values."""
-    if grad.is_sparse:
-        grad = grad._values()
-    return grad.data_ptr() or EMPTY
+def _base_of(grad: Tensor | None) -> Tensor | None:
+    """Whose version a view has; `grad` itself, if it is no view."""
+    return grad if grad is None or grad._base is None else grad._base
+
+
+def _scaled(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1.0 else x * factor

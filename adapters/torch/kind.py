@@ -17,7 +17,7 @@ from farandole.handles import take
 from farandole.requests import Call, PreparedOnGpu, PreparedTensor
 from farandole.torch import cuda
 
-__all__ = ["TorchKind", "describe", "device_and_stream", "prepare", "receive"]
+__all__ = ["TorchKind", "address_of", "describe", "device_and_stream", "prepare", "receive"]
 
 # Older torch has no uint16, uint32 and uint64: they are absent rows.
 _CODES: dict[torch.dtype, int] = {
@@ -70,6 +70,10 @@ class TorchKind(Kind):
             return 0
         return x.data_ptr() or EMPTY
 
+    def memory(self, x: Tensor) -> torch.UntypedStorage:
+        """As in Kind: `x.data` may be set to another tensor meanwhile."""
+        return x.untyped_storage()
+
     def empty(self, like: Tensor, shape: Shape | None = None) -> Tensor:
         """As in Kind."""
         return torch.empty(
@@ -98,6 +102,14 @@ def device_and_stream(device: torch.device) -> tuple[int, int]:
     if device.type == "cuda":
         return cuda.place(device)
     raise TypeError(f"tensors on device {device} cannot be sent: CPU and CUDA only")
+
+
+def address_of(x: Tensor) -> int:
+    """Where the first element of a dense tensor lies; EMPTY for one without elements."""
+    pointer = x.data_ptr()
+    if pointer == 0 and x.numel() > 0:
+        raise ValueError("the tensor's storage has been freed")
+    return pointer or EMPTY
 
 
 def _refusal(x: Tensor) -> str:

@@ -170,8 +170,7 @@ class _Distributed(torch.optim.Optimizer):
         inner = self._inner_step or super().step
         result = inner(*args, **kwargs)
         if reducer is not None:
-            reducer.settled = False
-            reducer.steps += 1
+            reducer.stepped()
         if "_step_count" in self.__dict__:  # schedulers of torch before 2.3 count here
             self._step_count += 1  # type: ignore[attr-defined]
         return result

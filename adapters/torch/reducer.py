@@ -7,23 +7,15 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from farandole import requests
-from farandole.errors import StallError
-from farandole.handles import (
-    Handle,
-    explanation,
-    is_under_way,
-    numbers_of,
-    release,
-    stall,
-    wait_until,
-)
+from farandole import leases, requests
+from farandole._library import error, lib
+from farandole.errors import MismatchError, StallError
+from farandole.handles import explanation, is_under_way, stall, wait_until
 from farandole.ops import Average
 from farandole.requests import Call, Op
 from farandole.torch import cuda
@@ -32,6 +24,7 @@ from farandole.torch.closing import ClosingWord, Statement
 from farandole.torch.compression import Compressor
 from farandole.torch.encoding import Encoding
 from farandole.torch.gradient import Gradient
+from farandole.torch.passes import Passes
 
 __all__ = ["Reducer", "Settings"]
 
@@ -63,7 +56,10 @@ class _Limit:
     """Of one synchronize()."""
 
     seconds: float
-    at: float  # of time.monotonic()
+    at: float | None  # of time.monotonic(); None: there is none
+
+
+_NEVER = _Limit(0.0, None)
 
 
 class Reducer:
@@ -89,12 +85,14 @@ class Reducer:
         self.settled = False  # nothing has arrived since the last synchronize()
         self.holding = False  # no_sync(): gradients stay local
         self.in_buckets = False  # gradients lie in memory in which they are reduced
-        self.steps = 0
+        self.turn = 0  # step() calls
         self.factor = 1.0  # of gradients, before they are sent
+        self.counted = Passes()
+        self._epoch = 0  # of the handles in the window
+        self._handles: list[int] = []  # of the window, once it is closed
         self._closed = False
-        self._promised = False  # a synchronize() has passed its time
-        self._passes_seen = 0
-        self._in_pass = False
+        self._dropping = False  # closed without use for its gradients
+        self._promised = False  # a synchronize() has not come to its end
         self._start()
 
     def _start(self) -> None:
@@ -104,6 +102,8 @@ class Reducer:
         self.scope = f"optimizer.{_scopes[key]}"
         _scopes[key] += 1
         self._word: ClosingWord | None = None
+        self._joins = requests.joins(self._settings.process_set)
+        self._steps = 0
 
     # ---- parameters
 
@@ -140,23 +140,12 @@ class Reducer:
             self._unhooked = [g for g in self._unhooked if not g.parameter.requires_grad]
 
     def detach(self) -> None:
-        """Ends: the optimizer is gone."""
+        """Ends: the optimizer is gone, perhaps with gradients under way."""
         for gradient in self.gradients:
             gradient.unhook()
-        _open.discard(self)
+        self.abandon()
 
     # ---- backward passes
-
-    def count_pass(self) -> None:
-        """Counts backward passes; called by every arrival."""
-        if not self._in_pass:
-            self._in_pass = True
-            self._passes_seen += 1
-            engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._end_pass)
-
-    def _end_pass(self) -> None:
-        self._in_pass = False
 
     def hold(self, holding: bool) -> None:
         """Gradients stay local from here on, or not any more."""
@@ -177,9 +166,14 @@ class Reducer:
         """Whether it takes the ranks' average."""
         return self._settings.reduce_op == Average
 
+    @property
+    def divisor(self) -> int:
+        """What makes the sum of this step's backward passes their mean, if that is wanted."""
+        return max(1, self.counted.seen) if self.mean else 1
+
     def scale(self, grad: Tensor) -> None:
         """Weighs this rank's gradient; makes a sum over backward passes their mean."""
-        factor = self.factor / max(1, self._passes_seen if self.mean else 1)
+        factor = self.factor / self.divisor
         if factor != 1.0:
             with torch.no_grad():
                 grad.mul_(factor)
@@ -196,6 +190,7 @@ class Reducer:
                 self.lay_out()
         if self._word is None:
             self._word = ClosingWord(self.scope, self._settings.process_set)
+        self._epoch = leases.epoch()
         self.open = True
         self._choose()
         _open.add(self)
@@ -203,21 +198,50 @@ class Reducer:
     def synchronize(self, timeout: float | None = None) -> None:
         """Blocks until `.grad` of all parameters is reduced: equal on all ranks.
 
-        Raises StallError after `timeout` seconds. The window stays as it is, and this rank's word
-        is given: it has to come here again before anything else happens to the gradients.
+        Raises StallError after `timeout` seconds. Then, and after an exception of a signal handler,
+        the window stays as it is, and this rank's word is given: it has to come here again before
+        anything else happens to the gradients.
         """
-        limit = None if timeout is None else _Limit(timeout, monotonic() + timeout)
+        limit = _NEVER if timeout is None else _Limit(timeout, monotonic() + timeout)
+        if self._dropping:  # a zero_grad() has not come to its end
+            self._finish(keep=False, limit=limit)
         self.again = True
         while self.again:
             self._finish(keep=True, limit=limit)
         self.settled = True
 
+    def touched(self) -> None:
+        """The user needs a gradient that is under way: synchronizes.
+
+        Raises RuntimeError where a gradient comes from other ranks only: whoever has made a list of
+        gradients before would miss it.
+        """
+        missing = [g for g in self.gradients if g.parameter.grad is None]
+        self.synchronize()
+        for gradient in missing:
+            if gradient.parameter.grad is not None:
+                raise RuntimeError(
+                    f"the gradient of {gradient.name} comes from other ranks only: call "
+                    "optimizer.synchronize() before gradients are used between backward() and "
+                    "step()"
+                )
+
+    def stepped(self) -> None:
+        """The optimizer has stepped."""
+        self.settled = False
+        self.turn += 1
+        self._steps += 1
+        self.counted.count_anew()
+        if not self.averages:  # an average of averages is itself
+            for gradient in self.gradients:
+                gradient.note_version()
+
     def check_not_promised(self) -> None:
         """Raises RuntimeError if a synchronize() has passed its time and was not called again."""
-        if self._promised:
+        if self._promised and not self._dropping:
             raise RuntimeError(
-                "the last step(timeout=...) or synchronize(timeout=...) passed its time: call it "
-                "again, until it returns, before the next backward() or zero_grad()"
+                "the last step() or synchronize() did not come to its end (its timeout has passed, "
+                "or a signal came): call it again before the next backward() or zero_grad()"
             )
 
     def drop(self) -> None:
@@ -238,6 +262,7 @@ class Reducer:
         for gradient in self.gradients:
             gradient.restore()
         self._count_anew()
+        self.counted.count_anew()
         self.settled = False
         self.hook()
 
@@ -251,10 +276,25 @@ class Reducer:
         late = sparse = 0
         if not self.regular or len(self.sent) < len(self.gradients):
             late, sparse = self._send_rest(keep)
-        self._closed = True
+        joins = requests.joins(self._settings.process_set)
+        if joins != self._joins:  # who has joined early has made fewer steps
+            self._joins, self._steps = joins, 0
         assert self._word is not None
-        sent = len(self.sent)
-        self._word.send(Statement(late, int(not keep), sparse, self.steps, sent, carried))
+        if self._word.handle is None:
+            equal = self._steps, len(self.sent), carried, self._divisors()
+            self._word.send(Statement(late, int(not keep), sparse, *equal))
+        self._handles = [g.handle for g in self.sent if g.handle is not None]
+        self._dropping, self._closed = not keep, True
+
+    def _divisors(self) -> int:
+        """A number that is equal on ranks whose gradients were divided alike; 0: all by what they
+        are to be divided by, which ranks may differ in."""
+        if not self.mean:
+            return 0
+        divisors = [g.divisors() for g in self.gradients]
+        if all(sent in (0, self.divisor) and base == 0 for sent, base in divisors):
+            return 0
+        return hash((self.divisor, *divisors)) >> 8
 
     def _send_rest(self, keep: bool) -> tuple[int, int]:
         """What a Statement says of late and of sparse gradients."""
@@ -262,74 +302,84 @@ class Reducer:
         for number, gradient in enumerate(self.gradients):
             if gradient.handle is None and gradient.wanted():
                 gradient.send_rest(keep)
-            late += gradient.late
+            late += gradient.is_late()
             if gradient.sparse_dim:
                 sparse = (number << 8) + gradient.sparse_dim
         return late, sparse
 
-    def _finish(self, keep: bool, carried: int = 0, limit: _Limit | None = None) -> None:
+    def _finish(self, keep: bool, carried: int = 0, limit: _Limit = _NEVER) -> None:
         for other in list(_open):
             if other is not self:
                 other.close(keep=True)
         self.close(keep, carried)
-        sent = self.sent
-        handles = numbers_of([g.handle for g in sent])
+        self._promised = True  # until it is over: the handler of a signal may raise anywhere
         assert self._word is not None
-        deadline = None if limit is None else limit.at
+        self._wait([] if self._word.handle is None else [self._word.handle], limit)
         try:
-            said = self._word.wait(keep, deadline)
-            done = said is not None and wait_until(handles, deadline)
-        except BaseException:
-            self._abandon(sent, handles)
+            said = self._word.said(keep)
+        except MismatchError:
+            self.abandon()
             raise
-        if said is None or not done:
-            self._promised = True
-            raise self._late(sent, 0.0 if limit is None else limit.seconds)
+        self._wait(self._handles, limit)
         if cuda.in_use():
-            cuda.join(handles, sent)
+            cuda.join(self._handles, self.sent)
         self.again = said.late > 0 or said.sparse > 0
         with torch.no_grad():
-            failures = [text for g in sent if (text := g.settle(keep)) is not None]
+            settled = [g.settle(keep) for g in self.sent if g.handle is not None]
         if said.sparse:  # one of them; the next window is about the others
             self.gradients[said.sparse >> 8].gather(said.sparse & 0xFF)
-        release(handles)
+        handles, complaints = self._handles, [text for text in settled if text is not None]
+        if not keep:
+            self.counted.count_anew()
         self._end_window()
-        if failures:
-            raise RuntimeError(failures[0])
+        leases.end(handles)
+        if complaints:
+            raise RuntimeError(complaints[0])
 
-    def _late(self, sent: list[Gradient], seconds: float) -> StallError:
+    def _wait(self, handles: list[int], limit: _Limit) -> None:
+        """Raises StallError, and keeps the window; or what has failed, and gives it up."""
+        code = wait_until(handles, limit.at)
+        if code == lib.FARANDOLE_OK:
+            return
+        if code == lib.FARANDOLE_PENDING:
+            raise self._late(limit.seconds)
+        failure = error(code)
+        self.abandon()
+        raise failure
+
+    def _late(self, seconds: float) -> StallError:
         """What has not come within so many seconds, and who has not sent it."""
-        missing = [g for g in sent if g.handle is not None and is_under_way(g.handle)]
+        missing = [g for g in self.sent if g.handle is not None and is_under_way(g.handle)]
         names = ", ".join(g.name for g in missing[:_MOST_NAMES])
         if len(missing) > _MOST_NAMES:
             names += f" and {len(missing) - _MOST_NAMES} more"
         what = f"gradients of {names}" if missing else "all ranks' step()"
-        handles = [g.handle for g in missing if g.handle is not None]
-        assert self._word is not None
-        why = explanation(handles or self._word.under_way)
+        handles = [g.handle for g in missing]
+        if not handles and self._word is not None:
+            handles = [self._word.handle]
+        why = explanation([handle for handle in handles if handle is not None])
         return stall(f"{self.scope}: {what}", seconds, why)
 
     def abandon(self) -> None:
-        """Ends the window without waiting, before shutdown(): its results will never come."""
-        self._abandon(self.sent, numbers_of([g.handle for g in self.sent]))
-        self.settled = False
-
-    def _abandon(self, sent: list[Gradient], handles: Any) -> None:
-        """Something failed: what is still under way keeps its memory until it is done."""
-        memory = [g.keep_alive() for g in sent]
-        Handle(handles, memory, lambda numbers: None, self.scope)  # dropped, so it is an orphan
-        for gradient in sent:
+        """Ends the window without its results, which will never come or are of no use."""
+        handles = [g.handle for g in self.sent if g.handle is not None]
+        if self._word is not None and self._word.handle is not None:
+            handles.append(self._word.handle)
+            self._word.handle = None
+        leases.drop(handles, self._epoch)
+        for gradient in self.sent:
             gradient.forget()
+        self.counted.count_anew()
+        self.settled = False
         self._end_window()
 
     def _end_window(self) -> None:
-        self.open = self._closed = self._promised = self.quick = False
-        self.sent, self.regular = [], True
+        self.open = self._closed = self._dropping = self._promised = self.quick = False
+        self.sent, self._handles, self.regular = [], [], True
         _open.discard(self)
         self._count_anew()
 
     def _count_anew(self) -> None:
-        self._passes_seen, self._in_pass = 0, False
         if self.passes > 1:
             for gradient in self.gradients:
                 gradient.left = self.passes
@@ -340,3 +390,12 @@ class Reducer:
         self._choose()
         for gradient in self.gradients:
             gradient.left = passes
+
+
+def _abandon_all() -> None:
+    """What is under way has ended with the runtime."""
+    for reducer in list(_open):
+        reducer.abandon()
+
+
+requests.on_restart(_abandon_all)

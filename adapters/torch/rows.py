@@ -87,10 +87,10 @@ class Rows:
         self.ensure(parameter)
         return self._rows
 
-    def submit(self, input: int, _output: int) -> int:
+    def submit(self, input: int, _output: int, memory: object) -> int:
         """Gathers what encode() gave last; `input` 0: this rank sends nothing. Gives a handle."""
         tensor = prepare(self._call, self._rows, self._group, in_place=False)
-        handle = tensor.submit(input, 0)
+        handle = tensor.submit(input, 0, memory)
         self.stream = tensor.stream if isinstance(tensor, PreparedOnGpu) else 0
         tensor.close()
         return handle

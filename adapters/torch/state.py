@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Skeleton", "apply", "describe_tensors", "skeleton_of"]
+__all__ = ["Skeleton", "apply", "describe_tensors", "map_nested", "skeleton_of"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def skeleton_of(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> Skel
                 owners.append(owner)
             return places[id(x)]
 
-        return _map(value, Tensor, place)
+        return map_nested(value, Tensor, place)
 
     state = []
     for key, value in optimizer.state.items():
@@ -84,7 +84,7 @@ def apply(skeleton: Skeleton, tensors: list[Tensor], optimizer: torch.optim.Opti
     """Replaces the optimizer's state and options; its groups stay the same objects."""
 
     def fill(value: Any) -> Any:
-        return _map(value, Place, lambda place: tensors[place.number])
+        return map_nested(value, Place, lambda place: tensors[place.number])
 
     parameters = _parameters(optimizer)
     state: defaultdict[Any, Any] = defaultdict(dict)
@@ -101,17 +101,17 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _map(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+def map_nested(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """`value` with every `kind` in its dicts, lists and tuples changed."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, dict):
-        items = {k: _map(v, kind, change) for k, v in value.items()}
+        items = {k: map_nested(v, kind, change) for k, v in value.items()}
         return (
             defaultdict(value.default_factory, items) if isinstance(value, defaultdict) else items
         )
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map(v, kind, change) for v in value))
+        return type(value)(*(map_nested(v, kind, change) for v in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(_map(v, kind, change) for v in value)
+        return type(value)(map_nested(v, kind, change) for v in value)
     return value

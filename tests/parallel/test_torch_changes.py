@@ -75,17 +75,34 @@ def test_step_after_model_zero_grad() -> None:
     assert p.tolist() == [0.0] * 4
 
 
-@pytest.mark.ranks(2, 3, 4)
-def test_writing_into_a_gradient_under_way_is_an_error() -> None:
-    (p,), optimizer = toys()
+def test_whoever_touches_a_gradient_gets_the_reduced_one() -> None:
+    (p, q), optimizer = toys(2)
+    whole = total(hvd.Average, [0])
     push(p)
+    push(q)
     assert p.grad is not None
     p.grad.mul_(2)
-    with pytest.raises(RuntimeError, match=r"group\[0\]\[0\] was changed while it was being"):
-        optimizer.step()
+    optimizer.step()
+    grad_is(p, 2 * whole)
+    grad_is(q, whole)
     optimizer.zero_grad()
     push(p)
     p.grad = p.grad * 2
+    optimizer.step()
+    grad_is(p, 2 * whole)
+    grad_is(q, None)
+    optimizer.zero_grad()
+    push(p)
+    p.grad.data.clamp_(max=1)
+    optimizer.step()
+    grad_is(p, min(1.0, whole))
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_replacing_a_gradient_under_way_is_an_error() -> None:
+    (p,), optimizer = toys()
+    push(p)
+    p.grad = torch.ones(4)
     with pytest.raises(RuntimeError, match="was replaced while it was being reduced"):
         optimizer.step()
     optimizer.zero_grad()

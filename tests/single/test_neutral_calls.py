@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import farandole as fd
-from farandole import _library, buffers
+from farandole import _library, buffers, leases
 from farandole.requests import Call, Op, PreparedTensor
 
 
@@ -157,19 +157,19 @@ def test_prepared_tensors():
     kind = buffers.kind_of(x)
     tensor = PreparedTensor(Call(Op.ALLREDUCE, "prepared"), kind.describe(x))
     for _ in range(3):
-        handle = tensor.submit(kind.describe(x).pointer, kind.describe(y, True).pointer)
+        handle = tensor.submit(kind.describe(x).pointer, kind.describe(y, True).pointer, (x, y))
         fd.handles.wait_handles([handle])
         assert not fd.handles.is_absent(handle)
-        fd.handles.release([handle])
+        leases.end([handle])
         assert y.tolist() == x.tolist()
         y[:] = 0
-    handle = tensor.submit(0, kind.describe(y, True).pointer)
+    handle = tensor.submit(0, kind.describe(y, True).pointer, y)
     fd.handles.wait_handles([handle], timeout=10)
     assert fd.handles.is_absent(handle)
-    fd.handles.release([handle])
+    leases.end([handle])
     tensor.close()
     with pytest.raises(ValueError, match="forgotten"):
-        tensor.submit(0, 0)
+        tensor.submit(0, 0, None)
 
 
 def test_calls_tell_their_signature():

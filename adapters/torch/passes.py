@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backward passes of one step, counted for accumulate="mean"."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+
+__all__ = ["Passes"]
+
+_BACKWARD = torch.autograd.backward.__code__
+
+
+class Passes:
+    """How many backward passes this step has had. Nested ones are parts of the outermost one.
+
+    Reentrant checkpointing runs a backward pass of its own for each segment, within the user's.
+    """
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self._task = -1  # of autograd, that was looked at last
+        self._pass: object = None  # what only the outermost pass that was counted last has
+
+    def note(self) -> None:
+        """A gradient has arrived, in some pass."""
+        task = torch._C._current_graph_task_id()
+        if task == self._task:
+            return
+        self._task = task
+        current = _outermost()
+        if current is None or current is not self._pass:
+            self._pass = current
+            self.seen += 1
+
+    def count_anew(self) -> None:
+        """A step is over, or begins anew."""
+        self.seen, self._task, self._pass = 0, -1, None
+
+
+def _outermost() -> Any:
+    """An object that belongs to the outermost backward() under way alone; None: cannot be told.
+
+    It is the tuple of first gradients that each call of torch.autograd.backward makes.
+    """
+    found = None
+    for frame in _stack():
+        if frame.f_code is _BACKWARD:
+            found = frame
+    return None if found is None else found.f_locals.get("grad_tensors_")
+
+
+def _stack() -> Iterator[FrameType]:
+    """The frames under this one, then, in a thread of autograd's, those of the main thread."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+    if isinstance(threading.current_thread(), threading._DummyThread):
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        while frame is not None:
+            yield frame
+            frame = frame.f_back

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `.grad` is while the gradient is being reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from farandole.torch.state import map_nested
+
+if TYPE_CHECKING:
+    from farandole.torch.gradient import Gradient
+
+__all__ = ["PendingGrad"]
+
+# What code in hooks may ask of a gradient before it is reduced.
+_FORM = {
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim")),
+    *(getattr(Tensor, name).__get__ for name in ("is_cuda", "is_cpu", "is_sparse")),
+    *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_floating_point),
+}
+
+
+class PendingGrad(Tensor):
+    """A tensor without memory of its own: the first use of it waits for the reduction.
+
+    The gradient itself is the core's until then. Whoever reads or writes `.grad` after backward()
+    gets what synchronize() gives: the reduced gradient. Only hooks that run within a backward pass
+    are refused, since other gradients are still to come. AsyncCollectiveTensor of
+    torch.distributed waits by the same means.
+    """
+
+    _gradient: Gradient
+    _result: Tensor | None  # once the reduction is over, for whoever has kept this object
+
+    @staticmethod
+    def __new__(cls, gradient: Gradient) -> PendingGrad:
+        """In the form of the gradient's parameter."""
+        p = gradient.parameter
+        make: Callable[..., PendingGrad] = Tensor._make_wrapper_subclass
+        pending = make(cls, p.shape, strides=p.stride(), dtype=p.dtype, device=p.device)
+        pending._gradient = gradient
+        pending._result = None
+        return pending
+
+    def resolve(self) -> Tensor:
+        """The reduced gradient. Waits for it, as synchronize() does."""
+        return self._gradient.touched() if self._result is None else self._result
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _FORM and torch._C._current_graph_task_id() >= 0:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        args = map_nested(args, PendingGrad, PendingGrad.resolve)
+        kwargs = map_nested(kwargs, PendingGrad, PendingGrad.resolve)
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's own is a mark, no method
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Below Python's calls: C++ code has found it, as autograd would after `p.data = x`."""
+        raise RuntimeError(
+            f"{func} has met a gradient that is being reduced; call optimizer.synchronize() first"
+        )

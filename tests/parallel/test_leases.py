@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory in flight lives until the core has done with it, whatever happens in Python.
+
+The last rank comes late, so the others' calls are under way while their handles, results, arrays
+and optimizers go. Canaries then take the memory that was freed: nobody may write to them.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import farandole as fd
+import farandole.torch as hvd
+from farandole import leases
+
+pytestmark = pytest.mark.ranks(2, 4)
+
+SIZE = 4096  # elements: more than travels with a report, less than glibc maps apart
+CANARY = 7.25
+
+
+def late() -> bool:
+    return fd.rank() == fd.size() - 1
+
+
+def mine() -> float:
+    return 1.0 + fd.rank()
+
+
+def everyones() -> float:
+    return sum(1.0 + rank for rank in range(fd.size()))
+
+
+@contextmanager
+def canaries() -> Iterator[None]:
+    """Tensors and arrays of many sizes, made after something was dropped; checked at the end."""
+    gc.collect()
+    sizes = [SIZE] * 24 + [SIZE - 8, SIZE + 8, 3, 9, 11, 18] * 4
+    tensors = [torch.full((size,), CANARY) for size in sizes]
+    arrays = [np.full(size, CANARY) for size in sizes]
+    yield
+    assert all(bool((x == CANARY).all()) for x in tensors)
+    assert all(bool((x == CANARY).all()) for x in arrays)
+
+
+def finish(call: Callable[[], Any]) -> None:
+    """The late rank makes the call that the others have dropped; all wait until it is over."""
+    if late():
+        call()
+    fd.barrier()
+    assert float(fd.allreduce(np.array([mine()]), op=fd.Sum, name="after")[0]) == everyones()
+
+
+CALLS: dict[str, Callable[[Tensor, str], Any]] = {
+    "torch": lambda x, name: hvd.allreduce_async(x, None, name, hvd.Sum),
+    "torch in place": lambda x, name: hvd.allreduce_async_(x, op=hvd.Sum, name=name),
+    "numpy": lambda x, name: fd.allreduce_async(x.numpy(), op=fd.Sum, name=name),
+    "numpy in place": lambda x, name: fd.allreduce_async_(x.numpy(), op=fd.Sum, name=name),
+    "broadcast": lambda x, name: hvd.broadcast_async(x, fd.size() - 1, name),
+    "allgather": lambda x, name: hvd.allgather_async(x, name),
+    "group": lambda x, name: hvd.grouped_allreduce_async([x, x + 1], None, name, hvd.Sum),
+}
+
+
+@pytest.mark.parametrize("calls_before", [0, 1, 2])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_dropped_handle(call: str, calls_before: int) -> None:
+    name = f"dropped {call} {calls_before}"
+    for _ in range(calls_before):
+        CALLS[call](torch.full((SIZE,), mine()), name).wait()
+    if not late():
+        CALLS[call](torch.full((SIZE,), mine()), name)
+    with canaries():
+        finish(lambda: CALLS[call](torch.full((SIZE,), mine()), name).wait())
+
+
+@pytest.mark.parametrize("calls_before", [0, 2])
+def test_a_wait_that_times_out(calls_before: int) -> None:
+    def run(timeout: float | None = None) -> Any:
+        x = torch.full((SIZE,), mine())
+        return fd.allreduce(x, op=fd.Sum, name=f"times out {calls_before}", timeout=timeout)
+
+    for _ in range(calls_before):
+        run(60.0)
+    if not late():
+        with pytest.raises(fd.StallError):
+            run(0.01)
+    with canaries():
+        finish(run)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def raise_interrupted(_signal: int, _frame: object) -> None:
+    raise Interrupted
+
+
+@contextmanager
+def soon_interrupted() -> Iterator[None]:
+    """A signal whose handler raises comes while this thread waits."""
+    before = signal.signal(signal.SIGALRM, raise_interrupted)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+    try:
+        with pytest.raises(Interrupted):
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("calls_before", [0, 2])
+def test_a_wait_that_a_signal_ends(calls_before: int) -> None:
+    def run() -> Tensor:
+        name = f"interrupted {calls_before}"
+        return hvd.allreduce(torch.full((SIZE,), mine()), name=name, op=hvd.Sum)
+
+    for _ in range(calls_before):
+        run()
+    if not late():
+        with soon_interrupted():
+            run()
+    with canaries():
+        finish(run)
+
+
+@pytest.mark.parametrize("calls_before", [0, 2])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_data_replaced_in_flight(calls_before: int, in_place: bool) -> None:
+    name = f"data {calls_before} {in_place}"
+
+    def start(x: Tensor) -> Any:
+        if in_place:
+            return hvd.allreduce_async_(x, op=hvd.Sum, name=name)
+        return hvd.allreduce_async(x, op=hvd.Sum, name=name)
+
+    for _ in range(calls_before):
+        start(torch.full((SIZE,), mine())).wait()
+    handle, x = None, torch.full((SIZE,), mine())
+    if not late():
+        handle = start(x)
+        x.data = torch.zeros(3)
+    with canaries():
+        finish(lambda: start(x).wait())
+        if handle is not None:
+            result = handle.wait()
+            assert result.tolist() == ([0.0] * 3 if in_place else [everyones()] * SIZE)
+
+
+def test_joined_ranks_make_no_difference() -> None:
+    def run() -> Any:
+        return hvd.allreduce_async(torch.full((SIZE,), mine()), op=hvd.Sum, name="beside join")
+
+    run().wait()
+    if late():
+        with canaries():
+            hvd.join()
+    else:
+        run()
+        with canaries():
+            hvd.join()
+
+
+def test_a_second_wait_after_the_result_could_not_be_made() -> None:
+    def run(name: str) -> Any:
+        return fd.allgather_async(np.full(SIZE, mine()), name=name)
+
+    def fail(_result: object) -> None:
+        raise MemoryError("no memory for the result")
+
+    handle = run("cannot be made").map(fail)
+    for _ in range(3):
+        with pytest.raises(MemoryError, match="no memory for the result"):
+            handle.wait()
+    assert run("can be made").wait().sum() == SIZE * everyones()
+
+
+def test_freed_storage_is_an_error_on_all_ranks() -> None:
+    for calls_before in range(3):
+        x = torch.full((SIZE,), mine())
+        if calls_before:
+            hvd.allreduce(x, name="freed", op=hvd.Sum)
+        if late():
+            x.untyped_storage().resize_(0)
+        with pytest.raises(ValueError, match=f"rank {fd.size() - 1}|freed|storage"):
+            hvd.allreduce(x, name="freed", op=hvd.Sum)
+
+
+def test_nothing_stays_lent() -> None:
+    for _ in range(50):
+        for name, call in CALLS.items():
+            call(torch.full((SIZE,), mine()), f"lent {name}")
+        for name, call in CALLS.items():
+            if name != "group":
+                hvd.allreduce(torch.full((SIZE,), mine()), name=f"waited {name}", op=hvd.Sum)
+        fd.barrier()
+    gc.collect()
+    for _ in range(8):
+        fd.barrier()
+        leases.sweep(10_000)
+    assert len(leases._held) == len(leases._dropped) == 0
