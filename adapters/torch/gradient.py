@@ -24,7 +24,7 @@ from farandole.torch.rows import Rows
 if TYPE_CHECKING:
     from farandole.torch.reducer import Reducer
 
-__all__ = ["Gradient"]
+__all__ = ["Gradient", "twins_text"]
 
 _users: Callable[[int], int] = torch._C._storage_Use_Count
 _ALONE = 2  # users of a storage: one tensor, and the object that asks
@@ -234,6 +234,8 @@ class Gradient:
         reducer = self.reducer
         if not reducer.open:
             reducer.begin()
+        if grad.layout is torch.strided and 0 in grad.stride() and grad.numel() > 1:
+            grad = grad.contiguous()  # the user's, expanded: it has no memory for the result
         self._divisor = reducer.divisor
         reducer.scale(grad)
         encoding = self.encoding
@@ -244,6 +246,7 @@ class Gradient:
         self._wire, self._unsent = wire, grad
         self._sent_version = wire._version if wire is grad else None
         target = address_of(wire)
+        reducer.take(target, self)
         if self.place is not None:
             target = self._send_to(self.place) or target
         source = target if self._input is None else address_of(self._input)
@@ -483,10 +486,7 @@ class Gradient:
         others = [g for g in self.reducer.sent if g is not self and g._wire is not None]
         twins = [g.name for g in others if g._overlaps(wire)]
         if twins:
-            return (
-                f"{self.name} and {twins[0]} have their gradients in the same memory; give each "
-                "parameter a .grad of its own"
-            )
+            return twins_text(self.name, twins[0])
         versions = [g._sent_version or 0 for g in others if _base_of(g._wire) is _base_of(wire)]
         return None if max([sent, *versions]) == wire._version else self._text("changed")
 
@@ -504,6 +504,14 @@ class Gradient:
             "optimizer.synchronize() before replacing gradients between backward() and step() "
             "(to clip: optimizer.clip_grad_norm_(); to reset: optimizer.zero_grad())"
         )
+
+
+def twins_text(one: str, other: str) -> str:
+    """Of the error where two parameters have one gradient."""
+    return (
+        f"{one} and {other} have their gradients in the same memory; give each parameter a .grad "
+        "of its own"
+    )
 
 
 def _base_of(grad: Tensor | None) -> Tensor | None:

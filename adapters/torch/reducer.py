@@ -14,6 +14,7 @@ from torch import Tensor
 
 from farandole import leases, requests
 from farandole._library import error, lib
+from farandole.buffers import EMPTY
 from farandole.errors import MismatchError, StallError
 from farandole.handles import explanation, is_under_way, stall, wait_until
 from farandole.ops import Average
@@ -23,7 +24,7 @@ from farandole.torch.bucket_view import lay_out
 from farandole.torch.closing import ClosingWord, Statement
 from farandole.torch.compression import Compressor
 from farandole.torch.encoding import Encoding
-from farandole.torch.gradient import Gradient
+from farandole.torch.gradient import Gradient, twins_text
 from farandole.torch.passes import Passes
 
 __all__ = ["Reducer", "Settings"]
@@ -79,6 +80,7 @@ class Reducer:
         self._unhooked: list[Gradient] = []
         self.open = False  # a window has begun
         self.sent: list[Gradient] = []  # in it
+        self._taken: dict[int, Gradient] = {}  # whose memory begins where, but for fresh ones
         self.regular = True  # each of them once, with what it had
         self.quick = False  # what arrives is sent at once, and unchanged
         self.again = False  # gradients arrived after they were sent
@@ -177,6 +179,12 @@ class Reducer:
         if factor != 1.0:
             with torch.no_grad():
                 grad.mul_(factor)
+
+    def take(self, address: int, gradient: Gradient) -> None:
+        """The window reduces what begins there. Raises RuntimeError for the same memory twice."""
+        other = self._taken.setdefault(address, gradient)
+        if other is not gradient and address != EMPTY:
+            raise RuntimeError(twins_text(gradient.name, other.name))
 
     # ---- windows
 
@@ -333,7 +341,7 @@ class Reducer:
             self.counted.count_anew()
         self._end_window()
         leases.end(handles)
-        if complaints:
+        if complaints and keep:
             raise RuntimeError(complaints[0])
 
     def _wait(self, handles: list[int], limit: _Limit) -> None:
@@ -376,6 +384,7 @@ class Reducer:
     def _end_window(self) -> None:
         self.open = self._closed = self._dropping = self._promised = self.quick = False
         self.sent, self._handles, self.regular = [], [], True
+        self._taken.clear()
         _open.discard(self)
         self._count_anew()
 

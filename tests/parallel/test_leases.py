@@ -1,16 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory in flight lives until the core has done with it, whatever happens in Python.
-
-The last rank comes late, so the others' calls are under way while their handles, results, arrays
-and optimizers go. Canaries then take the memory that was freed: nobody may write to them.
-"""
+"""Memory in flight lives until the core has done with it, whatever happens in Python."""
 
 from __future__ import annotations
 
 import gc
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,44 +15,9 @@ from torch import Tensor
 import farandole as fd
 import farandole.torch as hvd
 from farandole import leases
+from harness.in_flight import SIZE, canaries, everyones, finish, late, mine, soon_interrupted
 
 pytestmark = pytest.mark.ranks(2, 4)
-
-SIZE = 4096  # elements: more than travels with a report, less than glibc maps apart
-CANARY = 7.25
-
-
-def late() -> bool:
-    return fd.rank() == fd.size() - 1
-
-
-def mine() -> float:
-    return 1.0 + fd.rank()
-
-
-def everyones() -> float:
-    return sum(1.0 + rank for rank in range(fd.size()))
-
-
-@contextmanager
-def canaries() -> Iterator[None]:
-    """Tensors and arrays of many sizes, made after something was dropped; checked at the end."""
-    gc.collect()
-    sizes = [SIZE] * 24 + [SIZE - 8, SIZE + 8, 3, 9, 11, 18] * 4
-    tensors = [torch.full((size,), CANARY) for size in sizes]
-    arrays = [np.full(size, CANARY) for size in sizes]
-    yield
-    assert all(bool((x == CANARY).all()) for x in tensors)
-    assert all(bool((x == CANARY).all()) for x in arrays)
-
-
-def finish(call: Callable[[], Any]) -> None:
-    """The late rank makes the call that the others have dropped; all wait until it is over."""
-    if late():
-        call()
-    fd.barrier()
-    assert float(fd.allreduce(np.array([mine()]), op=fd.Sum, name="after")[0]) == everyones()
-
 
 CALLS: dict[str, Callable[[Tensor, str], Any]] = {
     "torch": lambda x, name: hvd.allreduce_async(x, None, name, hvd.Sum),
@@ -96,27 +55,6 @@ def test_a_wait_that_times_out(calls_before: int) -> None:
             run(0.01)
     with canaries():
         finish(run)
-
-
-class Interrupted(Exception):
-    pass
-
-
-def raise_interrupted(_signal: int, _frame: object) -> None:
-    raise Interrupted
-
-
-@contextmanager
-def soon_interrupted() -> Iterator[None]:
-    """A signal whose handler raises comes while this thread waits."""
-    before = signal.signal(signal.SIGALRM, raise_interrupted)
-    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
-    try:
-        with pytest.raises(Interrupted):
-            yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("calls_before", [0, 2])
@@ -200,7 +138,7 @@ def test_nothing_stays_lent() -> None:
     for _ in range(50):
         for name, call in CALLS.items():
             call(torch.full((SIZE,), mine()), f"lent {name}")
-        for name, call in CALLS.items():
+        for name in CALLS:
             if name != "group":
                 hvd.allreduce(torch.full((SIZE,), mine()), name=f"waited {name}", op=hvd.Sum)
         fd.barrier()
