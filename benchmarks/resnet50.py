@@ -69,8 +69,7 @@ class Chain(torch.nn.Module):
 
     def clear(self) -> None:
         for weight in self.weights:
-            assert weight.grad is not None
-            weight.grad.zero_()
+            weight.grad = None
 
     def wrong(self, ranks: Sequence[int]) -> int:
         """How many gradients are not the average over these ranks of a cleared one's."""

@@ -107,8 +107,8 @@ class Kind(ABC):
         """
         return 0
 
-    def memory(self, x: Any) -> object:
-        """What keeps the memory of `x` alive, whatever happens to `x` itself."""
+    def memory(self, x: Any, address: Any) -> object:
+        """What keeps the memory of `x` alive, whatever happens to `x`; `address` is address()'s."""
         return x
 
     def stream(self, x: Any) -> int:
@@ -174,6 +174,9 @@ class NumpyKind(Kind):
             return _from_buffer(x, in_place)
         except ValueError:  # not contiguous, or read-only, or no type of the buffer protocol
             return 0
+
+    def memory(self, x: Any, address: Any) -> object:
+        return address
 
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
         view = self.view(like)

@@ -83,7 +83,7 @@ def end(numbers: Any) -> None:
     else:
         lib.farandole_release_all(numbers_of(numbers), len(numbers))
     for number in numbers:
-        _held.pop(number, None)
+        end_one(number, None)
 
 
 def drop(numbers: Sequence[int], epoch: int) -> None:

@@ -113,7 +113,7 @@ class Repeat:
             return None
         if self._submit is None:
             return self._start(array, pointer)
-        number = lend(self._submit, pointer, pointer, (pointer, self._memory(array)))
+        number = lend(self._submit, pointer, pointer, self._memory(array, pointer))
         return OneHandle(number, array, self._call, self._timeout)
 
     def _start(self, array: Any, pointer: Any) -> Handle[Any] | None:
@@ -130,7 +130,7 @@ class Repeat:
             tensor = self._prepare()
         if self._call.name is None:
             begin_unnamed(self._call)
-        memory = pointer, output, self._memory(array), self._memory(result)
+        memory = self._memory(array, pointer), self._memory(result, output)
         if device is not None:
             stream = partial(kind.stream, array)
             number = PreparedOnGpu(tensor, stream).submit(pointer, output, memory)

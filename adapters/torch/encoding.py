@@ -78,7 +78,7 @@ class Encoding:
     def carries(self, grad: Tensor) -> bool:
         """Whether it is such a gradient as the last one, which went as it was."""
         same = grad.dtype is self._dtype and grad.numel() == self._numel
-        return same and grad.is_contiguous() and not grad.is_neg()
+        return same and grad.is_contiguous()
 
     def encode(self, grad: Tensor) -> Tensor | None:
         """The contiguous tensor to send: `grad` itself where nothing has to be done.
@@ -98,12 +98,12 @@ class Encoding:
         wire, self._context = self._compressor.compress(dense)
         wire = wire.resolve_conj().resolve_neg().contiguous()
         self._prepare(wire)
-        # Of complex tensors and of one element torch's strides do not tell that it is a lazy view.
-        own = self._compressor is Compression.none
-        plain = own and wire is grad and not grad.is_complex()
+        # Of complex tensors and of one element strides do not tell that it is a lazy view.
+        own = self._compressor is Compression.none and wire is grad
+        plain = own and not grad.is_complex() and grad.numel() > 1
         self._dtype, self._numel = (grad.dtype, grad.numel()) if plain else (None, -1)
         on_cpu = isinstance(self._tensor, PreparedTensor)
-        if plain and self.place is None and on_cpu and grad.numel() > 1:
+        if plain and self.place is None and on_cpu:
             self.start = self._tensor.start  # type: ignore[union-attr]
         return wire
 

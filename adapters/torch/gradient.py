@@ -167,20 +167,23 @@ class Gradient:
         reducer = self.reducer
         reducer.settled = False
         fresh, self._fresh = self._fresh, None
-        if fresh and reducer.quick and self.handle is None:
+        if fresh is not None and reducer.quick and self.handle is None:
             start, grad = self.encoding.start, parameter.grad
             if start is not None and grad is not None and grad.is_contiguous():
-                storage = grad.untyped_storage()
-                if _users(storage._cdata) == _ALONE and self._show():
-                    pointer = grad.data_ptr()
+                storage, pointer = grad.untyped_storage(), grad.data_ptr()
+                if not fresh:  # the user may have it at hand
+                    reducer.take(pointer, self)
+                    self._sent_version = grad._version
+                if (not fresh or _users(storage._cdata) == _ALONE) and pointer and self._show():
                     try:
                         self.handle = lend(start, pointer, pointer, storage)
                     except BaseException:
-                        self._shown = parameter.grad = grad
+                        parameter.grad = grad
                         raise
                     self._wire = self._unsent = grad
                     reducer.sent.append(self)
                     return
+                parameter.grad = grad
         self._arrived(fresh)
 
     def _arrived(self, fresh: bool | None) -> None:
@@ -217,11 +220,13 @@ class Gradient:
             self.parameter.grad = grad.detach().clone()
 
     def _show(self) -> bool:
-        """Makes `.grad` a PendingGrad. False: the parameter had another form when it was made."""
+        """Makes `.grad` a PendingGrad. False: the parameter's form is another one than before."""
         try:
             self.parameter.grad = self._shown = self._pending
         except RuntimeError:
-            self._pending = PendingGrad(self)
+            self.encoding.start = None
+            self._pending = self._shown = PendingGrad(self)
+            self.parameter.grad = self._pending
             return False
         return True
 
@@ -254,8 +259,7 @@ class Gradient:
         self.handle = encoding.submit(source, target, memory)
         reducer.sent.append(self)
         self.left = reducer.passes
-        if not self._show():
-            self._show()
+        self._show()
 
     def _send_to(self, place: Place) -> int:
         """Lets the result come into its place, unless that holds what was reduced before.
@@ -317,22 +321,21 @@ class Gradient:
 
     # ---- settling: each of these may run again where an exception of a signal handler ended it
 
-    def settle(self, keep: bool) -> str | None:
-        """Takes the finished result into `.grad`.
+    def settle(self, keep: bool, divisor: int) -> str | None:
+        """Takes the finished result into `.grad`; `divisor` is the reducer's.
 
         Not `keep`: the window is dropped; what was reset or not sent stays as it is. Returns a
         complaint where somebody wrote into the gradient while it was reduced.
         """
-        parameter, wire, divisor = self.parameter, self._wire, self.reducer.divisor
-        ordinary = self._base is None and self._late is None and wire is self._unsent
-        grad = parameter.grad
-        if ordinary and wire is not None and self._divisor == divisor and grad is self._pending:
-            del grad
-            parameter.grad = wire
-            complaint = self._complaint()
-            self._deliver(wire)
-        else:
-            complaint = self._settle_rest(grad, keep)
+        parameter, wire = self.parameter, self._wire
+        if wire is not None and wire is self._unsent and self._base is None and self._late is None:
+            if parameter.grad is self._pending and self._divisor == divisor:  # the ordinary case
+                parameter.grad = wire
+                complaint = None if self._sent_version is None else self._complaint()
+                self._deliver(wire)
+                self.handle = self._wire = self._unsent = self._sent_version = None
+                return complaint
+        complaint = self._settle_rest(parameter.grad, keep)
         self._divisor = divisor
         self._leave_window()
         return complaint
@@ -341,6 +344,7 @@ class Gradient:
         """`grad` has become `.grad`: remembers it."""
         self._delivered = _none if grad is self._graphed else weakref.ref(grad)
         self._turn, self._version = self.reducer.turn, grad._version
+        self._shown = None
         if sys.getrefcount(self._pending) > _NOT_KEPT:  # whoever has it shall see this result
             self._pending._result = grad
             self._pending = PendingGrad(self)

@@ -70,7 +70,7 @@ class TorchKind(Kind):
             return 0
         return x.data_ptr() or EMPTY
 
-    def memory(self, x: Tensor) -> torch.UntypedStorage:
+    def memory(self, x: Tensor, address: Any) -> torch.UntypedStorage:
         """As in Kind: `x.data` may be set to another tensor meanwhile."""
         return x.untyped_storage()
 

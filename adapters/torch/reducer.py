@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
 import torch
@@ -91,7 +92,7 @@ class Reducer:
         self.factor = 1.0  # of gradients, before they are sent
         self.counted = Passes()
         self._epoch = 0  # of the handles in the window
-        self._handles: list[int] = []  # of the window, once it is closed
+        self._handles: Any = []  # of the window, as the core takes them, once it is closed
         self._closed = False
         self._dropping = False  # closed without use for its gradients
         self._promised = False  # a synchronize() has not come to its end
@@ -271,6 +272,7 @@ class Reducer:
             gradient.restore()
         self._count_anew()
         self.counted.count_anew()
+        self.turn += 1
         self.settled = False
         self.hook()
 
@@ -291,7 +293,8 @@ class Reducer:
         if self._word.handle is None:
             equal = self._steps, len(self.sent), carried, self._divisors()
             self._word.send(Statement(late, int(not keep), sparse, *equal))
-        self._handles = [g.handle for g in self.sent if g.handle is not None]
+        handles = [g.handle for g in self.sent if g.handle is not None]
+        self._handles = leases.numbers_of(handles)
         self._dropping, self._closed = not keep, True
 
     def _divisors(self) -> int:
@@ -333,7 +336,8 @@ class Reducer:
             cuda.join(self._handles, self.sent)
         self.again = said.late > 0 or said.sparse > 0
         with torch.no_grad():
-            settled = [g.settle(keep) for g in self.sent if g.handle is not None]
+            divisor = self.divisor
+            settled = [g.settle(keep, divisor) for g in self.sent if g.handle is not None]
         if said.sparse:  # one of them; the next window is about the others
             self.gradients[said.sparse >> 8].gather(said.sparse & 0xFF)
         handles, complaints = self._handles, [text for text in settled if text is not None]
@@ -344,7 +348,7 @@ class Reducer:
         if complaints and keep:
             raise RuntimeError(complaints[0])
 
-    def _wait(self, handles: list[int], limit: _Limit) -> None:
+    def _wait(self, handles: Any, limit: _Limit) -> None:
         """Raises StallError, and keeps the window; or what has failed, and gives it up."""
         code = wait_until(handles, limit.at)
         if code == lib.FARANDOLE_OK:
