@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from farandole.torch.kind import check
+
 __all__ = ["Skeleton", "apply", "describe_tensors", "skeleton_of"]
 
 
@@ -42,7 +44,10 @@ class Skeleton:
 
 
 def skeleton_of(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> Skeleton:
-    """The optimizer's skeleton; its tensors are appended to `tensors`, each once."""
+    """The optimizer's skeleton; its tensors are appended to `tensors`, each once.
+
+    Raises TypeError or ValueError, naming the entry, for a tensor that cannot be sent.
+    """
     numbers = {id(p): i for i, p in enumerate(_parameters(optimizer))}
     places: dict[int, Place] = {}
     owners: list[int] = []
@@ -60,11 +65,15 @@ def skeleton_of(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> Skel
     state = []
     for key, value in optimizer.state.items():
         number = numbers.get(id(key))
+        _check(f"state of parameter {number}", value)
         state.append(((key,) if number is None else number, strip(value, number or 0)))
-    groups = optimizer.param_groups
-    options = [strip({k: v for k, v in g.items() if k != "params"}, 0) for g in groups]
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    for i, group in enumerate(groups):
+        _check(f"group {i}", group)
+    options = [strip(group, 0) for group in groups]
     shapes = [Shape(tuple(x.shape), x.dtype, x.device.type == "cpu") for x in tensors]
-    return Skeleton([len(g["params"]) for g in groups], options, state, shapes, owners)
+    counts = [len(g["params"]) for g in optimizer.param_groups]
+    return Skeleton(counts, options, state, shapes, owners)
 
 
 def describe_tensors(skeleton: Skeleton, optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -95,6 +104,18 @@ def apply(skeleton: Skeleton, tensors: list[Tensor], optimizer: torch.optim.Opti
         for stale in group.keys() - options.keys() - {"params"}:
             del group[stale]
         group.update(fill(options))
+
+
+def _check(where: str, value: Any) -> None:
+    """Raises, with the way to it, for the first tensor in `value` that cannot be sent."""
+    if isinstance(value, dict):
+        for key, member in value.items():
+            _check(f"{where}, {key!r}", member)
+        return
+    try:
+        _map(value, Tensor, check)
+    except (TypeError, ValueError) as reason:
+        raise type(reason)(f"the optimizer's {where}: {reason}") from reason
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
