@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ __all__ = [
     "TorchKind",
     "address_of",
     "check",
+    "check_parameter",
     "describe",
     "device_and_stream",
     "is_lazy",
@@ -168,6 +170,21 @@ def address_of(x: Tensor) -> int:
         "somebody has freed or resized it (as FSDP does with parameters that are not in use); give "
         "it its memory back first, x.untyped_storage().resize_(...), or send a copy made before"
     )
+
+
+def check_parameter(x: Tensor, name: str) -> None:
+    """Raises TypeError, with the name, for a parameter of a class that holds no elements itself.
+
+    Its gradients would be of that class. Memory that is not there yet, or not at the moment, is no
+    matter: parameters themselves are not sent.
+    """
+    if type(x).__torch_dispatch__ is Tensor.__torch_dispatch__ or x.is_meta:
+        return
+    with suppress(ValueError):
+        try:
+            address_of(x)
+        except TypeError as reason:
+            raise TypeError(f"parameter {name}: {reason}") from reason
 
 
 def _instead_of(type_: type[Tensor]) -> str | None:
