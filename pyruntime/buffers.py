@@ -21,6 +21,7 @@ __all__ = [
     "Buffer",
     "Kind",
     "Memory",
+    "address_or_empty",
     "code_of",
     "kind_of",
     "register",
@@ -36,11 +37,24 @@ DTYPES = (
 _BFLOAT16 = DTYPES.index("bfloat16")
 _CODES = {np.dtype(name): code for code, name in enumerate(DTYPES) if code != _BFLOAT16}
 
-# Where tensors without elements point: a null pointer would mean "no contribution".
+# Where tensors without elements point, and no other ones: a null pointer would mean "no
+# contribution".
 _EMPTY_MEMORY = ffi.new("double[1]")
 EMPTY = int(ffi.cast("uintptr_t", _EMPTY_MEMORY))
 NOWHERE = (0, 0)  # no window, at no byte of it
 _from_buffer = partial(ffi.from_buffer, ffi.typeof("char[]"))
+
+
+def address_or_empty(pointer: int, shape: Shape, what: str) -> int:
+    """`pointer`, or EMPTY for a shape without elements. ValueError for null with elements."""
+    if 0 in shape:
+        return EMPTY
+    if not pointer:
+        raise ValueError(
+            f"{what} of shape {shape} has no memory, its address is null: it was freed, moved or "
+            "given away before"
+        )
+    return pointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +80,12 @@ class Memory:
     __slots__ = ("__array_interface__", "_pointer", "dtype", "shape")
 
     def __init__(self, pointer: Any, dtype: int, shape: Shape) -> None:
-        """Takes over `pointer`, which came from farandole_take; `dtype` is a core code."""
+        """Takes over `pointer`, which came from farandole_take; `dtype` is a core code.
+
+        Raises ValueError for a null pointer, unless the shape has no elements.
+        """
         self._pointer = pointer
+        address = address_or_empty(int(ffi.cast("uintptr_t", pointer)), shape, "a result")
         self.dtype = dtype
         self.shape = shape
         name = "uint16" if dtype == _BFLOAT16 else DTYPES[dtype]  # NumPy itself has no bfloat16
@@ -75,7 +93,7 @@ class Memory:
             "version": 3,
             "shape": shape,
             "typestr": np.dtype(name).str,
-            "data": (int(ffi.cast("uintptr_t", pointer)) or EMPTY, False),
+            "data": (address, False),
         }
 
     def __del__(self, free: Any = lib.farandole_free) -> None:
@@ -164,8 +182,8 @@ class NumpyKind(Kind):
                     "in place; use the out-of-place call, or numpy.ascontiguousarray"
                 )
             view = view.copy(order="C")
-        pointer = view.__array_interface__["data"][0] if view.size else EMPTY
-        return Buffer(pointer, code_of(view.dtype), view.shape, view)
+        code, pointer = code_of(view.dtype), view.__array_interface__["data"][0]
+        return Buffer(address_or_empty(pointer, view.shape, "an array"), code, view.shape, view)
 
     def address(self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None) -> Any:
         if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape:

@@ -10,7 +10,16 @@ import numpy as np
 
 from farandole import dlpack
 from farandole._library import check, check_count, ffi, lib
-from farandole.buffers import DTYPES, EMPTY, Buffer, DlpackKind, Kind, Shape, code_of, register
+from farandole.buffers import (
+    DTYPES,
+    Buffer,
+    DlpackKind,
+    Kind,
+    Shape,
+    address_or_empty,
+    code_of,
+    register,
+)
 
 __all__ = ["CudaArray", "DeviceKind"]
 
@@ -47,8 +56,9 @@ class CudaArray:
     __slots__ = ("_allocation", "device", "dtype", "shape", "stream")
 
     def __init__(self, allocation: _Allocation | _Borrowed, dtype: int, shape: Shape) -> None:
-        """`dtype`: a core code."""
+        """`dtype`: a core code. Raises ValueError for null, unless the shape has no elements."""
         self._allocation = allocation
+        address_or_empty(self.address, shape, "a result on a GPU")
         self.device, self.stream = allocation.device, allocation.stream or LEGACY_STREAM
         self.dtype, self.shape = DTYPES[dtype], shape
 
@@ -228,8 +238,8 @@ def _buffer(
             f"an array on a GPU with strides {strides} is not contiguous: copy it with its own "
             "library first"
         )
-    empty = 0 in shape or not pointer
-    return Buffer(EMPTY if empty else pointer, code, shape, owner, _device(x, pointer), stream)
+    address = address_or_empty(pointer, shape, f"a {type(x).__name__}")
+    return Buffer(address, code, shape, owner, _device(x, pointer), stream)
 
 
 def _device(x: Any, pointer: int) -> int:

@@ -49,7 +49,10 @@ _lent: dict[int, tuple[object, ...]] = {}
 
 
 class Described(NamedTuple):
-    """An array, as a capsule describes it; strides in elements, None: C-contiguous."""
+    """An array, as a capsule describes it; strides in elements, None: C-contiguous.
+
+    pointer: 0 where the capsule has none.
+    """
 
     pointer: int
     device: tuple[int, int]  # (type, ordinal)
@@ -69,7 +72,7 @@ def read(made: Any) -> Described:
         raise TypeError(f"DLPack type (code {x.code}, {x.bits} bits, {x.lanes} lanes) has no name")
     dtype = kind if kind == "bool" else f"{kind}{x.bits}"
     strides = tuple(x.strides[: x.ndim]) if x.strides else None
-    pointer = (x.data or 0) + x.byte_offset
+    pointer = x.data + x.byte_offset if x.data else 0
     return Described(
         pointer, (x.device_type, x.device_id), dtype, tuple(x.shape[: x.ndim]), strides
     )

@@ -9,7 +9,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from farandole.buffers import EMPTY, Buffer, Kind, Shape, code_of, register
+from farandole.buffers import EMPTY, Buffer, Kind, Shape, address_or_empty, code_of, register
 from farandole.errors import LibraryError
 
 __all__ = ["CupyKind"]
@@ -32,14 +32,14 @@ class CupyKind(Kind):
                     "place; use the out-of-place call, or cupy.ascontiguousarray"
                 )
             x = _made(x.device, cupy.ascontiguousarray, x)
-        pointer = int(x.data.ptr) if x.size else EMPTY
+        pointer = address_or_empty(int(x.data.ptr), x.shape, "a CuPy array")
         return Buffer(pointer, code, x.shape, x, int(x.device.id), self.stream(x))
 
     def address(self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None) -> int:
         """As in Kind."""
         if x.dtype != dtype or x.shape != shape or not x.flags.c_contiguous or x.device != device:
             return 0
-        return int(x.data.ptr) or EMPTY
+        return int(x.data.ptr) if x.size else EMPTY
 
     def stream(self, x: Any) -> int:
         """As in Kind: the current one of the array's device."""

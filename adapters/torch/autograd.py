@@ -38,7 +38,9 @@ def differentiable(tensors: Sequence[Tensor], run: Run, gradient: Run) -> list[T
 
     Where `gradient` itself is differentiable, second derivatives work.
     """
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    # What torch.func makes can't be sent. `run` says so on all ranks, apply() would on this one.
+    if wanted and not torch._C._are_functorch_transforms_active():
         apply: Callable[..., tuple[Tensor, ...]] = _Collective.apply
         return list(apply(run, gradient, *tensors))
     return list(run(tensors))

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from farandole.torch.kind import check
+
 __all__ = ["Choice", "Compression", "Compressor", "chooser"]
 
 
@@ -47,6 +49,7 @@ class _Cast:
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
         if not tensor.is_floating_point() or tensor.element_size() <= self.dtype.itemsize:
             return tensor, None
+        check(tensor)  # torch's cast would read beyond a storage that was made smaller
         return tensor.to(self.dtype), tensor.dtype
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,19 +18,39 @@ from farandole.handles import take
 from farandole.requests import Call, PreparedOnGpu, PreparedTensor
 from farandole.torch import cuda
 
-__all__ = ["TorchKind", "address_of", "describe", "device_and_stream", "prepare", "receive"]
+__all__ = [
+    "TorchKind",
+    "address_of",
+    "check",
+    "check_parameter",
+    "describe",
+    "device_and_stream",
+    "is_lazy",
+    "prepare",
+    "receive",
+]
 
 # Older torch has no uint16, uint32 and uint64: they are absent rows.
 _CODES: dict[torch.dtype, int] = {
     getattr(torch, name): code for code, name in enumerate(DTYPES) if hasattr(torch, name)
 }
-_COMPLEX = (torch.complex64, torch.complex128)
+_COMPLEX = frozenset((torch.complex64, torch.complex128))
 # NumPy has no bfloat16, and old torch reads no unsigned types but uint8: viewed as these instead.
 _CARRIERS = {
     "bfloat16": np.int16,
     "uint16": np.int16,
     "uint32": np.int32,
     "uint64": np.int64,
+}
+# What to send instead of tensors that hold no elements themselves, by the name of a class: to look
+# the classes up would be to import them. The first one that a tensor's class derives from counts.
+_INSTEAD = {
+    "DTensor": "send this rank's part, x.to_local(), or the whole, x.full_tensor()",
+    "MaskedTensor": "send x.get_data() and x.get_mask(), or x.to_tensor(value)",
+    "AsyncCollectiveTensor": "send x.wait(), which is an ordinary tensor",
+    "FakeTensor": "it describes values that nobody has computed: call outside FakeTensorMode",
+    "FunctionalTensor": "call outside torch.compile and functionalization",
+    "UninitializedTensorMixin": "it has no shape yet: run one batch through the lazy module first",
 }
 
 
@@ -42,19 +63,13 @@ class TorchKind(Kind):
 
     def describe(self, x: Tensor, in_place: bool = False) -> Buffer:
         """As in Kind."""
-        code = _CODES.get(x.dtype)
-        if code is None or x.layout is not torch.strided or x.is_meta:
-            raise TypeError(_refusal(x))
+        code, pointer = check(x)  # before anything reads `x`
         owner = x.detach()
-        if not x.is_contiguous() or x.is_conj() or x.is_neg():
+        if not x.is_contiguous() or is_lazy(x):
             if in_place:
-                raise ValueError(
-                    f"a tensor of shape {tuple(x.shape)} with strides {x.stride()} is not "
-                    "contiguous: it cannot be changed in place; use the out-of-place call, or "
-                    "x.contiguous()"
-                )
+                raise ValueError(_not_in_place(x))
             owner = owner.resolve_conj().resolve_neg().contiguous()
-        pointer = owner.data_ptr() if owner.numel() else EMPTY
+            pointer = address_of(owner)
         device, stream = device_and_stream(x.device)
         return Buffer(pointer, code, tuple(x.shape), owner, device, stream)
 
@@ -62,13 +77,19 @@ class TorchKind(Kind):
         self, x: Tensor, dtype: Any, shape: Shape, in_place: bool, device: Any = None
     ) -> int:
         """As in Kind."""
-        if x.dtype is not dtype or x.shape != shape or not x.is_contiguous():
+        try:
+            if x.dtype is not dtype or x.shape != shape or not x.is_contiguous():
+                return 0
+            if not x.is_cpu if device is None else x.device != device:
+                return 0
+            if x.is_neg() or (dtype in _COMPLEX and x.is_conj()):
+                return 0
+            begin = x.storage_offset()
+            if x.untyped_storage().nbytes() < x.nbytes + (begin and begin * x.element_size()):
+                return 0
+            return x.data_ptr() or address_of(x)
+        except (RuntimeError, TypeError, ValueError):  # describe() has the words for it
             return 0
-        if not x.is_cpu if device is None else x.device != device:
-            return 0
-        if x.is_neg() or (dtype in _COMPLEX and x.is_conj()):
-            return 0
-        return x.data_ptr() or EMPTY
 
     def memory(self, x: Tensor, address: Any) -> torch.UntypedStorage:
         """As in Kind: `x.data` may be set to another tensor meanwhile."""
@@ -104,15 +125,106 @@ def device_and_stream(device: torch.device) -> tuple[int, int]:
     raise TypeError(f"tensors on device {device} cannot be sent: CPU and CUDA only")
 
 
+def check(x: Tensor) -> tuple[int, int]:
+    """The core's code of a tensor's dtype, and its address, whether it is contiguous or not.
+
+    Raises TypeError and ValueError for tensors that no call takes, in place or not.
+    """
+    code = _CODES.get(x.dtype)
+    if code is None or x.layout is not torch.strided or x.is_meta or x.is_nested:
+        raise TypeError(_refusal(x))
+    return code, address_of(x)
+
+
+def is_lazy(x: Tensor) -> bool:
+    """Whether the memory of `x` holds other values than `x`: it is conjugated or negated lazily.
+
+    resolve_conj().resolve_neg() gives a tensor that is not; contiguous() need not.
+    """
+    return x.is_neg() or (x.dtype in _COMPLEX and x.is_conj())
+
+
 def address_of(x: Tensor) -> int:
-    """Where the first element of a dense tensor lies; EMPTY for one without elements."""
-    pointer = x.data_ptr()
-    if pointer == 0 and x.numel() > 0:
-        raise ValueError("the tensor's storage has been freed")
-    return pointer or EMPTY
+    """Where the first element of a dense tensor lies; EMPTY for one without elements.
+
+    Raises TypeError for tensors that hold no elements themselves (DTensor and other wrappers, and
+    what torch.func makes), and ValueError where the storage has been freed or made smaller than
+    the tensor.
+    """
+    type_ = type(x)
+    sees_all = type_.__torch_dispatch__ is not Tensor.__torch_dispatch__  # as all wrappers do
+    if sees_all and _instead_of(type_):  # to ask some of them for an address is to be warned
+        raise TypeError(_without_memory(type_))
+    try:
+        pointer, held = x.data_ptr(), x.untyped_storage().nbytes()
+    except (RuntimeError, ValueError) as reason:
+        raise TypeError(_without_memory(type_)) from reason
+    count = x.numel()
+    if count == 0:
+        return EMPTY
+    if not x.is_contiguous():
+        count = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    needed = (x.storage_offset() + count) * x.element_size()
+    if pointer and held >= needed:
+        return pointer
+    if held >= needed or sees_all:
+        raise TypeError(_without_memory(type_))
+    raise ValueError(
+        f"a tensor of shape {tuple(x.shape)} lies in a storage of {held} bytes and needs {needed}: "
+        "somebody has freed or resized it (as FSDP does with parameters that are not in use); give "
+        "it its memory back first, x.untyped_storage().resize_(...), or send a copy made before"
+    )
+
+
+def check_parameter(x: Tensor, name: str) -> None:
+    """Raises TypeError, with the name, for a parameter of a class that holds no elements itself.
+
+    Its gradients would be of that class. Memory that is not there yet, or not at the moment, is no
+    matter: parameters themselves are not sent.
+    """
+    if type(x).__torch_dispatch__ is Tensor.__torch_dispatch__ or x.is_meta:
+        return
+    with suppress(ValueError):
+        try:
+            address_of(x)
+        except TypeError as reason:
+            raise TypeError(f"parameter {name}: {reason}") from reason
+
+
+def _instead_of(type_: type[Tensor]) -> str | None:
+    names = (base.__name__ for base in type_.__mro__)
+    return next((_INSTEAD[name] for name in names if name in _INSTEAD), None)
+
+
+def _without_memory(type_: type[Tensor]) -> str:
+    instead = _instead_of(type_)
+    if instead is None and type_.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        instead = "it wraps other tensors: send those, or a plain tensor with their values"
+    if instead is None:
+        instead = (
+            "call outside torch.func's transforms (vmap, grad, functionalize); of a zero tensor of "
+            "forward-mode AD, send x.clone()"
+        )
+    return f"a {type_.__name__} cannot be sent, for it holds no elements itself: {instead}"
+
+
+def _not_in_place(x: Tensor) -> str:
+    if is_lazy(x):
+        what = "conjugated (x.is_conj())" if x.is_conj() else "negated (x.is_neg())"
+        return (
+            f"a tensor of shape {tuple(x.shape)} is a lazily {what} view: it cannot be changed in "
+            "place; use the out-of-place call, or reduce y = x.resolve_conj().resolve_neg() and "
+            "then x.copy_(y)"
+        )
+    return (
+        f"a tensor of shape {tuple(x.shape)} with strides {x.stride()} is not contiguous: it "
+        "cannot be changed in place; use the out-of-place call, or x.contiguous()"
+    )
 
 
 def _refusal(x: Tensor) -> str:
+    if x.is_nested:
+        return "a nested tensor cannot be sent as it is: send x.values() and x.offsets()"
     if x.layout is not torch.strided:
         return (
             f"a tensor of layout {x.layout} cannot be sent as it is: use to_dense(), or "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from farandole.torch.state import map_nested
+from farandole.torch.nested import map_nested
 
 if TYPE_CHECKING:
     from farandole.torch.gradient import Gradient

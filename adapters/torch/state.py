@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Skeleton", "apply", "describe_tensors", "map_nested", "skeleton_of"]
+from farandole.torch.kind import check
+from farandole.torch.nested import map_nested
+
+__all__ = ["Skeleton", "apply", "describe_tensors", "skeleton_of"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,10 @@ class Skeleton:
 
 
 def skeleton_of(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> Skeleton:
-    """The optimizer's skeleton; its tensors are appended to `tensors`, each once."""
+    """The optimizer's skeleton; its tensors are appended to `tensors`, each once.
+
+    Raises TypeError or ValueError, naming the entry, for a tensor that cannot be sent.
+    """
     numbers = {id(p): i for i, p in enumerate(_parameters(optimizer))}
     places: dict[int, Place] = {}
     owners: list[int] = []
@@ -60,11 +65,15 @@ def skeleton_of(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> Skel
     state = []
     for key, value in optimizer.state.items():
         number = numbers.get(id(key))
+        _check(f"state of parameter {number}", value)
         state.append(((key,) if number is None else number, strip(value, number or 0)))
-    groups = optimizer.param_groups
-    options = [strip({k: v for k, v in g.items() if k != "params"}, 0) for g in groups]
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    for i, group in enumerate(groups):
+        _check(f"group {i}", group)
+    options = [strip(group, 0) for group in groups]
     shapes = [Shape(tuple(x.shape), x.dtype, x.device.type == "cpu") for x in tensors]
-    return Skeleton([len(g["params"]) for g in groups], options, state, shapes, owners)
+    counts = [len(g["params"]) for g in optimizer.param_groups]
+    return Skeleton(counts, options, state, shapes, owners)
 
 
 def describe_tensors(skeleton: Skeleton, optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -97,21 +106,17 @@ def apply(skeleton: Skeleton, tensors: list[Tensor], optimizer: torch.optim.Opti
         group.update(fill(options))
 
 
+def _check(where: str, value: Any) -> None:
+    """Raises, with the way to it, for the first tensor in `value` that cannot be sent."""
+    if isinstance(value, dict):
+        for key, member in value.items():
+            _check(f"{where}, {key!r}", member)
+        return
+    try:
+        _map(value, Tensor, check)
+    except (TypeError, ValueError) as reason:
+        raise type(reason)(f"the optimizer's {where}: {reason}") from reason
+
+
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def map_nested(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """`value` with every `kind` in its dicts, lists and tuples changed."""
-    if isinstance(value, kind):
-        return change(value)
-    if isinstance(value, dict):
-        items = {k: map_nested(v, kind, change) for k, v in value.items()}
-        return (
-            defaultdict(value.default_factory, items) if isinstance(value, defaultdict) else items
-        )
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_nested(v, kind, change) for v in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(map_nested(v, kind, change) for v in value)
-    return value

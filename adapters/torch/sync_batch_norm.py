@@ -3,20 +3,27 @@
 
 from __future__ import annotations
 
-import itertools
+import copy
+import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from farandole import requests
 from farandole.ops import Sum
-from farandole.process_sets import ProcessSet, global_process_set
+from farandole.process_sets import ProcessSet, global_process_set, set_id
+from farandole.requests import Call, Op, refuse
 from farandole.torch.reductions import allreduce_
 
 __all__ = ["SyncBatchNorm", "convert_sync_batchnorm"]
 
-_numbers = itertools.count()  # layers are built in the same order on all ranks
+_UNNAMED = "layer"
+# Layers that have taken a name since init(), by generation, process set and name.
+_taken: Counter[tuple[tuple[int, int], str]] = Counter()
+_taking = threading.Lock()
 
 
 class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
@@ -24,7 +31,15 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
 
     Inputs are (N, C, ...), N may differ between ranks and may be 0; C is num_features. In eval mode
     and on a rank of its own it is plain batch normalisation.
+
+    name: by which ranks find each other and error texts speak of the layer; convert_sync_batchnorm
+    gives the way to it in the model. Layers without a name, and those that share one (copies, two
+    models of one class), go by the order in which they are first used in training: all ranks must
+    use them in the same order, and what a rank builds beside that does not count.
     """
+
+    _name = _UNNAMED  # as in pickles of old
+    _claim: tuple[tuple[int, int], str] | None = None  # where, and under which name, it is known
 
     def __init__(
         self,
@@ -34,28 +49,77 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         affine: bool = True,
         track_running_stats: bool = True,
         process_set: ProcessSet = global_process_set,
+        name: str | None = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self.process_set = process_set
-        self._name = f"sync_batch_norm.{next(_numbers)}"
+        if name is not None:
+            self._name = name
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
-            raise ValueError(f"expected an input of 2 dimensions at least, got {input.dim()}")
+            raise ValueError(
+                f"{self}, {self._name!r}: expected an input of 2 dimensions at least, got "
+                f"{input.dim()}"
+            )
+        if input.shape[1] != self.num_features:
+            raise ValueError(
+                f"{self}, {self._name!r}: expected {self.num_features} channels in dimension 1, "
+                f"got an input of shape {tuple(input.shape)}"
+            )
+        if not input.is_floating_point():
+            raise TypeError(f"{self}, {self._name!r}: expected floats, not {input.dtype}")
 
     def forward(self, input: Tensor) -> Tensor:
-        """(N, C, ...) to the same shape and dtype. Raises ValueError for fewer dimensions."""
-        self._check_input_dim(input)
+        """(N, C, ...) to the same shape and dtype.
+
+        Raises ValueError for fewer dimensions or other channels, TypeError for what are no floats;
+        in training on all ranks, whichever has them.
+        """
         whole_batch = self.training or self.running_mean is None
         if not whole_batch or self.process_set.size() == 1:
             return super().forward(input)
+        name = self._wire_name()
+        try:
+            self._check_input_dim(input)
+        except (TypeError, ValueError) as reason:
+            call = Call(Op.ALLREDUCE, f"{name}.forward", set_id(self.process_set))
+            refuse(call, 1, reason)
+            raise
         normalise: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _Normalise.apply
         y, mean, variance, count = normalise(
-            input, self.weight, self.bias, self.eps, self._name, self.process_set
+            input, self.weight, self.bias, self.eps, name, self.process_set
         )
         if self.training and self.running_mean is not None:
             self._track(mean, variance * (count / (count - 1).clamp(min=1)))
         return y
+
+    def _wire_name(self) -> str:
+        """Under which ranks meet: its name, with a number where other layers have taken that.
+
+        Taken at the first use that all ranks must share in, not when the layer is built: what one
+        rank alone builds takes no name.
+        """
+        here = requests.generation(), set_id(self.process_set)
+        if self._claim is None or self._claim[0] != here:
+            with _taking:
+                _taken[here, self._name] += 1
+                number = _taken[here, self._name]
+            only = number == 1 and self._name != _UNNAMED
+            self._claim = here, f"sync_batch_norm.{self._name}{'' if only else f'#{number}'}"
+        return self._claim[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles take a name of their own."""
+        return {key: value for key, value in self.__dict__.items() if key != "_claim"}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
+        """A layer that reduces with the very same process set."""
+        memo[id(self.process_set)] = self.process_set
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
+        return made
 
     def _track(self, mean: Tensor, variance: Tensor) -> None:
         """Moves the running statistics towards those of this batch; `variance` is unbiased."""
@@ -71,36 +135,69 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(
-        cls, module: torch.nn.Module, process_set: ProcessSet = global_process_set
+        cls,
+        module: torch.nn.Module,
+        process_set: ProcessSet = global_process_set,
+        name: str | None = None,
     ) -> torch.nn.Module:
         """As the function of the same name."""
-        return convert_sync_batchnorm(module, process_set)
+        return convert_sync_batchnorm(module, process_set, name)
 
 
 def convert_sync_batchnorm(
-    module: torch.nn.Module, process_set: ProcessSet = global_process_set
+    module: torch.nn.Module,
+    process_set: ProcessSet = global_process_set,
+    name: str | None = None,
 ) -> torch.nn.Module:
     """`module` with every batch normalisation in it replaced; parameters and buffers are kept.
 
     Convert before the optimizer is built. Returns a new module if `module` itself is replaced.
+    Layers are named by the way to them in `module`; `name` comes before that, by default the name
+    of module's class: give one where ranks use two models of one class in different orders, or from
+    two threads. Raises ValueError for lazy layers, which have no channels yet.
     """
-    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+    return _converted(module, process_set, name or type(module).__name__, {})
+
+
+def _converted(
+    module: torch.nn.Module,
+    process_set: ProcessSet,
+    way: str,
+    done: dict[torch.nn.Module, torch.nn.Module],
+) -> torch.nn.Module:
+    """`way`: the name of `module`; `done`: what has been met, for it may be in two places."""
+    if module not in done:
+        done[module] = module
         if isinstance(module, SyncBatchNorm):
-            return module
-        layer = SyncBatchNorm(
-            module.num_features,
-            module.eps,
-            module.momentum,
-            module.affine,
-            module.track_running_stats,
-            process_set,
-        )
-        layer._parameters.update(module._parameters)
-        layer._buffers.update(module._buffers)
-        return layer.train(module.training)
-    for name, child in list(module.named_children()):
-        setattr(module, name, convert_sync_batchnorm(child, process_set))
-    return module
+            if module._name == _UNNAMED and module._claim is None:
+                module._name = way
+        elif isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            done[module] = _layer_like(module, process_set, way)
+        else:
+            for key, child in list(module._modules.items()):
+                if child is not None:
+                    setattr(module, key, _converted(child, process_set, f"{way}.{key}", done))
+    return done[module]
+
+
+def _layer_like(
+    plain: torch.nn.modules.batchnorm._BatchNorm, process_set: ProcessSet, name: str
+) -> SyncBatchNorm:
+    """With the very parameters and buffers of `plain`."""
+    if isinstance(plain, torch.nn.modules.lazy.LazyModuleMixin):
+        raise ValueError(f"{name} is a {type(plain).__name__}: run one batch through it first")
+    layer = SyncBatchNorm(
+        plain.num_features,
+        plain.eps,
+        plain.momentum,
+        plain.affine,
+        plain.track_running_stats,
+        process_set,
+        name,
+    )
+    layer._parameters.update(plain._parameters)
+    layer._buffers.update(plain._buffers)
+    return layer.train(plain.training)
 
 
 class _Normalise(torch.autograd.Function):

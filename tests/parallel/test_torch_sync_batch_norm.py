@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import farandole.torch as hvd
 
@@ -105,6 +110,203 @@ def test_convert() -> None:
     assert hvd.convert_sync_batchnorm(model[1]) is model[1]
 
 
+# ---- names
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Sequential(nn.BatchNorm1d(4))
+    ).double()
+
+
+def train(model: nn.Module, step: int = 0) -> Tensor:
+    """One step on this rank's batch, without an optimizer; the output."""
+    y = model(batch(hvd.rank(), (3,), torch.float64) + step)
+    y.pow(3).sum().backward()
+    return y.detach()
+
+
+def as_joined(synced: nn.Module, plain: nn.Module, step: int = 0) -> None:
+    """A step of `synced` gives what `plain` makes of the joined batch."""
+    rows = [rank + 2 for rank in range(hvd.size())]
+    begin = sum(rows[: hvd.rank()])
+    joined = torch.cat([batch(r, (3,), torch.float64) for r in range(hvd.size())]) + step
+    expected = plain(joined)
+    expected.pow(3).sum().backward()
+    mine = train(synced, step)
+    torch.testing.assert_close(mine, expected.detach()[begin : begin + len(mine)])
+    for p, q in zip(synced.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(hvd.allreduce(p.grad, op=hvd.Sum), q.grad)
+
+
+def wire_names(model: nn.Module) -> list[str]:
+    """Under which its layers are known after they have been used."""
+    return [m._claim[1] for m in model.modules() if isinstance(m, hvd.SyncBatchNorm) and m._claim]
+
+
+BUILD = {
+    "converted": lambda: hvd.convert_sync_batchnorm(net()),
+    "built": lambda: nn.Sequential(nn.Linear(3, 4), hvd.SyncBatchNorm(4), nn.Tanh()).double(),
+}
+
+
+@pytest.mark.parametrize("build", BUILD)
+def test_what_one_rank_builds_alone_does_not_count(build: str) -> None:
+    """As for an evaluation on rank 0, before or after the model."""
+    alone = []
+    if hvd.rank() == 0:
+        alone += [BUILD["converted"](), BUILD["built"](), hvd.SyncBatchNorm(4)]
+    models = [BUILD[build](), BUILD[build]()]
+    if hvd.rank() == hvd.size() - 1:
+        alone += [BUILD[build](), hvd.SyncBatchNorm(7)]
+    for model in alone:
+        model.eval()
+        with torch.no_grad():
+            model.double()(
+                torch.ones(2, 7 if isinstance(model, hvd.SyncBatchNorm) else 3).double()[
+                    :, : getattr(model, "num_features", 3)
+                ]
+            )
+    for step in range(2):
+        outputs = [train(model, step) for model in models]
+    everyones = hvd.allgather_object([wire_names(model) for model in models])
+    assert all(names == everyones[0] for names in everyones)
+    assert outputs[0].shape == outputs[1].shape
+
+
+def test_they_are_named_by_the_way_to_them() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.BatchNorm1d(3)
+            self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))])
+            self.own = hvd.SyncBatchNorm(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.own(self.blocks[0](self.stem(x)))
+
+    model = hvd.convert_sync_batchnorm(Net().double())
+    train(model)
+    ways = ["Net.stem", "Net.blocks.0.1", "Net.own"]
+    if hvd.size() > 1:
+        names = wire_names(model)
+        assert [name.partition("#")[0] for name in names] == [f"sync_batch_norm.{w}" for w in ways]
+    named = hvd.convert_sync_batchnorm(Net().double(), name="teacher")
+    assert named.stem._name == "teacher.stem"
+    assert hvd.convert_sync_batchnorm(nn.BatchNorm1d(2))._name == "BatchNorm1d"
+
+
+def test_ranks_that_disagree_hear_the_modules_name() -> None:
+    if hvd.size() == 1:
+        pytest.skip("nobody to disagree with")
+    model = nn.Sequential(nn.Tanh(), nn.BatchNorm1d(3 if hvd.rank() == 0 else 5))
+    model = hvd.convert_sync_batchnorm(model, name="encoder")
+    with pytest.raises(hvd.MismatchError, match=r"sync_batch_norm.encoder.1(#\d)?.forward"):
+        model(torch.ones(2, model[1].num_features))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_deep_copies(when: str) -> None:
+    """As of a moving average: trained beside its original, in one graph and by itself."""
+    model, plain = hvd.convert_sync_batchnorm(net()), net()
+    if when == "after":
+        as_joined(model, plain)
+    twin, plain_twin = copy.deepcopy(model), copy.deepcopy(plain)
+    assert twin[1].process_set is hvd.global_process_set
+    if hvd.rank() == 0:
+        copy.deepcopy(model).eval()
+    for step in range(2):
+        as_joined(twin, plain_twin, step)
+        as_joined(model, plain, step)
+    x = batch(hvd.rank(), (3,), torch.float64)
+    (model(x) * twin(x)).pow(3).sum().backward()
+    names = [*wire_names(model), *wire_names(twin)]
+    assert len(set(names)) == len(names)
+
+
+def test_pickles() -> None:
+    model, plain = hvd.convert_sync_batchnorm(net()), net()
+    as_joined(model, plain)
+    loaded = pickle.loads(pickle.dumps(model))
+    assert loaded[1]._name == model[1]._name
+    assert loaded[1]._claim is None
+    as_joined(loaded, pickle.loads(pickle.dumps(plain)), 1)  # neither has gradients
+
+
+def test_two_models_of_one_class() -> None:
+    models = [hvd.convert_sync_batchnorm(net(seed)) for seed in range(2)]
+    plain = [net(seed) for seed in range(2)]
+    for step in range(2):
+        for model, reference in zip(models, plain, strict=True):
+            as_joined(model, reference, step)
+        both = sum(model(batch(hvd.rank(), (3,), torch.float64)).pow(3).sum() for model in models)
+        both.backward()
+        for model in [*models, *plain]:
+            model.zero_grad()
+            for layer in model.modules():  # they have seen one batch more, or not
+                if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                    layer.reset_running_stats()
+
+
+def test_two_models_in_two_threads() -> None:
+    """In another order on each rank: names of their own make that right."""
+    models = [hvd.convert_sync_batchnorm(net(i), name=f"model {i}") for i in range(2)]
+    order = models if hvd.rank() % 2 == 0 else models[::-1]
+
+    def steps(model: nn.Module) -> list[Tensor]:
+        return [train(model, step) for step in range(5)]
+
+    with ThreadPoolExecutor(2) as pool:
+        results = dict(zip(map(id, order), pool.map(steps, order), strict=True))
+    for i, model in enumerate(models):
+        alone = hvd.convert_sync_batchnorm(net(i))
+        for step, y in enumerate(results[id(model)]):
+            torch.testing.assert_close(y, train(alone, step))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints(reentrant: bool) -> None:
+    """Layers run once more in the backward pass."""
+    model, plain = hvd.convert_sync_batchnorm(net()), net()
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.requires_grad_()
+            return checkpoint(self.inner, x, use_reentrant=reentrant)
+
+    for step in range(2):
+        as_joined(Checkpointed(), plain, step)
+
+
+def test_a_module_in_two_places_stays_one() -> None:
+    norm = nn.BatchNorm1d(4)
+    model = nn.ModuleDict({"a": nn.Sequential(norm), "b": norm, "c": norm})
+    hvd.convert_sync_batchnorm(model)
+    assert isinstance(model["b"], hvd.SyncBatchNorm)
+    assert model["a"][0] is model["b"] is model["c"]
+
+
+def test_lazy_layers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Sequential.0 is a LazyBatchNorm1d: run one batch"):
+        hvd.convert_sync_batchnorm(nn.Sequential(nn.LazyBatchNorm1d()))
+
+
 def test_wrong_input() -> None:
     with pytest.raises(ValueError, match="2 dimensions"):
         hvd.SyncBatchNorm(2)(torch.zeros(2))
+    wrong = [
+        (ValueError, "2 dimensions", torch.zeros(3)),
+        (ValueError, "3 channels", torch.zeros(4, 1)),
+        (TypeError, "expected floats", torch.zeros(4, 3, dtype=torch.complex64)),
+    ]
+    layer = hvd.SyncBatchNorm(3, name="neck")
+    for error, text, x in wrong:
+        for who in {0, hvd.size() - 1}:
+            with pytest.raises(error, match=f"neck.*{text}"):
+                layer(x if hvd.rank() == who else torch.ones(4, 3))
+    layer(torch.ones(4, 3))

@@ -12,6 +12,7 @@ import pytest
 
 import farandole as fd
 from farandole import _library, buffers, leases
+from farandole.buffers import DTYPES
 from farandole.requests import Call, Op, PreparedTensor
 
 
@@ -139,6 +140,43 @@ def test_results_of_the_core_live_as_long_as_their_views():
     for _ in range(20):
         fd.allgather(np.zeros_like(x))
     np.testing.assert_array_equal(view, x[500:, 1])
+
+
+def test_only_arrays_without_elements_may_have_a_null_address():
+    """EMPTY is 8 bytes: whatever has elements would be read or written beyond them."""
+    from farandole import dlpack
+    from farandole.cuda_array import CudaArray
+
+    null = _library.ffi.NULL
+    assert np.asarray(buffers.Memory(null, DTYPES.index("int16"), (0, 3))).shape == (0, 3)
+    for shape in ((), (1,), (1 << 40, 2)):
+        with pytest.raises(ValueError, match="address is null"):
+            buffers.Memory(null, DTYPES.index("float32"), shape)
+        with pytest.raises(ValueError, match="address is null"):
+            CudaArray.taken(null, DTYPES.index("float32"), shape, 0, 0)
+
+    class OnGpu:
+        """Of a library that gives its memory away, as JAX does with what is donated."""
+
+        def __init__(self, shape):
+            self.__cuda_array_interface__ = {
+                "shape": shape,
+                "typestr": "<f4",
+                "data": (0, False),
+                "version": 3,
+            }
+
+        def __dlpack_device__(self):
+            return dlpack.CUDA, 0
+
+    kind = buffers.kind_of(OnGpu((0,)))
+    assert kind.describe(OnGpu((0, 2))).pointer == buffers.EMPTY
+    with pytest.raises(ValueError, match=r"OnGpu of shape .* null"):
+        kind.describe(OnGpu((2,)))
+    # A byte offset makes no address of null.
+    capsule = dlpack.capsule(0, (dlpack.CUDA, 0), "float32", (2,), None)
+    next(iter(dlpack._lent.values()))[0].tensor.byte_offset = 64
+    assert dlpack.read(capsule).pointer == 0
 
 
 def test_inputs_are_kept_while_under_way():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from torch import nn
 from farandole.buffers import DTYPES, EMPTY, Memory, kind_of
 from farandole.torch.compression import Compression, chooser
 from farandole.torch.groups import assign
-from farandole.torch.kind import TorchKind, describe
+from farandole.torch.kind import TorchKind, address_of, describe, is_lazy
 from farandole.torch.names import parameter_names
+from harness.wrapped_tensors import WRAPPED, Held, inside
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -45,16 +47,116 @@ def test_leaves_and_views() -> None:
     assert describe(torch.tensor(1.0)).shape == ()
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_refusals() -> None:
     refused: list[tuple[type[Exception], str, Any]] = [
         (TypeError, "sparse_as_dense", torch.eye(2).to_sparse()),
         (TypeError, "meta", torch.zeros(2, device="meta")),
         (ValueError, "not contiguous", torch.zeros(2, 3).t()),
-        (ValueError, "not contiguous", torch.tensor([1j]).conj()),
+        (ValueError, r"conjugated \(x.is_conj", torch.tensor([1j]).conj()),
+        (ValueError, r"negated \(x.is_neg", torch.tensor([1j]).conj().imag),
+        (TypeError, "nested", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
+        (TypeError, "one batch through", nn.LazyLinear(3).weight),
     ]
     for error, text, x in refused:
         with pytest.raises(error, match=text):
             describe(x, in_place=True)
+
+
+def lazily_negated() -> torch.Tensor:
+    """Contiguous, as only one of a single element is by torch's public means."""
+    return torch.tensor([1 + 2j]).conj().imag
+
+
+def test_lazy_bits_are_resolved() -> None:
+    for x in (lazily_negated(), torch._neg_view(torch.ones(3)), torch.ones(3, 2).mul(1j).conj()):
+        assert is_lazy(x)
+        assert x.is_contiguous()
+        buffer = describe(x)
+        owner: Any = buffer.owner
+        assert not is_lazy(owner)
+        assert torch.equal(owner, x)
+        assert buffer.pointer == owner.data_ptr()
+        assert TorchKind().address(x, x.dtype, x.shape, False) == 0
+
+
+def freed(x: torch.Tensor, to: int = 0) -> torch.Tensor:
+    """As FSDP frees parameters: the tensor stays as it is, its storage does not."""
+    x.untyped_storage().resize_(to)
+    return x
+
+
+SHORT_OF_MEMORY: dict[str, Callable[[], torch.Tensor]] = {
+    "freed": lambda: freed(torch.ones(3)),
+    "freed leaf": lambda: freed(nn.Parameter(torch.ones(3))),
+    "freed and turned": lambda: freed(torch.ones(3, 2).t()),
+    "freed, of no dimension": lambda: freed(torch.tensor(1.0)),
+    "too small": lambda: freed(torch.ones(3), 11),
+    "too small for where it begins": lambda: freed(torch.ones(6)[3:], 12),
+    "too small for its strides": lambda: freed(torch.ones(6)[::2], 16),
+    "freed and conjugated": lambda: freed(torch.ones(3, dtype=torch.complex64).conj()),
+}
+
+
+@pytest.mark.parametrize("case", SHORT_OF_MEMORY)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_storage_that_was_freed_or_shrunk(case: str, in_place: bool) -> None:
+    x = SHORT_OF_MEMORY[case]()
+    with pytest.raises(ValueError, match=r"storage of \d+ bytes .*resize_"):
+        address_of(x)
+    with pytest.raises(ValueError, match="storage of"):
+        describe(x, in_place)
+    assert TorchKind().address(x, x.dtype, x.shape, in_place) == 0
+
+
+def test_storage_that_is_large_enough() -> None:
+    whole = torch.arange(6.0)
+    fitting = [whole, whole[3:], whole[::2], whole.expand(4, 6), whole[:1].expand(3), whole[5]]
+    fitting += [freed(torch.ones(3), 12), freed(torch.ones(6)[::2], 20), whole.view(2, 3).t()]
+    for x in fitting:
+        assert address_of(x) == x.data_ptr()
+        if x.is_contiguous():
+            assert TorchKind().address(x, x.dtype, x.shape, True) == x.data_ptr()
+    for x in (torch.zeros(0, 2), whole[6:], freed(torch.zeros(0)), whole.view(2, 3)[:, 3:]):
+        assert address_of(x) == describe(x).pointer == EMPTY
+        assert TorchKind().address(x, x.dtype, x.shape, True) in (0, EMPTY)
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize("form", ["plain", "turned", "of no dimension", "leaf"])
+def test_wrappers_of_other_tensors(name: str, form: str) -> None:
+    wrap, remedy = WRAPPED[name]
+    x = torch.ones(()) if form == "of no dimension" else torch.ones(3, 2)
+    wrapped = wrap(x.t() if form == "turned" else x)
+    if form == "leaf":
+        wrapped.requires_grad_()
+    for in_place in (False, True):
+        with pytest.raises(TypeError, match=f"{name} cannot be sent, .*{remedy}"):
+            describe(wrapped, in_place)
+    with pytest.raises(TypeError, match=f"{name} cannot be sent"):
+        address_of(wrapped)
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad", "functionalize"])
+def test_tensors_inside_functional_transforms(transform: str) -> None:
+    def run(x: torch.Tensor) -> None:
+        assert type(x) is torch.Tensor
+        with pytest.raises(TypeError, match=r"Tensor cannot be sent, .*vmap, grad, functionalize"):
+            describe(x)
+        assert TorchKind().address(x, x.dtype, x.shape, True) == 0
+
+    inside(transform, torch.ones(3), run)
+
+
+def test_subclasses_that_hold_their_elements() -> None:
+    class Named(torch.Tensor):
+        pass
+
+    for x in (nn.Parameter(torch.ones(3)), torch.ones(3).as_subclass(Named), Held(torch.ones(3))):
+        assert describe(x, in_place=True).pointer == x.data_ptr()
+        assert TorchKind().address(x, x.dtype, x.shape, True) == x.data_ptr()
+    with pytest.raises(TypeError, match=r"x.clone\(\)"):
+        describe(torch._efficientzerotensor(3))
 
 
 def test_results_become_tensors_without_a_copy() -> None:
