@@ -4,9 +4,10 @@
 A client connects and sends its rank (4 bytes). Per round it sends a length (8 bytes) and that many
 bytes; when all ranks have, each receives `size` such records in rank order. All integers are
 little-endian. A client that has waited too long sends the length _WHO and nothing else: the server
-answers with _WHO and one record, the ranks that have sent nothing, as text. A client that leaves
-makes the server close all others, so nobody waits in vain; the ranks may then connect again and
-form the next generation (shutdown and init in a living process).
+answers all that wait with _WHO and one record, the ranks that have sent nothing, as text; these
+clients give up. A client that leaves makes the server close all others, so nobody waits in vain;
+the ranks may then connect again and form the next generation (shutdown and init in a living
+process).
 """
 
 from __future__ import annotations
@@ -60,26 +61,24 @@ def exchange(connection: socket.socket, data: bytes, size: int | None = None) ->
     try:
         connection.sendall(_LENGTH.pack(len(data)) + data)
         try:
-            first = _receive_record(connection)
+            first = _receive_first(connection)
+        except NotAll:
+            raise
         except TimeoutError:
-            first = _ask_who(connection)
+            connection.settimeout(_WHO_SECONDS)
+            connection.sendall(_LENGTH.pack(_WHO))
+            first = _receive_first(connection)
         return [first, *(_receive_record(connection) for _ in range(size - 1))]
     except ConnectionError as error:
         raise ConnectionError("the rendezvous was closed: another rank has left") from error
 
 
-def _ask_who(connection: socket.socket) -> bytes:
-    """The first record after all, if it has come meanwhile. Else raises NotAll."""
-    try:
-        connection.settimeout(_WHO_SECONDS)
-        connection.sendall(_LENGTH.pack(_WHO))
-        (length,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size))
-        if length != _WHO:
-            return _receive_exactly(connection, length)
-        text = _receive_record(connection).decode()
-    except TimeoutError:
-        raise NotAll("the rendezvous server") from None
-    raise NotAll(text)
+def _receive_first(connection: socket.socket) -> bytes:
+    """The first record. Raises NotAll if the server names missing ranks instead."""
+    (length,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size))
+    if length != _WHO:
+        return _receive_exactly(connection, length)
+    raise NotAll(_receive_record(connection).decode())
 
 
 def _receive_record(connection: socket.socket) -> bytes:
@@ -224,16 +223,19 @@ class RendezvousServer:
         if len(by_rank) < len(known) or any(rank >= self.size for rank in by_rank):
             return False  # two of one rank, or a rank that does not exist
         if len(by_rank) < self.size or not all(c.has_record() for c in known):
-            return not client.asks_who() or _send(client.connection, self._missing(by_rank))
+            return not client.asks_who() or self._name_missing(by_rank)
         answer = b"".join(by_rank[rank].take_record() for rank in range(self.size))
         self.rounds += 1
         reached = [_send(client.connection, answer) for client in known]
         return all(reached)
 
-    def _missing(self, by_rank: dict[int, _Client]) -> bytes:
-        here = {rank for rank, client in by_rank.items() if client.has_record()}
+    def _name_missing(self, by_rank: dict[int, _Client]) -> bool:
+        """To all that wait: one of them has waited long enough."""
+        here = {rank: client for rank, client in by_rank.items() if client.has_record()}
         text = ", ".join(f"rank {rank}" for rank in range(self.size) if rank not in here).encode()
-        return _LENGTH.pack(_WHO) + _LENGTH.pack(len(text)) + text
+        answer = _LENGTH.pack(_WHO) + _LENGTH.pack(len(text)) + text
+        reached = [_send(client.connection, answer) for client in here.values()]
+        return all(reached)
 
     def _drop_all(self) -> None:
         for client in self._clients:

@@ -47,11 +47,10 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     with _lock:
         if _job is not None:
             return
-        sets = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
         job = bootstrap.connect(comm, _parting)
         meeting = _Meeting(job)
         try:
-            _start(meeting, sets)
+            sets = _start(meeting, process_sets)
             _job, _comm, _ended = job, comm, ""
             requests.restart()
             leaving.install(_end)
@@ -122,18 +121,19 @@ def _register(sets: list[ProcessSet]) -> Exception | None:
     return None
 
 
-def _start(meeting: _Meeting, sets: list[ProcessSet]) -> None:
-    """Brings the core up, on all ranks or on none."""
+def _start(meeting: _Meeting, process_sets: Any) -> list[ProcessSet]:
+    """Brings the core up, on all ranks or on none; the sets to register then."""
     job = meeting.job
     capacity = _BLOB_CAPACITY
     blob = ffi.new("char[]", capacity)
     failure: Exception | None = None
     length = 0
+    sets: list[ProcessSet] = []
     try:
         stacks.install()
         lib.farandole_library_folders(":".join(nvidia_folders()).encode())
         length = check_count(lib.farandole_prepare(blob, capacity))
-        _check_distinct(sets)
+        sets = _sets_of(process_sets)
         for process_set in sets:
             if process_set.mpi_comm is not None:
                 job.world_ranks(process_set.mpi_comm)
@@ -164,6 +164,7 @@ def _start(meeting: _Meeting, sets: list[ProcessSet]) -> None:
         except (ImportError, OSError, Warning) as reason:
             failure = reason
     meeting.agree(failure, None, 2 * job.seconds + _START_EXTRA)
+    return sets
 
 
 def _with_world(
@@ -188,10 +189,19 @@ def _with_world(
     return int(call(world))
 
 
-def _check_distinct(sets: list[ProcessSet]) -> None:
+def _sets_of(process_sets: Any) -> list[ProcessSet]:
+    """init()'s argument, checked."""
+    if process_sets is None or process_sets == "dynamic":
+        return []
+    sets = list(process_sets) if isinstance(process_sets, Sequence) else [process_sets]
+    if isinstance(process_sets, str) or not all(isinstance(s, ProcessSet) for s in sets):
+        raise TypeError(
+            f"init(process_sets={process_sets!r}): a list of farandole.ProcessSet, or 'dynamic'"
+        )
     ranks = [tuple(s.ranks) for s in sets if s.ranks is not None]
     if len(set(ranks)) < len(ranks):
         raise ValueError(f"init(process_sets=...): the same set twice in {ranks}")
+    return sets
 
 
 def shutdown() -> None:
