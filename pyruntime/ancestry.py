@@ -24,6 +24,11 @@ _TOLD = (
     *("PMI_RANK", "PMI_ID", "PMI_FD", "PMI_PORT", "PMI_JOBID", "MV2_COMM_WORLD_RANK"),
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "FARANDOLE_RENDEZVOUS", "FARANDOLE_RANK"),
 )
+# Of these a process that nobody launched has none; a batch script has Slurm's others.
+_LAUNCHED = (
+    *("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMI_ID", "MV2_COMM_WORLD_RANK"),
+    *("SLURM_STEP_ID", "FARANDOLE_RENDEZVOUS"),
+)
 _RANKS = ("FARANDOLE_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 _forked = False
@@ -37,6 +42,8 @@ def _this_process() -> str:
 
 def _told() -> str:
     """The launcher's words; empty: there is no launcher."""
+    if not any(os.environ.get(name) for name in _LAUNCHED):
+        return ""
     found = [f"{name}={os.environ[name]}" for name in _TOLD if os.environ.get(name)]
     descriptor = os.environ.get("PMI_FD", "")
     if descriptor.isdigit():  # Hydra numbers them alike in every job

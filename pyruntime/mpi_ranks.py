@@ -60,6 +60,8 @@ class Mpi(Bootstrap):
             notes = Notes(mpi, self._comm, range(self.size), None)
             self._wait = Wait(notes, seconds, lambda: None)
             names = self.allgather(mpi.Get_processor_name().encode())
+        except mpi.Exception as reason:
+            raise _failed(reason) from reason
         except BaseException as reason:
             self.abandon(reason)
             raise
@@ -112,6 +114,12 @@ class Mpi(Bootstrap):
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
         """As in Bootstrap."""
+        try:
+            return self._allgather(data, seconds)
+        except self._mpi.Exception as reason:
+            raise _failed(reason) from reason
+
+    def _allgather(self, data: bytes, seconds: float | None) -> list[bytes]:
         counts = np.zeros(self.size, np.int64)
         self._gather(np.array([len(data)], np.int64), counts, seconds)
         starts = np.concatenate([[0], np.cumsum(counts)])
@@ -218,6 +226,12 @@ def _check(
     wanted = set(members)
     known = parting
     return lambda: known.check(lambda rank: places[rank] in wanted)
+
+
+def _failed(reason: BaseException) -> LibraryError:
+    return LibraryError(
+        f"init(): MPI failed while the ranks met: {reason}; a rank that has died does not come back"
+    )
 
 
 def _completes(done: Callable[[], object], seconds: float) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NoReturn
 
 from farandole.bootstrap import REMEDY
-from farandole.errors import LibraryError, PeerError, StallError
+from farandole.errors import PeerError, StallError
 
 __all__ = ["LONGEST_PAUSE", "Notes", "Wait"]
 
@@ -76,12 +76,7 @@ class Wait:
     def until(self, done: Callable[[], object], seconds: float | None = None) -> None:
         """Returns when `done()` is true. Raises StallError after `seconds`, or with those who gave
         up before; PeerError for a rank that failed."""
-        try:
-            self._until(done, self._seconds if seconds is None else seconds)
-        except self.notes.mpi.Exception as error:
-            raise LibraryError(f"init(): MPI failed while the ranks met: {error}") from error
-
-    def _until(self, done: Callable[[], object], limit: float) -> None:
+        limit = self._seconds if seconds is None else seconds
         deadline = time.monotonic() + limit
         pause = 0.0
         while not done():
