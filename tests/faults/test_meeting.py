@@ -3,8 +3,14 @@
 
 import re
 import signal
+import subprocess
 
 import pytest
+
+from harness.mpirun import find_mpirun
+
+OPEN_MPI = "Open MPI" in subprocess.check_output([find_mpirun(), "--version"], text=True)
+in_session = pytest.mark.skipif(not OPEN_MPI, reason="Hydra's ranks are in sessions of their own")
 
 # Ranks with MPI, but not yet with farandole.
 HEAD = """
@@ -114,6 +120,7 @@ for _ in range(3):
     assert result.out.count("is fine") == 6, result.out
 
 
+@in_session
 def test_a_rank_that_is_interrupted_in_init(mpi_ranks):
     source = (
         HEAD
@@ -160,7 +167,7 @@ def test_a_rank_that_ends_between_two_steps_of_init(mpi_ranks, ends, text):
     result = mpi_ranks(HEAD + BETWEEN.format(ends=ends), 2, LIMIT).finish(60)
     if text is not None:  # else MPI's launcher ends the others
         assert re.search(f"rank 0 got PeerError: init.*{text}", result.out), result.out
-    assert result.returncode != 0
+    assert result.returncode != 0 or (ends == "os._exit(0)" and not OPEN_MPI)
 
 
 def test_a_rank_that_stops_between_two_steps_of_init(mpi_ranks):
@@ -218,6 +225,7 @@ check()
     assert result.out.count("is fine") == 2, result.out
 
 
+@in_session
 def test_shutdown_is_interrupted(mpi_ranks):
     source = (
         HEAD

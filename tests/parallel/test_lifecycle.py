@@ -288,3 +288,22 @@ def test_an_error_of_any_class_is_told(monkeypatch):
     monkeypatch.undo()
     fd.init()
     check()
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.usefixtures("_down")
+def test_a_rank_that_waits_in_shutdown_gives_up_in_the_end(monkeypatch):
+    """All hear whom it waited for: the ranks that have not left."""
+    monkeypatch.setenv("FARANDOLE_SHUTDOWN_TIMEOUT", "0.3")
+    fd.init()
+    stay = f"for rank(s 0.*{last() - 1}|s 0, {last() - 1}| 0) to leave too"
+    if fd.rank() == last():
+        with pytest.raises(fd.StallError, match=stay):
+            fd.shutdown()
+        assert not fd.is_initialized()
+        WORLD.Barrier()
+    else:
+        WORLD.Barrier()
+        with pytest.raises(fd.StallError, match=stay):
+            fd.allreduce(np.ones(1))
+        fd.shutdown()
