@@ -9,6 +9,7 @@ using namespace farandole;
 FARANDOLE_API const char* farandole_version(void) { return version(); }
 FARANDOLE_API const char* farandole_build_id(void) { return build_id(); }
 FARANDOLE_API const char* farandole_error(void) { return last_error; }
+FARANDOLE_API int32_t farandole_error_code(void) { return static_cast<int32_t>(last_code); }
 
 FARANDOLE_API int32_t farandole_stack_signal(void) {
   return negated([&]() -> int32_t {
@@ -27,6 +28,9 @@ FARANDOLE_API int32_t farandole_prepare(char* blob, int32_t capacity) {
   return negated([&]() -> int32_t {
     std::lock_guard lock(process().mutex);
     if (process().runtime) throw Error(ErrorCode::kInvalidArgument, "init() was called already");
+    if (process().departure) {
+      throw Error(ErrorCode::kInvalidArgument, "the last shutdown() has not ended yet");
+    }
     Config config = read_config();
     config.library_folders = process().library_folders;
     process().door =
@@ -73,31 +77,53 @@ FARANDOLE_API int32_t farandole_start(const farandole_world* world) {
     if (!door) throw Error(ErrorCode::kInvalidArgument, "farandole_prepare comes first");
     std::vector<Rank> node(world->node, world->node + world->size);
     const std::vector<Card> cards = cards_of(world);
-    auto started = std::make_shared<Runtime>(
-        std::move(*door), Topology::of(world->rank, std::move(node)), cards, world->mpi_comm);
+    auto departure = std::make_shared<Departure>();
+    std::shared_ptr<Runtime> started(
+        new Runtime(std::move(*door), Topology::of(world->rank, std::move(node)), cards,
+                    world->mpi_comm),
+        [departure](const Runtime* runtime) {
+          delete runtime;
+          departure->tell();
+        });
     std::lock_guard lock(process().mutex);
     process().runtime = std::move(started);
+    process().departure = std::move(departure);
     return FARANDOLE_OK;
   });
 }
 
 FARANDOLE_API int32_t farandole_shutdown(int32_t failed, const char* text, double seconds) {
   return guarded([&]() -> int32_t {
+    const Deadline deadline = deadline_in(seconds);
     std::shared_ptr<Runtime> leaving;
+    std::shared_ptr<Departure> departure;
     {
       std::lock_guard lock(process().mutex);
       process().door.reset();
       leaving = process().runtime;
+      departure = process().departure;
     }
-    if (!leaving) return FARANDOLE_OK;
-    if (!leaving->leave(failed != 0, text ? text : "", deadline_in(seconds))) {
-      return FARANDOLE_PENDING;
+    if (leaving) {
+      if (!leaving->leave(failed != 0, text ? text : "", deadline)) return FARANDOLE_PENDING;
+      std::lock_guard lock(process().mutex);
+      departure->failure = leaving->gave_up();
+      if (process().runtime == leaving) process().runtime.reset();
+      std::lock_guard kept_lock(process().kept_mutex);
+      process().kept.clear();
     }
-    std::lock_guard lock(process().mutex);
-    if (process().runtime == leaving) process().runtime.reset();
-    std::lock_guard kept_lock(process().kept_mutex);
-    process().kept.clear();
-    return FARANDOLE_OK;
+    if (!departure) return FARANDOLE_OK;
+    // The guarantee that nobody touches the user's buffers, or MPI, after a shutdown: the runtime is not
+    // only out of reach but destroyed, which joins its threads and ends its lanes and planes; and every
+    // caller that might still drive them, in farandole_wait or elsewhere, holds a reference to it until it
+    // is out, by whatever way. All they wait for has failed, so they are out soon.
+    leaving.reset();
+    if (!departure->await(deadline)) return FARANDOLE_PENDING;
+    {
+      std::lock_guard lock(process().mutex);
+      if (process().departure == departure) process().departure.reset();
+    }
+    const Failure& failure = departure->failure;
+    return failure ? set_error(failure.code, failure.text.c_str()) : FARANDOLE_OK;
   });
 }
 
@@ -114,7 +140,8 @@ FARANDOLE_API int32_t farandole_broken(void) {
 }
 
 FARANDOLE_API int32_t farandole_where(farandole_topology* out) {
-  return guarded([&]() -> int32_t {
+  return translated([&]() -> int32_t {
+    if (process().forked && !runtime_if_any()) throw forked_error();
     auto here = runtime();
     const Topology& t = here->topology();
     *out = {t.rank,       t.size,       t.local_rank,         t.local_size(),
@@ -124,14 +151,14 @@ FARANDOLE_API int32_t farandole_where(farandole_topology* out) {
 }
 
 FARANDOLE_API void farandole_forked(void) {
-  // No lock: the thread that held it does not exist here.
-  if (!process().forked.exchange(true) && process().runtime) process().runtime->forked();
+  if (process().forked.exchange(true)) return;
+  if (auto parents = runtime_if_any()) parents->forked();
 }
 
 FARANDOLE_API int32_t farandole_submit(const farandole_request* requests, int32_t count,
                                        int64_t* handles) {
   return guarded([&]() -> int32_t {
-    std::vector<Handle> made = runtime()->submit({requests, static_cast<size_t>(count)});
+    std::vector<Handle> made = runtime()->submit(span_of(requests, count));
     std::copy(made.begin(), made.end(), handles);
     return FARANDOLE_OK;
   });
@@ -198,8 +225,7 @@ int32_t wait_in(Runtime& here, std::span<const Handle> handles, double seconds) 
 }  // namespace
 
 FARANDOLE_API int32_t farandole_wait(const int64_t* handles, int32_t count, double seconds) {
-  return guarded(
-      [&] { return wait_in(*runtime(), {handles, static_cast<size_t>(count)}, seconds); });
+  return guarded([&] { return wait_in(*runtime(), span_of(handles, count), seconds); });
 }
 
 FARANDOLE_API int32_t farandole_finish(int64_t handle, double seconds) {
@@ -223,14 +249,18 @@ FARANDOLE_API int32_t farandole_explain(int64_t handle, double seconds, char* te
 }
 
 FARANDOLE_API int32_t farandole_result_of(int64_t handle, farandole_result* out) {
+  // What it points at is the asking thread's: the handle, and the runtime with it, may go at any time.
+  thread_local std::vector<int64_t> shape, received;
   return guarded([&]() -> int32_t {
     runtime()->handles().look(handle, [&](const Outcome& outcome) {
+      shape.assign(outcome.shape.begin(), outcome.shape.end());
+      received = outcome.received;
       *out = {outcome.output,
               outcome.absent ? 1 : 0,
-              static_cast<int32_t>(outcome.shape.size()),
-              outcome.shape.data(),
-              static_cast<int32_t>(outcome.received.size()),
-              outcome.received.data(),
+              static_cast<int32_t>(shape.size()),
+              shape.data(),
+              static_cast<int32_t>(received.size()),
+              received.data(),
               outcome.value};
     });
     return FARANDOLE_OK;
@@ -246,13 +276,14 @@ FARANDOLE_API void farandole_release(int64_t handle) {
 
 FARANDOLE_API void farandole_release_all(const int64_t* handles, int32_t count) {
   guarded([&]() -> int32_t {
-    runtime()->handles().release_all({handles, static_cast<size_t>(count)});
+    runtime()->handles().release_all(span_of(handles, count));
     return FARANDOLE_OK;
   });
 }
 
 FARANDOLE_API void* farandole_take(int64_t handle) {
   std::byte* memory = nullptr;
+  last_code = ErrorCode::kOk;
   guarded([&]() -> int32_t {
     OwnedMemory taken = runtime()->handles().take(handle);
     if (taken.get_deleter().device) {
@@ -272,30 +303,27 @@ FARANDOLE_API void farandole_free(void* memory) {
 FARANDOLE_API int32_t farandole_set_ranks(int32_t process_set, int32_t* ranks, int32_t capacity) {
   return negated([&]() -> int32_t {
     std::vector<Rank> found = runtime()->ranks_of(process_set);
-    std::copy_n(found.begin(), std::min<size_t>(found.size(), static_cast<size_t>(capacity)),
-                ranks);
+    if (const size_t rows = rows_in(capacity, found.size())) {
+      std::copy_n(found.begin(), rows, ranks);
+    }
     return static_cast<int32_t>(found.size());
   });
 }
 
 FARANDOLE_API int32_t farandole_variables(farandole_variable* rows, int32_t capacity) {
+  thread_local std::vector<std::string> values;
   return negated([&]() -> int32_t {
-    thread_local auto* values = new std::vector<std::string>;
-    std::shared_ptr<Runtime> here;
-    {
-      std::lock_guard lock(process().mutex);
-      here = process().runtime;
-    }
+    const auto here = runtime_if_any();
     Config config = here ? here->config() : read_config();
     auto table = variables();
-    values->clear();
-    for (const Variable& variable : table) values->push_back(variable.get(config));
-    for (size_t i = 0; i < std::min(table.size(), static_cast<size_t>(capacity)); ++i) {
+    values.clear();
+    for (const Variable& variable : table) values.push_back(variable.get(config));
+    for (size_t i = 0; i < rows_in(capacity, table.size()); ++i) {
       rows[i] = {table[i].name,
                  table[i].alias,
                  table[i].fallback,
                  table[i].meaning,
-                 (*values)[i].c_str(),
+                 values[i].c_str(),
                  table[i].job_wide ? 1 : 0,
                  text_of(config.sources[i])};
     }
@@ -305,18 +333,13 @@ FARANDOLE_API int32_t farandole_variables(farandole_variable* rows, int32_t capa
 
 FARANDOLE_API int32_t farandole_counters(farandole_counter* rows, int32_t capacity) {
   return negated([&]() -> int32_t {
-    std::shared_ptr<Runtime> here;
-    {
-      std::lock_guard lock(process().mutex);
-      here = process().runtime;
-    }
+    const auto here = runtime_if_any();
     const farandole_counter counters[] = {
         {"rescued_wakeups", static_cast<int64_t>(rescued_wakeups())},
         {"mapped_bytes", here ? static_cast<int64_t>(here->mapped_bytes()) : 0},
         {"sleeps", here ? static_cast<int64_t>(here->sleeps()) : 0},
     };
-    size_t n = std::min(std::size(counters), static_cast<size_t>(capacity));
-    std::copy_n(counters, n, rows);
+    if (const size_t n = rows_in(capacity, std::size(counters))) std::copy_n(counters, n, rows);
     return static_cast<int32_t>(std::size(counters));
   });
 }

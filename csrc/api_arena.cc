@@ -7,9 +7,19 @@
 namespace farandole {
 
 Process::Process() {
-  pthread_atfork([] { process().arenas.before_fork(); },
-                 [] { process().arenas.after_fork_in_parent(); },
-                 [] { process().arenas.after_fork_in_child(); });
+  pthread_atfork(
+      [] {
+        process().mutex.lock();  // a child finds it free, and the runtime whole
+        process().arenas.before_fork();
+      },
+      [] {
+        process().arenas.after_fork_in_parent();
+        process().mutex.unlock();
+      },
+      [] {
+        process().arenas.after_fork_in_child();
+        process().mutex.unlock();
+      });
 }
 
 }  // namespace farandole

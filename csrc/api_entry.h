@@ -7,11 +7,14 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "core/departure.h"
 #include "core/error.h"
+#include "core/last_resort.h"
 #include "core/runtime.h"
 
 #define FARANDOLE_API extern "C" __attribute__((visibility("default")))
@@ -30,7 +33,9 @@ struct Kept {
 struct Process {
   std::mutex mutex;
   std::unique_ptr<Door> door;
-  std::shared_ptr<Runtime> runtime;
+  std::shared_ptr<Runtime> runtime;      // in a forked child: its parent's, for what it was
+  std::shared_ptr<Departure> departure;  // of the runtime, or of the last one while others hold it
+  std::unique_ptr<LastResort> init_limit;
   std::mutex kept_mutex;
   std::unordered_map<int64_t, std::shared_ptr<const Kept>> kept;
   int64_t next_kept = 1;
@@ -52,6 +57,7 @@ inline Process& process() {
 
 // Of fixed size: nothing to free when a thread ends, nothing that could fail.
 inline thread_local char last_error[16384];
+inline thread_local ErrorCode last_code = ErrorCode::kOk;
 
 inline int32_t set_error(ErrorCode code, const char* text) {
   size_t length = std::min(std::strlen(text), sizeof last_error - 1);
@@ -59,19 +65,29 @@ inline int32_t set_error(ErrorCode code, const char* text) {
   while (length > 0 && inside_character()) --length;  // UTF-8
   std::memcpy(last_error, text, length);
   last_error[length] = '\0';
+  last_code = code;
   return static_cast<int32_t>(code);
 }
 
-// Every entry runs through here: body() returns a code or a count.
+// For a forked child: what is wrong, and the remedy.
+inline Error forked_error() {
+  std::lock_guard lock(process().mutex);
+  const std::string parent = process().runtime
+                                 ? "rank " + std::to_string(process().runtime->topology().rank)
+                                 : std::string("one that had imported farandole");
+  return {ErrorCode::kShutdown,
+          "this process was forked from " + parent +
+              " and can't take part itself: only the rank's own process may. Remedy: a DataLoader "
+              "worker returns its data, and the loop that receives them calls farandole; rank(), "
+              "size() and their kind work in it. A process that is to be a world of its own is "
+              "started anew, by subprocess"};
+}
+
+// Exceptions to codes.
 template <class Body>
-auto guarded(Body&& body) -> decltype(body()) {
+auto translated(Body&& body) -> decltype(body()) {
   using Number = decltype(body());
   try {
-    if (process().forked) {
-      throw Error(ErrorCode::kShutdown,
-                  "this process was forked from a rank after init(); collectives work in the rank "
-                  "itself only (a DataLoader worker must not call them)");
-    }
     return body();
   } catch (const Error& error) {
     return static_cast<Number>(set_error(error.code(), error.what()));
@@ -80,22 +96,42 @@ auto guarded(Body&& body) -> decltype(body()) {
   }
 }
 
+// Every entry runs through here: body() returns a code or a count.
+template <class Body>
+auto guarded(Body&& body) -> decltype(body()) {
+  return translated([&]() -> decltype(body()) {
+    if (process().forked) throw forked_error();
+    return body();
+  });
+}
+
 template <class Body>
 auto negated(Body&& body) -> decltype(body()) {
-  bool failed = false;
+  bool done = false;
   auto result = guarded([&]() -> decltype(body()) {
-    failed = true;
     auto value = body();
-    failed = false;
+    done = true;
     return value;
   });
-  return failed ? -result : result;
+  return done ? result : -result;
 }
 
 inline Deadline deadline_in(double seconds) {
   constexpr double kLongest = 1e9;
   if (!(seconds < kLongest)) return Deadline::never();
   return Deadline::in(std::chrono::nanoseconds(static_cast<int64_t>(std::max(seconds, 0.0) * 1e9)));
+}
+
+// What a caller says is `count` long; nobody may say less than nothing.
+template <class T>
+std::span<T> span_of(T* first, int32_t count) {
+  if (count < 0) throw Error(ErrorCode::kInvalidArgument, "a count of " + std::to_string(count));
+  return {first, static_cast<size_t>(count)};
+}
+
+// Rows that fit where a caller has room for `capacity`.
+inline size_t rows_in(int32_t capacity, size_t rows) {
+  return std::min(rows, static_cast<size_t>(std::max(capacity, 0)));
 }
 
 // nullptr: there is none.

@@ -38,7 +38,7 @@ FARANDOLE_API int64_t farandole_submit_tensor_on(int64_t tensor, uintptr_t input
 FARANDOLE_API int32_t farandole_join_stream(const int64_t* handles, int32_t count,
                                             uint64_t stream) {
   return guarded([&]() -> int32_t {
-    runtime()->join_stream({handles, static_cast<size_t>(count)}, stream);
+    runtime()->join_stream(span_of(handles, count), stream);
     return FARANDOLE_OK;
   });
 }

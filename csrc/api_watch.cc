@@ -35,6 +35,16 @@ FARANDOLE_API int32_t farandole_dump(int32_t fd, const char* folder, const char*
   });
 }
 
+FARANDOLE_API int32_t farandole_end_after(double seconds, const char* text) {
+  return guarded([&]() -> int32_t {
+    std::unique_ptr<LastResort> limit;
+    if (seconds >= 0) limit = std::make_unique<LastResort>(deadline_in(seconds), text);
+    std::lock_guard lock(process().mutex);
+    process().init_limit.swap(limit);
+    return FARANDOLE_OK;
+  });
+}
+
 FARANDOLE_API int32_t farandole_start_timeline(const char* path, int32_t mark_cycles) {
   return guarded([&]() -> int32_t {
     runtime()->start_timeline(path, mark_cycles != 0);

@@ -90,9 +90,11 @@ typedef struct farandole_request {
       place; /* which all ranks name alike; copies nothing where the buffers lie there. 0: nowhere */
 } farandole_request;
 
-/* What a finished handle holds. Pointers stay valid until farandole_release(handle). */
+/* What a finished handle holds. shape and received belong to the calling thread, until its next call of
+ * farandole_result_of: they outlive the handle and the job. */
 typedef struct farandole_result {
-  void* output;   /* the request's output, or memory that belongs to the handle */
+  void*
+      output; /* the request's output, or memory that belongs to the handle until farandole_take */
   int32_t absent; /* 1: nobody had a buffer, nothing was written */
   int32_t ndim;
   const int64_t* shape; /* of the output */
@@ -146,6 +148,9 @@ int32_t farandole_stack_signal(void);
 void farandole_stacks(int32_t signal, int32_t pipe);
 /* Folders, separated by ':', in which to look for libnccl and libnvrtc; before farandole_prepare. */
 void farandole_library_folders(const char* folders);
+/* Ends this process with `text` on stderr after so many seconds, unless it is called again before; negative: never.
+ * For what blocks with no limit of its own, as MPI_Init does. */
+int32_t farandole_end_after(double seconds, const char* text);
 /* Step 1: reads the settings, opens this rank's door. Returns the blob's length, or -code. */
 int32_t farandole_prepare(char* blob, int32_t capacity);
 /* Step 2, after an allgather of the blobs: the rank whose memory this one can share, or its own, or -code. node: as
@@ -155,13 +160,16 @@ int32_t farandole_knock(const farandole_world* world);
  * or when another rank failed, call farandole_shutdown. */
 int32_t farandole_start(const farandole_world* world);
 /* Leaves. failed: 0 if this rank finished normally. text: why, for the peers ("ValueError: ..."). It is over when
- * all have left, or, if failed, after a second at most; FARANDOLE_PENDING after `seconds`: call again. */
+ * all have left, at the latest after FARANDOLE_SHUTDOWN_TIMEOUT (FARANDOLE_E_STALL names those that have not), or, if
+ * failed, after FARANDOLE_LEAVE_TIMEOUT; FARANDOLE_PENDING after `seconds`: call again. Once it has returned something
+ * else, no thread of this process reads or writes a buffer of any request, or calls MPI. */
 int32_t farandole_shutdown(int32_t failed, const char* text, double seconds);
 int32_t farandole_initialized(void);
 /* 1: the job has failed, and ranks that are dead or out of reach will never leave. */
 int32_t farandole_broken(void);
+/* In a forked child: where its parent stood. */
 int32_t farandole_where(farandole_topology* topology);
-/* For the child of a fork: every later call fails with a reason. */
+/* For the child of a fork: every later call but farandole_where fails with a reason. */
 void farandole_forked(void);
 
 /* ---- work */
@@ -198,7 +206,9 @@ int32_t farandole_result_of(int64_t handle, farandole_result* result);
 /* Gives the handle back. A handle under way is released when it is done; its buffers must live until then. */
 void farandole_release(int64_t handle);
 void farandole_release_all(const int64_t* handles, int32_t count);
-/* Frees memory that a result owned, after farandole_take took it from its handle. */
+/* The memory that a result owns passes to the caller, who gives it back by farandole_free (farandole_free_on).
+ * NULL: farandole_error() says why there is none: the call failed, its result was taken before or lies in the
+ * caller's own memory, or another thread has shut down meanwhile. */
 void* farandole_take(int64_t handle);
 void farandole_free(void* memory);
 /* The same for memory on a GPU, once work that is now in this CUDA stream is done. */
@@ -245,7 +255,11 @@ void farandole_close_window(void* memory);
 int32_t farandole_set_ranks(int32_t process_set, int32_t* ranks, int32_t capacity);
 
 /* ---- looking in */
+/* Why this thread's last call failed that did; until its next one that does. */
 const char* farandole_error(void);
+int32_t farandole_error_code(void);
+/* Both return how many rows there are. Values belong to the calling thread, until its next call of
+ * farandole_variables. */
 int32_t farandole_variables(farandole_variable* rows, int32_t capacity);
 int32_t farandole_counters(farandole_counter* rows, int32_t capacity);
 /* The flight recorder of local rank `local` as JSON, its last `events` events; returns the length, or -code; fills

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from farandole.bootstrap import connect, launched_rank, promised_ranks
+from farandole.bootstrap import Coming, Farewell, connect, launched_rank, promised_ranks
 from farandole.doctor_checks import CHECKS
 from farandole.doctor_planes import PLANES
 from farandole.errors import FarandoleError
@@ -78,7 +78,7 @@ def _look_only(findings: list[Finding]) -> int:
         findings.append(Finding("meeting", Level.ERROR, str(reason), "the text names it"))
         return _report_own(findings)
     everyone = [pickle.loads(data) for data in job.allgather(pickle.dumps(findings))]
-    job.close(failed=False, broken=False)
+    job.close(Farewell(Coming.PERHAPS), failed=False, broken=False)
     return _report_all(everyone, job.rank)
 
 

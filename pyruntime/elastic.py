@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from farandole import ops, runtime
+from farandole import leaving, ops, runtime
 from farandole.errors import HostsUpdatedInterrupt, LibraryError, PeerError, StallError
 from farandole.objects import broadcast_object
 
@@ -122,21 +122,25 @@ class ObjectState(State):
             setattr(self, name, value)
 
 
-def restart() -> None:
-    """Starts the runtime anew with the same world; collective. Raises what init() raises."""
-    runtime.shutdown()
-    runtime.init()
-
-
-def run_fn(func: Callable[..., R], reset: Callable[[], None] = restart) -> Callable[..., R]:
+def run_fn(func: Callable[..., R], reset: Callable[[], None] = runtime.restart) -> Callable[..., R]:
     """`func(state, ...)` in a loop: synchronised first, and again after each failure.
 
     After an error in RETRIED the last commit is restored, after HostsUpdatedInterrupt the state
-    stays; then comes `reset`, whose own error ends the loop. Every other error is raised.
+    stays; then comes `reset`, whose own error ends the loop. Every other error is raised, and ends
+    the training of the others too: they get a PeerError with it, and do not start anew.
     """
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> R:
+        try:
+            result = attempts(state, *args, **kwargs)
+        except BaseException as error:
+            runtime.end_training(leaving.describe(error))
+            raise
+        runtime.end_training("its elastic training has ended normally")
+        return result
+
+    def attempts(state: State, *args: Any, **kwargs: Any) -> R:
         skip_sync = False
         while True:
             try:

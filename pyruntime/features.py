@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from farandole.bootstrap import Mpi
 from farandole.gpu_libraries import cards, nccl_version
+from farandole.mpi_ranks import Mpi
 from farandole.runtime import met_by
 
 __all__ = [

@@ -3,8 +3,11 @@
 
 A client connects and sends its rank (4 bytes). Per round it sends a length (8 bytes) and that many
 bytes; when all ranks have, each receives `size` such records in rank order. All integers are
-little-endian. A client that leaves makes the server close all others, so nobody waits in vain; the
-ranks may then connect again and form the next generation (shutdown and init in a living process).
+little-endian. A client that has waited too long sends the length _WHO and nothing else: the server
+answers all that wait with _WHO and one record, the ranks that have sent nothing, as text; these
+clients give up. A client that leaves makes the server close all others, so nobody waits in vain;
+the ranks may then connect again and form the next generation (shutdown and init in a living
+process).
 """
 
 from __future__ import annotations
@@ -21,8 +24,14 @@ from types import TracebackType
 
 _RANK = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
+_WHO = (1 << 64) - 1
+_WHO_SECONDS = 5.0  # that the server may take to answer that
 _CHUNK = 1 << 20
 _SEND_TIMEOUT = 30.0  # seconds until a client that does not read its answer is given up
+
+
+class NotAll(TimeoutError):
+    """Some ranks have not come in time; the text names them."""
 
 
 def connect(path: str, rank: int, timeout: float = 60.0) -> socket.socket:
@@ -45,15 +54,31 @@ def exchange(connection: socket.socket, data: bytes, size: int | None = None) ->
     """All-gather: send `data`, return what each of the `size` ranks sent, in rank order.
 
     `size` defaults to the variable FARANDOLE_SIZE. Raises ConnectionError when a rank has left,
-    TimeoutError when one does not come within the connection's timeout.
+    NotAll, naming the ranks that do not come within the connection's timeout.
     """
     if size is None:
         size = int(os.environ["FARANDOLE_SIZE"])
     try:
         connection.sendall(_LENGTH.pack(len(data)) + data)
-        return [_receive_record(connection) for _ in range(size)]
+        try:
+            first = _receive_first(connection)
+        except NotAll:
+            raise
+        except TimeoutError:
+            connection.settimeout(_WHO_SECONDS)
+            connection.sendall(_LENGTH.pack(_WHO))
+            first = _receive_first(connection)
+        return [first, *(_receive_record(connection) for _ in range(size - 1))]
     except ConnectionError as error:
         raise ConnectionError("the rendezvous was closed: another rank has left") from error
+
+
+def _receive_first(connection: socket.socket) -> bytes:
+    """The first record. Raises NotAll if the server names missing ranks instead."""
+    (length,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size))
+    if length != _WHO:
+        return _receive_exactly(connection, length)
+    raise NotAll(_receive_record(connection).decode())
 
 
 def _receive_record(connection: socket.socket) -> bytes:
@@ -95,6 +120,17 @@ class _Client:
             return False
         (length,) = _LENGTH.unpack_from(self._received)
         return len(self._received) >= _LENGTH.size + int(length)
+
+    def asks_who(self) -> bool:
+        """Whether it asks, behind its record, who is missing; it will not ask again."""
+        if not self.has_record() or self.rank is None:
+            return False
+        (length,) = _LENGTH.unpack_from(self._received)
+        end = _LENGTH.size + length
+        asks = self._received[end : end + _LENGTH.size] == _LENGTH.pack(_WHO)
+        if asks:
+            del self._received[end : end + _LENGTH.size]
+        return asks
 
     def take_record(self) -> bytes:
         """One whole record, its length included."""
@@ -187,10 +223,18 @@ class RendezvousServer:
         if len(by_rank) < len(known) or any(rank >= self.size for rank in by_rank):
             return False  # two of one rank, or a rank that does not exist
         if len(by_rank) < self.size or not all(c.has_record() for c in known):
-            return True
+            return not client.asks_who() or self._name_missing(by_rank)
         answer = b"".join(by_rank[rank].take_record() for rank in range(self.size))
         self.rounds += 1
         reached = [_send(client.connection, answer) for client in known]
+        return all(reached)
+
+    def _name_missing(self, by_rank: dict[int, _Client]) -> bool:
+        """To all that wait: one of them has waited long enough."""
+        here = {rank: client for rank, client in by_rank.items() if client.has_record()}
+        text = ", ".join(f"rank {rank}" for rank in range(self.size) if rank not in here).encode()
+        answer = _LENGTH.pack(_WHO) + _LENGTH.pack(len(text)) + text
+        reached = [_send(client.connection, answer) for client in here.values()]
         return all(reached)
 
     def _drop_all(self) -> None:

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where this rank stands: in the world, on its host, and across hosts."""
+"""Where this rank stands: in the world, on its host, and across hosts.
+
+In a forked child, such as a DataLoader's worker, all this is answered for the rank that it was
+forked from, as that was then.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from farandole._library import check, ffi, lib
+from farandole._library import ffi, lib
 
 __all__ = [
     "cross_rank",
@@ -21,14 +25,13 @@ __all__ = [
 
 def is_initialized() -> bool:
     """Whether init() has run and shutdown() has not. Never raises."""
-    return bool(lib.farandole_initialized())
+    return bool(lib.farandole_where(ffi.new("farandole_topology*")) == lib.FARANDOLE_OK)
 
 
 def _where() -> Any:
-    if not lib.farandole_initialized():
-        raise ValueError("farandole is not initialised: call farandole.init() first")
     topology = ffi.new("farandole_topology*")
-    check(lib.farandole_where(topology))
+    if lib.farandole_where(topology) != lib.FARANDOLE_OK:
+        raise ValueError("farandole is not initialised: call farandole.init() first")
     return topology
 
 

@@ -328,8 +328,9 @@ class Gradient:
         complaint where somebody wrote into the gradient while it was reduced.
         """
         parameter, wire = self.parameter, self._wire
-        if wire is not None and wire is self._unsent and self._base is None and self._late is None:
-            if parameter.grad is self._pending and self._divisor == divisor:  # the ordinary case
+        alone = wire is self._unsent and self._base is None and self._late is None
+        if alone and wire is not None and parameter.grad is self._pending:
+            if self._divisor == divisor:  # the ordinary case
                 parameter.grad = wire
                 complaint = None if self._sent_version is None else self._complaint()
                 self._deliver(wire)

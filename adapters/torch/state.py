@@ -113,7 +113,7 @@ def _check(where: str, value: Any) -> None:
             _check(f"{where}, {key!r}", member)
         return
     try:
-        _map(value, Tensor, check)
+        map_nested(value, Tensor, check)
     except (TypeError, ValueError) as reason:
         raise type(reason)(f"the optimizer's {where}: {reason}") from reason
 

@@ -185,6 +185,7 @@ class Coordinator {
   void open_set(SetId id, std::vector<Rank> ranks);
   void end_join(Set& set);
   Failure blame_leavers(const Set& set, const CallKey& key, const Request& request) const;
+  Failure blame_stayers(Rank from, const Leave& leave) const;
 
   // GPUs
   bool open_gpu(Set& set);

@@ -113,7 +113,20 @@ Failure Coordinator::blame_leavers(const Set& set, const CallKey& key,
               "join(), or drop_last)"};
 }
 
+// Of a rank that has left normally, and now waits for the others no longer.
+Failure Coordinator::blame_stayers(Rank from, const Leave& leave) const {
+  std::vector<Rank> stay;
+  for (Rank rank = 0; rank < settings_.size; ++rank) {
+    if (!left_.contains(rank)) stay.push_back(rank);
+  }
+  return {ErrorCode::kStall,
+          "rank " + std::to_string(from) + " waited in shutdown(), or at its end, for " +
+              text_of_ranks(stay) + " to leave too, and goes without: " + leave.text +
+              "; every rank must call shutdown() or end"};
+}
+
 void Coordinator::on(Rank from, const Leave& leave, int64_t now_ns) {
+  if (leave.failed && left_.contains(from)) return lose(from, blame_stayers(from, leave));
   if (leave.failed) {
     return lose(from, {ErrorCode::kPeer, "rank " + std::to_string(from) + " left: " + leave.text});
   }

@@ -47,6 +47,11 @@ const Variable kVariables[] = {
     {"FARANDOLE_LEAVE_TIMEOUT", "", "1",
      "seconds that a failing rank waits for its peers to hear of it", kJobWide,
      &Config::leave_timeout},
+    {"FARANDOLE_SHUTDOWN_TIMEOUT", "", "86400",
+     "seconds that a rank waits in shutdown(), or at its end, for all others to leave; then it "
+     "names "
+     "those that have not; 0: for ever",
+     kJobWide, &Config::shutdown_timeout},
     {"FARANDOLE_TUNING", "", "",
      "file of job-wide settings, written by `farandole tune`; empty: farandole/tuning.conf in the "
      "configuration directory, if it is there; none: no file",

@@ -28,6 +28,7 @@ struct Config {
   double stall_abort;  // seconds; 0: never
   double init_timeout;
   double leave_timeout;
+  double shutdown_timeout;
   double peer_timeout;
   std::string channel;  // between hosts: auto, tcp or mpi
   std::string flight_dir;

@@ -56,6 +56,8 @@ Outcome& Handles::outcome_of(Handle handle) {
 }
 
 Handle Handles::create(uint32_t label, bool on_gpu) {
+  // Of all runtimes of this process: a handle of the last one must not be taken for one of this.
+  static std::atomic<uint32_t> generations{0};
   std::lock_guard lock(mutex_);
   if (free_.empty()) {
     slots_.emplace_back();
@@ -68,7 +70,7 @@ Handle Handles::create(uint32_t label, bool on_gpu) {
   slot.released = false;
   slot.on_gpu = on_gpu;
   slot.label = label;
-  slot.generation = (slot.generation + 1) & 0x7fffffff;
+  slot.generation = generations.fetch_add(1, std::memory_order_relaxed) & 0x7fffffff;
   return static_cast<Handle>((uint64_t{slot.generation} << 32) | index);
 }
 
@@ -170,7 +172,16 @@ bool Handles::finished(std::span<const Handle> handles, size_t& ready, Failure& 
 
 OwnedMemory Handles::take(Handle handle) {
   std::lock_guard lock(mutex_);
-  return std::move(outcome_of(handle).owned);
+  Outcome& outcome = outcome_of(handle);
+  if (outcome.failure) throw Error(outcome.failure.code, outcome.failure.text);
+  if (!outcome.owned) {
+    throw Error(ErrorCode::kInvalidArgument,
+                outcome.output
+                    ? "this result lies in the caller's own memory: there is none to take"
+                    : "this result was taken before, or the call has none");
+  }
+  outcome.output = nullptr;
+  return std::move(outcome.owned);
 }
 
 void Handles::let_go(Slot& slot, Handle handle) {

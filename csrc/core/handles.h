@@ -75,6 +75,7 @@ class Handles {
     std::lock_guard lock(mutex_);
     visit(outcome_of(handle));
   }
+  // Throws what the call failed with, or kInvalidArgument where there is no memory to take.
   OwnedMemory take(Handle handle);
   // A handle under way goes when it is done.
   void release(Handle handle);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <sstream>
 #include <utility>
 
 #include "control/host_linking.h"
@@ -223,21 +224,50 @@ void Runtime::open_engine(std::span<const Card> cards, Segment world_staging) {
                     }});
 }
 
+// Until when this rank waits for the others.
+Deadline Runtime::say_leave(bool failed, const std::string& why) {
+  std::lock_guard lock(leave_mutex_);
+  const bool again = leaving_.exchange(true);
+  if (again && (left_failed_ || !failed)) return leave_deadline_;
+  // Leaving a broken job is part of its end, not a normal one.
+  const bool broken = engine_->broken();
+  left_failed_ = failed || broken;
+  const double patience = left_failed_ ? config_.leave_timeout : config_.shutdown_timeout;
+  const bool for_ever = !left_failed_ && patience == 0;
+  leave_deadline_ = for_ever ? Deadline::never() : Deadline::in(seconds(patience));
+  engine_->report(Leave{left_failed_, broken ? engine_->failure().text : why});
+  after_submit();
+  return leave_deadline_;
+}
+
+// The coordinator knows who has not left; unless it is rank 0 that does not answer.
+Failure Runtime::why_alone() const {
+  if (engine_->broken()) return engine_->failure();
+  return {ErrorCode::kStall,
+          leader_stands_->stands()
+              ? leader_stands_->text()
+              : "shutdown(): rank 0, which leads the job, does not answer any more"};
+}
+
+Failure Runtime::gave_up() const {
+  std::lock_guard lock(leave_mutex_);
+  return gave_up_;
+}
+
 bool Runtime::leave(bool failed, const std::string& why, Deadline deadline) {
-  std::call_once(leave_once_, [&] {
-    leaving_ = true;
-    // Leaving a broken job is part of its end, not a normal one.
-    bool broken = engine_->broken();
-    leave_deadline_ =
-        failed || broken ? Deadline::in(seconds(config_.leave_timeout)) : Deadline::never();
-    engine_->report(Leave{failed || broken, broken ? engine_->failure().text : why});
-    after_submit();
-  });
-  auto over = [this] {
-    return engine_->stopped() || engine_->broken() || leave_deadline_.expired();
-  };
+  const Deadline limit = say_leave(failed, why);
+  auto over = [&] { return engine_->stopped() || engine_->broken() || limit.expired(); };
   if (!failed) recorder_->left();
-  if (!await(over, std::min(deadline, leave_deadline_)) && !over()) return false;
+  if (!await(over, std::min(deadline, limit)) && !over()) return false;
+  if (!failed && !engine_->stopped() && !engine_->broken()) {
+    std::ostringstream after;
+    after << "FARANDOLE_SHUTDOWN_TIMEOUT is " << config_.shutdown_timeout << " s";
+    const Deadline last = say_leave(true, after.str());
+    while (!await([this] { return engine_->broken(); }, last) && !last.expired()) {
+    }
+    std::lock_guard lock(leave_mutex_);
+    gave_up_ = why_alone();
+  }
   engine_->fail({ErrorCode::kShutdown, "shutdown() was called while this call was under way"});
   bell_->notify();
   // Whoever drives tells everything that still waits. No signal ends this.

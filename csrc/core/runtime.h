@@ -75,8 +75,11 @@ class Runtime {
   std::string explain(Handle handle, Deadline deadline);
   bool done(Handle handle);
   bool broken() const { return engine_->broken(); }
-  // Until `deadline`; true: this rank has left, the object may go. Idempotent.
+  // Until `deadline`; true: this rank has left, the object may go. Idempotent; a normal leave may become a
+  // failed one.
   bool leave(bool failed, const std::string& why, Deadline deadline);
+  // Why this rank, which has left normally, went before the others had left; empty: it did not.
+  Failure gave_up() const;
 
   // In a forked child: lets go of the connections, or a rank that dies while its children live would not
   // be missed.
@@ -150,6 +153,8 @@ class Runtime {
   bool await(const std::function<bool()>& done, Deadline deadline);
   void background();
   void ask_scheduler();
+  Deadline say_leave(bool failed, const std::string& why);
+  Failure why_alone() const;
 
   Config config_;
   Topology topology_;
@@ -175,9 +180,11 @@ class Runtime {
   std::unique_ptr<Standstill> leader_stands_;
   std::unique_ptr<Witness> witness_;
   Spin spin_;
-  std::once_flag leave_once_;
   std::atomic<bool> leaving_{false};
+  mutable std::mutex leave_mutex_;
+  bool left_failed_ = false;
   Deadline leave_deadline_ = Deadline::never();
+  Failure gave_up_;
   std::atomic<bool> quit_{false};
   std::atomic<uint64_t> sleeps_{0};
   std::atomic<int64_t> sleeps_until_ns_{0};  // the background thread's last sleep; max: for ever

@@ -2,6 +2,7 @@
 // Leaving, failing and dying: every rank hears of it, and soon.
 #include <dlfcn.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <fstream>
@@ -246,4 +247,68 @@ TEST(overwritten_rings_break_the_job_and_nobody_spins) {
       });
     }
   }
+}
+
+// A normal leaver waits for the others, but not for ever; who has not left is named, to all.
+TEST(leaving_has_a_limit) {
+  run_job(
+      Kind::kProcesses, 3,
+      [](TestRank& self) {
+        self.check_usable();
+        if (self.rank == 1) {
+          CHECK(self.runtime()->leave(false, "", patience()));
+          const Failure failure = self.runtime()->gave_up();
+          CHECK_EQ(failure.code, ErrorCode::kStall);
+          CHECK(contains(failure.text, "rank 1 waited"));
+          CHECK(contains(failure.text, "for ranks 0, 2 to leave"));
+          self.lobby.tell(0);
+          return;
+        }
+        self.lobby.await(0, 1);
+        Floats data(3);
+        CHECK(contains(self.fails(allreduce(data, "after"), ErrorCode::kStall),
+                       "for ranks 0, 2 to leave"));
+      },
+      [](Config& config) { config.shutdown_timeout = 0.2; });
+}
+
+// Rank 0 would know who has not left, but is stopped itself.
+TEST(leaving_has_a_limit_though_rank_0_stands_still) {
+  Lobby lobby(2);
+  std::atomic<pid_t>& stopped = *static_cast<std::atomic<pid_t>*>(
+      mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  run_in_forks(2, [&](int rank) {
+    Config config = test_config();
+    config.shutdown_timeout = 0.2;
+    TestRank self(lobby, rank, config);
+    self.start();
+    self.check_usable();
+    if (rank == 0) {
+      stopped = getpid();
+      lobby.tell(0);
+      raise(SIGSTOP);
+      return self.leave_failed("it was stopped");
+    }
+    lobby.await(0, 1);
+    const pid_t leader = stopped;
+    CHECK(self.runtime()->leave(false, "", patience()));
+    const Failure failure = self.runtime()->gave_up();
+    kill(leader, SIGCONT);
+    CHECK_EQ(failure.code, ErrorCode::kStall);
+    CHECK(contains(failure.text, "rank 0"));
+  });
+}
+
+// As Ctrl-C does it.
+TEST(a_normal_leave_may_become_a_failed_one) {
+  run_jobs({2}, [](TestRank& self) {
+    if (self.rank == 1) {
+      CHECK(!self.runtime()->leave(false, "", Deadline::in(1ms)));
+      self.lobby.tell(0);
+      return self.leave_failed("KeyboardInterrupt");
+    }
+    self.lobby.await(0, 1);
+    const Failure failure = work_until_failure(self);
+    CHECK(contains(failure.text, "rank 1"));
+  });
 }

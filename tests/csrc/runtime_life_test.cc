@@ -26,19 +26,6 @@ size_t segments_mapped() {
   return n;
 }
 
-// A world of one, by the C ABI.
-void init_alone() {
-  char card[4096];
-  const int32_t bytes = farandole_prepare(card, sizeof card);
-  CHECK(bytes > 0);
-  const int32_t node = 0;
-  const char* const cards[] = {card};
-  const farandole_world world{0, 1, &node, cards, &bytes, {}};
-  CHECK_EQ(farandole_start(&world), FARANDOLE_OK);
-}
-
-void shut_down() { CHECK_EQ(farandole_shutdown(0, "", 60), FARANDOLE_OK); }
-
 }  // namespace
 
 TEST(begin_and_end_again_and_again) {

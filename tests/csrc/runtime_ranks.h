@@ -273,4 +273,17 @@ inline SetId add_set(TestRank& self, std::vector<int64_t> ranks) {
   return static_cast<SetId>(id);
 }
 
+// A world of one, by the C ABI.
+inline void init_alone() {
+  char card[4096];
+  const int32_t bytes = farandole_prepare(card, sizeof card);
+  CHECK(bytes > 0);
+  const int32_t node = 0;
+  const char* const cards[] = {card};
+  const farandole_world world{0, 1, &node, cards, &bytes, {}};
+  CHECK_EQ(farandole_start(&world), FARANDOLE_OK);
+}
+
+inline void shut_down() { CHECK_EQ(farandole_shutdown(0, "", 60), FARANDOLE_OK); }
+
 }  // namespace farandole::check

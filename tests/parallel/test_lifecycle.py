@@ -3,6 +3,7 @@
 
 import os
 import socket
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -185,3 +186,124 @@ def test_job_wide_settings_come_from_rank_0(monkeypatch):
     fd.init()
     values = {v.name: v.value for v in fd.config()}
     assert float(values["FARANDOLE_STALL_WARN"]) == 20
+
+
+def last() -> int:
+    return WORLD.Get_size() - 1
+
+
+WRONG_SETS = {
+    "a rank too many": (lambda: [fd.ProcessSet([0]), fd.ProcessSet([0, 99])], "99"),
+    "the same set twice": (lambda: [fd.ProcessSet([0]), fd.ProcessSet([0])], "twice"),
+    "a registered one": (lambda: [fd.ProcessSet([0]), fd.global_process_set], "registered already"),
+}
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("wrong", WRONG_SETS)
+@pytest.mark.usefixtures("_down")
+def test_init_with_wrong_sets_leaves_nothing(wrong):
+    make, text = WRONG_SETS[wrong]
+    sets = make()
+    with pytest.raises(ValueError, match=text):
+        fd.init(process_sets=sets)
+    assert not fd.is_initialized()
+    assert sets[0].process_set_id is None
+    with pytest.raises(ValueError, match="init"):
+        fd.rank()
+    fd.init(process_sets=[sets[0]])
+    assert fd.size() == WORLD.Get_size()
+    assert sets[0].process_set_id is not None
+    check()
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        lambda: [fd.ProcessSet([0])],
+        lambda: [fd.ProcessSet([0, 99])],
+        lambda: [3],
+        lambda: 3,
+        lambda: "static",
+    ],
+)
+@pytest.mark.usefixtures("_down")
+def test_init_with_wrong_sets_on_one_rank(theirs):
+    """All ranks raise, none is initialised, and all may try again."""
+    sets = theirs() if WORLD.Get_rank() == last() else [fd.ProcessSet([0, 1])]
+    with pytest.raises((ValueError, TypeError, fd.FarandoleError)):
+        fd.init(process_sets=sets)
+    assert not fd.is_initialized()
+    fd.init()
+    check()
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.usefixtures("_down")
+def test_a_communicator_of_outsiders_on_one_rank():
+    """Only this rank can see it; the others would wait for it in the middle of the registration."""
+    pair = WORLD.Split(int(WORLD.Get_rank() < 2), WORLD.Get_rank())
+    if WORLD.Get_rank() < 2:
+        comm = pair if WORLD.Get_rank() == 0 else WORLD
+        with pytest.raises(
+            ValueError, match="rank 1: ValueError: the communicator holds processes"
+        ):
+            fd.init(comm=[0, 1], process_sets=[fd.ProcessSet(comm)])
+        assert not fd.is_initialized()
+        fd.init(comm=[0, 1])
+        check()
+
+
+@pytest.mark.usefixtures("_down")
+def test_a_warning_that_is_an_error_leaves_nothing(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(Warning, match="rank 0: RuntimeWarning: the launcher has bound"):
+            fd.init()
+    assert not fd.is_initialized()
+    monkeypatch.undo()
+    fd.init()
+    check()
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.usefixtures("_down")
+def test_an_error_of_any_class_is_told(monkeypatch):
+    """Classes that take no text, or that the others do not know."""
+
+    class Odd(Exception):
+        def __init__(self, a, b):
+            super().__init__(a, b)
+
+    def odd():
+        raise Odd(1, lambda: 2)
+
+    if WORLD.Get_rank() == 1:
+        monkeypatch.setattr("farandole.stacks.install", odd)
+    with pytest.raises(fd.FarandoleError, match="rank 1: Odd"):
+        fd.init()
+    monkeypatch.undo()
+    fd.init()
+    check()
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.usefixtures("_down")
+def test_a_rank_that_waits_in_shutdown_gives_up_in_the_end(monkeypatch):
+    """All hear whom it waited for: the ranks that have not left."""
+    monkeypatch.setenv("FARANDOLE_SHUTDOWN_TIMEOUT", "0.3")
+    fd.init()
+    stay = f"for rank(s 0.*{last() - 1}|s 0, {last() - 1}| 0) to leave too"
+    if fd.rank() == last():
+        with pytest.raises(fd.StallError, match=stay):
+            fd.shutdown()
+        assert not fd.is_initialized()
+        WORLD.Barrier()
+    else:
+        WORLD.Barrier()
+        with pytest.raises(fd.StallError, match=stay):
+            fd.allreduce(np.ones(1))
+        fd.shutdown()

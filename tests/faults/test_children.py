@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A child process of a rank that calls init() is refused, with the reason; the rank goes on.
+
+It inherits the launcher's variables, and would meet MPI a second time as the same rank.
+"""
+
+import re
+import subprocess
+
+import pytest
+
+from harness.mpirun import find_mpirun
+
+OPEN_MPI = "Open MPI" in subprocess.check_output([find_mpirun(), "--version"], text=True)
+once = pytest.mark.skipif(not OPEN_MPI, reason="Hydra takes each of its ranks into MPI once")
+
+HEAD = """
+import multiprocessing, os, subprocess, sys
+import numpy as np
+import farandole as fd
+
+def refused():
+    try:
+        fd.init()
+    except fd.ShutdownError as error:
+        return f"refused: {error}"
+    return f"a rank of {fd.size()}"
+
+def answer(queue):
+    queue.put(refused())
+"""
+
+BEGIN = """
+if __name__ == "__main__":
+    fd.init()
+    fd.barrier()
+"""
+
+END = """
+    assert fd.allreduce(np.ones(2), op=fd.Sum)[0] == fd.size()
+    print("fine", flush=True)
+"""
+
+CHILD = "import farandole as fd; fd.init()"
+
+WAYS = {
+    "subprocess": f"""
+    child = subprocess.run([sys.executable, "-c", {CHILD!r}], capture_output=True, text=True)
+    assert child.returncode == 1
+    print(child.stderr, flush=True)
+""",
+    "a shell between": f"""
+    command = [sys.executable, "-c", {CHILD!r}]
+    shell = ["sh", "-c", '"$@"; true', "sh"]
+    child = subprocess.run([*shell, *command], capture_output=True, text=True)
+    print(child.stderr, flush=True)
+""",
+    "spawn": """
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    child = context.Process(target=answer, args=(queue,))
+    child.start()
+    print(queue.get(timeout=60), flush=True)
+    child.join()
+""",
+    "a fork after shutdown": """
+    fd.shutdown()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=answer, args=(queue,))
+    child.start()
+    print(queue.get(timeout=60), flush=True)
+    child.join()
+    fd.init()
+""",
+    "DataLoader": """
+    from torch.utils.data import DataLoader
+    loader = DataLoader([1, 2], num_workers=1, timeout=60, multiprocessing_context="spawn",
+                        worker_init_fn=worker)
+    assert [int(x) for x in loader] == [1, 2]
+""",
+}
+
+WORKER = """
+def worker(number):
+    print(refused(), flush=True)
+"""
+
+
+FORKED = "a fork after shutdown"
+
+
+def check(out, ranks, way):
+    assert out.count("fine") == ranks, out
+    if way == FORKED:
+        assert len(re.findall("refused: this process was forked .* Remedy", out)) == ranks, out
+        return
+    for rank in range(ranks):
+        found = re.search(rf"process \d+ is a child of rank {rank} \(process \d+\).*", out)
+        assert found, out
+        assert "Remedy" in found[0]
+        assert "__main__" in found[0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_under_mpirun(mpi_ranks, way):
+    source = HEAD + WORKER + BEGIN + WAYS[way] + END
+    result = mpi_ranks(source, 2).finish(60).check()
+    check(result.out, 2, way)
+
+
+@pytest.mark.parametrize("way", ["subprocess", "spawn", FORKED])
+def test_without_mpi(fork_ranks, way):
+    job = fork_ranks(HEAD + WORKER + BEGIN + WAYS[way] + END, 2)
+    assert [r.returncode for r in job.finish(60)] == [0, 0], job.output()
+    check(job.output(), 2, way)
+
+
+def test_a_child_before_its_rank(mpi_ranks):
+    """MPI is the user's, by import alone; a fork would speak in its parent's name."""
+    source = (
+        HEAD
+        + WORKER
+        + """
+if __name__ == "__main__":
+    from mpi4py import MPI
+"""
+        + WAYS["a fork after shutdown"].replace("    fd.shutdown()\n", "")
+        + END
+    )
+    result = mpi_ranks(source, 2).finish(60).check()
+    assert result.out.count("refused: ") == 2, result.out
+    assert result.out.count("fine") == 2
+
+
+def test_a_child_with_no_launcher_is_a_world_of_its_own(mpi_ranks):
+    child = """
+    names = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
+    bare = {k: v for k, v in os.environ.items() if not k.startswith(names)}
+    out = subprocess.check_output(
+        [sys.executable, "-c", "import farandole as fd; fd.init(); print('alone: %d' % fd.size())"],
+        env=bare, text=True)
+    print(out, flush=True)
+"""
+    result = mpi_ranks(HEAD + BEGIN + child + END, 2).finish(60).check()
+    assert result.out.count("alone: 1") == 2, result.out
+    assert result.out.count("fine") == 2
+
+
+def test_a_job_within_a_rank(mpi_ranks):
+    """Another launcher makes ranks of its own."""
+    child = f"""
+    inner = "import farandole as fd; fd.init(); print('inner %d' % fd.size()); fd.shutdown()"
+    if fd.rank() == 0:
+        names = ("OMPI_COMM", "PMIX_", "PRTE_")
+        bare = {{k: v for k, v in os.environ.items() if not k.startswith(names)}}
+        command = [{find_mpirun()!r}, "-np", "2", sys.executable, "-c", inner]
+        out = subprocess.check_output(command, env=bare, text=True, timeout=60)
+        print(out, flush=True)
+    fd.barrier()
+"""
+    result = mpi_ranks(HEAD + BEGIN + child + END, 2).finish(100).check()
+    assert result.out.count("inner 2") == 2, result.out
+
+
+AGAIN = """
+import os, sys
+import farandole as fd
+fd.init()
+fd.barrier()
+print(f"round {len(sys.argv)}", flush=True)
+fd.shutdown()
+if len(sys.argv) == 1:
+    os.execv(sys.executable, [sys.executable, sys.argv[0], "again"])
+"""
+
+
+@once
+def test_a_process_that_becomes_another_program(mpi_ranks):
+    out = mpi_ranks(AGAIN, 2).finish(60).out
+    assert out.count("round 1") == out.count("round 2") == 2, out
+
+
+@once
+def test_programs_one_after_the_other(mpi_ranks, tmp_path):
+    """`mpirun bash -c 'python a.py; python b.py'`: b.py is no child of a.py."""
+    inner = tmp_path / "inner.py"
+    inner.write_text(
+        "import farandole as fd; fd.init(); fd.barrier(); print('one of %d' % fd.size())"
+    )
+    source = f"""
+import subprocess, sys
+for _ in range(2):
+    subprocess.run([sys.executable, {str(inner)!r}], check=True)
+"""
+    result = mpi_ranks(source, 2).finish(60).check()
+    assert result.out.count("one of 2") == 4, result.out

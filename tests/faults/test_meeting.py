@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that do not come to init(), or do not leave: nobody waits for ever, and they are named."""
+
+import re
+import signal
+import subprocess
+
+import pytest
+
+from harness.mpirun import find_mpirun
+
+OPEN_MPI = "Open MPI" in subprocess.check_output([find_mpirun(), "--version"], text=True)
+in_session = pytest.mark.skipif(not OPEN_MPI, reason="Hydra's ranks are in sessions of their own")
+
+# Ranks with MPI, but not yet with farandole.
+HEAD = """
+import os, signal, sys, threading
+from mpi4py import MPI
+import numpy as np
+import farandole as fd
+
+WORLD = MPI.COMM_WORLD
+rank = WORLD.Get_rank()
+
+def wait_for_ever():
+    threading.Event().wait()
+
+def expect(kind):
+    try:
+        fd.init()
+    except kind as error:
+        print(f"rank {rank} got {type(error).__name__}: {error}", flush=True)
+        assert not fd.is_initialized()
+        raise
+
+def check():
+    assert fd.allreduce(np.ones(1), op=fd.Sum)[0] == fd.size()
+    print(f"rank {rank} is fine", flush=True)
+"""
+
+LIMIT = {"FARANDOLE_INIT_TIMEOUT": "2"}
+NAMED = "did not come to the meeting of all ranks within 2 s.*FARANDOLE_INIT_TIMEOUT"
+
+
+def check_named(out, who, missing):
+    for rank in who:
+        found = re.search(rf"rank {rank} got StallError: init\(\): (.*)", out)
+        assert found, out
+        assert re.match(f"{missing} (did not come|came)", found[1]), out
+    assert re.search(NAMED, out), out
+
+
+@pytest.mark.parametrize("absence", ["wait_for_ever()", "os.kill(os.getpid(), signal.SIGSTOP)"])
+def test_a_rank_that_never_comes(mpi_ranks, absence):
+    source = HEAD + f"if rank == 1:\n    {absence}\nelse:\n    expect(fd.StallError)\n"
+    result = mpi_ranks(source, 3, LIMIT).finish(60)
+    check_named(result.out, [0, 2], "rank 1")
+    assert result.returncode != 0
+
+
+def test_rank_0_never_comes(mpi_ranks):
+    source = HEAD + "if rank < 2:\n    wait_for_ever()\nelse:\n    expect(fd.StallError)\n"
+    result = mpi_ranks(source, 4, LIMIT).finish(60)
+    check_named(result.out, [2, 3], "ranks 0, 1")
+
+
+def test_a_rank_that_does_not_even_start_mpi(mpi_ranks):
+    source = """
+import os, threading
+import farandole as fd
+if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
+    threading.Event().wait()
+fd.init()
+"""
+    result = mpi_ranks(source, 2, LIMIT).finish(60)
+    assert "has waited 2 s in MPI_Init for the 2 ranks of this job" in result.out, result.out
+    assert result.returncode != 0
+
+
+def test_a_rank_that_never_comes_to_the_others_communicator(mpi_ranks):
+    source = (
+        HEAD
+        + """
+half = WORLD.Split(int(rank < 3), rank)
+if rank == 1:
+    wait_for_ever()
+if rank < 3:
+    try:
+        fd.init(comm=half if sys.argv[1:] else [0, 1, 2])
+    except fd.StallError as error:
+        print(f"rank {rank} got StallError: {error}", flush=True)
+        raise
+wait_for_ever()
+"""
+    )
+    for change in (source, source.replace("if sys.argv[1:]", "if True")):
+        result = mpi_ranks(change, 4, LIMIT).finish(60)
+        check_named(result.out, [0, 2], "rank 1")
+
+
+def test_trying_again_with_a_rank_that_comes_late(mpi_ranks):
+    source = (
+        HEAD
+        + """
+if rank == 0:
+    try:
+        fd.init()
+    except fd.StallError as error:
+        assert "rank 1 did not come" in str(error), error
+    WORLD.send("gave up", 1)
+else:
+    WORLD.recv(source=0)
+for _ in range(3):
+    fd.init()
+    check()
+    fd.shutdown()
+"""
+    )
+    result = mpi_ranks(source, 2, LIMIT).finish(60).check()
+    assert result.out.count("is fine") == 6, result.out
+
+
+@in_session
+def test_a_rank_that_is_interrupted_in_init(mpi_ranks):
+    source = (
+        HEAD
+        + """
+signal.signal(signal.SIGINT, signal.default_int_handler)
+if rank == 2:
+    wait_for_ever()
+print(f"rank {rank} is process {os.getpid()}.", flush=True)
+if rank == 0:
+    expect(fd.PeerError)
+fd.init()
+"""
+    )
+    job = mpi_ranks(source, 3, {"FARANDOLE_INIT_TIMEOUT": "100"})
+    job.process.wait_for_output("rank 0 is")
+    job.process.wait_for_output("rank 1 is")
+    pid = int(re.search(r"rank 1 is process (\d+)", job.process.output)[1])
+    job.kill_rank(pid, signal.SIGINT)
+    result = job.finish(60)
+    assert "rank 0 got PeerError: init(): rank 1 failed there: KeyboardInterrupt" in result.out
+
+
+BETWEEN = """
+import farandole.runtime
+if rank == 1:
+    def between(*_):
+        {ends}
+    farandole.runtime._with_world = between
+expect(fd.PeerError)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        ("sys.exit(3)", "SystemExit: 3"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("raise LookupError('of its own')", "LookupError: 'of its own'|LookupError: of its own"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", None),
+        ("os._exit(0)", None),
+    ],
+)
+def test_a_rank_that_ends_between_two_steps_of_init(mpi_ranks, ends, text):
+    result = mpi_ranks(HEAD + BETWEEN.format(ends=ends), 2, LIMIT).finish(60)
+    if text is not None:  # else MPI's launcher ends the others
+        assert re.search(f"rank 0 got PeerError: init.*{text}", result.out), result.out
+    assert result.returncode != 0 or (ends == "os._exit(0)" and not OPEN_MPI)
+
+
+def test_a_rank_that_stops_between_two_steps_of_init(mpi_ranks):
+    between = BETWEEN.replace("PeerError", "StallError")
+    ends = "os.kill(os.getpid(), signal.SIGSTOP)"
+    result = mpi_ranks(HEAD + between.format(ends=ends), 2, LIMIT).finish(60)
+    check_named(result.out, [0], "rank 1")
+
+
+def test_a_rank_that_never_comes_without_mpi(fork_ranks):
+    source = """
+import os, threading
+import farandole as fd
+if os.environ["FARANDOLE_RANK"] in "13":
+    threading.Event().wait()
+try:
+    fd.init()
+except fd.StallError as error:
+    print(f"rank {os.environ['FARANDOLE_RANK']} got StallError: {error}", flush=True)
+"""
+    job = fork_ranks(source, 4, LIMIT)
+    for rank in (0, 2):
+        job.ranks[rank].wait_for_output("got StallError")
+        job.kill(rank + 1)
+    job.finish(60)
+    assert re.search(f"rank 1, rank 3 {NAMED}", job.output()), job.output()
+
+
+def test_a_rank_that_does_not_leave(mpi_ranks):
+    source = (
+        HEAD
+        + """
+fd.init()
+if rank == 0:
+    try:
+        fd.shutdown()
+    except fd.StallError as error:
+        print(f"rank {rank} got StallError: {error}", flush=True)
+    assert not fd.is_initialized()
+    WORLD.send("gave up", 1)
+else:
+    WORLD.recv(source=0)
+    try:
+        fd.allreduce(np.ones(1))
+    except fd.StallError as error:
+        print(f"rank {rank} got StallError: {error}", flush=True)
+    fd.shutdown()
+fd.init()
+check()
+"""
+    )
+    result = mpi_ranks(source, 2, {"FARANDOLE_SHUTDOWN_TIMEOUT": "0.5"}).finish(60).check()
+    said = "got StallError: rank 0 waited in shutdown.*for rank 1 to leave too"
+    assert len(re.findall(said, result.out)) == 2, result.out
+    assert result.out.count("is fine") == 2, result.out
+
+
+@in_session
+def test_shutdown_is_interrupted(mpi_ranks):
+    source = (
+        HEAD
+        + """
+signal.signal(signal.SIGINT, signal.default_int_handler)
+fd.init()
+fd.barrier()
+if rank == 0:
+    try:
+        print(f"rank {rank} is process {os.getpid()}.", flush=True)
+        fd.shutdown()
+    except KeyboardInterrupt:
+        fd.shutdown()
+        print("interrupted", flush=True)
+    assert not fd.is_initialized()
+    WORLD.send("interrupted", 1)
+else:
+    WORLD.recv(source=0)
+    try:
+        fd.allreduce(np.ones(1))
+    except fd.FarandoleError as error:
+        print(f"rank {rank} got {error}", flush=True)
+    fd.shutdown()
+fd.init()
+check()
+"""
+    )
+    job = mpi_ranks(source, 2)
+    job.process.wait_for_output("rank 0 is process")
+    pid = int(re.search(r"rank 0 is process (\d+)", job.process.output)[1])
+    job.kill_rank(pid, signal.SIGINT)
+    result = job.finish(60).check()
+    assert "interrupted" in result.out
+    assert "rank 1 got" in result.out
+    assert result.out.count("is fine") == 2, result.out

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""shutdown() and init() while an optimizer has gradients in flight: it goes on as if new."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import farandole.torch as hvd
+
+pytestmark = pytest.mark.ranks(2, 4)
+
+STEPS = 3
+
+
+class Training:
+    """A net whose gradients differ by rank and step; `plain` takes the same steps by hand."""
+
+    def __init__(self, **options: Any) -> None:
+        torch.manual_seed(5)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.plain = [p.detach().clone() for p in self.model.parameters()]
+        self.optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(self.model.parameters(), lr=0.1),
+            named_parameters=self.model.named_parameters(),
+            **options,
+        )
+
+    def loss(self, step: int, rank: int) -> torch.Tensor:
+        x = torch.randn(6, 4, generator=torch.Generator().manual_seed(100 * step + rank))
+        return self.model(x).pow(2).sum()
+
+    def gradients(self, step: int) -> list[torch.Tensor]:
+        """The average over all ranks, worked out on each of them."""
+        found = [
+            torch.autograd.grad(self.loss(step, rank), list(self.model.parameters()))
+            for rank in range(hvd.size())
+        ]
+        return [torch.stack(one).mean(0) for one in zip(*found, strict=True)]
+
+    def step(self, step: int) -> None:
+        expected = self.gradients(step)
+        before = [p.detach().clone() for p in self.model.parameters()]
+        self.optimizer.zero_grad()
+        self.loss(step, hvd.rank()).backward()
+        self.optimizer.step()
+        for p, old, gradient in zip(self.model.parameters(), before, expected, strict=True):
+            torch.testing.assert_close(p.detach(), old - 0.1 * gradient)
+
+
+def restart() -> None:
+    hvd.shutdown()
+    hvd.init()
+
+
+def check_equal_models(training: Training) -> None:
+    own = [p.detach().tolist() for p in training.model.parameters()]
+    assert hvd.allgather_object(own) == [own] * hvd.size()
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "bucket view": {"gradient_as_bucket_view": True},
+    "compressed": {"compression": hvd.Compression.fp16},
+    "groups": {"groups": 2},
+}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in OPTIONS if kind != "compressed"])
+def test_zero_grad_after_a_restart(kind: str) -> None:
+    training = Training(**OPTIONS[kind])
+    training.step(0)
+    training.loss(1, hvd.rank()).backward()  # in flight, or done: nobody has waited
+    restart()
+    for step in range(2, 2 + STEPS):
+        training.step(step)  # begins with zero_grad()
+    check_equal_models(training)
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_step_after_a_restart(kind: str) -> None:
+    """What was in flight is gone, on all ranks alike: step() reduces the gradients that are there,
+    which are the rank's own, or the average already, as they were when the job ended."""
+    training = Training(**OPTIONS[kind])
+    training.optimizer.zero_grad()
+    training.loss(1, hvd.rank()).backward()
+    restart()
+    training.optimizer.step()
+    check_equal_models(training)
+    if kind != "compressed":
+        for step in range(2, 2 + STEPS):
+            training.step(step)
+        check_equal_models(training)
+
+
+def test_one_rank_has_not_begun_its_backward_pass() -> None:
+    """The others' gradients can't complete: they are in flight for sure when the job ends."""
+    training = Training()
+    training.step(0)
+    training.optimizer.zero_grad()
+    if hvd.rank() != hvd.size() - 1:
+        training.loss(1, hvd.rank()).backward()
+    restart()
+    for step in range(2, 2 + STEPS):
+        training.step(step)
+    check_equal_models(training)
+
+
+def test_step_after_a_restart_with_gradients_that_never_met() -> None:
+    """Each rank's own gradients are whole: the next step() averages them, as if they were new."""
+    training = Training()
+    expected = training.gradients(1)
+    before = [p.detach().clone() for p in training.model.parameters()]
+    training.optimizer.zero_grad()
+    last = hvd.rank() == hvd.size() - 1
+    if not last:
+        training.loss(1, hvd.rank()).backward()
+    restart()
+    if last:
+        training.loss(1, hvd.rank()).backward()
+    training.optimizer.step()
+    for p, old, gradient in zip(training.model.parameters(), before, expected, strict=True):
+        torch.testing.assert_close(p.detach(), old - 0.1 * gradient)
+    check_equal_models(training)
+
+
+def test_synchronize_after_a_restart() -> None:
+    training = Training()
+    training.loss(1, hvd.rank()).backward()
+    restart()
+    training.optimizer.zero_grad()
+    training.loss(2, hvd.rank()).backward()
+    training.optimizer.synchronize()
+    with training.optimizer.skip_synchronize():
+        training.optimizer.step()
+    check_equal_models(training)
+
+
+def test_an_optimizer_that_went_away_in_flight() -> None:
+    """The next one, made after the restart, finds nothing of it in its way."""
+    training = Training()
+    training.loss(1, hvd.rank()).backward()
+    del training
+    restart()
+    after = Training()
+    for step in range(STEPS):
+        after.step(step)
+    check_equal_models(after)
