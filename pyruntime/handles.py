@@ -270,6 +270,8 @@ def take(number: int, buffer: Buffer, stream: int) -> tuple[Memory | CudaArray, 
     shape = tuple(result.shape[0 : result.ndim])
     received = tuple(result.received[0 : result.n_received])
     pointer = lib.farandole_take(number)
+    if pointer == ffi.NULL:
+        raise error(lib.farandole_error_code())
     if buffer.device >= 0:
         return CudaArray.taken(pointer, buffer.dtype, shape, buffer.device, stream), received
     return Memory(pointer, buffer.dtype, shape), received

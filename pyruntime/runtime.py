@@ -12,12 +12,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from farandole import bootstrap, leaving, prometheus, requests, stacks
+from farandole import bootstrap, leases, leaving, prometheus, requests, stacks
 from farandole._library import check_count, ffi, lib
 from farandole._library import error as core_error
 from farandole.errors import FarandoleError
 from farandole.installed import nvidia_folders
-from farandole.leases import sweep
 from farandole.process_sets import ProcessSet, add_process_set, forget_all
 from farandole.topology import local_size
 
@@ -104,7 +103,6 @@ def _undo(meeting: _Meeting, reason: BaseException) -> None:
     with contextlib.suppress(Exception):  # `reason` is the error to raise
         _leave_core(leaving.describe(reason))
     forget_all()
-    sweep()
     if meeting.agreed:
         goodbye = bootstrap.Farewell(bootstrap.Coming.PERHAPS, leaving.describe(reason))
         meeting.job.close(goodbye, failed=False, broken=False)
@@ -258,7 +256,8 @@ def _leave(farewell: bootstrap.Farewell, failed: bool, cause: str = "") -> None:
             interrupt = reason
             failure = _leave_core(leaving.describe(reason))
         forget_all()
-        sweep()
+        if not lib.farandole_initialized():  # else threads of the core may still be at work
+            leases.restart()
         broken |= failure is not None or interrupt is not None
         _parting = job.close(farewell, failed, broken)
     if interrupt is not None:

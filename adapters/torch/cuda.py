@@ -68,7 +68,7 @@ def join(handles: Sequence[int], gradients: Iterable[Gradient]) -> None:
     gpu_handle.join_stream(handles, stream)
     for gradient in gradients:
         if gradient.encoding.stream != stream:
-            _note_use(gradient.memory())
+            _note_use((gradient.wire, gradient.input))
 
 
 def _note_use(tensors: Iterable[Tensor | None]) -> None:

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +13,10 @@ from farandole.buffers import NOWHERE
 from farandole.handles import is_absent
 from farandole.leases import lend
 from farandole.torch import cuda
+from farandole.torch.accumulation import AccumulationHooks
+from farandole.torch.aliases import has_own_memory, is_left_alone, overlap, twins_text
 from farandole.torch.bucket_view import Place
+from farandole.torch.delivered import Delivered
 from farandole.torch.encoding import Encoding
 from farandole.torch.kind import address_of
 from farandole.torch.pending import PendingGrad
@@ -24,55 +25,24 @@ from farandole.torch.rows import Rows
 if TYPE_CHECKING:
     from farandole.torch.reducer import Reducer
 
-__all__ = ["Gradient", "twins_text"]
+__all__ = ["Gradient"]
 
-_users: Callable[[int], int] = torch._C._storage_Use_Count
-_ALONE = 2  # users of a storage: one tensor, and the object that asks
 _NOT_KEPT = 2  # references to a PendingGrad: the gradient's own, and the question's
-
-
-def _none() -> None:
-    return None
 
 
 class Gradient:
     """Reduces `.grad` in place, from the hook of its last accumulation until `settle`.
 
     Meanwhile `.grad` is a PendingGrad: neither the user nor autograd can touch memory that is
-    being reduced. What arrives again is kept apart (`_late`), and so is what was reduced before
+    being reduced. What arrives again is kept apart (`late`), and so is what was reduced before
     (`_base`): a sum would count it once per rank.
     """
 
     __slots__ = (
-        "__weakref__",
-        "_base",
-        "_base_divisor",
-        "_delivered",
-        "_divisor",
-        "_fresh",
-        "_graphed",
-        "_hooks",
-        "_input",
-        "_late",
-        "_node",
-        "_pending",
-        "_sent_version",
-        "_shown",
-        "_sum",
-        "_turn",
-        "_unsent",
-        "_version",
-        "_wire",
-        "absent",
-        "encoding",
-        "handle",
-        "left",
-        "lost",
-        "name",
-        "parameter",
-        "place",
-        "reducer",
-        "sparse_dim",
+        *("__weakref__", "_base", "_base_divisor", "_divisor", "_fresh", "_graphed"),
+        *("_hooks", "_pending", "_sent_version", "_shown", "_sum", "_unsent", "absent"),
+        *("delivered", "encoding", "handle", "input", "late", "left", "lost", "name"),
+        *("parameter", "place", "reducer", "sparse_dim", "wire"),
     )
 
     def __init__(self, reducer: Reducer, parameter: Tensor, name: str, encoding: Encoding) -> None:
@@ -81,8 +51,7 @@ class Gradient:
         self.parameter = parameter
         self.name = name
         self.encoding: Encoding | Rows = encoding
-        self._node: Any = None  # of autograd, that accumulates into `.grad`
-        self._hooks: list[Callable[[], None]] = []
+        self._hooks: AccumulationHooks | None = None
         self.place: Place | None = None  # where the gradient is to lie
         self.lost = False  # a newer optimizer reduces it
         self.left = reducer.passes  # arrivals until it is sent
@@ -94,18 +63,16 @@ class Gradient:
         self._pending = PendingGrad(self)
         self._shown: Tensor | None = None  # what .grad is unless the user has changed it
         self._unsent: Tensor | None = None  # what .grad was when it was sent
-        self._wire: Tensor | None = None  # on the wire; the result comes into it
-        self._input: Tensor | None = None  # what is sent, where that is another tensor
+        self.wire: Tensor | None = None  # on the wire; the result comes into it
+        self.input: Tensor | None = None  # what is sent, where that is another tensor
         # Of the wire, if it is the gradient itself, which the user may have at hand.
         self._sent_version: int | None = None
-        self._late: Tensor | None = None  # arrived again after it was sent
+        self.late: Tensor | None = None  # arrived again after it was sent
         self._base: Tensor | None = None  # reduced before: the result is added to it
         self._sum: Tensor | None = None  # of base and result, until it is delivered
         self._graphed: Tensor | None = None  # a CUDA graph writes here, and nobody hears of it
         self._divisor = self._base_divisor = 1  # of what is sent, or was: see Passes
-        # The last result that has become .grad, and the optimizer's step in which it did:
-        self._delivered: Callable[[], Tensor | None] = _none
-        self._turn = self._version = -1
+        self.delivered = Delivered()
 
     def lie_at(self, place: Place | None) -> None:
         """Where its results come from now on; None: where torch has put it."""
@@ -116,26 +83,13 @@ class Gradient:
     # ---- hooks
 
     def hook(self) -> None:
-        """Begins to listen; the parameter requires a gradient.
-
-        Before an accumulation it is the node that is listened to: hooks of the tensor itself also
-        run for torch.autograd.grad, which accumulates nothing.
-        """
-        after: Any = self.parameter.register_post_accumulate_grad_hook
-        self._hooks = [self._hook_node(), after(self.arrived).remove]
-
-    def _hook_node(self) -> Callable[[], None]:
-        parameter: Any = self.parameter
-        with torch.inference_mode(False), torch.enable_grad():
-            self._node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-        remove: Callable[[], None] = self._node.register_prehook(self.before).remove
-        return remove
+        """Begins to listen; the parameter requires a gradient."""
+        self._hooks = AccumulationHooks(self.parameter, self.before, self.arrived)
 
     def unhook(self) -> None:
         """Listens no more, for good."""
-        while self._hooks:
-            self._hooks.pop()()
-        self._node = None
+        if self._hooks is not None:
+            self._hooks.remove()
         self.lost = True
 
     def before(self, _gradients: Any) -> None:
@@ -146,7 +100,7 @@ class Gradient:
                 self._base = None
                 self._fresh = True
                 return
-            self._fresh = self._is_delivered(grad)
+            self._fresh = self.delivered.holds(grad, self.reducer.turn)
             if self._fresh:
                 self._set_aside(grad)
                 self.parameter.grad = None
@@ -155,7 +109,7 @@ class Gradient:
             self._fresh = self.parameter.grad is None
         else:
             self.reducer.check_not_promised()
-            waiting = self._unsent if self.sparse_dim else self._late
+            waiting = self._unsent if self.sparse_dim else self.late
             self._fresh = waiting is None
             self._shown = self.parameter.grad = waiting
 
@@ -174,13 +128,13 @@ class Gradient:
                 if not fresh:  # the user may have it at hand
                     reducer.take(pointer, self)
                     self._sent_version = grad._version
-                if (not fresh or _users(storage._cdata) == _ALONE) and pointer and self._show():
+                if (not fresh or has_own_memory(storage)) and pointer and self._show():
                     try:
                         self.handle = lend(start, pointer, pointer, storage)
                     except BaseException:
                         parameter.grad = grad
                         raise
-                    self._wire = self._unsent = grad
+                    self.wire = self._unsent = grad
                     reducer.sent.append(self)
                     return
                 parameter.grad = grad
@@ -190,17 +144,19 @@ class Gradient:
         """The long way, for whatever is not sent at once and as it is."""
         reducer, parameter = self.reducer, self.parameter
         if fresh is None:  # the parameter has become another one for autograd: `p.data = x`
-            self._hooks[0]()
-            self._hooks[0] = self._hook_node()
-        if fresh and parameter.grad is not None:
-            self._unshare(parameter.grad)
+            assert self._hooks is not None
+            self._hooks.follow()
+        grad = parameter.grad
+        dense = fresh and grad is not None and grad.layout is torch.strided
+        if dense and grad is not None and not has_own_memory(grad.untyped_storage()):
+            parameter.grad = grad.detach().clone()
         if reducer.mean:
             reducer.counted.note()
         if self.handle is not None:
             if self.sparse_dim:
                 self._unsent = parameter.grad
             else:
-                self._late = parameter.grad
+                self.late = parameter.grad
             reducer.regular = False
             self._show()
         elif not reducer.holding:
@@ -209,15 +165,6 @@ class Gradient:
                 self._send(parameter.grad)
         elif cuda.is_capturing(parameter):
             self._graphed = parameter.grad
-
-    def _unshare(self, grad: Tensor) -> None:
-        """Gives `.grad` memory of its own.
-
-        Where gradients pass through views only, torch lets those of several parameters, or the
-        tensor that the user gave to backward(), share their memory.
-        """
-        if grad.layout is torch.strided and _users(grad.untyped_storage()._cdata) > _ALONE:
-            self.parameter.grad = grad.detach().clone()
 
     def _show(self) -> bool:
         """Makes `.grad` a PendingGrad. False: the parameter's form is another one than before."""
@@ -248,14 +195,14 @@ class Gradient:
         if wire is None:
             self._send_without(grad)
             return
-        self._wire, self._unsent = wire, grad
+        self.wire, self._unsent = wire, grad
         self._sent_version = wire._version if wire is grad else None
         target = address_of(wire)
         reducer.take(target, self)
         if self.place is not None:
             target = self._send_to(self.place) or target
-        source = target if self._input is None else address_of(self._input)
-        memory = self._wire.untyped_storage(), wire.untyped_storage()
+        source = target if self.input is None else address_of(self.input)
+        memory = self.wire.untyped_storage(), wire.untyped_storage()
         self.handle = encoding.submit(source, target, memory)
         reducer.sent.append(self)
         self.left = reducer.passes
@@ -268,7 +215,7 @@ class Gradient:
         """
         if self._base is not None:
             self._base = place.vacate(self._base)
-        grad = self._wire
+        grad = self.wire
         if grad is None or grad is not self._unsent or place.holds(grad) or grad is self._graphed:
             return 0
         if self._base is place.tensor or not place.fits(grad):
@@ -280,14 +227,14 @@ class Gradient:
             self._unsent = tensor
             self._sent_version = tensor._version
         else:
-            self._input = grad
-        self._wire = tensor
+            self.input = grad
+        self.wire = tensor
         return place.pointer
 
     def send_rest(self, keep: bool) -> None:
         """Before a window closes: sends what has not been sent, or that there is nothing."""
         grad = self.parameter.grad
-        if keep and grad is not None and not self._is_delivered(grad):
+        if keep and grad is not None and not self.delivered.holds(grad, self.reducer.turn):
             self._send(grad)
             return
         self._shown = grad
@@ -305,8 +252,8 @@ class Gradient:
         self.absent = True
         output, memory = 0, None
         if receive:
-            self._wire = memory = self.encoding.receive(self.parameter)
-            output = address_of(self._wire)
+            self.wire = memory = self.encoding.receive(self.parameter)
+            output = address_of(self.wire)
         else:
             self.encoding.ensure(self.parameter)
         self.handle = self.encoding.submit(0, output, memory)
@@ -327,15 +274,15 @@ class Gradient:
         Not `keep`: the window is dropped; what was reset or not sent stays as it is. Returns a
         complaint where somebody wrote into the gradient while it was reduced.
         """
-        parameter, wire = self.parameter, self._wire
-        alone = wire is self._unsent and self._base is None and self._late is None
-        if alone and wire is not None and parameter.grad is self._pending:
-            if self._divisor == divisor:  # the ordinary case
-                parameter.grad = wire
-                complaint = None if self._sent_version is None else self._complaint()
-                self._deliver(wire)
-                self.handle = self._wire = self._unsent = self._sent_version = None
-                return complaint
+        parameter, wire = self.parameter, self.wire
+        alone = wire is self._unsent and self._base is None and self.late is None
+        ordinary = alone and wire is not None and self._divisor == divisor
+        if ordinary and parameter.grad is self._pending:
+            parameter.grad = wire
+            complaint = None if self._sent_version is None else self._complaint()
+            self._deliver(wire)
+            self.handle = self.wire = self._unsent = self._sent_version = None
+            return complaint
         complaint = self._settle_rest(parameter.grad, keep)
         self._divisor = divisor
         self._leave_window()
@@ -343,8 +290,7 @@ class Gradient:
 
     def _deliver(self, grad: Tensor) -> None:
         """`grad` has become `.grad`: remembers it."""
-        self._delivered = _none if grad is self._graphed else weakref.ref(grad)
-        self._turn, self._version = self.reducer.turn, grad._version
+        self.delivered.note(None if grad is self._graphed else grad, self.reducer.turn)
         self._shown = None
         if sys.getrefcount(self._pending) > _NOT_KEPT:  # whoever has it shall see this result
             self._pending._result = grad
@@ -372,9 +318,10 @@ class Gradient:
             return self._text("replaced") if replaced else None
         complaint = self._complaint()
         total = self._total()
-        if self._late is not None:
-            self.parameter.grad, self._base = self._late, total
-            self._base_divisor, self._turn = self.reducer.divisor, self.reducer.turn
+        if self.late is not None:
+            self.parameter.grad, self._base = self.late, total
+            self._base_divisor = self.reducer.divisor
+            self.delivered.note(None, self.reducer.turn)
             self.reducer.again = True
             return complaint
         if grad is not total:
@@ -389,18 +336,18 @@ class Gradient:
         base, place, nothing = self._base, self.place, self.absent and is_absent(self.handle or 0)
         if self._sum is None:
             divisor = self.reducer.divisor
-            if base is not None and self._turn == self.reducer.turn:
+            if base is not None and self.delivered.turn == self.reducer.turn:
                 base = _scaled(base, self._base_divisor / divisor)
             if not nothing:
-                assert self._wire is not None
-                result = self.encoding.decode(self._wire, self.handle or 0)
+                assert self.wire is not None
+                result = self.encoding.decode(self.wire, self.handle or 0)
                 result = _scaled(result, self._divisor / divisor)
                 base = result if base is None else base + result
             self._sum = base
         total, into = self._sum, self._base
-        if into is None and not (self.absent or self._late is not None or self._input is not None):
+        if into is None and not (self.absent or self.late is not None or self.input is not None):
             into = self._unsent
-        elif into is not None and place is not None and self._wire is place.tensor:
+        elif into is not None and place is not None and self.wire is place.tensor:
             into = place.tensor
         if total is None or into is None or total is into or into.layout is not total.layout:
             return total
@@ -408,7 +355,7 @@ class Gradient:
 
     def _leave_window(self) -> None:
         self.absent, self.sparse_dim = False, 0
-        self._wire = self._unsent = self._input = self._late = self._sum = self._shown = None
+        self.wire = self._unsent = self.input = self.late = self._sum = self._shown = None
         self._sent_version = None
         self.handle = None
 
@@ -441,10 +388,6 @@ class Gradient:
         grad = self.parameter.grad
         return self.handle is not None and grad is not None and grad is self._shown
 
-    def is_late(self) -> bool:
-        """Whether it has arrived again after it was sent."""
-        return self._late is not None
-
     def touched(self) -> Tensor:
         """The user needs `.grad`, which is pending. Raises RuntimeError in a backward pass."""
         if torch._C._current_graph_task_id() >= 0:
@@ -460,48 +403,22 @@ class Gradient:
             raise RuntimeError(f"the gradient of {self.name} has been reset before it was reduced")
         return grad
 
-    def memory(self) -> tuple[Tensor | None, Tensor | None]:
-        """The memory under reduction."""
-        return self._wire, self._input
-
-    def note_version(self) -> None:
-        """The optimizer has stepped: what is written to `.grad` from now on is a new gradient."""
-        grad = self._delivered()
-        if grad is not None:
-            self._version = grad._version
-
     def divisors(self) -> tuple[int, int]:
         """Of what it has sent, and of what was reduced before in this step; 0: nothing."""
-        base = self._base is not None and self._turn == self.reducer.turn
+        base = self._base is not None and self.delivered.turn == self.reducer.turn
         return 0 if self.absent else self._divisor, self._base_divisor if base else 0
 
-    def _is_delivered(self, grad: Tensor) -> bool:
-        """Whether `.grad` is the last result: until the next step() whatever the user does to it,
-        from then on as long as nobody has written to it."""
-        if grad is not self._delivered():
-            return False
-        return self._turn == self.reducer.turn or grad._version == self._version
-
     def _complaint(self) -> str | None:
-        """Somebody wrote to a gradient on its way: that is all right where it was autograd, to a
-        neighbour. Views of one flat buffer have one version in common."""
-        wire, sent = self._wire, self._sent_version
-        if sent is None or wire is None or wire._version == sent:
+        """Somebody wrote to a gradient on its way."""
+        wire, version = self.wire, self._sent_version
+        if wire is None or version is None or wire._version == version:
             return None
-        others = [g for g in self.reducer.sent if g is not self and g._wire is not None]
-        twins = [g.name for g in others if g._overlaps(wire)]
-        if twins:
-            return twins_text(self.name, twins[0])
-        versions = [g._sent_version or 0 for g in others if _base_of(g._wire) is _base_of(wire)]
-        return None if max([sent, *versions]) == wire._version else self._text("changed")
-
-    def _overlaps(self, grad: Tensor) -> bool:
-        """Whether what is on the wire is part of `grad`'s memory, or the other way round."""
-        own = self._wire
-        if own is None or own.layout is not torch.strided or grad.layout is not torch.strided:
-            return False
-        begin, other = own.data_ptr(), grad.data_ptr()
-        return begin < other + grad.nbytes and other < begin + own.nbytes
+        others = [g for g in self.reducer.sent if g is not self]
+        for other in others:
+            if other.wire is not None and overlap(other.wire, wire):
+                return twins_text(self.name, other.name)
+        left = is_left_alone((wire, version), ((g.wire, g._sent_version) for g in others))
+        return None if left else self._text("changed")
 
     def _text(self, what: str) -> str:
         return (
@@ -509,19 +426,6 @@ class Gradient:
             "optimizer.synchronize() before replacing gradients between backward() and step() "
             "(to clip: optimizer.clip_grad_norm_(); to reset: optimizer.zero_grad())"
         )
-
-
-def twins_text(one: str, other: str) -> str:
-    """Of the error where two parameters have one gradient."""
-    return (
-        f"{one} and {other} have their gradients in the same memory; give each parameter a .grad "
-        "of its own"
-    )
-
-
-def _base_of(grad: Tensor | None) -> Tensor | None:
-    """Whose version a view has; `grad` itself, if it is no view."""
-    return grad if grad is None or grad._base is None else grad._base
 
 
 def _scaled(x: Tensor, factor: float) -> Tensor:

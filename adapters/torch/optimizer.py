@@ -16,8 +16,10 @@ from farandole.process_sets import ProcessSet, global_process_set, set_id
 from farandole.torch.adasum import Deltas, DeltaStep
 from farandole.torch.compression import Choice, Compression, chooser
 from farandole.torch.groups import Groups, assign
+from farandole.torch.kind import check_parameter
 from farandole.torch.names import default_name, parameter_names
-from farandole.torch.reducer import Reducer, Settings
+from farandole.torch.reducer import Reducer
+from farandole.torch.settings import Settings
 from farandole.torch.weights import factor_of
 
 __all__ = ["DistributedOptimizer"]
@@ -69,6 +71,9 @@ def DistributedOptimizer(
     _check(optimizer, op, gradient_predivide_factor, backward_passes_per_step, accumulate)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     names = parameter_names(optimizer, named_parameters)
+    for parameter, name in zip(parameters, names, strict=True):
+        if parameter.requires_grad:
+            check_parameter(parameter, name)
     alone = not process_set.included() or process_set.size() == 1
     if op == Adasum:
         if gradient_as_bucket_view:

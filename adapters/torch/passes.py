@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
 import torch
 
-__all__ = ["Passes"]
+__all__ = ["Passes", "fingerprint"]
 
 _BACKWARD = torch.autograd.backward.__code__
 
@@ -41,6 +41,18 @@ class Passes:
     def count_anew(self) -> None:
         """A step is over, or begins anew."""
         self.seen, self._task, self._pass = 0, -1, None
+
+
+def fingerprint(passes: int, divisors: Iterable[tuple[int, int]]) -> int:
+    """A number that is equal on ranks whose gradients have been divided alike.
+
+    `divisors`: of what each gradient has sent, and of what was reduced before in this step; 0:
+    nothing. Gives 0 where all were divided by `passes`: then ranks may differ in that.
+    """
+    pairs = list(divisors)
+    if all(sent in (0, passes) and before == 0 for sent, before in pairs):
+        return 0
+    return hash((passes, *pairs)) >> 8
 
 
 def _outermost() -> Any:

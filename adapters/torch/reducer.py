@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -21,14 +20,15 @@ from farandole.handles import explanation, is_under_way, stall, wait_until
 from farandole.ops import Average
 from farandole.requests import Call, Op
 from farandole.torch import cuda
+from farandole.torch.aliases import twins_text
 from farandole.torch.bucket_view import lay_out
 from farandole.torch.closing import ClosingWord, Statement
-from farandole.torch.compression import Compressor
 from farandole.torch.encoding import Encoding
-from farandole.torch.gradient import Gradient, twins_text
-from farandole.torch.passes import Passes
+from farandole.torch.gradient import Gradient
+from farandole.torch.passes import Passes, fingerprint
+from farandole.torch.settings import Settings
 
-__all__ = ["Reducer", "Settings"]
+__all__ = ["Reducer"]
 
 _MOST_NAMES = 4  # of gradients, in an error's text
 
@@ -38,19 +38,6 @@ _open: WeakSet[Reducer] = WeakSet()
 # Who reduces which parameter, by the parameter's id: two at once would spoil each other's memory.
 _owners: WeakValueDictionary[int, Gradient] = WeakValueDictionary()
 _scopes: Counter[tuple[int, int]] = Counter()
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What all gradients of one optimizer have in common."""
-
-    process_set: int
-    reduce_op: int
-    prescale: float
-    postscale: float
-    compressor_of: Callable[[str, Tensor], Compressor]
-    sparse_as_dense: bool
-    groups: dict[int, tuple[int, int]]  # parameter's id -> (group, its number of members)
 
 
 @dataclass(frozen=True)
@@ -243,7 +230,7 @@ class Reducer:
         self.counted.count_anew()
         if not self.averages:  # an average of averages is itself
             for gradient in self.gradients:
-                gradient.note_version()
+                gradient.delivered.stepped()
 
     def check_not_promised(self) -> None:
         """Raises RuntimeError if a synchronize() has passed its time and was not called again."""
@@ -291,21 +278,14 @@ class Reducer:
             self._joins, self._steps = joins, 0
         assert self._word is not None
         if self._word.handle is None:
-            equal = self._steps, len(self.sent), carried, self._divisors()
+            equal = self._steps, len(self.sent), carried, self._fingerprint()
             self._word.send(Statement(late, int(not keep), sparse, *equal))
         handles = [g.handle for g in self.sent if g.handle is not None]
         self._handles = leases.numbers_of(handles)
         self._dropping, self._closed = not keep, True
 
-    def _divisors(self) -> int:
-        """A number that is equal on ranks whose gradients were divided alike; 0: all by what they
-        are to be divided by, which ranks may differ in."""
-        if not self.mean:
-            return 0
-        divisors = [g.divisors() for g in self.gradients]
-        if all(sent in (0, self.divisor) and base == 0 for sent, base in divisors):
-            return 0
-        return hash((self.divisor, *divisors)) >> 8
+    def _fingerprint(self) -> int:
+        return fingerprint(self.divisor, (g.divisors() for g in self.gradients)) if self.mean else 0
 
     def _send_rest(self, keep: bool) -> tuple[int, int]:
         """What a Statement says of late and of sparse gradients."""
@@ -313,7 +293,7 @@ class Reducer:
         for number, gradient in enumerate(self.gradients):
             if gradient.handle is None and gradient.wanted():
                 gradient.send_rest(keep)
-            late += gradient.is_late()
+            late += gradient.late is not None
             if gradient.sparse_dim:
                 sparse = (number << 8) + gradient.sparse_dim
         return late, sparse
