@@ -35,7 +35,7 @@ _SLICE = 0.15  # seconds between looks at Python's signals: Ctrl-C works within 
 _ANSWER_SECONDS = 1.0  # that the coordinator may take to say whom a call waits for
 _EXPLANATION_BYTES = 1 << 14
 _OK, _PENDING = lib.FARANDOLE_OK, lib.FARANDOLE_PENDING
-_finish, _new_lock = lib.farandole_finish, threading.Lock
+_finish, _new_lock = lib.farandole_finish, threading.RLock
 _end_one, _epoch = leases.end_one, leases.epoch
 
 
@@ -91,12 +91,14 @@ class Handle(Generic[T]):
     @contextmanager
     def _one_at_a_time(self, limit: float | None) -> Iterator[None]:
         """Threads that wait for one handle queue up: the first gives the core's handle back."""
-        if not self._lock.acquire(timeout=-1 if limit is None else max(limit, 0.0)):
-            raise stall(str(self._what), limit)
-        try:
+        lock = self._lock
+        try:  # the handler of a signal may raise as soon as the lock is taken
+            if not lock.acquire(timeout=-1 if limit is None else max(limit, 0.0)):
+                raise stall(str(self._what), limit)
             yield
         finally:
-            self._lock.release()
+            if lock._is_owned():
+                lock.release()
 
     def map(self, change: Callable[[T], R]) -> Handle[R]:
         """This very handle, its result passed through `change`. Before anybody waits only."""
@@ -170,11 +172,14 @@ class OneHandle(Handle[T]):
 
     def wait(self, timeout: float | None = None) -> T:
         """As Handle.wait."""
-        if timeout is None and self._timeout is None and self._collect is None:
-            with self._lock:
-                numbers = self._numbers
-                ours = numbers is not None and self._epoch == _epoch()
-                if ours and _finish(numbers[0], _SLICE) == _OK:
+        with self._lock:
+            numbers = self._numbers
+            if numbers is not None and self._collect is None and self._epoch == _epoch():
+                plain = timeout is None and self._timeout is None
+                code = _finish(numbers[0], _SLICE) if plain else _PENDING
+                # A handle that the core does not know has come to its good end before, and the
+                # handler of a signal has raised then.
+                if code == _OK or lib.farandole_settled(numbers[0]) < 0:
                     self._numbers = None
                     _end_one(numbers[0], None)
                     return self._value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The closing word: what ranks tell each other once per optimizer step, in 88 bytes."""
+"""The closing word: what ranks tell each other once per optimizer step, in 104 bytes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class Statement(NamedTuple):
     tensors: int  # sent in the window
     carried: int  # gradients sent in a dropped window that belong to the next one
     divisors: int  # what gradients were divided by, where the window adds to an earlier one
+    reset: int  # which gradients the user has reset since they were sent; 0: none
 
 
 _LARGEST = 3  # fields that are the largest of all; the others are equal
@@ -35,6 +36,7 @@ _REMEDIES = {
     "steps": "do all ranks call step() and zero_grad() equally often?",
     "tensors": "do all ranks freeze or add the same parameters?",
     "carried": "do all ranks reset the same gradients?",
+    "reset": "reset gradients on all ranks alike, between backward() and step(), too",
     "divisors": "with accumulate='mean' all ranks make equally many backward passes in a step that "
     "has more than backward_passes_per_step",
 }

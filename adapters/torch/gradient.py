@@ -268,16 +268,21 @@ class Gradient:
 
     # ---- settling: each of these may run again where an exception of a signal handler ended it
 
-    def settle(self, keep: bool, divisor: int) -> str | None:
-        """Takes the finished result into `.grad`; `divisor` is the reducer's.
+    def settle(self, keep: bool, divisor: int, intact: bool) -> str | None:
+        """Takes the finished result into `.grad`; `divisor` is the reducer's, `intact` says that
+        the user has not just reset anything.
 
         Not `keep`: the window is dropped; what was reset or not sent stays as it is. Returns a
         complaint where somebody wrote into the gradient while it was reduced.
         """
         parameter, wire = self.parameter, self.wire
         alone = wire is self._unsent and self._base is None and self.late is None
-        ordinary = alone and wire is not None and self._divisor == divisor
-        if ordinary and parameter.grad is self._pending:
+        if (
+            wire is not None
+            and alone
+            and self._divisor == divisor
+            and (intact or not self.is_reset())
+        ):
             parameter.grad = wire
             complaint = None if self._sent_version is None else self._complaint()
             self._deliver(wire)
@@ -382,6 +387,10 @@ class Gradient:
                 f"{self.name} belongs to a newer DistributedOptimizer: one at a time may reduce it"
             )
         return self.parameter.requires_grad or self.encoding.grouped
+
+    def is_reset(self) -> bool:
+        """Whether `.grad` is not what it was when this was sent."""
+        return self.parameter.grad is not self._shown
 
     def is_current(self) -> bool:
         """Whether `.grad` is what was sent in this window, not reset since."""

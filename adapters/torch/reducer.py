@@ -81,6 +81,7 @@ class Reducer:
         self._epoch = 0  # of the handles in the window
         self._handles: Any = []  # of the window, as the core takes them, once it is closed
         self._closed = False
+        self._intact = False  # nothing has been reset when it was closed, a moment ago
         self._dropping = False  # closed without use for its gradients
         self._promised = False  # a synchronize() has not come to its end
         self._start()
@@ -278,8 +279,11 @@ class Reducer:
             self._joins, self._steps = joins, 0
         assert self._word is not None
         if self._word.handle is None:
-            equal = self._steps, len(self.sent), carried, self._fingerprint()
+            gone = [g for g in self.sent if keep and g.is_reset()]
+            reset = hash(tuple(sorted(self.gradients.index(g) for g in gone))) >> 8 if gone else 0
+            equal = self._steps, len(self.sent), carried, self._fingerprint(), reset
             self._word.send(Statement(late, int(not keep), sparse, *equal))
+            self._intact = keep and not gone
         handles = [g.handle for g in self.sent if g.handle is not None]
         self._handles = leases.numbers_of(handles)
         self._dropping, self._closed = not keep, True
@@ -302,7 +306,9 @@ class Reducer:
         for other in list(_open):
             if other is not self:
                 other.close(keep=True)
+        before = self._closed
         self.close(keep, carried)
+        intact = self._intact and not before
         self._promised = True  # until it is over: the handler of a signal may raise anywhere
         assert self._word is not None
         self._wait([] if self._word.handle is None else [self._word.handle], limit)
@@ -317,7 +323,8 @@ class Reducer:
         self.again = said.late > 0 or said.sparse > 0
         with torch.no_grad():
             divisor = self.divisor
-            settled = [g.settle(keep, divisor) for g in self.sent if g.handle is not None]
+            unsettled = [g for g in self.sent if g.handle is not None]
+            settled = [g.settle(keep, divisor, intact) for g in unsettled]
         if said.sparse:  # one of them; the next window is about the others
             self.gradients[said.sparse >> 8].gather(said.sparse & 0xFF)
         handles, complaints = self._handles, [text for text in settled if text is not None]

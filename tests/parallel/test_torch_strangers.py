@@ -353,6 +353,22 @@ def test_zero_grad_goes_on_after_a_signal() -> None:
     grad_is(p, total(hvd.Average, [1]))
 
 
+@several
+def test_gradients_reset_on_one_rank_only() -> None:
+    (p, q), optimizer = toys(2)
+    push(p)
+    if hvd.rank() == 0:
+        push(q)
+        q.grad = None
+    with pytest.raises(hvd.MismatchError, match="reset is 0 on one rank|reset is .* on another"):
+        optimizer.step()
+    optimizer.zero_grad()
+    push(p, 1)
+    optimizer.step()
+    grad_is(p, total(hvd.Average, [1]))
+    grad_is(q, None)
+
+
 # ---- join at the end of every epoch
 
 
