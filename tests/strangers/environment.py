@@ -9,11 +9,15 @@ __all__ = ["environment", "ranks", "seconds", "seed", "shrinking", "without"]
 
 
 def environment() -> dict[str, str]:
-    """Of the ranks; STRANGERS_PRELOAD makes `make test-strangers SANITIZE=address` out of it."""
-    found = {}
-    if library := os.environ.get("STRANGERS_PRELOAD"):
-        found["LD_PRELOAD"] = library
-    return found
+    """Of the ranks. STRANGERS_PRELOAD and STRANGERS_LIBRARY name ASan and a core that uses it."""
+    sanitizer = os.environ.get("STRANGERS_PRELOAD")
+    if not sanitizer:
+        return {}
+    return {
+        "LD_PRELOAD": sanitizer,
+        "PYTHONMALLOC": "malloc",
+        "ASAN_OPTIONS": "detect_leaks=0:handle_segv=1:abort_on_error=0:allocator_may_return_null=1",
+    }
 
 
 def seed() -> int:

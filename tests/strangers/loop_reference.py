@@ -76,6 +76,9 @@ class _Model:
         self._passes += 1
 
     def _zero(self, form: str) -> None:
+        for i, p in enumerate(self._net.parameters()):
+            if p.grad is None and any(local[i] is not None for local in self._local):
+                p.grad = torch.zeros_like(p)  # of whatever some rank has accumulated
         self._reset()
         self._net.zero_grad(set_to_none=form.endswith("none"))
 

@@ -114,7 +114,7 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
     """The moves that mean something, in the same words.
 
     A minimum is of what each rank has accumulated for one step: no pass beyond those, none of it
-    missing.
+    missing. Gradients that are under way are zeroed by their optimizer only, as farandole says.
     """
     found: list[tuple[Any, ...]] = []
     arrived = 0  # backward passes since gradients were last reduced or reset
@@ -129,6 +129,8 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
             arrived += 1
             found.append((word, used, hold, form))
             continue
+        if (word, arguments[:1]) == ("zero", ["model_zero"]) and arrived:
+            arguments = ["optimizer_zero"]
         if word == "step" and arguments[0] == "closure":
             found.append(("zero", "optimizer_none"))
         if word in ("zero", "step", "rebuild", "edit") or arguments[:1] == ["drop"]:

@@ -43,6 +43,7 @@ class _Search:
     def __init__(self, world: World, kind: str) -> None:
         self._world = world
         self._kind = kind
+        self._once: list[Failure] = []  # that did not come again
         self._serial = 0  # of the failure that is looked for
         self._began = time.monotonic()
         self._end = self._began + seconds()
@@ -73,7 +74,7 @@ class _Search:
             if time.monotonic() > self._end:
                 break
         print(f"{self._examples} programs at {self._world.ranks} ranks, seeds to {number}")
-        return failures
+        return failures + self._once
 
     def _round(self, number: int, strategy: Strategy) -> None:
         """The examples of one seed."""
@@ -102,7 +103,7 @@ class _Search:
         how = f"at {self._world.ranks} ranks: example {self._examples}, {passed:.0f} s, seed {number}"
         if not self._fails_alone(program):
             if not self._found:
-                self._needs_history(how, number, failure)
+                self._once.append(self._with_history(how, failure))
             return
         if not self._found:
             self._found = how
@@ -137,13 +138,13 @@ class _Search:
             self._world.end()
         return False
 
-    def _needs_history(self, how: str, number: int, failure: Failure) -> None:
-        path = _write(
-            f"history-{self._kind}-{self._world.ranks}-{number}.json",
-            "".join(f"{one.text()}\n" for one in self._history),
-        )
-        raise AssertionError(
-            f"{how}: the last program of {path} failed once, and not by itself: {failure}"
+    def _with_history(self, how: str, failure: Failure) -> Failure:
+        name = f"{self._kind}-{self._world.ranks}-history-{len(self._once)}.json"
+        path = _write(name, "".join(f"{one.text()}\n" for one in self._history))
+        self._history.clear()
+        return type(failure)(
+            f"found {how}, and not again by the program alone; {path} holds what these ranks had run "
+            f"before, and it at the end\n{failure}"
         )
 
     def _told(self, program: Program | Loop, failure: Failure) -> Failure:
