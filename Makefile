@@ -151,7 +151,7 @@ CXX_FILES = $$(git ls-files --cached --others --exclude-standard '*.h' '*.cc')
 lint: $(VENV)/.deps-stamp build/mypy ## ruff, mypy, clang-format: changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	MYPYPATH=build/mypy:tests $(BIN)/mypy -p farandole -p harness
+	MYPYPATH=build/mypy:tests $(BIN)/mypy -p farandole -p harness -p strangers
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
 format: $(VENV)/.deps-stamp ## rewrite to the style

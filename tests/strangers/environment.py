@@ -32,7 +32,7 @@ def seconds() -> float:
 
 def shrinking() -> float:
     """STRANGERS_SHRINK: seconds for making a failing program smaller."""
-    return float(os.environ.get("STRANGERS_SHRINK", "60"))
+    return float(os.environ.get("STRANGERS_SHRINK", "30"))
 
 
 def without() -> frozenset[str]:

@@ -86,10 +86,10 @@ def batch(rank: int, number: int) -> Tensor:
     return torch.randn(5, 3, generator=generator, dtype=torch.float64)
 
 
-def loss_of(net: Net, x: Tensor, used: bool, form: str = "plain") -> Tensor:
+def loss_of(net: Net, x: Tensor, used: bool, form: str = "plain") -> Any:
     """`form` penalty: and the size of its gradients, by a second derivative."""
     hidden = torch.tanh(net.first(x))
-    loss = (net.second(hidden) - x[:, :2]).square().mean()
+    loss: Any = (net.second(hidden) - x[:, :2]).square().mean()
     if used:
         loss = loss + net.head(hidden).square().mean()
     if form == "plain":

@@ -14,8 +14,10 @@ from strangers.program import IN_PLACE, MOST_RANKS, Program, Tensor
 
 __all__ = ["Call", "Plan", "plan"]
 
-_LOST = ("drop", "forget", "raise", "timeout_drop", "blocking_timeout")
-_LOST += ("interrupt_drop", "blocking_interrupt")
+_LOST = (
+    *("drop", "forget", "raise", "timeout_drop", "blocking_timeout"),
+    *("interrupt_drop", "blocking_interrupt"),
+)
 _FAILS = "fails"  # the fate of a call that all ranks must refuse
 
 

@@ -163,7 +163,9 @@ class CallRunner:
             with self._stage.blocked():
                 submit(call, self._rank, process_set, arrays, odd=odd == self._rank).wait()
         except fd.StallError as error:
-            self._wrong(f"call {call.number}: {what} on rank {odd} leaves this rank waiting: {error}")
+            self._wrong(
+                f"call {call.number}: {what} on rank {odd} leaves this rank waiting: {error}"
+            )
         except (fd.MismatchError, ValueError, TypeError):
             pass
         else:
@@ -250,4 +252,3 @@ class CallRunner:
 
     def _wrong(self, text: str) -> None:
         self.found.append(("wrong", text))
-

@@ -16,7 +16,17 @@ __all__ = ["loops", "programs"]
 
 Strategy = st.SearchStrategy[Any]
 
-SHAPES: list[tuple[int, ...]] = [(7,), (), (1,), (0,), (3, 5), (1000,), (20_000,), (3, 0), (130_000,)]
+SHAPES: list[tuple[int, ...]] = [
+    (7,),
+    (),
+    (1,),
+    (0,),
+    (3, 5),
+    (1000,),
+    (20_000,),
+    (3, 0),
+    (130_000,),
+]
 _MOVES = 14
 _RANKS = st.integers(0, MOST_RANKS - 1)
 _FLAGS = st.lists(st.booleans(), min_size=MOST_RANKS, max_size=MOST_RANKS)

@@ -16,9 +16,7 @@ from strangers.program import op_of, rows_sent
 __all__ = ["block", "submit"]
 
 
-def submit(
-    call: Call, rank: int, process_set: Any, arrays: list[Any], odd: bool = False
-) -> fd.Handle[Any]:
+def submit(call: Call, rank: int, process_set: Any, arrays: list[Any], odd: bool = False) -> Any:
     """The handle; `odd`: with what is wrong about this call."""
     if odd:
         assert call.odd is not None

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random programs against the model, at 2 and 3 ranks; more by STRANGERS_* (see CONTRIBUTING)."""
+"""Random programs against the model: a minute in all; `make test-strangers` goes on for longer.
+
+STRANGERS_RANKS=2,3 are the sizes, STRANGERS_SECONDS the search of each test, STRANGERS_SEED its
+examples, STRANGERS_SHRINK the seconds that a failing program is made smaller for, and
+STRANGERS_WITHOUT=join,drop the features (see program and loops) that are left out. A failure prints
+the command that runs its program again.
+"""
 
 from __future__ import annotations
 
@@ -63,11 +69,10 @@ class _Search:
                 self._round(number, STRATEGIES[self._kind](excluded))
             except Failure as failure:
                 failures.append(failure)
-                assert failure.program is not None
-                used = failure.program.features(self._world.ranks)
+                used = failure.program.features(self._world.ranks) if failure.program else ()
                 if not used:
                     break
-                excluded |= used
+                excluded |= set(used)
                 self._end += time.monotonic() - self._found_at
                 self._found, self._serial = "", self._serial + 1
                 self._failed.clear()
@@ -93,14 +98,16 @@ class _Search:
         text = program.text()
         if text in self._failed:
             raise self._failed[text]
-        if self._found and time.monotonic() > self._shrinks_until:
+        if time.monotonic() > (self._shrinks_until if self._found else self._end):
             return
         self._examples += 1
         failure = self._run(program)
         if failure is None:
             return
         passed = time.monotonic() - self._began
-        how = f"at {self._world.ranks} ranks: example {self._examples}, {passed:.0f} s, seed {number}"
+        how = (
+            f"at {self._world.ranks} ranks: example {self._examples}, {passed:.0f} s, seed {number}"
+        )
         if not self._fails_alone(program):
             if not self._found:
                 self._once.append(self._with_history(how, failure))
@@ -143,13 +150,15 @@ class _Search:
         path = _write(name, "".join(f"{one.text()}\n" for one in self._history))
         self._history.clear()
         return type(failure)(
-            f"found {how}, and not again by the program alone; {path} holds what these ranks had run "
-            f"before, and it at the end\n{failure}"
+            f"found {how}, and not again by the program alone; {path} holds what these ranks had "
+            f"run before, and it at the end\n{failure}"
         )
 
     def _told(self, program: Program | Loop, failure: Failure) -> Failure:
         size, text = self._world.ranks, program.text()
-        path = _write(f"{self._kind}-{size}-{self._serial}-{type(failure).__name__}.json", f"{text}\n")
+        path = _write(
+            f"{self._kind}-{size}-{self._serial}-{type(failure).__name__}.json", f"{text}\n"
+        )
         told = type(failure)(
             f"found {self._found}\n{failure}\nthe program, which is in {path} too: {text}\n"
             f"once more: PYTHONPATH=tests .venv/bin/python -m strangers.again {size} {path}"
