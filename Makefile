@@ -82,8 +82,8 @@ test-sanitize: venv ## the C++ tests under ASan+UBSan, then TSan
 	  FARANDOLE_TEST_BUILD=build/$$build $(PYTEST) tests/csrc $(ARGS); \
 	done
 
-# Python, torch and the core in one heap; Python's own allocator would hide what it hands on.
-strangers-address: export STRANGERS_PRELOAD := $(shell gcc -print-file-name=libasan.so)
+# Python, torch and the core in one heap; ASan must find libstdc++ loaded before torch brings it, to see exceptions.
+strangers-address: export STRANGERS_PRELOAD := $(shell gcc -print-file-name=libasan.so):$(shell gcc -print-file-name=libstdc++.so.6)
 strangers-address: export STRANGERS_LIBRARY := $(abspath build/address/libfarandole.so)
 .PHONY: test-strangers strangers-plain strangers-address strangers-core
 test-strangers: $(if $(SANITIZE),strangers-$(SANITIZE),strangers-plain) ## random programs of strangers, at length; ARGS="-k calls", SANITIZE=address, STRANGERS_*
