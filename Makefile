@@ -82,6 +82,20 @@ test-sanitize: venv ## the C++ tests under ASan+UBSan, then TSan
 	  FARANDOLE_TEST_BUILD=build/$$build $(PYTEST) tests/csrc $(ARGS); \
 	done
 
+# Python, torch and the core in one heap; ASan must find libstdc++ loaded before torch brings it, to see exceptions.
+strangers-address: export STRANGERS_PRELOAD := $(shell gcc -print-file-name=libasan.so):$(shell gcc -print-file-name=libstdc++.so.6)
+strangers-address: export STRANGERS_LIBRARY := $(abspath build/address/libfarandole.so)
+.PHONY: test-strangers strangers-plain strangers-address strangers-core
+test-strangers: $(if $(SANITIZE),strangers-$(SANITIZE),strangers-plain) ## random programs of strangers, at length; ARGS="-k calls", SANITIZE=address, STRANGERS_*
+strangers-plain strangers-address: export STRANGERS_SECONDS ?= 300
+strangers-plain strangers-address: export STRANGERS_RANKS ?= 2,3,4
+strangers-address: strangers-core
+strangers-plain strangers-address: venv
+	$(PYTEST) tests/strangers $(ARGS)
+strangers-core: configure
+	$(CMAKE) -S csrc -B build/address -DFARANDOLE_TESTS=OFF -DFARANDOLE_SANITIZE=address --log-level=WARNING >/dev/null
+	$(BIN)/ninja -C build/address -j $(JOBS) --quiet farandole
+
 fuzz: programs ## ten minutes of mutated control messages under sanitizers; ARGS="--seconds 60 --seed 7"
 	build/release/fuzz/message_fuzz --seconds 600 $(ARGS)
 
@@ -137,7 +151,7 @@ CXX_FILES = $$(git ls-files --cached --others --exclude-standard '*.h' '*.cc')
 lint: $(VENV)/.deps-stamp build/mypy ## ruff, mypy, clang-format: changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	MYPYPATH=build/mypy:tests $(BIN)/mypy -p farandole -p harness
+	MYPYPATH=build/mypy:tests $(BIN)/mypy -p farandole -p harness -p strangers
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
 format: $(VENV)/.deps-stamp ## rewrite to the style

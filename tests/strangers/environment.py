@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the variables STRANGERS_* say, and what ranks need under ASan."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["environment", "ranks", "seconds", "seed", "shrinking", "without"]
+
+
+def environment() -> dict[str, str]:
+    """Of the ranks. STRANGERS_PRELOAD and STRANGERS_LIBRARY name ASan and a core that uses it."""
+    sanitizer = os.environ.get("STRANGERS_PRELOAD")
+    if not sanitizer:
+        return {}
+    return {
+        "LD_PRELOAD": sanitizer,
+        "PYTHONMALLOC": "malloc",
+        "ASAN_OPTIONS": "detect_leaks=0:handle_segv=1:abort_on_error=0:allocator_may_return_null=1",
+    }
+
+
+def seed() -> int:
+    """STRANGERS_SEED, of the examples."""
+    return int(os.environ.get("STRANGERS_SEED", "0"))
+
+
+def seconds() -> float:
+    """STRANGERS_SECONDS, for all examples of one test at one size."""
+    return float(os.environ.get("STRANGERS_SECONDS", "15"))
+
+
+def shrinking() -> float:
+    """STRANGERS_SHRINK: seconds for making a failing program smaller."""
+    return float(os.environ.get("STRANGERS_SHRINK", "30"))
+
+
+def without() -> frozenset[str]:
+    """STRANGERS_WITHOUT: features that are not drawn, for a look behind a known defect."""
+    return frozenset(filter(None, os.environ.get("STRANGERS_WITHOUT", "").split(",")))
+
+
+def ranks() -> list[int]:
+    """STRANGERS_RANKS, a list of sizes."""
+    return [int(size) for size in os.environ.get("STRANGERS_RANKS", "2,3").split(",")]
