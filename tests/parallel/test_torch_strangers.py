@@ -360,7 +360,7 @@ def test_gradients_reset_on_one_rank_only() -> None:
     if hvd.rank() == 0:
         push(q)
         q.grad = None
-    with pytest.raises(hvd.MismatchError, match="reset is 0 on one rank|reset is .* on another"):
+    with pytest.raises(hvd.MismatchError, match="reset gradients on all ranks alike"):
         optimizer.step()
     optimizer.zero_grad()
     push(p, 1)
