@@ -65,7 +65,8 @@ def DistributedOptimizer(
     process_set: who reduces; on other ranks the optimizer stays a local one.
 
     Gradients that are missing on some ranks count as zeros; on all, they stay None. After
-    backward(), `.grad` may be read and written from synchronize() or step() on, not before. Raises
+    backward(), the first use of a `.grad` waits for the reduction of all, as synchronize() does.
+    Raises
     ValueError for wrong arguments, and when farandole is not initialised.
     """
     _check(optimizer, op, gradient_predivide_factor, backward_passes_per_step, accumulate)

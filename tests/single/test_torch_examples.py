@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/torch_digits.py does what its head comment says."""
+"""The torch examples do what their head comments say."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 from harness.mpirun import mpirun
 
-PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "torch_digits.py"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def run(ranks: int, *arguments: str) -> tuple[str, float]:
+def run(ranks: int, *arguments: str, program: str = "torch_digits.py") -> tuple[str, float]:
     """The output and the accuracy in its last line but one."""
-    result = mpirun([sys.executable, str(PROGRAM), *arguments], ranks, timeout=150)
+    result = mpirun([sys.executable, str(EXAMPLES / program), *arguments], ranks, timeout=150)
     assert result.returncode == 0, result.out
     ending = r"^test accuracy (0\.\d{4})\nparameters identical on all ranks: yes$"
     found = re.search(ending, result.out, re.MULTILINE)  # the progress bar comes mixed in
@@ -35,3 +35,10 @@ def test_resumes_on_another_number_of_ranks(tmp_path: Path) -> None:
     run(1, "--epochs", "1", *checkpoint)
     output, _ = run(2, "--resume", "--epochs", "3", *checkpoint)
     assert re.findall(r"epoch +(\d+)  loss", output) == ["1", "2"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_uneven_data(ranks: int) -> None:
+    output, accuracy = run(ranks, program="torch_uneven.py")
+    assert accuracy >= 0.93
+    assert output.count(f"rank {ranks - 1} had the most") == 12
