@@ -135,7 +135,8 @@ Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own) {
   mine.output = static_cast<std::byte*>(asked.output);
   mine.device = asked.device;
   mine.stream = asked.stream;
-  s.group_size = asked.group ? asked.group_size : 1;
+  // A barrier may stand for a group without members: its peers may bring some.
+  s.group_size = asked.group || s.op == Op::kBarrier ? asked.group_size : 1;
   if (asked.group) request.group = asked.group;
   if (asked.group && asked.group_size < 1) refuse(request, "a group needs at least one member");
   s.root = asked.op == FARANDOLE_BROADCAST || asked.op == FARANDOLE_REMOVE_SET ? asked.root : -1;
