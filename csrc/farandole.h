@@ -80,8 +80,9 @@ typedef struct farandole_request {
                             alltoall, reducescatter), allocated by the core: see farandole_result */
   int32_t n_splits; /* alltoall: rows for each member; 0: equal parts */
   const int64_t* splits;
-  const char* name;  /* NULL: matched by the order of unnamed calls */
-  const char* group; /* members of one group are reduced together, all or none; NULL: alone. The first of a group has
+  const char* name; /* NULL: matched by the order of unnamed calls */
+  const char*
+      group; /* members of one group are reduced together, all or none; NULL: alone. The first of a group has
                         its very name: there ranks meet whatever they bring. Unnamed tensors of one submission are a
                         group that needs no name */
   int32_t group_size;

@@ -113,6 +113,10 @@ Asked Runtime::keep(const farandole_request& request) {
   std::lock_guard lock(engine_->mutex());
   check_open();
   Asked asked = take_in(request, engine_->sets(), topology_.rank);
+  if (asked.request.signature.reduce_op == ReduceOp::kAdasum) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "Adasum can be declared, but not kept: it has no kernel");
+  }
   asked.request.signature.place = place_of(asked.request);
   describe(asked);
   asked.submission.kept = engine_->pending().number_kept();
