@@ -206,6 +206,10 @@ FARANDOLE_API int32_t farandole_refuse(const farandole_request* request, int32_t
   });
 }
 
+FARANDOLE_API int64_t farandole_count_unnamed(int32_t process_set) {
+  return negated([&]() -> int64_t { return runtime()->count_unnamed(process_set); });
+}
+
 FARANDOLE_API int32_t farandole_poll(int64_t handle) {
   return negated([&]() -> int32_t { return runtime()->done(handle); });
 }

@@ -80,8 +80,11 @@ typedef struct farandole_request {
                             alltoall, reducescatter), allocated by the core: see farandole_result */
   int32_t n_splits; /* alltoall: rows for each member; 0: equal parts */
   const int64_t* splits;
-  const char* name;  /* NULL: matched by the order of unnamed calls */
-  const char* group; /* members of one group are reduced together, all or none; NULL: alone */
+  const char* name; /* NULL: matched by the order of unnamed calls */
+  const char*
+      group; /* members of one group are reduced together, all or none; NULL: alone. The first of a group has
+                        its very name: there ranks meet whatever they bring. Unnamed tensors of one submission are a
+                        group that needs no name */
   int32_t group_size;
   uint64_t stream; /* CUDA stream on which the input was produced; 0 on CPU */
   uint32_t
@@ -183,8 +186,11 @@ int64_t farandole_submit_tensor(int64_t tensor, uintptr_t input, uintptr_t outpu
 /* The same for callers that hold pointers: in Python a pointer costs less than the number it stands for. */
 int64_t farandole_submit_buffer(int64_t tensor, const void* input, void* output);
 void farandole_forget_tensor(int64_t tensor);
-/* Tells the peers of `name` that this rank cannot take part: they fail with this code and text instead of waiting. */
+/* Tells the peers of `name` that this rank cannot take part: they fail with this code and text instead of waiting.
+ * Under the name of a group, and unnamed, it is said of all its tensors, however many the peers bring. */
 int32_t farandole_refuse(const farandole_request* request, int32_t code, const char* text);
+/* How many unnamed calls (a group is one) this rank has made in the set: equal on all members, or -code. */
+int64_t farandole_count_unnamed(int32_t process_set);
 
 /* As farandole_submit_tensor, for a tensor on a GPU whose buffers are produced on this CUDA stream. */
 int64_t farandole_submit_tensor_on(int64_t tensor, uintptr_t input, uintptr_t output,

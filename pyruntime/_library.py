@@ -43,7 +43,14 @@ def text(pointer: Any) -> str:
 
 def error(code: int) -> Exception:
     """The typed exception for a C error code, with this thread's farandole_error() text."""
-    return from_code(code, text(lib.farandole_error()))
+    reason = from_code(code, text(lib.farandole_error()))
+    reason._of_core = True  # type: ignore[attr-defined]
+    return reason
+
+
+def is_of_core(reason: Exception) -> bool:
+    """Whether error() has made it."""
+    return getattr(reason, "_of_core", False)
 
 
 def check(code: int) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -19,12 +18,12 @@ import numpy as np
 
 from farandole import adasum_gpu, ops
 from farandole._library import check, ffi, lib
-from farandole.buffers import DTYPES, Buffer, kind_of
+from farandole.buffers import DTYPES, Buffer
 from farandole.cuda_array import CudaArray
 from farandole.errors import FarandoleError
 from farandole.handles import Handle, stall
 from farandole.process_sets import ProcessSet, set_id
-from farandole.requests import Call, Op, next_unnamed, refuse, submit
+from farandole.requests import Call, Op, count_unnamed, submit
 
 __all__ = ["adasum_async", "coefficients"]
 
@@ -34,6 +33,7 @@ Float64 = np.ndarray[Any, np.dtype[np.float64]]
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _COLUMNS = 1 << 16  # elements of each rank whose dot products are taken at once, in float64
+_LABELS = 256  # of unnamed calls, which come around again
 _ROUNDING = 64 * np.finfo(np.float64).eps
 
 
@@ -51,29 +51,28 @@ def adasum_async(
     taken in float64, sums of 16-bit tensors in float32. Raises TypeError for other dtypes; waiting
     raises FarandoleError where a rank has joined, else as allreduce does.
     """
-    call = _declaration(name, process_set)
-    try:
-        kinds = [kind_of(x) for x in tensors]
-        inputs = [kind.describe(x, in_place) for kind, x in zip(kinds, tensors, strict=True)]
-        for buffer in inputs:
-            if DTYPES[buffer.dtype] not in _FLOATS:
-                raise TypeError(f"Adasum of {DTYPES[buffer.dtype]}: it takes floats only")
-        results, outputs = list(tensors), inputs
-        if not in_place:
-            triples = zip(kinds, tensors, inputs, strict=True)
-            results = [kind.empty(x, buffer.shape) for kind, x, buffer in triples]
-            outputs = [kind.describe(y, True) for kind, y in zip(kinds, results, strict=True)]
-    except (TypeError, ValueError) as reason:
-        refuse(call, len(tensors), reason)
-        raise
+    number = set_id(process_set)
+    kinds, inputs = ops.describe(tensors, in_place)
+    for i, buffer in enumerate(inputs):
+        if DTYPES[buffer.dtype] not in _FLOATS:
+            raise TypeError(
+                f"tensors[{i}] has dtype {DTYPES[buffer.dtype]}: Adasum takes floats only; convert "
+                "it, or take another op"
+            )
+    results, outputs = list(tensors), inputs
+    if not in_place:
+        triples = zip(kinds, tensors, inputs, strict=True)
+        results = [kind.empty(x, buffer.shape) for kind, x, buffer in triples]
+        outputs = [kind.describe(y, True) for kind, y in zip(kinds, results, strict=True)]
+    call = Call(Op.ALLREDUCE, name, number, ops.Adasum)
+    label = f"Adasum of {name}" if name else f"unnamed Adasum {count_unnamed(number) % _LABELS}"
     # Nobody brings data to the declaration: it only makes sure that all ranks mean the same.
     bare = [Buffer(0, buffer.dtype, buffer.shape, None) for buffer in inputs]
     declared = Handle(submit(call, bare), lambda _: None, str(call))
 
     def work() -> list[T]:
         declared.wait()
-        assert call.group is not None
-        _combine(inputs, outputs, call.group, factors, process_set)
+        _combine(inputs, outputs, label, factors, process_set)
         return results
 
     def order() -> None:
@@ -83,12 +82,6 @@ def adasum_async(
                 check(lib.farandole_order_streams(buffer.device, buffer.stream, now))
 
     return _Working(work, order, str(call), timeout)
-
-
-def _declaration(name: str | None, process_set: ProcessSet) -> Call:
-    call = Call(Op.ALLREDUCE, name, set_id(process_set), ops.Sum)
-    group = f"Adasum of {name}" if name else f"unnamed Adasum {next_unnamed(call)}"
-    return replace(call, group=group)
 
 
 class _Working(Handle[list[T]]):

@@ -97,7 +97,7 @@ class Handle(Generic[T]):
                 raise stall(str(self._what), limit)
             yield
         finally:
-            if lock._is_owned():
+            if lock._is_owned():  # type: ignore[attr-defined]
                 lock.release()
 
     def map(self, change: Callable[[T], R]) -> Handle[R]:

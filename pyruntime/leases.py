@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from farandole._library import check, error, ffi, lib
+from farandole._library import error, ffi, lib
 
 __all__ = ["drop", "end", "end_one", "epoch", "lend", "lend_all", "numbers_of", "restart", "sweep"]
 
@@ -60,20 +60,20 @@ def lend(start: Callable[[Any, Any], int], input: Any, output: Any, memory: obje
 def lend_all(requests: Any, count: int, memory: Sequence[object]) -> Any:
     """Submits `count` farandole_requests at once; returns int64_t[] of their handles.
 
-    `memory[i]` has to live for request i. Raises the core's error; then nothing is lent.
+    `memory[i]` has to live for request i. Returns the core's error, of which the peers know, where
+    it takes none of them; then nothing is lent.
     """
     if _dropped:
         sweep()
     numbers = ffi.new("int64_t[]", count)
     try:
-        code = lib.farandole_submit(requests, count, numbers) if count else 0
+        code = lib.farandole_submit(requests, count, numbers)
         if code == 0:
             _held.update(zip(numbers, memory, strict=True))
     except BaseException:
         _stranded.append(memory)
         raise
-    check(code)
-    return numbers
+    return numbers if code == 0 else error(code)
 
 
 def end(numbers: Any) -> None:

@@ -14,18 +14,22 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from enum import IntEnum
+from operator import index
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
 from farandole import repeats
-from farandole.buffers import Buffer, kind_of
+from farandole._library import is_of_core
+from farandole.arguments import ReduceOp as ReduceOp
+from farandole.arguments import shown
+from farandole.buffers import Buffer, Kind, kind_of
+from farandole.door import collective
 from farandole.gpu_handle import GpuHandle
 from farandole.handles import Handle, take, value_of
 from farandole.process_sets import ProcessSet, global_process_set, set_id
 from farandole.repeats import Repeat
-from farandole.requests import NOTHING, Call, Op, note_join, refuse, submit
+from farandole.requests import NOTHING, Call, Op, note_join, submit, told
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,21 +37,9 @@ P = ParamSpec("P")
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class ReduceOp(IntEnum):
-    """How values are combined; values of enum farandole_reduce_op."""
-
-    AVERAGE = 0
-    SUM = 1
-    ADASUM = 2
-    MIN = 3
-    MAX = 4
-    PRODUCT = 5
-
-    __hash__ = int.__hash__  # that of Enum is slow, and calls are looked up by it
-
-
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
 _again = repeats.again
+_MISSING: Any = object()  # in the place of a tensor that a caller has left out, or named
 _MIRRORED = (Op.ALLREDUCE, Op.BROADCAST)  # results have their input's shape
 
 
@@ -57,19 +49,16 @@ def _start(
     """Submits `call` over `tensors`: into themselves, into new arrays, or, where only negotiation
     knows the shape of the results, into memory that the core allocates."""
     tensors = list(tensors)
-    try:
-        kinds = [kind_of(x) for x in tensors]
-        inputs = [kind.describe(x, in_place) for kind, x in zip(kinds, tensors, strict=True)]
-        results, outputs = tensors, inputs
-        if not in_place and call.op in _MIRRORED:
-            triples = zip(kinds, tensors, inputs, strict=True)
-            results = [kind.empty(x, buffer.shape) for kind, x, buffer in triples]
-            outputs = [kind.describe(y, True) for kind, y in zip(kinds, results, strict=True)]
-        elif not in_place:
-            outputs = [NOTHING] * len(inputs)
-    except (TypeError, ValueError, RuntimeError) as reason:  # memory of a GPU may be short
-        refuse(call, len(tensors), reason)
-        raise
+    if not tensors:
+        return Handle(submit(call, []), lambda _: [], call, timeout)
+    kinds, inputs = describe(tensors, in_place)
+    results, outputs = tensors, inputs
+    if not in_place and call.op in _MIRRORED:
+        triples = zip(kinds, tensors, inputs, strict=True)
+        results = [kind.empty(x, buffer.shape) for kind, x, buffer in triples]
+        outputs = [kind.describe(y, True) for kind, y in zip(kinds, results, strict=True)]
+    elif not in_place:
+        outputs = [NOTHING] * len(inputs)
 
     def collect(numbers: Any) -> list[T]:
         if in_place or call.op in _MIRRORED:
@@ -81,6 +70,20 @@ def _start(
     if len(tensors) == 1 and call.op in _MIRRORED:
         handle.repeat = Repeat(call, tensors[0], inputs[0], in_place, timeout)
     return handle
+
+
+def describe(tensors: Sequence[Any], in_place: bool) -> tuple[list[Kind], list[Buffer]]:
+    """The kinds and the memory of arrays. Raises TypeError or ValueError that names a wrong one."""
+    kinds: list[Kind] = []
+    inputs: list[Buffer] = []
+    try:
+        for x in tensors:
+            kinds.append(kind_of(x))
+            inputs.append(kinds[-1].describe(x, in_place))
+    except (TypeError, ValueError) as reason:
+        what = "tensor" if len(tensors) == 1 else f"tensors[{len(inputs)}]"
+        raise type(reason)(f"{what}: {reason}") from reason
+    return kinds, inputs
 
 
 def _handle(
@@ -104,14 +107,27 @@ def _single(
 ) -> Callable[Concatenate[T, P], Handle[T]]:
     """The form for one array of a `grouped_` function."""
 
-    def call(tensor: T, /, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
-        again = _again(start, tensor, args, kwargs)
-        if again is not None:
-            return again
+    def call(tensor: T = _MISSING, /, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
+        try:
+            again = _again(start, tensor, args, kwargs)
+            if again is not None:
+                return again
+        except Exception as reason:
+            if is_of_core(reason):  # which has told the peers what is wrong with a submission
+                raise told(reason) from None
+            # else the array is not like the one before
+        if tensor is _MISSING:
+            return by_name(args, kwargs)
         handle = start([tensor], *args, **kwargs)
         if handle.repeat is not None:
             repeats.remember(start, tensor, args, kwargs, handle.repeat)
         return handle.map(lambda results: results[0])
+
+    def by_name(args: Any, kwargs: Any) -> Handle[T]:
+        if "tensor" in kwargs:
+            return call(kwargs.pop("tensor"), *args, **kwargs)
+        given: Callable[..., Handle[T]] = start  # type: ignore[assignment]
+        return given(*args, **kwargs)  # says that it is missing
 
     _document(call, start, "grouped_", "tensor")
     return call
@@ -147,7 +163,12 @@ def _reduction(
     process_set: ProcessSet,
 ) -> Call:
     reduce_op = Average if reduce_op is None else ReduceOp(reduce_op)
-    return Call(op, name, set_id(process_set), reduce_op, prescale, postscale)
+    if op is Op.REDUCESCATTER and reduce_op is Adasum:
+        raise ValueError(
+            "op is Adasum, which is defined for allreduce only: pass Sum or Average, or allreduce "
+            "with op=Adasum and take your rows of it"
+        )
+    return Call(op, name, set_id(process_set), reduce_op, float(prescale), float(postscale))
 
 
 def _allreduce(
@@ -167,6 +188,7 @@ def _allreduce(
     return _start(call, tensors, timeout, in_place)
 
 
+@collective(Op.ALLREDUCE)
 def grouped_allreduce_async(
     tensors: Sequence[T],
     *,
@@ -186,6 +208,7 @@ def grouped_allreduce_async(
     return _allreduce(tensors, op, factors, name, process_set, timeout)
 
 
+@collective(Op.ALLREDUCE)
 def grouped_allreduce_async_(
     tensors: Sequence[T],
     *,
@@ -201,6 +224,7 @@ def grouped_allreduce_async_(
     return _allreduce(tensors, op, factors, name, process_set, timeout, in_place=True)
 
 
+@collective(Op.BROADCAST)
 def grouped_broadcast_async(
     tensors: Sequence[T],
     root_rank: int,
@@ -210,10 +234,11 @@ def grouped_broadcast_async(
     timeout: float | None = None,
 ) -> Handle[list[T]]:
     """The values of `root_rank`, a rank of the world. Any shape and dtype, equal on all ranks."""
-    call = Call(Op.BROADCAST, name, set_id(process_set), root=root_rank)
+    call = Call(Op.BROADCAST, name, set_id(process_set), root=index(root_rank))
     return _start(call, tensors, timeout)
 
 
+@collective(Op.BROADCAST)
 def grouped_broadcast_async_(
     tensors: Sequence[T],
     root_rank: int,
@@ -223,10 +248,11 @@ def grouped_broadcast_async_(
     timeout: float | None = None,
 ) -> Handle[list[T]]:
     """As broadcast, in place: contiguous writable arrays, untouched by others until done."""
-    call = Call(Op.BROADCAST, name, set_id(process_set), root=root_rank)
+    call = Call(Op.BROADCAST, name, set_id(process_set), root=index(root_rank))
     return _start(call, tensors, timeout, in_place=True)
 
 
+@collective(Op.ALLGATHER)
 def grouped_allgather_async(
     tensors: Sequence[T],
     *,
@@ -241,6 +267,7 @@ def grouped_allgather_async(
     return _start(Call(Op.ALLGATHER, name, set_id(process_set)), tensors, timeout)
 
 
+@collective(Op.REDUCESCATTER)
 def grouped_reducescatter_async(
     tensors: Sequence[T],
     *,
@@ -256,6 +283,7 @@ def grouped_reducescatter_async(
     return _start(call, tensors, timeout)
 
 
+@collective(Op.ALLTOALL)
 def alltoall_async(
     tensor: T,
     splits: Any = None,
@@ -268,14 +296,8 @@ def alltoall_async(
 
     The handle's result is (output, rows received from each member).
     """
-    call = Call(Op.ALLTOALL, name, set_id(process_set))
-    try:
-        kind = kind_of(tensor)
-        buffer = kind.describe(tensor)
-        call = Call(Op.ALLTOALL, name, call.process_set, splits=_rows(splits))
-    except (TypeError, ValueError, RuntimeError) as reason:
-        refuse(call, 1, reason)
-        raise
+    (kind,), (buffer,) = describe([tensor], in_place=False)
+    call = Call(Op.ALLTOALL, name, set_id(process_set), splits=_rows(splits))
 
     def collect(numbers: Any) -> tuple[T, Rows]:
         memory, received = take(numbers[0], buffer, kind.stream(tensor))
@@ -288,9 +310,18 @@ def _rows(splits: Any) -> tuple[int, ...]:
     """Splits from a list, an array or a tensor on any device."""
     if splits is None:
         return ()
-    rows = splits.tolist() if hasattr(splits, "tolist") else list(splits)
-    if not isinstance(rows, list) or not all(isinstance(row, int) for row in rows):
-        raise ValueError(f"splits are one integer for each member, not {splits!r}")
+    try:
+        rows = splits.tolist() if hasattr(splits, "tolist") else list(splits)
+    except (TypeError, ValueError, RuntimeError):
+        rows = None
+    sound = isinstance(rows, list) and all(
+        isinstance(row, int) and not isinstance(row, bool) and abs(row) < 2**63 for row in rows
+    )
+    if rows is None or not sound:
+        raise ValueError(
+            f"splits is {shown(splits)}, of type {type(splits).__name__}: pass the rows for each "
+            "member, one integer each, or None for equal parts"
+        )
     return tuple(rows)
 
 
@@ -316,32 +347,39 @@ grouped_allgather = _blocking(grouped_allgather_async)
 grouped_reducescatter = _blocking(grouped_reducescatter_async)
 
 
-def alltoall(
-    tensor: T,
-    splits: Any = None,
-    *,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    timeout: float | None = None,
-) -> Any:
+def alltoall(*args: Any, **kwargs: Any) -> Any:
     """As alltoall_async, waited for: (output, received rows), or output alone without splits."""
-    handle = alltoall_async(tensor, splits, name=name, process_set=process_set, timeout=timeout)
-    output, received = handle.wait()
+    output, received = alltoall_async(*args, **kwargs).wait()
+    splits = args[1] if len(args) > 1 else kwargs.get("splits")
     return output if splits is None else (output, received)
 
 
-def barrier(process_set: ProcessSet = global_process_set, *, timeout: float | None = None) -> None:
-    """Returns when every member has called it."""
-    call = Call(Op.BARRIER, process_set=set_id(process_set))
-    Handle(submit(call, [NOTHING]), lambda _: None, str(call), timeout).wait()
+alltoall.__wrapped__ = alltoall_async  # type: ignore[attr-defined]  # whose signature it has
 
 
-def join(
+@collective(Op.BARRIER)
+def _barrier_async(
+    process_set: ProcessSet = global_process_set,
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+) -> Handle[None]:
+    """Returns when every member has called it. With a `name` it is no unnamed call: for threads."""
+    call = Call(Op.BARRIER, name, set_id(process_set))
+    return Handle(submit(call, [NOTHING]), lambda _: None, call, timeout)
+
+
+barrier = _blocking(_barrier_async)
+barrier.__name__ = barrier.__qualname__ = "barrier"
+
+
+@collective(Op.JOIN)
+def _join_async(
     device: int = -1,
     *,
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
-) -> int:
+) -> Handle[int]:
     """Says that this rank is out of data and blocks until all members are: the last one's rank.
 
     Meanwhile it contributes the identity to the others' reductions. `device` is accepted for
@@ -349,6 +387,13 @@ def join(
     """
     call = Call(Op.JOIN, process_set=set_id(process_set))
     numbers = submit(call, [NOTHING])
-    last = Handle(numbers, lambda ns: value_of(ns[0]), str(call), timeout).wait()
-    note_join(call.process_set)
-    return last
+
+    def last(done: Any) -> int:
+        note_join(call.process_set)
+        return value_of(done[0])
+
+    return Handle(numbers, last, call, timeout)
+
+
+join = _blocking(_join_async)
+join.__name__ = join.__qualname__ = "join"

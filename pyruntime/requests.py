@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
 from typing import Any
@@ -23,8 +23,11 @@ __all__ = [
     "PreparedOnGpu",
     "PreparedTensor",
     "begin_unnamed",
+    "count_unnamed",
+    "is_told",
     "refuse",
     "submit",
+    "told",
 ]
 
 
@@ -56,7 +59,6 @@ class Call:
     postscale: float = 1.0
     root: int = -1
     splits: tuple[int, ...] = ()
-    group: str | None = None  # None: several tensors are a group, named as the call is
 
     def __str__(self) -> str:
         return f"{self.op.name.lower()} {self.name!r}" if self.name else f"{self.op.name.lower()}"
@@ -66,10 +68,6 @@ NOTHING = Buffer(0, 0, (), None)  # of calls that carry no tensor, or contribute
 _NULL = ffi.NULL
 _cast, _void, _new = ffi.cast, ffi.typeof("void*"), ffi.new
 
-# Unnamed calls so far, by process set and operation: they match by their order. Groups are named by
-# these numbers, which come around again, so that ranks need not tell each other ever new names.
-_unnamed: Counter[tuple[int, Op]] = Counter()
-_GROUP_NAMES = 256
 # The thread whose unnamed calls a process set takes: two threads have no order.
 _callers: dict[int, threading.Thread] = {}
 _generation = 0
@@ -87,7 +85,6 @@ def restart() -> None:
     global _generation
     for forget in _at_restart:
         forget()
-    _unnamed.clear()
     _callers.clear()
     _joins.clear()
     leases.restart()
@@ -108,20 +105,20 @@ def joins(process_set: int) -> int:
 def note_join(process_set: int) -> None:
     """All members have joined, this rank among them."""
     _joins[process_set] += 1
-    for key in [key for key in _unnamed if key[0] == process_set]:
-        del _unnamed[key]
 
 
 def _check_thread(call: Call) -> None:
     """Refuses unnamed calls of a second thread. Its peers have to make the same mistake."""
     own = threading.current_thread()
+    if call.op is Op.JOIN:  # which meets others by no order
+        return
     caller = _callers.setdefault(call.process_set, own)
     if caller is own:
         return
     if caller.is_alive():
         raise ValueError(
             f"unnamed {call} from thread {own.name!r}: calls without a name meet by their order, "
-            f"and thread {caller.name!r} makes such calls already; give it a name"
+            f"and thread {caller.name!r} makes such calls already; give it a name, name=..."
         )
     _callers[call.process_set] = own
 
@@ -129,22 +126,11 @@ def _check_thread(call: Call) -> None:
 def begin_unnamed(call: Call) -> None:
     """Before an unnamed call on one prepared tensor. Raises ValueError in a second thread."""
     _check_thread(call)
-    _unnamed[call.process_set, call.op] += 1
 
 
-def next_unnamed(call: Call) -> int:
-    """The number of the next unnamed call like this one."""
-    return _unnamed[call.process_set, call.op] % _GROUP_NAMES
-
-
-def _group_of(call: Call, count: int) -> bytes | None:
-    if call.group is not None:
-        return call.group.encode()
-    if count == 1:
-        return None
-    if call.name is not None:
-        return call.name.encode()
-    return b"unnamed group %d" % next_unnamed(call)
+def count_unnamed(process_set: int) -> int:
+    """How many unnamed calls of this set have been made: on all its members the same number."""
+    return check_count(lib.farandole_count_unnamed(process_set))
 
 
 def _fill(
@@ -179,23 +165,34 @@ def _requests(call: Call, buffers: Sequence[Buffer], outputs: Sequence[int]) -> 
     count = len(buffers)
     requests = _new("farandole_request[]", count)
     keep: list[Any] = []
-    group = _group_of(call, count)
-    text = _NULL if group is None else _new("char[]", group)
+    # A group goes by the name of its first tensor. The core names unnamed ones, by their order.
+    grouped = call.name is not None and count > 1
+    text = _new("char[]", call.name.encode()) if call.name is not None and grouped else _NULL
     keep.append(text)
-    _unnamed[call.process_set, call.op] += call.name is None
     for i, (buffer, output) in enumerate(zip(buffers, outputs, strict=True)):
         name = call.name
-        if name is not None and count > 1:
+        if grouped and i > 0:
             name = f"{name}_{i + 1}of{count}"
         _fill(requests[i], call, buffer, output, name, keep)
         requests[i].group = text
         requests[i].group_size = count
+    if count == 0:
+        return _of_nothing(call, keep), keep
     return requests, keep
+
+
+def _of_nothing(call: Call, keep: list[Any]) -> Any:
+    """The request of a group without tensors: it meets one with some, which is an error."""
+    requests = _new("farandole_request[]", 1)
+    _fill(requests[0], replace(call, op=Op.BARRIER), NOTHING, 0, call.name, keep)
+    requests[0].group_size = 0
+    return requests
 
 
 def submit(call: Call, buffers: Sequence[Buffer], outputs: Sequence[Buffer] = ()) -> Any:
     """Submits the tensors of one call, more than one as a group; returns int64_t[] of handles.
 
+    No tensors at all have one handle too: that rank waits for its peers, who must have none either.
     Without `outputs` the core allocates, or there is nothing to write. Raises what the core finds
     wrong with the arguments; peers then fail too.
     """
@@ -203,22 +200,41 @@ def submit(call: Call, buffers: Sequence[Buffer], outputs: Sequence[Buffer] = ()
         _check_thread(call)
     outputs = outputs or [NOTHING] * len(buffers)
     requests, keep = _requests(call, buffers, [buffer.pointer for buffer in outputs])
-    numbers = lend_all(requests, len(buffers), list(zip(buffers, outputs, strict=True)))
+    memory: list[object] = list(zip(buffers, outputs, strict=True)) or [None]
+    numbers = lend_all(requests, len(requests), memory)
     del keep
+    if isinstance(numbers, Exception):
+        raise told(numbers)
     return numbers
 
 
 _REFUSALS = ((TypeError, lib.FARANDOLE_E_TYPE), (RuntimeError, lib.FARANDOLE_E_LIBRARY))
 
 
-def refuse(call: Call, count: int, reason: Exception) -> None:
-    """Tells the peers of a call over `count` tensors that this rank cannot take part, and why."""
-    requests, keep = _requests(call, [NOTHING] * count, [0] * count)
-    text = _new("char[]", f"{type(reason).__name__}: {reason}".encode())
+def told(reason: Exception) -> Exception:
+    """Marks an error that the peers know of."""
+    reason._told = True  # type: ignore[attr-defined]
+    return reason
+
+
+def is_told(reason: Exception) -> bool:
+    """Whether the peers know of this error: the core has told them, or a door."""
+    return getattr(reason, "_told", False)
+
+
+def refuse(call: Call, reason: Exception) -> None:
+    """Tells the peers of a call, of all its tensors, that this rank cannot take part, and why."""
+    if (
+        call.name is None
+        and _callers.get(call.process_set, own := threading.current_thread()) != own
+    ):
+        return  # this thread has no place in their order
+    keep: list[Any] = []
+    request = _new("farandole_request*")
+    _fill(request, call, NOTHING, 0, call.name, keep)
+    text = _new("char[]", f"{type(reason).__name__}: {reason}".encode(errors="replace"))
     code = next((c for kind, c in _REFUSALS if isinstance(reason, kind)), lib.FARANDOLE_E_ARGUMENT)
-    for i in range(count):
-        lib.farandole_refuse(requests + i, code, text)
-    del keep
+    lib.farandole_refuse(request, code, text)
 
 
 class PreparedTensor:

@@ -3,47 +3,59 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from farandole.process_sets import ProcessSet
+from farandole.process_sets import ProcessSet, set_id
+from farandole.requests import count_unnamed
 
-__all__ = ["differentiable", "gradient_name"]
+__all__ = ["differentiable"]
 
 Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+# From the results' gradients, and the name of the collective that reduces them.
+Gradient = Callable[[Sequence[Tensor], str], Sequence[Tensor]]
 
 _NAMES = 1024  # unnamed calls whose backward passes may be under way at once
-_unnamed: Counter[int | None] = Counter()
 
 
-def gradient_name(operation: str, name: str | None, process_set: ProcessSet) -> str:
+def differentiable(
+    operation: str,
+    name: str | None,
+    process_set: ProcessSet,
+    tensors: Sequence[Tensor],
+    run: Run,
+    gradient: Gradient,
+) -> list[Tensor]:
+    """`run(tensors)`, whose backward pass is `gradient`.
+
+    Where `gradient` itself is differentiable, second derivatives work.
+    """
+    wanted = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
+    # What torch.func makes can't be sent. `run` says so on all ranks, apply() would on this one.
+    if wanted and not torch._C._are_functorch_transforms_active():
+        apply: Callable[..., tuple[Tensor, ...]] = _Collective.apply
+        back = _gradient_name(operation, name, process_set)
+        return list(apply(run, partial(_apart, gradient, back), *tensors))
+    return list(run(tensors))
+
+
+def _gradient_name(operation: str, name: str | None, process_set: ProcessSet) -> str:
     """The name of a call's backward collective, equal on all ranks.
 
-    Unnamed calls are counted, for they match by their order. A name is needed, since backward
+    That of an unnamed call comes from its place in their order. A name is needed, since backward
     passes on a GPU run on a thread of their own.
     """
     if name is not None:
         return f"{name}.gradient"
-    set_id = process_set.process_set_id
-    _unnamed[set_id] += 1
-    return f"{operation}.gradient.{_unnamed[set_id] % _NAMES}"
+    return f"{operation}.gradient.{count_unnamed(set_id(process_set)) % _NAMES}"
 
 
-def differentiable(tensors: Sequence[Tensor], run: Run, gradient: Run) -> list[Tensor]:
-    """`run(tensors)`, whose backward pass is `gradient`, a function of the results' gradients.
-
-    Where `gradient` itself is differentiable, second derivatives work.
-    """
-    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    # What torch.func makes can't be sent. `run` says so on all ranks, apply() would on this one.
-    if wanted and not torch._C._are_functorch_transforms_active():
-        apply: Callable[..., tuple[Tensor, ...]] = _Collective.apply
-        return list(apply(run, gradient, *tensors))
-    return list(run(tensors))
+def _apart(gradient: Gradient, back: str, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    return gradient(gradients, back)
 
 
 class _Collective(torch.autograd.Function):

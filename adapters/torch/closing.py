@@ -10,7 +10,7 @@ from farandole import leases
 from farandole.buffers import DTYPES, Buffer
 from farandole.errors import MismatchError
 from farandole.ops import Max
-from farandole.requests import Call, Op, PreparedTensor
+from farandole.requests import Call, Op, PreparedTensor, refuse
 
 __all__ = ["ClosingWord", "Statement"]
 
@@ -50,7 +50,7 @@ class ClosingWord:
         self._scope = scope
         self._words = array("q")
         count = 2 * len(Statement._fields) - _LARGEST
-        call = Call(Op.ALLREDUCE, f"{scope}.closing", process_set, Max)
+        self._call = call = Call(Op.ALLREDUCE, f"{scope}.closing", process_set, Max)
         self._tensor = PreparedTensor(call, Buffer(0, _INT64, (count,), None))
         self.handle: int | None = None  # of the core, until it has been waited for
 
@@ -59,6 +59,10 @@ class ClosingWord:
         self._words = words = array("q", [*statement, *(-x for x in statement[_LARGEST:])])
         address = words.buffer_info()[0]
         self.handle = self._tensor.submit(address, address, words)
+
+    def refuse(self, reason: Exception) -> None:
+        """Tells the peers that this rank will not say it, and why."""
+        refuse(self._call, reason)
 
     def said(self, keep: bool) -> Statement:
         """What all said, once the handle is done; more than once if need be.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from farandole.torch.kind import check
 
-__all__ = ["Choice", "Compression", "Compressor", "chooser"]
+__all__ = ["Choice", "Compression", "Compressor", "chooser", "compressed"]
 
 
 class Compressor(Protocol):
@@ -67,6 +67,24 @@ class Compression:
     bf16 = _Cast(torch.bfloat16)
 
 
+def compressed(compressor: Compressor, tensor: Any) -> tuple[Tensor, Any]:
+    """What `compressor` makes of a tensor. Raises TypeError for what is none, and what it gives."""
+    if compressor is Compression.none:  # what is sent as it is need be no tensor
+        return tensor, None
+    if not isinstance(tensor, Tensor):
+        raise TypeError(
+            f"tensor is of type {type(tensor).__name__}, which {compressor!r} does not compress: "
+            "pass a torch tensor, or leave compression out"
+        )
+    wire = compressor.compress(tensor)
+    if not isinstance(wire, tuple) or len(wire) != 2:
+        raise TypeError(
+            f"compression is {compressor!r}, whose compress() gives "
+            f"{type(wire).__name__}: it gives (tensor to send, what decompress needs)"
+        )
+    return wire
+
+
 def chooser(choice: Choice) -> Callable[[str, Tensor], Compressor]:
     """The function form of a choice. Raises TypeError for what is neither."""
     if hasattr(choice, "compress") and hasattr(choice, "decompress"):
@@ -75,6 +93,6 @@ def chooser(choice: Choice) -> Callable[[str, Tensor], Compressor]:
     if callable(choice):
         return choice
     raise TypeError(
-        f"compression is a class with compress and decompress, or a function (name, parameter) -> "
-        f"such a class, not {choice!r}"
+        f"compression is {choice!r}, of type {type(choice).__name__}: pass a class with "
+        "compress and decompress, or a function (name, parameter) -> such a class"
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from farandole.buffers import NOWHERE
 from farandole.ops import Average, Sum
-from farandole.requests import Call, PreparedOnGpu, PreparedTensor
+from farandole.requests import Call, PreparedOnGpu, PreparedTensor, refuse
 from farandole.torch.bucket_view import Place
 from farandole.torch.compression import Compression, Compressor
 from farandole.torch.kind import prepare
@@ -106,6 +106,10 @@ class Encoding:
         if plain and self.place is None and on_cpu:
             self.start = self._tensor.start  # type: ignore[union-attr]
         return wire
+
+    def refuse(self, reason: Exception) -> None:
+        """Tells the peers that this rank can't send its gradient, and why."""
+        refuse(self._call, reason)
 
     def ensure(self, parameter: Tensor) -> None:
         """Makes `submit` usable where nothing has been sent yet."""

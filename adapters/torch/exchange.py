@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from farandole import ops, topology
+from farandole.door import collective, collective_then
 from farandole.handles import Handle
 from farandole.ops import Average, _blocking, _single
 from farandole.process_sets import ProcessSet, global_process_set
-from farandole.torch.autograd import differentiable, gradient_name
+from farandole.requests import Op
+from farandole.torch.autograd import differentiable
 from farandole.torch.reductions import grouped_allreduce
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
 # ---- allgather
 
 
+@collective(Op.ALLGATHER)
 def grouped_allgather_async(
     tensors: Sequence[Tensor],
     name: str | None = None,
@@ -48,36 +51,43 @@ def grouped_allgather_async(
 allgather_async = _single(grouped_allgather_async)
 
 
+@collective_then(Op.ALLGATHER)
 def grouped_allgather(
     tensors: Sequence[Tensor],
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> list[Tensor]:
+) -> Callable[[], list[Tensor]]:
     """As grouped_allgather_async, waited for, and differentiable.
 
     The gradient is that of Horovod: this rank's rows of the gradients' average over the ranks.
     """
-    back = gradient_name("allgather", name, process_set)
+    members = list(tensors)
+    return lambda: _allgather(members, name, process_set)
 
+
+@collective_then(Op.ALLGATHER)
+def allgather(
+    tensor: Tensor,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[], Tensor]:
+    """As grouped_allgather, for one tensor."""
+    return lambda: _allgather([tensor], name, process_set)[0]
+
+
+def _allgather(
+    tensors: Sequence[Tensor], name: str | None, process_set: ProcessSet
+) -> list[Tensor]:
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
         return grouped_allgather_async(xs, name, process_set).wait()
 
-    def gradient(gs: Sequence[Tensor]) -> list[Tensor]:
+    def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
         means = grouped_allreduce(gs, name=back, op=Average, process_set=process_set)
         starts = _first_rows([len(x) for x in tensors], f"{back}.rows", process_set)
         rows = zip(means, starts, tensors, strict=True)
         return [mean.narrow(0, start, len(x)) for mean, start, x in rows]
 
-    return differentiable(tensors, run, gradient)
-
-
-def allgather(
-    tensor: Tensor,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Tensor:
-    """As grouped_allgather, for one tensor."""
-    return grouped_allgather([tensor], name, process_set)[0]
+    return differentiable("allgather", name, process_set, tensors, run, gradient)
 
 
 def _first_rows(rows: Sequence[int], name: str, process_set: ProcessSet) -> list[int]:
@@ -91,6 +101,7 @@ def _first_rows(rows: Sequence[int], name: str, process_set: ProcessSet) -> list
 # ---- broadcast
 
 
+@collective(Op.BROADCAST)
 def broadcast_async(
     tensor: Tensor,
     root_rank: int,
@@ -101,6 +112,7 @@ def broadcast_async(
     return ops.broadcast_async(tensor, root_rank, name=name, process_set=process_set)
 
 
+@collective(Op.BROADCAST)
 def broadcast_async_(
     tensor: Tensor,
     root_rank: int,
@@ -114,31 +126,32 @@ def broadcast_async_(
 broadcast_ = _blocking(broadcast_async_)
 
 
+@collective_then(Op.BROADCAST)
 def broadcast(
     tensor: Tensor,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Tensor:
+) -> Callable[[], Tensor]:
     """The tensor of `root_rank`, a new tensor, differentiable.
 
     The gradient is that of Horovod: on the root the gradients' average over the ranks, else zeros.
     """
-    back = gradient_name("broadcast", name, process_set)
 
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
         return [broadcast_async(xs[0], root_rank, name, process_set).wait()]
 
-    def gradient(gs: Sequence[Tensor]) -> list[Tensor]:
+    def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
         means = grouped_allreduce(gs, name=back, op=Average, process_set=process_set)
         return means if topology.rank() == root_rank else [torch.zeros_like(means[0])]
 
-    return differentiable([tensor], run, gradient)[0]
+    return lambda: differentiable("broadcast", name, process_set, [tensor], run, gradient)[0]
 
 
 # ---- alltoall
 
 
+@collective(Op.ALLTOALL)
 def alltoall_async(
     tensor: Tensor,
     splits: Any = None,
@@ -155,17 +168,17 @@ def alltoall_async(
     )
 
 
+@collective_then(Op.ALLTOALL)
 def alltoall(
     tensor: Tensor,
     splits: Any = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Callable[[], Any]:
     """As alltoall_async, waited for, differentiable: the output alone where no splits are given.
 
     The gradients go back to where the rows came from.
     """
-    back = gradient_name("alltoall", name, process_set)
     received = torch.empty(0)
 
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
@@ -173,10 +186,13 @@ def alltoall(
         output, received = alltoall_async(xs[0], splits, name, process_set).wait()
         return [output]
 
-    def gradient(gs: Sequence[Tensor]) -> list[Tensor]:
+    def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
         back_home, _ = alltoall(gs[0], received, back, process_set)
         unsent = tensor.new_zeros((len(tensor) - len(back_home), *tensor.shape[1:]))
         return [torch.cat([back_home, unsent])]
 
-    (output,) = differentiable([tensor], run, gradient)
-    return output if splits is None else (output, received)
+    def meet() -> Any:
+        (output,) = differentiable("alltoall", name, process_set, [tensor], run, gradient)
+        return output if splits is None else (output, received)
+
+    return meet

@@ -189,16 +189,21 @@ class Gradient:
         if grad.layout is torch.strided and 0 in grad.stride() and grad.numel() > 1:
             grad = grad.contiguous()  # the user's, expanded: it has no memory for the result
         self._divisor = reducer.divisor
-        reducer.scale(grad)
         encoding = self.encoding
-        wire = encoding.encode(grad)
+        try:
+            if grad.layout is torch.strided:
+                address_of(grad)  # whether it has memory
+            reducer.scale(grad)
+            wire = encoding.encode(grad)
+            target = 0 if wire is None else address_of(wire)
+            reducer.take(target, self)
+        except (TypeError, ValueError, RuntimeError) as reason:
+            raise reducer.refuse(self, reason) from None
         if wire is None:
             self._send_without(grad)
             return
         self.wire, self._unsent = wire, grad
         self._sent_version = wire._version if wire is grad else None
-        target = address_of(wire)
-        reducer.take(target, self)
         if self.place is not None:
             target = self._send_to(self.place) or target
         source = target if self.input is None else address_of(self.input)

@@ -38,6 +38,11 @@ def assign(
 def _members(
     parameters: Sequence[Tensor], groups: int | Sequence[Sequence[Tensor]]
 ) -> Sequence[Sequence[Tensor]]:
+    if not isinstance(groups, (int, list, tuple)):
+        raise TypeError(
+            f"groups is {groups!r}, of type {type(groups).__name__}: pass a number of groups, or a "
+            "list of lists of parameters"
+        )
     if not isinstance(groups, int):
         return _checked(parameters, groups)
     if groups < 0:

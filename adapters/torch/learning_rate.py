@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from farandole.door import collective_then
 from farandole.errors import MismatchError
 from farandole.objects import allgather_object
 from farandole.process_sets import ProcessSet, global_process_set
+from farandole.requests import Op
 
 __all__ = ["check_learning_rate", "linear_warmup"]
 
@@ -35,21 +39,32 @@ def linear_warmup(
     return LambdaLR(optimizer, factor)
 
 
+@collective_then(Op.ALLGATHER, unnamed="check_learning_rate")
 def check_learning_rate(
     optimizer: torch.optim.Optimizer, process_set: ProcessSet = global_process_set
-) -> None:
+) -> Callable[[], None]:
     """Raises MismatchError on all ranks, naming ranks and values, where learning rates differ.
 
-    Collective; cheap enough for once an epoch.
+    Collective; cheap enough for once an epoch. Raises TypeError on all ranks for what is no
+    optimizer on one.
     """
+    if not hasattr(optimizer, "param_groups"):
+        raise TypeError(
+            f"optimizer is of type {type(optimizer).__name__}: pass an optimizer of torch"
+        )
     own = tuple(float(group["lr"]) for group in optimizer.param_groups)
+    return lambda: _compare(own, process_set)
+
+
+def _compare(own: tuple[float, ...], process_set: ProcessSet) -> None:
     holders: dict[tuple[float, ...], list[int]] = {}
-    for rank, rates in enumerate(allgather_object(own, process_set=process_set)):
+    told = allgather_object(own, name="check_learning_rate", process_set=process_set)
+    for rank, rates in enumerate(told):
         holders.setdefault(rates, []).append(rank)
     if len(holders) > 1:
-        told = (
+        differing = (
             f"{', '.join(map(str, rates))} on rank{'s'[: len(ranks) > 1]} "
             + ", ".join(map(str, ranks))
             for rates, ranks in holders.items()
         )
-        raise MismatchError(f"ranks have different learning rates: {'; '.join(told)}")
+        raise MismatchError(f"ranks have different learning rates: {'; '.join(differing)}")

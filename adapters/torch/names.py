@@ -31,6 +31,11 @@ def parameter_names(
             for number, group in enumerate(optimizer.param_groups)
             for index, _ in enumerate(group["params"])
         ]
+    if isinstance(named_parameters, Tensor) or not isinstance(named_parameters, Iterable):
+        raise TypeError(
+            f"named_parameters is of type {type(named_parameters).__name__}: pass "
+            "model.named_parameters()"
+        )
     pairs: list[Any] = list(named_parameters)
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         raise ValueError("named_parameters holds (name, tensor) tuples: model.named_parameters()")

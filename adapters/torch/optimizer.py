@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from farandole.arguments import check
 from farandole.ops import Adasum, Average, ReduceOp
 from farandole.process_sets import ProcessSet, global_process_set, set_id
 from farandole.torch.adasum import Deltas, DeltaStep
@@ -69,6 +70,7 @@ def DistributedOptimizer(
     Raises
     ValueError for wrong arguments, and when farandole is not initialised.
     """
+    check(op=op, process_set=process_set, gradient_predivide_factor=gradient_predivide_factor)
     _check(optimizer, op, gradient_predivide_factor, backward_passes_per_step, accumulate)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     names = parameter_names(optimizer, named_parameters)
@@ -105,6 +107,10 @@ def DistributedOptimizer(
 def _check(
     optimizer: torch.optim.Optimizer, op: int, predivide: float, passes: int, accumulate: str
 ) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"optimizer is of type {type(optimizer).__name__}: pass an optimizer of torch.optim"
+        )
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is a DistributedOptimizer already")
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -119,8 +125,7 @@ def _check(
 
 
 def _check_passes(passes: int) -> None:
-    if passes <= 0:
-        raise ValueError(f"backward_passes_per_step is 1 at least, not {passes}")
+    check(backward_passes_per_step=passes)
 
 
 def _adopt(

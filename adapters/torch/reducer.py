@@ -169,10 +169,24 @@ class Reducer:
             with torch.no_grad():
                 grad.mul_(factor)
 
+    def refuse(self, gradient: Gradient, reason: Exception) -> Exception:
+        """This rank can't send a gradient: ends the window on all ranks. Gives the error to raise.
+
+        Nobody waits for what this rank has not sent: the names are free for the next window.
+        """
+        reason = type(reason)(f"the gradient of {gradient.name}: {reason}")
+        for other in self.gradients:
+            if other.handle is None and other.wanted():
+                other.encoding.refuse(reason)
+        assert self._word is not None
+        self._word.refuse(reason)
+        self.abandon()
+        return reason
+
     def take(self, address: int, gradient: Gradient) -> None:
         """The window reduces what begins there. Raises RuntimeError for the same memory twice."""
         other = self._taken.setdefault(address, gradient)
-        if other is not gradient and address != EMPTY:
+        if other is not gradient and address not in (0, EMPTY):
             raise RuntimeError(twins_text(gradient.name, other.name))
 
     # ---- windows

@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from farandole import ops
+from farandole.arguments import shown
+from farandole.door import collective, collective_then
 from farandole.handles import Handle
 from farandole.ops import Average, Sum, _blocking, _single
 from farandole.process_sets import ProcessSet, global_process_set
-from farandole.torch.autograd import differentiable, gradient_name
-from farandole.torch.compression import Compression, Compressor
+from farandole.requests import Op
+from farandole.torch.autograd import differentiable
+from farandole.torch.compression import Compression, Compressor, compressed
 
 __all__ = [
     "allreduce",
@@ -32,13 +35,17 @@ def _reduce_op(op: int | None, average: bool | None) -> int:
     if average is None:
         return Average if op is None else op
     if op is not None:
-        raise ValueError("give op or average, not both: average is deprecated")
+        raise ValueError(
+            f"op is {shown(op)} and average is {shown(average)}: pass one of the two, not both; "
+            "average is deprecated"
+        )
     warnings.warn(
-        "average is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=3
+        "average is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=4
     )
     return Average if average else Sum
 
 
+@collective(Op.ALLREDUCE)
 def grouped_allreduce_async(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -63,6 +70,7 @@ def grouped_allreduce_async(
     )
 
 
+@collective(Op.ALLREDUCE)
 def grouped_allreduce_async_(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -92,6 +100,7 @@ allreduce_ = _blocking(allreduce_async_)
 grouped_allreduce_ = _blocking(grouped_allreduce_async_)
 
 
+@collective_then(Op.ALLREDUCE)
 def grouped_allreduce(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -101,20 +110,25 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> list[Tensor]:
+) -> Callable[[], list[Tensor]]:
     """postscale_factor * op(prescale_factor * x) over the ranks; `op` None is Average.
 
     Gives new tensors, differentiable for Average and Sum: the gradients are reduced as the tensors
     were. Members of a list are reduced together. `average` is a deprecated form of `op`.
     """
     op = _reduce_op(op, average)
-    wires = [compression.compress(x) for x in tensors]
     factors = (prescale_factor, postscale_factor)
-    results = _allreduce([wire for wire, _ in wires], name, op, factors, process_set)
-    pairs = zip(results, wires, strict=True)
-    return [compression.decompress(result, context) for result, (_, context) in pairs]
+    wires = [compressed(compression, x) for x in tensors]
+
+    def meet() -> list[Tensor]:
+        results = _allreduce([wire for wire, _ in wires], name, op, factors, process_set)
+        pairs = zip(results, wires, strict=True)
+        return [compression.decompress(result, context) for result, (_, context) in pairs]
+
+    return meet
 
 
+@collective_then(Op.ALLREDUCE)
 def allreduce(
     tensor: Tensor,
     average: bool | None = None,
@@ -124,11 +138,17 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Tensor:
+) -> Callable[[], Tensor]:
     """As grouped_allreduce, for one tensor."""
-    factors = (prescale_factor, postscale_factor)
     op = _reduce_op(op, average)
-    return grouped_allreduce([tensor], None, name, compression, op, *factors, process_set)[0]
+    factors = (prescale_factor, postscale_factor)
+    wire, context = compressed(compression, tensor)
+
+    def meet() -> Tensor:
+        (result,) = _allreduce([wire], name, op, factors, process_set)
+        return compression.decompress(result, context)
+
+    return meet
 
 
 def _allreduce(
@@ -138,16 +158,14 @@ def _allreduce(
     factors: tuple[float, float],
     process_set: ProcessSet,
 ) -> list[Tensor]:
-    back = gradient_name("allreduce", name, process_set)
-
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
         if len(xs) == 1:  # a call that may come again
             return [allreduce_async(xs[0], None, name, op, *factors, process_set).wait()]
         return grouped_allreduce_async(xs, None, name, op, *factors, process_set).wait()
 
-    def gradient(gs: Sequence[Tensor]) -> list[Tensor]:
+    def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
         if op not in (Average, Sum):
             raise NotImplementedError("allreduce has a gradient for Average and Sum only")
         return _allreduce(gs, back, op, factors, process_set)
 
-    return differentiable(tensors, run, gradient)
+    return differentiable("allreduce", name, process_set, tensors, run, gradient)

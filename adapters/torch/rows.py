@@ -11,7 +11,7 @@ from torch import Tensor
 
 from farandole.ops import Average
 from farandole.process_sets import size_of
-from farandole.requests import Call, Op, PreparedOnGpu
+from farandole.requests import Call, Op, PreparedOnGpu, refuse
 from farandole.torch.kind import prepare, receive
 
 __all__ = ["Rows", "no_rows", "pack", "unpack"]
@@ -68,6 +68,10 @@ class Rows:
             self._factor /= size_of(call.process_set)
         self.stream = 0  # in which it was last submitted
         self.ensure(like)
+
+    def refuse(self, reason: Exception) -> None:
+        """As in Encoding."""
+        refuse(self._call, reason)
 
     def ensure(self, parameter: Tensor) -> None:
         """Makes `submit` usable where nothing has been sent yet."""

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from farandole import ops
+from farandole.door import collective, collective_then
 from farandole.handles import Handle
 from farandole.ops import Average, Sum, _single
 from farandole.process_sets import ProcessSet, global_process_set
-from farandole.torch.autograd import differentiable, gradient_name
-from farandole.torch.compression import Compression, Compressor
+from farandole.requests import Op
+from farandole.torch.autograd import differentiable
+from farandole.torch.compression import Compression, Compressor, compressed
 from farandole.torch.exchange import allgather
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
 ]
 
 
+@collective(Op.REDUCESCATTER)
 def grouped_reducescatter_async(
     tensors: Sequence[Tensor],
     name: str | None = None,
@@ -49,6 +52,7 @@ def grouped_reducescatter_async(
 reducescatter_async = _single(grouped_reducescatter_async)
 
 
+@collective_then(Op.REDUCESCATTER)
 def grouped_reducescatter(
     tensors: Sequence[Tensor],
     name: str | None = None,
@@ -57,30 +61,24 @@ def grouped_reducescatter(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> list[Tensor]:
+) -> Callable[[], list[Tensor]]:
     """This rank's rows of the average or sum, differentiable.
 
     The gradient is that of Horovod: all ranks' gradients concatenated, times the number of ranks
     for Sum.
     """
-    wires = [compression.compress(x) for x in tensors]
-    back = gradient_name("reducescatter", name, process_set)
-    members = process_set.size()
-    scale = prescale_factor * postscale_factor * ((members or 1) if op == Sum else 1)
+    wires = [compressed(compression, x) for x in tensors]
+    factors = (prescale_factor, postscale_factor)
 
-    def run(xs: Sequence[Tensor]) -> list[Tensor]:
-        factors = (prescale_factor, postscale_factor)
-        return grouped_reducescatter_async(xs, name, op, process_set, *factors).wait()
+    def meet() -> list[Tensor]:
+        results = _reducescatter([wire for wire, _ in wires], name, op, factors, process_set)
+        pairs = zip(results, wires, strict=True)
+        return [compression.decompress(result, context) for result, (_, context) in pairs]
 
-    def gradient(gs: Sequence[Tensor]) -> list[Tensor]:
-        named = enumerate(gs)
-        return [allgather(g, f"{back}.{i}", process_set) * scale for i, g in named]
-
-    results = differentiable([wire for wire, _ in wires], run, gradient)
-    pairs = zip(results, wires, strict=True)
-    return [compression.decompress(result, context) for result, (_, context) in pairs]
+    return meet
 
 
+@collective_then(Op.REDUCESCATTER)
 def reducescatter(
     tensor: Tensor,
     name: str | None = None,
@@ -89,7 +87,32 @@ def reducescatter(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Tensor:
+) -> Callable[[], Tensor]:
     """As grouped_reducescatter, for one tensor."""
+    wire, context = compressed(compression, tensor)
     factors = (prescale_factor, postscale_factor)
-    return grouped_reducescatter([tensor], name, compression, op, process_set, *factors)[0]
+
+    def meet() -> Tensor:
+        (result,) = _reducescatter([wire], name, op, factors, process_set)
+        return compression.decompress(result, context)
+
+    return meet
+
+
+def _reducescatter(
+    tensors: Sequence[Tensor],
+    name: str | None,
+    op: int,
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+) -> list[Tensor]:
+    def run(xs: Sequence[Tensor]) -> list[Tensor]:
+        return grouped_reducescatter_async(xs, name, op, process_set, *factors).wait()
+
+    def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
+        members = process_set.size() or 1
+        scale = factors[0] * factors[1] * (members if op == Sum else 1)
+        named = enumerate(gs)
+        return [allgather(g, f"{back}.{i}", process_set) * scale for i, g in named]
+
+    return differentiable("reducescatter", name, process_set, tensors, run, gradient)

@@ -3,24 +3,30 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from farandole.handles import Handle
-from farandole.ops import Average, Max, Sum
+from farandole.arguments import shown
+from farandole.door import collective
+from farandole.ops import Average, Sum
 from farandole.process_sets import ProcessSet, global_process_set
-from farandole.torch.exchange import allgather_async
-from farandole.torch.reductions import allreduce, allreduce_async_
+from farandole.requests import Op
+from farandole.torch.exchange import allgather_async, grouped_allgather_async
+from farandole.torch.reductions import allreduce
 
 __all__ = ["sparse_allreduce_async"]
 
+_FIRST, _UNNAMED = "{}.indices", "sparse_allreduce"  # names of what ranks meet in
 
+
+@collective(Op.ALLGATHER, _FIRST, unnamed=_FIRST.format(_UNNAMED))
 def sparse_allreduce_async(
     tensor: Tensor,
-    name: str,
+    name: str | None,
     op: int,
     process_set: ProcessSet = global_process_set,
     *,
@@ -32,59 +38,45 @@ def sparse_allreduce_async(
     `density_threshold` they travel as a dense tensor instead where the ranks' elements, counted
     together, are more than this share of those that the tensor has room for. All ranks learn the
     counts from the gathered indices; values then travel when the function is called, not before.
-    Raises ValueError for dense tensors and other operations; when waiting, where shapes differ.
+    Raises ValueError on all ranks for dense tensors and other operations on one; when waiting,
+    where shapes differ.
     """
-    if tensor.layout is not torch.sparse_coo:
-        raise ValueError(f"sparse_allreduce_async takes a sparse COO tensor, not {tensor.layout}")
+    if not isinstance(tensor, Tensor) or tensor.layout is not torch.sparse_coo:
+        layout = getattr(tensor, "layout", type(tensor).__name__)
+        raise ValueError(
+            f"tensor is a {layout}: pass a sparse COO tensor (to_sparse()), or call allreduce"
+        )
     if op not in (Average, Sum):
-        raise ValueError("sparse tensors can be summed or averaged only")
+        raise ValueError(f"op is {shown(op)}: sparse tensors can be summed or averaged only")
+    name = _UNNAMED if name is None else name
     local = tensor.detach().coalesce()  # duplicates would travel in vain
-    agree = _agreement(local, name, process_set)
-    share = math.inf if density_threshold is None else density_threshold
+    share = math.inf if density_threshold is None else float(density_threshold)
     most = share * math.prod(local.shape[: local.sparse_dim()])
-    indices = allgather_async(local.indices().t().contiguous(), f"{name}.indices", process_set)
-    values: Handle[Tensor] | None = None
-    if density_threshold is None:
-        values = allgather_async(local.values().contiguous(), f"{name}.values", process_set)
+    form = torch.tensor([local.shape])
+    mine = [form, local.indices().t().contiguous(), local.values().contiguous()]
+    now = mine if density_threshold is None else mine[:2]
+    gathered = grouped_allgather_async(now, _FIRST.format(name), process_set)
 
     def wait() -> Tensor:
-        nonlocal values
-        try:
-            everyones = indices.wait()
-            if values is not None:
-                values.wait()
-        finally:  # so that nothing is left under way
-            agree()
+        forms, everyones, *values = gathered.wait()
+        if not forms.eq(form).all():  # an index may lie far beyond a smaller tensor
+            raise ValueError(
+                f"sparse_allreduce_async {name!r}: ranks have different shapes, by rank "
+                f"{[tuple(shape) for shape in forms.tolist()]}"
+            )
         if len(everyones) > most:
             total = allreduce(
                 local.to_dense(), name=f"{name}.dense", op=op, process_set=process_set
             )
             return total.to_sparse(local.sparse_dim())
-        if values is None:
-            values = allgather_async(local.values().contiguous(), f"{name}.values", process_set)
-        rows = values.wait()
+        rows = values[0] if values else late()
         if op == Average:
             rows = rows / (process_set.size() or 1)
         parts = (everyones.t(), rows, local.shape)
         return torch.sparse_coo_tensor(*parts, check_invariants=False).coalesce()
 
-    return wait
-
-
-def _agreement(local: Tensor, name: str, process_set: ProcessSet) -> Callable[[], None]:
-    """Waits for all ranks' shapes: an index may lie far beyond a smaller tensor.
-
-    What is gathered does not tell them. Raises ValueError on all ranks where they differ.
-    """
-    shape = torch.tensor([*local.shape, *(-n for n in local.shape)])
-    extremes = allreduce_async_(shape, None, f"{name}.shape", Max, process_set=process_set)
-
-    def wait() -> None:
-        most, least = extremes.wait().view(2, -1)
-        if not torch.equal(most, -least):
-            raise ValueError(
-                f"sparse_allreduce_async {name!r}: ranks have different shapes, between "
-                f"{tuple((-least).tolist())} and {tuple(most.tolist())}; here {tuple(local.shape)}"
-            )
+    @functools.cache
+    def late() -> Tensor:
+        return allgather_async(mine[2], f"{name}.values", process_set).wait()
 
     return wait

@@ -84,7 +84,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
             self._check_input_dim(input)
         except (TypeError, ValueError) as reason:
             call = Call(Op.ALLREDUCE, f"{name}.forward", set_id(self.process_set))
-            refuse(call, 1, reason)
+            refuse(call, reason)
             raise
         normalise: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _Normalise.apply
         y, mean, variance, count = normalise(

@@ -4,28 +4,34 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from farandole import ops
+from farandole.arguments import number, shown
 from farandole.process_sets import ProcessSet
 
 __all__ = ["factor_of"]
 
 
-def factor_of(weight: float, averages: bool, name: str, process_set: ProcessSet) -> float:
+def factor_of(weight: Any, averages: bool, name: str, process_set: ProcessSet) -> float:
     """What this rank's tensors are multiplied by, so that their average is the weighted one.
 
-    Collective, by `name`. `averages`: whether an average will be taken. Raises ValueError on all
-    ranks where one's weight is negative or not finite, or all are 0, or no average is taken.
+    Collective, by `name`. `weight`: a number, or an array or tensor of one element, of any dtype on
+    each rank. `averages`: whether an average will be taken. Raises ValueError on all ranks where
+    one's weight is negative or no finite number, or all are 0, or no average is taken.
     """
-    usable = averages and math.isfinite(weight) and weight >= 0
-    total = np.array([weight if usable else math.nan])
+    mine = number(weight)
+    usable = averages and mine is not None and math.isfinite(mine) and mine >= 0
+    total = np.array([mine if usable else math.nan], np.float64)
     ops.allreduce_(total, op=ops.Sum, name=name, process_set=process_set)
     if not averages:
         raise ValueError("set_weight() goes with op=Average only")
-    if not total[0] > 0:
+    if not 0 < total[0] < math.inf:
         raise ValueError(
-            f"set_weight({weight}): weights are 0 or more on all ranks, and more on one at least"
+            f"set_weight(weight): weight is {shown(weight)}, of type {type(weight).__name__}, on "
+            "this rank; weights are finite, 0 or more on all ranks, and more on one at least"
         )
-    return float(weight * (process_set.size() or 1) / total[0])
+    assert mine is not None
+    return float(mine * (process_set.size() or 1) / total[0])

@@ -24,6 +24,7 @@ struct Field {
 };
 
 constexpr Field kFields[] = {
+    {"group size", [](const Request& r) { return std::to_string(r.signature.group_size); }},
     {"operation", [](const Request& r) { return std::string(name_of(r.signature.op)); }},
     {"dtype", [](const Request& r) { return std::string(name_of(r.signature.dtype)); }},
     {"shape", [](const Request& r) { return text_of(r.signature.shape); }},
@@ -37,7 +38,6 @@ constexpr Field kFields[] = {
      }},
     {"place in GPU memory", [](const Request& r) { return text_of(r.signature.place); }},
     {"group", [](const Request& r) { return r.group.empty() ? "none" : "'" + r.group + "'"; }},
-    {"group size", [](const Request& r) { return std::to_string(r.signature.group_size); }},
 };
 
 std::vector<Rank> world_ranks(const std::vector<int32_t>& members, const std::vector<Rank>& ranks) {
@@ -54,7 +54,8 @@ bool same_terms(const Request& a, const Request& b) {
 
 std::string text_of(const CallKey& key, const Request& request) {
   std::string what =
-      key.named() ? "'" + key.name + "'" : "unnamed call " + std::to_string(key.sequence + 1);
+      key.named() ? "'" + key.name + "'" : "unnamed call " + std::to_string(key.number() + 1);
+  if (key.place() > 0) what += ", tensor " + std::to_string(key.place() + 1);
   what += std::string(" (") + name_of(request.signature.op) + ")";
   if (key.set != kWorldSet) what += " in process set " + std::to_string(key.set);
   return what;
@@ -220,6 +221,24 @@ std::vector<Call::GroupTerms> Call::groups() const {
   for (const Version& version : versions_) add(version.request);
   std::erase_if(groups, [](const GroupTerms& terms) { return terms.size == 0; });
   return groups;
+}
+
+std::vector<Call::Led> Call::led() const {
+  std::vector<Led> led;
+  auto add = [&](const Request& terms, size_t members) {
+    if (terms.group.empty() || members == 0 || follows(terms, key_.place())) return;
+    led.push_back({terms.group, terms.signature.group_size - 1, static_cast<int>(members)});
+  };
+  if (versions_.empty()) add(request(), members_with_terms().size());
+  for (const Version& version : versions_) add(version.request, version.members.size());
+  return led;
+}
+
+bool Call::uneven() const {
+  if (silent_.size() > joined_) return true;
+  return std::ranges::any_of(versions_, [&](const Version& version) {
+    return version.request.signature.group_size != versions_[0].request.signature.group_size;
+  });
 }
 
 std::optional<Failure> Call::failure(const std::vector<Rank>& ranks) const {

@@ -70,6 +70,18 @@ class Call {
   };
   std::vector<GroupTerms> groups() const;
 
+  // Of the first call of a group: how many calls each opinion makes follow it, and how many hold it.
+  struct Led {
+    std::string group;
+    int followers;
+    int members;
+  };
+  std::vector<Led> led() const;
+  // Of such a one, once complete: some members bring fewer calls than others, or refuse them all.
+  bool uneven() const;
+  // Members that have arrived by themselves, and have not refused.
+  std::vector<int32_t> members_with_terms() const;
+
   // What went wrong, once complete; ranks[m] is member m's world rank.
   std::optional<Failure> failure(const std::vector<Rank>& ranks) const;
 
@@ -93,7 +105,6 @@ class Call {
   void take(int member);
   void disagree(int member, const Request& request);
   bool sound(const Contribution& given) const;
-  std::vector<int32_t> members_with_terms() const;
 
   bool open_ = false;
   bool queued_ = false;

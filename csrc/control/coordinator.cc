@@ -20,7 +20,7 @@ constexpr uint64_t kMaxUnnamedAhead = 1 << 20;  // calls of one rank ahead of th
 // What every rank checks before it reports; a rank that did not is broken.
 void check_request(const Request& request) {
   const Signature& s = request.signature;
-  bool sound = s.op != Op::kJoin && s.group_size >= 1;
+  bool sound = s.op != Op::kJoin && s.group_size >= (s.op == Op::kBarrier ? 0 : 1);
   if (s.op == Op::kAddSet || s.op == Op::kRemoveSet) {
     sound = sound && request.set == kWorldSet;
   } else {
@@ -89,6 +89,11 @@ Coordinator::Set* Coordinator::set_of(SetId id, Rank from) {
 }
 
 Call& Coordinator::unnamed_slot(Set& set, uint64_t sequence) {
+  if (CallKey{set.id, "", sequence}.place() > 0) {
+    auto& follower = set.followers[sequence];
+    if (!follower) follower = std::make_unique<Call>();
+    return *follower;
+  }
   if (sequence < set.first_unnamed || sequence - set.first_unnamed > kMaxUnnamedAhead) {
     throw Error(ErrorCode::kInternal, "an unnamed call is out of order");
   }
@@ -107,13 +112,17 @@ Call& Coordinator::find_call(Set& set, Definition& definition, const Request& re
     spill(*bundle, now_ns);
     if (!definition.call.is_open()) ++bundle->open;
   }
+  const CallKey key{set.id, request.name, sequence};
+  if (key.place() >= static_cast<uint64_t>(std::max(request.signature.group_size, 1))) {
+    throw Error(ErrorCode::kInternal, "a call has a place outside its group");
+  }
   Call& call = named ? definition.call : unnamed_slot(set, sequence);
   if (call.is_open()) return call;
   bool as_defined =
       &definition.request == &request || (definition.request.signature == request.signature &&
                                           definition.request.group == request.group);
-  call.open({set.id, request.name, sequence}, definition.id,
-            as_defined ? &definition.request : nullptr, request, set.members(), now_ns);
+  call.open(key, definition.id, as_defined ? &definition.request : nullptr, request, set.members(),
+            now_ns);
   ++definition.uses;
   registry_.touch(definition);
   if (!set.joined.empty()) {
@@ -207,9 +216,11 @@ void Coordinator::came_last(const Set& set, Rank rank, int64_t after_ns) {
 
 void Coordinator::settle(Set& set, Call& call) {
   if (call.given_up()) fail_late(call.key(), call.given_up());
+  if (!set.broken.empty() && settle_broken(set, call)) return;
   if (!call.complete()) return;
   if (call.given_up()) return retire(call);
   Failure failure = verdict(set, call);
+  if (failure && break_group(set, call, failure)) return;
   auto groups = call.groups();
   if (!groups.empty()) return settle_grouped(set, call, groups, failure);
   if (failure) return fail(call, failure);
@@ -238,6 +249,48 @@ void Coordinator::settle_grouped(Set& set, Call& call, const std::vector<Call::G
   }
 }
 
+bool Coordinator::break_group(Set& set, Call& call, const Failure& failure) {
+  const std::vector<Call::Led> led = call.led();
+  if (led.empty() || !call.uneven()) return false;
+  BrokenGroup& group = set.broken.emplace_back(BrokenGroup{&call, {}, 0, failure});
+  for (const auto& [name, followers, members] : led) {
+    group.names.push_back(name);
+    group.reports += static_cast<size_t>(followers) * static_cast<size_t>(members);
+    set.groups.erase(name);
+  }
+  settle_broken(set, call);
+  return true;
+}
+
+// Whether the call belongs to such a group. Those that do not report it must not take its end for that of
+// something else.
+bool Coordinator::settle_broken(Set& set, const Call& call) {
+  const std::string& name = call.request().group;
+  auto group = std::ranges::find_if(set.broken, [&](const BrokenGroup& broken) {
+    return broken.first == &call || std::ranges::count(broken.names, name) > 0;
+  });
+  if (group == set.broken.end()) return false;
+  std::vector<Call*> calls;
+  size_t reports = 0;
+  for (Call* other : open_calls(set)) {
+    const bool one_of_it = std::ranges::count(group->names, other->request().group) > 0 &&
+                           follows(other->request(), other->key().place());
+    if (!one_of_it) continue;
+    calls.push_back(other);
+    reports += other->members_with_terms().size();
+  }
+  if (reports < group->reports) return true;
+  calls.push_back(group->first);
+  for (Call* failed : calls) {
+    std::vector<Rank> unheard;
+    for (int m : failed->arrived().missing()) unheard.push_back(set.ranks[static_cast<size_t>(m)]);
+    log_.push_back(Fail{failed->key(), group->failure, std::move(unheard)});
+    retire(*failed);
+  }
+  set.broken.erase(group);
+  return true;
+}
+
 void Coordinator::fail(Call& call, const Failure& failure) {
   log_.push_back(Fail{call.key(), failure});
   retire(call);
@@ -258,6 +311,9 @@ std::vector<Call*> Coordinator::open_calls(Set& set) {
     if (call.is_open() && call.key().set == set.id) calls.push_back(&call);
   });
   for (auto& call : set.unnamed) {
+    if (call->is_open()) calls.push_back(call.get());
+  }
+  for (auto& [sequence, call] : set.followers) {
     if (call->is_open()) calls.push_back(call.get());
   }
   return calls;

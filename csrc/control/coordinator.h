@@ -85,6 +85,14 @@ class Coordinator {
     std::vector<Call*> calls;  // those that wait for the others
     Failure failure;           // of one, hence of all
   };
+  // A group whose first call can't be done, and which some members bring less of than others, or nothing: its
+  // calls will never be complete. It fails as a whole when those that are to come have come.
+  struct BrokenGroup {
+    Call* first = nullptr;
+    std::vector<std::string> names;  // several if the members disagree
+    size_t reports = 0;              // of calls that follow
+    Failure failure;
+  };
   struct Set {
     SetId id = 0;
     std::vector<Rank> ranks;  // ascending
@@ -101,7 +109,9 @@ class Coordinator {
     int64_t moving_since_ns = 0;                // the bucket that moves now
     std::deque<std::unique_ptr<Call>> unnamed;  // from first_unnamed on
     uint64_t first_unnamed = 0;
+    std::map<uint64_t, std::unique_ptr<Call>> followers;  // unnamed, by sequence
     std::map<std::string, Group> groups;
+    std::vector<BrokenGroup> broken;
     // Complete, agreed, not published:
     std::vector<Call*> at_once;                          // the log entry is all that they need
     std::deque<std::variant<Call*, OpenBundle*>> ready;  // for the lane
@@ -141,6 +151,8 @@ class Coordinator {
   void settle(Set& set, Call& call);  // when complete: ready, grouped or failed
   void settle_grouped(Set& set, Call& call, const std::vector<Call::GroupTerms>& groups,
                       const Failure& failure);
+  bool break_group(Set& set, Call& call, const Failure& failure);
+  bool settle_broken(Set& set, const Call& call);
   Failure verdict(const Set& set, Call& call) const;
   void queue(Set& set, Call& call);
   void fail(Call& call, const Failure& failure);

@@ -104,6 +104,7 @@ void Coordinator::flush(Set& set) {
     set.unnamed.pop_front();
     ++set.first_unnamed;
   }
+  std::erase_if(set.followers, [&](const auto& entry) { return finished(*entry.second); });
   end_join(set);
   bundle_up(set);
 }

@@ -91,6 +91,7 @@ void Coordinator::on(Rank from, const Join& join, int64_t now_ns) {
                  "' has fewer members than it says, and all ranks have joined"});
   }
   set->groups.clear();
+  set->broken.clear();
 }
 
 // When all have joined, or can't any more. Not before the last call is out: ranks that return from
@@ -140,6 +141,7 @@ void Coordinator::on(Rank from, const Leave& leave, int64_t now_ns) {
       give_up(*set, *call, blame_leavers(*set, call->key(), call->request()));
     }
     set->groups.clear();
+    set->broken.clear();
   }
 }
 

@@ -162,6 +162,7 @@ void Coordinator::give_up_stalled(Set& set, int64_t now_ns) {
     lost_.emplace_back(now_ns, std::move(view));
   }
   for (const std::string& name : groups) set.groups.erase(name);
+  std::erase_if(set.broken, [](const BrokenGroup& group) { return !group.first->is_open(); });
 }
 
 // A bucket can't be taken back. Its end is the job's, and only if a member is known to stand still: a

@@ -12,11 +12,18 @@
 namespace farandole {
 
 // ---- A call, as all ranks know it. Named calls meet by name, unnamed ones by their order in a set.
+//
+// A group is known by its first call: whatever its size, that goes by the name of the group, or, unnamed, by
+// its place in the order. So ranks that disagree about the size, or bring nothing, meet there. The others
+// follow: of an unnamed group under the same number, with their places in the group above it.
+constexpr int kFollowerShift = 40;
 struct CallKey {
   SetId set = kWorldSet;
   std::string name;       // empty: unnamed
   uint64_t sequence = 0;  // of unnamed calls in this set, from 0
   bool named() const { return !name.empty(); }
+  uint64_t number() const { return sequence & ((uint64_t{1} << kFollowerShift) - 1); }
+  uint64_t place() const { return sequence >> kFollowerShift; }  // in its unnamed group
 };
 
 struct Request {
@@ -25,6 +32,11 @@ struct Request {
   std::string group;  // empty: alone
   Signature signature;
 };
+// Of a group in which it is not the first. `place`: that of an unnamed one, by its key.
+inline bool follows(const Request& request, uint64_t place) {
+  if (request.group.empty()) return false;
+  return request.name.empty() ? place > 0 : request.name != request.group;
+}
 
 // ---- Reports: rank -> coordinator
 

@@ -60,9 +60,9 @@ void Engine::on(const Fail& fail) {
   {
     std::lock_guard lock(mutex_);
     ProcessSet* set = sets_.find(fail.key.set);
-    std::optional<Report> next;
+    std::vector<Report> next;
     mine = pending_.fail(fail.key, set && set->join, next);
-    if (next) report_locked(*next);
+    for (Report& report : next) report_locked(report);
   }
   if (mine) finish(std::move(*mine), failed(fail.failure));
 }

@@ -47,10 +47,12 @@ void check_shape(const Request& request, const Dimensions& shape) {
   }
 }
 
-void check_reduction(const Request& request) {
+// Of what callers compute themselves ranks may declare that they mean the same: without data.
+void check_reduction(const Request& request, bool brings_nothing) {
   const Signature& s = request.signature;
   if (!reduces(s.op)) return;
   if (kernels::supports(s.dtype, s.reduce_op)) return;
+  if (s.reduce_op == ReduceOp::kAdasum && s.op == Op::kAllreduce && brings_nothing) return;
   refuse(request,
          std::string(name_of(s.reduce_op)) + " of " + name_of(s.dtype) + " is not defined" +
              (s.dtype == DType::kBool ? "; use Max for 'any' and Min for 'all', or convert to int32"
@@ -135,7 +137,8 @@ Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own) {
   mine.output = static_cast<std::byte*>(asked.output);
   mine.device = asked.device;
   mine.stream = asked.stream;
-  s.group_size = asked.group ? asked.group_size : 1;
+  // A barrier may stand for a group without members: its peers may bring some.
+  s.group_size = asked.group || s.op == Op::kBarrier ? asked.group_size : 1;
   if (asked.group) request.group = asked.group;
   if (asked.group && asked.group_size < 1) refuse(request, "a group needs at least one member");
   s.root = asked.op == FARANDOLE_BROADCAST || asked.op == FARANDOLE_REMOVE_SET ? asked.root : -1;
@@ -156,7 +159,7 @@ Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own) {
     return taken;
   }
   check_shape(request, mine.shape);
-  check_reduction(request);
+  check_reduction(request, !mine.input);
   check_factors(request);
   if (s.op == Op::kBroadcast && set.member_of(s.root) < 0) {
     refuse(request,

@@ -57,7 +57,8 @@ std::optional<Report> PendingTable::submit(const Request& request, Submission su
     Ready ready;
     ready.contribution = std::move(contribution);
     UnnamedCalls& calls = unnamed_[request.set];
-    ready.sequence = calls.next++;
+    ready.sequence = sequence_of(request.set, submission);
+    calls.next += submission.place == 0;
     calls.waiting.emplace(ready.sequence, std::move(submission));
     auto known = interned_.find(interned_key(request));
     if (known != interned_.end()) {
@@ -71,14 +72,29 @@ std::optional<Report> PendingTable::submit(const Request& request, Submission su
   NamedRequest& record = *submission.named;
   record.submission = std::move(submission);
   record.in_flight = true;
-  if (!record.refused) return ready_of(record, request, std::move(contribution));
+  NamedRequest* first = refused_first(request);
+  if (!record.refused && !first) return ready_of(record, request, std::move(contribution));
   record.held = {request, std::move(contribution)};
+  if (!record.refused) first->followers.push_back(request.name);
   return std::nullopt;
+}
+
+uint64_t PendingTable::sequence_of(SetId set, const Submission& submission) {
+  const uint64_t next = unnamed_[set].next;
+  return submission.place == 0 ? next : (submission.place << kFollowerShift) + next - 1;
+}
+
+// What follows in a group waits with its first call: the group that was refused may not be over elsewhere.
+NamedRequest* PendingTable::refused_first(const Request& request) const {
+  if (refusals_ == 0 || !follows(request, 0)) return nullptr;
+  auto first = find(request.set, request.group);
+  return first && first->refused ? first.get() : nullptr;
 }
 
 uint32_t PendingTable::submit_known(const Request& request, Submission& submission) {
   NamedRequest* record = submission.named;
-  if (!record || record->refused || !stands_for(*record, request, submission.kept)) return 0;
+  if (!record || record->refused || refused_first(request)) return 0;
+  if (!stands_for(*record, request, submission.kept)) return 0;
   record->submission = std::move(submission);
   record->in_flight = record->reported = true;
   return record->id;
@@ -131,6 +147,7 @@ std::optional<Report> PendingTable::refuse(const Request& request, Failure failu
     record.refusals.push_back(std::move(failure));
     return std::nullopt;
   }
+  ++refusals_;
   return Refuse{{request.set, request.name, 0}, std::move(failure)};
 }
 
@@ -192,7 +209,7 @@ std::optional<Submission> PendingTable::take(const CallKey& key) {
 }
 
 std::optional<Submission> PendingTable::fail(const CallKey& key, bool joined,
-                                             std::optional<Report>& next) {
+                                             std::vector<Report>& next) {
   const auto found = key.named() ? find(key.set, key.name) : nullptr;
   if (!found || !found->refused) return take(key);
   NamedRequest& record = *found;
@@ -201,15 +218,24 @@ std::optional<Submission> PendingTable::fail(const CallKey& key, bool joined,
     record.reported = std::exchange(record.held, std::nullopt).has_value();
   }
   if (!record.refusals.empty()) {
-    next = Refuse{key, std::move(record.refusals.front())};
+    next.push_back(Refuse{key, std::move(record.refusals.front())});
     record.refusals.pop_front();
     return std::nullopt;
   }
   record.refused = false;
+  --refusals_;
   std::optional<Submission> mine;
   if (joined) mine = take(key);
-  if (auto held = std::exchange(record.held, std::nullopt)) {
-    next = ready_of(record, held->request, std::move(held->contribution));
+  auto report = [&](NamedRequest& waiting) {
+    auto held = std::exchange(waiting.held, std::nullopt);
+    if (held && joined) waiting.reported = true;
+    if (!held || joined) return;
+    next.push_back(ready_of(waiting, held->request, std::move(held->contribution)));
+  };
+  report(record);
+  for (const std::string& name : std::exchange(record.followers, {})) {
+    auto follower = find(key.set, name);
+    if (follower && !follower->refused) report(*follower);
   }
   drop_unknown(record);
   return mine;
@@ -245,6 +271,7 @@ void PendingTable::clear() {
   }
   named_.clear();
   unnamed_.clear();
+  refusals_ = 0;
 }
 
 }  // namespace farandole

@@ -32,6 +32,7 @@ struct Submission {
   std::shared_ptr<GpuEvent> produced;    // there
   struct NamedRequest* named = nullptr;  // as check_free() or submit() has found it
   uint64_t kept = 0;                     // number of the kept request that it repeats; 0: none
+  uint64_t place = 0;                    // in an unnamed group, after its first
   RecordedCall recorded;
 };
 
@@ -56,6 +57,7 @@ struct NamedRequest {
     Contribution contribution;
   };
   std::optional<Held> held;
+  std::vector<std::string> followers;  // that wait for the same: if it is the first of a group
   bool idle() const { return !in_flight && !refused; }
 };
 
@@ -70,6 +72,8 @@ class PendingTable {
   bool in_flight(const Request& request) const;
   // The number that the next unnamed call of this set gets.
   uint64_t next_unnamed(SetId set) { return unnamed_[set].next; }
+  // What tells an unnamed call, about to be submitted, from all others of its set.
+  uint64_t sequence_of(SetId set, const Submission& submission);
   // Both return the report that tells the coordinator; nullopt: fail() will, once it may be told.
   std::optional<Report> submit(const Request& request, Submission submission,
                                Contribution contribution);
@@ -90,9 +94,9 @@ class PendingTable {
   // This rank's part of a call that the log settles; nullopt: it did not submit (it has joined).
   std::optional<Submission> take(uint32_t id, uint64_t sequence);
   std::optional<Submission> take(const CallKey& key);
-  // This rank's part of a call that failed; or the answer to its refusal: then `next` may be reported.
-  // joined: this rank reports nothing any more.
-  std::optional<Submission> fail(const CallKey& key, bool joined, std::optional<Report>& next);
+  // This rank's part of a call that failed; or the answer to its refusal: then what is in `next` may be
+  // reported. joined: this rank reports nothing any more.
+  std::optional<Submission> fail(const CallKey& key, bool joined, std::vector<Report>& next);
   // The call is over: its name is free again.
   void finish(const Submission& submission);
   void resume(SetId set, uint64_t next_sequence);  // after join
@@ -115,6 +119,7 @@ class PendingTable {
   bool stands_for(NamedRequest& record, const Request& request, uint64_t kept) const;
   const Known& known(uint32_t id) const;
   std::optional<Submission> take(NamedRequest* record);
+  NamedRequest* refused_first(const Request& request) const;
   void drop_unknown(const NamedRequest& record);
 
   std::shared_ptr<NamedRequest> find(SetId set, const std::string& name) const;  // null: unknown
@@ -124,6 +129,7 @@ class PendingTable {
   std::unordered_map<std::string, uint32_t> interned_;  // signatures of unnamed calls
   std::vector<std::optional<Known>> by_id_;
   uint64_t kept_ = 0;
+  size_t refusals_ = 0;  // records that are refused
 };
 
 }  // namespace farandole

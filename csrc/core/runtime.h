@@ -70,6 +70,7 @@ class Runtime {
   Handle submit(const Asked& kept, const void* input, void* output, uint64_t stream = 0);
   Asked keep(const farandole_request& request);
   void refuse(const farandole_request& request, const Failure& why);
+  int64_t count_unnamed(SetId set);
   WaitEnd wait(std::span<const Handle> handles, Deadline deadline, Failure& failure);
   // Whom the call behind `handle` waits for, as the coordinator knows it.
   std::string explain(Handle handle, Deadline deadline);
@@ -136,6 +137,7 @@ class Runtime {
 
   void check_open() const;
   std::vector<Asked> take_in_all(std::span<const farandole_request> requests);
+  void name_group(std::vector<Asked>& all, size_t size);
   // Both under the engine's mutex.
   Handle enter(const Request& request, Submission submission);
   void refuse_locked(const Request& request, const Failure& why);

@@ -23,7 +23,8 @@ Handle Runtime::enter(const Request& request, Submission submission) {
   submission.handle = handles().create(submission.recorded.name, submission.device != kCpuDevice);
   submission.recorded.call = submission.handle;
   Handle handle = submission.handle;
-  const uint64_t sequence = request.name.empty() ? engine_->pending().next_unnamed(request.set) : 0;
+  const uint64_t sequence =
+      request.name.empty() ? engine_->pending().sequence_of(request.set, submission) : 0;
   recorder_->submitted(submission.recorded, sequence, submission.shape);
   if (request.signature.op == Op::kJoin) {
     engine_->sets().own(request.set).join = handle;
@@ -81,6 +82,7 @@ std::vector<Asked> Runtime::take_in_all(std::span<const farandole_request> reque
     all.push_back(take_in(request, engine_->sets(), topology_.rank));
     all.back().request.signature.place = place_of(all.back().request);
     describe(all.back());
+    if (requests.size() > 1 && all.back().request.name.empty()) name_group(all, requests.size());
     const Request& taken = all.back().request;
     check_buffers(taken, all.back().submission, engine_->sets().own(taken.set));
     engine_->pending().check_free(taken, all.back().submission, all.back().record);
@@ -95,11 +97,26 @@ std::vector<Asked> Runtime::take_in_all(std::span<const farandole_request> reque
   return all;
 }
 
+// A group without a name is called by its place in the order. These names come around again, so that ranks
+// need not tell each other ever new ones.
+void Runtime::name_group(std::vector<Asked>& all, size_t size) {
+  constexpr uint64_t kNames = 256;
+  Asked& asked = all.back();
+  const uint64_t number = engine_->pending().next_unnamed(asked.request.set) % kNames;
+  asked.request.group = "unnamed group " + std::to_string(number);
+  asked.request.signature.group_size = static_cast<int32_t>(size);
+  asked.submission.place = all.size() - 1;
+}
+
 Asked Runtime::keep(const farandole_request& request) {
   open_gpu({&request, 1});
   std::lock_guard lock(engine_->mutex());
   check_open();
   Asked asked = take_in(request, engine_->sets(), topology_.rank);
+  if (asked.request.signature.reduce_op == ReduceOp::kAdasum) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "Adasum can be declared, but not kept: it has no kernel");
+  }
   asked.request.signature.place = place_of(asked.request);
   describe(asked);
   asked.submission.kept = engine_->pending().number_kept();
@@ -144,6 +161,12 @@ void Runtime::refuse(const farandole_request& request, const Failure& why) {
   after_submit();
 }
 
+int64_t Runtime::count_unnamed(SetId set) {
+  std::lock_guard lock(engine_->mutex());
+  check_open();
+  return static_cast<int64_t>(engine_->pending().next_unnamed(set));
+}
+
 // The peers that wait for this name fail too. A name that is in flight already is not touched.
 void Runtime::refuse_locked(const Request& request, const Failure& why) {
   ProcessSet* set = engine_->sets().find(request.set);
@@ -155,13 +178,14 @@ void Runtime::refuse_locked(const Request& request, const Failure& why) {
   }
 }
 
-// A name that is twice among them is one call of the peers.
+// A name that is twice among them is one call of the peers. Whoever refuses the first of a group refuses all.
 void Runtime::refuse_all(std::span<const farandole_request> requests, const Failure& why) {
   std::set<std::pair<SetId, std::string>> names;
   for (const farandole_request& request : requests) {
-    bool named = request.name && *request.name;
-    if (named && !names.emplace(request.process_set, request.name).second) continue;
-    refuse_locked(name_of_request(request), why);
+    const Request known = name_of_request(request);
+    if (!names.emplace(known.set, known.name).second) continue;
+    refuse_locked(known, why);
+    if (request.group && known.name == request.group) return;
   }
 }
 

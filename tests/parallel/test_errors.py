@@ -101,11 +101,6 @@ def test_a_mismatch_in_one_group_fails_its_members():
         fd.grouped_allreduce(tensors, name="mixed group")
 
 
-def test_groups_of_different_size():
-    with pytest.raises(fd.FarandoleError):
-        fd.grouped_allreduce([np.ones(2)] * (2 + fd.rank() % 2), name="uneven", timeout=5)
-
-
 def test_others_in_flight_survive_a_mismatch():
     good = [fd.allreduce_async(np.full(4, i), op=fd.Sum, name=f"good {i}") for i in range(20)]
     with pytest.raises(fd.MismatchError):
@@ -115,9 +110,7 @@ def test_others_in_flight_survive_a_mismatch():
 
 
 REFUSALS = {
-    "dtype": (lambda: np.array(["text"]), TypeError, "<U4"),
     "byte order": (lambda: np.ones(3, ">f4"), TypeError, ">f4"),
-    "no array": (lambda: [1.0, 2.0], TypeError, "list"),
     "undefined op": (lambda: np.ones(3, bool), TypeError, "bool"),
 }
 
@@ -139,11 +132,7 @@ def test_what_one_rank_refuses_fails_on_all(case, named):
 
 
 @pytest.mark.parametrize("factor", ["prescale_factor", "postscale_factor"])
-def test_a_factor_that_is_nan_on_one_rank(factor):
-    last = fd.size() - 1
-    value = float("nan") if fd.rank() == last else 2.0
-    with pytest.raises(ValueError, match="NaN"):
-        fd.allreduce(np.ones(3), name="scaled", **{factor: value})
+def test_a_factor_that_is_infinite(factor):
     infinite = fd.allreduce(np.ones(3), name="scaled", **{factor: float("inf")})
     assert np.isinf(infinite).all()
 
@@ -154,30 +143,6 @@ def test_in_place_refuses_what_is_not_contiguous():
         fd.allreduce_(grid.T[1:], name="strided")
     with pytest.raises(ValueError, match="read-only"):
         fd.allreduce_(b"bytes", name="read-only")
-
-
-@pytest.mark.parametrize("root", [-1, 4, 10**6])
-def test_wrong_root(root):
-    with pytest.raises(ValueError, match=str(root)):
-        fd.broadcast(np.ones(3), root, name="wrong root")
-
-
-def test_wrong_op():
-    with pytest.raises(ValueError, match="99"):
-        fd.allreduce(np.ones(3), op=99, name="wrong op")
-
-
-@pytest.mark.parametrize("splits", [[1], [5] * 4, [-1, 3, 0, 0], [0.5] * 4, [[1, 1]]])
-def test_wrong_splits(splits):
-    splits = splits[: fd.size()] if len(splits) == 4 else splits
-    with pytest.raises(ValueError, match="splits"):
-        fd.alltoall(np.ones(4), splits, name="wrong splits")
-
-
-def test_one_rank_with_wrong_splits():
-    splits = [1] * (fd.size() + (fd.rank() == 0))
-    with pytest.raises(ValueError, match="splits"):
-        fd.alltoall(np.ones(8), splits, name="uneven splits")
 
 
 def test_scalars_cannot_be_concatenated():

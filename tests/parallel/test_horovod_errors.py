@@ -126,12 +126,6 @@ def test_broadcast_root_differs() -> None:
     expect_mismatch(lambda: hvd.broadcast(ones(4), root, name="differs"), "root")
 
 
-@pytest.mark.parametrize("root", [-1, 4, 100])
-def test_broadcast_root_out_of_range(root: int) -> None:
-    with pytest.raises(ValueError, match=str(root)):
-        hvd.broadcast(ones(4), root, name="root")
-
-
 def test_broadcast_root_outside_the_set() -> None:
     process_set = hvd.add_process_set(range(1, hvd.size()))
     if process_set.included():
@@ -156,11 +150,6 @@ def test_reducescatter_with_other_ops(op: str) -> None:
     wanted = {"Min": every.min(), "Max": every.max(), "Product": every.prod()}[op].item()
     result = hvd.reducescatter(x, op=getattr(hvd, op), name=f"rows {op}")
     assert result.tolist() == [[wanted] * 2]
-
-
-def test_reducescatter_with_adasum_is_refused() -> None:
-    with pytest.raises(TypeError, match="Adasum"):
-        hvd.reducescatter(ones(4), op=hvd.Adasum, name="rows")
 
 
 def test_a_scaled_reducescatter_above_the_fusion_threshold() -> None:
@@ -203,27 +192,6 @@ def test_a_name_in_flight() -> None:
         assert hvd.synchronize(handle).tolist() == [1.0] * 3
     except ValueError as reason:
         assert "taken" in str(reason)  # noqa: PT017
-
-
-WRONG_SPLITS: dict[str, Any] = {
-    "not one-dimensional": [[1, 1]],
-    "no integers": [0.5, 0.5],
-    "too few": [1],
-    "too large": [9] * 4,
-    "negative": [-1] * 4,
-}
-
-
-@pytest.mark.parametrize("case", WRONG_SPLITS)
-def test_wrong_splits_on_one_rank_fail_on_all(case: str) -> None:
-    splits = WRONG_SPLITS[case]
-    if len(splits) == 4:
-        splits = splits[: hvd.size()]
-    good = [1] * hvd.size()
-    start = time.monotonic()
-    with pytest.raises(ValueError, match=r"splits|dimension"):
-        hvd.alltoall(ones(4), splits if hvd.rank() == last() else good, name=f"splits {case}")
-    assert time.monotonic() - start < SOON
 
 
 def test_rows_that_do_not_divide() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import pickle
 from typing import Any
 
@@ -106,6 +107,13 @@ def test_argument_errors(momentum: tuple[nn.Module, Any]) -> None:
         ("repeats", {"named_parameters": [("a", p) for p in ps]}),
         ("lacks", {"named_parameters": [("a", ps[0])]}),
         ("1 at least", {"backward_passes_per_step": 0}),
+        ("backward_passes_per_step is 1.5", {"backward_passes_per_step": 1.5}),
+        *(
+            ("gradient_predivide_factor is", {"gradient_predivide_factor": factor})
+            for factor in (0, 0.0, math.nan, math.inf)
+        ),
+        ("op is 17", {"op": 17}),
+        ("not registered", {"process_set": hvd.ProcessSet([0])}),
         ("Average only", {"gradient_predivide_factor": 2.0, "op": hvd.Sum}),
         ("number of groups", {"groups": -1}),
         ("each once", {"groups": [[ps[0]], [ps[0]]]}),
@@ -116,6 +124,19 @@ def test_argument_errors(momentum: tuple[nn.Module, Any]) -> None:
     for text, options in wrong:
         with pytest.raises(ValueError, match=text):
             hvd.DistributedOptimizer(optimizer, **options)
+    for name, value in [
+        *((name, value) for name in ("op", "process_set", "groups") for value in ("x", 1.5)),
+        ("op", None),
+        ("process_set", None),
+        *(("backward_passes_per_step", value) for value in ("2", None, [1])),
+        *(("gradient_predivide_factor", value) for value in ("2", None, [1])),
+        ("named_parameters", 5),
+        ("compression", 5),
+    ]:
+        with pytest.raises(TypeError, match=f"{name} is .*{type(value).__name__}"):
+            hvd.DistributedOptimizer(optimizer, **{name: value})
+    with pytest.raises(TypeError, match="optimizer is of type Linear"):
+        hvd.DistributedOptimizer(nn.Linear(1, 1))
     with pytest.raises(ValueError, match="LBFGS"):
         hvd.DistributedOptimizer(torch.optim.LBFGS(ps))
     with pytest.deprecated_call():

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which ranks are in a process set. Those of the world make and remove them: process_sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from farandole import topology
+from farandole._library import check_count, ffi, lib
+
+__all__ = ["ProcessSet", "denoted", "global_process_set", "registered", "set_id", "size_of"]
+
+
+class ProcessSet:
+    """Some ranks of the world, ascending. Usable once add_process_set or init registered it."""
+
+    def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
+        """From world ranks, or from an mpi4py communicator (after init). Raises ValueError for
+        ranks that are no integers, are repeated, or are none."""
+        self.process_set_id: int | None = None
+        self.mpi_comm = ranks_or_comm if hasattr(ranks_or_comm, "Get_group") else None
+        self.ranks: list[int] | None = None
+        if self.mpi_comm is None:
+            try:
+                ranks = list(ranks_or_comm)
+            except TypeError:
+                raise TypeError(
+                    f"a process set holds ranks, or is made from an mpi4py communicator, not from "
+                    f"{ranks_or_comm!r} of type {type(ranks_or_comm).__name__}"
+                ) from None
+            if not all(hasattr(r, "__index__") and not isinstance(r, bool) for r in ranks):
+                raise ValueError(f"a process set holds ranks, not {ranks}")
+            self.ranks = sorted(rank.__index__() for rank in ranks)
+            if not self.ranks or len(set(ranks)) < len(ranks):
+                raise ValueError(f"a process set holds each rank once, and one at least: {ranks}")
+
+    def size(self) -> int | None:
+        """Number of members; None before registration."""
+        return None if self.process_set_id is None else len(self._members())
+
+    def rank(self) -> int | None:
+        """This process's place in the set; None before registration. Raises ValueError outside."""
+        if self.process_set_id is None:
+            return None
+        members, own = self._members(), topology.rank()
+        if own not in members:
+            raise ValueError(f"rank {own} is not in process set {members}")
+        return members.index(own)
+
+    def included(self) -> bool | None:
+        """Whether this process is a member; None while the ranks are not known."""
+        return None if self.ranks is None else topology.rank() in self.ranks
+
+    def _members(self) -> list[int]:
+        assert self.ranks is not None  # registration fills it
+        return self.ranks
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+
+class _World(ProcessSet):
+    """All ranks: always registered, whatever init() finds."""
+
+    def __init__(self) -> None:
+        self.process_set_id = 0
+        self.mpi_comm = None
+
+    @property
+    def ranks(self) -> list[int] | None:  # type: ignore[override]
+        """All of them; None before init()."""
+        return self._members() if topology.is_initialized() else None
+
+    def _members(self) -> list[int]:
+        return list(range(topology.size()))
+
+    def included(self) -> bool | None:
+        return True
+
+
+global_process_set = _World()
+registered: list[ProcessSet] = []  # but the world
+
+
+def set_id(process_set: ProcessSet) -> int:
+    """The core's number of a set. Raises ValueError for one that is not registered."""
+    if process_set.process_set_id is None:
+        raise ValueError(f"{process_set} is not registered: call add_process_set on every rank")
+    return process_set.process_set_id
+
+
+def size_of(number: int) -> int:
+    """The number of members of a set, by its number. Raises ValueError for an unknown one."""
+    return check_count(lib.farandole_set_ranks(number, ffi.NULL, 0))
+
+
+def denoted(value: Any) -> int:
+    """The number of the set that a caller most likely means by a value which need be none.
+
+    Where it can't be known that is the world. Never raises.
+    """
+    if value is global_process_set:
+        return 0
+    number = getattr(value, "process_set_id", value)
+    if isinstance(number, int) and not isinstance(number, bool):
+        known = any(s.process_set_id == number for s in registered)
+        return number if known else 0
+    try:
+        ranks = sorted(getattr(value, "ranks", value))
+    except Exception:
+        return 0
+    return next((s.process_set_id or 0 for s in registered if s.ranks == ranks), 0)
