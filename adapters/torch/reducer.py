@@ -93,6 +93,7 @@ class Reducer:
         self.scope = f"optimizer.{_scopes[key]}"
         _scopes[key] += 1
         self._word: ClosingWord | None = None
+        self._unfinished: list[int] = []  # of a window that failed, but all ranks send to the end
         self._joins = requests.joins(self._settings.process_set)
         self._steps = 0
 
@@ -180,7 +181,7 @@ class Reducer:
                 other.encoding.refuse(reason)
         assert self._word is not None
         self._word.refuse(reason)
-        self.abandon()
+        self._fail()
         return reason
 
     def take(self, address: int, gradient: Gradient) -> None:
@@ -201,6 +202,9 @@ class Reducer:
                 self.lay_out()
         if self._word is None:
             self._word = ClosingWord(self.scope, self._settings.process_set)
+        for handle in self._unfinished:  # or their names would still be in use
+            wait_until([handle], None)
+        self._unfinished = []
         self._epoch = leases.epoch()
         self.open = True
         self._choose()
@@ -357,7 +361,7 @@ class Reducer:
         if code == lib.FARANDOLE_PENDING:
             raise self._late(limit.seconds)
         failure = error(code)
-        self.abandon()
+        self._fail()
         raise failure
 
     def _late(self, seconds: float) -> StallError:
@@ -372,6 +376,11 @@ class Reducer:
             handles = [self._word.handle]
         why = explanation([handle for handle in handles if handle is not None])
         return stall(f"{self.scope}: {what}", seconds, why)
+
+    def _fail(self) -> None:
+        """Abandons a window that a rank has failed in: all others complete it."""
+        self._unfinished = [g.handle for g in self.sent if g.handle is not None]
+        self.abandon()
 
     def abandon(self) -> None:
         """Ends the window without its results, which will never come or are of no use."""
