@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that lie in memory of others."""
+"""Gradients that lie in memory of others, or that others have written to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-__all__ = ["has_own_memory", "is_left_alone", "overlap", "twins_text"]
+if TYPE_CHECKING:
+    from farandole.torch.gradient import Gradient
+
+__all__ = ["apart", "complaint_of", "has_own_memory", "spoiled_text", "twins_text"]
 
 _users: Callable[[int], int] = torch._C._storage_Use_Count
 _ALONE = 2  # users of a storage: one tensor, and the object that asks
@@ -23,26 +27,46 @@ def has_own_memory(storage: torch.UntypedStorage) -> bool:
     return _users(storage._cdata) == _ALONE
 
 
-def overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two dense tensors have elements in the same place."""
+def apart(grad: Tensor) -> Tensor:
+    """A gradient that autograd has made, in memory of its own."""
+    if grad.layout is not torch.strided or has_own_memory(grad.untyped_storage()):
+        return grad
+    return grad.detach().clone()
+
+
+def complaint_of(gradient: Gradient, sent: Iterable[Gradient]) -> str | None:
+    """What to say where somebody wrote to a gradient on its way; None: nobody but autograd did.
+
+    `sent`: all in the window. Views of one flat buffer have one version in common, so gradients
+    that were sent later account for more.
+    """
+    wire, version = gradient.wire, gradient.sent_version
+    if wire is None or version is None or wire._version == version:
+        return None
+    for other in sent:
+        if other is gradient or other.wire is None:
+            continue
+        if _overlap(other.wire, wire):
+            return twins_text(gradient.name, other.name)
+        if other.sent_version is not None and _base_of(other.wire) is _base_of(wire):
+            version = max(version, other.sent_version)
+    return None if version == wire._version else spoiled_text(gradient.name, "changed")
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
     if one.layout is not torch.strided or other.layout is not torch.strided:
         return False
     begin, end = one.data_ptr(), other.data_ptr()
     return begin < end + other.nbytes and end < begin + one.nbytes
 
 
-def is_left_alone(
-    sent: tuple[Tensor, int], others: Iterable[tuple[Tensor | None, int | None]]
-) -> bool:
-    """Whether only autograd has written to a tensor since it had this version.
-
-    Views of one flat buffer have one version in common, so later gradients among `others`, with
-    their versions when they were sent, account for more.
-    """
-    tensor, version = sent
-    base = _base_of(tensor)
-    versions = [v for x, v in others if x is not None and v is not None and _base_of(x) is base]
-    return max([version, *versions]) == tensor._version
+def spoiled_text(name: str, what: str) -> str:
+    """Of the error where a gradient was changed or replaced on its way."""
+    return (
+        f"the gradient of {name} was {what} while it was being reduced: call "
+        "optimizer.synchronize() before replacing gradients between backward() and step() (to "
+        "clip: optimizer.clip_grad_norm_(); to reset: optimizer.zero_grad())"
+    )
 
 
 def twins_text(one: str, other: str) -> str:

@@ -14,7 +14,7 @@ from farandole.handles import is_absent
 from farandole.leases import lend
 from farandole.torch import cuda
 from farandole.torch.accumulation import AccumulationHooks
-from farandole.torch.aliases import has_own_memory, is_left_alone, overlap, twins_text
+from farandole.torch.aliases import apart, complaint_of, has_own_memory, spoiled_text
 from farandole.torch.bucket_view import Place
 from farandole.torch.delivered import Delivered
 from farandole.torch.encoding import Encoding
@@ -40,7 +40,7 @@ class Gradient:
 
     __slots__ = (
         *("__weakref__", "_base", "_base_divisor", "_divisor", "_fresh", "_graphed"),
-        *("_hooks", "_pending", "_sent_version", "_shown", "_sum", "_unsent", "absent"),
+        *("_hooks", "pending", "sent_version", "_shown", "_sum", "_unsent", "absent"),
         *("delivered", "encoding", "handle", "input", "late", "left", "lost", "name"),
         *("parameter", "place", "reducer", "sparse_dim", "wire"),
     )
@@ -60,13 +60,12 @@ class Gradient:
         self.handle: int | None = None  # of the core
         self.absent = False  # sent without a contribution
         self.sparse_dim = 0  # not 0: sparse, and in the window without a contribution
-        self._pending = PendingGrad(self)
+        self.pending = PendingGrad(self)
         self._shown: Tensor | None = None  # what .grad is unless the user has changed it
         self._unsent: Tensor | None = None  # what .grad was when it was sent
         self.wire: Tensor | None = None  # on the wire; the result comes into it
         self.input: Tensor | None = None  # what is sent, where that is another tensor
-        # Of the wire, if it is the gradient itself, which the user may have at hand.
-        self._sent_version: int | None = None
+        self.sent_version: int | None = None  # of the wire, where the user may have it at hand
         self.late: Tensor | None = None  # arrived again after it was sent
         self._base: Tensor | None = None  # reduced before: the result is added to it
         self._sum: Tensor | None = None  # of base and result, until it is delivered
@@ -102,7 +101,7 @@ class Gradient:
                 return
             self._fresh = self.delivered.holds(grad, self.reducer.turn)
             if self._fresh:
-                self._set_aside(grad)
+                self._base, self._base_divisor = grad, self._divisor
                 self.parameter.grad = None
         elif grad is not self._shown:  # model.zero_grad(): a new window begins
             self.reducer.drop()
@@ -112,9 +111,6 @@ class Gradient:
             waiting = self._unsent if self.sparse_dim else self.late
             self._fresh = waiting is None
             self._shown = self.parameter.grad = waiting
-
-    def _set_aside(self, grad: Tensor | None) -> None:
-        self._base, self._base_divisor = grad, self._divisor
 
     def arrived(self, parameter: Tensor) -> None:
         """Runs after autograd has accumulated into `.grad`."""
@@ -127,7 +123,7 @@ class Gradient:
                 storage, pointer = grad.untyped_storage(), grad.data_ptr()
                 if not fresh:  # the user may have it at hand
                     reducer.take(pointer, self)
-                    self._sent_version = grad._version
+                    self.sent_version = grad._version
                 if (not fresh or has_own_memory(storage)) and pointer and self._show():
                     try:
                         self.handle = lend(start, pointer, pointer, storage)
@@ -146,10 +142,8 @@ class Gradient:
         if fresh is None:  # the parameter has become another one for autograd: `p.data = x`
             assert self._hooks is not None
             self._hooks.follow()
-        grad = parameter.grad
-        dense = fresh and grad is not None and grad.layout is torch.strided
-        if dense and grad is not None and not has_own_memory(grad.untyped_storage()):
-            parameter.grad = grad.detach().clone()
+        if fresh and parameter.grad is not None:
+            parameter.grad = apart(parameter.grad)
         if reducer.mean:
             reducer.counted.note()
         if self.handle is not None:
@@ -169,11 +163,11 @@ class Gradient:
     def _show(self) -> bool:
         """Makes `.grad` a PendingGrad. False: the parameter's form is another one than before."""
         try:
-            self.parameter.grad = self._shown = self._pending
+            self.parameter.grad = self._shown = self.pending
         except RuntimeError:
             self.encoding.start = None
-            self._pending = self._shown = PendingGrad(self)
-            self.parameter.grad = self._pending
+            self.pending = self._shown = PendingGrad(self)
+            self.parameter.grad = self.pending
             return False
         return True
 
@@ -203,7 +197,7 @@ class Gradient:
             self._send_without(grad)
             return
         self.wire, self._unsent = wire, grad
-        self._sent_version = wire._version if wire is grad else None
+        self.sent_version = wire._version if wire is grad else None
         if self.place is not None:
             target = self._send_to(self.place) or target
         source = target if self.input is None else address_of(self.input)
@@ -230,7 +224,7 @@ class Gradient:
             with torch.no_grad():
                 tensor.copy_(grad)
             self._unsent = tensor
-            self._sent_version = tensor._version
+            self.sent_version = tensor._version
         else:
             self.input = grad
         self.wire = tensor
@@ -244,7 +238,7 @@ class Gradient:
             return
         self._shown = grad
         if keep:
-            self._set_aside(grad)
+            self._base, self._base_divisor = grad, self._divisor
         self._send_nothing(keep)
 
     def _send_without(self, grad: Tensor) -> None:
@@ -267,7 +261,7 @@ class Gradient:
         self.left = self.reducer.passes
 
     def gather(self, sparse_dim: int) -> None:
-        """From now on the gradient travels as rows, on all ranks."""
+        """From now on it travels as rows, on all ranks."""
         if isinstance(self.encoding, Encoding):
             self.encoding = self.encoding.rows(self.parameter, sparse_dim)
 
@@ -289,9 +283,9 @@ class Gradient:
             and (intact or not self.is_reset())
         ):
             parameter.grad = wire
-            complaint = None if self._sent_version is None else self._complaint()
+            complaint = None if self.sent_version is None else complaint_of(self, self.reducer.sent)
             self._deliver(wire)
-            self.handle = self.wire = self._unsent = self._sent_version = None
+            self.handle = self.wire = self._unsent = self.sent_version = None
             return complaint
         complaint = self._settle_rest(parameter.grad, keep)
         self._divisor = divisor
@@ -302,9 +296,9 @@ class Gradient:
         """`grad` has become `.grad`: remembers it."""
         self.delivered.note(None if grad is self._graphed else grad, self.reducer.turn)
         self._shown = None
-        if sys.getrefcount(self._pending) > _NOT_KEPT:  # whoever has it shall see this result
-            self._pending._result = grad
-            self._pending = PendingGrad(self)
+        if sys.getrefcount(self.pending) > _NOT_KEPT:  # whoever has it shall see this result
+            self.pending._result = grad
+            self.pending = PendingGrad(self)
 
     def _settle_without(self, grad: Tensor | None) -> None:
         """It has waited; where it has been reset, there is nothing to wait for."""
@@ -325,8 +319,8 @@ class Gradient:
         if grad is not self._shown:  # reset, unless it is another tensor
             self._base = None
             replaced = grad is not None and keep
-            return self._text("replaced") if replaced else None
-        complaint = self._complaint()
+            return spoiled_text(self.name, "replaced") if replaced else None
+        complaint = complaint_of(self, self.reducer.sent)
         total = self._total()
         if self.late is not None:
             self.parameter.grad, self._base = self.late, total
@@ -347,11 +341,11 @@ class Gradient:
         if self._sum is None:
             divisor = self.reducer.divisor
             if base is not None and self.delivered.turn == self.reducer.turn:
-                base = _scaled(base, self._base_divisor / divisor)
+                base = base * (self._base_divisor / divisor) if self.reducer.mean else base
             if not nothing:
                 assert self.wire is not None
                 result = self.encoding.decode(self.wire, self.handle or 0)
-                result = _scaled(result, self._divisor / divisor)
+                result = result * (self._divisor / divisor) if self.reducer.mean else result
                 base = result if base is None else base + result
             self._sum = base
         total, into = self._sum, self._base
@@ -366,14 +360,14 @@ class Gradient:
     def _leave_window(self) -> None:
         self.absent, self.sparse_dim = False, 0
         self.wire = self._unsent = self.input = self.late = self._sum = self._shown = None
-        self._sent_version = None
+        self.sent_version = None
         self.handle = None
 
     def forget(self) -> None:
         """Leaves the window without a result: the reduction has failed."""
         if self.place is not None and self.place.at == NOWHERE:
             self.lie_at(None)  # peers may still read and write there
-        if self.parameter.grad is self._pending:
+        if self.parameter.grad is self.pending:
             self.parameter.grad = None
         self._base = None
         self._leave_window()
@@ -388,9 +382,8 @@ class Gradient:
     def wanted(self) -> bool:
         """Whether it is in every window. Raises RuntimeError if another optimizer reduces it."""
         if self.lost:
-            raise RuntimeError(
-                f"{self.name} belongs to a newer DistributedOptimizer: one at a time may reduce it"
-            )
+            text = "belongs to a newer DistributedOptimizer: one at a time may reduce it"
+            raise RuntimeError(f"{self.name} {text}")
         return self.parameter.requires_grad or self.encoding.grouped
 
     def is_reset(self) -> bool:
@@ -399,48 +392,9 @@ class Gradient:
 
     def is_current(self) -> bool:
         """Whether `.grad` is what was sent in this window, not reset since."""
-        grad = self.parameter.grad
-        return self.handle is not None and grad is not None and grad is self._shown
-
-    def touched(self) -> Tensor:
-        """The user needs `.grad`, which is pending. Raises RuntimeError in a backward pass."""
-        if torch._C._current_graph_task_id() >= 0:
-            raise RuntimeError(
-                f"the gradient of {self.name} is being reduced while this backward pass goes on; "
-                "in hooks use the gradient that they are given, or register them before "
-                "DistributedOptimizer is made"
-            )
-        if self.parameter.grad is self._pending:
-            self.reducer.touched()
-        grad = self.parameter.grad
-        if grad is None or grad is self._pending:
-            raise RuntimeError(f"the gradient of {self.name} has been reset before it was reduced")
-        return grad
+        return self.handle is not None and self._shown is not None and not self.is_reset()
 
     def divisors(self) -> tuple[int, int]:
         """Of what it has sent, and of what was reduced before in this step; 0: nothing."""
         base = self._base is not None and self.delivered.turn == self.reducer.turn
         return 0 if self.absent else self._divisor, self._base_divisor if base else 0
-
-    def _complaint(self) -> str | None:
-        """Somebody wrote to a gradient on its way."""
-        wire, version = self.wire, self._sent_version
-        if wire is None or version is None or wire._version == version:
-            return None
-        others = [g for g in self.reducer.sent if g is not self]
-        for other in others:
-            if other.wire is not None and overlap(other.wire, wire):
-                return twins_text(self.name, other.name)
-        left = is_left_alone((wire, version), ((g.wire, g._sent_version) for g in others))
-        return None if left else self._text("changed")
-
-    def _text(self, what: str) -> str:
-        return (
-            f"the gradient of {self.name} was {what} while it was being reduced: call "
-            "optimizer.synchronize() before replacing gradients between backward() and step() "
-            "(to clip: optimizer.clip_grad_norm_(); to reset: optimizer.zero_grad())"
-        )
-
-
-def _scaled(x: Tensor, factor: float) -> Tensor:
-    return x if factor == 1.0 else x * factor

@@ -47,8 +47,27 @@ class PendingGrad(Tensor):
         return pending
 
     def resolve(self) -> Tensor:
-        """The reduced gradient. Waits for it, as synchronize() does."""
-        return self._gradient.touched() if self._result is None else self._result
+        """The reduced gradient. Waits for it, as synchronize() does.
+
+        Raises RuntimeError in a backward pass, and where it has been reset meanwhile.
+        """
+        if self._result is not None:
+            return self._result
+        gradient = self._gradient
+        if torch._C._current_graph_task_id() >= 0:
+            raise RuntimeError(
+                f"the gradient of {gradient.name} is being reduced while this backward pass goes "
+                "on; in hooks use the gradient that they are given, or register them before "
+                "DistributedOptimizer is made"
+            )
+        if gradient.parameter.grad is gradient.pending:
+            gradient.reducer.touched()
+        grad = gradient.parameter.grad
+        if grad is None or grad is gradient.pending:
+            raise RuntimeError(
+                f"the gradient of {gradient.name} has been reset before it was reduced"
+            )
+        return grad
 
     @classmethod
     def __torch_function__(

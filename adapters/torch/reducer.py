@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
-from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from farandole.errors import MismatchError, StallError
 from farandole.handles import explanation, is_under_way, stall, wait_until
 from farandole.ops import Average
 from farandole.requests import Call, Op
-from farandole.torch import cuda
+from farandole.torch import cuda, ownership
 from farandole.torch.aliases import twins_text
 from farandole.torch.bucket_view import lay_out
 from farandole.torch.closing import ClosingWord, Statement
@@ -32,11 +31,6 @@ __all__ = ["Reducer"]
 
 _MOST_NAMES = 4  # of gradients, in an error's text
 
-# Reducers whose window has begun: a step of any of them closes all, lest two ranks that step their
-# optimizers in different orders wait for each other.
-_open: WeakSet[Reducer] = WeakSet()
-# Who reduces which parameter, by the parameter's id: two at once would spoil each other's memory.
-_owners: WeakValueDictionary[int, Gradient] = WeakValueDictionary()
 _scopes: Counter[tuple[int, int]] = Counter()
 
 
@@ -62,6 +56,7 @@ class Reducer:
     def __init__(self, settings: Settings, passes: int, mean: bool) -> None:
         """`passes`: arrivals of a gradient before it is sent; `mean`: divide it by their number."""
         self._settings = settings
+        self.averages = settings.reduce_op == Average
         self.passes = passes
         self.mean = mean
         self.gradients: list[Gradient] = []
@@ -102,10 +97,7 @@ class Reducer:
     def add(self, parameter: Tensor, name: str) -> None:
         """Begins to reduce a parameter's gradients; the newest optimizer to do so wins."""
         gradient = Gradient(self, parameter, name, self._encoding(parameter, name))
-        older = _owners.get(id(parameter))
-        if older is not None:
-            older.unhook()
-        _owners[id(parameter)] = gradient
+        ownership.adopt(gradient)
         self.gradients.append(gradient)
         self._unhooked.append(gradient)
 
@@ -152,11 +144,6 @@ class Reducer:
     def _choose(self) -> None:
         plain = self.passes == 1 and self.factor == 1.0 and not self.mean
         self.quick = self.open and plain and not self.holding
-
-    @property
-    def averages(self) -> bool:
-        """Whether it takes the ranks' average."""
-        return self._settings.reduce_op == Average
 
     @property
     def divisor(self) -> int:
@@ -208,7 +195,7 @@ class Reducer:
         self._epoch = leases.epoch()
         self.open = True
         self._choose()
-        _open.add(self)
+        ownership.opened(self)
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Blocks until `.grad` of all parameters is reduced: equal on all ranks.
@@ -299,15 +286,13 @@ class Reducer:
         if self._word.handle is None:
             gone = [g for g in self.sent if keep and g.is_reset()]
             reset = hash(tuple(sorted(self.gradients.index(g) for g in gone))) >> 8 if gone else 0
-            equal = self._steps, len(self.sent), carried, self._fingerprint(), reset
+            divided = fingerprint(self.divisor, (g.divisors() for g in self.gradients if self.mean))
+            equal = self._steps, len(self.sent), carried, divided, reset
             self._word.send(Statement(late, int(not keep), sparse, *equal))
             self._intact = keep and not gone
         handles = [g.handle for g in self.sent if g.handle is not None]
         self._handles = leases.numbers_of(handles)
         self._dropping, self._closed = not keep, True
-
-    def _fingerprint(self) -> int:
-        return fingerprint(self.divisor, (g.divisors() for g in self.gradients)) if self.mean else 0
 
     def _send_rest(self, keep: bool) -> tuple[int, int]:
         """What a Statement says of late and of sparse gradients."""
@@ -321,9 +306,8 @@ class Reducer:
         return late, sparse
 
     def _finish(self, keep: bool, carried: int = 0, limit: _Limit = _NEVER) -> None:
-        for other in list(_open):
-            if other is not self:
-                other.close(keep=True)
+        for other in ownership.others(self):
+            other.close(keep=True)
         before = self._closed
         self.close(keep, carried)
         intact = self._intact and not before
@@ -399,7 +383,7 @@ class Reducer:
         self.open = self._closed = self._dropping = self._promised = self.quick = False
         self.sent, self._handles, self.regular = [], [], True
         self._taken.clear()
-        _open.discard(self)
+        ownership.ended(self)
         self._count_anew()
 
     def _count_anew(self) -> None:
@@ -413,12 +397,3 @@ class Reducer:
         self._choose()
         for gradient in self.gradients:
             gradient.left = passes
-
-
-def _abandon_all() -> None:
-    """What is under way has ended with the runtime."""
-    for reducer in list(_open):
-        reducer.abandon()
-
-
-requests.on_restart(_abandon_all)
