@@ -226,7 +226,7 @@ class Gradient:
             self._unsent = tensor
             self.sent_version = tensor._version
         else:
-            self.input = grad
+            self.input, self.sent_version = grad, None
         self.wire = tensor
         return place.pointer
 
