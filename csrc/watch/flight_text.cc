@@ -6,9 +6,9 @@
 
 #include <algorithm>
 
-#include "lib/clock.h"
-#include "lib/process.h"
-#include "lib/text_file.h"
+#include "base/clock.h"
+#include "lib/os/process.h"
+#include "lib/os/text_file.h"
 
 namespace farandole {
 namespace {

@@ -2,7 +2,7 @@
 // Ranks with GPUs: the whole way from submit to the caller's stream, over the GPU double.
 #include <cstdlib>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "gpu_ranks.h"
 
 using namespace farandole;

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <optional>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "gpu_ranks.h"
 
 using namespace farandole;

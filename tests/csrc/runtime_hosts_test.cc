@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/process.h"
+#include "lib/os/process.h"
 #include "runtime_ranks.h"
 
 namespace farandole::check {

@@ -19,29 +19,35 @@ MOST_LINES = 400
 SOURCES = {".h", ".cc", ".cu", ".py", ".toml", ".cmake"}
 SKIPPED_FOLDERS = {".git", ".venv", "build", "dist", "__pycache__"}
 
-# Files of core/ that every room may use; the rest of core/ is the runtime, which puts the rooms
-# together and which no room knows.
-FOUNDATION = {
-    "build_id",
-    "config",
-    "dimensions",
-    "error",
-    "log",
-    "topology",
-    "tuning",
-    "types",
-}
-# Room -> rooms whose headers it may include, beside its own. "" is csrc/ itself: the C ABI.
-MAY_INCLUDE = {
-    "foundation": set(),
-    "runtime": {"", "foundation", "kernels", "lib", "control", "data", "watch"},
-    "kernels": {"foundation"},
-    "lib": {"foundation"},
-    "control": {"foundation", "kernels", "lib"},
-    "data": {"foundation", "kernels", "lib"},
-    "watch": {"foundation", "lib"},
-    "compat": set(),
-    "": {"foundation", "runtime"},
+# The ladder of docs/architecture.md. Room -> the rooms whose headers it may include beside its own; "lib/" is every
+# room below lib. A row names rows above it only, so the folders have no cycle. "" is csrc/ itself: farandole.h.
+LADDER = {
+    "": (),
+    "compat": (),
+    "base": ("",),
+    "kernels": ("base",),
+    "lib/os": ("base",),
+    "lib/ipc": ("base", "lib/os"),
+    "lib/net": ("base", "lib/os", "lib/ipc"),
+    "lib/mpi": ("base", "lib/os"),
+    "lib/gpu": ("base", "lib/os"),
+    "control/protocol": ("base",),
+    "control/prediction": ("base", "control/protocol"),
+    "control/channel": ("base", "lib/", "control/protocol"),
+    "control/bootstrap": ("base", "kernels", "lib/", "control/protocol"),
+    "control/coordinator": ("base", "kernels", "control/protocol", "control/prediction"),
+    "control/hosts": ("base", "lib/", "control/"),
+    "data/plane": ("base", "kernels"),
+    "data/shm": ("base", "kernels", "lib/", "data/plane"),
+    "data/hierarchical": ("base", "kernels", "lib/", "data/plane", "data/shm"),
+    "data/gpu": ("base", "kernels", "lib/", "data/plane"),
+    "data/nccl": ("base", "kernels", "lib/", "data/plane", "data/gpu"),
+    "watch": ("base", "lib/"),
+    "runtime/calls": ("base", "kernels", "lib/", "control/protocol", "data/plane", "watch"),
+    "runtime/gpu": ("base", "lib/", "control/protocol", "data/"),
+    "runtime/engine": ("base", "control/", "data/", "watch", "runtime/"),
+    "runtime": ("base", "kernels", "lib/", "control/", "data/", "watch", "runtime/"),
+    "api": ("base", "watch", "runtime"),
 }
 # Parts of the package that describe a framework's arrays; none knows another.
 ADAPTERS = {"torch", "numpy", "cupy"}
@@ -69,30 +75,57 @@ def includes(path: Path) -> Iterator[str]:
 
 def room(path: Path) -> str:
     """The room of a path relative to csrc/."""
-    if path.parts[0] == "core":
-        return "foundation" if path.stem in FOUNDATION else "runtime"
-    return path.parts[0] if len(path.parts) > 1 else ""
+    folder = path.parent.as_posix()
+    return "" if folder == "." else folder
+
+
+def rooms_of(word: str) -> set[str]:
+    """What a word in a row of LADDER stands for."""
+    return {name for name in LADDER if name == word or (word[-1:] == "/" and name.startswith(word))}
 
 
 def core_files() -> list[Path]:
     return [path for path in sources() if CSRC in path.parents and path.suffix in {".h", ".cc"}]
 
 
-def test_includes_follow_the_diagram() -> None:
-    wrong = []
+def test_the_ladder_has_no_cycle() -> None:
+    above: set[str] = set()
+    for name, words in LADDER.items():
+        for word in words:
+            stands_for = rooms_of(word) - {name}
+            assert stands_for, f"{name}: there is no room {word}"
+            assert stands_for <= above, f"{name} may include {word}, which stands beside or on it"
+        above.add(name)
+
+
+def test_includes_follow_the_ladder() -> None:
+    wrong, used = [], set()
     for path in core_files():
         here = room(path.relative_to(CSRC))
+        assert here in LADDER, f"{path}: give its folder a row in LADDER"
         for header in includes(path):
             assert (CSRC / header).exists(), f"{path}: {header} is not relative to csrc/"
             there = room(Path(header))
-            if there != here and there not in MAY_INCLUDE[here]:
+            used.add((here, there))
+            if there != here and not any(there in rooms_of(word) for word in LADDER[here]):
                 wrong.append(f"{path.relative_to(CSRC)} ({here}) includes {header} ({there})")
     assert not wrong, "\n".join(wrong)
+    idle = [
+        f"{name} includes nothing from '{word}': narrow its row"
+        for name, words in LADDER.items()
+        for word in words
+        if not any((name, there) in used for there in rooms_of(word))
+    ]
+    assert not idle, "\n".join(idle)
 
 
-def test_control_and_data_never_meet() -> None:
-    assert "data" not in MAY_INCLUDE["control"]
-    assert "control" not in MAY_INCLUDE["data"]
+def test_control_data_and_watch_never_meet() -> None:
+    tops = {"control", "data", "watch"}
+    for name, words in LADDER.items():
+        here = name.split("/")[0]
+        for word in words:
+            there = word.split("/")[0]
+            assert not ({here, there} <= tops and here != there), f"{name} may include {word}"
 
 
 def imported_modules(path: Path) -> Iterator[str]:

@@ -3,7 +3,7 @@
 #include <nccl.h>
 
 #include "declarations/same_abi.h"
-#include "lib/nccl.h"
+#include "lib/gpu/nccl.h"
 
 namespace nccl = farandole::nccl;
 using Api = nccl::Api;
