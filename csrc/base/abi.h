@@ -5,6 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/collective.h"
+#include "base/reduce_op.h"
+
 extern "C" {
 #include "farandole.h"
 }
+
+// The header's values are those of our enums: each last one stands for its list.
+static_assert(FARANDOLE_REMOVE_SET + 1 == farandole::kOpCount);
+static_assert(FARANDOLE_PRODUCT + 1 == farandole::kReduceOpCount);
+static_assert(FARANDOLE_COMPLEX128 + 1 == farandole::kDTypeCount);

@@ -1,52 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/types.h"
 
-#include <array>
 #include <functional>
 #include <numeric>
 
 namespace farandole {
-namespace {
-
-struct DTypeRow {
-  const char* name;
-  size_t size;
-};
-constexpr std::array<DTypeRow, kDTypeCount> kDTypes = {{
-    {"uint8", 1},
-    {"int8", 1},
-    {"uint16", 2},
-    {"int16", 2},
-    {"uint32", 4},
-    {"int32", 4},
-    {"uint64", 8},
-    {"int64", 8},
-    {"float16", 2},
-    {"bfloat16", 2},
-    {"float32", 4},
-    {"float64", 8},
-    {"bool", 1},
-    {"complex64", 8},
-    {"complex128", 16},
-}};
-constexpr std::array<const char*, kReduceOpCount> kReduceOps = {"Average", "Sum", "Adasum",
-                                                                "Min",     "Max", "Product"};
-constexpr std::array<const char*, kOpCount> kOps = {
-    "allreduce", "broadcast", "allgather",       "reducescatter",     "alltoall",
-    "barrier",   "join",      "add_process_set", "remove_process_set"};
-
-template <class Table, class Enum>
-const char* row(const Table& table, Enum value) {
-  auto index = static_cast<size_t>(value);
-  return index < table.size() ? table[index] : "unknown";
-}
-
-}  // namespace
-
-size_t size_of(DType dtype) { return kDTypes.at(static_cast<size_t>(dtype)).size; }
-const char* name_of(DType dtype) { return kDTypes.at(static_cast<size_t>(dtype)).name; }
-const char* name_of(ReduceOp op) { return row(kReduceOps, op); }
-const char* name_of(Op op) { return row(kOps, op); }
 
 std::string text_of(std::span<const int64_t> shape) {
   std::string text = "(";

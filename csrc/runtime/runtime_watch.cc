@@ -122,7 +122,7 @@ void Runtime::describe(Asked& asked) {
   recorded.set = asked.request.set;
   recorded.op = signature.op;
   recorded.dtype = signature.dtype;
-  if (signature.op > Op::kAlltoall) return;
+  if (!signature.traits().moves_bytes()) return;
   recorded.bytes = size_of(signature.dtype);
   for (int64_t n : asked.submission.shape) recorded.bytes *= static_cast<uint64_t>(n);
 }

@@ -128,6 +128,22 @@ def test_control_data_and_watch_never_meet() -> None:
             assert not ({here, there} <= tops and here != there), f"{name} may include {word}"
 
 
+def test_collectives_and_dtypes_are_asked_for_traits() -> None:
+    """What holds of some of them is a column in base/; nobody compares their numbers or lists them."""
+    known = {"Op": "base/collective.h", "DType": "base/dtype.h", "ReduceOp": "base/reduce_op.h"}
+    for path in core_files():
+        relative = path.relative_to(CSRC).as_posix()
+        text = path.read_text()
+        ordinal = re.search(r"[<>]=?\s*(Op|DType|ReduceOp)::k", text)
+        assert not ordinal, f"{relative} compares by order: {ordinal and ordinal[0]}"
+        for enum, table in known.items():
+            listed = re.search(rf"(==|!=) {enum}::k\w+\s*(\|\||&&)[^;]*[=!]= {enum}::k", text)
+            assert not listed, f"{relative} lists values of {enum}: give {table} a column"
+            cases = len(re.findall(rf"case {enum}::k", text))
+            owner = (enum, relative) == ("ReduceOp", "kernels/kernels.cc")  # its loops
+            assert cases == 0 or owner, f"{relative} switches over {enum}: ask {table}"
+
+
 def imported_modules(path: Path) -> Iterator[str]:
     """Absolute names of what the file imports, wherever in the file."""
     for node in ast.walk(ast.parse(path.read_text())):

@@ -121,21 +121,21 @@ std::vector<int32_t> Call::members_with_terms() const {
 bool Call::sound(const Contribution& given) const {
   const Signature& s = signature();
   if (!given.has_input && (given.rows != 0 || given.has_payload)) return false;
-  bool gathers = s.op == Op::kAllgather || s.op == Op::kAlltoall;
+  const CollectiveTraits& traits = s.traits();
   int64_t bytes = static_cast<int64_t>(size_of(s.dtype));
-  if (gathers || given.has_payload) {
+  if (traits.ragged() || given.has_payload) {
     for (size_t i = 0; i < s.shape.size(); ++i) {
-      int64_t length = i == 0 && gathers ? given.rows : s.shape[i];
+      int64_t length = i == 0 && traits.ragged() ? given.rows : s.shape[i];
       if (length < 0 || __builtin_mul_overflow(bytes, length, &bytes)) return false;
     }
   }
   if (given.has_payload) {
-    bool rides = s.op == Op::kBroadcast || s.op == Op::kAllgather ||
-                 (s.op == Op::kAllreduce && kernels::supports(s.dtype, s.reduce_op));
+    bool rides =
+        traits.rides_along && (!traits.reduces() || kernels::supports(s.dtype, s.reduce_op));
     if (!rides || given.payload.size() > kTinyBytes) return false;
     if (!std::cmp_equal(given.payload.size(), bytes)) return false;
   }
-  if (s.op != Op::kAlltoall) return true;
+  if (!traits.splits()) return true;
   int64_t rows = 0;
   for (int64_t n : given.splits) {
     if (n < 0 || n > given.rows - rows) return false;
@@ -161,12 +161,9 @@ void Call::arrive(int member, const Request& request, bool same, const Contribut
     with_input_.insert(member);
     ++inputs_;
   }
-  if (signature().op == Op::kAllgather) {
-    rows_.resize(n);
-    rows_[m] = given.rows;
-  }
-  if (signature().op == Op::kAlltoall) {
-    rows_.resize(n * n);
+  rows_.resize(told_rows());
+  if (signature().traits().rows == Rows::kBrought) rows_[m] = given.rows;
+  if (signature().traits().rows == Rows::kPairs) {
     for (size_t to = 0; to < n; ++to) rows_[m * n + to] = given.splits[to];
   }
   if (given.has_payload) {
@@ -180,8 +177,7 @@ void Call::arrive(int member, const Request& request, bool same, const Contribut
 }
 
 bool Call::arrive_all(const MemberSlice& members) {
-  bool sized = signature().op == Op::kAllgather || signature().op == Op::kAlltoall;
-  if (sized || !versions_.empty()) return false;
+  if (signature().traits().ragged() || !versions_.empty()) return false;
   if (!arrived_.insert_all(members.first_word, members.words, members.count)) return false;
   with_input_.insert_all(members.first_word, members.words, members.count);
   remaining_ -= members.count;
@@ -193,9 +189,17 @@ void Call::arrive_joined(int member) {
   take(member);
   silent_.push_back(member);
   ++joined_;
-  auto n = static_cast<size_t>(members_);
-  if (signature().op == Op::kAllgather) rows_.resize(n);
-  if (signature().op == Op::kAlltoall) rows_.resize(n * n);
+  rows_.resize(told_rows());
+}
+
+// Numbers of rows that the log will tell.
+size_t Call::told_rows() const {
+  const auto n = static_cast<size_t>(members_);
+  switch (signature().traits().rows) {
+    case Rows::kBrought: return n;
+    case Rows::kPairs: return n * n;
+    default: return 0;
+  }
 }
 
 void Call::refuse(int member, Failure failure) {
@@ -266,7 +270,7 @@ size_t Call::bytes() const {
   if (rows_.empty()) return s.bytes();
   size_t rows = 0;
   for (int64_t n : rows_) rows += static_cast<size_t>(n);
-  return rows * static_cast<size_t>(s.row_elements()) * size_of(s.dtype);
+  return rows * s.row_bytes();
 }
 
 }  // namespace farandole

@@ -93,6 +93,7 @@ class Call {
   void take(int member);
   void disagree(int member, const Request& request);
   bool sound(const Contribution& given) const;
+  size_t told_rows() const;
   std::vector<int32_t> members_with_terms() const;
 
   bool open_ = false;

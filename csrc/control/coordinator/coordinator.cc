@@ -21,17 +21,17 @@ constexpr uint64_t kMaxUnnamedAhead = 1 << 20;  // calls of one rank ahead of th
 void check_request(const Request& request) {
   const Signature& s = request.signature;
   bool sound = s.op != Op::kJoin && s.group_size >= 1;
-  if (s.op == Op::kAddSet || s.op == Op::kRemoveSet) {
+  if (s.traits().changes_sets) {
     sound = sound && request.set == kWorldSet;
   } else {
     int64_t bytes = static_cast<int64_t>(size_of(s.dtype));
-    bool gathers = s.op == Op::kAllgather || s.op == Op::kAlltoall;
+    const bool ragged = s.traits().ragged();
     for (size_t i = 0; i < s.shape.size(); ++i) {
-      bool any_length = gathers && i == 0 && s.shape[i] == -1;
+      bool any_length = ragged && i == 0 && s.shape[i] == -1;
       if (any_length || s.shape[i] == 0) continue;
       sound = sound && s.shape[i] > 0 && !__builtin_mul_overflow(bytes, s.shape[i], &bytes);
     }
-    sound = sound && !(gathers && (s.shape.empty() || s.shape[0] != -1));
+    sound = sound && !(ragged && (s.shape.empty() || s.shape[0] != -1));
   }
   if (!sound) {
     throw Error(ErrorCode::kInternal,
@@ -190,7 +190,7 @@ void Coordinator::on(Rank from, const Forgot& forgot, int64_t) {
 Failure Coordinator::verdict(const Set& set, Call& call) const {
   if (auto failure = call.failure(set.ranks)) return *failure;
   const Signature& s = call.signature();
-  if (s.op == Op::kBroadcast) {
+  if (s.traits().rooted()) {
     int root = s.root < 0 || s.root >= settings_.size ? -1 : member_of(set, s.root);
     if (root < 0 || !call.has_input(root)) {
       return {ErrorCode::kInvalidArgument,

@@ -197,6 +197,7 @@ class Coordinator {
   void flush(Set& set);
   void define(Call& call);
   void finish_at_once(Set& set, Call& call);
+  ByteString payload_of(const Set& set, const Call& call) const;
   void run_bucket(Set& set);
 
   Settings settings_;

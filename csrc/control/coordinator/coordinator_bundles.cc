@@ -35,7 +35,7 @@ Ready plain(uint32_t id) {
 
 // What a rank may leave out of its report, where all have an input.
 bool regular(const Request& request) {
-  return !request.name.empty() && request.group.empty() && request.signature.op == Op::kAllreduce &&
+  return !request.name.empty() && request.group.empty() && request.signature.traits().predicted &&
          request.signature.device == kCpuDevice;
 }
 

@@ -16,7 +16,7 @@ constexpr size_t kMaxResultBytes = 16 << 10;  // that travel in the log
 
 // Average divides by the number of members, joined or not (Horovod's rule), or by the active ones.
 int64_t divisor_of(const Call& call, int members, bool active_only) {
-  if (call.signature().reduce_op != ReduceOp::kAverage) return 1;
+  if (!traits_of(call.signature().reduce_op).divides) return 1;
   return active_only ? call.active_members() : members;
 }
 
@@ -47,15 +47,14 @@ ByteString in_member_order(const Call& call, int members) {
 
 // The log entry is all that the ranks need: there is nothing to move, or it travels in the log.
 bool finishes_at_once(const Call& call) {
-  Op op = call.signature().op;
-  if (op == Op::kAddSet || op == Op::kRemoveSet || op == Op::kBarrier || call.absent()) return true;
+  if (!call.signature().traits().moves_bytes() || call.absent()) return true;
   return call.rode_along() && call.bytes() <= kMaxResultBytes;
 }
 
 Item item_of(const Call& call, int64_t divisor) {
   const Signature& s = call.signature();
   std::vector<int32_t> absent;
-  if (s.op != Op::kBroadcast) absent = call.absent_members();
+  if (!s.traits().rooted()) absent = call.absent_members();
   return {call.id(), call.key().sequence, divisor, std::move(absent), call.rows()};
 }
 
@@ -126,22 +125,28 @@ void Coordinator::finish_at_once(Set& set, Call& call) {
     remove_set(call.key(), s.root);
   } else {
     Result result{set.id, call.id(), call.key().sequence, call.absent(), call.rows(), {}};
-    if (!call.absent()) {
-      if (s.op == Op::kAllreduce) {
-        int64_t divisor = divisor_of(call, set.members(), settings_.average_active);
-        result.payload = reduce_payloads(call, set.members(), divisor);
-      }
-      if (s.op == Op::kBroadcast) {
-        const ByteView root = call.payload(member_of(set, s.root));
-        result.payload.assign(root.begin(), root.end());
-      }
-      if (s.op == Op::kAllgather) result.payload = in_member_order(call, set.members());
-    }
+    if (!call.absent()) result.payload = payload_of(set, call);
     define(call);
     log_.push_back(std::move(result));
     may_bundle(set, call);
   }
   retire(call);
+}
+
+// The result of inputs that rode along.
+ByteString Coordinator::payload_of(const Set& set, const Call& call) const {
+  switch (call.signature().traits().pattern) {
+    case Pattern::kReduceToAll: {
+      const int64_t divisor = divisor_of(call, set.members(), settings_.average_active);
+      return reduce_payloads(call, set.members(), divisor);
+    }
+    case Pattern::kOneToAll: {
+      const ByteView root = call.payload(member_of(set, call.signature().root));
+      return {root.begin(), root.end()};
+    }
+    case Pattern::kEachToAll: return in_member_order(call, set.members());
+    default: return {};
+  }
 }
 
 // Takes calls and bundles from the front until the bucket is full. Members of a group stay together.

@@ -15,10 +15,8 @@ namespace {
 constexpr size_t kElementsOfBlock = 16 * 1024;  // of both rows, at least
 constexpr size_t kMostBlocks = 256;             // of one pair of rows
 
-bool is_half(DType type) { return type == DType::kFloat16 || type == DType::kBFloat16; }
-
 void check_float(DType type) {
-  if (is_half(type) || type == DType::kFloat32 || type == DType::kFloat64) return;
+  if (traits_of(type).is_float()) return;
   throw Error(ErrorCode::kWrongType,
               std::string("Adasum of ") + name_of(type) + ": it takes floats only");
 }
@@ -83,8 +81,8 @@ void GpuAdasum::scale(DType to, cuda::Address target, DType from, cuda::Address 
                       size_t elements, double factor, cuda::Stream stream) const {
   check_float(from);
   check_float(to);
-  const bool widens = is_half(from) && to == DType::kFloat32;
-  const bool narrows = from == DType::kFloat32 && is_half(to);
+  const bool widens = to == traits_of(from).carrier;
+  const bool narrows = from == traits_of(to).carrier;
   if (from != to && !widens && !narrows) {
     throw Error(ErrorCode::kWrongType,
                 std::string("no ") + name_of(to) + " is made of " + name_of(from));

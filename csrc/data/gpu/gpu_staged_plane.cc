@@ -2,43 +2,18 @@
 #include "data/gpu/gpu_staged_plane.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
+#include "data/plane/part_layout.h"
+
 namespace farandole {
-namespace {
-
-bool is_elementwise(Op op) { return op == Op::kAllreduce || op == Op::kBroadcast; }
-
-// Bytes of this member's output, which for some operations only the rows of all tell.
-size_t output_bytes(const Part& part, size_t member) {
-  const size_t row =
-      static_cast<size_t>(part.signature.row_elements()) * size_of(part.signature.dtype);
-  const auto total = [&](size_t first, size_t step, size_t count) {
-    int64_t rows = 0;
-    for (size_t i = 0; i < count; ++i) rows += part.rows[first + i * step];
-    return static_cast<size_t>(rows) * row;
-  };
-  const size_t n = part.rows.size();
-  switch (part.signature.op) {
-    case Op::kAllgather: return total(0, 1, n);
-    case Op::kReducescatter: return total(member, 1, 1);
-    case Op::kAlltoall: {
-      size_t members = 1;
-      while (members * members < n) ++members;
-      return total(member, members, members);
-    }
-    default: return part.signature.bytes();
-  }
-}
-
-}  // namespace
 
 GpuStagedPlane::GpuStagedPlane(std::shared_ptr<GpuDevice> device, std::unique_ptr<Lane> host,
-                               int member, std::function<void()> ring)
+                               int member, int members, std::function<void()> ring)
     : GpuPlane(std::move(device)),
       host_(std::move(host)),
-      member_(static_cast<size_t>(member)),
+      member_(member),
+      members_(members),
       arrivals_(std::make_shared<Arrivals>()) {
   arrivals_->ring = std::move(ring);
 }
@@ -61,7 +36,8 @@ void GpuStagedPlane::begin(std::span<const Part> parts) {
 void GpuStagedPlane::cut(const Part& part, size_t index) {
   const auto elements = static_cast<size_t>(part.signature.elements());
   const size_t step = kPieceBytes / size_of(part.signature.dtype);
-  if (!is_elementwise(part.signature.op) || elements <= step) return pieces_.push_back({index});
+  if (part.signature.traits().rows != Rows::kNone || elements <= step)
+    return pieces_.push_back({index});
   for (size_t at = 0; at < elements; at += step) {
     pieces_.push_back({index, at, std::min(step, elements - at)});
   }
@@ -101,8 +77,8 @@ bool GpuStagedPlane::fetch_next() {
   const size_t size = size_of(part.signature.dtype);
   const size_t in =
       staged.piece.elements > 0 ? staged.piece.elements * size : part.signature.bytes();
-  const size_t out =
-      staged.piece.elements > 0 ? staged.piece.elements * size : output_bytes(part, member_);
+  const size_t out = staged.piece.elements > 0 ? staged.piece.elements * size
+                                               : PartLayout(part, members_).output_bytes(member_);
   if (part.input) {
     staged.input = device_->pinned(in);
     copy(staged.input->data(), part.input + staged.piece.first * size, in);
@@ -153,8 +129,8 @@ void GpuStagedPlane::deliver(const Staged& staged) {
   const Part& part = parts_[staged.piece.part];
   if (!part.output) return;
   const size_t size = size_of(part.signature.dtype);
-  const size_t bytes =
-      staged.piece.elements > 0 ? staged.piece.elements * size : output_bytes(part, member_);
+  const size_t bytes = staged.piece.elements > 0 ? staged.piece.elements * size
+                                                 : PartLayout(part, members_).output_bytes(member_);
   copy(part.output + staged.piece.first * size, staged.output->data(), bytes);
   work_.keep.push_back(staged.output);
 }

@@ -22,7 +22,7 @@ class GpuStagedPlane final : public GpuPlane {
 
   // `host`: a lane of host memory for the same members, fed by nobody else. `ring` rings the driver's bell.
   GpuStagedPlane(std::shared_ptr<GpuDevice> device, std::unique_ptr<Lane> host, int member,
-                 std::function<void()> ring);
+                 int members, std::function<void()> ring);
 
   const char* name() const override { return "gpu-staged"; }
   bool supports(const Signature& signature) const override;
@@ -63,7 +63,8 @@ class GpuStagedPlane final : public GpuPlane {
   void copy(std::byte* target, const std::byte* source, size_t bytes);
 
   const std::unique_ptr<Lane> host_;
-  const size_t member_;
+  const int member_;
+  const int members_;
   const std::shared_ptr<Arrivals> arrivals_;
   std::deque<Piece> pieces_;   // not yet fetched
   std::deque<Staged> staged_;  // fetched, not yet delivered

@@ -58,22 +58,23 @@ bool CrossPlan::next(CrossBlock& block) {
   for (;;) {
     block.clear();
     if (!lanes_.empty() && fill(block)) return true;
-    if (!run_.open([](const Part& part) { return kind_of(part.signature.op); })) return false;
-    kind_ = kind_of(run_.front().signature.op);
+    if (!run_.open([](const Part& part) { return kind_of(part.signature); })) return false;
+    kind_ = kind_of(run_.front().signature);
     lanes_.assign(static_cast<size_t>(hosts_.members()), run_.lane());
   }
 }
 
-CrossPlan::Kind CrossPlan::kind_of(Op op) {
-  switch (op) {
-    case Op::kAllreduce: return Kind::kAllreduce;
-    case Op::kReducescatter: return Kind::kReducescatter;
-    case Op::kBroadcast:
-    case Op::kAllgather: return Kind::kShare;
-    case Op::kAlltoall: return Kind::kAlltoall;
-    case Op::kBarrier: return Kind::kBarrier;
-    default: throw Error(ErrorCode::kInternal, std::string(name_of(op)) + " moves no bytes");
+CrossPlan::Kind CrossPlan::kind_of(const Signature& signature) {
+  switch (signature.traits().pattern) {
+    case Pattern::kReduceToAll: return Kind::kAllreduce;
+    case Pattern::kReduceToOwners: return Kind::kReducescatter;
+    case Pattern::kOneToAll:
+    case Pattern::kEachToAll: return Kind::kShare;
+    case Pattern::kEachToEach: return Kind::kAlltoall;
+    case Pattern::kMeet: return Kind::kBarrier;
+    case Pattern::kNone: break;
   }
+  throw Error(ErrorCode::kInternal, std::string(name_of(signature.op)) + " moves no bytes");
 }
 
 bool CrossPlan::fill(CrossBlock& block) {

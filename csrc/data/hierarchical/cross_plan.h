@@ -95,7 +95,7 @@ class CrossPlan {
     int receiver;
   };
 
-  static Kind kind_of(Op op);
+  static Kind kind_of(const Signature& signature);
   bool fill(CrossBlock& block);
   bool fill_allreduce(CrossBlock& block);
   bool fill_reducescatter(CrossBlock& block);

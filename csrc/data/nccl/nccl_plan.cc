@@ -21,10 +21,6 @@ size_t aligned(size_t bytes, size_t alignment) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
 
-size_t row_bytes(const Part& part) {
-  return static_cast<size_t>(part.signature.row_elements()) * size_of(part.signature.dtype);
-}
-
 // The second place begins where the first ends: nothing but padding is between them.
 bool are_neighbours(const Part& first, const Part& second) {
   const Place &a = first.signature.place, &b = second.signature.place;
@@ -47,8 +43,8 @@ void NcclPlan::make(std::span<const Part> parts, cuda::Address scratch, const Wi
   used_ = 0;
   std::vector<Reduction> allreduces, placed;
   for (const Part& part : parts) {
-    switch (part.signature.op) {
-      case Op::kAllreduce: {
+    switch (part.signature.traits().pattern) {
+      case Pattern::kReduceToAll: {
         const NcclWire wire = wire_of(part, members_);
         // By what all members know alike, as everything that decides which calls are made.
         const bool in_place = may_be_placed(part) &&
@@ -57,12 +53,12 @@ void NcclPlan::make(std::span<const Part> parts, cuda::Address scratch, const Wi
         (in_place ? placed : allreduces).push_back({&part, wire});
         break;
       }
-      case Op::kReducescatter: plan_reducescatter({&part, wire_of(part, members_)}); break;
-      case Op::kBroadcast: plan_broadcast(part); break;
-      case Op::kAllgather: plan_allgather(part); break;
-      case Op::kAlltoall: plan_alltoall(part); break;
-      case Op::kBarrier: break;
-      default: throw Error(ErrorCode::kInternal, "no such operation on a GPU");
+      case Pattern::kReduceToOwners: plan_reducescatter({&part, wire_of(part, members_)}); break;
+      case Pattern::kOneToAll: plan_broadcast(part); break;
+      case Pattern::kEachToAll: plan_allgather(part); break;
+      case Pattern::kEachToEach: plan_alltoall(part); break;
+      case Pattern::kMeet: break;
+      case Pattern::kNone: throw Error(ErrorCode::kInternal, "no such operation on a GPU");
     }
   }
   plan_placed(std::move(placed), windows);
@@ -255,7 +251,7 @@ void NcclPlan::plan_broadcast(const Part& part) {
 }
 
 void NcclPlan::plan_allgather(const Part& part) {
-  const size_t row = row_bytes(part);
+  const size_t row = part.signature.row_bytes();
   const auto rows = std::accumulate(part.rows.begin(), part.rows.end(), int64_t{0});
   const size_t mine = static_cast<size_t>(part.rows[static_cast<size_t>(member_)]) * row;
   const cuda::Address input = read(part.input, mine);
@@ -278,7 +274,7 @@ void NcclPlan::plan_allgather(const Part& part) {
 }
 
 void NcclPlan::plan_alltoall(const Part& part) {
-  const size_t row = row_bytes(part);
+  const size_t row = part.signature.row_bytes();
   const auto n = static_cast<size_t>(members_);
   const auto me = static_cast<size_t>(member_);
   size_t sent = 0, received = 0;

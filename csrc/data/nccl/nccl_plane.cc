@@ -22,9 +22,9 @@ NcclPlane::NcclPlane(const GpuMover& mover, const GpuWindows& windows, SetId set
 
 bool NcclPlane::supports(const Signature& signature) const {
   if (signature.device == kCpuDevice) return false;
-  const bool reduces = signature.op == Op::kAllreduce || signature.op == Op::kReducescatter;
-  return signature.op <= Op::kBarrier &&
-         (!reduces || kernels::supports(signature.dtype, signature.reduce_op));
+  const CollectiveTraits& traits = signature.traits();
+  return traits.pattern != Pattern::kNone &&
+         (!traits.reduces() || kernels::supports(signature.dtype, signature.reduce_op));
 }
 
 void NcclPlane::begin(std::span<const Part> parts) {

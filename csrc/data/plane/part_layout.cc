@@ -18,12 +18,8 @@ namespace {
 
 kernels::Factors factors_of(const Part& part) {
   const Signature& signature = part.signature;
-  const bool average = signature.reduce_op == ReduceOp::kAverage;
-  return {signature.prescale, signature.postscale, average ? part.divisor : 1};
-}
-
-size_t PartLayout::row_bytes() const {
-  return static_cast<size_t>(part_.signature.row_elements()) * size_of(part_.signature.dtype);
+  const int64_t divisor = traits_of(signature.reduce_op).divides ? part.divisor : 1;
+  return {signature.prescale, signature.postscale, divisor};
 }
 
 size_t PartLayout::share_start(int owner) const {
@@ -37,51 +33,61 @@ size_t PartLayout::longest_share() const {
 }
 
 int PartLayout::receiver(int sender, int piece) const {
-  return part_.signature.op == Op::kAlltoall ? (sender + 1 + piece) % members_ : kEverybody;
+  return meets_each() ? (sender + 1 + piece) % members_ : kEverybody;
 }
 
 size_t PartLayout::piece_bytes(int sender, int piece) const {
-  switch (part_.signature.op) {
-    case Op::kBroadcast: return sender == part_.signature.root ? part_.signature.bytes() : 0;
-    case Op::kAllgather: return row_bytes() * rows(sender);
+  switch (traits_.pattern) {
+    case Pattern::kOneToAll: return sender == part_.signature.root ? part_.signature.bytes() : 0;
+    case Pattern::kEachToAll: return row_bytes() * rows(sender);
     default: return row_bytes() * rows(sender * members_ + receiver(sender, piece));
   }
 }
 
 size_t PartLayout::piece_start(int sender, int receiver) const {
-  if (part_.signature.op != Op::kAlltoall) return 0;
+  if (!meets_each()) return 0;
   size_t before = 0;
   for (int member = 0; member < receiver; ++member) before += rows(sender * members_ + member);
   return row_bytes() * before;
 }
 
 size_t PartLayout::landing_start(int sender, int receiver) const {
-  if (part_.signature.op == Op::kBroadcast) return 0;
-  const bool alltoall = part_.signature.op == Op::kAlltoall;
+  if (traits_.pattern == Pattern::kOneToAll) return 0;
   size_t before = 0;
   for (int member = 0; member < sender; ++member) {
-    before += rows(alltoall ? member * members_ + receiver : member);
+    before += rows(meets_each() ? member * members_ + receiver : member);
   }
   return row_bytes() * before;
 }
 
 size_t PartLayout::input_bytes(int member) const {
-  switch (part_.signature.op) {
-    case Op::kAllreduce:
-    case Op::kReducescatter: return part_.signature.bytes();
-    case Op::kBroadcast:
-    case Op::kAllgather: return piece_bytes(member, 0);
-    case Op::kAlltoall: return piece_start(member, members_);
-    default: return 0;
+  switch (traits_.pattern) {
+    case Pattern::kReduceToAll:
+    case Pattern::kReduceToOwners: return part_.signature.bytes();
+    case Pattern::kOneToAll:
+    case Pattern::kEachToAll: return piece_bytes(member, 0);
+    case Pattern::kEachToEach: return piece_start(member, members_);
+    case Pattern::kMeet:
+    case Pattern::kNone: break;
   }
+  return 0;
+}
+
+size_t PartLayout::output_bytes(int member) const {
+  switch (traits_.rows) {
+    case Rows::kNone: return part_.signature.bytes();
+    case Rows::kKept: return share_bytes(member);
+    case Rows::kBrought:
+    case Rows::kPairs: return landing_start(members_, member);
+  }
+  return 0;
 }
 
 void PartLayout::check_rows() const {
-  const Op op = part_.signature.op;
   const auto count = static_cast<size_t>(members_);
-  const size_t expected = op == Op::kAlltoall                                ? count * count
-                          : op == Op::kAllgather || op == Op::kReducescatter ? count
-                                                                             : 0;
+  const size_t expected = traits_.rows == Rows::kPairs  ? count * count
+                          : traits_.rows == Rows::kNone ? 0
+                                                        : count;
   if (part_.rows.size() != expected) {
     contradiction(part_, std::to_string(part_.rows.size()) + " row counts instead of " +
                              std::to_string(expected));
@@ -91,7 +97,7 @@ void PartLayout::check_rows() const {
     if (rows < 0) contradiction(part_, "a negative row count");
     sum += rows;
   }
-  if (op == Op::kReducescatter && sum != part_.signature.rows()) {
+  if (traits_.rows == Rows::kKept && sum != part_.signature.rows()) {
     contradiction(part_, "its members keep " + std::to_string(sum) + " rows of " +
                              std::to_string(part_.signature.rows()));
   }
@@ -99,9 +105,9 @@ void PartLayout::check_rows() const {
 
 void PartLayout::check(int member) const {
   const Signature& signature = part_.signature;
-  if (!part_.rows.empty() || signature.op > Op::kBroadcast) check_rows();
-  if (signature.op == Op::kBarrier) return;
-  if (signature.op == Op::kBroadcast &&
+  check_rows();
+  if (traits_.pattern == Pattern::kMeet) return;
+  if (traits_.rooted() &&
       (signature.root < 0 || signature.root >= members_ || !part_.has(signature.root))) {
     contradiction(part_, "no input at root " + std::to_string(signature.root));
   }
@@ -110,10 +116,9 @@ void PartLayout::check(int member) const {
       contradiction(part_, "presence of " + std::to_string(part_.present.size()) + " members");
     }
     bool anybody = false;
-    const bool sends_rows = signature.op == Op::kAllgather || signature.op == Op::kAlltoall;
     for (int other = 0; other < members_; ++other) {
       anybody = anybody || part_.has(other);
-      if (sends_rows && !part_.has(other) && input_bytes(other) > 0) {
+      if (traits_.ragged() && !part_.has(other) && input_bytes(other) > 0) {
         contradiction(part_, "rows of absent member " + std::to_string(other));
       }
     }

@@ -15,7 +15,8 @@ kernels::Factors factors_of(const Part& part);
 
 class PartLayout {
  public:
-  PartLayout(const Part& part, int members) : part_(part), members_(members) {}
+  PartLayout(const Part& part, int members)
+      : part_(part), traits_(part.signature.traits()), members_(members) {}
 
   // Throws kInternal when rows, root, presence and `member`'s buffers contradict each other.
   void check(int member) const;
@@ -25,10 +26,14 @@ class PartLayout {
   size_t share_start(int owner) const;
   size_t longest_share() const;
 
-  // Broadcast, allgather and alltoall: a sender's input is sent in pieces, each to one member or to all.
-  int pieces() const { return part_.signature.op == Op::kAlltoall ? members_ : 1; }
+  // Of a member that brings one, and of its result.
+  size_t input_bytes(int member) const;
+  size_t output_bytes(int member) const;
+
+  // Where nothing is reduced: a sender's input is sent in pieces, each to one member or to all.
+  int pieces() const { return meets_each() ? members_ : 1; }
   size_t piece_bytes(int sender, int piece) const;
-  // The member that a piece goes to; kEverybody. An alltoall ends with the piece that the sender keeps,
+  // The member that a piece goes to; kEverybody. Where each member gets another piece, the order ends with the piece that the sender keeps,
   // and begins with the next member's, so that not all send to one member at a time.
   int receiver(int sender, int piece) const;
   size_t piece_start(int sender, int receiver) const;    // in the sender's input
@@ -40,11 +45,12 @@ class PartLayout {
   size_t rows(int index) const {
     return static_cast<size_t>(part_.rows[static_cast<size_t>(index)]);
   }
-  size_t row_bytes() const;
-  size_t input_bytes(int member) const;
+  bool meets_each() const { return traits_.rows == Rows::kPairs; }
+  size_t row_bytes() const { return part_.signature.row_bytes(); }
   void check_rows() const;
 
   const Part& part_;
+  const CollectiveTraits& traits_;
   const int members_;
 };
 

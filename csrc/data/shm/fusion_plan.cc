@@ -44,22 +44,23 @@ bool FusionPlan::next(Block& block) {
   for (;;) {
     block.clear();
     if (fill(block)) return true;
-    if (!run_.open([](const Part& part) { return kind_of(part.signature.op); })) return false;
-    kind_ = kind_of(run_.front().signature.op);
+    if (!run_.open([](const Part& part) { return kind_of(part.signature); })) return false;
+    kind_ = kind_of(run_.front().signature);
     lanes_.assign(lanes_.size(), run_.lane());
   }
 }
 
-FusionPlan::Kind FusionPlan::kind_of(Op op) {
-  switch (op) {
-    case Op::kAllreduce: return Kind::kAllreduce;
-    case Op::kReducescatter: return Kind::kReducescatter;
-    case Op::kBroadcast:
-    case Op::kAllgather:
-    case Op::kAlltoall: return Kind::kCopy;
-    case Op::kBarrier: return Kind::kBarrier;
-    default: throw Error(ErrorCode::kInternal, std::string(name_of(op)) + " moves no bytes");
+FusionPlan::Kind FusionPlan::kind_of(const Signature& signature) {
+  switch (signature.traits().pattern) {
+    case Pattern::kReduceToAll: return Kind::kAllreduce;
+    case Pattern::kReduceToOwners: return Kind::kReducescatter;
+    case Pattern::kOneToAll:
+    case Pattern::kEachToAll:
+    case Pattern::kEachToEach: return Kind::kCopy;
+    case Pattern::kMeet: return Kind::kBarrier;
+    case Pattern::kNone: break;
   }
+  throw Error(ErrorCode::kInternal, std::string(name_of(signature.op)) + " moves no bytes");
 }
 
 bool FusionPlan::fill(Block& block) {

@@ -58,7 +58,7 @@ class FusionPlan {
  private:
   enum class Kind { kAllreduce, kReducescatter, kCopy, kBarrier };
 
-  static Kind kind_of(Op op);
+  static Kind kind_of(const Signature& signature);
   bool fill(Block& block);
   bool fill_allreduce(Block& block);
   void add_direct(Block& block, const Range& segment) const;

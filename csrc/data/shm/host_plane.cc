@@ -75,19 +75,10 @@ HostPlane::HostPlane(const Setup& setup)
 
 bool HostPlane::can_carry_out(const Signature& signature) {
   if (signature.device != kCpuDevice) return false;
-  switch (signature.op) {
-    case Op::kAllreduce:
-    case Op::kReducescatter: {
-      const bool scaled = signature.prescale != 1.0 || signature.postscale != 1.0;
-      return kernels::supports(signature.dtype, signature.reduce_op) &&
-             !(scaled && signature.dtype == DType::kBool);
-    }
-    case Op::kBroadcast:
-    case Op::kAllgather:
-    case Op::kAlltoall:
-    case Op::kBarrier: return true;
-    default: return false;
-  }
+  if (!signature.traits().reduces()) return signature.traits().pattern != Pattern::kNone;
+  const bool scaled = signature.prescale != 1.0 || signature.postscale != 1.0;
+  return kernels::supports(signature.dtype, signature.reduce_op) &&
+         (!scaled || traits_of(signature.dtype).takes_factors());
 }
 
 void HostPlane::begin(std::span<const Part> parts) {
@@ -226,7 +217,8 @@ void HostPlane::combine(const Part& part, size_t bytes, size_t step) {
 
 // Reducescatter in place: the share moves to the buffer's start, maybe over bytes of this very range.
 bool HostPlane::overwrites_own_input(const Part& part, const Range& range) const {
-  if (part.signature.op != Op::kReducescatter || !part.has(member_) || members_ == 1) return false;
+  const bool moves = part.signature.traits().pattern == Pattern::kReduceToOwners;
+  if (!moves || !part.has(member_) || members_ == 1) return false;
   return overlap_in_part(part.output + range.output, part.input + range.input, range.bytes);
 }
 

@@ -14,7 +14,7 @@ bool overlap(const std::byte* a, size_t a_bytes, const std::byte* b, size_t b_by
 // While peers read an input, its owner goes on to write results. In an allreduce these come range by
 // range, after everybody has read that range; a reducescatter's would come over unread bytes.
 bool may_show_input(const Part& part) {
-  if (part.signature.op != Op::kReducescatter) return true;
+  if (part.signature.traits().pattern != Pattern::kReduceToOwners) return true;
   const size_t bytes = part.signature.bytes();
   return part.output == nullptr || !overlap(part.input, bytes, part.output, bytes);
 }
@@ -80,7 +80,7 @@ void MappedExchange::deliver(uint64_t block, const Range& range, std::vector<std
 }
 
 void MappedExchange::fetch(uint64_t block, const Range& range, const Part& part) {
-  if (part.signature.op == Op::kAllreduce) {
+  if (part.signature.traits().pattern == Pattern::kReduceToAll) {
     const uint64_t output = seen(block, range, member_).output;
     if (output == kNowhere) return staged_.fetch(block, range, part);
     arenas_.catch_up(part.output + range.output, output - 1 + range.output, range.bytes);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/reduce_op.h"
 #include "lib/gpu/cuda.h"
 
 struct ncclComm;
@@ -24,9 +25,11 @@ using Window = ncclWindow_vidmem*;
 constexpr Result kSuccess = 0;
 constexpr Result kInProgress = 7;
 
-constexpr DataType kInt8 = 0, kUInt8 = 1, kInt32 = 2, kUInt32 = 3, kInt64 = 4, kUInt64 = 5;
-constexpr DataType kFloat16 = 6, kFloat32 = 7, kFloat64 = 8, kBFloat16 = 9;
-constexpr RedOp kSum = 0, kProduct = 1, kMax = 2, kMin = 3, kAverage = 4;
+// All types and operators are in the rows of base/dtype.h and base/reduce_op.h.
+constexpr DataType kInt8 = traits_of(DType::kInt8).nccl;
+constexpr DataType kFloat32 = traits_of(DType::kFloat32).nccl;
+constexpr RedOp kSum = traits_of(ReduceOp::kSum).nccl;
+constexpr RedOp kAverage = 4;  // of its own: it divides by the number of ranks
 constexpr int kScalarHost = 1;
 constexpr int kNoColor = -1;         // of who is in no part
 constexpr int kWindowSymmetric = 1;  // all ranks use the same offsets

@@ -29,10 +29,6 @@ E checked(const Request& request, int32_t value, int32_t count, const char* what
   return static_cast<E>(value);
 }
 
-bool reduces(Op op) { return op == Op::kAllreduce || op == Op::kReducescatter; }
-bool moves_bytes(Op op) { return op <= Op::kAlltoall; }
-bool gathers(Op op) { return op == Op::kAllgather || op == Op::kAlltoall; }
-
 void check_shape(const Request& request, const Dimensions& shape) {
   int64_t bytes = static_cast<int64_t>(size_of(request.signature.dtype));
   for (int64_t n : shape) {
@@ -41,28 +37,28 @@ void check_shape(const Request& request, const Dimensions& shape) {
       refuse(request, "shape " + text_of(shape) + " is too large");
     }
   }
-  bool needs_rows = gathers(request.signature.op) || request.signature.op == Op::kReducescatter;
-  if (needs_rows && shape.empty()) {
+  if (request.signature.traits().needs_rows() && shape.empty()) {
     refuse(request, "a scalar has no first dimension to divide; give it shape (1,)");
   }
 }
 
 void check_reduction(const Request& request) {
   const Signature& s = request.signature;
-  if (!reduces(s.op)) return;
+  if (!s.traits().reduces()) return;
   if (kernels::supports(s.dtype, s.reduce_op)) return;
   refuse(request,
          std::string(name_of(s.reduce_op)) + " of " + name_of(s.dtype) + " is not defined" +
-             (s.dtype == DType::kBool ? "; use Max for 'any' and Min for 'all', or convert to int32"
-                                      : ""),
+             (!traits_of(s.dtype).takes_factors()
+                  ? "; use Max for 'any' and Min for 'all', or convert to int32"
+                  : ""),
          ErrorCode::kWrongType);
 }
 
 void check_factors(const Request& request) {
   const Signature& s = request.signature;
   bool scaled = s.prescale != 1.0 || s.postscale != 1.0;
-  if (scaled && s.dtype == DType::kBool) {
-    refuse(request, "bool can't be scaled", ErrorCode::kWrongType);
+  if (scaled && !traits_of(s.dtype).takes_factors()) {
+    refuse(request, std::string(name_of(s.dtype)) + " can't be scaled", ErrorCode::kWrongType);
   }
   if (std::isnan(s.prescale) || std::isnan(s.postscale)) {
     refuse(request, "a factor is NaN: prescale " + std::to_string(s.prescale) + ", postscale " +
@@ -119,15 +115,17 @@ Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own) {
   s.op = checked<Op>(request, asked.op, kOpCount, "operation");
   s.reduce_op = checked<ReduceOp>(request, asked.reduce_op, kReduceOpCount, "reduce op");
   s.dtype = checked<DType>(request, asked.dtype, kDTypeCount, "dtype");
+  const CollectiveTraits& traits = s.traits();
   const ProcessSet& set = working_set(request, sets);
   if (asked.device < kCpuDevice) refuse(request, "no such device");
   s.device = asked.device == kCpuDevice ? kCpuDevice : kAnyGpu;
   if (request.name.size() > kMaxName) refuse(request, "the name is longer than 4096 bytes");
-  if (asked.ndim < 0 || (moves_bytes(s.op) && asked.ndim > kMaxDimensions)) {
+  if (asked.ndim < 0 || (traits.moves_bytes() && asked.ndim > kMaxDimensions)) {
     refuse(request, "more than 64 dimensions");
   }
-  bool about_sets = s.op == Op::kAddSet || s.op == Op::kRemoveSet;
-  if (about_sets && request.set != kWorldSet) refuse(request, "that is up to the whole world");
+  if (traits.changes_sets && request.set != kWorldSet) {
+    refuse(request, "that is up to the whole world");
+  }
 
   Submission& mine = taken.submission;
   mine.shape = Dimensions({asked.shape, static_cast<size_t>(asked.ndim)});
@@ -138,8 +136,8 @@ Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own) {
   s.group_size = asked.group ? asked.group_size : 1;
   if (asked.group) request.group = asked.group;
   if (asked.group && asked.group_size < 1) refuse(request, "a group needs at least one member");
-  s.root = asked.op == FARANDOLE_BROADCAST || asked.op == FARANDOLE_REMOVE_SET ? asked.root : -1;
-  if (reduces(s.op)) {
+  s.root = traits.root == Root::kNone ? -1 : asked.root;
+  if (traits.reduces()) {
     s.prescale = asked.prescale;
     s.postscale = asked.postscale;
   } else {
@@ -147,66 +145,65 @@ Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own) {
   }
 
   s.place = {asked.window, 0, asked.place};
-  if (asked.window != 0 && (s.op != Op::kAllreduce || asked.device < 0)) {
+  if (asked.window != 0 && (!traits.windowed || asked.device < 0)) {
     refuse(request, "only allreduce of a tensor on a GPU has a place in a window");
   }
 
-  if (!moves_bytes(s.op)) {
+  if (!traits.moves_bytes()) {
     s.shape = mine.shape;
     return taken;
   }
   check_shape(request, mine.shape);
   check_reduction(request);
   check_factors(request);
-  if (s.op == Op::kBroadcast && set.member_of(s.root) < 0) {
+  if (traits.rooted() && set.member_of(s.root) < 0) {
     refuse(request,
            "root rank " + std::to_string(s.root) + " is not among " + text_of_ranks(set.ranks));
   }
-  if (s.op == Op::kBroadcast && s.root == own && !mine.input) {
+  if (traits.rooted() && s.root == own && !mine.input) {
     refuse(request, "the root brings no tensor");
   }
   s.shape = mine.shape;
-  if (gathers(s.op)) s.shape[0] = -1;
-  if (s.op == Op::kAlltoall) mine.splits = splits_of(request, asked, set, mine.shape[0]);
+  if (traits.ragged()) s.shape[0] = -1;
+  if (traits.splits()) mine.splits = splits_of(request, asked, set, mine.shape[0]);
   return taken;
 }
 
 void check_buffers(const Request& request, const Submission& mine, const ProcessSet& set) {
   const Signature& s = request.signature;
-  if (!moves_bytes(s.op) || !mine.input || !mine.output) return;
-  const bool in_place = s.op != Op::kAlltoall && mine.input == mine.output;
-  if (in_place) return;
+  const CollectiveTraits& traits = s.traits();
+  if (!traits.moves_bytes() || !mine.input || !mine.output) return;
+  if (traits.in_place() && mine.input == mine.output) return;
   const int64_t rows = mine.shape.empty() ? 1 : mine.shape[0];
   int64_t result_rows = rows;  // at least
-  if (s.op == Op::kReducescatter) {
+  if (traits.rows == Rows::kKept) {
     result_rows = rows / set.members() + (set.member < rows % set.members() ? 1 : 0);
-  } else if (s.op == Op::kAlltoall) {
+  } else if (traits.rows == Rows::kPairs) {
     result_rows = mine.splits[static_cast<size_t>(set.member)];
   }
-  const size_t row = static_cast<size_t>(s.row_elements()) * size_of(s.dtype);
+  const size_t row = s.row_bytes();
   const std::byte* const input_end = mine.input + static_cast<size_t>(rows) * row;
   const std::byte* const output_end = mine.output + static_cast<size_t>(result_rows) * row;
   if (mine.input >= output_end || mine.output >= input_end) return;
   // Each rank's rows may lie where they belong in the result.
-  if (s.op == Op::kAllgather && mine.input > mine.output) return;
-  refuse(request, s.op == Op::kAlltoall
-                      ? "input and output overlap; it needs two buffers that are apart"
-                      : "input and output overlap in part; give one buffer for both, or two apart");
+  if (traits.rows == Rows::kBrought && mine.input > mine.output) return;
+  refuse(request, traits.in_place()
+                      ? "input and output overlap in part; give one buffer for both, or two apart"
+                      : "input and output overlap; it needs two buffers that are apart");
 }
 
 Contribution contribution_of(const Request& request, const Submission& mine, Rank own) {
   const Signature& s = request.signature;
   Contribution given;
-  given.has_input = mine.input && (s.op != Op::kBroadcast || s.root == own);
-  if (gathers(s.op)) given.rows = given.has_input ? mine.shape[0] : 0;
+  given.has_input = mine.input && brings_input(s, own);
+  if (s.traits().ragged()) given.rows = given.has_input ? mine.shape[0] : 0;
   given.splits = mine.splits;
   if (!given.has_input) {
     given.splits.assign(given.splits.size(), 0);
     return given;
   }
   if (s.device != kCpuDevice) return given;  // the host can't read it
-  bool may_ride = s.op == Op::kAllreduce || s.op == Op::kBroadcast || s.op == Op::kAllgather;
-  if (!may_ride) return given;
+  if (!s.traits().rides_along) return given;
   size_t bytes = std::accumulate(mine.shape.begin(), mine.shape.end(), size_of(s.dtype),
                                  [](size_t a, int64_t n) { return a * static_cast<size_t>(n); });
   given.has_payload = bytes <= kTinyBytes;

@@ -12,9 +12,8 @@ namespace farandole {
 
 Failure numerics_of(const Request& request, const Submission& submission, Rank own) {
   const Signature& signature = request.signature;
-  const bool brings = signature.op != Op::kBroadcast || signature.root == own;
-  const bool here = signature.device == kCpuDevice && signature.op <= Op::kAlltoall;
-  if (!brings || !here || submission.input == nullptr) return {};
+  const bool here = signature.device == kCpuDevice && signature.traits().moves_bytes();
+  if (!brings_input(signature, own) || !here || submission.input == nullptr) return {};
   size_t elements = 1;
   for (int64_t n : submission.shape) elements *= static_cast<size_t>(n);
   const size_t bad = kernels::first_not_finite(signature.dtype, submission.input, elements);

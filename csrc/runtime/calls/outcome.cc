@@ -15,7 +15,7 @@ int64_t sum(const std::vector<int64_t>& values) {
 
 std::vector<int64_t> rows_of(const std::vector<int64_t>& told, const Signature& signature,
                              int members) {
-  if (signature.op != Op::kReducescatter) return told;
+  if (signature.traits().rows != Rows::kKept) return told;
   // The low members take one row more if the rows do not divide evenly: Horovod's rule.
   std::vector<int64_t> rows(static_cast<size_t>(members), signature.rows() / members);
   for (int64_t m = 0; m < signature.rows() % members; ++m) ++rows[static_cast<size_t>(m)];
@@ -29,16 +29,16 @@ Outcome outcome_of(const Signature& signature, const std::vector<int64_t>& rows,
   outcome.shape = std::move(mine.shape);
   auto member = static_cast<size_t>(set.member);
   auto members = static_cast<size_t>(set.members());
-  switch (signature.op) {
-    case Op::kAllgather: outcome.shape[0] = sum(rows); break;
-    case Op::kReducescatter: outcome.shape[0] = rows[member]; break;
-    case Op::kAlltoall:
+  switch (signature.traits().rows) {
+    case Rows::kBrought: outcome.shape[0] = sum(rows); break;
+    case Rows::kKept: outcome.shape[0] = rows[member]; break;
+    case Rows::kPairs:
       for (size_t from = 0; from < members; ++from) {
         outcome.received.push_back(rows[from * members + member]);
       }
       outcome.shape[0] = sum(outcome.received);
       break;
-    default: outcome.output = mine.output; return outcome;
+    case Rows::kNone: outcome.output = mine.output; return outcome;
   }
   outcome.output = mine.output;
   if (!outcome.output) {

@@ -21,7 +21,7 @@ Part part_of(const Item& item, const Request& request, const ProcessSet& set,
   part.signature = request.signature;
   part.divisor = item.divisor;
   part.rows = rows_of(item.rows, request.signature, set.members());
-  if (request.signature.op == Op::kBroadcast) {
+  if (request.signature.traits().rooted()) {
     part.signature.root = set.member_of(request.signature.root);
   }
   if (!item.absent.empty()) {
@@ -252,7 +252,7 @@ std::vector<Item> Engine::items_of(const Run& run, const ProcessSet& set) const 
   std::vector<Item> items = run.items;
   for (uint32_t bundle : run.bundles) {
     for (uint32_t id : bundler_.ids_of(bundle)) {
-      const bool average = pending_.request_of(id).signature.reduce_op == ReduceOp::kAverage;
+      const bool average = traits_of(pending_.request_of(id).signature.reduce_op).divides;
       items.push_back({id, 0, average ? set.members() : 1, {}, {}});
     }
   }

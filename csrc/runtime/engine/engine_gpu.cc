@@ -37,7 +37,7 @@ void Engine::on(const OpenGpu& open) {
   }
   Segment& staging = gpu_staging_[open.set];
   staging = take_staging(open.set);
-  gpu_.load()->open_staged(open.set, make_lane_(open.set, set, staging), set.member);
+  gpu_.load()->open_staged(open.set, make_lane_(open.set, set, staging), set.member, set.members());
 }
 
 void Engine::on(const GpuKey& key) {

@@ -129,8 +129,9 @@ void RankGpu::split_nccl(SetId set, int member, int members) {
   lane_.push(GpuTurn{kWorldSet, set, take});
 }
 
-void RankGpu::open_staged(SetId set, std::unique_ptr<Lane> host, int member) {
-  lane_.open(set, std::make_unique<GpuStagedPlane>(device_, std::move(host), member, ring_));
+void RankGpu::open_staged(SetId set, std::unique_ptr<Lane> host, int member, int members) {
+  lane_.open(set,
+             std::make_unique<GpuStagedPlane>(device_, std::move(host), member, members, ring_));
 }
 
 }  // namespace farandole

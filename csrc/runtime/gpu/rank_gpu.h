@@ -44,7 +44,7 @@ class RankGpu {
   void open_nccl(SetId set, const std::string& key, int member, int members);
   // The same by a split of the world's communicator, in which all its ranks take part; `member`: -1: not in the set.
   void split_nccl(SetId set, int member, int members);
-  void open_staged(SetId set, std::unique_ptr<Lane> host, int member);
+  void open_staged(SetId set, std::unique_ptr<Lane> host, int member, int members);
 
  private:
   NcclCommunicator::Setup setup_of(int member, int members) const;
