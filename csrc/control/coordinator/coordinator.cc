@@ -1,21 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// What reports do to calls. Publishing is in coordinator_publish.cc, process sets and leaving in
-// coordinator_sets.cc, calls that wait too long in coordinator_stall.cc, prediction in
-// coordinator_bundles.cc.
 #include "control/coordinator/coordinator.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
-#include <numeric>
 #include <utility>
 
 #include "base/error.h"
-#include "control/coordinator/open_bundle.h"
+#include "base/overloaded.h"
 
 namespace farandole {
 namespace {
-
-constexpr uint64_t kMaxUnnamedAhead = 1 << 20;  // calls of one rank ahead of the slowest
 
 // What every rank checks before it reports; a rank that did not is broken.
 void check_request(const Request& request) {
@@ -43,155 +38,222 @@ Failure removed(SetId set) {
   return {ErrorCode::kInvalidArgument, "process set " + std::to_string(set) + " was removed"};
 }
 
+Failure blame_leavers(const SetState& set, const CallKey& key, const Request& request) {
+  std::vector<Rank> gone;
+  for (int m : set.left.members()) gone.push_back(set.ranks[static_cast<size_t>(m)]);
+  return {ErrorCode::kPeer,
+          text_of_ranks(gone) + " finished normally and left, so " + text_of(key, request) +
+              " can't complete; all ranks must make the same number of calls (uneven data: "
+              "join(), or drop_last)"};
+}
+
 }  // namespace
 
 Coordinator::Coordinator(Settings settings)
-    : settings_(settings),
-      registry_(settings.size, settings.capacity),
-      left_(settings.size),
-      next_tick_ns_(std::numeric_limits<int64_t>::max()),
-      heard_ns_(static_cast<size_t>(settings.size), -1) {
-  std::vector<Rank> world(static_cast<size_t>(settings.size));
-  std::iota(world.begin(), world.end(), 0);
-  open_set(kWorldSet, std::move(world));
-}
-
-Coordinator::~Coordinator() = default;
+    : settings_(std::move(settings)),
+      sets_(settings_.size, settings_.max_sets, settings_.repeats),
+      calls_(settings_.size, settings_.capacity, outbox_),
+      stalls_(settings_, sets_, calls_, outbox_),
+      predictor_(settings_, sets_, calls_.registry(), outbox_,
+                 [this](Rank from, const Ready& its, int64_t now_ns) { ready(from, its, now_ns); }),
+      backends_(settings_, sets_, outbox_),
+      publisher_({settings_, sets_, calls_, predictor_, backends_, stalls_, outbox_}) {}
 
 void Coordinator::receive(Rank from, const Report& report, int64_t now_ns) {
   now_ns_ = now_ns;
+  const bool of_the_end =
+      std::holds_alternative<Leave>(report) || std::holds_alternative<Forgot>(report);
+  if (broken_ && !of_the_end) return;
   std::visit(
-      [&](const auto& r) {
-        using T = std::remove_cvref_t<decltype(r)>;
-        if (broken_ && !std::is_same_v<T, Leave> && !std::is_same_v<T, Forgot>) return;
-        on(from, r, now_ns);
+      Overloaded{
+          [&](const Ready& r) { ready(from, r, now_ns); },
+          [&](const Refuse& r) { refuse(from, r, now_ns); },
+          [&](const Join& r) { join(from, r, now_ns); },
+          [&](const Done& r) { done(from, r, now_ns); },
+          [&](const Forgot& r) { calls_.registry().forgot(r.id, from); },
+          [&](const Leave& r) { leave(from, r, now_ns); },
+          [&](const Whereabouts& r) { stalls_.answered(from, r, now_ns); },
+          [&](const Inquire& r) {
+            SetState* set = sets_.of(r.key.set, from);
+            if (set) predictor_.unbundle_all(*set, now_ns);
+            outbox_.write(Inform{from, r.number, stalls_.explain(set, r, now_ns)});
+          },
+          [&](const Lost& r) { lose(from, r.failure); },
+          [&](const ReadyAll& r) {
+            if (predictor_.ready(from, r, now_ns)) stalls_.heard(from, now_ns);
+          },
+          [&](const Split& r) { predictor_.split(from, r, now_ns); },
+          [&](const UseGpu& r) { backends_.describe(from, r); },
+          [&](const GpuKey& r) {  // every member is told before it may have to launch with it
+            if (sets_.of(r.set, from)) outbox_.write(r);
+          },
+          [](const Hurry&) {},  // for leaders on the way
       },
       report);
 }
 
-int Coordinator::member_of(const Set& set, Rank rank) {
-  if (set.id == kWorldSet) return rank;
-  auto found = std::lower_bound(set.ranks.begin(), set.ranks.end(), rank);
-  if (found == set.ranks.end() || *found != rank) return -1;
-  return static_cast<int>(found - set.ranks.begin());
+int Coordinator::add_group(std::vector<Rank> ranks) {
+  groups_.push_back({std::move(ranks), {}});
+  return static_cast<int>(groups_.size()) - 1;
 }
 
-// nullptr: the set was removed; the rank can't have known. Throws if it must have known better.
-Coordinator::Set* Coordinator::set_of(SetId id, Rank from) {
-  auto found = sets_.find(id);
-  bool removed = found == sets_.end() && id > kWorldSet && id < next_set_;
-  if (removed) return nullptr;
-  if (found == sets_.end() || member_of(*found->second, from) < 0) {
-    throw Error(ErrorCode::kInternal, "rank " + std::to_string(from) + " reports to process set " +
-                                          std::to_string(id) + ", which is none of its own");
+// The daily reports of a host cost a few words; the others are taken rank by rank.
+void Coordinator::receive_all(int number, const Report& report, int64_t now_ns) {
+  RankGroup& group = groups_.at(static_cast<size_t>(number));
+  now_ns_ = now_ns;
+  if (broken_) return;
+  const auto* plain = std::get_if<Ready>(&report);
+  const auto* bundle = std::get_if<ReadyAll>(&report);
+  if ((plain && ready(group, *plain, now_ns)) ||
+      (bundle && predictor_.ready(group, *bundle, now_ns))) {
+    for (Rank rank : group.ranks) stalls_.heard(rank, now_ns);
+    return;
   }
-  return found->second.get();
+  SetId id = kWorldSet;
+  const Definition* known = plain ? calls_.registry().at(plain->id) : nullptr;
+  if (known) id = known->request.set;
+  if (bundle) id = predictor_.set_of(bundle->bundle);
+  SetState* set = sets_.find(id);
+  for (Rank rank : group.ranks) {
+    if (!set || set->member_of(rank) >= 0) receive(rank, report, now_ns);
+  }
 }
 
-Call& Coordinator::unnamed_slot(Set& set, uint64_t sequence) {
-  if (sequence < set.first_unnamed || sequence - set.first_unnamed > kMaxUnnamedAhead) {
-    throw Error(ErrorCode::kInternal, "an unnamed call is out of order");
-  }
-  while (set.first_unnamed + set.unnamed.size() <= sequence) {
-    set.unnamed.push_back(std::make_unique<Call>());
-  }
-  return *set.unnamed[sequence - set.first_unnamed];
+bool Coordinator::ready(RankGroup& group, const Ready& ready, int64_t now_ns) {
+  const Contribution& given = ready.contribution;
+  Definition* known = calls_.registry().at(ready.id);
+  bool plain = given.has_input && !given.has_payload && given.rows == 0 && given.splits.empty();
+  if (!plain || ready.id == 0 || !known || known->forgetting || known->bundle) return false;
+  SetState* set = sets_.find(known->request.set);
+  if (!set || !set->left.empty() || !set->joined.empty()) return false;
+  const MemberSlice& members = group.slice_of(set->id, set->ranks);
+  if (members.count == 0) return true;
+  Call& call = find_call(*set, *known, known->request, ready.sequence, now_ns);
+  if (call.redefines() || call.id() != ready.id || call.given_up()) return false;
+  if (!call.arrive_all(members)) return false;
+  call.note(static_cast<int>(64 * members.first_word) + std::countr_zero(members.words.front()),
+            now_ns);
+  settle(*set, call);
+  return true;
 }
 
-// The call that this request is about; opened, with the joined members in it, if it is the first.
-Call& Coordinator::find_call(Set& set, Definition& definition, const Request& request,
+// The call that this request is about; opened if this is its first report.
+Call& Coordinator::find_call(SetState& set, Definition& definition, const Request& request,
                              uint64_t sequence, int64_t now_ns) {
-  bool named = !request.name.empty();
-  if (OpenBundle* bundle = definition.bundle; bundle && !definition.call.is_open()) {
-    begin_round(*bundle, now_ns);
-    spill(*bundle, now_ns);
-    if (!definition.call.is_open()) ++bundle->open;
-  }
-  Call& call = named ? definition.call : unnamed_slot(set, sequence);
+  predictor_.take_apart(definition, now_ns);
+  Call& call = calls_.slot(set, definition, request, sequence);
   if (call.is_open()) return call;
-  bool as_defined =
-      &definition.request == &request || (definition.request.signature == request.signature &&
-                                          definition.request.group == request.group);
-  call.open({set.id, request.name, sequence}, definition.id,
-            as_defined ? &definition.request : nullptr, request, set.members(), now_ns);
-  ++definition.uses;
-  registry_.touch(definition);
-  if (!set.joined.empty()) {
-    for (int m : set.joined.members()) call.arrive_joined(m);
-  }
-  expect_progress(now_ns, now_ns);
+  calls_.open(set, definition, call, request, sequence, now_ns);
+  stalls_.expect_progress(now_ns, now_ns);
   return call;
 }
 
-// For whoever comes when nothing can be done any more: one entry serves all that come in one batch.
-void Coordinator::fail_late(const CallKey& key, const Failure& failure) {
-  if (!late_.emplace(key.set, key.name, key.sequence).second) return;
-  log_.push_back(Fail{key, failure});
-}
-
-void Coordinator::on(Rank from, const Ready& ready, int64_t now_ns) {
-  Definition* known = registry_.at(ready.id);
+void Coordinator::ready(Rank from, const Ready& ready, int64_t now_ns) {
+  Definition* known = calls_.registry().at(ready.id);
   if (ready.id != 0 && !known) throw Error(ErrorCode::kInternal, "a rank reports an unknown id");
   const Request& request = known ? known->request : ready.request;
   if (!known) check_request(request);
-  Set* set = set_of(request.set, from);
+  SetState* set = sets_.of(request.set, from);
   if (!set || !set->left.empty()) {
     CallKey key{request.set, request.name, ready.sequence};
-    return fail_late(key, set ? blame_leavers(*set, key, request) : removed(request.set));
+    return outbox_.fail_late(key, set ? blame_leavers(*set, key, request) : removed(request.set));
   }
   // An id that is being forgotten may already stand anew under its name.
   bool current = known && !known->forgetting;
-  Definition& definition = current ? *known : registry_.intern(request);
+  Definition& definition = current ? *known : calls_.registry().intern(request);
   bool unforeseen = definition.bundle && (!known || !ready.contribution.has_input);
-  if (unforeseen) unbundle(*definition.bundle, now_ns);
+  if (unforeseen) predictor_.unbundle(*definition.bundle, now_ns);
   Call& call = find_call(*set, definition, request, ready.sequence, now_ns);
   bool same = current && !call.redefines() && call.id() == ready.id;
-  call.arrive(member_of(*set, from), request, same, ready.contribution);
-  call.note(member_of(*set, from), now_ns);
-  if (call.complete()) came_last(*set, from, now_ns - call.since_ns());
-  heard_ns_[static_cast<size_t>(from)] = now_ns;
+  call.arrive(set->member_of(from), request, same, ready.contribution);
+  call.note(set->member_of(from), now_ns);
+  if (call.complete() && set->members() > 1) {
+    outbox_.came_last(from, now_ns - call.since_ns());
+  }
+  stalls_.heard(from, now_ns);
   settle(*set, call);
 }
 
-void Coordinator::on(Rank from, const Refuse& refuse, int64_t now_ns) {
-  Set* set = set_of(refuse.key.set, from);
+void Coordinator::refuse(Rank from, const Refuse& refuse, int64_t now_ns) {
+  SetState* set = sets_.of(refuse.key.set, from);
   Request request{refuse.key.set, refuse.key.name, {}, {}};
   if (!set || !set->left.empty()) {
-    return fail_late(refuse.key,
-                     set ? blame_leavers(*set, refuse.key, request) : removed(request.set));
+    return outbox_.fail_late(refuse.key,
+                             set ? blame_leavers(*set, refuse.key, request) : removed(request.set));
   }
-  Definition& definition = registry_.intern(request);
-  if (definition.bundle) unbundle(*definition.bundle, now_ns);
+  Definition& definition = calls_.registry().intern(request);
+  if (definition.bundle) predictor_.unbundle(*definition.bundle, now_ns);
   Call& call = find_call(*set, definition, request, refuse.key.sequence, now_ns);
-  call.refuse(member_of(*set, from), refuse.failure);
+  call.refuse(set->member_of(from), refuse.failure);
   settle(*set, call);
 }
 
-void Coordinator::on(Rank from, const Done& done, int64_t now_ns) {
-  Set* set = set_of(done.set, from);
+void Coordinator::done(Rank from, const Done& done, int64_t now_ns) {
+  SetState* set = sets_.of(done.set, from);
   if (!set) return;
-  if (from != set->ranks.front() || done.bucket > (done.gpu ? set->gpu_buckets : set->buckets)) {
+  LaneQueue& lane = done.gpu ? set->gpu : set->host;
+  if (from != set->ranks.front() || done.bucket > lane.published) {
     throw Error(ErrorCode::kInternal, "a rank reports a bucket as done that is not its own");
   }
-  if (done.gpu) {
-    set->gpu_buckets_done = std::max(set->gpu_buckets_done, done.bucket);
-    return;
-  }
-  if (done.bucket > set->buckets_done) set->moving_since_ns = now_ns;
-  set->buckets_done = std::max(set->buckets_done, done.bucket);
-  if (set->is_moving()) expect_progress(now_ns, now_ns);
+  if (done.bucket > lane.done) lane.moving_since_ns = now_ns;
+  lane.done = std::max(lane.done, done.bucket);
+  if (!done.gpu && lane.moving()) stalls_.expect_progress(now_ns, now_ns);
 }
 
-void Coordinator::on(Rank from, const Forgot& forgot, int64_t) {
-  registry_.forgot(forgot.id, from);
+void Coordinator::join(Rank from, const Join& join, int64_t now_ns) {
+  SetState* set = sets_.of(join.set, from);
+  if (!set) return;
+  predictor_.unbundle_all(*set, now_ns);
+  int member = set->member_of(from);
+  bool again = !set->joined.insert(member);
+  // After somebody has left, joins end early, and the next one may come before that is known here.
+  if (again && set->left.empty()) throw Error(ErrorCode::kInternal, "a rank joined twice");
+  set->last_joined = from;
+  for (Call* call : calls_.all(*set)) {
+    if (call->has_arrived(member)) continue;
+    call->arrive_joined(member);
+    settle(*set, *call);
+  }
+  if (!set->joined.full()) return;
+  for (Call* call : calls_.waiting(*set)) {
+    calls_.give_up(*set, *call,
+                   {ErrorCode::kInvalidArgument,
+                    text_of(call->key(), call->request()) + ": group '" + call->request().group +
+                        "' has fewer members than it says, and all ranks have joined"});
+  }
+  set->groups.clear();
+}
+
+void Coordinator::leave(Rank from, const Leave& leave, int64_t now_ns) {
+  if (leave.failed) {
+    return lose(from, {ErrorCode::kPeer, "rank " + std::to_string(from) + " left: " + leave.text});
+  }
+  sets_.leave(from);
+  for (auto& [id, set] : sets_) {
+    const int member = set->member_of(from);
+    if (broken_ || member < 0) continue;
+    predictor_.unbundle_all(*set, now_ns);
+    set->left.insert(member);
+    for (Call* call : calls_.waiting(*set)) {
+      calls_.give_up(*set, *call, blame_leavers(*set, call->key(), call->request()));
+    }
+    set->groups.clear();
+  }
+}
+
+void Coordinator::lose(Rank rank, Failure failure) {
+  sets_.leave(rank);
+  if (broken_ || stopped_) return;
+  broken_ = true;
+  outbox_.write(Abort{std::move(failure)});
 }
 
 // Faults that only the whole call shows.
-Failure Coordinator::verdict(const Set& set, Call& call) const {
+Failure Coordinator::verdict(const SetState& set, Call& call) const {
   if (auto failure = call.failure(set.ranks)) return *failure;
   const Signature& s = call.signature();
   if (s.traits().rooted()) {
-    int root = s.root < 0 || s.root >= settings_.size ? -1 : member_of(set, s.root);
+    int root = s.root < 0 || s.root >= settings_.size ? -1 : set.member_of(s.root);
     if (root < 0 || !call.has_input(root)) {
       return {ErrorCode::kInvalidArgument,
               text_of(call.key(), call.request()) + ": root rank " + std::to_string(s.root) +
@@ -201,36 +263,33 @@ Failure Coordinator::verdict(const Set& set, Call& call) const {
   return {};
 }
 
-void Coordinator::came_last(const Set& set, Rank rank, int64_t after_ns) {
-  if (set.members() > 1) late_ranks_.push_back({rank, after_ns});
-}
-
-void Coordinator::settle(Set& set, Call& call) {
-  if (call.given_up()) fail_late(call.key(), call.given_up());
+void Coordinator::settle(SetState& set, Call& call) {
+  if (call.given_up()) outbox_.fail_late(call.key(), call.given_up());
   if (!call.complete()) return;
-  if (call.given_up()) return retire(call);
+  if (call.given_up()) return calls_.retire(call);
   Failure failure = verdict(set, call);
   auto groups = call.groups();
   if (!groups.empty()) return settle_grouped(set, call, groups, failure);
-  if (failure) return fail(call, failure);
-  queue(set, call);
+  if (failure) return calls_.fail(call, failure);
+  publisher_.queue(set, call);
 }
 
 // All or none: the first failure fails those that are complete, and the others when they are.
-void Coordinator::settle_grouped(Set& set, Call& call, const std::vector<Call::GroupTerms>& groups,
+void Coordinator::settle_grouped(SetState& set, Call& call,
+                                 const std::vector<Call::GroupTerms>& groups,
                                  const Failure& failure) {
-  if (failure) fail(call, failure);
+  if (failure) calls_.fail(call, failure);
   for (const auto& [name, size] : groups) {  // one, unless the members disagree about it
-    Group& group = set.groups[name];
+    CallGroup& group = set.groups[name];
     bool whole = ++group.settled >= size;
     if (failure && !group.failure) group.failure = failure;
     if (!failure) group.calls.push_back(&call);
     if (group.failure || whole) {
       for (Call* member : std::exchange(group.calls, {})) {
         if (group.failure) {
-          fail(*member, group.failure);
+          calls_.fail(*member, group.failure);
         } else {
-          queue(set, *member);
+          publisher_.queue(set, *member);
         }
       }
     }
@@ -238,29 +297,29 @@ void Coordinator::settle_grouped(Set& set, Call& call, const std::vector<Call::G
   }
 }
 
-void Coordinator::fail(Call& call, const Failure& failure) {
-  log_.push_back(Fail{call.key(), failure});
-  retire(call);
-}
-
-// The call itself stays where it is: flush() clears unnamed ones away.
-void Coordinator::retire(Call& call) {
-  Definition& definition = *registry_.at(call.id());
-  --definition.uses;
-  if (definition.bundle) --definition.bundle->open;
-  call.close();
-}
-
-std::vector<Call*> Coordinator::open_calls(Set& set) {
-  std::vector<Call*> calls;
-  registry_.for_each([&](Definition& definition) {
-    Call& call = definition.call;
-    if (call.is_open() && call.key().set == set.id) calls.push_back(&call);
-  });
-  for (auto& call : set.unnamed) {
-    if (call->is_open()) calls.push_back(call.get());
+void Coordinator::publish(std::vector<Entry>& log) {
+  if (!broken_) publisher_.flush(now_ns_);
+  for (uint32_t id : calls_.registry().evict()) outbox_.write(Forget{id});
+  if (!stopped_ && sets_.all_left()) {
+    stopped_ = true;
+    outbox_.write(Stop{});
   }
-  return calls;
+  outbox_.take(log);
+}
+
+int64_t Coordinator::next_tick() const {
+  if (broken_ || stopped_) return std::numeric_limits<int64_t>::max();
+  return std::min(stalls_.next_tick(), predictor_.next_tick());
+}
+
+void Coordinator::tick(int64_t now_ns) {
+  if (now_ns < next_tick() || broken_ || stopped_) return;
+  now_ns_ = now_ns;
+  predictor_.tick(now_ns);
+  Failure failure = stalls_.tick(now_ns);
+  if (!failure) return;
+  broken_ = true;
+  outbox_.write(Abort{std::move(failure)});
 }
 
 }  // namespace farandole

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The coordinator and GPUs: how a process set's tensors on GPUs will travel, decided once for all its members
-// before their first bucket.
+#include "control/coordinator/backend_policy.h"
+
 #include <algorithm>
-#include <utility>
+#include <string>
 
 #include "base/error.h"
-#include "control/coordinator/coordinator.h"
 
 namespace farandole {
 namespace {
@@ -17,15 +16,8 @@ std::string version_text(int32_t version) {
 
 }  // namespace
 
-void Coordinator::on(Rank from, const UseGpu& gpu, int64_t) { gpus_[from] = gpu; }
-
-// Every member is told before it may have to launch with it.
-void Coordinator::on(Rank from, const GpuKey& key, int64_t) {
-  if (set_of(key.set, from)) log_.push_back(key);
-}
-
 // Members of one host that use the same GPU: the first such pair.
-std::optional<std::pair<Rank, Rank>> Coordinator::sharing(const Set& set) const {
+std::optional<std::pair<Rank, Rank>> BackendPolicy::sharing(const SetState& set) const {
   for (auto a = set.ranks.begin(); a != set.ranks.end(); ++a) {
     for (auto b = set.ranks.begin(); b != a; ++b) {
       const UseGpu &one = gpus_.at(*a), &other = gpus_.at(*b);
@@ -36,7 +28,7 @@ std::optional<std::pair<Rank, Rank>> Coordinator::sharing(const Set& set) const 
 }
 
 // Throws what keeps the set from using GPUs together.
-bool Coordinator::may_use_nccl(const Set& set) {
+bool BackendPolicy::may_use_nccl(const SetState& set) {
   for (Rank rank : set.ranks) {
     if (gpus_.contains(rank)) continue;
     throw Error(ErrorCode::kInvalidArgument,
@@ -69,8 +61,8 @@ bool Coordinator::may_use_nccl(const Set& set) {
             : "NCCL " + version_text(version) + " on rank " + std::to_string(set.ranks.front()) +
                   " and " + version_text(its) + " on rank " + std::to_string(rank);
     if (plane == "nccl") throw Error(ErrorCode::kLibrary, why + "; FARANDOLE_GPU_PLANE is nccl");
-    notices_.push_back("tensors on GPUs travel through host memory: " + why +
-                       " (pip install nvidia-nccl-cu13, the same version everywhere)");
+    outbox_.notice("tensors on GPUs travel through host memory: " + why +
+                   " (pip install nvidia-nccl-cu13, the same version everywhere)");
     return false;
   }
   return true;
@@ -78,28 +70,19 @@ bool Coordinator::may_use_nccl(const Set& set) {
 
 // Whether the set's communicator is a part of the world's. All ranks take part, at this point of the log; not where
 // their launches wait for what the program does, nor with ranks that are about to end.
-bool Coordinator::may_split(const Set& set) const {
+bool BackendPolicy::may_split(const SetState& set) const {
   constexpr int32_t kFirstSplit = 21800;
-  const Set& world = *sets_.at(kWorldSet);
-  return set.id != kWorldSet && world.has_nccl && world.left.empty() &&
+  auto world = uses_nccl_.find(kWorldSet);
+  const bool split_off = world != uses_nccl_.end() && world->second;
+  return set.id != kWorldSet && split_off && sets_.world().left.empty() &&
          settings_.gpu_order == "background" &&
          gpus_.at(set.ranks.front()).nccl_version >= kFirstSplit;
 }
 
-// False: the set's next call was on GPUs and has failed.
-bool Coordinator::open_gpu(Set& set) {
-  if (set.has_gpu) return true;
-  Call& call = *set.on_gpus.front();
-  try {
-    set.has_nccl = may_use_nccl(set);
-    log_.push_back(OpenGpu{set.id, set.has_nccl, set.has_nccl && may_split(set), set.ranks});
-    set.has_gpu = true;
-    return true;
-  } catch (const Error& error) {
-    set.on_gpus.pop_front();
-    fail(call, {error.code(), error.what()});
-    return false;
-  }
+void BackendPolicy::open(const SetState& set) {
+  const bool nccl = may_use_nccl(set);
+  outbox_.write(OpenGpu{set.id, nccl, nccl && may_split(set), set.ranks});
+  uses_nccl_[set.id] = nccl;
 }
 
 }  // namespace farandole

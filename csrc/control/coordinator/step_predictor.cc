@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prediction. What a set repeats step after step is cut into bundles, and a member that is ready for all
-// of one says so once. A bundle changes how readiness is told and nothing else: whatever is irregular is
-// turned back into the reports that it stands for.
+#include "control/coordinator/step_predictor.h"
+
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "base/error.h"
-#include "control/coordinator/coordinator.h"
-#include "control/coordinator/open_bundle.h"
 
 namespace farandole {
 namespace {
@@ -18,7 +14,7 @@ constexpr int64_t kPatience = 500'000'000;
 // While the first calls of a step are reduced, the next are still submitted.
 constexpr size_t kMostCalls = 256;  // of one bundle
 
-int64_t patience(const Coordinator::Settings& settings) {
+int64_t patience_of(const CoordinatorSettings& settings) {
   int64_t patience = kPatience;
   for (int64_t limit : {settings.stall_warn_ns, settings.stall_abort_ns}) {
     if (limit > 0) patience = std::min(patience, limit / 2);
@@ -48,7 +44,16 @@ bool pays(size_t calls, size_t bytes) {
 
 }  // namespace
 
-OpenBundle& Coordinator::bundle_of(uint32_t id) {
+StepPredictor::StepPredictor(const CoordinatorSettings& settings, SetTable& sets,
+                             Registry& registry, Outbox& outbox, Receive receive)
+    : settings_(settings),
+      sets_(sets),
+      registry_(registry),
+      outbox_(outbox),
+      receive_(std::move(receive)),
+      patience_ns_(patience_of(settings)) {}
+
+OpenBundle& StepPredictor::at(uint32_t id) {
   auto found = bundles_.find(id);
   if (found == bundles_.end()) {
     throw Error(ErrorCode::kInternal, "a rank reports an unknown bundle");
@@ -56,38 +61,51 @@ OpenBundle& Coordinator::bundle_of(uint32_t id) {
   return *found->second;
 }
 
-void Coordinator::begin_round(OpenBundle& bundle, int64_t now_ns) {
+void StepPredictor::begin_round(OpenBundle& bundle, int64_t now_ns) {
   if (!bundle.idle()) return;
   bundle.since_ns = now_ns;
-  next_tick_ns_ = std::min(next_tick_ns_, now_ns + patience(settings_));
+  next_tick_ns_ = std::min(next_tick_ns_, now_ns + patience_ns_);
 }
 
-void Coordinator::on(Rank from, const ReadyAll& ready, int64_t now_ns) {
-  OpenBundle& bundle = bundle_of(ready.bundle);
-  Set* set = set_of(bundle.set, from);
+bool StepPredictor::ready(Rank from, const ReadyAll& ready, int64_t now_ns) {
+  OpenBundle& bundle = at(ready.bundle);
+  SetState* set = sets_.of(bundle.set, from);
   if (!set || bundle.closing || bundle.open > 0) {
-    for (uint32_t id : bundle.ids) on(from, plain(id), now_ns);
-    return;
+    for (uint32_t id : bundle.ids) receive_(from, plain(id), now_ns);
+    return false;
   }
-  heard_ns_[static_cast<size_t>(from)] = now_ns;
   begin_round(bundle, now_ns);
-  heard_ns_[static_cast<size_t>(from)] = now_ns;
-  if (!bundle.arrived.insert(member_of(*set, from))) {
+  if (!bundle.arrived.insert(set->member_of(from))) {
     throw Error(ErrorCode::kInternal, "a rank reported a bundle twice before it was done");
   }
-  if (bundle.arrived.full()) came_last(*set, from, now_ns - bundle.since_ns);
+  if (bundle.arrived.full() && set->members() > 1) {
+    outbox_.came_last(from, now_ns - bundle.since_ns);
+  }
   complete_round(*set, bundle);
+  return true;
 }
 
-void Coordinator::complete_round(Set& set, OpenBundle& bundle) {
+bool StepPredictor::ready(RankGroup& group, const ReadyAll& ready, int64_t now_ns) {
+  OpenBundle& bundle = at(ready.bundle);
+  SetState* set = sets_.find(bundle.set);
+  if (!set || bundle.closing || bundle.open > 0) return false;
+  const MemberSlice& members = group.slice_of(set->id, set->ranks);
+  if (members.count == 0) return true;
+  begin_round(bundle, now_ns);
+  if (!bundle.arrived.insert_all(members.first_word, members.words, members.count)) return false;
+  complete_round(*set, bundle);
+  return true;
+}
+
+void StepPredictor::complete_round(SetState& set, OpenBundle& bundle) {
   if (!bundle.arrived.full()) return;
   bundle.queued = true;
-  set.ready.push_back(&bundle);
+  set.host.ready.push_back(&bundle);
 }
 
-void Coordinator::on(Rank from, const Split& split, int64_t now_ns) {
-  OpenBundle& bundle = bundle_of(split.bundle);
-  Set* set = set_of(bundle.set, from);
+void StepPredictor::split(Rank from, const Split& split, int64_t now_ns) {
+  OpenBundle& bundle = at(split.bundle);
+  SetState* set = sets_.of(bundle.set, from);
   if (!bundle.split.insert(from)) {
     throw Error(ErrorCode::kInternal, "a rank gave up a bundle twice");
   }
@@ -107,7 +125,7 @@ void Coordinator::on(Rank from, const Split& split, int64_t now_ns) {
     if (known) set->cycle.mistrust();
   }
   for (int32_t position : split.ready) {
-    on(from, plain(bundle.ids[static_cast<size_t>(position)]), now_ns);
+    receive_(from, plain(bundle.ids[static_cast<size_t>(position)]), now_ns);
   }
   if (bundle.split.count() < bundle.members) return;
   for (uint32_t id : bundle.ids) --registry_.at(id)->uses;
@@ -115,22 +133,30 @@ void Coordinator::on(Rank from, const Split& split, int64_t now_ns) {
 }
 
 // Who has reported the bundle in this round has reported its calls.
-void Coordinator::spill(OpenBundle& bundle, int64_t now_ns) {
+void StepPredictor::spill(OpenBundle& bundle, int64_t now_ns) {
   if (bundle.arrived.empty()) return;
-  const Set& set = *sets_.at(bundle.set);
+  const SetState& set = sets_.at(bundle.set);
   auto members = bundle.arrived.members();
   bundle.end_round();
   for (uint32_t id : bundle.ids) {
-    for (int32_t m : members) on(set.ranks[static_cast<size_t>(m)], plain(id), now_ns);
+    for (int32_t m : members) receive_(set.rank_of(m), plain(id), now_ns);
   }
 }
 
-void Coordinator::unbundle(OpenBundle& bundle, int64_t now_ns) {
+void StepPredictor::take_apart(Definition& definition, int64_t now_ns) {
+  OpenBundle* bundle = definition.bundle;
+  if (!bundle || definition.call.is_open()) return;
+  begin_round(*bundle, now_ns);
+  spill(*bundle, now_ns);
+  if (!definition.call.is_open()) ++bundle->open;
+}
+
+void StepPredictor::unbundle(OpenBundle& bundle, int64_t now_ns) {
   if (std::exchange(bundle.closing, true)) return;
   for (uint32_t id : bundle.ids) registry_.at(id)->bundle = nullptr;
-  log_.push_back(Unbundle{bundle.id});
-  Set& set = *sets_.at(bundle.set);
-  std::erase_if(set.ready, [&](const auto& waiting) {
+  outbox_.write(Unbundle{bundle.id});
+  SetState& set = sets_.at(bundle.set);
+  std::erase_if(set.host.ready, [&](const auto& waiting) {
     auto* queued = std::get_if<OpenBundle*>(&waiting);
     return queued && *queued == &bundle;
   });
@@ -138,30 +164,23 @@ void Coordinator::unbundle(OpenBundle& bundle, int64_t now_ns) {
   spill(bundle, now_ns);
 }
 
-void Coordinator::unbundle_all(const Set& set, int64_t now_ns) {
+void StepPredictor::unbundle_all(const SetState& set, int64_t now_ns) {
   for (auto& [id, bundle] : bundles_) {
     if (bundle->set == set.id) unbundle(*bundle, now_ns);
   }
 }
 
-void Coordinator::unbundle_late(int64_t now_ns) {
+void StepPredictor::tick(int64_t now_ns) {
   for (auto& [id, bundle] : bundles_) {
-    if (bundle->waits() && now_ns >= bundle->since_ns + patience(settings_)) {
-      unbundle(*bundle, now_ns);
-    }
+    if (bundle->waits() && now_ns >= bundle->since_ns + patience_ns_) unbundle(*bundle, now_ns);
+  }
+  next_tick_ns_ = std::numeric_limits<int64_t>::max();
+  for (auto& [id, bundle] : bundles_) {
+    if (bundle->waits()) next_tick_ns_ = std::min(next_tick_ns_, bundle->since_ns + patience_ns_);
   }
 }
 
-int64_t Coordinator::next_unbundling() const {
-  int64_t next = std::numeric_limits<int64_t>::max();
-  for (auto& [id, bundle] : bundles_) {
-    if (bundle->waits()) next = std::min(next, bundle->since_ns + patience(settings_));
-  }
-  return next;
-}
-
-// A call was published.
-void Coordinator::may_bundle(Set& set, const Call& call) {
+void StepPredictor::saw(SetState& set, const Call& call) {
   if (settings_.bundles <= 0 || registry_.at(call.id())->bundle) return;
   const bool tiny = call.signature().bytes() <= kTinyBytes;
   if (!regular(call.request()) || !call.absent_members().empty()) return;
@@ -171,7 +190,7 @@ void Coordinator::may_bundle(Set& set, const Call& call) {
 // Once a step has come often enough. A rank knows from its place in the log which round of a bundle it is
 // in, because all its calls have been published equally often: what has come once more already is bundled
 // apart. Half of the ids stay free to be evicted.
-void Coordinator::bundle_up(Set& set) {
+void StepPredictor::predict(SetState& set, int64_t now_ns) {
   if (settings_.bundles <= 0 || !set.cycle.settled()) return;
   const std::vector<uint32_t> next = set.cycle.next(), begun = set.cycle.begun();
   set.cycle.restart();
@@ -188,12 +207,12 @@ void Coordinator::bundle_up(Set& set) {
   auto parts = static_cast<size_t>(settings_.bundles);
   size_t target = std::max(settings_.bundle_bytes, (bytes + parts - 1) / parts);
   target = std::min(target, settings_.fusion_bytes);
-  open_bundles(set, next, target);
-  open_bundles(set, begun, target);
+  open_bundles(set, next, target, now_ns);
+  open_bundles(set, begun, target, now_ns);
 }
 
 // Calls of the next round may be under way, as if they had been reported after the bundle was made.
-bool Coordinator::may_be_bundled(const Set& set, uint32_t id) {
+bool StepPredictor::may_be_bundled(const SetState& set, uint32_t id) {
   const Definition* definition = registry_.at(id);
   return definition && !definition->forgetting && !definition->bundle && definition->published &&
          definition->request.set == set.id && regular(definition->request) &&
@@ -202,7 +221,8 @@ bool Coordinator::may_be_bundled(const Set& set, uint32_t id) {
 
 // In the order in which they became ready, which is not that of the log: who can do without the lane
 // overtakes who waits for it, and what is ready early must not be bundled with what comes last.
-void Coordinator::open_bundles(Set& set, std::vector<uint32_t> ids, size_t target) {
+void StepPredictor::open_bundles(SetState& set, std::vector<uint32_t> ids, size_t target,
+                                 int64_t now_ns) {
   std::ranges::sort(ids, {}, [this](uint32_t id) { return registry_.at(id)->completed; });
   std::vector<uint32_t> next;
   size_t bytes = 0;
@@ -212,14 +232,15 @@ void Coordinator::open_bundles(Set& set, std::vector<uint32_t> ids, size_t targe
     bytes += definition.request.signature.bytes();
     const bool full = bytes >= target || next.size() >= kMostCalls;
     if (!full && !definition.ends_bundle && id != ids.back()) continue;
-    open_bundle(set, std::exchange(next, {}), std::exchange(bytes, 0));
+    open_bundle(set, std::exchange(next, {}), std::exchange(bytes, 0), now_ns);
   }
 }
 
-void Coordinator::open_bundle(Set& set, std::vector<uint32_t> ids, size_t bytes) {
+void StepPredictor::open_bundle(SetState& set, std::vector<uint32_t> ids, size_t bytes,
+                                int64_t now_ns) {
   if (!pays(ids.size(), bytes)) return;
   auto bundle = std::make_unique<OpenBundle>();
-  bundle->id = next_bundle_++;
+  bundle->id = next_++;
   bundle->set = set.id;
   bundle->bytes = bytes;
   bundle->members = set.members();
@@ -230,10 +251,10 @@ void Coordinator::open_bundle(Set& set, std::vector<uint32_t> ids, size_t bytes)
     definition.bundle = bundle.get();
     ++definition.uses;
     if (!definition.call.is_open()) continue;
-    begin_round(*bundle, now_ns_);
+    begin_round(*bundle, now_ns);
     ++bundle->open;
   }
-  log_.push_back(Bundle{bundle->id, set.id, ids});
+  outbox_.write(Bundle{bundle->id, set.id, ids});
   bundle->ids = std::move(ids);
   bundles_[bundle->id] = std::move(bundle);
 }

@@ -1,43 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that wait for a rank: it is asked where it is, people are told, and the call is given up in the end.
+#include "control/coordinator/stall_monitor.h"
+
 #include <algorithm>
-#include <limits>
-#include <set>
 #include <utility>
 
 #include "base/error.h"
-#include "control/coordinator/coordinator.h"
 
 namespace farandole {
 namespace {
 
-constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 constexpr int64_t kAnswerNs = 1'500'000'000;     // that a rank may take to say where it is
 constexpr int64_t kLongestLead = 2'000'000'000;  // from a question to the end of a call
 constexpr size_t kMaxReports = 20;               // failures that carry the causes and the stacks
 
 }  // namespace
 
-std::vector<Call*> Coordinator::waiting_calls(Set& set) {
-  std::vector<Call*> calls = open_calls(set);
-  std::erase_if(calls, [](Call* call) { return call->is_queued() || call->given_up(); });
-  return calls;
-}
-
-// A named call starts afresh when it comes again. An unnamed one keeps its place in the order.
-void Coordinator::give_up(Set& set, Call& call, const Failure& failure) {
-  std::vector<Rank> unheard;
-  for (int m : call.arrived().missing()) unheard.push_back(set.ranks[static_cast<size_t>(m)]);
-  log_.push_back(Fail{call.key(), failure, std::move(unheard)});
-  if (call.key().named() || call.complete()) {
-    retire(call);
-  } else {
-    call.give_up(failure);
-  }
-}
+StallMonitor::StallMonitor(const CoordinatorSettings& settings, SetTable& sets, OpenCalls& calls,
+                           Outbox& outbox)
+    : settings_(settings),
+      sets_(sets),
+      calls_(calls),
+      outbox_(outbox),
+      heard_ns_(static_cast<size_t>(settings.size), -1) {}
 
 // How old a call is when its missing ranks are asked: at the warning, or a moment before its end.
-int64_t Coordinator::patience_ns() const {
+int64_t StallMonitor::patience_ns() const {
   int64_t patience = settings_.stall_warn_ns > 0 ? settings_.stall_warn_ns : kNever;
   if (int64_t abort = settings_.stall_abort_ns; abort > 0) {
     patience = std::min(patience, abort - std::min(abort / 4, kLongestLead));
@@ -45,8 +32,7 @@ int64_t Coordinator::patience_ns() const {
   return patience;
 }
 
-// The ticks that something which began at `since_ns` needs, as far as they lie ahead.
-void Coordinator::expect_progress(int64_t since_ns, int64_t now_ns) {
+void StallMonitor::expect_progress(int64_t since_ns, int64_t now_ns) {
   auto expect = [&](int64_t limit) {
     if (limit == kNever || limit <= 0 || since_ns + limit <= now_ns) return;
     next_tick_ns_ = std::min(next_tick_ns_, since_ns + limit);
@@ -55,19 +41,18 @@ void Coordinator::expect_progress(int64_t since_ns, int64_t now_ns) {
   expect(settings_.stall_abort_ns);
 }
 
-WaitingCall Coordinator::view_of(const Set& set, const Call& call) const {
+WaitingCall StallMonitor::view_of(const SetState& set, const Call& call) const {
   WaitingCall view;
   view.what = text_of(call.key(), call.request());
   view.name = call.key().name;
   view.group = call.request().group;
-  auto rank_of = [&](int member) { return set.ranks[static_cast<size_t>(member)]; };
   for (int m : call.arrived().members()) {
-    if (!set.joined.contains(m)) view.here.push_back(rank_of(m));
+    if (!set.joined.contains(m)) view.here.push_back(set.rank_of(m));
   }
-  for (int m : call.arrived().missing()) view.missing.push_back(rank_of(m));
+  for (int m : call.arrived().missing()) view.missing.push_back(set.rank_of(m));
   if (call.first_member() >= 0) {
-    view.first = rank_of(call.first_member());
-    view.last = rank_of(call.last_member());
+    view.first = set.rank_of(call.first_member());
+    view.last = set.rank_of(call.last_member());
   }
   view.since_ns = call.since_ns();
   view.last_ns = call.last_ns();
@@ -75,12 +60,12 @@ WaitingCall Coordinator::view_of(const Set& set, const Call& call) const {
 }
 
 // Its bytes are under way, and some member may have stopped moving them.
-WaitingCall Coordinator::view_of_bucket(const Set& set) const {
+WaitingCall StallMonitor::view_of_bucket(const SetState& set) const {
   WaitingCall view;
-  view.what = "bucket " + std::to_string(set.buckets_done + 1) + " of process set " +
-              std::to_string(set.id);
+  view.what =
+      "bucket " + std::to_string(set.host.done + 1) + " of process set " + std::to_string(set.id);
   view.moving = true;
-  view.since_ns = view.last_ns = set.moving_since_ns;
+  view.since_ns = view.last_ns = set.host.moving_since_ns;
   for (Rank rank : set.ranks) {
     const RankState state = state_of(rank);
     if (state.silent || state.stopped) view.missing.push_back(rank);
@@ -89,7 +74,7 @@ WaitingCall Coordinator::view_of_bucket(const Set& set) const {
 }
 
 // Who was asked again just now is not silent yet: its answer to the question before counts.
-const Whereabouts* Coordinator::answer_of(Rank rank) const {
+const Whereabouts* StallMonitor::answer_of(Rank rank) const {
   if (auto found = answers_.find(rank); found != answers_.end()) return &found->second;
   if (!question_open_ || heard_ns_[static_cast<size_t>(rank)] >= earlier_ns_) return nullptr;
   auto earlier = earlier_answers_.find(rank);
@@ -97,7 +82,7 @@ const Whereabouts* Coordinator::answer_of(Rank rank) const {
 }
 
 // What the last question has brought, unless the rank has gone on since.
-RankState Coordinator::state_of(Rank rank) const {
+RankState StallMonitor::state_of(Rank rank) const {
   RankState state;
   state.heard_ns = heard_ns_[static_cast<size_t>(rank)];
   if (!asked_.contains(rank) || asked_ns_ <= state.heard_ns) return state;
@@ -109,17 +94,17 @@ RankState Coordinator::state_of(Rank rank) const {
   return state;
 }
 
-StateOf Coordinator::states() const {
+StateOf StallMonitor::states() const {
   return [this](Rank rank) { return state_of(rank); };
 }
 
-std::vector<WaitingCall> Coordinator::waiting_for(int64_t age_ns, int64_t now_ns) {
+std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_ns) {
   std::vector<WaitingCall> views;
   for (auto& [id, set] : sets_) {
-    for (const Call* call : waiting_calls(*set)) {
+    for (const Call* call : calls_.waiting(*set)) {
       if (now_ns - call->since_ns() >= age_ns) views.push_back(view_of(*set, *call));
     }
-    if (set->is_moving() && now_ns - set->moving_since_ns >= age_ns) {
+    if (set->host.moving() && now_ns - set->host.moving_since_ns >= age_ns) {
       views.push_back(view_of_bucket(*set));
     }
   }
@@ -128,7 +113,7 @@ std::vector<WaitingCall> Coordinator::waiting_for(int64_t age_ns, int64_t now_ns
 }
 
 // What ranks wait in, or did a moment ago: calls that block each other are not given up at once.
-std::vector<WaitingCall> Coordinator::all_waiting(int64_t now_ns) {
+std::vector<WaitingCall> StallMonitor::all_waiting(int64_t now_ns) {
   std::erase_if(lost_, [&](const auto& lost) { return now_ns - lost.first > kAnswerNs; });
   std::vector<WaitingCall> all = waiting_for(0, now_ns);
   for (const auto& [when, view] : lost_) all.push_back(view);
@@ -136,8 +121,8 @@ std::vector<WaitingCall> Coordinator::all_waiting(int64_t now_ns) {
 }
 
 // With a call its whole group: no member of it can ever be done.
-void Coordinator::give_up_stalled(Set& set, int64_t now_ns) {
-  std::vector<Call*> calls = waiting_calls(set);
+void StallMonitor::give_up_stalled(SetState& set, int64_t now_ns) {
+  std::vector<Call*> calls = calls_.waiting(set);
   auto too_old = [&](const Call* call) {
     return now_ns - call->since_ns() >= settings_.stall_abort_ns;
   };
@@ -158,7 +143,8 @@ void Coordinator::give_up_stalled(Set& set, int64_t now_ns) {
   for (auto& [call, view] : lost) {
     std::string text = "no progress: " + line_of(view, now_ns);
     if (reports++ < kMaxReports) text += causes_of({view}, all, states(), now_ns);
-    give_up(set, *call, {ErrorCode::kStall, text + "\n  (FARANDOLE_STALL_ABORT sets this limit)"});
+    calls_.give_up(set, *call,
+                   {ErrorCode::kStall, text + "\n  (FARANDOLE_STALL_ABORT sets this limit)"});
     lost_.emplace_back(now_ns, std::move(view));
   }
   for (const std::string& name : groups) set.groups.erase(name);
@@ -166,90 +152,79 @@ void Coordinator::give_up_stalled(Set& set, int64_t now_ns) {
 
 // A bucket can't be taken back. Its end is the job's, and only if a member is known to stand still: a
 // slow machine is no reason.
-void Coordinator::give_up_standing(const Set& set, int64_t now_ns) {
-  if (!set.is_moving() || now_ns - set.moving_since_ns < settings_.stall_abort_ns) return;
+Failure StallMonitor::standing(const SetState& set, int64_t now_ns) const {
+  if (!set.host.moving() || now_ns - set.host.moving_since_ns < settings_.stall_abort_ns) return {};
   const WaitingCall view = view_of_bucket(set);
-  if (view.missing.empty()) return;
-  broken_ = true;
-  log_.push_back(Abort{{ErrorCode::kStall, "no progress: " + line_of(view, now_ns) +
-                                               causes_of({view}, {view}, states(), now_ns) +
-                                               "\n  (FARANDOLE_STALL_ABORT sets this limit)"}});
+  if (view.missing.empty()) return {};
+  return {ErrorCode::kStall, "no progress: " + line_of(view, now_ns) +
+                                 causes_of({view}, {view}, states(), now_ns) +
+                                 "\n  (FARANDOLE_STALL_ABORT sets this limit)"};
 }
 
-void Coordinator::ask(const std::vector<WaitingCall>& calls, int64_t now_ns) {
+void StallMonitor::ask(const std::vector<WaitingCall>& calls, int64_t now_ns) {
   asked_.clear();
   earlier_answers_ = std::exchange(answers_, {});
   earlier_ns_ = asked_ns_;
   for (const WaitingCall& call : calls) asked_.insert(call.missing.begin(), call.missing.end());
   for (auto& [id, set] : sets_) {
-    if (set->is_moving()) asked_.insert(set->ranks.begin(), set->ranks.end());
+    if (set->host.moving()) asked_.insert(set->ranks.begin(), set->ranks.end());
   }
   asked_ns_ = now_ns;
   question_open_ = true;
   next_question_ns_ = now_ns + (settings_.stall_warn_ns > 0 ? settings_.stall_warn_ns : kAnswerNs);
-  if (!asked_.empty()) log_.push_back(WhereAre{{asked_.begin(), asked_.end()}});
+  if (!asked_.empty()) outbox_.write(WhereAre{{asked_.begin(), asked_.end()}});
 }
 
-void Coordinator::on(Rank from, const Whereabouts& whereabouts, int64_t now_ns) {
+void StallMonitor::answered(Rank from, const Whereabouts& whereabouts, int64_t now_ns) {
   if (!asked_.contains(from)) return;
   answers_[from] = whereabouts;
   if (question_open_ && answers_.size() == asked_.size()) conclude(now_ns);
 }
 
 // All have answered, or time is up: people read about it, if it is still so.
-void Coordinator::conclude(int64_t now_ns) {
+void StallMonitor::conclude(int64_t now_ns) {
   question_open_ = false;
   if (settings_.stall_warn_ns <= 0) return;
   const std::vector<WaitingCall> calls = waiting_for(settings_.stall_warn_ns, now_ns);
   if (calls.empty()) return;
-  notices_.push_back(stall_report(calls, all_waiting(now_ns), states(), now_ns));
+  outbox_.notice(stall_report(calls, all_waiting(now_ns), states(), now_ns));
 }
 
-void Coordinator::tick(int64_t now_ns) {
-  if (now_ns < next_tick_ns_ || broken_) return;
-  now_ns_ = now_ns;
+Failure StallMonitor::tick(int64_t now_ns) {
   next_tick_ns_ = kNever;
-  if (stopped_) return;
-  unbundle_late(now_ns);
   for (auto& [id, set] : sets_) {
     if (settings_.stall_abort_ns <= 0) break;
     give_up_stalled(*set, now_ns);
-    give_up_standing(*set, now_ns);
-    if (broken_) return;
+    if (Failure failure = standing(*set, now_ns)) return failure;
   }
   std::vector<WaitingCall> overdue = waiting_for(patience_ns(), now_ns);
   if (!overdue.empty() && now_ns >= next_question_ns_) ask(overdue, now_ns);
   const int64_t answer_by = asked_ns_ + kAnswerNs;
-  const bool answered = answers_.size() == asked_.size();
-  if (question_open_ && (answered || now_ns >= answer_by)) conclude(now_ns);
+  const bool all_answered = answers_.size() == asked_.size();
+  if (question_open_ && (all_answered || now_ns >= answer_by)) conclude(now_ns);
 
   if (question_open_) next_tick_ns_ = answer_by;
   if (!overdue.empty()) next_tick_ns_ = std::min(next_tick_ns_, next_question_ns_);
-  next_tick_ns_ = std::min(next_tick_ns_, next_unbundling());
   for (const WaitingCall& call : waiting_for(0, now_ns)) expect_progress(call.since_ns, now_ns);
+  return {};
 }
 
-// One rank's own limit has passed (timeout=).
-void Coordinator::on(Rank from, const Inquire& inquire, int64_t now_ns) {
+std::string StallMonitor::explain(SetState* set, const Inquire& inquire, int64_t now_ns) {
   std::string text;
-  Set* set = set_of(inquire.key.set, from);
-  if (set) unbundle_all(*set, now_ns);
   if (set && inquire.join) {
     std::vector<Rank> missing;
-    for (int m : set->joined.missing()) missing.push_back(set->ranks[static_cast<size_t>(m)]);
+    for (int m : set->joined.missing()) missing.push_back(set->rank_of(m));
     text = text_of_ranks(missing) + " not joined yet";
   }
   const std::vector<WaitingCall> all = all_waiting(now_ns);
-  for (Call* call : set && !inquire.join ? waiting_calls(*set) : std::vector<Call*>{}) {
+  for (Call* call : set && !inquire.join ? calls_.waiting(*set) : std::vector<Call*>{}) {
     const CallKey& key = call->key();
     if (key.name != inquire.key.name || key.sequence != inquire.key.sequence) continue;
     const WaitingCall view = view_of(*set, *call);
     text = line_of(view, now_ns) + causes_of({view}, all, states(), now_ns);
   }
   if (text.empty()) text = "all ranks have submitted it, and its bytes are under way";
-  log_.push_back(Inform{from, inquire.number, std::move(text)});
+  return text;
 }
-
-std::vector<std::string> Coordinator::take_notices() { return std::exchange(notices_, {}); }
 
 }  // namespace farandole

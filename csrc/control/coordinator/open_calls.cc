@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "control/coordinator/open_calls.h"
+
+#include <utility>
+
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+constexpr uint64_t kMaxUnnamedAhead = 1 << 20;  // calls of one rank ahead of the slowest
+
+}  // namespace
+
+Call& OpenCalls::slot(SetState& set, Definition& definition, const Request& request,
+                      uint64_t sequence) {
+  if (!request.name.empty()) return definition.call;
+  if (sequence < set.first_unnamed || sequence - set.first_unnamed > kMaxUnnamedAhead) {
+    throw Error(ErrorCode::kInternal, "an unnamed call is out of order");
+  }
+  while (set.first_unnamed + set.unnamed.size() <= sequence) {
+    set.unnamed.push_back(std::make_unique<Call>());
+  }
+  return *set.unnamed[sequence - set.first_unnamed];
+}
+
+void OpenCalls::open(SetState& set, Definition& definition, Call& call, const Request& request,
+                     uint64_t sequence, int64_t now_ns) {
+  bool as_defined =
+      &definition.request == &request || (definition.request.signature == request.signature &&
+                                          definition.request.group == request.group);
+  call.open({set.id, request.name, sequence}, definition.id,
+            as_defined ? &definition.request : nullptr, request, set.members(), now_ns);
+  ++definition.uses;
+  registry_.touch(definition);
+  if (set.joined.empty()) return;
+  for (int m : set.joined.members()) call.arrive_joined(m);
+}
+
+void OpenCalls::retire(Call& call) {
+  Definition& definition = *registry_.at(call.id());
+  --definition.uses;
+  if (definition.bundle) --definition.bundle->open;
+  call.close();
+}
+
+void OpenCalls::fail(Call& call, const Failure& failure) {
+  outbox_.write(Fail{call.key(), failure});
+  retire(call);
+}
+
+void OpenCalls::give_up(SetState& set, Call& call, const Failure& failure) {
+  std::vector<Rank> unheard;
+  for (int m : call.arrived().missing()) unheard.push_back(set.rank_of(m));
+  outbox_.write(Fail{call.key(), failure, std::move(unheard)});
+  if (call.key().named() || call.complete()) {
+    retire(call);
+  } else {
+    call.give_up(failure);
+  }
+}
+
+void OpenCalls::drop_finished(SetState& set) {
+  auto finished = [](const Call& c) { return !c.is_open() && c.id() != 0; };
+  while (!set.unnamed.empty() && finished(*set.unnamed.front())) {
+    set.unnamed.pop_front();
+    ++set.first_unnamed;
+  }
+}
+
+std::vector<Call*> OpenCalls::all(SetState& set) {
+  std::vector<Call*> calls;
+  registry_.for_each([&](Definition& definition) {
+    Call& call = definition.call;
+    if (call.is_open() && call.key().set == set.id) calls.push_back(&call);
+  });
+  for (auto& call : set.unnamed) {
+    if (call->is_open()) calls.push_back(call.get());
+  }
+  return calls;
+}
+
+std::vector<Call*> OpenCalls::waiting(SetState& set) {
+  std::vector<Call*> calls = all(set);
+  std::erase_if(calls, [](Call* call) { return call->is_queued() || call->given_up(); });
+  return calls;
+}
+
+}  // namespace farandole
