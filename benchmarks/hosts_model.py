@@ -40,7 +40,7 @@ SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 100 << 20)
 
 @dataclass(frozen=True)
 class Sizes:
-    """As CrossPlan::Sizes, and the slots of its plane: what csrc/runtime/runtime_lanes.cc sets."""
+    """As CrossPlan::Sizes, and the slots of its plane: what csrc/runtime/plane_factory.cc sets."""
 
     block: int
     slots: int

@@ -38,7 +38,7 @@ FARANDOLE_API int64_t farandole_submit_tensor_on(int64_t tensor, uintptr_t input
 FARANDOLE_API int32_t farandole_join_stream(const int64_t* handles, int32_t count,
                                             uint64_t stream) {
   return guarded([&]() -> int32_t {
-    runtime()->join_stream({handles, static_cast<size_t>(count)}, stream);
+    runtime()->gpus().join_stream({handles, static_cast<size_t>(count)}, stream);
     return FARANDOLE_OK;
   });
 }
@@ -50,7 +50,7 @@ FARANDOLE_API int32_t farandole_settled(int64_t handle) {
 FARANDOLE_API int32_t farandole_allocate_on(int32_t device, uint64_t bytes, uint64_t stream,
                                             void** memory) {
   return guarded([&]() -> int32_t {
-    std::shared_ptr<GpuDevice> gpu = runtime()->gpu(device);
+    std::shared_ptr<GpuDevice> gpu = runtime()->gpus().open(device);
     *memory = reinterpret_cast<void*>(
         gpu->allocate(static_cast<size_t>(bytes), reinterpret_cast<cuda::Stream>(stream)));
     std::lock_guard lock(process().on_gpu_mutex);
@@ -60,12 +60,13 @@ FARANDOLE_API int32_t farandole_allocate_on(int32_t device, uint64_t bytes, uint
 }
 
 FARANDOLE_API int32_t farandole_device_of(uintptr_t address) {
-  return negated([&]() -> int32_t { return runtime()->device_of(address); });
+  return negated([&]() -> int32_t { return runtime()->gpus().device_of(address); });
 }
 
 FARANDOLE_API int32_t farandole_order_streams(int32_t device, uint64_t before, uint64_t stream) {
   return guarded([&]() -> int32_t {
-    const auto point = runtime()->gpu(device)->recorded(reinterpret_cast<cuda::Stream>(before));
+    const auto point =
+        runtime()->gpus().open(device)->recorded(reinterpret_cast<cuda::Stream>(before));
     point->make_wait(reinterpret_cast<cuda::Stream>(stream));
     return FARANDOLE_OK;
   });
@@ -85,7 +86,7 @@ FARANDOLE_API void farandole_free_on(void* memory, uint64_t stream) {
 FARANDOLE_API int32_t farandole_open_window(int32_t device, int32_t process_set, uint64_t bytes,
                                             void** memory, uint32_t* number) {
   return guarded([&]() -> int32_t {
-    auto window = runtime()->open_window(device, process_set, static_cast<size_t>(bytes));
+    auto window = runtime()->gpus().open_window(device, process_set, static_cast<size_t>(bytes));
     *memory = window->data();
     *number = window->number();
     std::lock_guard lock(process().on_gpu_mutex);
@@ -109,8 +110,8 @@ FARANDOLE_API int32_t farandole_gpu_dots(int32_t device, int32_t dtype, uintptr_
                                          double* dots) {
   return guarded([&]() -> int32_t {
     auto here = runtime();
-    here->adasum(device).dots(float_of(dtype), rows, static_cast<size_t>(std::max(count, 0)),
-                              elements, stream_of(stream), dots);
+    here->gpus().adasum(device).dots(float_of(dtype), rows, static_cast<size_t>(std::max(count, 0)),
+                                     elements, stream_of(stream), dots);
     return FARANDOLE_OK;
   });
 }
@@ -120,8 +121,8 @@ FARANDOLE_API int32_t farandole_gpu_scale(int32_t device, int32_t to, uintptr_t 
                                           double factor, uint64_t stream) {
   return guarded([&]() -> int32_t {
     auto here = runtime();
-    here->adasum(device).scale(float_of(to), target, float_of(from), source, elements, factor,
-                               stream_of(stream));
+    here->gpus().adasum(device).scale(float_of(to), target, float_of(from), source, elements,
+                                      factor, stream_of(stream));
     return FARANDOLE_OK;
   });
 }

@@ -9,7 +9,7 @@ namespace {
 
 FlightView view_of(int32_t fd) {
   if (fd >= 0) return FlightView(fd);
-  return FlightView(runtime()->flight_fd());
+  return FlightView(runtime()->watch().flight_fd());
 }
 
 }  // namespace
@@ -37,14 +37,14 @@ FARANDOLE_API int32_t farandole_dump(int32_t fd, const char* folder, const char*
 
 FARANDOLE_API int32_t farandole_start_timeline(const char* path, int32_t mark_cycles) {
   return guarded([&]() -> int32_t {
-    runtime()->start_timeline(path, mark_cycles != 0);
+    runtime()->watch().start_timeline(path, mark_cycles != 0);
     return FARANDOLE_OK;
   });
 }
 
 FARANDOLE_API int32_t farandole_stop_timeline(void) {
   return guarded([&]() -> int32_t {
-    runtime()->recorder().timeline().stop();
+    runtime()->watch().recorder().timeline().stop();
     return FARANDOLE_OK;
   });
 }

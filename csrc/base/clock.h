@@ -19,6 +19,11 @@ inline int64_t now_ns() {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
+// Of a setting; a time that is as good as for ever is cut off.
+inline std::chrono::nanoseconds nanoseconds(double seconds) {
+  return std::chrono::nanoseconds(static_cast<int64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9));
+}
+
 class Deadline {
  public:
   static constexpr Deadline never() { return Deadline(std::numeric_limits<int64_t>::max()); }

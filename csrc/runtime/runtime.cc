@@ -1,29 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a runtime begins and ends. What happens in between is in runtime_submit.cc and
-// runtime_work.cc.
 #include "runtime/runtime.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/log_json.h"
-#include "control/hosts/host_linking.h"
 #include "control/hosts/leader.h"
 #include "control/hosts/relay.h"
 #include "kernels/kernels.h"
-#include "lib/os/process.h"
-#include "lib/os/thread.h"
 
 namespace farandole {
 namespace {
-
-std::chrono::nanoseconds seconds(double s) {
-  return std::chrono::nanoseconds(static_cast<int64_t>(std::min(s, 1e9) * 1e9));
-}
 
 void check_choice(const char* name, const std::string& value,
                   std::initializer_list<const char*> choices) {
@@ -52,47 +42,16 @@ Coordinator::Settings coordinator_settings(const Config& config, const Topology&
   check_choice("FARANDOLE_JOIN_AVERAGE", config.join_average, {"all", "active"});
   settings.average_active = config.join_average == "active";
   settings.max_sets = static_cast<int>(config.max_process_sets);
-  settings.stall_warn_ns = seconds(config.stall_warn).count();
-  settings.stall_abort_ns = seconds(config.stall_abort).count();
+  settings.stall_warn_ns = nanoseconds(config.stall_warn).count();
+  settings.stall_abort_ns = nanoseconds(config.stall_abort).count();
   settings.bundles = static_cast<int>(std::clamp<int64_t>(config.bundles, 0, 1000));
   return settings;
 }
 
-std::string why_standing(pid_t pid) {
-  if (pid == 0 || !is_stopped(pid)) return {};
-  return "pid " + std::to_string(pid) + ": `kill -CONT " + std::to_string(pid) + "` lets it go on";
-}
-
 }  // namespace
 
-Door::Door(Config its_config, StackSource its_stacks, std::shared_ptr<Arena> its_arena)
-    : config(std::move(its_config)),
-      key(random_key()),
-      listener(key),
-      hosts(),
-      stacks(its_stacks),
-      arena(std::move(its_arena)) {}
-
-Rank Door::knock(Rank own, const std::vector<Rank>& node, std::span<const Card> cards) {
-  constexpr std::chrono::seconds kPatience{5};
-  const Rank leader = nearest_leader(own, node, cards);
-  if (leader == own) return own;
-  const Card& card = cards[static_cast<size_t>(leader)];
-  try {
-    to_leader = std::make_unique<UnixSocket>(
-        UnixSocket::connect(card.door, card.key, Deadline::in(kPatience)));
-    return leader;
-  } catch (const Error& error) {
-    log(LogLevel::kWarning, "rank " + std::to_string(own) + " shares no memory with rank " +
-                                std::to_string(leader) + " on the same host: " + error.what());
-    return own;
-  }
-}
-
 Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards, const void* mpi_comm)
-    : config_(std::move(door.config)),
-      topology_(std::move(topology)),
-      spin_(config_.spin_us, topology_.local_size()) {
+    : config_(std::move(door.config)), topology_(std::move(topology)) {
   const int64_t began_ns = now_ns();
   set_log({log_level_of(config_.log_level), topology_.rank, host_name(),
            log_format_of(config_.log_format), config_.log_rate});
@@ -101,149 +60,122 @@ Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards, cons
   check_agreement(cards);
   apply_job_wide_text(config_, cards[0].job_wide);
 
-  Deadline deadline = Deadline::in(seconds(config_.init_timeout));
-  if (topology_.local_size() < topology_.size && mpi_comm != nullptr) {
-    mpi_ = MpiComm::borrow(mpi_comm);
+  const Deadline deadline = Deadline::in(nanoseconds(config_.init_timeout));
+  fabric_ = std::make_unique<Fabric>(config_, topology_, cards, mpi_comm);
+  planes_ = std::make_unique<PlaneFactory>(config_, topology_, *fabric_,
+                                           [this](SetId set) { return watch_->phases_of(set); });
+  std::vector<Rank> world(static_cast<size_t>(topology_.size));
+  std::iota(world.begin(), world.end(), 0);
+  fabric_->share_memory(door.listener, std::move(door.to_leader), cards,
+                        planes_->staging_bytes(world), deadline);
+  watch_ = std::make_unique<RankWatch>(config_, topology_, *fabric_, cards, door.stacks, began_ns,
+                                       deadline);
+  fabric_->share_arena(std::move(door.arena), deadline);
+  fabric_->link_hosts(std::move(door.hosts), cards, deadline);
+  channel_ = std::make_unique<ShmMember>(fabric_->control(), topology_.local_rank);
+  if (fabric_->leads()) open_leader();
+  open_engine();
+  fabric_->links().barrier(deadline);
+  // At once: a peer may end as soon as it is through the barrier.
+  watch_->start(cards, [this](Rank rank, Failure failure) {
+    if (leader_) {
+      leader_->lose(rank, std::move(failure));
+    } else if (rank == topology_.leader()) {
+      calls_->job.fail(std::move(failure));
+    }
+    driver_->ring();
+  });
+  try {
+    driver_->start();
+  } catch (...) {
+    watch_->stop();  // before what its thread would tell of deaths
+    throw;
   }
-  for (const Card& card : cards) host_names_.push_back(card.host);
-  links_ = HostLinks(topology_, cards, door.listener, std::move(door.to_leader), deadline);
-  std::vector<int> locals(topology_.local.size());
-  for (size_t i = 0; i < locals.size(); ++i) locals[i] = static_cast<int>(i);
-  Segment staging;
-  if (links_.leads()) {
-    control_ =
-        links_.give("farandole-control", ShmLayout::bytes_needed(topology_.local_size()), locals);
-    std::vector<Rank> world(static_cast<size_t>(topology_.size));
-    std::iota(world.begin(), world.end(), 0);
-    staging = links_.give("farandole-staging", staging_bytes(world), locals);
-    flight_ =
-        links_.give("farandole-flight",
-                    FlightMemory::bytes_needed(topology_.local_size(), topology_.size), locals);
-  } else {
-    control_ = links_.receive(deadline);
-    staging = links_.receive(deadline);
-    flight_ = links_.receive(deadline);
-  }
-  witness_ = std::make_unique<Witness>(door.stacks);
-  open_recorder(began_ns, deadline);
-  open_arenas(std::move(door.arena), deadline);
-  meet_hosts(std::move(door.hosts), cards, deadline);
-  open_engine(cards, std::move(staging));
-  links_.barrier(deadline);
-  begin_timeline();
-  watch_ = std::make_unique<DeathWatch>(peers(cards),
-                                        [this](const DeathWatch::Peer& p) { on_death(p); });
-  thread_ = start_thread("farandole", [this] { background(); });
-  scheduled_.wait();
 }
 
 Runtime::~Runtime() {
-  quit_ = true;
-  if (thread_.joinable()) {
-    bell_->notify_background();
-    thread_.join();
+  driver_->stop();
+  fabric_->finish(Deadline::in(nanoseconds(config_.leave_timeout)));
+  watch_->stop();
+}
+
+void Runtime::open_leader() {
+  HostLeader::Setup setup{
+      std::make_unique<ShmLeader>(fabric_->control(), topology_.local),
+      fabric_->hosts(),
+      fabric_->tree(),
+      fabric_->links(),
+      topology_,
+      fabric_->host_names(),
+      [this](const std::vector<Rank>& ranks) { return planes_->staging_bytes(ranks); },
+      [this](Rank rank) { return watch_->why_standing(rank); }};
+  if (topology_.rank == 0) {
+    leader_ = std::make_unique<Leader>(
+        coordinator_settings(config_, topology_), std::move(setup),
+        [this](const std::string& notice) { watch_->dump_host(notice); },
+        [this](Rank rank, int64_t ns) { watch_->recorder().late(rank, ns); });
+  } else {
+    leader_ = std::make_unique<Relay>(std::move(setup));
   }
-  say_last();
-  if (hosts_) hosts_->finish(Deadline::in(seconds(config_.leave_timeout)));
-  watch_.reset();
-  witness_.reset();
 }
 
-void Runtime::open_arenas(std::shared_ptr<Arena> own, Deadline deadline) {
-  const int ranks = topology_.local_size();
-  if (ranks == 1) return;
-  std::vector<int> locals(static_cast<size_t>(ranks));
-  std::iota(locals.begin(), locals.end(), 0);
-  arena_directory_ =
-      links_.leads() ? links_.give("farandole-arenas", ArenaDirectory::bytes_needed(ranks), locals)
-                     : links_.receive(deadline);
-  std::vector<Fd> fds = links_.share(own->fd(), deadline);
-  arenas_ = std::make_unique<HostArenas>(std::move(own), topology_.local_rank, std::move(fds),
-                                         ArenaDirectory(arena_directory_.data(), ranks));
-}
-
-// The leaders of hosts link up, each with the one above it and those below.
-void Runtime::meet_hosts(TcpListener listener, std::span<const Card> cards, Deadline deadline) {
-  ShmLayout layout(control_.data(), topology_.local_size());
-  bells_ = layout.bells();
-  bell_ = layout.bell(topology_.local_rank);
-  if (!links_.leads() || topology_.local_size() == topology_.size) return;
-  tree_ = HostTree::of(topology_.rank, topology_.node);
-  HostLinking linking;
-  linking.rank = topology_.rank;
-  linking.above = tree_.parent;
-  for (const HostTree::Branch& child : tree_.children) linking.below.push_back(child.leader);
-  linking.cards = cards;
-  linking.way = config_.channel;
-  linking.mpi = mpi_.get();
-  linking.peer_timeout =
-      std::chrono::duration_cast<std::chrono::milliseconds>(seconds(config_.peer_timeout));
-  linking.notify = [this] { bell_->notify(); };
-  hosts_ = link_hosts(linking, listener, deadline);
-}
-
-void Runtime::open_engine(std::span<const Card> cards, Segment world_staging) {
-  ShmLayout layout(control_.data(), topology_.local_size());
-  channel_ = std::make_unique<ShmMember>(layout, topology_.local_rank);
-  if (links_.leads()) {
-    HostLeader::Setup setup{std::make_unique<ShmLeader>(layout, topology_.local),
-                            hosts_.get(),
-                            tree_,
-                            links_,
-                            topology_,
-                            host_names_,
-                            [this](const std::vector<Rank>& ranks) { return staging_bytes(ranks); },
-                            [pids = pids_in_sight(cards)](Rank rank) {
-                              return why_standing(pids[static_cast<size_t>(rank)]);
-                            }};
-    if (topology_.rank == 0) {
-      leader_ = std::make_unique<Leader>(
-          coordinator_settings(config_, topology_), std::move(setup),
-          [this](const std::string& notice) { dump_host(notice); },
-          [this](Rank rank, int64_t ns) { recorder_->late(rank, ns); });
-    } else {
-      leader_ = std::make_unique<Relay>(std::move(setup));
-    }
-  }
-  const Rank leader = topology_.leader();
-  const pid_t pid = leader_ ? 0 : pids_in_sight(cards)[static_cast<size_t>(leader)];
-  leader_stands_ = std::make_unique<Standstill>(leader, pid, seconds(config_.stall_warn).count(),
-                                                seconds(config_.stall_abort).count());
-  engine_ = std::make_unique<Engine>(
-      Engine::Setup{topology_, links_, *channel_, leader_.get(), *recorder_,
-                    [this](const Failure& failure) { dump_own(failure.text); },
-                    [this](SetId id, const ProcessSet& set, Segment& staging) {
-                      return open_lane(id, set, staging);
-                    },
-                    std::move(world_staging),
-                    [this] {
-                      witness_->ask([this](std::string text) {
-                        engine_->report(Whereabouts{false, std::move(text)});
-                      });
-                    }});
+void Runtime::open_engine() {
+  // The leader of rank 0's host gathers nothing.
+  calls_ = std::make_unique<RankCalls>(topology_.rank, *channel_, topology_.leader() != 0);
+  engine_ = std::make_unique<Engine>(Engine::Setup{
+      topology_, fabric_->links(), *channel_, leader_.get(), *calls_, watch_->recorder(),
+      [this](const Failure& failure) { watch_->dump_own(failure.text); },
+      [this](SetId id, const ProcessSet& set, Segment& staging) {
+        return planes_->open_lane(id, set, staging);
+      },
+      fabric_->take_staging(),
+      [this] {
+        watch_->ask_whereabouts(
+            [this](std::string text) { calls_->report(Whereabouts{false, std::move(text)}); });
+      }});
+  gpus_ = std::make_unique<GpuAccess>(
+      config_, calls_->handles, [this] { fabric_->bell().notify(); },
+      [this](RankGpu& gpu) {
+        std::lock_guard lock(calls_->mutex);
+        engine_->use_gpu(gpu);
+      });
+  driver_ = std::make_unique<Driver>(
+      Driver::Setup{*engine_, *calls_, fabric_->bell(), *channel_, fabric_->leads(),
+                    Spin(config_.spin_us, topology_.local_size()), config_.priority == "realtime"});
+  submitter_ = std::make_unique<Submitter>(topology_.rank, config_.check_numerics != 0, *calls_,
+                                           *gpus_, *driver_, watch_->recorder());
+  waiter_ = std::make_unique<Waiter>(*calls_, *driver_, engine_->gpu(), *watch_);
 }
 
 bool Runtime::leave(bool failed, const std::string& why, Deadline deadline) {
+  const JobState& job = calls_->job;
   std::call_once(leave_once_, [&] {
-    leaving_ = true;
+    submitter_->close();
     // Leaving a broken job is part of its end, not a normal one.
-    bool broken = engine_->broken();
+    const bool broken = job.broken();
     leave_deadline_ =
-        failed || broken ? Deadline::in(seconds(config_.leave_timeout)) : Deadline::never();
-    engine_->report(Leave{failed || broken, broken ? engine_->failure().text : why});
-    after_submit();
+        failed || broken ? Deadline::in(nanoseconds(config_.leave_timeout)) : Deadline::never();
+    calls_->report(Leave{failed || broken, broken ? job.failure().text : why});
+    driver_->after_submit();
   });
-  auto over = [this] {
-    return engine_->stopped() || engine_->broken() || leave_deadline_.expired();
-  };
-  if (!failed) recorder_->left();
-  if (!await(over, std::min(deadline, leave_deadline_)) && !over()) return false;
-  engine_->fail({ErrorCode::kShutdown, "shutdown() was called while this call was under way"});
-  bell_->notify();
+  auto over = [&] { return job.stopped() || job.broken() || leave_deadline_.expired(); };
+  if (!failed) watch_->recorder().left();
+  if (!driver_->await(over, std::min(deadline, leave_deadline_)) && !over()) return false;
+  calls_->job.fail({ErrorCode::kShutdown, "shutdown() was called while this call was under way"});
+  driver_->ring();
   // Whoever drives tells everything that still waits. No signal ends this.
-  while (!await([this] { return engine_->broken(); }, Deadline::never())) {
+  while (!driver_->await([&] { return job.broken(); }, Deadline::never())) {
   }
   return true;
+}
+
+std::vector<Rank> Runtime::ranks_of(SetId set) {
+  std::lock_guard lock(calls_->mutex);
+  ProcessSet* found = calls_->sets.find(set);
+  if (!found) {
+    throw Error(ErrorCode::kInvalidArgument, "there is no process set " + std::to_string(set));
+  }
+  return found->ranks;
 }
 
 }  // namespace farandole

@@ -2,41 +2,32 @@
 #include "runtime/engine/engine.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
+#include "base/overloaded.h"
 #include "runtime/calls/outcome.h"
 #include "runtime/gpu/rank_gpu.h"
 
 namespace farandole {
 namespace {
 
-// What the lane has to know of one call. Without a submission (this rank has joined) it takes part with
-// no buffers.
-Part part_of(const Item& item, const Request& request, const ProcessSet& set,
-             const std::optional<Submission>& mine) {
-  Part part;
-  part.signature = request.signature;
-  part.divisor = item.divisor;
-  part.rows = rows_of(item.rows, request.signature, set.members());
-  if (request.signature.traits().rooted()) {
-    part.signature.root = set.member_of(request.signature.root);
-  }
-  if (!item.absent.empty()) {
-    part.present.assign(static_cast<size_t>(set.members()), true);
-    for (int32_t m : item.absent) part.present[static_cast<size_t>(m)] = false;
-  }
-  if (mine) {
-    part.input = mine->input;
-    part.output = mine->output;
-    part.produced = mine->produced;
-    part.signature.shape = mine->shape;
-  } else if (!part.signature.shape.empty() && part.signature.shape[0] < 0) {
-    part.signature.shape[0] = 0;
-  }
-  return part;
+constexpr std::chrono::seconds kStagingTimeout{10};
+
+Outcome failed(Failure failure) {
+  Outcome outcome;
+  outcome.failure = std::move(failure);
+  return outcome;
+}
+
+Outcome valued(int64_t value) {
+  Outcome outcome;
+  outcome.value = value;
+  return outcome;
 }
 
 }  // namespace
@@ -46,23 +37,25 @@ Engine::Engine(Setup setup)
       links_(setup.links),
       channel_(setup.channel),
       leader_(setup.leader),
+      calls_(setup.calls),
       recorder_(setup.recorder),
-      on_failure_(std::move(setup.on_failure)),
-      make_lane_(std::move(setup.open_lane)),
       tell_whereabouts_(std::move(setup.tell_whereabouts)),
-      sets_(setup.topology.rank) {
+      finisher_(setup.calls, setup.recorder, std::move(setup.on_failure)),
+      buckets_(setup.calls, setup.recorder, finisher_),
+      lanes_(std::move(setup.open_lane)),
+      gpu_(setup.calls, finisher_) {
   std::vector<Rank> world(static_cast<size_t>(topology_.size));
   std::iota(world.begin(), world.end(), 0);
   recorder_.open_set(kWorldSet, world);
-  sets_.open(kWorldSet, std::move(world));
-  open_lane(kWorldSet, std::move(setup.world_staging));
+  calls_.sets.open(kWorldSet, std::move(world));
+  lanes_.open(kWorldSet, *calls_.sets.find(kWorldSet), std::move(setup.world_staging));
 }
 
 bool Engine::step() {
   std::lock_guard lock(work_mutex_);
   bool moved = control();
-  for (auto& [id, lane] : lanes_) moved |= lane.lane->step();
-  moved |= step_gpu();
+  moved |= lanes_.step();
+  moved |= gpu_.step();
   return moved;
 }
 
@@ -73,22 +66,21 @@ bool Engine::control_step() {
 
 bool Engine::say_last() {
   std::lock_guard lock(work_mutex_);
-  return !stopped_ && say();
+  return !calls_.job.stopped() && say();
 }
 
 // Own reports that found the ring full, and what the leader passes on.
 bool Engine::say() {
   bool moved = false;
   if (channel_.can_flush()) {
-    std::lock_guard lock(mutex_);
-    channel_.flush();
-    channel_.ring_leader();
-    moved = true;
+    std::lock_guard lock(calls_.mutex);
+    moved = calls_.reporter.flush();
   }
   if (leader_) moved |= leader_->step();
   return moved;
 }
 
+// After the log, which tells why a rank left before its end is seen, and whether all have stopped.
 bool Engine::control() {
   bool moved = say();
   for (bool first = true; !deaf_; first = false) {
@@ -98,228 +90,242 @@ bool Engine::control() {
     moved = true;
     apply(decode_entry(message));
   }
-  if (!failing_.exchange(false)) return moved;
-  take_failure();
+  Failure found;
+  if (!calls_.job.take_found(found)) return moved;
+  act_on(std::move(found));
   return true;
 }
 
 bool Engine::has_work() const {
   std::lock_guard lock(work_mutex_);
-  if (failing_ || (!deaf_ && channel_.has_entry()) || channel_.can_flush()) return true;
+  if (calls_.job.failing() || (!deaf_ && channel_.has_entry()) || channel_.can_flush()) return true;
   if (leader_ && leader_->has_work()) return true;
-  return gpu_ready() || std::any_of(lanes_.begin(), lanes_.end(),
-                                    [](const auto& entry) { return entry.second.lane->ready(); });
+  return gpu_.ready() || lanes_.ready();
 }
 
 bool Engine::moving() const {
   std::lock_guard lock(work_mutex_);
-  return std::any_of(lanes_.begin(), lanes_.end(),
-                     [](const auto& entry) { return entry.second.lane->busy(); });
-}
-
-Deadline Engine::look_again() const {
-  Deadline soonest = Deadline::never();
-  for (const auto& [id, lane] : lanes_) soonest = std::min(soonest, lane.lane->look_again());
-  return soonest;
+  return lanes_.busy();
 }
 
 Deadline Engine::next_tick() const {
   std::lock_guard lock(work_mutex_);
-  return std::min(look_again(), leader_ ? leader_->next_tick() : Deadline::never());
+  return std::min(lanes_.look_again(), leader_ ? leader_->next_tick() : Deadline::never());
 }
 
-void Engine::fail(Failure failure) {
-  std::lock_guard lock(mutex_);
-  if (!found_) found_ = std::move(failure);
-  failing_ = true;
+void Engine::use_gpu(RankGpu& gpu) {
+  calls_.reporter.send(gpu.describe(topology_.leader()));
+  gpu_.use(gpu);
 }
 
 void Engine::apply(const Entry& entry) {
   ++log_position_;
-  std::visit([this](const auto& e) { on(e); }, entry);
-}
-
-void Engine::report(const Report& report) {
-  std::lock_guard lock(mutex_);
-  report_locked(report);
-}
-
-void Engine::report_locked(const Report& report) {
-  pass(Report(report), 0);
-  if (take_news()) channel_.ring_leader();
-}
-
-void Engine::pass(Report&& report, Handle handle) {
-  bundler_.pass(std::move(report), handle, passed_);
-  send_passed();
-}
-
-void Engine::pass_known(uint32_t id, Contribution&& given, Handle handle) {
-  if (given.has_input && bundler_.withhold(id, handle, passed_)) return send_passed();
-  pass(Ready{id, {}, 0, std::move(given)}, handle);
-}
-
-void Engine::send_passed() {
-  for (const Report& report : passed_) {
-    if (hurried_ && says_ready(report)) hurried_ = false;
-    encoded_.clear();
-    encode(report, encoded_);
-    channel_.report(encoded_);
-  }
-  if (!passed_.empty()) news_.store(true, std::memory_order_release);
-  passed_.clear();
-  withheld_.store(bundler_.withheld(), std::memory_order_release);
-}
-
-void Engine::await(std::span<const Handle> handles) {
-  if (withheld_ == 0) return;
-  std::lock_guard lock(mutex_);
-  bundler_.await(handles, passed_);
-  send_passed();
-  if (take_news()) channel_.ring_leader();
-}
-
-// The leader of rank 0's host gathers nothing.
-void Engine::hurry() {
-  if (topology_.leader() == 0 || hurried_) return;
-  std::lock_guard lock(mutex_);
-  if (!hurried_.exchange(true)) report_locked(Hurry{});
-}
-
-void Engine::on(const Define& define) {
-  std::lock_guard lock(mutex_);
-  pending_.define(define);
-}
-
-void Engine::on(const Forget& forget) {
-  {
-    std::lock_guard lock(mutex_);
-    pending_.forget(forget.id);
-  }
-  report(Forgot{forget.id});
+  std::visit(Overloaded{
+                 [&](const Define& e) {
+                   std::lock_guard lock(calls_.mutex);
+                   calls_.pending.define(e);
+                 },
+                 [&](const Forget& e) {
+                   std::lock_guard lock(calls_.mutex);
+                   calls_.pending.forget(e.id);
+                   calls_.reporter.send(Forgot{e.id});
+                 },
+                 [&](const Unbundle& e) {
+                   std::lock_guard lock(calls_.mutex);
+                   calls_.reporter.close(e);
+                 },
+                 [&](const Abort& e) { break_down(e.failure); },
+                 [&](const Stop&) {
+                   calls_.job.stop();
+                   calls_.handles.announce();
+                 },
+                 [&](const WhereAre& e) {
+                   if (std::ranges::count(e.ranks, topology_.rank) > 0) tell_whereabouts_();
+                 },
+                 [&](const auto& e) { on(e); },
+             },
+             entry);
 }
 
 void Engine::on(const Run& run) {
-  if (broken_) return;
-  auto lane = lanes_.find(run.set);
-  if (lane == lanes_.end()) return;
-  auto endings = std::make_shared<std::vector<Ending>>();
-  const ProcessSet& set = sets_.own(run.set);
+  Lane* lane = lanes_.find(run.set);
+  if (calls_.job.broken() || !lane) return;
+  const ProcessSet& set = calls_.sets.own(run.set);
   const bool lowest = set.member == 0;
-  Bucket bucket = bucket_of(run, set, *endings);
-  bucket.done = [this, endings](const Failure* failure) {
-    for (Ending& ending : *endings) {
-      if (ending.launched) {
-        settle(ending, failure);
-      } else if (failure) {
-        ending.outcome.failure = *failure;
-      }
-    }
-    finish_all(*endings);
-  };
+  BucketMaker::Made made = buckets_.make(run, set, log_position_, gpu_.device());
   if (lowest) {
-    bucket.done = [this, set = run.set, number = run.bucket, gpu = run.gpu,
-                   done = std::move(bucket.done)](const Failure* failure) {
+    made.bucket.done = [this, set = run.set, number = run.bucket, gpu = run.gpu,
+                        done = std::move(made.bucket.done)](const Failure* failure) {
       done(failure);
-      if (!failure) report(Done{set, number, gpu});
+      if (!failure) calls_.report(Done{set, number, gpu});
     };
   }
-  watch(bucket, run);
-  if (run.gpu) return push_gpu(run, std::move(bucket), std::move(endings));
-  const bool unmoved = static_cast<bool>(lane->second.lane->fault());
-  lane->second.lane->push(std::move(bucket));
-  if (lowest && unmoved) report(Done{run.set, run.bucket});
-}
-
-// Tells the recorder when the bucket begins and ends.
-void Engine::watch(Bucket& bucket, const Run& run) {
-  uint64_t bytes = 0;
-  for (const Part& part : bucket.parts) bytes += part.signature.bytes();
-  auto launched_ns = std::make_shared<int64_t>(0);
-  bucket.begun = [this, bytes, launched_ns, set = run.set, number = run.bucket,
-                  tensors = bucket.parts.size()] {
-    *launched_ns = recorder_.launched(set, number, tensors, bytes);
-  };
-  bucket.done = [this, bytes, launched_ns, set = run.set, number = run.bucket,
-                 done = std::move(bucket.done)](const Failure* failure) {
-    if (!failure) recorder_.moved(set, number, bytes, *launched_ns);
-    done(failure);
-  };
-}
-
-// With the calls of its bundles.
-std::vector<Item> Engine::items_of(const Run& run, const ProcessSet& set) const {
-  std::vector<Item> items = run.items;
-  for (uint32_t bundle : run.bundles) {
-    for (uint32_t id : bundler_.ids_of(bundle)) {
-      const bool average = traits_of(pending_.request_of(id).signature.reduce_op).divides;
-      items.push_back({id, 0, average ? set.members() : 1, {}, {}});
-    }
+  if (run.gpu) {
+    return gpu_.push(run.set, std::move(made), [&] { return buckets_.label_of(run); });
   }
-  return items;
+  const bool unmoved = static_cast<bool>(lane->fault());
+  lane->push(std::move(made.bucket));
+  if (lowest && unmoved) calls_.report(Done{run.set, run.bucket});
 }
 
-// Memory for outputs whose size only negotiation knew comes from here. Requests, sets and the calls of
-// bundles change by the log alone, which the driver reads: submitters need not wait for all this.
-Bucket Engine::bucket_of(const Run& run, const ProcessSet& set, std::vector<Ending>& endings) {
-  const std::vector<Item> items = items_of(run, set);
-  std::vector<std::optional<Submission>> taken;
-  taken.reserve(items.size());
+void Engine::on(const Result& result) {
+  std::optional<Submission> mine;
+  Outcome outcome;
   {
-    std::lock_guard lock(mutex_);
-    for (const Item& item : items) taken.push_back(pending_.take(item.id, item.sequence));
+    std::lock_guard lock(calls_.mutex);
+    ProcessSet* set = calls_.sets.find(result.set);
+    if (!set || set->member < 0) return;
+    mine = calls_.pending.take(result.id, result.sequence);
+    if (!mine) return;
+    recorder_.negotiated(mine->recorded, 0, log_position_, now_ns());
+    const Signature& signature = calls_.pending.request_of(result.id).signature;
+    const bool on_gpu = mine->device != kCpuDevice;
+    outcome = outcome_of(signature, rows_of(result.rows, signature, set->members()), *set, *mine,
+                         on_gpu ? gpu_.device() : nullptr);
   }
-  Bucket bucket;
-  bucket.parts.reserve(items.size());
-  endings.reserve(items.size());
-  const int64_t now = now_ns();
-  for (size_t i = 0; i < items.size(); ++i) {
-    const Request& request = pending_.request_of(items[i].id);
-    std::optional<Submission>& mine = taken[i];
-    Part part = part_of(items[i], request, set, mine);
-    if (mine) {
-      const bool on_gpu = request.signature.device != kCpuDevice;
-      Outcome outcome = outcome_of(part.signature, part.rows, set, *mine,
-                                   on_gpu ? gpu_.load()->device() : nullptr);
-      recorder_.negotiated(mine->recorded, run.bucket, log_position_, now);
-      part.output = outcome.output;
-      endings.push_back({std::move(*mine), std::move(outcome)});
-    }
-    bucket.parts.push_back(std::move(part));
+  outcome.absent = result.absent;
+  if (outcome.output && !result.payload.empty()) {
+    std::memcpy(outcome.output, result.payload.data(), result.payload.size());
   }
-  return bucket;
+  finisher_.finish(std::move(*mine), std::move(outcome));
 }
 
-void Engine::finish(Submission submission, Outcome outcome) {
-  Ending ending{std::move(submission), std::move(outcome)};
-  finish_all({&ending, 1});
-}
-
-// Each step for all of them: submitters want the mutex too. What was launched is not told again. A name is
-// free before its handle is done.
-void Engine::finish_all(std::span<Ending> endings) {
+// Also of sets that are gone: a report of ours may have come too late.
+void Engine::on(const Fail& fail) {
+  if (std::ranges::count(fail.unheard, topology_.rank) > 0) return;
+  std::optional<Submission> mine;
   {
-    std::lock_guard lock(mutex_);
-    for (const Ending& ending : endings) {
-      if (!ending.launched) pending_.finish(ending.submission);
+    std::lock_guard lock(calls_.mutex);
+    ProcessSet* set = calls_.sets.find(fail.key.set);
+    std::optional<Report> next;
+    mine = calls_.pending.fail(fail.key, set && set->join, next);
+    if (next) calls_.reporter.send(*next);
+  }
+  if (mine) finisher_.finish(std::move(*mine), failed(fail.failure));
+}
+
+void Engine::on(const Joined& joined) {
+  Handle handle = 0;
+  {
+    std::lock_guard lock(calls_.mutex);
+    ProcessSet* set = calls_.sets.find(joined.set);
+    if (!set || set->member < 0) return;
+    handle = std::exchange(set->join, 0);
+    if (!handle) return;  // others have joined: this rank counts its own calls
+    calls_.pending.resume(joined.set, joined.next_sequence);
+  }
+  calls_.handles.finish(handle, valued(joined.last));
+}
+
+Segment Engine::take_staging(SetId id) {
+  return leader_ ? leader_->take_staging(id) : links_.receive(Deadline::in(kStagingTimeout));
+}
+
+void Engine::on(const OpenSet& open) {
+  std::optional<Submission> mine;
+  {
+    std::lock_guard lock(calls_.mutex);
+    recorder_.open_set(open.set, open.ranks);
+    calls_.sets.open(open.set, open.ranks);
+    mine = calls_.pending.take(open.key);
+    if (calls_.sets.find(open.set)->member >= 0) {
+      lanes_.open(open.set, *calls_.sets.find(open.set), take_staging(open.set));
     }
   }
-  const int64_t now = now_ns();
-  for (const Ending& ending : endings) {
-    if (ending.launched) continue;
-    const RecordedCall& call = ending.submission.recorded;
-    if (ending.outcome.failure) {
-      recorder_.failed(call, ending.outcome.failure);
-      tell_first(ending.outcome.failure);
-    } else {
-      recorder_.done(call, now);
-    }
+  if (mine) finisher_.finish(std::move(*mine), valued(open.set));
+}
+
+void Engine::on(const CloseSet& close) {
+  std::optional<Submission> mine;
+  if (Lane* lane = lanes_.find(close.set)) {
+    const Failure gone{
+        ErrorCode::kInvalidArgument,
+        "process set " + std::to_string(close.set) + " was removed while this call was under way"};
+    lane->abort(gone);
+    lanes_.close(close.set);
+    gpu_.close(close.set, gone);
   }
-  handles_.finish_all([&](auto&& end) {
-    for (Ending& ending : endings) {
-      if (!ending.launched) end(ending.submission.handle, std::move(ending.outcome));
-    }
-  });
+  {
+    std::lock_guard lock(calls_.mutex);
+    recorder_.close_set(close.set);
+    calls_.sets.close(close.set);
+    mine = calls_.pending.take(close.key);
+  }
+  if (mine) finisher_.finish(std::move(*mine), valued(close.set));
+}
+
+void Engine::on(const Bundle& bundle) {
+  std::lock_guard lock(calls_.mutex);
+  ProcessSet* set = calls_.sets.find(bundle.set);
+  if (calls_.job.broken() || !set || set->member < 0) return;
+  calls_.reporter.open(bundle, [this](uint32_t id) { return calls_.pending.under_way(id); });
+}
+
+void Engine::on(const Inform& inform) {
+  if (inform.to != topology_.rank) return;
+  {
+    std::lock_guard lock(calls_.mutex);
+    calls_.questions.answer(inform.number, inform.text);
+  }
+  calls_.handles.announce();
+}
+
+void Engine::on(const OpenGpu& open) {
+  ProcessSet set;
+  {
+    std::lock_guard lock(calls_.mutex);
+    ProcessSet* found = calls_.sets.find(open.set);
+    if (!found || calls_.job.broken()) return;
+    set = *found;
+  }
+  if (open.split) return gpu_.gpu().split_nccl(open.set, set.member, set.members());
+  if (set.member < 0) return;
+  if (open.nccl) {
+    if (set.member == 0) calls_.report(GpuKey{open.set, gpu_.gpu().new_key()});
+    return;
+  }
+  Segment& staging = gpu_.staging(open.set);
+  staging = take_staging(open.set);
+  gpu_.gpu().open_staged(open.set, lanes_.make(open.set, set, staging), set.member, set.members());
+}
+
+void Engine::on(const GpuKey& key) {
+  std::lock_guard lock(calls_.mutex);
+  ProcessSet* set = calls_.sets.find(key.set);
+  if (!set || set->member < 0 || calls_.job.broken()) return;
+  gpu_.gpu().open_nccl(key.set, key.key, set->member, set->members());
+}
+
+void Engine::give_up(const Failure& failure) {
+  std::lock_guard lock(work_mutex_);
+  deaf_ = true;
+  break_down(failure);
+}
+
+void Engine::act_on(Failure found) {
+  // After the end a peer that goes is no news: it was only faster.
+  if (calls_.job.stopped()) found = {ErrorCode::kShutdown, "farandole has been shut down"};
+  const bool over = calls_.job.broken() || calls_.job.stopped();
+  if (found.code == ErrorCode::kPeer && !over) log(LogLevel::kError, found.text);
+  break_down(found);
+}
+
+// New calls are refused from here on. The lanes let go of all buffers; then everything that waits fails.
+void Engine::break_down(const Failure& failure) {
+  if (calls_.job.broken()) return;
+  {
+    std::lock_guard lock(calls_.mutex);
+    calls_.job.break_down(failure);
+  }
+  recorder_.job_failed(failure);
+  finisher_.tell_first(failure);
+  lanes_.abort(failure);
+  gpu_.abort(failure, calls_.job.stopped());
+  std::lock_guard lock(calls_.mutex);
+  calls_.pending.clear();
+  calls_.reporter.clear();
+  calls_.sets.clear_joins();
+  calls_.handles.fail_all(failure);
 }
 
 }  // namespace farandole

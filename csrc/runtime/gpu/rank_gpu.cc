@@ -15,10 +15,6 @@
 namespace farandole {
 namespace {
 
-std::chrono::nanoseconds nanoseconds(double seconds) {
-  return std::chrono::nanoseconds(static_cast<int64_t>(std::min(seconds, 1e9) * 1e9));
-}
-
 // NCCL reads its own variable whenever it makes a communicator; the user's own word stands. From 2.24 on an
 // algorithm counts for all operations, of which some know no other than ring: ours means reductions.
 void pin_algorithm(const std::string& algorithm, int version) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Submitting tensors on a GPU, and handing their results to the caller's stream.
+#include "runtime/gpu_access.h"
+
 #include <map>
 
 #include "base/abi.h"
 #include "base/error.h"
-#include "runtime/runtime.h"
 
 namespace farandole {
 namespace {
@@ -15,12 +15,11 @@ cuda::Stream stream_of(uint64_t number) { return reinterpret_cast<cuda::Stream>(
 
 // By the first tensor on a GPU. It takes a second (the kernel is compiled), so nobody waits for its lock but
 // other submitters of such tensors.
-std::shared_ptr<GpuDevice> Runtime::gpu(int ordinal) {
-  std::lock_guard lock(gpu_mutex_);
+std::shared_ptr<GpuDevice> GpuAccess::open(int ordinal) {
+  std::lock_guard lock(mutex_);
   if (!gpu_) {
-    auto gpu = std::make_unique<RankGpu>(config_, ordinal, [this] { bell_->notify(); });
-    std::lock_guard engine_lock(engine_->mutex());
-    engine_->use_gpu(*gpu);
+    auto gpu = std::make_unique<RankGpu>(config_, ordinal, ring_);
+    announce_(*gpu);
     gpu_ = std::move(gpu);
   }
   if (gpu_->ordinal() == ordinal) return gpu_->device();
@@ -31,14 +30,14 @@ std::shared_ptr<GpuDevice> Runtime::gpu(int ordinal) {
                   "torch.cuda.set_device(farandole.local_rank())");
 }
 
-void Runtime::open_gpu(std::span<const farandole_request> requests) {
+void GpuAccess::open(std::span<const farandole_request> requests) {
   for (const farandole_request& request : requests) {
-    if (request.device >= 0) gpu(request.device);
+    if (request.device >= 0) open(request.device);
   }
 }
 
-int Runtime::device_of(uint64_t address) {
-  std::lock_guard lock(gpu_mutex_);
+int GpuAccess::device_of(uint64_t address) {
+  std::lock_guard lock(mutex_);
   if (address == 0) {
     if (gpu_) return gpu_->ordinal();
     throw Error(ErrorCode::kInvalidArgument,
@@ -52,18 +51,18 @@ int Runtime::device_of(uint64_t address) {
   return ordinal;
 }
 
-const GpuAdasum& Runtime::adasum(int ordinal) {
-  gpu(ordinal);
+const GpuAdasum& GpuAccess::adasum(int ordinal) {
+  open(ordinal);
   return gpu_->adasum();
 }
 
-std::shared_ptr<GpuWindow> Runtime::open_window(int ordinal, SetId set, size_t bytes) {
-  gpu(ordinal);
+std::shared_ptr<GpuWindow> GpuAccess::open_window(int ordinal, SetId set, size_t bytes) {
+  open(ordinal);
   return gpu_->open_window(set, bytes);
 }
 
 // Complete, and sound: a bucket that is on its way must find its windows.
-Place Runtime::place_of(const Request& request) const {
+Place GpuAccess::place_of(const Request& request) const {
   constexpr uint64_t kAlignment = 16;
   Place place = request.signature.place;
   if (place.window == 0) return place;
@@ -88,7 +87,7 @@ Place Runtime::place_of(const Request& request) const {
 }
 
 // One event for each stream among them: what was queued there before this call comes first.
-void Runtime::mark_produced(std::span<Submission* const> submissions) {
+void GpuAccess::mark_produced(std::span<Submission* const> submissions) const {
   std::map<uint64_t, std::shared_ptr<GpuEvent>> events;
   for (Submission* one : submissions) {
     if (one->device == kCpuDevice) continue;
@@ -113,10 +112,10 @@ void Runtime::mark_produced(std::span<Submission* const> submissions) {
   }
 }
 
-void Runtime::join_stream(std::span<const Handle> handles, uint64_t stream) {
+void GpuAccess::join_stream(std::span<const Handle> handles, uint64_t stream) {
   std::map<const GpuEvent*, std::shared_ptr<GpuEvent>> events;
   for (Handle handle : handles) {
-    engine_->handles().look(handle, [&](const Outcome& outcome) {
+    handles_.look(handle, [&](const Outcome& outcome) {
       if (outcome.past) events[outcome.past.get()] = outcome.past;
     });
   }

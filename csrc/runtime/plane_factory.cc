@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which plane carries a process set's buckets, and the memory that it takes.
+#include "runtime/plane_factory.h"
+
 #include <algorithm>
 #include <utility>
 
@@ -7,7 +8,6 @@
 #include "data/hierarchical/cross_plane.h"
 #include "data/hierarchical/mpi_wire.h"
 #include "data/shm/host_plane.h"
-#include "runtime/runtime.h"
 
 namespace farandole {
 namespace {
@@ -44,7 +44,7 @@ CrossBlocks cross_blocks(const Config& config, const HostMap& hosts) {
 
 }  // namespace
 
-size_t Runtime::staging_bytes(const std::vector<Rank>& ranks) const {
+size_t PlaneFactory::staging_bytes(const std::vector<Rank>& ranks) const {
   const HostMap hosts = host_map(topology_, ranks);
   if (hosts.hosts() == 1) {
     return HostPlane::bytes_needed(hosts.members(), static_cast<size_t>(config_.block_bytes),
@@ -55,10 +55,11 @@ size_t Runtime::staging_bytes(const std::vector<Rank>& ranks) const {
                                   blocks.sizes.block_bytes, blocks.slots);
 }
 
-std::unique_ptr<Lane> Runtime::open_lane(SetId id, const ProcessSet& set, Segment& staging) {
+std::unique_ptr<Lane> PlaneFactory::open_lane(SetId id, const ProcessSet& set,
+                                              Segment& staging) const {
   std::vector<int> locals = topology_.locals_among(set.ranks);
   std::vector<EventCount*> bells;
-  for (int local : locals) bells.push_back(bells_[static_cast<size_t>(local)]);
+  for (int local : locals) bells.push_back(fabric_.bells()[static_cast<size_t>(local)]);
   if (bells.size() < set.ranks.size()) {
     return lane_across_hosts(id, set, staging, std::move(bells));
   }
@@ -70,15 +71,16 @@ std::unique_ptr<Lane> Runtime::open_lane(SetId id, const ProcessSet& set, Segmen
   setup.block_bytes = static_cast<size_t>(config_.block_bytes);
   setup.slots = static_cast<int>(config_.staging_slots);
   setup.bells = std::move(bells);
-  setup.arenas = arenas_.get();
+  setup.arenas = fabric_.arenas();
   setup.locals = std::move(locals);
-  setup.watch = phases_of(id);
+  setup.watch = phases_of_(id);
   return std::make_unique<Lane>(std::make_unique<HostPlane>(setup));
 }
 
-std::unique_ptr<Lane> Runtime::lane_across_hosts(SetId id, const ProcessSet& set, Segment& staging,
-                                                 std::vector<EventCount*> bells) {
-  if (!mpi_) {
+std::unique_ptr<Lane> PlaneFactory::lane_across_hosts(SetId id, const ProcessSet& set,
+                                                      Segment& staging,
+                                                      std::vector<EventCount*> bells) const {
+  if (!fabric_.mpi()) {
     return std::make_unique<Lane>(Failure{
         ErrorCode::kLibrary,
         text_of_ranks(set.ranks) +
@@ -90,12 +92,12 @@ std::unique_ptr<Lane> Runtime::lane_across_hosts(SetId id, const ProcessSet& set
   setup.memory = staging.data();
   setup.bytes = staging.size();
   setup.bells = std::move(bells);
-  setup.wire = std::make_unique<MpiWire>(*mpi_, set.ranks, host_names_, id);
+  setup.wire = std::make_unique<MpiWire>(*fabric_.mpi(), set.ranks, fabric_.host_names(), id);
   const CrossBlocks blocks = cross_blocks(config_, setup.hosts);
   setup.sizes = blocks.sizes;
   setup.slots = blocks.slots;
   setup.silence = config_.stall_abort;
-  setup.watch = phases_of(id);
+  setup.watch = phases_of_(id);
   return std::make_unique<Lane>(std::make_unique<CrossPlane>(std::move(setup)));
 }
 
