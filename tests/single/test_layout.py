@@ -145,6 +145,45 @@ def test_collectives_and_dtypes_are_asked_for_traits() -> None:
             assert cases == 0 or owner, f"{relative} switches over {enum}: ask {table}"
 
 
+def bodies(text: str) -> Iterator[tuple[str, str]]:
+    """Name and body of every class and struct of a formatted C++ file that begins at its margin."""
+    head = r"^(?:class|struct) (\w+)[^;{]*\{$(.*?)^\};"
+    yield from re.findall(head, text, re.MULTILINE | re.DOTALL)
+
+
+def functions_and_members(body: str) -> tuple[set[str], set[str]]:
+    """Names of the functions and data members that a class declares, without its inner classes'."""
+    body = re.sub(r"^  (?:struct|class|enum)[^;{]*\{$.*?^  \}", "  ", body, flags=re.M | re.S)
+    body = re.sub(r"//.*", "", body)
+    body = re.sub(r"^    .*", "", body, flags=re.M)  # what goes on from the line before, or is code
+    lines = re.findall(r"^  (?!using|friend|template|static_assert|explicit)(\S.*)", body, re.M)
+    functions = {m[1] for line in lines if (m := re.match(r".*?[ &*](\w+)\(", line))}
+    member = re.compile(r"(?:[^(]*[ &*>])?(\w+_)(?:\{.*\}| = .*)?;")
+    return functions, {m[1] for line in lines if (m := member.match(line))}
+
+
+MOST_FUNCTIONS, MOST_MEMBERS = 25, 15
+
+
+def test_a_class_has_one_job() -> None:
+    """All definitions of a class are in one .cc, and it has few functions and members."""
+    definition = re.compile(r"^(?=\S)(?:[\w:<>,&*\[\] ]+ [&*]?)?(\w+)::~?\w+\(", re.MULTILINE)
+    files: dict[str, set[str]] = {}
+    for path in core_files():
+        relative = path.relative_to(CSRC).as_posix()
+        text = path.read_text()
+        if path.suffix == ".cc":
+            space = re.search(r"^namespace ([\w:]+)", text, re.MULTILINE)
+            for name in definition.findall(text):
+                files.setdefault(f"{space and space[1]}::{name}", set()).add(relative)
+        for name, body in bodies(text):
+            functions, members = functions_and_members(body)
+            assert len(functions) <= MOST_FUNCTIONS, f"{relative}: {name} has {sorted(functions)}"
+            assert len(members) <= MOST_MEMBERS, f"{relative}: {name} has {sorted(members)}"
+    for name, defined in files.items():
+        assert len(defined) == 1, f"{name} is defined in {sorted(defined)}"
+
+
 def imported_modules(path: Path) -> Iterator[str]:
     """Absolute names of what the file imports, wherever in the file."""
     for node in ast.walk(ast.parse(path.read_text())):

@@ -1,21 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// One call on its way: which members have reported, what they bring, and whether they agree.
+// One call on its way: which members have reported, when, what they bring, and whether they agree.
 #pragma once
 
-#include <optional>
-#include <string>
-#include <vector>
-
+#include "control/coordinator/inputs.h"
 #include "control/coordinator/member_mask.h"
 #include "control/coordinator/rank_group.h"
-#include "control/protocol/message.h"
+#include "control/coordinator/terms.h"
 
 namespace farandole {
 
 class Call {
  public:
-  // The first member to report sets the terms. `defined`: the request behind an id, if it came by id
-  // (kept by reference: it outlives the call); else the call owns a copy of `request`.
+  // defined: as Terms::begin() has it.
   void open(CallKey key, uint32_t id, const Request* defined, const Request& request, int members,
             int64_t now_ns);
   void close();
@@ -29,105 +25,56 @@ class Call {
 
   const CallKey& key() const { return key_; }
   uint32_t id() const { return id_; }
-  const Request& request() const { return defined_ ? *defined_ : proposed_; }
+  const Terms& terms() const { return terms_; }
+  const Inputs& inputs() const { return inputs_; }
+  const Request& request() const { return terms_.request(); }
   const Signature& signature() const { return request().signature; }
-  bool redefines() const { return defined_ == nullptr; }
+  size_t bytes() const { return inputs_.bytes(signature()); }
   // All that have arrived so far agree with what its id stands for, and bring an input.
   bool plain() const {
-    return defined_ && versions_.empty() && inputs_ == members_ - remaining_ && !given_up_;
+    return !terms_.redefines() && terms_.agreed() && inputs_.count() == arrived_.count() &&
+           !given_up_;
   }
-  int64_t since_ns() const { return since_ns_; }
 
   // A member reports. `same`: its request is known to be the call's (same id). Throws
   // Error(kInternal) if the member has reported before, or brings what it could not have.
   void arrive(int member, const Request& request, bool same, const Contribution& contribution);
-  // When a member has made the call.
-  void note(int member, int64_t now_ns) {
-    if (first_member_ < 0) first_member_ = member;
-    last_member_ = member;
-    last_ns_ = now_ns;
-  }
-  int first_member() const { return first_member_; }  // -1: joined members only, or refused
-  int last_member() const { return last_member_; }
-  int64_t last_ns() const { return last_ns_; }
   // Several members with input and the call's own terms; false: not so simple, nothing has changed.
   bool arrive_all(const MemberSlice& members);
   // A member that has joined: takes part without a buffer.
   void arrive_joined(int member);
-  int active_members() const { return members_ - static_cast<int>(joined_); }
   // A member refuses; the call fails once all have arrived.
   void refuse(int member, Failure failure);
-
-  bool has_arrived(int member) const { return arrived_.contains(member); }
-  bool complete() const { return remaining_ == 0; }
   const MemberMask& arrived() const { return arrived_; }
+  bool complete() const { return arrived_.full(); }
 
-  // The group that it belongs to; several if its members disagree, none if it is alone, or if they
-  // disagree about a size: then each call of the group fails by itself.
-  struct GroupTerms {
-    std::string name;
-    int size;
+  // When members have made the call.
+  struct Times {
+    int64_t since_ns = 0;
+    int64_t last_ns = 0;
+    int first_member = -1;  // -1: joined members only, or refused
+    int last_member = -1;
   };
-  std::vector<GroupTerms> groups() const;
-
-  // What went wrong, once complete; ranks[m] is member m's world rank.
-  std::optional<Failure> failure(const std::vector<Rank>& ranks) const;
-
-  // Nobody brought a buffer.
-  bool absent() const { return inputs_ == 0; }
-  // Every input rode along.
-  bool rode_along() const { return rode_along_ == inputs_; }
-  std::vector<int32_t> absent_members() const;
-  const std::vector<int64_t>& rows() const { return rows_; }
-  // Of a member; empty: it brought none.
-  ByteView payload(int member) const;
-  const ByteString& payloads() const { return payloads_; }  // as they came
-  bool has_input(int member) const { return with_input_.contains(member); }
-  size_t bytes() const;  // that the call moves, for fusion
+  const Times& times() const { return times_; }
+  void note(int member, int64_t now_ns) {
+    if (times_.first_member < 0) times_.first_member = member;
+    times_.last_member = member;
+    times_.last_ns = now_ns;
+  }
 
  private:
-  struct Version {  // one opinion about the call, and who holds it
-    Request request;
-    std::vector<int32_t> members;
-  };
   void take(int member);
-  void disagree(int member, const Request& request);
-  bool sound(const Contribution& given) const;
-  size_t told_rows() const;
-  std::vector<int32_t> members_with_terms() const;
 
   bool open_ = false;
   bool queued_ = false;
   CallKey key_;
   uint32_t id_ = 0;
-  const Request* defined_ = nullptr;
-  Request proposed_;
   int members_ = 0;
-  int64_t since_ns_ = 0;
-  int first_member_ = -1;
-  int last_member_ = -1;
-  int64_t last_ns_ = 0;
-
-  int remaining_ = 0;
   MemberMask arrived_;
-  MemberMask with_input_;
-  int inputs_ = 0;
-  int rode_along_ = 0;
-  std::vector<int64_t> rows_;
-  struct Extent {
-    uint32_t offset = 0;
-    uint32_t bytes = 0;
-  };
-  ByteString payloads_;            // one behind the other
-  std::vector<Extent> extents_;    // by member, in payloads_; empty until the first one
-  std::vector<Version> versions_;  // empty while all agree
-  std::vector<int32_t> silent_;    // arrived without terms: joined, or refused
-  size_t joined_ = 0;              // of these, the joined ones
-  Failure refused_;
+  Terms terms_;
+  Inputs inputs_;
+  Times times_;
   Failure given_up_;
 };
-
-// "'grad.w' (allreduce)": how messages name a call.
-std::string text_of(const CallKey& key, const Request& request);
 
 }  // namespace farandole

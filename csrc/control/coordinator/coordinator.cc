@@ -129,7 +129,7 @@ bool Coordinator::ready(RankGroup& group, const Ready& ready, int64_t now_ns) {
   const MemberSlice& members = group.slice_of(set->id, set->ranks);
   if (members.count == 0) return true;
   Call& call = find_call(*set, *known, known->request, ready.sequence, now_ns);
-  if (call.redefines() || call.id() != ready.id || call.given_up()) return false;
+  if (call.terms().redefines() || call.id() != ready.id || call.given_up()) return false;
   if (!call.arrive_all(members)) return false;
   call.note(static_cast<int>(64 * members.first_word) + std::countr_zero(members.words.front()),
             now_ns);
@@ -164,11 +164,11 @@ void Coordinator::ready(Rank from, const Ready& ready, int64_t now_ns) {
   bool unforeseen = definition.bundle && (!known || !ready.contribution.has_input);
   if (unforeseen) predictor_.unbundle(*definition.bundle, now_ns);
   Call& call = find_call(*set, definition, request, ready.sequence, now_ns);
-  bool same = current && !call.redefines() && call.id() == ready.id;
+  bool same = current && !call.terms().redefines() && call.id() == ready.id;
   call.arrive(set->member_of(from), request, same, ready.contribution);
   call.note(set->member_of(from), now_ns);
   if (call.complete() && set->members() > 1) {
-    outbox_.came_last(from, now_ns - call.since_ns());
+    outbox_.came_last(from, now_ns - call.times().since_ns);
   }
   stalls_.heard(from, now_ns);
   settle(*set, call);
@@ -210,7 +210,7 @@ void Coordinator::join(Rank from, const Join& join, int64_t now_ns) {
   if (again && set->left.empty()) throw Error(ErrorCode::kInternal, "a rank joined twice");
   set->last_joined = from;
   for (Call* call : calls_.all(*set)) {
-    if (call->has_arrived(member)) continue;
+    if (call->arrived().contains(member)) continue;
     call->arrive_joined(member);
     settle(*set, *call);
   }
@@ -250,11 +250,11 @@ void Coordinator::lose(Rank rank, Failure failure) {
 
 // Faults that only the whole call shows.
 Failure Coordinator::verdict(const SetState& set, Call& call) const {
-  if (auto failure = call.failure(set.ranks)) return *failure;
+  if (auto failure = call.terms().failure(call.key(), set.ranks)) return *failure;
   const Signature& s = call.signature();
   if (s.traits().rooted()) {
     int root = s.root < 0 || s.root >= settings_.size ? -1 : set.member_of(s.root);
-    if (root < 0 || !call.has_input(root)) {
+    if (root < 0 || !call.inputs().has(root)) {
       return {ErrorCode::kInvalidArgument,
               text_of(call.key(), call.request()) + ": root rank " + std::to_string(s.root) +
                   " brings no tensor: it is not in the process set, or it has joined"};
@@ -268,15 +268,14 @@ void Coordinator::settle(SetState& set, Call& call) {
   if (!call.complete()) return;
   if (call.given_up()) return calls_.retire(call);
   Failure failure = verdict(set, call);
-  auto groups = call.groups();
+  auto groups = call.terms().groups();
   if (!groups.empty()) return settle_grouped(set, call, groups, failure);
   if (failure) return calls_.fail(call, failure);
   publisher_.queue(set, call);
 }
 
 // All or none: the first failure fails those that are complete, and the others when they are.
-void Coordinator::settle_grouped(SetState& set, Call& call,
-                                 const std::vector<Call::GroupTerms>& groups,
+void Coordinator::settle_grouped(SetState& set, Call& call, const std::vector<Terms::Group>& groups,
                                  const Failure& failure) {
   if (failure) calls_.fail(call, failure);
   for (const auto& [name, size] : groups) {  // one, unless the members disagree about it

@@ -64,7 +64,7 @@ class Coordinator {
   Call& find_call(SetState& set, Definition& definition, const Request& request, uint64_t sequence,
                   int64_t now_ns);
   void settle(SetState& set, Call& call);  // when complete: ready, grouped or failed
-  void settle_grouped(SetState& set, Call& call, const std::vector<Call::GroupTerms>& groups,
+  void settle_grouped(SetState& set, Call& call, const std::vector<Terms::Group>& groups,
                       const Failure& failure);
   Failure verdict(const SetState& set, Call& call) const;
 

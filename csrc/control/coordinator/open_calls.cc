@@ -26,9 +26,7 @@ Call& OpenCalls::slot(SetState& set, Definition& definition, const Request& requ
 
 void OpenCalls::open(SetState& set, Definition& definition, Call& call, const Request& request,
                      uint64_t sequence, int64_t now_ns) {
-  bool as_defined =
-      &definition.request == &request || (definition.request.signature == request.signature &&
-                                          definition.request.group == request.group);
+  bool as_defined = &definition.request == &request || same_terms(definition.request, request);
   call.open({set.id, request.name, sequence}, definition.id,
             as_defined ? &definition.request : nullptr, request, set.members(), now_ns);
   ++definition.uses;

@@ -20,7 +20,7 @@ ByteString reduce_payloads(const Call& call, int members, int64_t divisor) {
   std::vector<const void*> inputs;
   inputs.reserve(static_cast<size_t>(members));
   for (int m = 0; m < members; ++m) {
-    if (call.has_input(m)) inputs.push_back(call.payload(m).data());
+    if (call.inputs().has(m)) inputs.push_back(call.inputs().payload(m).data());
   }
   ByteString result(s.bytes());
   kernels::Factors factors{s.prescale, s.postscale, divisor};
@@ -31,9 +31,9 @@ ByteString reduce_payloads(const Call& call, int members, int64_t divisor) {
 
 ByteString in_member_order(const Call& call, int members) {
   ByteString whole;
-  whole.reserve(call.payloads().size());
+  whole.reserve(call.inputs().payloads().size());
   for (int m = 0; m < members; ++m) {
-    const ByteView piece = call.payload(m);
+    const ByteView piece = call.inputs().payload(m);
     whole.insert(whole.end(), piece.begin(), piece.end());
   }
   return whole;
@@ -41,15 +41,15 @@ ByteString in_member_order(const Call& call, int members) {
 
 // The log entry is all that the ranks need: there is nothing to move, or it travels in the log.
 bool finishes_at_once(const Call& call) {
-  if (!call.signature().traits().moves_bytes() || call.absent()) return true;
-  return call.rode_along() && call.bytes() <= kMaxResultBytes;
+  if (!call.signature().traits().moves_bytes() || call.inputs().absent()) return true;
+  return call.inputs().rode_along() && call.bytes() <= kMaxResultBytes;
 }
 
 Item item_of(const Call& call, int64_t divisor) {
   const Signature& s = call.signature();
   std::vector<int32_t> absent;
-  if (!s.traits().rooted()) absent = call.absent_members();
-  return {call.id(), call.key().sequence, divisor, std::move(absent), call.rows()};
+  if (!s.traits().rooted()) absent = call.inputs().absent_members();
+  return {call.id(), call.key().sequence, divisor, std::move(absent), call.inputs().rows()};
 }
 
 }  // namespace
@@ -90,14 +90,14 @@ bool Publisher::may_run(const LaneQueue& lane) const {
 // Average divides by the number of members, joined or not (Horovod's rule), or by the active ones.
 int64_t Publisher::divisor_of(const SetState& set, const Call& call) const {
   if (!traits_of(call.signature().reduce_op).divides) return 1;
-  return parts_.settings.average_active ? call.active_members() : set.members();
+  return parts_.settings.average_active ? set.members() - call.terms().joined() : set.members();
 }
 
 // Ranks learn a request once, and again when it has changed.
 void Publisher::define(Call& call) {
   Definition& definition = *parts_.calls.registry().at(call.id());
-  if (call.redefines()) definition.request = call.request();
-  if (call.redefines() || !definition.published) {
+  if (call.terms().redefines()) definition.request = call.request();
+  if (call.terms().redefines() || !definition.published) {
     parts_.outbox.write(Define{definition.id, definition.request});
     definition.published = true;
   }
@@ -110,8 +110,9 @@ void Publisher::finish_at_once(SetState& set, Call& call, int64_t now_ns) {
   } else if (s.op == Op::kRemoveSet) {
     remove_set(call.key(), s.root, now_ns);
   } else {
-    Result result{set.id, call.id(), call.key().sequence, call.absent(), call.rows(), {}};
-    if (!call.absent()) result.payload = payload_of(set, call);
+    Result result{
+        set.id, call.id(), call.key().sequence, call.inputs().absent(), call.inputs().rows(), {}};
+    if (!call.inputs().absent()) result.payload = payload_of(set, call);
     define(call);
     parts_.outbox.write(std::move(result));
     parts_.predictor.saw(set, call);
@@ -124,7 +125,7 @@ ByteString Publisher::payload_of(const SetState& set, const Call& call) const {
   switch (call.signature().traits().pattern) {
     case Pattern::kReduceToAll: return reduce_payloads(call, set.members(), divisor_of(set, call));
     case Pattern::kOneToAll: {
-      const ByteView root = call.payload(set.member_of(call.signature().root));
+      const ByteView root = call.inputs().payload(set.member_of(call.signature().root));
       return {root.begin(), root.end()};
     }
     case Pattern::kEachToAll: return in_member_order(call, set.members());

@@ -50,12 +50,12 @@ WaitingCall StallMonitor::view_of(const SetState& set, const Call& call) const {
     if (!set.joined.contains(m)) view.here.push_back(set.rank_of(m));
   }
   for (int m : call.arrived().missing()) view.missing.push_back(set.rank_of(m));
-  if (call.first_member() >= 0) {
-    view.first = set.rank_of(call.first_member());
-    view.last = set.rank_of(call.last_member());
+  if (call.times().first_member >= 0) {
+    view.first = set.rank_of(call.times().first_member);
+    view.last = set.rank_of(call.times().last_member);
   }
-  view.since_ns = call.since_ns();
-  view.last_ns = call.last_ns();
+  view.since_ns = call.times().since_ns;
+  view.last_ns = call.times().last_ns;
   return view;
 }
 
@@ -102,7 +102,7 @@ std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_n
   std::vector<WaitingCall> views;
   for (auto& [id, set] : sets_) {
     for (const Call* call : calls_.waiting(*set)) {
-      if (now_ns - call->since_ns() >= age_ns) views.push_back(view_of(*set, *call));
+      if (now_ns - call->times().since_ns >= age_ns) views.push_back(view_of(*set, *call));
     }
     if (set->host.moving() && now_ns - set->host.moving_since_ns >= age_ns) {
       views.push_back(view_of_bucket(*set));
@@ -124,16 +124,16 @@ std::vector<WaitingCall> StallMonitor::all_waiting(int64_t now_ns) {
 void StallMonitor::give_up_stalled(SetState& set, int64_t now_ns) {
   std::vector<Call*> calls = calls_.waiting(set);
   auto too_old = [&](const Call* call) {
-    return now_ns - call->since_ns() >= settings_.stall_abort_ns;
+    return now_ns - call->times().since_ns >= settings_.stall_abort_ns;
   };
   std::set<std::string> groups;
   for (const Call* call : calls) {
     if (!too_old(call)) continue;
-    for (const auto& group : call->groups()) groups.insert(group.name);
+    for (const auto& group : call->terms().groups()) groups.insert(group.name);
   }
   std::vector<std::pair<Call*, WaitingCall>> lost;
   for (Call* call : calls) {
-    auto terms = call->groups();
+    auto terms = call->terms().groups();
     bool bound = std::ranges::any_of(terms, [&](auto& t) { return groups.contains(t.name); });
     if (bound || too_old(call)) lost.emplace_back(call, view_of(set, *call));
   }

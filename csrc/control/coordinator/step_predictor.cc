@@ -183,7 +183,7 @@ void StepPredictor::tick(int64_t now_ns) {
 void StepPredictor::saw(SetState& set, const Call& call) {
   if (settings_.bundles <= 0 || registry_.at(call.id())->bundle) return;
   const bool tiny = call.signature().bytes() <= kTinyBytes;
-  if (!regular(call.request()) || !call.absent_members().empty()) return;
+  if (!regular(call.request()) || !call.inputs().absent_members().empty()) return;
   if (settings_.bundle_tiny || !tiny) set.cycle.saw(call.id());
 }
 

@@ -25,6 +25,10 @@ struct Request {
   std::string group;  // empty: alone
   Signature signature;
 };
+// Whether two requests under one name are the same call.
+inline bool same_terms(const Request& a, const Request& b) {
+  return a.signature == b.signature && a.group == b.group;
+}
 
 // ---- Reports: rank -> coordinator
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// The phases of a block, and when each may run. What they do to bytes is in cross_plane_work.cc.
 #include "data/hierarchical/cross_plane.h"
 
 #include <algorithm>
@@ -12,9 +11,6 @@
 
 namespace farandole {
 namespace {
-
-constexpr int64_t kShortestPoll = 10'000;  // ns
-constexpr int64_t kLongestPoll = 200'000;
 
 size_t slots_begin(int members) {  // the counters fill pages of their own
   return whole_pages(HostProgressTable::bytes_needed(members));
@@ -42,26 +38,23 @@ const CrossPlane::Setup& checked(const CrossPlane::Setup& setup) {
 }  // namespace
 
 size_t CrossPlane::bytes_needed(int local_members, size_t block_bytes, int slots) {
-  return slots_begin(local_members) +
-         static_cast<size_t>(local_members) * static_cast<size_t>(slots) * 2 * block_bytes;
+  return slots_begin(local_members) + CrossWorker::bytes_needed(local_members, block_bytes, slots);
 }
 
 CrossPlane::CrossPlane(Setup setup)
     : hosts_(checked(setup).hosts),
       member_(setup.member),
-      host_(hosts_.host_of(member_)),
-      locals_(hosts_.members_of(host_)),
-      sizes_(setup.sizes),
+      locals_(hosts_.members_of(hosts_.host_of(member_))),
       slots_(static_cast<uint64_t>(setup.slots)),
-      silence_ns_(static_cast<int64_t>(std::min(setup.silence, 1e9) * 1e9)),
+      patience_(nanoseconds(setup.silence).count()),
       watch_(std::move(setup.watch)),
       bells_(std::move(setup.bells)),
       progress_(setup.memory, static_cast<int>(locals_.size())),
-      memory_(setup.memory + slots_begin(static_cast<int>(locals_.size()))),
       wire_(std::move(setup.wire)),
-      plan_(hosts_, member_, sizes_),
-      flights_(slots_ + 1),
-      inputs_(static_cast<size_t>(hosts_.members())) {}
+      plan_(hosts_, member_, setup.sizes),
+      worker_(hosts_, member_, setup.memory + slots_begin(static_cast<int>(locals_.size())), slots_,
+              setup.sizes.block_bytes),
+      flights_(slots_ + 1) {}
 
 bool CrossPlane::supports(const Signature& signature) const {
   return HostPlane::can_carry_out(signature);
@@ -73,8 +66,8 @@ void CrossPlane::begin(std::span<const Part> parts) {
   }
   plan_.start(parts);
   parts_ = parts;
-  last_message_ = now_ns();
-  poll_ns_ = kShortestPoll;
+  worker_.start(parts);
+  patience_.start();
   plan_next();
 }
 
@@ -96,8 +89,8 @@ Progress CrossPlane::step() {
     wait_for_wire();
     return Progress::kWaiting;
   }
-  while (settled_ < published_ && flight(settled_).complete()) ++settled_;
-  poll_ns_ = kShortestPoll;
+  while (at_.settled < at_.published && flight(at_.settled).complete()) ++at_.settled;
+  patience_.moved();
   return finished() ? Progress::kFinished : Progress::kMoved;
 }
 
@@ -107,8 +100,8 @@ bool CrossPlane::ready() const {
 }
 
 Deadline CrossPlane::look_again() const {
-  for (uint64_t b = settled_; b < staged_; ++b) {
-    if (flight(b).under_way()) return Deadline::at(next_poll_);
+  for (uint64_t b = at_.settled; b < at_.staged; ++b) {
+    if (flight(b).under_way()) return patience_.next_look();
   }
   return Deadline::never();
 }
@@ -116,42 +109,46 @@ Deadline CrossPlane::look_again() const {
 void CrossPlane::abort() {
   aborted_ = true;
   parts_ = {};
+  worker_.start({});
   if (wire_->abandon()) return;
   // MPI may still read and write there: that memory is never used again.
   for (Flight& f : flights_) new std::vector<std::byte>(std::move(f.arena));
 }
 
 void CrossPlane::plan_next() {
-  Flight& next = flight(staged_);
+  Flight& next = flight(at_.staged);
   has_next_ = plan_.next(next.block);
   if (has_next_) next.plan(hosts_, member_, parts_);
 }
 
 // The slot and the arena are free: consumed by this host, and no message under way.
 bool CrossPlane::can_stage() const {
-  if (!has_next_ || staged_ >= settled_ + slots_ || staged_ >= consumed_ + slots_) return false;
-  return staged_ < slots_ || progress_.all_reached(&HostProgress::consumed, staged_ + 1 - slots_);
+  if (!has_next_ || at_.staged >= at_.settled + slots_ || at_.staged >= at_.consumed + slots_)
+    return false;
+  return at_.staged < slots_ ||
+         progress_.all_reached(&HostProgress::consumed, at_.staged + 1 - slots_);
 }
 
 bool CrossPlane::can_reduce() const {
-  return reduced_ < staged_ && progress_.all_reached(&HostProgress::staged, reduced_ + 1);
+  return at_.reduced < at_.staged && progress_.all_reached(&HostProgress::staged, at_.reduced + 1);
 }
 
 bool CrossPlane::can_combine() const {
-  return combined_ < reduced_ && flight(combined_).partials_in.complete();
+  return at_.combined < at_.reduced && flight(at_.combined).partials_in.complete();
 }
 
 bool CrossPlane::can_publish() const {
-  return published_ < combined_ && flight(published_).results_in.complete();
+  return at_.published < at_.combined && flight(at_.published).results_in.complete();
 }
 
 bool CrossPlane::can_consume() const {
-  return consumed_ < published_ && progress_.all_reached(&HostProgress::reduced, consumed_ + 1);
+  return at_.consumed < at_.published &&
+         progress_.all_reached(&HostProgress::reduced, at_.consumed + 1);
 }
 
 // Also when messages are complete: nobody would drive them later.
 bool CrossPlane::finished() const {
-  return !has_next_ && consumed_ == staged_ && settled_ == staged_;
+  return !has_next_ && at_.consumed == at_.staged && at_.settled == at_.staged;
 }
 
 // True: a message is complete that was not before. Looks only at those that a phase waits for: MPI moves
@@ -159,31 +156,28 @@ bool CrossPlane::finished() const {
 bool CrossPlane::poll() {
   bool moved = false;
   const auto look = [&](uint64_t block, Mail Flight::* mail) {
-    if (block < staged_) moved |= (flight(block).*mail).look(*wire_);
+    if (block < at_.staged) moved |= (flight(block).*mail).look(*wire_);
   };
-  look(combined_, &Flight::partials_in);
-  look(published_, &Flight::results_in);
-  look(settled_, &Flight::partials_out);
-  look(settled_, &Flight::results_out);
-  if (moved) last_message_ = now_ns();
+  look(at_.combined, &Flight::partials_in);
+  look(at_.published, &Flight::results_in);
+  look(at_.settled, &Flight::partials_out);
+  look(at_.settled, &Flight::results_out);
+  if (moved) patience_.message();
   return moved;
 }
 
 void CrossPlane::wait_for_wire() {
   if (look_again().is_never()) return;
-  const int64_t now = now_ns();
-  next_poll_ = now + poll_ns_;
-  poll_ns_ = std::min(2 * poll_ns_, kLongestPoll);
-  if (silence_ns_ == 0 || now - last_message_ < silence_ns_) return;
+  if (patience_.wait()) return;
   throw Error(ErrorCode::kStall, "no message between the hosts for " +
-                                     std::to_string(silence_ns_ / 1'000'000'000) +
+                                     std::to_string(patience_.silence_ns() / 1'000'000'000) +
                                      " s in the middle of a bucket: " + awaited() +
                                      "; the network is down, or that rank is stopped");
 }
 
 // Which member a message is due from, or has not taken one.
 std::string CrossPlane::awaited() const {
-  for (uint64_t b = settled_; b < staged_; ++b) {
+  for (uint64_t b = at_.settled; b < at_.staged; ++b) {
     const Flight& f = flight(b);
     for (const Mail* mail : {&f.partials_in, &f.results_in}) {
       if (mail->under_way()) return "waiting for member " + std::to_string(mail->next().peer);
@@ -193,6 +187,40 @@ std::string CrossPlane::awaited() const {
     }
   }
   return "none under way";
+}
+
+void CrossPlane::stage() {
+  Flight& f = flight(at_.staged);
+  if (f.arena.size() < f.arena_bytes) f.arena.resize(f.arena_bytes);
+  f.partials_in.receive_all(*wire_, Wire::Channel::kPartial, f.arena.data());
+  f.results_in.receive_all(*wire_, Wire::Channel::kResult, f.arena.data());
+  worker_.stage(at_.staged, f);
+  store(&HostProgress::staged, ++at_.staged);
+  plan_next();
+}
+
+void CrossPlane::reduce() {
+  Flight& f = flight(at_.reduced);
+  worker_.reduce(at_.reduced, f);
+  f.partials_out.send_all(*wire_, Wire::Channel::kPartial, f.arena.data());
+  ++at_.reduced;
+}
+
+void CrossPlane::combine() {
+  Flight& f = flight(at_.combined);
+  worker_.combine(f);
+  f.results_out.send_all(*wire_, Wire::Channel::kResult, f.arena.data());
+  ++at_.combined;
+}
+
+void CrossPlane::publish() {
+  worker_.publish(at_.published, flight(at_.published));
+  store(&HostProgress::reduced, ++at_.published);
+}
+
+void CrossPlane::consume() {
+  worker_.consume(at_.consumed, flight(at_.consumed));
+  store(&HostProgress::consumed, ++at_.consumed);
 }
 
 // The last member of the host to get so far lets the others go on.

@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "data/hierarchical/cross_plan.h"
+#include "data/hierarchical/cross_worker.h"
 #include "data/hierarchical/flight.h"
 #include "data/hierarchical/wire.h"
+#include "data/hierarchical/wire_patience.h"
 #include "data/plane/phase.h"
 #include "data/plane/plane.h"
 #include "data/shm/host_progress.h"
@@ -69,48 +71,35 @@ class CrossPlane final : public Plane {
   bool finished() const;
 
   void stage();
-  void stage_chunk(const Flight& f, const Chunk& chunk);
   void reduce();
-  void reduce_chunk(Flight& f, const Flight::Job& job);
   void combine();
-  void combine_chunk(Flight& f, const Flight::Job& job);
   void publish();
   void consume();
-  void consume_chunk(const Flight& f, const Chunk& chunk);
   bool poll();
   void wait_for_wire();
   std::string awaited() const;
   void store(Column column, uint64_t blocks);
 
-  // Shared memory: each local member has `slots` slots, each for inputs and for results.
-  std::byte* staged(uint64_t block, int member, const Chunk& chunk) const;
-  std::byte* published(uint64_t block, int member, const Chunk& chunk) const;
-  std::byte* slot(uint64_t block, int member) const;
-
   const HostMap hosts_;
   const int member_;
-  const int host_;
   const std::vector<int>& locals_;
-  const CrossPlan::Sizes sizes_;
   const uint64_t slots_;
-  const int64_t silence_ns_;
+  WirePatience patience_;
   const PhaseWatch watch_;
   const std::vector<EventCount*> bells_;
   HostProgressTable progress_;  // of this host's members
-  std::byte* const memory_;
   const std::unique_ptr<Wire> wire_;
   CrossPlan plan_;
+  CrossWorker worker_;
   std::span<const Part> parts_;
   std::vector<Flight> flights_;
-  std::vector<const void*> inputs_;  // scratch
-  bool has_next_ = false;            // flight(staged_) is planned
+  bool has_next_ = false;  // flight(at_.staged) is planned
   bool aborted_ = false;
-  // Counts of blocks over all buckets.
-  uint64_t staged_ = 0, reduced_ = 0, combined_ = 0, published_ = 0, consumed_ = 0;
-  uint64_t settled_ = 0;      // all messages complete
-  int64_t poll_ns_ = 0;       // until the next look at the wire
-  int64_t next_poll_ = 0;     // when, while there is nothing else to do
-  int64_t last_message_ = 0;  // when one was complete, or a bucket began
+  struct {
+    // Counts of blocks over all buckets.
+    uint64_t staged = 0, reduced = 0, combined = 0, published = 0, consumed = 0;
+    uint64_t settled = 0;  // all messages complete
+  } at_;
 };
 
 }  // namespace farandole

@@ -112,49 +112,50 @@ void HostPlane::abort() {
 }
 
 bool HostPlane::can_stage() const {
-  if (!has_next_ || staged_ >= consumed_ + slots_) return false;
+  if (!has_next_ || at_.staged >= at_.consumed + slots_) return false;
   // A result needs no such look at its slot: it waits for all to have staged, so to have consumed.
-  if (!block(staged_).shows() || staged_ < slots_) return true;
-  return progress_.all_reached(&HostProgress::consumed, staged_ + 1 - slots_);
+  if (!block(at_.staged).shows() || at_.staged < slots_) return true;
+  return progress_.all_reached(&HostProgress::consumed, at_.staged + 1 - slots_);
 }
 
 bool HostPlane::can_reduce() const {
-  if (reduced_ == staged_) return false;
-  return !block(reduced_).combines || progress_.all_reached(&HostProgress::staged, reduced_ + 1);
+  if (at_.reduced == at_.staged) return false;
+  return !block(at_.reduced).combines ||
+         progress_.all_reached(&HostProgress::staged, at_.reduced + 1);
 }
 
 bool HostPlane::can_consume() const {
-  if (consumed_ == reduced_) return false;
-  const std::vector<int32_t>& sources = block(consumed_).sources;
+  if (at_.consumed == at_.reduced) return false;
+  const std::vector<int32_t>& sources = block(at_.consumed).sources;
   return std::all_of(sources.begin(), sources.end(), [&](int32_t source) {
-    return progress_.load(source, &HostProgress::reduced) > consumed_;
+    return progress_.load(source, &HostProgress::reduced) > at_.consumed;
   });
 }
 
 bool HostPlane::finished() const {
-  if (has_next_ || consumed_ < staged_) return false;
-  return progress_.all_reached(&HostProgress::consumed, shown_);
+  if (has_next_ || at_.consumed < at_.staged) return false;
+  return progress_.all_reached(&HostProgress::consumed, at_.shown);
 }
 
-void HostPlane::plan_next() { has_next_ = plan_.next(block(staged_)); }
+void HostPlane::plan_next() { has_next_ = plan_.next(block(at_.staged)); }
 
 void HostPlane::stage() {
-  const Block& current = block(staged_);
-  exchange_->open(staged_, current);
+  const Block& current = block(at_.staged);
+  exchange_->open(at_.staged, current);
   for (const Range& range : current.sends) {
-    const bool shown = exchange_->offer(staged_, range, parts_[range.part]);
+    const bool shown = exchange_->offer(at_.staged, range, parts_[range.part]);
     // Who has received all stripes of a block knows that their owners have read its inputs.
-    if (shown && current.owners == 0) shown_ = staged_ + 1;
+    if (shown && current.owners == 0) at_.shown = at_.staged + 1;
   }
   if (current.owners > 0) {
     for (const Range& range : current.receives) {
-      exchange_->expect(staged_, range, parts_[range.part]);
+      exchange_->expect(at_.staged, range, parts_[range.part]);
     }
   }
   for (const Range& range : current.keeps) keep(range);
-  publish(&HostProgress::staged, ++staged_);
+  publish(&HostProgress::staged, ++at_.staged);
   // Only the last member to stage lets anybody reduce.
-  if (current.combines && progress_.all_reached(&HostProgress::staged, staged_)) ring_peers();
+  if (current.combines && progress_.all_reached(&HostProgress::staged, at_.staged)) ring_peers();
   plan_next();
 }
 
@@ -165,12 +166,12 @@ void HostPlane::keep(const Range& range) {
 }
 
 void HostPlane::reduce() {
-  const Block& current = block(reduced_);
+  const Block& current = block(at_.reduced);
   for (const Range& range : current.reduces) reduce_range(current, range);
-  publish(&HostProgress::reduced, ++reduced_);
+  publish(&HostProgress::reduced, ++at_.reduced);
   const bool last_owner =  // the others receive when all stripes are ready
       member_ < current.owners &&
-      progress_.all_reached(&HostProgress::reduced, reduced_, current.owners);
+      progress_.all_reached(&HostProgress::reduced, at_.reduced, current.owners);
   const bool sent = !current.combines && !current.sends.empty();
   if (last_owner || sent) ring_peers();
 }
@@ -180,38 +181,39 @@ void HostPlane::reduce_range(const Block& block, const Range& range) {
   std::byte* const output = part.output == nullptr ? nullptr : part.output + range.output;
   const bool shared = block.owners > 0;
   if (!shared && output == nullptr) return;
-  inputs_.clear();
+  scratch_.inputs.clear();
   for (int member = 0; member < members_; ++member) {
     if (!part.has(member)) continue;
-    inputs_.push_back(member == member_ ? part.input + range.input
-                                        : exchange_->reach(reduced_, range, member));
+    scratch_.inputs.push_back(member == member_ ? part.input + range.input
+                                                : exchange_->reach(at_.reduced, range, member));
   }
-  targets_.clear();
+  scratch_.targets.clear();
   // What peers wait for is reduced at home and copied: the slot's cache lines are still the peers', and
   // a copy takes lines over faster than the kernels' stores do.
   if (!shared && overwrites_own_input(part, range)) {
-    targets_.push_back(exchange_->scratch(reduced_, range));
+    scratch_.targets.push_back(exchange_->scratch(at_.reduced, range));
     combine(part, range.bytes, range.bytes);
-    kernels::copy(output, targets_.front(), range.bytes);
+    kernels::copy(output, scratch_.targets.front(), range.bytes);
     return;
   }
-  if (output != nullptr) targets_.push_back(output);
-  if (shared) exchange_->deliver(reduced_, range, targets_);
+  if (output != nullptr) scratch_.targets.push_back(output);
+  if (shared) exchange_->deliver(at_.reduced, range, scratch_.targets);
   combine(part, range.bytes, shared ? kChunkBytes : range.bytes);
 }
 
-// Reduces inputs_ into all of targets_, `step` bytes at a time.
+// Reduces scratch_.inputs into all of scratch_.targets, `step` bytes at a time.
 void HostPlane::combine(const Part& part, size_t bytes, size_t step) {
   const Signature& signature = part.signature;
   for (size_t at = 0; at < bytes; at += step) {
     const size_t length = std::min(step, bytes - at);
-    chunk_.clear();
-    for (const std::byte* input : inputs_) chunk_.push_back(input + at);
-    std::byte* const first = targets_.front() + at;
-    kernels::reduce(signature.dtype, signature.reduce_op, first, chunk_.data(),
-                    static_cast<int>(chunk_.size()), length / size_of(signature.dtype),
+    scratch_.chunk.clear();
+    for (const std::byte* input : scratch_.inputs) scratch_.chunk.push_back(input + at);
+    std::byte* const first = scratch_.targets.front() + at;
+    kernels::reduce(signature.dtype, signature.reduce_op, first, scratch_.chunk.data(),
+                    static_cast<int>(scratch_.chunk.size()), length / size_of(signature.dtype),
                     factors_of(part));
-    for (size_t i = 1; i < targets_.size(); ++i) kernels::copy(targets_[i] + at, first, length);
+    for (size_t i = 1; i < scratch_.targets.size(); ++i)
+      kernels::copy(scratch_.targets[i] + at, first, length);
   }
 }
 
@@ -223,13 +225,13 @@ bool HostPlane::overwrites_own_input(const Part& part, const Range& range) const
 }
 
 void HostPlane::consume() {
-  for (const Range& range : block(consumed_).receives) {
+  for (const Range& range : block(at_.consumed).receives) {
     const Part& part = parts_[range.part];
-    if (part.output != nullptr) exchange_->fetch(consumed_, range, part);
+    if (part.output != nullptr) exchange_->fetch(at_.consumed, range, part);
   }
-  publish(&HostProgress::consumed, ++consumed_);
+  publish(&HostProgress::consumed, ++at_.consumed);
   // Only the last member to consume frees the slots.
-  if (progress_.all_reached(&HostProgress::consumed, consumed_)) ring_peers();
+  if (progress_.all_reached(&HostProgress::consumed, at_.consumed)) ring_peers();
 }
 
 void HostPlane::publish(Column column, uint64_t blocks) {

@@ -84,16 +84,20 @@ class HostPlane final : public Plane {
   FusionPlan plan_;
   const PhaseWatch watch_;
   std::span<const Part> parts_;
-  std::vector<Block> blocks_;             // those in flight, and the next one to stage
-  std::vector<const std::byte*> inputs_;  // of reduce_range: what it combines
-  std::vector<std::byte*> targets_;       // and where to; the first is closest
-  std::vector<const void*> chunk_;        // and of its current chunk
-  bool has_next_ = false;                 // block(staged_) is planned
+  std::vector<Block> blocks_;  // those in flight, and the next one to stage
+  struct {
+    std::vector<const std::byte*> inputs;  // what reduce_range() combines
+    std::vector<std::byte*> targets;       // and where to; the first is closest
+    std::vector<const void*> chunk;        // of its current chunk
+  } scratch_;
+  bool has_next_ = false;  // block(at_.staged) is planned
   bool aborted_ = false;
-  uint64_t staged_ = 0;  // own copies of the three counters
-  uint64_t reduced_ = 0;
-  uint64_t consumed_ = 0;
-  uint64_t shown_ = 0;  // when all have consumed so many blocks, nobody reads my inputs any more
+  struct {
+    uint64_t staged = 0;  // own copies of the three counters
+    uint64_t reduced = 0;
+    uint64_t consumed = 0;
+    uint64_t shown = 0;  // when all have consumed so many blocks, nobody reads my inputs any more
+  } at_;
 };
 
 }  // namespace farandole

@@ -7,14 +7,6 @@
 #include "base/error.h"
 
 namespace farandole {
-namespace {
-
-bool same_terms(const Request& a, const Request& b) {
-  return a.signature == b.signature && a.group == b.group;
-}
-
-}  // namespace
-
 std::shared_ptr<NamedRequest> PendingTable::find(SetId set, const std::string& name) const {
   auto names = named_.find(set);
   if (names == named_.end()) return nullptr;

@@ -1,35 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each phase does to the bytes of a block.
-#include "data/hierarchical/cross_plane.h"
+#include "data/hierarchical/cross_worker.h"
+
 #include "kernels/kernels.h"
 
 namespace farandole {
 
-std::byte* CrossPlane::slot(uint64_t block, int member) const {
+CrossWorker::CrossWorker(const HostMap& hosts, int member, std::byte* memory, uint64_t slots,
+                         size_t block_bytes)
+    : hosts_(hosts),
+      member_(member),
+      host_(hosts.host_of(member)),
+      locals_(hosts.members_of(host_)),
+      memory_(memory),
+      slots_(slots),
+      block_bytes_(block_bytes),
+      inputs_(static_cast<size_t>(hosts.members())) {}
+
+std::byte* CrossWorker::slot(uint64_t block, int member) const {
   const uint64_t index = static_cast<uint64_t>(hosts_.local_of(member)) * slots_ + block % slots_;
-  return memory_ + index * 2 * sizes_.block_bytes;
+  return memory_ + index * 2 * block_bytes_;
 }
 
-std::byte* CrossPlane::staged(uint64_t block, int member, const Chunk& chunk) const {
+std::byte* CrossWorker::staged(uint64_t block, int member, const Chunk& chunk) const {
   return slot(block, member) + chunk.begin;
 }
 
-std::byte* CrossPlane::published(uint64_t block, int member, const Chunk& chunk) const {
-  return slot(block, member) + sizes_.block_bytes + chunk.begin;
+std::byte* CrossWorker::published(uint64_t block, int member, const Chunk& chunk) const {
+  return slot(block, member) + block_bytes_ + chunk.begin;
 }
 
-void CrossPlane::stage() {
-  Flight& f = flight(staged_);
-  if (f.arena.size() < f.arena_bytes) f.arena.resize(f.arena_bytes);
-  f.partials_in.receive_all(*wire_, Wire::Channel::kPartial, f.arena.data());
-  f.results_in.receive_all(*wire_, Wire::Channel::kResult, f.arena.data());
-  for (const Chunk& chunk : f.block.chunks) stage_chunk(f, chunk);
-  store(&HostProgress::staged, ++staged_);
-  plan_next();
+void CrossWorker::stage(uint64_t block, const Flight& f) const {
+  for (const Chunk& chunk : f.block.chunks) stage_chunk(block, f, chunk);
 }
 
 // Only what neighbours read; and what this member sends to itself.
-void CrossPlane::stage_chunk(const Flight& f, const Chunk& chunk) {
+void CrossWorker::stage_chunk(uint64_t block, const Flight& f, const Chunk& chunk) const {
   const bool mine = chunk.sender == member_;
   const bool to_all = chunk.receiver == Chunk::kAll;
   const bool keeps = mine && (to_all || chunk.receiver == member_);
@@ -38,7 +43,7 @@ void CrossPlane::stage_chunk(const Flight& f, const Chunk& chunk) {
       : to_all ? mine && locals_.size() > 1
                : mine && chunk.receiver != member_ && hosts_.host_of(chunk.receiver) == host_;
   if (!keeps && !shows) return;
-  std::byte* const to = staged(staged_, member_, chunk);
+  std::byte* const to = staged(block, member_, chunk);
   for (const Piece& piece : f.block.of(chunk)) {
     const Part& part = parts_[piece.part];
     if (!part.has(member_)) continue;
@@ -49,23 +54,20 @@ void CrossPlane::stage_chunk(const Flight& f, const Chunk& chunk) {
   }
 }
 
-void CrossPlane::reduce() {
-  Flight& f = flight(reduced_);
+void CrossWorker::reduce(uint64_t block, Flight& f) {
   for (const Flight::Job& job : f.jobs) {
-    if (job.reduces) reduce_chunk(f, job);
+    if (job.reduces) reduce_chunk(block, f, job);
   }
-  f.partials_out.send_all(*wire_, Wire::Channel::kPartial, f.arena.data());
-  ++reduced_;
 }
 
-void CrossPlane::reduce_chunk(Flight& f, const Flight::Job& job) {
+void CrossWorker::reduce_chunk(uint64_t block, Flight& f, const Flight::Job& job) {
   const Chunk& chunk = f.block.chunks[job.chunk];
   std::byte* const to = f.arena.data() + job.partial;
   for (const Piece& piece : f.block.of(chunk)) {
     const Part& part = parts_[piece.part];
     const auto input = [&](int member) {
       return member == member_ ? part.input + piece.input
-                               : staged(reduced_, member, chunk) + piece.packed;
+                               : staged(block, member, chunk) + piece.packed;
     };
     if (!chunk.reduces()) {
       kernels::copy(to + piece.wide, input(chunk.sender), piece.bytes);
@@ -82,16 +84,13 @@ void CrossPlane::reduce_chunk(Flight& f, const Flight::Job& job) {
   }
 }
 
-void CrossPlane::combine() {
-  Flight& f = flight(combined_);
+void CrossWorker::combine(Flight& f) {
   for (const Flight::Job& job : f.jobs) {
     if (job.combines) combine_chunk(f, job);
   }
-  f.results_out.send_all(*wire_, Wire::Channel::kResult, f.arena.data());
-  ++combined_;
 }
 
-void CrossPlane::combine_chunk(Flight& f, const Flight::Job& job) {
+void CrossWorker::combine_chunk(Flight& f, const Flight::Job& job) {
   const Chunk& chunk = f.block.chunks[job.chunk];
   if (!chunk.reduces()) return;  // it is the result
   std::byte* const arena = f.arena.data();
@@ -118,30 +117,25 @@ void CrossPlane::combine_chunk(Flight& f, const Flight::Job& job) {
   }
 }
 
-// Results that this member made or received, to where its neighbours reach them.
-void CrossPlane::publish() {
-  Flight& f = flight(published_);
+void CrossWorker::publish(uint64_t block, const Flight& f) const {
   for (const Flight::Job& job : f.jobs) {
     if (!job.combines && !job.relays) continue;
     const Chunk& chunk = f.block.chunks[job.chunk];
-    kernels::copy(published(published_, member_, chunk), f.arena.data() + job.result,
+    kernels::copy(published(block, member_, chunk), f.arena.data() + job.result,
                   chunk.packed_bytes);
   }
-  store(&HostProgress::reduced, ++published_);
 }
 
-void CrossPlane::consume() {
-  const Flight& f = flight(consumed_);
-  for (const Chunk& chunk : f.block.chunks) consume_chunk(f, chunk);
-  store(&HostProgress::consumed, ++consumed_);
+void CrossWorker::consume(uint64_t block, const Flight& f) const {
+  for (const Chunk& chunk : f.block.chunks) consume_chunk(block, f, chunk);
 }
 
-void CrossPlane::consume_chunk(const Flight& f, const Chunk& chunk) {
+void CrossWorker::consume_chunk(uint64_t block, const Flight& f, const Chunk& chunk) const {
   const bool for_me = chunk.receiver == Chunk::kAll || chunk.receiver == member_;
   if (!for_me || chunk.sender == member_) return;
   const std::byte* const from = chunk.needed_on(hosts_, host_)
-                                    ? published(consumed_, chunk.combiner(hosts_, host_), chunk)
-                                    : staged(consumed_, chunk.sender, chunk);
+                                    ? published(block, chunk.combiner(hosts_, host_), chunk)
+                                    : staged(block, chunk.sender, chunk);
   for (const Piece& piece : f.block.of(chunk)) {
     std::byte* const output = parts_[piece.part].output;
     if (output != nullptr) kernels::copy(output + piece.output, from + piece.packed, piece.bytes);
