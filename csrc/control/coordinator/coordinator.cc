@@ -64,9 +64,10 @@ void Coordinator::receive(Rank from, const Report& report, int64_t now_ns) {
   const bool of_the_end =
       std::holds_alternative<Leave>(report) || std::holds_alternative<Forgot>(report);
   if (broken_ && !of_the_end) return;
+  if (const auto* most = std::get_if<Ready>(&report)) return ready(from, *most, now_ns);
   std::visit(
       Overloaded{
-          [&](const Ready& r) { ready(from, r, now_ns); },
+          [](const Ready&) {},
           [&](const Refuse& r) { refuse(from, r, now_ns); },
           [&](const Join& r) { join(from, r, now_ns); },
           [&](const Done& r) { done(from, r, now_ns); },
@@ -140,7 +141,7 @@ bool Coordinator::ready(RankGroup& group, const Ready& ready, int64_t now_ns) {
 // The call that this request is about; opened if this is its first report.
 Call& Coordinator::find_call(SetState& set, Definition& definition, const Request& request,
                              uint64_t sequence, int64_t now_ns) {
-  predictor_.take_apart(definition, now_ns);
+  if (definition.bundle && !definition.call.is_open()) predictor_.take_apart(definition, now_ns);
   Call& call = calls_.slot(set, definition, request, sequence);
   if (call.is_open()) return call;
   calls_.open(set, definition, call, request, sequence, now_ns);

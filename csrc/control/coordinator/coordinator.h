@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
+#include "control/calls/rank_group.h"
 #include "control/coordinator/backend_policy.h"
 #include "control/coordinator/open_calls.h"
 #include "control/coordinator/outbox.h"
 #include "control/coordinator/publisher.h"
-#include "control/coordinator/rank_group.h"
 #include "control/coordinator/set_table.h"
 #include "control/coordinator/settings.h"
 #include "control/coordinator/stall_monitor.h"

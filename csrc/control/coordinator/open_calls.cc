@@ -12,9 +12,7 @@ constexpr uint64_t kMaxUnnamedAhead = 1 << 20;  // calls of one rank ahead of th
 
 }  // namespace
 
-Call& OpenCalls::slot(SetState& set, Definition& definition, const Request& request,
-                      uint64_t sequence) {
-  if (!request.name.empty()) return definition.call;
+Call& OpenCalls::unnamed_slot(SetState& set, uint64_t sequence) {
   if (sequence < set.first_unnamed || sequence - set.first_unnamed > kMaxUnnamedAhead) {
     throw Error(ErrorCode::kInternal, "an unnamed call is out of order");
   }

@@ -5,8 +5,8 @@
 
 #include <vector>
 
+#include "control/calls/registry.h"
 #include "control/coordinator/outbox.h"
-#include "control/coordinator/registry.h"
 #include "control/coordinator/set_table.h"
 
 namespace farandole {
@@ -20,7 +20,9 @@ class OpenCalls {
   const Registry& registry() const { return registry_; }
 
   // Where a call of this request is, or will be.
-  Call& slot(SetState& set, Definition& definition, const Request& request, uint64_t sequence);
+  Call& slot(SetState& set, Definition& definition, const Request& request, uint64_t sequence) {
+    return request.name.empty() ? unnamed_slot(set, sequence) : definition.call;
+  }
   // The first report of it: with the joined members in it.
   void open(SetState& set, Definition& definition, Call& call, const Request& request,
             uint64_t sequence, int64_t now_ns);
@@ -37,6 +39,8 @@ class OpenCalls {
   std::vector<Call*> waiting(SetState& set);  // for some rank
 
  private:
+  static Call& unnamed_slot(SetState& set, uint64_t sequence);
+
   Outbox& outbox_;
   Registry registry_;
 };

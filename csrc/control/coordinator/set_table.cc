@@ -10,8 +10,7 @@
 
 namespace farandole {
 
-int SetState::member_of(Rank rank) const {
-  if (id == kWorldSet) return rank;
+int SetState::found_at(Rank rank) const {
   auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
   if (found == ranks.end() || *found != rank) return -1;
   return static_cast<int>(found - ranks.begin());

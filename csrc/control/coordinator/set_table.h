@@ -10,9 +10,9 @@
 #include <variant>
 #include <vector>
 
-#include "control/coordinator/call.h"
-#include "control/coordinator/member_mask.h"
-#include "control/coordinator/open_bundle.h"
+#include "control/calls/call.h"
+#include "control/calls/member_mask.h"
+#include "control/calls/open_bundle.h"
 #include "control/prediction/cycle.h"
 
 namespace farandole {
@@ -49,7 +49,9 @@ struct SetState {
 
   int members() const { return static_cast<int>(ranks.size()); }
   Rank rank_of(int member) const { return ranks[static_cast<size_t>(member)]; }
-  int member_of(Rank rank) const;  // -1: not in it
+  // -1: not in it.
+  int member_of(Rank rank) const { return id == kWorldSet ? rank : found_at(rank); }
+  int found_at(Rank rank) const;
   bool waits_for_lanes() const { return !host.ready.empty() || !gpu.ready.empty(); }
 };
 

@@ -144,11 +144,10 @@ void StepPredictor::spill(OpenBundle& bundle, int64_t now_ns) {
 }
 
 void StepPredictor::take_apart(Definition& definition, int64_t now_ns) {
-  OpenBundle* bundle = definition.bundle;
-  if (!bundle || definition.call.is_open()) return;
-  begin_round(*bundle, now_ns);
-  spill(*bundle, now_ns);
-  if (!definition.call.is_open()) ++bundle->open;
+  OpenBundle& bundle = *definition.bundle;
+  begin_round(bundle, now_ns);
+  spill(bundle, now_ns);
+  if (!definition.call.is_open()) ++bundle.open;
 }
 
 void StepPredictor::unbundle(OpenBundle& bundle, int64_t now_ns) {

@@ -10,9 +10,9 @@
 #include <memory>
 #include <vector>
 
-#include "control/coordinator/open_bundle.h"
+#include "control/calls/open_bundle.h"
+#include "control/calls/registry.h"
 #include "control/coordinator/outbox.h"
-#include "control/coordinator/registry.h"
 #include "control/coordinator/set_table.h"
 #include "control/coordinator/settings.h"
 
@@ -32,7 +32,7 @@ class StepPredictor {
   void split(Rank from, const Split& split, int64_t now_ns);
 
   // ---- what else happens to calls
-  // One of its calls is about to be reported by itself: so are all then.
+  // A bundled call, which is not open, is about to be reported by itself: so are all of its bundle then.
   void take_apart(Definition& definition, int64_t now_ns);
   void unbundle(OpenBundle& bundle, int64_t now_ns);
   void unbundle_all(const SetState& set, int64_t now_ns);

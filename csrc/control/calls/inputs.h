@@ -4,8 +4,8 @@
 
 #include <vector>
 
-#include "control/coordinator/member_mask.h"
-#include "control/coordinator/rank_group.h"
+#include "control/calls/member_mask.h"
+#include "control/calls/rank_group.h"
 #include "control/protocol/message.h"
 
 namespace farandole {
@@ -18,7 +18,14 @@ class Inputs {
   // Whether a member of `members` can bring this: what a rank's own checks let through, and nothing else, since
   // nobody looks at these sizes again.
   static bool sound(const Signature& signature, const Contribution& given, int members);
-  void add(int member, const Signature& signature, const Contribution& given);
+  void add(int member, const Signature& signature, const Contribution& given) {
+    if (given.has_input) {
+      with_input_.insert(member);
+      ++count_;
+    }
+    if (signature.traits().ragged()) add_rows(member, signature, given);
+    if (given.has_payload) add_payload(member, given.payload);
+  }
   // Several members with an input and nothing else.
   void add_all(const MemberSlice& members);
   // A member that has joined.
@@ -42,6 +49,8 @@ class Inputs {
     uint32_t offset = 0;
     uint32_t bytes = 0;
   };
+  void add_rows(int member, const Signature& signature, const Contribution& given);
+  void add_payload(int member, ByteView payload);
   size_t told_rows(const Signature& signature) const;
 
   int members_ = 0;

@@ -2,10 +2,10 @@
 // One call on its way: which members have reported, when, what they bring, and whether they agree.
 #pragma once
 
-#include "control/coordinator/inputs.h"
-#include "control/coordinator/member_mask.h"
-#include "control/coordinator/rank_group.h"
-#include "control/coordinator/terms.h"
+#include "control/calls/inputs.h"
+#include "control/calls/member_mask.h"
+#include "control/calls/rank_group.h"
+#include "control/calls/terms.h"
 
 namespace farandole {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "control/coordinator/inputs.h"
+#include "control/calls/inputs.h"
 
 #include <utility>
 
@@ -45,26 +45,25 @@ bool Inputs::sound(const Signature& s, const Contribution& given, int members) {
   return std::cmp_equal(given.splits.size(), members);
 }
 
-void Inputs::add(int member, const Signature& signature, const Contribution& given) {
-  auto m = static_cast<size_t>(member);
-  auto n = static_cast<size_t>(members_);
-  if (given.has_input) {
-    with_input_.insert(member);
-    ++count_;
-  }
+void Inputs::add_rows(int member, const Signature& signature, const Contribution& given) {
+  const auto m = static_cast<size_t>(member);
   rows_.resize(told_rows(signature));
-  if (signature.traits().rows == Rows::kBrought) rows_[m] = given.rows;
-  if (signature.traits().rows == Rows::kPairs) {
-    for (size_t to = 0; to < n; ++to) rows_[m * n + to] = given.splits[to];
+  if (!signature.traits().splits()) {
+    rows_[m] = given.rows;
+    return;
   }
-  if (given.has_payload) {
-    ++rode_along_;
-    if (extents_.empty()) payloads_.reserve(n * given.payload.size());
-    extents_.resize(n);
-    extents_[m] = {static_cast<uint32_t>(payloads_.size()),
-                   static_cast<uint32_t>(given.payload.size())};
-    payloads_.insert(payloads_.end(), given.payload.begin(), given.payload.end());
-  }
+  const auto n = static_cast<size_t>(members_);
+  for (size_t to = 0; to < n; ++to) rows_[m * n + to] = given.splits[to];
+}
+
+void Inputs::add_payload(int member, ByteView payload) {
+  const auto n = static_cast<size_t>(members_);
+  ++rode_along_;
+  if (extents_.empty()) payloads_.reserve(n * payload.size());
+  extents_.resize(n);
+  extents_[static_cast<size_t>(member)] = {static_cast<uint32_t>(payloads_.size()),
+                                           static_cast<uint32_t>(payload.size())};
+  payloads_.insert(payloads_.end(), payload.begin(), payload.end());
 }
 
 void Inputs::add_all(const MemberSlice& members) {

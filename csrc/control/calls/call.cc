@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "control/coordinator/call.h"
+#include "control/calls/call.h"
 
 #include <utility>
 
@@ -39,7 +39,7 @@ void Call::arrive(int member, const Request& request, bool same, const Contribut
     throw Error(ErrorCode::kInternal,
                 "a rank brings to " + text_of(key_, request) + " what it could not have");
   }
-  terms_.add(member, request, agrees, arrived_);
+  if (!agrees || !terms_.agreed()) terms_.add(member, request, arrived_);
   take(member);
   if (agrees) inputs_.add(member, signature(), given);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "control/coordinator/terms.h"
+#include "control/calls/terms.h"
 
 #include <algorithm>
 #include <charconv>
@@ -64,12 +64,7 @@ void Terms::begin(const Request* defined, const Request& request) {
   refused_ = {};
 }
 
-bool Terms::match(const Request& request, bool same) const {
-  return same || same_terms(request, this->request());
-}
-
-void Terms::add(int member, const Request& request, bool agrees, const MemberMask& arrived) {
-  if (agrees && versions_.empty()) return;
+void Terms::add(int member, const Request& request, const MemberMask& arrived) {
   if (versions_.empty()) {
     std::vector<int32_t> members = arrived.members();
     std::erase_if(members, [&](int32_t m) { return std::ranges::count(silent_, m) > 0; });

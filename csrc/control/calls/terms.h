@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "control/coordinator/member_mask.h"
+#include "control/calls/member_mask.h"
 #include "control/protocol/message.h"
 
 namespace farandole {
@@ -24,10 +24,12 @@ class Terms {
   bool redefines() const { return defined_ == nullptr; }
   bool agreed() const { return versions_.empty(); }  // all that have arrived so far
   // `same`: the request is known to be the call's (same id).
-  bool match(const Request& request, bool same) const;
+  bool match(const Request& request, bool same) const {
+    return same || same_terms(request, this->request());
+  }
 
-  // A member arrives that agrees, or does not; `arrived`: those before it.
-  void add(int member, const Request& request, bool agrees, const MemberMask& arrived);
+  // A member arrives that does not agree with those before it, or these do not; `arrived`: they.
+  void add(int member, const Request& request, const MemberMask& arrived);
   // A member that has joined: it brings no terms.
   void add_joined(int member);
   int joined() const { return joined_; }

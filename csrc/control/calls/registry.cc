@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "control/coordinator/registry.h"
+#include "control/calls/registry.h"
 
 namespace farandole {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/types.h"
-#include "control/coordinator/member_mask.h"
+#include "control/calls/member_mask.h"
 
 namespace farandole {
 

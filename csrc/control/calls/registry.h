@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "control/coordinator/call.h"
+#include "control/calls/call.h"
 
 namespace farandole {
 
