@@ -5,9 +5,9 @@
 
 Nothing is measured here. A host has one link, full duplex, of a stated rate; a message needs
 LATENCY after its last byte has left, and OVERHEAD of its rank's time at either end. Our schedule is
-simulated block by block with the cuts of csrc/data/cross_plan.cc, so that pipelining, the number of
-slots and uneven loads count. The others are formulas of the alpha-beta model (R. Thakur et al.,
-Optimization of Collective Communication Operations in MPICH, 2005):
+simulated block by block with the cuts of csrc/data/hierarchical/cross_plan.cc, so that pipelining,
+the number of slots and uneven loads count. The others are formulas of the alpha-beta model (R.
+Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005):
 
 ring: 2 (p - 1) steps of bytes / p over all p ranks, one link a host crossed;
 tree: up and down a binomial tree of all ranks, the whole tensor at every step;
@@ -40,7 +40,7 @@ SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 100 << 20)
 
 @dataclass(frozen=True)
 class Sizes:
-    """As CrossPlan::Sizes, and the slots of its plane: what csrc/core/runtime_lanes.cc sets."""
+    """As CrossPlan::Sizes, and the slots of its plane: what csrc/runtime/plane_factory.cc sets."""
 
     block: int
     slots: int

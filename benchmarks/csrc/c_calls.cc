@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "core/abi.h"
-#include "lib/clock.h"
+#include "base/abi.h"
+#include "base/clock.h"
 #include "ranks.h"
 
 namespace {

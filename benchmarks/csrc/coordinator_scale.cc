@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "control/coordinator.h"
+#include "control/coordinator/coordinator.h"
 
 namespace {
 

@@ -14,12 +14,12 @@
 #include <span>
 #include <vector>
 
-#include "core/error.h"
-#include "data/host_arenas.h"
-#include "data/host_plane.h"
-#include "lib/clock.h"
-#include "lib/event_count.h"
-#include "lib/segment.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "data/shm/host_arenas.h"
+#include "data/shm/host_plane.h"
+#include "lib/ipc/event_count.h"
+#include "lib/ipc/segment.h"
 
 namespace {
 

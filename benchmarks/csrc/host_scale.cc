@@ -13,9 +13,9 @@
 #include <random>
 #include <vector>
 
-#include "control/aggregator.h"
-#include "control/coordinator.h"
-#include "core/host_tree.h"
+#include "control/coordinator/coordinator.h"
+#include "control/hosts/aggregator.h"
+#include "control/hosts/host_tree.h"
 
 namespace {
 

@@ -5,9 +5,9 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "base/clock.h"
 #include "kernels/kernels.h"
-#include "lib/clock.h"
-#include "lib/segment.h"
+#include "lib/ipc/segment.h"
 #include "ranks.h"
 
 namespace {

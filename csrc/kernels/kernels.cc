@@ -8,7 +8,7 @@
 #include <limits>
 #include <string>
 
-#include "core/error.h"
+#include "base/error.h"
 
 namespace farandole::kernels {
 namespace {
@@ -64,33 +64,16 @@ const Target& current() {
   return *chosen;
 }
 
-bool is_complex(DType dtype) { return dtype == DType::kComplex64 || dtype == DType::kComplex128; }
+static_assert(kRows == kDTypeCount);
 
 bool is_plain(const Factors& factors) {
   return factors.pre == 1.0 && factors.post == 1.0 && factors.divisor == 1;
 }
 
-// Complex numbers have the row of their parts.
 const Row& row_of(const Target& target, DType dtype) {
-  switch (dtype) {
-    case DType::kUInt8: return target.uint8;
-    case DType::kInt8: return target.int8;
-    case DType::kUInt16: return target.uint16;
-    case DType::kInt16: return target.int16;
-    case DType::kUInt32: return target.uint32;
-    case DType::kInt32: return target.int32;
-    case DType::kUInt64: return target.uint64;
-    case DType::kInt64: return target.int64;
-    case DType::kFloat16: return target.float16;
-    case DType::kBFloat16: return target.bfloat16;
-    case DType::kFloat32: return target.float32;
-    case DType::kFloat64: return target.float64;
-    case DType::kBool: return target.boolean;
-    case DType::kComplex64: return target.float32;
-    case DType::kComplex128: return target.float64;
-  }
-  throw Error(ErrorCode::kInternal,
-              "no such dtype: " + std::to_string(static_cast<int32_t>(dtype)));
+  const auto index = static_cast<size_t>(dtype);
+  if (index < kRows) return target.rows[index];
+  throw Error(ErrorCode::kInternal, "no such dtype: " + std::to_string(index));
 }
 
 // Null for what is not supported.
@@ -99,9 +82,9 @@ ReduceFn loop_of(const Target& target, DType dtype, ReduceOp op) {
   switch (op) {
     case ReduceOp::kAverage:
     case ReduceOp::kSum: return row.sum;
-    case ReduceOp::kMin: return is_complex(dtype) ? nullptr : row.min;
-    case ReduceOp::kMax: return is_complex(dtype) ? nullptr : row.max;
-    case ReduceOp::kProduct: return is_complex(dtype) ? nullptr : row.product;
+    case ReduceOp::kMin: return row.min;
+    case ReduceOp::kMax: return row.max;
+    case ReduceOp::kProduct: return row.product;
     case ReduceOp::kAdasum: return nullptr;
   }
   return nullptr;
@@ -121,12 +104,13 @@ void reduce_with(const Target& target, DType dtype, ReduceOp op, void* out,
     refuse(dtype, op, ": the divisor must be from 1 to 2^31 - 1");
   }
   const bool plain = is_plain(factors);
-  if (dtype == DType::kBool && !plain) refuse(dtype, op, " with a factor");
+  const DTypeTraits& traits = traits_of(dtype);
+  if (!traits.takes_factors() && !plain) refuse(dtype, op, " with a factor");
   if (n_inputs == 1 && plain) {
     if (count > 0 && out != inputs[0]) std::memcpy(out, inputs[0], count * size_of(dtype));
     return;
   }
-  loop(out, inputs, n_inputs, is_complex(dtype) ? 2 * count : count, factors);
+  loop(out, inputs, n_inputs, traits.is_complex() ? 2 * count : count, factors);
 }
 
 constexpr size_t kTileBytes = 32 * 1024;  // of the wide type, for all inputs together
@@ -138,33 +122,12 @@ std::byte* element(void* base, size_t index, DType dtype) {
   return static_cast<std::byte*>(base) + index * size_of(dtype);
 }
 
-template <class T>
-void fill(void* out, size_t count, T value) {
+template <class Word>
+void fill(void* out, size_t count, uint64_t bits) {
+  const auto value = static_cast<Word>(bits);
   for (size_t i = 0; i < count; ++i) {
     std::memcpy(static_cast<char*>(out) + i * sizeof value, &value, sizeof value);
   }
-}
-
-template <class T>
-struct Identities {
-  T zero, one, highest, lowest;
-};
-
-template <class T>
-constexpr Identities<T> identities() {
-  using Limits = std::numeric_limits<T>;
-  if constexpr (Limits::has_infinity) return {0, 1, Limits::infinity(), -Limits::infinity()};
-  return {0, 1, Limits::max(), Limits::lowest()};
-}
-
-template <class T>
-void fill_identity_of(ReduceOp op, void* out, size_t count, const Identities<T>& of) {
-  const bool sum = op == ReduceOp::kSum || op == ReduceOp::kAverage;
-  fill(out, count,
-       sum                        ? of.zero
-       : op == ReduceOp::kProduct ? of.one
-       : op == ReduceOp::kMin     ? of.highest
-                                  : of.lowest);
 }
 
 }  // namespace
@@ -182,17 +145,8 @@ void reduce_on(std::string_view target, DType dtype, ReduceOp op, void* out,
 }
 
 DType partial_dtype(DType dtype, ReduceOp, const Factors& factors) {
-  switch (dtype) {
-    case DType::kFloat16:
-    case DType::kBFloat16: return DType::kFloat32;
-    case DType::kUInt8:
-    case DType::kInt8:
-    case DType::kUInt16:
-    case DType::kInt16: return is_plain(factors) ? dtype : DType::kInt32;
-    case DType::kUInt32: return is_plain(factors) ? dtype : DType::kUInt64;
-    case DType::kInt32: return is_plain(factors) ? dtype : DType::kInt64;
-    default: return dtype;
-  }
+  const DTypeTraits& traits = traits_of(dtype);
+  return traits.is_float() || !is_plain(factors) ? traits.carrier : dtype;
 }
 
 void reduce_to_partial(DType dtype, ReduceOp op, void* partial, const void* const* inputs,
@@ -236,24 +190,16 @@ void reduce_partials(DType dtype, ReduceOp op, void* out, const void* const* par
 
 void fill_identity(DType dtype, ReduceOp op, void* out, size_t count) {
   if (!supports(dtype, op)) refuse(dtype, op, "");
-  switch (dtype) {
-    case DType::kUInt8: return fill_identity_of(op, out, count, identities<uint8_t>());
-    case DType::kInt8: return fill_identity_of(op, out, count, identities<int8_t>());
-    case DType::kUInt16: return fill_identity_of(op, out, count, identities<uint16_t>());
-    case DType::kInt16: return fill_identity_of(op, out, count, identities<int16_t>());
-    case DType::kUInt32: return fill_identity_of(op, out, count, identities<uint32_t>());
-    case DType::kInt32: return fill_identity_of(op, out, count, identities<int32_t>());
-    case DType::kUInt64: return fill_identity_of(op, out, count, identities<uint64_t>());
-    case DType::kInt64: return fill_identity_of(op, out, count, identities<int64_t>());
-    case DType::kFloat16:
-      return fill_identity_of<uint16_t>(op, out, count, {0, 0x3c00, 0x7c00, 0xfc00});
-    case DType::kBFloat16:
-      return fill_identity_of<uint16_t>(op, out, count, {0, 0x3f80, 0x7f80, 0xff80});
-    case DType::kFloat32: return fill_identity_of(op, out, count, identities<float>());
-    case DType::kFloat64: return fill_identity_of(op, out, count, identities<double>());
-    case DType::kBool: return fill_identity_of<uint8_t>(op, out, count, {0, 1, 1, 0});
-    case DType::kComplex64:
-    case DType::kComplex128: std::memset(out, 0, count * size_of(dtype)); return;
+  const DTypeTraits& traits = traits_of(dtype);
+  const auto identity = traits_of(op).identity;
+  const uint64_t bits = identity ? traits.*identity : 0;
+  const size_t real = size_of(traits.real);
+  const size_t numbers = count * (traits.size / real);
+  switch (real) {
+    case 1: return fill<uint8_t>(out, numbers, bits);
+    case 2: return fill<uint16_t>(out, numbers, bits);
+    case 4: return fill<uint32_t>(out, numbers, bits);
+    default: return fill<uint64_t>(out, numbers, bits);
   }
 }
 

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/types.h"
+#include "base/types.h"
 #include "kernels/target.h"
 
 namespace farandole::kernels {

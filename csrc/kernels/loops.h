@@ -212,24 +212,34 @@ constexpr Row boolean_row() {  // on 0 and 1 the product is the minimum
           reduce_booleans<Cpu, Min<Cpu>>};
 }
 
+template <class Cpu, class Part>
+constexpr Row complex_row() {  // added as twice as many real numbers
+  return {.sum = reduce_floats<Cpu, Same<Cpu, Part>, Sum<Cpu>>};
+}
+
 template <class Cpu>
 constexpr Target make_target(const char* name) {
   return {
       .name = name,
       .copy_streaming = Cpu::copy_streaming,
-      .uint8 = integer_row<Cpu, uint8_t>(),
-      .int8 = integer_row<Cpu, int8_t>(),
-      .uint16 = integer_row<Cpu, uint16_t>(),
-      .int16 = integer_row<Cpu, int16_t>(),
-      .uint32 = integer_row<Cpu, uint32_t>(),
-      .int32 = integer_row<Cpu, int32_t>(),
-      .uint64 = integer_row<Cpu, uint64_t>(),
-      .int64 = integer_row<Cpu, int64_t>(),
-      .float16 = half_row<Cpu, Float16<Cpu>>(),
-      .bfloat16 = half_row<Cpu, BFloat16<Cpu>>(),
-      .float32 = float_row<Cpu, Same<Cpu, float>>(),
-      .float64 = float_row<Cpu, Same<Cpu, double>>(),
-      .boolean = boolean_row<Cpu>(),
+      .rows =
+          {
+              integer_row<Cpu, uint8_t>(),
+              integer_row<Cpu, int8_t>(),
+              integer_row<Cpu, uint16_t>(),
+              integer_row<Cpu, int16_t>(),
+              integer_row<Cpu, uint32_t>(),
+              integer_row<Cpu, int32_t>(),
+              integer_row<Cpu, uint64_t>(),
+              integer_row<Cpu, int64_t>(),
+              half_row<Cpu, Float16<Cpu>>(),
+              half_row<Cpu, BFloat16<Cpu>>(),
+              float_row<Cpu, Same<Cpu, float>>(),
+              float_row<Cpu, Same<Cpu, double>>(),
+              boolean_row<Cpu>(),
+              complex_row<Cpu, float>(),
+              complex_row<Cpu, double>(),
+          },
   };
 }
 

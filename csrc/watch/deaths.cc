@@ -9,8 +9,8 @@
 #include <limits>
 #include <utility>
 
-#include "core/error.h"
-#include "lib/thread.h"
+#include "base/error.h"
+#include "lib/os/thread.h"
 
 namespace farandole {
 namespace {

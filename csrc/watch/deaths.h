@@ -8,9 +8,9 @@
 #include <thread>
 #include <vector>
 
-#include "core/types.h"
-#include "lib/fd.h"
-#include "lib/process.h"
+#include "base/types.h"
+#include "lib/os/fd.h"
+#include "lib/os/process.h"
 
 namespace farandole {
 

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/types.h"
+#include "base/types.h"
 
 namespace farandole {
 

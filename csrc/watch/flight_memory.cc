@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "watch/flight_memory.h"
 
-#include "core/build_id.h"
-#include "lib/memory.h"
+#include "base/build_id.h"
+#include "lib/os/memory.h"
 
 namespace farandole {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/types.h"
+#include "base/types.h"
 #include "watch/flight_event.h"
 #include "watch/labels.h"
 #include "watch/stamped.h"

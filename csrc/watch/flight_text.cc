@@ -6,14 +6,12 @@
 
 #include <algorithm>
 
-#include "lib/clock.h"
-#include "lib/process.h"
-#include "lib/text_file.h"
+#include "base/clock.h"
+#include "lib/os/process.h"
+#include "lib/os/text_file.h"
 
 namespace farandole {
 namespace {
-
-constexpr int kOps = 9;
 
 int64_t epoch_minus_monotonic_ns() {
   timespec now;
@@ -26,7 +24,7 @@ void write_event(Json& json, const FlightEvent& event, const LabelMemory& labels
   json.member("set", event.set).member("thread", event.thread);
   if (event.call != 0) {
     json.member("call", event.call).member("name", labels.at(event.name));
-    json.member("op", event.op < kOps ? name_of(static_cast<Op>(event.op)) : "unknown");
+    json.member("op", name_of(static_cast<Op>(event.op)));
     if (event.dtype < kDTypeCount) json.member("dtype", name_of(static_cast<DType>(event.dtype)));
   }
   if (event.kind == EventKind::kSubmit) {

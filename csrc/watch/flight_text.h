@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "lib/json.h"
+#include "base/json.h"
 #include "watch/flight_memory.h"
 
 namespace farandole {

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "lib/clock.h"
+#include "base/clock.h"
 
 namespace farandole {
 namespace {

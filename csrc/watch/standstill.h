@@ -9,8 +9,8 @@
 #include <mutex>
 #include <string>
 
-#include "lib/clock.h"
-#include "lib/process.h"
+#include "base/clock.h"
+#include "lib/os/process.h"
 
 namespace farandole {
 

@@ -3,8 +3,8 @@
 
 #include <utility>
 
-#include "core/error.h"
-#include "lib/thread.h"
+#include "base/error.h"
+#include "lib/os/thread.h"
 
 namespace farandole {
 namespace {

@@ -9,9 +9,9 @@
 #include <cctype>
 #include <cerrno>
 
-#include "core/error.h"
-#include "core/log.h"
-#include "lib/clock.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
 
 namespace farandole {
 namespace {

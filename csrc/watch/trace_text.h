@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "lib/fd.h"
-#include "lib/json.h"
+#include "base/json.h"
+#include "lib/os/fd.h"
 #include "watch/flight_memory.h"
 
 namespace farandole {

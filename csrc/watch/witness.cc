@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "lib/clock.h"
-#include "lib/text_file.h"
-#include "lib/thread.h"
+#include "base/clock.h"
+#include "lib/os/text_file.h"
+#include "lib/os/thread.h"
 
 namespace farandole {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // When a host's leader speaks: what it keeps back, for how long, and what goes at once. That nothing is lost
 // on the way is the simulator's to show.
-#include "control/aggregator.h"
+#include "control/hosts/aggregator.h"
 
 #include <algorithm>
 #include <vector>

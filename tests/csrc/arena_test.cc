@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/arena.h"
+#include "lib/ipc/arena.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "check.h"
-#include "lib/memory.h"
+#include "lib/os/memory.h"
 #include "random.h"
 
 using namespace farandole;

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "check.h"
-#include "data/plane.h"
+#include "data/plane/plane.h"
 #include "kernels/kernels.h"
 #include "kernels_reference.h"
-#include "lib/arena.h"
+#include "lib/ipc/arena.h"
 #include "random.h"
 
 namespace farandole::check {

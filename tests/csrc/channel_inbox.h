@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "check.h"
-#include "control/host_channel.h"
+#include "control/channel/host_channel.h"
 
 namespace farandole::check {
 

@@ -15,7 +15,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "core/error.h"
+#include "base/error.h"
 
 namespace farandole::check {
 

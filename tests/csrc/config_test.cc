@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where settings come from: default < tuning file < environment, and rank 0's hold for the job.
-#include "core/config.h"
+#include "base/config.h"
 
 #include <cstdlib>
 #include <filesystem>

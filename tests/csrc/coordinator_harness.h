@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.h"
-#include "control/coordinator.h"
+#include "control/coordinator/coordinator.h"
 
 namespace farandole {
 

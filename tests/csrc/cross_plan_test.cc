@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The cuts of buckets across hosts, without a byte of them: sizes that no test could hold in memory.
-#include "data/cross_plan.h"
+#include "data/hierarchical/cross_plan.h"
 
 #include <algorithm>
 #include <numeric>
 #include <vector>
 
+#include "base/error.h"
 #include "check.h"
-#include "core/error.h"
 
 using namespace farandole;
 using namespace farandole::check;

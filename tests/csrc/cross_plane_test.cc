@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plane across hosts, on hosts that are groups of threads.
-#include "data/cross_plane.h"
+#include "data/hierarchical/cross_plane.h"
 
 #include <memory>
 #include <numeric>
 #include <vector>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "plane_conformance.h"
 #include "post_office.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/dl.h"
+#include "lib/os/dl.h"
 
 #include <dlfcn.h>
 

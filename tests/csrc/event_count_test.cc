@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // EventCount on real futexes: threads, forked processes, deadlines, signals. The proof of its protocol is
 // in event_protocol_test.cc.
-#include "lib/event_count.h"
+#include "lib/ipc/event_count.h"
 
 #include <sched.h>
 #include <signal.h>
@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "check.h"
-#include "lib/segment.h"
+#include "lib/ipc/segment.h"
 
 namespace farandole {
 namespace {

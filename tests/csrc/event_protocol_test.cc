@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Proves by exhaustion that event_protocol.h loses no wake-up, and that the checker would notice.
-#include "lib/event_protocol.h"
+#include "lib/ipc/event_protocol.h"
 
 #include <cstdio>
 

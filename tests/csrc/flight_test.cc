@@ -8,10 +8,10 @@
 #include <memory>
 #include <thread>
 
+#include "base/clock.h"
+#include "base/json.h"
 #include "check.h"
-#include "lib/clock.h"
-#include "lib/json.h"
-#include "lib/segment.h"
+#include "lib/ipc/segment.h"
 #include "watch/flight_text.h"
 #include "watch/recorder.h"
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "data/fusion_plan.h"
+#include "data/shm/fusion_plan.h"
 
 #include <cstdlib>
 #include <new>
 
+#include "base/clock.h"
 #include "check.h"
-#include "lib/clock.h"
 #include "random_bucket.h"
 #include "rehearsal.h"
 

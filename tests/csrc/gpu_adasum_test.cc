@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dot products and scaled copies on a GPU, over the GPU double; gpu_kernels_test compiles the kernels themselves.
-#include "data/gpu_adasum.h"
+#include "data/gpu/gpu_adasum.h"
 
 #include <cmath>
 #include <cstring>
 #include <vector>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "gpu_library.h"
 #include "kernels_reference.h"
 

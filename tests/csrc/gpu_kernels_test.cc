@@ -4,7 +4,7 @@
 
 #include "check.h"
 #include "kernels/gpu_source.h"
-#include "lib/nvrtc.h"
+#include "lib/gpu/nvrtc.h"
 
 using namespace farandole;
 using namespace farandole::check;

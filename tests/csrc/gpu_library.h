@@ -8,10 +8,10 @@
 
 #include "check.h"
 #include "gpu_double/gpu_double.h"
-#include "lib/cuda.h"
-#include "lib/dl.h"
-#include "lib/nccl.h"
-#include "lib/nvrtc.h"
+#include "lib/gpu/cuda.h"
+#include "lib/gpu/nccl.h"
+#include "lib/gpu/nvrtc.h"
+#include "lib/os/dl.h"
 
 namespace farandole::check {
 

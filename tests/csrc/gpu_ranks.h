@@ -50,7 +50,7 @@ inline Ask on_gpu(Ask ask, int device, const UserStream& stream) {
 // As a framework does: wait, then let the own stream wait, then look.
 inline void finish_on(TestRank& self, UserStream& stream, const std::vector<Handle>& handles) {
   if (Failure failure = self.wait(handles)) fail("a call failed: " + failure.text);
-  self.runtime()->join_stream(handles, stream.number());
+  self.runtime()->gpus().join_stream(handles, stream.number());
   stream.synchronize();
   for (Handle handle : handles) self.runtime()->handles().release(handle);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Process sets on GPUs: their communicators are parts of the world's where NCCL can split it.
-#include "core/error.h"
+#include "base/error.h"
 #include "gpu_ranks.h"
 
 using namespace farandole;

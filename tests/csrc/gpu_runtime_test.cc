@@ -2,7 +2,7 @@
 // Ranks with GPUs: the whole way from submit to the caller's stream, over the GPU double.
 #include <cstdlib>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "gpu_ranks.h"
 
 using namespace farandole;
@@ -57,7 +57,7 @@ TEST(the_host_is_blocked_until_launch_only) {
     CHECK(!self.runtime()->handles().settled(handle));
     CHECK_EQ(data[0], -1.0F);
     gpu_library().open(gate);
-    self.runtime()->join_stream(std::vector{handle}, stream.number());
+    self.runtime()->gpus().join_stream(std::vector{handle}, stream.number());
     stream.synchronize();
     CHECK(data == sum_over(self.size, data.size()));
     const Deadline deadline = patience();
@@ -76,7 +76,7 @@ TEST(results_that_only_negotiation_can_size_lie_in_our_memory) {
     Ask ask{FARANDOLE_ALLGATHER, {self.rank + 1, 2}, data.data(), nullptr, "rows"};
     const Handle handle = self.submit(on_gpu(ask, self.rank, stream));
     CHECK(!self.wait({handle}));
-    self.runtime()->join_stream(std::vector{handle}, stream.number());
+    self.runtime()->gpus().join_stream(std::vector{handle}, stream.number());
     stream.synchronize();
     self.runtime()->handles().look(handle, [&](const Outcome& outcome) {
       CHECK_EQ(outcome.shape[0], self.size * (self.size + 1) / 2);

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <optional>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "gpu_ranks.h"
 
 using namespace farandole;
@@ -16,7 +16,7 @@ namespace {
 class Placed {
  public:
   explicit Placed(TestRank& self, SetId set = kWorldSet)
-      : set_(set), window_(self.runtime()->open_window(self.rank, set, kBytes)) {
+      : set_(set), window_(self.runtime()->gpus().open_window(self.rank, set, kBytes)) {
     uint64_t at = 0;
     for (size_t n : kSizes) {
       places_.push_back(at);
@@ -132,7 +132,7 @@ TEST(memory_of_a_window_may_outlive_the_job) {
         Placed placed(self);
         step(self, stream, placed, [](size_t) { return Where::kInPlace; });
         kept[static_cast<size_t>(self.rank)] =
-            self.runtime()->open_window(self.rank, kWorldSet, 4096);  // never used
+            self.runtime()->gpus().open_window(self.rank, kWorldSet, 4096);  // never used
       },
       on_double);
   CHECK(gpu_library().alive() > 0);
@@ -285,9 +285,10 @@ TEST(calls_without_a_place_take_memory_of_windows) {
 TEST(memory_of_a_window_says_where_it_lies) {
   run_gpu_jobs({2}, [](TestRank& self) {
     const Placed placed(self);
-    CHECK_EQ(self.runtime()->device_of(placed.window().address()), self.rank);
-    CHECK_EQ(self.runtime()->device_of(placed.window().address() + placed.window().bytes() - 1),
-             self.rank);
+    CHECK_EQ(self.runtime()->gpus().device_of(placed.window().address()), self.rank);
+    CHECK_EQ(
+        self.runtime()->gpus().device_of(placed.window().address() + placed.window().bytes() - 1),
+        self.rank);
   });
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "data/host_plane.h"
+#include "data/shm/host_plane.h"
 
 #include <numeric>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "plane_conformance.h"
 
 using namespace farandole;

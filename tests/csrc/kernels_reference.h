@@ -11,8 +11,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/types.h"
 #include "check.h"
-#include "core/types.h"
 #include "kernels/target.h"
 
 namespace farandole::reference {

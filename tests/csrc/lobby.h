@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "check.h"
-#include "control/meeting.h"
-#include "lib/futex.h"
+#include "control/bootstrap/meeting.h"
+#include "lib/os/futex.h"
 
 namespace farandole::check {
 

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
+#include "base/log_json.h"
 #include "check.h"
-#include "core/log_json.h"
 
 using namespace farandole;
 using namespace farandole::check;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Control messages: what is written is read, and nothing that is read can do harm.
-#include "control/message.h"
+#include "control/protocol/message.h"
 
 #include <algorithm>
 #include <cstdlib>

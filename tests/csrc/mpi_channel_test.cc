@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The channel between hosts by a real MPI: a leader that is linked with itself.
-#include "control/mpi_channel.h"
+#include "control/channel/mpi_channel.h"
 
 #include <poll.h>
 
 #include <memory>
 #include <string>
 
+#include "base/clock.h"
 #include "channel_inbox.h"
 #include "check.h"
-#include "lib/clock.h"
-#include "lib/mpi.h"
-#include "lib/mpi_abi.h"
+#include "lib/mpi/mpi.h"
+#include "lib/mpi/mpi_abi.h"
 #include "lobby.h"
 #include "mpi_process.h"
 

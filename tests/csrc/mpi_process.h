@@ -9,7 +9,7 @@
 #include <string>
 
 #include "check.h"
-#include "lib/mpi_abi.h"
+#include "lib/mpi/mpi_abi.h"
 
 namespace farandole::check {
 

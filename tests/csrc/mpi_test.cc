@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages of a real MPI, by a process that sends to itself. FARANDOLE_TEST_MPI is the library's path.
-#include "lib/mpi.h"
+#include "lib/mpi/mpi.h"
 
 #include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
+#include "base/error.h"
 #include "check.h"
-#include "core/error.h"
-#include "lib/clock.h"
-#include "lib/mpi_abi.h"
+#include "lib/mpi/mpi_abi.h"
 #include "mpi_process.h"
 
 using namespace farandole;

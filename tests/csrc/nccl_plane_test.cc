@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The NCCL plane over the GPU double: every collective, dtype and operator, and its ways to fail.
-#include "data/nccl_plane.h"
+#include "data/nccl/nccl_plane.h"
 
-#include "core/error.h"
-#include "lib/event_count.h"
+#include "base/error.h"
+#include "lib/ipc/event_count.h"
 #include "nccl_members.h"
 #include "plane_conformance.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A communicator that is split: every rank must take part, soon.
-#include "core/error.h"
-#include "data/nccl_communicator.h"
+#include "base/error.h"
+#include "data/nccl/nccl_communicator.h"
 #include "nccl_members.h"
 
 using namespace farandole;

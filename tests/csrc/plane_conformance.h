@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "check.h"
-#include "data/host_arenas.h"
-#include "data/plane.h"
-#include "lib/event_count.h"
-#include "lib/segment.h"
+#include "data/plane/plane.h"
+#include "data/shm/host_arenas.h"
+#include "lib/ipc/event_count.h"
+#include "lib/ipc/segment.h"
 #include "random_bucket.h"
 
 namespace farandole::check {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "check.h"
-#include "data/wire.h"
+#include "data/hierarchical/wire.h"
 #include "random.h"
 
 namespace farandole::check {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "control/bundler.h"
+#include "control/prediction/bundler.h"
 #include "coordinator_harness.h"
 
 namespace farandole {

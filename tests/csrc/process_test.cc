@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/process.h"
+#include "lib/os/process.h"
 
 #include <poll.h>
 #include <signal.h>

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "control/message.h"
+#include "control/protocol/message.h"
 #include "random.h"
 
 namespace farandole {

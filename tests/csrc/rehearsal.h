@@ -11,7 +11,7 @@
 
 #include "bucket.h"
 #include "check.h"
-#include "data/fusion_plan.h"
+#include "data/shm/fusion_plan.h"
 
 namespace farandole::check {
 

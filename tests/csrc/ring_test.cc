@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/ring.h"
+#include "lib/ipc/ring.h"
 
 #include <sched.h>
 #include <signal.h>
@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "check.h"
-#include "lib/event_count.h"
-#include "lib/segment.h"
+#include "lib/ipc/event_count.h"
+#include "lib/ipc/segment.h"
 
 namespace farandole {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/process.h"
+#include "lib/os/process.h"
 #include "runtime_ranks.h"
 
 namespace farandole::check {
@@ -178,10 +178,11 @@ TEST(deaths_reach_the_other_hosts) {
         lobby.await(1, 3);
         std::_Exit(0);
       }
-      lobby.tell(1);
       Floats data = values_of(rank, 20);
+      const Handle never = self.submit(allreduce(data, "never"));
       const int64_t began = now_ns();
-      Failure failure = self.wait({self.submit(allreduce(data, "never"))});
+      lobby.tell(1);
+      Failure failure = self.wait({never});
       CHECK_EQ(failure.code, ErrorCode::kPeer);
       CHECK(contains(failure.text, "rank " + std::to_string(victim)));
       CHECK(contains(failure.text, "on " + host_name()));

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "check.h"
-#include "core/runtime.h"
 #include "lobby.h"
+#include "runtime/runtime.h"
 
-#include "core/abi.h"
+#include "base/abi.h"
 
 namespace farandole::check {
 

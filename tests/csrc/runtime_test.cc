@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a job does while all is well, and what it survives. How it ends is in runtime_end_test.cc.
-#include "core/runtime.h"
+#include "runtime/runtime.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/segment.h"
+#include "lib/ipc/segment.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -10,7 +10,7 @@
 #include <string>
 
 #include "check.h"
-#include "lib/memory.h"
+#include "lib/os/memory.h"
 
 namespace farandole {
 namespace {

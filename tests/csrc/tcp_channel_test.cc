@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The channel between hosts, and everybody else who knocks at its door.
-#include "control/tcp_channel.h"
+#include "control/channel/tcp_channel.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -13,8 +13,8 @@
 
 #include "channel_inbox.h"
 #include "check.h"
-#include "lib/tcp_socket.h"
-#include "lib/unix_socket.h"
+#include "lib/ipc/unix_socket.h"
+#include "lib/net/tcp_socket.h"
 #include "lobby.h"
 
 namespace farandole::check {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/thread.h"
+#include "lib/os/thread.h"
 
 #include <sched.h>
 #include <sys/resource.h>

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "check.h"
-#include "lib/text_file.h"
+#include "lib/os/text_file.h"
 
 namespace farandole {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/unix_socket.h"
+#include "lib/ipc/unix_socket.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -15,7 +15,7 @@
 #include <thread>
 
 #include "check.h"
-#include "lib/segment.h"
+#include "lib/ipc/segment.h"
 
 namespace farandole {
 namespace {

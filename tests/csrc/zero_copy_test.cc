@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "data/host_plane.h"
+#include "data/shm/host_plane.h"
 #include "plane_conformance.h"
 
 using namespace farandole;

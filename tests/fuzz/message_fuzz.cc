@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <memory>
 
-#include "control/message.h"
+#include "control/protocol/message.h"
 #include "fuzzer.h"
 #include "random_messages.h"
 

@@ -19,29 +19,43 @@ MOST_LINES = 400
 SOURCES = {".h", ".cc", ".cu", ".py", ".toml", ".cmake"}
 SKIPPED_FOLDERS = {".git", ".venv", "build", "dist", "__pycache__"}
 
-# Files of core/ that every room may use; the rest of core/ is the runtime, which puts the rooms
-# together and which no room knows.
-FOUNDATION = {
-    "build_id",
-    "config",
-    "dimensions",
-    "error",
-    "log",
-    "topology",
-    "tuning",
-    "types",
-}
-# Room -> rooms whose headers it may include, beside its own. "" is csrc/ itself: the C ABI.
-MAY_INCLUDE = {
-    "foundation": set(),
-    "runtime": {"", "foundation", "kernels", "lib", "control", "data", "watch"},
-    "kernels": {"foundation"},
-    "lib": {"foundation"},
-    "control": {"foundation", "kernels", "lib"},
-    "data": {"foundation", "kernels", "lib"},
-    "watch": {"foundation", "lib"},
-    "compat": set(),
-    "": {"foundation", "runtime"},
+# The ladder of docs/architecture.md. Room -> the rooms whose headers it may include beside its
+# own; "lib/" is every room below lib. A row names rows above it only, so the folders have no cycle.
+# "" is csrc/ itself: farandole.h.
+LADDER = {
+    "": (),
+    "compat": (),
+    "base": ("",),
+    "kernels": ("base",),
+    "lib/os": ("base",),
+    "lib/ipc": ("base", "lib/os"),
+    "lib/net": ("base", "lib/os", "lib/ipc"),
+    "lib/mpi": ("base", "lib/os"),
+    "lib/gpu": ("base", "lib/os"),
+    "control/protocol": ("base",),
+    "control/prediction": ("base", "control/protocol"),
+    "control/channel": ("base", "lib/", "control/protocol"),
+    "control/bootstrap": ("base", "kernels", "lib/", "control/protocol"),
+    "control/calls": ("base", "kernels", "control/protocol"),
+    "control/coordinator": (
+        "base",
+        "kernels",
+        "control/protocol",
+        "control/calls",
+        "control/prediction",
+    ),
+    "control/hosts": ("base", "lib/", "control/"),
+    "data/plane": ("base", "kernels"),
+    "data/shm": ("base", "kernels", "lib/", "data/plane"),
+    "data/hierarchical": ("base", "kernels", "lib/", "data/plane", "data/shm"),
+    "data/gpu": ("base", "kernels", "lib/", "data/plane"),
+    "data/nccl": ("base", "kernels", "lib/", "data/plane", "data/gpu"),
+    "watch": ("base", "lib/"),
+    "runtime/calls": ("base", "kernels", "lib/", "control/", "data/plane", "watch"),
+    "runtime/gpu": ("base", "lib/", "control/protocol", "data/"),
+    "runtime/engine": ("base", "lib/", "control/", "data/", "watch", "runtime/"),
+    "runtime": ("base", "kernels", "lib/", "control/", "data/", "watch", "runtime/"),
+    "api": ("base", "watch", "runtime"),
 }
 # Parts of the package that describe a framework's arrays; none knows another.
 ADAPTERS = {"torch", "numpy", "cupy"}
@@ -69,30 +83,112 @@ def includes(path: Path) -> Iterator[str]:
 
 def room(path: Path) -> str:
     """The room of a path relative to csrc/."""
-    if path.parts[0] == "core":
-        return "foundation" if path.stem in FOUNDATION else "runtime"
-    return path.parts[0] if len(path.parts) > 1 else ""
+    folder = path.parent.as_posix()
+    return "" if folder == "." else folder
+
+
+def rooms_of(word: str) -> set[str]:
+    """What a word in a row of LADDER stands for."""
+    return {name for name in LADDER if name == word or (word[-1:] == "/" and name.startswith(word))}
 
 
 def core_files() -> list[Path]:
     return [path for path in sources() if CSRC in path.parents and path.suffix in {".h", ".cc"}]
 
 
-def test_includes_follow_the_diagram() -> None:
-    wrong = []
+def test_the_ladder_has_no_cycle() -> None:
+    above: set[str] = set()
+    for name, words in LADDER.items():
+        for word in words:
+            stands_for = rooms_of(word) - {name}
+            assert stands_for, f"{name}: there is no room {word}"
+            assert stands_for <= above, f"{name} may include {word}, which stands beside or on it"
+        above.add(name)
+
+
+def test_includes_follow_the_ladder() -> None:
+    wrong, used = [], set()
     for path in core_files():
         here = room(path.relative_to(CSRC))
+        assert here in LADDER, f"{path}: give its folder a row in LADDER"
         for header in includes(path):
             assert (CSRC / header).exists(), f"{path}: {header} is not relative to csrc/"
             there = room(Path(header))
-            if there != here and there not in MAY_INCLUDE[here]:
+            used.add((here, there))
+            if there != here and not any(there in rooms_of(word) for word in LADDER[here]):
                 wrong.append(f"{path.relative_to(CSRC)} ({here}) includes {header} ({there})")
     assert not wrong, "\n".join(wrong)
+    idle = [
+        f"{name} includes nothing from '{word}': narrow its row"
+        for name, words in LADDER.items()
+        for word in words
+        if not any((name, there) in used for there in rooms_of(word))
+    ]
+    assert not idle, "\n".join(idle)
 
 
-def test_control_and_data_never_meet() -> None:
-    assert "data" not in MAY_INCLUDE["control"]
-    assert "control" not in MAY_INCLUDE["data"]
+def test_control_data_and_watch_never_meet() -> None:
+    tops = {"control", "data", "watch"}
+    for name, words in LADDER.items():
+        here = name.split("/")[0]
+        for word in words:
+            there = word.split("/")[0]
+            assert not ({here, there} <= tops and here != there), f"{name} may include {word}"
+
+
+def test_collectives_and_dtypes_are_asked_for_traits() -> None:
+    """What holds of some of them is a column in base/; nobody compares or lists their values."""
+    known = {"Op": "base/collective.h", "DType": "base/dtype.h", "ReduceOp": "base/reduce_op.h"}
+    for path in core_files():
+        relative = path.relative_to(CSRC).as_posix()
+        text = path.read_text()
+        ordinal = re.search(r"[<>]=?\s*(Op|DType|ReduceOp)::k", text)
+        assert not ordinal, f"{relative} compares by order: {ordinal and ordinal[0]}"
+        for enum, table in known.items():
+            listed = re.search(rf"(==|!=) {enum}::k\w+\s*(\|\||&&)[^;]*[=!]= {enum}::k", text)
+            assert not listed, f"{relative} lists values of {enum}: give {table} a column"
+            cases = len(re.findall(rf"case {enum}::k", text))
+            owner = (enum, relative) == ("ReduceOp", "kernels/kernels.cc")  # its loops
+            assert cases == 0 or owner, f"{relative} switches over {enum}: ask {table}"
+
+
+def bodies(text: str) -> Iterator[tuple[str, str]]:
+    """Name and body of every class and struct of a formatted C++ file that begins at its margin."""
+    head = r"^(?:class|struct) (\w+)[^;{]*\{$(.*?)^\};"
+    yield from re.findall(head, text, re.MULTILINE | re.DOTALL)
+
+
+def functions_and_members(body: str) -> tuple[set[str], set[str]]:
+    """Names of the functions and data members that a class declares, without its inner classes'."""
+    body = re.sub(r"^  (?:struct|class|enum)[^;{]*\{$.*?^  \}", "  ", body, flags=re.M | re.S)
+    body = re.sub(r"//.*", "", body)
+    body = re.sub(r"^    .*", "", body, flags=re.M)  # what goes on from the line before, or is code
+    lines = re.findall(r"^  (?!using|friend|template|static_assert|explicit)(\S.*)", body, re.M)
+    functions = {m[1] for line in lines if (m := re.match(r".*?[ &*](\w+)\(", line))}
+    member = re.compile(r"(?:[^(]*[ &*>])?(\w+_)(?:\{.*\}| = .*)?;")
+    return functions, {m[1] for line in lines if (m := member.match(line))}
+
+
+MOST_FUNCTIONS, MOST_MEMBERS = 25, 15
+
+
+def test_a_class_has_one_job() -> None:
+    """All definitions of a class are in one .cc, and it has few functions and members."""
+    definition = re.compile(r"^(?=\S)(?:[\w:<>,&*\[\] ]+ [&*]?)?(\w+)::~?\w+\(", re.MULTILINE)
+    files: dict[str, set[str]] = {}
+    for path in core_files():
+        relative = path.relative_to(CSRC).as_posix()
+        text = path.read_text()
+        if path.suffix == ".cc":
+            space = re.search(r"^namespace ([\w:]+)", text, re.MULTILINE)
+            for name in definition.findall(text):
+                files.setdefault(f"{space and space[1]}::{name}", set()).add(relative)
+        for name, body in bodies(text):
+            functions, members = functions_and_members(body)
+            assert len(functions) <= MOST_FUNCTIONS, f"{relative}: {name} has {sorted(functions)}"
+            assert len(members) <= MOST_MEMBERS, f"{relative}: {name} has {sorted(members)}"
+    for name, defined in files.items():
+        assert len(defined) == 1, f"{name} is defined in {sorted(defined)}"
 
 
 def imported_modules(path: Path) -> Iterator[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What csrc/lib/mpi_abi.h says about Open MPI and MPICH, against the headers of both wheels."""
+"""What csrc/lib/mpi/mpi_abi.h says about Open MPI and MPICH, against the headers of both wheels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHECK = """
 #include <mpi.h>
 #include <cstdio>
 #include <type_traits>
-#include "lib/mpi_abi.h"
+#include "lib/mpi/mpi_abi.h"
 
 using Abi = farandole::mpi_abi::{abi};
 using Functions = farandole::mpi_abi::Functions<Abi>;
@@ -98,7 +98,7 @@ def test_our_description_is_the_headers(mpi: tuple[str, Path], tmp_path: Path) -
     assert built.returncode == 0, built.stderr
     # The handles, as the header spells them.
     theirs = subprocess.check_output([program], text=True).replace(" ", "").splitlines()
-    text = (ROOT / "csrc/lib/mpi_abi.h").read_text().split(f"struct {abi} ")[1]
+    text = (ROOT / "csrc/lib/mpi/mpi_abi.h").read_text().split(f"struct {abi} ")[1]
     for constant, handle in zip(["kByte", "kErrorsReturn", "kRequestNull"], theirs, strict=True):
         value = text.split(f"{constant} = ")[1].split(";")[0].strip('"')
         assert value in handle, f"{constant} is {value} here and {handle} in mpi.h"

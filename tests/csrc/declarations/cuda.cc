@@ -4,8 +4,8 @@
 #include <nvrtc.h>
 
 #include "declarations/same_abi.h"
-#include "lib/cuda.h"
-#include "lib/nvrtc.h"
+#include "lib/gpu/cuda.h"
+#include "lib/gpu/nvrtc.h"
 
 namespace cuda = farandole::cuda;
 namespace nvrtc = farandole::nvrtc;

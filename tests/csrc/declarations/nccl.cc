@@ -3,20 +3,25 @@
 #include <nccl.h>
 
 #include "declarations/same_abi.h"
-#include "lib/nccl.h"
+#include "lib/gpu/nccl.h"
 
 namespace nccl = farandole::nccl;
 using Api = nccl::Api;
+using farandole::DType;
+using farandole::ReduceOp;
 
 static_assert(nccl::kSuccess == ncclSuccess);
 static_assert(nccl::kInProgress == ncclInProgress);
-static_assert(nccl::kInt8 == ncclInt8 && nccl::kUInt8 == ncclUint8);
-static_assert(nccl::kInt32 == ncclInt32 && nccl::kUInt32 == ncclUint32);
-static_assert(nccl::kInt64 == ncclInt64 && nccl::kUInt64 == ncclUint64);
-static_assert(nccl::kFloat16 == ncclFloat16 && nccl::kBFloat16 == ncclBfloat16);
-static_assert(nccl::kFloat32 == ncclFloat32 && nccl::kFloat64 == ncclFloat64);
-static_assert(nccl::kSum == ncclSum && nccl::kProduct == ncclProd);
-static_assert(nccl::kMax == ncclMax && nccl::kMin == ncclMin && nccl::kAverage == ncclAvg);
+constexpr int number(DType type) { return farandole::traits_of(type).nccl; }
+static_assert(number(DType::kInt8) == ncclInt8 && number(DType::kUInt8) == ncclUint8);
+static_assert(number(DType::kInt32) == ncclInt32 && number(DType::kUInt32) == ncclUint32);
+static_assert(number(DType::kInt64) == ncclInt64 && number(DType::kUInt64) == ncclUint64);
+static_assert(number(DType::kFloat16) == ncclFloat16 && number(DType::kBFloat16) == ncclBfloat16);
+static_assert(number(DType::kFloat32) == ncclFloat32 && number(DType::kFloat64) == ncclFloat64);
+constexpr int number(ReduceOp op) { return farandole::traits_of(op).nccl; }
+static_assert(number(ReduceOp::kSum) == ncclSum && number(ReduceOp::kProduct) == ncclProd);
+static_assert(number(ReduceOp::kMax) == ncclMax && number(ReduceOp::kMin) == ncclMin);
+static_assert(nccl::kAverage == ncclAvg);
 static_assert(nccl::kScalarHost == ncclScalarHostImmediate);
 static_assert(sizeof(nccl::UniqueId) == sizeof(ncclUniqueId));
 static_assert(std::is_same_v<nccl::Comm, ncclComm_t>);

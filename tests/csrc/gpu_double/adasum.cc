@@ -2,7 +2,7 @@
 // The dot product kernel in host code, written from its description in gpu_chunk.h.
 #include <cstring>
 
-#include "core/types.h"
+#include "base/types.h"
 #include "gpu_double/hardware.h"
 #include "kernels/gpu_chunk.h"
 #include "kernels_reference.h"

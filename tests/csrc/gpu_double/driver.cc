@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA driver's functions, over host memory. Signatures are those of lib/cuda.h.
+// The CUDA driver's functions, over host memory. Signatures are those of lib/gpu/cuda.h.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "lib/cuda.h"
+#include "lib/gpu/cuda.h"
 
 namespace farandole::check {
 

@@ -15,7 +15,7 @@
 #include <thread>
 
 #include "kernels/gpu_chunk.h"
-#include "lib/cuda.h"
+#include "lib/gpu/cuda.h"
 #include "random.h"
 
 // Whether the point of the last record has passed. Who waits keeps that point: the event may be

@@ -5,7 +5,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "core/types.h"
+#include "base/types.h"
 #include "gpu_double/hardware.h"
 #include "kernels/gpu_chunk.h"
 #include "kernels_reference.h"

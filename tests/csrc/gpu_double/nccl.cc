@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/types.h"
+#include "base/types.h"
 #include "gpu_double/gpu_double.h"
 #include "gpu_double/hardware.h"
 #include "gpu_double/nccl_comm.h"

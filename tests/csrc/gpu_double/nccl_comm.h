@@ -10,7 +10,7 @@
 #include "gpu_double/nccl_files.h"
 #include "gpu_double/nccl_launch.h"
 #include "gpu_double/nccl_memory.h"
-#include "lib/nccl.h"
+#include "lib/gpu/nccl.h"
 
 namespace farandole::check {
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "gpu_double/nccl_launch.h"
-#include "lib/nccl.h"
+#include "lib/gpu/nccl.h"
 
 namespace farandole::check {
 

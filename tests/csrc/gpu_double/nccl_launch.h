@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/types.h"
-#include "lib/nccl.h"
+#include "base/types.h"
+#include "lib/gpu/nccl.h"
 
 namespace farandole::check {
 

@@ -6,7 +6,7 @@
 #include <map>
 #include <vector>
 
-#include "control/coordinator.h"
+#include "control/coordinator/coordinator.h"
 
 namespace farandole::simulation {
 

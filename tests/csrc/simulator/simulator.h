@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "control/aggregator.h"
+#include "control/hosts/aggregator.h"
 #include "random.h"
 #include "virtual_rank.h"
 

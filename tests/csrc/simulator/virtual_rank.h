@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "control/bundler.h"
+#include "control/prediction/bundler.h"
 #include "program.h"
 
 namespace farandole::simulation {

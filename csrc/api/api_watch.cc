@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// The part of the C ABI that looks in: flight recorders, of this job or of another one.
+#include "api/api_entry.h"
+#include "watch/flight_view.h"
+
+using namespace farandole;
+
+namespace {
+
+FlightView view_of(int32_t fd) {
+  if (fd >= 0) return FlightView(fd);
+  return FlightView(runtime()->watch().flight_fd());
+}
+
+}  // namespace
+
+FARANDOLE_API int32_t farandole_flight_ranks(int32_t fd) {
+  return negated([&]() -> int32_t { return view_of(fd).local_ranks(); });
+}
+
+FARANDOLE_API int64_t farandole_flight(int32_t fd, int32_t local, int32_t events, char* text,
+                                       int64_t capacity) {
+  return negated([&]() -> int64_t {
+    const std::string whole = view_of(fd).text(local, static_cast<size_t>(std::max(events, 0)));
+    const size_t fits = std::min(whole.size(), static_cast<size_t>(std::max<int64_t>(capacity, 0)));
+    if (fits > 0) std::memcpy(text, whole.data(), fits);
+    return static_cast<int64_t>(whole.size());
+  });
+}
+
+FARANDOLE_API int32_t farandole_dump(int32_t fd, const char* folder, const char* reason) {
+  return guarded([&]() -> int32_t {
+    view_of(fd).dump(folder, reason);
+    return FARANDOLE_OK;
+  });
+}
+
+FARANDOLE_API int32_t farandole_end_after(double seconds, const char* text) {
+  return guarded([&]() -> int32_t {
+    std::unique_ptr<LastResort> limit;
+    if (seconds >= 0) limit = std::make_unique<LastResort>(deadline_in(seconds), text);
+    std::lock_guard lock(process().mutex);
+    process().init_limit.swap(limit);
+    return FARANDOLE_OK;
+  });
+}
+
+FARANDOLE_API int32_t farandole_start_timeline(const char* path, int32_t mark_cycles) {
+  return guarded([&]() -> int32_t {
+    runtime()->watch().start_timeline(path, mark_cycles != 0);
+    return FARANDOLE_OK;
+  });
+}
+
+FARANDOLE_API int32_t farandole_stop_timeline(void) {
+  return guarded([&]() -> int32_t {
+    runtime()->watch().recorder().timeline().stop();
+    return FARANDOLE_OK;
+  });
+}

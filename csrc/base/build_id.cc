@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/build_id.h"
+
+namespace farandole {
+
+const char* version() { return FARANDOLE_VERSION; }
+const char* build_id() { return FARANDOLE_BUILD_ID; }  // given by CMakeLists.txt to this file alone
+
+}  // namespace farandole

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Monotonic time in nanoseconds, and absolute deadlines that every blocking call takes.
+#pragma once
+
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+#include <compare>
+#include <cstdint>
+#include <limits>
+
+namespace farandole {
+
+// CLOCK_MONOTONIC: comparable between the processes of one host, never set back.
+inline int64_t now_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+// Of a setting; a time that is as good as for ever is cut off.
+inline std::chrono::nanoseconds nanoseconds(double seconds) {
+  return std::chrono::nanoseconds(static_cast<int64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9));
+}
+
+class Deadline {
+ public:
+  static constexpr Deadline never() { return Deadline(std::numeric_limits<int64_t>::max()); }
+  static constexpr Deadline at(int64_t ns) { return Deadline(ns); }
+  static Deadline in(std::chrono::nanoseconds delay) {
+    const int64_t now = now_ns();
+    return delay.count() >= never().ns_ - now ? never() : Deadline(now + delay.count());
+  }
+
+  int64_t ns() const { return ns_; }
+  bool is_never() const { return ns_ == never().ns_; }
+  bool expired() const { return !is_never() && now_ns() >= ns_; }
+  timespec as_timespec() const { return {ns_ / 1'000'000'000, ns_ % 1'000'000'000}; }
+
+  // For poll(): milliseconds left, rounded up so that it never returns early; -1 for never.
+  int poll_ms() const {
+    if (is_never()) return -1;
+    const int64_t left = std::max<int64_t>(ns_ - now_ns(), 0);
+    constexpr int64_t kLongest = std::numeric_limits<int>::max();
+    return static_cast<int>(std::min((left + 999'999) / 1'000'000, kLongest));
+  }
+
+  auto operator<=>(const Deadline&) const = default;
+
+ private:
+  explicit constexpr Deadline(int64_t ns) : ns_(ns) {}
+  int64_t ns_;
+};
+
+}  // namespace farandole

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/config.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <iterator>
+#include <sstream>
+
+#include "base/error.h"
+#include "base/tuning.h"
+
+namespace farandole {
+namespace {
+
+constexpr bool kJobWide = true;
+constexpr bool kOwn = false;
+
+const Variable kVariables[] = {
+    {"FARANDOLE_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD", "32M",
+     "bytes of tensors reduced together in one bucket; 0: one tensor a bucket", kJobWide,
+     &Config::fusion_bytes},
+    {"FARANDOLE_BLOCK_BYTES", "", "512K",
+     "bytes of one block of the shared-memory pipeline; a few blocks should fit the L2 cache",
+     kJobWide, &Config::block_bytes},
+    {"FARANDOLE_STAGING_SLOTS", "", "4", "blocks that a rank may stage ahead (2 to 64)", kJobWide,
+     &Config::staging_slots},
+    {"FARANDOLE_CACHE_CAPACITY", "HOROVOD_CACHE_CAPACITY", "8192",
+     "tensor names that are known by number, so that only the number travels", kJobWide,
+     &Config::cache_capacity},
+    {"FARANDOLE_PROCESS_SETS", "", "64", "process sets alive at once", kJobWide,
+     &Config::max_process_sets},
+    {"FARANDOLE_BUNDLES", "", "8",
+     "bundles that a training step is predicted as once it has repeated: so many short reports a "
+     "step and rank; 0: every tensor is reported",
+     kJobWide, &Config::bundles},
+    {"FARANDOLE_JOIN_AVERAGE", "", "all",
+     "what Average divides by once ranks have joined: 'all' ranks, or the 'active' ones", kJobWide,
+     &Config::join_average},
+    {"FARANDOLE_STALL_WARN", "HOROVOD_STALL_CHECK_TIME_SECONDS", "10",
+     "seconds after which a tensor that some ranks wait for is reported; 0: never", kJobWide,
+     &Config::stall_warn},
+    {"FARANDOLE_STALL_ABORT", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "300",
+     "seconds after which waiting for such a tensor ends in StallError; 0: never", kJobWide,
+     &Config::stall_abort},
+    {"FARANDOLE_INIT_TIMEOUT", "HOROVOD_START_TIMEOUT", "60",
+     "seconds that the ranks may take to meet in init()", kJobWide, &Config::init_timeout},
+    {"FARANDOLE_LEAVE_TIMEOUT", "", "1",
+     "seconds that a failing rank waits for its peers to hear of it", kJobWide,
+     &Config::leave_timeout},
+    {"FARANDOLE_SHUTDOWN_TIMEOUT", "", "86400",
+     "seconds that a rank waits in shutdown(), or at its end, for all others to leave; then it "
+     "names "
+     "those that have not; 0: for ever",
+     kJobWide, &Config::shutdown_timeout},
+    {"FARANDOLE_TUNING", "", "",
+     "file of job-wide settings, written by `farandole tune`; empty: farandole/tuning.conf in the "
+     "configuration directory, if it is there; none: no file",
+     kOwn, &Config::tuning},
+    {"FARANDOLE_FLIGHT_DIR", "", "",
+     "folder for flight recorder dumps on errors and stalls; empty: none are written", kJobWide,
+     &Config::flight_dir},
+    {"FARANDOLE_TIMELINE", "HOROVOD_TIMELINE", "",
+     "file for a trace of the whole run (rank 0's; rank N writes NAME.rankN.SUFFIX); DYNAMIC or "
+     "empty: none before start_timeline()",
+     kJobWide, &Config::timeline},
+    {"FARANDOLE_TIMELINE_MARK_CYCLES", "HOROVOD_TIMELINE_MARK_CYCLES", "0",
+     "1: mark each batch of the log in that trace", kJobWide, &Config::timeline_mark_cycles},
+    {"FARANDOLE_CHECK_NUMERICS", "", "0",
+     "1: every input is searched for NaN and infinity, which end the call on all ranks", kJobWide,
+     &Config::check_numerics},
+    {"FARANDOLE_METRICS_PORT", "", "0",
+     "first port on which metrics are served to Prometheus, plus the local rank; 0: none", kJobWide,
+     &Config::metrics_port},
+    {"FARANDOLE_METRICS_ADDRESS", "", "127.0.0.1", "address to serve them on", kJobWide,
+     &Config::metrics_address},
+    {"FARANDOLE_PEER_TIMEOUT", "", "30",
+     "seconds after which a silent connection between two hosts counts as lost", kJobWide,
+     &Config::peer_timeout},
+    {"FARANDOLE_CHANNEL", "", "auto",
+     "how the hosts agree on what to reduce: tcp, mpi (polled, for clusters that block TCP), or "
+     "auto: "
+     "TCP where it gets through",
+     kJobWide, &Config::channel},
+    {"FARANDOLE_GPU_FUSION_THRESHOLD", "", "64M",
+     "as FARANDOLE_FUSION_THRESHOLD, for tensors on GPUs", kJobWide, &Config::gpu_fusion_bytes},
+    {"FARANDOLE_GPU_PLANE", "", "auto",
+     "how tensors on GPUs travel: nccl, host (through host memory), or auto: NCCL where all have "
+     "it",
+     kJobWide, &Config::gpu_plane},
+    {"FARANDOLE_SHARED_GPU", "", "error",
+     "two ranks on one GPU are an error, or travel through host memory (host), or by NCCL (nccl)",
+     kJobWide, &Config::shared_gpu},
+    {"FARANDOLE_GPU_ORDER", "", "background",
+     "who launches buckets on GPUs: the background thread, or only waits, in the program's own "
+     "order (program), as other NCCL work in the same process needs it",
+     kJobWide, &Config::gpu_order},
+    {"FARANDOLE_NCCL_ALGO", "", "", "NCCL_ALGO where that is not set: ring, tree, ...", kJobWide,
+     &Config::nccl_algo},
+    {"FARANDOLE_CUDA_LIBRARY", "", "", "path of libcuda.so.1; empty: the loader finds it", kOwn,
+     &Config::cuda_library},
+    {"FARANDOLE_NCCL_LIBRARY", "", "",
+     "path of libnccl.so.2; empty: what the process holds, then Python's packages, then the loader",
+     kOwn, &Config::nccl_library},
+    {"FARANDOLE_NVRTC_LIBRARY", "", "", "path of libnvrtc.so, found as NCCL is", kOwn,
+     &Config::nvrtc_library},
+    {"FARANDOLE_NVTX_LIBRARY", "", "", "path of libnvtx3interop.so.1, found as NCCL is", kOwn,
+     &Config::nvtx_library},
+    {"FARANDOLE_NVTX", "NVTX_INJECTION64_PATH", "",
+     "not empty: buckets and their tensors are named on a profiler's timeline; profilers set the "
+     "second name",
+     kOwn, &Config::nvtx},
+    {"FARANDOLE_SPIN_US", "", "-1",
+     "microseconds that a wait may yield-spin before it sleeps; -1: 50 where every local rank has "
+     "two cores, else 0",
+     kOwn, &Config::spin_us},
+    {"FARANDOLE_PRIORITY", "", "normal",
+     "the background thread's: normal, or realtime where the system permits it: no computing "
+     "thread "
+     "then delays it, for cores that are never idle",
+     kOwn, &Config::priority},
+    {"FARANDOLE_CPU_TARGET", "", "",
+     "instruction set of the reduction kernels (baseline, avx2, avx512, neon); empty: the best",
+     kOwn, &Config::cpu_target},
+    {"FARANDOLE_DEATH_WATCH", "", "pidfd",
+     "how a rank learns that another of its host died: 'pidfd', or, where that is not to be had "
+     "anyway, 'socket': by the end of its connection",
+     kOwn, &Config::death_watch},
+    {"FARANDOLE_STACK_SIGNAL", "", "-1",
+     "signal by which a rank shows its Python stacks in stall reports; -1: the first real-time "
+     "signal from the top that nobody handles; 0: none",
+     kOwn, &Config::stack_signal},
+    {"FARANDOLE_LOG_LEVEL", "HOROVOD_LOG_LEVEL", "warning",
+     "trace, debug, info, warning, error or fatal", kOwn, &Config::log_level},
+    {"FARANDOLE_LOG_FORMAT", "", "text", "text, or json: one object a line", kOwn,
+     &Config::log_format},
+    {"FARANDOLE_LOG_RATE", "", "20",
+     "lines of log a second, errors apart; what a flood costs is counted; 0: no limit", kOwn,
+     &Config::log_rate},
+    {"FARANDOLE_RENDEZVOUS", "", "",
+     "unix:PATH of a rendezvous server: ranks meet there instead of in MPI", kOwn,
+     &Config::rendezvous},
+    {"FARANDOLE_RANK", "", "-1", "this rank, with FARANDOLE_RENDEZVOUS", kOwn, &Config::rank},
+    {"FARANDOLE_SIZE", "", "-1", "number of ranks, with FARANDOLE_RENDEZVOUS", kOwn, &Config::size},
+};
+
+[[noreturn]] void refuse(const Variable& variable, const std::string& text, const char* wanted) {
+  throw Error(ErrorCode::kInvalidArgument, std::string(variable.name) + "='" + text + "' is not " +
+                                               wanted + " (" + variable.meaning + ")");
+}
+
+int64_t parse_integer(const Variable& variable, const std::string& text) {
+  char* end = nullptr;
+  int64_t value = std::strtoll(text.c_str(), &end, 10);
+  std::string unit = end;
+  if (end == text.c_str()) refuse(variable, text, "a number");
+  if (unit.empty()) return value;
+  if (unit == "K" || unit == "KB") return value << 10;
+  if (unit == "M" || unit == "MB") return value << 20;
+  if (unit == "G" || unit == "GB") return value << 30;
+  refuse(variable, text, "a number, with K, M or G behind it at most");
+}
+
+double parse_seconds(const Variable& variable, const std::string& text) {
+  char* end = nullptr;
+  double value = std::strtod(text.c_str(), &end);
+  if (end == text.c_str() || *end != '\0' || !(value >= 0)) {
+    refuse(variable, text, "a number of seconds");
+  }
+  return value;
+}
+
+const char* from_environment(const Variable& variable) {
+  if (const char* value = std::getenv(variable.name)) return value;
+  return *variable.alias ? std::getenv(variable.alias) : nullptr;
+}
+
+// One line of the tuning file; the environment holds against it.
+void apply_tuned(Config& config, const std::string& path, const std::string& name,
+                 const std::string& value) {
+  auto known = [&](const Variable& v) { return v.job_wide && v.name == name; };
+  const auto* variable = std::find_if(std::begin(kVariables), std::end(kVariables), known);
+  if (variable == std::end(kVariables)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "tuning file " + path + ": " + name + " is no job-wide setting of this version");
+  }
+  Source& source = config.sources[static_cast<size_t>(variable - kVariables)];
+  if (source == Source::kEnvironment) return;
+  try {
+    variable->set(config, value);
+  } catch (const Error& error) {
+    throw Error(error.code(), "tuning file " + path + ": " + error.what());
+  }
+  source = Source::kTuning;
+}
+
+}  // namespace
+
+void Variable::set(Config& config, const std::string& text) const {
+  if (auto* integer = std::get_if<int64_t Config::*>(&field)) {
+    config.*(*integer) = parse_integer(*this, text);
+  } else if (auto* seconds = std::get_if<double Config::*>(&field)) {
+    config.*(*seconds) = parse_seconds(*this, text);
+  } else {
+    config.*std::get<std::string Config::*>(field) = text;
+  }
+}
+
+std::string Variable::get(const Config& config) const {
+  if (auto* integer = std::get_if<int64_t Config::*>(&field)) {
+    return std::to_string(config.*(*integer));
+  }
+  if (auto* seconds = std::get_if<double Config::*>(&field)) {
+    std::ostringstream text;
+    text << config.*(*seconds);
+    return text.str();
+  }
+  return config.*std::get<std::string Config::*>(field);
+}
+
+std::span<const Variable> variables() { return kVariables; }
+
+const char* text_of(Source source) {
+  const char* const texts[] = {"default", "tuning file", "environment", "rank 0"};
+  return texts[static_cast<size_t>(source)];
+}
+
+Config read_config() {
+  Config config{};
+  for (const Variable& variable : kVariables) {
+    const char* value = from_environment(variable);
+    variable.set(config, value ? value : variable.fallback);
+    config.sources.push_back(value ? Source::kEnvironment : Source::kDefault);
+  }
+  TuningFile file = read_tuning_file(config.tuning);
+  config.tuning = file.path;
+  for (const auto& [name, value] : file.values) apply_tuned(config, file.path, name, value);
+  return config;
+}
+
+std::string job_wide_text(const Config& config) {
+  std::string text;
+  for (const Variable& variable : kVariables) {
+    if (variable.job_wide) text += variable.get(config) + "\n";
+  }
+  return text;
+}
+
+void apply_job_wide_text(Config& config, const std::string& text) {
+  std::istringstream lines(text);
+  std::string line;
+  for (size_t row = 0; row < std::size(kVariables); ++row) {
+    const Variable& variable = kVariables[row];
+    if (!variable.job_wide || !std::getline(lines, line)) continue;
+    if (variable.get(config) != line) config.sources[row] = Source::kRankZero;
+    variable.set(config, line);
+  }
+}
+
+}  // namespace farandole

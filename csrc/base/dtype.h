@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// The element types, one row each. What a type's row cannot hold is code: its loops (kernels/loops.h) and, on
+// GPUs, its element (kernels/gpu_move.cu).
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+namespace farandole {
+
+// Values are part of the C ABI (FARANDOLE_* in farandole.h) and of the wire: append only.
+enum class DType : int32_t {
+  kUInt8,
+  kInt8,
+  kUInt16,
+  kInt16,
+  kUInt32,
+  kInt32,
+  kUInt64,
+  kInt64,
+  kFloat16,
+  kBFloat16,
+  kFloat32,
+  kFloat64,
+  kBool,
+  kComplex64,
+  kComplex128,
+};
+
+enum class NumberKind : uint8_t { kInteger, kFloat, kBool, kComplex };
+
+struct DTypeTraits {
+  const char* name;
+  size_t size;
+  NumberKind kind;
+  DType
+      real;  // the real numbers that an element is made of, as devices know them; itself if it is one
+  DType
+      carrier;  // carries sums: of floats always, of integers where factors or a divisor are given
+  int nccl;     // ncclDataType_t; -1: NCCL has none
+  // The bits of numbers that matter to a reduction; 0 is all zeros. Of complex numbers: of the real ones.
+  uint64_t one;
+  uint64_t highest;  // infinity, if it has one
+  uint64_t lowest;   // the same, negative
+  uint64_t
+      not_finite{};  // exponent bits that are all ones in NaN and infinity; 0: every value is finite
+
+  constexpr bool is_float() const { return kind == NumberKind::kFloat; }
+  constexpr bool is_complex() const { return kind == NumberKind::kComplex; }
+  constexpr bool takes_factors() const { return kind != NumberKind::kBool; }
+};
+
+namespace detail {
+
+template <class T>
+constexpr uint64_t bits_of(T value) {
+  if constexpr (sizeof(T) == 8) return std::bit_cast<uint64_t>(value);
+  if constexpr (sizeof(T) == 4) return std::bit_cast<uint32_t>(value);
+  if constexpr (sizeof(T) == 2) return std::bit_cast<uint16_t>(value);
+  if constexpr (sizeof(T) == 1) return std::bit_cast<uint8_t>(value);
+}
+
+template <class T>
+constexpr DTypeTraits integer(const char* name, DType type, DType carrier, int nccl) {
+  using Limits = std::numeric_limits<T>;
+  return {name,
+          sizeof(T),
+          NumberKind::kInteger,
+          type,
+          carrier,
+          nccl,
+          1,
+          bits_of<T>(Limits::max()),
+          bits_of<T>(Limits::lowest())};
+}
+
+// Of 16 bits: `one` and `infinity` are its bits.
+constexpr DTypeTraits half(const char* name, DType type, int nccl, uint64_t one,
+                           uint64_t infinity) {
+  return {name, 2,        NumberKind::kFloat, type,    DType::kFloat32, nccl,
+          one,  infinity, infinity | 0x8000,  infinity};
+}
+
+template <class T>
+constexpr DTypeTraits real(const char* name, DType type, int nccl) {
+  constexpr T kInfinity = std::numeric_limits<T>::infinity();
+  return {name,
+          sizeof(T),
+          NumberKind::kFloat,
+          type,
+          type,
+          nccl,
+          bits_of(T(1)),
+          bits_of(kInfinity),
+          bits_of(-kInfinity),
+          bits_of(kInfinity)};
+}
+
+constexpr DTypeTraits complex(const char* name, DType type, const DTypeTraits& parts) {
+  DTypeTraits row = parts;
+  row.name = name;
+  row.size = 2 * parts.size;
+  row.kind = NumberKind::kComplex;
+  row.carrier = type;
+  row.nccl = -1;
+  return row;
+}
+
+}  // namespace detail
+
+inline constexpr std::array<DTypeTraits, 15> kDTypes = {{
+    detail::integer<uint8_t>("uint8", DType::kUInt8, DType::kInt32, 1),
+    detail::integer<int8_t>("int8", DType::kInt8, DType::kInt32, 0),
+    detail::integer<uint16_t>("uint16", DType::kUInt16, DType::kInt32, -1),
+    detail::integer<int16_t>("int16", DType::kInt16, DType::kInt32, -1),
+    detail::integer<uint32_t>("uint32", DType::kUInt32, DType::kUInt64, 3),
+    detail::integer<int32_t>("int32", DType::kInt32, DType::kInt64, 2),
+    detail::integer<uint64_t>("uint64", DType::kUInt64, DType::kUInt64, 5),
+    detail::integer<int64_t>("int64", DType::kInt64, DType::kInt64, 4),
+    detail::half("float16", DType::kFloat16, 6, 0x3c00, 0x7c00),
+    detail::half("bfloat16", DType::kBFloat16, 9, 0x3f80, 0x7f80),
+    detail::real<float>("float32", DType::kFloat32, 7),
+    detail::real<double>("float64", DType::kFloat64, 8),
+    {"bool", 1, NumberKind::kBool, DType::kUInt8, DType::kBool, -1, 1, 1, 0},
+    detail::complex("complex64", DType::kComplex64, detail::real<float>("", DType::kFloat32, 7)),
+    detail::complex("complex128", DType::kComplex128, detail::real<double>("", DType::kFloat64, 8)),
+}};
+inline constexpr int32_t kDTypeCount = kDTypes.size();
+static_assert(static_cast<int32_t>(DType::kComplex128) == kDTypeCount - 1,
+              "one row for each DType, in its order");
+
+constexpr const DTypeTraits& traits_of(DType dtype) {
+  return kDTypes.at(static_cast<size_t>(dtype));
+}
+constexpr size_t size_of(DType dtype) { return traits_of(dtype).size; }
+constexpr const char* name_of(DType dtype) { return traits_of(dtype).name; }
+
+}  // namespace farandole

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// How inputs become one result, one row each.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace farandole {
+
+// Values are part of the C ABI (FARANDOLE_* in farandole.h) and of the wire: append only.
+enum class ReduceOp : int32_t {
+  kAverage = 0,
+  kSum = 1,
+  kAdasum = 2,
+  kMin = 3,
+  kMax = 4,
+  kProduct = 5,
+};
+
+struct ReduceOpTraits {
+  const char* name;
+  bool sums = false;
+  bool declared = false;  // callers compute it: ranks only agree that they mean it
+  bool divides = false;   // the sum, by the number of members
+  uint64_t DTypeTraits::* identity = nullptr;  // what changes no result; null: zero
+  int nccl = 0;                                // ncclRedOp_t, for what it does element by element
+};
+
+inline constexpr std::array<ReduceOpTraits, 6> kReduceOps = {{
+    {.name = "Average", .sums = true, .divides = true},
+    {.name = "Sum", .sums = true},
+    {.name = "Adasum", .declared = true},
+    {.name = "Min", .identity = &DTypeTraits::highest, .nccl = 3},
+    {.name = "Max", .identity = &DTypeTraits::lowest, .nccl = 2},
+    {.name = "Product", .identity = &DTypeTraits::one, .nccl = 1},
+}};
+inline constexpr int32_t kReduceOpCount = kReduceOps.size();
+static_assert(static_cast<int32_t>(ReduceOp::kProduct) == kReduceOpCount - 1,
+              "one row for each ReduceOp, in its order");
+
+constexpr const ReduceOpTraits& traits_of(ReduceOp op) {
+  return kReduceOps.at(static_cast<size_t>(op));
+}
+constexpr const char* name_of(ReduceOp op) { return traits_of(op).name; }
+
+}  // namespace farandole

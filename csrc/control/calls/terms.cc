@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "control/calls/terms.h"
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+// The shortest text that tells this value from all others.
+std::string number(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+
+// The fields that ranks may disagree about, in the order in which they are worth reporting.
+struct Field {
+  const char* name;
+  std::string (*text)(const Request&);
+};
+
+constexpr Field kFields[] = {
+    {"group size", [](const Request& r) { return std::to_string(r.signature.group_size); }},
+    {"operation", [](const Request& r) { return std::string(name_of(r.signature.op)); }},
+    {"dtype", [](const Request& r) { return std::string(name_of(r.signature.dtype)); }},
+    {"shape", [](const Request& r) { return text_of(r.signature.shape); }},
+    {"reduce op", [](const Request& r) { return std::string(name_of(r.signature.reduce_op)); }},
+    {"root rank", [](const Request& r) { return std::to_string(r.signature.root); }},
+    {"prescale factor", [](const Request& r) { return number(r.signature.prescale); }},
+    {"postscale factor", [](const Request& r) { return number(r.signature.postscale); }},
+    {"device",
+     [](const Request& r) {
+       return std::string(r.signature.device == kCpuDevice ? "CPU" : "GPU");
+     }},
+    {"place in GPU memory", [](const Request& r) { return text_of(r.signature.place); }},
+    {"group", [](const Request& r) { return r.group.empty() ? "none" : "'" + r.group + "'"; }},
+};
+
+std::vector<Rank> world_ranks(const std::vector<int32_t>& members, const std::vector<Rank>& ranks) {
+  std::vector<Rank> result;
+  for (int32_t m : members) result.push_back(ranks[static_cast<size_t>(m)]);
+  return result;
+}
+
+}  // namespace
+
+std::string text_of(const CallKey& key, const Request& request) {
+  std::string what =
+      key.named() ? "'" + key.name + "'" : "unnamed call " + std::to_string(key.number() + 1);
+  if (key.place() > 0) what += ", tensor " + std::to_string(key.place() + 1);
+  what += std::string(" (") + name_of(request.signature.op) + ")";
+  if (key.set != kWorldSet) what += " in process set " + std::to_string(key.set);
+  return what;
+}
+
+void Terms::begin(const Request* defined, const Request& request) {
+  defined_ = defined;
+  if (!defined) proposed_ = request;
+  versions_.clear();
+  silent_.clear();
+  joined_ = 0;
+  refused_ = {};
+}
+
+void Terms::add(int member, const Request& request, const MemberMask& arrived) {
+  if (versions_.empty()) versions_.push_back({this->request(), outspoken(arrived)});
+  for (Version& version : versions_) {
+    if (same_terms(version.request, request)) return version.members.push_back(member);
+  }
+  versions_.push_back({request, {member}});
+}
+
+std::vector<int32_t> Terms::outspoken(const MemberMask& arrived) const {
+  std::vector<int32_t> members = arrived.members();
+  std::erase_if(members, [&](int32_t m) { return std::ranges::count(silent_, m) > 0; });
+  return members;
+}
+
+void Terms::add_joined(int member) {
+  silent_.push_back(member);
+  ++joined_;
+}
+
+void Terms::refuse(int member, Failure failure) {
+  silent_.push_back(member);
+  if (!refused_) refused_ = std::move(failure);
+}
+
+std::vector<Terms::Group> Terms::groups() const {
+  std::vector<Group> groups;
+  auto add = [&](const Request& terms) {
+    if (terms.group.empty()) return;
+    int size = terms.signature.group_size;
+    for (Group& known : groups) {
+      if (known.name != terms.group) continue;
+      if (known.size != size) known.size = 0;
+      return;
+    }
+    groups.push_back({terms.group, size});
+  };
+  if (versions_.empty()) add(request());
+  for (const Version& version : versions_) add(version.request);
+  std::erase_if(groups, [](const Group& terms) { return terms.size == 0; });
+  return groups;
+}
+
+std::vector<Terms::Led> Terms::led(uint64_t place, const MemberMask& arrived) const {
+  std::vector<Led> led;
+  auto add = [&](const Request& terms, size_t members) {
+    if (terms.group.empty() || members == 0 || follows(terms, place)) return;
+    led.push_back({terms.group, terms.signature.group_size - 1, static_cast<int>(members)});
+  };
+  if (versions_.empty()) add(request(), outspoken(arrived).size());
+  for (const Version& version : versions_) add(version.request, version.members.size());
+  return led;
+}
+
+bool Terms::uneven() const {
+  if (std::cmp_greater(silent_.size(), joined_)) return true;
+  return std::ranges::any_of(versions_, [&](const Version& version) {
+    return version.request.signature.group_size != versions_[0].request.signature.group_size;
+  });
+}
+
+std::optional<Failure> Terms::failure(const CallKey& key, const std::vector<Rank>& ranks) const {
+  if (refused_) return refused_;
+  if (versions_.empty()) return std::nullopt;
+  std::string text = "ranks disagree about " + farandole::text_of(key, request()) + ": ";
+  for (const Field& field : kFields) {
+    std::vector<std::pair<std::string, std::vector<Rank>>> values;
+    for (const Version& version : versions_) {
+      std::string value = field.text(version.request);
+      auto found = values.begin();
+      while (found != values.end() && found->first != value) ++found;
+      if (found == values.end()) found = values.insert(found, {value, {}});
+      for (Rank r : world_ranks(version.members, ranks)) found->second.push_back(r);
+    }
+    if (values.size() < 2) continue;
+    for (auto& [value, who] : values) std::ranges::sort(who);  // they are in order of arrival
+    std::ranges::sort(values, {}, [](const auto& row) { return row.second.front(); });
+    text += field.name;
+    for (size_t i = 0; i < values.size(); ++i) {
+      text += (i ? ", " : " is ") + values[i].first + " on " + text_of_ranks(values[i].second);
+    }
+    return Failure{ErrorCode::kMismatch,
+                   text +
+                       "; make the call the same on all ranks, or give different tensors "
+                       "different names"};
+  }
+  return Failure{ErrorCode::kMismatch, text + "a factor is not a number"};
+}
+
+}  // namespace farandole

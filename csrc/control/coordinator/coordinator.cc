@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "control/coordinator/coordinator.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <utility>
+
+#include "base/error.h"
+#include "base/overloaded.h"
+
+namespace farandole {
+namespace {
+
+// What every rank checks before it reports; a rank that did not is broken.
+void check_request(const Request& request) {
+  const Signature& s = request.signature;
+  bool sound = s.op != Op::kJoin && s.group_size >= s.traits().smallest_group();
+  if (s.traits().changes_sets) {
+    sound = sound && request.set == kWorldSet;
+  } else {
+    int64_t bytes = static_cast<int64_t>(size_of(s.dtype));
+    const bool ragged = s.traits().ragged();
+    for (size_t i = 0; i < s.shape.size(); ++i) {
+      bool any_length = ragged && i == 0 && s.shape[i] == -1;
+      if (any_length || s.shape[i] == 0) continue;
+      sound = sound && s.shape[i] > 0 && !__builtin_mul_overflow(bytes, s.shape[i], &bytes);
+    }
+    sound = sound && !(ragged && (s.shape.empty() || s.shape[0] != -1));
+  }
+  if (!sound) {
+    throw Error(ErrorCode::kInternal,
+                "a rank reports an impossible request under the name '" + request.name + "'");
+  }
+}
+
+Failure removed(SetId set) {
+  return {ErrorCode::kInvalidArgument, "process set " + std::to_string(set) + " was removed"};
+}
+
+Failure blame_leavers(const SetState& set, const CallKey& key, const Request& request) {
+  std::vector<Rank> gone;
+  for (int m : set.left.members()) gone.push_back(set.ranks[static_cast<size_t>(m)]);
+  return {ErrorCode::kPeer,
+          text_of_ranks(gone) + " finished normally and left, so " + text_of(key, request) +
+              " can't complete; all ranks must make the same number of calls (uneven data: "
+              "join(), or drop_last)"};
+}
+
+// Of a rank that has left normally, and now waits for the others no longer.
+Failure blame_stayers(const std::vector<Rank>& stay, Rank from, const Leave& leave) {
+  return {ErrorCode::kStall,
+          "rank " + std::to_string(from) + " waited in shutdown(), or at its end, for " +
+              text_of_ranks(stay) + " to leave too, and goes without: " + leave.text +
+              "; every rank must call shutdown() or end"};
+}
+
+}  // namespace
+
+Coordinator::Coordinator(Settings settings)
+    : settings_(std::move(settings)),
+      sets_(settings_.size, settings_.max_sets, settings_.repeats),
+      calls_(settings_.size, settings_.capacity, outbox_),
+      stalls_(settings_, sets_, calls_, outbox_),
+      predictor_(settings_, sets_, calls_.registry(), outbox_,
+                 [this](Rank from, const Ready& its, int64_t now_ns) { ready(from, its, now_ns); }),
+      backends_(settings_, sets_, outbox_),
+      publisher_({settings_, sets_, calls_, predictor_, backends_, stalls_, outbox_}),
+      rules_(calls_, publisher_) {}
+
+void Coordinator::receive(Rank from, const Report& report, int64_t now_ns) {
+  now_ns_ = now_ns;
+  const bool of_the_end =
+      std::holds_alternative<Leave>(report) || std::holds_alternative<Forgot>(report);
+  if (broken_ && !of_the_end) return;
+  if (const auto* most = std::get_if<Ready>(&report)) return ready(from, *most, now_ns);
+  std::visit(
+      Overloaded{
+          [](const Ready&) {},
+          [&](const Refuse& r) { refuse(from, r, now_ns); },
+          [&](const Join& r) { join(from, r, now_ns); },
+          [&](const Done& r) { done(from, r, now_ns); },
+          [&](const Forgot& r) { calls_.registry().forgot(r.id, from); },
+          [&](const Leave& r) { leave(from, r, now_ns); },
+          [&](const Whereabouts& r) { stalls_.answered(from, r, now_ns); },
+          [&](const Inquire& r) {
+            SetState* set = sets_.of(r.key.set, from);
+            if (set) predictor_.unbundle_all(*set, now_ns);
+            outbox_.write(Inform{from, r.number, stalls_.explain(set, r, now_ns)});
+          },
+          [&](const Lost& r) { lose(from, r.failure); },
+          [&](const ReadyAll& r) {
+            if (predictor_.ready(from, r, now_ns)) stalls_.heard(from, now_ns);
+          },
+          [&](const Split& r) { predictor_.split(from, r, now_ns); },
+          [&](const UseGpu& r) { backends_.describe(from, r); },
+          [&](const GpuKey& r) {  // every member is told before it may have to launch with it
+            if (sets_.of(r.set, from)) outbox_.write(r);
+          },
+          [](const Hurry&) {},  // for leaders on the way
+      },
+      report);
+}
+
+int Coordinator::add_group(std::vector<Rank> ranks) {
+  groups_.push_back({std::move(ranks), {}});
+  return static_cast<int>(groups_.size()) - 1;
+}
+
+// The daily reports of a host cost a few words; the others are taken rank by rank.
+void Coordinator::receive_all(int number, const Report& report, int64_t now_ns) {
+  RankGroup& group = groups_.at(static_cast<size_t>(number));
+  now_ns_ = now_ns;
+  if (broken_) return;
+  const auto* plain = std::get_if<Ready>(&report);
+  const auto* bundle = std::get_if<ReadyAll>(&report);
+  if ((plain && ready(group, *plain, now_ns)) ||
+      (bundle && predictor_.ready(group, *bundle, now_ns))) {
+    for (Rank rank : group.ranks) stalls_.heard(rank, now_ns);
+    return;
+  }
+  SetId id = kWorldSet;
+  const Definition* known = plain ? calls_.registry().at(plain->id) : nullptr;
+  if (known) id = known->request.set;
+  if (bundle) id = predictor_.set_of(bundle->bundle);
+  SetState* set = sets_.find(id);
+  for (Rank rank : group.ranks) {
+    if (!set || set->member_of(rank) >= 0) receive(rank, report, now_ns);
+  }
+}
+
+bool Coordinator::ready(RankGroup& group, const Ready& ready, int64_t now_ns) {
+  const Contribution& given = ready.contribution;
+  Definition* known = calls_.registry().at(ready.id);
+  bool plain = given.has_input && !given.has_payload && given.rows == 0 && given.splits.empty();
+  if (!plain || ready.id == 0 || !known || known->forgetting || known->bundle) return false;
+  SetState* set = sets_.find(known->request.set);
+  if (!set || !set->left.empty() || !set->joined.empty()) return false;
+  const MemberSlice& members = group.slice_of(set->id, set->ranks);
+  if (members.count == 0) return true;
+  Call& call = find_call(*set, *known, known->request, ready.sequence, now_ns);
+  if (call.terms().redefines() || call.id() != ready.id || call.given_up()) return false;
+  if (!call.arrive_all(members)) return false;
+  call.note(static_cast<int>(64 * members.first_word) + std::countr_zero(members.words.front()),
+            now_ns);
+  settle(*set, call);
+  return true;
+}
+
+// The call that this request is about; opened if this is its first report.
+Call& Coordinator::find_call(SetState& set, Definition& definition, const Request& request,
+                             uint64_t sequence, int64_t now_ns) {
+  if (definition.bundle && !definition.call.is_open()) predictor_.take_apart(definition, now_ns);
+  Call& call = calls_.slot(set, definition, request, sequence);
+  if (call.is_open()) return call;
+  calls_.open(set, definition, call, request, sequence, now_ns);
+  stalls_.expect_progress(now_ns, now_ns);
+  return call;
+}
+
+void Coordinator::ready(Rank from, const Ready& ready, int64_t now_ns) {
+  Definition* known = calls_.registry().at(ready.id);
+  if (ready.id != 0 && !known) throw Error(ErrorCode::kInternal, "a rank reports an unknown id");
+  const Request& request = known ? known->request : ready.request;
+  if (!known) check_request(request);
+  SetState* set = sets_.of(request.set, from);
+  if (!set || !set->left.empty()) {
+    CallKey key{request.set, request.name, ready.sequence};
+    return outbox_.fail_late(key, set ? blame_leavers(*set, key, request) : removed(request.set));
+  }
+  // An id that is being forgotten may already stand anew under its name.
+  bool current = known && !known->forgetting;
+  Definition& definition = current ? *known : calls_.registry().intern(request);
+  bool unforeseen = definition.bundle && (!known || !ready.contribution.has_input);
+  if (unforeseen) predictor_.unbundle(*definition.bundle, now_ns);
+  Call& call = find_call(*set, definition, request, ready.sequence, now_ns);
+  bool same = current && !call.terms().redefines() && call.id() == ready.id;
+  call.arrive(set->member_of(from), request, same, ready.contribution);
+  call.note(set->member_of(from), now_ns);
+  if (call.complete() && set->members() > 1) {
+    outbox_.came_last(from, now_ns - call.times().since_ns);
+  }
+  stalls_.heard(from, now_ns);
+  settle(*set, call);
+}
+
+void Coordinator::refuse(Rank from, const Refuse& refuse, int64_t now_ns) {
+  SetState* set = sets_.of(refuse.key.set, from);
+  Request request{refuse.key.set, refuse.key.name, {}, {}};
+  if (!set || !set->left.empty()) {
+    return outbox_.fail_late(refuse.key,
+                             set ? blame_leavers(*set, refuse.key, request) : removed(request.set));
+  }
+  Definition& definition = calls_.registry().intern(request);
+  if (definition.bundle) predictor_.unbundle(*definition.bundle, now_ns);
+  Call& call = find_call(*set, definition, request, refuse.key.sequence, now_ns);
+  call.refuse(set->member_of(from), refuse.failure);
+  settle(*set, call);
+}
+
+void Coordinator::done(Rank from, const Done& done, int64_t now_ns) {
+  SetState* set = sets_.of(done.set, from);
+  if (!set) return;
+  LaneQueue& lane = done.gpu ? set->gpu : set->host;
+  if (from != set->ranks.front() || done.bucket > lane.published) {
+    throw Error(ErrorCode::kInternal, "a rank reports a bucket as done that is not its own");
+  }
+  if (done.bucket > lane.done) lane.moving_since_ns = now_ns;
+  lane.done = std::max(lane.done, done.bucket);
+  if (!done.gpu && lane.moving()) stalls_.expect_progress(now_ns, now_ns);
+}
+
+void Coordinator::join(Rank from, const Join& join, int64_t now_ns) {
+  SetState* set = sets_.of(join.set, from);
+  if (!set) return;
+  predictor_.unbundle_all(*set, now_ns);
+  int member = set->member_of(from);
+  bool again = !set->joined.insert(member);
+  // After somebody has left, joins end early, and the next one may come before that is known here.
+  if (again && set->left.empty()) throw Error(ErrorCode::kInternal, "a rank joined twice");
+  set->last_joined = from;
+  for (Call* call : calls_.all(*set)) {
+    if (call->arrived().contains(member)) continue;
+    call->arrive_joined(member);
+    settle(*set, *call);
+  }
+  if (!set->joined.full()) return;
+  for (Call* call : calls_.waiting(*set)) {
+    calls_.give_up(*set, *call,
+                   {ErrorCode::kInvalidArgument,
+                    text_of(call->key(), call->request()) + ": group '" + call->request().group +
+                        "' has fewer members than it says, and all ranks have joined"});
+  }
+  set->drop_groups();
+}
+
+void Coordinator::leave(Rank from, const Leave& leave, int64_t now_ns) {
+  if (leave.failed && sets_.has_left(from)) {
+    return lose(from, blame_stayers(sets_.staying(), from, leave));
+  }
+  if (leave.failed) {
+    return lose(from, {ErrorCode::kPeer, "rank " + std::to_string(from) + " left: " + leave.text});
+  }
+  sets_.leave(from);
+  for (auto& [id, set] : sets_) {
+    const int member = set->member_of(from);
+    if (broken_ || member < 0) continue;
+    predictor_.unbundle_all(*set, now_ns);
+    set->left.insert(member);
+    for (Call* call : calls_.waiting(*set)) {
+      calls_.give_up(*set, *call, blame_leavers(*set, call->key(), call->request()));
+    }
+    set->drop_groups();
+  }
+}
+
+void Coordinator::lose(Rank rank, Failure failure) {
+  sets_.leave(rank);
+  if (broken_ || stopped_) return;
+  broken_ = true;
+  outbox_.write(Abort{std::move(failure)});
+}
+
+// Faults that only the whole call shows.
+Failure Coordinator::verdict(const SetState& set, Call& call) const {
+  if (auto failure = call.terms().failure(call.key(), set.ranks)) return *failure;
+  const Signature& s = call.signature();
+  if (s.traits().rooted()) {
+    int root = s.root < 0 || s.root >= settings_.size ? -1 : set.member_of(s.root);
+    if (root < 0 || !call.inputs().has(root)) {
+      return {ErrorCode::kInvalidArgument,
+              text_of(call.key(), call.request()) + ": root rank " + std::to_string(s.root) +
+                  " brings no tensor: it is not in the process set, or it has joined"};
+    }
+  }
+  return {};
+}
+
+void Coordinator::settle(SetState& set, Call& call) {
+  if (call.given_up()) outbox_.fail_late(call.key(), call.given_up());
+  if (!set.broken.empty() && rules_.settle_broken(set, call)) return;
+  if (!call.complete()) return;
+  if (call.given_up()) return calls_.retire(call);
+  Failure failure = verdict(set, call);
+  if (failure && rules_.break_group(set, call, failure)) return;
+  auto groups = call.terms().groups();
+  if (!groups.empty()) return rules_.settle(set, call, groups, failure);
+  if (failure) return calls_.fail(call, failure);
+  publisher_.queue(set, call);
+}
+
+void Coordinator::publish(std::vector<Entry>& log) {
+  if (!broken_) publisher_.flush(now_ns_);
+  for (uint32_t id : calls_.registry().evict()) outbox_.write(Forget{id});
+  if (!stopped_ && sets_.all_left()) {
+    stopped_ = true;
+    outbox_.write(Stop{});
+  }
+  outbox_.take(log);
+}
+
+int64_t Coordinator::next_tick() const {
+  if (broken_ || stopped_) return std::numeric_limits<int64_t>::max();
+  return std::min(stalls_.next_tick(), predictor_.next_tick());
+}
+
+void Coordinator::tick(int64_t now_ns) {
+  if (now_ns < next_tick() || broken_ || stopped_) return;
+  now_ns_ = now_ns;
+  predictor_.tick(now_ns);
+  Failure failure = stalls_.tick(now_ns);
+  if (!failure) return;
+  broken_ = true;
+  outbox_.write(Abort{std::move(failure)});
+}
+
+}  // namespace farandole

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "control/coordinator/group_rules.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace farandole {
+
+// All or none: the first failure fails those that are complete, and the others when they are.
+void GroupRules::settle(SetState& set, Call& call, const std::vector<Terms::Group>& groups,
+                        const Failure& failure) {
+  if (failure) calls_.fail(call, failure);
+  for (const auto& [name, size] : groups) {  // one, unless the members disagree about it
+    CallGroup& group = set.groups[name];
+    bool whole = ++group.settled >= size;
+    if (failure && !group.failure) group.failure = failure;
+    if (!failure) group.calls.push_back(&call);
+    if (group.failure || whole) {
+      for (Call* member : std::exchange(group.calls, {})) {
+        if (group.failure) {
+          calls_.fail(*member, group.failure);
+        } else {
+          publisher_.queue(set, *member);
+        }
+      }
+    }
+    if (whole) set.groups.erase(name);
+  }
+}
+
+bool GroupRules::break_group(SetState& set, Call& call, const Failure& failure) {
+  const std::vector<Terms::Led> led = call.terms().led(call.key().place(), call.arrived());
+  if (led.empty() || !call.terms().uneven()) return false;
+  BrokenGroup& group = set.broken.emplace_back(BrokenGroup{&call, {}, 0, failure});
+  for (const auto& [name, followers, members] : led) {
+    group.names.push_back(name);
+    group.reports += static_cast<size_t>(followers) * static_cast<size_t>(members);
+    set.groups.erase(name);
+  }
+  settle_broken(set, call);
+  return true;
+}
+
+// Those that do not report a call of the group must not take its end for that of something else.
+bool GroupRules::settle_broken(SetState& set, const Call& call) {
+  const std::string& name = call.request().group;
+  auto group = std::ranges::find_if(set.broken, [&](const BrokenGroup& broken) {
+    return broken.first == &call || std::ranges::count(broken.names, name) > 0;
+  });
+  if (group == set.broken.end()) return false;
+  std::vector<Call*> calls;
+  size_t reports = 0;
+  for (Call* other : calls_.all(set)) {
+    const bool one_of_it = std::ranges::count(group->names, other->request().group) > 0 &&
+                           follows(other->request(), other->key().place());
+    if (!one_of_it) continue;
+    calls.push_back(other);
+    reports += other->terms().outspoken(other->arrived()).size();
+  }
+  if (reports < group->reports) return true;
+  calls.push_back(group->first);
+  for (Call* failed : calls) calls_.end(set, *failed, group->failure);
+  set.broken.erase(group);
+  return true;
+}
+
+}  // namespace farandole

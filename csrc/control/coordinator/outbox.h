@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the coordinator has to say since it was last asked.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "control/protocol/message.h"
+
+namespace farandole {
+
+class Outbox {
+ public:
+  // Who was the last of a set to be ready for something, and how long after the first.
+  struct LateRank {
+    Rank rank;
+    int64_t after_ns;
+  };
+
+  // To all ranks.
+  void write(Entry entry) { log_.push_back(std::move(entry)); }
+  // For whoever comes when nothing can be done any more: one entry serves all that come in one batch.
+  void fail_late(const CallKey& key, const Failure& failure) {
+    if (late_calls_.emplace(key.set, key.name, key.sequence).second) write(Fail{key, failure});
+  }
+  // To people.
+  void notice(std::string text) { notices_.push_back(std::move(text)); }
+  // To metrics.
+  void came_last(Rank rank, int64_t after_ns) { late_ranks_.push_back({rank, after_ns}); }
+
+  // In log order, in the place of what `log` held. Ends the batch.
+  void take(std::vector<Entry>& log) {
+    log.clear();
+    log.swap(log_);
+    late_calls_.clear();
+  }
+  std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
+  void take_late_ranks(std::vector<LateRank>& into) {
+    into.clear();
+    into.swap(late_ranks_);
+  }
+
+ private:
+  std::vector<Entry> log_;
+  std::set<std::tuple<SetId, std::string, uint64_t>> late_calls_;
+  std::vector<std::string> notices_;
+  std::vector<LateRank> late_ranks_;
+};
+
+}  // namespace farandole

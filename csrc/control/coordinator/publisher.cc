@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "control/coordinator/publisher.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "kernels/kernels.h"
+
+namespace farandole {
+namespace {
+
+constexpr uint64_t kMaxOutstanding = 2;       // buckets of one set: one moves, one waits behind it
+constexpr size_t kMaxItems = 1024;            // of one bucket: bounds the log entry
+constexpr size_t kMaxResultBytes = 16 << 10;  // that travel in the log
+
+// Sums payloads in member order: the same order, hence the same bits, as the host plane.
+ByteString reduce_payloads(const Call& call, int members, int64_t divisor) {
+  const Signature& s = call.signature();
+  std::vector<const void*> inputs;
+  inputs.reserve(static_cast<size_t>(members));
+  for (int m = 0; m < members; ++m) {
+    if (call.inputs().has(m)) inputs.push_back(call.inputs().payload(m).data());
+  }
+  ByteString result(s.bytes());
+  kernels::Factors factors{s.prescale, s.postscale, divisor};
+  kernels::reduce(s.dtype, s.reduce_op, result.data(), inputs.data(),
+                  static_cast<int>(inputs.size()), static_cast<size_t>(s.elements()), factors);
+  return result;
+}
+
+ByteString in_member_order(const Call& call, int members) {
+  ByteString whole;
+  whole.reserve(call.inputs().payloads().size());
+  for (int m = 0; m < members; ++m) {
+    const ByteView piece = call.inputs().payload(m);
+    whole.insert(whole.end(), piece.begin(), piece.end());
+  }
+  return whole;
+}
+
+// The log entry is all that the ranks need: there is nothing to move, or it travels in the log.
+bool finishes_at_once(const Call& call) {
+  if (!call.signature().traits().moves_bytes() || call.inputs().absent()) return true;
+  return call.inputs().rode_along() && call.bytes() <= kMaxResultBytes;
+}
+
+Item item_of(const Call& call, int64_t divisor) {
+  const Signature& s = call.signature();
+  std::vector<int32_t> absent;
+  if (!s.traits().rooted()) absent = call.inputs().absent_members();
+  return {call.id(), call.key().sequence, divisor, std::move(absent), call.inputs().rows()};
+}
+
+}  // namespace
+
+void Publisher::queue(SetState& set, Call& call) {
+  call.queue();
+  parts_.calls.registry().at(call.id())->completed = ++completed_;
+  if (finishes_at_once(call)) {
+    set.at_once.push_back(&call);
+  } else if (call.signature().device != kCpuDevice) {
+    set.gpu.ready.push_back(&call);
+  } else {
+    set.host.ready.push_back(&call);
+  }
+}
+
+void Publisher::flush(int64_t now_ns) {
+  for (auto& [id, set] : parts_.sets) flush(*set, now_ns);
+}
+
+void Publisher::flush(SetState& set, int64_t now_ns) {
+  for (Call* call : set.at_once) finish_at_once(set, *call, now_ns);
+  set.at_once.clear();
+  while (!set.host.ready.empty() && may_run(set.host)) run_bucket(set, false, now_ns);
+  while (!set.gpu.ready.empty() && may_run(set.gpu)) {
+    if (open_gpu(set)) run_bucket(set, true, now_ns);
+  }
+  parts_.calls.drop_finished(set);
+  end_join(set);
+  parts_.predictor.predict(set, now_ns);
+}
+
+// When all have left, nothing may come after Stop: the rest goes out now.
+bool Publisher::may_run(const LaneQueue& lane) const {
+  return parts_.sets.all_left() || lane.published - lane.done < kMaxOutstanding;
+}
+
+// Average divides by the number of members, joined or not (Horovod's rule), or by the active ones.
+int64_t Publisher::divisor_of(const SetState& set, const Call& call) const {
+  if (!traits_of(call.signature().reduce_op).divides) return 1;
+  return parts_.settings.average_active ? set.members() - call.terms().joined() : set.members();
+}
+
+// Ranks learn a request once, and again when it has changed.
+void Publisher::define(Call& call) {
+  Definition& definition = *parts_.calls.registry().at(call.id());
+  if (call.terms().redefines()) definition.request = call.request();
+  if (call.terms().redefines() || !definition.published) {
+    parts_.outbox.write(Define{definition.id, definition.request});
+    definition.published = true;
+  }
+}
+
+void Publisher::finish_at_once(SetState& set, Call& call, int64_t now_ns) {
+  const Signature& s = call.signature();
+  if (s.op == Op::kAddSet) {
+    add_set(call.key(), s.shape);
+  } else if (s.op == Op::kRemoveSet) {
+    remove_set(call.key(), s.root, now_ns);
+  } else {
+    Result result{
+        set.id, call.id(), call.key().sequence, call.inputs().absent(), call.inputs().rows(), {}};
+    if (!call.inputs().absent()) result.payload = payload_of(set, call);
+    define(call);
+    parts_.outbox.write(std::move(result));
+    parts_.predictor.saw(set, call);
+  }
+  parts_.calls.retire(call);
+}
+
+// The result of inputs that rode along.
+ByteString Publisher::payload_of(const SetState& set, const Call& call) const {
+  switch (call.signature().traits().pattern) {
+    case Pattern::kReduceToAll: return reduce_payloads(call, set.members(), divisor_of(set, call));
+    case Pattern::kOneToAll: {
+      const ByteView root = call.inputs().payload(set.member_of(call.signature().root));
+      return {root.begin(), root.end()};
+    }
+    case Pattern::kEachToAll: return in_member_order(call, set.members());
+    default: return {};
+  }
+}
+
+void Publisher::add_set(const CallKey& key, std::span<const int64_t> wanted) {
+  if (Failure fault = parts_.sets.fault_of(wanted)) {
+    return parts_.outbox.write(Fail{key, std::move(fault)});
+  }
+  std::vector<Rank> ranks(wanted.begin(), wanted.end());
+  const SetId id = parts_.sets.open(ranks);
+  parts_.outbox.write(OpenSet{id, std::move(ranks), key});
+}
+
+void Publisher::remove_set(const CallKey& key, SetId id, int64_t now_ns) {
+  SetState* set = id == kWorldSet ? nullptr : parts_.sets.find(id);
+  const std::string name = "process set " + std::to_string(id);
+  if (!set) {
+    Failure failure{ErrorCode::kInvalidArgument, name + " can't be removed"};
+    return parts_.outbox.write(Fail{key, std::move(failure)});
+  }
+  Failure failure{ErrorCode::kInvalidArgument, name + " was removed while calls were under way"};
+  parts_.predictor.unbundle_all(*set, now_ns);
+  for (Call* call : parts_.calls.all(*set)) parts_.calls.fail(*call, failure);
+  parts_.backends.close(id);
+  parts_.sets.erase(id);
+  parts_.outbox.write(CloseSet{id, key});
+}
+
+// False: the set's next call was on GPUs and has failed.
+bool Publisher::open_gpu(SetState& set) {
+  if (parts_.backends.is_open(set.id)) return true;
+  try {
+    parts_.backends.open(set);
+    return true;
+  } catch (const Error& error) {
+    Call& call = *std::get<Call*>(set.gpu.ready.front());
+    set.gpu.ready.pop_front();
+    parts_.calls.fail(call, {error.code(), error.what()});
+    return false;
+  }
+}
+
+// Takes calls and bundles from the front until the bucket is full. Members of a group stay together. Each kind of
+// memory has a lane and limits of its own, so that neither waits for the other.
+void Publisher::run_bucket(SetState& set, bool gpu, int64_t now_ns) {
+  LaneQueue& lane = gpu ? set.gpu : set.host;
+  const size_t most = gpu ? parts_.settings.gpu_fusion_bytes : parts_.settings.fusion_bytes;
+  std::vector<Item> items;
+  std::vector<uint32_t> bundles;
+  size_t bytes = 0;
+  std::string group;
+  while (!lane.ready.empty()) {
+    const bool begun = !items.empty() || !bundles.empty();
+    if (auto* waiting = std::get_if<OpenBundle*>(&lane.ready.front())) {
+      OpenBundle& bundle = **waiting;
+      if (begun && bytes + bundle.bytes > most) break;
+      group.clear();
+      bytes += bundle.bytes;
+      lane.ready.pop_front();
+      bundle.end_round();
+      bundles.push_back(bundle.id);
+      continue;
+    }
+    Call& call = *std::get<Call*>(lane.ready.front());
+    const std::string& its_group = call.request().group;
+    bool bound = !its_group.empty() && its_group == group;
+    bool full = bytes + call.bytes() > most || items.size() >= kMaxItems;
+    if (begun && full && !bound) break;
+    group = its_group;
+    bytes += call.bytes();
+    lane.ready.pop_front();
+    define(call);
+    items.push_back(item_of(call, divisor_of(set, call)));
+    parts_.predictor.saw(set, call);
+    parts_.calls.retire(call);
+  }
+  if (!lane.moving()) {
+    lane.moving_since_ns = now_ns;
+    if (!gpu) parts_.stalls.expect_progress(now_ns, now_ns);
+  }
+  parts_.outbox.write(Run{set.id, ++lane.published, std::move(items), std::move(bundles), gpu});
+}
+
+// When all have joined, or can't any more. Not before the last call is out: ranks that return from
+// join() would begin its name anew.
+void Publisher::end_join(SetState& set) {
+  bool over = set.joined.full() || (!set.joined.empty() && !set.left.empty());
+  if (!over || set.waits_for_lanes()) return;
+  // The joined ranks have made fewer unnamed calls: all count on from here.
+  parts_.outbox.write(Joined{set.id, set.last_joined, set.first_unnamed + set.unnamed.size()});
+  set.joined.clear();
+}
+
+}  // namespace farandole

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// From ready calls to log entries: results that are known at once, process sets, and buckets for the lanes.
+#pragma once
+
+#include <vector>
+
+#include "control/coordinator/backend_policy.h"
+#include "control/coordinator/open_calls.h"
+#include "control/coordinator/settings.h"
+#include "control/coordinator/stall_monitor.h"
+#include "control/coordinator/step_predictor.h"
+
+namespace farandole {
+
+class Publisher {
+ public:
+  struct Parts {
+    const CoordinatorSettings& settings;
+    SetTable& sets;
+    OpenCalls& calls;
+    StepPredictor& predictor;
+    BackendPolicy& backends;
+    StallMonitor& stalls;
+    Outbox& outbox;
+  };
+  explicit Publisher(const Parts& parts) : parts_(parts) {}
+
+  // A call is complete, and all agree.
+  void queue(SetState& set, Call& call);
+  // Writes what may go out of all sets now.
+  void flush(int64_t now_ns);
+
+ private:
+  void flush(SetState& set, int64_t now_ns);
+  void define(Call& call);
+  void finish_at_once(SetState& set, Call& call, int64_t now_ns);
+  ByteString payload_of(const SetState& set, const Call& call) const;
+  int64_t divisor_of(const SetState& set, const Call& call) const;
+  void add_set(const CallKey& key, std::span<const int64_t> ranks);
+  void remove_set(const CallKey& key, SetId id, int64_t now_ns);
+  bool may_run(const LaneQueue& lane) const;
+  bool open_gpu(SetState& set);
+  void run_bucket(SetState& set, bool gpu, int64_t now_ns);
+  void end_join(SetState& set);
+
+  const Parts parts_;
+  uint64_t completed_ = 0;  // calls
+};
+
+}  // namespace farandole

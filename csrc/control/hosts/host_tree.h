@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the hosts' leaders are linked: all to the root, and beyond kFanOut hosts in a tree. A host's leader
+// is its lowest rank; the root is rank 0.
+#pragma once
+
+#include <vector>
+
+#include "base/types.h"
+
+namespace farandole {
+
+struct HostTree {
+  static constexpr int kFanOut = 32;
+  struct Branch {
+    Rank leader = 0;
+    std::vector<Rank> ranks;  // on its host and all below it, ascending
+  };
+  Rank parent = -1;  // leader of the host above; -1: this is the root, or no leader
+  std::vector<Branch> children;
+
+  // node: by rank, the lowest rank on its host; own: a leader.
+  static HostTree of(Rank own, const std::vector<Rank>& node, int fan_out = kFanOut);
+};
+
+}  // namespace farandole

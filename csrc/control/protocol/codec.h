@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plain little-endian bytes, written and read in one order. Reading never trusts a length: a short or
+// mad message throws Error(kInternal), whatever it says of itself.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "base/error.h"
+
+namespace farandole {
+
+using ByteString = std::vector<std::byte>;
+using ByteView = std::span<const std::byte>;
+
+// Appends to `out`, which is not to be looked at before the Encoder's end.
+class Encoder {
+ public:
+  explicit Encoder(ByteString& out) : out_(out), used_(out.size()) {}
+  ~Encoder() { out_.resize(used_); }
+  Encoder(const Encoder&) = delete;
+  Encoder& operator=(const Encoder&) = delete;
+
+  template <class T>
+    requires std::is_trivially_copyable_v<T>
+  void put(const T& value) {
+    append(&value, sizeof(T));
+  }
+  void put(const std::string& text) { put_sized(text.data(), text.size()); }
+  void put_bytes(ByteView bytes) { put_sized(bytes.data(), bytes.size()); }
+  template <class T>
+    requires std::is_arithmetic_v<T>
+  void put(const std::vector<T>& values) {
+    put_numbers(std::span(values));
+  }
+  template <class T>
+  void put_numbers(std::span<const T> values) {
+    put(static_cast<uint32_t>(values.size()));
+    append(values.data(), values.size_bytes());
+  }
+
+ private:
+  void put_sized(const void* data, size_t size) {
+    put(static_cast<uint32_t>(size));
+    append(data, size);
+  }
+  void append(const void* data, size_t size) {
+    if (out_.size() - used_ < size) out_.resize(used_ + size + kAhead);
+    if (size > 0) std::memcpy(out_.data() + used_, data, size);
+    used_ += size;
+  }
+  static constexpr size_t kAhead = 128;  // most messages are shorter: they grow once
+  ByteString& out_;
+  size_t used_;
+};
+
+class Decoder {
+ public:
+  explicit Decoder(ByteView in) : in_(in) {}
+
+  template <class T>
+    requires std::is_trivially_copyable_v<T>
+  T get() {
+    T value;
+    std::memcpy(&value, take(sizeof(T)).data(), sizeof(T));
+    return value;
+  }
+  // An enum whose valid values are 0 .. count-1.
+  template <class E>
+  E get_enum(int32_t count) {
+    auto value = get<int32_t>();
+    if (value < 0 || value >= count) fail();
+    return static_cast<E>(value);
+  }
+  bool get_bool() {
+    auto value = get<uint8_t>();
+    if (value > 1) fail();
+    return value == 1;
+  }
+  ByteView get_bytes() { return take(get<uint32_t>()); }
+  std::string get_string() {
+    ByteView bytes = get_bytes();
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  }
+  template <class T>
+  std::vector<T> get_vector() {
+    ByteView bytes = take(static_cast<size_t>(get<uint32_t>()) * sizeof(T));
+    std::vector<T> values(bytes.size() / sizeof(T));
+    if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
+  }
+  // A count of things that each take at least `least` bytes: bounds loops and allocations.
+  uint32_t get_count(size_t least) {
+    auto count = get<uint32_t>();
+    if (count > in_.size() / least) fail();
+    return count;
+  }
+  bool empty() const { return in_.empty(); }
+  void finish() const {
+    if (!in_.empty()) fail();
+  }
+
+ private:
+  ByteView take(size_t size) {
+    if (size > in_.size()) fail();
+    ByteView head = in_.first(size);
+    in_ = in_.subspan(size);
+    return head;
+  }
+  [[noreturn]] static void fail() {
+    throw Error(ErrorCode::kInternal, "a control message is malformed");
+  }
+  ByteView in_;
+};
+
+}  // namespace farandole

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "control/protocol/message.h"
+
+#include <type_traits>
+#include <utility>
+
+namespace farandole {
+namespace {
+
+constexpr int32_t kErrorCodeCount = 9;
+constexpr size_t kLeastItem = 28;  // bytes of an Item whose lists are empty
+
+// One function per type for both directions: `v(field)` writes or reads, so the orders can't differ.
+struct Writing {
+  Encoder out;
+  template <class T>
+  void operator()(const T& value) {
+    out.put(value);
+  }
+  void operator()(bool value) { out.put(static_cast<uint8_t>(value)); }
+  void operator()(const Dimensions& value) { out.put_numbers<int64_t>(value); }
+  void operator()(const ByteString& value) { out.put_bytes(value); }
+  void operator()(const ByteView& value) { out.put_bytes(value); }
+  template <class T>
+  void resize(const std::vector<T>& items) {
+    out.put(static_cast<uint32_t>(items.size()));
+  }
+  template <class E>
+  void enumeration(const E& value, int32_t) {
+    out.put(static_cast<int32_t>(value));
+  }
+};
+
+struct Reading {
+  Decoder in;
+  template <class T>
+  void operator()(T& value) {
+    value = in.get<T>();
+  }
+  void operator()(bool& value) { value = in.get_bool(); }
+  void operator()(std::string& value) { value = in.get_string(); }
+  void operator()(std::vector<int64_t>& value) { value = in.get_vector<int64_t>(); }
+  void operator()(Dimensions& value) { value = in.get_vector<int64_t>(); }
+  void operator()(std::vector<int32_t>& value) { value = in.get_vector<int32_t>(); }
+  void operator()(std::vector<uint32_t>& value) { value = in.get_vector<uint32_t>(); }
+  void operator()(ByteView& value) { value = in.get_bytes(); }
+  void operator()(ByteString& value) {
+    ByteView bytes = in.get_bytes();
+    value.assign(bytes.begin(), bytes.end());
+  }
+  template <class T>
+  void resize(std::vector<T>& items) {
+    items.resize(in.get_count(kLeastItem));
+  }
+  template <class E>
+  void enumeration(E& value, int32_t count) {
+    value = in.get_enum<E>(count);
+  }
+};
+
+template <class V>
+void visit(V& v, auto& x) {
+  using T = std::remove_cvref_t<decltype(x)>;
+  if constexpr (std::is_same_v<T, Signature>) {
+    v.enumeration(x.op, kOpCount);
+    v.enumeration(x.reduce_op, kReduceOpCount);
+    v.enumeration(x.dtype, kDTypeCount);
+    v(x.device), v(x.root), v(x.prescale), v(x.postscale), v(x.shape), v(x.group_size);
+    v(x.place.window), v(x.place.window_bytes), v(x.place.offset);
+  } else if constexpr (std::is_same_v<T, Request>) {
+    v(x.set), v(x.name), v(x.group), visit(v, x.signature);
+  } else if constexpr (std::is_same_v<T, CallKey>) {
+    v(x.set), v(x.name), v(x.sequence);
+  } else if constexpr (std::is_same_v<T, Failure>) {
+    v.enumeration(x.code, kErrorCodeCount), v(x.text);
+  } else if constexpr (std::is_same_v<T, Contribution>) {
+    v(x.has_input), v(x.has_payload), v(x.rows), v(x.splits), v(x.payload);
+  } else if constexpr (std::is_same_v<T, Ready>) {
+    v(x.id);
+    if (x.id == 0) visit(v, x.request);
+    v(x.sequence), visit(v, x.contribution);
+  } else if constexpr (std::is_same_v<T, Refuse>) {
+    visit(v, x.key), visit(v, x.failure);
+  } else if constexpr (std::is_same_v<T, Fail>) {
+    visit(v, x.key), visit(v, x.failure), v(x.unheard);
+  } else if constexpr (std::is_same_v<T, Join>) {
+    v(x.set);
+  } else if constexpr (std::is_same_v<T, Done>) {
+    v(x.set), v(x.bucket), v(x.gpu);
+  } else if constexpr (std::is_same_v<T, Forgot> || std::is_same_v<T, Forget>) {
+    v(x.id);
+  } else if constexpr (std::is_same_v<T, Leave>) {
+    v(x.failed), v(x.text);
+  } else if constexpr (std::is_same_v<T, Whereabouts>) {
+    v(x.stopped), v(x.text);
+  } else if constexpr (std::is_same_v<T, Inquire>) {
+    v(x.number), visit(v, x.key), v(x.join);
+  } else if constexpr (std::is_same_v<T, WhereAre>) {
+    v(x.ranks);
+  } else if constexpr (std::is_same_v<T, Inform>) {
+    v(x.to), v(x.number), v(x.text);
+  } else if constexpr (std::is_same_v<T, Define>) {
+    v(x.id), visit(v, x.request);
+  } else if constexpr (std::is_same_v<T, Item>) {
+    v(x.id), v(x.sequence), v(x.divisor), v(x.absent), v(x.rows);
+  } else if constexpr (std::is_same_v<T, Run>) {
+    v(x.set), v(x.bucket), v(x.gpu), v.resize(x.items);
+    for (auto& item : x.items) visit(v, item);
+    v(x.bundles);
+  } else if constexpr (std::is_same_v<T, Result>) {
+    v(x.set), v(x.id), v(x.sequence), v(x.absent), v(x.rows), v(x.payload);
+  } else if constexpr (std::is_same_v<T, Joined>) {
+    v(x.set), v(x.last), v(x.next_sequence);
+  } else if constexpr (std::is_same_v<T, OpenSet>) {
+    v(x.set), v(x.ranks), visit(v, x.key);
+  } else if constexpr (std::is_same_v<T, CloseSet>) {
+    v(x.set), visit(v, x.key);
+  } else if constexpr (std::is_same_v<T, UseGpu>) {
+    v(x.uuid), v(x.host), v(x.nccl_version), v(x.name);
+  } else if constexpr (std::is_same_v<T, GpuKey>) {
+    v(x.set), v(x.key);
+  } else if constexpr (std::is_same_v<T, OpenGpu>) {
+    v(x.set), v(x.nccl), v(x.split), v(x.ranks);
+  } else if constexpr (std::is_same_v<T, Abort> || std::is_same_v<T, Lost>) {
+    visit(v, x.failure);
+  } else if constexpr (std::is_same_v<T, ReadyAll>) {
+    v(x.bundle);
+  } else if constexpr (std::is_same_v<T, Split>) {
+    v(x.bundle), v(x.awaited), v(x.ready);
+  } else if constexpr (std::is_same_v<T, Bundle>) {
+    v(x.id), v(x.set), v(x.ids);
+  } else if constexpr (std::is_same_v<T, Unbundle>) {
+    v(x.id);
+  } else {
+    static_assert(std::is_same_v<T, Stop> || std::is_same_v<T, Hurry>);
+  }
+}
+
+template <class Variant>
+void encode_variant(const Variant& message, ByteString& out) {
+  Writing v{Encoder(out)};
+  v(static_cast<uint8_t>(message.index()));
+  std::visit([&](const auto& x) { visit(v, x); }, message);
+}
+
+template <class Variant, size_t I = 0>
+Variant make_alternative(size_t index) {
+  if constexpr (I < std::variant_size_v<Variant>) {
+    if (index == I) return Variant(std::in_place_index<I>);
+    return make_alternative<Variant, I + 1>(index);
+  } else {
+    throw Error(ErrorCode::kInternal, "a control message is of an unknown kind");
+  }
+}
+
+template <class Variant>
+Variant decode_variant(ByteView in) {
+  Reading v{Decoder(in)};
+  auto message = make_alternative<Variant>(v.in.get<uint8_t>());
+  std::visit([&](auto& x) { visit(v, x); }, message);
+  v.in.finish();
+  return message;
+}
+
+}  // namespace
+
+void encode(const Report& report, ByteString& out) { encode_variant(report, out); }
+void encode(const Entry& entry, ByteString& out) { encode_variant(entry, out); }
+Report decode_report(ByteView in) { return decode_variant<Report>(in); }
+Entry decode_entry(ByteView in) { return decode_variant<Entry>(in); }
+
+}  // namespace farandole

@@ -1,9 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "core/build_id.h"
-
-namespace farandole {
-
-const char* version() { return FARANDOLE_VERSION; }
-const char* build_id() { return FARANDOLE_BUILD_ID; }  // given by CMakeLists.txt to this file alone
-
-}  // namespace farandole

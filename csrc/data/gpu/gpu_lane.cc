@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/gpu/gpu_lane.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+namespace farandole {
+namespace {
+
+// What was launched here, but never on some peer that has left, does not end.
+constexpr std::chrono::seconds kDrainTimeout{30};
+
+}  // namespace
+
+bool GpuLane::step(bool may_launch) {
+  if (aborted_) return false;
+  check();
+  bool moved = retire();
+  if (!may_launch || !next_may_go()) return moved;
+  const auto* bucket = std::get_if<GpuBucket>(&waiting_.front());
+  if (!bucket) return take_turn() || moved;
+  GpuPlane& plane = *planes_.at(bucket->set);
+  if (!begun_) {
+    plane.begin(bucket->parts);
+    begun_ = true;
+  }
+  if (!plane.ready()) return moved;
+  const nvtx::Range range(ranges_.get(), bucket->label);
+  const Progress progress = plane.step();
+  if (progress == Progress::kFinished) launched();
+  return moved || progress != Progress::kWaiting;
+}
+
+bool GpuLane::take_turn() {
+  auto& turn = std::get<GpuTurn>(waiting_.front());
+  if (!planes_.at(turn.set)->ready()) return false;
+  if (turn.take(turn.wanted)) waiting_.pop_front();
+  return true;
+}
+
+void GpuLane::launched() {
+  begun_ = false;
+  GpuBucket bucket = std::move(std::get<GpuBucket>(waiting_.front()));
+  waiting_.pop_front();
+  GpuWork work = planes_.at(bucket.set)->take_work();
+  completions_.watch(work.past, [state = state_](Failure failure) {
+    if (failure) {
+      std::lock_guard lock(state->mutex);
+      state->failure = std::move(failure);
+      state->failed = true;
+    } else {
+      state->past.fetch_add(1);
+    }
+    state->ring();
+  });
+  if (bucket.launched) bucket.launched(work.past);
+  in_flight_.push_back({std::move(bucket), std::move(work)});
+}
+
+bool GpuLane::retire() {
+  bool moved = false;
+  while (retired_ < state_->past.load()) {
+    ++retired_;
+    InFlight oldest = std::move(in_flight_.front());
+    in_flight_.pop_front();
+    if (auto plane = planes_.find(oldest.bucket.set); plane != planes_.end()) {
+      plane->second->finished();
+    }
+    oldest.bucket.done(nullptr);
+    moved = true;
+  }
+  return moved;
+}
+
+void GpuLane::check() const {
+  if (state_->failed) {
+    std::lock_guard lock(state_->mutex);
+    throw Error(state_->failure.code, state_->failure.text);
+  }
+  for (const auto& [set, plane] : planes_) plane->check();
+}
+
+SetId GpuLane::set_of(const Waiting& waiting) {
+  return std::visit([](const auto& one) { return one.set; }, waiting);
+}
+
+// A bucket may come before the key with which its set's communicator is opened, or before its communicator is split
+// off another; a turn also waits for what its set has under way.
+bool GpuLane::next_may_go() const {
+  if (waiting_.empty() || !planes_.contains(set_of(waiting_.front()))) return false;
+  const auto* turn = std::get_if<GpuTurn>(&waiting_.front());
+  return !turn || std::ranges::none_of(
+                      in_flight_, [&](const InFlight& one) { return one.bucket.set == turn->set; });
+}
+
+bool GpuLane::ready(bool may_launch) const {
+  if (aborted_) return false;
+  if (retired_ < state_->past.load() || state_->failed) return true;
+  for (const auto& [set, plane] : planes_) {
+    if (plane->failed()) return true;
+  }
+  if (!may_launch || !next_may_go()) return false;
+  const bool starts = !begun_ && std::holds_alternative<GpuBucket>(waiting_.front());
+  return starts || planes_.at(set_of(waiting_.front()))->ready();
+}
+
+void GpuLane::drain() {
+  const Deadline deadline = Deadline::in(kDrainTimeout);
+  const auto failed = [this] {
+    return state_->failed ||
+           std::ranges::any_of(planes_, [](const auto& one) { return one.second->failed(); });
+  };
+  while (!in_flight_.empty() && !failed() && !deadline.expired()) {
+    if (!retire()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+// Launched buckets run to their end first: the set's communicator goes last.
+void GpuLane::close(SetId set, const Failure& failure) {
+  drain();
+  check();
+  if (!waiting_.empty() && set_of(waiting_.front()) == set) begun_ = false;
+  std::deque<Waiting> rest;
+  for (Waiting& one : std::exchange(waiting_, {})) {
+    if (auto* turn = std::get_if<GpuTurn>(&one); turn && turn->opens == set) turn->wanted = false;
+    if (set_of(one) != set) {
+      rest.push_back(std::move(one));
+    } else if (auto* bucket = std::get_if<GpuBucket>(&one)) {
+      bucket->done(&failure);
+    }
+  }
+  waiting_ = std::move(rest);
+  planes_.erase(set);
+}
+
+void GpuLane::abort(const Failure& failure, bool together) {
+  aborted_ = true;
+  const bool calm = together && in_flight_.empty() && waiting_.empty();
+  if (!calm) {
+    for (auto& [set, plane] : planes_) plane->abort();
+  }
+  begun_ = false;
+  for (Waiting& one : std::exchange(waiting_, {})) {
+    if (auto* bucket = std::get_if<GpuBucket>(&one)) bucket->done(&failure);
+  }
+  for (InFlight& one : std::exchange(in_flight_, {})) one.bucket.done(&failure);
+  planes_.clear();
+}
+
+}  // namespace farandole

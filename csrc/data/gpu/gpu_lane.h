@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// The buckets of all process sets on this rank's GPU, launched one after the other in log order: NCCL
+// needs one order over all communicators of a device. The driver only.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <variant>
+
+#include "data/gpu/gpu_completions.h"
+#include "data/gpu/gpu_plane.h"
+#include "data/plane/lane.h"
+#include "lib/gpu/nvtx.h"
+
+namespace farandole {
+
+struct GpuBucket {
+  SetId set = kWorldSet;
+  std::vector<Part> parts;
+  std::string label;  // on a profiler's timeline
+  // Called first, if it came so far: what comes after `past` in a stream sees the results.
+  std::function<void(std::shared_ptr<GpuEvent> past)> launched;
+  // Called once, as Bucket::done: nobody reads or writes the buffers again.
+  std::function<void(const Failure*)> done;
+};
+
+// What must come between two buckets of a set, and ends with the opening of another: called while the set's plane
+// is ready and has nothing under way, until it says true.
+struct GpuTurn {
+  SetId set = kWorldSet;
+  SetId opens = kWorldSet;
+  std::function<bool(bool wanted)> take;  // `wanted`: the other set has not been closed meanwhile
+  bool wanted = true;
+};
+
+class GpuLane {
+ public:
+  // `ring`: rings the driver's bell; from other threads. `ranges`: nullptr: no profiler listens.
+  explicit GpuLane(std::function<void()> ring, std::shared_ptr<const nvtx::Api> ranges = nullptr)
+      : state_(std::make_shared<State>()), ranges_(std::move(ranges)) {
+    state_->ring = std::move(ring);
+  }
+
+  // Buckets of this set may come from here on.
+  void open(SetId set, std::unique_ptr<GpuPlane> plane) { planes_[set] = std::move(plane); }
+  bool has(SetId set) const { return planes_.contains(set); }
+  // What was not launched fails with this.
+  void close(SetId set, const Failure& failure);
+  void push(GpuBucket bucket) { waiting_.emplace_back(std::move(bucket)); }
+  void push(GpuTurn turn) { waiting_.emplace_back(std::move(turn)); }
+
+  // Finishes what is past, launches one bucket or takes one turn at most. False: nothing to do. Throws what a plane or the
+  // device found. `may_launch`: false holds new buckets back (program order).
+  bool step(bool may_launch);
+  bool ready(bool may_launch) const;
+  // Blocks until what was launched is done, or has failed, or for half a minute.
+  void drain();
+  // `together`: all ranks do so now, with nothing under way: communicators end in peace.
+  void abort(const Failure& failure, bool together);
+
+ private:
+  // Shared with the completion thread, which may outlive a closed lane's last bucket.
+  struct State {
+    std::function<void()> ring;
+    std::atomic<uint64_t> past{0};  // launched buckets that are done
+    std::atomic<bool> failed{false};
+    std::mutex mutex;
+    Failure failure;
+  };
+  struct InFlight {
+    GpuBucket bucket;
+    GpuWork work;
+  };
+  using Waiting = std::variant<GpuBucket, GpuTurn>;
+  static SetId set_of(const Waiting& waiting);
+  bool retire();
+  bool next_may_go() const;
+  bool take_turn();
+  void launched();
+  void check() const;
+
+  std::shared_ptr<State> state_;
+  std::shared_ptr<const nvtx::Api> ranges_;
+  std::map<SetId, std::unique_ptr<GpuPlane>> planes_;
+  std::deque<Waiting> waiting_;
+  bool begun_ = false;  // the first of them
+  std::deque<InFlight> in_flight_;
+  uint64_t retired_ = 0;
+  bool aborted_ = false;
+  GpuCompletions completions_;
+};
+
+}  // namespace farandole

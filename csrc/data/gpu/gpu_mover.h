@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Packs, unpacks, scales, casts and fills many segments of device memory in one launch.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/types.h"
+#include "data/gpu/gpu_module.h"
+#include "kernels/gpu_chunk.h"
+
+namespace farandole {
+
+// The work of one launch. Cuts every segment into chunks, one for each thread block.
+class MoveList {
+ public:
+  void copy(cuda::Address target, cuda::Address source, size_t bytes);
+  // target = source * factor / divisor, in type `to`; both types are real numbers. factor 1, divisor 1
+  // and equal types are a copy.
+  void convert(cuda::Address target, DType to, cuda::Address source, DType from, size_t elements,
+               double factor, int64_t divisor);
+  // What changes no result of `op`.
+  void fill_identity(cuda::Address target, DType type, ReduceOp op, size_t elements);
+
+  std::span<const gpu::Chunk> chunks() const { return chunks_; }
+  size_t bytes() const { return chunks_.size() * sizeof(gpu::Chunk); }
+  bool empty() const { return chunks_.empty(); }
+  void clear() { chunks_.clear(); }
+
+ private:
+  void add(gpu::Chunk whole, size_t elements, size_t source_size, size_t target_size);
+
+  std::vector<gpu::Chunk> chunks_;
+};
+
+class GpuMover {
+ public:
+  explicit GpuMover(std::shared_ptr<const GpuModule> module);
+
+  // `table`: the list's chunks in device memory, uploaded earlier in this stream.
+  void launch(const MoveList& list, cuda::Address table, cuda::Stream stream) const;
+
+ private:
+  const std::shared_ptr<const GpuModule> module_;
+  const cuda::Function function_;
+};
+
+}  // namespace farandole

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/hierarchical/mpi_wire.h"
+
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+constexpr int kChannels = 2;
+constexpr std::chrono::milliseconds kPartingTime{50};
+constexpr std::chrono::seconds kWordDue{1};
+
+}  // namespace
+
+MpiWire::MpiWire(MpiComm& comm, std::vector<Rank> ranks, const std::vector<std::string>& host_names,
+                 SetId set)
+    : comm_(comm),
+      ranks_(std::move(ranks)),
+      host_names_(host_names),
+      first_tag_(set % (comm.largest_tag() / kChannels) * kChannels) {}
+
+Wire::Ticket MpiWire::keep(int member, MpiRequest request) {
+  if (free_.empty()) {
+    requests_.push_back(std::move(request));
+    members_.push_back(member);
+    return static_cast<Ticket>(requests_.size() - 1);
+  }
+  const Ticket ticket = free_.back();
+  free_.pop_back();
+  requests_[static_cast<size_t>(ticket)] = std::move(request);
+  members_[static_cast<size_t>(ticket)] = member;
+  return ticket;
+}
+
+template <class Start>
+Wire::Ticket MpiWire::start(int member, Start&& start) {
+  MpiRequest request;
+  try {
+    if (!fault_) request = start();
+  } catch (const Error& error) {
+    fail(member, error);
+  }
+  return keep(member, std::move(request));
+}
+
+Wire::Ticket MpiWire::send(int member, Channel channel, const std::byte* data, size_t bytes) {
+  const Rank to = ranks_.at(static_cast<size_t>(member));
+  return start(member, [&] { return comm_.send(data, static_cast<int>(bytes), to, tag(channel)); });
+}
+
+Wire::Ticket MpiWire::receive(int member, Channel channel, std::byte* data, size_t bytes) {
+  const Rank from = ranks_.at(static_cast<size_t>(member));
+  return start(member,
+               [&] { return comm_.receive(data, static_cast<int>(bytes), from, tag(channel)); });
+}
+
+bool MpiWire::done(Ticket ticket) {
+  if (fault_) {
+    if (fault_due_.expired()) throw Error(fault_.code, fault_.text);
+    return false;
+  }
+  try {
+    if (!requests_[static_cast<size_t>(ticket)].test()) return false;
+  } catch (const Error& error) {
+    fail(members_[static_cast<size_t>(ticket)], error);
+    return false;
+  }
+  free_.push_back(ticket);
+  return true;
+}
+
+// An MPI that outlives a rank tells that one is gone; the control plane, which says which and why, may
+// need a moment more.
+void MpiWire::fail(int member, const Error& error) {
+  if (error.code() != ErrorCode::kLibrary) throw error;
+  const Rank rank = ranks_.at(static_cast<size_t>(member));
+  fault_ = {ErrorCode::kPeer, "rank " + std::to_string(rank) + " on " +
+                                  host_names_.at(static_cast<size_t>(rank)) +
+                                  " can't be reached by MPI any more (" + error.what() +
+                                  "): that rank died, or the network between the hosts is down"};
+  fault_due_ = Deadline::in(kWordDue);
+}
+
+// Receives can be called off; a send ends when its receiver takes it, or never.
+bool MpiWire::abandon() {
+  size_t under_way = 0;
+  const Deadline deadline = Deadline::in(kPartingTime);
+  for (MpiRequest& request : requests_) {
+    try {
+      if (request) request.cancel();
+      while (request && !request.test() && !deadline.expired()) {
+      }
+    } catch (const Error&) {  // of a peer that is dead, perhaps: then MPI keeps the request
+    }
+    under_way += request ? 1 : 0;
+  }
+  return under_way == 0;
+}
+
+}  // namespace farandole

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The messages of one process set by MPI.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/types.h"
+#include "data/hierarchical/wire.h"
+#include "lib/mpi/mpi.h"
+
+namespace farandole {
+
+class MpiWire final : public Wire {
+ public:
+  // ranks: of the set's members, in the communicator, which must outlive this. Sets that are alive at the
+  // same time have numbers of their own, below 2^13: so few tags does MPI promise. The largest tag is not
+  // used: leaders talk by it (control/channel/mpi_channel.h).
+  // host_names: by rank of the communicator, for texts.
+  MpiWire(MpiComm& comm, std::vector<Rank> ranks, const std::vector<std::string>& host_names,
+          SetId set);
+
+  Ticket send(int member, Channel channel, const std::byte* data, size_t bytes) override;
+  Ticket receive(int member, Channel channel, std::byte* data, size_t bytes) override;
+  bool done(Ticket ticket) override;
+  bool abandon() override;
+
+ private:
+  Ticket keep(int member, MpiRequest request);
+  template <class Start>
+  Ticket start(int member, Start&& start);
+  void fail(int member, const Error& error);
+  int tag(Channel channel) const { return first_tag_ + static_cast<int>(channel); }
+
+  MpiComm& comm_;
+  const std::vector<Rank> ranks_;  // by member
+  const std::vector<std::string>& host_names_;
+  const int first_tag_;
+  std::vector<MpiRequest> requests_;  // by ticket
+  std::vector<int> members_;          // by ticket
+  Failure fault_;                     // the first that MPI told of
+  Deadline fault_due_ = Deadline::never();
+  std::vector<Ticket> free_;
+};
+
+}  // namespace farandole

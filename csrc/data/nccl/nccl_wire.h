@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a reduction looks to NCCL: which type it adds, which operator, and what our kernel does before and
+// after. Integers keep the host plane's rules (small ones are added in wider ones, divisions truncate).
+#pragma once
+
+#include "base/types.h"
+#include "data/plane/plane.h"
+#include "lib/gpu/nccl.h"
+
+namespace farandole {
+
+struct NcclWire {
+  DType element;  // the part's own real type: a complex number is two of them, a bool a uint8
+  size_t per_element = 1;  // real numbers in one element
+  DType type;              // what NCCL adds
+  nccl::RedOp op = nccl::kSum;
+  ReduceOp identity = ReduceOp::kSum;  // whose identity a member without input brings
+  double weight =
+      1.0;  // other than 1: a sum of weight * input, instead of op; float32, float64 only
+  // target = source * factor / divisor, before and after
+  double factor_in = 1.0, factor_out = 1.0;
+  int64_t divisor_in = 1, divisor_out = 1;
+
+  bool converts_in() const { return type != element || factor_in != 1.0 || divisor_in != 1; }
+  bool converts_out() const { return type != element || factor_out != 1.0 || divisor_out != 1; }
+  // Calls that may share one packed buffer.
+  bool same_call(const NcclWire& other) const {
+    return type == other.type && op == other.op && weight == other.weight &&
+           identity == other.identity;
+  }
+};
+
+// Of an allreduce or a reducescatter.
+NcclWire wire_of(const Part& part, int members);
+
+nccl::DataType nccl_type(DType type);  // of a NcclWire's type
+
+}  // namespace farandole

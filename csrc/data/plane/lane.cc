@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/plane/lane.h"
+
+#include <utility>
+
+namespace farandole {
+
+void Lane::push(Bucket bucket) {
+  if (fault_) return bucket.done(&fault_);
+  buckets_.push_back(std::move(bucket));
+}
+
+bool Lane::step() {
+  if (buckets_.empty()) return false;
+  if (!begun_) {
+    if (buckets_.front().begun) buckets_.front().begun();
+    plane_->begin(buckets_.front().parts);
+    begun_ = true;
+  }
+  Progress progress = plane_->step();
+  if (progress != Progress::kFinished) return progress == Progress::kMoved;
+  begun_ = false;
+  Bucket finished = std::move(buckets_.front());
+  buckets_.pop_front();
+  finished.done(nullptr);
+  return true;
+}
+
+void Lane::abort(const Failure& failure) {
+  if (plane_) plane_->abort();
+  begun_ = false;
+  for (Bucket& bucket : std::exchange(buckets_, {})) bucket.done(&failure);
+}
+
+}  // namespace farandole

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// The buckets of one process set, carried out one after the other in log order. Lanes of different sets
+// do not wait for each other. The driver only.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "base/error.h"
+#include "data/plane/plane.h"
+
+namespace farandole {
+
+// One bucket as this rank sees it. `begun`, if any, is called before its first byte moves. `done` is called once: with nullptr after the last byte has moved, or
+// with what kept it from moving.
+struct Bucket {
+  std::vector<Part> parts;
+  std::function<void()> begun;
+  std::function<void(const Failure*)> done;
+};
+
+class Lane {
+ public:
+  explicit Lane(std::unique_ptr<Plane> plane) : plane_(std::move(plane)) {}
+  // There is no way to move bytes between these members: every bucket fails with this.
+  explicit Lane(Failure fault) : fault_(std::move(fault)) {}
+
+  void push(Bucket bucket);
+  const Failure& fault() const { return fault_; }
+  // One block of the oldest bucket. False: it waits for peers, or there is none.
+  bool step();
+  // Whether step() would move.
+  bool ready() const { return !buckets_.empty() && (!begun_ || plane_->ready()); }
+  // When to step() though no bell has rung.
+  Deadline look_again() const { return begun_ ? plane_->look_again() : Deadline::never(); }
+  // A bucket has begun and is not finished: a short spin may pay.
+  bool busy() const { return begun_; }
+  // Drops everything; afterwards no peer touches our buffers.
+  void abort(const Failure& failure);
+  const Plane& plane() const { return *plane_; }
+
+ private:
+  std::unique_ptr<Plane> plane_;
+  Failure fault_;
+  std::deque<Bucket> buckets_;
+  bool begun_ = false;
+};
+
+}  // namespace farandole

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/gpu/gpu_device.h"
+
+#include <bit>
+#include <limits>
+#include <utility>
+
+#include "base/error.h"
+
+namespace farandole {
+
+GpuEvent::~GpuEvent() {
+  std::lock_guard lock(device_->mutex_);
+  device_->events_.push_back(event_);
+}
+
+void GpuEvent::record(cuda::Stream stream) {
+  GpuDevice::Scope scope(*device_);
+  device_->api().check(device_->api().event_record(event_, stream), "cuEventRecord");
+}
+
+void GpuEvent::make_wait(cuda::Stream stream) const {
+  GpuDevice::Scope scope(*device_);
+  device_->api().check(device_->api().stream_wait(stream, event_, 0), "cuStreamWaitEvent");
+}
+
+bool GpuEvent::fired() const {
+  GpuDevice::Scope scope(*device_);
+  cuda::Result result = device_->api().event_query(event_);
+  if (result == cuda::kNotReady) return false;
+  device_->api().check(result, "GPU work failed");
+  return true;
+}
+
+void GpuEvent::wait() const {
+  GpuDevice::Scope scope(*device_);
+  device_->api().check(device_->api().event_wait(event_), "GPU work failed");
+}
+
+PinnedMemory::~PinnedMemory() {
+  std::lock_guard lock(device_->mutex_);
+  device_->pinned_.emplace(bytes_, data_);
+}
+
+GpuDevice::Scope::Scope(const GpuDevice& device) : device_(device) {
+  device.api().check(device.api().context_push(device.context_), "cuCtxPushCurrent");
+}
+
+GpuDevice::Scope::~Scope() {
+  cuda::Context popped;
+  device_.api().context_pop(&popped);
+}
+
+std::shared_ptr<GpuDevice> GpuDevice::open(std::shared_ptr<const cuda::Api> api, int ordinal) {
+  return std::shared_ptr<GpuDevice>(new GpuDevice(std::move(api), ordinal));
+}
+
+GpuDevice::GpuDevice(std::shared_ptr<const cuda::Api> api, int ordinal)
+    : api_(std::move(api)), ordinal_(ordinal) {
+  api_->check(api_->device_get(&device_, ordinal), "cuDeviceGet");
+  int major = 0, minor = 0, pools = 0;
+  api_->check(api_->device_attribute(&major, cuda::kComputeMajor, device_), "cuDeviceGetAttribute");
+  api_->check(api_->device_attribute(&minor, cuda::kComputeMinor, device_), "cuDeviceGetAttribute");
+  api_->check(api_->device_attribute(&pools, cuda::kMemoryPoolsSupported, device_),
+              "cuDeviceGetAttribute");
+  capability_ = 10 * major + minor;
+  api_->check(api_->device_uuid(&uuid_, device_), "cuDeviceGetUuid");
+  if (pools == 0) {
+    throw Error(ErrorCode::kLibrary, name() +
+                                         " has no stream-ordered memory pools; farandole needs "
+                                         "a GPU and a driver of CUDA 11.2 or newer");
+  }
+  api_->check(api_->context_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
+  try {
+    Scope scope(*this);
+    int least = 0, greatest = 0;
+    api_->check(api_->stream_priorities(&least, &greatest), "cuCtxGetStreamPriorityRange");
+    api_->check(api_->stream_create(&stream_, cuda::kStreamNonBlocking, greatest),
+                "cuStreamCreateWithPriority");
+    cuda::PoolProperties properties;
+    properties.location.id = ordinal;
+    api_->check(api_->pool_create(&pool_, &properties), "cuMemPoolCreate");
+    // Kept for the next bucket: what is given back to the driver comes back only by synchronising.
+    uint64_t keep = std::numeric_limits<uint64_t>::max();
+    api_->check(api_->pool_attribute(pool_, cuda::kPoolReleaseThreshold, &keep),
+                "cuMemPoolSetAttribute");
+  } catch (const Error&) {
+    if (stream_) api_->stream_destroy(stream_);
+    api_->context_release(device_);
+    throw;
+  }
+}
+
+GpuDevice::~GpuDevice() {
+  api_->context_push(context_);
+  for (cuda::Event event : events_) api_->event_destroy(event);
+  for (auto& [bytes, memory] : pinned_) api_->host_free(memory);
+  api_->pool_destroy(pool_);
+  api_->stream_destroy(stream_);
+  cuda::Context popped;
+  api_->context_pop(&popped);
+  api_->context_release(device_);
+}
+
+std::string GpuDevice::name() const {
+  char text[256] = "";
+  api_->device_name(text, sizeof text, device_);
+  return "GPU " + std::to_string(ordinal_) + " (" + text + ")";
+}
+
+std::shared_ptr<GpuEvent> GpuDevice::event() {
+  cuda::Event event = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    if (!events_.empty()) {
+      event = events_.back();
+      events_.pop_back();
+    }
+  }
+  if (!event) {
+    Scope scope(*this);
+    api_->check(api_->event_create(&event, cuda::kEventBlockingSync | cuda::kEventDisableTiming),
+                "cuEventCreate");
+  }
+  return std::make_shared<GpuEvent>(shared_from_this(), event);
+}
+
+std::shared_ptr<GpuEvent> GpuDevice::recorded(cuda::Stream stream) {
+  std::shared_ptr<GpuEvent> made = event();
+  made->record(stream);
+  return made;
+}
+
+std::shared_ptr<PinnedMemory> GpuDevice::pinned(size_t bytes) {
+  bytes = std::bit_ceil(std::max<size_t>(bytes, 4096));
+  void* memory = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    if (auto found = pinned_.find(bytes); found != pinned_.end()) {
+      memory = found->second;
+      pinned_.erase(found);
+    }
+  }
+  if (!memory) {
+    Scope scope(*this);
+    cuda::Result result = api_->host_alloc(&memory, bytes, cuda::kHostPortable);
+    if (result != cuda::kSuccess) {
+      throw Error(ErrorCode::kLibrary, "no pinned host memory for " + std::to_string(bytes) +
+                                           " bytes: " + api_->text_of(result));
+    }
+  }
+  return std::make_shared<PinnedMemory>(shared_from_this(), static_cast<std::byte*>(memory), bytes);
+}
+
+cuda::Address GpuDevice::allocate(size_t bytes, cuda::Stream stream) {
+  Scope scope(*this);
+  cuda::Address address = 0;
+  cuda::Result result = api_->alloc_async(&address, std::max<size_t>(bytes, 1), pool_, stream);
+  if (result == cuda::kSuccess) return address;
+  throw Error(ErrorCode::kLibrary,
+              name() + " has no memory for " + std::to_string(bytes) +
+                  " bytes: " + api_->text_of(result) +
+                  (result == cuda::kOutOfMemory ? "; lower FARANDOLE_GPU_FUSION_THRESHOLD or the "
+                                                  "framework's own use"
+                                                : ""));
+}
+
+void GpuDevice::free(cuda::Address address, cuda::Stream stream) noexcept {
+  if (!address) return;
+  api_->context_push(context_);
+  api_->free_async(address, stream);
+  cuda::Context popped;
+  api_->context_pop(&popped);
+}
+
+void GpuDevice::synchronize() const {
+  Scope scope(*this);
+  api_->check(api_->context_synchronize(), "GPU work failed");
+}
+
+}  // namespace farandole

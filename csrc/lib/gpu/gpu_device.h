@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// One GPU, as this rank uses it: its primary context (the one that frameworks use too), our stream, and
+// what is borrowed from it: events, device memory, pinned memory. Any thread.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "lib/gpu/cuda.h"
+
+namespace farandole {
+
+class GpuDevice;
+
+// A point in a stream. Goes back to its device's pool.
+class GpuEvent {
+ public:
+  GpuEvent(std::shared_ptr<GpuDevice> device, cuda::Event event)
+      : device_(std::move(device)), event_(event) {}
+  ~GpuEvent();
+  GpuEvent(const GpuEvent&) = delete;
+  GpuEvent& operator=(const GpuEvent&) = delete;
+
+  void record(cuda::Stream stream);
+  void make_wait(cuda::Stream stream) const;  // what comes later in `stream` waits for this point
+  bool fired() const;                         // throws kLibrary if the device has failed
+  void wait() const;                          // blocks this thread, asleep
+
+ private:
+  std::shared_ptr<GpuDevice> device_;
+  cuda::Event event_;
+};
+
+// Pinned host memory: goes back to its device's pool.
+class PinnedMemory {
+ public:
+  PinnedMemory(std::shared_ptr<GpuDevice> device, std::byte* data, size_t bytes)
+      : device_(std::move(device)), data_(data), bytes_(bytes) {}
+  ~PinnedMemory();
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+  std::byte* data() const { return data_; }
+
+ private:
+  std::shared_ptr<GpuDevice> device_;
+  std::byte* data_;
+  size_t bytes_;
+};
+
+class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
+ public:
+  // Throws Error(kLibrary).
+  static std::shared_ptr<GpuDevice> open(std::shared_ptr<const cuda::Api> api, int ordinal);
+  ~GpuDevice();
+
+  // The device's context is this thread's current one meanwhile.
+  class Scope {
+   public:
+    explicit Scope(const GpuDevice& device);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    const GpuDevice& device_;
+  };
+
+  const cuda::Api& api() const { return *api_; }
+  int ordinal() const { return ordinal_; }
+  int capability() const { return capability_; }  // 90: sm_90
+  const cuda::Uuid& uuid() const { return uuid_; }
+  std::string name() const;
+  // Of high priority; does not wait for the default stream.
+  cuda::Stream stream() const { return stream_; }
+
+  std::shared_ptr<GpuEvent> event();
+  std::shared_ptr<GpuEvent> recorded(cuda::Stream stream);
+  std::shared_ptr<PinnedMemory> pinned(size_t bytes);
+  // In the order of `stream`: usable by later work there, reused after earlier work there. Our own pool.
+  // Out of memory: Error(kLibrary) that names the bytes.
+  cuda::Address allocate(size_t bytes, cuda::Stream stream);
+  void free(cuda::Address address, cuda::Stream stream) noexcept;
+  // Blocks until all streams of the context, the user's too, have done what is now in them.
+  void synchronize() const;
+
+ private:
+  friend class GpuEvent;
+  friend class PinnedMemory;
+  GpuDevice(std::shared_ptr<const cuda::Api> api, int ordinal);
+
+  std::shared_ptr<const cuda::Api> api_;
+  const int ordinal_;
+  cuda::Device device_ = 0;
+  cuda::Context context_ = nullptr;
+  cuda::Stream stream_ = nullptr;
+  cuda::Pool pool_ = nullptr;
+  cuda::Uuid uuid_{};
+  int capability_ = 0;
+
+  std::mutex mutex_;
+  std::vector<cuda::Event> events_;
+  std::multimap<size_t, std::byte*> pinned_;  // by bytes
+};
+
+}  // namespace farandole

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/gpu/nccl.h"
+
+#include "base/error.h"
+#include "lib/os/dl.h"
+
+namespace farandole::nccl {
+namespace {
+
+void fill_all(const DynamicLibrary& library, Api& api) {
+  library.fill(api.unique_id, "ncclGetUniqueId");
+  library.fill(api.init_rank, "ncclCommInitRankConfig");
+  library.fill(api.destroy, "ncclCommDestroy");
+  library.fill(api.finalize, "ncclCommFinalize");
+  library.fill(api.abort, "ncclCommAbort");
+  library.fill(api.async_error, "ncclCommGetAsyncError");
+  library.fill(api.error_text, "ncclGetErrorString");
+  library.fill(api.last_error, "ncclGetLastError");
+  library.fill(api.all_reduce, "ncclAllReduce");
+  library.fill(api.broadcast, "ncclBroadcast");
+  library.fill(api.reduce, "ncclReduce");
+  library.fill(api.all_gather, "ncclAllGather");
+  library.fill(api.reduce_scatter, "ncclReduceScatter");
+  library.fill(api.send, "ncclSend");
+  library.fill(api.receive, "ncclRecv");
+  library.fill(api.group_start, "ncclGroupStart");
+  library.fill(api.group_end, "ncclGroupEnd");
+  library.fill(api.weighted_sum, "ncclRedOpCreatePreMulSum");
+  library.fill(api.op_destroy, "ncclRedOpDestroy");
+  library.fill_if_there(api.split, "ncclCommSplit");
+  library.fill_if_there(api.memory_allocate, "ncclMemAlloc");
+  library.fill_if_there(api.memory_free, "ncclMemFree");
+  library.fill_if_there(api.buffer_register, "ncclCommRegister");
+  library.fill_if_there(api.buffer_deregister, "ncclCommDeregister");
+  library.fill_if_there(api.window_register, "ncclCommWindowRegister");
+  library.fill_if_there(api.window_deregister, "ncclCommWindowDeregister");
+}
+
+}  // namespace
+
+void Api::check(Result result, const char* what, Comm comm) const {
+  if (result == kSuccess || result == kInProgress) return;
+  const char* words = last_error(comm);
+  throw Error(ErrorCode::kLibrary, std::string(what) + ": " + error_text(result) +
+                                       (words && *words ? std::string("; NCCL says: ") + words
+                                                        : "; NCCL_DEBUG=INFO tells more"));
+}
+
+std::shared_ptr<const Api> open(const std::vector<std::string>& paths) {
+  std::string error;
+  auto library = DynamicLibrary::try_open(paths, &error);
+  if (!library) {
+    throw Error(ErrorCode::kLibrary,
+                "no NCCL: " + error + "; pip install nvidia-nccl-cu13 (or -cu12)");
+  }
+  auto api = std::make_shared<Api>();
+  api->path = library->name();
+  library->fill(api->get_version, "ncclGetVersion");
+  api->check(api->get_version(&api->version), "ncclGetVersion");
+  if (api->version < kFirstNonBlocking) {
+    throw Error(ErrorCode::kLibrary,
+                api->path + " is NCCL " + std::to_string(api->version) +
+                    "; 2.14 or newer is needed: pip install -U nvidia-nccl-cu13");
+  }
+  fill_all(*library, *api);
+  return api;
+}
+
+}  // namespace farandole::nccl

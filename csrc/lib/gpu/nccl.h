@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// NCCL, found at run time: the copy that the process carries already, else one from site-packages. Our own
+// declarations, compared with NVIDIA's header by tests/single/test_gpu_declarations.py.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/reduce_op.h"
+#include "lib/gpu/cuda.h"
+
+struct ncclComm;
+struct ncclWindow_vidmem;  // NVIDIA's name
+
+namespace farandole::nccl {
+
+using Result = int;
+using Comm = ncclComm*;
+using DataType = int;
+using RedOp = int;
+using Window = ncclWindow_vidmem*;
+
+constexpr Result kSuccess = 0;
+constexpr Result kInProgress = 7;
+
+// All types and operators are in the rows of base/dtype.h and base/reduce_op.h.
+constexpr DataType kInt8 = traits_of(DType::kInt8).nccl;
+constexpr DataType kFloat32 = traits_of(DType::kFloat32).nccl;
+constexpr RedOp kSum = traits_of(ReduceOp::kSum).nccl;
+constexpr RedOp kAverage = 4;  // of its own: it divides by the number of ranks
+constexpr int kScalarHost = 1;
+constexpr int kNoColor = -1;         // of who is in no part
+constexpr int kWindowSymmetric = 1;  // all ranks use the same offsets
+constexpr size_t kWindowAlignment = 4096;
+
+struct UniqueId {
+  char bytes[128];
+};
+
+// The first members of ncclConfig_t; `size` and `version` tell the library which of them there are.
+struct ConfigV21400 {
+  size_t size = sizeof(ConfigV21400);
+  unsigned magic = 0xcafebeef;
+  unsigned version = 21400;
+  int blocking = 0;
+};
+
+constexpr int kFirstNonBlocking = 21400;  // the oldest version that we use
+
+struct Api {
+  std::string path;
+  int version = 0;  // 22707 is 2.27.7
+
+  Result (*get_version)(int* version);
+  Result (*unique_id)(UniqueId* id);
+  Result (*init_rank)(Comm* comm, int ranks, UniqueId id, int rank, ConfigV21400* config);
+  Result (*destroy)(Comm comm);
+  Result (*finalize)(Comm comm);
+  Result (*abort)(Comm comm);
+  Result (*async_error)(Comm comm, Result* error);
+  const char* (*error_text)(Result result);
+  const char* (*last_error)(Comm comm);
+  Result (*all_reduce)(const void* input, void* output, size_t count, DataType type, RedOp op,
+                       Comm comm, cuda::Stream stream);
+  Result (*broadcast)(const void* input, void* output, size_t count, DataType type, int root,
+                      Comm comm, cuda::Stream stream);
+  Result (*reduce)(const void* input, void* output, size_t count, DataType type, RedOp op, int root,
+                   Comm comm, cuda::Stream stream);
+  Result (*all_gather)(const void* input, void* output, size_t count, DataType type, Comm comm,
+                       cuda::Stream stream);
+  Result (*reduce_scatter)(const void* input, void* output, size_t count, DataType type, RedOp op,
+                           Comm comm, cuda::Stream stream);
+  Result (*send)(const void* input, size_t count, DataType type, int peer, Comm comm,
+                 cuda::Stream stream);
+  Result (*receive)(void* output, size_t count, DataType type, int peer, Comm comm,
+                    cuda::Stream stream);
+  Result (*group_start)();
+  Result (*group_end)();
+  Result (*weighted_sum)(RedOp* op, void* weight, DataType type, int residence, Comm comm);
+  Result (*op_destroy)(RedOp op, Comm comm);
+  // ---- nullptr where NCCL is too old: from 2.18,
+  Result (*split)(Comm comm, int color, int key, Comm* part, ConfigV21400* config);
+  // from 2.19,
+  Result (*memory_allocate)(void** memory, size_t bytes);
+  Result (*memory_free)(void* memory);
+  Result (*buffer_register)(const Comm comm, void* memory, size_t bytes, void** handle);
+  Result (*buffer_deregister)(const Comm comm, void* handle);
+  // and from 2.27
+  Result (*window_register)(Comm comm, void* memory, size_t bytes, Window* window, int flags);
+  Result (*window_deregister)(Comm comm, Window window);
+  bool registers_memory() const { return memory_allocate && (window_register || buffer_register); }
+
+  // Throws Error(kLibrary): "what: text (NCCL's last words)". kInProgress is no error.
+  void check(Result result, const char* what, Comm comm = nullptr) const;
+};
+
+// The first of `paths` that the process holds or that can be opened. Throws Error(kLibrary) with the
+// remedy, also for a version that is too old.
+std::shared_ptr<const Api> open(const std::vector<std::string>& paths);
+
+}  // namespace farandole::nccl

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/ipc/arena.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "lib/os/memory.h"
+
+namespace farandole {
+namespace {
+
+constexpr size_t kMostBytes = size_t{256} << 30;
+constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
+constexpr const char* kAddressRemedy = "raise the limit of address space (ulimit -v)";
+
+constexpr uint64_t round_up(uint64_t value, uint64_t step) {
+  return (value + step - 1) / step * step;
+}
+
+Fd sparse_memfd(size_t bytes) {
+  Fd fd(memfd_create("farandole-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) throw_system_error("cannot create shared memory for arrays", errno);
+  if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 ||
+      fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    throw_system_error("cannot size shared memory for arrays", errno,
+                       "raise the limit of file sizes (ulimit -f)");
+  }
+  return fd;
+}
+
+void map_over(std::byte* at, size_t bytes, int flags, int fd, uint64_t offset) {
+  void* mapped =
+      mmap(at, bytes, PROT_READ | PROT_WRITE, flags | MAP_FIXED, fd, static_cast<off_t>(offset));
+  if (mapped == MAP_FAILED) throw_system_error("cannot map an arena", errno, kAddressRemedy);
+}
+
+}  // namespace
+
+// ---- a mapping
+
+// Begins at a huge page, so that huge pages of the memfd are huge in every process.
+ArenaMapping::ArenaMapping(int fd, bool inherit) {
+  struct stat status;
+  if (fstat(fd, &status) != 0) throw_system_error("cannot map an arena", errno);
+  const auto bytes = static_cast<size_t>(status.st_size);
+  constexpr size_t kAlign = Arena::kHugePageBytes;
+  void* room =
+      mmap(nullptr, bytes + kAlign, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) {
+    throw_system_error("cannot map an arena of " + std::to_string(bytes >> 20) + " MiB", errno,
+                       kAddressRemedy);
+  }
+  auto* const first = static_cast<std::byte*>(room);
+  const size_t before =
+      round_up(reinterpret_cast<uintptr_t>(first), kAlign) - reinterpret_cast<uintptr_t>(first);
+  if (before > 0) munmap(first, before);
+  munmap(first + before + bytes, kAlign - before);
+  data_ = first + before;
+  size_ = bytes;
+  map_over(data_, size_, MAP_SHARED, fd, 0);
+  madvise(data_, size_, MADV_DONTDUMP);  // a core file would hold every rank's arrays once per rank
+  if (!inherit) madvise(data_, size_, MADV_DONTFORK);
+}
+
+ArenaMapping::ArenaMapping(ArenaMapping&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+ArenaMapping& ArenaMapping::operator=(ArenaMapping&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+ArenaMapping::~ArenaMapping() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
+
+// ---- an arena
+
+size_t Arena::default_bytes() {
+  const auto machine =
+      static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return round_up(std::min(machine, kMostBytes), kHugePageBytes);
+}
+
+Arena::Arena(size_t bytes)
+    : bytes_(round_up(bytes, kHugePageBytes)), fd_(sparse_memfd(bytes_)), free_{{0, bytes_}} {}
+
+std::byte* Arena::allocate(size_t bytes) {
+  std::lock_guard lock(mutex_);
+  if (mapping_.data() == nullptr) mapping_ = ArenaMapping(fd_.get(), /*inherit=*/true);
+  const size_t page = bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes;
+  const size_t room = round_up(std::max<size_t>(bytes, 1), page);
+  if (room >= kHugePageBytes) refuse_too_much("an array", room);  // a look that costs 0.1 ms
+  const uint64_t offset = take(room, page);
+  try {
+    fill(offset, room);
+  } catch (...) {
+    punch(offset, room);
+    give_back(offset, room);
+    throw;
+  }
+  allocations_.emplace(offset, Allocation{room});
+  in_use_ = true;
+  return mapping_.data() + offset;
+}
+
+// The first place that fits.
+uint64_t Arena::take(size_t bytes, size_t alignment) {
+  for (auto [start, length] : free_) {
+    const uint64_t offset = round_up(start, alignment);
+    if (offset + bytes > start + length) continue;
+    free_.erase(start);
+    if (offset > start) free_.emplace(start, offset - start);
+    if (offset + bytes < start + length) {
+      free_.emplace(offset + bytes, start + length - offset - bytes);
+    }
+    return offset;
+  }
+  throw Error(ErrorCode::kLibrary, "no room for " + std::to_string(bytes) +
+                                       " bytes in an arena of " + std::to_string(bytes_));
+}
+
+void Arena::give_back(uint64_t offset, size_t bytes) {
+  auto next = free_.lower_bound(offset);
+  if (next != free_.end() && next->first == offset + bytes) {
+    bytes += next->second;
+    next = free_.erase(next);
+  }
+  if (next != free_.begin()) {
+    const auto before = std::prev(next);
+    if (before->first + before->second == offset) {
+      before->second += bytes;
+      return;
+    }
+  }
+  free_.emplace(offset, bytes);
+}
+
+// Huge pages come by faults only, which fallocate does not make; older kernels have no way to make them
+// without the risk of SIGBUS.
+void Arena::fill(uint64_t offset, size_t bytes) {
+  std::byte* const begin = mapping_.data() + offset;
+  if (bytes >= kHugePageBytes) {
+    madvise(begin, bytes, MADV_HUGEPAGE);
+    if (madvise(begin, bytes, kPopulateWrite) == 0) return;
+  }
+  allocate_pages(fd_.get(), "an array", offset, bytes);
+}
+
+void Arena::punch(uint64_t offset, size_t bytes) {
+  fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+            static_cast<off_t>(bytes));
+}
+
+bool Arena::release(std::byte* memory) {
+  std::lock_guard lock(mutex_);
+  const auto found = around(memory);
+  if (found == allocations_.end() || memory != mapping_.data() + found->first) return false;
+  const auto [offset, allocation] = *found;
+  if (allocation.retired) {
+    madvise(memory, allocation.bytes, MADV_DONTNEED);
+    allocations_[offset].released = true;
+    return true;
+  }
+  allocations_.erase(found);
+  if (allocation.bytes >= kHugePageBytes) madvise(memory, allocation.bytes, MADV_NOHUGEPAGE);
+  punch(offset, allocation.bytes);
+  give_back(offset, allocation.bytes);
+  return true;
+}
+
+Arena::Allocations::const_iterator Arena::around(const std::byte* memory) const {
+  const std::byte* const begin = mapping_.data();
+  if (begin == nullptr || memory < begin || memory >= begin + bytes_) return allocations_.end();
+  const auto offset = static_cast<uint64_t>(memory - begin);
+  auto next = allocations_.upper_bound(offset);
+  if (next == allocations_.begin()) return allocations_.end();
+  const auto found = std::prev(next);
+  return offset < found->first + found->second.bytes ? found : allocations_.end();
+}
+
+std::optional<uint64_t> Arena::offset_of(const std::byte* memory) const {
+  if (!in_use_) return std::nullopt;
+  std::lock_guard lock(mutex_);
+  const auto found = around(memory);
+  if (found == allocations_.end() || found->second.retired) return std::nullopt;
+  return static_cast<uint64_t>(memory - mapping_.data());
+}
+
+void Arena::retire(const std::byte* memory) {
+  std::lock_guard lock(mutex_);
+  const auto found = around(memory);
+  if (found == allocations_.end() || found->second.retired) return;
+  const uint64_t offset = found->first;
+  make_private(offset, found->second.bytes);
+  // One written byte makes a page private; adding nothing loses no other thread's store.
+  for (size_t at = 0; at < found->second.bytes; at += kPageBytes) {
+    std::atomic_ref(*reinterpret_cast<unsigned char*>(mapping_.data() + offset + at)).fetch_or(0);
+  }
+  allocations_[offset].retired = true;
+}
+
+void Arena::read_old(uint64_t offset, std::byte* into, size_t bytes) const {
+  while (bytes > 0) {
+    const ssize_t got = pread(fd_.get(), into, bytes, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) throw_system_error("cannot read an arena", got < 0 ? errno : EIO);
+    offset += static_cast<uint64_t>(got);
+    into += got;
+    bytes -= static_cast<size_t>(got);
+  }
+}
+
+void Arena::make_private(uint64_t offset, size_t bytes) {
+  map_over(mapping_.data() + offset, bytes, MAP_PRIVATE, fd_.get(), offset);
+}
+
+bool Arena::has_retired() const {
+  std::lock_guard lock(mutex_);
+  return std::any_of(allocations_.begin(), allocations_.end(),
+                     [](const auto& entry) { return entry.second.retired; });
+}
+
+bool Arena::empty() const {
+  std::lock_guard lock(mutex_);
+  return std::all_of(allocations_.begin(), allocations_.end(),
+                     [](const auto& entry) { return entry.second.released; });
+}
+
+void Arena::forget_peers() {
+  std::lock_guard lock(mutex_);
+  for (const auto& [offset, allocation] : allocations_) {
+    if (allocation.retired) punch(offset, allocation.bytes);
+  }
+}
+
+void Arena::after_fork_in_child() {
+  for (const auto& [offset, allocation] : allocations_) {
+    if (!allocation.retired) make_private(offset, allocation.bytes);
+  }
+  mutex_.unlock();
+}
+
+// ---- the arenas of a process
+
+ArenaPool::ArenaPool(size_t arena_bytes) : arena_bytes_(arena_bytes) {}
+
+std::byte* ArenaPool::allocate(size_t bytes) {
+  std::lock_guard lock(mutex_);
+  if (arenas_.empty()) arenas_.push_back(std::make_shared<Arena>(arena_bytes_));
+  return arenas_.back()->allocate(bytes);
+}
+
+void ArenaPool::release(std::byte* memory) {
+  std::lock_guard lock(mutex_);
+  const auto found = std::find_if(arenas_.begin(), arenas_.end(),
+                                  [memory](const auto& arena) { return arena->release(memory); });
+  if (found == arenas_.end() || *found == arenas_.back() || !(*found)->empty()) return;
+  arenas_.erase(found);
+}
+
+std::shared_ptr<Arena> ArenaPool::share() {
+  std::lock_guard lock(mutex_);
+  if (arenas_.empty() || arenas_.back()->has_retired()) {
+    if (!arenas_.empty()) arenas_.back()->forget_peers();
+    std::erase_if(arenas_, [](const auto& arena) { return arena->empty(); });
+    arenas_.push_back(std::make_shared<Arena>(arena_bytes_));
+  }
+  return arenas_.back();
+}
+
+void ArenaPool::before_fork() {
+  mutex_.lock();
+  for (const auto& arena : arenas_) arena->before_fork();
+}
+
+void ArenaPool::after_fork_in_parent() {
+  for (const auto& arena : arenas_) arena->after_fork_in_parent();
+  mutex_.unlock();
+}
+
+void ArenaPool::after_fork_in_child() {
+  for (const auto& arena : arenas_) arena->after_fork_in_child();
+  mutex_.unlock();
+}
+
+}  // namespace farandole

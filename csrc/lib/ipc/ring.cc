@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/ipc/ring.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+// In front of each record; the complement tells a record from whatever else a bad peer left there.
+struct Prefix {
+  uint32_t length;
+  uint32_t complement;
+};
+
+constexpr size_t kAlignment = 8;
+constexpr size_t kSmallestCapacity = 64;
+constexpr uint32_t kWrap = ~uint32_t{0};  // as a length: the next record is at the ring's start
+static_assert(sizeof(Prefix) == kAlignment);
+
+constexpr size_t with_prefix(size_t record) {
+  return sizeof(Prefix) + (record + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+void write_prefix(std::byte* to, uint32_t length) {
+  const Prefix prefix{length, ~length};
+  std::memcpy(to, &prefix, sizeof(prefix));
+}
+
+[[noreturn]] void throw_corrupt(const char* what, uint64_t value) {
+  throw Error(ErrorCode::kInternal, std::string("corrupt ring in shared memory: ") + what + " " +
+                                        std::to_string(value) + "; a peer has overwritten it");
+}
+
+uint32_t read_length(const std::byte* from) {
+  Prefix prefix;
+  std::memcpy(&prefix, from, sizeof(prefix));
+  if (prefix.complement != ~prefix.length) throw_corrupt("prefix", prefix.length);
+  return prefix.length;
+}
+
+}  // namespace
+
+RingMemory::RingMemory(std::byte* memory, size_t capacity)
+    : header_(reinterpret_cast<RingHeader*>(memory)),
+      data_(memory + sizeof(RingHeader)),
+      capacity_(capacity) {
+  const bool aligned = reinterpret_cast<uintptr_t>(memory) % alignof(RingHeader) == 0;
+  if (!aligned || capacity < kSmallestCapacity || !std::has_single_bit(capacity)) {
+    throw Error(ErrorCode::kInternal,
+                "a ring needs aligned memory and a power of two of at least 64 bytes, not " +
+                    std::to_string(capacity));
+  }
+}
+
+RingWriter::RingWriter(std::byte* memory, size_t capacity)
+    : RingMemory(memory, capacity), head_(header_->head.load()), known_tail_(header_->tail.load()) {
+  if (head_ % kAlignment != 0 || head_ - known_tail_ > capacity) throw_corrupt("head", head_);
+}
+
+bool RingWriter::try_push(Bytes first, Bytes second) {
+  const size_t length = first.size() + second.size();
+  if (length == 0 || length > max_record()) {
+    throw Error(ErrorCode::kInternal, "a ring of " + std::to_string(capacity_) +
+                                          " bytes takes no record of " + std::to_string(length));
+  }
+  const size_t needed = with_prefix(length);
+  const size_t skipped = needed > until_wrap(head_) ? until_wrap(head_) : 0;
+  if (!has_room(skipped + needed)) return false;
+  if (skipped > 0) write_prefix(at(head_), kWrap);
+  std::byte* to = at(head_ + skipped);
+  write_prefix(to, static_cast<uint32_t>(length));
+  to += sizeof(Prefix);
+  if (!first.empty()) std::memcpy(to, first.data(), first.size());
+  if (!second.empty()) std::memcpy(to + first.size(), second.data(), second.size());
+  head_ += skipped + needed;
+  header_->head.store(head_);
+  return true;
+}
+
+// Reads the reader's cache line only when the room known of is not enough.
+bool RingWriter::has_room(size_t bytes) {
+  if (capacity_ - (head_ - known_tail_) >= bytes) return true;
+  const uint64_t tail = header_->tail.load();
+  if (head_ - tail > head_ - known_tail_) throw_corrupt("tail", tail);
+  known_tail_ = tail;
+  return capacity_ - (head_ - known_tail_) >= bytes;
+}
+
+RingReader::RingReader(std::byte* memory, size_t capacity)
+    : RingMemory(memory, capacity), tail_(header_->tail.load()) {
+  if (tail_ % kAlignment != 0) throw_corrupt("tail", tail_);
+}
+
+Bytes RingReader::front() {
+  uint64_t ready = header_->head.load() - tail_;
+  if (ready > capacity_ || ready % kAlignment != 0) throw_corrupt("head", tail_ + ready);
+  if (ready == 0) return {};
+  uint32_t length = read_length(at(tail_));
+  if (length == kWrap) {
+    const size_t skipped = until_wrap(tail_);
+    if (skipped >= ready) throw_corrupt("wrap at", tail_);
+    tail_ += skipped;  // the writer learns of it by the pop() of the record behind
+    ready -= skipped;
+    length = read_length(at(tail_));
+  }
+  const uint64_t available = std::min<uint64_t>(ready, until_wrap(tail_));
+  if (length == 0 || length > max_record() || with_prefix(length) > available) {
+    throw_corrupt("length", length);
+  }
+  front_bytes_ = with_prefix(length);
+  return {at(tail_) + sizeof(Prefix), length};
+}
+
+bool RingReader::pop() {
+  if (front_bytes_ == 0) throw Error(ErrorCode::kInternal, "pop() of a ring without front()");
+  tail_ += std::exchange(front_bytes_, 0);
+  header_->tail.store(tail_);
+  // A wake-up for half a ring, not for every record.
+  const uint64_t used = header_->head.load() - tail_;
+  if (used > capacity_ / 2) return false;
+  return header_->room_wanted.load() != 0 && header_->room_wanted.exchange(0) != 0;
+}
+
+void QueuedWriter::push(Bytes first, Bytes second) {
+  if (queue_.empty() && ring_.try_push(first, second)) return;
+  std::vector<std::byte> record;
+  record.reserve(first.size() + second.size());
+  record.insert(record.end(), first.begin(), first.end());
+  record.insert(record.end(), second.begin(), second.end());
+  queue_.push_back(std::move(record));
+  flush();
+}
+
+bool QueuedWriter::flush() {
+  if (flush_once()) return true;
+  ring_.want_room();
+  return flush_once();  // the reader may have made room before it could see the wish
+}
+
+bool QueuedWriter::flush_once() {
+  while (!queue_.empty() && ring_.try_push(queue_.front())) queue_.pop_front();
+  return queue_.empty();
+}
+
+}  // namespace farandole

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/ipc/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "lib/os/memory.h"
+
+namespace farandole {
+namespace {
+
+constexpr int kFixedSize = F_SEAL_SHRINK | F_SEAL_GROW;
+
+size_t fixed_size(const Fd& fd) {
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  struct stat status;
+  if (seals < 0 || fstat(fd.get(), &status) != 0) {
+    throw_system_error("a peer sent no shared memory segment", errno);
+  }
+  if ((seals & kFixedSize) != kFixedSize || status.st_size <= 0) {
+    throw Error(ErrorCode::kInternal, "a peer sent a shared memory segment of no fixed size");
+  }
+  return static_cast<size_t>(status.st_size);
+}
+
+}  // namespace
+
+Segment Segment::create(const char* label, size_t bytes, bool inherit) {
+  if (bytes == 0) throw Error(ErrorCode::kInternal, "a segment of no bytes");
+  refuse_too_much(label, bytes);
+  Fd fd(memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) throw_system_error(std::string("cannot create shared memory for ") + label, errno);
+  allocate_pages(fd.get(), label, 0, bytes);
+  if (fcntl(fd.get(), F_ADD_SEALS, kFixedSize | F_SEAL_SEAL) != 0) {
+    throw_system_error("cannot seal shared memory", errno);
+  }
+  return Segment(std::move(fd), bytes, inherit);
+}
+
+Segment Segment::map(Fd fd, bool inherit) {
+  const size_t bytes = fixed_size(fd);
+  return Segment(std::move(fd), bytes, inherit);
+}
+
+Segment::Segment(Fd fd, size_t bytes, bool inherit) : fd_(std::move(fd)) {
+  void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
+  if (mapped == MAP_FAILED) {
+    throw_system_error("cannot map " + std::to_string(bytes) + " bytes of shared memory", errno,
+                       "raise the limit of address space (ulimit -v)");
+  }
+  data_ = static_cast<std::byte*>(mapped);
+  size_ = bytes;
+  if (!inherit && madvise(data_, size_, MADV_DONTFORK) != 0) {
+    const int failed = errno;
+    munmap(data_, size_);
+    throw_system_error("cannot keep shared memory from forked children", failed);
+  }
+}
+
+Segment::Segment(Segment&& other) noexcept
+    : fd_(std::move(other.fd_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+Segment& Segment::operator=(Segment&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+Segment::~Segment() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
+
+}  // namespace farandole

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/ipc/unix_socket.h"
+
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+constexpr int kUnixBacklog = 256;
+
+[[noreturn]] void throw_timed_out(const char* what) {
+  throw Error(ErrorCode::kStall, std::string("deadline passed while ") + what);
+}
+
+[[noreturn]] void throw_failed(const char* what, int error_number) {
+  if (error_number == EPIPE || error_number == ECONNRESET || error_number == ECONNREFUSED) {
+    throw Error(ErrorCode::kPeer, std::string("the peer is gone while ") + what);
+  }
+  throw_system_error(std::string("failed while ") + what, error_number);
+}
+
+Fd make_socket() {
+  Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!fd) throw_system_error("cannot create a Unix socket", errno);
+  return fd;
+}
+
+struct Address {
+  sockaddr_un storage{};
+  socklen_t size;
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+};
+
+// Abstract: starts with a zero byte, lives in no directory and dies with the socket.
+Address address_of(const std::string& name) {
+  Address address;
+  if (name.empty() || name.size() >= sizeof(address.storage.sun_path)) {
+    throw Error(ErrorCode::kInternal, "bad name of a Unix socket: " + name);
+  }
+  address.storage.sun_family = AF_UNIX;
+  std::memcpy(address.storage.sun_path + 1, name.data(), name.size());
+  address.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  return address;
+}
+
+std::string random_name() {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string name = "farandole-";
+  for (const std::byte byte : random_key()) {
+    name += kDigits[std::to_integer<int>(byte >> 4)];
+    name += kDigits[std::to_integer<int>(byte & std::byte{15})];
+  }
+  return name;
+}
+
+// connect() on a blocking socket waits for a place in the backlog, as long as the send time-out says.
+void set_send_timeout(const Fd& fd, Deadline deadline) {
+  const int64_t left_us =
+      deadline.is_never() ? 0 : std::max<int64_t>(1, (deadline.ns() - now_ns()) / 1000);
+  const timeval timeout{left_us / 1'000'000, left_us % 1'000'000};  // zero: never
+  if (setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout)) != 0) {
+    throw_system_error("cannot set a time-out", errno);
+  }
+}
+
+void wait_ready(int fd, short events, Deadline deadline, const char* what) {
+  for (;;) {
+    pollfd event{fd, events, 0};
+    const int ready = poll(&event, 1, deadline.poll_ms());
+    if (ready > 0) return;
+    if (ready < 0 && errno != EINTR) throw_failed(what, errno);
+    if (deadline.expired()) throw_timed_out(what);
+  }
+}
+
+// Retries a non-blocking call until it has done something or the deadline passes.
+template <class Call>
+size_t complete(int fd, short events, Deadline deadline, const char* what, Call&& call) {
+  for (;;) {
+    const ssize_t done = call();
+    if (done >= 0) return static_cast<size_t>(done);
+    if (errno == EAGAIN) {
+      wait_ready(fd, events, deadline, what);
+    } else if (errno != EINTR) {
+      throw_failed(what, errno);
+    }
+  }
+}
+
+ucred credentials(int fd) {
+  ucred peer{};
+  socklen_t size = sizeof(peer);
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
+    throw_system_error("cannot ask who the peer is", errno);
+  }
+  return peer;
+}
+
+// Takes as long whatever differs.
+bool equal_keys(std::span<const std::byte> shown, const JobKey& key) {
+  if (shown.size() != key.size()) return false;
+  std::byte difference{0};
+  for (size_t i = 0; i < key.size(); ++i) difference |= shown[i] ^ key[i];
+  return difference == std::byte{0};
+}
+
+using FdSpace = std::array<std::byte, CMSG_SPACE(sizeof(int) * UnixSocket::kMaxFds)>;
+
+std::vector<Fd> take_fds(msghdr& header) {
+  std::vector<Fd> fds;
+  for (cmsghdr* part = CMSG_FIRSTHDR(&header); part; part = CMSG_NXTHDR(&header, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
+      fds.emplace_back(fd);
+    }
+  }
+  return fds;
+}
+
+}  // namespace
+
+JobKey random_key() {
+  JobKey key;
+  size_t filled = 0;
+  while (filled < key.size()) {
+    const ssize_t got = getrandom(key.data() + filled, key.size() - filled, 0);
+    if (got < 0 && errno != EINTR) throw_system_error("no random numbers from the kernel", errno);
+    if (got > 0) filled += static_cast<size_t>(got);
+  }
+  return key;
+}
+
+UnixSocket UnixSocket::connect(const std::string& name, const JobKey& key, Deadline deadline) {
+  constexpr const char* kWhat = "connecting to a rank of this host";
+  UnixSocket connection(make_socket());
+  const Address address = address_of(name);
+  do {
+    set_send_timeout(connection.fd_, deadline);
+    if (::connect(connection.fd(), address.get(), address.size) == 0) {
+      if (connection.peer_uid() != geteuid()) {
+        throw Error(ErrorCode::kPeer, "a process of another user listens in place of a rank");
+      }
+      connection.send(key, {}, deadline);
+      return connection;
+    }
+  } while (errno == EINTR && !deadline.expired());
+  if (errno == EINTR || errno == EAGAIN) throw_timed_out(kWhat);
+  throw_failed(kWhat, errno);
+}
+
+void UnixSocket::send(std::span<const std::byte> bytes, std::span<const int> fds,
+                      Deadline deadline) {
+  if (bytes.empty() || bytes.size() > kMaxBytes || fds.size() > kMaxFds) {
+    throw Error(ErrorCode::kInternal, "a message of " + std::to_string(bytes.size()) +
+                                          " bytes and " + std::to_string(fds.size()) +
+                                          " descriptors does not fit a Unix socket");
+  }
+  iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  alignas(cmsghdr) FdSpace space{};
+  if (!fds.empty()) {
+    header.msg_control = space.data();
+    header.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* rights = CMSG_FIRSTHDR(&header);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(rights), fds.data(), fds.size_bytes());
+  }
+  complete(fd_.get(), POLLOUT, deadline, "sending to a rank of this host",
+           [&] { return sendmsg(fd_.get(), &header, MSG_DONTWAIT | MSG_NOSIGNAL); });
+}
+
+UnixMessage UnixSocket::receive(Deadline deadline) {
+  constexpr const char* kWhat = "receiving from a rank of this host";
+  UnixMessage message;
+  message.bytes.resize(kMaxBytes);
+  iovec part{message.bytes.data(), message.bytes.size()};
+  alignas(cmsghdr) FdSpace space;
+  msghdr header{};
+  message.bytes.resize(complete(fd_.get(), POLLIN, deadline, kWhat, [&] {
+    header = msghdr{};
+    header.msg_iov = &part;
+    header.msg_iovlen = 1;
+    header.msg_control = space.data();
+    header.msg_controllen = space.size();
+    return recvmsg(fd_.get(), &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  }));
+  message.fds = take_fds(header);
+  if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+    throw Error(ErrorCode::kLibrary,
+                "a message was cut short; the limit of open files (ulimit -n) may be reached");
+  }
+  if (message.bytes.empty()) throw_failed(kWhat, ECONNRESET);  // nobody sends empty messages
+  return message;
+}
+
+pid_t UnixSocket::peer_pid() const { return credentials(fd_.get()).pid; }
+uid_t UnixSocket::peer_uid() const { return credentials(fd_.get()).uid; }
+
+UnixListener::UnixListener(const JobKey& key)
+    : key_(key), name_(random_name()), fd_(make_socket()) {
+  const Address address = address_of(name_);
+  if (bind(fd_.get(), address.get(), address.size) != 0 || listen(fd_.get(), kUnixBacklog) != 0) {
+    throw_system_error("cannot listen on a Unix socket", errno);
+  }
+}
+
+UnixSocket UnixListener::accept(Deadline deadline) {
+  for (;;) {
+    admit_strangers();
+    Fd known = first_with_key();
+    if (known) return UnixSocket(std::move(known));
+    if (deadline.expired()) throw_timed_out("waiting for a rank of this host to connect");
+    wait_for_event(deadline);
+  }
+}
+
+// Takes all that are waiting, so that a full backlog of silent peers locks nobody out.
+void UnixListener::admit_strangers() {
+  for (;;) {
+    pollfd event{fd_.get(), POLLIN, 0};
+    if (poll(&event, 1, 0) <= 0) return;
+    Fd peer(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!peer) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      throw_system_error("cannot accept a connection", errno, "raise ulimit -n");
+    }
+    if (credentials(peer.get()).uid != geteuid()) continue;
+    strangers_.push_back({std::move(peer), Deadline::in(kKeyTimeout)});
+  }
+}
+
+// Judges every stranger that has said something, or nothing for too long.
+Fd UnixListener::first_with_key() {
+  for (size_t i = 0; i < strangers_.size();) {
+    std::array<std::byte, sizeof(JobKey) + 1> shown;  // one more: a longer message is no key
+    const ssize_t got = recv(strangers_[i].fd.get(), shown.data(), shown.size(), MSG_DONTWAIT);
+    const bool silent = got < 0 && (errno == EAGAIN || errno == EINTR);
+    if (silent && !strangers_[i].key_due.expired()) {
+      ++i;
+      continue;
+    }
+    Fd peer = std::move(strangers_[i].fd);
+    strangers_.erase(strangers_.begin() + static_cast<ptrdiff_t>(i));
+    if (got > 0 && equal_keys({shown.data(), static_cast<size_t>(got)}, key_)) return peer;
+  }
+  return {};
+}
+
+void UnixListener::wait_for_event(Deadline deadline) {
+  std::vector<pollfd> events{{fd_.get(), POLLIN, 0}};
+  for (const Stranger& stranger : strangers_) {
+    events.push_back({stranger.fd.get(), POLLIN, 0});
+    deadline = std::min(deadline, stranger.key_due);
+  }
+  if (poll(events.data(), events.size(), deadline.poll_ms()) < 0 && errno != EINTR) {
+    throw_system_error("cannot wait for ranks of this host", errno);
+  }
+}
+
+}  // namespace farandole

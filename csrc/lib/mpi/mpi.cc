@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/mpi/mpi.h"
+
+#include <cstring>
+#include <optional>
+#include <string>
+
+#include "base/error.h"
+#include "lib/mpi/mpi_abi.h"
+#include "lib/os/dl.h"
+
+namespace farandole {
+namespace {
+
+template <class Abi>
+class CommOf final : public MpiComm {
+ public:
+  CommOf(DynamicLibrary library, const void* handle)
+      : library_(std::move(library)),
+        mpi_(library_),
+        byte_(Abi::predefined(library_, Abi::kByte)),
+        request_null_(Abi::predefined(library_, Abi::kRequestNull)) {
+    std::memcpy(&comm_, handle, sizeof comm_);
+    check_usable();
+    check(mpi_.comm_set_errhandler(comm_, Abi::predefined(library_, Abi::kErrorsReturn)),
+          "MPI_Comm_set_errhandler");
+  }
+
+  const char* library() const override { return library_.name().c_str(); }
+
+  int rank() override {
+    int rank = 0;
+    check(mpi_.comm_rank(comm_, &rank), "MPI_Comm_rank");
+    return rank;
+  }
+
+  int size() override {
+    int size = 0;
+    check(mpi_.comm_size(comm_, &size), "MPI_Comm_size");
+    return size;
+  }
+
+  int largest_tag() override {
+    constexpr int kLeast = 32767;  // that every MPI must allow
+    const int* largest = nullptr;
+    int found = 0;
+    check(mpi_.comm_get_attr(comm_, Abi::kTagUpperBound, &largest, &found), "MPI_Comm_get_attr");
+    return found != 0 ? *largest : kLeast;
+  }
+
+  bool revoke() override { return mpi_.comm_revoke && mpi_.comm_revoke(comm_) == kSuccess; }
+
+ private:
+  using Request = typename Abi::Request;
+  static_assert(sizeof(Request) <= sizeof(int64_t));
+  static constexpr int kSuccess = mpi_abi::kSuccess;
+
+  static int64_t stored(Request request) {
+    int64_t handle = 0;
+    std::memcpy(&handle, &request, sizeof request);
+    return handle;
+  }
+  static Request loaded(int64_t handle) {
+    Request request;
+    std::memcpy(&request, &handle, sizeof request);
+    return request;
+  }
+
+  void check(int code, const char* call) {
+    if (code == kSuccess) return;
+    char text[Abi::kErrorTextBytes] = "unknown error";
+    int length = 0;
+    mpi_.error_string(code, text, &length);
+    throw Error(ErrorCode::kLibrary, std::string(call) + ": " + text);
+  }
+
+  void check_usable() {
+    int initialized = 0, finalized = 0, threads = 0;
+    check(mpi_.initialized(&initialized), "MPI_Initialized");
+    check(mpi_.finalized(&finalized), "MPI_Finalized");
+    if (initialized == 0 || finalized != 0) {
+      throw Error(ErrorCode::kLibrary, "MPI is not running in this process");
+    }
+    check(mpi_.query_thread(&threads), "MPI_Query_thread");
+    if (threads >= mpi_abi::kThreadMultiple) return;
+    throw Error(ErrorCode::kLibrary,
+                "MPI was initialised for calls from one thread at a time; between hosts farandole "
+                "calls it beside the program. Remedy: leave mpi4py.rc.thread_level at 'multiple', "
+                "or call MPI.Init_thread(MPI.THREAD_MULTIPLE)");
+  }
+
+  int64_t start_send(const std::byte* data, int bytes, int to, int tag) override {
+    Request request;
+    check(mpi_.issend(data, bytes, byte_, to, tag, comm_, &request), "MPI_Issend");
+    return stored(request);
+  }
+
+  int64_t start_receive(std::byte* data, int bytes, int from, int tag) override {
+    Request request;
+    check(mpi_.irecv(data, bytes, byte_, from, tag, comm_, &request), "MPI_Irecv");
+    return stored(request);
+  }
+
+  bool test(int64_t& handle, int receives) override {
+    Request request = loaded(handle);
+    typename Abi::Status status{};
+    int done = 0, count = 0;
+    const int code = mpi_.test(&request, &done, &status);
+    handle = stored(request);
+    check(code, "MPI_Test");
+    if (done == 0 || receives < 0) return done != 0;
+    check(mpi_.get_count(&status, byte_, &count), "MPI_Get_count");
+    if (count == receives) return true;
+    throw Error(ErrorCode::kInternal, "a message of " + std::to_string(count) +
+                                          " bytes from rank " + std::to_string(status.source) +
+                                          " where " + std::to_string(receives) +
+                                          " were due: the ranks disagree about a bucket");
+  }
+
+  void cancel(int64_t handle) override {
+    Request request = loaded(handle);
+    if (request == request_null_) return;
+    check(mpi_.cancel(&request), "MPI_Cancel");
+  }
+
+  void forget(int64_t handle) noexcept override {
+    int finalized = 1;
+    Request request = loaded(handle);
+    if (request == request_null_) return;
+    if (mpi_.finalized(&finalized) == kSuccess && finalized == 0) mpi_.request_free(&request);
+  }
+
+  const DynamicLibrary library_;
+  const mpi_abi::Functions<Abi> mpi_;
+  const typename Abi::Datatype byte_;
+  const Request request_null_;
+  typename Abi::Comm comm_;
+};
+
+// nullptr: this library is not loaded.
+template <class Abi>
+std::unique_ptr<MpiComm> try_borrow(const void* handle) {
+  std::optional<DynamicLibrary> library = DynamicLibrary::find_loaded({Abi::kLibrary});
+  if (!library) return nullptr;
+  return std::make_unique<CommOf<Abi>>(std::move(*library), handle);
+}
+
+}  // namespace
+
+std::unique_ptr<MpiComm> MpiComm::borrow(const void* handle) {
+  if (auto comm = try_borrow<mpi_abi::OpenMpi>(handle)) return comm;
+  if (auto comm = try_borrow<mpi_abi::Mpich>(handle)) return comm;
+  throw Error(ErrorCode::kLibrary,
+              std::string("neither ") + mpi_abi::OpenMpi::kLibrary + " (Open MPI) nor " +
+                  mpi_abi::Mpich::kLibrary +
+                  " (MPICH) is loaded: between hosts farandole sends by the MPI that mpi4py uses. "
+                  "Remedy: use one of these two, or one that is binary compatible with them");
+}
+
+MpiRequest::MpiRequest(MpiRequest&& other) noexcept
+    : comm_(std::exchange(other.comm_, nullptr)),
+      handle_(other.handle_),
+      receives_(other.receives_) {}
+
+MpiRequest& MpiRequest::operator=(MpiRequest&& other) noexcept {
+  std::swap(comm_, other.comm_);
+  std::swap(handle_, other.handle_);
+  std::swap(receives_, other.receives_);
+  return *this;
+}
+
+MpiRequest::~MpiRequest() {
+  if (comm_ != nullptr) comm_->forget(handle_);
+}
+
+bool MpiRequest::test() {
+  if (comm_->test(handle_, receives_)) {
+    comm_ = nullptr;
+    return true;
+  }
+  return false;
+}
+
+void MpiRequest::cancel() {
+  if (receives_ < 0) return;
+  comm_->cancel(handle_);
+  receives_ = -1;
+}
+
+}  // namespace farandole

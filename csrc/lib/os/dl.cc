@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/os/dl.h"
+
+#include <dlfcn.h>
+
+#include <utility>
+
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+// Never unmapped: a foreign library's threads and exit handlers may outlive us.
+constexpr int kFlags = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
+
+std::string last_error() {
+  const char* text = dlerror();
+  return text != nullptr ? text : "unknown error";
+}
+
+}  // namespace
+
+std::optional<DynamicLibrary> DynamicLibrary::find_loaded(const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    void* handle = dlopen(name.c_str(), kFlags | RTLD_NOLOAD);
+    if (handle != nullptr) return DynamicLibrary(handle, name);
+  }
+  return std::nullopt;
+}
+
+std::optional<DynamicLibrary> DynamicLibrary::try_open(const std::vector<std::string>& names,
+                                                       std::string* error) {
+  if (std::optional<DynamicLibrary> loaded = find_loaded(names)) return loaded;
+  std::string failures;
+  for (const std::string& name : names) {
+    void* handle = dlopen(name.c_str(), kFlags);
+    if (handle != nullptr) return DynamicLibrary(handle, name);
+    failures += (failures.empty() ? "" : "; ") + last_error();
+  }
+  if (error != nullptr) *error = failures;
+  return std::nullopt;
+}
+
+DynamicLibrary DynamicLibrary::open(const std::vector<std::string>& names) {
+  std::string failures;
+  std::optional<DynamicLibrary> library = try_open(names, &failures);
+  if (!library) throw Error(ErrorCode::kLibrary, "cannot load a library: " + failures);
+  return std::move(*library);
+}
+
+DynamicLibrary::DynamicLibrary(DynamicLibrary&& other) noexcept
+    : handle_(std::exchange(other.handle_, nullptr)), name_(std::move(other.name_)) {}
+
+DynamicLibrary& DynamicLibrary::operator=(DynamicLibrary&& other) noexcept {
+  std::swap(handle_, other.handle_);
+  std::swap(name_, other.name_);
+  return *this;
+}
+
+DynamicLibrary::~DynamicLibrary() {
+  if (handle_ != nullptr) dlclose(handle_);
+}
+
+std::string DynamicLibrary::folder_of(const char* symbol) const {
+  Dl_info found;
+  if (dladdr(find_address(symbol), &found) == 0) return "";
+  const std::string path = found.dli_fname;
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "" : path.substr(0, slash);
+}
+
+void* DynamicLibrary::find_address(const char* symbol) const { return dlsym(handle_, symbol); }
+
+void* DynamicLibrary::require_address(const char* symbol) const {
+  void* address = find_address(symbol);
+  if (address != nullptr) return address;
+  throw Error(ErrorCode::kLibrary, name_ + " has no function " + symbol + ": " + last_error());
+}
+
+}  // namespace farandole

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/os/thread.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <utility>
+
+namespace farandole {
+
+namespace {
+
+// Of the calling thread, and inherited by those that it starts meanwhile.
+class AllSignalsBlocked {
+ public:
+  AllSignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~AllSignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  AllSignalsBlocked(const AllSignalsBlocked&) = delete;
+  AllSignalsBlocked& operator=(const AllSignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+std::thread start_thread(const std::string& name, std::function<void()> run) {
+  AllSignalsBlocked blocked;
+  std::thread thread(std::move(run));
+  pthread_setname_np(thread.native_handle(), name.substr(0, 15).c_str());
+  return thread;
+}
+
+void ask_for_short_slice() {
+  struct {  // struct sched_attr, first version; glibc has no declaration before 2.41
+    uint32_t size = 48;
+    uint32_t policy = 0;
+    uint64_t flags = 0;
+    int32_t nice = 0;
+    uint32_t priority = 0;
+    uint64_t runtime_ns = 0;
+    uint64_t deadline_ns = 0;
+    uint64_t period_ns = 0;
+  } attributes;
+  static_assert(sizeof(attributes) == 48);
+  // The user's choice of policy and niceness stays.
+  if (::syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) != 0) return;
+  if (attributes.policy != SCHED_OTHER) return;
+  attributes.runtime_ns = 100'000;
+  ::syscall(SYS_sched_setattr, 0, &attributes, 0);
+}
+
+bool ask_for_real_time() {
+  if (sched_getscheduler(0) != SCHED_OTHER) return true;
+  sched_param lowest{};
+  lowest.sched_priority = sched_get_priority_min(SCHED_RR);
+  return sched_setscheduler(0, SCHED_RR | SCHED_RESET_ON_FORK, &lowest) == 0;
+}
+
+}  // namespace farandole

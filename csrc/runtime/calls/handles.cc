@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/calls/handles.h"
+
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "lib/gpu/gpu_device.h"
+#include "lib/os/futex.h"
+
+namespace farandole {
+
+void FreeMemory::operator()(std::byte* memory) const {
+  if (device) {
+    device->free(reinterpret_cast<uintptr_t>(memory), device->stream());
+  } else {
+    std::free(memory);
+  }
+}
+
+OwnedMemory allocate(size_t bytes, const std::shared_ptr<GpuDevice>& device) {
+  if (device) {
+    const cuda::Address address = device->allocate(bytes, device->stream());
+    return OwnedMemory(reinterpret_cast<std::byte*>(address), {device});
+  }
+  constexpr size_t kAlignment = 64;
+  size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  auto* memory = static_cast<std::byte*>(std::aligned_alloc(kAlignment, rounded + kAlignment));
+  if (!memory) {
+    throw Error(ErrorCode::kLibrary,
+                "no memory for a result of " + std::to_string(bytes) + " bytes");
+  }
+  return OwnedMemory(memory, {nullptr});
+}
+
+Handles::Slot* Handles::find(Handle handle) {
+  auto index = static_cast<uint64_t>(handle) & std::numeric_limits<uint32_t>::max();
+  auto generation = static_cast<uint64_t>(handle) >> 32;
+  if (index == 0 || index > slots_.size()) return nullptr;
+  Slot& slot = slots_[index - 1];
+  const bool ours = slot.generation == generation && slot.state != State::kFree && !slot.released;
+  return ours ? &slot : nullptr;
+}
+
+Handles::Slot& Handles::slot_of(Handle handle) {
+  if (Slot* slot = find(handle)) return *slot;
+  throw Error(ErrorCode::kInvalidArgument,
+              "unknown handle: it was waited for and released already, or belongs to the time "
+              "before the last init()");
+}
+
+Outcome& Handles::outcome_of(Handle handle) {
+  Slot& slot = slot_of(handle);
+  if (slot.state == State::kDone || slot.state == State::kLaunched) return slot.outcome;
+  throw Error(ErrorCode::kInvalidArgument, "this call is under way; wait for it first");
+}
+
+Handle Handles::create(uint32_t label, bool on_gpu) {
+  // Of all runtimes of this process: a handle of the last one must not be taken for one of this.
+  static std::atomic<uint32_t> generations{0};
+  std::lock_guard lock(mutex_);
+  if (free_.empty()) {
+    slots_.emplace_back();
+    free_.push_back(static_cast<uint32_t>(slots_.size()));
+  }
+  uint32_t index = free_.back();
+  free_.pop_back();
+  Slot& slot = slots_[index - 1];
+  slot.state = State::kUnderWay;
+  slot.released = false;
+  slot.on_gpu = on_gpu;
+  slot.label = label;
+  slot.generation = generations.fetch_add(1, std::memory_order_relaxed) & 0x7fffffff;
+  return static_cast<Handle>((uint64_t{slot.generation} << 32) | index);
+}
+
+uint32_t Handles::label_of(Handle handle) {
+  std::lock_guard lock(mutex_);
+  return slot_of(handle).label;
+}
+
+void Handles::free(Slot& slot, uint32_t index) {
+  slot.state = State::kFree;
+  std::destroy_at(&slot.outcome);  // cheaper than to move an empty one there, field by field
+  std::construct_at(&slot.outcome);
+  free_.push_back(index);
+}
+
+void Handles::end(Handle handle, Outcome&& outcome) {
+  auto index = static_cast<uint32_t>(handle);
+  Slot& slot = slots_.at(index - 1);
+  slot.state = State::kDone;
+  slot.outcome = std::move(outcome);
+  if (slot.released) free(slot, index);
+}
+
+void Handles::finish(Handle handle, Outcome outcome) {
+  finish_all([&](auto&& end) { end(handle, std::move(outcome)); });
+}
+
+void Handles::fail_all(const Failure& failure) {
+  {
+    std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      Slot& slot = slots_[i];
+      if (slot.state != State::kUnderWay && slot.state != State::kLaunched) continue;
+      slot.state = State::kDone;
+      slot.outcome.failure = failure;
+      if (slot.released) free(slot, static_cast<uint32_t>(i + 1));
+    }
+  }
+  announce();
+}
+
+void Handles::announce() {
+  finished_count_.fetch_add(1);
+  if (sleepers_.load() == 0) return;
+  futex_wake(finished_count_, std::numeric_limits<int>::max(), kFutexAnyBit);
+}
+
+bool Handles::done(Handle handle) {
+  std::lock_guard lock(mutex_);
+  return slot_of(handle).state != State::kUnderWay;
+}
+
+bool Handles::settled(Handle handle) {
+  std::lock_guard lock(mutex_);
+  return slot_of(handle).state == State::kDone;
+}
+
+bool Handles::unlaunched(Handle handle) {
+  std::lock_guard lock(mutex_);
+  auto index = static_cast<uint32_t>(handle);
+  if (index == 0 || index > slots_.size()) return false;
+  const Slot& slot = slots_[index - 1];
+  return slot.on_gpu && slot.state == State::kUnderWay;
+}
+
+void Handles::launch(Handle handle, Outcome outcome) {
+  {
+    std::lock_guard lock(mutex_);
+    Slot& slot = slots_.at(static_cast<uint32_t>(handle) - 1);
+    slot.state = State::kLaunched;
+    slot.outcome = std::move(outcome);
+  }
+  announce();
+}
+
+void Handles::settle(Handle handle, const Failure* failure) {
+  std::lock_guard lock(mutex_);
+  auto index = static_cast<uint32_t>(handle);
+  Slot& slot = slots_.at(index - 1);
+  slot.state = State::kDone;
+  slot.outcome.past.reset();
+  if (failure) slot.outcome.failure = *failure;
+  if (slot.released) free(slot, index);
+}
+
+bool Handles::finished(std::span<const Handle> handles, size_t& ready, Failure& failure) {
+  std::lock_guard lock(mutex_);
+  while (ready < handles.size()) {
+    Slot& slot = slot_of(handles[ready]);
+    if (slot.state == State::kUnderWay) return false;
+    if (slot.outcome.failure) {
+      failure = slot.outcome.failure;
+      return true;
+    }
+    ++ready;
+  }
+  return true;
+}
+
+OwnedMemory Handles::take(Handle handle) {
+  std::lock_guard lock(mutex_);
+  Outcome& outcome = outcome_of(handle);
+  if (outcome.failure) throw Error(outcome.failure.code, outcome.failure.text);
+  if (!outcome.owned) {
+    throw Error(ErrorCode::kInvalidArgument,
+                outcome.output
+                    ? "this result lies in the caller's own memory: there is none to take"
+                    : "this result was taken before, or the call has none");
+  }
+  outcome.output = nullptr;
+  return std::move(outcome.owned);
+}
+
+void Handles::let_go(Slot& slot, Handle handle) {
+  slot.released = true;
+  if (slot.state == State::kDone) free(slot, static_cast<uint32_t>(handle));
+}
+
+void Handles::release(Handle handle) {
+  std::lock_guard lock(mutex_);
+  let_go(slot_of(handle), handle);
+}
+
+void Handles::release_all(std::span<const Handle> handles) {
+  std::lock_guard lock(mutex_);
+  for (Handle handle : handles) {
+    if (Slot* slot = find(handle)) let_go(*slot, handle);
+  }
+}
+
+bool Handles::wait(uint32_t ticket, Deadline deadline) {
+  sleepers_.fetch_add(1);
+  FutexResult result = futex_wait(finished_count_, ticket, kFutexAnyBit, deadline);
+  sleepers_.fetch_sub(1);
+  return result != FutexResult::kInterrupted;
+}
+
+}  // namespace farandole

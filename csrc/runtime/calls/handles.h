@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a caller holds while its call is under way, and what it finds there at the end.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/dimensions.h"
+#include "base/error.h"
+
+namespace farandole {
+
+class GpuDevice;
+class GpuEvent;
+
+using Handle = int64_t;  // positive; never the same twice
+
+// Of the host, or of a GPU: then in the order of our stream.
+struct FreeMemory {
+  std::shared_ptr<GpuDevice> device;
+  void operator()(std::byte* memory) const;
+};
+using OwnedMemory = std::unique_ptr<std::byte, FreeMemory>;
+// Throws Error(kLibrary) naming the bytes asked.
+OwnedMemory allocate(size_t bytes, const std::shared_ptr<GpuDevice>& device = nullptr);
+
+struct Outcome {
+  Failure failure;
+  std::byte* output = nullptr;
+  OwnedMemory owned;  // if the core had to allocate the output
+  bool absent = false;
+  Dimensions shape;
+  std::vector<int64_t> received;  // alltoall
+  int64_t value = 0;
+  std::shared_ptr<GpuEvent> past;  // launched on a GPU: done behind this point of our stream
+};
+
+// Any thread. Unknown handles throw Error(kInvalidArgument).
+class Handles {
+ public:
+  // label: the name to show while somebody waits for it.
+  Handle create(uint32_t label = 0, bool on_gpu = false);
+  uint32_t label_of(Handle handle);
+  void finish(Handle handle, Outcome outcome);
+  // Several, which waiters see at once: each(end) calls end(handle, outcome) for every one.
+  template <class Each>
+  void finish_all(Each&& each) {
+    {
+      std::lock_guard lock(mutex_);
+      each([this](Handle handle, Outcome&& outcome) { end(handle, std::move(outcome)); });
+    }
+    announce();
+  }
+  // Launched on a GPU: waiters go on, the buffers stay in use until settle().
+  void launch(Handle handle, Outcome outcome);
+  void settle(Handle handle, const Failure* failure);
+  // Everything under way is done with this.
+  void fail_all(const Failure& failure);
+  bool done(Handle handle);        // or launched
+  bool settled(Handle handle);     // nobody uses its buffers
+  bool unlaunched(Handle handle);  // on a GPU, and under way
+  // The first failure among those that are done; whether all are done is told by `pending`: the
+  // number of handles from the front that are done without failure is added to `ready`.
+  bool finished(std::span<const Handle> handles, size_t& ready, Failure& failure);
+  // Calls visit(const Outcome&) under the lock. Throws if the handle is not done or launched.
+  template <class Visitor>
+  void look(Handle handle, Visitor&& visit) {
+    std::lock_guard lock(mutex_);
+    visit(outcome_of(handle));
+  }
+  // Throws what the call failed with, or kInvalidArgument where there is no memory to take.
+  OwnedMemory take(Handle handle);
+  // A handle under way goes when it is done.
+  void release(Handle handle);
+  // Unknown ones are passed over.
+  void release_all(std::span<const Handle> handles);
+
+  // For callers that wait while another thread drives: sleeps until some handle was finished since
+  // `ticket`, a signal or the deadline.
+  uint32_t prepare() const { return finished_count_.load(); }
+  // False: a signal came.
+  bool wait(uint32_t ticket, Deadline deadline);
+  // Wakes those waiters without a finished handle: something else they wait for has happened.
+  void announce();
+
+ private:
+  enum class State { kFree, kUnderWay, kLaunched, kDone };
+  struct Slot {
+    State state = State::kFree;
+    bool released = false;
+    bool on_gpu = false;
+    uint32_t generation = 0;
+    uint32_t label = 0;
+    Outcome outcome;
+  };
+  Slot* find(Handle handle);  // null: unknown
+  Slot& slot_of(Handle handle);
+  Outcome& outcome_of(Handle handle);
+  void end(Handle handle, Outcome&& outcome);
+  void let_go(Slot& slot, Handle handle);
+  void free(Slot& slot, uint32_t index);
+
+  std::mutex mutex_;
+  std::deque<Slot> slots_;
+  std::vector<uint32_t> free_;
+  std::atomic<uint32_t> finished_count_{0};
+  std::atomic<uint32_t> sleepers_{0};
+};
+
+}  // namespace farandole

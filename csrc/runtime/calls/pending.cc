@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/calls/pending.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+
+namespace farandole {
+std::shared_ptr<NamedRequest> PendingTable::find(SetId set, const std::string& name) const {
+  auto names = named_.find(set);
+  if (names == named_.end()) return nullptr;
+  auto found = names->second.find(name);
+  return found == names->second.end() ? nullptr : found->second;
+}
+
+std::string PendingTable::interned_key(const Request& request) {
+  ByteString bytes;
+  encode(Entry(Define{0, request}), bytes);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+NamedRequest& PendingTable::named(const Request& request) {
+  auto& slot = named_[request.set][request.name];
+  if (!slot) slot = std::make_shared<NamedRequest>(request.set, request.name);
+  return *slot;
+}
+
+bool PendingTable::in_flight(const Request& request) const {
+  const auto record = request.name.empty() ? nullptr : find(request.set, request.name);
+  return record && record->in_flight;
+}
+
+void PendingTable::check_free(const Request& request, Submission& submission,
+                              std::shared_ptr<NamedRequest>& record) const {
+  if (!record || !record->listed) {
+    record = request.name.empty() ? nullptr : find(request.set, request.name);
+  }
+  submission.named = record.get();
+  if (!submission.named || !submission.named->in_flight) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "'" + request.name +
+                  "' is in flight already on this rank; wait for it first, or use another name");
+}
+
+std::optional<Report> PendingTable::submit(const Request& request, Submission submission,
+                                           Contribution contribution) {
+  if (request.name.empty()) {
+    Ready ready;
+    ready.contribution = std::move(contribution);
+    UnnamedCalls& calls = unnamed_[request.set];
+    ready.sequence = next_unnamed(request.set, submission.place);
+    calls.next += submission.place == 0;
+    calls.waiting.emplace(ready.sequence, std::move(submission));
+    auto known = interned_.find(interned_key(request));
+    if (known != interned_.end()) {
+      ready.id = known->second;
+    } else {
+      ready.request = request;
+    }
+    return ready;
+  }
+  if (!submission.named) submission.named = &named(request);
+  NamedRequest& record = *submission.named;
+  record.submission = std::move(submission);
+  record.in_flight = true;
+  NamedRequest* first = refused_first(request);
+  if (!record.refused && !first) return ready_of(record, request, std::move(contribution));
+  record.held = {request, std::move(contribution)};
+  if (!record.refused) first->followers.push_back(request.name);
+  return std::nullopt;
+}
+
+uint64_t PendingTable::next_unnamed(SetId set, uint64_t place) {
+  const uint64_t next = unnamed_[set].next;
+  return place == 0 ? next : (place << kFollowerShift) + next - 1;
+}
+
+// What follows in a group waits with its first call: the group that was refused may not be over elsewhere.
+NamedRequest* PendingTable::refused_first(const Request& request) const {
+  if (refusals_ == 0 || !follows(request, 0)) return nullptr;
+  auto first = find(request.set, request.group);
+  return first && first->refused ? first.get() : nullptr;
+}
+
+uint32_t PendingTable::submit_known(const Request& request, Submission& submission) {
+  NamedRequest* record = submission.named;
+  if (!record || record->refused || refused_first(request)) return 0;
+  if (!stands_for(*record, request, submission.kept)) return 0;
+  record->submission = std::move(submission);
+  record->in_flight = record->reported = true;
+  return record->id;
+}
+
+// Of what a kept request was compared with once it need not be asked again.
+bool PendingTable::stands_for(NamedRequest& record, const Request& request, uint64_t kept) const {
+  if (record.id == 0) return false;
+  if (kept != 0 && record.same == kept) return true;
+  if (!same_terms(request_of(record.id), request)) return false;
+  record.same = kept;
+  return true;
+}
+
+std::optional<CallKey> PendingTable::key_of(Handle handle) const {
+  for (const auto& [set, names] : named_) {
+    for (const auto& [name, record] : names) {
+      if (record->in_flight && record->submission.handle == handle && record->reported) {
+        return CallKey{set, name, 0};
+      }
+    }
+  }
+  for (const auto& [set, calls] : unnamed_) {
+    for (const auto& [sequence, submission] : calls.waiting) {
+      if (submission.handle == handle) return CallKey{set, "", sequence};
+    }
+  }
+  return std::nullopt;
+}
+
+Ready PendingTable::ready_of(NamedRequest& record, const Request& request,
+                             Contribution contribution) const {
+  Ready ready;
+  ready.contribution = std::move(contribution);
+  record.reported = true;
+  if (stands_for(record, request, record.submission.kept)) {
+    ready.id = record.id;
+  } else {
+    ready.request = request;
+  }
+  return ready;
+}
+
+std::optional<Report> PendingTable::refuse(const Request& request, Failure failure) {
+  if (request.name.empty()) {
+    return Refuse{{request.set, "", unnamed_[request.set].next++}, std::move(failure)};
+  }
+  NamedRequest& record = named(request);
+  if (std::exchange(record.refused, true)) {
+    record.refusals.push_back(std::move(failure));
+    return std::nullopt;
+  }
+  ++refusals_;
+  return Refuse{{request.set, request.name, 0}, std::move(failure)};
+}
+
+void PendingTable::define(const Define& define) {
+  if (by_id_.size() <= define.id) by_id_.resize(define.id + 1);
+  by_id_[define.id] = {define.request};
+  if (define.request.name.empty()) {
+    interned_[interned_key(define.request)] = define.id;
+    return;
+  }
+  NamedRequest& record = named(define.request);
+  record.id = define.id;
+  record.same = 0;
+  by_id_[define.id]->named = &record;
+}
+
+void PendingTable::forget(uint32_t id) {
+  const auto& [request, record] = known(id);
+  if (request.name.empty()) interned_.erase(interned_key(request));
+  if (record) {
+    if (record->id == id) record->id = 0;
+    drop_unknown(*record);
+  }
+  by_id_[id].reset();
+}
+
+const PendingTable::Known& PendingTable::known(uint32_t id) const {
+  if (id >= by_id_.size() || !by_id_[id]) {
+    throw Error(ErrorCode::kInternal, "the log names an id that it has not defined");
+  }
+  return *by_id_[id];
+}
+
+bool PendingTable::under_way(uint32_t id) const {
+  const NamedRequest* record = known(id).named;
+  return record && record->reported;
+}
+
+std::optional<Submission> PendingTable::take(uint32_t id, uint64_t sequence) {
+  const auto& [request, record] = known(id);
+  if (!request.name.empty()) return take(record);
+  return take(CallKey{request.set, "", sequence});
+}
+
+std::optional<Submission> PendingTable::take(NamedRequest* record) {
+  if (!record || !record->reported) return std::nullopt;
+  record->reported = false;
+  return std::move(record->submission);
+}
+
+std::optional<Submission> PendingTable::take(const CallKey& key) {
+  if (key.named()) return take(find(key.set, key.name).get());
+  auto& waiting = unnamed_[key.set].waiting;
+  auto found = waiting.find(key.sequence);
+  if (found == waiting.end()) return std::nullopt;
+  Submission submission = std::move(found->second);
+  waiting.erase(found);
+  return submission;
+}
+
+std::optional<Submission> PendingTable::fail(const CallKey& key, bool joined,
+                                             std::vector<Report>& next) {
+  const auto found = key.named() ? find(key.set, key.name) : nullptr;
+  if (!found || !found->refused) return take(key);
+  NamedRequest& record = *found;
+  if (joined) {
+    record.refusals.clear();
+    record.reported = std::exchange(record.held, std::nullopt).has_value();
+  }
+  if (!record.refusals.empty()) {
+    next.push_back(Refuse{key, std::move(record.refusals.front())});
+    record.refusals.pop_front();
+    return std::nullopt;
+  }
+  record.refused = false;
+  --refusals_;
+  std::optional<Submission> mine;
+  if (joined) mine = take(key);
+  auto report = [&](NamedRequest& waiting) {
+    auto held = std::exchange(waiting.held, std::nullopt);
+    if (held && joined) waiting.reported = true;
+    if (!held || joined) return;
+    next.push_back(ready_of(waiting, held->request, std::move(held->contribution)));
+  };
+  report(record);
+  for (const std::string& name : std::exchange(record.followers, {})) {
+    auto follower = find(key.set, name);
+    if (follower && !follower->refused) report(*follower);
+  }
+  drop_unknown(record);
+  return mine;
+}
+
+void PendingTable::finish(const Submission& submission) {
+  if (!submission.named) return;
+  submission.named->in_flight = false;
+  drop_unknown(*submission.named);
+}
+
+// A name that no id stands for is kept only while it is in use.
+void PendingTable::drop_unknown(const NamedRequest& record) {
+  if (record.id != 0 || !record.idle() || !record.listed) return;
+  auto names = named_.find(record.set);
+  auto found = names->second.find(record.name);
+  found->second->listed = false;
+  names->second.erase(found);
+}
+
+// Never back: once somebody has left, a join may end while calls of this rank are on their way.
+void PendingTable::resume(SetId set, uint64_t next_sequence) {
+  uint64_t& next = unnamed_[set].next;
+  next = std::max(next, next_sequence);
+}
+
+void PendingTable::clear() {
+  for (auto& known : by_id_) {
+    if (known) known->named = nullptr;
+  }
+  for (auto& [set, names] : named_) {
+    for (auto& [name, record] : names) record->listed = false;
+  }
+  named_.clear();
+  unnamed_.clear();
+  refusals_ = 0;
+}
+
+}  // namespace farandole

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// The lanes of this rank's process sets, which do not wait for each other. The driver only.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+
+#include "data/plane/lane.h"
+#include "lib/ipc/segment.h"
+#include "runtime/calls/process_sets.h"
+
+namespace farandole {
+
+// Opens the lane of a set of which this rank is a member, on the memory that its members share.
+using OpenLane = std::function<std::unique_ptr<Lane>(SetId, const ProcessSet&, Segment&)>;
+
+class LaneSet {
+ public:
+  explicit LaneSet(OpenLane make) : make_(std::move(make)) {}
+
+  void open(SetId id, const ProcessSet& set, Segment staging) {
+    Opened opened{std::move(staging), nullptr};
+    opened.lane = make_(id, set, opened.staging);
+    lanes_.emplace(id, std::move(opened));
+  }
+  // nullptr: this rank is not in the set.
+  Lane* find(SetId id) {
+    auto found = lanes_.find(id);
+    return found == lanes_.end() ? nullptr : found->second.lane.get();
+  }
+  // A lane for buckets that come from a GPU by way of the host: not one of these, but made alike.
+  std::unique_ptr<Lane> make(SetId id, const ProcessSet& set, Segment& staging) {
+    return make_(id, set, staging);
+  }
+  void close(SetId id) { lanes_.erase(id); }
+
+  // One block of each. False: all wait.
+  bool step() {
+    bool moved = false;
+    for (auto& [id, opened] : lanes_) moved |= opened.lane->step();
+    return moved;
+  }
+  bool ready() const {
+    return any([](const Lane& lane) { return lane.ready(); });
+  }
+  bool busy() const {
+    return any([](const Lane& lane) { return lane.busy(); });
+  }
+  Deadline look_again() const {
+    Deadline soonest = Deadline::never();
+    for (const auto& [id, opened] : lanes_) soonest = std::min(soonest, opened.lane->look_again());
+    return soonest;
+  }
+  void abort(const Failure& failure) {
+    for (auto& [id, opened] : lanes_) opened.lane->abort(failure);
+  }
+
+ private:
+  struct Opened {
+    Segment staging;  // outlives the lane
+    std::unique_ptr<Lane> lane;
+  };
+  template <class Predicate>
+  bool any(Predicate&& holds) const {
+    for (const auto& [id, opened] : lanes_) {
+      if (holds(*opened.lane)) return true;
+    }
+    return false;
+  }
+
+  const OpenLane make_;
+  std::map<SetId, Opened> lanes_;
+};
+
+}  // namespace farandole

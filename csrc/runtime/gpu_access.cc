@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/gpu_access.h"
+
+#include <map>
+
+#include "base/abi.h"
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+cuda::Stream stream_of(uint64_t number) { return reinterpret_cast<cuda::Stream>(number); }
+
+}  // namespace
+
+// By the first tensor on a GPU. It takes a second (the kernel is compiled), so nobody waits for its lock but
+// other submitters of such tensors.
+std::shared_ptr<GpuDevice> GpuAccess::open(int ordinal) {
+  std::lock_guard lock(mutex_);
+  if (!gpu_) {
+    auto gpu = std::make_unique<RankGpu>(config_, ordinal, ring_);
+    announce_(*gpu);
+    gpu_ = std::move(gpu);
+  }
+  if (gpu_->ordinal() == ordinal) return gpu_->device();
+  throw Error(ErrorCode::kInvalidArgument,
+              "a tensor on GPU " + std::to_string(ordinal) + ", but this rank's first was on GPU " +
+                  std::to_string(gpu_->ordinal()) +
+                  ": a rank uses one GPU. Choose it before the first call: "
+                  "torch.cuda.set_device(farandole.local_rank())");
+}
+
+void GpuAccess::open(std::span<const farandole_request> requests) {
+  for (const farandole_request& request : requests) {
+    if (request.device >= 0) open(request.device);
+  }
+}
+
+int GpuAccess::device_of(uint64_t address) {
+  std::lock_guard lock(mutex_);
+  if (address == 0) {
+    if (gpu_) return gpu_->ordinal();
+    throw Error(ErrorCode::kInvalidArgument,
+                "an array without elements does not say on which GPU it lies, and this rank has "
+                "used none yet");
+  }
+  if (!driver_) driver_ = cuda::open(config_.cuda_library);
+  int ordinal = 0;
+  driver_->check(driver_->pointer_attribute(&ordinal, cuda::kPointerOrdinal, address),
+                 "cuPointerGetAttribute: this is no memory of a GPU");
+  return ordinal;
+}
+
+const GpuAdasum& GpuAccess::adasum(int ordinal) {
+  open(ordinal);
+  return gpu_->adasum();
+}
+
+std::shared_ptr<GpuWindow> GpuAccess::open_window(int ordinal, SetId set, size_t bytes) {
+  open(ordinal);
+  return gpu_->open_window(set, bytes);
+}
+
+// Complete, and sound: a bucket that is on its way must find its windows.
+Place GpuAccess::place_of(const Request& request) const {
+  constexpr uint64_t kAlignment = 16;
+  Place place = request.signature.place;
+  if (place.window == 0) return place;
+  const std::shared_ptr<GpuWindow> window = gpu_->windows().find(request.set, place.window);
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "'" + request.name + "': window " + std::to_string(place.window) + " " + why);
+  };
+  if (!window) {
+    refuse(
+        "is not open: it was closed, belongs to another process set, or is of the time before the "
+        "last init()");
+  }
+  place.window_bytes = window->bytes();
+  const uint64_t bytes = request.signature.bytes();
+  if (place.offset % kAlignment != 0) refuse("has places at multiples of 16 bytes only");
+  if (bytes > place.window_bytes || place.offset > place.window_bytes - bytes) {
+    refuse("has " + std::to_string(place.window_bytes) + " bytes: byte " +
+           std::to_string(place.offset) + " is no place for " + std::to_string(bytes));
+  }
+  return place;
+}
+
+// One event for each stream among them: what was queued there before this call comes first.
+void GpuAccess::mark_produced(std::span<Submission* const> submissions) const {
+  std::map<uint64_t, std::shared_ptr<GpuEvent>> events;
+  for (Submission* one : submissions) {
+    if (one->device == kCpuDevice) continue;
+    std::shared_ptr<GpuEvent>& event = events[one->stream];
+    if (!event) {
+      GpuDevice& device = *gpu_->device();
+      GpuDevice::Scope scope(device);
+      int capturing = 0;
+      device.api().check(device.api().stream_capturing(stream_of(one->stream), &capturing),
+                         "cuStreamIsCapturing");
+      if (capturing != 0) {
+        throw Error(
+            ErrorCode::kInvalidArgument,
+            "the current stream is being captured into a CUDA graph; a negotiated call can't be "
+            "part of a graph: call it before or after the captured step (a backward pass is "
+            "captured "
+            "in optimizer.no_sync(), and optimizer.step() called outside)");
+      }
+      event = device.recorded(stream_of(one->stream));
+    }
+    one->produced = event;
+  }
+}
+
+void GpuAccess::join_stream(std::span<const Handle> handles, uint64_t stream) {
+  std::map<const GpuEvent*, std::shared_ptr<GpuEvent>> events;
+  for (Handle handle : handles) {
+    handles_.look(handle, [&](const Outcome& outcome) {
+      if (outcome.past) events[outcome.past.get()] = outcome.past;
+    });
+  }
+  for (auto& [key, event] : events) event->make_wait(stream_of(stream));
+}
+
+}  // namespace farandole

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a rank leaves: it says so, waits for the others as long as its settings let it, and fails what it has under
+// way. Any thread.
+#pragma once
+
+#include <mutex>
+#include <string>
+
+#include "runtime/driver.h"
+#include "runtime/rank_watch.h"
+#include "runtime/submitter.h"
+
+namespace farandole {
+
+class Leaver {
+ public:
+  Leaver(const Config& config, RankCalls& calls, Submitter& submitter, Driver& driver,
+         RankWatch& watch)
+      : config_(config), calls_(calls), submitter_(submitter), driver_(driver), watch_(watch) {}
+
+  // Until `deadline`; true: this rank has left, its runtime may go. Idempotent; a normal leave may become a
+  // failed one.
+  bool leave(bool failed, const std::string& why, Deadline deadline);
+  // Why this rank, which has left normally, went before the others had left; empty: it did not.
+  Failure gave_up() const;
+
+ private:
+  Deadline say(bool failed, const std::string& why);
+  Failure why_alone() const;
+
+  const Config& config_;
+  RankCalls& calls_;
+  Submitter& submitter_;
+  Driver& driver_;
+  RankWatch& watch_;
+  mutable std::mutex mutex_;  // of what follows
+  bool said_ = false;
+  bool said_failed_ = false;
+  Deadline limit_ = Deadline::never();
+  Failure gave_up_;
+};
+
+}  // namespace farandole

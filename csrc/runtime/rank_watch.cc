@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/rank_watch.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "lib/os/process.h"
+#include "watch/flight_text.h"
+
+namespace farandole {
+
+RankWatch::RankWatch(const Config& config, const Topology& topology, Fabric& fabric,
+                     std::span<const Card> cards, StackSource stacks, int64_t began_ns,
+                     Deadline deadline)
+    : config_(config),
+      topology_(topology),
+      fabric_(fabric),
+      pids_(pids_in_sight(cards)),
+      witness_(std::make_unique<Witness>(stacks)) {
+  open_recorder(began_ns, deadline);
+  const Rank leader = topology_.leader();
+  const pid_t pid = fabric_.leads() ? 0 : pids_[static_cast<size_t>(leader)];
+  leader_stands_ =
+      std::make_unique<Standstill>(leader, pid, nanoseconds(config_.stall_warn).count(),
+                                   nanoseconds(config_.stall_abort).count());
+}
+
+void RankWatch::start(std::span<const Card> cards, OnDeath on_death) {
+  // Where the launcher's setting asks for one. "DYNAMIC": start_timeline() will.
+  if (!config_.timeline.empty() && config_.timeline != "DYNAMIC") {
+    start_timeline(config_.timeline, config_.timeline_mark_cycles != 0);
+  }
+  deaths_ = std::make_unique<DeathWatch>(
+      peers_of(cards), [this, on_death = std::move(on_death)](const DeathWatch::Peer& peer) {
+        tell_death(peer, on_death);
+      });
+}
+
+void RankWatch::stop() {
+  deaths_.reset();
+  witness_.reset();
+}
+
+std::string RankWatch::why_standing(Rank rank) const {
+  const pid_t pid = pids_[static_cast<size_t>(rank)];
+  if (pid == 0 || !is_stopped(pid)) return {};
+  return "pid " + std::to_string(pid) + ": `kill -CONT " + std::to_string(pid) + "` lets it go on";
+}
+
+// Process numbers by rank; 0: on another host, or in a PID namespace in which they mean nothing here.
+std::vector<pid_t> RankWatch::pids_in_sight(std::span<const Card> cards) const {
+  std::vector<pid_t> pids(cards.size());
+  for (Rank rank : topology_.local) {
+    const Card& card = cards[static_cast<size_t>(rank)];
+    const Card& own = cards[static_cast<size_t>(topology_.rank)];
+    if (card.pid_namespace == own.pid_namespace) {
+      pids[static_cast<size_t>(rank)] = static_cast<pid_t>(card.pid);
+    }
+  }
+  return pids;
+}
+
+std::vector<DeathWatch::Peer> RankWatch::peers_of(std::span<const Card> cards) const {
+  std::vector<DeathWatch::Peer> peers;
+  const Card& own = cards[static_cast<size_t>(topology_.rank)];
+  const bool by_pidfd = config_.death_watch != "socket";
+  if (by_pidfd && config_.death_watch != "pidfd") {
+    throw Error(ErrorCode::kInvalidArgument,
+                "FARANDOLE_DEATH_WATCH='" + config_.death_watch + "' is neither pidfd nor socket");
+  }
+  for (int i = 0; i < topology_.local_size(); ++i) {
+    Rank rank = topology_.local[static_cast<size_t>(i)];
+    if (rank == topology_.rank) continue;
+    const Card& card = cards[static_cast<size_t>(rank)];
+    DeathWatch::Peer peer;
+    peer.rank = rank;
+    peer.pid = static_cast<pid_t>(card.pid);
+    peer.start_time = card.start_time;
+    peer.same_namespace = by_pidfd && card.pid_namespace == own.pid_namespace;
+    if (fabric_.leads()) peer.socket = fabric_.links().member(i).fd();
+    if (!fabric_.leads() && i == 0) peer.socket = fabric_.links().leader().fd();
+    peers.push_back(peer);
+  }
+  return peers;
+}
+
+// The leader knows who may end now; what it makes of it, the log tells everyone.
+void RankWatch::tell_death(const DeathWatch::Peer& peer, const OnDeath& on_death) {
+  auto at = std::ranges::lower_bound(topology_.local, peer.rank);
+  recorder_->peer_died(peer.rank, static_cast<int>(at - topology_.local.begin()));
+  on_death(peer.rank,
+           {ErrorCode::kPeer,
+            "rank " + std::to_string(peer.rank) + " (pid " + std::to_string(peer.pid) + " on " +
+                fabric_.host_names()[static_cast<size_t>(peer.rank)] +
+                ") died; see its own output for the reason (killed, out of memory, crashed?)"});
+}
+
+void RankWatch::open_recorder(int64_t began_ns, Deadline deadline) {
+  FlightMemory memory(fabric_.flight().data(), fabric_.flight().size());
+  if (fabric_.leads()) memory.prepare(topology_.local_size(), topology_.size);
+  FlightPage::Identity identity{};
+  identity.rank = topology_.rank;
+  identity.size = topology_.size;
+  identity.pid = ::getpid();
+  identity.start_time = process_start_time(::getpid()).value_or(0);
+  identity.began_ns = began_ns;
+  const ClockOffset offset = fabric_.links().measure_clock(deadline);
+  identity.clock_ns = offset.ns;
+  identity.clock_error_ns = offset.error_ns;
+  recorder_ = std::make_unique<Recorder>(memory, topology_.local_rank, identity);
+}
+
+void RankWatch::start_timeline(const std::string& path, bool mark_cycles) {
+  recorder_->timeline().start(timeline_path(path, topology_.rank), mark_cycles);
+}
+
+PhaseWatch RankWatch::phases_of(SetId set) {
+  return {&recorder_->timeline().listening(), [this, set](Phase phase, int64_t begin, int64_t end) {
+            constexpr EventKind kKinds[] = {EventKind::kStage, EventKind::kReduce,
+                                            EventKind::kConsume};
+            recorder_->worked(kKinds[static_cast<size_t>(phase)], set, begin, end);
+          }};
+}
+
+void RankWatch::dump(std::span<const int> locals, const std::string& reason) {
+  if (config_.flight_dir.empty()) return;
+  try {
+    dump_flights(recorder_->memory(), locals, config_.flight_dir, reason);
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, std::string("no flight recorder dump: ") + error.what());
+  }
+}
+
+void RankWatch::dump_host(const std::string& reason) {
+  std::vector<int> locals(static_cast<size_t>(topology_.local_size()));
+  std::iota(locals.begin(), locals.end(), 0);
+  dump(locals, reason);
+}
+
+// The first of the living speaks for the dead.
+void RankWatch::dump_own(const std::string& reason) {
+  std::vector<int> locals{topology_.local_rank};
+  std::vector<int> dead;
+  bool first = true;
+  for (int local = 0; local < topology_.local_size(); ++local) {
+    const bool died = recorder_->memory().page(local).state == LifeState::kDied;
+    if (died) dead.push_back(local);
+    if (!died && local < topology_.local_rank) first = false;
+  }
+  if (first) locals.insert(locals.end(), dead.begin(), dead.end());
+  dump(locals, reason);
+}
+
+}  // namespace farandole

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/waiter.h"
+
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace farandole {
+namespace {
+
+// The time that a caller blocks. Slices of one wait count as one.
+struct Waiting {
+  Recorder& recorder;
+  bool over = true;
+  Waiting(Recorder& its_recorder, Handle first, uint32_t name) : recorder(its_recorder) {
+    recorder.wait_begins(first, name);
+  }
+  ~Waiting() { recorder.wait_ends(over); }
+};
+
+// In program order buckets on GPUs are launched for waiters only.
+struct Wanted {
+  GpuBuckets& gpu;
+  std::span<const Handle> handles;
+  Wanted(GpuBuckets& its_gpu, std::span<const Handle> its_handles)
+      : gpu(its_gpu), handles(its_handles) {
+    gpu.want(handles);
+  }
+  ~Wanted() { gpu.unwant(handles); }
+};
+
+}  // namespace
+
+// Only its waiters can tell that the leader stands still: it can't.
+void Waiter::look_at_leader() {
+  const Standstill::Verdict verdict = watch_.leader_stands().look();
+  if (verdict == Standstill::Verdict::kMoves) return;
+  const std::string text = watch_.leader_stands().text();
+  if (verdict == Standstill::Verdict::kWarn) return log(LogLevel::kWarning, "no progress: " + text);
+  calls_.report(Leave{true, "no progress: " + text});  // for the time when it goes on
+  calls_.job.fail(
+      {ErrorCode::kStall, "no progress: " + text + " (FARANDOLE_STALL_ABORT sets this limit)"});
+  driver_.ring();
+}
+
+WaitEnd Waiter::wait(std::span<const Handle> wanted, Deadline deadline, Failure& failure) {
+  size_t ready = 0;
+  calls_.await(wanted);
+  auto done = [&] { return calls_.handles.finished(wanted, ready, failure); };
+  if (done()) return failure ? WaitEnd::kFailed : WaitEnd::kDone;
+  calls_.hurry();
+  const Wanted held(gpu_, wanted);
+  const Handle first = wanted[ready];
+  Waiting waiting(watch_.recorder(), first, calls_.handles.label_of(first));
+  for (;;) {
+    const Deadline look = watch_.leader_stands().next_look();
+    if (driver_.await(done, std::min(deadline, look)))
+      return failure ? WaitEnd::kFailed : WaitEnd::kDone;
+    look_at_leader();
+    if (!deadline.expired() && look.expired()) continue;
+    waiting.over = false;
+    return WaitEnd::kTimeIsUp;  // or a signal
+  }
+}
+
+std::string Waiter::explain(Handle handle, Deadline deadline) {
+  uint64_t number = 0;
+  {
+    std::lock_guard lock(calls_.mutex);
+    std::optional<SetId> joined = calls_.sets.joined_by(handle);
+    std::optional<CallKey> key = calls_.pending.key_of(handle);
+    if (joined) key = CallKey{*joined, "", 0};
+    if (!key) return "all ranks have submitted it, and its bytes are under way";
+    number = calls_.questions.ask();
+    calls_.reporter.pass(Inquire{number, *key, joined.has_value()}, 0);
+  }
+  driver_.after_submit();
+  std::optional<std::string> text;
+  auto answered = [&] {
+    if (!text) {
+      std::lock_guard lock(calls_.mutex);
+      text = calls_.questions.take(number);
+    }
+    return text || calls_.job.broken();
+  };
+  while (!driver_.await(answered, deadline) && !deadline.expired()) {
+  }
+  if (text) return *text;
+  if (calls_.job.broken()) return calls_.job.failure().text;
+  return watch_.leader_stands().stands() ? watch_.leader_stands().text()
+                                         : "rank 0, which leads the job, does not answer";
+}
+
+bool Waiter::done(Handle handle) {
+  calls_.await({&handle, 1});
+  const bool over = calls_.handles.done(handle);
+  if (!over) calls_.hurry();
+  return over;
+}
+
+}  // namespace farandole
