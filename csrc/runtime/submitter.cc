@@ -198,11 +198,10 @@ int64_t Submitter::count_unnamed(SetId set) {
   return static_cast<int64_t>(calls_.pending.next_unnamed(set));
 }
 
-// The peers that wait for this name fail too. A name that is in flight already is not touched.
+// The peers that wait for this name fail too. Where a call of that name is in flight they hear of it once that is over.
 void Submitter::refuse_locked(const Request& request, const Failure& why) {
   ProcessSet* set = calls_.sets.find(request.set);
   if (!set || set->member < 0 || set->join || request.signature.op == Op::kJoin) return;
-  if (calls_.pending.in_flight(request)) return;
   Failure failure{why.code, "rank " + std::to_string(own_) + " refused: " + why.text};
   if (auto news = calls_.pending.refuse(request, std::move(failure))) {
     calls_.reporter.pass(std::move(*news), 0);

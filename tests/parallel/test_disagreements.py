@@ -128,3 +128,25 @@ def test_unnamed_groups_after_join_and_after_a_mismatch() -> None:
         (fd.grouped_allreduce if fd.rank() else fd.grouped_allgather)([np.ones(1)] * 2)
     results = fd.grouped_allreduce([np.ones(1)] * 2, op=fd.Sum)
     assert [x.tolist() for x in results] == [[fd.size()]] * 2
+
+
+def test_a_refusal_while_a_call_of_that_name_is_in_flight() -> None:
+    """The peers' next call of the name fails; the one that is in flight and those after it do not."""
+    x = np.full(3, 1.0 + fd.rank())
+    total = sum(1.0 + rank for rank in range(fd.size()))
+    last = fd.size() - 1
+    for turn in range(3):
+        handle = None
+        if fd.rank() != last:
+            handle = fd.allreduce_async(x, op=fd.Sum, name="refused behind")
+        if fd.rank() == 0:
+            with pytest.raises(TypeError):
+                fd.allreduce_async(None, op=fd.Sum, name="refused behind")
+        fd.barrier(name=f"the first is under way {turn}")
+        if handle is None:
+            handle = fd.allreduce_async(x, op=fd.Sum, name="refused behind")
+        assert handle.wait().tolist() == [total] * 3
+        if fd.rank() != 0:
+            with pytest.raises(TypeError, match="rank 0"):
+                fd.allreduce(x, op=fd.Sum, name="refused behind")
+        assert fd.allreduce(x, op=fd.Sum, name="refused behind").tolist() == [total] * 3

@@ -26,11 +26,6 @@ NamedRequest& PendingTable::named(const Request& request) {
   return *slot;
 }
 
-bool PendingTable::in_flight(const Request& request) const {
-  const auto record = request.name.empty() ? nullptr : find(request.set, request.name);
-  return record && record->in_flight;
-}
-
 void PendingTable::check_free(const Request& request, Submission& submission,
                               std::shared_ptr<NamedRequest>& record) const {
   if (!record || !record->listed) {
@@ -135,6 +130,10 @@ std::optional<Report> PendingTable::refuse(const Request& request, Failure failu
     return Refuse{{request.set, "", unnamed_[request.set].next++}, std::move(failure)};
   }
   NamedRequest& record = named(request);
+  if (record.in_flight) {
+    record.later.push_back(std::move(failure));
+    return std::nullopt;
+  }
   if (std::exchange(record.refused, true)) {
     record.refusals.push_back(std::move(failure));
     return std::nullopt;
@@ -233,10 +232,21 @@ std::optional<Submission> PendingTable::fail(const CallKey& key, bool joined,
   return mine;
 }
 
-void PendingTable::finish(const Submission& submission) {
-  if (!submission.named) return;
-  submission.named->in_flight = false;
-  drop_unknown(*submission.named);
+std::optional<Report> PendingTable::finish(const Submission& submission) {
+  if (!submission.named) return std::nullopt;
+  NamedRequest& record = *submission.named;
+  record.in_flight = false;
+  std::optional<Report> next;
+  if (!record.later.empty()) {
+    Failure first = std::move(record.later.front());
+    record.later.pop_front();
+    record.refusals = std::exchange(record.later, {});
+    record.refused = true;
+    ++refusals_;
+    next = Refuse{{record.set, record.name, 0}, std::move(first)};
+  }
+  drop_unknown(record);
+  return next;
 }
 
 // A name that no id stands for is kept only while it is in use.

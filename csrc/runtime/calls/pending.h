@@ -57,6 +57,7 @@ struct NamedRequest {
     Contribution contribution;
   };
   std::optional<Held> held;
+  std::deque<Failure> later;  // refusals of what would have come after the call that is in flight
   std::vector<std::string> followers;  // that wait for the same: if it is the first of a group
   bool idle() const { return !in_flight && !refused; }
 };
@@ -69,7 +70,6 @@ class PendingTable {
   void check_free(const Request& request, Submission& submission,
                   std::shared_ptr<NamedRequest>& record) const;
   uint64_t number_kept() { return ++kept_; }
-  bool in_flight(const Request& request) const;
   // What tells the next unnamed call of this set from all others. place: in its group, after the first, which
   // has been submitted then.
   uint64_t next_unnamed(SetId set, uint64_t place = 0);
@@ -96,8 +96,8 @@ class PendingTable {
   // This rank's part of a call that failed; or the answer to its refusal: then what is in `next` may be
   // reported. joined: this rank reports nothing any more.
   std::optional<Submission> fail(const CallKey& key, bool joined, std::vector<Report>& next);
-  // The call is over: its name is free again.
-  void finish(const Submission& submission);
+  // The call is over: its name is free again. Returns the report of what was refused meanwhile.
+  std::optional<Report> finish(const Submission& submission);
   void resume(SetId set, uint64_t next_sequence);  // after join
   // The job is broken: nothing of this will be settled.
   void clear();

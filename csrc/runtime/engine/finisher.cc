@@ -12,12 +12,19 @@ void Finisher::finish(Submission submission, Outcome outcome) {
   finish_all({&ending, 1});
 }
 
+// Under the mutex.
+void Finisher::end_name(const Submission& submission) {
+  if (auto refusal = calls_.pending.finish(submission)) {
+    calls_.reporter.send(std::move(*refusal));
+  }
+}
+
 // A name is free before its handle is done.
 void Finisher::finish_all(std::span<Ending> endings) {
   {
     std::lock_guard lock(calls_.mutex);
     for (const Ending& ending : endings) {
-      if (!ending.launched) calls_.pending.finish(ending.submission);
+      if (!ending.launched) end_name(ending.submission);
     }
   }
   const int64_t now = now_ns();
@@ -41,7 +48,7 @@ void Finisher::finish_all(std::span<Ending> endings) {
 void Finisher::launch(Ending& ending, const std::shared_ptr<GpuEvent>& past) {
   {
     std::lock_guard lock(calls_.mutex);
-    calls_.pending.finish(ending.submission);
+    end_name(ending.submission);
   }
   ending.launched = true;
   ending.outcome.past = past;

@@ -37,6 +37,8 @@ class Finisher {
   void tell_first(const Failure& failure);
 
  private:
+  void end_name(const Submission& submission);
+
   RankCalls& calls_;
   Recorder& recorder_;
   const std::function<void(const Failure&)> on_failure_;
