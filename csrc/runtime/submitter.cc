@@ -92,8 +92,11 @@ std::vector<Handle> Submitter::submit(std::span<const farandole_request> request
       for (Asked& one : asked) {
         handles.push_back(enter(one.request, std::move(one.submission)));
       }
+    } catch (const NameTaken& e) {
+      refuse_all(requests, {e.code(), e.what()}, true);
+      error = std::current_exception();
     } catch (const Error& e) {
-      refuse_all(requests, {e.code(), e.what()});
+      refuse_all(requests, {e.code(), e.what()}, false);
       error = std::current_exception();
     }
   }
@@ -209,12 +212,14 @@ void Submitter::refuse_locked(const Request& request, const Failure& why) {
 }
 
 // A name that is twice among them is one call of the peers. Whoever refuses the first of a group refuses all.
-void Submitter::refuse_all(std::span<const farandole_request> requests, const Failure& why) {
+// free_only: but for names in flight.
+void Submitter::refuse_all(std::span<const farandole_request> requests, const Failure& why,
+                           bool free_only) {
   std::set<std::pair<SetId, std::string>> names;
   for (const farandole_request& request : requests) {
     const Request known = name_of_request(request);
     if (!names.emplace(known.set, known.name).second) continue;
-    refuse_locked(known, why);
+    if (!free_only || !calls_.pending.in_flight(known)) refuse_locked(known, why);
     if (request.group && known.name == request.group) return;
   }
 }

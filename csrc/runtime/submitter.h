@@ -45,7 +45,7 @@ class Submitter {
   void describe(Asked& asked);  // to the recorder
   Handle enter(const Request& request, Submission submission);
   void refuse_locked(const Request& request, const Failure& why);
-  void refuse_all(std::span<const farandole_request> requests, const Failure& why);
+  void refuse_all(std::span<const farandole_request> requests, const Failure& why, bool free_only);
 
   const Rank own_;
   const bool check_numerics_;

@@ -33,9 +33,14 @@ void PendingTable::check_free(const Request& request, Submission& submission,
   }
   submission.named = record.get();
   if (!submission.named || !submission.named->in_flight) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              "'" + request.name +
-                  "' is in flight already on this rank; wait for it first, or use another name");
+  throw NameTaken(ErrorCode::kInvalidArgument, "'" + request.name +
+                                                   "' is in flight already on this rank; wait for "
+                                                   "it first, or use another name");
+}
+
+bool PendingTable::in_flight(const Request& request) const {
+  const auto record = request.name.empty() ? nullptr : find(request.set, request.name);
+  return record && record->in_flight;
 }
 
 std::optional<Report> PendingTable::submit(const Request& request, Submission submission,

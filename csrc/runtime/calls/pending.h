@@ -62,10 +62,16 @@ struct NamedRequest {
   bool idle() const { return !in_flight && !refused; }
 };
 
+// A call was made twice under one name at once: its peers need not hear of that, they make it once.
+struct NameTaken : Error {
+  using Error::Error;
+};
+
 // Not thread-safe: the runtime holds its mutex.
 class PendingTable {
  public:
-  // Throws Error(kInvalidArgument) if a call of this name is in flight already. Before submit().
+  bool in_flight(const Request& request) const;
+  // Throws NameTaken(kInvalidArgument) if a call of this name is in flight already. Before submit().
   // record: the name's as a kept request remembers it; empty, or not listed any more: it is looked up.
   void check_free(const Request& request, Submission& submission,
                   std::shared_ptr<NamedRequest>& record) const;
