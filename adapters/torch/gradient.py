@@ -302,13 +302,25 @@ class Gradient:
         """`grad` has become `.grad`: remembers it."""
         self.delivered.note(None if grad is self._graphed else grad, self.reducer.turn)
         self._shown = None
-        if sys.getrefcount(self._pending) > _NOT_KEPT:  # whoever has it shall see this result
-            self._pending._result = grad
-            self._pending = PendingGrad(self)
+        if sys.getrefcount(self._pending) > _NOT_KEPT:
+            self._part_with(grad)
+
+    def _part_with(self, result: Tensor | None) -> None:
+        """Whoever has kept what was shown as `.grad` shall see this result, not later ones."""
+        self._pending._result = result
+        self._pending = PendingGrad(self)
+
+    def _reset(self) -> None:
+        """What was sent is no more `.grad`, but the user may have kept it."""
+        self._shown = None
+        if sys.getrefcount(self._pending) > _NOT_KEPT:
+            self._part_with(None if self.absent else self._total())
+        self._base = None
 
     def _settle_without(self, grad: Tensor | None) -> None:
         """It has waited; where it has been reset, there is nothing to wait for."""
         if grad is not self._shown:
+            self._part_with(None)
             self._base = None
             return
         self.parameter.grad = self._unsent
@@ -323,7 +335,7 @@ class Gradient:
         if self.absent and not keep:
             return None
         if grad is not self._shown:  # reset, unless it is another tensor
-            self._base = None
+            self._reset()
             replaced = grad is not None and keep
             return self._text("replaced") if replaced else None
         complaint = self._complaint()
@@ -375,6 +387,7 @@ class Gradient:
             self.lie_at(None)  # peers may still read and write there
         if self.parameter.grad is self._pending:
             self.parameter.grad = None
+        self._part_with(None)
         self._base = None
         self._leave_window()
 
@@ -402,20 +415,22 @@ class Gradient:
         grad = self.parameter.grad
         return self.handle is not None and grad is not None and grad is self._shown
 
-    def touched(self) -> Tensor:
-        """The user needs `.grad`, which is pending. Raises RuntimeError in a backward pass."""
+    def touched(self, pending: PendingGrad) -> Tensor:
+        """The user needs what was shown as `.grad`. Raises RuntimeError in a backward pass, and
+        where it is no more `.grad`."""
         if torch._C._current_graph_task_id() >= 0:
             raise RuntimeError(
                 f"the gradient of {self.name} is being reduced while this backward pass goes on; "
                 "in hooks use the gradient that they are given, or register them before "
                 "DistributedOptimizer is made"
             )
-        if self.parameter.grad is self._pending:
-            self.reducer.touched()
-        grad = self.parameter.grad
-        if grad is None or grad is self._pending:
-            raise RuntimeError(f"the gradient of {self.name} has been reset before it was reduced")
-        return grad
+        self.reducer.touched(self, pending)
+        if pending._result is None:
+            raise RuntimeError(
+                f"the gradient of {self.name} has been reset before it was reduced: call "
+                "optimizer.synchronize() after backward() to keep it"
+            )
+        return pending._result
 
     def divisors(self) -> tuple[int, int]:
         """Of what it has sent, and of what was reduced before in this step; 0: nothing."""

@@ -48,7 +48,7 @@ class PendingGrad(Tensor):
 
     def resolve(self) -> Tensor:
         """The reduced gradient. Waits for it, as synchronize() does."""
-        return self._gradient.touched() if self._result is None else self._result
+        return self._gradient.touched(self) if self._result is None else self._result
 
     @classmethod
     def __torch_function__(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from dataclasses import dataclass
 from time import monotonic
@@ -78,6 +79,7 @@ class Reducer:
         self.turn = 0  # step() calls
         self.factor = 1.0  # of gradients, before they are sent
         self.counted = Passes()
+        self._lock = threading.RLock()  # of synchronize()
         self._epoch = 0  # of the handles in the window
         self._handles: Any = []  # of the window, as the core takes them, once it is closed
         self._closed = False
@@ -210,29 +212,36 @@ class Reducer:
         self._choose()
         _open.add(self)
 
-    def synchronize(self, timeout: float | None = None) -> None:
+    def synchronize(self, timeout: float | None = None, once: bool = False) -> None:
         """Blocks until `.grad` of all parameters is reduced: equal on all ranks.
 
-        Raises StallError after `timeout` seconds. Then, and after an exception of a signal handler,
+        `once`: unless that has been done since the last arrival. One thread at a time. Raises
+        StallError after `timeout` seconds. Then, and after an exception of a signal handler,
         the window stays as it is, and this rank's word is given: it has to come here again before
         anything else happens to the gradients.
         """
         limit = _NEVER if timeout is None else _Limit(timeout, monotonic() + timeout)
-        if self._dropping:  # a zero_grad() has not come to its end
-            self._finish(keep=False, limit=limit)
-        self.again = True
-        while self.again:
-            self._finish(keep=True, limit=limit)
-        self.settled = True
+        with self._lock:
+            if once and self.settled:
+                return
+            if self._dropping:  # a zero_grad() has not come to its end
+                self._finish(keep=False, limit=limit)
+            self.again = True
+            while self.again:
+                self._finish(keep=True, limit=limit)
+            self.settled = True
 
-    def touched(self) -> None:
-        """The user needs a gradient that is under way: synchronizes.
+    def touched(self, gradient: Gradient, pending: Tensor) -> None:
+        """The user needs a gradient, which is under way if `.grad` is `pending`: synchronizes.
 
         Raises RuntimeError where a gradient comes from other ranks only: whoever has made a list of
         gradients before would miss it.
         """
-        missing = [g for g in self.gradients if g.parameter.grad is None]
-        self.synchronize()
+        with self._lock:
+            if gradient.parameter.grad is not pending:  # another thread has been here
+                return
+            missing = [g for g in self.gradients if g.parameter.grad is None]
+            self.synchronize()
         for gradient in missing:
             if gradient.parameter.grad is not None:
                 raise RuntimeError(
