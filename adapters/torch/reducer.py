@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -33,9 +33,9 @@ __all__ = ["Reducer"]
 
 _MOST_NAMES = 4  # of gradients, in an error's text
 
-# Reducers whose window has begun: a step of any of them closes all, lest two ranks that step their
-# optimizers in different orders wait for each other.
-_open: WeakSet[Reducer] = WeakSet()
+# Reducers whose window has begun: a step of any of them closes all of its thread, lest two ranks
+# that step their optimizers in different orders wait for each other. For any thread.
+_open: dict[Reducer, None] = {}
 # Who reduces which parameter, by the parameter's id: two at once would spoil each other's memory.
 _owners: WeakValueDictionary[int, Gradient] = WeakValueDictionary()
 _scopes: Counter[tuple[int, int]] = Counter()
@@ -80,6 +80,7 @@ class Reducer:
         self.factor = 1.0  # of gradients, before they are sent
         self.counted = Passes()
         self._lock = threading.RLock()  # of synchronize()
+        self._thread: int | None = None  # that steps; another one may be in a backward pass
         self._epoch = 0  # of the handles in the window
         self._handles: Any = []  # of the window, as the core takes them, once it is closed
         self._closed = False
@@ -210,7 +211,7 @@ class Reducer:
         self._epoch = leases.epoch()
         self.open = True
         self._choose()
-        _open.add(self)
+        _open[self] = None
 
     def synchronize(self, timeout: float | None = None, once: bool = False) -> None:
         """Blocks until `.grad` of all parameters is reduced: equal on all ranks.
@@ -222,8 +223,10 @@ class Reducer:
         """
         limit = _NEVER if timeout is None else _Limit(timeout, monotonic() + timeout)
         with self._lock:
-            if once and self.settled:
-                return
+            if once:
+                self._thread = threading.get_ident()
+                if self.settled:
+                    return
             if self._dropping:  # a zero_grad() has not come to its end
                 self._finish(keep=False, limit=limit)
             self.again = True
@@ -281,6 +284,7 @@ class Reducer:
     def reset(self) -> None:
         """zero_grad(): nothing may be under way, and counting begins anew."""
         self.check_not_promised()
+        self._thread = threading.get_ident()
         if self.open:
             self._finish(keep=False)
         for gradient in self.gradients:
@@ -330,8 +334,9 @@ class Reducer:
         return late, sparse
 
     def _finish(self, keep: bool, carried: int = 0, limit: _Limit = _NEVER) -> None:
+        thread = threading.get_ident()
         for other in list(_open):
-            if other is not self:
+            if other is not self and other._thread in (None, thread):
                 other.close(keep=True)
         before = self._closed
         self.close(keep, carried)
@@ -408,7 +413,7 @@ class Reducer:
         self.open = self._closed = self._dropping = self._promised = self.quick = False
         self.sent, self._handles, self.regular = [], [], True
         self._taken.clear()
-        _open.discard(self)
+        _open.pop(self, None)
         self._count_anew()
 
     def _count_anew(self) -> None:

@@ -95,6 +95,30 @@ def test_many_threads_look_at_gradients() -> None:
     assert_same(model, reference)
 
 
+def test_each_thread_trains_a_model_of_its_own() -> None:
+    models = [network(), network()]
+    optimizers = [
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05)) for model in models
+    ]
+
+    def train(number: int) -> None:
+        for step in range(40):
+            optimizers[number].zero_grad()
+            loss_of(models[number], batch(hvd.rank(), step, number)).backward()
+            optimizers[number].step()
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(train, range(2)))
+    for number, model in enumerate(models):
+        reference = network()
+        plain = torch.optim.SGD(reference.parameters(), lr=0.05)
+        for step in range(40):
+            plain.zero_grad()
+            loss_of(reference, joined(step, number)).backward()
+            plain.step()
+        assert_same(model, reference)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler on itself
 def test_a_step_that_is_compiled() -> None:
     model, reference = network(), network()
