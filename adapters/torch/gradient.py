@@ -56,8 +56,7 @@ class Gradient:
         self.lost = False  # a newer optimizer reduces it
         self.left = reducer.passes  # arrivals until it is sent
         self._fresh: bool | None = None  # `.grad` was None before this accumulation; None: unknown
-        # In a window:
-        self.handle: int | None = None  # of the core
+        self.handle: int | None = None  # of the core, in a window
         self.absent = False  # sent without a contribution
         self.sparse_dim = 0  # not 0: sparse, and in the window without a contribution
         self.pending = PendingGrad(self)
@@ -155,7 +154,7 @@ class Gradient:
             self._show()
         elif not reducer.holding:
             self.left -= 1
-            if self.left <= 0:
+            if self.left <= 0 and parameter.grad is not None:
                 self._send(parameter.grad)
         elif cuda.is_capturing(parameter):
             self._graphed = parameter.grad
@@ -173,10 +172,8 @@ class Gradient:
 
     # ---- sending
 
-    def _send(self, grad: Tensor | None) -> None:
+    def _send(self, grad: Tensor) -> None:
         """Begins the reduction of `grad`, which is `.grad`."""
-        if grad is None:
-            return
         reducer = self.reducer
         if not reducer.open:
             reducer.begin()
@@ -296,13 +293,13 @@ class Gradient:
         """`grad` has become `.grad`: remembers it."""
         self.delivered.note(None if grad is self._graphed else grad, self.reducer.turn)
         self._shown = None
-        if sys.getrefcount(self.pending) > _NOT_KEPT:  # whoever has it shall see this result
-            self.pending._result = grad
-            self.pending = PendingGrad(self)
+        if sys.getrefcount(self.pending) > _NOT_KEPT:
+            self.pending = self.pending.part_with(grad)
 
     def _settle_without(self, grad: Tensor | None) -> None:
         """It has waited; where it has been reset, there is nothing to wait for."""
         if grad is not self._shown:
+            self.pending = self.pending.part_with(None)
             self._base = None
             return
         self.parameter.grad = self._unsent
@@ -317,9 +314,11 @@ class Gradient:
         if self.absent and not keep:
             return None
         if grad is not self._shown:  # reset, unless it is another tensor
+            self._shown = None
+            if sys.getrefcount(self.pending) > _NOT_KEPT:  # the user has kept what was sent
+                self.pending = self.pending.part_with(None if self.absent else self._total())
             self._base = None
-            replaced = grad is not None and keep
-            return spoiled_text(self.name, "replaced") if replaced else None
+            return spoiled_text(self.name, "replaced") if grad is not None and keep else None
         complaint = complaint_of(self, self.reducer.sent)
         total = self._total()
         if self.late is not None:
@@ -369,11 +368,12 @@ class Gradient:
             self.lie_at(None)  # peers may still read and write there
         if self.parameter.grad is self.pending:
             self.parameter.grad = None
+        self.pending = self.pending.part_with(None)
         self._base = None
         self._leave_window()
 
     def restore(self) -> None:
-        """Puts what was set aside back into `.grad`, for zero_grad to reset."""
+        """What was set aside becomes `.grad` again, for zero_grad to reset."""
         if self._base is not None:
             self.parameter.grad, self._base = self._base, None
 

@@ -15,6 +15,7 @@ from farandole.arguments import check
 from farandole.ops import Adasum, Average, ReduceOp
 from farandole.process_sets import ProcessSet, global_process_set, set_id
 from farandole.torch.adasum import Deltas, DeltaStep
+from farandole.torch.compiling import stay_outside
 from farandole.torch.compression import Choice, Compression, chooser
 from farandole.torch.groups import Groups, assign
 from farandole.torch.kind import check_parameter
@@ -135,6 +136,7 @@ def _adopt(
     deltas: Deltas | None = None,
 ) -> torch.optim.Optimizer:
     """Changes the class of the object to one derived from its own, which reduces."""
+    stay_outside()
     own = type(optimizer)
     bases = (_Distributed, own) if deltas is None else (DeltaStep, _Distributed, own)
     if bases not in _distributed:
@@ -177,7 +179,7 @@ class _Distributed(torch.optim.Optimizer):
             if callable(closure):
                 args, kwargs = args[1:], {**kwargs, "closure": self._reduced(closure)}
             elif not reducer.settled:
-                reducer.synchronize(timeout)
+                reducer.synchronize(timeout, once=True)
         inner = self._inner_step or super().step
         result = inner(*args, **kwargs)
         if reducer is not None:
@@ -243,8 +245,8 @@ class _Distributed(torch.optim.Optimizer):
 
         Further arguments as in torch.nn.utils.clip_grad_norm_. Collective.
         """
-        if self._reducer is not None and not self._reducer.settled:
-            self._reducer.synchronize()
+        if self._reducer is not None:
+            self._reducer.synchronize(once=True)
         parameters = [p for group in self.param_groups for p in group["params"]]
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, *args, **kwargs)
 
@@ -280,8 +282,8 @@ class _Distributed(torch.optim.Optimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """GradScaler.step() reads this before it reads gradients: the moment to reduce them."""
-        if self._reducer is not None and not self._reducer.settled:
-            self._reducer.synchronize()
+        if self._reducer is not None:
+            self._reducer.synchronize(once=True)
         return bool(self.__dict__.get("_step_supports_amp_scaling", False))
 
     @_step_supports_amp_scaling.setter

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from farandole import requests
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["adopt", "ended", "opened", "others"]
 
-_open: WeakSet[Reducer] = WeakSet()
+_open: dict[Reducer, None] = {}  # for any thread
 _owners: WeakValueDictionary[int, Gradient] = WeakValueDictionary()  # by the parameter's id
 
 
@@ -22,24 +22,29 @@ def adopt(gradient: Gradient) -> None:
     """The newest optimizer reduces a parameter: two at once would spoil each other's memory."""
     older = _owners.get(id(gradient.parameter))
     if older is not None:
+        if older.reducer.open:
+            older.reducer.synchronize()
+        gradient.delivered = older.delivered
         older.unhook()
     _owners[id(gradient.parameter)] = gradient
 
 
 def opened(reducer: Reducer) -> None:
     """Its window has begun."""
-    _open.add(reducer)
+    _open[reducer] = None
 
 
 def ended(reducer: Reducer) -> None:
     """Its window is over."""
-    _open.discard(reducer)
+    _open.pop(reducer, None)
 
 
-def others(reducer: Reducer) -> list[Reducer]:
-    """Those with open windows. A step of any of them closes all, lest two ranks that step their
-    optimizers in different orders wait for each other."""
-    return [other for other in _open if other is not reducer]
+def others(reducer: Reducer, thread: int) -> list[Reducer]:
+    """Those with open windows, but for those that another thread steps.
+
+    A step closes them, lest two ranks that step in different orders wait for each other.
+    """
+    return [x for x in list(_open) if x is not reducer and x.thread in (None, thread)]
 
 
 def _abandon_all() -> None:

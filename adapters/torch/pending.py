@@ -60,14 +60,18 @@ class PendingGrad(Tensor):
                 "on; in hooks use the gradient that they are given, or register them before "
                 "DistributedOptimizer is made"
             )
-        if gradient.parameter.grad is gradient.pending:
-            gradient.reducer.touched()
-        grad = gradient.parameter.grad
-        if grad is None or grad is gradient.pending:
+        gradient.reducer.touched(gradient, self)
+        if self._result is None:
             raise RuntimeError(
-                f"the gradient of {gradient.name} has been reset before it was reduced"
+                f"the gradient of {gradient.name} has been reset before it was reduced: call "
+                "optimizer.synchronize() after backward() to keep it"
             )
-        return grad
+        return self._result
+
+    def part_with(self, result: Tensor | None) -> PendingGrad:
+        """Whoever has kept this object shall see that result, not later ones. Gives a new one."""
+        self._result = result
+        return PendingGrad(self._gradient)
 
     @classmethod
     def __torch_function__(

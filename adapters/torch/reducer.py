@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from dataclasses import dataclass
 from time import monotonic
@@ -14,8 +15,8 @@ from torch import Tensor
 from farandole import leases, requests
 from farandole._library import error, lib
 from farandole.buffers import EMPTY
-from farandole.errors import MismatchError, StallError
-from farandole.handles import explanation, is_under_way, stall, wait_until
+from farandole.errors import MismatchError
+from farandole.handles import wait_until
 from farandole.ops import Average
 from farandole.requests import Call, Op
 from farandole.torch import cuda, ownership
@@ -24,12 +25,11 @@ from farandole.torch.bucket_view import lay_out
 from farandole.torch.closing import ClosingWord, Statement
 from farandole.torch.encoding import Encoding
 from farandole.torch.gradient import Gradient
+from farandole.torch.lateness import late
 from farandole.torch.passes import Passes, fingerprint
 from farandole.torch.settings import Settings
 
 __all__ = ["Reducer"]
-
-_MOST_NAMES = 4  # of gradients, in an error's text
 
 _scopes: Counter[tuple[int, int]] = Counter()
 
@@ -73,6 +73,8 @@ class Reducer:
         self.turn = 0  # step() calls
         self.factor = 1.0  # of gradients, before they are sent
         self.counted = Passes()
+        self._lock = threading.RLock()  # of synchronize()
+        self.thread: int | None = None  # that steps; another one may be in a backward pass
         self._epoch = 0  # of the handles in the window
         self._handles: Any = []  # of the window, as the core takes them, once it is closed
         self._closed = False
@@ -197,29 +199,38 @@ class Reducer:
         self._choose()
         ownership.opened(self)
 
-    def synchronize(self, timeout: float | None = None) -> None:
+    def synchronize(self, timeout: float | None = None, once: bool = False) -> None:
         """Blocks until `.grad` of all parameters is reduced: equal on all ranks.
 
-        Raises StallError after `timeout` seconds. Then, and after an exception of a signal handler,
+        `once`: unless that has been done since the last arrival. One thread at a time. Raises
+        StallError after `timeout` seconds. Then, and after an exception of a signal handler,
         the window stays as it is, and this rank's word is given: it has to come here again before
         anything else happens to the gradients.
         """
         limit = _NEVER if timeout is None else _Limit(timeout, monotonic() + timeout)
-        if self._dropping:  # a zero_grad() has not come to its end
-            self._finish(keep=False, limit=limit)
-        self.again = True
-        while self.again:
-            self._finish(keep=True, limit=limit)
-        self.settled = True
+        with self._lock:
+            if once:
+                self.thread = threading.get_ident()
+                if self.settled:
+                    return
+            if self._dropping:  # a zero_grad() has not come to its end
+                self._finish(keep=False, limit=limit)
+            self.again = True
+            while self.again:
+                self._finish(keep=True, limit=limit)
+            self.settled = True
 
-    def touched(self) -> None:
-        """The user needs a gradient that is under way: synchronizes.
+    def touched(self, gradient: Gradient, pending: Tensor) -> None:
+        """The user needs a gradient, which is under way if `.grad` is `pending`: synchronizes.
 
         Raises RuntimeError where a gradient comes from other ranks only: whoever has made a list of
         gradients before would miss it.
         """
-        missing = [g for g in self.gradients if g.parameter.grad is None]
-        self.synchronize()
+        with self._lock:
+            if gradient.parameter.grad is not pending:  # another thread has been here
+                return
+            missing = [g for g in self.gradients if g.parameter.grad is None]
+            self.synchronize()
         for gradient in missing:
             if gradient.parameter.grad is not None:
                 raise RuntimeError(
@@ -259,6 +270,7 @@ class Reducer:
     def reset(self) -> None:
         """zero_grad(): nothing may be under way, and counting begins anew."""
         self.check_not_promised()
+        self.thread = threading.get_ident()
         if self.open:
             self._finish(keep=False)
         for gradient in self.gradients:
@@ -276,9 +288,9 @@ class Reducer:
         if not self.open:
             self.begin()
         self.hook()
-        late = sparse = 0
+        tardy = sparse = 0
         if not self.regular or len(self.sent) < len(self.gradients):
-            late, sparse = self._send_rest(keep)
+            tardy, sparse = self._send_rest(keep)
         joins = requests.joins(self._settings.process_set)
         if joins != self._joins:  # who has joined early has made fewer steps
             self._joins, self._steps = joins, 0
@@ -288,7 +300,7 @@ class Reducer:
             reset = hash(tuple(sorted(self.gradients.index(g) for g in gone))) >> 8 if gone else 0
             divided = fingerprint(self.divisor, (g.divisors() for g in self.gradients if self.mean))
             equal = self._steps, len(self.sent), carried, divided, reset
-            self._word.send(Statement(late, int(not keep), sparse, *equal))
+            self._word.send(Statement(tardy, int(not keep), sparse, *equal))
             self._intact = keep and not gone
         handles = [g.handle for g in self.sent if g.handle is not None]
         self._handles = leases.numbers_of(handles)
@@ -296,17 +308,17 @@ class Reducer:
 
     def _send_rest(self, keep: bool) -> tuple[int, int]:
         """What a Statement says of late and of sparse gradients."""
-        late = sparse = 0
+        tardy = sparse = 0
         for number, gradient in enumerate(self.gradients):
             if gradient.handle is None and gradient.wanted():
                 gradient.send_rest(keep)
-            late += gradient.late is not None
+            tardy += gradient.late is not None
             if gradient.sparse_dim:
                 sparse = (number << 8) + gradient.sparse_dim
-        return late, sparse
+        return tardy, sparse
 
     def _finish(self, keep: bool, carried: int = 0, limit: _Limit = _NEVER) -> None:
-        for other in ownership.others(self):
+        for other in ownership.others(self, threading.get_ident()):
             other.close(keep=True)
         before = self._closed
         self.close(keep, carried)
@@ -343,23 +355,11 @@ class Reducer:
         if code == lib.FARANDOLE_OK:
             return
         if code == lib.FARANDOLE_PENDING:
-            raise self._late(limit.seconds)
+            word = None if self._word is None else self._word.handle
+            raise late(self.scope, self.sent, word, limit.seconds)
         failure = error(code)
         self._fail()
         raise failure
-
-    def _late(self, seconds: float) -> StallError:
-        """What has not come within so many seconds, and who has not sent it."""
-        missing = [g for g in self.sent if g.handle is not None and is_under_way(g.handle)]
-        names = ", ".join(g.name for g in missing[:_MOST_NAMES])
-        if len(missing) > _MOST_NAMES:
-            names += f" and {len(missing) - _MOST_NAMES} more"
-        what = f"gradients of {names}" if missing else "all ranks' step()"
-        handles = [g.handle for g in missing]
-        if not handles and self._word is not None:
-            handles = [self._word.handle]
-        why = explanation([handle for handle in handles if handle is not None])
-        return stall(f"{self.scope}: {what}", seconds, why)
 
     def _fail(self) -> None:
         """Abandons a window that a rank has failed in: all others complete it."""

@@ -131,7 +131,7 @@ def test_unnamed_groups_after_join_and_after_a_mismatch() -> None:
 
 
 def test_a_refusal_while_a_call_of_that_name_is_in_flight() -> None:
-    """The peers' next call of the name fails; the one that is in flight and those after it do not."""
+    """The peers' next call of the name fails; neither the one in flight nor those after it do."""
     x = np.full(3, 1.0 + fd.rank())
     total = sum(1.0 + rank for rank in range(fd.size()))
     last = fd.size() - 1
