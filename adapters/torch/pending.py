@@ -51,9 +51,9 @@ class PendingGrad(Tensor):
 
         Raises RuntimeError in a backward pass, and where it has been reset meanwhile.
         """
-        if self._result is not None:
-            return self._result
-        gradient = self._gradient
+        known, gradient = self._result, self._gradient
+        if known is not None:
+            return known
         if torch._C._current_graph_task_id() >= 0:
             raise RuntimeError(
                 f"the gradient of {gradient.name} is being reduced while this backward pass goes "
