@@ -40,7 +40,7 @@ class Gradient:
 
     __slots__ = (
         *("__weakref__", "_base", "_base_divisor", "_divisor", "_fresh", "_graphed"),
-        *("_hooks", "pending", "sent_version", "_shown", "_sum", "_unsent", "absent"),
+        *("_hooks", "pending", "sent_version", "shown", "_sum", "_unsent", "absent"),
         *("delivered", "encoding", "handle", "input", "late", "left", "lost", "name"),
         *("parameter", "place", "reducer", "sparse_dim", "wire"),
     )
@@ -57,10 +57,9 @@ class Gradient:
         self.left = reducer.passes  # arrivals until it is sent
         self._fresh: bool | None = None  # `.grad` was None before this accumulation; None: unknown
         self.handle: int | None = None  # of the core, in a window
-        self.absent = False  # sent without a contribution
-        self.sparse_dim = 0  # not 0: sparse, and in the window without a contribution
+        self.absent, self.sparse_dim = False, 0  # sent without a contribution; though sparse
         self.pending = PendingGrad(self)
-        self._shown: Tensor | None = None  # what .grad is unless the user has changed it
+        self.shown: Tensor | None = None  # what .grad is unless the user has changed it
         self._unsent: Tensor | None = None  # what .grad was when it was sent
         self.wire: Tensor | None = None  # on the wire; the result comes into it
         self.input: Tensor | None = None  # what is sent, where that is another tensor
@@ -102,14 +101,14 @@ class Gradient:
             if self._fresh:
                 self._base, self._base_divisor = grad, self._divisor
                 self.parameter.grad = None
-        elif grad is not self._shown:  # model.zero_grad(): a new window begins
+        elif grad is not self.shown:  # model.zero_grad(): a new window begins
             self.reducer.drop()
             self._fresh = self.parameter.grad is None
         else:
             self.reducer.check_not_promised()
             waiting = self._unsent if self.sparse_dim else self.late
             self._fresh = waiting is None
-            self._shown = self.parameter.grad = waiting
+            self.shown = self.parameter.grad = waiting
 
     def arrived(self, parameter: Tensor) -> None:
         """Runs after autograd has accumulated into `.grad`."""
@@ -162,10 +161,10 @@ class Gradient:
     def _show(self) -> bool:
         """Makes `.grad` a PendingGrad. False: the parameter's form is another one than before."""
         try:
-            self.parameter.grad = self._shown = self.pending
+            self.parameter.grad = self.shown = self.pending
         except RuntimeError:
             self.encoding.start = None
-            self.pending = self._shown = PendingGrad(self)
+            self.pending = self.shown = PendingGrad(self)
             self.parameter.grad = self.pending
             return False
         return True
@@ -187,7 +186,8 @@ class Gradient:
             reducer.scale(grad)
             wire = encoding.encode(grad)
             target = 0 if wire is None else address_of(wire)
-            reducer.take(target, self)
+            if self.place is None:
+                reducer.take(target, self)
         except (TypeError, ValueError, RuntimeError) as reason:
             raise reducer.refuse(self, reason) from None
         if wire is None:
@@ -197,9 +197,9 @@ class Gradient:
         self.sent_version = wire._version if wire is grad else None
         if self.place is not None:
             target = self._send_to(self.place) or target
-        source = target if self.input is None else address_of(self.input)
-        memory = self.wire.untyped_storage(), wire.untyped_storage()
-        self.handle = encoding.submit(source, target, memory)
+        sent = self.input if self.input is not None else self.wire
+        memory = self.wire.untyped_storage(), sent.untyped_storage()
+        self.handle = encoding.submit(address_of(sent), target, memory)
         reducer.sent.append(self)
         self.left = reducer.passes
         self._show()
@@ -233,7 +233,7 @@ class Gradient:
         if keep and grad is not None and not self.delivered.holds(grad, self.reducer.turn):
             self._send(grad)
             return
-        self._shown = grad
+        self.shown = grad
         if keep:
             self._base, self._base_divisor = grad, self._divisor
         self._send_nothing(keep)
@@ -290,15 +290,15 @@ class Gradient:
         return complaint
 
     def _deliver(self, grad: Tensor) -> None:
-        """`grad` has become `.grad`: remembers it."""
+        """`grad` has become `.grad`."""
         self.delivered.note(None if grad is self._graphed else grad, self.reducer.turn)
-        self._shown = None
+        self.shown = None
         if sys.getrefcount(self.pending) > _NOT_KEPT:
             self.pending = self.pending.part_with(grad)
 
     def _settle_without(self, grad: Tensor | None) -> None:
         """It has waited; where it has been reset, there is nothing to wait for."""
-        if grad is not self._shown:
+        if grad is not self.shown:
             self.pending = self.pending.part_with(None)
             self._base = None
             return
@@ -313,8 +313,8 @@ class Gradient:
             return None
         if self.absent and not keep:
             return None
-        if grad is not self._shown:  # reset, unless it is another tensor
-            self._shown = None
+        if grad is not self.shown:  # reset, unless it is another tensor
+            self.shown = None
             if sys.getrefcount(self.pending) > _NOT_KEPT:  # the user has kept what was sent
                 self.pending = self.pending.part_with(None if self.absent else self._total())
             self._base = None
@@ -358,7 +358,7 @@ class Gradient:
 
     def _leave_window(self) -> None:
         self.absent, self.sparse_dim = False, 0
-        self.wire = self._unsent = self.input = self.late = self._sum = self._shown = None
+        self.wire = self._unsent = self.input = self.late = self._sum = self.shown = None
         self.sent_version = None
         self.handle = None
 
@@ -388,11 +388,11 @@ class Gradient:
 
     def is_reset(self) -> bool:
         """Whether `.grad` is not what it was when this was sent."""
-        return self.parameter.grad is not self._shown
+        return self.parameter.grad is not self.shown
 
     def is_current(self) -> bool:
         """Whether `.grad` is what was sent in this window, not reset since."""
-        return self.handle is not None and self._shown is not None and not self.is_reset()
+        return self.handle is not None and self.shown is not None and not self.is_reset()
 
     def divisors(self) -> tuple[int, int]:
         """Of what it has sent, and of what was reduced before in this step; 0: nothing."""

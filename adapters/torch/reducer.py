@@ -296,7 +296,7 @@ class Reducer:
             self._joins, self._steps = joins, 0
         assert self._word is not None
         if self._word.handle is None:
-            gone = [g for g in self.sent if keep and g.is_reset()]
+            gone = [g for g in self.sent if g.parameter.grad is not g.shown] if keep else []
             reset = hash(tuple(sorted(self.gradients.index(g) for g in gone))) >> 8 if gone else 0
             divided = fingerprint(self.divisor, (g.divisors() for g in self.gradients if self.mean))
             equal = self._steps, len(self.sent), carried, divided, reset
