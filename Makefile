@@ -53,7 +53,7 @@ venv: core $(VENV)/.install-stamp ## .venv with all dependencies, the C++ core a
 
 .PHONY: test test-cpp test-single test-parallel test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-matrix
 test: venv programs ## every test that needs no GPU
-	$(PYTEST) tests $(ARGS)
+	$(PYTEST) tests --ignore tests/strangers $(ARGS)
 
 test-cpp: programs $(VENV)/.install-stamp ## the C++ tests
 	$(PYTEST) tests/csrc $(ARGS)
