@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from farandole.torch.kind import check
 
-__all__ = ["Choice", "Compression", "Compressor", "chooser", "compressed"]
+__all__ = ["Choice", "Compression", "Compressor", "chooser", "compressed", "restored"]
 
 
 class Compressor(Protocol):
@@ -65,6 +65,14 @@ class Compression:
     none = _Identity
     fp16 = _Cast(torch.float16)
     bf16 = _Cast(torch.bfloat16)
+
+
+def restored(
+    compression: Compressor, results: Sequence[Tensor], wires: Sequence[tuple[Tensor, Any]]
+) -> list[Tensor]:
+    """The results of tensors that `compressed` has made, in their original form."""
+    pairs = zip(results, wires, strict=True)
+    return [compression.decompress(result, context) for result, (_, context) in pairs]
 
 
 def compressed(compressor: Compressor, tensor: Any) -> tuple[Tensor, Any]:

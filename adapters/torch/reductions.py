@@ -16,7 +16,7 @@ from farandole.ops import Average, Sum, _blocking, _single
 from farandole.process_sets import ProcessSet, global_process_set
 from farandole.requests import Op
 from farandole.torch.autograd import differentiable
-from farandole.torch.compression import Compression, Compressor, compressed
+from farandole.torch.compression import Compression, Compressor, compressed, restored
 
 __all__ = [
     "allreduce",
@@ -122,8 +122,7 @@ def grouped_allreduce(
 
     def meet() -> list[Tensor]:
         results = _allreduce([wire for wire, _ in wires], name, op, factors, process_set)
-        pairs = zip(results, wires, strict=True)
-        return [compression.decompress(result, context) for result, (_, context) in pairs]
+        return restored(compression, results, wires)
 
     return meet
 

@@ -14,7 +14,7 @@ from farandole.ops import Average, Sum, _single
 from farandole.process_sets import ProcessSet, global_process_set
 from farandole.requests import Op
 from farandole.torch.autograd import differentiable
-from farandole.torch.compression import Compression, Compressor, compressed
+from farandole.torch.compression import Compression, Compressor, compressed, restored
 from farandole.torch.exchange import allgather
 
 __all__ = [
@@ -72,8 +72,7 @@ def grouped_reducescatter(
 
     def meet() -> list[Tensor]:
         results = _reducescatter([wire for wire, _ in wires], name, op, factors, process_set)
-        pairs = zip(results, wires, strict=True)
-        return [compression.decompress(result, context) for result, (_, context) in pairs]
+        return restored(compression, results, wires)
 
     return meet
 
