@@ -4,7 +4,7 @@
  * comment says otherwise. Functions that return int32_t return FARANDOLE_OK or an error code; the
  * text is then in farandole_error(), which belongs to the calling thread. */
 
-#define FARANDOLE_ABI_VERSION 1
+#define FARANDOLE_ABI_VERSION 2
 
 /* Error codes; each is one Python class. */
 #define FARANDOLE_OK 0
@@ -185,6 +185,9 @@ int64_t farandole_tensor(const farandole_request* request);
 int64_t farandole_submit_tensor(int64_t tensor, uintptr_t input, uintptr_t output);
 /* The same for callers that hold pointers: in Python a pointer costs less than the number it stands for. */
 int64_t farandole_submit_buffer(int64_t tensor, const void* input, void* output);
+/* Several of them in place: handles[i] is set for each, up to the first that fails, whose code is returned. */
+int32_t farandole_submit_buffers(const int64_t* tensors, const uintptr_t* buffers, int32_t count,
+                                 int64_t* handles);
 void farandole_forget_tensor(int64_t tensor);
 /* Tells the peers of `name` that this rank cannot take part: they fail with this code and text instead of waiting.
  * Under the name of a group, and unnamed, it is said of all its tensors, however many the peers bring. */

@@ -103,7 +103,7 @@ class Memory:
 class Kind(ABC):
     """One family of arrays. Methods get arrays for which `matches` said yes."""
 
-    gives_pointers = False  # address() gives pointers of cffi, which keep the memory, no numbers
+    gives_pointers = False  # lent() gives pointers of cffi, no numbers
 
     @abstractmethod
     def matches(self, x: Any) -> bool:
@@ -117,17 +117,16 @@ class Kind(ABC):
         TypeError for a dtype or layout that the core has no code for.
         """
 
-    def address(self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None) -> Any:
-        """Where `x` lies, if it has this dtype and shape and describe() would not copy.
+    def lent(
+        self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None
+    ) -> tuple[Any, object]:
+        """Where `x` lies, and what keeps that memory whatever happens to `x`, if it has this dtype
+        and shape and describe() would not copy.
 
-        0: describe() has more to say. Quicker than that; for arrays that come again and again.
+        (0, None): describe() has more to say. Quicker than that; for arrays that come again.
         `device`: what x.device must be; None: the CPU.
         """
-        return 0
-
-    def memory(self, x: Any, address: Any) -> object:
-        """What keeps the memory of `x` alive, whatever happens to `x`; `address` is address()'s."""
-        return x
+        return 0, None
 
     def stream(self, x: Any) -> int:
         """The CUDA stream in which the caller now works with arrays such as `x`; 0 on the CPU."""
@@ -185,16 +184,16 @@ class NumpyKind(Kind):
         code, pointer = code_of(view.dtype), view.__array_interface__["data"][0]
         return Buffer(address_or_empty(pointer, view.shape, "an array"), code, view.shape, view)
 
-    def address(self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None) -> Any:
+    def lent(
+        self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None
+    ) -> tuple[Any, object]:
         if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape:
-            return 0
+            return 0, None
         try:
-            return _from_buffer(x, in_place)
+            pointer = _from_buffer(x, in_place)
         except ValueError:  # not contiguous, or read-only, or no type of the buffer protocol
-            return 0
-
-    def memory(self, x: Any, address: Any) -> object:
-        return address
+            return 0, None
+        return pointer, pointer
 
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
         view = self.view(like)

@@ -57,12 +57,12 @@ class GpuHandle(Handle[T]):
                 join_stream(unsettled, stream)
         return value
 
-    def _settle(self, failure: Exception | None) -> None:
+    def _settle(self, numbers: Any, failure: Exception | None) -> None:
         if failure is None:
             self._joined = self._stream()
-            join_stream(self._numbers, self._joined)
-            self._launched = self._numbers
-        super()._settle(failure)
+            join_stream(numbers, self._joined)
+            self._launched = numbers
+        super()._settle(numbers, failure)
 
     def _let_go(self, numbers: Any, failure: Exception | None) -> None:
         leases.drop(numbers, self._epoch)

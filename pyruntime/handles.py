@@ -35,8 +35,9 @@ _SLICE = 0.15  # seconds between looks at Python's signals: Ctrl-C works within 
 _ANSWER_SECONDS = 1.0  # that the coordinator may take to say whom a call waits for
 _EXPLANATION_BYTES = 1 << 14
 _OK, _PENDING = lib.FARANDOLE_OK, lib.FARANDOLE_PENDING
-_finish, _new_lock = lib.farandole_finish, threading.RLock
+_finish = lib.farandole_finish
 _end_one, _epoch = leases.end_one, leases.epoch
+_making_locks = threading.RLock()  # of handles
 
 
 class Handle(Generic[T]):
@@ -69,7 +70,7 @@ class Handle(Generic[T]):
         self._what = what
         self._timeout = timeout
         self._epoch = _epoch()
-        self._lock = _new_lock()
+        self._lock: Any = None  # made by the first wait that needs it
         self._error: Exception | None = None
         self._value: T
         self.repeat: Any = None  # how the call can be made again: a repeats.Repeat
@@ -82,8 +83,9 @@ class Handle(Generic[T]):
         """
         limit = self._timeout if timeout is None else timeout
         with self._one_at_a_time(limit):
-            if self._numbers is not None:
-                self._settle(self._lost() or _block(self._numbers, limit, str(self._what)))
+            numbers = self._numbers
+            if numbers is not None:
+                self._settle(numbers, self._lost() or _block(numbers, limit, str(self._what)))
         if self._error is not None:
             raise self._error.with_traceback(None)
         return self._value
@@ -92,12 +94,15 @@ class Handle(Generic[T]):
     def _one_at_a_time(self, limit: float | None) -> Iterator[None]:
         """Threads that wait for one handle queue up: the first gives the core's handle back."""
         lock = self._lock
+        if lock is None:
+            with _making_locks:
+                lock = self._lock = self._lock or threading.RLock()
         try:  # the handler of a signal may raise as soon as the lock is taken
             if not lock.acquire(timeout=-1 if limit is None else max(limit, 0.0)):
                 raise stall(str(self._what), limit)
             yield
         finally:
-            if lock._is_owned():  # type: ignore[attr-defined]
+            if lock._is_owned():
                 lock.release()
 
     def map(self, change: Callable[[T], R]) -> Handle[R]:
@@ -127,8 +132,7 @@ class Handle(Generic[T]):
             return None
         return ShutdownError(f"{self._what} was under way at the last shutdown()")
 
-    def _settle(self, failure: Exception | None) -> None:
-        numbers = self._numbers
+    def _settle(self, numbers: Any, failure: Exception | None) -> None:
         if failure is None and self._collect is not None:
             try:
                 self._value = self._collect(numbers)
@@ -166,24 +170,30 @@ class OneHandle(Handle[T]):
         self._what = what
         self._timeout = timeout
         self._epoch = _epoch()
-        self._lock = _new_lock()
-        self._error = None
+        self._lock = self._error = None
         self._value = value
 
     def wait(self, timeout: float | None = None) -> T:
         """As Handle.wait."""
-        with self._lock:
-            numbers = self._numbers
-            if numbers is not None and self._collect is None and self._epoch == _epoch():
-                plain = timeout is None and self._timeout is None
-                code = _finish(numbers[0], _SLICE) if plain else _PENDING
-                # A handle that the core does not know has come to its good end before, and the
-                # handler of a signal has raised then.
-                if code == _OK or lib.farandole_settled(numbers[0]) < 0:
-                    self._numbers = None
-                    _end_one(numbers[0], None)
-                    return self._value
+        numbers = self._numbers
+        plain = timeout is None and self._timeout is None and self._collect is None
+        mine = plain and numbers is not None and self._epoch == _epoch()
+        if mine and _finish(numbers[0], _SLICE) == _OK:  # in one thread at most
+            self._numbers = None
+            _end_one(numbers[0], None)
+            return self._value
         return super().wait(timeout)
+
+    def _settle(self, numbers: Any, failure: Exception | None) -> None:
+        """As Handle._settle, unless the core has given the handle back: then all was well.
+
+        That happens in another thread's wait(), or in one that the handler of a signal ended.
+        """
+        here = failure is not None and self._epoch == _epoch()
+        if here and lib.farandole_settled(numbers[0]) == -lib.FARANDOLE_E_ARGUMENT:
+            _end_one(numbers[0], None)
+            failure = None
+        super()._settle(numbers, failure)
 
 
 def _block(numbers: Any, timeout: float | None, what: str) -> Exception | None:

@@ -11,11 +11,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any
 
 from farandole._library import error, ffi, lib
 
-__all__ = ["drop", "end", "end_one", "epoch", "lend", "lend_all", "numbers_of", "restart", "sweep"]
+__all__ = [
+    "drop",
+    "end",
+    "end_one",
+    "epoch",
+    "lend",
+    "lend_all",
+    "lend_kept",
+    "numbers_of",
+    "restart",
+    "sweep",
+]
 
 _held: dict[int, object] = {}
 _dropped: deque[int] = deque()  # of these handles, which nobody will wait for
@@ -76,14 +88,33 @@ def lend_all(requests: Any, count: int, memory: Sequence[object]) -> Any:
     return numbers if code == 0 else error(code)
 
 
+def lend_kept(tensors: Any, buffers: Any, numbers: Any, memory: Sequence[object]) -> None:
+    """Submits prepared tensors in place, `buffers[i]` for `tensors[i]`, and writes their handles to
+    `numbers`, arrays of the core.
+
+    `memory[i]` has to live for number i. Raises the core's error; then the numbers that are not 0
+    have been submitted.
+    """
+    if _dropped:
+        sweep()
+    try:
+        code = lib.farandole_submit_buffers(tensors, buffers, len(numbers), numbers)
+        _held.update(zip(numbers, memory, strict=True))
+    except BaseException:
+        _stranded.append(memory)
+        raise
+    if code != 0:
+        _held.pop(0, None)
+        raise error(code)
+
+
 def end(numbers: Any) -> None:
     """Gives back handles that the core has settled: their memory is free."""
     if len(numbers) == 1:
         lib.farandole_release(numbers[0])
     else:
         lib.farandole_release_all(numbers_of(numbers), len(numbers))
-    for number in numbers:
-        end_one(number, None)
+    deque(map(end_one, numbers, repeat(None)), 0)
 
 
 def drop(numbers: Sequence[int], epoch: int) -> None:

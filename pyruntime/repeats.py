@@ -65,14 +65,13 @@ class Repeat:
     """A call whose result has its input's form, for arrays such as it was first made with."""
 
     __slots__ = (
-        "_address",
         "_buffer",
         "_call",
         "_device",
         "_dtype",
         "_in_place",
         "_kind",
-        "_memory",
+        "_lent",
         "_shape",
         "_submit",
         "_tensor",
@@ -97,8 +96,7 @@ class Repeat:
         self._in_place = in_place
         self._timeout = timeout
         self._tensor: PreparedTensor | None = None
-        self._address = self._kind.address
-        self._memory = self._kind.memory
+        self._lent = self._kind.lent
         # Of named calls in place on the CPU, once prepared: all that is left to do.
         self._submit: Callable[[Any, Any], int] | None = None
         self.args: Any = ()
@@ -108,15 +106,15 @@ class Repeat:
         """Submits it for `array`, or gives None where that is not such an array."""
         if type(array) is not self._type:
             return None
-        pointer = self._address(array, self._dtype, self._shape, self._in_place, self._device)
+        pointer, memory = self._lent(array, self._dtype, self._shape, self._in_place, self._device)
         if not pointer:
             return None
         if self._submit is None:
-            return self._start(array, pointer)
-        number = lend(self._submit, pointer, pointer, self._memory(array, pointer))
+            return self._start(array, pointer, memory)
+        number = lend(self._submit, pointer, pointer, memory)
         return OneHandle(number, array, self._call, self._timeout)
 
-    def _start(self, array: Any, pointer: Any) -> Handle[Any] | None:
+    def _start(self, array: Any, pointer: Any, memory: object) -> Handle[Any] | None:
         kind, device = self._kind, self._device
         result, output = array, pointer
         if not self._in_place:
@@ -124,13 +122,13 @@ class Repeat:
                 result = kind.empty(array)
             except RuntimeError:  # memory of a GPU is short: peers must hear of that
                 return None
-            output = kind.address(result, self._dtype, self._shape, True, device)
+            output, written = kind.lent(result, self._dtype, self._shape, True, device)
+            memory = memory, written
         tensor = self._tensor
         if tensor is None:
             tensor = self._prepare()
         if self._call.name is None:
             begin_unnamed(self._call)
-        memory = self._memory(array, pointer), self._memory(result, output)
         if device is not None:
             stream = partial(kind.stream, array)
             number = PreparedOnGpu(tensor, stream).submit(pointer, output, memory)

@@ -240,7 +240,7 @@ def refuse(call: Call, reason: Exception) -> None:
 class PreparedTensor:
     """A tensor that is submitted again and again: one C call each time, for adapters' hooks."""
 
-    __slots__ = ("_number", "start", "start_on")
+    __slots__ = ("number", "start", "start_on")
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class PreparedTensor:
         `pointers`: start() gets pointers of cffi, not numbers. Raises what the core finds wrong
         with the arguments. Valid until shutdown().
         """
-        self._number = 0
+        self.number = 0  # the core's
         keep: list[Any] = []
         request = _new("farandole_request*")
         _fill(request, call, buffer, 0, call.name, keep)
@@ -263,13 +263,13 @@ class PreparedTensor:
             request.group = text = _new("char[]", group.encode())
             request.group_size = group_size
             keep.append(text)
-        self._number = check_count(lib.farandole_tensor(request))
+        self.number = check_count(lib.farandole_tensor(request))
         submit = lib.farandole_submit_buffer if pointers else lib.farandole_submit_tensor
         # (input, output) -> the core handle's number, or -code for check_count().
-        self.start: Callable[[Any, Any], int] = partial(submit, self._number)
+        self.start: Callable[[Any, Any], int] = partial(submit, self.number)
         # The same on a GPU: (input, output, stream).
         self.start_on: Callable[[int, int, int], int] = partial(
-            lib.farandole_submit_tensor_on, self._number
+            lib.farandole_submit_tensor_on, self.number
         )
 
     def submit(self, input: int, output: int, memory: object) -> int:
@@ -281,7 +281,7 @@ class PreparedTensor:
 
     def close(self, forget: Any = lib.farandole_forget_tensor) -> None:
         """Forgets the tensor; so does the end of this object."""
-        forget(self._number)
+        forget(self.number)
 
     __del__ = close
 

@@ -35,11 +35,13 @@ class CupyKind(Kind):
         pointer = address_or_empty(int(x.data.ptr), x.shape, "a CuPy array")
         return Buffer(pointer, code, x.shape, x, int(x.device.id), self.stream(x))
 
-    def address(self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None) -> int:
+    def lent(
+        self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None
+    ) -> tuple[int, object]:
         """As in Kind."""
         if x.dtype != dtype or x.shape != shape or not x.flags.c_contiguous or x.device != device:
-            return 0
-        return int(x.data.ptr) if x.size else EMPTY
+            return 0, None
+        return int(x.data.ptr) if x.size else EMPTY, x
 
     def stream(self, x: Any) -> int:
         """As in Kind: the current one of the array's device."""

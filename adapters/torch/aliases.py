@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,9 +13,17 @@ from torch import Tensor
 if TYPE_CHECKING:
     from farandole.torch.gradient import Gradient
 
-__all__ = ["apart", "complaint_of", "has_own_memory", "spoiled_text", "twins_text"]
+__all__ = [
+    "apart",
+    "complaint_of",
+    "has_own_memory",
+    "have_own_memory",
+    "spoiled_text",
+    "twins_text",
+]
 
 _users: Callable[[int], int] = torch._C._storage_Use_Count
+_number_of = attrgetter("_cdata")
 _ALONE = 2  # users of a storage: one tensor, and the object that asks
 
 
@@ -27,6 +36,11 @@ def has_own_memory(storage: torch.UntypedStorage) -> bool:
     return _users(storage._cdata) == _ALONE
 
 
+def have_own_memory(storages: Iterable[torch.UntypedStorage]) -> bool:
+    """Whether one tensor alone uses each of them."""
+    return set(map(_users, map(_number_of, storages))) <= {_ALONE}
+
+
 def apart(grad: Tensor) -> Tensor:
     """A gradient that autograd has made, in memory of its own."""
     if grad.layout is not torch.strided or has_own_memory(grad.untyped_storage()):
@@ -37,7 +51,7 @@ def apart(grad: Tensor) -> Tensor:
 def complaint_of(gradient: Gradient, sent: Iterable[Gradient]) -> str | None:
     """What to say where somebody wrote to a gradient on its way; None: nobody but autograd did.
 
-    `sent`: all in the window. Views of one flat buffer have one version in common, so gradients
+    `sent`: all in the round. Views of one flat buffer have one version in common, so gradients
     that were sent later account for more.
     """
     wire, version = gradient.wire, gradient.sent_version

@@ -34,9 +34,10 @@ class Encoding:
         "_sparse_as_dense",
         "_sparse_dim",
         "_tensor",
+        "number",
         "place",
-        "start",
         "submit",
+        "weight",
     )
 
     def __init__(
@@ -60,9 +61,10 @@ class Encoding:
         self._numel = -1
         # (input address, output address, what keeps them alive) -> handle
         self.submit: Callable[[int, int, object], int]
-        # For leases.lend(), where gradients in the form of their parameter are reduced as they are
-        # and where they are, on the CPU. None: they are not, or it is not known yet.
-        self.start: Callable[[int, int], int] | None = None
+        # The core's number of the tensor and the bytes of a gradient, where gradients in the form
+        # of their parameter are reduced as they are and where they are, on the CPU. 0: they are
+        # not, or it is not known yet.
+        self.number = self.weight = 0
 
     def rows(self, like: Tensor, sparse_dim: int) -> Rows:
         """The encoding of gradients that turned out to be sparse, on any rank, in its stead."""
@@ -104,7 +106,7 @@ class Encoding:
         self._dtype, self._numel = (grad.dtype, grad.numel()) if plain else (None, -1)
         on_cpu = isinstance(self._tensor, PreparedTensor)
         if plain and self.place is None and on_cpu:
-            self.start = self._tensor.start  # type: ignore[union-attr]
+            self.number, self.weight = self._tensor.number, wire.nbytes  # type: ignore[union-attr]
         return wire
 
     def refuse(self, reason: Exception) -> None:
@@ -168,4 +170,4 @@ class Encoding:
             self._carry_nothing()
 
     def _carry_nothing(self) -> None:
-        self._dtype, self._numel, self.start = None, -1, None
+        self._dtype, self._numel, self.number, self.weight = None, -1, 0, 0

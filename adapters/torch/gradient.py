@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import sys
+from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,10 +11,9 @@ from torch import Tensor
 
 from farandole.buffers import NOWHERE
 from farandole.handles import is_absent
-from farandole.leases import lend
 from farandole.torch import cuda
 from farandole.torch.accumulation import AccumulationHooks
-from farandole.torch.aliases import apart, complaint_of, has_own_memory, spoiled_text
+from farandole.torch.aliases import apart, complaint_of, spoiled_text
 from farandole.torch.bucket_view import Place
 from farandole.torch.delivered import Delivered
 from farandole.torch.encoding import Encoding
@@ -39,8 +38,8 @@ class Gradient:
     """
 
     __slots__ = (
-        *("__weakref__", "_base", "_base_divisor", "_divisor", "_fresh", "_graphed"),
-        *("_hooks", "pending", "sent_version", "shown", "_sum", "_unsent", "absent"),
+        *("__weakref__", "_base", "_base_divisor", "_divisor", "fresh", "_graphed"),
+        *("_hooks", "pending", "sent_version", "shown", "_sum", "unsent", "absent"),
         *("delivered", "encoding", "handle", "input", "late", "left", "lost", "name"),
         *("parameter", "place", "reducer", "sparse_dim", "wire"),
     )
@@ -54,13 +53,13 @@ class Gradient:
         self._hooks: AccumulationHooks | None = None
         self.place: Place | None = None  # where the gradient is to lie
         self.lost = False  # a newer optimizer reduces it
-        self.left = reducer.passes  # arrivals until it is sent
-        self._fresh: bool | None = None  # `.grad` was None before this accumulation; None: unknown
-        self.handle: int | None = None  # of the core, in a window
+        self.left = reducer.passes.wanted  # arrivals until it is sent
+        self.fresh: bool | None = None  # `.grad` was None before this accumulation; None: unknown
+        self.handle: int | None = None  # of the core, in a round
         self.absent, self.sparse_dim = False, 0  # sent without a contribution; though sparse
         self.pending = PendingGrad(self)
         self.shown: Tensor | None = None  # what .grad is unless the user has changed it
-        self._unsent: Tensor | None = None  # what .grad was when it was sent
+        self.unsent: Tensor | None = None  # what .grad was when it was sent
         self.wire: Tensor | None = None  # on the wire; the result comes into it
         self.input: Tensor | None = None  # what is sent, where that is another tensor
         self.sent_version: int | None = None  # of the wire, where the user may have it at hand
@@ -95,63 +94,55 @@ class Gradient:
         if self.handle is None:
             if grad is None:  # a fresh start, or reset by the user
                 self._base = None
-                self._fresh = True
+                self.fresh = True
                 return
-            self._fresh = self.delivered.holds(grad, self.reducer.turn)
-            if self._fresh:
+            if grad is self.pending:  # it waits to be sent
+                self.reducer.arrivals.send()
+                self.before(_gradients)
+                return
+            self.fresh = self.delivered.holds(grad, self.reducer.turn)
+            if self.fresh:
                 self._base, self._base_divisor = grad, self._divisor
                 self.parameter.grad = None
-        elif grad is not self.shown:  # model.zero_grad(): a new window begins
+        elif grad is not self.shown:  # model.zero_grad(): a new round begins
             self.reducer.drop()
-            self._fresh = self.parameter.grad is None
+            self.fresh = self.parameter.grad is None
         else:
-            self.reducer.check_not_promised()
-            waiting = self._unsent if self.sparse_dim else self.late
-            self._fresh = waiting is None
+            self.reducer.round.check_not_promised()
+            waiting = self.unsent if self.sparse_dim else self.late
+            self.fresh = waiting is None
             self.shown = self.parameter.grad = waiting
 
     def arrived(self, parameter: Tensor) -> None:
         """Runs after autograd has accumulated into `.grad`."""
-        reducer = self.reducer
+        reducer, nbytes = self.reducer, self.encoding.weight
         reducer.settled = False
-        fresh, self._fresh = self._fresh, None
-        if fresh is not None and reducer.quick and self.handle is None:
-            start, grad = self.encoding.start, parameter.grad
-            if start is not None and grad is not None and grad.is_contiguous():
-                storage, pointer = grad.untyped_storage(), grad.data_ptr()
-                if not fresh:  # the user may have it at hand
-                    reducer.take(pointer, self)
-                    self.sent_version = grad._version
-                if (not fresh or has_own_memory(storage)) and pointer and self._show():
-                    try:
-                        self.handle = lend(start, pointer, pointer, storage)
-                    except BaseException:
-                        parameter.grad = grad
-                        raise
-                    self.wire = self._unsent = grad
-                    reducer.sent.append(self)
-                    return
-                parameter.grad = grad
-        self._arrived(fresh)
+        if nbytes and reducer.quick and self.handle is None and self.fresh is not None:
+            grad = self.unsent = parameter.grad
+            if self._show():
+                reducer.arrivals.put(self, nbytes)
+                return
+            parameter.grad = grad
+        self.arrived_alone()
 
-    def _arrived(self, fresh: bool | None) -> None:
-        """The long way, for whatever is not sent at once and as it is."""
+    def arrived_alone(self) -> None:
+        """The long way, for whatever is not sent as it is or together with others."""
         reducer, parameter = self.reducer, self.parameter
+        fresh, self.fresh = self.fresh, None
         if fresh is None:  # the parameter has become another one for autograd: `p.data = x`
             assert self._hooks is not None
             self._hooks.follow()
         if fresh and parameter.grad is not None:
             parameter.grad = apart(parameter.grad)
-        if reducer.mean:
-            reducer.counted.note()
+        reducer.passes.note()
         if self.handle is not None:
             if self.sparse_dim:
-                self._unsent = parameter.grad
+                self.unsent = parameter.grad
             else:
                 self.late = parameter.grad
             reducer.regular = False
             self._show()
-        elif not reducer.holding:
+        elif not reducer.passes.holding:
             self.left -= 1
             if self.left <= 0 and parameter.grad is not None:
                 self._send(parameter.grad)
@@ -163,7 +154,7 @@ class Gradient:
         try:
             self.parameter.grad = self.shown = self.pending
         except RuntimeError:
-            self.encoding.start = None
+            self.encoding.weight = 0
             self.pending = self.shown = PendingGrad(self)
             self.parameter.grad = self.pending
             return False
@@ -174,16 +165,16 @@ class Gradient:
     def _send(self, grad: Tensor) -> None:
         """Begins the reduction of `grad`, which is `.grad`."""
         reducer = self.reducer
-        if not reducer.open:
+        if not reducer.round.open:
             reducer.begin()
         if grad.layout is torch.strided and 0 in grad.stride() and grad.numel() > 1:
             grad = grad.contiguous()  # the user's, expanded: it has no memory for the result
-        self._divisor = reducer.divisor
+        self._divisor = reducer.passes.divisor
         encoding = self.encoding
         try:
             if grad.layout is torch.strided:
                 address_of(grad)  # whether it has memory
-            reducer.scale(grad)
+            reducer.passes.scale(grad)
             wire = encoding.encode(grad)
             target = 0 if wire is None else address_of(wire)
             if self.place is None:
@@ -193,15 +184,15 @@ class Gradient:
         if wire is None:
             self._send_without(grad)
             return
-        self.wire, self._unsent = wire, grad
+        self.wire, self.unsent = wire, grad
         self.sent_version = wire._version if wire is grad else None
         if self.place is not None:
             target = self._send_to(self.place) or target
         sent = self.input if self.input is not None else self.wire
         memory = self.wire.untyped_storage(), sent.untyped_storage()
         self.handle = encoding.submit(address_of(sent), target, memory)
-        reducer.sent.append(self)
-        self.left = reducer.passes
+        reducer.round.sent.append(self)
+        self.left = reducer.passes.wanted
         self._show()
 
     def _send_to(self, place: Place) -> int:
@@ -212,7 +203,7 @@ class Gradient:
         if self._base is not None:
             self._base = place.vacate(self._base)
         grad = self.wire
-        if grad is None or grad is not self._unsent or place.holds(grad) or grad is self._graphed:
+        if grad is None or grad is not self.unsent or place.holds(grad) or grad is self._graphed:
             return 0
         if self._base is place.tensor or not place.fits(grad):
             return 0
@@ -220,7 +211,7 @@ class Gradient:
         if place.at == NOWHERE:  # torch makes the next gradient in the memory that is free then
             with torch.no_grad():
                 tensor.copy_(grad)
-            self._unsent = tensor
+            self.unsent = tensor
             self.sent_version = tensor._version
         else:
             self.input, self.sent_version = grad, None
@@ -228,7 +219,7 @@ class Gradient:
         return place.pointer
 
     def send_rest(self, keep: bool) -> None:
-        """Before a window closes: sends what has not been sent, or that there is nothing."""
+        """Before a round closes: sends what has not been sent, or that there is nothing."""
         grad = self.parameter.grad
         if keep and grad is not None and not self.delivered.holds(grad, self.reducer.turn):
             self._send(grad)
@@ -239,8 +230,8 @@ class Gradient:
         self._send_nothing(keep)
 
     def _send_without(self, grad: Tensor) -> None:
-        """Not all ranks know that it is sparse: it waits for the next window, where they do."""
-        self.sparse_dim, self._unsent = grad.sparse_dim(), grad
+        """Not all ranks know that it is sparse: it waits for the next round, where they do."""
+        self.sparse_dim, self.unsent = grad.sparse_dim(), grad
         self._send_nothing(receive=True)
         self._show()
 
@@ -253,9 +244,9 @@ class Gradient:
         else:
             self.encoding.ensure(self.parameter)
         self.handle = self.encoding.submit(0, output, memory)
-        self.reducer.sent.append(self)
+        self.reducer.round.sent.append(self)
         self.reducer.regular = False
-        self.left = self.reducer.passes
+        self.left = self.reducer.passes.wanted
 
     def gather(self, sparse_dim: int) -> None:
         """From now on it travels as rows, on all ranks."""
@@ -268,32 +259,37 @@ class Gradient:
         """Takes the finished result into `.grad`; `divisor` is the reducer's, `intact` says that
         the user has not just reset anything.
 
-        Not `keep`: the window is dropped; what was reset or not sent stays as it is. Returns a
+        Not `keep`: the round is dropped; what was reset or not sent stays as it is. Returns a
         complaint where somebody wrote into the gradient while it was reduced.
         """
-        parameter, wire = self.parameter, self.wire
-        alone = wire is self._unsent and self._base is None and self.late is None
-        if (
-            wire is not None
-            and alone
-            and self._divisor == divisor
-            and (intact or not self.is_reset())
-        ):
-            parameter.grad = wire
-            complaint = None if self.sent_version is None else complaint_of(self, self.reducer.sent)
+        wire = self.wire
+        alone = wire is not None and wire is self.unsent and self._base is None
+        if not alone or self.late is not None or self._divisor != divisor:
+            return self._settle_rest(keep)
+        if not intact and self.is_reset():
+            return self._settle_rest(keep)
+        assert wire is not None
+        self.parameter.grad = wire
+        version = self.sent_version
+        complaint = None if version is None else complaint_of(self, self.reducer.round.sent)
+        if wire is self._graphed or getrefcount(self.pending) > _NOT_KEPT:
             self._deliver(wire)
-            self.handle = self.wire = self._unsent = self.sent_version = None
-            return complaint
-        complaint = self._settle_rest(parameter.grad, keep)
-        self._divisor = divisor
-        self._leave_window()
+        else:
+            self.delivered.note(wire, self.reducer.turn)
+        self.handle = self.wire = self.unsent = self.sent_version = self.shown = None
+        return complaint
+
+    def _settle_rest(self, keep: bool) -> str | None:
+        complaint = self._settle_otherwise(self.parameter.grad, keep)
+        self._divisor = self.reducer.passes.divisor
+        self._leave_round()
         return complaint
 
     def _deliver(self, grad: Tensor) -> None:
         """`grad` has become `.grad`."""
         self.delivered.note(None if grad is self._graphed else grad, self.reducer.turn)
         self.shown = None
-        if sys.getrefcount(self.pending) > _NOT_KEPT:
+        if getrefcount(self.pending) > _NOT_KEPT:
             self.pending = self.pending.part_with(grad)
 
     def _settle_without(self, grad: Tensor | None) -> None:
@@ -302,11 +298,11 @@ class Gradient:
             self.pending = self.pending.part_with(None)
             self._base = None
             return
-        self.parameter.grad = self._unsent
+        self.parameter.grad = self.unsent
         if not is_absent(self.handle or 0):  # dense on other ranks
             self._base = self._total()
 
-    def _settle_rest(self, grad: Tensor | None, keep: bool) -> str | None:
+    def _settle_otherwise(self, grad: Tensor | None, keep: bool) -> str | None:
         """Nothing sent, set aside, encoded, arrived again, or reset."""
         if self.sparse_dim:
             self._settle_without(grad)
@@ -315,15 +311,15 @@ class Gradient:
             return None
         if grad is not self.shown:  # reset, unless it is another tensor
             self.shown = None
-            if sys.getrefcount(self.pending) > _NOT_KEPT:  # the user has kept what was sent
+            if getrefcount(self.pending) > _NOT_KEPT:  # the user has kept what was sent
                 self.pending = self.pending.part_with(None if self.absent else self._total())
             self._base = None
             return spoiled_text(self.name, "replaced") if grad is not None and keep else None
-        complaint = complaint_of(self, self.reducer.sent)
+        complaint = complaint_of(self, self.reducer.round.sent)
         total = self._total()
         if self.late is not None:
             self.parameter.grad, self._base = self.late, total
-            self._base_divisor = self.reducer.divisor
+            self._base_divisor = self.reducer.passes.divisor
             self.delivered.note(None, self.reducer.turn)
             self.reducer.again = True
             return complaint
@@ -338,39 +334,39 @@ class Gradient:
         """Base and result in their final form: in the base, else in the gradient that was sent."""
         base, place, nothing = self._base, self.place, self.absent and is_absent(self.handle or 0)
         if self._sum is None:
-            divisor = self.reducer.divisor
+            divisor = self.reducer.passes.divisor
             if base is not None and self.delivered.turn == self.reducer.turn:
-                base = base * (self._base_divisor / divisor) if self.reducer.mean else base
+                base = base * (self._base_divisor / divisor) if self.reducer.passes.mean else base
             if not nothing:
                 assert self.wire is not None
                 result = self.encoding.decode(self.wire, self.handle or 0)
-                result = result * (self._divisor / divisor) if self.reducer.mean else result
+                result = result * (self._divisor / divisor) if self.reducer.passes.mean else result
                 base = result if base is None else base + result
             self._sum = base
         total, into = self._sum, self._base
         if into is None and not (self.absent or self.late is not None or self.input is not None):
-            into = self._unsent
+            into = self.unsent
         elif into is not None and place is not None and self.wire is place.tensor:
             into = place.tensor
         if total is None or into is None or total is into or into.layout is not total.layout:
             return total
         return into.copy_(total)
 
-    def _leave_window(self) -> None:
+    def _leave_round(self) -> None:
         self.absent, self.sparse_dim = False, 0
-        self.wire = self._unsent = self.input = self.late = self._sum = self.shown = None
+        self.wire = self.unsent = self.input = self.late = self._sum = self.shown = None
         self.sent_version = None
         self.handle = None
 
     def forget(self) -> None:
-        """Leaves the window without a result: the reduction has failed."""
+        """Leaves the round without a result: the reduction has failed."""
         if self.place is not None and self.place.at == NOWHERE:
             self.lie_at(None)  # peers may still read and write there
         if self.parameter.grad is self.pending:
             self.parameter.grad = None
         self.pending = self.pending.part_with(None)
         self._base = None
-        self._leave_window()
+        self._leave_round()
 
     def restore(self) -> None:
         """What was set aside becomes `.grad` again, for zero_grad to reset."""
@@ -380,7 +376,7 @@ class Gradient:
     # ---- what others ask
 
     def wanted(self) -> bool:
-        """Whether it is in every window. Raises RuntimeError if another optimizer reduces it."""
+        """Whether it is in every round. Raises RuntimeError if another optimizer reduces it."""
         if self.lost:
             text = "belongs to a newer DistributedOptimizer: one at a time may reduce it"
             raise RuntimeError(f"{self.name} {text}")
@@ -389,10 +385,6 @@ class Gradient:
     def is_reset(self) -> bool:
         """Whether `.grad` is not what it was when this was sent."""
         return self.parameter.grad is not self.shown
-
-    def is_current(self) -> bool:
-        """Whether `.grad` is what was sent in this window, not reset since."""
-        return self.handle is not None and self.shown is not None and not self.is_reset()
 
     def divisors(self) -> tuple[int, int]:
         """Of what it has sent, and of what was reduced before in this step; 0: nothing."""

@@ -35,6 +35,7 @@ _CODES: dict[torch.dtype, int] = {
     getattr(torch, name): code for code, name in enumerate(DTYPES) if hasattr(torch, name)
 }
 _COMPLEX = frozenset((torch.complex64, torch.complex128))
+_NOT_LENT = (0, None)
 # NumPy has no bfloat16, and old torch reads no unsigned types but uint8: viewed as these instead.
 _CARRIERS = {
     "bfloat16": np.int16,
@@ -73,27 +74,23 @@ class TorchKind(Kind):
         device, stream = device_and_stream(x.device)
         return Buffer(pointer, code, tuple(x.shape), owner, device, stream)
 
-    def address(
+    def lent(
         self, x: Tensor, dtype: Any, shape: Shape, in_place: bool, device: Any = None
-    ) -> int:
-        """As in Kind."""
+    ) -> tuple[int, object]:
+        """As in Kind. It keeps the storage: `x.data` may be set to another tensor meanwhile."""
         try:
             if x.dtype is not dtype or x.shape != shape or not x.is_contiguous():
-                return 0
+                return _NOT_LENT
             if not x.is_cpu if device is None else x.device != device:
-                return 0
+                return _NOT_LENT
             if x.is_neg() or (dtype in _COMPLEX and x.is_conj()):
-                return 0
-            begin = x.storage_offset()
-            if x.untyped_storage().nbytes() < x.nbytes + (begin and begin * x.element_size()):
-                return 0
-            return x.data_ptr() or address_of(x)
+                return _NOT_LENT
+            begin, storage = x.storage_offset(), x.untyped_storage()
+            if storage.nbytes() < x.nbytes + (begin and begin * x.element_size()):
+                return _NOT_LENT
+            return x.data_ptr() or address_of(x), storage
         except (RuntimeError, TypeError, ValueError):  # describe() has the words for it
-            return 0
-
-    def memory(self, x: Tensor, address: Any) -> torch.UntypedStorage:
-        """As in Kind: `x.data` may be set to another tensor meanwhile."""
-        return x.untyped_storage()
+            return _NOT_LENT
 
     def empty(self, like: Tensor, shape: Shape | None = None) -> Tensor:
         """As in Kind."""

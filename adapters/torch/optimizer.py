@@ -217,7 +217,7 @@ class _Distributed(torch.optim.Optimizer):
     def skip_synchronize(self) -> Iterator[None]:
         """In it step() reduces nothing, unless a reduction is under way."""
         reducer = self._reducer
-        if reducer is not None and not reducer.open:
+        if reducer is not None and not reducer.round.open:
             reducer.settled = True
         yield
 
@@ -225,7 +225,7 @@ class _Distributed(torch.optim.Optimizer):
     def no_sync(self) -> Iterator[None]:
         """In it gradients only accumulate; the next backward pass outside, or step(), reduces."""
         reducer = self._reducer
-        before = reducer is not None and reducer.holding
+        before = reducer is not None and reducer.passes.holding
         if reducer is not None:
             reducer.hold(True)
         try:
@@ -258,7 +258,7 @@ class _Distributed(torch.optim.Optimizer):
         where a weight is negative or all are 0, and with another op than Average.
         """
         if self._reducer is not None:
-            scope, averages = self._reducer.scope, self._reducer.averages
+            scope, averages = self._reducer.round.scope, self._reducer.averages
             self._reducer.weigh(factor_of(weight, averages, f"{scope}.weight", self._process_set))
 
     def set_backward_passes_per_step(self, passes: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which optimizers of this process have windows open, and which of them reduces a parameter."""
+"""Which optimizers of this process have rounds open, and which of them reduces a parameter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def adopt(gradient: Gradient) -> None:
     """The newest optimizer reduces a parameter: two at once would spoil each other's memory."""
     older = _owners.get(id(gradient.parameter))
     if older is not None:
-        if older.reducer.open:
+        if older.reducer.round.open:
             older.reducer.synchronize()
         gradient.delivered = older.delivered
         older.unhook()
@@ -30,17 +30,17 @@ def adopt(gradient: Gradient) -> None:
 
 
 def opened(reducer: Reducer) -> None:
-    """Its window has begun."""
+    """Its round has begun."""
     _open[reducer] = None
 
 
 def ended(reducer: Reducer) -> None:
-    """Its window is over."""
+    """Its round is over."""
     _open.pop(reducer, None)
 
 
 def others(reducer: Reducer, thread: int) -> list[Reducer]:
-    """Those with open windows, but for those that another thread steps.
+    """Those with open rounds, but for those that another thread steps.
 
     A step closes them, lest two ranks that step in different orders wait for each other.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backward passes of one step, counted for accumulate="mean"."""
+"""Backward passes of one step: when gradients are sent, and what they are multiplied by before."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 __all__ = ["Passes", "fingerprint"]
 
@@ -17,18 +18,43 @@ _BACKWARD = torch.autograd.backward.__code__
 
 
 class Passes:
-    """How many backward passes this step has had. Nested ones are parts of the outermost one.
+    """How many backward passes this step has had, and is to have.
 
-    Reentrant checkpointing runs a backward pass of its own for each segment, within the user's.
+    Nested ones are parts of the outermost one: reentrant checkpointing runs a backward pass of its
+    own for each segment, within the user's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: int, mean: bool) -> None:
+        """`wanted`: arrivals of a gradient until it is sent; `mean`: divide it by the passes."""
+        self.wanted = wanted
+        self.mean = mean
+        self.holding = False  # no_sync(): gradients stay local
+        self.factor = 1.0  # of this rank's gradients, before they are sent
         self.seen = 0
         self._task = -1  # of autograd, that was looked at last
         self._pass: object = None  # what only the outermost pass that was counted last has
 
+    @property
+    def plain(self) -> bool:
+        """Whether a gradient is sent as soon as it arrives, as it is."""
+        return self.wanted == 1 and self.factor == 1.0 and not self.mean and not self.holding
+
+    @property
+    def divisor(self) -> int:
+        """What makes the sum of this step's backward passes their mean, if that is wanted."""
+        return max(1, self.seen) if self.mean else 1
+
+    def scale(self, grad: Tensor) -> None:
+        """Weighs this rank's gradient; makes a sum over backward passes their mean."""
+        factor = self.factor / self.divisor
+        if factor != 1.0:
+            with torch.no_grad():
+                grad.mul_(factor)
+
     def note(self) -> None:
         """A gradient has arrived, in some pass."""
+        if not self.mean:
+            return
         task = torch._C._current_graph_task_id()
         if task == self._task:
             return

@@ -53,7 +53,7 @@ class Rows:
     Values travel uncompressed. Dense gradients among sparse ones are made sparse.
     """
 
-    start: None = None
+    weight = number = 0  # as in Encoding
 
     def __init__(
         self, call: Call, group: tuple[str | None, int], like: Tensor, sparse_dim: int

@@ -192,6 +192,18 @@ FARANDOLE_API int64_t farandole_submit_buffer(int64_t tensor, const void* input,
   });
 }
 
+FARANDOLE_API int32_t farandole_submit_buffers(const int64_t* tensors, const uintptr_t* buffers,
+                                               int32_t count, int64_t* handles) {
+  return guarded([&]() -> int32_t {
+    for (int32_t i = 0; i < count; ++i) {
+      const auto known = kept(tensors[i]);
+      void* const buffer = reinterpret_cast<void*>(buffers[i]);
+      handles[i] = known->runtime->submit(known->asked, buffer, buffer);
+    }
+    return FARANDOLE_OK;
+  });
+}
+
 FARANDOLE_API void farandole_forget_tensor(int64_t tensor) {
   if (process().forked) return;
   std::lock_guard lock(process().kept_mutex);

@@ -127,6 +127,31 @@ TEST(a_shutdown_in_mid_submit) {
   }
 }
 
+// Each number is that of its own tensor; the first that fails ends the call.
+TEST(several_prepared_tensors_in_one_call) {
+  init_alone();
+  Floats one = values_of(0, 5), other = values_of(1, 3);
+  const Ask asks[] = {allreduce(one, "one"), allreduce(other, "other")};
+  int64_t tensors[3] = {};
+  for (int i = 0; i < 2; ++i) {
+    farandole_request request = asks[i].request();
+    request.prescale = 2 + i;
+    tensors[i] = farandole_tensor(&request);
+    CHECK(tensors[i] > 0);
+  }
+  const uintptr_t buffers[] = {address(one), address(other), address(other)};
+  tensors[2] = tensors[0] + tensors[1] + 1;  // none
+  int64_t handles[3] = {};
+  CHECK_EQ(farandole_submit_buffers(tensors, buffers, 3, handles), FARANDOLE_E_ARGUMENT);
+  CHECK(handles[0] > 0 && handles[1] > 0 && handles[2] == 0);
+  CHECK_EQ(farandole_wait(handles, 2, 60), FARANDOLE_OK);
+  for (size_t i = 0; i < one.size(); ++i) CHECK_EQ(one[i], 2 * values_of(0, 5)[i]);
+  for (size_t i = 0; i < other.size(); ++i) CHECK_EQ(other[i], 3 * values_of(1, 3)[i]);
+  farandole_release_all(handles, 2);
+  shut_down();
+  CHECK_EQ(farandole_submit_buffers(tensors, buffers, 1, handles), FARANDOLE_E_SHUTDOWN);
+}
+
 TEST(a_forked_child_is_no_rank) {
   init_alone();
   Floats data(3, 1);

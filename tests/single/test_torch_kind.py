@@ -77,7 +77,7 @@ def test_lazy_bits_are_resolved() -> None:
         assert not is_lazy(owner)
         assert torch.equal(owner, x)
         assert buffer.pointer == owner.data_ptr()
-        assert TorchKind().address(x, x.dtype, x.shape, False) == 0
+        assert TorchKind().lent(x, x.dtype, x.shape, False)[0] == 0
 
 
 def freed(x: torch.Tensor, to: int = 0) -> torch.Tensor:
@@ -106,7 +106,7 @@ def test_storage_that_was_freed_or_shrunk(case: str, in_place: bool) -> None:
         address_of(x)
     with pytest.raises(ValueError, match="storage of"):
         describe(x, in_place)
-    assert TorchKind().address(x, x.dtype, x.shape, in_place) == 0
+    assert TorchKind().lent(x, x.dtype, x.shape, in_place)[0] == 0
 
 
 def test_storage_that_is_large_enough() -> None:
@@ -116,10 +116,10 @@ def test_storage_that_is_large_enough() -> None:
     for x in fitting:
         assert address_of(x) == x.data_ptr()
         if x.is_contiguous():
-            assert TorchKind().address(x, x.dtype, x.shape, True) == x.data_ptr()
+            assert TorchKind().lent(x, x.dtype, x.shape, True)[0] == x.data_ptr()
     for x in (torch.zeros(0, 2), whole[6:], freed(torch.zeros(0)), whole.view(2, 3)[:, 3:]):
         assert address_of(x) == describe(x).pointer == EMPTY
-        assert TorchKind().address(x, x.dtype, x.shape, True) in (0, EMPTY)
+        assert TorchKind().lent(x, x.dtype, x.shape, True)[0] in (0, EMPTY)
 
 
 @pytest.mark.parametrize("name", WRAPPED)
@@ -143,7 +143,7 @@ def test_tensors_inside_functional_transforms(transform: str) -> None:
         assert type(x) is torch.Tensor
         with pytest.raises(TypeError, match=r"Tensor cannot be sent, .*vmap, grad, functionalize"):
             describe(x)
-        assert TorchKind().address(x, x.dtype, x.shape, True) == 0
+        assert TorchKind().lent(x, x.dtype, x.shape, True)[0] == 0
 
     inside(transform, torch.ones(3), run)
 
@@ -154,7 +154,7 @@ def test_subclasses_that_hold_their_elements() -> None:
 
     for x in (nn.Parameter(torch.ones(3)), torch.ones(3).as_subclass(Named), Held(torch.ones(3))):
         assert describe(x, in_place=True).pointer == x.data_ptr()
-        assert TorchKind().address(x, x.dtype, x.shape, True) == x.data_ptr()
+        assert TorchKind().lent(x, x.dtype, x.shape, True)[0] == x.data_ptr()
     with pytest.raises(TypeError, match=r"x.clone\(\)"):
         describe(torch._efficientzerotensor(3))
 

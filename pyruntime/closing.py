@@ -18,16 +18,16 @@ _INT64 = DTYPES.index("int64")
 
 
 class Statement(NamedTuple):
-    """One rank's view of its window when it closes it; over the ranks, the largest values."""
+    """One rank's view of its round when it closes it; over the ranks, the largest values."""
 
     late: int  # gradients that arrived after their reduction had begun
     dropped: int  # 1: this rank drops the gradients, it does not use them
     sparse: int  # a gradient that is sparse, contrary to expectation: see Reducer.close; 0: none
     # Equal on all ranks:
     steps: int  # step() calls before, since the last join()
-    tensors: int  # sent in the window
-    carried: int  # gradients sent in a dropped window that belong to the next one
-    divisors: int  # what gradients were divided by, where the window adds to an earlier one
+    tensors: int  # sent in the round
+    carried: int  # gradients sent in a dropped round that belong to the next one
+    divisors: int  # what gradients were divided by, where the round adds to an earlier one
     reset: int  # which gradients the user has reset since they were sent; 0: none
 
 
@@ -67,8 +67,8 @@ class ClosingWord:
     def said(self, keep: bool) -> Statement:
         """What all said, once the handle is done; more than once if need be.
 
-        `keep`: this rank uses the window's gradients, so no other may have dropped them. Raises
-        MismatchError where ranks were not in the same window.
+        `keep`: this rank uses the round's gradients, so no other may have dropped them. Raises
+        MismatchError where ranks were not in the same round.
         """
         handle, self.handle = self.handle, None
         if handle is not None:
