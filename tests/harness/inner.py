@@ -40,8 +40,17 @@ class Step:
     def __init__(self) -> None:
         self.rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
         self.size = int(os.environ["FARANDOLE_TEST_SIZE"])
-        self.folder = Path(os.environ["FARANDOLE_TEST_FOLDER"])
+        self.folder = Path()  # of the file that is run now
         self._connection = connect(os.environ["FARANDOLE_TEST_STEP"], self.rank, _STEP_SECONDS)
+
+    def enter(self, folder: Path) -> None:
+        """The next file's folder, in which this rank's output goes to a log of its own."""
+        self.folder = folder
+        os.environ["FARANDOLE_TEST_FOLDER"] = str(folder)
+        log = os.open(folder / f"rank-{self.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
 
     def meet(self, text: str) -> list[str]:
         """All ranks' texts, once all have called."""

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pytest plugin outside: a file of tests/parallel or tests/gpu is one mpirun per world size."""
+"""The pytest plugin outside: a file of tests/parallel or tests/gpu is an item per world size.
+
+All files of tests/parallel share one mpirun per world size (harness.world), in which each is run
+by a runtime that has just started; one with the mark `alone`, and each of tests/gpu, has its own.
+What follows a failure runs in a new one.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,23 +19,21 @@ from typing import Any
 
 import pytest
 
-from farandole.rendezvous import RendezvousServer
 from harness import gpu
-from harness.hosts import simulated_hosts, why_not
-from harness.mpirun import STARTS, MpiJob, mpi_job, started
-from harness.process import JobError, JobResult
+from harness.hosts import why_not
+from harness.process import JobError
 from harness.report import Report
+from harness.world import TESTS, World
 
-TESTS = Path(__file__).resolve().parents[1]
 SIZES = {"parallel": (1, 2, 3, 4), "gpu": (1, 2, 4)}  # by folder
-TEST_SECONDS = 60.0  # one test on all ranks, the start of Python included
-GRACE_SECONDS = 5.0  # for the other ranks, once one has failed
-JOB_SECONDS = 270.0  # a whole file at one size
 
 _LATE = "not run: the time budget is used up"
-_FILE_RANKS = re.compile(r"^pytestmark = pytest\.mark\.ranks\(([\d, ]+)\)$", re.MULTILINE)
-_skips = pytest.StashKey[list[str]]()
-_passed = pytest.StashKey[list[int]]()
+# Among a file's own marks: `pytestmark = ...`, or a line of its list.
+_MARK = r"^(?:pytestmark = \[?|    )pytest\.mark\."
+_FILE_RANKS = re.compile(_MARK + r"ranks\(([\d, ]+)\)", re.MULTILINE)
+_ALONE = re.compile(_MARK + r"alone\b", re.MULTILINE)
+_folder = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+_world = pytest.StashKey[World]()
 _end = pytest.StashKey[float]()  # of the --budget, time.monotonic()
 
 
@@ -60,10 +61,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Report(path))
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where time is short, few ranks come first: they tell most for their time."""
-    if config.getoption("--budget"):
-        items.sort(key=lambda item: item.ranks if isinstance(item, ParallelRun) else 3)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Ends what a run that was cut short has left."""
+    if world := config.stash.get(_world, None):
+        world.close()
+    if folder := config.stash.get(_folder, None):
+        folder.cleanup()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What shares a world comes together; few ranks come first: they tell most for their time."""
+    items.sort(key=lambda item: item.order if isinstance(item, ParallelRun) else (3, False))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -93,21 +101,27 @@ class ParallelFile(pytest.File):
         """An item for each size that the file's own `pytestmark` and --ranks both allow."""
         hosts = _numbers(self.config.getoption("--hosts"))
         wanted = {sum(hosts)} if hosts else set(_numbers(self.config.getoption("--ranks")))
-        marker = _FILE_RANKS.search(self.path.read_text())
-        sizes = SIZES[self.path.parent.name]
-        if marker:
-            sizes = tuple(_numbers(marker[1].replace(" ", "")))
+        text, folder = self.path.read_text(), self.path.parent.name
+        marker = _FILE_RANKS.search(text)
+        sizes = _numbers(marker[1].replace(" ", "")) if marker else SIZES[folder]
+        alone = folder == "gpu" or _ALONE.search(text) is not None
         for size in sizes:
             if size in wanted:
-                yield ParallelRun.from_parent(self, name=f"np{size}", ranks=size)
+                yield ParallelRun.from_parent(self, name=f"np{size}", ranks=size, alone=alone)
 
 
 class ParallelRun(pytest.Item):
-    """One mpirun of one file."""
+    """One file at one world size."""
 
-    def __init__(self, *, ranks: int, **kwargs: object) -> None:
+    def __init__(self, *, ranks: int, alone: bool, **kwargs: object) -> None:
         super().__init__(**kwargs)  # type: ignore[arg-type]
         self.ranks = ranks
+        self.alone = alone
+
+    @property
+    def order(self) -> tuple[int, bool]:
+        """Runs of the same order share a world, unless they are alone."""
+        return self.ranks, self.alone
 
     def runtest(self) -> None:
         """Fails with the output of every rank that failed, or with all stacks after a deadline.
@@ -116,68 +130,75 @@ class ParallelRun(pytest.Item):
         """
         if self.path.parent.name == "gpu":
             gpu.need()
+        if self.config.getoption("--hosts") and (reason := why_not()):
+            pytest.skip(reason)
         tests: dict[str, Any] = {}
         failures: list[str] = []
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            while True:
-                failure = self._job(folder)
-                found = _read(folder / "summary-0.json", {})
-                tests |= found
-                if not failure:
-                    break
-                failures.append(failure)
-                rest = [test for test in _read(folder / "wanted.json", []) if test not in tests]
-                if not self.config.getoption("--keep-going") or not found or not rest:
-                    break
-                if time.monotonic() > self.config.stash[_end]:
-                    late = {"outcome": "failed", "seconds": 0.0, "reason": _LATE}
-                    tests |= dict.fromkeys(rest, late)
-                    break
-                for path in (*folder.glob("failed-*"), *folder.glob("rank-*.log")):
-                    path.unlink()  # told
-                (folder / "summary-0.json").unlink()
-                (folder / "done.json").write_text(json.dumps(list(tests)))
-        self._summarise(tests)
+        folder = self._folder()
+        while True:
+            failure = self._attempt()
+            found = _read(folder / "summary-0.json", {})
+            tests |= found
+            if not failure:
+                break
+            failures.append(failure)
+            rest = [test for test in _read(folder / "wanted.json", []) if test not in tests]
+            if not self.config.getoption("--keep-going") or not found or not rest:
+                break
+            if time.monotonic() > self.config.stash[_end]:
+                late = {"outcome": "failed", "seconds": 0.0, "reason": _LATE}
+                tests |= dict.fromkeys(rest, late)
+                break
+            for path in (*folder.glob("failed-*"), *folder.glob("rank-*.log")):
+                path.unlink()  # told
+            (folder / "summary-0.json").unlink()
+            (folder / "done.json").write_text(json.dumps(list(tests)))
+        self.user_properties.append(("inside", tests))
         if failures:
             raise JobError("\n".join(failures))
 
-    def _job(self, folder: Path) -> str:
-        """One mpirun of all tests in the file that are not done; what went wrong."""
-        hosts = _numbers(self.config.getoption("--hosts"))
-        with contextlib.ExitStack() as stack:
-            server = stack.enter_context(RendezvousServer(self.ranks))
-            argv = [sys.executable, "-m", "harness.rank_main", str(self.path)]
-            argv += self.config.getoption("--inner").split()
-            env = {
-                "FARANDOLE_TEST_SIZE": str(self.ranks),
-                "FARANDOLE_TEST_FOLDER": str(folder),
-                "FARANDOLE_TEST_STEP": server.path,
-                "PYTHONPATH": str(TESTS),
-                **gpu.environment(),
-            }
-            if self.config.getoption("--keep-going"):
-                env["FARANDOLE_TEST_KEEP_GOING"] = "1"
-            mpi_args: list[str] = []
-            if hosts:
-                if reason := why_not():
-                    pytest.skip(reason)
-                simulated = stack.enter_context(simulated_hosts(folder, hosts))
-                mpi_args = simulated.mpi_args()
-                env |= simulated.environment()
-            try:
-                for _ in range(STARTS):
-                    with mpi_job(argv, self.ranks, env, mpi_args) as job:
-                        result = _watch(job, server, folder, self.config.stash[_end])
-                        if result.returncode == 0:
-                            job.finish(timeout=0)
-                    if started(result):
-                        break
-            except JobError as error:
-                return str(error)
-            if result.returncode == 0:
-                return ""
-            return f"exit code {result.returncode}\n{_logs(folder, result.out)}"
+    def _attempt(self) -> str:
+        """Waits until the world has run this file's tests that are not done; what went wrong."""
+        world = self.config.stash.get(_world, None)
+        if world is None or self.path not in world.files:
+            if world:
+                world.close()
+            world = self.config.stash[_world] = self._new_world()
+        try:
+            failure = world.finish(self.path, self.config.stash[_end])
+        except JobError as error:
+            failure = str(error)
+        if failure:
+            world.close()
+            del self.config.stash[_world]
+        return failure
+
+    def _new_world(self) -> World:
+        """For this file and those that share its world and come later."""
+        runs: list[ParallelRun] = [self]
+        if not self.alone:
+            later = self.session.items[self.session.items.index(self) + 1 :]
+            same = [item for item in later if isinstance(item, ParallelRun)]
+            runs += [run for run in same if run.order == self.order]
+        env = gpu.environment()
+        if self.config.getoption("--keep-going"):
+            env["FARANDOLE_TEST_KEEP_GOING"] = "1"
+        return World(
+            self._folder().parent,
+            {run.path: run._folder() for run in runs},
+            self.ranks,
+            hosts=_numbers(self.config.getoption("--hosts")),
+            options=self.config.getoption("--inner").split(),
+            env=env,
+        )
+
+    def _folder(self) -> Path:
+        """Where the ranks leave what they find in this file."""
+        if _folder not in self.config.stash:
+            self.config.stash[_folder] = tempfile.TemporaryDirectory()
+        folder = Path(self.config.stash[_folder].name) / self.name / self.path.stem
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def repr_failure(  # type: ignore[override]
         self, excinfo: pytest.ExceptionInfo[BaseException]
@@ -191,69 +212,38 @@ class ParallelRun(pytest.Item):
         """As pytest shows it."""
         return self.path, None, f"{self.path.name} at {self.ranks} ranks"
 
-    def _summarise(self, tests: dict[str, Any]) -> None:
-        self.user_properties.append(("inside", tests))
-        passed = [test for test, found in tests.items() if found["outcome"] == "passed"]
-        self.config.stash.setdefault(_passed, []).append(len(passed))
-        self.config.stash.setdefault(_skips, []).extend(
-            f"{self.path.name} at {self.ranks} ranks: {test}: {found['reason']}"
-            for test, found in tests.items()
-            if found["outcome"] == "skipped"
-        )
-
 
 def _read(path: Path, default: Any) -> Any:
     return json.loads(path.read_text()) if path.exists() else default
 
 
-def _watch(job: MpiJob, server: RendezvousServer, folder: Path, end: float) -> JobResult:
-    """Wait for the end; a test may take TEST_SECONDS, and GRACE_SECONDS once a rank has failed.
-
-    Ranks that have met again after a failure go on with the next test.
-    """
-    now = time.monotonic()
-    test_deadline, job_deadline = now + TEST_SECONDS, min(now + JOB_SECONDS, end)
-    rounds, told, wait_for = 0, 0, "a test takes too long"
-    while (result := job.process.wait(0.1)) is None:
-        now = time.monotonic()
-        before, told = told, sum(path.stat().st_size for path in folder.glob("failed-*"))
-        if server.rounds != rounds:
-            rounds, test_deadline = server.rounds, now + TEST_SECONDS
-            wait_for = "a test takes too long"
-        elif told != before:
-            test_deadline = now + GRACE_SECONDS
-            wait_for = "a rank failed and the others wait"
-        if now > min(test_deadline, job_deadline):
-            what = "the file's time is used up" if now > job_deadline else wait_for
-            stacks = job.stacks()
-            job.process.kill()
-            raise JobError(f"{what}\n{_logs(folder, job.process.output)}\n{stacks}")
-    return result
-
-
-def _logs(folder: Path, launcher: str) -> str:
-    """What the failed ranks tell, then the raw output of all ranks and of mpirun itself."""
-    told = sorted(folder.glob("failed-*"))
-    parts = [f"=== {path.name}\n{path.read_text(errors='replace')}" for path in told]
-    logs = sorted(folder.glob("rank-*.log"))
-    parts += [f"--- output of {log.stem}\n{log.read_text(errors='replace')}" for log in logs]
-    return "\n".join([*parts, f"--- output of mpirun\n{launcher}"])
-
-
 @pytest.fixture
 def inner_skips(request: pytest.FixtureRequest) -> list[str]:
     """Where a test adds what was skipped in programs that it ran; shown at the end."""
-    return request.config.stash.setdefault(_skips, [])
+    skips: list[str] = []
+    request.node.user_properties.append(("skips", skips))
+    return skips
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """How many tests passed on every rank, and what was skipped inside ranks and C++ programs."""
-    stash = terminalreporter.config.stash
-    skips, passed = stash.get(_skips, []), stash.get(_passed, [])
-    if skips or passed:
+    runs, passed = 0, 0
+    skips: list[str] = []
+    for report in (report for some in terminalreporter.stats.values() for report in some):
+        if getattr(report, "when", "") != "teardown":
+            continue  # the last of an item has all that the item tells
+        told = dict(report.user_properties)
+        skips += told.get("skips", [])
+        if "inside" in told:
+            runs += 1
+            passed += sum(found["outcome"] == "passed" for found in told["inside"].values())
+            skips += [
+                f"{report.nodeid}: {test}: {found['reason']}"
+                for test, found in told["inside"].items()
+                if found["outcome"] == "skipped"
+            ]
+    if runs or skips:
         terminalreporter.section("inside ranks and programs")
-        terminalreporter.write_line(
-            f"{sum(passed)} tests passed on all ranks of {len(passed)} runs"
-        )
+        terminalreporter.write_line(f"{passed} tests passed on all ranks of {runs} runs")
     for skip in skips:
         terminalreporter.write_line(f"SKIPPED {skip}")

@@ -1,31 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What mpirun starts on each rank for a file of tests/parallel: pytest, with a log of its own."""
+"""What mpirun starts on each rank for files of tests/parallel: pytest, once a file.
+
+Every file finds the process as new, but for what is imported: the environment is that of the start,
+torch's seed is alike on all ranks, and the runtime starts again.
+"""
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import sys
+import traceback
+from pathlib import Path
 
 import pytest
 
 from harness.inner import InStep, Step
+from harness.world import ENDED
 
 
-def main(arguments: list[str]) -> None:
-    """Run pytest; if anything failed, leave without MPI's finalize, which may wait for others."""
+def main(options: list[str]) -> None:
+    """Run the files; once anything has failed, leave without MPI's finalize, which may wait."""
     step = Step()
-    log = os.open(step.folder / f"rank-{step.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    options = [f"--basetemp={step.folder}/tmp-{step.rank}", "-p", "no:cacheprovider"]
-    options += ["--tb=short", "--color=no", "-q", "--no-summary", "--timeout=0", *arguments]
-    code = int(pytest.main(options, plugins=[InStep(step)]))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if code == pytest.ExitCode.NO_TESTS_COLLECTED:
-        code = 0
-    if any(answer != "0" for answer in step.meet(str(code))):  # all reports are written now
-        os._exit(code or 1)
+    files = json.loads(Path(os.environ["FARANDOLE_TEST_FILES"]).read_text())
+    for number, (path, folder) in enumerate(files.items(), 1):
+        step.enter(Path(folder))
+        environment = dict(os.environ)
+        code = _run(step, path, options)
+        if code == 0 and number < len(files):
+            code = _renew(step, environment)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if any(answer != "0" for answer in step.meet(str(code))):  # all reports are written now
+            os._exit(code or 1)
+        if step.rank == 0:
+            (step.folder / ENDED).touch()
+
+
+def _run(step: Step, path: str, options: list[str]) -> int:
+    """pytest's exit code; a file without a test for this world size is none of its failures."""
+    own = [f"--basetemp={step.folder}/tmp-{step.rank}", "-p", "no:cacheprovider"]
+    own += ["--tb=short", "--color=no", "-q", "--no-summary", "--timeout=0"]
+    code = int(pytest.main([*own, *options, path], plugins=[InStep(step)]))
+    return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else code
+
+
+def _renew(step: Step, environment: dict[str, str]) -> int:
+    """What a file has left goes, before the next one comes; 1 if that fails."""
+    import farandole
+
+    try:
+        gc.collect()
+        farandole.shutdown()
+        os.environ.clear()
+        os.environ.update(environment)
+        if torch := sys.modules.get("torch"):
+            torch.manual_seed(0)
+    except BaseException:
+        step.tell_failure(f"between two files:\n{traceback.format_exc()}")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

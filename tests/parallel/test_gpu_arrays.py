@@ -15,6 +15,8 @@ from farandole.cuda_array import CudaArray
 from harness.arrays import COMPLEX, FLOATS, assert_same, data, has_op, reduced, rows_of
 from harness.gpu_double import Array, Gpu, use_double
 
+pytestmark = pytest.mark.alone  # the GPU double stays in a process
+
 use_double()
 DTYPES = ["uint8", "int64", "float16", "float32", "float64", "complex64", "bool"]
 SHAPES = [(), (7,), (3, 5), (0,), (300_000,)]

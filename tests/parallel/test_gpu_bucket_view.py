@@ -18,6 +18,8 @@ from harness.borrowed import borrow
 from harness.torch_on_double import gpu, pretend
 from harness.toys import assert_same, batch, grad_is, loss_of, network, push, total, toys
 
+pytestmark = pytest.mark.alone  # the GPU double stays in a process
+
 pretend()
 
 VIEWS = {"gradient_as_bucket_view": True}

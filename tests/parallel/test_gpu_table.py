@@ -9,7 +9,10 @@ from harness import gpu_collectives
 from harness.gpu_double import Gpu, use_double
 
 use_double()
-pytestmark = pytest.mark.ranks(2, 3)
+pytestmark = [
+    pytest.mark.ranks(2, 3),
+    pytest.mark.alone,  # the GPU double stays in a process
+]
 
 
 class Double:

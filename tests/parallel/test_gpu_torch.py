@@ -16,6 +16,8 @@ from harness.borrowed import borrow, load
 from harness.torch_on_double import gpu, pretend
 from harness.toys import push, total, toys
 
+pytestmark = pytest.mark.alone  # the GPU double stays in a process
+
 pretend()
 
 # Those of bucket views are in test_gpu_bucket_view.py.

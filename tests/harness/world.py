@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One mpirun that runs files of tests one after the other, in ranks that import torch once.
+
+The ranks learn what to run from files.json, run pytest once a file (harness.rank_main), and end
+after the first file in which a test has failed. Each file has a folder, in which the ranks leave
+what they found; ENDED is there once all ranks have run it well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from farandole.rendezvous import RendezvousServer
+from harness.hosts import simulated_hosts
+from harness.mpirun import STARTS, mpi_job, started
+from harness.process import JobError, JobResult
+
+__all__ = ["ENDED", "World"]
+
+TESTS = Path(__file__).resolve().parents[1]
+ENDED = "ended"
+TEST_SECONDS = 60.0  # one test on all ranks, the start of Python included
+GRACE_SECONDS = 5.0  # for the other ranks, once one has failed
+FILE_SECONDS = 270.0  # a whole file at one size
+
+
+class World:
+    """The running job. `files` are the paths it runs, each with the folder for what it leaves."""
+
+    def __init__(
+        self,
+        folder: Path,
+        files: Mapping[Path, Path],
+        ranks: int,
+        *,
+        hosts: Sequence[int] = (),
+        options: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.files = files
+        self._stack = contextlib.ExitStack()
+        self._server = self._stack.enter_context(RendezvousServer(ranks))
+        (folder / "files.json").write_text(
+            json.dumps({str(path): str(there) for path, there in files.items()})
+        )
+        self._env = {
+            "FARANDOLE_TEST_SIZE": str(ranks),
+            "FARANDOLE_TEST_FILES": str(folder / "files.json"),
+            "FARANDOLE_TEST_STEP": self._server.path,
+            "PYTHONPATH": str(TESTS),
+            **(env or {}),
+        }
+        self._mpi_args: list[str] = []
+        if hosts:
+            simulated = self._stack.enter_context(simulated_hosts(folder, hosts))
+            self._mpi_args = simulated.mpi_args()
+            self._env |= simulated.environment()
+        self._ranks = ranks
+        self._argv = [sys.executable, "-m", "harness.rank_main", *options]
+        self._starts = 0
+        self._start()
+
+    def _start(self) -> None:
+        job = mpi_job(self._argv, self._ranks, self._env, self._mpi_args)
+        self._job = self._stack.enter_context(job)
+        self._starts += 1
+
+    def close(self) -> None:
+        """Kills what is left of it."""
+        self._stack.close()
+
+    def has_run(self, path: Path) -> bool:
+        """Whether all ranks have run this file, and no test of it has failed."""
+        return (self.files[path] / ENDED).exists()
+
+    def finish(self, path: Path, end: float) -> str:
+        """Waits until the ranks have run this file; what went wrong, or nothing.
+
+        The last file's end is the job's. JobError, with all stacks, once time is up: a test may
+        take TEST_SECONDS, and GRACE_SECONDS once a rank has failed; `end` bounds it too.
+        """
+        result = self._watch(path, end)
+        while result and not started(result) and self._starts < STARTS:
+            self._start()
+            result = self._watch(path, end)
+        if result is None:
+            return ""
+        if result.returncode == 0:
+            self._job.finish(timeout=0)
+            return ""
+        return f"exit code {result.returncode}\n{self._logs(path, result.out)}"
+
+    def _watch(self, path: Path, end: float) -> JobResult | None:
+        """How the job has ended; None: another file follows.
+
+        Ranks that have met again after a failure go on with the next test.
+        """
+        folder, last = self.files[path], path == list(self.files)[-1]
+        now = time.monotonic()
+        test_deadline, file_deadline = now + TEST_SECONDS, min(now + FILE_SECONDS, end)
+        rounds, told, wait_for = self._server.rounds, 0, "a test takes too long"
+        while last or not self.has_run(path):
+            if result := self._job.process.wait(0.05):
+                return result
+            now = time.monotonic()
+            before, told = told, sum(path.stat().st_size for path in folder.glob("failed-*"))
+            if self._server.rounds != rounds:
+                rounds, test_deadline = self._server.rounds, now + TEST_SECONDS
+                wait_for = "a test takes too long"
+            elif told != before:
+                test_deadline = now + GRACE_SECONDS
+                wait_for = "a rank failed and the others wait"
+            if now > min(test_deadline, file_deadline):
+                what = "the file's time is used up" if now > file_deadline else wait_for
+                stacks = self._job.stacks()
+                self._job.process.kill()
+                raise JobError(f"{what}\n{self._logs(path, self._job.process.output)}\n{stacks}")
+        return None
+
+    def _logs(self, path: Path, launcher: str) -> str:
+        """What the failed ranks tell, then the raw output of all ranks and of mpirun itself."""
+        told = sorted(self.files[path].glob("failed-*"))
+        parts = [f"=== {path.name}\n{path.read_text(errors='replace')}" for path in told]
+        logs = sorted(self.files[path].glob("rank-*.log"))
+        parts += [f"--- output of {log.stem}\n{log.read_text(errors='replace')}" for log in logs]
+        return "\n".join([*parts, f"--- output of mpirun\n{launcher}"])
