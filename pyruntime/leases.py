@@ -88,17 +88,21 @@ def lend_all(requests: Any, count: int, memory: Sequence[object]) -> Any:
     return numbers if code == 0 else error(code)
 
 
-def lend_kept(tensors: Any, buffers: Any, numbers: Any, memory: Sequence[object]) -> None:
-    """Submits prepared tensors in place, `buffers[i]` for `tensors[i]`, and writes their handles to
-    `numbers`, arrays of the core.
+def lend_kept(
+    tensors: Sequence[int], addresses: Sequence[int], numbers: Any, memory: Sequence[object]
+) -> None:
+    """Submits prepared tensors in place, by their numbers, where `addresses` says.
 
-    `memory[i]` has to live for number i. Raises the core's error; then the numbers that are not 0
-    have been submitted.
+    Their handles come into `numbers`, zeros of numbers_of(); `memory[i]` has to live for number i.
+    Raises the core's error, and what the handler of a signal raises; then the numbers that are not
+    0 have been submitted.
     """
     if _dropped:
         sweep()
     try:
-        code = lib.farandole_submit_buffers(tensors, buffers, len(numbers), numbers)
+        code = lib.farandole_submit_buffers(
+            ffi.new("int64_t[]", tensors), ffi.new("uintptr_t[]", addresses), len(numbers), numbers
+        )
         _held.update(zip(numbers, memory, strict=True))
     except BaseException:
         _stranded.append(memory)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from farandole._library import ffi
-from farandole.leases import lend_kept
+from farandole.leases import lend_kept, numbers_of
 from farandole.torch.aliases import has_own_memory, have_own_memory
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ __all__ = ["Arrivals"]
 
 _ROOM = 64 << 10  # bytes that wait at most
 _EACH = 2 << 10  # bytes that a gradient counts as at least: at most 32 wait
-_new = ffi.new
 _grad, _fresh = attrgetter("unsent"), attrgetter("fresh")
 _number = attrgetter("encoding.number")
 _at_end_of_pass: Callable[[Callable[[], None]], None]
@@ -106,10 +104,9 @@ class Arrivals:
         storages: list[torch.UntypedStorage],
         addresses: list[int],
     ) -> None:
-        tensors = _new("int64_t[]", [*map(_number, gradients)])
-        numbers = _new("int64_t[]", len(gradients))
+        numbers = numbers_of([0] * len(gradients))
         try:
-            lend_kept(tensors, _new("uintptr_t[]", addresses), numbers, storages)
+            lend_kept([*map(_number, gradients)], addresses, numbers, storages)
         finally:
             for gradient, number in zip(gradients, numbers, strict=True):
                 if number:
