@@ -163,7 +163,7 @@ format: $(VENV)/.deps-stamp ## rewrite to the style
 .PHONY: build/mypy
 build/mypy:
 	rm -rf $@ && mkdir -p $@/farandole
-	ln -s $(abspath pyruntime)/*.py* $(abspath pyruntime/as_horovod) $(abspath adapters)/* $@/farandole/
+	ln -s $(abspath pyruntime)/*.py* $(abspath $(dir $(wildcard pyruntime/*/__init__.py))) $(abspath adapters)/* $@/farandole/
 
 # ---- products ---------------------------------------------------------------------------------------------------
 

@@ -30,10 +30,10 @@ from turns import Contestant, Row, finish, head, show, take_turns
 
 import farandole
 import farandole.torch as hvd
-from farandole.bench_cases import Case, Operand
-from farandole.bench_peers import Farandole, Gloo, Mpi
-from farandole.bench_report import size_text
-from farandole.bench_timing import calls_for, measure
+from farandole.tools.bench_cases import Case, Operand
+from farandole.tools.bench_peers import Farandole, Gloo, Mpi
+from farandole.tools.bench_report import size_text
+from farandole.tools.bench_timing import calls_for, measure
 
 SIZES = (4, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20)
 QUICK = (4, 64 << 10, 1 << 20, 16 << 20)

@@ -21,11 +21,11 @@ from turns import Contestant, take_turns
 
 import farandole
 import farandole.torch as hvd
-from farandole.bench_cases import Case, Operand
-from farandole.bench_peers import PEERS as PEER_TYPES
-from farandole.bench_peers import Gloo
-from farandole.bench_report import size_text
-from farandole.bench_timing import calls_for, everywhere, measure, timed
+from farandole.tools.bench_cases import Case, Operand
+from farandole.tools.bench_peers import PEERS as PEER_TYPES
+from farandole.tools.bench_peers import Gloo
+from farandole.tools.bench_report import size_text
+from farandole.tools.bench_timing import calls_for, everywhere, measure, timed
 
 IDLE_SECONDS = 5.0
 

@@ -25,7 +25,7 @@ import torch
 from mpi4py import MPI
 
 import farandole.torch as hvd
-from farandole.bench_report import settings
+from farandole.tools.bench_report import settings
 
 STEPS = 10
 

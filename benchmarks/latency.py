@@ -26,10 +26,10 @@ import torch
 import torch.distributed as dist
 
 import farandole
-from farandole.bench_peers import Gloo
-from farandole.bench_report import settings
-from farandole.bench_timing import everywhere
-from farandole.flight import own_page
+from farandole.observe.flight import own_page
+from farandole.tools.bench_peers import Gloo
+from farandole.tools.bench_report import settings
+from farandole.tools.bench_timing import everywhere
 
 SPINS = (0, 50)  # microseconds
 BUSY_SECONDS = 0.004  # a busy call comes in the first half; four times that is computed

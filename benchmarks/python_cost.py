@@ -25,10 +25,10 @@ import torch
 
 import farandole
 import farandole.torch as hvd
-from farandole import leases
-from farandole.bench_report import settings
-from farandole.handles import wait_handles
-from farandole.requests import Call, Op, PreparedTensor
+from farandole.calls import leases
+from farandole.calls.handles import wait_handles
+from farandole.calls.requests import Call, Op, PreparedTensor
+from farandole.tools.bench_report import settings
 from farandole.torch.kind import describe
 
 COUNT, ELEMENTS = resnet50.COUNT, 16

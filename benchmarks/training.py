@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from turns import Contestant, Row, finish, print_head, take_turns
 
 import farandole.torch as hvd
-from farandole.bench_peers import Gloo
+from farandole.tools.bench_peers import Gloo
 
 ALONE, OURS, VIEWS, DDP = "alone", "farandole", "farandole, views", "DDP"
 _TOLERANCE = 1e-5  # sums of two ranks may be rounded differently

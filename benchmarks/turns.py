@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 import farandole
-from farandole.bench_report import settings
-from farandole.bench_timing import everywhere
+from farandole.tools.bench_report import settings
+from farandole.tools.bench_timing import everywhere
 
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -6,7 +6,8 @@ framework; the calls here take arrays of every kind and return the kind they got
 """
 
 from farandole._library import lib, text
-from farandole.arena import empty
+from farandole.arrays.arena import empty
+from farandole.calls.handles import Handle
 from farandole.config import Variable, config
 from farandole.errors import (
     FarandoleError,
@@ -28,10 +29,10 @@ from farandole.features import (
     nccl_built,
     rocm_built,
 )
-from farandole.handles import Handle
-from farandole.launch_function import run
-from farandole.metrics import Histogram, Metrics, Straggler, log_metrics, metrics
+from farandole.launch.function import run
 from farandole.objects import allgather_object, broadcast_object
+from farandole.observe.metrics import Histogram, Metrics, Straggler, log_metrics, metrics
+from farandole.observe.timeline import start_timeline, stop_timeline
 from farandole.ops import (
     Adasum,
     Average,
@@ -76,7 +77,6 @@ from farandole.process_sets import (
     remove_process_set,
 )
 from farandole.runtime import init, shutdown
-from farandole.timeline import start_timeline, stop_timeline
 from farandole.topology import (
     cross_rank,
     cross_size,

@@ -18,12 +18,12 @@ import numpy as np
 
 from farandole import adasum_gpu, ops
 from farandole._library import check, ffi, lib
-from farandole.buffers import DTYPES, Buffer
-from farandole.cuda_array import CudaArray
+from farandole.arrays.buffers import DTYPES, Buffer
+from farandole.arrays.cuda_array import CudaArray
+from farandole.calls.handles import Handle, stall
+from farandole.calls.requests import Call, Op, count_unnamed, submit
 from farandole.errors import FarandoleError
-from farandole.handles import Handle, stall
 from farandole.process_sets import ProcessSet, set_id
-from farandole.requests import Call, Op, count_unnamed, submit
 
 __all__ = ["adasum_async", "coefficients"]
 

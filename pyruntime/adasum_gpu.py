@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from farandole._library import check, ffi, lib
-from farandole.buffers import DTYPES, Buffer
-from farandole.cuda_array import CudaArray
+from farandole.arrays.buffers import DTYPES, Buffer
+from farandole.arrays.cuda_array import CudaArray
 
 __all__ = ["gram", "scaled", "store"]
 

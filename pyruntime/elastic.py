@@ -22,9 +22,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from farandole import leaving, ops, runtime
+from farandole import ops, runtime
 from farandole.errors import HostsUpdatedInterrupt, LibraryError, PeerError, StallError
 from farandole.objects import broadcast_object
+from farandole.start import leaving
 
 __all__ = ["RETRIED", "ObjectState", "State", "run", "run_fn"]
 

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from farandole.gpu_libraries import cards, nccl_version
-from farandole.mpi_ranks import Mpi
 from farandole.runtime import met_by
+from farandole.start.mpi_ranks import Mpi
 
 __all__ = [
     "ccl_built",

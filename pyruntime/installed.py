@@ -8,7 +8,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from farandole.bootstrap import promised_ranks
+from farandole.start.bootstrap import promised_ranks
 
 __all__ = ["mpi_library", "nvidia_folders", "version"]
 

@@ -12,10 +12,10 @@ import cloudpickle
 import numpy as np
 
 from farandole import topology
-from farandole.door import collective_then
+from farandole.calls.door import collective_then
+from farandole.calls.requests import Op
 from farandole.ops import allgather, broadcast_
 from farandole.process_sets import ProcessSet, global_process_set
-from farandole.requests import Op
 
 __all__ = ["allgather_object", "broadcast_object"]
 

@@ -19,17 +19,17 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from farandole import repeats
 from farandole._library import is_of_core
-from farandole.arguments import ReduceOp as ReduceOp
-from farandole.arguments import shown
-from farandole.buffers import Buffer, Kind, kind_of
-from farandole.door import collective
-from farandole.gpu_handle import GpuHandle
-from farandole.handles import Handle, take, value_of
+from farandole.arrays.buffers import Buffer, Kind, kind_of
+from farandole.calls import repeats
+from farandole.calls.arguments import ReduceOp as ReduceOp
+from farandole.calls.arguments import shown
+from farandole.calls.door import collective
+from farandole.calls.gpu_handle import GpuHandle
+from farandole.calls.handles import Handle, take, value_of
+from farandole.calls.repeats import Repeat
+from farandole.calls.requests import NOTHING, Call, Op, note_join, submit, told
 from farandole.process_sets import ProcessSet, global_process_set, set_id
-from farandole.repeats import Repeat
-from farandole.requests import NOTHING, Call, Op, note_join, submit, told
 
 T = TypeVar("T")
 R = TypeVar("R")

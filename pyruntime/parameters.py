@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import index
 from typing import Any
 
-from farandole.buffers import kind_of
-from farandole.door import collective_then
-from farandole.handles import Handle
+from farandole.arrays.buffers import kind_of
+from farandole.calls.door import collective_then
+from farandole.calls.handles import Handle
+from farandole.calls.requests import Op
 from farandole.objects import allgather_object
 from farandole.ops import broadcast_async_, grouped_allreduce_
 from farandole.process_sets import ProcessSet, global_process_set
-from farandole.requests import Op
 
 __all__ = [
     "PARAMETERS",

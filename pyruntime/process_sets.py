@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from farandole import repeats, topology
-from farandole.buffers import Buffer
-from farandole.door import collective_then
-from farandole.handles import Handle, value_of
+from farandole import topology
+from farandole.arrays.buffers import Buffer
+from farandole.calls import repeats
+from farandole.calls.door import collective_then
+from farandole.calls.handles import Handle, value_of
+from farandole.calls.requests import NOTHING, Call, Op, submit
 from farandole.members import ProcessSet, global_process_set, registered, set_id, size_of
-from farandole.requests import NOTHING, Call, Op, submit
 
 __all__ = [
     "ProcessSet",

@@ -12,12 +12,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from farandole import bootstrap, leases, leaving, prometheus, requests, stacks
 from farandole._library import check_count, ffi, lib
 from farandole._library import error as core_error
+from farandole.calls import leases, requests
 from farandole.errors import FarandoleError
 from farandole.installed import nvidia_folders
+from farandole.observe import prometheus, stacks
 from farandole.process_sets import ProcessSet, add_process_set, forget_all
+from farandole.start import bootstrap, leaving
 from farandole.topology import local_size
 
 __all__ = ["init", "shutdown"]

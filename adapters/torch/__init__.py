@@ -24,7 +24,7 @@ from farandole.errors import (
     ShutdownError,
     StallError,
 )
-from farandole.metrics import log_metrics, metrics
+from farandole.observe.metrics import log_metrics, metrics
 from farandole.torch import elastic
 from farandole.torch.compression import Compression
 from farandole.torch.functions import (

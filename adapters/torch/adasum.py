@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from farandole import ops, requests
+from farandole import ops
+from farandole.calls import requests
 from farandole.ops import Adasum, Max
 from farandole.process_sets import ProcessSet
 from farandole.torch.compression import Compressor

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from farandole.leases import lend_kept, numbers_of
+from farandole.calls.leases import lend_kept, numbers_of
 from farandole.torch.aliases import has_own_memory, have_own_memory
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from farandole.calls.requests import count_unnamed
 from farandole.process_sets import ProcessSet, set_id
-from farandole.requests import count_unnamed
 
 __all__ = ["differentiable"]
 

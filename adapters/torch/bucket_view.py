@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from farandole import arena
-from farandole.buffers import NOWHERE
+from farandole.arrays import arena
+from farandole.arrays.buffers import NOWHERE
+from farandole.arrays.window import Window
 from farandole.torch import cuda, kind
-from farandole.window import Window
 
 if TYPE_CHECKING:
     from farandole.torch.gradient import Gradient

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from farandole import gpu_handle
+from farandole.arrays.cuda_array import CudaArray
+from farandole.calls import gpu_handle
 from farandole.config import config
-from farandole.cuda_array import CudaArray
 
 if TYPE_CHECKING:
     from farandole.torch.gradient import Gradient

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farandole.buffers import NOWHERE
+from farandole.arrays.buffers import NOWHERE
+from farandole.calls.requests import Call, PreparedOnGpu, PreparedTensor, refuse
 from farandole.ops import Average, Sum
-from farandole.requests import Call, PreparedOnGpu, PreparedTensor, refuse
 from farandole.torch.bucket_view import Place
 from farandole.torch.compression import Compression, Compressor
 from farandole.torch.kind import prepare

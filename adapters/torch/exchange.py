@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from farandole import ops, topology
-from farandole.door import collective, collective_then
-from farandole.handles import Handle
+from farandole.calls.door import collective, collective_then
+from farandole.calls.handles import Handle
+from farandole.calls.requests import Op
 from farandole.ops import Average, _blocking, _single
 from farandole.process_sets import ProcessSet, global_process_set
-from farandole.requests import Op
 from farandole.torch.autograd import differentiable
 from farandole.torch.reductions import grouped_allreduce
 

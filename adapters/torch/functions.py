@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from farandole import topology
-from farandole.arguments import shown
-from farandole.door import collective_then
+from farandole.calls.arguments import shown
+from farandole.calls.door import collective_then
+from farandole.calls.requests import Op
 from farandole.objects import allgather_object, broadcast_object
 from farandole.parameters import PARAMETERS, agree_on_parameters, root_in, wait_for_all
 from farandole.process_sets import ProcessSet, global_process_set
-from farandole.requests import Op
 from farandole.torch.exchange import broadcast_async_
 from farandole.torch.kind import describe
 from farandole.torch.state import Skeleton, apply, describe_tensors, skeleton_of

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from farandole.buffers import NOWHERE
-from farandole.handles import is_absent
+from farandole.arrays.buffers import NOWHERE
+from farandole.calls.handles import is_absent
 from farandole.torch import cuda
 from farandole.torch.accumulation import AccumulationHooks
 from farandole.torch.aliases import apart, complaint_of, spoiled_text

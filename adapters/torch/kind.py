@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from farandole.buffers import DTYPES, EMPTY, NOWHERE, Buffer, Kind, Memory, Shape, register
-from farandole.cuda_array import CudaArray
-from farandole.handles import take
-from farandole.requests import Call, PreparedOnGpu, PreparedTensor
+from farandole.arrays.buffers import DTYPES, EMPTY, NOWHERE, Buffer, Kind, Memory, Shape, register
+from farandole.arrays.cuda_array import CudaArray
+from farandole.calls.handles import take
+from farandole.calls.requests import Call, PreparedOnGpu, PreparedTensor
 from farandole.torch import cuda
 
 __all__ = [

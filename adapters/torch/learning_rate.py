@@ -8,11 +8,11 @@ from collections.abc import Callable
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from farandole.door import collective_then
+from farandole.calls.door import collective_then
+from farandole.calls.requests import Op
 from farandole.errors import MismatchError
 from farandole.objects import allgather_object
 from farandole.process_sets import ProcessSet, global_process_set
-from farandole.requests import Op
 
 __all__ = ["check_learning_rate", "linear_warmup"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farandole import arena
+from farandole.arrays import arena
 
 __all__ = ["empty"]
 

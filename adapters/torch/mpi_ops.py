@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from farandole.calls.handles import Handle
 from farandole.errors import FarandoleError as HorovodInternalError
 from farandole.features import (
     ccl_built,
@@ -23,7 +24,7 @@ from farandole.features import (
     nccl_built,
     rocm_built,
 )
-from farandole.handles import Handle
+from farandole.observe.timeline import start_timeline, stop_timeline
 from farandole.ops import Adasum, Average, Max, Min, Product, Sum, barrier, join
 from farandole.process_sets import (
     ProcessSet,
@@ -32,7 +33,6 @@ from farandole.process_sets import (
     remove_process_set,
 )
 from farandole.runtime import init, shutdown
-from farandole.timeline import start_timeline, stop_timeline
 from farandole.topology import (
     cross_rank,
     cross_size,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from farandole.arguments import check
+from farandole.calls.arguments import check
 from farandole.ops import Adasum, Average, ReduceOp
 from farandole.process_sets import ProcessSet, global_process_set, set_id
 from farandole.torch.adasum import Deltas, DeltaStep

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from farandole import requests
+from farandole.calls import requests
 
 if TYPE_CHECKING:
     from farandole.torch.gradient import Gradient

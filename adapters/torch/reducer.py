@@ -11,12 +11,12 @@ from operator import attrgetter, is_
 import torch
 from torch import Tensor
 
-from farandole import leases, requests
-from farandole.closing import Statement
+from farandole.calls import leases, requests
+from farandole.calls.closing import Statement
+from farandole.calls.requests import Call, Op
+from farandole.calls.rounds import NEVER, Limit, Round
 from farandole.errors import MismatchError
 from farandole.ops import Average
-from farandole.requests import Call, Op
-from farandole.rounds import NEVER, Limit, Round
 from farandole.torch import cuda, ownership
 from farandole.torch.aliases import twins_text
 from farandole.torch.arrivals import Arrivals

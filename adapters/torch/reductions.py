@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from farandole import ops
-from farandole.arguments import shown
-from farandole.door import collective, collective_then
-from farandole.handles import Handle
+from farandole.calls.arguments import shown
+from farandole.calls.door import collective, collective_then
+from farandole.calls.handles import Handle
+from farandole.calls.requests import Op
 from farandole.ops import Average, Sum, _blocking, _single
 from farandole.process_sets import ProcessSet, global_process_set
-from farandole.requests import Op
 from farandole.torch.autograd import differentiable
 from farandole.torch.compression import Compression, Compressor, compressed, restored
 

@@ -9,9 +9,9 @@ from math import prod
 import torch
 from torch import Tensor
 
+from farandole.calls.requests import Call, Op, PreparedOnGpu, refuse
 from farandole.ops import Average
 from farandole.process_sets import size_of
-from farandole.requests import Call, Op, PreparedOnGpu, refuse
 from farandole.torch.kind import prepare, receive
 
 __all__ = ["Rows", "no_rows", "pack", "unpack"]

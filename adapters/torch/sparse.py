@@ -10,11 +10,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from farandole.arguments import shown
-from farandole.door import collective
+from farandole.calls.arguments import shown
+from farandole.calls.door import collective
+from farandole.calls.requests import Op
 from farandole.ops import Average, Sum
 from farandole.process_sets import ProcessSet, global_process_set
-from farandole.requests import Op
 from farandole.torch.exchange import allgather_async, grouped_allgather_async
 from farandole.torch.reductions import allreduce
 

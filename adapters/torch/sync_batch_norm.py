@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farandole import requests
+from farandole.calls import requests
+from farandole.calls.requests import Call, Op, refuse
 from farandole.ops import Sum
 from farandole.process_sets import ProcessSet, global_process_set, set_id
-from farandole.requests import Call, Op, refuse
 from farandole.torch.reductions import allreduce_
 
 __all__ = ["SyncBatchNorm", "convert_sync_batchnorm"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from farandole import ops
-from farandole.arguments import number, shown
+from farandole.calls.arguments import number, shown
 from farandole.process_sets import ProcessSet
 
 __all__ = ["factor_of"]

@@ -182,7 +182,7 @@ def test_a_shortage_at_init_is_everybodys_error(fork_ranks, shortage, ranks):
     source = (
         HEAD
         + f"""
-import farandole.bootstrap, farandole.rendezvous, encodings.idna
+import farandole.start.bootstrap, farandole.start.rendezvous, encodings.idna
 if os.environ["FARANDOLE_RANK"] == "1":
     {limit}
 try:

@@ -11,8 +11,9 @@ import sys
 
 import pytest
 
-from farandole import cli, flight
-from farandole.flight_calls import calls_of
+from farandole.observe import flight
+from farandole.observe.flight_calls import calls_of
+from farandole.tools import cli
 
 HEAD = """
 import os, signal, sys, threading
@@ -34,7 +35,7 @@ except fd.FarandoleError as error:
 
 
 def run_command(*arguments):
-    program = "import sys; from farandole.cli import main; sys.exit(main())"
+    program = "import sys; from farandole.tools.cli import main; sys.exit(main())"
     result = subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)],
         capture_output=True,
@@ -161,7 +162,7 @@ def test_a_long_run_keeps_the_last_events(fork_ranks, tmp_path):
         + """
 for n in range(1500):
     fd.allreduce(np.ones(3) * rank, name="loss")
-from farandole.flight import own_page
+from farandole.observe.flight import own_page
 import json
 print(json.dumps(own_page(5000)))
 """

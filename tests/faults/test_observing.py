@@ -42,7 +42,7 @@ print("the parameters hold NaN:", p.isnan().any().item())
 
 
 def top(*arguments):
-    program = "import sys; from farandole.cli import main; sys.exit(main())"
+    program = "import sys; from farandole.tools.cli import main; sys.exit(main())"
     result = subprocess.run(
         [sys.executable, "-c", program, "top", *map(str, arguments)],
         capture_output=True,
@@ -73,7 +73,7 @@ def test_top_lives_on_a_terminal(fork_ranks):
     # Tests may run with SIGINT ignored, as a background job of a shell does.
     program = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        "from farandole.cli import main; sys.exit(main())"
+        "from farandole.tools.cli import main; sys.exit(main())"
     )
     keys, screen = pty.openpty()
     fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from farandole.rendezvous import RendezvousServer
+from farandole.start.rendezvous import RendezvousServer
 from harness.proc import processes_of_sessions, python_stacks
 from harness.process import PATIENCE, JobError, JobResult, Process, check_no_residue
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.rendezvous import connect, exchange
+from farandole.start.rendezvous import connect, exchange
 
 # Longer than any deadline of the outer pytest, which owns them all.
 _STEP_SECONDS = 3600.0

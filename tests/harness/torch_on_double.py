@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 import farandole.torch as hvd
-from farandole import gpu_handle
-from farandole.cuda_array import CudaArray
+from farandole.arrays.cuda_array import CudaArray
+from farandole.calls import gpu_handle
 from farandole.torch import cuda, kind
 from harness.gpu_double import Gpu, use_double
 

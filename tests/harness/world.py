@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from farandole.rendezvous import RendezvousServer
+from farandole.start.rendezvous import RendezvousServer
 from harness.hosts import simulated_hosts
 from harness.mpirun import STARTS, mpi_job, started
 from harness.process import JobError, JobResult

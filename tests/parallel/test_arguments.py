@@ -21,8 +21,8 @@ from mpi4py import MPI
 import farandole as fd
 import farandole.numpy as fnp
 import farandole.torch as hvd
-from farandole.arguments import ARGUMENTS
-from farandole.door import is_collective
+from farandole.calls.arguments import ARGUMENTS
+from farandole.calls.door import is_collective
 
 pytestmark = pytest.mark.ranks(2, 4)
 

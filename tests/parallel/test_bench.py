@@ -6,7 +6,7 @@ import json
 import pytest
 
 import farandole
-from farandole import cli
+from farandole.tools import cli
 
 
 @pytest.mark.ranks(1, 2, 3)
@@ -50,7 +50,7 @@ report_dtypes = ["float32", "bfloat16"]
 @pytest.mark.ranks(2)
 def test_a_wrong_result_fails_the_command(monkeypatch):
     """A peer that spoils one element of one rank: counted, and the exit code says so."""
-    from farandole.bench_peers import Farandole
+    from farandole.tools.bench_peers import Farandole
 
     prepare = Farandole.prepare
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import farandole as fd
-from farandole import dlpack
 from farandole.adasum import coefficients
-from farandole.cuda_array import CudaArray
+from farandole.arrays import dlpack
+from farandole.arrays.cuda_array import CudaArray
 from harness.arrays import COMPLEX, FLOATS, assert_same, data, has_op, reduced, rows_of
 from harness.gpu_double import Array, Gpu, use_double
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import farandole as fd
 import farandole.torch as hvd
-from farandole import leases
+from farandole.calls import leases
 from harness.in_flight import SIZE, canaries, everyones, finish, late, mine, soon_interrupted
 
 pytestmark = pytest.mark.ranks(2, 4)

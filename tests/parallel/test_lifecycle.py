@@ -282,7 +282,7 @@ def test_an_error_of_any_class_is_told(monkeypatch):
         raise Odd(1, lambda: 2)
 
     if WORLD.Get_rank() == 1:
-        monkeypatch.setattr("farandole.stacks.install", odd)
+        monkeypatch.setattr("farandole.observe.stacks.install", odd)
     with pytest.raises(fd.FarandoleError, match="rank 1: Odd"):
         fd.init()
     monkeypatch.undo()

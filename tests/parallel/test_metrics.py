@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import farandole as fd
-from farandole import flight, top
-from farandole.prometheus import Collector
+from farandole.observe import flight, top
+from farandole.observe.prometheus import Collector
 
 
 def since(before):

@@ -13,7 +13,7 @@ import torch
 
 import farandole as fd
 import farandole.torch as hvd
-from farandole import repeats
+from farandole.calls import repeats
 
 pytestmark = pytest.mark.ranks(1, 2, 3)
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import farandole as fd
-from farandole import cli, trace, trace_report
+from farandole.observe import trace, trace_report
+from farandole.tools import cli
 
 NAMES = ["first", "second", "third"]
 STEPS = 6

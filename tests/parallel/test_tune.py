@@ -6,8 +6,8 @@ import os
 import pytest
 
 import farandole
-from farandole import cli, tune, tune_search
-from farandole.tune_search import Found, Setting
+from farandole.tools import cli, tune, tune_search
+from farandole.tools.tune_search import Found, Setting
 
 BEST = (Setting("FARANDOLE_BLOCK_BYTES", "96K"), Setting("FARANDOLE_FUSION_THRESHOLD", "8M"))
 

@@ -9,7 +9,7 @@ import torch
 
 import farandole as fd
 import farandole.torch as hvd
-from farandole.buffers import DTYPES
+from farandole.arrays.buffers import DTYPES
 
 
 @pytest.mark.parametrize("shape", [(), 3, (0,), (4, 0), (2, 3, 5), [7, 1]])

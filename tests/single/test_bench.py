@@ -4,10 +4,10 @@
 import numpy as np
 import pytest
 
-from farandole import bench
-from farandole.bench_cases import COLLECTIVES, DTYPES, Case, Operand, calls_between_fills
-from farandole.bench_report import plot, size_text
-from farandole.bench_timing import Result
+from farandole.tools import bench
+from farandole.tools.bench_cases import COLLECTIVES, DTYPES, Case, Operand, calls_between_fills
+from farandole.tools.bench_report import plot, size_text
+from farandole.tools.bench_timing import Result
 
 
 def inputs(name, dtype, nbytes, size):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import farandole as fd
-from farandole import cli
+from farandole.tools import cli
 
 
 def test_config_lists_every_variable(monkeypatch):
@@ -73,7 +73,7 @@ def test_command_version(capsys):
 
 def test_command_check():
     out = subprocess.run(
-        [sys.executable, "-c", "from farandole.cli import main; main(['check'])"],
+        [sys.executable, "-c", "from farandole.tools.cli import main; main(['check'])"],
         capture_output=True,
         text=True,
         check=True,

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from farandole import doctor_checks
-from farandole.doctor_checks import Level
+from farandole.tools import doctor_checks
+from farandole.tools.doctor_checks import Level
 from harness.mpirun import mpirun
 
 DOCTOR = [
     sys.executable,
     "-c",
-    "import sys; from farandole.cli import main; sys.exit(main(['doctor', *sys.argv[1:]]))",
+    "import sys; from farandole.tools.cli import main; sys.exit(main(['doctor', *sys.argv[1:]]))",
 ]
 
 
@@ -51,7 +51,7 @@ def test_ranks_that_only_look_print_one_table():
     import os, resource, sys
     if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
-    from farandole.cli import main
+    from farandole.tools.cli import main
     sys.exit(main(["doctor", "--no-self-test"]))
     """
     command = [sys.executable, "-c", textwrap.dedent(source)]
@@ -65,7 +65,7 @@ def test_too_few_files_and_one_core():
     import os, resource, sys
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    from farandole.cli import main
+    from farandole.tools.cli import main
     sys.exit(main(["doctor", "--no-self-test"]))
     """
     command = [sys.executable, "-c", textwrap.dedent(source)]

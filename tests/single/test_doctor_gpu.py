@@ -12,7 +12,7 @@ DOUBLE = Path(__file__).resolve().parents[2] / "build" / "release" / "tests" / "
 LIBRARIES = {f"FARANDOLE_{name}_LIBRARY": str(DOUBLE) for name in ("CUDA", "NCCL", "NVRTC")}
 NO_DRIVER = {"FARANDOLE_CUDA_LIBRARY": "/no/such/folder/libcuda.so.1"}
 LOOK = """
-from farandole.doctor_gpu import CHECKS
+from farandole.tools.doctor_gpu import CHECKS
 for check in CHECKS:
     for finding in check():
         print(finding.level.name, finding.name, finding.text, finding.remedy, sep="; ")

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from farandole.rendezvous import RendezvousServer, connect, exchange
+from farandole.start.rendezvous import RendezvousServer, connect, exchange
 from harness import ForkJob, JobError, MpiJob, mpirun
 from harness.proc import processes_of_sessions
 
 MEET = """
 import os
-from farandole.rendezvous import connect, exchange
+from farandole.start.rendezvous import connect, exchange
 rank = int(os.environ["FARANDOLE_RANK"])
 meeting = connect(os.environ["FARANDOLE_RENDEZVOUS"].removeprefix("unix:"), rank)
 print(exchange(meeting, b"rank %d" % rank), flush=True)

@@ -57,6 +57,15 @@ LADDER = {
     "runtime": ("base", "kernels", "lib/", "control/", "data/", "watch", "runtime/"),
     "api": ("base", "watch", "runtime"),
 }
+# The same of the Python package: rooms, and the modules beside them. When it is imported, each
+# imports only what stands before it; "__init__" is the package, `import farandole`.
+PYTHON_LADDER = (
+    *("errors", "_library", "config", "topology", "members", "start", "installed"),
+    *("gpu_libraries", "arrays", "calls", "observe", "process_sets", "adasum_gpu"),
+    *("ops", "objects"),
+    *("adasum", "parameters", "runtime", "features", "elastic", "launch", "__init__"),
+    *("as_horovod", "tools"),
+)
 # Parts of the package that describe a framework's arrays; none knows another.
 ADAPTERS = {"torch", "numpy", "cupy"}
 
@@ -201,9 +210,35 @@ def imported_modules(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def python_files() -> list[Path]:
+    files = (ROOT / "pyruntime").rglob("*.py")
+    return [path for path in files if "path" not in path.parts]  # what stands in for Horovod's
+
+
+def imported_at_once(path: Path) -> Iterator[str]:
+    """Names of what is imported when the file is, not later, inside a function."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_python_imports_follow_the_ladder() -> None:
+    rung = {name: number for number, name in enumerate(PYTHON_LADDER)}
+    for path in python_files():
+        parts = path.relative_to(ROOT / "pyruntime").with_suffix("").parts
+        assert parts[0] in rung, f"{path}: give it a place in PYTHON_LADDER"
+        for name in imported_at_once(path):
+            there = [*name.split("."), "__init__"][1]
+            if name.split(".")[0] == "farandole" and there != parts[0]:
+                allowed = rung[there] < rung[parts[0]]
+                assert allowed, f"{path.relative_to(ROOT)} imports {name}, which stands on it"
+
+
 def test_runtime_knows_no_framework_at_import() -> None:
     """pyruntime may reach an adapter or a framework lazily (inside a function), never on import."""
-    for path in (ROOT / "pyruntime").glob("*.py"):
+    for path in python_files():
         for node in ast.parse(path.read_text()).body:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

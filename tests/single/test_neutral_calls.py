@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 import farandole as fd
-from farandole import _library, buffers, leases
-from farandole.buffers import DTYPES
-from farandole.requests import Call, Op, PreparedTensor
+from farandole import _library
+from farandole.arrays import buffers
+from farandole.arrays.buffers import DTYPES
+from farandole.calls import leases
+from farandole.calls.requests import Call, Op, PreparedTensor
 
 
 @pytest.fixture(autouse=True)
@@ -144,8 +146,8 @@ def test_results_of_the_core_live_as_long_as_their_views():
 
 def test_only_arrays_without_elements_may_have_a_null_address():
     """EMPTY is 8 bytes: whatever has elements would be read or written beyond them."""
-    from farandole import dlpack
-    from farandole.cuda_array import CudaArray
+    from farandole.arrays import dlpack
+    from farandole.arrays.cuda_array import CudaArray
 
     null = _library.ffi.NULL
     assert np.asarray(buffers.Memory(null, DTYPES.index("int16"), (0, 3))).shape == (0, 3)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import farandole
-from farandole.launch_home import Home, visit
+from farandole.launch.home import Home, visit
 
 
 class OfTheScript(Exception):

@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 import farandole as fd
-from farandole import cli, trace, trace_report
+from farandole.observe import trace, trace_report
+from farandole.tools import cli
 
 HEAD = {
     "ph": "M",

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from farandole.buffers import DTYPES, EMPTY, Memory, kind_of
+from farandole.arrays.buffers import DTYPES, EMPTY, Memory, kind_of
 from farandole.torch.compression import Compression, chooser
 from farandole.torch.groups import assign
 from farandole.torch.kind import TorchKind, address_of, describe, is_lazy
@@ -215,7 +215,10 @@ def test_names() -> None:
 
 
 def test_neutral_kind_is_found_without_importing_the_adapter() -> None:
-    program = "import torch, farandole.buffers as b; print(type(b.kind_of(torch.ones(1))).__name__)"
+    program = (
+        "import torch; from farandole.arrays.buffers import kind_of; "
+        "print(type(kind_of(torch.ones(1))).__name__)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from farandole.rendezvous import RendezvousServer
+from farandole.start.rendezvous import RendezvousServer
 from harness.process import Process, check_no_residue
 from strangers.loops import Loop
 from strangers.program import Program

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays on GPUs without a framework: memory of the core's, and whatever says where it lies."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from farandole._library import check, check_count, ffi, lib
+from farandole.arrays import dlpack
+from farandole.arrays.buffers import (
+    DTYPES,
+    Buffer,
+    DlpackKind,
+    Kind,
+    Shape,
+    address_or_empty,
+    code_of,
+    register,
+)
+
+__all__ = ["CudaArray", "DeviceKind"]
+
+LEGACY_STREAM = 1  # CUDA's number for the default stream
+
+
+class _Allocation:
+    """Memory of the core's on a GPU; goes back behind what its stream then holds."""
+
+    def __init__(self, pointer: Any, device: int, stream: int) -> None:
+        self.pointer, self.device, self.stream = pointer, device, stream
+
+    def __del__(self, free: Any = lib.farandole_free_on) -> None:
+        free(self.pointer, self.stream)
+
+
+class _Borrowed:
+    """Somebody's memory on a GPU, kept alive by its owner."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.pointer = ffi.cast("void*", buffer.pointer)
+        self.device, self.stream, self._owner = buffer.device, buffer.stream, buffer.owner
+
+
+class CudaArray:
+    """A contiguous array on a GPU: what calls on arrays of no known library give.
+
+    shape: tuple of int; dtype: its name, as NumPy's, or "bfloat16"; device: CUDA's number; stream:
+    behind what is now in it the values are there. `__cuda_array_interface__` (version 3, where
+    bfloat16 shows as uint16) and DLPack hand it to other libraries without a copy. Its memory
+    belongs to that stream: a stream that reads it later must be waited for before it is dropped.
+    """
+
+    __slots__ = ("_allocation", "device", "dtype", "shape", "stream")
+
+    def __init__(self, allocation: _Allocation | _Borrowed, dtype: int, shape: Shape) -> None:
+        """`dtype`: a core code. Raises ValueError for null, unless the shape has no elements."""
+        self._allocation = allocation
+        address_or_empty(self.address, shape, "a result on a GPU")
+        self.device, self.stream = allocation.device, allocation.stream or LEGACY_STREAM
+        self.dtype, self.shape = DTYPES[dtype], shape
+
+    @classmethod
+    def taken(cls, pointer: Any, dtype: int, shape: Shape, device: int, stream: int) -> CudaArray:
+        """Takes over `pointer`, which came from farandole_take and is read in `stream` next."""
+        return cls(_Allocation(pointer, device, stream), dtype, shape)
+
+    @classmethod
+    def empty(cls, dtype: int, shape: Shape, device: int, stream: int) -> CudaArray:
+        """Uninitialised, usable in `stream`. Raises LibraryError where memory is short."""
+        memory = ffi.new("void**")
+        nbytes = np.dtype(_carrier(dtype)).itemsize * int(np.prod(shape, dtype=object))
+        check(lib.farandole_allocate_on(device, nbytes, stream, memory))
+        return cls(_Allocation(memory[0], device, stream), dtype, shape)
+
+    @classmethod
+    def over(cls, buffer: Buffer) -> CudaArray:
+        """A buffer's memory, as a flat array in the buffer's stream; keeps its owner alive."""
+        return cls(_Borrowed(buffer), buffer.dtype, (prod(buffer.shape),))
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        name = _carrier(DTYPES.index(self.dtype))
+        pointer = self.address if 0 not in self.shape else 0
+        return {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": np.dtype(name).str,
+            "data": (pointer, False),
+            "strides": None,
+            "stream": self.stream,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CUDA, self.device
+
+    def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
+        """A capsule, for a consumer that works in `stream` (None: the default one; -1: any)."""
+        if stream is None:
+            stream = LEGACY_STREAM
+        if stream not in (-1, self.stream):
+            check(lib.farandole_order_streams(self.device, self.stream, stream))
+        device = self.__dlpack_device__()
+        return dlpack.capsule(self.address, device, self.dtype, self.shape, self._allocation)
+
+    def bytes(self) -> CudaArray:
+        """The same memory as uint8, shape (bytes,)."""
+        itemsize = np.dtype(_carrier(DTYPES.index(self.dtype))).itemsize
+        count = itemsize * int(np.prod(self.shape, dtype=object))
+        return CudaArray(self._allocation, DTYPES.index("uint8"), (count,))
+
+    @property
+    def address(self) -> int:
+        """Of its memory."""
+        return int(ffi.cast("uintptr_t", self._allocation.pointer))
+
+    def __repr__(self) -> str:
+        return f"CudaArray(shape={self.shape}, dtype={self.dtype}, device={self.device})"
+
+
+def _carrier(dtype: int) -> str:
+    """NumPy's name for the dtype: it has no bfloat16."""
+    return "uint16" if DTYPES[dtype] == "bfloat16" else DTYPES[dtype]
+
+
+class CudaKind(Kind):
+    """Objects with `__cuda_array_interface__`; they say which stream is theirs.
+
+    Array-API libraries get results of their own kind, others a CudaArray.
+    """
+
+    def matches(self, x: Any) -> bool:
+        """As in Kind."""
+        return hasattr(x, "__cuda_array_interface__")
+
+    def describe(self, x: Any, in_place: bool = False) -> Buffer:
+        """As in Kind; nothing is copied: ValueError for all arrays that are not contiguous."""
+        told = x.__cuda_array_interface__
+        if told.get("mask") is not None:
+            raise TypeError("a masked array cannot be sent: fill it first")
+        dtype = np.dtype(told["typestr"])
+        code = DTYPES.index(x.dtype) if isinstance(x, CudaArray) else code_of(dtype)
+        shape, strides = tuple(told["shape"]), told.get("strides")
+        if strides is not None:
+            strides = tuple(step // dtype.itemsize for step in strides)
+        pointer, read_only = told["data"]
+        if in_place and read_only:
+            raise ValueError(f"a read-only {type(x).__name__} cannot be changed in place")
+        return _buffer(x, pointer, code, shape, strides, self.stream(x), x)
+
+    def stream(self, x: Any) -> int:
+        """As in Kind: what the array says; without a word, the default stream."""
+        return x.__cuda_array_interface__.get("stream") or LEGACY_STREAM
+
+    def empty(self, like: Any, shape: Shape | None = None) -> Any:
+        """As in Kind."""
+        b = self.describe(like)
+        made = CudaArray.empty(b.dtype, b.shape if shape is None else shape, b.device, b.stream)
+        return self.give(made, like)
+
+    def wrap(self, memory: Any, like: Any) -> Any:
+        """As in Kind."""
+        return self.give(memory, like)
+
+    def give(self, result: CudaArray, like: Any) -> Any:
+        """A result as an array of `like`'s kind."""
+        namespace = getattr(like, "__array_namespace__", None)
+        return namespace().from_dlpack(result) if namespace else result
+
+
+class CudaDlpackKind(CudaKind):
+    """Arrays on GPUs that have DLPack only, which names no stream: the default one is taken."""
+
+    def describe(self, x: Any, in_place: bool = False) -> Buffer:
+        """As in CudaKind."""
+        if isinstance(x, CudaArray):  # a result, where x's library has no array-API namespace
+            return super().describe(x, in_place)
+        capsule = x.__dlpack__(stream=LEGACY_STREAM)
+        told = dlpack.read(capsule)
+        if told.dtype not in DTYPES:
+            raise TypeError(f"dtype {told.dtype} cannot be sent; supported: {', '.join(DTYPES)}")
+        code = DTYPES.index(told.dtype)
+        owner = (x, capsule)
+        return _buffer(x, told.pointer, code, told.shape, told.strides, LEGACY_STREAM, owner)
+
+    def stream(self, x: Any) -> int:
+        """As in Kind."""
+        return LEGACY_STREAM
+
+
+class DeviceKind(Kind):
+    """Arrays with DLPack or `__cuda_array_interface__`: each says itself where it lies."""
+
+    def __init__(self) -> None:
+        self._cpu, self._interface, self._dlpack = DlpackKind(), CudaKind(), CudaDlpackKind()
+
+    def _of(self, x: Any) -> Kind:
+        if hasattr(x, "__cuda_array_interface__"):
+            return self._interface
+        on_gpu = x.__dlpack_device__()[0] == dlpack.CUDA
+        return self._dlpack if on_gpu else self._cpu
+
+    def matches(self, x: Any) -> bool:
+        """As in Kind."""
+        return self._cpu.matches(x) or self._interface.matches(x)
+
+    def describe(self, x: Any, in_place: bool = False) -> Buffer:
+        """As in Kind."""
+        return self._of(x).describe(x, in_place)
+
+    def stream(self, x: Any) -> int:
+        """As in Kind."""
+        return self._of(x).stream(x)
+
+    def empty(self, like: Any, shape: Shape | None = None) -> Any:
+        """As in Kind."""
+        return self._of(like).empty(like, shape)
+
+    def wrap(self, memory: Any, like: Any) -> Any:
+        """As in Kind."""
+        return self._of(like).wrap(memory, like)
+
+
+def _buffer(
+    x: Any,
+    pointer: int,
+    code: int,
+    shape: Shape,
+    strides: Shape | None,
+    stream: int,
+    owner: object,
+) -> Buffer:
+    """`strides` in elements, None: contiguous."""
+    if strides is not None and not _contiguous(shape, strides):
+        raise ValueError(
+            f"an array on a GPU with strides {strides} is not contiguous: copy it with its own "
+            "library first"
+        )
+    address = address_or_empty(pointer, shape, f"a {type(x).__name__}")
+    return Buffer(address, code, shape, owner, _device(x, pointer), stream)
+
+
+def _device(x: Any, pointer: int) -> int:
+    """The CUDA device on which `x` lies; of an array without elements, if nobody says it, ours."""
+    if hasattr(x, "__dlpack_device__"):
+        return int(x.__dlpack_device__()[1])
+    return check_count(lib.farandole_device_of(pointer))
+
+
+def _contiguous(shape: Shape, strides: Shape) -> bool:
+    if 0 in shape:
+        return True
+    expected = 1
+    for length, step in zip(reversed(shape), reversed(strides), strict=True):
+        if length != 1 and step != expected:
+            return False
+        expected *= length
+    return True
+
+
+register(DeviceKind(), -1)  # before the buffer protocol

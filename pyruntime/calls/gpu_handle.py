@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handles of calls on GPUs: whoever waits goes on at launch, and its stream waits for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from farandole._library import check, lib
+from farandole.calls import leases
+from farandole.calls.handles import Handle
+from farandole.calls.leases import numbers_of
+
+__all__ = ["GpuHandle", "join_stream"]
+
+T = TypeVar("T")
+
+
+def join_stream(handles: Sequence[int], stream: int) -> None:
+    """What comes later in a CUDA stream sees the results of handles that were waited for.
+
+    Blocks nobody. Raises LibraryError where the device has failed.
+    """
+    numbers = numbers_of(handles)
+    check(lib.farandole_join_stream(numbers, len(numbers), stream))
+
+
+class GpuHandle(Handle[T]):
+    """As Handle; waiting blocks until launch only, then the caller's stream waits for the rest.
+
+    Buffers are kept until the GPU is done with them, which is later than waiting ends.
+    """
+
+    __slots__ = ("_joined", "_launched", "_stream")
+
+    def __init__(
+        self,
+        numbers: Any,
+        collect: Callable[[Any], T],
+        what: object,
+        timeout: float | None,
+        stream: Callable[[], int],
+    ) -> None:
+        """`stream` gives the one in which the caller works; the others as in Handle."""
+        super().__init__(numbers, collect, what, timeout)
+        self._stream = stream
+        self._launched: Any = None
+        self._joined = 0
+
+    def wait(self, timeout: float | None = None) -> T:
+        """As Handle.wait; a wait from another stream lets that one wait too."""
+        value = super().wait(timeout)
+        stream = self._stream()
+        if stream != self._joined and not self._lost():
+            unsettled = [n for n in self._launched if lib.farandole_settled(n) == 0]
+            if unsettled:
+                join_stream(unsettled, stream)
+        return value
+
+    def _settle(self, numbers: Any, failure: Exception | None) -> None:
+        if failure is None:
+            self._joined = self._stream()
+            join_stream(numbers, self._joined)
+            self._launched = numbers
+        super()._settle(numbers, failure)
+
+    def _let_go(self, numbers: Any, failure: Exception | None) -> None:
+        leases.drop(numbers, self._epoch)

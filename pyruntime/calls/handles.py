@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handles: what an asynchronous call gives back, and how callers wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any, Generic, TypeVar, cast
+
+from farandole._library import error, ffi, lib
+from farandole.arrays.buffers import Buffer, Memory, Shape
+from farandole.arrays.cuda_array import CudaArray
+from farandole.calls import leases
+from farandole.calls.leases import numbers_of
+from farandole.errors import ShutdownError, StallError
+
+__all__ = [
+    "Handle",
+    "OneHandle",
+    "explanation",
+    "is_absent",
+    "is_under_way",
+    "stall",
+    "take",
+    "value_of",
+    "wait_handles",
+    "wait_until",
+]
+
+T = TypeVar("T")
+R = TypeVar("R")
+_SLICE = 0.15  # seconds between looks at Python's signals: Ctrl-C works within 0.2 s
+_ANSWER_SECONDS = 1.0  # that the coordinator may take to say whom a call waits for
+_EXPLANATION_BYTES = 1 << 14
+_OK, _PENDING = lib.FARANDOLE_OK, lib.FARANDOLE_PENDING
+_finish = lib.farandole_finish
+_end_one, _epoch = leases.end_one, leases.epoch
+_making_locks = threading.RLock()  # of handles
+
+
+class Handle(Generic[T]):
+    """Work under way, and its result. Owns no memory: farandole.calls.leases does."""
+
+    __slots__ = (
+        "__weakref__",
+        "_collect",
+        "_epoch",
+        "_error",
+        "_lock",
+        "_numbers",
+        "_timeout",
+        "_value",
+        "_what",
+        "repeat",
+    )
+
+    def __init__(
+        self,
+        numbers: Any,
+        collect: Callable[[Any], T] | None,
+        what: object,
+        timeout: float | None = None,
+    ) -> None:
+        """`numbers`: those of the core; `collect` makes the result from them; `what` is, as text,
+        for errors; `timeout` (seconds) holds for waits that give none."""
+        self._numbers = numbers
+        self._collect = collect
+        self._what = what
+        self._timeout = timeout
+        self._epoch = _epoch()
+        self._lock: Any = None  # made by the first wait that needs it
+        self._error: Exception | None = None
+        self._value: T
+        self.repeat: Any = None  # how the call can be made again: a repeats.Repeat
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Blocks until done and returns the result.
+
+        Raises the error that the work ended with, or StallError after `timeout` seconds; after a
+        StallError the work goes on and may be waited for again.
+        """
+        limit = self._timeout if timeout is None else timeout
+        with self._one_at_a_time(limit):
+            numbers = self._numbers
+            if numbers is not None:
+                self._settle(numbers, self._lost() or _block(numbers, limit, str(self._what)))
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return self._value
+
+    @contextmanager
+    def _one_at_a_time(self, limit: float | None) -> Iterator[None]:
+        """Threads that wait for one handle queue up: the first gives the core's handle back."""
+        lock = self._lock
+        if lock is None:
+            with _making_locks:
+                lock = self._lock = self._lock or threading.RLock()
+        try:  # the handler of a signal may raise as soon as the lock is taken
+            if not lock.acquire(timeout=-1 if limit is None else max(limit, 0.0)):
+                raise stall(str(self._what), limit)
+            yield
+        finally:
+            if lock._is_owned():
+                lock.release()
+
+    def map(self, change: Callable[[T], R]) -> Handle[R]:
+        """This very handle, its result passed through `change`. Before anybody waits only."""
+        collect = self._collect
+        if collect is None:
+            value = self._value
+            collect = lambda _: value  # noqa: E731
+        changed = cast("Handle[R]", self)
+        changed._collect = lambda numbers: change(collect(numbers))
+        return changed
+
+    @property
+    def result(self) -> T:
+        """The result; waits for it."""
+        return self.wait()
+
+    def poll(self) -> bool:
+        """Whether the work is done or failed, without waiting."""
+        numbers = self._numbers
+        if numbers is None or self._lost():
+            return True
+        return all(lib.farandole_poll(n) != 0 for n in numbers)
+
+    def _lost(self) -> Exception | None:
+        if self._epoch == _epoch():
+            return None
+        return ShutdownError(f"{self._what} was under way at the last shutdown()")
+
+    def _settle(self, numbers: Any, failure: Exception | None) -> None:
+        if failure is None and self._collect is not None:
+            try:
+                self._value = self._collect(numbers)
+            except Exception as reason:  # a result is taken once: there is no second try
+                failure = reason
+        self._error = failure
+        self._let_go(numbers, failure)
+        self._numbers = self._collect = None
+
+    def _let_go(self, numbers: Any, failure: Exception | None) -> None:
+        """The core's handles go back; after a failure others of a group may be under way."""
+        if failure is None:
+            leases.end(numbers)
+        else:
+            leases.drop(numbers, self._epoch)
+
+    def __del__(self) -> None:
+        if getattr(self, "_numbers", None) is not None:
+            leases.drop(self._numbers, self._epoch)
+
+    def __repr__(self) -> str:
+        state = "under way" if self._numbers is not None else "failed" if self._error else "done"
+        return f"<Handle {self._what}: {state}>"
+
+
+class OneHandle(Handle[T]):
+    """A handle of one tensor whose result is known before: waiting takes one call of the core."""
+
+    __slots__ = ()
+
+    def __init__(self, number: int, value: T, what: object, timeout: float | None) -> None:
+        """`value` is the result; the others as in Handle."""
+        self._numbers = (number,)
+        self._collect = None
+        self._what = what
+        self._timeout = timeout
+        self._epoch = _epoch()
+        self._lock = self._error = None
+        self._value = value
+
+    def wait(self, timeout: float | None = None) -> T:
+        """As Handle.wait."""
+        numbers = self._numbers
+        plain = timeout is None and self._timeout is None and self._collect is None
+        mine = plain and numbers is not None and self._epoch == _epoch()
+        if mine and _finish(numbers[0], _SLICE) == _OK:  # in one thread at most
+            self._numbers = None
+            _end_one(numbers[0], None)
+            return self._value
+        return super().wait(timeout)
+
+    def _settle(self, numbers: Any, failure: Exception | None) -> None:
+        """As Handle._settle, unless the core has given the handle back: then all was well.
+
+        That happens in another thread's wait(), or in one that the handler of a signal ended.
+        """
+        here = failure is not None and self._epoch == _epoch()
+        if here and lib.farandole_settled(numbers[0]) == -lib.FARANDOLE_E_ARGUMENT:
+            _end_one(numbers[0], None)
+            failure = None
+        super()._settle(numbers, failure)
+
+
+def _block(numbers: Any, timeout: float | None, what: str) -> Exception | None:
+    """Waits for all: None, or what one failed with. Raises StallError when time is up."""
+    code = wait_until(numbers, None if timeout is None else monotonic() + timeout)
+    if code == _PENDING:
+        raise stall(what, timeout, explanation(numbers))
+    return None if code == _OK else error(code)
+
+
+def explanation(numbers: Any) -> str:
+    """Whom the first call still under way waits for, as the coordinator knows it."""
+    waiting = [number for number in numbers if is_under_way(number)]
+    if not waiting:
+        return ""
+    text = ffi.new("char[]", _EXPLANATION_BYTES)
+    length = lib.farandole_explain(waiting[0], _ANSWER_SECONDS, text, _EXPLANATION_BYTES)
+    return ffi.string(text).decode(errors="replace") if length > 0 else ""
+
+
+def stall(what: str, timeout: float | None, why: str = "") -> StallError:
+    """The error of a wait that took longer than `timeout` seconds; `why`: whom it waited for."""
+    why = why or "this rank has submitted it and waits for others"
+    error = StallError(
+        f"{what}: not done after {timeout:g} s; {why}\n  (the call may be waited for again)"
+    )
+    error.under_way = True
+    return error
+
+
+def wait_handles(handles: Sequence[int], timeout: float | None = None, what: str = "") -> None:
+    """Waits for core handles by number, all at once; releases none of them.
+
+    Raises what the first failed one ended with, or StallError after `timeout` seconds.
+    """
+    failure = _block(handles, timeout, what or f"{len(handles)} tensors")
+    if failure is not None:
+        raise failure
+
+
+def wait_until(handles: Any, deadline: float | None) -> int:
+    """Waits for core handles until `deadline` of time.monotonic(), None: for ever.
+
+    In slices that let signals through. Gives the core's code: FARANDOLE_OK, FARANDOLE_PENDING if
+    time is up, or that of a failure, for farandole._library.error(). Itself it raises nothing.
+    """
+    count = len(handles)
+    if count == 0:  # an empty group
+        return int(_OK)
+    numbers = numbers_of(handles)
+    wait = _SLICE
+    while True:
+        if deadline is not None:
+            wait = max(0.0, min(_SLICE, deadline - monotonic()))
+        code = int(lib.farandole_wait(numbers, count, wait))
+        if code != _PENDING or (deadline is not None and monotonic() >= deadline):
+            return code
+
+
+def is_under_way(number: int) -> bool:
+    """Whether this core handle is neither done nor failed."""
+    return bool(lib.farandole_poll(number) == 0)
+
+
+def _result(number: int) -> Any:
+    result = ffi.new("farandole_result*")
+    code = lib.farandole_result_of(number, result)
+    if code != _OK:
+        raise error(code)
+    return result
+
+
+def is_absent(number: int) -> bool:
+    """Whether nobody had a buffer for this finished handle: its output was not written."""
+    return bool(_result(number).absent)
+
+
+def value_of(number: int) -> int:
+    """A finished handle's number: join's last rank, or the id of a new process set."""
+    return int(_result(number).value)
+
+
+def take(number: int, buffer: Buffer, stream: int) -> tuple[Memory | CudaArray, Shape]:
+    """A finished handle's own memory, and the rows received from each member (alltoall).
+
+    `buffer`: the input; `stream`: in which a result on a GPU is read next.
+    """
+    result = _result(number)
+    shape = tuple(result.shape[0 : result.ndim])
+    received = tuple(result.received[0 : result.n_received])
+    pointer = lib.farandole_take(number)
+    if pointer == ffi.NULL:
+        raise error(lib.farandole_error_code())
+    if buffer.device >= 0:
+        return CudaArray.taken(pointer, buffer.dtype, shape, buffer.device, stream), received
+    return Memory(pointer, buffer.dtype, shape), received

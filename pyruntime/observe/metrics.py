@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the core counts: totals, distributions, and who kept the others waiting."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from farandole._library import check_count, ffi, lib, text
+from farandole.observe import flight
+from farandole.topology import is_initialized
+
+__all__ = ["Histogram", "Metrics", "ScalarWriter", "Straggler", "log_metrics", "metrics"]
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Values by magnitude: `counts[i]` of them are below 2**i and not in an earlier slot."""
+
+    count: int
+    sum: int
+    counts: tuple[int, ...]
+
+    @property
+    def mean(self) -> float:
+        """0 if there are no values."""
+        return self.sum / self.count if self.count else 0.0
+
+    def quantile(self, share: float) -> int:
+        """An upper bound, a power of two, of the smallest `share` (0 to 1) of the values."""
+        seen = 0
+        for i, count in enumerate(self.counts):
+            seen += count
+            if seen >= share * self.count:
+                return 1 << i
+        return 0
+
+    def __sub__(self, earlier: Histogram) -> Histogram:
+        """What came since `earlier`."""
+        old = earlier.counts + (0,) * (len(self.counts) - len(earlier.counts))
+        counts = tuple(new - was for new, was in zip(self.counts, old, strict=True))
+        return Histogram(self.count - earlier.count, self.sum - earlier.sum, counts)
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """How often a rank was the last of all to be ready, and how long after the first."""
+
+    times: int
+    seconds: float
+
+
+class Metrics(dict[str, int]):
+    """This rank's counters by name, since init().
+
+    tensors_submitted, tensors_done, tensors_failed; bytes_done; buckets_done; moving_ns (buckets
+    under way); late_times and late_ns (this rank was the last to be ready; as far as rank 0 is on
+    this host); sleeps; rescued_wakeups (0 in health).
+    """
+
+    # negotiation_ns: a tensor's submission to the decision. wait_ns: callers blocked. bucket_bytes.
+    # bandwidth_MBps: a bucket's bytes by its time from launch to end (algorithm bandwidth).
+    histograms: dict[str, Histogram]
+    stragglers: dict[
+        int, Straggler
+    ]  # by rank: those of this host; zeros where rank 0 is on another
+
+
+def _counters() -> dict[str, int]:
+    count = check_count(lib.farandole_counters(ffi.NULL, 0))
+    rows = ffi.new("farandole_counter[]", count)
+    check_count(lib.farandole_counters(rows, count))
+    return {text(row.name): int(row.value) for row in rows}
+
+
+def _histogram(found: dict[str, Any]) -> Histogram:
+    return Histogram(found["count"], found["sum"], tuple(found["slots"]))
+
+
+def metrics() -> Metrics:
+    """This rank's metrics. Before init() they are empty, apart from counters of the process."""
+    found = Metrics(_counters())
+    found.histograms, found.stragglers = {}, {}
+    if not is_initialized():
+        return found
+    page = flight.own_page()
+    found.update(page["counters"])
+    found["late_times"], found["late_ns"] = page["late"]["times"], page["late"]["ns"]
+    found.histograms = {name: _histogram(one) for name, one in page["histograms"].items()}
+    for other in flight.pages(-1, events=0):
+        late = other["late"]
+        found.stragglers[other["rank"]] = Straggler(late["times"], late["ns"] / 1e9)
+    return found
+
+
+class ScalarWriter(Protocol):
+    """What torch.utils.tensorboard.SummaryWriter has."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
+        """One point of one curve."""
+
+
+_last: tuple[int, float, Metrics] | None = None  # began_ns of its job, when, what
+
+
+def _since_last(now: float, current: Metrics) -> tuple[float, Metrics]:
+    """Seconds and metrics since the last call; since init() at first, or after another init()."""
+    global _last
+    page = flight.own_page()
+    previous, _last = _last, (page["began_ns"], now, current)
+    if previous is None or previous[0] != page["began_ns"]:
+        return (page["now_ns"] - page["began_ns"]) / 1e9, current
+    _, then, old = previous
+    fresh = Metrics({name: value - old.get(name, 0) for name, value in current.items()})
+    fresh.histograms = {
+        name: one - old.histograms[name] for name, one in current.histograms.items()
+    }
+    return now - then, fresh
+
+
+def log_metrics(writer: ScalarWriter, step: int, prefix: str = "farandole/") -> None:
+    """Writes what happened since the last call as TensorBoard scalars at `step`.
+
+    tensors_per_second, MB_per_second, waiting_share (0 to 1), bandwidth_MBps (mean over buckets),
+    negotiation_us and wait_us (means), late_times. Raises ShutdownError before init().
+    """
+    seconds, fresh = _since_last(time.monotonic(), metrics())
+    rates = {
+        "tensors_per_second": fresh["tensors_done"] / seconds,
+        "MB_per_second": fresh["bytes_done"] / seconds / 1e6,
+        "waiting_share": min(fresh.histograms["wait_ns"].sum / seconds / 1e9, 1.0),
+        "bandwidth_MBps": fresh.histograms["bandwidth_MBps"].mean,
+        "negotiation_us": fresh.histograms["negotiation_ns"].mean / 1e3,
+        "wait_us": fresh.histograms["wait_ns"].mean / 1e3,
+        "late_times": float(fresh["late_times"]),
+    }
+    for name, value in rates.items():
+        writer.add_scalar(prefix + name, value, step)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`farandole bench`, or `python -m farandole.tools.bench`: how fast the collectives are here."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import farandole
+from farandole.tools import bench_cases
+from farandole.tools.bench_cases import Case
+
+__all__ = ["add_arguments", "main", "run"]
+
+_EXAMPLES = """\
+examples:
+  mpirun -np 4 --bind-to none farandole bench
+  mpirun -np 4 --bind-to none farandole bench --sizes 4,64K,64M --peers zerocopy,gloo,mpi,limit
+  mpirun -np 2 --bind-to none farandole bench --collectives allgather --dtypes float16,int32
+  mpirun -np 2 --bind-to none farandole bench -b 1K -e 256M -f 2 --json out.json --plot out.png
+
+Columns: size is that of a rank's largest buffer; times are of one blocking call, the mean over the
+ranks; algbw = size / median; busbw is algbw times what the wires carry for each byte, as defined by
+nccl-tests; wrong counts elements, and any makes the command fail. Peers take turns in one run, so
+that their ratios hold on a noisy machine. zerocopy is farandole on memory of farandole.empty(),
+limit the sum in place by NumPy: what the memory allows. mpi and limit measure no 16-bit floats:
+they have none.
+"""
+
+
+def _names(known: Sequence[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        names = [name for name in text.split(",") if name]
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is not among {', '.join(known)}")
+        return list(dict.fromkeys(names))
+
+    return parse
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([KMG]?)", text, re.IGNORECASE)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: 4, 64K, 1M, 2G")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
+
+
+def _sizes(text: str) -> list[int]:
+    return [_size(part) for part in text.split(",")]
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
+        return int(text)
+
+    return parse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's options."""
+    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    collectives, dtypes = list(bench_cases.COLLECTIVES), list(bench_cases.DTYPES)
+    for option, known, usual in (
+        ("--collectives", collectives, "allreduce"),
+        ("--dtypes", dtypes, "float32"),
+    ):
+        add(option, type=_names(known), default=[usual], metavar="LIST", help=", ".join(known))
+    add("-b", "--begin", type=_size, default=4, metavar="SIZE", help="smallest (4)")
+    add("-e", "--end", type=_size, default=64 << 20, metavar="SIZE", help="largest (64M)")
+    add("-f", "--factor", type=_whole(2), default=8, metavar="N", help="from size to size (8)")
+    add("-s", "--sizes", type=_sizes, metavar="LIST", help="these instead, e.g. 4,64K,1M")
+    add("-n", "--calls", type=_whole(1), metavar="N", help="timed calls (6 to 1000, by size)")
+    peers = ["zerocopy", "gloo", "mpi", "limit"]
+    text = "measured beside farandole: " + ", ".join(peers)
+    add("--peers", type=_names(peers), default=[], metavar="LIST", help=text)
+    add("--json", type=Path, metavar="FILE", help="settings and rows as JSON")
+    add("--plot", type=Path, metavar="FILE", help="size against bandwidth; needs matplotlib")
+
+
+def _steps(begin: int, end: int, factor: int) -> list[int]:
+    sizes = [max(begin, 1)]
+    while sizes[-1] * factor <= end:
+        sizes.append(sizes[-1] * factor)
+    return sizes
+
+
+def _need(package: str, option: str) -> None:
+    """Ends the command before it has measured in vain."""
+    if importlib.util.find_spec(package) is None:
+        sys.exit(f"farandole bench {option} needs {package}: pip install {package}")
+
+
+def run(options: argparse.Namespace) -> int:
+    """How fast the collectives are here, beside others; fails where a result is wrong."""
+    from farandole.tools import bench_peers, bench_report, bench_timing
+
+    if options.plot is not None:
+        _need("matplotlib", "--plot")
+    if "gloo" in options.peers:
+        _need("torch", "--peers gloo")
+    farandole.init()
+    rank, size = farandole.rank(), farandole.size()
+    out = bench_report.console(rank, size)
+    peers = [bench_peers.PEERS[name]() for name in ("farandole", *options.peers)]
+    values = bench_report.settings()
+    bench_report.print_settings(out, values)
+    sizes = options.sizes or _steps(options.begin, options.end, options.factor)
+    cases = [
+        Case.of(collective, dtype, nbytes, rank, size)
+        for collective in options.collectives
+        for dtype in options.dtypes
+        for nbytes in sizes
+    ]
+    results = []
+    with bench_report.Table(out, len(cases)).shown() as table:
+        for case in dict.fromkeys(cases):
+            calls = options.calls or bench_timing.calls_for(case.nbytes)
+            results += (row := bench_timing.measure(case, peers, calls))
+            table.advance(row)
+    if rank == 0 and options.json is not None:
+        options.json.write_text(bench_report.as_json(values, results))
+    if rank == 0 and options.plot is not None:
+        bench_report.plot(options.plot, results)
+    wrong = sum(r.wrong for r in results)
+    out.print(f"# wrong: {wrong}")
+    for peer in peers:
+        peer.close()
+    farandole.shutdown()
+    return int(wrong > 0)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command on its own; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m farandole.tools.bench", description=run.__doc__
+    )
+    add_arguments(parser)
+    return run(parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who `farandole bench` measures: farandole itself, and what one could use in its place."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import farandole
+from farandole.tools.bench_cases import COLLECTIVES, DTYPES, Array, Case, Operand
+
+__all__ = ["PEERS", "Farandole", "Gloo", "Limit", "Mpi", "Peer", "ZeroCopy"]
+
+Run = Callable[[], Array]  # one call, blocking; gives its output
+
+
+class Peer(ABC):
+    """One implementation of the collectives, on all ranks of the job. Made on all ranks at once."""
+
+    name: str
+    dtypes: tuple[str, ...] = tuple(DTYPES)
+    collectives: tuple[str, ...] = tuple(COLLECTIVES)
+
+    def supports(self, case: Case) -> bool:
+        """Whether prepare() gives something for this case."""
+        return case.collective.name in self.collectives and case.dtype in self.dtypes
+
+    @abstractmethod
+    def prepare(self, x: Operand) -> Run:
+        """The operand's collective on its array; allreduce and broadcast are in place."""
+
+    def close(self) -> None:  # noqa: B027 (nothing to end is the common case)
+        """Ends it; collective."""
+
+
+class Farandole(Peer):
+    """The neutral calls."""
+
+    name = "farandole"
+
+    def prepare(self, x: Operand) -> Run:
+        """As in Peer."""
+        kind, array = x.case.collective.name, x.array
+        if x.case.dtype == "bfloat16":
+            return self._prepare(kind, _tensor(x), lambda y: _array(y))
+        return self._prepare(kind, array, lambda y: y)
+
+    def _prepare(self, kind: str, x: Any, output: Callable[[Any], Array]) -> Run:
+        runs: dict[str, Callable[[], Any]] = {
+            "allreduce": lambda: farandole.allreduce_(x, op=farandole.Sum),
+            "broadcast": lambda: farandole.broadcast_(x, 0),
+            "allgather": lambda: farandole.allgather(x),
+            "reducescatter": lambda: farandole.reducescatter(x, op=farandole.Sum),
+            "alltoall": lambda: farandole.alltoall(x),
+        }
+        run = runs[kind]
+        return lambda: output(run())
+
+
+class ZeroCopy(Farandole):
+    """The neutral calls on memory from farandole.empty(): nothing is copied to shared memory."""
+
+    name = "zerocopy"
+
+    def prepare(self, x: Operand) -> Run:
+        """As in Peer; the operand's array moves there."""
+        x.array = farandole.empty(x.array.size, x.array.dtype)
+        return super().prepare(x)
+
+
+class Mpi(Peer):
+    """Raw mpi4py on buffers, on the world's communicator."""
+
+    name = "mpi"
+    dtypes = ("uint8", "int8", "int32", "uint32", "int64", "uint64", "float32", "float64")
+
+    def prepare(self, x: Operand) -> Run:
+        """As in Peer."""
+        from mpi4py import MPI
+
+        world, array, case = MPI.COMM_WORLD, x.array, x.case
+        counts = {"allgather": case.count, "reducescatter": case.count // case.size}
+        out = np.empty(counts.get(case.collective.name, array.size), array.dtype)
+        runs: dict[str, tuple[Callable[[], Any], Array]] = {
+            "allreduce": (lambda: world.Allreduce(MPI.IN_PLACE, array, MPI.SUM), array),
+            "broadcast": (lambda: world.Bcast(array, 0), array),
+            "allgather": (lambda: world.Allgather(array, out), out),
+            "reducescatter": (lambda: world.Reduce_scatter_block(array, out, MPI.SUM), out),
+            "alltoall": (lambda: world.Alltoall(array, out), out),
+        }
+        run, result = runs[case.collective.name]
+
+        def call() -> Array:
+            run()
+            return result
+
+        return call
+
+
+class Gloo(Peer):
+    """torch.distributed with the gloo backend, one thread of torch."""
+
+    name = "gloo"
+    dtypes = ("uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+
+    def __init__(self) -> None:
+        """Joins or makes torch's default process group. ImportError without torch."""
+        import torch
+        import torch.distributed
+
+        torch.set_num_threads(1)
+        self._dist: Any = torch.distributed
+        self._mine = not self._dist.is_initialized()
+        if self._mine:
+            self._join(farandole.rank(), farandole.size(), farandole.cross_size() == 1)
+
+    def _join(self, rank: int, size: int, one_host: bool) -> None:
+        """Meets the others at a port that rank 0 has got; on one host over the loopback."""
+        if one_host:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        host = "127.0.0.1" if one_host else socket.gethostname()
+        tcp = self._dist.TCPStore
+        store = tcp(host, 0, size, True, wait_for_workers=False) if rank == 0 else None
+        address = farandole.broadcast_object((host, store.port if store else 0), 0)
+        store = store or tcp(*address, size)
+        self._dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+
+    def prepare(self, x: Operand) -> Run:
+        """As in Peer."""
+        dist, tensor, case = self._dist, _tensor(x), x.case
+        counts = {"allgather": case.count, "reducescatter": case.count // case.size}
+        out = tensor.new_empty(counts.get(case.collective.name, tensor.numel()))
+        gather = self._call("all_gather_single", "all_gather_into_tensor")
+        scatter = self._call("reduce_scatter_single", "reduce_scatter_tensor")
+        runs: dict[str, tuple[Callable[[], Any], Any]] = {
+            "allreduce": (lambda: dist.all_reduce(tensor), tensor),
+            "broadcast": (lambda: dist.broadcast(tensor, 0), tensor),
+            "allgather": (lambda: gather(out, tensor), out),
+            "reducescatter": (lambda: scatter(out, tensor), out),
+            "alltoall": (lambda: dist.all_to_all_single(out, tensor), out),
+        }
+        run, result = runs[case.collective.name]
+
+        def call() -> Array:
+            run()
+            return _array(result)
+
+        return call
+
+    def _call(self, name: str, before: str) -> Callable[[Any, Any], Any]:
+        """A function by its name, or by the one that it had before torch 2.13."""
+        call: Callable[[Any, Any], Any] = getattr(self._dist, name, None) or getattr(
+            self._dist, before
+        )
+        return call
+
+    def close(self) -> None:
+        """As in Peer."""
+        if self._mine:
+            self._dist.destroy_process_group()
+
+
+class Limit(Peer):
+    """The memory's limit: NumPy sums stripes in place, in memory that all ranks of the host map.
+
+    No bytes need to be carried there; what a runtime adds to it is the price of private memory.
+    """
+
+    name = "limit"
+    collectives = ("allreduce",)
+    dtypes = Mpi.dtypes
+    _BLOCK = 1 << 16  # bytes that stay in cache between the sum and its copies
+
+    def supports(self, case: Case) -> bool:
+        """As in Peer; one host only."""
+        return farandole.cross_size() == 1 and super().supports(case)
+
+    def prepare(self, x: Operand) -> Run:
+        """As in Peer; the operand's array moves into the shared memory."""
+        from mpi4py import MPI
+
+        world, rank, size = MPI.COMM_WORLD, x.case.rank, x.case.size
+        stride = -(-x.array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        memory = _mapped_by_all(rank, stride * size)
+        arrays = [
+            np.frombuffer(memory, x.array.dtype, x.array.size, r * stride) for r in range(size)
+        ]
+        x.array = arrays[rank]
+        step = self._BLOCK // x.array.itemsize
+        first, last = (x.array.size * r // size for r in (rank, rank + 1))
+
+        def call() -> Array:
+            world.Barrier()
+            for start in range(first, last, step):
+                blocks = [a[start : min(start + step, last)] for a in arrays]
+                for block in blocks[1:]:
+                    np.add(blocks[0], block, out=blocks[0])
+                for block in blocks[1:]:
+                    block[:] = blocks[0]
+            world.Barrier()
+            return arrays[rank]
+
+        return call
+
+
+def _mapped_by_all(rank: int, nbytes: int) -> mmap.mmap:
+    """Memory that all ranks of the host map, and that goes with the last of them. Collective."""
+    own = os.memfd_create("farandole-bench") if rank == 0 else -1
+    if rank == 0:
+        os.ftruncate(own, nbytes)
+    pid, number = farandole.broadcast_object((os.getpid(), own), 0)
+    shared = own if rank == 0 else os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
+    memory = mmap.mmap(shared, nbytes)
+    farandole.barrier()
+    os.close(shared)
+    return memory
+
+
+PEERS: dict[str, Callable[[], Peer]] = {p.name: p for p in (Farandole, ZeroCopy, Gloo, Mpi, Limit)}
+
+
+def _tensor(x: Operand) -> Any:
+    """The operand's memory as a torch tensor. ImportError without torch."""
+    import torch
+
+    if x.case.dtype == "bfloat16":
+        return torch.from_numpy(x.array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x.array)
+
+
+def _array(tensor: Any) -> Array:
+    """A torch tensor's memory; bfloat16 as in Operand."""
+    import torch
+
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.int16)
+        return np.asarray(tensor.numpy().view(np.uint16))
+    return np.asarray(tensor.numpy())

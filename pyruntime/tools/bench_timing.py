@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How `farandole bench` measures: peers in turn, every batch of calls checked."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+import farandole
+from farandole.tools.bench_cases import Array, Case, Operand, calls_between_fills
+from farandole.tools.bench_peers import Peer, Run
+
+__all__ = ["Result", "calls_for", "everywhere", "measure", "timed"]
+
+Seconds = np.ndarray[Any, np.dtype[np.float64]]
+_FEWEST, _MOST = 6, 1000
+_BYTES = 5e8  # reduced in all by the calls of one case, as far as the number of calls allows
+_ROUNDS = 3  # at least so many turns of each peer
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one peer did in one case. Times are seconds of a call, the mean over the ranks."""
+
+    case: Case
+    peer: str
+    seconds: Seconds  # ascending
+    wrong: int  # elements, all ranks and batches together
+
+    @property
+    def minimum(self) -> float:
+        """The fastest call."""
+        return float(self.seconds[0])
+
+    @property
+    def median(self) -> float:
+        """The call in the middle."""
+        return float(np.median(self.seconds))
+
+    @property
+    def p99(self) -> float:
+        """99 of 100 calls were faster."""
+        return float(np.quantile(self.seconds, 0.99))
+
+    @property
+    def algbw(self) -> float:
+        """Bytes per second by the median."""
+        return self.case.nbytes / self.median
+
+    @property
+    def busbw(self) -> float:
+        """What the wires carry, to compare different numbers of ranks: nccl-tests' definition."""
+        return self.algbw * self.case.collective.bus(self.case.size)
+
+
+def calls_for(nbytes: int) -> int:
+    """How many calls of this size give a steady median in bearable time."""
+    return int(min(_MOST, max(_FEWEST, _BYTES / max(nbytes, 1))))
+
+
+def measure(case: Case, peers: Sequence[Peer], calls: int) -> list[Result]:
+    """At least `calls` timed calls of each peer that supports the case, in turn; collective."""
+    peers = [peer for peer in peers if peer.supports(case)]
+    operands = [Operand(case) for _ in peers]
+    runs = [peer.prepare(x) for peer, x in zip(peers, operands, strict=True)]
+    batch = min(calls_between_fills(case), 1 + -(-calls // _ROUNDS))
+    times: list[list[float]] = [[] for _ in peers]
+    wrong = [0] * len(peers)
+    turn = 0
+    while peers and len(times[-1]) < calls:
+        for i in (*range(turn, len(peers)), *range(turn)):
+            operands[i].fill()
+            seconds, output = timed(runs[i], batch)
+            times[i] += seconds
+            wrong[i] += operands[i].wrong(output, batch)
+        turn = (turn + 1) % len(peers)
+    del runs
+    return [
+        Result(case, peer.name, np.sort(everywhere(t).mean(axis=0)), int(everywhere([w]).sum()))
+        for peer, t, w in zip(peers, times, wrong, strict=True)
+    ]
+
+
+def timed(run: Run, calls: int, meet: Callable[[], None] = farandole.barrier) -> Any:
+    """(seconds of each call but the first, the last output). The first lets the ranks line up."""
+    seconds = []
+    gc.collect()
+    gc.disable()
+    meet()
+    output: Array = run()
+    for _ in range(calls - 1):
+        start = perf_counter()
+        output = run()
+        seconds.append(perf_counter() - start)
+    gc.enable()
+    return seconds, output
+
+
+def everywhere(values: Sequence[float]) -> Seconds:
+    """All ranks' values, a row for each; collective."""
+    return np.asarray(farandole.allgather(np.array([values], np.float64)))

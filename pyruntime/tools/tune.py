@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`farandole tune`: which job-wide settings this machine likes best."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import farandole
+from farandole.tools.tune_search import KNOBS, Found, Setting, search
+
+__all__ = ["add_arguments", "file_text", "run", "usual_path"]
+
+_EXAMPLES = """\
+examples:
+  mpirun -np 4 --bind-to none farandole tune              # as many ranks as the jobs will have
+  mpirun -np 4 --bind-to none farandole tune --seconds 30 --output tuning.conf
+
+Candidates take turns with the defaults in one job; the slower half drops out, round by round, and
+the best must win once more against the defaults. farandole.init() reads the file that is written:
+FARANDOLE_TUNING names it, else it is looked for in the configuration directory. Variables of the
+environment hold against it, and rank 0's values hold for all ranks. Tune on an idle machine.
+"""
+
+
+def usual_path() -> Path:
+    """Where init() looks for a file that FARANDOLE_TUNING does not name."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(folder) / "farandole" / "tuning.conf"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's options."""
+    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--seconds", type=float, default=60.0, metavar="S", help="how long to search (60)")
+    text = f"the file to write ({usual_path()})"
+    add("--output", type=Path, default=usual_path(), metavar="FILE", help=text)
+    text = "settings must be so much faster than the defaults to be written (0.03)"
+    add("--least-gain", type=float, default=0.03, metavar="PART", help=text)
+    add("--dry-run", action="store_true", help="write nothing")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Finds block size, staging depth and fusion threshold for this machine, and keeps them."""
+    from farandole.tools import bench_report
+
+    farandole.init()
+    rank, size = farandole.rank(), farandole.size()
+    if size == 1:
+        farandole.shutdown()
+        print(
+            "farandole tune: one rank has nothing to tune; start as many as your jobs have: "
+            "mpirun -np 4 --bind-to none farandole tune",
+            file=sys.stderr,
+        )
+        return 2
+    out = bench_report.console(rank, size)
+    bench_report.print_settings(out, bench_report.settings())
+    farandole.shutdown()
+    found = search(options.seconds, out)
+    out.print(_verdict(found, options.least_gain), soft_wrap=True)
+    if rank == 0 and not options.dry_run:
+        kept = found.settings if found.gain >= options.least_gain else ()
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(file_text(kept, found, size))
+        out.print(f"written: {options.output}", soft_wrap=True)
+    return 0
+
+
+def _verdict(found: Found, least: float) -> str:
+    if found.gain < least:
+        return f"The defaults are good here: nothing gained more than {100 * least:.0f} %."
+    words = ", ".join(f"{s.name}={s.value}" for s in found.settings)
+    return f"{words}: {100 * found.gain:.0f} % faster than the defaults."
+
+
+def file_text(settings: Sequence[Setting], found: Found, ranks: int) -> str:
+    """The file's lines, with how they came about as comments."""
+    today = datetime.datetime.now(datetime.timezone.utc).date()
+    lines = [
+        f"# farandole {importlib.metadata.version('farandole')} tune, {today}: {ranks} ranks on "
+        f"{os.cpu_count()} cores, {platform.machine()}",
+    ]
+    if settings:
+        lines += [f"# {100 * found.gain:.0f} % faster than the defaults"]
+        lines += [f"{setting.name} = {setting.value}" for setting in settings]
+    else:
+        names = ", ".join(setting.name for setting in KNOBS)
+        lines += [f"# the defaults of {names} are as good as any"]
+    return "\n".join([*lines, ""])

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How `farandole tune` searches: candidates in turns, the slower half drops out."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import monotonic, perf_counter
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+import farandole
+from farandole.tools.bench_timing import everywhere
+
+__all__ = ["KNOBS", "Found", "Setting", "search"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One variable and the value that it is tried with."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One variable and what is tried."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+KNOBS = (
+    Knob("FARANDOLE_BLOCK_BYTES", ("128K", "256K", "512K", "1M", "2M")),
+    Knob("FARANDOLE_STAGING_SLOTS", ("2", "4", "8")),
+    Knob("FARANDOLE_FUSION_THRESHOLD", ("4M", "16M", "32M", "64M", "128M")),
+)
+_FEWEST = 3  # turns of a candidate before it may drop out
+_MOST = 25  # turns of one round
+# What is timed: one large call, one of a megabyte, and gradients: many tensors at once. In bytes.
+_LARGE, _MIDDLE, _GRADIENT = 16 << 20, 1 << 20, 256 << 10
+_GRADIENTS = 160  # tensors
+
+
+@dataclass
+class Candidate:
+    """Settings, and what each turn took: a multiple of the defaults' time in that turn."""
+
+    settings: tuple[Setting, ...]
+    ratios: list[float] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float:
+        """Its time over that of the defaults: 0.9 is 10 % faster."""
+        return float(np.median(self.ratios)) if self.ratios else 1.0
+
+    def __str__(self) -> str:
+        return ", ".join(f"{s.name}={s.value}" for s in self.settings)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best settings (none: the defaults), and the part of the time that they save."""
+
+    settings: tuple[Setting, ...]
+    gain: float
+
+
+def search(seconds: float, out: Console) -> Found:
+    """Block size and staging depth together, then the fusion threshold, then the best against the
+    defaults. Collective; farandole must not be up. All ranks get the same answer."""
+    blocks, slots, fusion = KNOBS
+    pairs = itertools.product(blocks.values, slots.values)
+    stages: list[list[tuple[Setting, ...]]] = [
+        [(Setting(blocks.name, b), Setting(slots.name, s)) for b, s in pairs],
+        [(Setting(fusion.name, f),) for f in fusion.values],
+    ]
+    base: tuple[Setting, ...] = ()
+    with Progress(console=out, transient=True, disable=not out.is_terminal) as progress:
+        bar = progress.add_task("tuning", total=3)
+        for stage, share in zip(stages, (0.5, 0.25), strict=True):
+            candidates = [Candidate((*base, *settings)) for settings in stage]
+            best = _halving(candidates, seconds * share, out)
+            base = best.settings if best.ratio < 1 else base
+            progress.advance(bar)
+        final = Candidate(base)
+        if base:
+            _turns([final], seconds * 0.25, _MOST)
+            out.print(
+                f"once more, against the defaults: {final}: {final.ratio:.3f}", soft_wrap=True
+            )
+    return Found(base, 1 - final.ratio) if base else Found((), 0.0)
+
+
+def _halving(candidates: Sequence[Candidate], seconds: float, out: Console) -> Candidate:
+    """Rounds of turns; after each the better half stays. Prints what was tried."""
+    rounds = max(1, int(np.ceil(np.log2(len(candidates)))))
+    left = list(candidates)
+    for _ in range(rounds):
+        _turns(left, seconds / rounds, _MOST)
+        left.sort(key=lambda c: c.ratio)
+        left = left[: max(1, len(left) // 2)]
+    table = Table("settings", "time / defaults'", "turns")
+    for candidate in sorted(candidates, key=lambda c: (-len(c.ratios), c.ratio)):
+        style = "bold" if candidate is left[0] else ""
+        cells = (str(candidate), f"{candidate.ratio:.3f}", str(len(candidate.ratios)))
+        table.add_row(*cells, style=style)
+    out.print(table)
+    return left[0]
+
+
+def _turns(candidates: Sequence[Candidate], seconds: float, most: int) -> None:
+    """Each candidate beside the defaults, turn by turn, while there is time; collective."""
+    deadline = monotonic() + seconds
+    for turn in range(most):
+        for candidate in candidates:
+            order = [(), candidate.settings]
+            times = {settings: _measure(settings) for settings in order[:: 1 if turn % 2 else -1]}
+            ratios = times[candidate.settings] / times[()]
+            candidate.ratios.append(float(np.exp(np.mean(np.log(ratios)))))
+        if turn + 1 >= _FEWEST and _over(deadline):
+            return
+
+
+def _over(deadline: float) -> bool:
+    """Whether time is up, by rank 0's clock."""
+    farandole.init()
+    over = farandole.broadcast_object(monotonic() > deadline, 0)
+    farandole.shutdown()
+    return bool(over)
+
+
+# ---- one measurement
+
+
+@contextmanager
+def _in_force(settings: Sequence[Setting]) -> Iterator[None]:
+    """A job with these settings and the defaults of all others that are searched."""
+    names = {knob.name for knob in KNOBS} | {"FARANDOLE_TUNING", "HOROVOD_FUSION_THRESHOLD"}
+    before = {name: os.environ.pop(name, None) for name in names}
+    os.environ["FARANDOLE_TUNING"] = "none"
+    os.environ.update({s.name: s.value for s in settings})
+    try:
+        farandole.init()
+        yield
+    finally:
+        farandole.shutdown()
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _measure(settings: Sequence[Setting]) -> Any:
+    """Seconds of each workload: the median of a few calls, the slowest rank's. Collective."""
+    with _in_force(settings):
+        rank, size = farandole.rank(), farandole.size()
+        large, middle = (np.full(n // 4, rank + 1, np.float32) for n in (_LARGE, _MIDDLE))
+        small = [np.full(_GRADIENT // 4, rank + 1, np.float32) for _ in range(_GRADIENTS)]
+        names = [f"tune.{i}" for i in range(_GRADIENTS)]
+
+        def one(x: Any) -> None:
+            farandole.allreduce_(x, op=farandole.Average)
+
+        def many() -> None:
+            for handle in [
+                farandole.allreduce_async_(x, op=farandole.Average, name=name)
+                for x, name in zip(small, names, strict=True)
+            ]:
+                handle.wait()
+
+        found = [_median(lambda: one(large), 5), _median(lambda: one(middle), 15), _median(many, 5)]
+        if any(np.any(x != (size + 1) / 2) for x in (large, middle, *small)):
+            raise farandole.FarandoleError(f"wrong results with {settings}: please report this")
+        return everywhere(found).max(axis=0)
+
+
+def _median(call: Callable[[], None], times: int) -> float:
+    """Seconds; the first call lets the ranks line up."""
+    call()
+    seconds = []
+    for _ in range(times):
+        start = perf_counter()
+        call()
+        seconds.append(perf_counter() - start)
+    return float(np.median(seconds))
