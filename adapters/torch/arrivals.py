@@ -111,6 +111,7 @@ class Arrivals:
             for gradient, number in zip(gradients, numbers, strict=True):
                 if number:
                     gradient.handle, gradient.wire, gradient.fresh = number, gradient.unsent, None
+                    gradient.plain = gradient.sent_version is None and gradient.set_aside is None
                     self._reducer.round.sent.append(gradient)
 
     def _is_plain(

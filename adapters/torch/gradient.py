@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
+from operator import attrgetter
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Gradient"]
 
+_wire, _parameter = attrgetter("wire"), attrgetter("parameter")
+_set_grad: Any = torch._C.TensorBase.grad.__set__  # type: ignore[union-attr]
 _NOT_KEPT = 2  # references to a PendingGrad: the gradient's own, and the question's
 
 
@@ -34,14 +39,14 @@ class Gradient:
 
     Meanwhile `.grad` is a PendingGrad: neither the user nor autograd can touch memory that is
     being reduced. What arrives again is kept apart (`late`), and so is what was reduced before
-    (`_base`): a sum would count it once per rank.
+    (`set_aside`): a sum would count it once per rank.
     """
 
     __slots__ = (
-        *("__weakref__", "_base", "_base_divisor", "_divisor", "fresh", "_graphed"),
+        *("__weakref__", "set_aside", "_base_divisor", "_divisor", "fresh", "_graphed"),
         *("_hooks", "pending", "sent_version", "shown", "_sum", "unsent", "absent"),
         *("delivered", "encoding", "handle", "input", "late", "left", "lost", "name"),
-        *("parameter", "place", "reducer", "sparse_dim", "wire"),
+        *("parameter", "place", "plain", "reducer", "sparse_dim", "wire"),
     )
 
     def __init__(self, reducer: Reducer, parameter: Tensor, name: str, encoding: Encoding) -> None:
@@ -63,8 +68,9 @@ class Gradient:
         self.wire: Tensor | None = None  # on the wire; the result comes into it
         self.input: Tensor | None = None  # what is sent, where that is another tensor
         self.sent_version: int | None = None  # of the wire, where the user may have it at hand
+        self.plain = False  # sent as it was, into memory of its own, with nothing set aside
         self.late: Tensor | None = None  # arrived again after it was sent
-        self._base: Tensor | None = None  # reduced before: the result is added to it
+        self.set_aside: Tensor | None = None  # reduced before: the result is added to it
         self._sum: Tensor | None = None  # of base and result, until it is delivered
         self._graphed: Tensor | None = None  # a CUDA graph writes here, and nobody hears of it
         self._divisor = self._base_divisor = 1  # of what is sent, or was: see Passes
@@ -93,7 +99,7 @@ class Gradient:
         grad = self.parameter.grad
         if self.handle is None:
             if grad is None:  # a fresh start, or reset by the user
-                self._base = None
+                self.set_aside = None
                 self.fresh = True
                 return
             if grad is self.pending:  # it waits to be sent
@@ -102,7 +108,7 @@ class Gradient:
                 return
             self.fresh = self.delivered.holds(grad, self.reducer.turn)
             if self.fresh:
-                self._base, self._base_divisor = grad, self._divisor
+                self.set_aside, self._base_divisor = grad, self._divisor
                 self.parameter.grad = None
         elif grad is not self.shown:  # model.zero_grad(): a new round begins
             self.reducer.drop()
@@ -140,7 +146,7 @@ class Gradient:
                 self.unsent = parameter.grad
             else:
                 self.late = parameter.grad
-            reducer.regular = False
+            reducer.regular = self.plain = False
             self._show()
         elif not reducer.passes.holding:
             self.left -= 1
@@ -200,12 +206,12 @@ class Gradient:
 
         Gives the address where it comes, 0: where it would have come anyhow.
         """
-        if self._base is not None:
-            self._base = place.vacate(self._base)
+        if self.set_aside is not None:
+            self.set_aside = place.vacate(self.set_aside)
         grad = self.wire
         if grad is None or grad is not self.unsent or place.holds(grad) or grad is self._graphed:
             return 0
-        if self._base is place.tensor or not place.fits(grad):
+        if self.set_aside is place.tensor or not place.fits(grad):
             return 0
         tensor = place.ready(grad)
         if place.at == NOWHERE:  # torch makes the next gradient in the memory that is free then
@@ -226,7 +232,7 @@ class Gradient:
             return
         self.shown = grad
         if keep:
-            self._base, self._base_divisor = grad, self._divisor
+            self.set_aside, self._base_divisor = grad, self._divisor
         self._send_nothing(keep)
 
     def _send_without(self, grad: Tensor) -> None:
@@ -255,37 +261,18 @@ class Gradient:
 
     # ---- settling: each of these may run again where an exception of a signal handler ended it
 
-    def settle(self, keep: bool, divisor: int, intact: bool) -> str | None:
-        """Takes the finished result into `.grad`; `divisor` is the reducer's, `intact` says that
-        the user has not just reset anything.
+    def settle(self, keep: bool) -> str | None:
+        """Takes the finished result into `.grad`.
 
         Not `keep`: the round is dropped; what was reset or not sent stays as it is. Returns a
         complaint where somebody wrote into the gradient while it was reduced.
         """
-        wire = self.wire
-        alone = wire is not None and wire is self.unsent and self._base is None
-        if not alone or self.late is not None or self._divisor != divisor:
-            return self._settle_rest(keep)
-        if not intact and self.is_reset():
-            return self._settle_rest(keep)
-        assert wire is not None
-        self.parameter.grad = wire
-        version = self.sent_version
-        complaint = None if version is None else complaint_of(self, self.reducer.round.sent)
-        if wire is self._graphed or getrefcount(self.pending) > _NOT_KEPT:
-            self._deliver(wire)
-        else:
-            self.delivered.note(wire, self.reducer.turn)
-        self.handle = self.wire = self.unsent = self.sent_version = self.shown = None
-        return complaint
-
-    def _settle_rest(self, keep: bool) -> str | None:
-        complaint = self._settle_otherwise(self.parameter.grad, keep)
+        complaint = self._settle(self.parameter.grad, keep)
         self._divisor = self.reducer.passes.divisor
         self._leave_round()
         return complaint
 
-    def _deliver(self, grad: Tensor) -> None:
+    def deliver(self, grad: Tensor) -> None:
         """`grad` has become `.grad`."""
         self.delivered.note(None if grad is self._graphed else grad, self.reducer.turn)
         self.shown = None
@@ -296,14 +283,13 @@ class Gradient:
         """It has waited; where it has been reset, there is nothing to wait for."""
         if grad is not self.shown:
             self.pending = self.pending.part_with(None)
-            self._base = None
+            self.set_aside = None
             return
         self.parameter.grad = self.unsent
         if not is_absent(self.handle or 0):  # dense on other ranks
-            self._base = self._total()
+            self.set_aside = self._total()
 
-    def _settle_otherwise(self, grad: Tensor | None, keep: bool) -> str | None:
-        """Nothing sent, set aside, encoded, arrived again, or reset."""
+    def _settle(self, grad: Tensor | None, keep: bool) -> str | None:
         if self.sparse_dim:
             self._settle_without(grad)
             return None
@@ -313,12 +299,12 @@ class Gradient:
             self.shown = None
             if getrefcount(self.pending) > _NOT_KEPT:  # the user has kept what was sent
                 self.pending = self.pending.part_with(None if self.absent else self._total())
-            self._base = None
+            self.set_aside = None
             return spoiled_text(self.name, "replaced") if grad is not None and keep else None
         complaint = complaint_of(self, self.reducer.round.sent)
         total = self._total()
         if self.late is not None:
-            self.parameter.grad, self._base = self.late, total
+            self.parameter.grad, self.set_aside = self.late, total
             self._base_divisor = self.reducer.passes.divisor
             self.delivered.note(None, self.reducer.turn)
             self.reducer.again = True
@@ -326,24 +312,27 @@ class Gradient:
         if grad is not total:
             self.parameter.grad = total
         if total is not None:
-            self._deliver(total)
-        self._base = None
+            self.deliver(total)
+        self.set_aside = None
         return complaint
 
     def _total(self) -> Tensor | None:
         """Base and result in their final form: in the base, else in the gradient that was sent."""
-        base, place, nothing = self._base, self.place, self.absent and is_absent(self.handle or 0)
+        base, place = self.set_aside, self.place
+        nothing = self.absent and is_absent(self.handle or 0)
         if self._sum is None:
             divisor = self.reducer.passes.divisor
-            if base is not None and self.delivered.turn == self.reducer.turn:
-                base = base * (self._base_divisor / divisor) if self.reducer.passes.mean else base
+            in_step = self.delivered.turn == self.reducer.turn
+            if base is not None and in_step and self._base_divisor != divisor:
+                base = base * (self._base_divisor / divisor)
             if not nothing:
                 assert self.wire is not None
                 result = self.encoding.decode(self.wire, self.handle or 0)
-                result = result * (self._divisor / divisor) if self.reducer.passes.mean else result
+                if self._divisor != divisor:
+                    result = result * (self._divisor / divisor)
                 base = result if base is None else base + result
             self._sum = base
-        total, into = self._sum, self._base
+        total, into = self._sum, self.set_aside
         if into is None and not (self.absent or self.late is not None or self.input is not None):
             into = self.unsent
         elif into is not None and place is not None and self.wire is place.tensor:
@@ -355,8 +344,8 @@ class Gradient:
     def _leave_round(self) -> None:
         self.absent, self.sparse_dim = False, 0
         self.wire = self.unsent = self.input = self.late = self._sum = self.shown = None
-        self.sent_version = None
-        self.handle = None
+        self.sent_version = self.handle = None
+        self.plain = False
 
     def forget(self) -> None:
         """Leaves the round without a result: the reduction has failed."""
@@ -365,13 +354,13 @@ class Gradient:
         if self.parameter.grad is self.pending:
             self.parameter.grad = None
         self.pending = self.pending.part_with(None)
-        self._base = None
+        self.set_aside = None
         self._leave_round()
 
     def restore(self) -> None:
         """What was set aside becomes `.grad` again, for zero_grad to reset."""
-        if self._base is not None:
-            self.parameter.grad, self._base = self._base, None
+        if self.set_aside is not None:
+            self.parameter.grad, self.set_aside = self.set_aside, None
 
     # ---- what others ask
 
@@ -388,5 +377,17 @@ class Gradient:
 
     def divisors(self) -> tuple[int, int]:
         """Of what it has sent, and of what was reduced before in this step; 0: nothing."""
-        base = self._base is not None and self.delivered.turn == self.reducer.turn
+        base = self.set_aside is not None and self.delivered.turn == self.reducer.turn
         return 0 if self.absent else self._divisor, self._base_divisor if base else 0
+
+
+def settle_plain(gradients: Sequence[Gradient]) -> list[Gradient]:
+    """Settles those that are `plain`, quickly; gives the others. Nobody may have reset any."""
+    plain = [gradient for gradient in gradients if gradient.plain]
+    wires = [*map(_wire, plain)]
+    deque(map(_set_grad, map(_parameter, plain), wires), 0)
+    for gradient, wire in zip(plain, wires, strict=True):
+        gradient.deliver(wire)
+        gradient.plain = False
+        gradient.handle = gradient.wire = gradient.unsent = None
+    return [gradient for gradient in gradients if gradient.handle is not None]

@@ -22,7 +22,7 @@ from farandole.torch.aliases import twins_text
 from farandole.torch.arrivals import Arrivals
 from farandole.torch.bucket_view import lay_out
 from farandole.torch.encoding import Encoding
-from farandole.torch.gradient import Gradient
+from farandole.torch.gradient import Gradient, settle_plain
 from farandole.torch.passes import Passes, fingerprint
 from farandole.torch.settings import Settings
 
@@ -293,10 +293,11 @@ class Reducer:
         if cuda.in_use():
             cuda.join([g.handle for g in current.sent if g.handle is not None], current.sent)
         self.again = heard.late > 0 or heard.sparse > 0
+        rest = [g for g in current.sent if g.handle is not None]
+        if intact:
+            rest = settle_plain(rest)
         with torch.no_grad():
-            divisor = self.passes.divisor
-            sent = [g for g in current.sent if g.handle is not None]
-            settled = [g.settle(keep, divisor, intact) for g in sent]
+            settled = [g.settle(keep) for g in rest]
         if heard.sparse:  # one of them; the next round is about the others
             self.gradients[heard.sparse >> 8].gather(heard.sparse & 0xFF)
         complaints = [text for text in settled if text is not None]

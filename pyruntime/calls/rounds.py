@@ -8,7 +8,6 @@ here", every rank says the closing word, and the round ends when all of them are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 from time import monotonic
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -22,7 +21,6 @@ from farandole.errors import StallError
 __all__ = ["NEVER", "Limit", "Member", "Round"]
 
 _MOST_NAMES = 4  # of members, in an error's text
-_handle = attrgetter("handle")
 
 
 class Member(Protocol):
@@ -89,8 +87,7 @@ class Round(Generic[M]):
         assert self._word is not None
         if self._word.handle is None:
             self._word.send(statement)
-        handles = [handle for handle in map(_handle, self.sent) if handle is not None]
-        self._handles = leases.numbers_of(handles)
+        self._handles = leases.numbers_of([m.handle for m in self.sent if m.handle is not None])
         self.dropping, self.closed = bool(statement.dropped), True
 
     def hear(self, limit: Limit) -> Exception | Statement:
