@@ -18,7 +18,7 @@ import numpy as np
 
 from farandole import adasum_gpu, ops
 from farandole._library import check, ffi, lib
-from farandole.arrays.buffers import DTYPES, Buffer
+from farandole.arrays.buffers import DTYPES, Buffer, dtype_of
 from farandole.arrays.cuda_array import CudaArray
 from farandole.calls.handles import Handle, stall
 from farandole.calls.requests import Call, Op, count_unnamed, submit
@@ -254,8 +254,7 @@ class _Bytes:
 
 def _raw(buffer: Buffer) -> Array:
     """The buffer's memory as a flat array; bfloat16 as its bits, in uint16."""
-    name = DTYPES[buffer.dtype]
-    dtype = np.dtype("uint16" if name == "bfloat16" else name)
+    dtype = dtype_of(buffer.dtype)
     size = int(np.prod(buffer.shape, dtype=np.int64)) * dtype.itemsize
     return np.asarray(_Bytes(buffer, size)).view(dtype)
 

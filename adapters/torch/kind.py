@@ -36,13 +36,6 @@ _CODES: dict[torch.dtype, int] = {
 }
 _COMPLEX = frozenset((torch.complex64, torch.complex128))
 _NOT_LENT = (0, None)
-# NumPy has no bfloat16, and old torch reads no unsigned types but uint8: viewed as these instead.
-_CARRIERS = {
-    "bfloat16": np.int16,
-    "uint16": np.int16,
-    "uint32": np.int32,
-    "uint64": np.int64,
-}
 # What to send instead of tensors that hold no elements themselves, by the name of a class: to look
 # the classes up would be to import them. The first one that a tensor's class derives from counts.
 _INSTEAD = {
@@ -106,11 +99,8 @@ class TorchKind(Kind):
         """As in Kind."""
         if isinstance(memory, CudaArray):
             return cuda.tensor_over(memory, like)
-        array = np.asarray(memory)
-        carrier = _CARRIERS.get(DTYPES[_CODES[like.dtype]])
-        if carrier is not None:
-            return torch.from_numpy(array.view(carrier)).view(like.dtype)
-        return torch.from_numpy(array)
+        flat = np.asarray(memory).reshape(-1)  # as bytes: torch and NumPy lack types of each other
+        return torch.from_numpy(flat.view(np.uint8)).view(like.dtype).view(memory.shape)
 
 
 def device_and_stream(device: torch.device) -> tuple[int, int]:

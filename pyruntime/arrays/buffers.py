@@ -23,19 +23,21 @@ __all__ = [
     "Memory",
     "address_or_empty",
     "code_of",
+    "dtype_of",
     "kind_of",
     "register",
 ]
 
 Shape = tuple[int, ...]
 
-# Index = enum farandole_dtype.
-DTYPES = (
-    *("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
-    *("float16", "bfloat16", "float32", "float64", "bool", "complex64", "complex128"),
+# The names in enum farandole_dtype, by its values.
+DTYPES: tuple[str, ...] = tuple(
+    constant.removeprefix("FARANDOLE_").lower()
+    for _, constant in sorted(ffi.typeof("enum farandole_dtype").elements.items())
 )
-_BFLOAT16 = DTYPES.index("bfloat16")
-_CODES = {np.dtype(name): code for code, name in enumerate(DTYPES) if code != _BFLOAT16}
+# What ml_dtypes knows and NumPy does not, and the type as which NumPy sees its memory.
+_SEEN_AS = {"bfloat16": "uint16"}
+_CODES = {np.dtype(name): code for code, name in enumerate(DTYPES) if name not in _SEEN_AS}
 
 # Where tensors without elements point, and no other ones: a null pointer would mean "no
 # contribution".
@@ -88,11 +90,10 @@ class Memory:
         address = address_or_empty(int(ffi.cast("uintptr_t", pointer)), shape, "a result")
         self.dtype = dtype
         self.shape = shape
-        name = "uint16" if dtype == _BFLOAT16 else DTYPES[dtype]  # NumPy itself has no bfloat16
         self.__array_interface__ = {
             "version": 3,
             "shape": shape,
-            "typestr": np.dtype(name).str,
+            "typestr": dtype_of(dtype).str,
             "data": (address, False),
         }
 
@@ -149,9 +150,14 @@ def code_of(dtype: np.dtype[Any]) -> int:
     code = _CODES.get(dtype)
     if code is not None:
         return code
-    if dtype.name == "bfloat16" and dtype.itemsize == 2:  # ml_dtypes
-        return _BFLOAT16
+    if dtype.name in _SEEN_AS:
+        return DTYPES.index(dtype.name)
     raise TypeError(f"dtype {dtype} cannot be sent; supported: {', '.join(DTYPES)}")
+
+
+def dtype_of(code: int) -> np.dtype[Any]:
+    """NumPy's dtype of a core code; of what only ml_dtypes knows, an integer of its size."""
+    return np.dtype(_SEEN_AS.get(DTYPES[code], DTYPES[code]))
 
 
 class NumpyKind(Kind):

@@ -18,6 +18,7 @@ from farandole.arrays.buffers import (
     Shape,
     address_or_empty,
     code_of,
+    dtype_of,
     register,
 )
 
@@ -47,7 +48,7 @@ class _Borrowed:
 class CudaArray:
     """A contiguous array on a GPU: what calls on arrays of no known library give.
 
-    shape: tuple of int; dtype: its name, as NumPy's, or "bfloat16"; device: CUDA's number; stream:
+    shape: tuple of int; dtype: its name, as NumPy's or ml_dtypes'; device: CUDA's number; stream:
     behind what is now in it the values are there. `__cuda_array_interface__` (version 3, where
     bfloat16 shows as uint16) and DLPack hand it to other libraries without a copy. Its memory
     belongs to that stream: a stream that reads it later must be waited for before it is dropped.
@@ -71,7 +72,7 @@ class CudaArray:
     def empty(cls, dtype: int, shape: Shape, device: int, stream: int) -> CudaArray:
         """Uninitialised, usable in `stream`. Raises LibraryError where memory is short."""
         memory = ffi.new("void**")
-        nbytes = np.dtype(_carrier(dtype)).itemsize * int(np.prod(shape, dtype=object))
+        nbytes = dtype_of(dtype).itemsize * int(np.prod(shape, dtype=object))
         check(lib.farandole_allocate_on(device, nbytes, stream, memory))
         return cls(_Allocation(memory[0], device, stream), dtype, shape)
 
@@ -82,12 +83,11 @@ class CudaArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        name = _carrier(DTYPES.index(self.dtype))
         pointer = self.address if 0 not in self.shape else 0
         return {
             "version": 3,
             "shape": self.shape,
-            "typestr": np.dtype(name).str,
+            "typestr": dtype_of(DTYPES.index(self.dtype)).str,
             "data": (pointer, False),
             "strides": None,
             "stream": self.stream,
@@ -107,7 +107,7 @@ class CudaArray:
 
     def bytes(self) -> CudaArray:
         """The same memory as uint8, shape (bytes,)."""
-        itemsize = np.dtype(_carrier(DTYPES.index(self.dtype))).itemsize
+        itemsize = dtype_of(DTYPES.index(self.dtype)).itemsize
         count = itemsize * int(np.prod(self.shape, dtype=object))
         return CudaArray(self._allocation, DTYPES.index("uint8"), (count,))
 
@@ -118,11 +118,6 @@ class CudaArray:
 
     def __repr__(self) -> str:
         return f"CudaArray(shape={self.shape}, dtype={self.dtype}, device={self.device})"
-
-
-def _carrier(dtype: int) -> str:
-    """NumPy's name for the dtype: it has no bfloat16."""
-    return "uint16" if DTYPES[dtype] == "bfloat16" else DTYPES[dtype]
 
 
 class CudaKind(Kind):
