@@ -77,11 +77,12 @@ constexpr DTypeTraits integer(const char* name, DType type, DType carrier, int n
           bits_of<T>(Limits::lowest())};
 }
 
-// Of 16 bits: `one` and `infinity` are its bits.
-constexpr DTypeTraits half(const char* name, DType type, int nccl, uint64_t one,
-                           uint64_t infinity) {
-  return {name, 2,        NumberKind::kFloat, type,    DType::kFloat32, nccl,
-          one,  infinity, infinity | 0x8000,  infinity};
+// Floats of fewer than 32 bits, given by their bits.
+constexpr DTypeTraits small(const char* name, size_t size, DType type, int nccl, uint64_t one,
+                            uint64_t highest, uint64_t not_finite) {
+  const uint64_t sign = uint64_t{1} << (8 * size - 1);
+  return {name, size,    NumberKind::kFloat, type,      DType::kFloat32, nccl,
+          one,  highest, highest | sign,     not_finite};
 }
 
 template <class T>
@@ -120,8 +121,8 @@ inline constexpr std::array<DTypeTraits, 15> kDTypes = {{
     detail::integer<int32_t>("int32", DType::kInt32, DType::kInt64, 2),
     detail::integer<uint64_t>("uint64", DType::kUInt64, DType::kUInt64, 5),
     detail::integer<int64_t>("int64", DType::kInt64, DType::kInt64, 4),
-    detail::half("float16", DType::kFloat16, 6, 0x3c00, 0x7c00),
-    detail::half("bfloat16", DType::kBFloat16, 9, 0x3f80, 0x7f80),
+    detail::small("float16", 2, DType::kFloat16, 6, 0x3c00, 0x7c00, 0x7c00),
+    detail::small("bfloat16", 2, DType::kBFloat16, 9, 0x3f80, 0x7f80, 0x7f80),
     detail::real<float>("float32", DType::kFloat32, 7),
     detail::real<double>("float64", DType::kFloat64, 8),
     {"bool", 1, NumberKind::kBool, DType::kUInt8, DType::kBool, -1, 1, 1, 0},

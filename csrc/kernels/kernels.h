@@ -19,7 +19,7 @@ bool supports(DType dtype, ReduceOp op);
 // Sum, and the caller gives the divisor. n_inputs >= 1; `out` may be one of the inputs, but may not
 // overlap one in part.
 //
-// Floats: 16-bit ones accumulate in float32 and round once. A NaN wins, also in Min and Max, and comes
+// Floats: those of fewer than 32 bits accumulate in float32 and round once. A NaN wins, also in Min and Max, and comes
 // out as the canonical quiet NaN (a single input without factors is copied as it is).
 // Integers: Sum and Product wrap; division truncates. A factor is applied in double, truncates towards
 // zero and saturates: each input by `pre`, the result by `post` and the divisor together. With factors

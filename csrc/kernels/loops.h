@@ -189,10 +189,10 @@ constexpr Row float_row() {
 }
 
 template <class Cpu, class Codec>
-constexpr Row half_row() {
+constexpr Row small_float_row() {
   Row row = float_row<Cpu, Codec>();
-  row.widen = widen_halves<Cpu, Codec>;
-  row.narrow = narrow_halves<Cpu, Codec>;
+  row.widen = widen_floats<Cpu, Codec>;
+  row.narrow = narrow_floats<Cpu, Codec>;
   return row;
 }
 
@@ -232,8 +232,8 @@ constexpr Target make_target(const char* name) {
               integer_row<Cpu, int32_t>(),
               integer_row<Cpu, uint64_t>(),
               integer_row<Cpu, int64_t>(),
-              half_row<Cpu, Float16<Cpu>>(),
-              half_row<Cpu, BFloat16<Cpu>>(),
+              small_float_row<Cpu, Float16<Cpu>>(),
+              small_float_row<Cpu, BFloat16<Cpu>>(),
               float_row<Cpu, Same<Cpu, float>>(),
               float_row<Cpu, Same<Cpu, double>>(),
               boolean_row<Cpu>(),

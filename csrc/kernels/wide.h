@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Elements on their way into the type that their sums are carried in, and back: integers with factors
-// or a divisor, and 16-bit floats between two steps of one reduction. No std headers here.
+// or a divisor, and small floats between two steps of one reduction. No std headers here.
 #pragma once
 
 #include "kernels/codec.h"
@@ -88,28 +88,30 @@ void for_each_vector(size_t count, Step&& step) {
 }
 
 template <class Cpu, class Codec>
-void widen_halves(void* wide, const void* in, size_t count, const Factors& f) {
+void widen_floats(void* wide, const void* in, size_t count, const Factors& f) {
+  constexpr size_t kStored = sizeof(typename Codec::Stored);
   const float pre = static_cast<float>(f.pre);
   for_each_vector<Cpu, Codec>(count, [&](size_t at, size_t size) {
-    char halves[Codec::kLanes * 2] = {};
-    __builtin_memcpy(halves, static_cast<const char*>(in) + 2 * at, 2 * size);
-    const typename Codec::Lanes lanes = Codec::load(halves) * pre;
+    char stored[Codec::kLanes * kStored] = {};
+    __builtin_memcpy(stored, static_cast<const char*>(in) + kStored * at, kStored * size);
+    const typename Codec::Lanes lanes = Codec::load(stored) * pre;
     __builtin_memcpy(static_cast<char*>(wide) + 4 * at, &lanes, 4 * size);
   });
 }
 
 template <class Cpu, class Codec>
-void narrow_halves(void* out, const void* wide, size_t count, const Factors& f) {
+void narrow_floats(void* out, const void* wide, size_t count, const Factors& f) {
   using Lanes = typename Codec::Lanes;
+  constexpr size_t kStored = sizeof(typename Codec::Stored);
   const float post = static_cast<float>(f.post), divisor = static_cast<float>(f.divisor);
   for_each_vector<Cpu, Codec>(count, [&](size_t at, size_t size) {
     Lanes lanes{};
     __builtin_memcpy(&lanes, static_cast<const char*>(wide) + 4 * at, 4 * size);
     lanes = lanes * post / divisor;
     lanes = lanes != lanes ? Lanes{} + __builtin_nanf("") : lanes;
-    char halves[Codec::kLanes * 2];
-    Codec::store(halves, lanes);
-    __builtin_memcpy(static_cast<char*>(out) + 2 * at, halves, 2 * size);
+    char stored[Codec::kLanes * kStored];
+    Codec::store(stored, lanes);
+    __builtin_memcpy(static_cast<char*>(out) + kStored * at, stored, kStored * size);
   });
 }
 
