@@ -56,7 +56,9 @@ enum farandole_dtype {
   FARANDOLE_FLOAT64 = 11,
   FARANDOLE_BOOL = 12,
   FARANDOLE_COMPLEX64 = 13,
-  FARANDOLE_COMPLEX128 = 14
+  FARANDOLE_COMPLEX128 = 14,
+  FARANDOLE_FLOAT8_E4M3FN = 15, /* reductions of float8: on the CPU only */
+  FARANDOLE_FLOAT8_E5M2 = 16
 };
 
 /* One tensor of one call. Strings and arrays are copied; buffers are not: they must live, and must

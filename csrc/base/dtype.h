@@ -28,6 +28,8 @@ enum class DType : int32_t {
   kBool,
   kComplex64,
   kComplex128,
+  kFloat8E4M3FN,
+  kFloat8E5M2,
 };
 
 enum class NumberKind : uint8_t { kInteger, kFloat, kBool, kComplex };
@@ -51,6 +53,8 @@ struct DTypeTraits {
   constexpr bool is_float() const { return kind == NumberKind::kFloat; }
   constexpr bool is_complex() const { return kind == NumberKind::kComplex; }
   constexpr bool takes_factors() const { return kind != NumberKind::kBool; }
+  // Of other types than floats, what NCCL has not travels in its carrier.
+  constexpr bool reduces_on_gpus() const { return !is_float() || nccl >= 0; }
 };
 
 namespace detail {
@@ -112,7 +116,7 @@ constexpr DTypeTraits complex(const char* name, DType type, const DTypeTraits& p
 
 }  // namespace detail
 
-inline constexpr std::array<DTypeTraits, 15> kDTypes = {{
+inline constexpr std::array<DTypeTraits, 17> kDTypes = {{
     detail::integer<uint8_t>("uint8", DType::kUInt8, DType::kInt32, 1),
     detail::integer<int8_t>("int8", DType::kInt8, DType::kInt32, 0),
     detail::integer<uint16_t>("uint16", DType::kUInt16, DType::kInt32, -1),
@@ -128,9 +132,11 @@ inline constexpr std::array<DTypeTraits, 15> kDTypes = {{
     {"bool", 1, NumberKind::kBool, DType::kUInt8, DType::kBool, -1, 1, 1, 0},
     detail::complex("complex64", DType::kComplex64, detail::real<float>("", DType::kFloat32, 7)),
     detail::complex("complex128", DType::kComplex128, detail::real<double>("", DType::kFloat64, 8)),
+    detail::small("float8_e4m3fn", 1, DType::kFloat8E4M3FN, -1, 0x38, 0x7e, 0x7f),  // no infinity
+    detail::small("float8_e5m2", 1, DType::kFloat8E5M2, -1, 0x3c, 0x7c, 0x7c),
 }};
 inline constexpr int32_t kDTypeCount = kDTypes.size();
-static_assert(static_cast<int32_t>(DType::kComplex128) == kDTypeCount - 1,
+static_assert(static_cast<int32_t>(DType::kFloat8E5M2) == kDTypeCount - 1,
               "one row for each DType, in its order");
 
 constexpr const DTypeTraits& traits_of(DType dtype) {

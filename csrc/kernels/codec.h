@@ -121,6 +121,49 @@ struct BFloat16 : Float16<Cpu> {
   }
 };
 
+// 8-bit floats, computed in float32 and rounded once, to nearest even, when stored. Too large numbers become
+// kBeyond: infinity, or NaN in a format that has no infinity.
+template <class Cpu, int kMantissa, int kBeyond>
+struct Float8 : Float16<Cpu> {
+  using Stored = uint8_t;
+  using Lanes = typename Words<Cpu>::Floats;
+  using Bits = typename Words<Cpu>::Bits;
+  using Halves = typename Words<Cpu>::Halves;
+  using Signed = Vector<int32_t, Cpu::kVectorBytes>;
+  using Bytes = Vector<uint8_t, Cpu::kVectorBytes / 4>;
+  static constexpr int kBias = (1 << (6 - kMantissa)) - 1;
+  static constexpr int kDropped = 23 - kMantissa;  // bits of a float32's mantissa
+  static constexpr int kNaN = kBeyond | 1 << (kMantissa - 1);
+
+  // Moved into an IEEE half, whose exponent has the bias 15, the bits mean a number that is smaller by a power of two.
+  static Lanes load(const char* from) {
+    Bytes bytes;
+    __builtin_memcpy(&bytes, from, sizeof bytes);
+    const Halves stored = __builtin_convertvector(bytes, Halves);
+    const Halves magnitude = stored & 0x7f;
+    const Halves halves = (stored & 0x80) << 8 | magnitude << (10 - kMantissa);
+    const Lanes lanes = Cpu::widen(halves) * static_cast<float>(1 << (15 - kBias));
+    if constexpr (kBeyond != kNaN) return lanes;
+    return (Signed)Cpu::zero_extend(magnitude) == kNaN ? Lanes{} + __builtin_nanf("") : lanes;
+  }
+
+  static void store(char* to, Lanes lanes) {
+    const Signed magnitude = (Signed)lanes & 0x7fffffff;
+    // Added to this power of two, a subnormal lies in the low bits, rounded by the addition itself.
+    const Signed power = Signed{} + ((127 + 1 + kDropped - kBias) << 23);
+    const Signed subnormal = (Signed)((Lanes)magnitude + (Lanes)power) - power;
+    const Signed odd = (magnitude >> kDropped) & 1;
+    const Signed below_half = odd + (1 << (kDropped - 1)) - 1;
+    const Signed normal = (magnitude - ((127 - kBias) << 23) + below_half) >> kDropped;
+    Signed bits = magnitude < ((128 - kBias) << 23) ? subnormal : normal;
+    bits = bits > kBeyond ? Signed{} + kBeyond : bits;
+    bits = magnitude > (0xff << 23) ? Signed{} + kNaN : bits;
+    const Halves halves = Cpu::truncate((Bits)bits | ((Bits)lanes >> 31 << 7));
+    const Bytes bytes = __builtin_convertvector(halves, Bytes);
+    __builtin_memcpy(to, &bytes, sizeof bytes);
+  }
+};
+
 // Bytes that are true or false: any non-zero byte is read as 1.
 template <class Cpu>
 struct Boolean : Same<Cpu, uint8_t> {

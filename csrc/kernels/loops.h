@@ -239,6 +239,8 @@ constexpr Target make_target(const char* name) {
               boolean_row<Cpu>(),
               complex_row<Cpu, float>(),
               complex_row<Cpu, double>(),
+              small_float_row<Cpu, Float8<Cpu, 3, 0x7f>>(),
+              small_float_row<Cpu, Float8<Cpu, 2, 0x7c>>(),
           },
   };
 }

@@ -30,7 +30,7 @@ struct Row {
   ConvertFn narrow = nullptr;
 };
 
-constexpr int kRows = 15;  // DTypes: base/dtype.h has std headers
+constexpr int kRows = 17;  // DTypes: base/dtype.h has std headers
 
 struct Target {
   const char* name;

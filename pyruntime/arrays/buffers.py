@@ -36,7 +36,7 @@ DTYPES: tuple[str, ...] = tuple(
     for _, constant in sorted(ffi.typeof("enum farandole_dtype").elements.items())
 )
 # What ml_dtypes knows and NumPy does not, and the type as which NumPy sees its memory.
-_SEEN_AS = {"bfloat16": "uint16"}
+_SEEN_AS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 _CODES = {np.dtype(name): code for code, name in enumerate(DTYPES) if name not in _SEEN_AS}
 
 # Where tensors without elements point, and no other ones: a null pointer would mean "no

@@ -87,6 +87,8 @@ inline Bytes random_values(DType dtype, size_t bytes, uint64_t seed) {
   };
   switch (dtype) {
     case DType::kBool: clear_bit(1, 0, 0xfe); break;
+    case DType::kFloat8E4M3FN:
+    case DType::kFloat8E5M2: clear_bit(1, 0, 0x40); break;
     case DType::kFloat16: clear_bit(2, 1, 0x40); break;
     case DType::kBFloat16: clear_bit(2, 1, 0x40); break;
     case DType::kFloat32:
@@ -122,6 +124,8 @@ inline Bytes input_of(const PartSpec& spec, int member, int members) {
     switch (dtype) {
       case DType::kFloat16: return whole_numbers<SmallFloat<10, -14>>(op, bytes, seed);
       case DType::kBFloat16: return whole_numbers<SmallFloat<7, -126>>(op, bytes, seed);
+      case DType::kFloat8E4M3FN: return whole_numbers<reference::Float8E4M3FN>(op, bytes, seed);
+      case DType::kFloat8E5M2: return whole_numbers<reference::Float8E5M2>(op, bytes, seed);
       case DType::kFloat32:
       case DType::kComplex64: return whole_numbers<NativeFloat<float>>(op, bytes, seed);
       case DType::kFloat64:

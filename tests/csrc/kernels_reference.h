@@ -41,36 +41,42 @@ void put(Bytes& to, size_t i, T value) {
   std::memcpy(to.data() + i * sizeof value, &value, sizeof value);
 }
 
-// An IEEE-like 16-bit float by arithmetic only; the kernels shift bits.
-template <int kMantissa, int kLowestExponent>
+// An IEEE-like small float by arithmetic only; the kernels shift bits. Without infinity the numbers go up to the one
+// below the largest bits, which are NaN.
+template <int kMantissa, int kLowestExponent, class Bits = uint16_t, bool kHasInfinity = true>
 struct SmallFloat {
-  using Stored = uint16_t;
+  using Stored = Bits;
   using Computed = float;
-  static constexpr int kTop = (1 << (15 - kMantissa)) - 1;  // the exponent field of infinity
+  static constexpr int kSign = 1 << (8 * sizeof(Bits) - 1);
+  static constexpr int kTop = (kSign >> kMantissa) - 1;  // the exponent field of infinity
+  static constexpr int kBeyond = kHasInfinity ? kTop << kMantissa : kSign - 1;
 
-  static float decode(uint16_t bits) {
-    const int field = (bits & 0x7fff) >> kMantissa;
+  static float decode(Bits bits) {
+    const int field = (bits & (kSign - 1)) >> kMantissa;
     const int fraction = bits & ((1 << kMantissa) - 1);
     float value =
-        field == kTop
-            ? (fraction == 0 ? INFINITY : NAN)
+        (bits & (kSign - 1)) >= kBeyond
+            ? (kHasInfinity && fraction == 0 ? INFINITY : NAN)
             : std::ldexp(static_cast<float>(field == 0 ? fraction : fraction + (1 << kMantissa)),
                          kLowestExponent - kMantissa + (field == 0 ? 0 : field - 1));
-    return bits & 0x8000 ? -value : value;
+    return bits & kSign ? -value : value;
   }
 
-  static uint16_t encode(float value) {
-    if (std::isnan(value)) return kTop << kMantissa | 1 << (kMantissa - 1);
-    const int sign = std::signbit(value) ? 0x8000 : 0;
-    if (std::isinf(value)) return sign | kTop << kMantissa;
+  static Bits encode(float value) {
+    if (std::isnan(value)) return kBeyond | 1 << (kMantissa - 1);
+    const int sign = std::signbit(value) ? kSign : 0;
+    if (std::isinf(value)) return static_cast<Bits>(sign | kBeyond);
     const int exponent =
         value == 0 ? kLowestExponent : std::max(std::ilogb(value), kLowestExponent);
-    const int units = static_cast<int>(  // to nearest even
+    const int64_t units = static_cast<int64_t>(  // to nearest even
         std::nearbyint(std::ldexp(std::fabs(static_cast<double>(value)), kMantissa - exponent)));
-    const int bits = ((exponent - kLowestExponent) << kMantissa) + units;
-    return sign | std::min(bits, kTop << kMantissa);
+    const int64_t bits = (static_cast<int64_t>(exponent - kLowestExponent) << kMantissa) + units;
+    return static_cast<Bits>(sign | std::min<int64_t>(bits, kBeyond));
   }
 };
+
+using Float8E4M3FN = SmallFloat<3, -6, uint8_t, false>;
+using Float8E5M2 = SmallFloat<2, -14, uint8_t>;
 
 template <class T>
 struct NativeFloat {
@@ -172,19 +178,18 @@ inline Bytes reduce(const Case& c, const std::vector<Bytes>& inputs) {
     case DType::kComplex64: return reduce_floats<NativeFloat<float>>(c, inputs);
     case DType::kFloat64:
     case DType::kComplex128: return reduce_floats<NativeFloat<double>>(c, inputs);
+    case DType::kFloat8E4M3FN: return reduce_floats<Float8E4M3FN>(c, inputs);
+    case DType::kFloat8E5M2: return reduce_floats<Float8E5M2>(c, inputs);
     case DType::kBool: return reduce_booleans(c, inputs);
   }
   check::fail("no such dtype");
 }
 
-inline bool is_float(DType d) {
-  return (d >= DType::kFloat16 && d <= DType::kFloat64) || d >= DType::kComplex64;
-}
+inline bool is_float(DType d) { return traits_of(d).is_float() || traits_of(d).is_complex(); }
 
 // Half of the elements are any bits at all (NaN, infinities, subnormals, extremes), half are small numbers.
 inline Bytes random_input(DType dtype, size_t count, std::mt19937_64& random) {
-  const bool complex = dtype >= DType::kComplex64;
-  const size_t size = size_of(dtype) / (complex ? 2 : 1);
+  const size_t size = size_of(dtype) / (traits_of(dtype).is_complex() ? 2 : 1);
   Bytes out(count * size_of(dtype));
   for (size_t i = 0; i < out.size() / size; ++i) {
     uint64_t bits = random();
@@ -198,6 +203,8 @@ inline Bytes random_input(DType dtype, size_t count, std::mt19937_64& random) {
       bits = 0;
       if (dtype == DType::kFloat16) bits = SmallFloat<10, -14>::encode(x);
       if (dtype == DType::kBFloat16) bits = SmallFloat<7, -126>::encode(x);
+      if (dtype == DType::kFloat8E4M3FN) bits = Float8E4M3FN::encode(x);
+      if (dtype == DType::kFloat8E5M2) bits = Float8E5M2::encode(x);
       if (size == 4) std::memcpy(&bits, &x, 4);
       if (size == 8) std::memcpy(&bits, &y, 8);
     }

@@ -153,6 +153,45 @@ TEST(every_16_bit_float_survives_and_every_tie_rounds_to_even) {
   }
 }
 
+// Sums of any two, and float32 of every size, ties and what is too large among them.
+TEST(every_8_bit_float_and_every_sum_of_two_is_rounded_once) {
+  for (const DType dtype : {DType::kFloat8E4M3FN, DType::kFloat8E5M2}) {
+    std::vector<Bytes> inputs(2, Bytes(65536));
+    for (size_t i = 0; i < 65536; ++i) {
+      put(inputs[0], i, static_cast<uint8_t>(i));
+      put(inputs[1], i, static_cast<uint8_t>(i >> 8));
+    }
+    const Case c{dtype, ReduceOp::kSum, 65536, {}};
+    compare(c, inputs, reference::reduce(c, inputs), 0, -1);
+  }
+}
+
+template <class Format>
+void check_rounding(DType dtype) {
+  std::mt19937_64 random(8);
+  constexpr size_t kCount = 100'003;
+  std::vector<float> wide(kCount);
+  for (size_t i = 0; i < kCount; ++i) {
+    const auto exponent = static_cast<uint32_t>(100 + random() % 50);
+    const auto mantissa = static_cast<uint32_t>(random()) & (i % 2 ? 0x7fffff : 0x780000);
+    const uint32_t bits = exponent << 23 | mantissa | static_cast<uint32_t>(i % 3 == 0) << 31;
+    std::memcpy(&wide[i], &bits, sizeof bits);
+  }
+  for (const char* target : kernels::targets_available()) {
+    kernels::select_target(target);
+    std::vector<uint8_t> out(kCount);
+    const void* const partials[] = {wide.data()};
+    kernels::reduce_partials(dtype, ReduceOp::kSum, out.data(), partials, 1, kCount, {});
+    for (size_t i = 0; i < kCount; ++i) CHECK_EQ(out[i], Format::encode(wide[i]));
+  }
+  kernels::select_target("");
+}
+
+TEST(float32_becomes_the_nearest_8_bit_float) {
+  check_rounding<reference::Float8E4M3FN>(DType::kFloat8E4M3FN);
+  check_rounding<reference::Float8E5M2>(DType::kFloat8E5M2);
+}
+
 TEST(known_values) {
   CHECK_EQ(reduced<uint8_t>(DType::kUInt8, ReduceOp::kSum, {200, 100}), 44);
   CHECK_EQ(reduced<uint8_t>(DType::kUInt8, ReduceOp::kAverage, {200, 100}, {1, 1, 2}), 150);
@@ -164,6 +203,13 @@ TEST(known_values) {
   CHECK_EQ(reduced<float>(DType::kFloat32, ReduceOp::kAverage, {1, 2, 4}, {1, 1, 3}), 7.0f / 3);
   // 2048 + 1 + 1 is 2048 in 16 bits, 2050 when accumulated in 32.
   CHECK_EQ(reduced<uint16_t>(DType::kFloat16, ReduceOp::kSum, {0x6800, 0x3c00, 0x3c00}), 0x6801);
+  // 256 + 192 is 448, the largest float8_e4m3fn; 17 more is beyond it, and 16 a tie with what would be the next one.
+  CHECK_EQ(reduced<uint8_t>(DType::kFloat8E4M3FN, ReduceOp::kSum, {0x78, 0x74}), 0x7e);
+  CHECK_EQ(reduced<uint8_t>(DType::kFloat8E4M3FN, ReduceOp::kSum, {0x78, 0x74, 0x58}), 0x7e);
+  CHECK_EQ(reduced<uint8_t>(DType::kFloat8E4M3FN, ReduceOp::kSum, {0x78, 0x74, 0x58, 0x38}), 0x7f);
+  CHECK_EQ(reduced<uint8_t>(DType::kFloat8E4M3FN, ReduceOp::kAverage, {0x7e, 0x7e}, {1, 1, 2}),
+           0x7e);
+  CHECK_EQ(reduced<uint8_t>(DType::kFloat8E5M2, ReduceOp::kSum, {0xfb, 0xfb}), 0xfc);
   CHECK(std::isnan(reduced<double>(DType::kFloat64, ReduceOp::kMin, {1, NAN, 0})));
   CHECK(std::isnan(reduced<double>(DType::kFloat64, ReduceOp::kMax, {NAN, 1})));
   CHECK(std::signbit(reduced<float>(DType::kFloat32, ReduceOp::kMax, {-0.0f, 0.0f})));

@@ -102,3 +102,18 @@ def test_a_backward_pass_that_a_graph_repeats(views: bool) -> None:
         mean = turn * (hvd.size() + 1) / 2
         assert p.grad.tolist() == [mean] * 4
         assert written.tolist() == [mean] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_float8_is_moved_and_not_reduced(dtype: torch.dtype) -> None:
+    every = [torch.full((3,), r + 1.0).to(dtype) for r in range(hvd.size())]
+    mine = every[hvd.rank()]
+    for call in (hvd.allreduce, hvd.reducescatter):
+        with pytest.raises(TypeError, match=r"'small'.*float8.* is not reduced on GPUs; convert"):
+            call(mine, op=hvd.Sum, name="small")
+    gathered = hvd.allgather(mine, name="small")
+    assert torch.equal(gathered.float(), torch.cat(every).float())
+    assert (
+        hvd.allreduce(mine.float(), op=hvd.Sum, name="small").tolist()
+        == [sum(range(1, hvd.size() + 1))] * 3
+    )

@@ -24,7 +24,8 @@ bool NcclPlane::supports(const Signature& signature) const {
   if (signature.device == kCpuDevice) return false;
   const CollectiveTraits& traits = signature.traits();
   return traits.pattern != Pattern::kNone &&
-         (!traits.reduces() || kernels::supports(signature.dtype, signature.reduce_op));
+         (!traits.reduces() || (kernels::supports(signature.dtype, signature.reduce_op) &&
+                                traits_of(signature.dtype).reduces_on_gpus()));
 }
 
 void NcclPlane::begin(std::span<const Part> parts) {

@@ -46,6 +46,12 @@ void check_shape(const Request& request, const Dimensions& shape) {
 void check_reduction(const Request& request, bool brings_nothing) {
   const Signature& s = request.signature;
   if (!s.traits().reduces()) return;
+  if (s.device != kCpuDevice && !traits_of(s.dtype).reduces_on_gpus()) {
+    refuse(request,
+           std::string(name_of(s.dtype)) +
+               " is not reduced on GPUs; convert it to bfloat16, or reduce a copy on the CPU",
+           ErrorCode::kWrongType);
+  }
   if (kernels::supports(s.dtype, s.reduce_op)) return;
   if (traits_of(s.reduce_op).declared && s.op == Op::kAllreduce && brings_nothing) return;
   refuse(request,
