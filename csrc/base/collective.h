@@ -70,6 +70,14 @@ struct CollectiveTraits {
   constexpr bool splits() const { return rows == Rows::kPairs; }
   // Rows are dealt out, so a scalar has too few dimensions.
   constexpr bool needs_rows() const { return rows != Rows::kNone; }
+  // How many numbers of rows the log tells, and where those of one member begin.
+  constexpr size_t told_rows(size_t members) const {
+    if (rows == Rows::kPairs) return members * members;
+    return rows == Rows::kBrought ? members : 0;
+  }
+  constexpr size_t first_told(size_t member, size_t members) const {
+    return rows == Rows::kPairs ? member * members : member;
+  }
   // Input and output may be one buffer.
   constexpr bool in_place() const { return rows != Rows::kPairs; }
   // That calls of it make up. Where nobody brings bytes, one may stand for a group without members: peers may

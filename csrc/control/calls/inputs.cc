@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "control/calls/inputs.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/kernels.h"
@@ -21,7 +22,7 @@ void Inputs::end() {
 }
 
 bool Inputs::sound(const Signature& s, const Contribution& given, int members) {
-  if (!given.has_input && (given.rows != 0 || given.has_payload)) return false;
+  if (!given.has_input) return given.rows == 0 && !given.has_payload && given.splits.empty();
   const CollectiveTraits& traits = s.traits();
   int64_t bytes = static_cast<int64_t>(size_of(s.dtype));
   if (traits.ragged() || given.has_payload) {
@@ -46,14 +47,16 @@ bool Inputs::sound(const Signature& s, const Contribution& given, int members) {
 }
 
 void Inputs::add_rows(int member, const Signature& signature, const Contribution& given) {
-  const auto m = static_cast<size_t>(member);
   rows_.resize(told_rows(signature));
-  if (!signature.traits().splits()) {
-    rows_[m] = given.rows;
-    return;
+  if (!given.has_input) return;
+  const CollectiveTraits& traits = signature.traits();
+  const size_t first =
+      traits.first_told(static_cast<size_t>(member), static_cast<size_t>(members_));
+  if (traits.splits()) {
+    std::ranges::copy(given.splits, rows_.begin() + static_cast<ptrdiff_t>(first));
+  } else {
+    rows_[first] = given.rows;
   }
-  const auto n = static_cast<size_t>(members_);
-  for (size_t to = 0; to < n; ++to) rows_[m * n + to] = given.splits[to];
 }
 
 void Inputs::add_payload(int member, ByteView payload) {
@@ -69,16 +72,6 @@ void Inputs::add_payload(int member, ByteView payload) {
 void Inputs::add_all(const MemberSlice& members) {
   with_input_.insert_all(members.first_word, members.words, members.count);
   count_ += members.count;
-}
-
-// Numbers of rows that the log will tell.
-size_t Inputs::told_rows(const Signature& signature) const {
-  const auto n = static_cast<size_t>(members_);
-  switch (signature.traits().rows) {
-    case Rows::kBrought: return n;
-    case Rows::kPairs: return n * n;
-    default: return 0;
-  }
 }
 
 ByteView Inputs::payload(int member) const {

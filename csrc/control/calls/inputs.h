@@ -51,7 +51,9 @@ class Inputs {
   };
   void add_rows(int member, const Signature& signature, const Contribution& given);
   void add_payload(int member, ByteView payload);
-  size_t told_rows(const Signature& signature) const;
+  size_t told_rows(const Signature& signature) const {
+    return signature.traits().told_rows(static_cast<size_t>(members_));
+  }
 
   int members_ = 0;
   MemberMask with_input_;

@@ -48,8 +48,8 @@ inline bool follows(const Request& request, uint64_t place) {
 struct Contribution {
   bool has_input = false;
   bool has_payload = false;     // the input itself rides along (at most kTinyBytes)
-  int64_t rows = 0;             // allgather: this rank's first dimension
-  std::vector<int64_t> splits;  // alltoall: rows for each member
+  int64_t rows = 0;             // where CollectiveTraits::ragged(): this rank's first dimension
+  std::vector<int64_t> splits;  // where CollectiveTraits::splits(): rows for each member
   ByteView payload;             // points into the message
 };
 constexpr size_t kTinyBytes = 1024;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "data/plane/part_layout.h"
 
 namespace farandole {
 namespace {
@@ -274,28 +275,20 @@ void NcclPlan::plan_allgather(const Part& part) {
 }
 
 void NcclPlan::plan_alltoall(const Part& part) {
-  const size_t row = part.signature.row_bytes();
-  const auto n = static_cast<size_t>(members_);
-  const auto me = static_cast<size_t>(member_);
-  size_t sent = 0, received = 0;
-  for (size_t peer = 0; peer < n; ++peer) {
-    sent += static_cast<size_t>(part.rows[me * n + peer]);
-    received += static_cast<size_t>(part.rows[peer * n + me]);
-  }
-  cuda::Address input = read(part.input, sent * row);
-  cuda::Address output = write(part.output, received * row);
-  if (!output) output = take(received * row);
-  for (size_t peer = 0; peer < n; ++peer) {
-    const size_t gives = static_cast<size_t>(part.rows[me * n + peer]) * row;
-    const size_t gets = static_cast<size_t>(part.rows[peer * n + me]) * row;
-    const int other = static_cast<int>(peer);
+  const PartLayout layout(part, members_);
+  const size_t received = layout.output_bytes(member_);
+  cuda::Address input = read(part.input, layout.input_bytes(member_));
+  cuda::Address output = write(part.output, received);
+  if (!output) output = take(received);
+  for (int peer = 0; peer < members_; ++peer) {
+    const size_t gives = layout.bytes_between(member_, peer);
+    const size_t gets = layout.bytes_between(peer, member_);
     if (gives > 0) {
-      calls.push_back(
-          {NcclCall::Kind::kSend, input, 0, gives, nccl::kInt8, nccl::kSum, 1.0, other});
+      calls.push_back({NcclCall::Kind::kSend, input, 0, gives, nccl::kInt8, nccl::kSum, 1.0, peer});
     }
     if (gets > 0) {
       calls.push_back(
-          {NcclCall::Kind::kReceive, 0, output, gets, nccl::kInt8, nccl::kSum, 1.0, other});
+          {NcclCall::Kind::kReceive, 0, output, gets, nccl::kInt8, nccl::kSum, 1.0, peer});
     }
     input += gives;
     output += gets;

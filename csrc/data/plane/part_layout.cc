@@ -32,6 +32,12 @@ size_t PartLayout::longest_share() const {
   return row_bytes() * static_cast<size_t>(*std::max_element(part_.rows.begin(), part_.rows.end()));
 }
 
+size_t PartLayout::bytes_between(int sender, int receiver) const {
+  const size_t first =
+      traits_.first_told(static_cast<size_t>(sender), static_cast<size_t>(members_));
+  return row_bytes() * rows(static_cast<int>(first) + receiver);
+}
+
 int PartLayout::receiver(int sender, int piece) const {
   return meets_each() ? (sender + 1 + piece) % members_ : kEverybody;
 }
@@ -40,24 +46,24 @@ size_t PartLayout::piece_bytes(int sender, int piece) const {
   switch (traits_.pattern) {
     case Pattern::kOneToAll: return sender == part_.signature.root ? part_.signature.bytes() : 0;
     case Pattern::kEachToAll: return row_bytes() * rows(sender);
-    default: return row_bytes() * rows(sender * members_ + receiver(sender, piece));
+    default: return bytes_between(sender, receiver(sender, piece));
   }
 }
 
 size_t PartLayout::piece_start(int sender, int receiver) const {
   if (!meets_each()) return 0;
   size_t before = 0;
-  for (int member = 0; member < receiver; ++member) before += rows(sender * members_ + member);
-  return row_bytes() * before;
+  for (int member = 0; member < receiver; ++member) before += bytes_between(sender, member);
+  return before;
 }
 
 size_t PartLayout::landing_start(int sender, int receiver) const {
   if (traits_.pattern == Pattern::kOneToAll) return 0;
   size_t before = 0;
   for (int member = 0; member < sender; ++member) {
-    before += rows(meets_each() ? member * members_ + receiver : member);
+    before += meets_each() ? bytes_between(member, receiver) : row_bytes() * rows(member);
   }
-  return row_bytes() * before;
+  return before;
 }
 
 size_t PartLayout::input_bytes(int member) const {
@@ -85,9 +91,7 @@ size_t PartLayout::output_bytes(int member) const {
 
 void PartLayout::check_rows() const {
   const auto count = static_cast<size_t>(members_);
-  const size_t expected = traits_.rows == Rows::kPairs  ? count * count
-                          : traits_.rows == Rows::kNone ? 0
-                                                        : count;
+  const size_t expected = traits_.rows == Rows::kKept ? count : traits_.told_rows(count);
   if (part_.rows.size() != expected) {
     contradiction(part_, std::to_string(part_.rows.size()) + " row counts instead of " +
                              std::to_string(expected));

@@ -30,6 +30,9 @@ class PartLayout {
   size_t input_bytes(int member) const;
   size_t output_bytes(int member) const;
 
+  // Where rows are told by pairs: what passes between two.
+  size_t bytes_between(int sender, int receiver) const;
+
   // Where nothing is reduced: a sender's input is sent in pieces, each to one member or to all.
   int pieces() const { return meets_each() ? members_ : 1; }
   size_t piece_bytes(int sender, int piece) const;

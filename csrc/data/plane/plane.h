@@ -22,8 +22,7 @@ struct Part {
   const std::byte* input = nullptr;  // nullptr: this rank contributes the identity (no rows)
   std::byte* output = nullptr;       // nullptr: the result is dropped
   std::vector<bool> present;         // which members have an input; empty: all
-  // allgather: rows of each member. alltoall: rows[sender * members + receiver].
-  // reducescatter: rows that each member keeps. Others: empty.
+  // As CollectiveTraits::rows says.
   std::vector<int64_t> rows;
   int64_t divisor = 1;                 // Average divides by it
   std::shared_ptr<GpuEvent> produced;  // the buffers are on a GPU, and free for us from here on

@@ -205,11 +205,8 @@ Contribution contribution_of(const Request& request, const Submission& mine, Ran
   Contribution given;
   given.has_input = mine.input && brings_input(s, own);
   if (s.traits().ragged()) given.rows = given.has_input ? mine.shape[0] : 0;
+  if (!given.has_input) return given;
   given.splits = mine.splits;
-  if (!given.has_input) {
-    given.splits.assign(given.splits.size(), 0);
-    return given;
-  }
   if (s.device != kCpuDevice) return given;  // the host can't read it
   if (!s.traits().rides_along) return given;
   size_t bytes = std::accumulate(mine.shape.begin(), mine.shape.end(), size_of(s.dtype),

@@ -28,13 +28,12 @@ Outcome outcome_of(const Signature& signature, const std::vector<int64_t>& rows,
   Outcome outcome;
   outcome.shape = std::move(mine.shape);
   auto member = static_cast<size_t>(set.member);
-  auto members = static_cast<size_t>(set.members());
   switch (signature.traits().rows) {
     case Rows::kBrought: outcome.shape[0] = sum(rows); break;
     case Rows::kKept: outcome.shape[0] = rows[member]; break;
     case Rows::kPairs:
-      for (size_t from = 0; from < members; ++from) {
-        outcome.received.push_back(rows[from * members + member]);
+      for (size_t at = member; at < rows.size(); at += static_cast<size_t>(set.members())) {
+        outcome.received.push_back(rows[at]);
       }
       outcome.shape[0] = sum(outcome.received);
       break;

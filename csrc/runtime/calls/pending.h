@@ -26,7 +26,7 @@ struct Submission {
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
   Dimensions shape;             // of the input, with its own first dimension
-  std::vector<int64_t> splits;  // alltoall
+  std::vector<int64_t> splits;  // as in Contribution
   int32_t device = kCpuDevice;
   uint64_t stream = 0;                   // on which the buffers are produced
   std::shared_ptr<GpuEvent> produced;    // there

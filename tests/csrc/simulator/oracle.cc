@@ -218,8 +218,8 @@ Contribution contribution_of(const Program& program, int index, int member, Byte
   Contribution given;
   given.has_input = brings_input(program, call, member);
   int n = static_cast<int>(call.roles.size());
-  if (s.op == Op::kAlltoall) given.splits.assign(static_cast<size_t>(n), 0);
   if (!given.has_input) return given;
+  if (s.op == Op::kAlltoall) given.splits.assign(static_cast<size_t>(n), 0);
   for (int to = 0; s.op == Op::kAlltoall && to < n; ++to) {
     given.splits[static_cast<size_t>(to)] = rows_sent(index, member, s.op, to);
     given.rows += rows_sent(index, member, s.op, to);
