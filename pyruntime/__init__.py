@@ -17,6 +17,7 @@ from farandole.errors import (
     ShutdownError,
     StallError,
 )
+from farandole.exchange import alltoall, alltoall_async
 from farandole.features import (
     ccl_built,
     cuda_built,
@@ -47,8 +48,6 @@ from farandole.ops import (
     allreduce_,
     allreduce_async,
     allreduce_async_,
-    alltoall,
-    alltoall_async,
     barrier,
     broadcast,
     broadcast_,

@@ -17,13 +17,10 @@ from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import numpy as np
-
 from farandole._library import is_of_core
 from farandole.arrays.buffers import Buffer, Kind, kind_of
 from farandole.calls import repeats
 from farandole.calls.arguments import ReduceOp as ReduceOp
-from farandole.calls.arguments import shown
 from farandole.calls.door import collective
 from farandole.calls.gpu_handle import GpuHandle
 from farandole.calls.handles import Handle, take, value_of
@@ -34,7 +31,6 @@ from farandole.process_sets import ProcessSet, global_process_set, set_id
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
-Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
@@ -283,48 +279,6 @@ def grouped_reducescatter_async(
     return _start(call, tensors, timeout)
 
 
-@collective(Op.ALLTOALL)
-def alltoall_async(
-    tensor: T,
-    splits: Any = None,
-    *,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    timeout: float | None = None,
-) -> Handle[tuple[T, Rows]]:
-    """Sends `splits[i]` rows to member i (None: equal parts) and receives in rank order.
-
-    The handle's result is (output, rows received from each member).
-    """
-    (kind,), (buffer,) = describe([tensor], in_place=False)
-    call = Call(Op.ALLTOALL, name, set_id(process_set), splits=_rows(splits))
-
-    def collect(numbers: Any) -> tuple[T, Rows]:
-        memory, received = take(numbers[0], buffer, kind.stream(tensor))
-        return kind.wrap(memory, tensor), np.array(received, np.int64)
-
-    return _handle(submit(call, [buffer]), [buffer], [tensor], collect, str(call), timeout)
-
-
-def _rows(splits: Any) -> tuple[int, ...]:
-    """Splits from a list, an array or a tensor on any device."""
-    if splits is None:
-        return ()
-    try:
-        rows = splits.tolist() if hasattr(splits, "tolist") else list(splits)
-    except (TypeError, ValueError, RuntimeError):
-        rows = None
-    sound = isinstance(rows, list) and all(
-        isinstance(row, int) and not isinstance(row, bool) and abs(row) < 2**63 for row in rows
-    )
-    if rows is None or not sound:
-        raise ValueError(
-            f"splits is {shown(splits)}, of type {type(splits).__name__}: pass the rows for each "
-            "member, one integer each, or None for equal parts"
-        )
-    return tuple(rows)
-
-
 allreduce_async = _single(grouped_allreduce_async)
 allreduce_async_ = _single(grouped_allreduce_async_)
 broadcast_async = _single(grouped_broadcast_async)
@@ -345,16 +299,6 @@ grouped_broadcast = _blocking(grouped_broadcast_async)
 grouped_broadcast_ = _blocking(grouped_broadcast_async_)
 grouped_allgather = _blocking(grouped_allgather_async)
 grouped_reducescatter = _blocking(grouped_reducescatter_async)
-
-
-def alltoall(*args: Any, **kwargs: Any) -> Any:
-    """As alltoall_async, waited for: (output, received rows), or output alone without splits."""
-    output, received = alltoall_async(*args, **kwargs).wait()
-    splits = args[1] if len(args) > 1 else kwargs.get("splits")
-    return output if splits is None else (output, received)
-
-
-alltoall.__wrapped__ = alltoall_async  # type: ignore[attr-defined]  # whose signature it has
 
 
 @collective(Op.BARRIER)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farandole import ops, topology
+from farandole import exchange, ops, topology
 from farandole.calls.door import collective, collective_then
 from farandole.calls.handles import Handle
 from farandole.calls.requests import Op
@@ -163,7 +163,7 @@ def alltoall_async(
     The handle gives (output, received rows as int32 on the splits' device), always both.
     """
     device = splits.device if isinstance(splits, Tensor) else "cpu"
-    return ops.alltoall_async(tensor, splits, name=name, process_set=process_set).map(
+    return exchange.alltoall_async(tensor, splits, name=name, process_set=process_set).map(
         lambda both: (both[0], torch.from_numpy(both[1]).to(device, torch.int32))
     )
 
