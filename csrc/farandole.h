@@ -28,8 +28,9 @@ enum farandole_op {
   FARANDOLE_ALLTOALL = 4,
   FARANDOLE_BARRIER = 5,
   FARANDOLE_JOIN = 6,
-  FARANDOLE_ADD_SET = 7,   /* shape = the ranks, ascending */
-  FARANDOLE_REMOVE_SET = 8 /* root = the set's id */
+  FARANDOLE_ADD_SET = 7,    /* shape = the ranks, ascending */
+  FARANDOLE_REMOVE_SET = 8, /* root = the set's id */
+  FARANDOLE_SCATTER = 9     /* other ranks' inputs give dtype and trailing shape only */
 };
 
 enum farandole_reduce_op {
@@ -68,7 +69,7 @@ typedef struct farandole_request {
   int32_t reduce_op;
   int32_t dtype;
   int32_t device; /* -1: CPU memory; else a CUDA device */
-  int32_t root;   /* world rank; broadcast only */
+  int32_t root;   /* world rank; broadcast and scatter only */
   int32_t process_set;
   double prescale; /* result = postscale * reduce(prescale * input) */
   double postscale;
@@ -76,11 +77,11 @@ typedef struct farandole_request {
   const int64_t* shape;
   const void* input; /* C-contiguous; NULL: "I contribute the identity" */
   void*
-      output; /* same shape as the input for allreduce and broadcast; may be the input (not alltoall's);
+      output; /* same shape as the input for allreduce and broadcast; may be the input (not alltoall's, nor scatter's);
                             an allgather's input may lie where its rows belong. Other overlaps are refused. NULL:
                             the result is dropped, or, where only negotiation knows its size (allgather,
-                            alltoall, reducescatter), allocated by the core: see farandole_result */
-  int32_t n_splits; /* alltoall: rows for each member; 0: equal parts */
+                            alltoall, reducescatter, scatter), allocated by the core: see farandole_result */
+  int32_t n_splits; /* alltoall, scatter's root: rows for each member; 0: equal parts */
   const int64_t* splits;
   const char* name; /* NULL: matched by the order of unnamed calls */
   const char*

@@ -17,7 +17,7 @@ from farandole.errors import (
     ShutdownError,
     StallError,
 )
-from farandole.exchange import alltoall, alltoall_async
+from farandole.exchange import alltoall, alltoall_async, scatter, scatter_async
 from farandole.features import (
     ccl_built,
     cuda_built,
@@ -166,6 +166,8 @@ __all__ = [
     "remove_process_set",
     "rocm_built",
     "run",
+    "scatter",
+    "scatter_async",
     "shutdown",
     "size",
     "start_timeline",

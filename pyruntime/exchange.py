@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""alltoall: rows that go to members by splits; arguments and errors as in ops."""
+"""alltoall and scatter: rows that go to members by splits; arguments and errors as in ops."""
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any, TypeVar
 
 import numpy as np
@@ -10,11 +11,11 @@ import numpy as np
 from farandole.calls.arguments import shown
 from farandole.calls.door import collective
 from farandole.calls.handles import Handle, take
-from farandole.ops import _handle, describe
+from farandole.ops import _blocking, _handle, _start, describe
 from farandole.process_sets import ProcessSet, global_process_set, set_id
 from farandole.calls.requests import Call, Op, submit
 
-__all__ = ["alltoall", "alltoall_async"]
+__all__ = ["alltoall", "alltoall_async", "scatter", "scatter_async"]
 
 T = TypeVar("T")
 Rows = np.ndarray[Any, np.dtype[np.int64]]
@@ -41,6 +42,26 @@ def alltoall_async(
         return kind.wrap(memory, tensor), np.array(received, np.int64)
 
     return _handle(submit(call, [buffer]), [buffer], [tensor], collect, str(call), timeout)
+
+
+@collective(Op.SCATTER)
+def scatter_async(
+    tensor: T,
+    root_rank: int = 0,
+    splits: Any = None,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Handle[T]:
+    """This rank's rows of the array of `root_rank`, a rank of the world: a new array.
+
+    Member i gets `splits[i]` rows (None: equal parts), one after the other; only the root's splits
+    count. On the other ranks `tensor` says what to receive: its kind, device, dtype and all
+    dimensions but the first, of which there may be none, as in numpy.empty((0, 3), "float32").
+    """
+    call = Call(Op.SCATTER, name, set_id(process_set), root=index(root_rank), splits=_rows(splits))
+    return _start(call, [tensor], timeout).map(lambda results: results[0])
 
 
 def _rows(splits: Any) -> tuple[int, ...]:
@@ -70,3 +91,5 @@ def alltoall(*args: Any, **kwargs: Any) -> Any:
 
 
 alltoall.__wrapped__ = alltoall_async  # type: ignore[attr-defined]  # whose signature it has
+
+scatter = _blocking(scatter_async)

@@ -71,6 +71,8 @@ from farandole.torch.scatter import (
     grouped_reducescatter_async,
     reducescatter,
     reducescatter_async,
+    scatter,
+    scatter_async,
 )
 from farandole.torch.sparse import sparse_allreduce_async
 
@@ -130,6 +132,8 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
+    "scatter",
+    "scatter_async",
     "shutdown",
     "size",
     "sparse_allreduce_async",

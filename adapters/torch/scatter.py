@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""reducescatter on torch tensors, in all its forms."""
+"""reducescatter and scatter on torch tensors, in all their forms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from farandole import ops
+from farandole import exchange, ops
 from farandole.calls.door import collective, collective_then
 from farandole.calls.handles import Handle
 from farandole.calls.requests import Op
@@ -15,14 +17,19 @@ from farandole.ops import Average, Sum, _single
 from farandole.process_sets import ProcessSet, global_process_set
 from farandole.torch.autograd import differentiable
 from farandole.torch.compression import Compression, Compressor, compressed, restored
-from farandole.torch.exchange import allgather
+from farandole.torch.exchange import allgather, alltoall
 
 __all__ = [
     "grouped_reducescatter",
     "grouped_reducescatter_async",
     "reducescatter",
     "reducescatter_async",
+    "scatter",
+    "scatter_async",
 ]
+
+
+# ---- reducescatter
 
 
 @collective(Op.REDUCESCATTER)
@@ -115,3 +122,48 @@ def _reducescatter(
         return [allgather(g, f"{back}.{i}", process_set) * scale for i, g in named]
 
     return differentiable("reducescatter", name, process_set, tensors, run, gradient)
+
+
+# ---- scatter
+
+
+@collective(Op.SCATTER)
+def scatter_async(
+    tensor: Tensor,
+    root_rank: int = 0,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[Tensor]:
+    """This rank's rows of the tensor of `root_rank`, a rank of the world: a new tensor.
+
+    Member i gets `splits[i]` rows, equal parts without splits; only the root's splits count. On the
+    other ranks `tensor` says what to receive, its device, dtype and all dimensions but the first:
+    torch.empty(0, 3). Not differentiable.
+    """
+    return exchange.scatter_async(tensor, root_rank, splits, name=name, process_set=process_set)
+
+
+@collective_then(Op.SCATTER)
+def scatter(
+    tensor: Tensor,
+    root_rank: int = 0,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[], Tensor]:
+    """As scatter_async, waited for, differentiable where all ranks' tensors require a gradient.
+
+    The gradients go back to the root, each to its rows; on the other ranks they are zeros.
+    """
+
+    def run(xs: Sequence[Tensor]) -> list[Tensor]:
+        return [scatter_async(xs[0], root_rank, splits, name, process_set).wait()]
+
+    def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
+        to_root = [len(gs[0]) if rank == root_rank else 0 for rank in process_set.ranks or ()]
+        rows, _ = alltoall(gs[0], to_root, back, process_set)
+        unsent = tensor.new_zeros((len(tensor) - len(rows), *tensor.shape[1:]))
+        return [torch.cat([rows, unsent])]
+
+    return lambda: differentiable("scatter", name, process_set, [tensor], run, gradient)[0]

@@ -13,6 +13,6 @@ extern "C" {
 }
 
 // The header's values are those of our enums: each last one stands for its list.
-static_assert(FARANDOLE_REMOVE_SET + 1 == farandole::kOpCount);
+static_assert(FARANDOLE_SCATTER + 1 == farandole::kOpCount);
 static_assert(FARANDOLE_PRODUCT + 1 == farandole::kReduceOpCount);
 static_assert(FARANDOLE_FLOAT8_E5M2 + 1 == farandole::kDTypeCount);

@@ -20,6 +20,7 @@ enum class Op : int32_t {
   kJoin = 6,
   kAddSet = 7,
   kRemoveSet = 8,
+  kScatter = 9,
 };
 
 // How bytes get from inputs to outputs: what backends plan by.
@@ -30,7 +31,7 @@ enum class Pattern : uint8_t {
   kReduceToOwners,  // one result, of which each member receives its rows
   kOneToAll,        // the root's input
   kEachToAll,       // every input, one behind the other
-  kEachToEach,      // of every input some rows to each member
+  kEachToEach,      // of every input some rows to each member; where there is a root, of its own
 };
 
 // What the numbers in Part::rows are.
@@ -38,7 +39,7 @@ enum class Rows : uint8_t {
   kNone,     // there are none: the result is as large as the input
   kKept,     // by member: rows of the result that it receives. They follow from the shape
   kBrought,  // by member: rows of its input. The log tells them
-  kPairs,    // sender * members + receiver: rows that pass between the two. The log tells them
+  kPairs,  // sender * members + receiver (if only a root sends: receiver): rows between the two. The log tells them
 };
 
 // What Signature::root is.
@@ -72,11 +73,12 @@ struct CollectiveTraits {
   constexpr bool needs_rows() const { return rows != Rows::kNone; }
   // How many numbers of rows the log tells, and where those of one member begin.
   constexpr size_t told_rows(size_t members) const {
-    if (rows == Rows::kPairs) return members * members;
+    if (rows == Rows::kPairs) return rooted() ? members : members * members;
     return rows == Rows::kBrought ? members : 0;
   }
   constexpr size_t first_told(size_t member, size_t members) const {
-    return rows == Rows::kPairs ? member * members : member;
+    if (rows == Rows::kPairs) return rooted() ? 0 : member * members;
+    return member;
   }
   // Input and output may be one buffer.
   constexpr bool in_place() const { return rows != Rows::kPairs; }
@@ -85,7 +87,7 @@ struct CollectiveTraits {
   constexpr int32_t smallest_group() const { return pattern == Pattern::kMeet ? 0 : 1; }
 };
 
-inline constexpr std::array<CollectiveTraits, 9> kCollectives = {{
+inline constexpr std::array<CollectiveTraits, 10> kCollectives = {{
     {.name = "allreduce",
      .pattern = Pattern::kReduceToAll,
      .rides_along = true,
@@ -102,9 +104,10 @@ inline constexpr std::array<CollectiveTraits, 9> kCollectives = {{
     {.name = "join"},
     {.name = "add_process_set", .changes_sets = true},
     {.name = "remove_process_set", .root = Root::kSet, .changes_sets = true},
+    {.name = "scatter", .pattern = Pattern::kEachToEach, .rows = Rows::kPairs, .root = Root::kRank},
 }};
 inline constexpr int32_t kOpCount = kCollectives.size();
-static_assert(static_cast<int32_t>(Op::kRemoveSet) == kOpCount - 1,
+static_assert(static_cast<int32_t>(Op::kScatter) == kOpCount - 1,
               "one row for each Op, in its order");
 
 inline constexpr CollectiveTraits kNoCollective{.name = "unknown"};

@@ -43,6 +43,7 @@ class Op(IntEnum):
     JOIN = 6
     ADD_SET = 7
     REMOVE_SET = 8
+    SCATTER = 9
 
     __hash__ = int.__hash__  # that of Enum is slow
 

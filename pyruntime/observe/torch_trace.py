@@ -25,6 +25,7 @@ _NAMES = {
     "allgather": "gloo:all_gather_v",
     "reducescatter": "gloo:reduce_scatter_v",
     "alltoall": "gloo:all_to_all",
+    "scatter": "gloo:scatter",
     "barrier": "gloo:barrier",
 }
 _STATES = {"submitted": "scheduled", "negotiated": "scheduled", "moving": "started"}

@@ -51,6 +51,9 @@ inline size_t input_bytes(const PartSpec& spec, int member, int members) {
     case Op::kAlltoall:
       for (size_t to = 0; to < n; ++to) rows += spec.rows(m * n + to);
       return rows * spec.row_bytes();
+    case Op::kScatter:
+      for (size_t to = 0; spec.part.signature.root == member && to < n; ++to) rows += spec.rows(to);
+      return rows * spec.row_bytes();
     case Op::kBarrier: return 0;
     default: return spec.part.signature.bytes();
   }
@@ -67,6 +70,7 @@ inline size_t output_bytes(const PartSpec& spec, int member, int members) {
     case Op::kAlltoall:
       for (size_t from = 0; from < n; ++from) rows += spec.rows(from * n + m);
       return rows * spec.row_bytes();
+    case Op::kScatter:
     case Op::kReducescatter: return spec.rows(m) * spec.row_bytes();
     case Op::kBarrier: return 0;
     default: return spec.part.signature.bytes();
@@ -196,6 +200,13 @@ inline Bytes expected_output(const PartSpec& spec, int member, int members) {
         append(input_of(spec, from, members), 0, input_bytes(spec, from, members));
       }
       return result;
+    case Op::kScatter: {
+      size_t before = 0;
+      for (size_t other = 0; other < m; ++other) before += spec.rows(other);
+      append(input_of(spec, spec.part.signature.root, members), before * spec.row_bytes(),
+             spec.rows(m) * spec.row_bytes());
+      return result;
+    }
     case Op::kAlltoall:
       for (size_t from = 0; from < n; ++from) {
         size_t before = 0;
@@ -291,7 +302,7 @@ class MemberBucket {
   // In place, the input lies where the result will be: inside it for an allgather, around it for a
   // reducescatter (at its start).
   bool in_place(const PartSpec& spec) const {
-    return spec.in_place && spec.part.has(member_) && spec.part.signature.op != Op::kAlltoall;
+    return spec.in_place && spec.part.has(member_) && spec.part.signature.traits().in_place();
   }
 
   Buffer place(const Bytes& values) {
@@ -303,7 +314,7 @@ class MemberBucket {
     Part part = spec.part;
     const Op op = part.signature.op;
     const bool has_input =
-        part.has(member_) && (op != Op::kBroadcast || part.signature.root == member_);
+        part.has(member_) && (!traits_of(op).rooted() || part.signature.root == member_);
     const Bytes values = input_of(spec, member_, members_);
     Bytes result(output_bytes(spec, member_, members_), kUntouched);
     size_t input_at = 0;

@@ -158,6 +158,9 @@ TEST(what_a_rank_cannot_send_throws) {
   broken([](Job& job) {
     job.submit(0, with_op(tensor("x"), Op::kAlltoall), {true, false, 3, {2, 2}, {}});
   });
+  broken([](Job& job) {  // without an input
+    job.submit(0, with_op(tensor("x"), Op::kAlltoall), {false, false, 0, {0, 0}, {}});
+  });
   broken([](Job& job) {
     Ready late{0, tensor(""), uint64_t{1} << 40, input()};
     job.report(0, late);

@@ -65,7 +65,7 @@ inline Request grouped(Request request, std::string group, int size) {
 }
 inline Request with_op(Request request, Op op) {
   request.signature.op = op;
-  if (op == Op::kAllgather || op == Op::kAlltoall) request.signature.shape[0] = -1;
+  if (traits_of(op).ragged()) request.signature.shape[0] = -1;
   return request;
 }
 inline Request add_set_of(std::vector<int64_t> ranks, std::string name = "add") {

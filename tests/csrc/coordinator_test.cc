@@ -165,6 +165,18 @@ TEST(alltoall_gathers_the_whole_matrix) {
   CHECK(only<Run>(job.publish()).items[0].rows == (std::vector<int64_t>{1, 2, 3, 0}));
 }
 
+TEST(a_scatter_tells_the_roots_rows_alone) {
+  Job job(3);
+  Request x = with_op(tensor("x", {1, 300}), Op::kScatter);
+  x.signature.root = 1;
+  job.submit(2, x, no_input());
+  job.submit(1, x, {true, false, 5, {1, 0, 3}, {}});
+  job.submit(0, x, no_input());
+  const Item item = only<Run>(job.publish()).items[0];
+  CHECK(item.rows == (std::vector<int64_t>{1, 0, 3}));
+  CHECK(item.absent.empty());
+}
+
 TEST(a_barrier_is_done_when_all_are_there) {
   Job job(2);
   Request barrier = with_op(tensor("", {}), Op::kBarrier);

@@ -86,11 +86,11 @@ PartSpec plain(Op op, int64_t elements, int members, DType dtype = DType::kFloat
   signature.dtype = dtype;
   signature.shape = {elements};
   const auto n = static_cast<size_t>(members);
-  if (op == Op::kBroadcast) signature.root = 1 % members;
+  if (traits_of(op).rooted()) signature.root = 1 % members;
   if (op == Op::kBarrier) signature.shape = {};
   if (op == Op::kAllgather) spec.part.rows.assign(n, elements);
   if (op == Op::kAlltoall) spec.part.rows.assign(n * n, elements);
-  if (op == Op::kReducescatter) spec.part.rows.assign(n, elements / members);
+  if (op == Op::kReducescatter || op == Op::kScatter) spec.part.rows.assign(n, elements / members);
   spec.seed = static_cast<uint64_t>(elements) * 7919 + 1;
   return spec;
 }
@@ -199,6 +199,7 @@ TEST(links_carry_each_byte_once) {
   CHECK_EQ(crossing(plain(Op::kBroadcast, kElements, 6), three, kUsual), 2 * kBytes);
   CHECK_EQ(crossing(plain(Op::kAllgather, kElements, 4), two, kUsual), 4 * kBytes);
   CHECK_EQ(crossing(plain(Op::kAlltoall, kElements, 4), two, kUsual), 8 * kBytes);
+  CHECK_EQ(crossing(plain(Op::kScatter, kElements, 4), two, kUsual), kBytes / 2);
   // Reducescatter: one partial sum of every share, from each host without it.
   CHECK_EQ(crossing(plain(Op::kReducescatter, kElements, 4), two, kUsual), kBytes);
 }

@@ -32,10 +32,10 @@ inline void choose_rows(Random& random, PartSpec& spec, int members) {
   if (op == Op::kReducescatter) {
     rows.assign(n, 0);
     for (int64_t row = 0; row < total; ++row) ++rows[random.below(one_in(random, 3) ? 1 : n)];
-  } else if (op == Op::kAllgather || op == Op::kAlltoall) {
-    rows.resize(op == Op::kAllgather ? n : n * n);
+  } else if (traits_of(op).ragged()) {
+    rows.resize(op == Op::kAlltoall ? n * n : n);
     for (size_t i = 0; i < rows.size(); ++i) {
-      const bool present = spec.part.has(static_cast<int>(op == Op::kAllgather ? i : i / n));
+      const bool present = spec.part.has(static_cast<int>(op == Op::kAlltoall ? i / n : i));
       rows[i] = present ? static_cast<int64_t>(random.below(static_cast<size_t>(total) + 1)) : 0;
     }
     spec.part.signature.shape[0] = -1;
@@ -56,8 +56,9 @@ inline PartSpec random_part(Random& random, Op op, DType dtype, std::vector<int6
     signature.postscale = 1.5;
   }
   const auto n = static_cast<size_t>(members);
-  if (op == Op::kBroadcast) signature.root = static_cast<Rank>(random.below(n));
-  if (op != Op::kBroadcast && op != Op::kBarrier && one_in(random, 4)) {
+  const bool rooted = traits_of(op).rooted();
+  if (rooted) signature.root = static_cast<Rank>(random.below(n));
+  if (!rooted && op != Op::kBarrier && one_in(random, 4)) {
     spec.part.present.assign(n, true);
     const size_t stays = random.below(n);
     for (size_t m = 0; m < n; ++m) spec.part.present[m] = m == stays || !one_in(random, 3);
@@ -79,7 +80,7 @@ inline std::vector<BucketSpec> buckets_of_every_kind(Random& random, int members
                                                     {3, 5}, {0, 4}, {4, 0}, {1000}};
   std::vector<BucketSpec> buckets;
   for (Op op : {Op::kAllreduce, Op::kBroadcast, Op::kAllgather, Op::kReducescatter, Op::kAlltoall,
-                Op::kBarrier}) {
+                Op::kScatter, Op::kBarrier}) {
     for (int dtype = 0; dtype < kDTypeCount; ++dtype) {
       for (const auto& shape : shapes) {
         buckets.push_back({random_part(random, op, static_cast<DType>(dtype), shape, members)});
@@ -92,9 +93,9 @@ inline std::vector<BucketSpec> buckets_of_every_kind(Random& random, int members
 // At most `most_parts` tensors of any kind; now and then one of most_elements, else small ones.
 inline BucketSpec random_bucket(Random& random, int members, size_t most_parts,
                                 size_t most_elements) {
-  constexpr Op kOps[] = {Op::kAllreduce,     Op::kAllreduce, Op::kAllreduce,
-                         Op::kAllreduce,     Op::kBroadcast, Op::kAllgather,
-                         Op::kReducescatter, Op::kAlltoall,  Op::kBarrier};
+  constexpr Op kOps[] = {Op::kAllreduce, Op::kAllreduce, Op::kAllreduce,     Op::kAllreduce,
+                         Op::kBroadcast, Op::kAllgather, Op::kReducescatter, Op::kAlltoall,
+                         Op::kScatter,   Op::kBarrier};
   BucketSpec bucket(1 + random.below(most_parts));
   Op op = kOps[random.below(std::size(kOps))];
   for (PartSpec& spec : bucket) {

@@ -33,7 +33,7 @@ inline ByteString random_bytes(Random& random, size_t most) {
 
 inline Signature random_signature(Random& random) {
   Signature s;
-  s.op = static_cast<Op>(random.below(9));
+  s.op = static_cast<Op>(random.below(kOpCount));
   s.reduce_op = static_cast<ReduceOp>(random.below(6));
   s.dtype = static_cast<DType>(random.below(kDTypeCount));
   s.device = random.between(-1, 7);

@@ -176,6 +176,9 @@ class Rehearsal {
           expect(row_sum(from, 1, 1), static_cast<int>(from), 0, false);
         }
         break;
+      case Op::kScatter:
+        expect(row_sum(m, 1, 1), spec.part.signature.root, row_sum(0, m, 1), false);
+        break;
       case Op::kAlltoall:
         for (size_t from = 0; from < n; ++from) {
           expect(row_sum(from * n + m, 1, 1), static_cast<int>(from), row_sum(from * n, m, 1),

@@ -197,6 +197,11 @@ TEST(buffers_that_overlap_in_part_are_refused) {
     refused({FARANDOLE_ALLGATHER, {24}, nullptr, nullptr, ""}, 24, 0, false);
     refused({FARANDOLE_ALLTOALL, {24}, nullptr, nullptr, ""}, 0, 0);
     refused({FARANDOLE_ALLTOALL, {24}, nullptr, nullptr, ""}, 0, 24, false);
+    Ask deal{FARANDOLE_SCATTER, {24}, nullptr, nullptr, ""};
+    refused(deal, 0, 0, false);  // rank 1 is not the root: nobody reads its input
+    deal.root = 1;
+    refused(deal, 0, 0);
+    refused(deal, 0, 24, false);
     self.check_usable();
   });
 }

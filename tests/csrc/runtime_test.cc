@@ -110,6 +110,28 @@ void exchange_rows(TestRank& self, size_t width) {
   self.runtime()->handles().release(handle);
 }
 
+// Rank r gets r + 1 rows, each full of what it is the first, second, ... row of all.
+void deal_rows(TestRank& self, int root, size_t width) {
+  const int n = self.size, all = n * (n + 1) / 2, first = self.rank * (self.rank + 1) / 2;
+  Floats mine;
+  Ask ask{FARANDOLE_SCATTER, {0, static_cast<int64_t>(width)}, nullptr, nullptr, "deal"};
+  ask.root = root;
+  if (self.rank == root) {
+    ask.shape[0] = all;
+    for (int row = 0; row < all; ++row) mine.resize(mine.size() + width, static_cast<float>(row));
+    for (int to = 0; to < n; ++to) ask.splits.push_back(to + 1);
+  }
+  ask.input = mine.data();
+  Handle handle = self.submit(ask);
+  CHECK(!self.wait({handle}));
+  Floats expected;
+  for (int row = first; row <= first + self.rank; ++row) {
+    expected.resize(expected.size() + width, static_cast<float>(row));
+  }
+  CHECK(result_of(self, handle) == expected);
+  self.runtime()->handles().release(handle);
+}
+
 }  // namespace
 
 TEST(allreduce_of_every_size) {
@@ -126,6 +148,7 @@ TEST(every_collective) {
       scatter_rows(self, width);
       exchange_rows(self, width);
       for (int root = 0; root < self.size; ++root) {
+        deal_rows(self, root, width);
         Floats data = values_of(self.rank, width);
         Ask ask{FARANDOLE_BROADCAST, {static_cast<int64_t>(width)}, data.data(), data.data(), ""};
         ask.root = root;

@@ -151,6 +151,25 @@ def alltoall(library: OnGpu, dtype: str) -> None:
     _same(library, result, np.concatenate(parts))
 
 
+def scatter(library: OnGpu, dtype: str) -> None:
+    """From every root, equal parts and uneven ones of which some are empty."""
+    me, size = fd.rank(), fd.size()
+    calls = []
+    for splits in (
+        [4] * size,
+        [3 * (r % 3) for r in range(size)],
+        [90_000 + r for r in range(size)],
+    ):
+        for root in range(size):
+            whole = everyone((sum(splits), 3), dtype)[root]
+            mine = library.put(whole if me == root else whole[:1], dtype)
+            start = sum(splits[:me])
+            handle = fd.scatter_async(mine, root, splits)
+            calls.append((handle, whole[start : start + splits[me]]))
+    for handle, expected in calls:
+        _same(library, handle.wait(), expected)
+
+
 CHECKS: list[Check] = [
     allreduce,
     allreduce_in_place,
@@ -160,6 +179,7 @@ CHECKS: list[Check] = [
     allgather,
     reducescatter,
     alltoall,
+    scatter,
 ]
 
 

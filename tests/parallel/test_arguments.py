@@ -84,7 +84,7 @@ def _goods() -> dict[str, Good]:
     """By the name of the call: the arguments that it must have."""
     goods: dict[str, Good] = {}
     for prefix, make in (("fd", rows), ("hvd", tensor)):
-        for base in (*OF_ONE, "alltoall"):
+        for base in (*OF_ONE, "alltoall", "scatter"):
             root = {"root_rank": 0} if "broadcast" in base else {}
             stem = base.rstrip("_")
             for form in (base, f"{stem}_async{base[len(stem) :]}"):

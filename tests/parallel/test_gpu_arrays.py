@@ -106,6 +106,19 @@ def test_alltoall(gpu, scale):
     assert received.tolist() == [splits[sender][rank] for sender in range(size)]
 
 
+@pytest.mark.parametrize("scale", [0, 1, 500])
+def test_scatter(gpu, scale):
+    fd.allreduce(gpu.array(np.zeros(1)))  # an array without elements does not say where it lies
+    splits = [scale * ((r + 1) % 3) for r in range(fd.size())]
+    for root in range(fd.size()):
+        whole = data(root, (sum(splits) + 2, 3), "float32")  # 2 rows stay
+        mine = gpu.array(whole if fd.rank() == root else np.full((4, 3), 9, "float32"))
+        start = sum(splits[: fd.rank()])
+        result = fd.scatter(mine, root, splits)
+        assert isinstance(result, CudaArray)
+        assert_same(gpu.read(result), whole[start : start + splits[fd.rank()]])
+
+
 def test_groups_of_gpu_and_cpu_memory(gpu):
     inputs = [
         [data(r, (10, i), d) for i, d in enumerate(["f4", "i4", "f8"])] for r in range(fd.size())

@@ -53,7 +53,7 @@ def refill(call: Call, arrays: list[Any], rank: int, members: list[int]) -> None
     for i, x in enumerate(arrays):
         value = values(call.tensor, i, rank, members, call.salt)
         if isinstance(x, torch.Tensor):
-            if x.shape != value.shape:  # alltoall sends other rows each time
+            if x.shape != value.shape:  # others are sent each time
                 arrays[i] = _make(call.tensor, "torch", value)
                 continue
             x.copy_(torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape))

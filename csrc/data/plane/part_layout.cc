@@ -33,6 +33,7 @@ size_t PartLayout::longest_share() const {
 }
 
 size_t PartLayout::bytes_between(int sender, int receiver) const {
+  if (traits_.rooted() && sender != part_.signature.root) return 0;
   const size_t first =
       traits_.first_told(static_cast<size_t>(sender), static_cast<size_t>(members_));
   return row_bytes() * rows(static_cast<int>(first) + receiver);

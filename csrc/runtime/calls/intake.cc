@@ -173,7 +173,9 @@ Asked take_in(const farandole_request& asked, ProcessSets& sets, Rank own) {
   }
   s.shape = mine.shape;
   if (traits.ragged()) s.shape[0] = -1;
-  if (traits.splits()) mine.splits = splits_of(request, asked, set, mine.shape[0]);
+  if (traits.splits() && brings_input(s, own)) {
+    mine.splits = splits_of(request, asked, set, mine.shape[0]);
+  }
   return taken;
 }
 
@@ -181,6 +183,7 @@ void check_buffers(const Request& request, const Submission& mine, const Process
   const Signature& s = request.signature;
   const CollectiveTraits& traits = s.traits();
   if (!traits.moves_bytes() || !mine.input || !mine.output) return;
+  if (traits.splits() && mine.splits.empty()) return;  // nobody reads this input
   if (traits.in_place() && mine.input == mine.output) return;
   const int64_t rows = mine.shape.empty() ? 1 : mine.shape[0];
   int64_t result_rows = rows;  // at least

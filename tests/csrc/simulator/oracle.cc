@@ -13,8 +13,6 @@ using Kind = Action::Kind;
 
 constexpr uint8_t kFailures = kMismatched | kInvalid | kRefused;
 
-bool gathers(Op op) { return op == Op::kAllgather || op == Op::kAlltoall; }
-
 const PlannedSet& set_of(const Program& program, const PlannedCall& call) {
   return program.sets[static_cast<size_t>(call.set)];
 }
@@ -27,7 +25,7 @@ bool reports(const PlannedCall& call, int member) {
 bool brings_input(const Program& program, const PlannedCall& call, int member) {
   const Signature& s = call.request_of(member).signature;
   bool holds =
-      s.op != Op::kBroadcast || s.root == set_of(program, call).ranks[static_cast<size_t>(member)];
+      !s.traits().rooted() || s.root == set_of(program, call).ranks[static_cast<size_t>(member)];
   return call.roles[static_cast<size_t>(member)] == Role::kInput && s.op != Op::kBarrier && holds;
 }
 
@@ -46,7 +44,7 @@ uint8_t natural_end(const Program& program, const PlannedCall& call) {
     root = root || set_of(program, call).ranks[static_cast<size_t>(m)] == mine.signature.root;
   }
   if (!terms) return kDone;  // nobody calls
-  if (terms->signature.op == Op::kBroadcast && !(root && input)) return kInvalid;
+  if (terms->signature.traits().rooted() && !(root && input)) return kInvalid;
   return input || terms->signature.op == Op::kBarrier ? kDone : kAbsent;
 }
 
@@ -145,10 +143,11 @@ std::vector<int64_t> rows_of(const Program& program, int index) {
   Op op = call.request.signature.op;
   int n = static_cast<int>(call.roles.size());
   std::vector<int64_t> rows;
-  if (!gathers(op)) return rows;
+  if (!traits_of(op).ragged()) return rows;
   for (int m = 0; m < n; ++m) {
     bool given = brings_input(program, call, m);
-    for (int to = 0; to < (op == Op::kAlltoall ? n : 1); ++to) {
+    if (op == Op::kScatter && !given) continue;  // the root's alone are told
+    for (int to = 0; to < (op == Op::kAllgather ? 1 : n); ++to) {
       rows.push_back(given ? rows_sent(index, m, op, to) : 0);
     }
   }
@@ -219,8 +218,8 @@ Contribution contribution_of(const Program& program, int index, int member, Byte
   given.has_input = brings_input(program, call, member);
   int n = static_cast<int>(call.roles.size());
   if (!given.has_input) return given;
-  if (s.op == Op::kAlltoall) given.splits.assign(static_cast<size_t>(n), 0);
-  for (int to = 0; s.op == Op::kAlltoall && to < n; ++to) {
+  if (s.traits().splits()) given.splits.assign(static_cast<size_t>(n), 0);
+  for (int to = 0; s.traits().splits() && to < n; ++to) {
     given.splits[static_cast<size_t>(to)] = rows_sent(index, member, s.op, to);
     given.rows += rows_sent(index, member, s.op, to);
   }
@@ -248,7 +247,7 @@ void check_run(const Program& program, int index, const Item& item) {
   CHECK(item.rows == rows_of(program, index));
   std::vector<int32_t> absent;
   for (int m = 0; m < n; ++m) {
-    if (s.op != Op::kBroadcast && !brings_input(program, call, m)) absent.push_back(m);
+    if (!s.traits().rooted() && !brings_input(program, call, m)) absent.push_back(m);
   }
   CHECK(item.absent == absent);
 }
