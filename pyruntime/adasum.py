@@ -61,9 +61,7 @@ def adasum_async(
             )
     results, outputs = list(tensors), inputs
     if not in_place:
-        triples = zip(kinds, tensors, inputs, strict=True)
-        results = [kind.empty(x, buffer.shape) for kind, x, buffer in triples]
-        outputs = [kind.describe(y, True) for kind, y in zip(kinds, results, strict=True)]
+        results, outputs = ops.new_results(kinds, tensors, inputs)
     call = Call(Op.ALLREDUCE, name, number, ops.Adasum)
     label = f"Adasum of {name}" if name else f"unnamed Adasum {count_unnamed(number) % _LABELS}"
     # Nobody brings data to the declaration: it only makes sure that all ranks mean the same.
@@ -73,7 +71,7 @@ def adasum_async(
     def work() -> list[T]:
         declared.wait()
         _combine(inputs, outputs, label, factors, process_set)
-        return results
+        return results if in_place else ops.sealed(kinds, results, tensors)
 
     def order() -> None:
         for kind, x, buffer in zip(kinds, tensors, inputs, strict=True):

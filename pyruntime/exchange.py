@@ -11,9 +11,9 @@ import numpy as np
 from farandole.calls.arguments import shown
 from farandole.calls.door import collective
 from farandole.calls.handles import Handle, take
+from farandole.calls.requests import Call, Op, submit
 from farandole.ops import _blocking, _handle, _start, describe
 from farandole.process_sets import ProcessSet, global_process_set, set_id
-from farandole.calls.requests import Call, Op, submit
 
 __all__ = ["alltoall", "alltoall_async", "scatter", "scatter_async"]
 

@@ -18,7 +18,8 @@ from operator import index
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from farandole._library import is_of_core
-from farandole.arrays.buffers import Buffer, Kind, kind_of
+from farandole.arrays.buffers import Buffer
+from farandole.arrays.kinds import Kind, kind_of
 from farandole.calls import repeats
 from farandole.calls.arguments import ReduceOp as ReduceOp
 from farandole.calls.door import collective
@@ -50,22 +51,36 @@ def _start(
     kinds, inputs = describe(tensors, in_place)
     results, outputs = tensors, inputs
     if not in_place and call.op in _MIRRORED:
-        triples = zip(kinds, tensors, inputs, strict=True)
-        results = [kind.empty(x, buffer.shape) for kind, x, buffer in triples]
-        outputs = [kind.describe(y, True) for kind, y in zip(kinds, results, strict=True)]
+        results, outputs = new_results(kinds, tensors, inputs)
     elif not in_place:
         outputs = [NOTHING] * len(inputs)
 
     def collect(numbers: Any) -> list[T]:
-        if in_place or call.op in _MIRRORED:
+        if in_place:
             return results
+        if call.op in _MIRRORED:
+            return sealed(kinds, results, tensors)
         rows = zip(kinds, numbers, inputs, tensors, strict=True)
         return [k.wrap(take(n, b, k.stream(x))[0], x) for k, n, b, x in rows]
 
     handle = _handle(submit(call, inputs, outputs), inputs, tensors, collect, call, timeout)
-    if len(tensors) == 1 and call.op in _MIRRORED:
+    if len(tensors) == 1 and call.op in _MIRRORED and (in_place or kinds[0].gives_itself()):
         handle.repeat = Repeat(call, tensors[0], inputs[0], in_place, timeout)
     return handle
+
+
+def new_results(
+    kinds: Sequence[Kind], tensors: Sequence[Any], inputs: Sequence[Buffer]
+) -> tuple[list[Any], list[Buffer]]:
+    """Arrays for results in their inputs' form, to be sealed at the end, and their memory."""
+    triples = zip(kinds, tensors, inputs, strict=True)
+    results = [kind.empty(x, buffer.shape) for kind, x, buffer in triples]
+    return results, [k.describe(y, True) for k, y in zip(kinds, results, strict=True)]
+
+
+def sealed(kinds: Sequence[Kind], results: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
+    """What the user gets for new_results() that are complete."""
+    return [k.sealed(y, x) for k, y, x in zip(kinds, results, tensors, strict=True)]
 
 
 def describe(tensors: Sequence[Any], in_place: bool) -> tuple[list[Kind], list[Buffer]]:

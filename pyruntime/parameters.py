@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import index
 from typing import Any
 
-from farandole.arrays.buffers import kind_of
+from farandole.arrays.kinds import kind_of
 from farandole.calls.door import collective_then
 from farandole.calls.handles import Handle
 from farandole.calls.requests import Op

@@ -9,7 +9,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from farandole.arrays.buffers import EMPTY, Buffer, Kind, Shape, address_or_empty, code_of, register
+from farandole.arrays.buffers import EMPTY, Buffer, address_or_empty, code_of
+from farandole.arrays.kinds import Kind, Shape, register
 from farandole.errors import LibraryError
 
 __all__ = ["CupyKind"]

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from farandole.arrays.buffers import DTYPES, EMPTY, NOWHERE, Buffer, Kind, Memory, Shape, register
+from farandole.arrays.buffers import DTYPES, EMPTY, NOWHERE, Buffer, Memory
 from farandole.arrays.cuda_array import CudaArray
+from farandole.arrays.kinds import Kind, Shape, register
 from farandole.calls.handles import take
 from farandole.calls.requests import Call, PreparedOnGpu, PreparedTensor
 from farandole.torch import cuda

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Array kinds: how the arrays of each framework become (pointer, dtype, shape, device, stream)."""
+"""Buffers: an array as (pointer, dtype, shape, device, stream), and the kinds of arrays on CPUs."""
 
 from __future__ import annotations
 
 import array
-import importlib
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,22 +11,18 @@ from typing import Any
 import numpy as np
 
 from farandole._library import ffi, lib
+from farandole.arrays.kinds import Kind, Shape, register
 
 __all__ = [
     "DTYPES",
     "EMPTY",
     "NOWHERE",
     "Buffer",
-    "Kind",
     "Memory",
     "address_or_empty",
     "code_of",
     "dtype_of",
-    "kind_of",
-    "register",
 ]
-
-Shape = tuple[int, ...]
 
 # The names in enum farandole_dtype, by its values.
 DTYPES: tuple[str, ...] = tuple(
@@ -99,50 +93,6 @@ class Memory:
 
     def __del__(self, free: Any = lib.farandole_free) -> None:
         free(self._pointer)
-
-
-class Kind(ABC):
-    """One family of arrays. Methods get arrays for which `matches` said yes."""
-
-    gives_pointers = False  # lent() gives pointers of cffi, no numbers
-
-    @abstractmethod
-    def matches(self, x: Any) -> bool:
-        """Whether `x` belongs to the kind; the answer holds for all objects of its type."""
-
-    @abstractmethod
-    def describe(self, x: Any, in_place: bool = False) -> Buffer:
-        """The memory of `x`, or of a contiguous copy where its own is not contiguous.
-
-        In place nothing may be copied: ValueError for arrays that are not contiguous or read-only.
-        TypeError for a dtype or layout that the core has no code for.
-        """
-
-    def lent(
-        self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None
-    ) -> tuple[Any, object]:
-        """Where `x` lies, and what keeps that memory whatever happens to `x`, if it has this dtype
-        and shape and describe() would not copy.
-
-        (0, None): describe() has more to say. Quicker than that; for arrays that come again.
-        `device`: what x.device must be; None: the CPU.
-        """
-        return 0, None
-
-    def stream(self, x: Any) -> int:
-        """The CUDA stream in which the caller now works with arrays such as `x`; 0 on the CPU."""
-        return 0
-
-    @abstractmethod
-    def empty(self, like: Any, shape: Shape | None = None) -> Any:
-        """A new contiguous array of `like`'s dtype and device; `shape` None: of its shape too."""
-
-    @abstractmethod
-    def wrap(self, memory: Any, like: Any) -> Any:
-        """An array of `like`'s dtype over a result's memory, without a copy where possible.
-
-        `memory`: a Memory, or, of arrays on a GPU, a cuda_array.CudaArray.
-        """
 
 
 def code_of(dtype: np.dtype[Any]) -> int:
@@ -258,36 +208,5 @@ class BytesKind(NumpyKind):
         return bytearray(exporter) if isinstance(like, bytearray) else memoryview(exporter)
 
 
-# First match wins; modules of _LAZY register their kinds when first met, no user import needed.
-_kinds: list[Kind] = [NumpyKind(), InterfaceKind(), BytesKind()]
-_by_type: dict[type, Kind] = {}
-_LAZY = {"cupy": "farandole.cupy.kind", "torch": "farandole.torch.kind"}
-
-
-def register(kind: Kind, place: int = 0) -> None:
-    """Adds a kind, before all others by default. Adapters call this when they are imported."""
-    _kinds.insert(place, kind)
-    _by_type.clear()
-
-
-def kind_of(x: Any) -> Kind:
-    """The kind of an array. Raises TypeError for what is no array."""
-    type_ = type(x)
-    kind = _by_type.get(type_)
-    if kind is None:
-        kind = _by_type[type_] = _find(x)
-    return kind
-
-
-def _find(x: Any) -> Kind:
-    for base in type(x).__mro__:
-        adapter = _LAZY.get(base.__module__.partition(".")[0])
-        if adapter:
-            importlib.import_module(adapter)
-    for kind in _kinds:
-        if kind.matches(x):
-            return kind
-    raise TypeError(
-        f"{type(x).__name__} is no array: pass a NumPy array, a tensor, or an object with the "
-        "buffer protocol, __array_interface__ or DLPack (for numbers: numpy.asarray(x))"
-    )
+for _place, _kind in enumerate((NumpyKind(), InterfaceKind(), BytesKind())):
+    register(_kind, _place)

@@ -10,17 +10,8 @@ import numpy as np
 
 from farandole._library import check, check_count, ffi, lib
 from farandole.arrays import dlpack
-from farandole.arrays.buffers import (
-    DTYPES,
-    Buffer,
-    DlpackKind,
-    Kind,
-    Shape,
-    address_or_empty,
-    code_of,
-    dtype_of,
-    register,
-)
+from farandole.arrays.buffers import DTYPES, Buffer, DlpackKind, address_or_empty, code_of, dtype_of
+from farandole.arrays.kinds import Kind, Shape, register
 
 __all__ = ["CudaArray", "DeviceKind"]
 

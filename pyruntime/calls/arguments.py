@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from farandole.arrays.buffers import kind_of
+from farandole.arrays.kinds import kind_of
 from farandole.members import ProcessSet, global_process_set
 
 __all__ = ["ARGUMENTS", "OPTIONS", "Argument", "ReduceOp", "check", "number", "shown", "wrong"]

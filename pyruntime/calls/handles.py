@@ -10,8 +10,9 @@ from time import monotonic
 from typing import Any, Generic, TypeVar, cast
 
 from farandole._library import error, ffi, lib
-from farandole.arrays.buffers import Buffer, Memory, Shape
+from farandole.arrays.buffers import Buffer, Memory
 from farandole.arrays.cuda_array import CudaArray
+from farandole.arrays.kinds import Shape
 from farandole.calls import leases
 from farandole.calls.leases import numbers_of
 from farandole.errors import ShutdownError, StallError

@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from farandole.arrays.buffers import EMPTY, Buffer, kind_of
+from farandole.arrays.buffers import EMPTY, Buffer
+from farandole.arrays.kinds import kind_of
 from farandole.calls.gpu_handle import GpuHandle
 from farandole.calls.handles import Handle, OneHandle
 from farandole.calls.leases import lend

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from farandole.arrays.buffers import DTYPES, EMPTY, Memory, kind_of
+from farandole.arrays.buffers import DTYPES, EMPTY, Memory
+from farandole.arrays.kinds import kind_of
 from farandole.torch.compression import Compression, chooser
 from farandole.torch.groups import assign
 from farandole.torch.kind import TorchKind, address_of, describe, is_lazy
@@ -216,7 +217,7 @@ def test_names() -> None:
 
 def test_neutral_kind_is_found_without_importing_the_adapter() -> None:
     program = (
-        "import torch; from farandole.arrays.buffers import kind_of; "
+        "import torch; from farandole.arrays.kinds import kind_of; "
         "print(type(kind_of(torch.ones(1))).__name__)"
     )
     done = subprocess.run(

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of adapters: how arrays of one family reach the core. docs/adapters.md explains it.
+
+An adapter is a package of its own. It derives a class from Kind, registers an object of it when it
+is imported, and names the module that does so in an entry point of the group "farandole.adapters",
+under the name of its framework's top-level module: then nobody has to import it.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from farandole.arrays.buffers import Buffer
+
+__all__ = ["Kind", "Shape", "kind_of", "register"]
+
+Shape = tuple[int, ...]
+
+
+class Kind(ABC):
+    """One family of arrays. Methods get arrays for which `matches` said yes."""
+
+    gives_pointers = False  # lent() gives pointers of cffi, no numbers
+
+    @abstractmethod
+    def matches(self, x: Any) -> bool:
+        """Whether `x` belongs to the kind; the answer holds for all objects of its type."""
+
+    @abstractmethod
+    def describe(self, x: Any, in_place: bool = False) -> Buffer:
+        """The memory of `x`, or of a contiguous copy where its own is not contiguous.
+
+        In place nothing may be copied: ValueError for arrays that are not contiguous or read-only.
+        TypeError for a dtype or layout that the core has no code for.
+        """
+
+    def lent(
+        self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None
+    ) -> tuple[Any, object]:
+        """Where `x` lies, and what keeps that memory whatever happens to `x`, if it has this dtype
+        and shape and describe() would not copy.
+
+        (0, None): describe() has more to say. Quicker than that; for arrays that come again.
+        `device`: what x.device must be; None: the CPU.
+        """
+        return 0, None
+
+    def stream(self, x: Any) -> int:
+        """The CUDA stream in which the caller now works with arrays such as `x`; 0 on the CPU."""
+        return 0
+
+    @abstractmethod
+    def empty(self, like: Any, shape: Shape | None = None) -> Any:
+        """A new contiguous array of `like`'s dtype and device; `shape` None: of its shape too.
+
+        The core writes a result there; the user gets what sealed() makes of it.
+        """
+
+    def sealed(self, result: Any, like: Any) -> Any:
+        """The array to give to the user for `result`, which empty() made and the core has filled.
+
+        Where arrays can't be written to, empty() makes something that can, such as a NumPy array
+        (describe() has to take it, too), and this makes an array of it.
+        """
+        return result
+
+    def gives_itself(self) -> bool:
+        """Whether what empty() made is what the user gets."""
+        return type(self).sealed is Kind.sealed
+
+    @abstractmethod
+    def wrap(self, memory: Any, like: Any) -> Any:
+        """An array of `like`'s dtype over a result's memory, without a copy where possible.
+
+        `memory`: a Memory, or, of arrays on a GPU, a cuda_array.CudaArray.
+        """
+
+
+_kinds: list[Kind] = []  # the first that matches counts
+_by_type: dict[type, Kind] = {}
+
+
+def register(kind: Kind, place: int = 0) -> None:
+    """Adds a kind, before all others by default. Adapters call this when they are imported."""
+    _kinds.insert(place, kind)
+    _by_type.clear()
+
+
+def kind_of(x: Any) -> Kind:
+    """The kind of an array; imports the adapter of its framework, if there is one.
+
+    Raises TypeError for what is no array, and where the adapter can't be imported.
+    """
+    type_ = type(x)
+    kind = _by_type.get(type_)
+    if kind is None:
+        kind = _find(x)
+        _by_type[type_] = kind
+    return kind
+
+
+def _find(x: Any) -> Kind:
+    for base in type(x).__mro__:
+        adapter = _adapters().get(base.__module__.partition(".")[0])
+        if adapter is not None:
+            _import(adapter)
+    for kind in _kinds:
+        if kind.matches(x):
+            return kind
+    raise TypeError(
+        f"{type(x).__name__} is no array: pass a NumPy array, a tensor, or an object with the "
+        "buffer protocol, __array_interface__ or DLPack (for numbers: numpy.asarray(x))"
+    )
+
+
+@functools.cache
+def _adapters() -> dict[str, EntryPoint]:
+    """By the framework's top-level module."""
+    return {entry.name: entry for entry in entry_points(group="farandole.adapters")}
+
+
+def _import(adapter: EntryPoint) -> None:
+    try:
+        adapter.load()
+    except Exception as reason:
+        raise TypeError(
+            f"farandole's adapter for {adapter.name}, {adapter.value}, can't be imported: {reason}"
+        ) from reason
