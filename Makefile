@@ -51,18 +51,22 @@ venv: core $(VENV)/.install-stamp ## .venv with all dependencies, the C++ core a
 
 # ---- tests ------------------------------------------------------------------------------------------------------
 
-.PHONY: test test-cpp test-single test-parallel test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-matrix
-test: venv programs ## every test that needs no GPU
-	$(PYTEST) tests --ignore tests/strangers $(ARGS)
+.PHONY: test test-all test-cpp test-single test-parallel test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-matrix
+test: venv programs ## the tests to run before a commit: 12 minutes on 2 cores; phase by phase
+	$(BIN)/python tools/phases.py test
 
+test-all: venv programs ## and what is longer: sanitizers, hosts, other MPIs, torch old and new, fuzz, soak, strangers
+	$(BIN)/python tools/phases.py all
+
+# Tests that neither measure nor own the cores run side by side.
 test-cpp: programs $(VENV)/.install-stamp ## the C++ tests
-	$(PYTEST) tests/csrc $(ARGS)
+	$(PYTEST) tests/csrc tests/fuzz -n $(JOBS) $(ARGS)
 
-test-single: venv ## the Python tests of one process
-	$(PYTEST) tests/single $(ARGS)
+test-single: venv programs ## the Python tests of one process, and those of failures
+	$(PYTEST) tests/single tests/faults -n $(JOBS) $(ARGS)
 
-test-parallel: venv ## the tests under mpirun; ARGS="--ranks 2 --inner '-k bool'" picks
-	$(PYTEST) tests/parallel $(ARGS)
+test-parallel: venv programs ## the tests under mpirun; ARGS="--ranks 2 --inner '-k bool'" picks
+	$(PYTEST) tests/parallel tests/gpu $(ARGS)
 
 test-hosts: venv ## several hosts, simulated by namespaces (root, iproute2): tests/hosts, and tests/parallel on them
 	$(PYTEST) tests/hosts $(ARGS)
@@ -79,7 +83,7 @@ test-sanitize: venv ## the C++ tests under ASan+UBSan, then TSan
 	  echo "==== the C++ tests under -fsanitize=$$build ===="; \
 	  $(CMAKE) -S csrc -B build/$$build -DFARANDOLE_TESTS=ON -DFARANDOLE_SANITIZE=$$build --log-level=WARNING >/dev/null; \
 	  $(BIN)/ninja -C build/$$build -j $(JOBS) --quiet; \
-	  FARANDOLE_TEST_BUILD=build/$$build $(PYTEST) tests/csrc $(ARGS); \
+	  FARANDOLE_TEST_BUILD=build/$$build $(PYTEST) tests/csrc -n $(JOBS) $(ARGS); \
 	done
 
 # Python, torch and the core in one heap; ASan must find libstdc++ loaded before torch brings it, to see exceptions.

@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""phases.py test|all|ci [MINUTES]: the phases of a suite one by one, then a table of their minutes.
+
+`make test` and `make test-all` call it, and .ci/run, whose phases must fit into CI_MINUTES beside the
+MINUTES that its set-up took. A phase is a target of the Makefile. One that fails keeps no other
+from running; one that lacks something on this machine is skipped, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from harness import hosts  # noqa: E402
+
+CI_MINUTES = 85
+
+
+def _output(*command: str) -> str:
+    """What a command writes; empty if it cannot run."""
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
+
+
+def _no_library(name: str) -> str:
+    found = _output("gcc", f"-print-file-name={name}")
+    return "" if Path(found).is_absolute() else f"needs gcc's {name}"
+
+
+def _no_sanitizers() -> str:
+    return _no_library("libasan.so") or _no_library("libubsan.so") or _no_library("libtsan.so")
+
+
+def _no_openmpi4() -> str:
+    there = "Open MPI) 4." in _output("/usr/bin/mpirun", "--version")
+    return "" if there else "needs Open MPI 4.1 in /usr/bin (Debian: apt-get install openmpi-bin)"
+
+
+def _no_index() -> str:
+    """What a phase installs from a package index must be there."""
+    command = ["-m", "pip", "download", "-qq", "--no-deps", "-d", str(ROOT / "build" / "index")]
+    done = subprocess.run([sys.executable, *command, "iniconfig"], capture_output=True)
+    return "" if done.returncode == 0 else "needs a package index: pip finds none"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """`make target ARGS=...`; `minutes` is what it takes on 2 cores, with what it builds."""
+
+    target: str
+    minutes: float
+    args: str = ""
+    lacks: Callable[[], str] = str
+    variables: tuple[str, ...] = ()  # of make
+    judges: bool = True  # False: a failure is for people to read
+
+    @property
+    def name(self) -> str:
+        """As in the table."""
+        return " ".join([self.target, *self.variables])
+
+    def run(self) -> bool:
+        """Whether it passed."""
+        args = [f"ARGS={self.args}"] if self.args else []  # none: those of the make that called
+        command = ["make", "--no-print-directory", self.target, *self.variables, *args]
+        return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode == 0
+
+
+QUICK = (Phase("test-cpp", 3), Phase("test-single", 3), Phase("test-parallel", 6))
+SANITIZE = Phase("test-sanitize", 20, lacks=_no_sanitizers)
+WHEEL = Phase("test-wheel", 3, lacks=_no_index)
+# What random programs find another run may not find.
+STRANGERS = Phase(
+    "test-strangers",
+    8,
+    lacks=lambda: _no_library("libasan.so"),
+    variables=("SANITIZE=address", "STRANGERS_SECONDS=60", "STRANGERS_RANKS=2,3"),
+    judges=False,
+)
+FUZZ = Phase("fuzz", 1.5, args="--seconds 60")
+SOAK = Phase("soak", 1, args="--seeds 20")
+SUITES = {
+    "test": QUICK,
+    "all": (
+        *QUICK,
+        SANITIZE,
+        Phase("test-hosts", 20, lacks=hosts.why_not),
+        Phase("test-mpich", 8, lacks=_no_index),
+        Phase("test-openmpi4", 8, lacks=_no_openmpi4),
+        Phase("test-matrix", 15, lacks=_no_index),
+        FUZZ,
+        SOAK,
+        STRANGERS,
+    ),
+    "ci": (
+        Phase("lint", 2),
+        *QUICK,
+        SANITIZE,
+        WHEEL,
+        Phase("test-hosts-quick", 8, lacks=hosts.why_not),
+        STRANGERS,
+        FUZZ,
+        SOAK,
+    ),
+}
+
+
+def main(suite: str, minutes: str = "0") -> int:
+    """1 if a phase failed."""
+    begin, rows, failed = time.monotonic() - 60 * float(minutes), [], False
+    for phase in SUITES[suite]:
+        start = time.monotonic()
+        left = CI_MINUTES - (start - begin) / 60
+        if suite == "ci" and phase.minutes > left:
+            outcome = f"LEFT OUT: it takes {phase.minutes} minutes, and {left:.0f} are left"
+        elif reason := phase.lacks():
+            outcome = f"skipped: {reason}"
+        else:
+            print(f"==== {phase.name} ====", flush=True)
+            passed = phase.run()
+            outcome = "passed" if passed else "FAILED" if phase.judges else "failed: see above"
+            failed |= phase.judges and not passed
+        rows.append((phase.name, (time.monotonic() - start) / 60, outcome))
+    width = max(len(name) for name, *_ in rows)
+    print(f"==== {'phase':{width}} minutes")
+    for name, took, outcome in rows:
+        print(f"     {name:{width}} {took:7.1f}  {outcome}")
+    print(f"     {'all':{width}} {(time.monotonic() - begin) / 60:7.1f}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
