@@ -22,8 +22,11 @@ if "FARANDOLE_TEST_STEP" not in os.environ:  # a rank has harness.inner, from ra
 os.environ["FARANDOLE_TUNING"] = "none"
 
 # The same examples on every rank and in every run; a failure prints the seed that repeats it.
-settings.register_profile("same", derandomize=True, deadline=None, database=None, print_blob=True)
-settings.load_profile("same")
+# pytest's --hypothesis-profile=long takes the other profile; for tests/parallel, within --inner.
+SAME = settings(derandomize=True, deadline=None, database=None, print_blob=True)
+settings.register_profile("quick", SAME, max_examples=30)
+settings.register_profile("long", SAME, max_examples=1000)
+settings.load_profile("quick")
 
 
 @pytest.fixture

@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """phases.py test|all|ci [MINUTES]: the phases of a suite one by one, then a table of their minutes.
 
-`make test` and `make test-all` call it, and .ci/run, whose phases must fit into CI_MINUTES beside the
-MINUTES that its set-up took. A phase is a target of the Makefile. One that fails keeps no other
+`make test` and `make test-all` call it, and .ci/run, whose phases must fit into CI_MINUTES beside
+the MINUTES that its set-up took. A phase is a target of the Makefile. One that fails keeps no other
 from running; one that lacks something on this machine is skipped, with the reason.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -95,6 +94,7 @@ SUITES = {
     "all": (
         *QUICK,
         SANITIZE,
+        Phase("test-examples", 4),
         Phase("test-hosts", 20, lacks=hosts.why_not),
         Phase("test-mpich", 8, lacks=_no_index),
         Phase("test-openmpi4", 8, lacks=_no_openmpi4),

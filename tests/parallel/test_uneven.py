@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import farandole as fd
@@ -15,8 +15,7 @@ from harness.arrays import Array, assert_same, data, reduced, rows_of
 fd.init()  # the strategies below depend on the number of ranks
 SIZE, RANK = fd.size(), fd.rank()
 
-# The profile draws the same examples on every rank (tests/conftest.py).
-EXAMPLES = settings(max_examples=30)
+# The profile draws the same examples on every rank, and says how many (tests/conftest.py).
 DTYPES = st.sampled_from(["uint8", "int64", "float16", "float32", "float64"])
 WIDTHS = st.lists(st.integers(0, 4), max_size=2).map(tuple)
 COUNTS = st.lists(st.one_of(st.integers(0, 6), st.just(700)), min_size=SIZE, max_size=SIZE)
@@ -29,7 +28,6 @@ def inputs(counts: list[int], width: tuple[int, ...], dtype: str) -> list[Array]
     return [data(rank, (n, *width), dtype) for rank, n in enumerate(counts)]
 
 
-@EXAMPLES
 @given(table=TABLES, spare=COUNTS, width=WIDTHS, dtype=DTYPES, name=NAMES)
 def test_alltoall(table: Any, spare: Any, width: Any, dtype: str, name: str | None) -> None:
     """table[i][j] rows go from i to j; `spare` rows at the end of each input go nowhere."""
@@ -42,14 +40,12 @@ def test_alltoall(table: Any, spare: Any, width: Any, dtype: str, name: str | No
     assert_same(output, np.concatenate(pieces))
 
 
-@EXAMPLES
 @given(counts=COUNTS, width=WIDTHS, dtype=DTYPES, name=NAMES)
 def test_allgather(counts: Any, width: Any, dtype: str, name: str | None) -> None:
     xs = inputs(counts, width, dtype)
     assert_same(fd.allgather(xs[RANK], name=name), np.concatenate(xs))
 
 
-@EXAMPLES
 @given(tables=st.lists(COUNTS, min_size=1, max_size=3), width=WIDTHS, name=NAMES)
 def test_grouped_allgather(tables: Any, width: Any, name: str | None) -> None:
     columns = [inputs(counts, width, "float32") for counts in tables]
@@ -58,7 +54,6 @@ def test_grouped_allgather(tables: Any, width: Any, name: str | None) -> None:
         assert_same(result, np.concatenate(xs))
 
 
-@EXAMPLES
 @given(
     rows=st.one_of(st.integers(0, 9), st.just(1001)),
     width=WIDTHS,
