@@ -51,8 +51,9 @@ def _renew(step: Step, environment: dict[str, str]) -> int:
     import farandole
 
     try:
-        gc.collect()
         farandole.shutdown()
+        gc.collect()
+        gc.freeze()  # what stays would make each gc.collect() of the next file slow
         os.environ.clear()
         os.environ.update(environment)
         if torch := sys.modules.get("torch"):
