@@ -24,7 +24,8 @@ __all__ = ["ENDED", "World"]
 
 TESTS = Path(__file__).resolve().parents[1]
 ENDED = "ended"
-TEST_SECONDS = 60.0  # one test on all ranks, the start of Python included
+START_SECONDS = 120.0  # until all ranks have run their first test: imports, and MPI's start
+TEST_SECONDS = 60.0  # one test on all ranks
 GRACE_SECONDS = 5.0  # for the other ranks, once one has failed
 FILE_SECONDS = 270.0  # a whole file at one size
 
@@ -82,7 +83,8 @@ class World:
         """Waits until the ranks have run this file; what went wrong, or nothing.
 
         The last file's end is the job's. JobError, with all stacks, once time is up: a test may
-        take TEST_SECONDS, and GRACE_SECONDS once a rank has failed; `end` bounds it too.
+        take TEST_SECONDS (the first START_SECONDS), and GRACE_SECONDS once a rank has failed;
+        `end` bounds it too.
         """
         result = self._watch(path, end)
         while result and not started(result) and self._starts < STARTS:
@@ -102,8 +104,9 @@ class World:
         """
         folder, last = self.files[path], path == list(self.files)[-1]
         now = time.monotonic()
-        test_deadline, file_deadline = now + TEST_SECONDS, min(now + FILE_SECONDS, end)
         rounds, told, wait_for = self._server.rounds, 0, "a test takes too long"
+        test_deadline = now + (TEST_SECONDS if rounds else START_SECONDS)
+        file_deadline = min(now + FILE_SECONDS, end)
         while last or not self.has_run(path):
             if result := self._job.process.wait(0.05):
                 return result
