@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,43 @@ def test_death():
 
 def test_after():
     assert total() == 3
+"""
+LEAVES_THINGS = """
+import os, sys
+import numpy as np
+import farandole as fd
+
+def test_it():
+    sys.seen_by_all_files = True
+    os.environ["LEFT_BEHIND"] = "1"
+    fd.add_process_set([0])
+    fd.allreduce_async(np.ones(1), name="in flight")
+"""
+FINDS_NOTHING = """
+import os, sys
+import numpy as np
+import farandole as fd
+
+def test_it():
+    assert sys.seen_by_all_files  # the process is the same
+    assert "LEFT_BEHIND" not in os.environ
+    assert fd.add_process_set([0]).process_set_id == 1
+    assert fd.allreduce(np.full(2, fd.rank()), name="in flight", op=fd.Sum).tolist() == [1, 1]
+"""
+DIES = """
+import os
+import farandole as fd
+
+def test_it():
+    if fd.rank() == 1:
+        os._exit(3)
+    fd.barrier()
+"""
+FINDS_ANOTHER_PROCESS = """
+import sys
+
+def test_it():
+    assert not hasattr(sys, "seen_by_all_files")
 """
 MPI_BARRIER_OF_ALL_BUT_0 = """
 import signal
@@ -151,21 +189,28 @@ def test_a_process_left_behind_is_an_error(fork_ranks: Callable[..., ForkJob]) -
     assert not processes_of_sessions(job.sessions)
 
 
-def test_a_bad_test_loses_no_other(tmp_path: Path) -> None:
-    """With --keep-going: whether it fails on all ranks, on one, or takes one along."""
+def told_by_files(tmp_path: Path, files: dict[str, str], *options: str) -> dict[str, Any]:
+    """What --report has of a pytest run of these files of tests/parallel at 2 ranks."""
     tests, own = Path(__file__).resolve().parents[1], tmp_path / "tests"
     shutil.copytree(tests / "harness", own / "harness")
     shutil.copy(tests / "conftest.py", own)
     (own / "parallel").mkdir()
     shutil.copy(tests / "parallel" / "conftest.py", own / "parallel")
-    (own / "parallel" / "test_bad.py").write_text(BAD_TESTS)
-    options = ["--ranks", "2", "--keep-going", "--budget", "100", "--report", "report.json"]
-    command = [sys.executable, "-m", "pytest", "tests", *options, "-p", "no:cacheprovider"]
+    for name, text in files.items():
+        (own / "parallel" / f"test_{name}.py").write_text(text)
+    options = ("--ranks", "2", "--report", "report.json", "-p", "no:cacheprovider", *options)
+    command = [sys.executable, "-m", "pytest", "tests", *options]
     result = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(own)}, capture_output=True
     )
-    assert result.returncode == 1
-    (row,) = json.loads((tmp_path / "report.json").read_text())["tests"].values()
+    assert result.returncode == 1, result.stdout.decode()
+    found: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())["tests"]
+    return {Path(name.partition("::")[0]).stem: row for name, row in found.items()}
+
+
+def test_a_bad_test_loses_no_other(tmp_path: Path) -> None:
+    """With --keep-going: whether it fails on all ranks, on one, or takes one along."""
+    row = told_by_files(tmp_path, {"bad": BAD_TESTS}, "--keep-going", "--budget", "100")["test_bad"]
     found = {test: told["outcome"] for test, told in row["inside"].items()}
     assert found == {
         "test_before": "passed",
@@ -175,3 +220,17 @@ def test_a_bad_test_loses_no_other(tmp_path: Path) -> None:
         "test_after": "passed",
     }
     assert "assert 3.0 == 4" in row["text"]
+
+
+def test_files_share_a_world_until_one_breaks_it(tmp_path: Path) -> None:
+    """A file finds none of the settings of those before it; what follows a death runs anew."""
+    files = {"a": LEAVES_THINGS, "b": FINDS_NOTHING, "c": DIES, "d": FINDS_ANOTHER_PROCESS}
+    rows = told_by_files(tmp_path, files)
+    outcomes = {name: row["outcome"] for name, row in rows.items()}
+    assert outcomes == {
+        "test_a": "passed",
+        "test_b": "passed",
+        "test_c": "failed",
+        "test_d": "passed",
+    }
+    assert "exit code 3" in rows["test_c"]["text"]
