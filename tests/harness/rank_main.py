@@ -8,6 +8,7 @@ torch's seed is alike on all ranks, and the runtime starts again.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import sys
@@ -19,6 +20,9 @@ import pytest
 from harness.inner import InStep, Step
 from harness.world import ENDED
 
+# What tests import in their midst, or torch by itself, and what takes long on a busy machine.
+SLOW = ("torch._dynamo", "mpi4py.MPI")
+
 
 def main(options: list[str]) -> None:
     """Run the files; once anything has failed, leave without MPI's finalize, which may wait."""
@@ -26,6 +30,10 @@ def main(options: list[str]) -> None:
     files = json.loads(Path(os.environ["FARANDOLE_TEST_FILES"]).read_text())
     for number, (path, folder) in enumerate(files.items(), 1):
         step.enter(Path(folder))
+        if number == 1 < len(files):
+            for name in SLOW:
+                importlib.import_module(name)
+            step.meet("imported")
         environment = dict(os.environ)
         code = _run(step, path, options)
         if code == 0 and number < len(files):

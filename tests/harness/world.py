@@ -24,7 +24,7 @@ __all__ = ["ENDED", "World"]
 
 TESTS = Path(__file__).resolve().parents[1]
 ENDED = "ended"
-START_SECONDS = 120.0  # until all ranks have run their first test: imports, and MPI's start
+START_SECONDS = 120.0  # until all ranks have started MPI and imported what tests need
 TEST_SECONDS = 60.0  # one test on all ranks
 GRACE_SECONDS = 5.0  # for the other ranks, once one has failed
 FILE_SECONDS = 270.0  # a whole file at one size
@@ -83,7 +83,7 @@ class World:
         """Waits until the ranks have run this file; what went wrong, or nothing.
 
         The last file's end is the job's. JobError, with all stacks, once time is up: a test may
-        take TEST_SECONDS (the first START_SECONDS), and GRACE_SECONDS once a rank has failed;
+        take TEST_SECONDS, and START_SECONDS what comes before the first; GRACE_SECONDS once a rank has failed;
         `end` bounds it too.
         """
         result = self._watch(path, end)
