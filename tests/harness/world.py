@@ -83,8 +83,8 @@ class World:
         """Waits until the ranks have run this file; what went wrong, or nothing.
 
         The last file's end is the job's. JobError, with all stacks, once time is up: a test may
-        take TEST_SECONDS, and START_SECONDS what comes before the first; GRACE_SECONDS once a rank has failed;
-        `end` bounds it too.
+        take TEST_SECONDS, what comes before the first START_SECONDS, and all that waits for a
+        rank that has failed GRACE_SECONDS; `end` bounds it too.
         """
         result = self._watch(path, end)
         while result and not started(result) and self._starts < STARTS:
