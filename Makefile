@@ -89,19 +89,34 @@ test-sanitize: venv ## the C++ tests under ASan+UBSan, then TSan
 	  FARANDOLE_TEST_BUILD=build/$$build $(PYTEST) tests/csrc -n $(JOBS) $(ARGS); \
 	done
 
-# Python, torch and the core in one heap; ASan must find libstdc++ loaded before torch brings it, to see exceptions.
-strangers-address: export STRANGERS_PRELOAD := $(shell gcc -print-file-name=libasan.so):$(shell gcc -print-file-name=libstdc++.so.6)
-strangers-address: export STRANGERS_LIBRARY := $(abspath build/address/libfarandole.so)
-.PHONY: test-strangers strangers-plain strangers-address strangers-core
+# Python, torch and the core in one heap: an environment of its own, whose farandole is a copy with a core under ASan.
+# ASan must find libstdc++ loaded before torch brings it, to see exceptions.
+ADDRESS := build/address-python
+IN_ONE_HEAP = env PATH=$(BIN):$$PATH PYTHONMALLOC=malloc FARANDOLE_TEST_SLOWNESS=5 \
+  LD_PRELOAD=$(shell gcc -print-file-name=libasan.so):$(shell gcc -print-file-name=libstdc++.so.6) \
+  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1$(REPORTS) $(ADDRESS)/bin/python -m pytest -o timeout=1500
+.PHONY: test-address test-strangers strangers-plain strangers-address address
+test-address: REPORTS := :log_path=$(abspath $(ADDRESS))/report
+test-address: address ## Python tests with all allocations under ASan; ARGS="tests/parallel/test_calls.py --ranks 2" picks
+	rm -f $(ADDRESS)/report.*
+	$(IN_ONE_HEAP) $(or $(ARGS),tests/parallel tests/faults tests/single) || failed=$$?; \
+	  ! tail -n 200 $(ADDRESS)/report.* 2>/dev/null && exit $${failed:-0}
+
 test-strangers: $(if $(SANITIZE),strangers-$(SANITIZE),strangers-plain) ## random programs of strangers, at length; ARGS="-k calls", SANITIZE=address, STRANGERS_*
 strangers-plain strangers-address: export STRANGERS_SECONDS ?= 300
 strangers-plain strangers-address: export STRANGERS_RANKS ?= 2,3,4
-strangers-address: strangers-core
-strangers-plain strangers-address: venv
+strangers-plain: venv
 	$(PYTEST) tests/strangers $(ARGS)
-strangers-core: configure
+strangers-address: address
+	$(IN_ONE_HEAP) tests/strangers $(ARGS)
+
+address: venv build/mypy $(ADDRESS)/.stamp
 	$(CMAKE) -S csrc -B build/address -DFARANDOLE_TESTS=OFF -DFARANDOLE_SANITIZE=address --log-level=WARNING >/dev/null
 	$(BIN)/ninja -C build/address -j $(JOBS) --quiet farandole
+	cd $(ADDRESS)/lib/python*/site-packages && rm -rf farandole && cp -rL $(abspath build/mypy)/farandole . && \
+	  mkdir farandole/lib && cp $(abspath build/address/libfarandole.so csrc/farandole.h) farandole/lib
+	sed 's#^\#!.*#\#!$(abspath $(ADDRESS))/bin/python#' $(BIN)/farandole > $(ADDRESS)/bin/farandole
+	chmod +x $(ADDRESS)/bin/farandole && ln -sf $(BIN)/py-spy $(ADDRESS)/bin
 
 fuzz: programs ## ten minutes of mutated control messages under sanitizers; ARGS="--seconds 60 --seed 7"
 	build/release/fuzz/message_fuzz --seconds 600 $(ARGS)
@@ -121,8 +136,8 @@ test-wheel: wheel ## a venv without a compiler installs the wheel and trains on 
 # The two wheels overwrite each other, so every other MPI has an environment of its own, with a wheel or, for the
 # system's MPI, without; all else, the core included, is seen in $(VENV).
 build/mpich/.stamp: OTHER_MPI := mpich==5.0.2
-build/openmpi4/.stamp: OTHER_MPI :=
-build/mpich/.stamp build/openmpi4/.stamp: $(VENV)/.deps-stamp
+build/openmpi4/.stamp $(ADDRESS)/.stamp: OTHER_MPI :=
+build/mpich/.stamp build/openmpi4/.stamp $(ADDRESS)/.stamp: $(VENV)/.deps-stamp
 	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
 	$(if $(OTHER_MPI),$(@D)/bin/python -m pip install -qq --disable-pip-version-check $(OTHER_MPI))
 	site() { "$$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \

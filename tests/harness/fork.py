@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from farandole.start.rendezvous import RendezvousServer
 from harness.proc import processes_of_sessions, python_stacks
-from harness.process import PATIENCE, JobError, JobResult, Process, check_no_residue
+from harness.process import PATIENCE, SLOWNESS, JobError, JobResult, Process, check_no_residue
 
 
 class ForkJob:
@@ -43,7 +43,7 @@ class ForkJob:
 
     def finish(self, timeout: float = PATIENCE) -> list[JobResult]:
         """Each rank's result; after `timeout` seconds all die and JobError tells the stacks."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout * SLOWNESS
         results = [rank.wait(deadline - time.monotonic()) for rank in self.ranks]
         ended = [result for result in results if result is not None]
         if len(ended) < len(results):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness.proc import processes_of_sessions, python_stacks
-from harness.process import PATIENCE, JobError, JobResult, Process, check_no_residue
+from harness.process import PATIENCE, SLOWNESS, JobError, JobResult, Process, check_no_residue
 
 # As root, and with more ranks than cores. Tests and the Makefile set these, the package never.
 MPI_ENVIRONMENT = {
@@ -63,7 +63,7 @@ class MpiJob:
 
     def finish(self, timeout: float = PATIENCE) -> JobResult:
         """Wait for the end; after `timeout` seconds kill all and raise JobError with stacks."""
-        result = self.process.wait(timeout)
+        result = self.process.wait(timeout * SLOWNESS)
         if result is None:
             stacks = self.stacks()
             self.process.kill()

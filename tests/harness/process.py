@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from harness.proc import our_shared_memory, processes_of_sessions
 
 PATIENCE = 120.0  # seconds for what takes a moment, on a machine that is very busy
-_EXIT_SECONDS = 30.0  # for the last descendants to go once the job is over or was killed
+# How often as long everything may take: where a sanitizer watches.
+SLOWNESS = float(os.environ.get("FARANDOLE_TEST_SLOWNESS", "1"))
+_EXIT_SECONDS = 30.0 * SLOWNESS  # for the last descendants to go once the job is over or was killed
 
 
 class JobError(AssertionError):
@@ -76,7 +78,7 @@ class Process:
         """Return once the output contains `text`; JobError if it ends or time is up before."""
         with self._changed:
             wanted = text.encode()
-            self._changed.wait_for(lambda: wanted in self._output or self._ended, timeout)
+            self._changed.wait_for(lambda: wanted in self._output or self._ended, timeout * SLOWNESS)
             if wanted not in self._output:
                 raise JobError(f"no {text!r} within {timeout} s in the output:\n{self.output}")
 

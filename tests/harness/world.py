@@ -18,16 +18,16 @@ from pathlib import Path
 from farandole.start.rendezvous import RendezvousServer
 from harness.hosts import simulated_hosts
 from harness.mpirun import STARTS, mpi_job, started
-from harness.process import JobError, JobResult
+from harness.process import SLOWNESS, JobError, JobResult
 
 __all__ = ["ENDED", "World"]
 
 TESTS = Path(__file__).resolve().parents[1]
 ENDED = "ended"
-START_SECONDS = 120.0  # until all ranks have started MPI and imported what tests need
-TEST_SECONDS = 60.0  # one test on all ranks
-GRACE_SECONDS = 5.0  # for the other ranks, once one has failed
-FILE_SECONDS = 270.0  # a whole file at one size
+START_SECONDS = 120.0 * SLOWNESS  # until all ranks have started MPI and imported what tests need
+TEST_SECONDS = 60.0 * SLOWNESS  # one test on all ranks
+GRACE_SECONDS = 5.0 * SLOWNESS  # for the other ranks, once one has failed
+FILE_SECONDS = 270.0 * SLOWNESS  # a whole file at one size
 
 
 class World:

@@ -8,7 +8,6 @@ import json
 import sys
 from pathlib import Path
 
-from strangers.environment import environment
 from strangers.loops import Loop
 from strangers.plan import plan
 from strangers.program import Program
@@ -31,7 +30,7 @@ def main(ranks: int, path: str, times: int) -> int:
         for rank, script in enumerate(plan(program, ranks).scripts):
             print(f"rank {rank}:", *(f"\n  {place} {line}" for place, line in enumerate(script)))
     failures = 0
-    with World(ranks, environment()) as world:
+    with World(ranks) as world:
         for run in range(times):
             try:
                 world.run(program)

@@ -1,23 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the variables STRANGERS_* say, and what ranks need under ASan."""
+"""What the variables STRANGERS_* say."""
 
 from __future__ import annotations
 
 import os
 
-__all__ = ["environment", "ranks", "seconds", "seed", "shrinking", "without"]
-
-
-def environment() -> dict[str, str]:
-    """Of the ranks. STRANGERS_PRELOAD and STRANGERS_LIBRARY name ASan and a core that uses it."""
-    sanitizer = os.environ.get("STRANGERS_PRELOAD")
-    if not sanitizer:
-        return {}
-    return {
-        "LD_PRELOAD": sanitizer,
-        "PYTHONMALLOC": "malloc",
-        "ASAN_OPTIONS": "detect_leaks=0:handle_segv=1:abort_on_error=0:allocator_may_return_null=1",
-    }
+__all__ = ["ranks", "seconds", "seed", "shrinking", "without"]
 
 
 def seed() -> int:

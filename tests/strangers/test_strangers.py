@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 
-from strangers.environment import environment, ranks, seconds, seed, shrinking, without
+from strangers.environment import ranks, seconds, seed, shrinking, without
 from strangers.loops import Loop
 from strangers.plan import plan
 from strangers.program import Program
@@ -178,7 +178,7 @@ def _write(name: str, text: str) -> Path:
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("size", ranks())
 def test_strangers(kind: str, size: int) -> None:
-    with World(size, environment()) as world:
+    with World(size) as world:
         failures = _Search(world, kind).run()
     if failures:
         text = "\n\n".join(f"{type(one).__name__}: {one}" for one in failures)

@@ -36,7 +36,7 @@ LIMITS = {"FARANDOLE_TUNING": "none", "FARANDOLE_STALL_ABORT": "8", "FARANDOLE_S
 class World:
     """`ranks` processes; a context manager. They live until a program fails in them."""
 
-    def __init__(self, ranks: int, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         self.starts = 0  # of ranks
         self._folder = tempfile.TemporaryDirectory(prefix="strangers-")
@@ -44,7 +44,7 @@ class World:
         self._listener = Listener(address, "AF_UNIX")
         paths = [str(TESTS), *os.environ.get("PYTHONPATH", "").split(":")]
         env = {**MALLOC, **LIMITS, "PYTHONPATH": ":".join(filter(None, paths))}
-        env |= {"OMP_NUM_THREADS": "1", **(environment or {})}
+        env["OMP_NUM_THREADS"] = "1"
         self._zygote = Process([sys.executable, "-m", "strangers.zygote", address], env)
         self._home = self._accept()[1]
         self._server: RendezvousServer | None = None

@@ -28,8 +28,6 @@ _PR_SET_PDEATHSIG = 1
 def main(address: str) -> None:
     """Answers ("world", environments, folder) with the ranks' pids, ("ended", pid) with how."""
     _warm_up()
-    if library := os.environ.get("STRANGERS_LIBRARY"):
-        _use_library(library)
     home = Client(address, "AF_UNIX")
     home.send("zygote")
     while True:
@@ -59,17 +57,6 @@ def _warm_up() -> None:
     p = torch.nn.Parameter(torch.zeros(2))
     p.grad = torch.zeros(2)
     torch.optim.SGD([p], lr=1.0).step()
-
-
-def _use_library(path: str) -> None:
-    """Has farandole load this core, which a sanitizer watches, instead of its own."""
-    open_it = cffi.FFI.dlopen
-
-    def dlopen(self: Any, name: Any, *flags: Any) -> Any:
-        ours = isinstance(name, str) and name.endswith("libfarandole.so")
-        return open_it(self, path if ours else name, *flags)
-
-    cffi.FFI.dlopen = dlopen
 
 
 def _how_ended(pid: int) -> int:
