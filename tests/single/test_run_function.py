@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """farandole.run(): results in rank order, exceptions as themselves, ranks that say nothing."""
 
-import multiprocessing.connection
+import multiprocessing
 import os
 import signal
+from multiprocessing.connection import Client
 
 import numpy as np
 import pytest
 
 import farandole
-from farandole.launch.home import Home, visit
+from farandole.launch.home import Home
 
 
 class OfTheScript(Exception):
@@ -96,14 +97,17 @@ def test_wrong_arguments():
         farandole.run(sums, np=2, hosts="a:2", hostfile="x")
 
 
+def address_of(home):
+    _, colon, port = home.address.rpartition(":")
+    return ("127.0.0.1", int(port)) if colon else home.address
+
+
 @pytest.mark.parametrize("here", [True, False])
 def test_strangers_are_sent_away(here):
     with Home(1, b"secret work", here) as home:
-        _, colon, port = home.address.rpartition(":")
-        address = ("127.0.0.1", int(port)) if colon else home.address
         with pytest.raises(multiprocessing.AuthenticationError):
-            multiprocessing.connection.Client(address, authkey=b"wrong")
-        with multiprocessing.connection.Client(address, authkey=bytes.fromhex(home.key)) as guest:
+            Client(address_of(home), authkey=b"wrong")
+        with Client(address_of(home), authkey=bytes.fromhex(home.key)) as guest:
             guest.send(0)
             assert guest.recv_bytes() == b"secret work"
 
@@ -111,6 +115,7 @@ def test_strangers_are_sent_away(here):
 @pytest.mark.parametrize("here", [True, False])
 def test_a_home_whose_door_has_gone_already_ends(here):
     with Home(1, b"", here) as home:
-        home._closing.set()
-        visit(home.address, home.key).close()  # the door's last guest
+        with Client(address_of(home)) as stranger:
+            stranger.recv_bytes()  # a challenge: the door is busy with this one, and open till then
+            home._closing.set()
         home._door.join()
