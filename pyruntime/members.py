@@ -95,19 +95,20 @@ def size_of(number: int) -> int:
     return check_count(lib.farandole_set_ranks(number, ffi.NULL, 0))
 
 
-def denoted(value: Any) -> int:
-    """The number of the set that a caller most likely means by a value which need be none.
+def denoted(value: Any) -> list[int]:
+    """The numbers of the sets that a caller may mean by a value which need be none.
 
-    Where it can't be known that is the world. Never raises.
+    Where it can't be known those are all that this rank is in, the world first. Never raises.
     """
-    if value is global_process_set:
-        return 0
-    number = getattr(value, "process_set_id", value)
-    if isinstance(number, int) and not isinstance(number, bool):
-        known = any(s.process_set_id == number for s in registered)
-        return number if known else 0
     try:
-        ranks = sorted(getattr(value, "ranks", value))
+        number = getattr(value, "process_set_id", value)
+        known = {0: list(range(topology.size()))}
+        known |= {s.process_set_id or 0: s.ranks or [] for s in registered}
+        if isinstance(number, int) and not isinstance(number, bool) and number in known:
+            return [number]
+        ranks = getattr(value, "ranks", value)
+        listed = isinstance(ranks, (list, tuple)) and sorted(ranks)
+        meant = [number for number, members in known.items() if members == listed]
     except Exception:
-        return 0
-    return next((s.process_set_id or 0 for s in registered if s.ranks == ranks), 0)
+        meant = []
+    return meant or [0, *(s.process_set_id or 0 for s in registered if s.included())]

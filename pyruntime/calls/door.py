@@ -25,16 +25,20 @@ R = TypeVar("R")
 
 
 def collective(
-    op: Op, first: str = "{}", unnamed: str | None = None
+    op: Op,
+    first: str = "{}",
+    unnamed: str | None = None,
+    tell: Callable[[list[Call], Exception], None] = refuse_all,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Of functions that submit one call, and do nothing afterwards that could fail.
 
     `op` is the first operation that peers meet in; `first` its name, made from the user's `name`;
-    `unnamed` its name where the user gives none. None: by its place in the order.
+    `unnamed` its name where the user gives none. None: by its place in the order. `tell` tells the peers, of
+    several calls where it can't be known which of them they make.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        door = _Door(function, op, first, unnamed)
+        door = _Door(function, op, first, unnamed, tell)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -87,13 +91,21 @@ def is_collective(function: object) -> bool:
 class _Door:
     """Checks the arguments of one function, and tells what was wrong."""
 
-    def __init__(self, function: Any, op: Op, first: str, unnamed: str | None) -> None:
+    def __init__(
+        self,
+        function: Any,
+        op: Op,
+        first: str,
+        unnamed: str | None,
+        tell: Callable[[list[Call], Exception], None] = refuse_all,
+    ) -> None:
         # As a user knows it, whatever form of it was called.
         plain = function.__name__.strip("_").removesuffix("_async")
         self._name = plain.removeprefix("grouped_")
         self._op = op
         self._first = first
         self._unnamed = unnamed
+        self._tell = tell
         self._signature = inspect.signature(function)
         self._order = list(self._signature.parameters)
         unknown = [name for name in self._order if name not in ARGUMENTS]
@@ -146,7 +158,7 @@ class _Door:
         if ARGUMENTS["name"].fault(name) is None:  # else nobody knows what the peers call it
             first = self._unnamed if name is None else self._first.format(name)
             where = 0 if self._about_sets else given.get("process_set", global_process_set)
-            refuse(Call(self._op, first, denoted(where)), reason)
+            self._tell([Call(self._op, first, number) for number in denoted(where)], reason)
         return told(reason)
 
     def _fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -26,6 +26,7 @@ __all__ = [
     "count_unnamed",
     "is_told",
     "refuse",
+    "refuse_all",
     "submit",
     "told",
 ]
@@ -72,7 +73,7 @@ _cast, _void, _new = ffi.cast, ffi.typeof("void*"), ffi.new
 # The thread whose unnamed calls a process set takes: two threads have no order.
 _callers: dict[int, threading.Thread] = {}
 _generation = 0
-_joins: Counter[int] = Counter()  # of all its members, by process set
+_joins: Counter[int] = Counter()  # of this rank, by process set
 _at_restart: list[Callable[[], None]] = []
 
 
@@ -98,13 +99,13 @@ def generation() -> int:
 
 
 def joins(process_set: int) -> int:
-    """How often all members of a set have joined. Counts of calls or steps begin anew with each:
+    """How often this rank has joined in a set. Counts of calls or steps begin anew with each:
     ranks that joined early have made fewer."""
     return _joins[process_set]
 
 
 def note_join(process_set: int) -> None:
-    """All members have joined, this rank among them."""
+    """This rank has joined; all members will have when it calls again."""
     _joins[process_set] += 1
 
 
@@ -227,6 +228,7 @@ def refuse(call: Call, reason: Exception) -> None:
     """Tells the peers of a call, of all its tensors, that this rank cannot take part, and why."""
     if (
         call.name is None
+        and call.op is not Op.JOIN
         and _callers.get(call.process_set, own := threading.current_thread()) != own
     ):
         return  # this thread has no place in their order
@@ -236,6 +238,12 @@ def refuse(call: Call, reason: Exception) -> None:
     text = _new("char[]", f"{type(reason).__name__}: {reason}".encode(errors="replace"))
     code = next((c for kind, c in _REFUSALS if isinstance(reason, kind)), lib.FARANDOLE_E_ARGUMENT)
     lib.farandole_refuse(request, code, text)
+
+
+def refuse_all(calls: list[Call], reason: Exception) -> None:
+    """As refuse(), of each."""
+    for call in calls:
+        refuse(call, reason)
 
 
 class PreparedTensor:

@@ -31,7 +31,7 @@ def in_a_set(call: Callable[[fd.ProcessSet], None]) -> None:
         if process_set.included():
             call(process_set)
     finally:
-        fd.barrier()
+        fd.barrier(name="the set has done")
         assert fd.remove_process_set(process_set)
 
 
@@ -53,6 +53,28 @@ def test_a_set_that_stands_for_another() -> None:
                     fd.grouped_allreduce(x, name=name, process_set=process_set)
 
     in_a_set(call)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("name", ["in no set", None])
+@pytest.mark.parametrize("wrong", [object(), 99, fd.ProcessSet([1]), "text"])
+def test_a_set_that_is_none(wrong: Any, name: str | None) -> None:
+    """Whatever set the peers wait in, they hear of it; in others when they next make that call."""
+    told = rf"(rank {last()} refused.*)?process_set is"
+
+    def call(process_set: fd.ProcessSet) -> None:
+        start = time.monotonic()
+        with pytest.raises((TypeError, ValueError), match=told):
+            mine = wrong if fd.rank() == last() else process_set
+            fd.allreduce(np.ones(2), name=name, process_set=mine)
+        assert time.monotonic() - start < SOON
+        assert fd.allreduce(np.ones(1), op=fd.Sum, name=name, process_set=process_set) == 2
+
+    in_a_set(call)
+    if fd.rank() != last():
+        with pytest.raises((TypeError, ValueError), match=told):
+            fd.allreduce(np.ones(2), name=name)
+    assert fd.allreduce(np.ones(1), op=fd.Sum, name=name) == fd.size()
 
 
 @pytest.mark.parametrize("wrong", [None, 5, "text", [], [0, 0], [0.5], object()])
