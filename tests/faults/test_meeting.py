@@ -98,6 +98,24 @@ wait_for_ever()
         check_named(result.out, [0, 2], "rank 1")
 
 
+@pytest.mark.parametrize("comm", ["[1, 99]", "[1, 1]", "'text'"])
+def test_a_wrong_comm_on_one_rank(mpi_ranks, comm):
+    source = (
+        HEAD
+        + f"""
+if rank != 1:
+    expect(fd.StallError)
+try:
+    fd.init(comm={comm})
+except (TypeError, ValueError) as error:
+    assert "init(comm=" in str(error), error
+wait_for_ever()
+"""
+    )
+    result = mpi_ranks(source, 3, LIMIT).finish(60)
+    check_named(result.out, [0, 2], "rank 1")
+
+
 def test_trying_again_with_a_rank_that_comes_late(mpi_ranks):
     source = (
         HEAD
