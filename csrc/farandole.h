@@ -193,7 +193,8 @@ int32_t farandole_submit_buffers(const int64_t* tensors, const uintptr_t* buffer
                                  int64_t* handles);
 void farandole_forget_tensor(int64_t tensor);
 /* Tells the peers of `name` that this rank cannot take part: they fail with this code and text instead of waiting.
- * Under the name of a group, and unnamed, it is said of all its tensors, however many the peers bring. */
+ * Under the name of a group, and unnamed, it is said of all its tensors, however many the peers bring.
+ * A join is refused by the next farandole_submit of one: it ends with this when all have joined. */
 int32_t farandole_refuse(const farandole_request* request, int32_t code, const char* text);
 /* How many unnamed calls (a group is one) this rank has made in the set: equal on all members, or -code. */
 int64_t farandole_count_unnamed(int32_t process_set);

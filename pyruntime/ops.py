@@ -11,6 +11,7 @@ TypeError for wrong arguments: the peers of such a call fail too instead of wait
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from farandole.calls.door import collective
 from farandole.calls.gpu_handle import GpuHandle
 from farandole.calls.handles import Handle, take, value_of
 from farandole.calls.repeats import Repeat
-from farandole.calls.requests import NOTHING, Call, Op, note_join, submit, told
+from farandole.calls.requests import NOTHING, Call, Op, note_join, refuse_all, submit, told
 from farandole.process_sets import ProcessSet, global_process_set, set_id
 
 T = TypeVar("T")
@@ -332,7 +333,24 @@ barrier = _blocking(_barrier_async)
 barrier.__name__ = barrier.__qualname__ = "barrier"
 
 
-@collective(Op.JOIN)
+def _start_join(call: Call, timeout: float | None) -> Handle[int]:
+    numbers = submit(call, [NOTHING])
+    note_join(call.process_set)
+    return Handle(numbers, lambda done: value_of(done[0]), call, timeout)
+
+
+def _join_in_vain(calls: list[Call], reason: Exception) -> None:
+    """Joins, since that is how the others hear what was wrong with this rank's join().
+
+    Not where they may wait in several sets: in the wrong one it would wait for them in vain.
+    """
+    if len(calls) == 1:
+        refuse_all(calls, reason)
+        with contextlib.suppress(Exception):  # `reason` itself is the error to raise
+            _start_join(calls[0], None).wait()
+
+
+@collective(Op.JOIN, tell=_join_in_vain)
 def _join_async(
     device: int = -1,
     *,
@@ -342,16 +360,10 @@ def _join_async(
     """Says that this rank is out of data and blocks until all members are: the last one's rank.
 
     Meanwhile it contributes the identity to the others' reductions. `device` is accepted for
-    Horovod's sake; the runtime needs none.
+    Horovod's sake; the runtime needs none. A wrong argument on one rank is an error on all members,
+    once all of them have joined.
     """
-    call = Call(Op.JOIN, process_set=set_id(process_set))
-    numbers = submit(call, [NOTHING])
-
-    def last(done: Any) -> int:
-        note_join(call.process_set)
-        return value_of(done[0])
-
-    return Handle(numbers, last, call, timeout)
+    return _start_join(Call(Op.JOIN, process_set=set_id(process_set)), timeout)
 
 
 join = _blocking(_join_async)

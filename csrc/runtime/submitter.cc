@@ -54,8 +54,9 @@ Handle Submitter::enter(const Request& request, Submission submission) {
       request.name.empty() ? calls_.pending.next_unnamed(request.set, submission.place) : 0;
   recorder_.submitted(submission.recorded, sequence, submission.shape);
   if (request.signature.op == Op::kJoin) {
-    calls_.sets.own(request.set).join = handle;
-    calls_.reporter.pass(Join{request.set}, handle);
+    ProcessSet& set = calls_.sets.own(request.set);
+    set.join = handle;
+    calls_.reporter.pass(Join{request.set, std::exchange(set.join_failure, {})}, handle);
     return handle;
   }
   Contribution given = contribution_of(request, submission, own_);
@@ -201,11 +202,16 @@ int64_t Submitter::count_unnamed(SetId set) {
   return static_cast<int64_t>(calls_.pending.next_unnamed(set));
 }
 
-// The peers that wait for this name fail too. Where a call of that name is in flight they hear of it once that is over.
+// The peers that wait for this name fail too. Where a call of that name is in flight they hear of it once that is over;
+// of a join when all have joined, as this rank has to as well.
 void Submitter::refuse_locked(const Request& request, const Failure& why) {
   ProcessSet* set = calls_.sets.find(request.set);
-  if (!set || set->member < 0 || set->join || request.signature.op == Op::kJoin) return;
+  if (!set || set->member < 0 || set->join) return;
   Failure failure{why.code, "rank " + std::to_string(own_) + " refused: " + why.text};
+  if (request.signature.op == Op::kJoin) {
+    set->join_failure = std::move(failure);
+    return;
+  }
   if (auto news = calls_.pending.refuse(request, std::move(failure))) {
     calls_.reporter.pass(std::move(*news), 0);
   }

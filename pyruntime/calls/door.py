@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from farandole.calls.arguments import ARGUMENTS, shown, wrong
-from farandole.calls.requests import Call, Op, is_told, refuse, told
+from farandole.calls.requests import Call, Op, is_told, refuse_all, told
 from farandole.members import denoted, global_process_set
 
 __all__ = ["collective", "collective_then", "is_collective"]

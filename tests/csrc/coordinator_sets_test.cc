@@ -176,6 +176,20 @@ TEST(join_ends_with_the_last_rank_and_the_next_unnamed_call) {
   CHECK_EQ(only<Joined>(job.publish()).last, 0);
 }
 
+TEST(what_is_wrong_with_a_join_is_told_when_all_have_joined) {
+  Job job(3);
+  const Failure wrong{ErrorCode::kWrongType, "rank 1 refused: TypeError"};
+  job.report(1, Join{kWorldSet, wrong});
+  job.report(0, Join{kWorldSet});
+  CHECK(job.publish().empty());
+  job.report(2, Join{kWorldSet, {ErrorCode::kInvalidArgument, "later"}});
+  Joined joined = only<Joined>(job.publish());
+  CHECK_EQ(joined.failure.text, wrong.text);
+  CHECK(joined.failure.code == wrong.code);
+  for (Rank r : {2, 1, 0}) job.report(r, Join{kWorldSet});
+  CHECK(!only<Joined>(job.publish()).failure);
+}
+
 TEST(join_ends_after_the_last_call_is_out) {
   Job job(2);
   for (const char* name : {"a", "b", "c"}) {  // "c" waits for a bucket

@@ -76,7 +76,7 @@ inline Report random_report(Random& random, size_t kind, ByteString& storage) {
       return ready;
     }
     case 1: return Refuse{random_key(random), random_failure(random)};
-    case 2: return Join{static_cast<SetId>(random.next())};
+    case 2: return Join{static_cast<SetId>(random.next()), random_failure(random)};
     case 3: return Done{static_cast<SetId>(random.next()), random.next(), random.chance(0.5)};
     case 4: return Forgot{random_id(random)};
     case 5: return Leave{random.chance(0.5), random_text(random, 300)};
@@ -119,7 +119,7 @@ inline Entry random_entry(Random& random, size_t kind) {
                     random_bytes(random, 2 * kTinyBytes)};
     case 4:
       return Fail{random_key(random), random_failure(random), random_numbers<int32_t>(random)};
-    case 5: return Joined{set, random.between(0, 4095), random.next()};
+    case 5: return Joined{set, random.between(0, 4095), random.next(), random_failure(random)};
     case 6: return OpenSet{set, random_numbers<int32_t>(random), random_key(random)};
     case 7: return CloseSet{set, random_key(random)};
     case 8: return Abort{random_failure(random)};

@@ -94,7 +94,7 @@ def _goods() -> dict[str, Good]:
                     **r,
                 }
     for prefix in ("fd", "hvd"):
-        goods[f"{prefix}.barrier"] = dict
+        goods[f"{prefix}.barrier"] = goods[f"{prefix}.join"] = dict
         goods[f"{prefix}.allgather_object"] = lambda: {"obj": fd.rank()}
         goods[f"{prefix}.broadcast_object"] = lambda: {"obj": fd.rank(), "root_rank": last()}
     goods["hvd.sparse_allreduce_async"] = lambda: {
@@ -116,9 +116,7 @@ def _split(call: str) -> tuple[Any, str]:
 
 
 GOODS = _goods()
-# Those that a rank can't fail for its peers: nobody can say "I won't join" (see the docs of join),
-# or they have tests of their own.
-ELSEWHERE = {"join", "add_process_set", "remove_process_set"}
+ELSEWHERE = {"add_process_set", "remove_process_set"}  # have tests of their own
 
 # ---- what may be wrong
 

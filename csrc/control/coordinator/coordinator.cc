@@ -219,6 +219,7 @@ void Coordinator::join(Rank from, const Join& join, int64_t now_ns) {
   // After somebody has left, joins end early, and the next one may come before that is known here.
   if (again && set->left.empty()) throw Error(ErrorCode::kInternal, "a rank joined twice");
   set->last_joined = from;
+  if (!set->join_failure) set->join_failure = join.failure;
   for (Call* call : calls_.all(*set)) {
     if (call->arrived().contains(member)) continue;
     call->arrive_joined(member);

@@ -218,7 +218,8 @@ void Publisher::end_join(SetState& set) {
   bool over = set.joined.full() || (!set.joined.empty() && !set.left.empty());
   if (!over || set.waits_for_lanes()) return;
   // The joined ranks have made fewer unnamed calls: all count on from here.
-  parts_.outbox.write(Joined{set.id, set.last_joined, set.first_unnamed + set.unnamed.size()});
+  const uint64_t next = set.first_unnamed + set.unnamed.size();
+  parts_.outbox.write(Joined{set.id, set.last_joined, next, std::exchange(set.join_failure, {})});
   set.joined.clear();
 }
 

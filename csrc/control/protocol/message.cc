@@ -84,7 +84,7 @@ void visit(V& v, auto& x) {
   } else if constexpr (std::is_same_v<T, Fail>) {
     visit(v, x.key), visit(v, x.failure), v(x.unheard);
   } else if constexpr (std::is_same_v<T, Join>) {
-    v(x.set);
+    v(x.set), visit(v, x.failure);
   } else if constexpr (std::is_same_v<T, Done>) {
     v(x.set), v(x.bucket), v(x.gpu);
   } else if constexpr (std::is_same_v<T, Forgot> || std::is_same_v<T, Forget>) {
@@ -110,7 +110,7 @@ void visit(V& v, auto& x) {
   } else if constexpr (std::is_same_v<T, Result>) {
     v(x.set), v(x.id), v(x.sequence), v(x.absent), v(x.rows), v(x.payload);
   } else if constexpr (std::is_same_v<T, Joined>) {
-    v(x.set), v(x.last), v(x.next_sequence);
+    v(x.set), v(x.last), v(x.next_sequence), visit(v, x.failure);
   } else if constexpr (std::is_same_v<T, OpenSet>) {
     v(x.set), v(x.ranks), visit(v, x.key);
   } else if constexpr (std::is_same_v<T, CloseSet>) {

@@ -70,6 +70,7 @@ struct Refuse {
 };
 struct Join {
   SetId set = kWorldSet;
+  Failure failure = {};  // what was wrong with the call: all raise it once all have joined
 };
 struct Done {  // by the set's lowest rank: its lane has finished this bucket
   SetId set = kWorldSet;
@@ -171,6 +172,7 @@ struct Joined {
   SetId set = kWorldSet;
   Rank last = 0;
   uint64_t next_sequence = 0;  // of unnamed calls in this set, from here on
+  Failure failure = {};        // that of a Join
 };
 struct OpenSet {
   SetId set = 0;

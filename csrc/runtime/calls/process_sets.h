@@ -15,6 +15,7 @@ struct ProcessSet {
   std::vector<Rank> ranks;  // ascending
   int member = -1;          // this rank's index; -1: not in it
   Handle join = 0;          // of this rank's join() under way; 0: it has not joined
+  Failure join_failure;     // what this rank's next join() tells
   int members() const { return static_cast<int>(ranks.size()); }
   int member_of(Rank rank) const;  // -1: not in it
 };

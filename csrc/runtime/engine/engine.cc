@@ -214,7 +214,7 @@ void Engine::on(const Joined& joined) {
     if (!handle) return;  // others have joined: this rank counts its own calls
     calls_.pending.resume(joined.set, joined.next_sequence);
   }
-  calls_.handles.finish(handle, valued(joined.last));
+  calls_.handles.finish(handle, joined.failure ? failed(joined.failure) : valued(joined.last));
 }
 
 Segment Engine::take_staging(SetId id) {
