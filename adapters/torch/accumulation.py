@@ -33,12 +33,19 @@ class AccumulationHooks:
         parameter: Any = self._parameter
         with torch.inference_mode(False), torch.enable_grad():
             self._node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+        self._shape = parameter.shape
         self._remove_before: Callable[[], None] = self._node.register_prehook(self._before).remove
 
     def follow(self) -> None:
         """The parameter has become another one for autograd: `p.data = x` of another dtype."""
         self._remove_before()
+        self._node = None  # which autograd would else go on to use, whatever the shape
         self._follow()
+
+    def check(self) -> None:
+        """Follows where `p.data = x` was of another shape: of that autograd takes no notice."""
+        if self._parameter.shape != self._shape:
+            self.follow()
 
     def remove(self) -> None:
         """Calls nobody any more."""

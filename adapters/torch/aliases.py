@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "apart",
     "complaint_of",
+    "fitted",
     "has_own_memory",
     "have_own_memory",
     "spoiled_text",
@@ -80,6 +81,17 @@ def spoiled_text(name: str, what: str) -> str:
         f"the gradient of {name} was {what} while it was being reduced: call "
         "optimizer.synchronize() before replacing gradients between backward() and step() (to "
         "clip: optimizer.clip_grad_norm_(); to reset: optimizer.zero_grad())"
+    )
+
+
+def fitted(grad: Tensor | None, parameter: Tensor, name: str) -> tuple[Tensor | None, str | None]:
+    """The gradient as the parameter now needs it (`model.half()` may have come after backward()), or
+    None and the text of an error."""
+    if grad is None or grad.shape == parameter.shape:
+        return None if grad is None else grad.to(parameter.device, parameter.dtype), None
+    return None, (
+        f"the gradient of {name} has shape {[*grad.shape]}, and the parameter has become one of "
+        f"{[*parameter.shape]}: change a parameter's shape between step() and zero_grad()"
     )
 
 

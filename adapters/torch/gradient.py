@@ -16,7 +16,7 @@ from farandole.arrays.buffers import NOWHERE
 from farandole.calls.handles import is_absent
 from farandole.torch import cuda
 from farandole.torch.accumulation import AccumulationHooks
-from farandole.torch.aliases import apart, complaint_of, spoiled_text
+from farandole.torch.aliases import apart, complaint_of, fitted, spoiled_text
 from farandole.torch.bucket_view import Place
 from farandole.torch.delivered import Delivered
 from farandole.torch.encoding import Encoding
@@ -267,6 +267,8 @@ class Gradient:
         Not `keep`: the round is dropped; what was reset or not sent stays as it is. Returns a
         complaint where somebody wrote into the gradient while it was reduced.
         """
+        if self.plain and self.parameter.grad is self.wire:  # settle_plain() has not come to its end
+            self.parameter.grad = self.shown = self.pending
         complaint = self._settle(self.parameter.grad, keep)
         self._divisor = self.reducer.passes.divisor
         self._leave_round()
@@ -310,7 +312,8 @@ class Gradient:
             self.reducer.again = True
             return complaint
         if grad is not total:
-            self.parameter.grad = total
+            total, unfit = fitted(total, self.parameter, self.name)
+            self.parameter.grad, complaint = total, unfit or complaint
         if total is not None:
             self.deliver(total)
         self.set_aside = None
@@ -359,6 +362,8 @@ class Gradient:
 
     def restore(self) -> None:
         """What was set aside becomes `.grad` again, for zero_grad to reset."""
+        if self._hooks is not None:
+            self._hooks.check()
         if self.set_aside is not None:
             self.parameter.grad, self.set_aside = self.set_aside, None
 
@@ -385,7 +390,10 @@ def settle_plain(gradients: Sequence[Gradient]) -> list[Gradient]:
     """Settles those that are `plain`, quickly; gives the others. Nobody may have reset any."""
     plain = [gradient for gradient in gradients if gradient.plain]
     wires = [*map(_wire, plain)]
-    deque(map(_set_grad, map(_parameter, plain), wires), 0)
+    try:
+        deque(map(_set_grad, map(_parameter, plain), wires), 0)
+    except RuntimeError:  # a parameter has changed: `model.half()`, `p.data = x`
+        return [*gradients]
     for gradient, wire in zip(plain, wires, strict=True):
         gradient.deliver(wire)
         gradient.plain = False

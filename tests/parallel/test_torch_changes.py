@@ -192,13 +192,43 @@ def test_add_param_group() -> None:
 
 def test_another_dtype_and_size_later() -> None:
     (p,), optimizer = toys()
-    for data in (torch.zeros(4), torch.zeros(4, dtype=torch.float64), torch.zeros(1000)):
+    sizes = torch.zeros(4), torch.zeros(6), torch.zeros(2, 3)
+    for data in (*sizes, torch.zeros(4, dtype=torch.float64), torch.zeros(1000)):
         p.data = data
         optimizer.zero_grad()
         push(p)
         optimizer.step()
         assert p.grad is not None
         assert torch.equal(p.grad, torch.full_like(data, total(hvd.Average, [0])))
+
+
+def test_another_dtype_between_backward_and_step() -> None:
+    (p, q), optimizer = toys(2)
+    for k, dtype in enumerate((torch.float64, torch.float16, torch.float32)):
+        optimizer.zero_grad()
+        push(p, k)
+        push(q, k + 1)
+        nn.ParameterList([p, q]).to(dtype)
+        optimizer.step()
+        assert p.grad is not None
+        assert p.grad.dtype is dtype
+        grad_is(p, total(hvd.Average, [k]))
+        grad_is(q, total(hvd.Average, [k + 1]))
+
+
+def test_another_shape_between_backward_and_step() -> None:
+    (p, q), optimizer = toys(2)
+    push(p)
+    push(q, 1)
+    p.data = torch.zeros(6)
+    with pytest.raises(RuntimeError, match=r"has shape \[4\].* become one of \[6\]: change"):
+        optimizer.step()
+    grad_is(q, total(hvd.Average, [1]))
+    optimizer.zero_grad()
+    push(p, 1)
+    optimizer.step()
+    assert p.grad is not None
+    assert p.grad.tolist() == [total(hvd.Average, [1])] * 6
 
 
 def test_another_dtype_while_unused_and_back() -> None:
