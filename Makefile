@@ -51,7 +51,7 @@ venv: core $(VENV)/.install-stamp ## .venv with all dependencies, the C++ core a
 
 # ---- tests ------------------------------------------------------------------------------------------------------
 
-.PHONY: test test-all test-cpp test-single test-parallel test-examples test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-matrix
+.PHONY: test test-all test-cpp test-single test-parallel test-examples test-namespaces test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-matrix
 test: venv programs ## the tests to run before a commit: 12 minutes on 2 cores; phase by phase
 	$(BIN)/python tools/phases.py test
 
@@ -71,8 +71,10 @@ test-parallel: venv programs ## the tests under mpirun; ARGS="--ranks 2 --inner 
 test-examples: venv ## the tests of properties, with many more examples
 	$(PYTEST) $$(grep -l '^@given' tests/parallel/*.py) --inner=--hypothesis-profile=long $(ARGS)
 
-test-hosts: venv ## several hosts, simulated by namespaces (root, iproute2): tests/hosts, and tests/parallel on them
+test-namespaces: venv ## tests/hosts: several hosts, simulated by namespaces (root, iproute2)
 	$(PYTEST) tests/hosts $(ARGS)
+
+test-hosts: test-namespaces ## and tests/parallel on them, all of it
 	$(PYTEST) tests/parallel --hosts 2,2 $(ARGS)
 	$(PYTEST) tests/parallel --hosts 2,1,1 $(ARGS)
 

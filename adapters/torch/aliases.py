@@ -85,8 +85,10 @@ def spoiled_text(name: str, what: str) -> str:
 
 
 def fitted(grad: Tensor | None, parameter: Tensor, name: str) -> tuple[Tensor | None, str | None]:
-    """The gradient as the parameter now needs it (`model.half()` may have come after backward()), or
-    None and the text of an error."""
+    """The gradient as its parameter needs it by now, or None and the text of an error.
+
+    `model.half()` may have come after backward().
+    """
     if grad is None or grad.shape == parameter.shape:
         return None if grad is None else grad.to(parameter.device, parameter.dtype), None
     return None, (

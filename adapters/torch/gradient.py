@@ -267,7 +267,7 @@ class Gradient:
         Not `keep`: the round is dropped; what was reset or not sent stays as it is. Returns a
         complaint where somebody wrote into the gradient while it was reduced.
         """
-        if self.plain and self.parameter.grad is self.wire:  # settle_plain() has not come to its end
+        if self.plain and self.parameter.grad is self.wire:  # settle_plain() was interrupted
             self.parameter.grad = self.shown = self.pending
         complaint = self._settle(self.parameter.grad, keep)
         self._divisor = self.reducer.passes.divisor
@@ -347,8 +347,7 @@ class Gradient:
     def _leave_round(self) -> None:
         self.absent, self.sparse_dim = False, 0
         self.wire = self.unsent = self.input = self.late = self._sum = self.shown = None
-        self.sent_version = self.handle = None
-        self.plain = False
+        self.sent_version, self.handle, self.plain = None, None, False
 
     def forget(self) -> None:
         """Leaves the round without a result: the reduction has failed."""

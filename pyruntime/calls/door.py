@@ -33,8 +33,8 @@ def collective(
     """Of functions that submit one call, and do nothing afterwards that could fail.
 
     `op` is the first operation that peers meet in; `first` its name, made from the user's `name`;
-    `unnamed` its name where the user gives none. None: by its place in the order. `tell` tells the peers, of
-    several calls where it can't be known which of them they make.
+    `unnamed` its name where the user gives none. None: by its place in the order. `tell` tells the
+    peers, of several calls where it can't be known which of them they make.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

@@ -78,7 +78,8 @@ class Process:
         """Return once the output contains `text`; JobError if it ends or time is up before."""
         with self._changed:
             wanted = text.encode()
-            self._changed.wait_for(lambda: wanted in self._output or self._ended, timeout * SLOWNESS)
+            limit = timeout * SLOWNESS
+            self._changed.wait_for(lambda: wanted in self._output or self._ended, limit)
             if wanted not in self._output:
                 raise JobError(f"no {text!r} within {timeout} s in the output:\n{self.output}")
 

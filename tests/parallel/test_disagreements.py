@@ -64,8 +64,8 @@ def test_a_set_that_is_none(wrong: Any, name: str | None) -> None:
 
     def call(process_set: fd.ProcessSet) -> None:
         start = time.monotonic()
+        mine = wrong if fd.rank() == last() else process_set
         with pytest.raises((TypeError, ValueError), match=told):
-            mine = wrong if fd.rank() == last() else process_set
             fd.allreduce(np.ones(2), name=name, process_set=mine)
         assert time.monotonic() - start < SOON
         assert fd.allreduce(np.ones(1), op=fd.Sum, name=name, process_set=process_set) == 2
