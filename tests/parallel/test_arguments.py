@@ -78,6 +78,11 @@ def arrays() -> dict[str, Any]:
 Good = Callable[[], dict[str, Any]]
 MODULES: dict[str, Any] = {"fd": fd, "hvd": hvd, "fnp": fnp}
 OF_ONE = ("allreduce", "allreduce_", "broadcast", "broadcast_", "allgather", "reducescatter")
+# Only the root's splits count, so the rank that gives wrong ones has to be it.
+ROOTS: dict[str, Good] = {
+    "broadcast": lambda: {"root_rank": 0},
+    "scatter": lambda: {"root_rank": last()},
+}
 
 
 def _goods() -> dict[str, Good]:
@@ -85,13 +90,13 @@ def _goods() -> dict[str, Good]:
     goods: dict[str, Good] = {}
     for prefix, make in (("fd", rows), ("hvd", tensor)):
         for base in (*OF_ONE, "alltoall", "scatter"):
-            root = {"root_rank": 0} if "broadcast" in base else {}
+            root = ROOTS.get(base.rstrip("_"), dict)
             stem = base.rstrip("_")
             for form in (base, f"{stem}_async{base[len(stem) :]}"):
-                goods[f"{prefix}.{form}"] = lambda m=make, r=root: {"tensor": m(), **r}
+                goods[f"{prefix}.{form}"] = lambda m=make, r=root: {"tensor": m(), **r()}
                 goods[f"{prefix}.grouped_{form}"] = lambda m=make, r=root: {
                     "tensors": [m(), m()],
-                    **r,
+                    **r(),
                 }
     for prefix in ("fd", "hvd"):
         goods[f"{prefix}.barrier"] = goods[f"{prefix}.join"] = dict
