@@ -36,13 +36,14 @@ class Place:
     whenever a neighbour is written, and a pickle of it would hold the whole bucket.
     """
 
-    __slots__ = ("_over", "at", "pointer", "tensor")
+    __slots__ = ("_form", "_over", "at", "pointer", "tensor")
 
     def __init__(
         self, over: Callable[[Tensor], Tensor], like: Tensor, at: tuple[int, int] = NOWHERE
     ) -> None:
         """`over` makes a tensor of `like`'s dtype and shape over it; `at`: as in Buffer."""
         self._over = over
+        self._form = like.dtype, like.shape
         self.at = at
         self._make(like)
 
@@ -56,9 +57,8 @@ class Place:
 
     def fits(self, grad: Tensor) -> bool:
         """Whether the result of `grad` may come here."""
-        mine = self.tensor
-        same = grad.dtype is mine.dtype and grad.shape == mine.shape
-        return same and grad.layout is torch.strided and grad.device == mine.device
+        same = (grad.dtype, grad.shape) == self._form
+        return same and grad.layout is torch.strided and grad.device == self.tensor.device
 
     def ready(self, grad: Tensor) -> Tensor:
         """The tensor here, for the result of `grad`."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mpi4py import MPI
 
 import farandole as fd
 
@@ -37,6 +38,7 @@ def everyones() -> float:
 @contextmanager
 def canaries() -> Iterator[None]:
     """Tensors and arrays of many sizes, made after something was dropped; checked at the end."""
+    MPI.COMM_WORLD.Barrier()  # the late rank comes when all others have dropped their calls
     gc.collect()
     sizes = [SIZE] * 24 + [SIZE - 8, SIZE + 8, 3, 9, 11, 18] * 4
     tensors = [torch.full((size,), CANARY) for size in sizes]

@@ -8,6 +8,10 @@ import pytest
 import farandole
 from farandole.tools import cli
 
+pytestmark = (
+    pytest.mark.alone
+)  # it collects garbage before each figure: in a shared process, for long
+
 
 @pytest.mark.ranks(1, 2, 3)
 def test_every_collective_is_right(tmp_path, capsys):

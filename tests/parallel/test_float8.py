@@ -24,7 +24,7 @@ def codes(rank: int, shape: tuple[int, ...], name: str) -> Array:
     """A rank's numbers: of a range in which float32 holds sums of a few exactly, in any order."""
     drawn = np.random.default_rng([rank, *shape]).integers(0x20, 0x60, shape, np.uint8)
     signs = np.random.default_rng([rank, 1, *shape]).integers(0, 2, shape, np.uint8) << 7
-    return (drawn | signs).view(getattr(ml_dtypes, name))
+    return np.asarray(drawn | signs).view(getattr(ml_dtypes, name))
 
 
 def any_codes(rank: int, rows: int) -> Array:

@@ -146,7 +146,7 @@ DIFFERENT: dict[str, tuple[Callable[[], Any], str]] = {
     "dtype": (lambda: fd.scatter(whole_of(4, 2, dtype="float64"), last(), name="x"), "dtype is"),
     "trailing": (lambda: fd.scatter(whole_of(4, 3), last(), name="x"), r"shape is \(\*, 2\)"),
     "dimensions": (lambda: fd.scatter(whole_of(4), last(), name="x"), "shape is"),
-    "root": (lambda: fd.scatter(whole_of(4, 2), 0, name="x"), "root is 0 on"),
+    "root": (lambda: fd.scatter(whole_of(4, 2), 0, name="x"), "root rank is"),
     "operation": (lambda: fd.broadcast(whole_of(4, 2), last(), name="x"), "operation is"),
 }
 

@@ -125,7 +125,7 @@ def test_a_full_cgroup(monkeypatch, used, level):
 
 
 def test_worlds_of_one_are_explained():
-    environment = {**os.environ, "OMPI_COMM_WORLD_SIZE": "2"}
+    environment = {**os.environ, "OMPI_COMM_WORLD_SIZE": "2", "COLUMNS": "200"}
     done = subprocess.run(DOCTOR, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 1
     assert "error" in done.stdout

@@ -14,6 +14,7 @@ import farandole as fd
 from farandole import _library
 from farandole.arrays import buffers
 from farandole.arrays.buffers import DTYPES
+from farandole.arrays.kinds import kind_of
 from farandole.calls import leases
 from farandole.calls.requests import Call, Op, PreparedTensor
 
@@ -171,7 +172,7 @@ def test_only_arrays_without_elements_may_have_a_null_address():
         def __dlpack_device__(self):
             return dlpack.CUDA, 0
 
-    kind = buffers.kind_of(OnGpu((0,)))
+    kind = kind_of(OnGpu((0,)))
     assert kind.describe(OnGpu((0, 2))).pointer == buffers.EMPTY
     with pytest.raises(ValueError, match=r"OnGpu of shape .* null"):
         kind.describe(OnGpu((2,)))
@@ -194,7 +195,7 @@ def test_inputs_are_kept_while_under_way():
 
 def test_prepared_tensors():
     x, y = np.arange(5.0), np.zeros(5)
-    kind = buffers.kind_of(x)
+    kind = kind_of(x)
     tensor = PreparedTensor(Call(Op.ALLREDUCE, "prepared"), kind.describe(x))
     for _ in range(3):
         handle = tensor.submit(kind.describe(x).pointer, kind.describe(y, True).pointer, (x, y))
