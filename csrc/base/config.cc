@@ -81,6 +81,10 @@ const Variable kVariables[] = {
      "auto: "
      "TCP where it gets through",
      kJobWide, &Config::channel},
+    {"FARANDOLE_WIRE", "", "auto",
+     "how inputs travel between hosts: mpi, tcp (sockets of our own), or auto: MPI in a job that "
+     "has one, else TCP",
+     kJobWide, &Config::wire},
     {"FARANDOLE_GPU_FUSION_THRESHOLD", "", "64M",
      "as FARANDOLE_FUSION_THRESHOLD, for tensors on GPUs", kJobWide, &Config::gpu_fusion_bytes},
     {"FARANDOLE_GPU_PLANE", "", "auto",

@@ -31,6 +31,7 @@ struct Config {
   double shutdown_timeout;
   double peer_timeout;
   std::string channel;  // between hosts: auto, tcp or mpi
+  std::string wire;     // the same
   std::string flight_dir;
   std::string timeline;
   int64_t timeline_mark_cycles;

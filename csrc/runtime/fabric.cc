@@ -53,7 +53,13 @@ void Fabric::share_arena(std::shared_ptr<Arena> own, Deadline deadline) {
 }
 
 void Fabric::link_hosts(TcpListener listener, std::span<const Card> cards, Deadline deadline) {
-  if (!links_.leads() || topology_.local_size() == topology_.size) return;
+  if (topology_.local_size() == topology_.size) return;
+  if (links_.leads()) link_leaders(listener, cards, deadline);
+  open_wire_ = wire_factory(config_, topology_.rank, cards, std::move(listener), mpi_.get(),
+                            host_names_);
+}
+
+void Fabric::link_leaders(TcpListener& listener, std::span<const Card> cards, Deadline deadline) {
   tree_ = HostTree::of(topology_.rank, topology_.node);
   HostLinking linking;
   linking.rank = topology_.rank;

@@ -14,6 +14,7 @@
 #include "data/shm/host_arenas.h"
 #include "lib/mpi/mpi.h"
 #include "runtime/door.h"
+#include "runtime/wire_factory.h"
 
 namespace farandole {
 
@@ -26,7 +27,7 @@ class Fabric {
   void share_memory(UnixListener& listener, std::unique_ptr<UnixSocket> to_leader,
                     std::span<const Card> cards, size_t staging_bytes, Deadline deadline);
   void share_arena(std::shared_ptr<Arena> own, Deadline deadline);
-  // The leaders of hosts link up, each with the one above it and those below.
+  // The leaders of hosts link up, each with the one above it and those below; all ranks can open wires then.
   void link_hosts(TcpListener listener, std::span<const Card> cards, Deadline deadline);
   // What was said to other hosts last arrives, if it can.
   void finish(Deadline deadline);
@@ -36,7 +37,7 @@ class Fabric {
 
   bool leads() const { return links_.leads(); }  // on its host
   HostLinks& links() { return links_; }
-  MpiComm* mpi() const { return mpi_.get(); }           // null: one host, or no MPI
+  const OpenWire& open_wire() const { return open_wire_; }
   HostArenas* arenas() const { return arenas_.get(); }  // null: no peer on this host
   HostChannel* hosts() const { return hosts_.get(); }   // of leaders of several hosts only
   const HostTree& tree() const { return tree_; }
@@ -48,11 +49,13 @@ class Fabric {
   Segment take_staging() { return std::move(staging_); }  // of the world
 
  private:
+  void link_leaders(TcpListener& listener, std::span<const Card> cards, Deadline deadline);
+
   const Config& config_;
   const Topology& topology_;
   std::vector<std::string> host_names_;
   HostLinks links_;
-  std::unique_ptr<MpiComm> mpi_;
+  std::unique_ptr<MpiComm> mpi_;  // null: one host, or no MPI
   Segment control_;
   Segment staging_;
   Segment flight_;
@@ -61,6 +64,7 @@ class Fabric {
   std::vector<EventCount*> bells_;
   HostTree tree_;
   std::unique_ptr<HostChannel> hosts_;
+  OpenWire open_wire_;  // empty: one host
 };
 
 }  // namespace farandole

@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "data/hierarchical/cross_plane.h"
-#include "data/hierarchical/mpi_wire.h"
 #include "data/shm/host_plane.h"
 
 namespace farandole {
@@ -56,12 +55,12 @@ size_t PlaneFactory::staging_bytes(const std::vector<Rank>& ranks) const {
 }
 
 std::unique_ptr<Lane> PlaneFactory::open_lane(SetId id, const ProcessSet& set,
-                                              Segment& staging) const {
+                                              Segment& staging, Feeds feeds) const {
   std::vector<int> locals = topology_.locals_among(set.ranks);
   std::vector<EventCount*> bells;
   for (int local : locals) bells.push_back(fabric_.bells()[static_cast<size_t>(local)]);
   if (bells.size() < set.ranks.size()) {
-    return lane_across_hosts(id, set, staging, std::move(bells));
+    return lane_across_hosts(id, set, staging, feeds, std::move(bells));
   }
   HostPlane::Setup setup;
   setup.member = set.member;
@@ -78,23 +77,17 @@ std::unique_ptr<Lane> PlaneFactory::open_lane(SetId id, const ProcessSet& set,
 }
 
 std::unique_ptr<Lane> PlaneFactory::lane_across_hosts(SetId id, const ProcessSet& set,
-                                                      Segment& staging,
+                                                      Segment& staging, Feeds feeds,
                                                       std::vector<EventCount*> bells) const {
-  if (!fabric_.mpi()) {
-    return std::make_unique<Lane>(Failure{
-        ErrorCode::kLibrary,
-        text_of_ranks(set.ranks) +
-            " sit on several hosts, and no MPI carries inputs of more than 1 KiB between them: "
-            "start the job by mpirun, mpiexec or srun, with mpi4py installed"});
-  }
   CrossPlane::Setup setup{host_map(topology_, set.ranks)};
   setup.member = set.member;
   setup.memory = staging.data();
   setup.bytes = staging.size();
   setup.bells = std::move(bells);
-  setup.wire = std::make_unique<MpiWire>(*fabric_.mpi(), set.ranks, fabric_.host_names(), id);
+  setup.wire = fabric_.open_wire()(set.ranks, 2 * static_cast<uint64_t>(id) + static_cast<uint64_t>(feeds));
   const CrossBlocks blocks = cross_blocks(config_, setup.hosts);
   setup.sizes = blocks.sizes;
+  setup.sizes.most_chunk = setup.wire->most_bytes();
   setup.slots = blocks.slots;
   setup.silence = config_.stall_abort;
   setup.watch = phases_of_(id);

@@ -23,11 +23,12 @@ class PlaneFactory {
   // That a set of these ranks needs on this host.
   size_t staging_bytes(const std::vector<Rank>& ranks) const;
   // Of a set of which this rank is a member, on the memory that its members share.
-  std::unique_ptr<Lane> open_lane(SetId id, const ProcessSet& set, Segment& staging) const;
+  std::unique_ptr<Lane> open_lane(SetId id, const ProcessSet& set, Segment& staging,
+                                  Feeds feeds) const;
 
  private:
   std::unique_ptr<Lane> lane_across_hosts(SetId id, const ProcessSet& set, Segment& staging,
-                                          std::vector<EventCount*> bells) const;
+                                          Feeds feeds, std::vector<EventCount*> bells) const;
 
   const Config& config_;
   const Topology& topology_;

@@ -59,6 +59,7 @@ Runtime::Runtime(Door door, Topology topology, std::span<const Card> cards, cons
   check_choice("FARANDOLE_PRIORITY", config_.priority, {"normal", "realtime"});
   check_agreement(cards);
   apply_job_wide_text(config_, cards[0].job_wide);
+  check_choice("FARANDOLE_WIRE", config_.wire, {"auto", "tcp", "mpi"});
 
   const Deadline deadline = Deadline::in(nanoseconds(config_.init_timeout));
   fabric_ = std::make_unique<Fabric>(config_, topology_, cards, mpi_comm);
@@ -125,8 +126,8 @@ void Runtime::open_engine() {
   engine_ = std::make_unique<Engine>(Engine::Setup{
       topology_, fabric_->links(), *channel_, leader_.get(), *calls_, watch_->recorder(),
       [this](const Failure& failure) { watch_->dump_own(failure.text); },
-      [this](SetId id, const ProcessSet& set, Segment& staging) {
-        return planes_->open_lane(id, set, staging);
+      [this](SetId id, const ProcessSet& set, Segment& staging, Feeds feeds) {
+        return planes_->open_lane(id, set, staging, feeds);
       },
       fabric_->take_staging(),
       [this] {

@@ -126,7 +126,7 @@ TEST(strangers_change_nothing) {
     CHECK(::send(web.get(), request, sizeof request, MSG_NOSIGNAL) > 0);
     kept.push_back(std::move(web));
     Fd hasty = knock(address);  // begins well, and says no more
-    CHECK(::send(hasty.get(), "farand1\n", 8, MSG_NOSIGNAL) > 0);
+    CHECK(::send(hasty.get(), "farand2\n", 8, MSG_NOSIGNAL) > 0);
     kept.push_back(std::move(hasty));
   });
   check_talk(pair);

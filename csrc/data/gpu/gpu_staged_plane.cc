@@ -21,7 +21,7 @@ GpuStagedPlane::GpuStagedPlane(std::shared_ptr<GpuDevice> device, std::unique_pt
 bool GpuStagedPlane::supports(const Signature& signature) const {
   Signature on_host = signature;
   on_host.device = kCpuDevice;
-  return signature.device != kCpuDevice && !host_->fault() && host_->plane().supports(on_host);
+  return signature.device != kCpuDevice && host_->plane().supports(on_host);
 }
 
 void GpuStagedPlane::begin(std::span<const Part> parts) {

@@ -72,10 +72,7 @@ class CrossPlan {
     size_t block_bytes = 256 * 1024;  // a multiple of kAlignment, at least kAlignment * members
     size_t least_chunk = 512;         // a multiple of kAlignment
     size_t direct_bytes = 16 * 1024;  // a host may send this much to all others, to save a hop
-    // A multiple of kAlignment. MPI sends the bytes of a message of less than about 64 KB at once;
-    // of a longer one only once the receiver has answered, and that answer queues behind all that
-    // the receiver is sending itself.
-    size_t most_chunk = 48 * 1024;
+    size_t most_chunk = 48 * 1024;    // a multiple of kAlignment: as the wire wants it
   };
 
   // `hosts` must outlive it.

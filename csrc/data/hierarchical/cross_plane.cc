@@ -111,7 +111,7 @@ void CrossPlane::abort() {
   parts_ = {};
   worker_.start({});
   if (wire_->abandon()) return;
-  // MPI may still read and write there: that memory is never used again.
+  // The wire may still read and write there: that memory is never used again.
   for (Flight& f : flights_) new std::vector<std::byte>(std::move(f.arena));
 }
 
@@ -151,9 +151,9 @@ bool CrossPlane::finished() const {
   return !has_next_ && at_.consumed == at_.staged && at_.settled == at_.staged;
 }
 
-// True: a message is complete that was not before. Looks only at those that a phase waits for: MPI moves
-// all others meanwhile.
+// True: a message is complete that was not before. Looks only at those that a phase waits for.
 bool CrossPlane::poll() {
+  wire_->move();
   bool moved = false;
   const auto look = [&](uint64_t block, Mail Flight::* mail) {
     if (block < at_.staged) moved |= (flight(block).*mail).look(*wire_);

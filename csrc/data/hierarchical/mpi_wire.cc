@@ -9,18 +9,17 @@
 namespace farandole {
 namespace {
 
-constexpr int kChannels = 2;
 constexpr std::chrono::milliseconds kPartingTime{50};
-constexpr std::chrono::seconds kWordDue{1};
 
 }  // namespace
 
 MpiWire::MpiWire(MpiComm& comm, std::vector<Rank> ranks, const std::vector<std::string>& host_names,
-                 SetId set)
+                 uint64_t number)
     : comm_(comm),
       ranks_(std::move(ranks)),
       host_names_(host_names),
-      first_tag_(set % (comm.largest_tag() / kChannels) * kChannels) {}
+      first_tag_(static_cast<int>(number % static_cast<uint64_t>(comm.largest_tag() / kChannels)) *
+                 kChannels) {}
 
 Wire::Ticket MpiWire::keep(int member, MpiRequest request) {
   if (free_.empty()) {
@@ -39,7 +38,7 @@ template <class Start>
 Wire::Ticket MpiWire::start(int member, Start&& start) {
   MpiRequest request;
   try {
-    if (!fault_) request = start();
+    if (!fault_.check()) request = start();
   } catch (const Error& error) {
     fail(member, error);
   }
@@ -58,10 +57,7 @@ Wire::Ticket MpiWire::receive(int member, Channel channel, std::byte* data, size
 }
 
 bool MpiWire::done(Ticket ticket) {
-  if (fault_) {
-    if (fault_due_.expired()) throw Error(fault_.code, fault_.text);
-    return false;
-  }
+  if (fault_.check()) return false;
   try {
     if (!requests_[static_cast<size_t>(ticket)].test()) return false;
   } catch (const Error& error) {
@@ -72,16 +68,11 @@ bool MpiWire::done(Ticket ticket) {
   return true;
 }
 
-// An MPI that outlives a rank tells that one is gone; the control plane, which says which and why, may
-// need a moment more.
+// An MPI that outlives a rank tells that one is gone.
 void MpiWire::fail(int member, const Error& error) {
   if (error.code() != ErrorCode::kLibrary) throw error;
   const Rank rank = ranks_.at(static_cast<size_t>(member));
-  fault_ = {ErrorCode::kPeer, "rank " + std::to_string(rank) + " on " +
-                                  host_names_.at(static_cast<size_t>(rank)) +
-                                  " can't be reached by MPI any more (" + error.what() +
-                                  "): that rank died, or the network between the hosts is down"};
-  fault_due_ = Deadline::in(kWordDue);
+  fault_.set(rank, host_names_.at(static_cast<size_t>(rank)), "MPI", error.what());
 }
 
 // Receives can be called off; a send ends when its receiver takes it, or never.

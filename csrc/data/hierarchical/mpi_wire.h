@@ -7,25 +7,30 @@
 #include <string>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/types.h"
 #include "data/hierarchical/wire.h"
+#include "data/hierarchical/wire_fault.h"
 #include "lib/mpi/mpi.h"
 
 namespace farandole {
 
 class MpiWire final : public Wire {
  public:
-  // ranks: of the set's members, in the communicator, which must outlive this. Sets that are alive at the
-  // same time have numbers of their own, below 2^13: so few tags does MPI promise. The largest tag is not
-  // used: leaders talk by it (control/channel/mpi_channel.h).
+  // ranks: of the set's members, in the communicator, which must outlive this. number: of the wire, its own
+  // among those that are alive, of which there are fewer than 2^13: so few tags does MPI promise. The largest
+  // tag is not used: leaders talk by it (control/channel/mpi_channel.h).
   // host_names: by rank of the communicator, for texts.
   MpiWire(MpiComm& comm, std::vector<Rank> ranks, const std::vector<std::string>& host_names,
-          SetId set);
+          uint64_t number);
+
+  // MPI sends the bytes of a message of less than about 64 KB at once; of a longer one only once the receiver
+  // has answered, and that answer queues behind all that the receiver is sending itself.
+  size_t most_bytes() const override { return 48 * 1024; }
 
   Ticket send(int member, Channel channel, const std::byte* data, size_t bytes) override;
   Ticket receive(int member, Channel channel, std::byte* data, size_t bytes) override;
+  void move() override {}  // MPI moves all messages when it is asked about one
   bool done(Ticket ticket) override;
   bool abandon() override;
 
@@ -42,9 +47,8 @@ class MpiWire final : public Wire {
   const int first_tag_;
   std::vector<MpiRequest> requests_;  // by ticket
   std::vector<int> members_;          // by ticket
-  Failure fault_;                     // the first that MPI told of
-  Deadline fault_due_ = Deadline::never();
   std::vector<Ticket> free_;
+  WireFault fault_;
 };
 
 }  // namespace farandole

@@ -5,11 +5,6 @@
 
 namespace farandole {
 
-void Lane::push(Bucket bucket) {
-  if (fault_) return bucket.done(&fault_);
-  buckets_.push_back(std::move(bucket));
-}
-
 bool Lane::step() {
   if (buckets_.empty()) return false;
   if (!begun_) {
@@ -27,7 +22,7 @@ bool Lane::step() {
 }
 
 void Lane::abort(const Failure& failure) {
-  if (plane_) plane_->abort();
+  plane_->abort();
   begun_ = false;
   for (Bucket& bucket : std::exchange(buckets_, {})) bucket.done(&failure);
 }

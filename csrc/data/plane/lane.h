@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -21,14 +22,14 @@ struct Bucket {
   std::function<void(const Failure*)> done;
 };
 
+// Whose buckets a lane carries: a set may have one of each, and their bytes must not mix.
+enum class Feeds { kHost, kGpu };
+
 class Lane {
  public:
   explicit Lane(std::unique_ptr<Plane> plane) : plane_(std::move(plane)) {}
-  // There is no way to move bytes between these members: every bucket fails with this.
-  explicit Lane(Failure fault) : fault_(std::move(fault)) {}
 
-  void push(Bucket bucket);
-  const Failure& fault() const { return fault_; }
+  void push(Bucket bucket) { buckets_.push_back(std::move(bucket)); }
   // One block of the oldest bucket. False: it waits for peers, or there is none.
   bool step();
   // Whether step() would move.
@@ -43,7 +44,6 @@ class Lane {
 
  private:
   std::unique_ptr<Plane> plane_;
-  Failure fault_;
   std::deque<Bucket> buckets_;
   bool begun_ = false;
 };

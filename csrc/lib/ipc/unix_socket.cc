@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <optional>
+#include <limits>
 #include <utility>
 
 #include "base/error.h"
@@ -21,6 +21,7 @@ namespace farandole {
 namespace {
 
 constexpr int kUnixBacklog = 256;
+constexpr size_t kNoLimit = std::numeric_limits<size_t>::max();  // of strangers: one host's ranks
 
 [[noreturn]] void throw_timed_out(const char* what) {
   throw Error(ErrorCode::kStall, std::string("deadline passed while ") + what);
@@ -33,8 +34,8 @@ constexpr int kUnixBacklog = 256;
   throw_system_error(std::string("failed while ") + what, error_number);
 }
 
-Fd make_socket() {
-  Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+Fd make_socket(int flags = 0) {
+  Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0));
   if (!fd) throw_system_error("cannot create a Unix socket", errno);
   return fd;
 }
@@ -218,64 +219,37 @@ pid_t UnixSocket::peer_pid() const { return credentials(fd_.get()).pid; }
 uid_t UnixSocket::peer_uid() const { return credentials(fd_.get()).uid; }
 
 UnixListener::UnixListener(const JobKey& key)
-    : key_(key), name_(random_name()), fd_(make_socket()) {
+    : key_(key), name_(random_name()), doorway_(make_socket(SOCK_NONBLOCK), kNoLimit) {
   const Address address = address_of(name_);
-  if (bind(fd_.get(), address.get(), address.size) != 0 || listen(fd_.get(), kUnixBacklog) != 0) {
+  const int fd = doorway_.fd();
+  if (bind(fd, address.get(), address.size) != 0 || listen(fd, kUnixBacklog) != 0) {
     throw_system_error("cannot listen on a Unix socket", errno);
   }
 }
 
 UnixSocket UnixListener::accept(Deadline deadline) {
   for (;;) {
-    admit_strangers();
-    Fd known = first_with_key();
-    if (known) return UnixSocket(std::move(known));
+    const int ended = doorway_.admit();
+    if (ended != EAGAIN) throw_system_error("cannot accept a connection", ended, "raise ulimit -n");
+    doorway_.judge([&](Stranger& stranger) { return undecided(stranger); });
+    if (!known_.empty()) {
+      UnixSocket first(std::move(known_.front()));
+      known_.pop_front();
+      return first;
+    }
     if (deadline.expired()) throw_timed_out("waiting for a rank of this host to connect");
-    wait_for_event(deadline);
+    doorway_.wait(deadline);
   }
 }
 
-// Takes all that are waiting, so that a full backlog of silent peers locks nobody out.
-void UnixListener::admit_strangers() {
-  for (;;) {
-    pollfd event{fd_.get(), POLLIN, 0};
-    if (poll(&event, 1, 0) <= 0) return;
-    Fd peer(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!peer) {
-      if (errno == EINTR || errno == ECONNABORTED) continue;
-      throw_system_error("cannot accept a connection", errno, "raise ulimit -n");
-    }
-    if (credentials(peer.get()).uid != geteuid()) continue;
-    strangers_.push_back({std::move(peer), Deadline::in(kKeyTimeout)});
-  }
-}
-
-// Judges every stranger that has said something, or nothing for too long.
-Fd UnixListener::first_with_key() {
-  for (size_t i = 0; i < strangers_.size();) {
-    std::array<std::byte, sizeof(JobKey) + 1> shown;  // one more: a longer message is no key
-    const ssize_t got = recv(strangers_[i].fd.get(), shown.data(), shown.size(), MSG_DONTWAIT);
-    const bool silent = got < 0 && (errno == EAGAIN || errno == EINTR);
-    if (silent && !strangers_[i].key_due.expired()) {
-      ++i;
-      continue;
-    }
-    Fd peer = std::move(strangers_[i].fd);
-    strangers_.erase(strangers_.begin() + static_cast<ptrdiff_t>(i));
-    if (got > 0 && equal_keys({shown.data(), static_cast<size_t>(got)}, key_)) return peer;
-  }
-  return {};
-}
-
-void UnixListener::wait_for_event(Deadline deadline) {
-  std::vector<pollfd> events{{fd_.get(), POLLIN, 0}};
-  for (const Stranger& stranger : strangers_) {
-    events.push_back({stranger.fd.get(), POLLIN, 0});
-    deadline = std::min(deadline, stranger.key_due);
-  }
-  if (poll(events.data(), events.size(), deadline.poll_ms()) < 0 && errno != EINTR) {
-    throw_system_error("cannot wait for ranks of this host", errno);
-  }
+bool UnixListener::undecided(Stranger& stranger) {
+  if (credentials(stranger.fd.get()).uid != geteuid()) return false;
+  std::array<std::byte, sizeof(JobKey) + 1> shown;  // one more: a longer message is no key
+  const ssize_t got = recv(stranger.fd.get(), shown.data(), shown.size(), MSG_DONTWAIT);
+  if (got < 0) return errno == EAGAIN || errno == EINTR;
+  const bool knows = equal_keys({shown.data(), static_cast<size_t>(got)}, key_);
+  if (knows) known_.push_back(std::move(stranger.fd));
+  return false;
 }
 
 }  // namespace farandole

@@ -7,11 +7,13 @@
 
 #include <array>
 #include <cstddef>
+#include <deque>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
+#include "lib/ipc/doorway.h"
 #include "lib/os/fd.h"
 
 namespace farandole {
@@ -49,31 +51,28 @@ class UnixSocket {
 };
 
 class UnixListener {
+  struct Stranger {
+    Fd fd;
+  };
+
  public:
   explicit UnixListener(const JobKey& key);
 
   const std::string& name() const { return name_; }  // random; to be told to the peers
 
   // The next peer that has shown the key. Others are closed: at once if their user or key is wrong, after
-  // `kKeyTimeout` if they are silent, holding up nobody meanwhile.
+  // `kKeyTimeout` if they are silent.
   UnixSocket accept(Deadline deadline);
 
-  static constexpr std::chrono::seconds kKeyTimeout{5};
+  static constexpr std::chrono::seconds kKeyTimeout = Doorway<Stranger>::kPatience;
 
  private:
-  struct Stranger {
-    Fd fd;
-    Deadline key_due;
-  };
-
-  void admit_strangers();
-  Fd first_with_key();
-  void wait_for_event(Deadline deadline);
+  bool undecided(Stranger& stranger);
 
   JobKey key_;
   std::string name_;
-  Fd fd_;
-  std::vector<Stranger> strangers_;
+  Doorway<Stranger> doorway_;
+  std::deque<Fd> known_;  // in the order of their keys
 };
 
 }  // namespace farandole

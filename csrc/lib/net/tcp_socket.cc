@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <span>
 #include <utility>
 
 #include "base/error.h"
@@ -25,32 +26,44 @@ namespace {
 
 constexpr std::chrono::seconds kConnectPatience{2};  // for one address
 constexpr std::chrono::seconds kProofPatience{10};   // the peer may be busy with others
+constexpr std::chrono::milliseconds kPause{50};      // between two rounds
 constexpr int kTcpBacklog = 1024;
 
-// hello:  magic, rank of the caller, its nonce          caller -> listener
-// answer: the listener's nonce, its proof                listener -> caller
-// proof:  the caller's proof                              caller -> listener
-constexpr char kMagic[8] = {'f', 'a', 'r', 'a', 'n', 'd', '1', '\n'};
-constexpr size_t kHello = 8 + 4 + 16;
+// hello:   magic, rank of the caller, the line, the caller's nonce    caller -> listener
+// answer:  the listener's nonce, its proof                            listener -> caller
+// proof:   the caller's proof                                         caller -> listener
+// welcome: one byte: the listener keeps the connection                listener -> caller
+constexpr char kMagic[8] = {'f', 'a', 'r', 'a', 'n', 'd', '2', '\n'};
+constexpr size_t kHello = 8 + 4 + 8 + 16;
 constexpr size_t kAnswer = 16 + 16;
 constexpr size_t kProof = 16;
+constexpr std::byte kWelcome{'w'};
 
 void append(std::vector<std::byte>& out, const void* data, size_t size) {
   auto* bytes = static_cast<const std::byte*>(data);
   out.insert(out.end(), bytes, bytes + size);
 }
 
-// Both nonces and both ranks are in it, and who speaks: no proof can be used again, or sent back.
-Mac128 proof_of(char speaker, int32_t caller, int32_t listener, const std::byte* caller_nonce,
-                const std::byte* listener_nonce, const Key128& key) {
-  std::vector<std::byte> text;
-  append(text, &speaker, 1);
-  append(text, &caller, sizeof caller);
-  append(text, &listener, sizeof listener);
-  append(text, caller_nonce, 16);
-  append(text, listener_nonce, 16);
-  return siphash128(key, text);
-}
+// What the two are talking about. Who speaks, both ranks, the line and both nonces are in every proof: none
+// can be used again, or sent back.
+struct Talk {
+  int32_t caller, listener;
+  TcpLine line;
+  const std::byte* caller_nonce;
+  const std::byte* listener_nonce;
+
+  std::vector<std::byte> proof_of(char speaker, const Key128& key) const {
+    std::vector<std::byte> text;
+    append(text, &speaker, 1);
+    append(text, &caller, sizeof caller);
+    append(text, &listener, sizeof listener);
+    append(text, &line, sizeof line);
+    append(text, caller_nonce, 16);
+    append(text, listener_nonce, 16);
+    const Mac128 mac = siphash128(key, text);
+    return {mac.begin(), mac.end()};
+  }
+};
 
 void prepare(int fd) {
   int one = 1;
@@ -59,39 +72,22 @@ void prepare(int fd) {
   fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 
-bool poll_one(int fd, short events, Deadline deadline) {
-  for (;;) {
-    pollfd event{fd, events, 0};
-    int n = poll(&event, 1, deadline.poll_ms());
-    if (n > 0) return true;
-    if (n == 0 && deadline.expired()) return false;
-    if (n < 0 && errno != EINTR) return false;
-  }
-}
-
-bool send_all(int fd, const std::vector<std::byte>& bytes, Deadline deadline) {
-  for (size_t at = 0; at < bytes.size();) {
-    ssize_t n = ::send(fd, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL);
-    if (n > 0) {
-      at += static_cast<size_t>(n);
-    } else if (errno != EINTR && (errno != EAGAIN || !poll_one(fd, POLLOUT, deadline))) {
-      return false;
-    }
+// What has come, and no more than is missing to `size` bytes. False: the other end is gone.
+bool receive_up_to(int fd, size_t size, std::vector<std::byte>& got) {
+  while (got.size() < size) {
+    std::byte buffer[kHello];
+    const ssize_t n = recv(fd, buffer, size - got.size(), MSG_DONTWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return n < 0 && errno == EAGAIN;
+    append(got, buffer, static_cast<size_t>(n));
   }
   return true;
 }
 
-bool receive_all(int fd, std::span<std::byte> bytes, Deadline deadline) {
-  for (size_t at = 0; at < bytes.size();) {
-    ssize_t n = ::recv(fd, bytes.data() + at, bytes.size() - at, 0);
-    if (n == 0) return false;
-    if (n > 0) {
-      at += static_cast<size_t>(n);
-    } else if (errno != EINTR && (errno != EAGAIN || !poll_one(fd, POLLIN, deadline))) {
-      return false;
-    }
-  }
-  return true;
+// At once: the few bytes of a handshake fit an empty buffer.
+bool send_whole(int fd, std::span<const std::byte> bytes) {
+  return ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
+         static_cast<ssize_t>(bytes.size());
 }
 
 // Of interfaces that are up; loopback last, for jobs on one machine.
@@ -136,155 +132,219 @@ uint16_t port_of(int fd) {
                                         : reinterpret_cast<sockaddr_in6&>(own).sin6_port);
 }
 
-// An invalid Fd: `why` says what went wrong.
-Fd connect_to(const std::string& host, uint16_t port, Deadline deadline, std::string& why) {
+// Begins to; an invalid Fd: errno says why not.
+Fd begin_to_connect(const std::string& host, uint16_t port) {
   addrinfo hints{};
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  why = "not an address";
-  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return {};
-  Fd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  int error = errno;
-  if (fd) {
-    error = connect(fd.get(), found->ai_addr, found->ai_addrlen) == 0 ? 0 : errno;
-    if (error == EINPROGRESS) {
-      error = ETIMEDOUT;
-      socklen_t size = sizeof error;
-      if (poll_one(fd.get(), POLLOUT, deadline)) {
-        getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-      }
-    }
+  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
+    errno = EINVAL;
+    return {};
   }
+  Fd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const bool begun = fd && (connect(fd.get(), found->ai_addr, found->ai_addrlen) == 0 ||
+                            errno == EINPROGRESS);
+  const int error = errno;
   freeaddrinfo(found);
-  why = std::strerror(error);
-  if (error != 0) return {};
-  prepare(fd.get());
-  return fd;
+  errno = error;
+  return begun ? std::move(fd) : Fd{};
 }
 
-// The caller's half of the handshake.
-bool prove(int fd, int32_t own, int32_t rank, const Key128& key, Deadline deadline) {
-  const Key128 nonce = random_key();
-  std::vector<std::byte> hello;
-  append(hello, kMagic, sizeof kMagic);
-  append(hello, &own, sizeof own);
-  append(hello, nonce.data(), nonce.size());
-  std::array<std::byte, kAnswer> answer;
-  if (!send_all(fd, hello, deadline) || !receive_all(fd, answer, deadline)) return false;
-  const Mac128 expected = proof_of('L', own, rank, nonce.data(), answer.data(), key);
-  if (!equal_macs(std::span(answer).subspan(16), expected)) return false;
-  const Mac128 mine = proof_of('C', own, rank, nonce.data(), answer.data(), key);
-  return send_all(fd, std::vector<std::byte>(mine.begin(), mine.end()), deadline);
+Fd listening_socket() {
+  Fd fd = listen_on(AF_INET6);
+  return fd ? std::move(fd) : listen_on(AF_INET);
 }
 
 }  // namespace
 
-TcpListener::TcpListener() : fd_(listen_on(AF_INET6)) {
-  if (!fd_) fd_ = listen_on(AF_INET);
-  if (!fd_) return;
-  address_ = {own_addresses(), port_of(fd_.get())};
+TcpListener::TcpListener() : doorway_(listening_socket(), kMaxStrangers) {
+  if (doorway_.fd() >= 0) address_ = {own_addresses(), port_of(doorway_.fd())};
 }
 
 std::vector<TcpPeer> TcpListener::accept(int32_t own, const std::vector<int32_t>& ranks,
                                          const Key128& key, Deadline deadline) {
   std::vector<TcpPeer> peers;
   std::vector<int32_t> missing = ranks;
-  while (!missing.empty()) {
-    admit();
-    std::erase_if(strangers_, [&](Stranger& stranger) {
-      bool proved = false;
-      if (hear(stranger, own, key, proved) && !proved) return stranger.due.expired();
-      bool wanted = proved && std::erase(missing, stranger.rank) > 0;
-      if (wanted) peers.push_back({stranger.rank, std::move(stranger.fd)});
+  for (;;) {
+    std::erase_if(missing, [&](int32_t rank) {
+      Fd fd = take(own, rank, kControlLine, key);
+      if (!fd) return false;
+      peers.push_back({rank, std::move(fd)});
       return true;
     });
-    if (missing.empty()) break;
+    if (missing.empty()) return peers;
     if (deadline.expired()) {
       throw Error(ErrorCode::kPeer, "the leaders of other hosts, " + text_of_ranks(missing) +
                                         ", have not connected to rank " + std::to_string(own) +
                                         "; is TCP between the hosts blocked by a firewall?");
     }
-    wait(deadline);
-  }
-  strangers_.clear();
-  return peers;
-}
-
-void TcpListener::admit() {
-  for (;;) {
-    Fd peer(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!peer) return;  // none left, or one that has gone again; no descriptors: later
-    prepare(peer.get());
-    if (strangers_.size() >= kMaxStrangers) strangers_.erase(strangers_.begin());
-    strangers_.push_back({std::move(peer), Deadline::in(kPatience), -1, {}, {}});
+    doorway_.wait(deadline);
   }
 }
 
-// Takes what has come, never more than the next message has. False: it is gone, or wrong.
-bool TcpListener::hear(Stranger& stranger, int32_t own, const Key128& key, bool& proved) {
+Fd TcpListener::take(int32_t own, int32_t rank, TcpLine line, const Key128& key) {
+  look(own, key);
+  const auto found = std::ranges::find_if(
+      proved_, [&](const TcpPeer& peer) { return peer.rank == rank && peer.line == line; });
+  if (found == proved_.end()) return {};
+  Fd fd = std::move(found->fd);
+  proved_.erase(found);
+  return fd;
+}
+
+void TcpListener::look(int32_t own, const Key128& key) {
+  doorway_.admit();  // without descriptors: later
+  doorway_.judge([&](Stranger& stranger) { return undecided(stranger, own, key); });
+}
+
+bool TcpListener::undecided(Stranger& stranger, int32_t own, const Key128& key) {
+  std::vector<std::byte>& got = stranger.received;
   for (;;) {
-    const size_t size = stranger.rank < 0 ? kHello : kProof;
-    std::vector<std::byte>& got = stranger.received;
-    std::byte buffer[kHello];
-    ssize_t n = recv(stranger.fd.get(), buffer, size - got.size(), 0);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return true;
-    if (n <= 0) return false;
-    append(got, buffer, static_cast<size_t>(n));
-    if (got.size() < size) continue;
-    if (stranger.rank >= 0) {
-      proved = equal_macs(got, stranger.sent);
-      return proved;
+    const bool greeted = stranger.rank >= 0;
+    const size_t size = greeted ? kProof : kHello;
+    if (!receive_up_to(stranger.fd.get(), size, got)) return false;
+    if (got.size() < size) return true;
+    if (!greeted && !answer(stranger, own, key)) return false;
+    if (!greeted) continue;
+    const bool proved = equal_macs(got, stranger.wanted);
+    if (proved && send_whole(stranger.fd.get(), std::span(&kWelcome, 1))) {
+      proved_.push_back({stranger.rank, std::move(stranger.fd), stranger.line});
     }
-    if (std::memcmp(got.data(), kMagic, sizeof kMagic) != 0) return false;
-    std::memcpy(&stranger.rank, got.data() + 8, 4);
-    if (stranger.rank < 0) return false;
-    const Key128 nonce = random_key();
-    const std::byte* theirs = got.data() + 12;
-    const Mac128 mine = proof_of('L', stranger.rank, own, theirs, nonce.data(), key);
-    std::vector<std::byte> answer(nonce.begin(), nonce.end());
-    append(answer, mine.data(), mine.size());
-    ssize_t sent = ::send(stranger.fd.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
-    if (sent != static_cast<ssize_t>(answer.size())) return false;  // an empty buffer has room
-    const Mac128 wanted = proof_of('C', stranger.rank, own, theirs, nonce.data(), key);
-    stranger.sent.assign(wanted.begin(), wanted.end());
-    got.clear();
+    return false;
   }
 }
 
-void TcpListener::wait(Deadline deadline) const {
-  std::vector<pollfd> events{{fd_.get(), POLLIN, 0}};
-  for (const Stranger& stranger : strangers_) {
-    events.push_back({stranger.fd.get(), POLLIN, 0});
-    deadline = std::min(deadline, stranger.due);
+// To a hello. False: it is none, or the stranger has gone again.
+bool TcpListener::answer(Stranger& stranger, int32_t own, const Key128& key) {
+  const std::byte* const hello = stranger.received.data();
+  if (std::memcmp(hello, kMagic, sizeof kMagic) != 0) return false;
+  std::memcpy(&stranger.rank, hello + 8, sizeof stranger.rank);
+  std::memcpy(&stranger.line, hello + 12, sizeof stranger.line);
+  if (stranger.rank < 0) return false;
+  prepare(stranger.fd.get());
+  const Key128 nonce = random_key();
+  const Talk talk{stranger.rank, own, stranger.line, hello + 20, nonce.data()};
+  std::vector<std::byte> answer(nonce.begin(), nonce.end());
+  const std::vector<std::byte> mine = talk.proof_of('L', key);
+  append(answer, mine.data(), mine.size());
+  stranger.wanted = talk.proof_of('C', key);
+  stranger.received.clear();
+  return send_whole(stranger.fd.get(), answer);
+}
+
+TcpCaller::TcpCaller(int32_t own, int32_t rank, TcpLine line, TcpAddress address, const Key128& key)
+    : own_(own), rank_(rank), line_(line), address_(std::move(address)), key_(key) {}
+
+bool TcpCaller::step() {
+  if (stage_ == Stage::kProved) return true;
+  if (stage_ == Stage::kPause) {
+    if (!due_.expired()) return false;
+    dial();
   }
-  poll(events.data(), events.size(), deadline.poll_ms());
+  if (stage_ == Stage::kConnecting) see_whether_connected();
+  if (stage_ == Stage::kListening) hear();
+  const bool talking = stage_ == Stage::kConnecting || stage_ == Stage::kListening;
+  if (talking && due_.expired()) hang_up("no answer", stage_ == Stage::kConnecting);
+  return stage_ == Stage::kProved;
+}
+
+void TcpCaller::dial() {
+  if (address_.hosts.empty()) return hang_up("it has no address", true);
+  stage_ = Stage::kConnecting;
+  due_ = Deadline::in(kConnectPatience);
+  fd_ = begin_to_connect(address_.hosts[next_], address_.port);
+  if (!fd_) hang_up(std::strerror(errno), true);
+}
+
+void TcpCaller::see_whether_connected() {
+  pollfd event{fd_.get(), POLLOUT, 0};
+  if (poll(&event, 1, 0) <= 0) return;
+  int error = 0;
+  socklen_t size = sizeof error;
+  getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+  if (error != 0) return hang_up(std::strerror(error), true);
+  prepare(fd_.get());
+  nonce_ = random_key();
+  received_.clear();
+  std::vector<std::byte> hello;
+  append(hello, kMagic, sizeof kMagic);
+  append(hello, &own_, sizeof own_);
+  append(hello, &line_, sizeof line_);
+  append(hello, nonce_.data(), nonce_.size());
+  if (!send_whole(fd_.get(), hello)) return hang_up(std::strerror(errno), true);
+  stage_ = Stage::kListening;
+  due_ = Deadline::in(kProofPatience);
+}
+
+// The answer, to which the proof is sent, and the welcome.
+void TcpCaller::hear() {
+  const auto wrong = [this] { hang_up("did not prove to be that rank", true); };
+  if (received_.size() < kAnswer) {
+    if (!receive_up_to(fd_.get(), kAnswer, received_)) return wrong();
+    if (received_.size() < kAnswer) return;
+    const Talk talk{own_, rank_, line_, nonce_.data(), received_.data()};
+    const bool proved = equal_macs(std::span(received_).subspan(16), talk.proof_of('L', key_));
+    if (!proved || !send_whole(fd_.get(), talk.proof_of('C', key_))) return wrong();
+  }
+  if (!receive_up_to(fd_.get(), kAnswer + 1, received_)) return wrong();
+  if (received_.size() > kAnswer) stage_ = Stage::kProved;
+}
+
+// Then the next address; after a round a pause.
+void TcpCaller::hang_up(const std::string& why, bool refused) {
+  fd_.reset();
+  stage_ = Stage::kPause;
+  refused_ = refused ? std::min(refused_, Deadline::at(now_ns())) : Deadline::never();
+  const std::string host = address_.hosts.empty() ? "" : address_.hosts[next_] + ": ";
+  tried_ += (tried_.empty() ? "" : ", ") + host + why;
+  due_ = Deadline::at(0);
+  if (++next_ < address_.hosts.size()) return;
+  next_ = 0;
+  due_ = Deadline::in(kPause);
+  tried_before_ = std::exchange(tried_, {});
+}
+
+void TcpCaller::wait(Deadline deadline) const {
+  const short events = stage_ == Stage::kConnecting ? POLLOUT : POLLIN;
+  pollfd event{fd_.get(), events, 0};  // poll() passes over a negative one
+  poll(&event, 1, std::min(deadline, due_).poll_ms());
+}
+
+bool TcpCaller::refused_for(std::chrono::nanoseconds time) const {
+  return !refused_.is_never() && now_ns() - refused_.ns() > time.count();
+}
+
+std::string TcpCaller::trouble() const {
+  return "port " + std::to_string(address_.port) + "; " +
+         (tried_before_.empty() ? tried_ : tried_before_);
 }
 
 TcpPeer tcp_connect(int32_t own, int32_t rank, const TcpAddress& address, const Key128& key,
                     Deadline deadline) {
-  std::string tried;
-  do {
-    tried.clear();
-    for (const std::string& host : address.hosts) {
-      std::string why;
-      Fd fd =
-          connect_to(host, address.port, std::min(deadline, Deadline::in(kConnectPatience)), why);
-      if (fd) {
-        why = "did not prove to be that rank";
-        if (prove(fd.get(), own, rank, key, std::min(deadline, Deadline::in(kProofPatience)))) {
-          return {rank, std::move(fd)};
-        }
-      }
-      tried += (tried.empty() ? "" : ", ") + host + ": " + why;
-      if (deadline.expired()) break;
+  TcpCaller caller(own, rank, kControlLine, address, key);
+  while (!caller.step()) {
+    if (deadline.expired()) {
+      throw Error(ErrorCode::kPeer, "rank " + std::to_string(own) + " can't reach rank " +
+                                        std::to_string(rank) + ", the leader of another host (" +
+                                        caller.trouble() +
+                                        "); is TCP between the hosts blocked by a firewall?");
     }
-    poll(nullptr, 0, Deadline::in(std::chrono::milliseconds(50)).poll_ms());  // then once more
-  } while (!deadline.expired());
-  throw Error(ErrorCode::kPeer, "rank " + std::to_string(own) + " can't reach rank " +
-                                    std::to_string(rank) + ", the leader of another host (port " +
-                                    std::to_string(address.port) + "; " + tried +
-                                    "); is TCP between the hosts blocked by a firewall?");
+    caller.wait(deadline);
+  }
+  return {rank, std::move(caller.fd())};
+}
+
+void limit_silence(int fd, std::chrono::milliseconds timeout) {
+  const auto set = [&](int option, int value) {
+    setsockopt(fd, IPPROTO_TCP, option, &value, sizeof value);
+  };
+  constexpr int kProbes = 3;
+  const int seconds = std::max<int>(1, static_cast<int>(timeout.count() / 1000 / (kProbes + 1)));
+  set(TCP_USER_TIMEOUT, static_cast<int>(timeout.count()));
+  set(TCP_KEEPIDLE, seconds);
+  set(TCP_KEEPINTVL, seconds);
+  set(TCP_KEEPCNT, kProbes);
 }
 
 }  // namespace farandole

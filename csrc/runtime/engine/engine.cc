@@ -163,9 +163,7 @@ void Engine::on(const Run& run) {
   if (run.gpu) {
     return gpu_.push(run.set, std::move(made), [&] { return buckets_.label_of(run); });
   }
-  const bool unmoved = static_cast<bool>(lane->fault());
   lane->push(std::move(made.bucket));
-  if (lowest && unmoved) calls_.report(Done{run.set, run.bucket});
 }
 
 void Engine::on(const Result& result) {

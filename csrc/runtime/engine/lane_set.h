@@ -13,7 +13,7 @@
 namespace farandole {
 
 // Opens the lane of a set of which this rank is a member, on the memory that its members share.
-using OpenLane = std::function<std::unique_ptr<Lane>(SetId, const ProcessSet&, Segment&)>;
+using OpenLane = std::function<std::unique_ptr<Lane>(SetId, const ProcessSet&, Segment&, Feeds)>;
 
 class LaneSet {
  public:
@@ -21,7 +21,7 @@ class LaneSet {
 
   void open(SetId id, const ProcessSet& set, Segment staging) {
     Opened opened{std::move(staging), nullptr};
-    opened.lane = make_(id, set, opened.staging);
+    opened.lane = make_(id, set, opened.staging, Feeds::kHost);
     lanes_.emplace(id, std::move(opened));
   }
   // nullptr: this rank is not in the set.
@@ -31,7 +31,7 @@ class LaneSet {
   }
   // A lane for buckets that come from a GPU by way of the host: not one of these, but made alike.
   std::unique_ptr<Lane> make(SetId id, const ProcessSet& set, Segment& staging) {
-    return make_(id, set, staging);
+    return make_(id, set, staging, Feeds::kGpu);
   }
   void close(SetId id) { lanes_.erase(id); }
 

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// The first thing that went wrong on a wire, held back for a moment: the control plane, which says who is gone
+// and why, may need it.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/types.h"
+
+namespace farandole {
+
+class WireFault {
+ public:
+  void set(Rank rank, const std::string& host, const std::string& by, const std::string& why) {
+    if (failure_) return;
+    failure_ = {ErrorCode::kPeer, "rank " + std::to_string(rank) + " on " + host +
+                                      " can't be reached by " + by + " any more (" + why +
+                                      "): that rank died, or the network between the hosts is down"};
+    due_ = Deadline::in(kControlDue);
+  }
+  // Throws it when its time has come. True: there is one.
+  bool check() const {
+    if (failure_ && due_.expired()) throw Error(failure_.code, failure_.text);
+    return static_cast<bool>(failure_);
+  }
+
+ private:
+  static constexpr std::chrono::seconds kControlDue{1};
+  Failure failure_;
+  Deadline due_ = Deadline::never();
+};
+
+}  // namespace farandole
