@@ -3,11 +3,10 @@
 #include "data/hierarchical/cross_plane.h"
 
 #include <memory>
-#include <numeric>
 #include <vector>
 
 #include "base/error.h"
-#include "plane_conformance.h"
+#include "cross_world.h"
 #include "post_office.h"
 
 using namespace farandole;
@@ -15,85 +14,15 @@ using namespace farandole::check;
 
 namespace {
 
-struct Shape {
-  CrossPlan::Sizes sizes;
-  int slots;
-};
-
-// Tiny blocks make many of them; one hop and two, one chunk and many, all occur.
-constexpr Shape kShapes[] = {{{512, 64, 0}, 2},       {{1024, 64, 100}, 4},
-                             {{4096, 64, 0}, 3},      {{4096, 1024, 3000}, 2},
-                             {{4096, 64, 0, 320}, 4}, {{64 * 1024, 4096, 16384}, 4}};
-
-// The host of each member: equal, unequal, interleaved, and alone.
-const std::vector<std::vector<int>> kHosts = {
-    {0, 1},          {0, 0, 1, 1},       {0, 0, 1},          {0, 1, 1, 1},       {0, 1, 2},
-    {0, 0, 1, 2},    {0, 1, 0, 1},       {0, 0, 1, 1, 2, 2}, {0, 1, 1, 2, 0, 1}, {0, 1, 2, 3, 4},
-    {0, 0, 0, 1, 1}, {0, 0, 0, 0, 1, 2}, {0, 0, 0}};
-
 class Hosts {
  public:
-  Hosts(std::vector<int> host, const Shape& shape, uint64_t seed)
+  Hosts(const std::vector<int>& host, const Shape& shape, uint64_t seed)
       : office(std::make_shared<PostOffice>(seed, 5)),
-        world(static_cast<int>(host.size()), memory_of_host(host.size(), shape) * host.size(),
-              [this, host, shape](const PlaneWorld::Place& place) -> std::unique_ptr<Plane> {
-                CrossPlane::Setup setup{HostMap(host)};
-                const int own = setup.hosts.host_of(place.member);
-                const auto index = static_cast<size_t>(own);
-                setup.member = place.member;
-                setup.bytes = memory_of_host(host.size(), shape);
-                setup.memory = place.memory + index * setup.bytes;
-                for (int member : setup.hosts.members_of(own)) {
-                  setup.bells.push_back(place.bells[static_cast<size_t>(member)]);
-                }
-                setup.wire = office->counter(place.member);
-                setup.sizes = shape.sizes;
-                setup.slots = shape.slots;
-                return std::make_unique<CrossPlane>(std::move(setup));
-              }) {}
+        world(cross_world(host, shape, [this](int member) { return office->counter(member); })) {}
 
   const std::shared_ptr<PostOffice> office;
   const PlaneWorld world;
-
- private:
-  static size_t memory_of_host(size_t members, const Shape& shape) {
-    return CrossPlane::bytes_needed(static_cast<int>(members), shape.sizes.block_bytes,
-                                    shape.slots);
-  }
 };
-
-std::vector<BucketSpec> on_hosts(std::vector<BucketSpec> buckets, const std::vector<int>& host) {
-  for (BucketSpec& bucket : buckets) {
-    for (PartSpec& spec : bucket) spec.host = host;
-  }
-  return buckets;
-}
-
-std::vector<BucketSpec> random_buckets(Random& random, const std::vector<int>& host, size_t count,
-                                       size_t most_parts, size_t most_elements) {
-  std::vector<BucketSpec> buckets;
-  for (size_t i = 0; i < count; ++i) {
-    buckets.push_back(
-        random_bucket(random, static_cast<int>(host.size()), most_parts, most_elements));
-  }
-  return on_hosts(buckets, host);
-}
-
-PartSpec plain(Op op, int64_t elements, int members, DType dtype = DType::kFloat32) {
-  PartSpec spec;
-  Signature& signature = spec.part.signature;
-  signature.op = op;
-  signature.dtype = dtype;
-  signature.shape = {elements};
-  const auto n = static_cast<size_t>(members);
-  if (traits_of(op).rooted()) signature.root = 1 % members;
-  if (op == Op::kBarrier) signature.shape = {};
-  if (op == Op::kAllgather) spec.part.rows.assign(n, elements);
-  if (op == Op::kAlltoall) spec.part.rows.assign(n * n, elements);
-  if (op == Op::kReducescatter || op == Op::kScatter) spec.part.rows.assign(n, elements / members);
-  spec.seed = static_cast<uint64_t>(elements) * 7919 + 1;
-  return spec;
-}
 
 // Bytes over all wires for one bucket of this part alone.
 size_t crossing(const PartSpec& spec, const std::vector<int>& host, const Shape& shape) {

@@ -105,15 +105,57 @@ TEST(sets_within_a_host_move_large_tensors) {
   });
 }
 
-TEST(what_cannot_be_moved_between_hosts_fails_and_the_job_goes_on) {
-  run_hosts({0, 0, 2}, [](TestRank& self) {
-    for (int round = 0; round < 4; ++round) {
-      Floats data = values_of(self.rank, 5000);
-      std::string text = self.fails(allreduce(data, "large"), ErrorCode::kLibrary);
-      CHECK(contains(text, "several hosts"));
-      check_tiny(self);
-    }
+TEST(large_tensors_move_between_hosts_without_mpi) {
+  for (const Nodes& nodes : kLayouts) {
+    run_hosts(nodes, [](TestRank& self) {
+      const SetId set = add_set(self, {0, self.size - 1});
+      for (int round = 0; round < 4; ++round) {
+        Floats data = values_of(self.rank, 50'000);
+        Floats pair = values_of(self.rank, 30'000);
+        std::vector<Handle> handles = {self.submit(allreduce(data, "large"))};
+        if (self.rank == 0 || self.rank == self.size - 1) {
+          Ask ask = allreduce(pair, "of two");
+          ask.set = set;
+          handles.push_back(self.submit(ask));
+        }
+        self.finish(handles);
+        CHECK(data == sum_over(self.size, 50'000));
+        if (handles.size() == 2) CHECK_EQ(pair[1], 2.0F * static_cast<float>(self.size + 1));
+        check_tiny(self);
+      }
+    });
+  }
+}
+
+TEST(a_wire_that_cannot_be_had_is_an_error) {
+  Lobby lobby(2);
+  run_in_forks(2, [&](int rank) {
+    Config config = test_config();
+    config.wire = "mpi";
+    TestRank self(lobby, rank, config, {0, 1});
+    CHECK_THROWS(self.start(), ErrorCode::kLibrary);
   });
+}
+
+TEST(a_death_amid_large_tensors_is_told_to_all) {
+  for (int victim : {1, 2}) {
+    Lobby lobby(4);
+    run_in_forks(4, [&](int rank) {
+      TestRank self(lobby, rank, test_config(), {0, 0, 2, 2});
+      self.start();
+      Floats warm = values_of(rank, 60'000);
+      self.run(allreduce(warm, "warm"));
+      Floats data = values_of(rank, 600'000);
+      const Handle under_way = self.submit(allreduce(data, "under way"));
+      if (rank == victim) std::_Exit(0);
+      Failure failure = self.wait({under_way});
+      if (!failure) failure = work_until_failure(self);
+      CHECK_EQ(failure.code, ErrorCode::kPeer);
+      CHECK(contains(failure.text, "rank " + std::to_string(victim)));
+      CHECK(contains(failure.text, "on " + host_name()));
+      self.leave();
+    });
+  }
 }
 
 TEST(disagreements_name_ranks_of_all_hosts) {
