@@ -42,7 +42,7 @@ except fd.PeerError as error:
 fd.shutdown()
 tell("end")
 """
-SMALL, LARGE = 10, 300_000  # carried by control alone, and by MPI
+SMALL, LARGE = 10, 300_000  # carried by control alone, and by a wire
 
 
 def told(job: HostsJob, rank: int) -> tuple[float, str]:
@@ -63,14 +63,17 @@ def begin(start: Start, elements: int, handles: bool = True, **options: object) 
 
 # Members and leaders of both hosts.
 @pytest.mark.parametrize(
-    ("victim", "elements", "channel"),
-    [(rank, SMALL, "tcp") for rank in range(4)]
-    + [(1, LARGE, "tcp"), (2, LARGE, "tcp"), (0, LARGE, "mpi"), (3, LARGE, "mpi")],
+    ("victim", "elements", "channel", "wire"),
+    [(rank, SMALL, "tcp", "auto") for rank in range(4)]
+    + [(1, LARGE, "tcp", "mpi"), (2, LARGE, "tcp", "mpi")]
+    + [(0, LARGE, "mpi", "mpi"), (3, LARGE, "mpi", "mpi")]
+    + [(0, LARGE, "tcp", "tcp"), (3, LARGE, "mpi", "tcp")],
 )
 def test_all_survivors_of_a_death_are_told_who_died_where(
-    start: Start, victim: int, elements: int, channel: str
+    start: Start, victim: int, elements: int, channel: str, wire: str
 ) -> None:
-    job = begin(start, elements, mpi_args=ULFM, env={"FARANDOLE_CHANNEL": channel})
+    env = {"FARANDOLE_CHANNEL": channel, "FARANDOLE_WIRE": wire}
+    job = begin(start, elements, mpi_args=ULFM, env=env)
     died = job.signal(victim, signal.SIGKILL)
     late = []
     for rank in {0, 1, 2, 3} - {victim}:
@@ -102,20 +105,26 @@ def test_under_plain_mpirun_a_death_ends_the_job_on_all_hosts(start: Start) -> N
 
 
 @pytest.mark.parametrize(
-    ("elements", "channel", "mode", "handles"),
+    ("elements", "channel", "wire", "mode", "handles"),
     [
-        (SMALL, "tcp", (), False),
-        (LARGE, "tcp", (), True),
-        (LARGE, "mpi", (), False),
-        (LARGE, "tcp", ULFM, False),
+        (SMALL, "tcp", "mpi", (), False),
+        (LARGE, "tcp", "mpi", (), True),
+        (LARGE, "mpi", "mpi", (), False),
+        (LARGE, "tcp", "mpi", ULFM, False),
+        (LARGE, "tcp", "tcp", (), True),
+        (LARGE, "mpi", "tcp", (), False),
     ],
-    ids=["small", "handled", "mpi", "ulfm"],
+    ids=["small", "handled", "mpi", "ulfm", "tcp", "tcp-wire-alone"],
 )
 def test_a_link_that_stays_down(
-    start: Start, elements: int, channel: str, mode: tuple[str, ...], handles: bool
+    start: Start, elements: int, channel: str, wire: str, mode: tuple[str, ...], handles: bool
 ) -> None:
     timeout = 6.0
-    env = {"FARANDOLE_PEER_TIMEOUT": str(timeout), "FARANDOLE_CHANNEL": channel}
+    env = {
+        "FARANDOLE_PEER_TIMEOUT": str(timeout),
+        "FARANDOLE_CHANNEL": channel,
+        "FARANDOLE_WIRE": wire,
+    }
     job = begin(start, elements, handles, mpi_args=mode, env=env)
     down = time.time()
     job.hosts.set_link(1, up=False)

@@ -58,18 +58,23 @@ def test_ranks_share_memory_on_their_own_host_only(
     assert sorted(places) == expected
 
 
-def test_each_link_carries_each_byte_once(start: Start) -> None:
+WIRES = pytest.mark.parametrize("wire", ["mpi", "tcp"])
+
+
+@WIRES
+def test_each_link_carries_each_byte_once(start: Start, wire: str) -> None:
     """Two hosts: what each must send is as long as the tensor, however many ranks they have."""
     steps, elements = 10, 1 << 20
-    job = start(STEPS, [2, 2], steps, elements, 0)
+    job = start(STEPS, [2, 2], steps, elements, 0, env={"FARANDOLE_WIRE": wire})
     finish(job)
     for host in range(2):
         sent, _ = job.hosts.traffic(host)
         assert 1 <= sent / (steps * 4 * elements) < 1.05  # headers, acknowledgements, start and end
 
 
-def test_a_link_that_is_down_for_3_seconds(start: Start) -> None:
-    job = start(STEPS, [2, 2], 60, 100_000, 0.05)
+@WIRES
+def test_a_link_that_is_down_for_3_seconds(start: Start, wire: str) -> None:
+    job = start(STEPS, [2, 2], 60, 100_000, 0.05, env={"FARANDOLE_WIRE": wire})
     process = job.job.process
     process.wait_for_output("step 5")
     job.hosts.set_link(1, up=False)
@@ -81,8 +86,10 @@ def test_a_link_that_is_down_for_3_seconds(start: Start) -> None:
     finish(job)
 
 
-def test_a_slow_link(start: Start) -> None:
-    finish(start(STEPS, [2, 1, 1], 3, 250_000, 0, rate="40mbit"))
+@WIRES
+def test_a_slow_link(start: Start, wire: str) -> None:
+    env = {"FARANDOLE_WIRE": wire}
+    finish(start(STEPS, [2, 1, 1], 3, 250_000, 0, rate="40mbit", env=env))
 
 
 def test_a_host_that_is_much_slower(start: Start) -> None:
@@ -93,12 +100,36 @@ def test_a_host_that_is_much_slower(start: Start) -> None:
 
 # Only MPI's ports get from host to host, as on clusters whose fabric only MPI knows.
 MPI_PORTS = (10000, 64)
+PORTS_OPTION = "--mca btl_tcp_port_min_v4 {} --mca btl_tcp_port_range_v4 {}".format(*MPI_PORTS)
 
 
 def test_where_tcp_between_hosts_is_blocked_mpi_carries_control(start: Start) -> None:
-    first, count = MPI_PORTS
     hosts = start.hosts([2, 1, 1])
-    hosts.allow_only(first, count)
-    ports = f"--mca btl_tcp_port_min_v4 {first} --mca btl_tcp_port_range_v4 {count}".split()
-    out = finish(start(STEPS, hosts, 20, 50_000, 0, mpi_args=tuple(ports)))
+    hosts.allow_only(*MPI_PORTS)
+    out = finish(start(STEPS, hosts, 20, 50_000, 0, mpi_args=tuple(PORTS_OPTION.split())))
     assert re.search(r"rank 0 .*the hosts talk by MPI.*blocked", out), out
+
+
+# What was asked for cannot be had: every rank learns so from the first large call.
+BLOCKED = """
+import numpy as np
+import farandole as fd
+fd.init()
+assert fd.allreduce(np.ones(3, np.float32), op=fd.Sum)[0] == fd.size()
+try:
+    fd.allreduce(np.ones(300_000, np.float32))
+except fd.PeerError as error:
+    tell("PeerError", error)
+fd.shutdown()
+"""
+
+
+def test_a_wire_by_tcp_where_that_is_blocked_is_an_error_on_all_ranks(start: Start) -> None:
+    hosts = start.hosts([1, 1])
+    hosts.allow_only(*MPI_PORTS)
+    env = {"FARANDOLE_WIRE": "tcp", "FARANDOLE_CHANNEL": "mpi", "FARANDOLE_PEER_TIMEOUT": "3"}
+    job = start(BLOCKED, hosts, env=env, mpi_args=tuple(PORTS_OPTION.split()))
+    for rank in range(2):
+        job.wait_until_said(rank, "PeerError")
+        assert re.search(r"rank [01] on \S+ can't be reached by TCP", job.said(rank))
+    job.finish()
