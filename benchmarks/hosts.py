@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """farandole beside raw MPI and Gloo on two simulated hosts: time, and what crosses the link.
 
-    PYTHONPATH=tests python benchmarks/hosts.py [--ranks 2 4] [--rates 1gbit none] [--json FILE]
+    PYTHONPATH=tests python benchmarks/hosts.py [--ranks 2 4] [--rates 1gbit none] [--wires mpi tcp]
+                                               [--rounds N] [--json FILE]
 
 Hosts are network namespaces (tests/harness/hosts.py; needs root), their link is shaped by tc's tbf.
-In each combination of ranks a host and rate: blocking allreduces in place of float32, all peers in
+In each combination of ranks a host and rate, in a job for each wire (FARANDOLE_WIRE), wires in turn in
+each round: blocking allreduces in place of float32, all peers in
 turn and every result checked; the 161 gradients of ResNet-50; what an idle job costs.
 
 `wire` is the time that the link needs: B = 2 (n - 1) / n times the tensor's bytes leave each of n
@@ -46,6 +48,7 @@ class Row:
 
     ranks: str
     rate: str
+    by: str
     what: str
     who: str
     nbytes: int
@@ -81,7 +84,9 @@ def bits_per_second(rate: str) -> float:
     return float(rate.removesuffix(unit)) * _BITS[unit]
 
 
-def rows_of_job(ranks: int, rate: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
+def rows_of_job(
+    ranks: int, rate: str, by: str, arguments: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     """Runs this program on two hosts that are made for it, and gives each row as it comes."""
     from harness.hosts import simulated_hosts
     from harness.mpirun import mpi_job
@@ -93,16 +98,16 @@ def rows_of_job(ranks: int, rate: str, arguments: Sequence[str]) -> Iterator[dic
         if rate != "none":
             hosts.shape(rate)
         argv = [sys.executable, str(JOB), "--rate", rate, *arguments]
-        env = {**hosts.environment(), "OMP_NUM_THREADS": "1"}
+        env = {**hosts.environment(), "OMP_NUM_THREADS": "1", "FARANDOLE_WIRE": by}
         with mpi_job(argv, HOSTS * ranks, env, hosts.mpi_args()) as job:
             for line in job.process.lines():
                 if line.startswith(MARK):
-                    yield json.loads(line.removeprefix(MARK))
+                    yield {"by": by, **json.loads(line.removeprefix(MARK))}
             job.finish(30).check()
 
 
 HEAD = (
-    f"{'hosts':7}{'link':7}{'case':15}{'peer':11}{'median ms':>11}{'min ms':>11}"
+    f"{'hosts':7}{'link':7}{'by':5}{'case':15}{'peer':11}{'median ms':>11}{'min ms':>11}"
     f"{'/wire':>7}{'/mpi':>7}{'/gloo':>7}{'crossed':>9}{'packets':>9}{'least':>7}{'wrong':>6}"
 )
 
@@ -116,7 +121,7 @@ def text_of(row: Row, peers: dict[str, Row]) -> str:
 
     wire = f"{row.median / row.wire:.2f}" if row.wire else ""
     return (
-        f"{row.ranks:7}{row.rate:7}{row.what:15}{row.who:11}{1e3 * row.median:11.3f}"
+        f"{row.ranks:7}{row.rate:7}{row.by:5}{row.what:15}{row.who:11}{1e3 * row.median:11.3f}"
         f"{1e3 * row.minimum:11.3f}{wire:>7}{ratio('mpi'):>7}{ratio('gloo'):>7}"
         f"{row.crossed / row.least:9.3f}{row.packets:9.0f}{row.least_packets:7}"
         f"{row.wrong:6}"
@@ -130,6 +135,8 @@ def main() -> int:
     add = parser.add_argument
     add("--ranks", type=int, nargs="+", default=[2, 4], help="of a host")
     add("--rates", nargs="+", default=["1gbit", "none"], help="of the link, as tc has it, or none")
+    add("--wires", nargs="+", default=["mpi", "tcp"], help="FARANDOLE_WIRE of each job")
+    add("--rounds", type=int, default=1, help="of jobs, one for each wire")
     add("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES")
     add("--peers", nargs="+", choices=PEERS, default=PEERS)
     add("--only", nargs="+", choices=KINDS, default=KINDS)
@@ -151,7 +158,13 @@ def start(options: argparse.Namespace) -> int:
     arguments = ["--sizes", *map(str, options.sizes), "--only", *options.only]
     arguments += ["--peers", *options.peers]
     arguments += ["--seconds", str(options.seconds), "--turns", str(options.turns)]
-    combinations = [(n, rate) for n in options.ranks for rate in options.rates]
+    combinations = [
+        (n, rate, by)
+        for n in options.ranks
+        for rate in options.rates
+        for _ in range(options.rounds)
+        for by in options.wires
+    ]
     peers = len(options.peers)
     each = peers * len(options.sizes) * ("blocking" in options.only)
     each += peers * ("gradients" in options.only) + ("idle" in options.only)
@@ -160,14 +173,14 @@ def start(options: argparse.Namespace) -> int:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("rows", total=each * len(combinations))
         console.print(HEAD)
-        for ranks, rate in combinations:
+        for ranks, rate, by in combinations:
             case: dict[str, Row] = {}
-            for values in rows_of_job(ranks, rate, arguments):
+            for values in rows_of_job(ranks, rate, by, arguments):
                 rows.append(values)
                 progress.advance(task)
                 if values["what"] == "idle":
                     console.print(
-                        f"{values['ranks']:7}{rate:7}idle: {1e3 * values['ours']:.2f} ms of CPU a "
+                        f"{values['ranks']:7}{rate:7}{by:5}idle: {1e3 * values['ours']:.2f} ms of CPU a "
                         f"second in a rank's threads of ours, {1e3 * values['others']:.2f} in all "
                         f"others; {values['packets']:.1f} packets a second from a host"
                     )
