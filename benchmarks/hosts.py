@@ -5,8 +5,8 @@
                                                [--rounds N] [--json FILE]
 
 Hosts are network namespaces (tests/harness/hosts.py; needs root), their link is shaped by tc's tbf.
-In each combination of ranks a host and rate, in a job for each wire (FARANDOLE_WIRE), wires in turn in
-each round: blocking allreduces in place of float32, all peers in
+In each combination of ranks a host and rate, in a job for each wire
+(FARANDOLE_WIRE), in turns: blocking allreduces in place of float32, all peers in
 turn and every result checked; the 161 gradients of ResNet-50; what an idle job costs.
 
 `wire` is the time that the link needs: B = 2 (n - 1) / n times the tensor's bytes leave each of n
@@ -180,9 +180,9 @@ def start(options: argparse.Namespace) -> int:
                 progress.advance(task)
                 if values["what"] == "idle":
                     console.print(
-                        f"{values['ranks']:7}{rate:7}{by:5}idle: {1e3 * values['ours']:.2f} ms of CPU a "
-                        f"second in a rank's threads of ours, {1e3 * values['others']:.2f} in all "
-                        f"others; {values['packets']:.1f} packets a second from a host"
+                        f"{values['ranks']:7}{rate:7}{by:5}idle: "
+                        f"{1e3 * values['ours']:.2f} ms of CPU a second in a rank's threads of "
+                        f"ours, {1e3 * values['others']:.2f} in all others; {values['packets']:.1f} packets a second from a host"
                     )
                     continue
                 row = Row(**values)

@@ -55,8 +55,8 @@ void Fabric::share_arena(std::shared_ptr<Arena> own, Deadline deadline) {
 void Fabric::link_hosts(TcpListener listener, std::span<const Card> cards, Deadline deadline) {
   if (topology_.local_size() == topology_.size) return;
   if (links_.leads()) link_leaders(listener, cards, deadline);
-  open_wire_ = wire_factory(config_, topology_.rank, cards, std::move(listener), mpi_.get(),
-                            host_names_);
+  open_wire_ =
+      wire_factory(config_, topology_.rank, cards, std::move(listener), mpi_.get(), host_names_);
 }
 
 void Fabric::link_leaders(TcpListener& listener, std::span<const Card> cards, Deadline deadline) {

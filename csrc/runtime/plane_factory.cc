@@ -54,8 +54,8 @@ size_t PlaneFactory::staging_bytes(const std::vector<Rank>& ranks) const {
                                   blocks.sizes.block_bytes, blocks.slots);
 }
 
-std::unique_ptr<Lane> PlaneFactory::open_lane(SetId id, const ProcessSet& set,
-                                              Segment& staging, Feeds feeds) const {
+std::unique_ptr<Lane> PlaneFactory::open_lane(SetId id, const ProcessSet& set, Segment& staging,
+                                              Feeds feeds) const {
   std::vector<int> locals = topology_.locals_among(set.ranks);
   std::vector<EventCount*> bells;
   for (int local : locals) bells.push_back(fabric_.bells()[static_cast<size_t>(local)]);
@@ -84,7 +84,8 @@ std::unique_ptr<Lane> PlaneFactory::lane_across_hosts(SetId id, const ProcessSet
   setup.memory = staging.data();
   setup.bytes = staging.size();
   setup.bells = std::move(bells);
-  setup.wire = fabric_.open_wire()(set.ranks, 2 * static_cast<uint64_t>(id) + static_cast<uint64_t>(feeds));
+  setup.wire =
+      fabric_.open_wire()(set.ranks, 2 * static_cast<uint64_t>(id) + static_cast<uint64_t>(feeds));
   const CrossBlocks blocks = cross_blocks(config_, setup.hosts);
   setup.sizes = blocks.sizes;
   setup.sizes.most_chunk = setup.wire->most_bytes();

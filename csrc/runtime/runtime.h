@@ -26,7 +26,7 @@ namespace farandole {
 class Runtime {
  public:
   // Meets the others: collective, bounded by FARANDOLE_INIT_TIMEOUT.
-  // mpi_comm: the address of an MPI_Comm of the same ranks; without it only small inputs travel between hosts.
+  // mpi_comm: the address of an MPI_Comm of the same ranks; without it inputs travel between hosts by TCP.
   Runtime(Door door, Topology topology, std::span<const Card> cards,
           const void* mpi_comm = nullptr);
   ~Runtime();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plane across hosts that are groups of threads: their layouts, blocks, buckets and memory. The test brings the wires.
+// The plane across hosts that are groups of threads: their layouts, blocks, buckets and memory. The test
+// brings the wires.
 #pragma once
 
 #include <functional>

@@ -34,9 +34,8 @@ Wire::Ticket TcpWire::receive(int member, Channel channel, std::byte* data, size
 
 // Both ends count a channel's messages, and so know which stream carries which.
 Wire::Ticket TcpWire::post(bool sends, int member, Channel channel, std::byte* data, size_t bytes) {
-  const size_t route =
-      ((sends ? ranks_.size() : 0) + static_cast<size_t>(member)) * kChannels +
-      static_cast<size_t>(channel);
+  const size_t route = ((sends ? ranks_.size() : 0) + static_cast<size_t>(member)) * kChannels +
+                       static_cast<size_t>(channel);
   const uint64_t stream = posted_[route]++ % kStreams;
   const size_t index = route * kStreams + stream;
   Line& line = lines_[index];
@@ -74,8 +73,7 @@ bool TcpWire::open(Line& line) {
   } else {
     if (!line.caller) {
       const TcpAddress& address = ends.addresses[static_cast<size_t>(line.peer)];
-      line.caller =
-          std::make_unique<TcpCaller>(ends.rank, line.peer, line.name, address, ends.key);
+      line.caller = std::make_unique<TcpCaller>(ends.rank, line.peer, line.name, address, ends.key);
     }
     if (line.caller->step()) {
       line.fd = std::move(line.caller->fd());

@@ -31,7 +31,7 @@ struct TcpEnds {
 
 class TcpWire final : public Wire {
  public:
-  // ranks: of the set's members. number: of the wire, its own for ever among those of the job.
+  // ranks: of the set's members. number: of the wire; no other of the job, gone ones too, has the same.
   TcpWire(std::shared_ptr<TcpEnds> ends, std::vector<Rank> ranks, uint64_t number);
 
   size_t most_bytes() const override { return 128 * 1024; }

@@ -16,9 +16,10 @@ class WireFault {
  public:
   void set(Rank rank, const std::string& host, const std::string& by, const std::string& why) {
     if (failure_) return;
-    failure_ = {ErrorCode::kPeer, "rank " + std::to_string(rank) + " on " + host +
-                                      " can't be reached by " + by + " any more (" + why +
-                                      "): that rank died, or the network between the hosts is down"};
+    failure_ = {ErrorCode::kPeer,
+                "rank " + std::to_string(rank) + " on " + host + " can't be reached by " + by +
+                    " any more (" + why +
+                    "): that rank died, or the network between the hosts is down"};
     due_ = Deadline::in(kControlDue);
   }
   // Throws it when its time has come. True: there is one.

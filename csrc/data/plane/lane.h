@@ -14,8 +14,8 @@
 
 namespace farandole {
 
-// One bucket as this rank sees it. `begun`, if any, is called before its first byte moves. `done` is called once: with nullptr after the last byte has moved, or
-// with what kept it from moving.
+// One bucket as this rank sees it. `begun`, if any, is called before its first byte moves. `done` is called
+// once: with nullptr after the last byte has moved, or with what kept it from moving.
 struct Bucket {
   std::vector<Part> parts;
   std::function<void()> begun;

@@ -40,9 +40,8 @@ class Doorway {
   // undecided(stranger): neither proved, and taken, nor found to be wrong.
   template <class Judge>
   void judge(Judge&& undecided) {
-    std::erase_if(waiting_, [&](Waiting& one) {
-      return !undecided(one.stranger) || one.due.expired();
-    });
+    std::erase_if(waiting_,
+                  [&](Waiting& one) { return !undecided(one.stranger) || one.due.expired(); });
   }
   // Until somebody comes, says something, or has been silent for too long.
   void wait(Deadline deadline) const {

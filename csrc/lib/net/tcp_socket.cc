@@ -143,8 +143,8 @@ Fd begin_to_connect(const std::string& host, uint16_t port) {
     return {};
   }
   Fd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const bool begun = fd && (connect(fd.get(), found->ai_addr, found->ai_addrlen) == 0 ||
-                            errno == EINPROGRESS);
+  const bool begun =
+      fd && (connect(fd.get(), found->ai_addr, found->ai_addrlen) == 0 || errno == EINPROGRESS);
   const int error = errno;
   freeaddrinfo(found);
   errno = error;

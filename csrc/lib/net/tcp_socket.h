@@ -93,7 +93,7 @@ class TcpCaller {
   const TcpAddress address_;
   const Key128 key_;
   Stage stage_ = Stage::kPause;
-  Deadline due_ = Deadline::at(0);  // end of the stage
+  Deadline due_ = Deadline::at(0);        // end of the stage
   Deadline refused_ = Deadline::never();  // since when
   size_t next_ = 0;                       // address
   Key128 nonce_{};
