@@ -182,7 +182,8 @@ def start(options: argparse.Namespace) -> int:
                     console.print(
                         f"{values['ranks']:7}{rate:7}{by:5}idle: "
                         f"{1e3 * values['ours']:.2f} ms of CPU a second in a rank's threads of "
-                        f"ours, {1e3 * values['others']:.2f} in all others; {values['packets']:.1f} packets a second from a host"
+                        f"ours, {1e3 * values['others']:.2f} in all others; "
+                        f"{values['packets']:.1f} packets a second from a host"
                     )
                     continue
                 row = Row(**values)

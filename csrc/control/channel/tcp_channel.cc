@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "control/channel/tcp_channel.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -13,6 +15,23 @@
 #include "base/error.h"
 
 namespace farandole {
+
+namespace {
+
+// The kernel gives the connection up: while something is sent, and by probes while nothing is.
+void limit_silence(int fd, std::chrono::milliseconds timeout) {
+  const auto set = [&](int option, int value) {
+    setsockopt(fd, IPPROTO_TCP, option, &value, sizeof value);
+  };
+  constexpr int kProbes = 3;
+  const int seconds = std::max<int>(1, static_cast<int>(timeout.count() / 1000 / (kProbes + 1)));
+  set(TCP_USER_TIMEOUT, static_cast<int>(timeout.count()));
+  set(TCP_KEEPIDLE, seconds);
+  set(TCP_KEEPINTVL, seconds);
+  set(TCP_KEEPCNT, kProbes);
+}
+
+}  // namespace
 
 TcpChannel::TcpChannel(std::vector<TcpPeer> peers, std::chrono::milliseconds timeout,
                        std::function<void()> notify)

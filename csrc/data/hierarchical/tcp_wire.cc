@@ -82,7 +82,6 @@ bool TcpWire::open(Line& line) {
       fail(line, line.caller->trouble());
     }
   }
-  if (line.fd) limit_silence(line.fd.get(), ends.timeout);
   return static_cast<bool>(line.fd);
 }
 

@@ -26,7 +26,7 @@ struct TcpEnds {
   TcpListener listener;
   std::vector<TcpAddress> addresses;    // by rank
   std::vector<std::string> host_names;  // by rank, for texts
-  std::chrono::milliseconds timeout;    // of a peer whose kernel is silent, or that refuses
+  std::chrono::milliseconds timeout;    // of a peer that refuses to be called
 };
 
 class TcpWire final : public Wire {

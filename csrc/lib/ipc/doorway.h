@@ -14,9 +14,12 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/error.h"
 #include "lib/os/fd.h"
 
 namespace farandole {
+
+constexpr const char* kMoreFiles = "raise ulimit -n";
 
 template <class Stranger>  // begins with its Fd
 class Doorway {
@@ -27,11 +30,14 @@ class Doorway {
   Doorway(Fd listening, size_t most) : fd_(std::move(listening)), most_(most) {}
   int fd() const { return fd_.get(); }
 
-  // Takes in all who wait outside. Returns what ended that: EAGAIN, or why no more can be taken in.
-  int admit() {
+  // Takes in all who wait outside.
+  void admit() {
     for (;;) {
       Fd peer(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!peer && errno != EINTR && errno != ECONNABORTED) return errno;
+      if (!peer && (errno == EMFILE || errno == ENFILE)) {
+        throw_system_error("cannot accept a connection", errno, kMoreFiles);
+      }
+      if (!peer && errno != EINTR && errno != ECONNABORTED) return;
       if (!peer) continue;
       if (waiting_.size() >= most_) waiting_.erase(waiting_.begin());
       waiting_.push_back({Stranger{std::move(peer)}, Deadline::in(kPatience)});

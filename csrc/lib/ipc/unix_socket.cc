@@ -229,8 +229,7 @@ UnixListener::UnixListener(const JobKey& key)
 
 UnixSocket UnixListener::accept(Deadline deadline) {
   for (;;) {
-    const int ended = doorway_.admit();
-    if (ended != EAGAIN) throw_system_error("cannot accept a connection", ended, "raise ulimit -n");
+    doorway_.admit();
     doorway_.judge([&](Stranger& stranger) { return undecided(stranger); });
     if (!known_.empty()) {
       UnixSocket first(std::move(known_.front()));

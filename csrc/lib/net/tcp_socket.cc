@@ -143,6 +143,7 @@ Fd begin_to_connect(const std::string& host, uint16_t port) {
     return {};
   }
   Fd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd && errno == EMFILE) throw_system_error("cannot open a TCP socket", errno, kMoreFiles);
   const bool begun =
       fd && (connect(fd.get(), found->ai_addr, found->ai_addrlen) == 0 || errno == EINPROGRESS);
   const int error = errno;
@@ -194,7 +195,7 @@ Fd TcpListener::take(int32_t own, int32_t rank, TcpLine line, const Key128& key)
 }
 
 void TcpListener::look(int32_t own, const Key128& key) {
-  doorway_.admit();  // without descriptors: later
+  doorway_.admit();
   doorway_.judge([&](Stranger& stranger) { return undecided(stranger, own, key); });
 }
 
@@ -333,18 +334,6 @@ TcpPeer tcp_connect(int32_t own, int32_t rank, const TcpAddress& address, const 
     caller.wait(deadline);
   }
   return {rank, std::move(caller.fd())};
-}
-
-void limit_silence(int fd, std::chrono::milliseconds timeout) {
-  const auto set = [&](int option, int value) {
-    setsockopt(fd, IPPROTO_TCP, option, &value, sizeof value);
-  };
-  constexpr int kProbes = 3;
-  const int seconds = std::max<int>(1, static_cast<int>(timeout.count() / 1000 / (kProbes + 1)));
-  set(TCP_USER_TIMEOUT, static_cast<int>(timeout.count()));
-  set(TCP_KEEPIDLE, seconds);
-  set(TCP_KEEPINTVL, seconds);
-  set(TCP_KEEPCNT, kProbes);
 }
 
 }  // namespace farandole

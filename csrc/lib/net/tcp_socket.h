@@ -106,8 +106,4 @@ class TcpCaller {
 TcpPeer tcp_connect(int32_t own, int32_t rank, const TcpAddress& address, const Key128& key,
                     Deadline deadline);
 
-// The kernel gives the connection up after so long a silence of the other kernel: while something is sent,
-// and by probes while nothing is.
-void limit_silence(int fd, std::chrono::milliseconds timeout);
-
 }  // namespace farandole
