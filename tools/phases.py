@@ -3,8 +3,8 @@
 """phases.py test|all|ci [MINUTES]: the phases of a suite one by one, then a table of their minutes.
 
 `make test` and `make test-all` call it, and .ci/run after `make test`: what it adds must fit into
-CI_MINUTES beside the MINUTES that have passed. A phase is a target of the Makefile. One that fails keeps no other
-from running; one that lacks something on this machine is skipped, with the reason.
+CI_MINUTES beside the MINUTES that have passed. A phase is a target of the Makefile. One that fails
+keeps no other from running; one that lacks something on this machine is skipped, with the reason.
 """
 
 from __future__ import annotations
