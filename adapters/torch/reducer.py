@@ -280,11 +280,11 @@ class Reducer:
         self.close(keep, carried)
         intact = self._intact and not before
         current = self.round
-        try:
-            heard = current.hear(limit)
-        except MismatchError:
-            self.abandon()
-            raise
+        heard = current.hear(limit)
+        if isinstance(heard, MismatchError):  # others may wait for what this rank has not sent
+            for gradient in self.gradients:
+                if gradient.handle is None:
+                    gradient.encoding.refuse(heard)
         if isinstance(heard, Exception):
             raise self._failed(heard)
         failure = current.wait(limit)

@@ -132,6 +132,14 @@ def test_freezing_on_one_rank_is_an_error_on_all() -> None:
     with pytest.raises(hvd.MismatchError, match="tensors is 1 on one rank, 2 on another"):
         optimizer.step()
     assert float(hvd.allreduce(torch.ones(()), op=hvd.Sum)) == hvd.size()
+    q.requires_grad_(True)
+    for k in range(2):
+        optimizer.zero_grad()
+        push(p, k)
+        push(q, k + 1)
+        optimizer.step()
+        grad_is(p, total(hvd.Average, [k]))
+        grad_is(q, total(hvd.Average, [k + 1]))
 
 
 @pytest.mark.ranks(2, 3, 4)
