@@ -30,6 +30,7 @@ from farandole.features import (
     nccl_built,
     rocm_built,
 )
+from farandole.joining import join
 from farandole.launch.function import run
 from farandole.objects import allgather_object, broadcast_object
 from farandole.observe.metrics import Histogram, Metrics, Straggler, log_metrics, metrics
@@ -65,7 +66,6 @@ from farandole.ops import (
     grouped_broadcast_async_,
     grouped_reducescatter,
     grouped_reducescatter_async,
-    join,
     reducescatter,
     reducescatter_async,
 )

@@ -11,7 +11,6 @@ TypeError for wrong arguments: the peers of such a call fail too instead of wait
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -25,9 +24,9 @@ from farandole.calls import repeats
 from farandole.calls.arguments import ReduceOp as ReduceOp
 from farandole.calls.door import collective
 from farandole.calls.gpu_handle import GpuHandle
-from farandole.calls.handles import Handle, take, value_of
+from farandole.calls.handles import Handle, take
 from farandole.calls.repeats import Repeat
-from farandole.calls.requests import NOTHING, Call, Op, note_join, refuse_all, submit, told
+from farandole.calls.requests import NOTHING, Call, Op, submit, told
 from farandole.process_sets import ProcessSet, global_process_set, set_id
 
 T = TypeVar("T")
@@ -331,40 +330,3 @@ def _barrier_async(
 
 barrier = _blocking(_barrier_async)
 barrier.__name__ = barrier.__qualname__ = "barrier"
-
-
-def _start_join(call: Call, timeout: float | None) -> Handle[int]:
-    numbers = submit(call, [NOTHING])
-    note_join(call.process_set)
-    return Handle(numbers, lambda done: value_of(done[0]), call, timeout)
-
-
-def _join_in_vain(calls: list[Call], reason: Exception) -> None:
-    """Joins, since that is how the others hear what was wrong with this rank's join().
-
-    Not where they may wait in several sets: in the wrong one it would wait for them in vain.
-    """
-    if len(calls) == 1:
-        refuse_all(calls, reason)
-        with contextlib.suppress(Exception):  # `reason` itself is the error to raise
-            _start_join(calls[0], None).wait()
-
-
-@collective(Op.JOIN, tell=_join_in_vain)
-def _join_async(
-    device: int = -1,
-    *,
-    process_set: ProcessSet = global_process_set,
-    timeout: float | None = None,
-) -> Handle[int]:
-    """Says that this rank is out of data and blocks until all members are: the last one's rank.
-
-    Meanwhile it contributes the identity to the others' reductions. `device` is accepted for
-    Horovod's sake; the runtime needs none. A wrong argument on one rank is an error on all members,
-    once all of them have joined.
-    """
-    return _start_join(Call(Op.JOIN, process_set=set_id(process_set)), timeout)
-
-
-join = _blocking(_join_async)
-join.__name__ = join.__qualname__ = "join"

@@ -24,8 +24,9 @@ from farandole.features import (
     nccl_built,
     rocm_built,
 )
+from farandole.joining import join
 from farandole.observe.timeline import start_timeline, stop_timeline
-from farandole.ops import Adasum, Average, Max, Min, Product, Sum, barrier, join
+from farandole.ops import Adasum, Average, Max, Min, Product, Sum, barrier
 from farandole.process_sets import (
     ProcessSet,
     add_process_set,

@@ -25,20 +25,16 @@ R = TypeVar("R")
 
 
 def collective(
-    op: Op,
-    first: str = "{}",
-    unnamed: str | None = None,
-    tell: Callable[[list[Call], Exception], None] = refuse_all,
+    op: Op, first: str = "{}", unnamed: str | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Of functions that submit one call, and do nothing afterwards that could fail.
 
     `op` is the first operation that peers meet in; `first` its name, made from the user's `name`;
-    `unnamed` its name where the user gives none. None: by its place in the order. `tell` tells the
-    peers, of several calls where it can't be known which of them they make.
+    `unnamed` its name where the user gives none. None: by its place in the order.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        door = _Door(function, op, first, unnamed, tell)
+        door = _Door(function, op, first, unnamed)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -55,15 +51,19 @@ def collective(
 
 
 def collective_then(
-    op: Op, first: str = "{}", unnamed: str | None = None
+    op: Op,
+    first: str = "{}",
+    unnamed: str | None = None,
+    tell: Callable[[list[Call], Exception], None] = refuse_all,
 ) -> Callable[[Callable[P, Callable[[], R]]], Callable[P, R]]:
     """Of functions that prepare, and give what is left to do, where peers are met. As `collective`.
 
-    What fails after that is the calls' affair that are made there.
+    What fails after that is the calls' affair that are made there. `tell` tells the peers; of
+    several calls, where it can't be known which of them they make.
     """
 
     def decorate(prepare: Callable[P, Callable[[], R]]) -> Callable[P, R]:
-        door = _Door(prepare, op, first, unnamed)
+        door = _Door(prepare, op, first, unnamed, tell)
 
         @functools.wraps(prepare)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -62,7 +62,7 @@ LADDER = {
 PYTHON_LADDER = (
     *("errors", "_library", "config", "topology", "members", "start", "installed"),
     *("gpu_libraries", "arrays", "calls", "observe", "process_sets", "adasum_gpu"),
-    *("ops", "exchange", "objects"),
+    *("ops", "exchange", "joining", "objects"),
     *("adasum", "parameters", "runtime", "features", "elastic", "launch", "__init__"),
     *("as_horovod", "tools"),
 )
