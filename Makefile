@@ -113,6 +113,7 @@ strangers-address: address
 	$(IN_ONE_HEAP) tests/strangers $(ARGS)
 
 address: venv build/mypy $(ADDRESS)/.stamp
+	$(BIN)/ninja -C build/release -j $(JOBS) --quiet gpu_double
 	$(CMAKE) -S csrc -B build/address -DFARANDOLE_TESTS=OFF -DFARANDOLE_SANITIZE=address --log-level=WARNING >/dev/null
 	$(BIN)/ninja -C build/address -j $(JOBS) --quiet farandole
 	cd $(ADDRESS)/lib/python*/site-packages && rm -rf farandole && cp -rL $(abspath build/mypy)/farandole . && \

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import farandole.torch as hvd
+from harness.process import SLOWNESS
 from harness.toys import grad_is, push, total, toys, value
 
 
@@ -219,7 +220,7 @@ def test_cost_of_hooks() -> None:
         optimizer.synchronize()
         times.append(time.thread_time() - begin)
     plain = min(_backward_seconds(ps) for _ in range(20))
-    assert (min(times) - plain) / count < 25e-6
+    assert (min(times) - plain) / count < 25e-6 * SLOWNESS
 
 
 def _backward_seconds(ps: list[nn.Parameter]) -> float:
