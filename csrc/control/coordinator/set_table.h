@@ -48,7 +48,7 @@ struct SetState {
   MemberMask joined;
   MemberMask left;
   Rank last_joined = -1;
-  Failure join_failure;  // the first that came with a Join
+  Failure join_failure;                       // the first that came with a Join
   std::deque<std::unique_ptr<Call>> unnamed;  // from first_unnamed on
   uint64_t first_unnamed = 0;
   std::map<uint64_t, std::unique_ptr<Call>> followers;  // unnamed, by sequence
