@@ -18,8 +18,10 @@ from harness.mpirun import MpiJob, mpi_job
 if "FARANDOLE_TEST_STEP" not in os.environ:  # a rank has harness.inner, from rank_main
     pytest_plugins = ["harness.outer"]
 
-# Of no interest here: how the machine at hand was tuned.
+# Of no interest here: how the machine at hand was tuned, and how wide its terminal is.
 os.environ["FARANDOLE_TUNING"] = "none"
+for _size in ("COLUMNS", "LINES"):
+    os.environ.pop(_size, None)
 
 # The same examples on every rank and in every run; a failure prints the seed that repeats it.
 # pytest's --hypothesis-profile=long takes the other profile; for tests/parallel, within --inner.

@@ -78,11 +78,11 @@ def arrays() -> dict[str, Any]:
 Good = Callable[[], dict[str, Any]]
 MODULES: dict[str, Any] = {"fd": fd, "hvd": hvd, "fnp": fnp}
 OF_ONE = ("allreduce", "allreduce_", "broadcast", "broadcast_", "allgather", "reducescatter")
-# Only the root's splits count, so the rank that gives wrong ones has to be it.
-ROOTS: dict[str, Good] = {
-    "broadcast": lambda: {"root_rank": 0},
-    "scatter": lambda: {"root_rank": last()},
-}
+
+
+def root(call: str) -> dict[str, Any]:
+    """Of scatter only the root's splits count: it is the rank that gives wrong ones."""
+    return {"root_rank": last()} if call in ("broadcast", "scatter") else {}
 
 
 def _goods() -> dict[str, Good]:
@@ -90,14 +90,11 @@ def _goods() -> dict[str, Good]:
     goods: dict[str, Good] = {}
     for prefix, make in (("fd", rows), ("hvd", tensor)):
         for base in (*OF_ONE, "alltoall", "scatter"):
-            root = ROOTS.get(base.rstrip("_"), dict)
             stem = base.rstrip("_")
             for form in (base, f"{stem}_async{base[len(stem) :]}"):
-                goods[f"{prefix}.{form}"] = lambda m=make, r=root: {"tensor": m(), **r()}
-                goods[f"{prefix}.grouped_{form}"] = lambda m=make, r=root: {
-                    "tensors": [m(), m()],
-                    **r(),
-                }
+                goods[f"{prefix}.{form}"] = lambda m=make, s=stem: {"tensor": m(), **root(s)}
+                grouped = lambda m=make, s=stem: {"tensors": [m(), m()], **root(s)}  # noqa: E731
+                goods[f"{prefix}.grouped_{form}"] = grouped
     for prefix in ("fd", "hvd"):
         goods[f"{prefix}.barrier"] = goods[f"{prefix}.join"] = dict
         goods[f"{prefix}.allgather_object"] = lambda: {"obj": fd.rank()}

@@ -15,7 +15,7 @@ from farandole import _library
 from farandole.arrays import buffers
 from farandole.arrays.buffers import DTYPES
 from farandole.arrays.kinds import kind_of
-from farandole.calls import leases
+from farandole.calls import handles, leases
 from farandole.calls.requests import Call, Op, PreparedTensor
 
 
@@ -199,14 +199,14 @@ def test_prepared_tensors():
     tensor = PreparedTensor(Call(Op.ALLREDUCE, "prepared"), kind.describe(x))
     for _ in range(3):
         handle = tensor.submit(kind.describe(x).pointer, kind.describe(y, True).pointer, (x, y))
-        fd.handles.wait_handles([handle])
-        assert not fd.handles.is_absent(handle)
+        handles.wait_handles([handle])
+        assert not handles.is_absent(handle)
         leases.end([handle])
         assert y.tolist() == x.tolist()
         y[:] = 0
     handle = tensor.submit(0, kind.describe(y, True).pointer, y)
-    fd.handles.wait_handles([handle], timeout=10)
-    assert fd.handles.is_absent(handle)
+    handles.wait_handles([handle], timeout=10)
+    assert handles.is_absent(handle)
     leases.end([handle])
     tensor.close()
     with pytest.raises(ValueError, match="forgotten"):
