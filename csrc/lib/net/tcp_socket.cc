@@ -168,8 +168,9 @@ std::vector<TcpPeer> TcpListener::accept(int32_t own, const std::vector<int32_t>
   std::vector<TcpPeer> peers;
   std::vector<int32_t> missing = ranks;
   for (;;) {
+    look(own, key);  // once: nobody must prove himself between here and wait()
     std::erase_if(missing, [&](int32_t rank) {
-      Fd fd = take(own, rank, kControlLine, key);
+      Fd fd = take_proved(rank, kControlLine);
       if (!fd) return false;
       peers.push_back({rank, std::move(fd)});
       return true;
@@ -186,6 +187,10 @@ std::vector<TcpPeer> TcpListener::accept(int32_t own, const std::vector<int32_t>
 
 Fd TcpListener::take(int32_t own, int32_t rank, TcpLine line, const Key128& key) {
   look(own, key);
+  return take_proved(rank, line);
+}
+
+Fd TcpListener::take_proved(int32_t rank, TcpLine line) {
   const auto found = std::ranges::find_if(
       proved_, [&](const TcpPeer& peer) { return peer.rank == rank && peer.line == line; });
   if (found == proved_.end()) return {};

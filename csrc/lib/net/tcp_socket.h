@@ -57,6 +57,7 @@ class TcpListener {
     std::vector<std::byte> wanted = {};    // the proof that it must give
   };
   void look(int32_t own, const Key128& key);
+  Fd take_proved(int32_t rank, TcpLine line);
   bool undecided(Stranger& stranger, int32_t own, const Key128& key);
   bool answer(Stranger& stranger, int32_t own, const Key128& key);
 
