@@ -144,14 +144,14 @@ TEST(a_death_amid_large_tensors_is_told_to_all) {
       TestRank self(lobby, rank, test_config(), {0, 0, 2, 2});
       self.start();
       Floats warm = values_of(rank, 60'000);
-      self.run(allreduce(warm, "warm"));
       Floats data = values_of(rank, 600'000);
       Failure failure;
       try {
+        failure = self.wait({self.submit(allreduce(warm, "warm"))});
         const Handle under_way = self.submit(allreduce(data, "under way"));
         if (rank == victim) std::_Exit(0);
-        failure = self.wait({under_way});
-      } catch (const Error& error) {  // the death came before this rank's call
+        if (!failure) failure = self.wait({under_way});
+      } catch (const Error& error) {  // the death may come before a call of this rank
         failure = {error.code(), error.what()};
       }
       if (!failure) failure = work_until_failure(self);
