@@ -15,7 +15,7 @@ from farandole.tools.finding import Finding, error, ok, warning
 
 __all__ = ["CHECKS"]
 
-_OLDEST_NCCL = 21400  # csrc/lib/nccl.h
+_OLDEST_NCCL = 21400  # csrc/lib/gpu/nccl.h
 _COMPUTE_MAJOR, _COMPUTE_MINOR = 75, 76  # CUdevice_attribute
 
 
