@@ -82,7 +82,7 @@ OF_ONE = ("allreduce", "allreduce_", "broadcast", "broadcast_", "allgather", "re
 
 def root(call: str) -> dict[str, Any]:
     """Of scatter only the root's splits count: it is the rank that gives wrong ones."""
-    return {"root_rank": last()} if call in ("broadcast", "scatter") else {}
+    return {"broadcast": {"root_rank": 0}, "scatter": {"root_rank": last()}}.get(call, {})
 
 
 def _goods() -> dict[str, Good]:
