@@ -52,7 +52,7 @@ venv: core $(VENV)/.install-stamp ## .venv with all dependencies, the C++ core a
 # ---- tests ------------------------------------------------------------------------------------------------------
 
 .PHONY: test test-all test-cpp test-single test-parallel test-examples test-namespaces test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-matrix
-test: venv programs ## the tests to run before a commit: 12 minutes on 2 cores; phase by phase
+test: venv programs ## the tests to run before a commit: about 20 minutes on 2 cores; phase by phase
 	$(BIN)/python tools/phases.py test
 
 test-all: venv programs ## and what is longer: sanitizers, hosts, other MPIs, torch old and new, fuzz, soak, strangers

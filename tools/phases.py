@@ -77,12 +77,12 @@ class Phase:
 
 
 QUICK = (
-    Phase("test-cpp", 3),
-    Phase("test-single", 3),
-    Phase("test-parallel", 6),
-    Phase("test-namespaces", 2, lacks=hosts.why_not),
+    Phase("test-cpp", 1.5),
+    Phase("test-single", 7),
+    Phase("test-parallel", 10),
+    Phase("test-namespaces", 5, lacks=hosts.why_not),
 )
-SANITIZE = Phase("test-sanitize", 20, lacks=_no_sanitizers)
+SANITIZE = Phase("test-sanitize", 30, lacks=_no_sanitizers)
 WHEEL = Phase("test-wheel", 3, lacks=_no_index)
 # What random programs find another run may not find.
 STRANGERS = Phase(
