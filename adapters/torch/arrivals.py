@@ -79,6 +79,7 @@ class Arrivals:
             for gradient in self._waiting:
                 _take_back(gradient)
             self._waiting.clear()
+            self._room = _ROOM
 
     def _send_plain(self, gradients: list[Gradient]) -> Iterable[Gradient]:
         """Sends those that need nothing but that; gives the others."""
