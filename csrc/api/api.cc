@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C ABI: finds the runtime, calls it, and turns exceptions into codes and text.
+// The C ABI of farandole.h, except GPUs, arenas and watching: each function finds the runtime and calls it.
 #include "api/api_entry.h"
 
 #include "base/build_id.h"
@@ -18,77 +18,78 @@ FARANDOLE_API int32_t farandole_stack_signal(void) {
   });
 }
 
-FARANDOLE_API void farandole_stacks(int32_t signal, int32_t pipe) {
+FARANDOLE_API void farandole_stacks(int32_t signal, int32_t pipe, const char* folders) {
   make_harmless(signal);
   std::lock_guard lock(process().mutex);
-  process().stacks = {signal, pipe};
+  process().stacks = {signal, pipe, folders_of(folders)};
 }
 
 FARANDOLE_API int32_t farandole_prepare(char* blob, int32_t capacity) {
   return negated([&]() -> int32_t {
     std::lock_guard lock(process().mutex);
     if (process().runtime) throw Error(ErrorCode::kInvalidArgument, "init() was called already");
-    if (process().departure) {
+    if (process().ended) {
       throw Error(ErrorCode::kInvalidArgument, "the last shutdown() has not ended yet");
     }
     Config config = read_config();
     config.library_folders = process().library_folders;
-    process().door =
-        std::make_unique<Door>(std::move(config), process().stacks, process().arenas.share());
-    ByteString card = process().door->card();
-    if (card.size() > static_cast<size_t>(std::max(capacity, 0))) {
+    process().endpoint = std::make_unique<LocalEndpoint>(std::move(config), process().stacks,
+                                                         process().arenas.share());
+    ByteString peer_info = process().endpoint->peer_info();
+    if (peer_info.size() > static_cast<size_t>(std::max(capacity, 0))) {
       throw Error(ErrorCode::kInvalidArgument,
-                  "the card takes " + std::to_string(card.size()) + " bytes");
+                  "a peer info takes " + std::to_string(peer_info.size()) + " bytes");
     }
-    std::memcpy(blob, card.data(), card.size());
-    return static_cast<int32_t>(card.size());
+    std::memcpy(blob, peer_info.data(), peer_info.size());
+    return static_cast<int32_t>(peer_info.size());
   });
 }
 
 namespace {
 
-std::vector<Card> cards_of(const farandole_world* world) {
-  std::vector<Card> cards;
+std::vector<PeerInfo> peer_infos_of(const farandole_world* world) {
+  std::vector<PeerInfo> peer_infos;
   for (int32_t r = 0; r < world->size; ++r) {
-    cards.push_back(Card::decode({reinterpret_cast<const std::byte*>(world->blobs[r]),
-                                  static_cast<size_t>(world->blob_bytes[r])}));
+    peer_infos.push_back(PeerInfo::decode({reinterpret_cast<const std::byte*>(world->blobs[r]),
+                                           static_cast<size_t>(world->blob_bytes[r])}));
   }
-  return cards;
+  return peer_infos;
 }
 
 }  // namespace
 
-FARANDOLE_API int32_t farandole_knock(const farandole_world* world) {
+FARANDOLE_API int32_t farandole_probe(const farandole_world* world) {
   return negated([&]() -> int32_t {
     std::lock_guard lock(process().mutex);
-    if (!process().door) throw Error(ErrorCode::kInvalidArgument, "farandole_prepare comes first");
-    return process().door->knock(world->rank, {world->node, world->node + world->size},
-                                 cards_of(world));
+    if (!process().endpoint)
+      throw Error(ErrorCode::kInvalidArgument, "farandole_prepare comes first");
+    return process().endpoint->probe(world->rank, {world->node, world->node + world->size},
+                                     peer_infos_of(world));
   });
 }
 
 FARANDOLE_API int32_t farandole_start(const farandole_world* world) {
-  return guarded([&]() -> int32_t {
-    std::unique_ptr<Door> door;
+  return guarded([&] {
+    std::unique_ptr<LocalEndpoint> endpoint;
     {
       std::lock_guard lock(process().mutex);
-      door = std::move(process().door);
+      endpoint = std::move(process().endpoint);
     }
-    if (!door) throw Error(ErrorCode::kInvalidArgument, "farandole_prepare comes first");
+    if (!endpoint) throw Error(ErrorCode::kInvalidArgument, "farandole_prepare comes first");
     std::vector<Rank> node(world->node, world->node + world->size);
-    const std::vector<Card> cards = cards_of(world);
-    auto departure = std::make_shared<Departure>();
+    Topology topology = Topology::of(world->rank, std::move(node));
+    topology.world = world->number;
+    const std::vector<PeerInfo> peer_infos = peer_infos_of(world);
+    auto ended = std::make_shared<ExitLatch>();
     std::shared_ptr<Runtime> started(
-        new Runtime(std::move(*door), Topology::of(world->rank, std::move(node)), cards,
-                    world->mpi_comm),
-        [departure](const Runtime* runtime) {
+        new Runtime(std::move(*endpoint), std::move(topology), peer_infos, world->mpi_comm),
+        [ended](const Runtime* runtime) {
           delete runtime;
-          departure->tell();
+          ended->tell();
         });
     std::lock_guard lock(process().mutex);
     process().runtime = std::move(started);
-    process().departure = std::move(departure);
-    return FARANDOLE_OK;
+    process().ended = std::move(ended);
   });
 }
 
@@ -96,33 +97,34 @@ FARANDOLE_API int32_t farandole_shutdown(int32_t failed, const char* text, doubl
   return guarded([&]() -> int32_t {
     const Deadline deadline = deadline_in(seconds);
     std::shared_ptr<Runtime> leaving;
-    std::shared_ptr<Departure> departure;
+    std::shared_ptr<ExitLatch> ended;
     {
       std::lock_guard lock(process().mutex);
-      process().door.reset();
+      process().endpoint.reset();
       leaving = process().runtime;
-      departure = process().departure;
+      ended = process().ended;
     }
     if (leaving) {
-      if (!leaving->leave(failed != 0, text ? text : "", deadline)) return FARANDOLE_PENDING;
+      if (!leaving->leaver().leave(failed != 0, text ? text : "", deadline))
+        return FARANDOLE_PENDING;
       std::lock_guard lock(process().mutex);
-      departure->failure = leaving->gave_up();
+      ended->failure = leaving->leaver().gave_up();
       if (process().runtime == leaving) process().runtime.reset();
-      std::lock_guard kept_lock(process().kept_mutex);
-      process().kept.clear();
+      std::lock_guard persistent_lock(process().persistent_mutex);
+      process().persistent.clear();
     }
-    if (!departure) return FARANDOLE_OK;
-    // The guarantee that nobody touches the user's buffers, or MPI, after a shutdown: the runtime is not
-    // only out of reach but destroyed, which joins its threads and ends its lanes and planes; and every
-    // caller that might still drive them, in farandole_wait or elsewhere, holds a reference to it until it
-    // is out, by whatever way. All they wait for has failed, so they are out soon.
+    if (!ended) return FARANDOLE_OK;
+    // Here the promise is kept that nobody uses the user's buffers, or MPI, after a shutdown: the runtime is
+    // destroyed, which joins its threads and ends its lanes and backends. Every thread that might still drive
+    // it, in farandole_wait or elsewhere, holds a reference until it returns; it returns soon, since all that
+    // it waits for has failed.
     leaving.reset();
-    if (!departure->await(deadline)) return FARANDOLE_PENDING;
+    if (!ended->await(deadline)) return FARANDOLE_PENDING;
     {
       std::lock_guard lock(process().mutex);
-      if (process().departure == departure) process().departure.reset();
+      if (process().ended == ended) process().ended.reset();
     }
-    const Failure& failure = departure->failure;
+    const Failure& failure = ended->failure;
     return failure ? set_error(failure.code, failure.text.c_str()) : FARANDOLE_OK;
   });
 }
@@ -144,8 +146,8 @@ FARANDOLE_API int32_t farandole_where(farandole_topology* out) {
     if (process().forked && !runtime_if_any()) throw forked_error();
     auto here = runtime();
     const Topology& t = here->topology();
-    *out = {t.rank,       t.size,       t.local_rank,         t.local_size(),
-            t.cross_rank, t.cross_size, t.homogeneous ? 1 : 0};
+    *out = {t.rank,       t.size,       t.local_rank,          t.local_size(),
+            t.cross_rank, t.cross_size, t.homogeneous ? 1 : 0, t.world};
     return FARANDOLE_OK;
   });
 }
@@ -157,25 +159,25 @@ FARANDOLE_API void farandole_forked(void) {
 
 FARANDOLE_API int32_t farandole_submit(const farandole_request* requests, int32_t count,
                                        int64_t* handles) {
-  return guarded([&]() -> int32_t {
-    std::vector<Handle> made = runtime()->submit(span_of(requests, count));
+  return guarded([&] {
+    std::vector<Handle> made = runtime()->submitter().submit(span_of(requests, count));
     std::copy(made.begin(), made.end(), handles);
-    return FARANDOLE_OK;
   });
 }
 
 FARANDOLE_API int64_t farandole_tensor(const farandole_request* request) {
   return negated([&]() -> int64_t {
     auto here = runtime();
-    Asked asked = here->keep(*request);
-    auto kept = std::make_shared<const Kept>(Kept{std::move(here), std::move(asked)});
+    CheckedCall call = here->submitter().make_persistent(*request);
+    auto persistent = std::make_shared<const PersistentRequest>(
+        PersistentRequest{std::move(here), std::move(call)});
     std::lock_guard lock(process().mutex);
-    if (process().runtime != kept->runtime) {
+    if (process().runtime != persistent->runtime) {
       throw Error(ErrorCode::kShutdown, "this rank has shut down; call init() first");
     }
-    std::lock_guard kept_lock(process().kept_mutex);
-    const int64_t number = process().next_kept++;
-    process().kept.emplace(number, std::move(kept));
+    std::lock_guard persistent_lock(process().persistent_mutex);
+    const int64_t number = process().next_persistent++;
+    process().persistent.emplace(number, std::move(persistent));
     return number;
   });
 }
@@ -187,50 +189,47 @@ FARANDOLE_API int64_t farandole_submit_tensor(int64_t tensor, uintptr_t input, u
 
 FARANDOLE_API int64_t farandole_submit_buffer(int64_t tensor, const void* input, void* output) {
   return negated([&]() -> int64_t {
-    const auto known = kept(tensor);
-    return known->runtime->submit(known->asked, input, output);
+    const auto known = persistent_request(tensor);
+    return known->runtime->submitter().submit(known->call, input, output);
   });
 }
 
 FARANDOLE_API int32_t farandole_submit_buffers(const int64_t* tensors, const uintptr_t* buffers,
                                                int32_t count, int64_t* handles) {
-  return guarded([&]() -> int32_t {
+  return guarded([&] {
     for (int32_t i = 0; i < count; ++i) {
-      const auto known = kept(tensors[i]);
+      const auto known = persistent_request(tensors[i]);
       void* const buffer = reinterpret_cast<void*>(buffers[i]);
-      handles[i] = known->runtime->submit(known->asked, buffer, buffer);
+      handles[i] = known->runtime->submitter().submit(known->call, buffer, buffer);
     }
-    return FARANDOLE_OK;
   });
 }
 
 FARANDOLE_API void farandole_forget_tensor(int64_t tensor) {
   if (process().forked) return;
-  std::lock_guard lock(process().kept_mutex);
-  process().kept.erase(tensor);
+  std::lock_guard lock(process().persistent_mutex);
+  process().persistent.erase(tensor);
 }
 
 FARANDOLE_API int32_t farandole_refuse(const farandole_request* request, int32_t code,
                                        const char* text) {
-  return guarded([&]() -> int32_t {
-    runtime()->refuse(*request, {static_cast<ErrorCode>(code), text});
-    return FARANDOLE_OK;
-  });
+  return guarded(
+      [&] { runtime()->submitter().refuse(*request, {static_cast<ErrorCode>(code), text}); });
 }
 
 FARANDOLE_API int64_t farandole_count_unnamed(int32_t process_set) {
-  return negated([&]() -> int64_t { return runtime()->count_unnamed(process_set); });
+  return negated([&]() -> int64_t { return runtime()->submitter().count_unnamed(process_set); });
 }
 
 FARANDOLE_API int32_t farandole_poll(int64_t handle) {
-  return negated([&]() -> int32_t { return runtime()->done(handle); });
+  return negated([&]() -> int32_t { return runtime()->waiter().done(handle); });
 }
 
 namespace {
 
 int32_t wait_in(Runtime& here, std::span<const Handle> handles, double seconds) {
   Failure failure;
-  switch (here.wait(handles, deadline_in(seconds), failure)) {
+  switch (here.waiter().wait(handles, deadline_in(seconds), failure)) {
     case WaitEnd::kDone: return FARANDOLE_OK;
     case WaitEnd::kTimeIsUp: return FARANDOLE_PENDING;
     case WaitEnd::kFailed: break;
@@ -256,7 +255,7 @@ FARANDOLE_API int32_t farandole_finish(int64_t handle, double seconds) {
 FARANDOLE_API int32_t farandole_explain(int64_t handle, double seconds, char* text,
                                         int32_t capacity) {
   return negated([&]() -> int32_t {
-    const std::string found = runtime()->explain(handle, deadline_in(seconds));
+    const std::string found = runtime()->waiter().explain(handle, deadline_in(seconds));
     const size_t room = static_cast<size_t>(std::max(capacity, 1)) - 1;
     const size_t length = found.copy(text, room);
     if (capacity > 0) text[length] = '\0';
@@ -265,9 +264,9 @@ FARANDOLE_API int32_t farandole_explain(int64_t handle, double seconds, char* te
 }
 
 FARANDOLE_API int32_t farandole_result_of(int64_t handle, farandole_result* out) {
-  // What it points at is the asking thread's: the handle, and the runtime with it, may go at any time.
+  // The arrays belong to the calling thread, because the handle and the runtime may go at any time.
   thread_local std::vector<int64_t> shape, received;
-  return guarded([&]() -> int32_t {
+  return guarded([&] {
     runtime()->handles().look(handle, [&](const Outcome& outcome) {
       shape.assign(outcome.shape.begin(), outcome.shape.end());
       received = outcome.received;
@@ -279,35 +278,27 @@ FARANDOLE_API int32_t farandole_result_of(int64_t handle, farandole_result* out)
               received.data(),
               outcome.value};
     });
-    return FARANDOLE_OK;
   });
 }
 
 FARANDOLE_API void farandole_release(int64_t handle) {
-  guarded([&]() -> int32_t {
-    runtime()->handles().release(handle);
-    return FARANDOLE_OK;
-  });
+  guarded([&] { runtime()->handles().release(handle); });
 }
 
 FARANDOLE_API void farandole_release_all(const int64_t* handles, int32_t count) {
-  guarded([&]() -> int32_t {
-    runtime()->handles().release_all(span_of(handles, count));
-    return FARANDOLE_OK;
-  });
+  guarded([&] { runtime()->handles().release_all(span_of(handles, count)); });
 }
 
 FARANDOLE_API void* farandole_take(int64_t handle) {
   std::byte* memory = nullptr;
   last_code = ErrorCode::kOk;
-  guarded([&]() -> int32_t {
+  guarded([&] {
     OwnedMemory taken = runtime()->handles().take(handle);
     if (taken.get_deleter().device) {
       std::lock_guard lock(process().on_gpu_mutex);
       process().on_gpu[taken.get()] = taken.get_deleter().device;
     }
     memory = taken.release();
-    return FARANDOLE_OK;
   });
   return memory;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the C ABI that allocates memory for zero copy.
+// The part of the C ABI that allocates host memory for zero copy.
 #include <pthread.h>
 
 #include "api/api_entry.h"
@@ -9,7 +9,7 @@ namespace farandole {
 Process::Process() {
   pthread_atfork(
       [] {
-        process().mutex.lock();  // a child finds it free, and the runtime whole
+        process().mutex.lock();  // so that a child finds it unlocked, and the runtime consistent
         process().arenas.before_fork();
       },
       [] {
@@ -27,16 +27,10 @@ Process::Process() {
 using namespace farandole;
 
 FARANDOLE_API int32_t farandole_allocate(uint64_t bytes, void** memory) {
-  return guarded([&]() -> int32_t {
-    *memory = process().arenas.allocate(bytes);
-    return FARANDOLE_OK;
-  });
+  return guarded([&] { *memory = process().arenas.allocate(bytes); });
 }
 
 FARANDOLE_API void farandole_deallocate(void* memory) {
-  if (process().forked) return;  // the pages are the parent's
-  guarded([&]() -> int32_t {
-    process().arenas.release(static_cast<std::byte*>(memory));
-    return FARANDOLE_OK;
-  });
+  if (process().forked) return;  // the pages belong to the parent
+  guarded([&] { process().arenas.release(static_cast<std::byte*>(memory)); });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every function of the C ABI passes through: the process's one runtime, exceptions to codes.
+// What all functions of the C ABI share: the process's state, and turning exceptions into error codes.
 #pragma once
 
 #include <algorithm>
@@ -8,14 +8,16 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <sstream>
 #include <string>
+#include <type_traits>
 #include <unordered_map>
 #include <vector>
 
 #include "base/error.h"
-#include "runtime/departure.h"
-#include "runtime/last_resort.h"
+#include "runtime/exit_latch.h"
 #include "runtime/runtime.h"
+#include "runtime/watchdog.h"
 
 #define FARANDOLE_API extern "C" __attribute__((visibility("default")))
 
@@ -23,27 +25,27 @@
 
 namespace farandole {
 
-// What farandole_tensor keeps, and for whom: one look at the table finds both.
-struct Kept {
+// A request kept by farandole_tensor, with its runtime, so that one look-up finds both.
+struct PersistentRequest {
   std::shared_ptr<Runtime> runtime;
-  Asked asked;
+  CheckedCall call;
 };
 
-// All that outlives a runtime. Never destroyed: no order of static destructors to get wrong.
+// All that outlives a runtime. Never destroyed, because threads may use it during process exit.
 struct Process {
   std::mutex mutex;
-  std::unique_ptr<Door> door;
-  std::shared_ptr<Runtime> runtime;      // in a forked child: its parent's, for what it was
-  std::shared_ptr<Departure> departure;  // of the runtime, or of the last one while others hold it
-  std::unique_ptr<LastResort> init_limit;
-  std::mutex kept_mutex;
-  std::unordered_map<int64_t, std::shared_ptr<const Kept>> kept;
-  int64_t next_kept = 1;
+  std::unique_ptr<LocalEndpoint> endpoint;
+  std::shared_ptr<Runtime> runtime;  // in a forked child: the parent's, for its topology
+  std::shared_ptr<ExitLatch> ended;  // told when the (last) runtime is destroyed
+  std::unique_ptr<Watchdog> init_limit;
+  std::mutex persistent_mutex;
+  std::unordered_map<int64_t, std::shared_ptr<const PersistentRequest>> persistent;
+  int64_t next_persistent = 1;
   std::atomic<bool> forked{false};
   std::vector<std::string> library_folders;
   std::mutex on_gpu_mutex;
-  std::unordered_map<void*, std::shared_ptr<GpuDevice>> on_gpu;   // memory that was taken
-  std::unordered_map<void*, std::shared_ptr<GpuWindow>> windows;  // by their memory
+  std::unordered_map<void*, std::shared_ptr<GpuDevice>> on_gpu;   // memory taken by callers
+  std::unordered_map<void*, std::shared_ptr<GpuWindow>> windows;  // by address
   StackSource stacks;
   ArenaPool arenas;
 
@@ -55,7 +57,15 @@ inline Process& process() {
   return *instance;
 }
 
-// Of fixed size: nothing to free when a thread ends, nothing that could fail.
+// The folders of a text that separates them by ':'.
+inline std::vector<std::string> folders_of(const char* text) {
+  std::vector<std::string> folders;
+  std::istringstream list(text);
+  for (std::string folder; std::getline(list, folder, ':');) folders.push_back(folder);
+  return folders;
+}
+
+// Of fixed size, so that it needs no freeing and can't fail.
 inline thread_local char last_error[16384];
 inline thread_local ErrorCode last_code = ErrorCode::kOk;
 
@@ -69,7 +79,7 @@ inline int32_t set_error(ErrorCode code, const char* text) {
   return static_cast<int32_t>(code);
 }
 
-// For a forked child: what is wrong, and the remedy.
+// The error of all calls in a forked child, with its remedy.
 inline Error forked_error() {
   std::lock_guard lock(process().mutex);
   const std::string parent = process().runtime
@@ -83,7 +93,7 @@ inline Error forked_error() {
               "started anew, by subprocess"};
 }
 
-// Exceptions to codes.
+// Runs `body` and converts exceptions to error codes.
 template <class Body>
 auto translated(Body&& body) -> decltype(body()) {
   using Number = decltype(body());
@@ -96,12 +106,17 @@ auto translated(Body&& body) -> decltype(body()) {
   }
 }
 
-// Every entry runs through here: body() returns a code or a count.
+// The same, but fails in a forked child. `body` returns a code or a count; if nothing, that is FARANDOLE_OK.
 template <class Body>
-auto guarded(Body&& body) -> decltype(body()) {
-  return translated([&]() -> decltype(body()) {
+auto guarded(Body&& body) {
+  return translated([&] {
     if (process().forked) throw forked_error();
-    return body();
+    if constexpr (std::is_void_v<decltype(body())>) {
+      body();
+      return int32_t{FARANDOLE_OK};
+    } else {
+      return body();
+    }
   });
 }
 
@@ -122,14 +137,14 @@ inline Deadline deadline_in(double seconds) {
   return Deadline::in(std::chrono::nanoseconds(static_cast<int64_t>(std::max(seconds, 0.0) * 1e9)));
 }
 
-// What a caller says is `count` long; nobody may say less than nothing.
+// The caller's array; throws if `count` is negative.
 template <class T>
 std::span<T> span_of(T* first, int32_t count) {
   if (count < 0) throw Error(ErrorCode::kInvalidArgument, "a count of " + std::to_string(count));
   return {first, static_cast<size_t>(count)};
 }
 
-// Rows that fit where a caller has room for `capacity`.
+// How many of `rows` fit into the caller's `capacity`.
 inline size_t rows_in(int32_t capacity, size_t rows) {
   return std::min(rows, static_cast<size_t>(std::max(capacity, 0)));
 }
@@ -148,13 +163,13 @@ inline std::shared_ptr<Runtime> runtime() {
   return process().runtime;
 }
 
-// shutdown() may clear the table meanwhile.
-inline std::shared_ptr<const Kept> kept(int64_t tensor) {
-  std::unique_lock lock(process().kept_mutex);
-  auto found = process().kept.find(tensor);
-  if (found == process().kept.end()) {
+// Returns a reference, because shutdown() may clear the table meanwhile.
+inline std::shared_ptr<const PersistentRequest> persistent_request(int64_t tensor) {
+  std::unique_lock lock(process().persistent_mutex);
+  auto found = process().persistent.find(tensor);
+  if (found == process().persistent.end()) {
     lock.unlock();
-    runtime();  // which tells what is missing before the tensor
+    runtime();  // throws if not initialised, the likelier reason
     throw Error(ErrorCode::kInvalidArgument,
                 "this tensor was prepared before the last shutdown(), or forgotten");
   }

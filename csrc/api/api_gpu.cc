@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C ABI for tensors on GPUs.
-#include <sstream>
-
+// The part of the C ABI for tensors and memory on GPUs.
 #include "api/api_entry.h"
 
 using namespace farandole;
@@ -19,28 +17,21 @@ DType float_of(int32_t dtype) {
 
 FARANDOLE_API void farandole_library_folders(const char* folders) {
   std::lock_guard lock(process().mutex);
-  process().library_folders.clear();
-  std::istringstream list(folders);
-  for (std::string folder; std::getline(list, folder, ':');) {
-    process().library_folders.push_back(folder);
-  }
+  process().library_folders = folders_of(folders);
 }
 
 FARANDOLE_API int64_t farandole_submit_tensor_on(int64_t tensor, uintptr_t input, uintptr_t output,
                                                  uint64_t stream) {
   return negated([&]() -> int64_t {
-    const auto known = kept(tensor);
-    return known->runtime->submit(known->asked, reinterpret_cast<const void*>(input),
-                                  reinterpret_cast<void*>(output), stream);
+    const auto known = persistent_request(tensor);
+    return known->runtime->submitter().submit(known->call, reinterpret_cast<const void*>(input),
+                                              reinterpret_cast<void*>(output), stream);
   });
 }
 
 FARANDOLE_API int32_t farandole_join_stream(const int64_t* handles, int32_t count,
                                             uint64_t stream) {
-  return guarded([&]() -> int32_t {
-    runtime()->gpus().join_stream(span_of(handles, count), stream);
-    return FARANDOLE_OK;
-  });
+  return guarded([&] { runtime()->gpus().join_stream(span_of(handles, count), stream); });
 }
 
 FARANDOLE_API int32_t farandole_settled(int64_t handle) {
@@ -49,13 +40,11 @@ FARANDOLE_API int32_t farandole_settled(int64_t handle) {
 
 FARANDOLE_API int32_t farandole_allocate_on(int32_t device, uint64_t bytes, uint64_t stream,
                                             void** memory) {
-  return guarded([&]() -> int32_t {
+  return guarded([&] {
     std::shared_ptr<GpuDevice> gpu = runtime()->gpus().open(device);
-    *memory = reinterpret_cast<void*>(
-        gpu->allocate(static_cast<size_t>(bytes), reinterpret_cast<cuda::Stream>(stream)));
+    *memory = reinterpret_cast<void*>(gpu->allocate(static_cast<size_t>(bytes), stream_of(stream)));
     std::lock_guard lock(process().on_gpu_mutex);
     process().on_gpu[*memory] = std::move(gpu);
-    return FARANDOLE_OK;
   });
 }
 
@@ -64,11 +53,9 @@ FARANDOLE_API int32_t farandole_device_of(uintptr_t address) {
 }
 
 FARANDOLE_API int32_t farandole_order_streams(int32_t device, uint64_t before, uint64_t stream) {
-  return guarded([&]() -> int32_t {
-    const auto point =
-        runtime()->gpus().open(device)->recorded(reinterpret_cast<cuda::Stream>(before));
-    point->make_wait(reinterpret_cast<cuda::Stream>(stream));
-    return FARANDOLE_OK;
+  return guarded([&] {
+    const auto point = runtime()->gpus().open(device)->recorded(stream_of(before));
+    point->make_wait(stream_of(stream));
   });
 }
 
@@ -80,49 +67,45 @@ FARANDOLE_API void farandole_free_on(void* memory, uint64_t stream) {
     if (!found || process().forked) return;
     device = std::move(found.mapped());
   }
-  device->free(reinterpret_cast<uintptr_t>(memory), reinterpret_cast<cuda::Stream>(stream));
+  device->free(reinterpret_cast<uintptr_t>(memory), stream_of(stream));
 }
 
 FARANDOLE_API int32_t farandole_open_window(int32_t device, int32_t process_set, uint64_t bytes,
                                             void** memory, uint32_t* number) {
-  return guarded([&]() -> int32_t {
+  return guarded([&] {
     auto window = runtime()->gpus().open_window(device, process_set, static_cast<size_t>(bytes));
     *memory = window->data();
     *number = window->number();
     std::lock_guard lock(process().on_gpu_mutex);
     process().windows[*memory] = std::move(window);
-    return FARANDOLE_OK;
   });
 }
 
 FARANDOLE_API void farandole_close_window(void* memory) {
-  guarded([&]() -> int32_t {
+  guarded([&] {
     std::unique_lock lock(process().on_gpu_mutex);
     auto window = process().windows.extract(memory);
     lock.unlock();
     if (window) window.mapped()->close();
-    return FARANDOLE_OK;
   });
 }
 
 FARANDOLE_API int32_t farandole_gpu_dots(int32_t device, int32_t dtype, uintptr_t rows,
                                          int32_t count, uint64_t elements, uint64_t stream,
                                          double* dots) {
-  return guarded([&]() -> int32_t {
+  return guarded([&] {
     auto here = runtime();
     here->gpus().adasum(device).dots(float_of(dtype), rows, static_cast<size_t>(std::max(count, 0)),
                                      elements, stream_of(stream), dots);
-    return FARANDOLE_OK;
   });
 }
 
 FARANDOLE_API int32_t farandole_gpu_scale(int32_t device, int32_t to, uintptr_t target,
                                           int32_t from, uintptr_t source, uint64_t elements,
                                           double factor, uint64_t stream) {
-  return guarded([&]() -> int32_t {
+  return guarded([&] {
     auto here = runtime();
     here->gpus().adasum(device).scale(float_of(to), target, float_of(from), source, elements,
                                       factor, stream_of(stream));
-    return FARANDOLE_OK;
   });
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the C ABI that looks in: flight recorders, of this job or of another one.
+// The part of the C ABI for watching: flight recorders of this or another job, timelines, the init watchdog.
 #include "api/api_entry.h"
-#include "watch/flight_view.h"
+#include "watch/flight_text.h"
 
 using namespace farandole;
 
@@ -28,33 +28,27 @@ FARANDOLE_API int64_t farandole_flight(int32_t fd, int32_t local, int32_t events
   });
 }
 
+FARANDOLE_API int32_t farandole_story(const char* text) {
+  return guarded([&] { runtime()->watch().tell_story(text); });
+}
+
 FARANDOLE_API int32_t farandole_dump(int32_t fd, const char* folder, const char* reason) {
-  return guarded([&]() -> int32_t {
-    view_of(fd).dump(folder, reason);
-    return FARANDOLE_OK;
-  });
+  return guarded([&] { view_of(fd).dump(folder, reason); });
 }
 
 FARANDOLE_API int32_t farandole_end_after(double seconds, const char* text) {
-  return guarded([&]() -> int32_t {
-    std::unique_ptr<LastResort> limit;
-    if (seconds >= 0) limit = std::make_unique<LastResort>(deadline_in(seconds), text);
+  return guarded([&] {
+    std::unique_ptr<Watchdog> limit;
+    if (seconds >= 0) limit = std::make_unique<Watchdog>(deadline_in(seconds), text);
     std::lock_guard lock(process().mutex);
     process().init_limit.swap(limit);
-    return FARANDOLE_OK;
   });
 }
 
 FARANDOLE_API int32_t farandole_start_timeline(const char* path, int32_t mark_cycles) {
-  return guarded([&]() -> int32_t {
-    runtime()->watch().start_timeline(path, mark_cycles != 0);
-    return FARANDOLE_OK;
-  });
+  return guarded([&] { runtime()->watch().start_timeline(path, mark_cycles != 0); });
 }
 
 FARANDOLE_API int32_t farandole_stop_timeline(void) {
-  return guarded([&]() -> int32_t {
-    runtime()->watch().recorder().timeline().stop();
-    return FARANDOLE_OK;
-  });
+  return guarded([&] { runtime()->watch().recorder().timeline().stop(); });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C ABI. farandole.h itself has no guard, since cffi reads it as it is.
+// farandole.h with a guard and C linkage; it has neither itself, because cffi reads it as it is.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ extern "C" {
 #include "farandole.h"
 }
 
-// The header's values are those of our enums: each last one stands for its list.
-static_assert(FARANDOLE_SCATTER + 1 == farandole::kOpCount);
+// The header's values must equal those of our enums; comparing the last of each list checks the list.
+static_assert(FARANDOLE_RECEIVE + 1 == farandole::kOpCount);
 static_assert(FARANDOLE_PRODUCT + 1 == farandole::kReduceOpCount);
 static_assert(FARANDOLE_FLOAT8_E5M2 + 1 == farandole::kDTypeCount);

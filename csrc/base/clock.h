@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Monotonic time in nanoseconds, and absolute deadlines that every blocking call takes.
+// Monotonic time in nanoseconds, and the absolute deadlines that every blocking call takes.
 #pragma once
 
 #include <time.h>
@@ -12,14 +12,21 @@
 
 namespace farandole {
 
-// CLOCK_MONOTONIC: comparable between the processes of one host, never set back.
+// CLOCK_MONOTONIC: comparable between processes of one host; never set back.
 inline int64_t now_ns() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-// Of a setting; a time that is as good as for ever is cut off.
+// Since 1970; set by people and daemons.
+inline int64_t epoch_ns() {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+// Converts a setting in seconds; clamps it to 0 .. 1e9 seconds.
 inline std::chrono::nanoseconds nanoseconds(double seconds) {
   return std::chrono::nanoseconds(static_cast<int64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9));
 }

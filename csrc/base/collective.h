@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives, one row each. Whatever another room wants to know of an operation it asks its row, so a new
-// collective whose bytes move by a pattern below is a value of Op and a row.
+// The collectives, one row of traits each. All code asks these rows instead of comparing Op values, so a new
+// collective that moves bytes by an existing pattern needs only a value of Op and a row.
 #pragma once
 
 #include <array>
@@ -21,57 +21,65 @@ enum class Op : int32_t {
   kAddSet = 7,
   kRemoveSet = 8,
   kScatter = 9,
+  kSend = 10,
+  kReceive = 11,
 };
 
-// How bytes get from inputs to outputs: what backends plan by.
+// How bytes get from inputs to outputs. Backends choose their algorithm by it.
 enum class Pattern : uint8_t {
-  kNone,            // no backend hears of it
-  kMeet,            // no bytes: everybody comes
-  kReduceToAll,     // one result, which all receive
+  kNone,            // no backend is involved
+  kMeet,            // no bytes; returns when all members have come; no backend either
+  kReduceToAll,     // one result, received by all
   kReduceToOwners,  // one result, of which each member receives its rows
-  kOneToAll,        // the root's input
-  kEachToAll,       // every input, one behind the other
-  kEachToEach,      // of every input some rows to each member; where there is a root, of its own
+  kOneToAll,        // the root's input, received by all
+  kEachToAll,       // all inputs concatenated, received by all
+  kEachToEach,      // rows of every input (with a root: of the root's only) to each member
 };
 
-// What the numbers in Part::rows are.
+// What the numbers in Part::rows mean.
 enum class Rows : uint8_t {
-  kNone,     // there are none: the result is as large as the input
-  kKept,     // by member: rows of the result that it receives. They follow from the shape
-  kBrought,  // by member: rows of its input. The log tells them
-  kPairs,  // sender * members + receiver (if only a root sends: receiver): rows between the two. The log tells them
+  kNone,     // none: the result is as large as the input
+  kKept,     // by member: rows of the result that it receives; computed from the shape
+  kBrought,  // by member: rows of its input; the log entry carries them
+  kPairs,  // sender * members + receiver (with a root: receiver): rows sent; carried by the log entry
 };
 
-// What Signature::root is.
+// What Signature::root means.
 enum class Root : uint8_t { kNone, kRank, kSet };
+
+// Which end of a message between two ranks a call is. Its two ends are matched by PostTable; then the sender's
+// row is carried out as a collective of a process set of these two.
+enum class End : uint8_t { kNone, kSender, kReceiver };
 
 struct CollectiveTraits {
   const char* name;
   Pattern pattern = Pattern::kNone;
   Rows rows = Rows::kNone;
   Root root = Root::kNone;
-  bool rides_along = false;  // few bytes travel with the report, and the result in the log
-  bool predicted = false;    // a step repeats it alike, so one report may stand for several calls
-  bool windowed = false;     // on GPUs it may use a place in memory that NCCL has registered
-  bool changes_sets =
-      false;  // asks for a process set, or for the end of one: the whole world's business
+  bool rides_along = false;  // small inputs travel in the report, the result in the log; no backend
+  bool predicted = false;    // the same in every step, so one report may stand for several calls
+  bool windowed = false;     // on GPUs it may work in a window (memory registered with NCCL)
+  bool changes_sets = false;  // adds or removes a process set: all ranks of the world take part
+  End end = End::kNone;
 
-  // A backend may have to move bytes; all else is done when the log says so.
+  // Whether a backend may have to move bytes; other calls are done when their log entry is read.
   constexpr bool moves_bytes() const {
     return pattern != Pattern::kNone && pattern != Pattern::kMeet;
   }
   constexpr bool reduces() const {
     return pattern == Pattern::kReduceToAll || pattern == Pattern::kReduceToOwners;
   }
-  // Only the root brings an input.
+  // It waits for one other rank, not for all members.
+  constexpr bool paired() const { return end != End::kNone; }
+  // Only the root has an input.
   constexpr bool rooted() const { return root == Root::kRank; }
-  // Ranks may differ in the first dimension, and the result's is known when all have reported.
+  // Members may differ in the first dimension; the result's is known once all have reported.
   constexpr bool ragged() const { return rows == Rows::kBrought || rows == Rows::kPairs; }
-  // A member says how many rows go to each other.
+  // Each member says how many rows it sends to each other member.
   constexpr bool splits() const { return rows == Rows::kPairs; }
-  // Rows are dealt out, so a scalar has too few dimensions.
+  // Rows are distributed, so the input needs at least one dimension.
   constexpr bool needs_rows() const { return rows != Rows::kNone; }
-  // How many numbers of rows the log tells, and where those of one member begin.
+  // How many row counts the log entry carries, and the index of the first one of a member.
   constexpr size_t told_rows(size_t members) const {
     if (rows == Rows::kPairs) return rooted() ? members : members * members;
     return rows == Rows::kBrought ? members : 0;
@@ -80,24 +88,18 @@ struct CollectiveTraits {
     if (rows == Rows::kPairs) return rooted() ? 0 : member * members;
     return member;
   }
-  // Input and output may be one buffer.
+  // Input and output may be the same buffer.
   constexpr bool in_place() const { return rows != Rows::kPairs; }
-  // That calls of it make up. Where nobody brings bytes, one may stand for a group without members: peers may
-  // bring some.
+  // Smallest group_size. A barrier may stand for an empty group, as peers' groups may not be empty.
   constexpr int32_t smallest_group() const { return pattern == Pattern::kMeet ? 0 : 1; }
 };
 
-inline constexpr std::array<CollectiveTraits, 10> kCollectives = {{
-    {.name = "allreduce",
-     .pattern = Pattern::kReduceToAll,
-     .rides_along = true,
-     .predicted = true,
-     .windowed = true},
+// clang-format off
+inline constexpr std::array<CollectiveTraits, 12> kCollectives = {{
+    {.name = "allreduce", .pattern = Pattern::kReduceToAll,
+     .rides_along = true, .predicted = true, .windowed = true},
     {.name = "broadcast", .pattern = Pattern::kOneToAll, .root = Root::kRank, .rides_along = true},
-    {.name = "allgather",
-     .pattern = Pattern::kEachToAll,
-     .rows = Rows::kBrought,
-     .rides_along = true},
+    {.name = "allgather", .pattern = Pattern::kEachToAll, .rows = Rows::kBrought, .rides_along = true},
     {.name = "reducescatter", .pattern = Pattern::kReduceToOwners, .rows = Rows::kKept},
     {.name = "alltoall", .pattern = Pattern::kEachToEach, .rows = Rows::kPairs},
     {.name = "barrier", .pattern = Pattern::kMeet},
@@ -105,9 +107,13 @@ inline constexpr std::array<CollectiveTraits, 10> kCollectives = {{
     {.name = "add_process_set", .changes_sets = true},
     {.name = "remove_process_set", .root = Root::kSet, .changes_sets = true},
     {.name = "scatter", .pattern = Pattern::kEachToEach, .rows = Rows::kPairs, .root = Root::kRank},
+    {.name = "send", .pattern = Pattern::kOneToAll, .root = Root::kRank,
+     .rides_along = true, .end = End::kSender},
+    {.name = "receive", .pattern = Pattern::kOneToAll, .root = Root::kRank, .end = End::kReceiver},
 }};
+// clang-format on
 inline constexpr int32_t kOpCount = kCollectives.size();
-static_assert(static_cast<int32_t>(Op::kScatter) == kOpCount - 1,
+static_assert(static_cast<int32_t>(Op::kReceive) == kOpCount - 1,
               "one row for each Op, in its order");
 
 inline constexpr CollectiveTraits kNoCollective{.name = "unknown"};

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <iterator>
 #include <sstream>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/tuning.h"
@@ -15,27 +16,30 @@ namespace {
 constexpr bool kJobWide = true;
 constexpr bool kOwn = false;
 
+constexpr Limits between(int64_t least, int64_t most = INT64_MAX) { return {least, most, ""}; }
+constexpr Limits one_of(const char* choices) { return {0, 0, choices}; }
+
 const Variable kVariables[] = {
     {"FARANDOLE_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD", "32M",
      "bytes of tensors reduced together in one bucket; 0: one tensor a bucket", kJobWide,
      &Config::fusion_bytes},
     {"FARANDOLE_BLOCK_BYTES", "", "512K",
      "bytes of one block of the shared-memory pipeline; a few blocks should fit the L2 cache",
-     kJobWide, &Config::block_bytes},
-    {"FARANDOLE_STAGING_SLOTS", "", "4", "blocks that a rank may stage ahead (2 to 64)", kJobWide,
-     &Config::staging_slots},
+     kJobWide, &Config::block_bytes, between(1 << 10, 1 << 30)},
+    {"FARANDOLE_STAGING_SLOTS", "", "4", "blocks that a rank may stage ahead", kJobWide,
+     &Config::staging_slots, between(2, 64)},
     {"FARANDOLE_CACHE_CAPACITY", "HOROVOD_CACHE_CAPACITY", "8192",
      "tensor names that are known by number, so that only the number travels", kJobWide,
-     &Config::cache_capacity},
-    {"FARANDOLE_PROCESS_SETS", "", "64", "process sets alive at once", kJobWide,
-     &Config::max_process_sets},
-    {"FARANDOLE_BUNDLES", "", "8",
-     "bundles that a training step is predicted as once it has repeated: so many short reports a "
-     "step and rank; 0: every tensor is reported",
-     kJobWide, &Config::bundles},
+     &Config::cache_capacity, between(1)},
+    {"FARANDOLE_PROCESS_SETS", "", "64", "process sets alive at once, the world among them",
+     kJobWide, &Config::max_process_sets, between(1, 1 << 20)},
+    {"FARANDOLE_PREDICTIONS", "", "8",
+     "groups in which a training step that repeats is predicted: so many short reports a step and "
+     "rank; 0: every tensor is reported",
+     kJobWide, &Config::predictions, between(0, 1000)},
     {"FARANDOLE_JOIN_AVERAGE", "", "all",
      "what Average divides by once ranks have joined: 'all' ranks, or the 'active' ones", kJobWide,
-     &Config::join_average},
+     &Config::join_average, one_of("all, active")},
     {"FARANDOLE_STALL_WARN", "HOROVOD_STALL_CHECK_TIME_SECONDS", "10",
      "seconds after which a tensor that some ranks wait for is reported; 0: never", kJobWide,
      &Config::stall_warn},
@@ -49,8 +53,7 @@ const Variable kVariables[] = {
      &Config::leave_timeout},
     {"FARANDOLE_SHUTDOWN_TIMEOUT", "", "86400",
      "seconds that a rank waits in shutdown(), or at its end, for all others to leave; then it "
-     "names "
-     "those that have not; 0: for ever",
+     "names those that have not; 0: for ever",
      kJobWide, &Config::shutdown_timeout},
     {"FARANDOLE_TUNING", "", "",
      "file of job-wide settings, written by `farandole tune`; empty: farandole/tuning.conf in the "
@@ -59,45 +62,53 @@ const Variable kVariables[] = {
     {"FARANDOLE_FLIGHT_DIR", "", "",
      "folder for flight recorder dumps on errors and stalls; empty: none are written", kJobWide,
      &Config::flight_dir},
+    {"FARANDOLE_CHECKPOINT_DIR", "", "",
+     "folder to which elastic training writes its commits and from which it goes on; empty: none",
+     kJobWide, &Config::checkpoint_dir},
+    {"FARANDOLE_GRACE", "", "30",
+     "seconds from SIGTERM or SIGUSR1 until a rank of such training ends, finished or not",
+     kJobWide, &Config::grace},
+    {"FARANDOLE_MIN_NP", "", "1",
+     "ranks without which elastic training does not go on after deaths, under ULFM", kJobWide,
+     &Config::min_np},
+    {"FARANDOLE_MAX_NP", "", "0",
+     "ranks up to which such training starts new ones, at its beginning and after deaths; 0: none",
+     kJobWide, &Config::max_np},
     {"FARANDOLE_TIMELINE", "HOROVOD_TIMELINE", "",
      "file for a trace of the whole run (rank 0's; rank N writes NAME.rankN.SUFFIX); DYNAMIC or "
      "empty: none before start_timeline()",
      kJobWide, &Config::timeline},
     {"FARANDOLE_TIMELINE_MARK_CYCLES", "HOROVOD_TIMELINE_MARK_CYCLES", "0",
-     "1: mark each batch of the log in that trace", kJobWide, &Config::timeline_mark_cycles},
+     "1: mark each batch of the log in that trace", kJobWide, &Config::timeline_mark_cycles,
+     between(0, 1)},
     {"FARANDOLE_CHECK_NUMERICS", "", "0",
      "1: every input is searched for NaN and infinity, which end the call on all ranks", kJobWide,
-     &Config::check_numerics},
+     &Config::check_numerics, between(0, 1)},
     {"FARANDOLE_METRICS_PORT", "", "0",
      "first port on which metrics are served to Prometheus, plus the local rank; 0: none", kJobWide,
-     &Config::metrics_port},
+     &Config::metrics_port, between(0, 65535)},
     {"FARANDOLE_METRICS_ADDRESS", "", "127.0.0.1", "address to serve them on", kJobWide,
      &Config::metrics_address},
     {"FARANDOLE_PEER_TIMEOUT", "", "30",
      "seconds after which a silent connection between two hosts counts as lost", kJobWide,
      &Config::peer_timeout},
-    {"FARANDOLE_CHANNEL", "", "auto",
-     "how the hosts agree on what to reduce: tcp, mpi (polled, for clusters that block TCP), or "
-     "auto: "
-     "TCP where it gets through",
-     kJobWide, &Config::channel},
     {"FARANDOLE_WIRE", "", "auto",
      "how inputs travel between hosts: mpi, tcp (sockets of our own), or auto: MPI in a job that "
      "has one, else TCP",
-     kJobWide, &Config::wire},
+     kJobWide, &Config::wire, one_of("auto, tcp, mpi")},
     {"FARANDOLE_GPU_FUSION_THRESHOLD", "", "64M",
      "as FARANDOLE_FUSION_THRESHOLD, for tensors on GPUs", kJobWide, &Config::gpu_fusion_bytes},
-    {"FARANDOLE_GPU_PLANE", "", "auto",
+    {"FARANDOLE_GPU_BACKEND", "", "auto",
      "how tensors on GPUs travel: nccl, host (through host memory), or auto: NCCL where all have "
      "it",
-     kJobWide, &Config::gpu_plane},
+     kJobWide, &Config::gpu_backend, one_of("auto, nccl, host")},
     {"FARANDOLE_SHARED_GPU", "", "error",
      "two ranks on one GPU are an error, or travel through host memory (host), or by NCCL (nccl)",
-     kJobWide, &Config::shared_gpu},
+     kJobWide, &Config::shared_gpu, one_of("error, host, nccl")},
     {"FARANDOLE_GPU_ORDER", "", "background",
      "who launches buckets on GPUs: the background thread, or only waits, in the program's own "
      "order (program), as other NCCL work in the same process needs it",
-     kJobWide, &Config::gpu_order},
+     kJobWide, &Config::gpu_order, one_of("background, program")},
     {"FARANDOLE_NCCL_ALGO", "", "", "NCCL_ALGO where that is not set: ring, tree, ...", kJobWide,
      &Config::nccl_algo},
     {"FARANDOLE_CUDA_LIBRARY", "", "", "path of libcuda.so.1; empty: the loader finds it", kOwn,
@@ -116,23 +127,22 @@ const Variable kVariables[] = {
     {"FARANDOLE_SPIN_US", "", "-1",
      "microseconds that a wait may yield-spin before it sleeps; -1: 50 where every local rank has "
      "two cores, else 0",
-     kOwn, &Config::spin_us},
+     kOwn, &Config::spin_us, between(-1)},
     {"FARANDOLE_PRIORITY", "", "normal",
      "the background thread's: normal, or realtime where the system permits it: no computing "
-     "thread "
-     "then delays it, for cores that are never idle",
-     kOwn, &Config::priority},
+     "thread then delays it, for cores that are never idle",
+     kOwn, &Config::priority, one_of("normal, realtime")},
     {"FARANDOLE_CPU_TARGET", "", "",
      "instruction set of the reduction kernels (baseline, avx2, avx512, neon); empty: the best",
      kOwn, &Config::cpu_target},
     {"FARANDOLE_DEATH_WATCH", "", "pidfd",
      "how a rank learns that another of its host died: 'pidfd', or, where that is not to be had "
      "anyway, 'socket': by the end of its connection",
-     kOwn, &Config::death_watch},
+     kOwn, &Config::death_watch, one_of("pidfd, socket")},
     {"FARANDOLE_STACK_SIGNAL", "", "-1",
      "signal by which a rank shows its Python stacks in stall reports; -1: the first real-time "
      "signal from the top that nobody handles; 0: none",
-     kOwn, &Config::stack_signal},
+     kOwn, &Config::stack_signal, between(-1, 64)},
     {"FARANDOLE_LOG_LEVEL", "HOROVOD_LOG_LEVEL", "warning",
      "trace, debug, info, warning, error or fatal", kOwn, &Config::log_level},
     {"FARANDOLE_LOG_FORMAT", "", "text", "text, or json: one object a line", kOwn,
@@ -141,44 +151,65 @@ const Variable kVariables[] = {
      "lines of log a second, errors apart; what a flood costs is counted; 0: no limit", kOwn,
      &Config::log_rate},
     {"FARANDOLE_RENDEZVOUS", "", "",
-     "unix:PATH of a rendezvous server: ranks meet there instead of in MPI", kOwn,
-     &Config::rendezvous},
-    {"FARANDOLE_RANK", "", "-1", "this rank, with FARANDOLE_RENDEZVOUS", kOwn, &Config::rank},
-    {"FARANDOLE_SIZE", "", "-1", "number of ranks, with FARANDOLE_RENDEZVOUS", kOwn, &Config::size},
+     "unix:PATH of a rendezvous server: ranks meet there instead of in MPI; none: a world of one",
+     kOwn, &Config::rendezvous},
+    {"FARANDOLE_RANK", "", "-1", "this rank, with FARANDOLE_RENDEZVOUS", kOwn, &Config::rank,
+     between(-1)},
+    {"FARANDOLE_SIZE", "", "-1", "number of ranks, with FARANDOLE_RENDEZVOUS", kOwn, &Config::size,
+     between(-1)},
 };
-
-[[noreturn]] void refuse(const Variable& variable, const std::string& text, const char* wanted) {
-  throw Error(ErrorCode::kInvalidArgument, std::string(variable.name) + "='" + text + "' is not " +
-                                               wanted + " (" + variable.meaning + ")");
-}
-
-int64_t parse_integer(const Variable& variable, const std::string& text) {
-  char* end = nullptr;
-  int64_t value = std::strtoll(text.c_str(), &end, 10);
-  std::string unit = end;
-  if (end == text.c_str()) refuse(variable, text, "a number");
-  if (unit.empty()) return value;
-  if (unit == "K" || unit == "KB") return value << 10;
-  if (unit == "M" || unit == "MB") return value << 20;
-  if (unit == "G" || unit == "GB") return value << 30;
-  refuse(variable, text, "a number, with K, M or G behind it at most");
-}
-
-double parse_seconds(const Variable& variable, const std::string& text) {
-  char* end = nullptr;
-  double value = std::strtod(text.c_str(), &end);
-  if (end == text.c_str() || *end != '\0' || !(value >= 0)) {
-    refuse(variable, text, "a number of seconds");
-  }
-  return value;
-}
 
 const char* from_environment(const Variable& variable) {
   if (const char* value = std::getenv(variable.name)) return value;
   return *variable.alias ? std::getenv(variable.alias) : nullptr;
 }
 
-// One line of the tuning file; the environment holds against it.
+[[noreturn]] void refuse(const Variable& variable, const std::string& text,
+                         const std::string& wanted) {
+  const bool by_alias = !std::getenv(variable.name) && from_environment(variable);
+  throw Error(ErrorCode::kInvalidArgument, std::string(by_alias ? variable.alias : variable.name) +
+                                               "='" + text + "' is " + wanted + " (" +
+                                               variable.meaning + ")");
+}
+
+int64_t parse_integer(const Variable& variable, const std::string& text) {
+  char* end = nullptr;
+  int64_t value = std::strtoll(text.c_str(), &end, 10);
+  std::string unit = end;
+  if (end == text.c_str()) refuse(variable, text, "not a number");
+  constexpr std::string_view kUnits[] = {"", "K", "M", "G"};
+  for (size_t i = 0; i < std::size(kUnits); ++i) {
+    if (unit != kUnits[i] && (i == 0 || unit != std::string(kUnits[i]) + "B")) continue;
+    int64_t number = 0;
+    if (__builtin_mul_overflow(value, int64_t{1} << (10 * i), &number) || value == INT64_MAX) break;
+    const auto [least, most, choices] = variable.limits;
+    if (number >= least && number <= most) return number;
+    std::string range = "not a number from " + std::to_string(least);
+    refuse(variable, text, range + (most == INT64_MAX ? " on" : " to " + std::to_string(most)));
+  }
+  refuse(variable, text, "not a number below 2^63, with K, M or G behind it at most");
+}
+
+const std::string& parse_choice(const Variable& variable, const std::string& text) {
+  if (*variable.limits.choices == '\0') return text;
+  std::istringstream choices(variable.limits.choices);
+  std::string choice;
+  while (std::getline(choices >> std::ws, choice, ',')) {
+    if (choice == text) return text;
+  }
+  refuse(variable, text, std::string("none of ") + variable.limits.choices);
+}
+
+double parse_seconds(const Variable& variable, const std::string& text) {
+  char* end = nullptr;
+  double value = std::strtod(text.c_str(), &end);
+  if (end == text.c_str() || *end != '\0' || !(value >= 0)) {
+    refuse(variable, text, "not a number of seconds");
+  }
+  return value;
+}
+
+// Applies one line of the tuning file, unless the environment sets the variable.
 void apply_tuned(Config& config, const std::string& path, const std::string& name,
                  const std::string& value) {
   auto known = [&](const Variable& v) { return v.job_wide && v.name == name; };
@@ -205,7 +236,7 @@ void Variable::set(Config& config, const std::string& text) const {
   } else if (auto* seconds = std::get_if<double Config::*>(&field)) {
     config.*(*seconds) = parse_seconds(*this, text);
   } else {
-    config.*std::get<std::string Config::*>(field) = text;
+    config.*std::get<std::string Config::*>(field) = parse_choice(*this, text);
   }
 }
 

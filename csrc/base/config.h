@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every variable in one table: name, default, meaning, and whether rank 0's value holds for the job.
-// Nothing else in the core reads the environment; code receives values.
+// Every setting in one table: name, default, meaning, and whether rank 0's value holds for the whole job.
+// Only config.cc reads the environment; all other code is given values.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,18 @@
 
 namespace farandole {
 
-// What gave a variable its value, from the weakest on.
+// Where a variable's value came from, weakest first.
 enum class Source { kDefault, kTuning, kEnvironment, kRankZero };
 const char* text_of(Source source);
 
 struct Config {
-  // Job-wide
+  // Job-wide: rank 0's values
   int64_t fusion_bytes;
   int64_t block_bytes;
   int64_t staging_slots;
   int64_t cache_capacity;
   int64_t max_process_sets;
-  int64_t bundles;
+  int64_t predictions;
   std::string join_average;
   double stall_warn;   // seconds; 0: never
   double stall_abort;  // seconds; 0: never
@@ -30,8 +30,7 @@ struct Config {
   double leave_timeout;
   double shutdown_timeout;
   double peer_timeout;
-  std::string channel;  // between hosts: auto, tcp or mpi
-  std::string wire;     // the same
+  std::string wire;  // between hosts, likewise
   std::string flight_dir;
   std::string timeline;
   int64_t timeline_mark_cycles;
@@ -39,11 +38,11 @@ struct Config {
   int64_t metrics_port;  // 0: none
   std::string metrics_address;
   int64_t gpu_fusion_bytes;
-  std::string gpu_plane;
+  std::string gpu_backend;
   std::string shared_gpu;
   std::string gpu_order;
   std::string nccl_algo;
-  // Of this rank
+  // Of this rank alone
   int64_t spin_us;  // -1: decide from the cores at hand
   std::string priority;
   std::string cpu_target;
@@ -55,39 +54,52 @@ struct Config {
   std::string nccl_library;
   std::string nvrtc_library;
   std::string nvtx_library;
-  std::string nvtx;      // not empty: a profiler listens
+  std::string nvtx;      // not empty: a profiler is listening
   int64_t stack_signal;  // -1: the first free real-time signal; 0: off
   // Read by the Python package
   std::string rendezvous;
   int64_t rank;
   int64_t size;
+  std::string checkpoint_dir;
+  double grace;
+  int64_t min_np;
+  int64_t max_np;  // 0: no new ranks
 
-  std::vector<std::string> library_folders;  // of Python's packages, for GPU libraries
+  std::vector<std::string> library_folders;  // of Python packages, searched for GPU libraries
   std::string tuning;                        // the file that was read
-  std::vector<Source> sources;               // by row of the table
+  std::vector<Source> sources;               // one per row of the table
 };
 
+// What a variable may be: a number from `least` to `most`, a text among `choices` (", " between them; "": any).
+struct Limits {
+  int64_t least = 0;
+  int64_t most = INT64_MAX;
+  const char* choices = "";
+};
+
+// Only this table knows what a value may be, so every command that reads it refuses the same values.
 struct Variable {
   const char* name;
-  const char* alias;  // Horovod's name of the same meaning, or ""
+  const char* alias;  // Horovod's name for the same setting, or ""
   const char* fallback;
   const char* meaning;
   bool job_wide;
   std::variant<int64_t Config::*, double Config::*, std::string Config::*> field;
+  Limits limits = {};
 
-  // Throws Error(kInvalidArgument) naming the variable. Sizes take K, M and G.
+  // Throws Error(kInvalidArgument) naming the variable. Sizes may end in K, M or G.
   void set(Config& config, const std::string& text) const;
   std::string get(const Config& config) const;
 };
 
 std::span<const Variable> variables();
 
-// Defaults, then the tuning file, then the environment.
+// Reads the environment, else the tuning file, else the default.
 Config read_config();
 
-// Job-wide values as text, one per row of the table, for the agreement at init.
+// Job-wide values as text, one line per job-wide row of the table: what rank 0 sends at init.
 std::string job_wide_text(const Config& config);
-// Rank 0's values.
+// Takes over rank 0's values.
 void apply_job_wide_text(Config& config, const std::string& text);
 
 }  // namespace farandole

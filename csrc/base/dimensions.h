@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lengths of a tensor's dimensions: as a vector of them, but a few take no memory of their own. Every
-// call copies them several times.
+// The lengths of a tensor's dimensions: a vector that allocates only above 5 dimensions, because every call
+// copies it several times.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ class Dimensions {
   static constexpr size_t kFew = 5;
   size_t size_ = 0;
   std::array<int64_t, kFew> few_{};
-  std::vector<int64_t> many_;  // instead of few_
+  std::vector<int64_t> many_;  // used instead of few_ above kFew dimensions
 };
 
 }  // namespace farandole

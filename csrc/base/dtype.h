@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The element types, one row each. What a type's row cannot hold is code: its loops (kernels/loops.h) and, on
-// GPUs, its element (kernels/gpu_move.cu).
+// The element types, one row of traits each. What a row can't hold is code: the type's loops
+// (kernels/loops.h) and its GPU element (kernels/gpu_move.cu).
 #pragma once
 
 #include <array>
@@ -38,22 +38,19 @@ struct DTypeTraits {
   const char* name;
   size_t size;
   NumberKind kind;
-  DType
-      real;  // the real numbers that an element is made of, as devices know them; itself if it is one
-  DType
-      carrier;  // carries sums: of floats always, of integers where factors or a divisor are given
-  int nccl;     // ncclDataType_t; -1: NCCL has none
-  // The bits of numbers that matter to a reduction; 0 is all zeros. Of complex numbers: of the real ones.
+  DType real;     // as devices know it: the parts of a complex number; uint8 for bool; else itself
+  DType carrier;  // of sums: of floats always, of integers where factors or a divisor are given
+  int nccl;       // ncclDataType_t; -1: NCCL has none
+  // Bit patterns of values used in reductions; 0 is all zero bits. For complex types: those of the parts.
   uint64_t one;
-  uint64_t highest;  // infinity, if it has one
-  uint64_t lowest;   // the same, negative
-  uint64_t
-      not_finite{};  // exponent bits that are all ones in NaN and infinity; 0: every value is finite
+  uint64_t highest;       // infinity, if the type has one
+  uint64_t lowest;        // minus infinity, likewise
+  uint64_t not_finite{};  // bits that are all ones in NaN and infinity only; 0: all are finite
 
   constexpr bool is_float() const { return kind == NumberKind::kFloat; }
   constexpr bool is_complex() const { return kind == NumberKind::kComplex; }
   constexpr bool takes_factors() const { return kind != NumberKind::kBool; }
-  // Of other types than floats, what NCCL has not travels in its carrier.
+  // Floats reduce on GPUs only if NCCL has them; other types that NCCL lacks travel as their carrier type.
   constexpr bool reduces_on_gpus() const { return !is_float() || nccl >= 0; }
 };
 
@@ -69,39 +66,24 @@ constexpr uint64_t bits_of(T value) {
 
 template <class T>
 constexpr DTypeTraits integer(const char* name, DType type, DType carrier, int nccl) {
-  using Limits = std::numeric_limits<T>;
-  return {name,
-          sizeof(T),
-          NumberKind::kInteger,
-          type,
-          carrier,
-          nccl,
-          1,
-          bits_of<T>(Limits::max()),
-          bits_of<T>(Limits::lowest())};
+  const uint64_t highest = bits_of(std::numeric_limits<T>::max());
+  const uint64_t lowest = bits_of(std::numeric_limits<T>::lowest());
+  return {name, sizeof(T), NumberKind::kInteger, type, carrier, nccl, 1, highest, lowest};
 }
 
-// Floats of fewer than 32 bits, given by their bits.
+// Floats below 32 bits, whose constants are given as bit patterns.
 constexpr DTypeTraits small(const char* name, size_t size, DType type, int nccl, uint64_t one,
                             uint64_t highest, uint64_t not_finite) {
-  const uint64_t sign = uint64_t{1} << (8 * size - 1);
-  return {name, size,    NumberKind::kFloat, type,      DType::kFloat32, nccl,
-          one,  highest, highest | sign,     not_finite};
+  const uint64_t lowest = highest | uint64_t{1} << (8 * size - 1);
+  constexpr DType kCarrier = DType::kFloat32;
+  return {name, size, NumberKind::kFloat, type, kCarrier, nccl, one, highest, lowest, not_finite};
 }
 
 template <class T>
 constexpr DTypeTraits real(const char* name, DType type, int nccl) {
   constexpr T kInfinity = std::numeric_limits<T>::infinity();
-  return {name,
-          sizeof(T),
-          NumberKind::kFloat,
-          type,
-          type,
-          nccl,
-          bits_of(T(1)),
-          bits_of(kInfinity),
-          bits_of(-kInfinity),
-          bits_of(kInfinity)};
+  const uint64_t highest = bits_of(kInfinity), lowest = bits_of(-kInfinity), one = bits_of(T(1));
+  return {name, sizeof(T), NumberKind::kFloat, type, type, nccl, one, highest, lowest, highest};
 }
 
 constexpr DTypeTraits complex(const char* name, DType type, const DTypeTraits& parts) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One error type. Its code crosses the C ABI and becomes the Python class of the same name.
+// The one exception type. Its code crosses the C ABI and selects the Python class.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace farandole {
 // Values are part of the C ABI (FARANDOLE_E_* in farandole.h) and of the log: append only.
 enum class ErrorCode : int32_t {
   kOk = 0,
-  kInternal = 1,         // FarandoleError: a bug of ours
+  kInternal = 1,         // FarandoleError: a bug in farandole
   kInvalidArgument = 2,  // ValueError
   kWrongType = 3,        // TypeError
   kMismatch = 4,         // MismatchError: ranks disagree about one tensor
@@ -31,11 +31,11 @@ class Error : public std::runtime_error {
   ErrorCode code_;
 };
 
-// A failed system call: throws kLibrary with `what`, errno's text and the remedy, if there is one.
+// Throws kLibrary for a failed system call: `what`, errno's text and, if given, the remedy.
 [[noreturn]] void throw_system_error(const std::string& what, int error_number,
                                      const std::string& remedy = {});
 
-// A failure as a value: what a log entry or a handle carries.
+// A failure as a value, carried by log entries and handles.
 struct Failure {
   ErrorCode code = ErrorCode::kOk;
   std::string text;

@@ -2,7 +2,6 @@
 #include "base/json.h"
 
 #include <cstdio>
-#include <cstdlib>
 
 namespace farandole {
 

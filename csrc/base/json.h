@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes JSON, piece by piece. Whoever calls keeps objects and arrays balanced.
+// A JSON writer for traces and log lines. The caller has to balance objects and arrays.
 #pragma once
 
 #include <concepts>
@@ -15,15 +15,15 @@ class Json {
   Json& key(std::string_view name);
   Json& value(std::string_view text);
   Json& value(std::integral auto number) { return raw(std::to_string(number)); }
-  // Nanoseconds as microseconds, to three places: the unit of traces.
+  // Writes nanoseconds as microseconds with three decimals, the unit of trace files.
   Json& microseconds(int64_t ns);
-  Json& line();  // what follows begins a line
+  Json& line();  // the next value or bracket starts on a new line
 
   Json& member(std::string_view name, std::string_view text) { return key(name).value(text); }
   Json& member(std::string_view name, std::integral auto number) { return key(name).value(number); }
 
   const std::string& text() const { return text_; }
-  // The text so far is somewhere else now; goes on behind it.
+  // Call it after writing text() elsewhere; the document continues after that.
   void forget() { text_.clear(); }
 
  private:
@@ -31,7 +31,7 @@ class Json {
   void separate();
   void quote(std::string_view text);
   std::string text_;
-  bool comma_ = false;  // before whatever comes next
+  bool comma_ = false;  // a comma is due before the next value
   bool line_ = false;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One visitor of a variant out of several lambdas.
+// Makes one std::visit visitor out of several lambdas.
 #pragma once
 
 namespace farandole {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How inputs become one result, one row each.
+// The reduce ops (how inputs become one result), one row of traits each.
 #pragma once
 
 #include <array>
@@ -23,10 +23,10 @@ enum class ReduceOp : int32_t {
 struct ReduceOpTraits {
   const char* name;
   bool sums = false;
-  bool declared = false;  // callers compute it: ranks only agree that they mean it
-  bool divides = false;   // the sum, by the number of members
-  uint64_t DTypeTraits::* identity = nullptr;  // what changes no result; null: zero
-  int nccl = 0;                                // ncclRedOp_t, for what it does element by element
+  bool declared = false;  // the caller computes the result; ranks only agree on the op
+  bool divides = false;   // the sum is divided by the number of members
+  uint64_t DTypeTraits::* identity = nullptr;  // neutral element's bits; null: zero
+  int nccl = 0;                                // ncclRedOp_t for the element-wise step
 };
 
 inline constexpr std::array<ReduceOpTraits, 6> kReduceOps = {{

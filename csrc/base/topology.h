@@ -11,17 +11,18 @@ namespace farandole {
 struct Topology {
   Rank rank = 0;
   int size = 1;
-  std::vector<Rank> node;   // by rank: the lowest rank on its host
+  std::vector<Rank> node;   // by rank: the lowest rank of its host
   std::vector<Rank> local;  // ranks on this rank's host, ascending
   int local_rank = 0;
-  int cross_rank = 0;  // index of this host among those that have this local rank
+  int cross_rank = 0;  // index of this host among the hosts that have this local rank
   int cross_size = 1;
   bool homogeneous = true;  // every host holds the same number of ranks
+  int world = 0;            // the number of this world in the job's life
 
-  // Throws Error(kInvalidArgument) if `node` contradicts itself.
+  // Throws Error(kInvalidArgument) if `node` is inconsistent.
   static Topology of(Rank rank, std::vector<Rank> node);
   Rank leader() const { return local.front(); }
-  // Local ranks of those of `ranks` (ascending) that are on this host.
+  // Local ranks of those members of `ranks` (ascending) that are on this host.
   std::vector<int> locals_among(const std::vector<Rank>& ranks) const;
   int local_size() const { return static_cast<int>(local.size()); }
 };

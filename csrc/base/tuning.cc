@@ -21,7 +21,7 @@ std::string variable_or(const char* name, const std::string& fallback) {
   return value && *value ? value : fallback;
 }
 
-// $XDG_CONFIG_HOME, or ~/.config; "" without a home.
+// In $XDG_CONFIG_HOME or ~/.config; "" if neither is known.
 std::string usual_path() {
   std::string home = variable_or("HOME", "");
   std::string folder = variable_or("XDG_CONFIG_HOME", home.empty() ? "" : home + "/.config");
@@ -36,12 +36,12 @@ std::string usual_path() {
 
 }  // namespace
 
-TuningFile read_tuning_file(const std::string& asked) {
-  if (asked == "none") return {};
-  TuningFile file{.path = asked.empty() ? usual_path() : asked, .values = {}};
+TuningFile read_tuning_file(const std::string& path) {
+  if (path == "none") return {};
+  TuningFile file{.path = path.empty() ? usual_path() : path, .values = {}};
   std::ifstream lines(file.path);
   if (!lines) {
-    if (!asked.empty()) refuse(asked, "cannot be read");
+    if (!path.empty()) refuse(path, "cannot be read");
     return {};
   }
   std::string line;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The file of settings that `farandole tune` writes: lines `NAME = VALUE`; `#` begins a comment.
+// Reads the settings file that `farandole tune` writes: lines `NAME = VALUE`; `#` begins a comment.
 #pragma once
 
 #include <map>
@@ -12,9 +12,9 @@ struct TuningFile {
   std::map<std::string, std::string> values;
 };
 
-// `asked`: the file's path, "none" for no file, or "" for farandole/tuning.conf in the user's
-// configuration directory, where it exists. Throws Error(kInvalidArgument) on a file that was asked
-// for and cannot be read, and on a line that is no setting.
-TuningFile read_tuning_file(const std::string& asked);
+// `path`: "none" for no file; or "" for farandole/tuning.conf in the user's configuration directory,
+// if it exists. Throws Error(kInvalidArgument) if a requested file can't be read or a line is not NAME =
+// VALUE.
+TuningFile read_tuning_file(const std::string& path);
 
 }  // namespace farandole

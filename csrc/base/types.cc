@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/types.h"
 
+#include <algorithm>
 #include <functional>
 #include <numeric>
 
@@ -14,10 +15,10 @@ std::string text_of(std::span<const int64_t> shape) {
   return text + (shape.size() == 1 ? ",)" : ")");
 }
 
-std::string text_of(const Place& place) {
-  if (place.window == 0) return "none";
-  return "byte " + std::to_string(place.offset) + " of window " + std::to_string(place.window) +
-         " of " + std::to_string(place.window_bytes) + " bytes";
+std::string text_of(const WindowRange& range) {
+  if (range.window == 0) return "none";
+  return "byte " + std::to_string(range.offset) + " of window " + std::to_string(range.window) +
+         " of " + std::to_string(range.window_bytes) + " bytes";
 }
 
 std::string text_of_ranks(const std::vector<Rank>& ranks) {
@@ -31,6 +32,18 @@ std::string text_of_ranks(const std::vector<Rank>& ranks) {
     i = last + 1;
   }
   return text;
+}
+
+std::vector<int> numbers_below(int count) {
+  std::vector<int> numbers(static_cast<size_t>(count));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return numbers;
+}
+
+int index_in(std::span<const Rank> ascending, Rank rank) {
+  const auto found = std::ranges::lower_bound(ascending, rank);
+  if (found == ascending.end() || *found != rank) return -1;
+  return static_cast<int>(found - ascending.begin());
 }
 
 int64_t Signature::elements() const {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words that every room uses: element types, operations, ranks, and what a rank asks for.
+// Types that all of the core shares: ranks, process set ids, and the signature of a request.
 #pragma once
 
 #include <cstddef>
@@ -15,39 +15,45 @@
 
 namespace farandole {
 
-using Rank = int32_t;   // of the world, unless a name says otherwise
+using Rank = int32_t;   // in the world, unless a name says otherwise
 using SetId = int32_t;  // process set; 0 is the world
 
 constexpr SetId kWorldSet = 0;
+// Negative sets are pairs: two ranks that exchange messages, made when they first do. Users don't see them.
+constexpr bool is_pair(SetId set) { return set < kWorldSet; }
+constexpr Rank kAnyRank = -1;
 constexpr int32_t kCpuDevice = -1;
-constexpr int32_t kAnyGpu = 0;  // in a signature: each rank has its own
+constexpr int32_t kAnyGpu = 0;  // in a signature, where every rank's own GPU is meant
 
-std::string text_of(std::span<const int64_t> shape);        // "(3, 4)"; -1, any length, is "*"
+std::string text_of(std::span<const int64_t> shape);        // "(3, 4)"; -1 (any length) becomes "*"
 std::string text_of_ranks(const std::vector<Rank>& ranks);  // "ranks 0, 2-5"
 
-// Where a tensor on a GPU is reduced: at one place of memory that NCCL knows, the same on all ranks.
-struct Place {
-  uint32_t window = 0;  // its number: the set's members opened theirs in one order; 0: nowhere
+std::vector<int> numbers_below(int count);                 // 0, 1, ... count - 1
+int index_in(std::span<const Rank> ascending, Rank rank);  // -1: it is not there
+
+// Where in a window a GPU tensor is reduced: the same place on all ranks. See csrc/lib/gpu/gpu_window.h.
+struct WindowRange {
+  uint32_t window = 0;  // number; equal on all members, as they open windows in one order; 0: none
   uint64_t window_bytes = 0;
   uint64_t offset = 0;  // bytes
 
-  bool operator==(const Place&) const = default;
+  bool operator==(const WindowRange&) const = default;
 };
-std::string text_of(const Place& place);
+std::string text_of(const WindowRange& range);
 
-// What all ranks must agree about under one name. Travels once per name; then its id stands for it.
-// Where ranks may differ in the first dimension (CollectiveTraits::ragged), it is -1 here.
+// What all ranks must agree on for one name. It travels once per name; later its id stands for it. If ranks
+// may differ in the first dimension (CollectiveTraits::ragged), that dimension is -1 here.
 struct Signature {
   Op op = Op::kAllreduce;
   ReduceOp reduce_op = ReduceOp::kSum;
   DType dtype = DType::kFloat32;
-  int32_t device = kCpuDevice;  // kind only matters for agreement: CPU or GPU
-  Rank root = -1;               // world rank, or a set, as CollectiveTraits::root says; else -1
+  int32_t device = kCpuDevice;  // ranks have to agree on CPU or GPU only
+  Rank root = -1;               // world rank or set id, by CollectiveTraits::root; else -1
   double prescale = 1.0;
   double postscale = 1.0;
   Dimensions shape;
   int32_t group_size = 1;  // members of the atomic group this request belongs to
-  Place place;
+  WindowRange window_range;
 
   const CollectiveTraits& traits() const { return traits_of(op); }
   int64_t elements() const;
@@ -58,7 +64,7 @@ struct Signature {
   bool operator==(const Signature&) const = default;
 };
 
-// Whether a rank's buffer counts as an input: where there is a root, only its own does.
+// Whether this rank's buffer is an input: with a root, only the root's is.
 inline bool brings_input(const Signature& signature, Rank rank) {
   return !signature.traits().rooted() || signature.root == rank;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One wheel for every Linux since glibc 2.28, wherever it was built. A newer glibc gives some old functions new
- * version names (2.29 to 2.34); the linker's --wrap sends our calls, and libstdc++'s, to the old names. CMake reads
- * the list of functions from this very file; tests/single/test_layout.py checks the result. */
+/* Makes a wheel run on every Linux since glibc 2.28, wherever it was built. Newer glibcs (2.29 to 2.34) give
+ * some functions new version names; the linker's --wrap redirects our and libstdc++'s calls to the old ones.
+ * CMake reads the list of functions from this file; tests/single/test_layout.py checks the result. */
 
 #if defined(__x86_64__)
 #define FIRST_VERSION GLIBC_2.2.5

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The few names that glibc 2.28 does not have at all, made from what it has; see glibc_forward.S.
+// Replacements for functions that glibc 2.28 lacks, made from what it has; see glibc_forward.S.
 #include <sys/random.h>
 #include <sys/stat.h>
 
@@ -27,10 +27,10 @@ int __wrap_stat64(const char* path, struct stat* result) {
 }
 int __wrap_fstat64(int fd, struct stat* result) { return __fxstat(kStatVersion, fd, result); }
 
-// libstdc++'s shared_ptr skips its atomics while this is true: never.
+// While this is not 0, libstdc++'s shared_ptr skips its atomics; we have threads, so it stays 0.
 char __wrap___libc_single_threaded = 0;
 
-// libstdc++'s random_device.
+// Used by libstdc++'s random_device.
 uint32_t __wrap_arc4random() {
   uint32_t value = 0;
   while (::getrandom(&value, sizeof value, 0) != static_cast<ssize_t>(sizeof value)) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// How elements travel between memory and vectors of lanes. A codec loads `kLanes` elements into the
-// lanes they are computed in, and stores them again with one rounding.
+// How elements are loaded into vectors of lanes and stored again. A codec loads `kLanes` elements into lanes
+// of the type they are computed in, and stores them with a single rounding.
 //
-// `Cpu` is a type of an anonymous namespace (target_*.cc), so every instance has internal linkage:
-// code built for a newer CPU can never be linked into an older one's path. No std headers here.
+// `Cpu` is a type of an anonymous namespace (target_*.cc), so every instance has internal linkage, and code
+// built for a newer CPU can't be linked into an older CPU's path. No std headers here, for the same reason.
 #pragma once
 
 #include <stddef.h>
@@ -19,14 +19,14 @@ template <class T, int kBytes>
 using Vector = typename VectorOf<T, kBytes>::type;
 
 template <class Cpu>
-struct Words {  // the views of a vector of float32 lanes, and of 16-bit elements, one per lane
+struct Words {  // views of a vector: as float32 lanes, and as 16-bit elements, one per lane
   using Floats = Vector<float, Cpu::kVectorBytes>;
   using Bits = Vector<uint32_t, Cpu::kVectorBytes>;
   using Halves = Vector<uint16_t, Cpu::kVectorBytes / 2>;
 };
 
-// For targets without instructions of their own: 16-bit elements to 32-bit lanes and back, and IEEE
-// half to float32 and back in integer arithmetic.
+// For targets without such instructions: converts 16-bit elements to 32-bit lanes and back, and IEEE halves
+// to float32 and back in integer arithmetic.
 template <class Cpu>
 struct PortableHalves {
   using Floats = typename Words<Cpu>::Floats;
@@ -45,7 +45,7 @@ struct PortableHalves {
     const Signed magnitude = (half & 0x7fff) << 13;
     const Signed normal = magnitude + ((127 - 15) << 23);
     const Signed special = normal + ((128 - 16) << 23);
-    // A subnormal is m * 2^-24; reading it as 2^-14 * (1 + m / 2^10) and taking 2^-14 off is exact.
+    // A subnormal is m * 2^-24. Read as 2^-14 * (1 + m / 2^10) less 2^-14, which is exact.
     const Signed subnormal = (Signed)((Floats)(normal + (1 << 23)) - 0x1p-14f);
     Signed bits = magnitude >= (0x1f << 23) ? special : normal;
     bits = magnitude < (1 << 23) ? subnormal : bits;
@@ -54,7 +54,7 @@ struct PortableHalves {
 
   static Halves narrow(Floats value) {
     const Signed magnitude = (Signed)value & 0x7fffffff;
-    // Adding 0.5 leaves the half's subnormal in the low bits, rounded by the addition itself.
+    // Adding 0.5 puts the half's subnormal into the low bits, rounded by the addition.
     const Signed subnormal = (Signed)((Floats)magnitude + 0.5f) - (126 << 23);
     const Signed odd = (magnitude >> 13) & 1;
     const Signed normal = (magnitude - ((127 - 15) << 23) + 0xfff + odd) >> 13;
@@ -113,7 +113,7 @@ struct BFloat16 : Float16<Cpu> {
     __builtin_memcpy(&halves, from, sizeof halves);
     return (Lanes)(Cpu::zero_extend(halves) << 16);
   }
-  // A NaN must be the canonical one, or its payload could round up to infinity.
+  // NaNs must be canonical here, because the payload of another one could round up to infinity.
   static void store(char* to, Lanes lanes) {
     const Bits bits = (Bits)lanes;
     const Halves halves = Cpu::truncate((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
@@ -121,8 +121,8 @@ struct BFloat16 : Float16<Cpu> {
   }
 };
 
-// 8-bit floats, computed in float32 and rounded once, to nearest even, when stored. Too large numbers become
-// kBeyond: infinity, or NaN in a format that has no infinity.
+// 8-bit floats, computed in float32 and rounded once, to nearest even, when stored. Numbers that are too
+// large become kBeyond: infinity, or NaN in a format without infinity.
 template <class Cpu, int kMantissa, int kBeyond>
 struct Float8 : Float16<Cpu> {
   using Stored = uint8_t;
@@ -132,10 +132,10 @@ struct Float8 : Float16<Cpu> {
   using Signed = Vector<int32_t, Cpu::kVectorBytes>;
   using Bytes = Vector<uint8_t, Cpu::kVectorBytes / 4>;
   static constexpr int kBias = (1 << (6 - kMantissa)) - 1;
-  static constexpr int kDropped = 23 - kMantissa;  // bits of a float32's mantissa
+  static constexpr int kDropped = 23 - kMantissa;  // bits that a float32's mantissa loses
   static constexpr int kNaN = kBeyond | 1 << (kMantissa - 1);
 
-  // Moved into an IEEE half, whose exponent has the bias 15, the bits mean a number that is smaller by a power of two.
+  // Shifted into an IEEE half (exponent bias 15), the bits mean the number divided by a power of two.
   static Lanes load(const char* from) {
     Bytes bytes;
     __builtin_memcpy(&bytes, from, sizeof bytes);
@@ -149,7 +149,7 @@ struct Float8 : Float16<Cpu> {
 
   static void store(char* to, Lanes lanes) {
     const Signed magnitude = (Signed)lanes & 0x7fffffff;
-    // Added to this power of two, a subnormal lies in the low bits, rounded by the addition itself.
+    // Adding this power of two puts a subnormal into the low bits, rounded by the addition.
     const Signed power = Signed{} + ((127 + 1 + kDropped - kBias) << 23);
     const Signed subnormal = (Signed)((Lanes)magnitude + (Lanes)power) - power;
     const Signed odd = (magnitude >> kDropped) & 1;
@@ -164,7 +164,7 @@ struct Float8 : Float16<Cpu> {
   }
 };
 
-// Bytes that are true or false: any non-zero byte is read as 1.
+// Booleans as bytes: any non-zero byte is read as 1.
 template <class Cpu>
 struct Boolean : Same<Cpu, uint8_t> {
   using Lanes = Vector<uint8_t, Cpu::kVectorBytes>;

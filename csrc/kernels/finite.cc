@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/finite.h"
+// Searches buffers for NaN and infinity.
 
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/kernels.h"
+
 namespace farandole::kernels {
 namespace {
 
-constexpr size_t kBlock = 2048;  // elements looked at together
+constexpr size_t kBlock = 2048;  // elements checked together
 
-// An exponent of ones alone is NaN or infinity: one more carries into the sign. Integer arithmetic only,
-// which compilers turn into vectors for every instruction set.
+// NaN and infinity have an exponent of ones, so adding its lowest bit carries into the sign. Integer
+// arithmetic only, which compilers vectorise for every instruction set.
 template <class Word>
 size_t search(const void* data, size_t elements, uint64_t exponent_bits) {
   const auto exponent = static_cast<Word>(exponent_bits);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dot products for Adasum, in float64 whatever the rows' type. Sums are taken in one fixed order: the same bits every
-// time. Compiled behind gpu_move.cu, whose elements it reads.
+// The GPU kernel of dot products for Adasum, in float64 for all row types. Sums are taken in a fixed order,
+// so the bits are always the same. Compiled after gpu_move.cu, whose element types it uses.
 
 namespace farandole::gpu {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels are told: a thread block of the move kernel, and the dot product kernel. Read by the C++ compiler and by NVRTC: no headers here.
+// The arguments of the GPU kernels. Compiled by the C++ compiler and by NVRTC, so it includes nothing.
 #pragma once
 
 namespace farandole::gpu {
@@ -19,8 +19,8 @@ struct Chunk {
   };
   unsigned elements;
   unsigned divisor;
-  unsigned char kind;  // MoveKind
-  unsigned char from;  // DType: real numbers only; complex ones are two of them
+  unsigned char kind;  // a MoveKind
+  unsigned char from;  // a DType of real numbers; a complex one counts as two of them
   unsigned char to;
   unsigned char unused[5];
 };
@@ -28,15 +28,15 @@ static_assert(sizeof(Chunk) == 40, "an array of these is uploaded as it is");
 
 constexpr unsigned kDotThreads = 256;
 
-// Dot products of all pairs of rows of a matrix. The pair (i, j), j <= i, is number i * (i + 1) / 2 + j; `blocks`
-// blocks share the columns of each, block b of pair p writes its sum to partials[p * blocks + b].
+// Dot products of all pairs of rows of a matrix. Pair (i, j), j <= i, is number i * (i + 1) / 2 + j. `blocks`
+// blocks share a pair's columns; block b of pair p writes its sum to partials[p * blocks + b].
 struct DotTask {
   unsigned long long rows;      // address of (count, elements) numbers
   unsigned long long partials;  // address of doubles
   unsigned long long elements;
   unsigned count;
   unsigned blocks;
-  unsigned char type;  // DType: floats only
+  unsigned char type;  // a DType of floats
   unsigned char unused[7];
 };
 static_assert(sizeof(DotTask) == 40, "it is passed as it is");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU kernel that moves: packs, unpacks, scales, casts and fills many segments in one launch, a chunk for
-// each thread block. Compiled by NVRTC at run time, after gpu_chunk.h; needs no other header.
+// The GPU kernel that packs, unpacks, scales, casts and fills many segments in one launch, one Chunk per
+// thread block. Compiled by NVRTC at run time, after gpu_chunk.h; needs no other header.
 
 namespace farandole::gpu {
 
@@ -27,7 +27,7 @@ struct Word<16> {
   using type = uint4;
 };
 
-// ---- elements: how each dtype is read into the type it is computed in, and rounded back
+// ---- elements: how each dtype is loaded into the type it is computed in, and rounded back
 
 template <class Integer>
 struct IntegerElement {
@@ -75,7 +75,7 @@ struct BrainElement {
 };
 
 template <unsigned char kType>
-struct ElementOf;  // by the values of DType
+struct ElementOf;  // specialised by value of DType
 template <>
 struct ElementOf<0> {
   using type = IntegerElement<unsigned char>;
@@ -143,7 +143,7 @@ __device__ typename To::Raw convert(typename From::Raw raw, const Chunk& chunk) 
   const typename From::Number number = From::load(raw);
   if constexpr (To::kInteger) {
     using Integer = typename To::Raw;
-    if (chunk.factor == 1.0) {  // wraps, as sums do; a quotient always fits
+    if (chunk.factor == 1.0) {  // wraps, like sums; a quotient always fits
       return static_cast<Integer>(chunk.divisor == 1 ? number
                                                      : number / (long long)(chunk.divisor));
     }
@@ -187,7 +187,7 @@ __device__ void convert_all(const Chunk& chunk) {
   constexpr unsigned kLanes = 16 / kLarger;
   using FromWord = typename Word<kLanes * sizeof(FromRaw)>::type;
   using ToWord = typename Word<kLanes * sizeof(ToRaw)>::type;
-  // Integers are seldom scaled: for them one by one is enough, and half as long to compile.
+  // Integers are seldom scaled, so they go one by one, which halves the compile time.
   const bool aligned =
       !To::kInteger && chunk.source % sizeof(FromWord) == 0 && chunk.target % sizeof(ToWord) == 0;
   const unsigned words = aligned ? chunk.elements / kLanes : 0;
@@ -210,7 +210,7 @@ __device__ void copy_words(const Chunk& chunk, unsigned begin, unsigned bytes) {
   const unsigned count = bytes / sizeof(T);
   unsigned i = threadIdx.x;
   for (; i + (kUnrolled - 1) * blockDim.x < count; i += kUnrolled * blockDim.x) {
-    T words[kUnrolled];  // all loads before the first store: more of them are under way
+    T words[kUnrolled];  // all loads come before the first store, so that more are in flight
 #pragma unroll
     for (unsigned k = 0; k < kUnrolled; ++k) words[k] = from[i + k * blockDim.x];
 #pragma unroll
@@ -243,7 +243,7 @@ __device__ void fill(const Chunk& chunk) {
   for (unsigned i = threadIdx.x; i < chunk.elements; i += blockDim.x) to[i] = T(chunk.pattern);
 }
 
-// ---- what is asked
+// ---- dispatch by type
 
 __device__ void fill_any(const Chunk& chunk) {
   switch (chunk.to) {
@@ -260,7 +260,7 @@ __device__ void fill_any(const Chunk& chunk) {
   }
 }
 
-// Packs into a wider type, in which the sum is taken, or unpacks from it. False: other types.
+// Packs into the wider type that sums are taken in, or unpacks from it. False: the chunk has other types.
 template <unsigned char kNarrow, unsigned char kWide>
 __device__ bool convert_between(const Chunk& chunk) {
   const bool packs = chunk.from == kNarrow && chunk.to == kWide;

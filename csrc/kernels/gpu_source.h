@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU kernels' source text, as NVRTC compiles it.
+// The GPU kernels' source text, which data/gpu/gpu_module compiles with NVRTC, and their names and sizes.
 #pragma once
 
 #include "kernels/gpu_chunk.h"
@@ -10,7 +10,7 @@ const char* kernel_source();
 constexpr const char* kMoveKernel = "farandole_move";
 constexpr const char* kDotsKernel = "farandole_dots";
 constexpr unsigned kMoveThreads = 512;
-// Bytes that one thread block moves: enough blocks for every multiprocessor, few enough to list.
+// Bytes per thread block: small enough to occupy every multiprocessor, large enough to keep the list short.
 constexpr unsigned kChunkBytes = 64 * 1024;
 
 }  // namespace farandole::gpu

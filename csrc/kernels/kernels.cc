@@ -18,7 +18,7 @@ struct Candidate {
   bool (*runs_here)();
 };
 
-// Best last.
+// In ascending order of preference.
 constexpr Candidate kCandidates[] = {
     {&kBaseline, [] { return true; }},
 #if defined(__x86_64__)
@@ -76,7 +76,7 @@ const Row& row_of(const Target& target, DType dtype) {
   throw Error(ErrorCode::kInternal, "no such dtype: " + std::to_string(index));
 }
 
-// Null for what is not supported.
+// nullptr: not supported.
 ReduceFn loop_of(const Target& target, DType dtype, ReduceOp op) {
   const Row& row = row_of(target, dtype);
   switch (op) {
@@ -93,24 +93,6 @@ ReduceFn loop_of(const Target& target, DType dtype, ReduceOp op) {
 [[noreturn]] void refuse(DType dtype, ReduceOp op, const std::string& why) {
   throw Error(ErrorCode::kInvalidArgument,
               std::string("cannot reduce ") + name_of(dtype) + " by " + name_of(op) + why);
-}
-
-void reduce_with(const Target& target, DType dtype, ReduceOp op, void* out,
-                 const void* const* inputs, int n_inputs, size_t count, const Factors& factors) {
-  const ReduceFn loop = loop_of(target, dtype, op);
-  if (loop == nullptr) refuse(dtype, op, "");
-  if (n_inputs < 1) refuse(dtype, op, ": no inputs");
-  if (factors.divisor < 1 || factors.divisor > std::numeric_limits<int32_t>::max()) {
-    refuse(dtype, op, ": the divisor must be from 1 to 2^31 - 1");
-  }
-  const bool plain = is_plain(factors);
-  const DTypeTraits& traits = traits_of(dtype);
-  if (!traits.takes_factors() && !plain) refuse(dtype, op, " with a factor");
-  if (n_inputs == 1 && plain) {
-    if (count > 0 && out != inputs[0]) std::memcpy(out, inputs[0], count * size_of(dtype));
-    return;
-  }
-  loop(out, inputs, n_inputs, traits.is_complex() ? 2 * count : count, factors);
 }
 
 constexpr size_t kTileBytes = 32 * 1024;  // of the wide type, for all inputs together
@@ -136,12 +118,20 @@ bool supports(DType dtype, ReduceOp op) { return loop_of(kBaseline, dtype, op) !
 
 void reduce(DType dtype, ReduceOp op, void* out, const void* const* inputs, int n_inputs,
             size_t count, const Factors& factors) {
-  reduce_with(current(), dtype, op, out, inputs, n_inputs, count, factors);
-}
-
-void reduce_on(std::string_view target, DType dtype, ReduceOp op, void* out,
-               const void* const* inputs, int n_inputs, size_t count, const Factors& factors) {
-  reduce_with(named(target), dtype, op, out, inputs, n_inputs, count, factors);
+  const ReduceFn loop = loop_of(current(), dtype, op);
+  if (loop == nullptr) refuse(dtype, op, "");
+  if (n_inputs < 1) refuse(dtype, op, ": no inputs");
+  if (factors.divisor < 1 || factors.divisor > std::numeric_limits<int32_t>::max()) {
+    refuse(dtype, op, ": the divisor must be from 1 to 2^31 - 1");
+  }
+  const bool plain = is_plain(factors);
+  const DTypeTraits& traits = traits_of(dtype);
+  if (!traits.takes_factors() && !plain) refuse(dtype, op, " with a factor");
+  if (n_inputs == 1 && plain) {
+    if (count > 0 && out != inputs[0]) std::memcpy(out, inputs[0], count * size_of(dtype));
+    return;
+  }
+  loop(out, inputs, n_inputs, traits.is_complex() ? 2 * count : count, factors);
 }
 
 DType partial_dtype(DType dtype, ReduceOp, const Factors& factors) {
@@ -205,10 +195,6 @@ void fill_identity(DType dtype, ReduceOp op, void* out, size_t count) {
 
 void copy(void* dst, const void* src, size_t bytes) {
   if (bytes > 0) std::memcpy(dst, src, bytes);
-}
-
-void copy_streaming(void* dst, const void* src, size_t bytes) {
-  if (bytes > 0) current().copy_streaming(dst, src, bytes);
 }
 
 void select_target(std::string_view name) {

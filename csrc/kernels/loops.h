@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reduction loops, compiled once per target with its flags (CMakeLists.txt): no contraction, so
-// that every target gives the same bits, and -fwrapv, so that integers wrap as NumPy's do.
+// The reduction loops, compiled once per target with its flags (see CMakeLists.txt): without contraction, so
+// that all targets give the same bits, and with -fwrapv, so that integers wrap as in NumPy.
 #pragma once
 
 #include "kernels/codec.h"
@@ -9,8 +9,8 @@
 
 namespace farandole::kernels {
 
-// Each operation is one expression, for vectors and for scalars. Min and Max let a NaN win and keep
-// the first of equals (so -0 or +0, whichever came first).
+// Each op is one expression, for vectors and scalars. In Min and Max a NaN wins, and of equal values the
+// first one (so of -0 and +0 whichever came first).
 template <class Cpu>
 struct Sum {
   template <class V>
@@ -40,7 +40,7 @@ struct Max {
   }
 };
 
-// What happens to each input and to the result, apart from the operation.
+// What is done to each input and to the result, besides the op.
 template <class Cpu>
 struct Keep {
   template <class V>
@@ -79,7 +79,7 @@ struct Tiles {
   static constexpr size_t kStored = sizeof(typename Codec::Stored);
   static constexpr size_t kStep = Codec::kLanes * kStored;  // bytes in memory of one vector
 
-  // Whose NaN survives an addition depends on how the compiler ordered the operands: make all alike.
+  // Makes all NaNs canonical: which operand's NaN survives an addition depends on the compiler.
   static Lanes finish(Lanes lanes, const Scale& scale) {
     lanes = scale.result(lanes);
     if constexpr (Codec::kFloating) lanes = lanes != lanes ? Lanes{} + __builtin_nanf("") : lanes;
@@ -90,8 +90,8 @@ struct Tiles {
     return scale.input(Codec::load(static_cast<const char*>(in) + at));
   }
 
-  // Four vectors at `at`: every source is read once and the accumulators stay in registers. Unrolled
-  // so that sources have loads of their own: the prefetchers follow one stream per instruction.
+  // Reduces four vectors at `at`: reads every source once, accumulators stay in registers. Unrolled so that
+  // each source has its own loads: prefetchers follow one stream per instruction.
   static void four(char* out, const void* const* in, int n, size_t at, const Scale& scale) {
     Lanes a = input(in[0], at, scale);
     Lanes b = input(in[0], at + kStep, scale);
@@ -116,7 +116,7 @@ struct Tiles {
     Codec::store(out + at, finish(a, scale));
   }
 
-  // The last `bytes` < kStep, by way of a vector of its own for each source.
+  // Reduces the last `bytes` < kStep, padding each source to a vector.
   static void part(char* out, const void* const* in, int n, size_t at, size_t bytes,
                    const Scale& scale) {
     char padded[kStep] = {};
@@ -144,7 +144,7 @@ struct Tiles {
 template <class Cpu, class Codec, class Op>
 void reduce_floats(void* out, const void* const* in, int n, size_t count, const Factors& f) {
   using Lane = typename Codec::Lane;
-  const bool power_of_two = (f.divisor & (f.divisor - 1)) == 0;  // then its reciprocal is exact
+  const bool power_of_two = (f.divisor & (f.divisor - 1)) == 0;  // its reciprocal is exact
   if (f.pre == 1.0 && f.post == 1.0 && f.divisor == 1) {
     Tiles<Cpu, Codec, Op, Keep<Cpu>>::run(out, in, n, count, {});
   } else if (f.pre == 1.0 && (f.post == 1.0 ? power_of_two : f.divisor == 1)) {
@@ -177,7 +177,7 @@ void reduce_integers(void* out, const void* const* in, int n, size_t count, cons
   }
 }
 
-template <class Cpu, class Op>  // booleans take no factors: kernels.cc refuses them
+template <class Cpu, class Op>  // without factors: kernels.cc refuses them
 void reduce_booleans(void* out, const void* const* in, int n, size_t count, const Factors&) {
   Tiles<Cpu, Boolean<Cpu>, Op, Keep<Cpu>>::run(out, in, n, count, {});
 }
@@ -207,13 +207,13 @@ constexpr Row integer_row() {
 }
 
 template <class Cpu>
-constexpr Row boolean_row() {  // on 0 and 1 the product is the minimum
+constexpr Row boolean_row() {  // on 0 and 1, the product is the minimum
   return {nullptr, reduce_booleans<Cpu, Min<Cpu>>, reduce_booleans<Cpu, Max<Cpu>>,
           reduce_booleans<Cpu, Min<Cpu>>};
 }
 
 template <class Cpu, class Part>
-constexpr Row complex_row() {  // added as twice as many real numbers
+constexpr Row complex_row() {  // summed as twice as many real numbers
   return {.sum = reduce_floats<Cpu, Same<Cpu, Part>, Sum<Cpu>>};
 }
 
@@ -221,7 +221,6 @@ template <class Cpu>
 constexpr Target make_target(const char* name) {
   return {
       .name = name,
-      .copy_streaming = Cpu::copy_streaming,
       .rows =
           {
               integer_row<Cpu, uint8_t>(),

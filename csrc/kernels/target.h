@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one build of the loops offers. Included by files compiled for newer CPUs: no std headers here.
+// The interface of one build of the loops. Included by files compiled for newer CPUs: no std headers here.
 #pragma once
 
 #include <stddef.h>
@@ -7,7 +7,7 @@
 
 namespace farandole::kernels {
 
-// result = post * (reduce over q of pre * in[q]) / divisor; the divisor is 1 unless Average.
+// result = post * (reduce over q of pre * in[q]) / divisor; the divisor is 1 except for Average.
 struct Factors {
   double pre = 1.0;
   double post = 1.0;
@@ -17,10 +17,10 @@ struct Factors {
 using ReduceFn = void (*)(void* out, const void* const* inputs, int n_inputs, size_t count,
                           const Factors& factors);
 
-// Elements to the type that carries their sums, times `pre`; and back, times `post` over the divisor.
+// Converts elements to the type that carries sums, times `pre`; or back, times `post` / divisor.
 using ConvertFn = void (*)(void* out, const void* in, size_t count, const Factors& factors);
 
-// The operations of one element type; an absent operation is a null.
+// The loops of one element type; nullptr: the op is not supported.
 struct Row {
   ReduceFn sum = nullptr;
   ReduceFn min = nullptr;
@@ -30,11 +30,10 @@ struct Row {
   ConvertFn narrow = nullptr;
 };
 
-constexpr int kRows = 17;  // DTypes: base/dtype.h has std headers
+constexpr int kRows = 17;  // number of DTypes; base/dtype.h has std headers
 
 struct Target {
   const char* name;
-  void (*copy_streaming)(void* dst, const void* src, size_t bytes);
   Row rows[kRows];  // by DType
 };
 

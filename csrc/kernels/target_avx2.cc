@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// AVX2 with the half-float conversions of F16C.
+// The loops for AVX2, with F16C's half-float conversions.
 #include <immintrin.h>
 
 #include "kernels/loops.h"
-#include "kernels/streaming.h"
 
 namespace farandole::kernels {
 namespace {
@@ -23,13 +22,6 @@ struct Cpu {
     const __m256i packed =
         _mm256_packus_epi32((__m256i)bits, (__m256i)bits);  // in each 128-bit lane
     return (Halves)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0b1000));
-  }
-  static void stream(void* to, Bits vector) {
-    _mm256_stream_si256(static_cast<__m256i*>(to), (__m256i)vector);
-  }
-  static void copy_streaming(void* dst, const void* src, size_t bytes) {
-    stream_bytes<Cpu>(dst, src, bytes);
-    _mm_sfence();
   }
 };
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// AVX-512 F, BW, VL and DQ.
+// The loops for AVX-512 (F, BW, VL and DQ).
 #include <immintrin.h>
 
 #include "kernels/loops.h"
-#include "kernels/streaming.h"
 
 namespace farandole::kernels {
 namespace {
@@ -14,7 +13,7 @@ struct Cpu {
   using Bits = Words<Cpu>::Bits;
   using Halves = Words<Cpu>::Halves;
 
-  // The zero-masking forms: gcc 12 takes the plain ones for reads of an uninitialised vector.
+  // The zero-masking forms, because gcc 12 warns that the plain ones read an uninitialised vector.
   static Floats widen(Halves halves) { return _mm512_maskz_cvtph_ps(0xffff, (__m256i)halves); }
   static Halves narrow(Floats value) {
     return (Halves)_mm512_maskz_cvtps_ph(0xffff, value, _MM_FROUND_TO_NEAREST_INT);
@@ -24,13 +23,6 @@ struct Cpu {
   }
   static Halves truncate(Bits bits) {
     return (Halves)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)bits);
-  }
-  static void stream(void* to, Bits vector) {
-    _mm512_stream_si512(static_cast<__m512i*>(to), (__m512i)vector);
-  }
-  static void copy_streaming(void* dst, const void* src, size_t bytes) {
-    stream_bytes<Cpu>(dst, src, bytes);
-    _mm_sfence();
   }
 };
 

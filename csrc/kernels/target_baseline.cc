@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every CPU of the architecture can run, without any intrinsic.
+// The loops for every CPU of the architecture, without intrinsics.
 #include "kernels/loops.h"
 
 namespace farandole::kernels {
@@ -9,11 +9,7 @@ struct Width {
   static constexpr int kVectorBytes = 16;
 };
 
-struct Cpu : Width, PortableHalves<Width> {
-  static void copy_streaming(void* dst, const void* src, size_t bytes) {
-    __builtin_memcpy(dst, src, bytes);
-  }
-};
+struct Cpu : Width, PortableHalves<Width> {};
 
 }  // namespace
 

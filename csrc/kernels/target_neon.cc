@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// AArch64: NEON is always there; it adds the half-float conversions to the baseline.
+// The loops for AArch64: NEON is always available; adds half-float conversions to the baseline.
 #include <arm_neon.h>
 
 #include "kernels/loops.h"
@@ -17,10 +17,6 @@ struct Cpu {
   static Halves narrow(Floats value) { return (Halves)vcvt_f16_f32((float32x4_t)value); }
   static Bits zero_extend(Halves halves) { return (Bits)vmovl_u16((uint16x4_t)halves); }
   static Halves truncate(Bits bits) { return (Halves)vmovn_u32((uint32x4_t)bits); }
-
-  static void copy_streaming(void* dst, const void* src, size_t bytes) {
-    __builtin_memcpy(dst, src, bytes);
-  }
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements on their way into the type that their sums are carried in, and back: integers with factors
-// or a divisor, and small floats between two steps of one reduction. No std headers here.
+// Converts elements to the type that carries their sums, and back: for integers with factors or a divisor,
+// and for small floats between the two steps of a reduction. No std headers here (see codec.h).
 #pragma once
 
 #include "kernels/codec.h"
@@ -9,7 +9,7 @@
 namespace farandole::kernels {
 
 template <class Cpu, class T>
-struct WideOf {  // holds any sum of a few thousand inputs, up to 32 bits, exactly
+struct WideOf {  // holds sums of thousands of inputs of up to 32 bits exactly
   using type = int32_t;
 };
 template <class Cpu>
@@ -29,7 +29,7 @@ struct WideOf<Cpu, int64_t> {
   using type = int64_t;
 };
 
-// Integers with factors or a divisor: rare, so written for exactness. Scaling is done in double,
+// Integers with factors or a divisor: rare, so written for exactness, not speed. Scaling is done in double,
 // truncates towards zero and saturates; NaN becomes 0.
 template <class Cpu, class T>
 struct WideIntegers {
@@ -79,7 +79,7 @@ void narrow_integers(void* out, const void* wide, size_t count, const Factors& f
   Integers::store(out, 0, static_cast<const typename Integers::Wide*>(wide), count, f);
 }
 
-// step(first element, elements) for each vector's worth; the last may be short.
+// Calls step(first element, elements) for each vector; the last one may be short.
 template <class Cpu, class Codec, class Step>
 void for_each_vector(size_t count, Step&& step) {
   size_t i = 0;

@@ -2,43 +2,42 @@
 #include "runtime/driver.h"
 
 #include <exception>
-#include <utility>
 
 #include "base/error.h"
-#include "base/log.h"
+#include "base/logging.h"
 #include "lib/os/thread.h"
 
 namespace farandole {
 
-// Of a thread that has it. Gives it back whatever happens, and hands on what is left to do, also what
-// will be to do at a time that no bell rings for.
+// Held by the thread that drives. Its destructor gives the role back and wakes whoever should drive now: for
+// work that is left, or for a tick earlier than the background thread's wake-up time.
 struct Driver::Role {
   Driver& driver;
   ~Role() {
-    driver.setup_.bell.stop_driving(
+    driver.setup_.wakeup.stop_driving(
         [this] { return driver.work_is_left() || driver.sleeps_past_tick(); });
   }
 };
 
-// Reports lie in the leader's ring. The leader itself looks at them at once: often it need not wake its
-// background thread then.
+// Non-leaders wake the leader to read their reports. The leader reads its own at once, which often saves
+// waking its background thread.
 void Driver::after_submit() {
   if (!setup_.calls.reporter.take_news()) return;
-  if (!setup_.leads) return setup_.channel.ring_leader();
-  if (!setup_.bell.try_drive()) return setup_.bell.notify();
+  if (!setup_.leads) return setup_.channel.wake_leader();
+  if (!setup_.wakeup.try_drive()) return setup_.wakeup.notify();
   Role role{*this};
   guarded([this] { return setup_.engine.control_step(); });
 }
 
-// For whoever does not drive: a driver looks by itself.
-bool Driver::work_is_left() const { return !setup_.bell.driven() && setup_.engine.has_work(); }
+// For threads that don't drive; the driver checks has_work() itself.
+bool Driver::work_is_left() const { return !setup_.wakeup.driven() && setup_.engine.has_work(); }
 
-// Nobody drives, and the background thread is to sleep longer than it may.
+// Nobody drives, and the background thread would sleep past the engine's next tick.
 bool Driver::sleeps_past_tick() const {
-  return !setup_.bell.driven() && setup_.engine.next_tick() < Deadline::at(sleeps_until_ns_);
+  return !setup_.wakeup.driven() && setup_.engine.next_tick() < Deadline::at(sleeps_until_ns_);
 }
 
-// The engine's errors are the job's: every rank must hear of them.
+// An exception from the engine ends the job: reports it to all ranks.
 template <class Step>
 bool Driver::guarded(Step&& step) {
   Failure failure;
@@ -58,21 +57,19 @@ bool Driver::step() {
   return guarded([this] { return setup_.engine.step(); });
 }
 
-// Drives until done() or the deadline; false: a signal came. The caller has the driver's role.
+// Drives until done() or the deadline; false: a signal came. The caller must hold the role.
 template <class Predicate>
 bool Driver::drive(Predicate&& done, Deadline deadline) {
   auto has_work = [this] { return setup_.engine.has_work(); };
   for (;;) {
-    uint32_t ticket = setup_.bell.prepare();
+    uint32_t ticket = setup_.wakeup.prepare();
     bool moved = step();
     if (done()) return true;
     if (moved || setup_.spin(setup_.engine.moving(), has_work)) continue;
     if (deadline.expired()) return true;
     sleeps_.fetch_add(1, std::memory_order_relaxed);
     Deadline until = std::min(deadline, setup_.engine.next_tick());
-    if (setup_.bell.wait(Sleeper::kCaller, ticket, has_work, until) == WaitResult::kInterrupted) {
-      return false;
-    }
+    if (!setup_.wakeup.wait(Sleeper::kCaller, ticket, has_work, until)) return false;
   }
 }
 
@@ -80,7 +77,7 @@ bool Driver::await(const std::function<bool()>& done, Deadline deadline) {
   while (!done()) {
     if (deadline.expired()) return false;
     uint32_t ticket = setup_.calls.handles.prepare();
-    if (setup_.bell.try_drive()) {
+    if (setup_.wakeup.try_drive()) {
       bool calm = [&] {
         Role role{*this};
         return drive(done, deadline);
@@ -99,8 +96,7 @@ void Driver::ask_scheduler() {
   if (!setup_.real_time || ask_for_real_time()) return;
   log(LogLevel::kWarning,
       "FARANDOLE_PRIORITY=realtime is not permitted here, and changes nothing; it needs "
-      "CAP_SYS_NICE "
-      "(docker run --cap-add SYS_NICE) or a limit of at least 1 in `ulimit -r`");
+      "CAP_SYS_NICE (docker run --cap-add SYS_NICE) or a limit of at least 1 in `ulimit -r`");
 }
 
 void Driver::background() {
@@ -109,16 +105,16 @@ void Driver::background() {
   auto has_work = [this] { return setup_.engine.has_work(); };
   auto wanted = [this] { return quit_ || work_is_left() || sleeps_past_tick(); };
   while (!quit_) {
-    uint32_t ticket = setup_.bell.prepare();
+    uint32_t ticket = setup_.wakeup.prepare();
     bool moved = false;
-    if (setup_.bell.try_drive()) {
+    if (setup_.wakeup.try_drive()) {
       moved = step() || setup_.spin(setup_.engine.moving(), has_work);
-      setup_.bell.stop_driving([] { return false; });
+      setup_.wakeup.stop_driving([] { return false; });
     }
     if (moved) continue;
-    const Deadline tick = setup_.bell.driven() ? Deadline::never() : setup_.engine.next_tick();
+    const Deadline tick = setup_.wakeup.driven() ? Deadline::never() : setup_.engine.next_tick();
     sleeps_until_ns_ = tick.ns();
-    setup_.bell.wait(Sleeper::kBackground, ticket, wanted, tick);
+    setup_.wakeup.wait(Sleeper::kBackground, ticket, wanted, tick);
   }
 }
 
@@ -130,7 +126,7 @@ void Driver::start() {
 void Driver::stop() {
   quit_ = true;
   if (!thread_.joinable()) return;
-  setup_.bell.notify_background();
+  setup_.wakeup.notify_background();
   thread_.join();
   guarded([this] { return setup_.engine.say_last(); });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who drives the engine: the rank's background thread, or a caller that waits anyway. The role is a lock that is
-// only ever tried.
+// Runs the engine: on the rank's background thread, or on a user thread that waits anyway. The driver's role
+// is a lock that nobody blocks on.
 #pragma once
 
 #include <atomic>
@@ -22,26 +22,26 @@ class Driver {
   struct Setup {
     Engine& engine;
     RankCalls& calls;
-    EventCount& bell;  // own
+    EventCount& wakeup;  // this rank's
     MemberChannel& channel;
-    bool leads;  // its host
+    bool leads;  // this rank is its host's leader
     Spin spin;
-    bool real_time;  // asked for
+    bool real_time;  // FARANDOLE_PRIORITY=realtime
   };
   explicit Driver(Setup setup) : setup_(std::move(setup)) {}
   ~Driver() { stop(); }
 
-  // Ends when the background thread runs as it was asked to.
+  // Returns once the background thread runs with its scheduling settings.
   void start();
-  // No thread drives any more; what this rank has to say is said.
+  // Ends the background thread; then sends the reports that are still queued.
   void stop();
 
-  // ---- any thread
+  // ---- Any thread
   void after_submit();
-  // Drives if nobody else does, else sleeps, until done(). False: not yet: a signal came, or it is `deadline`.
-  // done() throws on unknown handles.
+  // Until done(): drives if nobody else does, else sleeps. False: a signal came, or `deadline` passed. done()
+  // may throw, on unknown handles.
   bool await(const std::function<bool()>& done, Deadline deadline);
-  void ring() { setup_.bell.notify(); }
+  void ring() { setup_.wakeup.notify(); }
   uint64_t sleeps() const { return sleeps_; }
 
  private:
@@ -59,7 +59,7 @@ class Driver {
   Setup setup_;
   std::atomic<bool> quit_{false};
   std::atomic<uint64_t> sleeps_{0};
-  std::atomic<int64_t> sleeps_until_ns_{0};  // the background thread's last sleep; max: for ever
+  std::atomic<int64_t> sleeps_until_ns_{0};  // when the background thread wakes up; max: never
   std::latch scheduled_{1};
   std::thread thread_;
 };

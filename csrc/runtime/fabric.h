@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ties this rank to the others: sockets and memory on its host, bells, and a leader's links to other hosts.
+// What connects this rank to others: sockets and memory on its host, event counts, links between hosts.
 #pragma once
 
 #include <memory>
@@ -7,49 +7,50 @@
 #include <string>
 #include <vector>
 
-#include "control/bootstrap/meeting.h"
+#include "control/bootstrap/host_links.h"
 #include "control/channel/host_channel.h"
 #include "control/channel/shm_channel.h"
 #include "control/hosts/host_tree.h"
 #include "data/shm/host_arenas.h"
 #include "lib/mpi/mpi.h"
-#include "runtime/door.h"
+#include "runtime/local_endpoint.h"
 #include "runtime/wire_factory.h"
 
 namespace farandole {
 
 class Fabric {
  public:
-  // What is between hosts only. The other steps are collective on the host, in this order.
-  Fabric(const Config& config, const Topology& topology, std::span<const Card> cards,
+  // Keeps what is needed between hosts. The next three are collective on the host, in this order.
+  Fabric(const Config& config, const Topology& topology, std::span<const PeerInfo> peer_infos,
          const void* mpi_comm);
-  // staging_bytes: of the world.
+  // `staging_bytes`: for the world's set.
   void share_memory(UnixListener& listener, std::unique_ptr<UnixSocket> to_leader,
-                    std::span<const Card> cards, size_t staging_bytes, Deadline deadline);
+                    std::span<const PeerInfo> peer_infos, size_t staging_bytes, Deadline deadline);
   void share_arena(std::shared_ptr<Arena> own, Deadline deadline);
-  // The leaders of hosts link up, each with the one above it and those below; all ranks can open wires then.
-  void link_hosts(TcpListener listener, std::span<const Card> cards, Deadline deadline);
-  // What was said to other hosts last arrives, if it can.
+  // Links each host's leader with its parent and children in the tree; then all ranks can open wires.
+  void link_hosts(TcpListener listener, std::span<const PeerInfo> peer_infos, Deadline deadline);
+  // Sends what is queued for other hosts, if it can be by the deadline.
   void finish(Deadline deadline);
-  // In a forked child: lets go of the connections, or a rank that dies while its children live would not
-  // be missed.
+  // In a forked child: closes the connections. Otherwise a dead rank would go unnoticed while children of it
+  // live.
   void forked() { links_ = {}; }
 
-  bool leads() const { return links_.leads(); }  // on its host
+  bool leads() const { return links_.leads(); }  // is its host's leader
   HostLinks& links() { return links_; }
   const OpenWire& open_wire() const { return open_wire_; }
-  HostArenas* arenas() const { return arenas_.get(); }  // null: no peer on this host
-  HostChannel* hosts() const { return hosts_.get(); }   // of leaders of several hosts only
+  HostArenas* arenas() const { return arenas_.get(); }  // null: the only rank of its host
+  HostChannel* hosts() const { return hosts_.get(); }   // leaders of several hosts only
   const HostTree& tree() const { return tree_; }
   const std::vector<std::string>& host_names() const { return host_names_; }  // by rank
   ShmLayout control() const { return ShmLayout(control_.data(), topology_.local_size()); }
-  EventCount& bell() const { return *bells_[static_cast<size_t>(topology_.local_rank)]; }
-  const std::vector<EventCount*>& bells() const { return bells_; }  // by local rank
+  EventCount& wakeup() const { return *wakeups_[static_cast<size_t>(topology_.local_rank)]; }
+  const std::vector<EventCount*>& wakeups() const { return wakeups_; }  // by local rank
   Segment& flight() { return flight_; }
-  Segment take_staging() { return std::move(staging_); }  // of the world
+  Segment take_staging() { return std::move(staging_); }  // the world's set's
 
  private:
-  void link_leaders(TcpListener& listener, std::span<const Card> cards, Deadline deadline);
+  // Throws Error(kPeer) that names the missing leaders; kLibrary for those without sockets.
+  void link_leaders(TcpListener& listener, std::span<const PeerInfo> peer_infos, Deadline deadline);
 
   const Config& config_;
   const Topology& topology_;
@@ -61,7 +62,7 @@ class Fabric {
   Segment flight_;
   Segment arena_directory_;
   std::unique_ptr<HostArenas> arenas_;
-  std::vector<EventCount*> bells_;
+  std::vector<EventCount*> wakeups_;
   HostTree tree_;
   std::unique_ptr<HostChannel> hosts_;
   OpenWire open_wire_;  // empty: one host

@@ -13,8 +13,8 @@ cuda::Stream stream_of(uint64_t number) { return reinterpret_cast<cuda::Stream>(
 
 }  // namespace
 
-// By the first tensor on a GPU. It takes a second (the kernel is compiled), so nobody waits for its lock but
-// other submitters of such tensors.
+// Takes about a second, since it compiles the kernels; only other threads that submit GPU tensors wait for
+// its lock.
 std::shared_ptr<GpuDevice> GpuAccess::open(int ordinal) {
   std::lock_guard lock(mutex_);
   if (!gpu_) {
@@ -61,32 +61,32 @@ std::shared_ptr<GpuWindow> GpuAccess::open_window(int ordinal, SetId set, size_t
   return gpu_->open_window(set, bytes);
 }
 
-// Complete, and sound: a bucket that is on its way must find its windows.
-Place GpuAccess::place_of(const Request& request) const {
+// Checked here because a bucket in flight must find its windows.
+WindowRange GpuAccess::window_range_of(const Request& request) const {
   constexpr uint64_t kAlignment = 16;
-  Place place = request.signature.place;
-  if (place.window == 0) return place;
-  const std::shared_ptr<GpuWindow> window = gpu_->windows().find(request.set, place.window);
+  WindowRange range = request.signature.window_range;
+  if (range.window == 0) return range;
+  const std::shared_ptr<GpuWindow> window = gpu_->windows().find(request.set, range.window);
   const auto refuse = [&](const std::string& why) {
     throw Error(ErrorCode::kInvalidArgument,
-                "'" + request.name + "': window " + std::to_string(place.window) + " " + why);
+                "'" + request.name + "': window " + std::to_string(range.window) + " " + why);
   };
   if (!window) {
     refuse(
         "is not open: it was closed, belongs to another process set, or is of the time before the "
         "last init()");
   }
-  place.window_bytes = window->bytes();
+  range.window_bytes = window->bytes();
   const uint64_t bytes = request.signature.bytes();
-  if (place.offset % kAlignment != 0) refuse("has places at multiples of 16 bytes only");
-  if (bytes > place.window_bytes || place.offset > place.window_bytes - bytes) {
-    refuse("has " + std::to_string(place.window_bytes) + " bytes: byte " +
-           std::to_string(place.offset) + " is no place for " + std::to_string(bytes));
+  if (range.offset % kAlignment != 0) refuse("has places at multiples of 16 bytes only");
+  if (bytes > range.window_bytes || range.offset > range.window_bytes - bytes) {
+    refuse("has " + std::to_string(range.window_bytes) + " bytes: byte " +
+           std::to_string(range.offset) + " is no place for " + std::to_string(bytes));
   }
-  return place;
+  return range;
 }
 
-// One event for each stream among them: what was queued there before this call comes first.
+// Records one event per stream: the bucket waits for work queued there before this call.
 void GpuAccess::mark_produced(std::span<Submission* const> submissions) const {
   std::map<uint64_t, std::shared_ptr<GpuEvent>> events;
   for (Submission* one : submissions) {
@@ -94,19 +94,15 @@ void GpuAccess::mark_produced(std::span<Submission* const> submissions) const {
     std::shared_ptr<GpuEvent>& event = events[one->stream];
     if (!event) {
       GpuDevice& device = *gpu_->device();
-      GpuDevice::Scope scope(device);
-      int capturing = 0;
-      device.api().check(device.api().stream_capturing(stream_of(one->stream), &capturing),
-                         "cuStreamIsCapturing");
-      if (capturing != 0) {
+      if (device.is_capturing(stream_of(one->stream))) {
         throw Error(
             ErrorCode::kInvalidArgument,
             "the current stream is being captured into a CUDA graph; a negotiated call can't be "
             "part of a graph: call it before or after the captured step (a backward pass is "
-            "captured "
-            "in optimizer.no_sync(), and optimizer.step() called outside)");
+            "captured in optimizer.no_sync(), and optimizer.step() called outside)");
       }
       event = device.recorded(stream_of(one->stream));
+      gpu_->windows().use(stream_of(one->stream));
     }
     one->produced = event;
   }
@@ -119,7 +115,9 @@ void GpuAccess::join_stream(std::span<const Handle> handles, uint64_t stream) {
       if (outcome.past) events[outcome.past.get()] = outcome.past;
     });
   }
+  if (events.empty()) return;
   for (auto& [key, event] : events) event->make_wait(stream_of(stream));
+  gpu_->windows().use(stream_of(stream));
 }
 
 }  // namespace farandole

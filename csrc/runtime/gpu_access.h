@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU of this rank, as submitters see it. Opened by the first tensor there: scripts choose their device after
-// init().
+// This rank's GPU for the submitting threads. Opened by its first GPU tensor, because scripts choose their
+// device after init(). Any thread.
 #pragma once
 
 #include <functional>
@@ -17,7 +17,7 @@ namespace farandole {
 
 class GpuAccess {
  public:
-  // ring: the driver's bell. announce: the rank uses a GPU from here on.
+  // `ring` wakes the driver; `announce` is called once, when the rank starts to use a GPU.
   GpuAccess(const Config& config, Handles& handles, std::function<void()> ring,
             std::function<void(RankGpu&)> announce)
       : config_(config),
@@ -25,19 +25,19 @@ class GpuAccess {
         ring_(std::move(ring)),
         announce_(std::move(announce)) {}
 
-  // Throws kInvalidArgument for another one than the first, kLibrary.
+  // Throws kInvalidArgument for another GPU than the first one, kLibrary if it can't be opened.
   std::shared_ptr<GpuDevice> open(int ordinal);
-  // For those among the requests that name one.
+  // Opens the GPU that the requests name, if any.
   void open(std::span<const farandole_request> requests);
   int device_of(uint64_t address);
   const GpuAdasum& adasum(int ordinal);
-  // As RankGpu::open_window.
+  // See RankGpu::open_window().
   std::shared_ptr<GpuWindow> open_window(int ordinal, SetId set, size_t bytes);
-  // What comes later in `stream` sees the results of these launched calls.
+  // Makes `stream` wait for the results of these launched calls.
   void join_stream(std::span<const Handle> handles, uint64_t stream);
 
-  // ---- of requests whose GPU is open
-  Place place_of(const Request& request) const;
+  // ---- For requests whose GPU is open
+  WindowRange window_range_of(const Request& request) const;
   void mark_produced(std::span<Submission* const> submissions) const;
 
  private:
@@ -46,7 +46,7 @@ class GpuAccess {
   const std::function<void()> ring_;
   const std::function<void(RankGpu&)> announce_;
   std::mutex mutex_;
-  std::shared_ptr<const cuda::Api> driver_;  // before there is a device, to ask where memory lies
+  std::shared_ptr<const cuda::Api> driver_;  // for device_of() before a GPU is open
   std::unique_ptr<RankGpu> gpu_;
 };
 

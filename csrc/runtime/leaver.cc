@@ -7,13 +7,13 @@
 
 namespace farandole {
 
-// Until when this rank waits for the others.
+// Reports the leave; returns until when this rank waits for the others.
 Deadline Leaver::say(bool failed, const std::string& why) {
   std::lock_guard lock(mutex_);
   submitter_.close();
   const bool again = std::exchange(said_, true);
   if (again && (said_failed_ || !failed)) return limit_;
-  // Leaving a broken job is part of its end, not a normal one.
+  // Leaving a broken job is not a normal leave.
   const bool broken = calls_.job.broken();
   said_failed_ = failed || broken;
   const double patience = said_failed_ ? config_.leave_timeout : config_.shutdown_timeout;
@@ -24,12 +24,12 @@ Deadline Leaver::say(bool failed, const std::string& why) {
   return limit_;
 }
 
-// The coordinator knows who has not left; unless it is rank 0 that does not answer.
+// The coordinator's failure names the ranks that stay; without it, rank 0 does not answer.
 Failure Leaver::why_alone() const {
   if (calls_.job.broken()) return calls_.job.failure();
   return {ErrorCode::kStall,
-          watch_.leader_stands().stands()
-              ? watch_.leader_stands().text()
+          watch_.leader_process().stands()
+              ? watch_.leader_process().text()
               : "shutdown(): rank 0, which leads the job, does not answer any more"};
 }
 
@@ -55,7 +55,7 @@ bool Leaver::leave(bool failed, const std::string& why, Deadline deadline) {
   }
   calls_.job.fail({ErrorCode::kShutdown, "shutdown() was called while this call was under way"});
   driver_.ring();
-  // Whoever drives tells everything that still waits. No signal ends this.
+  // The driver fails everything that still waits; signals don't interrupt this wait.
   while (!driver_.await([&] { return job.broken(); }, Deadline::never())) {
   }
   return true;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a rank leaves: it says so, waits for the others as long as its settings let it, and fails what it has under
-// way. Any thread.
+// How a rank leaves the job: reports it, waits for the others as long as the settings allow, then fails its
+// calls in flight. Any thread.
 #pragma once
 
 #include <mutex>
@@ -18,10 +18,10 @@ class Leaver {
          RankWatch& watch)
       : config_(config), calls_(calls), submitter_(submitter), driver_(driver), watch_(watch) {}
 
-  // Until `deadline`; true: this rank has left, its runtime may go. Idempotent; a normal leave may become a
-  // failed one.
+  // Waits until `deadline`; true: this rank has left and its runtime may be destroyed. Idempotent; a normal
+  // leave may be turned into a failed one.
   bool leave(bool failed, const std::string& why, Deadline deadline);
-  // Why this rank, which has left normally, went before the others had left; empty: it did not.
+  // Why this rank, after a normal leave, did not wait until the others had left; empty: it did.
   Failure gave_up() const;
 
  private:
@@ -33,7 +33,7 @@ class Leaver {
   Submitter& submitter_;
   Driver& driver_;
   RankWatch& watch_;
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // guards all below
   bool said_ = false;
   bool said_failed_ = false;
   Deadline limit_ = Deadline::never();

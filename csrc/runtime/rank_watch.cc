@@ -4,46 +4,46 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <numeric>
+#include <cstring>
 #include <utility>
 
 #include "base/error.h"
-#include "base/log.h"
+#include "base/logging.h"
 #include "lib/os/process.h"
 #include "watch/flight_text.h"
 
 namespace farandole {
 
 RankWatch::RankWatch(const Config& config, const Topology& topology, Fabric& fabric,
-                     std::span<const Card> cards, StackSource stacks, int64_t began_ns,
+                     std::span<const PeerInfo> peer_infos, StackSource stacks, int64_t began_ns,
                      Deadline deadline)
     : config_(config),
       topology_(topology),
       fabric_(fabric),
-      pids_(pids_in_sight(cards)),
-      witness_(std::make_unique<Witness>(stacks)) {
+      pids_(pids_in_sight(peer_infos)),
+      stack_reporter_(std::make_unique<StackReporter>(stacks)) {
   open_recorder(began_ns, deadline);
   const Rank leader = topology_.leader();
   const pid_t pid = fabric_.leads() ? 0 : pids_[static_cast<size_t>(leader)];
-  leader_stands_ =
-      std::make_unique<Standstill>(leader, pid, nanoseconds(config_.stall_warn).count(),
-                                   nanoseconds(config_.stall_abort).count());
+  leader_process_ =
+      std::make_unique<StoppedProcess>(leader, pid, nanoseconds(config_.stall_warn).count(),
+                                       nanoseconds(config_.stall_abort).count());
 }
 
-void RankWatch::start(std::span<const Card> cards, OnDeath on_death) {
-  // Where the launcher's setting asks for one. "DYNAMIC": start_timeline() will.
+void RankWatch::start(std::span<const PeerInfo> peer_infos, OnDeath on_death) {
+  // FARANDOLE_TIMELINE names a file. "DYNAMIC" leaves it to start_timeline().
   if (!config_.timeline.empty() && config_.timeline != "DYNAMIC") {
     start_timeline(config_.timeline, config_.timeline_mark_cycles != 0);
   }
   deaths_ = std::make_unique<DeathWatch>(
-      peers_of(cards), [this, on_death = std::move(on_death)](const DeathWatch::Peer& peer) {
+      peers_of(peer_infos), [this, on_death = std::move(on_death)](const DeathWatch::Peer& peer) {
         tell_death(peer, on_death);
       });
 }
 
 void RankWatch::stop() {
   deaths_.reset();
-  witness_.reset();
+  stack_reporter_.reset();
 }
 
 std::string RankWatch::why_standing(Rank rank) const {
@@ -52,36 +52,32 @@ std::string RankWatch::why_standing(Rank rank) const {
   return "pid " + std::to_string(pid) + ": `kill -CONT " + std::to_string(pid) + "` lets it go on";
 }
 
-// Process numbers by rank; 0: on another host, or in a PID namespace in which they mean nothing here.
-std::vector<pid_t> RankWatch::pids_in_sight(std::span<const Card> cards) const {
-  std::vector<pid_t> pids(cards.size());
+// Process numbers by rank; 0: on another host, or in a PID namespace where the number means another process.
+std::vector<pid_t> RankWatch::pids_in_sight(std::span<const PeerInfo> peer_infos) const {
+  std::vector<pid_t> pids(peer_infos.size());
   for (Rank rank : topology_.local) {
-    const Card& card = cards[static_cast<size_t>(rank)];
-    const Card& own = cards[static_cast<size_t>(topology_.rank)];
-    if (card.pid_namespace == own.pid_namespace) {
-      pids[static_cast<size_t>(rank)] = static_cast<pid_t>(card.pid);
+    const PeerInfo& peer_info = peer_infos[static_cast<size_t>(rank)];
+    const PeerInfo& own = peer_infos[static_cast<size_t>(topology_.rank)];
+    if (peer_info.pid_namespace == own.pid_namespace) {
+      pids[static_cast<size_t>(rank)] = static_cast<pid_t>(peer_info.pid);
     }
   }
   return pids;
 }
 
-std::vector<DeathWatch::Peer> RankWatch::peers_of(std::span<const Card> cards) const {
+std::vector<DeathWatch::Peer> RankWatch::peers_of(std::span<const PeerInfo> peer_infos) const {
   std::vector<DeathWatch::Peer> peers;
-  const Card& own = cards[static_cast<size_t>(topology_.rank)];
-  const bool by_pidfd = config_.death_watch != "socket";
-  if (by_pidfd && config_.death_watch != "pidfd") {
-    throw Error(ErrorCode::kInvalidArgument,
-                "FARANDOLE_DEATH_WATCH='" + config_.death_watch + "' is neither pidfd nor socket");
-  }
+  const PeerInfo& own = peer_infos[static_cast<size_t>(topology_.rank)];
+  const bool by_pidfd = config_.death_watch == "pidfd";
   for (int i = 0; i < topology_.local_size(); ++i) {
     Rank rank = topology_.local[static_cast<size_t>(i)];
     if (rank == topology_.rank) continue;
-    const Card& card = cards[static_cast<size_t>(rank)];
+    const PeerInfo& peer_info = peer_infos[static_cast<size_t>(rank)];
     DeathWatch::Peer peer;
     peer.rank = rank;
-    peer.pid = static_cast<pid_t>(card.pid);
-    peer.start_time = card.start_time;
-    peer.same_namespace = by_pidfd && card.pid_namespace == own.pid_namespace;
+    peer.pid = static_cast<pid_t>(peer_info.pid);
+    peer.start_time = peer_info.start_time;
+    peer.same_namespace = by_pidfd && peer_info.pid_namespace == own.pid_namespace;
     if (fabric_.leads()) peer.socket = fabric_.links().member(i).fd();
     if (!fabric_.leads() && i == 0) peer.socket = fabric_.links().leader().fd();
     peers.push_back(peer);
@@ -89,10 +85,9 @@ std::vector<DeathWatch::Peer> RankWatch::peers_of(std::span<const Card> cards) c
   return peers;
 }
 
-// The leader knows who may end now; what it makes of it, the log tells everyone.
+// Only the leader knows whether this rank may end now; the log tells all ranks the consequence.
 void RankWatch::tell_death(const DeathWatch::Peer& peer, const OnDeath& on_death) {
-  auto at = std::ranges::lower_bound(topology_.local, peer.rank);
-  recorder_->peer_died(peer.rank, static_cast<int>(at - topology_.local.begin()));
+  recorder_->peer_died(peer.rank, index_in(topology_.local, peer.rank));
   on_death(peer.rank,
            {ErrorCode::kPeer,
             "rank " + std::to_string(peer.rank) + " (pid " + std::to_string(peer.pid) + " on " +
@@ -106,6 +101,7 @@ void RankWatch::open_recorder(int64_t began_ns, Deadline deadline) {
   FlightPage::Identity identity{};
   identity.rank = topology_.rank;
   identity.size = topology_.size;
+  identity.world = topology_.world;
   identity.pid = ::getpid();
   identity.start_time = process_start_time(::getpid()).value_or(0);
   identity.began_ns = began_ns;
@@ -129,20 +125,29 @@ PhaseWatch RankWatch::phases_of(SetId set) {
 
 void RankWatch::dump(std::span<const int> locals, const std::string& reason) {
   if (config_.flight_dir.empty()) return;
+  std::string folder = config_.flight_dir;
+  if (topology_.world > 1) folder += "/world-" + std::to_string(topology_.world);
   try {
-    dump_flights(recorder_->memory(), locals, config_.flight_dir, reason);
+    dump_flights(recorder_->memory(), locals, folder, reason);
   } catch (const Error& error) {
     log(LogLevel::kWarning, std::string("no flight recorder dump: ") + error.what());
   }
 }
 
 void RankWatch::dump_host(const std::string& reason) {
-  std::vector<int> locals(static_cast<size_t>(topology_.local_size()));
-  std::iota(locals.begin(), locals.end(), 0);
-  dump(locals, reason);
+  dump(numbers_below(topology_.local_size()), reason);
 }
 
-// The first of the living speaks for the dead.
+void RankWatch::tell_story(const std::string& text) {
+  FlightStory story{};
+  story.length = std::min(text.size(), FlightStory::kTextBytes);
+  std::memcpy(story.text, text.data(), story.length);
+  recorder_->memory().page(topology_.local_rank).story.write(0, story);
+  const int own[] = {topology_.local_rank};
+  dump(own, "a new world");
+}
+
+// The first living rank of the host also dumps the dead ones.
 void RankWatch::dump_own(const std::string& reason) {
   std::vector<int> locals{topology_.local_rank};
   std::vector<int> dead;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank watches: its flight recorder, deaths of its peers, a leader that stands still, and where its own
-// threads are.
+// What watches one rank: its flight recorder and timeline, deaths of its host's ranks, a stopped leader, and
+// its stack reporter.
 #pragma once
 
 #include <functional>
@@ -9,45 +9,50 @@
 #include <string>
 #include <vector>
 
-#include "data/plane/phase.h"
+#include "data/backend/backend.h"
 #include "runtime/fabric.h"
 #include "watch/deaths.h"
 #include "watch/recorder.h"
-#include "watch/standstill.h"
-#include "watch/witness.h"
+#include "watch/stack_reporter.h"
+#include "watch/stopped_process.h"
 
 namespace farandole {
 
 class RankWatch {
  public:
-  // Collective on the host: clocks are compared.
+  // Collective on the host, because it compares clocks.
   RankWatch(const Config& config, const Topology& topology, Fabric& fabric,
-            std::span<const Card> cards, StackSource stacks, int64_t began_ns, Deadline deadline);
+            std::span<const PeerInfo> peer_infos, StackSource stacks, int64_t began_ns,
+            Deadline deadline);
 
-  // From here on: a peer of this host has died. On a thread of its own.
+  // Starts to report deaths of this host's ranks, on a thread of its own.
   using OnDeath = std::function<void(Rank, Failure)>;
-  void start(std::span<const Card> cards, OnDeath on_death);
+  void start(std::span<const PeerInfo> peer_infos, OnDeath on_death);
   void stop();
 
-  // ---- any thread
+  // ---- Any thread
   Recorder& recorder() { return *recorder_; }
-  Standstill& leader_stands() { return *leader_stands_; }
-  // Where this process is, once it is known, or that it does not answer.
-  void ask_whereabouts(std::function<void(std::string)> tell) { witness_->ask(std::move(tell)); }
-  // Why a rank of this host stands still, as seen from outside; empty: it does not.
+  StoppedProcess& leader_process() { return *leader_process_; }
+  // Calls `tell` with this process's stacks, or that it does not answer; later, on another thread.
+  void ask_for_stacks(std::function<void(std::string)> tell) {
+    stack_reporter_->ask(std::move(tell));
+  }
+  // Why a rank of this host is stopped, seen from outside; empty: it is not.
   std::string why_standing(Rank rank) const;
   PhaseWatch phases_of(SetId set);
   int flight_fd() const { return fabric_.flight().fd(); }
-  // Into this rank's own file beside `path`. Throws as Timeline::start does.
+  // Writes to this rank's own file beside `path`. Throws as Timeline::start().
   void start_timeline(const std::string& path, bool mark_cycles);
-  // Any thread; never throws. Into FARANDOLE_FLIGHT_DIR, if it is set: the flight recorders of all ranks
-  // of this host, or of this rank and the dead ones that nobody else would dump.
+  // Any thread; never throw. Write flight recorders to FARANDOLE_FLIGHT_DIR, if set: of all ranks of this
+  // host; or of this rank and of dead ones that nobody else would dump.
   void dump_host(const std::string& reason);
   void dump_own(const std::string& reason);
+  // Keeps in the recorder how this world came about, and dumps it.
+  void tell_story(const std::string& text);
 
  private:
-  std::vector<pid_t> pids_in_sight(std::span<const Card> cards) const;
-  std::vector<DeathWatch::Peer> peers_of(std::span<const Card> cards) const;
+  std::vector<pid_t> pids_in_sight(std::span<const PeerInfo> peer_infos) const;
+  std::vector<DeathWatch::Peer> peers_of(std::span<const PeerInfo> peer_infos) const;
   void open_recorder(int64_t began_ns, Deadline deadline);
   void tell_death(const DeathWatch::Peer& peer, const OnDeath& on_death);
   void dump(std::span<const int> locals, const std::string& reason);
@@ -55,10 +60,10 @@ class RankWatch {
   const Config& config_;
   const Topology& topology_;
   Fabric& fabric_;
-  const std::vector<pid_t> pids_;  // by rank; 0: on another host, or out of sight
+  const std::vector<pid_t> pids_;  // by rank; 0: on another host, or not visible
   std::unique_ptr<Recorder> recorder_;
-  std::unique_ptr<Standstill> leader_stands_;
-  std::unique_ptr<Witness> witness_;
+  std::unique_ptr<StoppedProcess> leader_process_;
+  std::unique_ptr<StackReporter> stack_reporter_;
   std::unique_ptr<DeathWatch> deaths_;
 };
 

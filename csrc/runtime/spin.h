@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether to look again for some microseconds before going to sleep. Only where cores are free for it,
-// and ever more rarely while it does not pay.
+// Decides whether a thread polls for some microseconds before it sleeps: only if there are enough cores, and
+// less and less often while polling finds nothing. Used by Driver.
 #pragma once
 
 #include <sched.h>
@@ -14,15 +14,15 @@ namespace farandole {
 
 class Spin {
  public:
-  // asked_us: FARANDOLE_SPIN_US; -1 decides by the cores that this process may use per local rank.
-  Spin(int64_t asked_us, int local_ranks) {
+  // `setting_us`: FARANDOLE_SPIN_US; -1 decides by the cores available per local rank.
+  Spin(int64_t setting_us, int local_ranks) {
     cpu_set_t cores;
     int n = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
-    waiting_ns_ = asked_us >= 0 ? asked_us * 1000 : (n >= 2 * local_ranks ? kLongest : 0);
+    waiting_ns_ = setting_us >= 0 ? setting_us * 1000 : (n >= 2 * local_ranks ? kLongest : 0);
     moving_ns_ = n >= local_ranks ? std::max(kLongest, waiting_ns_) : waiting_ns_;
   }
 
-  // True as soon as `has_work` is. `moving`: a bucket has begun, peers are about to answer.
+  // Polls; true as soon as `has_work` is. `moving`: a bucket is in flight, so peers will answer soon.
   template <class Predicate>
   bool operator()(bool moving, Predicate&& has_work) {
     int64_t limit = moving ? moving_ns_ : waiting_ns_;
@@ -47,7 +47,7 @@ class Spin {
 
  private:
   static constexpr int64_t kLongest = 50'000;
-  static constexpr int kLooks = 16;  // between two yields
+  static constexpr int kLooks = 16;  // polls between two yields
   static constexpr int kMaxMisses = 6;
   int64_t waiting_ns_;
   int64_t moving_ns_;

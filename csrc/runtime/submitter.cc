@@ -19,20 +19,22 @@ void Submitter::check_open() const {
   throw Error(calls_.job.failure().code, calls_.job.failure().text);
 }
 
-// What the recorder shows of a call. Names are kept once, however often they are used.
-void Submitter::describe(Asked& asked) {
-  const Signature& signature = asked.request.signature;
-  RecordedCall& recorded = asked.submission.recorded;
-  recorded.name = recorder_.label_of(asked.request.name);
-  recorded.set = asked.request.set;
+// Fills in what the recorder shows of a call. Each name is stored once, however often it is used.
+void Submitter::describe(CheckedCall& checked) {
+  const Signature& signature = checked.request.signature;
+  RecordedCall& recorded = checked.submission.recorded;
+  recorded.name = recorder_.label_of(checked.request.name);
+  recorded.set = checked.request.set;
   recorded.op = signature.op;
   recorded.dtype = signature.dtype;
+  recorded.peer = checked.request.peer;
+  recorded.tag = checked.request.tag;
   if (!signature.traits().moves_bytes()) return;
   recorded.bytes = size_of(signature.dtype);
-  for (int64_t n : asked.submission.shape) recorded.bytes *= static_cast<uint64_t>(n);
+  for (int64_t n : checked.submission.shape) recorded.bytes *= static_cast<uint64_t>(n);
 }
 
-// Peers fail with the same text, before anything spreads.
+// Peers' calls fail with the same text, before a NaN can spread.
 void Submitter::check_numerics(const Request& request, const Submission& submission) {
   const Failure unsound = numerics_of(request, submission, own_);
   if (!unsound) return;
@@ -50,16 +52,26 @@ Handle Submitter::enter(const Request& request, Submission submission) {
       calls_.handles.create(submission.recorded.name, submission.device != kCpuDevice);
   submission.recorded.call = submission.handle;
   Handle handle = submission.handle;
-  const uint64_t sequence =
-      request.name.empty() ? calls_.pending.next_unnamed(request.set, submission.place) : 0;
+  const bool paired = request.signature.traits().paired();
+  uint64_t sequence = 0;
+  if (paired) {
+    sequence = calls_.posted.next();
+  } else if (request.name.empty()) {
+    sequence = calls_.pending.next_unnamed(request.set, submission.index_in_group);
+  }
   recorder_.submitted(submission.recorded, sequence, submission.shape);
   if (request.signature.op == Op::kJoin) {
     ProcessSet& set = calls_.sets.own(request.set);
-    set.join = handle;
+    set.join = submission.recorded;
     calls_.reporter.pass(Join{request.set, std::exchange(set.join_failure, {})}, handle);
     return handle;
   }
   Contribution given = contribution_of(request, submission, own_);
+  if (paired) {
+    calls_.posted.add(std::move(submission));
+    calls_.reporter.pass(Post{request, sequence, std::move(given)}, handle);
+    return handle;
+  }
   if (const uint32_t id = calls_.pending.submit_known(request, submission)) {
     calls_.reporter.pass_known(id, std::move(given), handle);
     return handle;
@@ -86,11 +98,11 @@ std::vector<Handle> Submitter::submit(std::span<const farandole_request> request
     try {
       if (unsound) throw Error(unsound.code, unsound.text);
       if (no_gpu) std::rethrow_exception(no_gpu);
-      std::vector<Asked> asked = take_in_all(requests);
+      std::vector<CheckedCall> checked = take_in_all(requests);
       std::vector<Submission*> submissions;
-      for (Asked& one : asked) submissions.push_back(&one.submission);
+      for (CheckedCall& one : checked) submissions.push_back(&one.submission);
       gpus_.mark_produced(submissions);
-      for (Asked& one : asked) {
+      for (CheckedCall& one : checked) {
         handles.push_back(enter(one.request, std::move(one.submission)));
       }
     } catch (const NameTaken& e) {
@@ -106,79 +118,84 @@ std::vector<Handle> Submitter::submit(std::span<const farandole_request> request
   return handles;
 }
 
-Asked Submitter::take_in_one(const farandole_request& request) {
-  Asked asked = take_in(request, calls_.sets, own_);
-  asked.request.signature.place = gpus_.place_of(asked.request);
-  describe(asked);
-  return asked;
+CheckedCall Submitter::take_in_one(const farandole_request& request) {
+  CheckedCall checked = check_request(request, calls_.sets, own_);
+  checked.request.signature.window_range = gpus_.window_range_of(checked.request);
+  describe(checked);
+  return checked;
 }
 
-std::vector<Asked> Submitter::take_in_all(std::span<const farandole_request> requests) {
-  std::vector<Asked> all;
+std::vector<CheckedCall> Submitter::take_in_all(std::span<const farandole_request> requests) {
+  std::vector<CheckedCall> all;
   std::set<std::pair<SetId, std::string>> names;
   for (const farandole_request& request : requests) {
     all.push_back(take_in_one(request));
     if (requests.size() > 1 && all.back().request.name.empty()) name_group(all, requests.size());
     const Request& taken = all.back().request;
     check_buffers(taken, all.back().submission, calls_.sets.own(taken.set));
-    calls_.pending.check_free(taken, all.back().submission, all.back().record);
+    const bool paired = taken.signature.traits().paired();  // its name does not identify it
+    if (!paired) calls_.pending.check_free(taken, all.back().submission, all.back().record);
     if (!taken.name.empty() && !names.emplace(taken.set, taken.name).second) {
       throw Error(ErrorCode::kInvalidArgument,
                   "'" + taken.name + "' is twice in one group; give each tensor its own name");
     }
-    if (taken.signature.op == Op::kJoin && requests.size() > 1) {
-      throw Error(ErrorCode::kInvalidArgument, "join() can't be one of several calls");
+    if ((taken.signature.op == Op::kJoin || paired) && requests.size() > 1) {
+      throw Error(ErrorCode::kInvalidArgument, std::string(name_of(taken.signature.op)) +
+                                                   " can't be one of several calls of a group");
     }
   }
   return all;
 }
 
-// A group without a name is called by its place in the order. These names come around again, so that ranks
-// need not tell each other ever new ones.
-void Submitter::name_group(std::vector<Asked>& all, size_t size) {
+// Names an unnamed group by its place in the order. The names repeat, so that ranks don't have to exchange
+// ever new ones.
+void Submitter::name_group(std::vector<CheckedCall>& all, size_t size) {
   constexpr uint64_t kNames = 256;
-  Asked& asked = all.back();
-  const uint64_t number = calls_.pending.next_unnamed(asked.request.set) % kNames;
-  asked.request.group = "unnamed group " + std::to_string(number);
-  asked.request.signature.group_size = static_cast<int32_t>(size);
-  asked.submission.place = all.size() - 1;
+  CheckedCall& checked = all.back();
+  const uint64_t number = calls_.pending.next_unnamed(checked.request.set) % kNames;
+  checked.request.group = "unnamed group " + std::to_string(number);
+  checked.request.signature.group_size = static_cast<int32_t>(size);
+  checked.submission.index_in_group = all.size() - 1;
 }
 
-Asked Submitter::keep(const farandole_request& request) {
+CheckedCall Submitter::make_persistent(const farandole_request& request) {
   gpus_.open({&request, 1});
   std::lock_guard lock(calls_.mutex);
   check_open();
-  Asked asked = take_in_one(request);
-  const ReduceOpTraits& reduction = traits_of(asked.request.signature.reduce_op);
+  CheckedCall checked = take_in_one(request);
+  const ReduceOpTraits& reduction = traits_of(checked.request.signature.reduce_op);
   if (reduction.declared) {
-    throw Error(ErrorCode::kInvalidArgument,
-                std::string(reduction.name) + " can be declared, but not kept: it has no kernel");
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        std::string(reduction.name) + " can be declared, but not persistent: it has no kernel");
   }
-  asked.submission.kept = calls_.pending.number_kept();
-  return asked;
+  checked.submission.persistent = calls_.pending.number_persistent();
+  return checked;
 }
 
-Handle Submitter::submit(const Asked& kept, const void* input, void* output, uint64_t stream) {
+Handle Submitter::submit(const CheckedCall& persistent, const void* input, void* output,
+                         uint64_t stream) {
   Handle handle = 0;
-  Submission submission = kept.submission;
+  Submission submission = persistent.submission;
   submission.input = static_cast<const std::byte*>(input);
   submission.output = static_cast<std::byte*>(output);
-  if (check_numerics_) check_numerics(kept.request, submission);
+  if (check_numerics_) check_numerics(persistent.request, submission);
   std::exception_ptr error;
   {
     std::lock_guard lock(calls_.mutex);
     check_open();
-    const ProcessSet& set = working_set(kept.request, calls_.sets);
-    calls_.pending.check_free(kept.request, submission, kept.record);
+    const ProcessSet& set = working_set(persistent.request, calls_.sets);
+    const bool paired = persistent.request.signature.traits().paired();
+    if (!paired) calls_.pending.check_free(persistent.request, submission, persistent.record);
     submission.stream = stream;
     try {
-      check_buffers(kept.request, submission, set);
-      gpus_.place_of(kept.request);
+      check_buffers(persistent.request, submission, set);
+      gpus_.window_range_of(persistent.request);
       Submission* one = &submission;
       gpus_.mark_produced({&one, 1});
-      handle = enter(kept.request, std::move(submission));
+      handle = enter(persistent.request, std::move(submission));
     } catch (const Error& e) {
-      refuse_locked(kept.request, {e.code(), e.what()});
+      refuse_locked(persistent.request, {e.code(), e.what()});
       error = std::current_exception();
     }
   }
@@ -202,23 +219,33 @@ int64_t Submitter::count_unnamed(SetId set) {
   return static_cast<int64_t>(calls_.pending.next_unnamed(set));
 }
 
-// The peers that wait for this name fail too. Where a call of that name is in flight they hear of it once that is over;
-// of a join when all have joined, as this rank has to as well.
+// Peers that wait for this name fail, too. If a call of the name is in flight, they learn of it after that
+// call; a refused join() is reported when this rank joins, because all ranks have to.
 void Submitter::refuse_locked(const Request& request, const Failure& why) {
   ProcessSet* set = calls_.sets.find(request.set);
-  if (!set || set->member < 0 || set->join) return;
+  if (!set || set->member < 0 || set->joined() || is_pair(request.set)) return;
   Failure failure{why.code, "rank " + std::to_string(own_) + " refused: " + why.text};
   if (request.signature.op == Op::kJoin) {
     set->join_failure = std::move(failure);
     return;
   }
+  if (request.signature.traits().paired()) return refuse_message(request, std::move(failure));
   if (auto news = calls_.pending.refuse(request, std::move(failure))) {
     calls_.reporter.pass(std::move(*news), 0);
   }
 }
 
-// A name that is twice among them is one call of the peers. Whoever refuses the first of a group refuses all.
-// free_only: but for names in flight.
+// Only the rank at the other end is told, if it is known which that is.
+void Submitter::refuse_message(const Request& request, Failure why) {
+  const ProcessSet& set = *calls_.sets.find(request.set);
+  const bool any = request.peer == kAnyRank && request.signature.traits().end == End::kReceiver;
+  const bool known = any || (set.member_of(request.peer) >= 0 && request.peer != own_);
+  if (!known || request.tag < 0) return;
+  calls_.reporter.pass(Post{request, calls_.posted.skip(), {}, std::move(why)}, 0);
+}
+
+// A repeated name is one call for the peers, and refusing the first call of a group refuses the group.
+// `free_only`: skip names in flight.
 void Submitter::refuse_all(std::span<const farandole_request> requests, const Failure& why,
                            bool free_only) {
   std::set<std::pair<SetId, std::string>> names;

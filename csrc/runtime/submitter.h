@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What callers hand in: checked, noted, and reported. Any thread.
+// Checks the calls that users submit, records them and reports them to the coordinator. Any thread.
 #pragma once
 
 #include <atomic>
 #include <span>
 #include <vector>
 
-#include "runtime/calls/intake.h"
 #include "runtime/calls/rank_calls.h"
+#include "runtime/calls/request_checks.h"
 #include "runtime/driver.h"
 #include "runtime/gpu_access.h"
 
@@ -24,27 +24,29 @@ class Submitter {
         driver_(driver),
         recorder_(recorder) {}
 
-  // All or none; on an argument error the peers fail too.
+  // Submits all or none; on an argument error the peers' calls fail, too.
   std::vector<Handle> submit(std::span<const farandole_request> requests);
-  // A request kept for repeated submission.
-  Asked keep(const farandole_request& request);
-  Handle submit(const Asked& kept, const void* input, void* output, uint64_t stream);
+  // Checks a request once, to submit it repeatedly.
+  CheckedCall make_persistent(const farandole_request& request);
+  Handle submit(const CheckedCall& persistent, const void* input, void* output,
+                uint64_t stream = 0);
   void refuse(const farandole_request& request, const Failure& why);
-  // Unnamed calls (a group is one) that this rank has made in the set.
+  // How many unnamed calls (a group counts once) this rank has made in the set.
   int64_t count_unnamed(SetId set);
-  // This rank leaves: whoever comes now comes too late.
+  // This rank leaves: later submissions throw ShutdownError.
   void close() { closed_ = true; }
 
  private:
   void check_open() const;
   void check_numerics(const Request& request, const Submission& submission);
-  // ---- under the mutex of the calls
-  Asked take_in_one(const farandole_request& request);
-  std::vector<Asked> take_in_all(std::span<const farandole_request> requests);
-  void name_group(std::vector<Asked>& all, size_t size);
-  void describe(Asked& asked);  // to the recorder
+  // ---- Under RankCalls::mutex
+  CheckedCall take_in_one(const farandole_request& request);
+  std::vector<CheckedCall> take_in_all(std::span<const farandole_request> requests);
+  void name_group(std::vector<CheckedCall>& all, size_t size);
+  void describe(CheckedCall& checked);  // fills in what the recorder shows
   Handle enter(const Request& request, Submission submission);
   void refuse_locked(const Request& request, const Failure& why);
+  void refuse_message(const Request& request, Failure why);
   void refuse_all(std::span<const farandole_request> requests, const Failure& why, bool free_only);
 
   const Rank own_;

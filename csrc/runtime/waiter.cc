@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/waiter.h"
 
-#include <utility>
-
 #include "base/error.h"
-#include "base/log.h"
+#include "base/logging.h"
 
 namespace farandole {
 namespace {
 
-// The time that a caller blocks. Slices of one wait count as one.
+// Records how long a caller blocks; a wait that was interrupted and repeated counts once.
 struct Waiting {
   Recorder& recorder;
   bool over = true;
@@ -19,7 +17,7 @@ struct Waiting {
   ~Waiting() { recorder.wait_ends(over); }
 };
 
-// In program order buckets on GPUs are launched for waiters only.
+// With FARANDOLE_GPU_ORDER=program, GPU buckets are launched only while somebody waits for them.
 struct Wanted {
   GpuBuckets& gpu;
   std::span<const Handle> handles;
@@ -32,13 +30,14 @@ struct Wanted {
 
 }  // namespace
 
-// Only its waiters can tell that the leader stands still: it can't.
+// A stopped leader can't report itself, so its waiting ranks have to notice.
 void Waiter::look_at_leader() {
-  const Standstill::Verdict verdict = watch_.leader_stands().look();
-  if (verdict == Standstill::Verdict::kMoves) return;
-  const std::string text = watch_.leader_stands().text();
-  if (verdict == Standstill::Verdict::kWarn) return log(LogLevel::kWarning, "no progress: " + text);
-  calls_.report(Leave{true, "no progress: " + text});  // for the time when it goes on
+  const StoppedProcess::Verdict verdict = watch_.leader_process().look();
+  if (verdict == StoppedProcess::Verdict::kMoves) return;
+  const std::string text = watch_.leader_process().text();
+  if (verdict == StoppedProcess::Verdict::kWarn)
+    return log(LogLevel::kWarning, "no progress: " + text);
+  calls_.report(Leave{true, "no progress: " + text});  // for when the leader runs again
   calls_.job.fail(
       {ErrorCode::kStall, "no progress: " + text + " (FARANDOLE_STALL_ABORT sets this limit)"});
   driver_.ring();
@@ -49,12 +48,12 @@ WaitEnd Waiter::wait(std::span<const Handle> wanted, Deadline deadline, Failure&
   calls_.await(wanted);
   auto done = [&] { return calls_.handles.finished(wanted, ready, failure); };
   if (done()) return failure ? WaitEnd::kFailed : WaitEnd::kDone;
-  calls_.hurry();
+  calls_.expedite();
   const Wanted held(gpu_, wanted);
   const Handle first = wanted[ready];
   Waiting waiting(watch_.recorder(), first, calls_.handles.label_of(first));
   for (;;) {
-    const Deadline look = watch_.leader_stands().next_look();
+    const Deadline look = watch_.leader_process().next_look();
     if (driver_.await(done, std::min(deadline, look)))
       return failure ? WaitEnd::kFailed : WaitEnd::kDone;
     look_at_leader();
@@ -70,6 +69,7 @@ std::string Waiter::explain(Handle handle, Deadline deadline) {
     std::lock_guard lock(calls_.mutex);
     std::optional<SetId> joined = calls_.sets.joined_by(handle);
     std::optional<CallKey> key = calls_.pending.key_of(handle);
+    if (!key) key = calls_.posted.key_of(handle);
     if (joined) key = CallKey{*joined, "", 0};
     if (!key) return "all ranks have submitted it, and its bytes are under way";
     number = calls_.questions.ask();
@@ -88,14 +88,14 @@ std::string Waiter::explain(Handle handle, Deadline deadline) {
   }
   if (text) return *text;
   if (calls_.job.broken()) return calls_.job.failure().text;
-  return watch_.leader_stands().stands() ? watch_.leader_stands().text()
-                                         : "rank 0, which leads the job, does not answer";
+  return watch_.leader_process().stands() ? watch_.leader_process().text()
+                                          : "rank 0, which leads the job, does not answer";
 }
 
 bool Waiter::done(Handle handle) {
   calls_.await({&handle, 1});
   const bool over = calls_.handles.done(handle);
-  if (!over) calls_.hurry();
+  if (!over) calls_.expedite();
   return over;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waiting for calls, and why it takes so long. Any thread.
+// Waits for calls, and explains what they wait for. Any thread.
 #pragma once
 
 #include <span>
@@ -13,8 +13,8 @@ namespace farandole {
 
 enum class WaitEnd {
   kDone,
-  kFailed,    // one of them; `failure` says how
-  kTimeIsUp,  // or a signal came: let handlers run, then wait again
+  kFailed,    // one call failed; see `failure`
+  kTimeIsUp,  // or a signal came: run signal handlers, then wait again
 };
 
 class Waiter {
@@ -24,7 +24,7 @@ class Waiter {
 
   WaitEnd wait(std::span<const Handle> handles, Deadline deadline, Failure& failure);
   bool done(Handle handle);
-  // Whom the call behind `handle` waits for, as the coordinator knows it.
+  // Which ranks the call waits for, asked from the coordinator.
   std::string explain(Handle handle, Deadline deadline);
 
  private:

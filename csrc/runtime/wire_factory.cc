@@ -16,45 +16,43 @@ OpenWire by_mpi(MpiComm& mpi, const std::vector<std::string>& host_names) {
   };
 }
 
-OpenWire by_tcp(const Config& config, Rank own, std::span<const Card> cards, TcpListener listener,
-                const std::vector<std::string>& host_names) {
+OpenWire by_tcp(const Config& config, Rank own, std::span<const PeerInfo> peer_infos,
+                TcpListener listener, const std::vector<std::string>& host_names) {
   auto ends = std::make_shared<TcpEnds>(
-      TcpEnds{own, cards[0].key, std::move(listener), {}, host_names, {}});
+      TcpEnds{own, peer_infos[0].key, std::move(listener), {}, host_names, {}});
   ends->timeout =
       std::chrono::duration_cast<std::chrono::milliseconds>(nanoseconds(config.peer_timeout));
   std::vector<Rank> mute;
-  for (const Card& card : cards) {
-    if (card.tcp.port == 0) mute.push_back(static_cast<Rank>(ends->addresses.size()));
-    ends->addresses.push_back(card.tcp);
+  for (const PeerInfo& peer_info : peer_infos) {
+    if (peer_info.tcp.port == 0) mute.push_back(static_cast<Rank>(ends->addresses.size()));
+    ends->addresses.push_back(peer_info.tcp);
   }
   if (mute.empty()) {
     return [ends](const std::vector<Rank>& ranks, uint64_t number) {
       return std::make_unique<TcpWire>(ends, ranks, number);
     };
   }
-  throw Error(
-      ErrorCode::kLibrary,
-      "the ranks sit on several hosts, and " + text_of_ranks(mute) +
-          " can't open a TCP socket, by which inputs travel between them; allow sockets there "
-          "(container or sandbox settings), or start the job by mpirun, mpiexec or srun, with "
-          "mpi4py installed");
+  throw Error(ErrorCode::kLibrary,
+              "the ranks sit on several hosts, and " + text_of_ranks(mute) +
+                  " can't open a TCP socket, by which inputs travel between them; allow sockets "
+                  "there (container or sandbox settings), or start the job by mpirun, mpiexec or "
+                  "srun, with mpi4py installed");
 }
 
 }  // namespace
 
-OpenWire wire_factory(const Config& config, Rank own, std::span<const Card> cards,
+OpenWire wire_factory(const Config& config, Rank own, std::span<const PeerInfo> peer_infos,
                       TcpListener listener, MpiComm* mpi,
                       const std::vector<std::string>& host_names) {
   const std::string& wanted = config.wire;
   if (wanted == "mpi" && mpi == nullptr) {
-    throw Error(
-        ErrorCode::kLibrary,
-        "FARANDOLE_WIRE=mpi, and there is no MPI: start the job by mpirun, mpiexec or srun, "
-        "with mpi4py installed");
+    throw Error(ErrorCode::kLibrary,
+                "FARANDOLE_WIRE=mpi, and there is no MPI: start the job by mpirun, mpiexec or "
+                "srun, with mpi4py installed");
   }
-  // MPI knows networks that are faster than TCP.
+  // Preferred because MPI also uses networks faster than TCP.
   if (wanted == "mpi" || (wanted == "auto" && mpi != nullptr)) return by_mpi(*mpi, host_names);
-  return by_tcp(config, own, cards, std::move(listener), host_names);
+  return by_tcp(config, own, peer_infos, std::move(listener), host_names);
 }
 
 }  // namespace farandole

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which transport carries messages between hosts: FARANDOLE_WIRE says, or what the job was started by. A new
-// transport is a row here.
+// Chooses the transport between hosts by FARANDOLE_WIRE or, on auto, by how the job was started. A new
+// transport is added here.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,19 @@
 #include <vector>
 
 #include "base/config.h"
-#include "control/bootstrap/meeting.h"
+#include "control/bootstrap/peer_info.h"
 #include "data/hierarchical/wire.h"
 #include "lib/mpi/mpi.h"
 
 namespace farandole {
 
-// Opens a wire between these ranks. number: its own for ever among those of the job, and alike on all members.
+// Opens a wire between these ranks. `number`: equal on all members, never used for another wire of the job.
 using OpenWire =
     std::function<std::unique_ptr<Wire>(const std::vector<Rank>& ranks, uint64_t number)>;
 
-// mpi: null: the job has none; outlives the wires, as host_names does. Throws Error(kInvalidArgument) for a
-// transport that does not exist, kLibrary for one that can't be had here.
-OpenWire wire_factory(const Config& config, Rank own, std::span<const Card> cards,
+// `mpi`: null if the job has none; it and `host_names` must outlive the wires. Throws Error(kInvalidArgument)
+// for an unknown transport, kLibrary for one that is not available here.
+OpenWire wire_factory(const Config& config, Rank own, std::span<const PeerInfo> peer_infos,
                       TcpListener listener, MpiComm* mpi,
                       const std::vector<std::string>& host_names);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that sleeps until another rank of this host dies. It lives beside Python and the engine, so
-// that a death is told within milliseconds whatever they do.
+// A thread that waits for the death of other ranks of this host. It depends on neither Python nor the engine,
+// so a death is reported within milliseconds.
 #pragma once
 
 #include <functional>
@@ -21,7 +21,7 @@ class DeathWatch {
     pid_t pid = 0;
     uint64_t start_time = 0;
     bool same_namespace = true;  // else its pid means nothing here
-    int socket = -1;             // its end is a death notice too; -1: none
+    int socket = -1;             // used without pidfds: it closes when the peer dies; -1: none
   };
   // Called on the watch thread, once per death.
   using OnDeath = std::function<void(const Peer&)>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One thing that happened to one tensor, bucket or rank: what the flight recorder and the timeline keep.
+// One event of a tensor, bucket or rank, as the flight recorder and the timeline store it.
 #pragma once
 
 #include <cstddef>
@@ -10,38 +10,37 @@
 namespace farandole {
 
 enum class EventKind : uint8_t {
-  kSubmit,      // this rank has called
-  kNegotiated,  // all have: the log says what comes
+  kSubmit,      // this rank has submitted a call
+  kNegotiated,  // all ranks have; its log entry was read
   kLaunched,    // a bucket begins to move
-  kDone,        // a tensor's result is there; or, without a call, a bucket has moved
-  kError,       // a call failed; or, without a call, the job
-  kPeerDied,    // `value` is its rank
-  // The timeline's only; `value` is how long it took, in nanoseconds.
+  kDone,        // a tensor's result is there; without a call: a bucket has moved
+  kError,       // a call failed; without a call: the job
+  kPeerDied,    // `value`: the rank
+  // For the timeline only; `value`: duration in nanoseconds.
   kWait,     // a caller was blocked
-  kStage,    // one block of a bucket: own input for the peers
-  kReduce,   // ... everybody's input into a result
-  kConsume,  // ... results into own output
-  kCycle,    // the driver has read a batch of the log
+  kStage,    // a block's phase: own input made accessible to peers
+  kReduce,   // ... all inputs reduced to a result
+  kConsume,  // ... results copied to own output
+  kCycle,    // the driver has read a batch of log entries
 };
 const char* name_of(EventKind kind);
 
 constexpr size_t kRecordedDimensions = 7;
 
 struct FlightEvent {
-  int64_t time_ns = 0;  // CLOCK_MONOTONIC; when it began, if it took time
+  int64_t time_ns = 0;  // CLOCK_MONOTONIC; the beginning, if it has a duration
   int64_t call = 0;     // the handle; 0: none
   uint64_t bytes = 0;
-  uint64_t sequence =
-      0;  // submit: of unnamed calls in the set. negotiated: the log's, alike on all ranks
-  uint64_t bucket = 0;  // of the set, from 1; 0: it needs none
-  int64_t value = 0;    // as its kind says; error: the code
-  uint32_t name = 0;    // a label of Labels
+  uint64_t sequence = 0;  // submit: number of an unnamed call. negotiated: position in the log
+  uint64_t bucket = 0;    // of the set, from 1; 0: none. submit of a message's end: its tag
+  int64_t value = 0;      // depends on `kind`; error: the code; submit of a message's end: the peer
+  uint32_t name = 0;      // see Labels
   SetId set = 0;
   uint32_t thread = 0;
   EventKind kind = EventKind::kSubmit;
   uint8_t op = 0;
   uint8_t dtype = 0;
-  uint8_t dimensions = 0;  // of the tensor; more than fit below are known by their number only
+  uint8_t dimensions = 0;  // of the tensor; only the first kRecordedDimensions are stored
   int64_t shape[kRecordedDimensions] = {};
 
   size_t bytes_used() const {
@@ -50,5 +49,14 @@ struct FlightEvent {
   }
 };
 static_assert(sizeof(FlightEvent) == 120);  // with its stamp: two cache lines
+
+// A call that is submitted and neither done nor failed.
+struct OpenCall {
+  uint64_t position = 0;      // in the log; 0: not all ranks have submitted it
+  uint64_t bucket = 0;        // known with it
+  int64_t negotiated_ns = 0;  // likewise
+  int64_t lane = 0;           // likewise: the set whose bucket it is
+  FlightEvent submit;
+};
 
 }  // namespace farandole

@@ -10,7 +10,7 @@ namespace {
 constexpr size_t rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 constexpr size_t kFlightPage = whole_pages(sizeof(FlightPage));
 
-// Another build lays its memory out otherwise.
+// Derived from the build id, because other builds may have another layout.
 uint64_t magic() {
   uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
   for (const char* c = build_id(); *c != '\0'; ++c) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flight recorders of a host's ranks, in one segment that all of them map: whoever lives can read what
-// a dead rank did last. Processes outside attach to it through /proc/PID/fd.
+// The flight recorders of a host's ranks, in one segment that all map, so that the living can read a dead
+// rank's last events. Other processes attach to it through /proc/PID/fd.
 #pragma once
 
 #include <atomic>
@@ -25,41 +25,52 @@ struct FlightFailure {
   char text[kTextBytes];
 };
 
-// Of one rank. Zeroed memory is a rank that has done nothing.
+struct FlightStory {
+  static constexpr size_t kTextBytes = 2040;
+  uint64_t length;
+  char text[kTextBytes];
+};
+
+// One rank's page. Zeroed memory is a rank that has done nothing.
 struct FlightPage {
   static constexpr size_t kEvents = 4096;
-  static constexpr size_t kSets = 64;  // process sets whose ranks are kept
+  static constexpr size_t kSets = 64;  // process sets whose ranks are stored
+  static constexpr size_t kOpen = 1024;
   struct Identity {
     int32_t rank;
     int32_t size;
+    int32_t world;  // its number in the job's life
     int64_t pid;
-    uint64_t start_time;     // of the process: tells a later one of the same number apart
-    int64_t began_ns;        // init()
+    uint64_t start_time;     // of the process; tells it from a later one with the same number
+    int64_t began_ns;        // time of init()
     int64_t clock_ns;        // this rank's monotonic clock minus that of the host's first rank
     int64_t clock_error_ns;  // at most
   };
   Stamped<Identity> identity;
   std::atomic<LifeState> state;
-  std::atomic<uint64_t> recorded;     // events; the last kEvents of them are here
-  std::atomic<uint64_t> dropped;      // writers that met in one slot
+  std::atomic<uint64_t> recorded;     // number of events; the last kEvents are stored
+  std::atomic<uint64_t> dropped;      // events lost because two writers met in one slot
   Stamped<FlightFailure> failure;     // the last one
-  std::atomic<uint64_t> sets[kSets];  // id << 32 | label of its ranks; 0: free
+  Stamped<FlightStory> story;         // of the worlds before this one
+  std::atomic<uint64_t> sets[kSets];  // id << 32 | label of the ranks; 0: unused
   Tally tally;
   Stamped<FlightEvent> events[kEvents];
+  // Calls that are open, though the ring may have lost them: their handles (0: none), and what is known.
+  std::atomic<int64_t> open[kOpen];
+  Stamped<OpenCall> open_calls[kOpen];
   LabelMemory labels;
 };
 
 class FlightMemory {
  public:
-  // Zeroed memory is prepared by prepare(); a foreign process checks by fits().
+  // The leader prepares zeroed memory with prepare(); other processes check it with fits().
   FlightMemory(std::byte* memory, size_t bytes) : memory_(memory), bytes_(bytes) {}
   static size_t bytes_needed(int local_ranks, int ranks);
 
   void prepare(int local_ranks, int ranks);
-  // Whether this is such memory, of this very layout.
+  // Whether this is such memory, written by the same build.
   bool fits() const;
   int local_ranks() const { return header().local_ranks; }
-  int ranks() const { return header().ranks; }
   FlightPage& page(int local) const;
   Lateness& lateness(Rank rank) const;
 

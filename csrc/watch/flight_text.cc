@@ -1,26 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "watch/flight_text.h"
 
-#include <time.h>
-#include <unistd.h>
+#include <fcntl.h>
 
 #include <algorithm>
 
 #include "base/clock.h"
+#include "base/collective.h"
+#include "base/error.h"
 #include "lib/os/process.h"
 #include "lib/os/text_file.h"
 
 namespace farandole {
 namespace {
 
-int64_t epoch_minus_monotonic_ns() {
-  timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec - now_ns();
-}
-
-void write_event(Json& json, const FlightEvent& event, const LabelMemory& labels) {
-  json.line().open('{').member("t", event.time_ns).member("kind", name_of(event.kind));
+// The members of an event, without its braces.
+void write_members(Json& json, const FlightEvent& event, const LabelMemory& labels) {
+  json.member("t", event.time_ns).member("kind", name_of(event.kind));
   json.member("set", event.set).member("thread", event.thread);
   if (event.call != 0) {
     json.member("call", event.call).member("name", labels.at(event.name));
@@ -34,7 +30,27 @@ void write_event(Json& json, const FlightEvent& event, const LabelMemory& labels
     json.close(']');
   }
   json.member("bytes", event.bytes).member("seq", event.sequence);
-  json.member("bucket", event.bucket).member("value", event.value).close('}');
+  const bool posted =
+      event.kind == EventKind::kSubmit && traits_of(static_cast<Op>(event.op)).paired();
+  json.member(posted ? "tag" : "bucket", event.bucket);
+  json.member(posted ? "peer" : "value", event.value);
+}
+
+// The calls that are submitted and neither done nor failed.
+void write_open(Json& json, const FlightPage& page) {
+  json.key("open").open('[');
+  for (size_t place = 0; place < FlightPage::kOpen; ++place) {
+    const int64_t call = page.open[place].load(std::memory_order_acquire);
+    if (call == 0) continue;
+    const auto seen = page.open_calls[place].read();
+    if (!seen || seen->value.submit.call != call) continue;
+    json.line().open('{').member("position", seen->value.position);
+    json.member("agreed_bucket", seen->value.bucket).member("lane", seen->value.lane);
+    json.member("negotiated", seen->value.negotiated_ns);
+    write_members(json, seen->value.submit, page.labels);
+    json.close('}');
+  }
+  json.close(']').line();
 }
 
 void write_histogram(Json& json, const char* name, const Histogram& histogram) {
@@ -85,7 +101,10 @@ void write_events(Json& json, const FlightPage& page, size_t most) {
   json.key("events").open('[');
   for (uint64_t number = end - count; number < end; ++number) {
     const auto seen = page.events[number % FlightPage::kEvents].read();
-    if (seen && seen->number == number) write_event(json, seen->value, page.labels);
+    if (!seen || seen->number != number) continue;
+    json.line().open('{');
+    write_members(json, seen->value, page.labels);
+    json.close('}');
   }
   json.line().close(']');
 }
@@ -97,11 +116,14 @@ void write_flight(Json& json, const FlightMemory& memory, int local, size_t even
   const FlightPage& page = memory.page(local);
   FlightPage::Identity who{};
   if (const auto seen = page.identity.read()) who = seen->value;
-  json.open('{').member("format", "farandole-flight-1").member("rank", who.rank);
-  json.member("size", who.size).member("local_rank", local).member("host", host_name());
-  json.member("pid", who.pid).member("state", name_of(page.state.load())).line();
+  json.open('{').member("format", "farandole-flight-2").member("rank", who.rank);
+  json.member("size", who.size).member("world", who.world).member("local_rank", local);
+  json.member("host", host_name())
+      .member("pid", who.pid)
+      .member("state", name_of(page.state.load()))
+      .line();
   json.member("began_ns", who.began_ns).member("now_ns", now_ns());
-  json.member("epoch_minus_monotonic_ns", epoch_minus_monotonic_ns());
+  json.member("epoch_minus_monotonic_ns", epoch_ns() - now_ns());
   json.member("clock_ns", who.clock_ns).member("clock_error_ns", who.clock_error_ns).line();
   json.member("reason", reason).line();
   if (const auto seen = page.failure.read()) {
@@ -109,12 +131,17 @@ void write_flight(Json& json, const FlightMemory& memory, int local, size_t even
     json.key("failure").open('{').member("code", seen->value.code);
     json.member("text", std::string_view(seen->value.text, length)).close('}').line();
   }
+  if (const auto seen = page.story.read()) {
+    const size_t length = std::min<size_t>(seen->value.length, FlightStory::kTextBytes);
+    json.member("story", std::string_view(seen->value.text, length)).line();
+  }
   write_sets(json, page);
   write_tally(json, page.tally, page.labels);
   const Lateness& late = memory.lateness(who.rank);
   json.key("late").open('{').member("times", late.times.load()).member("ns", late.ns.load());
   json.close('}').line();
   json.member("recorded", page.recorded.load()).member("dropped", page.dropped.load()).line();
+  if (events > 0) write_open(json, page);  // before the events, which say what became of them
   write_events(json, page, events);
   json.close('}');
 }
@@ -130,6 +157,28 @@ void dump_flights(const FlightMemory& memory, std::span<const int> locals,
     write_text_file(folder + "/flight-rank-" + std::to_string(who->value.rank) + ".json",
                     json.text() + "\n");
   }
+}
+
+FlightView::FlightView(int fd)
+    : segment_(Segment::map(Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 0)))),
+      memory_(segment_.data(), segment_.size()) {
+  if (memory_.fits()) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "this memory holds no flight recorders of this build of farandole; use the very "
+              "installation that the job runs");
+}
+
+std::string FlightView::text(int local, size_t events) const {
+  if (local < 0 || local >= local_ranks()) {
+    throw Error(ErrorCode::kInvalidArgument, "there is no local rank " + std::to_string(local));
+  }
+  Json json;
+  write_flight(json, memory_, local, events, "");
+  return json.text();
+}
+
+void FlightView::dump(const std::string& folder, const std::string& reason) const {
+  dump_flights(memory_, numbers_below(local_ranks()), folder, reason);
 }
 
 }  // namespace farandole

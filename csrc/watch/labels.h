@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names in shared memory, each of them once: events hold a number instead.
+// A table of names in shared memory, each stored once; events refer to them by number.
 #pragma once
 
 #include <atomic>
@@ -11,23 +11,23 @@
 
 namespace farandole {
 
-constexpr uint32_t kNoLabel = 0;  // of unnamed calls
+constexpr uint32_t kNoLabel = 0;  // for unnamed calls
 
-// Written by the rank that owns it; whole names only are ever visible.
+// Written by its rank only; readers see complete names only.
 struct LabelMemory {
   static constexpr size_t kBytes = 512 << 10;
   std::atomic<uint64_t> used;
   char text[kBytes];
 
-  // Any process. Numbers that were never given out read as "".
+  // Any process. Unknown numbers read as "".
   std::string_view at(uint32_t label) const;
 };
 
-// Not thread-safe.
+// Not thread-safe: see Recorder::label_of().
 class Labels {
  public:
   explicit Labels(LabelMemory& memory);
-  // A full memory knows no further names: they all are "(name not kept)".
+  // When the memory is full, all new names become "(name not kept)".
   uint32_t label_of(std::string_view name);
 
  private:

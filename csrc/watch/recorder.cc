@@ -5,9 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstddef>
 #include <cstring>
 
 #include "base/clock.h"
+#include "base/collective.h"
 
 namespace farandole {
 namespace {
@@ -17,7 +20,7 @@ uint32_t thread_number() {
   return number;
 }
 
-// What this thread waits for, from slice to slice.
+// What this thread waits for; kept while an interrupted wait is repeated.
 struct OpenWait {
   int64_t call = 0;
   uint32_t name = kNoLabel;
@@ -46,6 +49,30 @@ void Recorder::record(FlightEvent event) {
   if (traced()) timeline_.add(event);
 }
 
+// One thread at a time takes places, and any thread gives them back.
+size_t Recorder::open(const FlightEvent& submit) {
+  size_t place = 0;
+  for (std::atomic<uint64_t>& word : places_) {
+    const int free = std::countr_one(word.load(std::memory_order_acquire));
+    place += static_cast<size_t>(free);
+    if (free == 64) continue;
+    word.fetch_or(uint64_t{1} << free, std::memory_order_relaxed);
+    const size_t used = offsetof(OpenCall, submit) + submit.bytes_used();
+    page_.open_calls[place].write(open_writes_.fetch_add(1, std::memory_order_relaxed),
+                                  {.submit = submit}, used);
+    page_.open[place].store(submit.call, std::memory_order_release);
+    break;
+  }
+  return place;
+}
+
+void Recorder::close(const RecordedCall& call) {
+  if (call.place >= FlightPage::kOpen) return;
+  int64_t open = call.call;
+  if (!page_.open[call.place].compare_exchange_strong(open, 0)) return;  // has ended before
+  places_[call.place / 64].fetch_and(~(uint64_t{1} << call.place % 64), std::memory_order_release);
+}
+
 FlightEvent Recorder::event_of(EventKind kind, const RecordedCall& call) const {
   FlightEvent event;
   event.kind = kind;
@@ -63,9 +90,14 @@ void Recorder::submitted(RecordedCall& call, uint64_t sequence, std::span<const 
   FlightEvent event = event_of(EventKind::kSubmit, call);
   event.time_ns = call.submitted_ns = now_ns();
   event.sequence = sequence;
+  if (traits_of(call.op).paired()) {
+    event.value = call.peer;
+    event.bucket = static_cast<uint64_t>(call.tag);
+  }
   event.dimensions = static_cast<uint8_t>(std::min<size_t>(shape.size(), UINT8_MAX));
   std::copy_n(shape.begin(), std::min(shape.size(), kRecordedDimensions), event.shape);
   record(event);
+  call.place = open(event);
   tally_.submitted.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -76,6 +108,11 @@ void Recorder::negotiated(RecordedCall& call, uint64_t bucket, uint64_t log_posi
   event.time_ns = time_ns;
   event.sequence = log_position;
   record(event);
+  if (call.place < FlightPage::kOpen) {
+    page_.open_calls[call.place].write(open_writes_.fetch_add(1, std::memory_order_relaxed),
+                                       {log_position, bucket, time_ns, call.set, {}},
+                                       offsetof(OpenCall, submit));
+  }
   const int64_t took = event.time_ns - call.submitted_ns;
   tally_.negotiation_ns.add(static_cast<uint64_t>(std::max<int64_t>(took, 0)));
 }
@@ -84,6 +121,7 @@ void Recorder::done(const RecordedCall& call, int64_t time_ns) {
   FlightEvent event = event_of(EventKind::kDone, call);
   event.time_ns = time_ns;
   record(event);
+  close(call);
   tally_.done.fetch_add(1, std::memory_order_relaxed);
   tally_.bytes.fetch_add(call.bytes, std::memory_order_relaxed);
 }
@@ -92,6 +130,7 @@ void Recorder::failed(const RecordedCall& call, const Failure& failure) {
   FlightEvent event = event_of(EventKind::kError, call);
   event.value = static_cast<int64_t>(failure.code);
   record(event);
+  close(call);
   keep_failure(failure);
   tally_.failed.fetch_add(1, std::memory_order_relaxed);
 }
@@ -127,12 +166,12 @@ void Recorder::moved(SetId set, uint64_t bucket, uint64_t bytes, int64_t launche
 }
 
 void Recorder::keep_failure(const Failure& failure) {
-  FlightFailure kept{};
-  kept.code = static_cast<int32_t>(failure.code);
+  FlightFailure stored{};
+  stored.code = static_cast<int32_t>(failure.code);
   const size_t length = std::min(failure.text.size(), FlightFailure::kTextBytes);
-  kept.length = static_cast<uint32_t>(length);
-  std::memcpy(kept.text, failure.text.data(), length);
-  page_.failure.write(failures_.fetch_add(1, std::memory_order_relaxed), kept);
+  stored.length = static_cast<uint32_t>(length);
+  std::memcpy(stored.text, failure.text.data(), length);
+  page_.failure.write(failures_.fetch_add(1, std::memory_order_relaxed), stored);
 }
 
 void Recorder::job_failed(const Failure& failure) {
@@ -149,7 +188,7 @@ void Recorder::peer_died(Rank rank, int its_local) {
   event.kind = EventKind::kPeerDied;
   event.value = rank;
   record(event);
-  LifeState running = LifeState::kRunning;  // who has left may well be gone
+  LifeState running = LifeState::kRunning;  // a rank that has left may end
   memory_.page(its_local).state.compare_exchange_strong(running, LifeState::kDied);
 }
 

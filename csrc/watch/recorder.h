@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flight recorder's pen: always on, about 100 ns an event. One for each rank; what it writes is in
-// FlightMemory, which outlives the rank.
+// Writes a rank's flight recorder: always on, about 100 ns per event. One per rank; its FlightMemory outlives
+// the rank.
 #pragma once
 
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -14,59 +13,62 @@
 
 namespace farandole {
 
-// What the recorder has to know of a call on its way; kept beside the call.
+// What the recorder needs to know of a call; stored in its Submission.
 struct RecordedCall {
   int64_t call = 0;
   uint32_t name = kNoLabel;
   SetId set = 0;
   Op op = Op::kAllreduce;
   DType dtype = DType::kUInt8;
+  Rank peer = kAnyRank;  // of a send or receive
+  int64_t tag = 0;
   uint64_t bytes = 0;
   uint64_t bucket = 0;
   int64_t submitted_ns = 0;
+  size_t place = FlightPage::kOpen;  // among the open calls; kOpen: none was free
 };
 
 class Recorder {
  public:
   Recorder(FlightMemory memory, int local, FlightPage::Identity identity);
 
-  // ---- one thread at a time: the runtime holds its mutex
+  // ---- Under RankCalls::mutex
   uint32_t label_of(std::string_view name) { return labels_.label_of(name); }
   void open_set(SetId set, const std::vector<Rank>& ranks);
   void close_set(SetId set);
-
-  // ---- any thread
   void submitted(RecordedCall& call, uint64_t sequence, std::span<const int64_t> shape);
-  // The calls of a bucket share one look at the clock.
+
+  // ---- Any thread
+  // `time_ns` is passed, so that the calls of a bucket share one clock reading.
   void negotiated(RecordedCall& call, uint64_t bucket, uint64_t log_position, int64_t time_ns);
   void done(const RecordedCall& call, int64_t time_ns);
   void failed(const RecordedCall& call, const Failure& failure);
-  // A bucket of `tensors` begins to move; returns the time.
+  // A bucket of `tensors` tensors begins to move; returns the time.
   int64_t launched(SetId set, uint64_t bucket, size_t tensors, uint64_t bytes);
   void moved(SetId set, uint64_t bucket, uint64_t bytes, int64_t launched_ns);
   void job_failed(const Failure& failure);
   void peer_died(Rank rank, int its_local);
   void left();
-  // On rank 0: `rank` was the last to submit, so long after the first.
+  // On rank 0: `rank` was the last to submit, by `ns` nanoseconds.
   void late(Rank rank, int64_t ns);
 
-  // A caller begins to block in wait, and stops. Waits are cut in slices: `over` is false if this one
-  // goes on at once.
+  // A caller begins and ends to block. `over` is false if the wait was only interrupted and will be repeated.
   void wait_begins(int64_t call, uint32_t name);
   void wait_ends(bool over);
 
-  // For the timeline alone: work that has taken this time, on a set's lane; a batch of the log.
+  // For the timeline only: a block's phase on a set's lane; a batch of log entries.
   void worked(EventKind phase, SetId set, int64_t begin_ns, int64_t end_ns);
   void cycle();
 
   Timeline& timeline() { return timeline_; }
   const FlightMemory& memory() const { return memory_; }
-  FlightPage& page() { return page_; }
 
  private:
   bool traced() const { return timeline_.listening().load(std::memory_order_relaxed); }
   void record(FlightEvent event);
   void keep_failure(const Failure& failure);
+  size_t open(const FlightEvent& submit);
+  void close(const RecordedCall& call);
   FlightEvent event_of(EventKind kind, const RecordedCall& call) const;
 
   FlightMemory memory_;
@@ -75,6 +77,8 @@ class Recorder {
   Labels labels_;
   Timeline timeline_;
   std::atomic<uint64_t> failures_{0};
+  std::atomic<uint64_t> open_writes_{0};
+  std::atomic<uint64_t> places_[FlightPage::kOpen / 64]{};  // a bit per open call
 };
 
 }  // namespace farandole

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A value in shared memory that any thread may write and any process may read, without a lock. A stamp
-// tells whole values from torn ones, even if the writer died in the middle.
+// A value in shared memory that any thread may write and any process may read without a lock. A stamp detects
+// incomplete values, even if the writer died while writing.
 #pragma once
 
 #include <array>
@@ -25,8 +25,8 @@ class Stamped {
     T value;
   };
 
-  // Numbers grow. False: another writer is at it, or was there with a later number; nothing is written.
-  // Of `value` only the first `bytes` matter.
+  // `number` has to grow. False: another writer is active or has written a later number; nothing is written.
+  // Only the first `bytes` of `value` are used.
   bool write(uint64_t number, const T& value, size_t bytes = sizeof(T)) {
     const uint64_t writing = 2 * number + 1;
     uint64_t stamp = stamp_.load(std::memory_order_relaxed);
@@ -35,13 +35,13 @@ class Stamped {
     std::array<uint64_t, kWords> words;
     const size_t used = (bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t);
     std::memcpy(words.data(), &value, used * sizeof(uint64_t));
-    // Release: whoever reads one of these words reads a stamp no older than `writing` afterwards.
+    // Release: whoever reads one of these words then reads a stamp no older than `writing`.
     for (size_t i = 0; i < used; ++i) words_[i].store(words[i], std::memory_order_release);
     stamp_.store(writing + 1, std::memory_order_release);
     return true;
   }
 
-  // nullopt: never written, or torn.
+  // nullopt: never written, or being written.
   std::optional<Seen> read() const {
     const uint64_t before = stamp_.load(std::memory_order_acquire);
     if (before == 0 || before % 2 == 1) return std::nullopt;
@@ -54,7 +54,7 @@ class Stamped {
   }
 
  private:
-  std::atomic<uint64_t> stamp_;  // 2 * number + 1: being written; + 2: whole
+  std::atomic<uint64_t> stamp_;  // 2 * number + 1: being written; + 2: complete
   std::atomic<uint64_t> words_[kWords];
 };
 

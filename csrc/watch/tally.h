@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank counts while it works, in memory that every rank of the host may read.
+// A rank's counters, in memory that every rank of the host may read.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace farandole {
 
-// Values by their magnitude: slot i counts those of i binary digits, that is below 2^i.
+// Counts values by magnitude: slot i holds those with i binary digits, that is below 2^i.
 struct Histogram {
   static constexpr size_t kSlots = 48;
   std::atomic<uint64_t> count;
@@ -29,21 +29,21 @@ struct Tally {
   std::atomic<uint64_t> submitted;  // tensors
   std::atomic<uint64_t> done;
   std::atomic<uint64_t> failed;
-  std::atomic<uint64_t> bytes;    // of the tensors that are done
+  std::atomic<uint64_t> bytes;    // of tensors that are done
   std::atomic<uint64_t> buckets;  // moved
   std::atomic<uint64_t> moving_ns;
   Histogram negotiation_ns;  // submit to log entry
   Histogram wait_ns;         // callers blocked in wait
   Histogram bucket_bytes;
-  Histogram bandwidth;  // of a bucket: bytes by time from launch to done, in MB/s
-  // Now
+  Histogram bandwidth;  // MB/s: bytes of a bucket by time from launch to done
+  // Current state
   std::atomic<uint32_t> waiters;  // threads blocked in wait
   std::atomic<uint32_t> waiting_for;
   std::atomic<int64_t> waiting_since_ns;
-  std::atomic<int64_t> moving_since_ns;  // 0: no bucket moves
+  std::atomic<int64_t> moving_since_ns;  // 0: no bucket is moving
 };
 
-// How often a rank was the last of all to submit a tensor, and how long after the first. Kept by rank 0.
+// How often a rank was the last to submit a tensor, and by how much in total. Written by rank 0.
 struct Lateness {
   std::atomic<uint64_t> times;
   std::atomic<uint64_t> ns;

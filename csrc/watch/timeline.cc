@@ -9,8 +9,8 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kEnough = 4096;    // events that are worth waking the writer
-constexpr size_t kMost = 1u << 18;  // events in memory; beyond, they are dropped and counted
+constexpr size_t kEnough = 4096;    // events for which the writer is woken
+constexpr size_t kMost = 1u << 18;  // events in memory; more are dropped and counted
 
 }  // namespace
 
@@ -22,7 +22,7 @@ void Timeline::start(const std::string& path, bool mark_cycles) {
   }
   file_ = std::make_unique<TraceFile>(path, page_);
   {
-    std::lock_guard lock(mutex_);  // threads that have seen the last timeline may still add to it
+    std::lock_guard lock(mutex_);  // threads may still add to the previous timeline
     stopping_ = false;
     dropped_ = 0;
     events_.clear();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens on this rank, as a trace for Chrome or Perfetto. Threads that work append to memory; a
-// thread of its own writes the file, and sleeps until there is enough to write.
+// Writes this rank's events as a trace for Chrome or Perfetto. Other threads append events to memory; a
+// thread of its own writes the file and sleeps until enough have come.
 #pragma once
 
 #include <atomic>
@@ -23,12 +23,12 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // Begins the file. Throws Error: kInvalidArgument if one is being written, kLibrary if it can't be.
+  // Creates the file. Throws Error: kInvalidArgument if a timeline is being written, kLibrary if it can't be.
   void start(const std::string& path, bool mark_cycles);
-  // Writes what is left and closes the file. Idempotent.
+  // Writes the rest and closes the file. Idempotent.
   void stop();
 
-  // ---- any thread, at any time
+  // ---- Any thread, at any time
   const std::atomic<bool>& listening() const { return listening_; }
   bool marks_cycles() const { return mark_cycles_.load(std::memory_order_relaxed); }
   void add(const FlightEvent& event);
@@ -37,7 +37,7 @@ class Timeline {
   void write_all();
 
   const FlightPage& page_;
-  std::mutex control_mutex_;  // start and stop
+  std::mutex control_mutex_;  // for start() and stop()
   std::atomic<bool> listening_{false};
   std::atomic<bool> mark_cycles_{false};
 
@@ -51,7 +51,7 @@ class Timeline {
   std::thread writer_;
 };
 
-// Where a rank writes if the job writes to `path`: rank 0 there, rank 2 to NAME.rank2.SUFFIX beside it.
+// The file of a rank if the job writes to `path`: for rank 0 itself, for rank 2 NAME.rank2.SUFFIX beside it.
 std::string timeline_path(const std::string& path, Rank rank);
 
 }  // namespace farandole

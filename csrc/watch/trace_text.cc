@@ -2,8 +2,6 @@
 #include "watch/trace_text.h"
 
 #include <fcntl.h>
-#include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
@@ -11,13 +9,15 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/log.h"
+#include "base/logging.h"
+#include "lib/os/text_file.h"
 
 namespace farandole {
 namespace {
 
-constexpr int64_t kFirstLane = 100'000'000;  // above every thread number
-constexpr int64_t kSubmitNs = 1000;          // a submission is shown so long
+constexpr int64_t kFirstLane = 100'000'000;  // above all thread numbers
+constexpr int64_t kMessages = kFirstLane - 2;
+constexpr int64_t kSubmitNs = 1000;  // length at which a submission is shown
 
 std::string upper(std::string text) {
   for (char& c : text) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
@@ -25,12 +25,6 @@ std::string upper(std::string text) {
 }
 
 std::string op_of(const FlightEvent& event) { return upper(name_of(static_cast<Op>(event.op))); }
-
-int64_t epoch_ns() {
-  timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
 
 }  // namespace
 
@@ -43,7 +37,7 @@ TraceFile::TraceFile(const std::string& path, const FlightPage& page)
   flush();
 }
 
-// A viewer needs no closing bracket: what a killed rank leaves can be read.
+// Viewers don't need the closing bracket, so a killed rank's file is readable.
 void TraceFile::head() {
   json_.open('[').line().open('{').member("ph", "M").member("name", "process_name");
   json_.member("pid", who_.rank).key("args").open('{');
@@ -73,6 +67,10 @@ void TraceFile::name_track(int64_t track, const std::string& name) {
 }
 
 int64_t TraceFile::lane_of(const FlightEvent& event) {
+  if (is_pair(event.set)) {
+    name_track(kMessages, "messages");
+    return kMessages;
+  }
   name_track(kFirstLane + event.set, "lane of process set " + std::to_string(event.set));
   return kFirstLane + event.set;
 }
@@ -83,7 +81,7 @@ int64_t TraceFile::thread_of(const FlightEvent& event) {
   return thread;
 }
 
-// Something that took `value` nanoseconds.
+// An event with a duration of `value` nanoseconds.
 void TraceFile::slice(const char* category, std::string_view name, const FlightEvent& event,
                       int64_t track) {
   const int64_t began =
@@ -107,7 +105,7 @@ void TraceFile::async(const char* phase, const OpenCall& call, std::string_view 
   json_.member("id", call.id).member("tid", kFirstLane - 1).close('}');
 }
 
-// The call goes on to the next part of its way; "": it has arrived.
+// The call enters its next stage; "": it has ended.
 void TraceFile::stage(OpenCall& call, std::string name, int64_t time_ns) {
   if (!call.stage.empty()) async("e", call, call.stage, time_ns);
   call.stage = std::move(name);
@@ -183,14 +181,9 @@ void TraceFile::write(const FlightEvent& event) {
 }
 
 void TraceFile::flush() {
-  const std::string& text = json_.text();
-  for (size_t done = 0; done < text.size() && !broken_;) {
-    const ssize_t wrote = ::write(file_.get(), text.data() + done, text.size() - done);
-    if (wrote > 0) done += static_cast<size_t>(wrote);
-    if (wrote < 0 && errno != EINTR) {
-      broken_ = true;
-      log(LogLevel::kWarning, "the timeline ends early: it can't be written (disk full?)");
-    }
+  if (!broken_ && !write_whole(file_.get(), json_.text())) {
+    broken_ = true;
+    log(LogLevel::kWarning, "the timeline ends early: it can't be written (disk full?)");
   }
   json_.forget();
 }

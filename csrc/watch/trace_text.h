@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's events in the Trace Event Format of Chrome and Perfetto. Tracks: each thread that calls (its
-// submissions and waits), each process set's lane (buckets and their blocks), and one line for every
-// tensor on its way, from which an arrow leads to its bucket.
+// One rank's events in the Trace Event Format of Chrome and Perfetto. Tracks: each calling thread
+// (submissions and waits), each process set's lane (buckets and their blocks), and one line per tensor in
+// flight, with an arrow to its bucket.
 #pragma once
 
 #include <map>
@@ -19,18 +19,18 @@ namespace farandole {
 
 class TraceFile {
  public:
-  // Throws Error(kLibrary) if the file can't be made. `page` outlives this.
+  // Throws Error(kLibrary) if the file can't be created. `page` must outlive this.
   TraceFile(const std::string& path, const FlightPage& page);
 
   void write(const FlightEvent& event);
-  void flush();  // to the file; a full disk is told in the log, once
+  void flush();  // writes to the file; a failure is logged once
   void close(uint64_t dropped);
 
  private:
   struct OpenCall {
-    uint64_t id = 0;  // unlike all others of all ranks
+    uint64_t id = 0;  // unique among all ranks
     std::string name;
-    std::string stage;  // the part of its way that it is on
+    std::string stage;  // the current one, for viewers
   };
 
   void head();
@@ -54,7 +54,7 @@ class TraceFile {
   uint64_t calls_ = 0;
   std::set<int64_t> tracks_;
   std::unordered_map<int64_t, OpenCall> open_;
-  std::map<std::pair<SetId, uint64_t>, std::vector<int64_t>> buckets_;  // calls that wait in them
+  std::map<std::pair<SetId, uint64_t>, std::vector<int64_t>> buckets_;  // calls waiting in each
 };
 
 }  // namespace farandole

@@ -1,25 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// One call on its way: which members have reported, when, what they bring, and whether they agree.
+// One call in flight, as the coordinator sees it: who has reported, with which inputs, and do they agree.
 #pragma once
 
 #include "control/calls/inputs.h"
 #include "control/calls/member_mask.h"
-#include "control/calls/rank_group.h"
 #include "control/calls/terms.h"
 
 namespace farandole {
 
+// Whether only the ranks in its shape take part in a call that adds or removes a set, not the whole world. Sets
+// added so may be alike; the call's name is the set's, and never used again.
+inline bool by_members(const Request& request) {
+  return request.signature.traits().changes_sets && !request.group.empty();
+}
+
 class Call {
  public:
-  // defined: as Terms::begin() has it.
+  // `defined`: see Terms::begin().
   void open(CallKey key, uint32_t id, const Request* defined, const Request& request, int members,
             int64_t now_ns);
   void close();
   bool is_open() const { return open_; }
-  // Complete, agreed, and waiting to be published only.
+  // Complete and agreed; only waits to be published.
   void queue() { queued_ = true; }
   bool is_queued() const { return queued_; }
-  // Given up before all had arrived: whoever comes late fails at once. Unnamed calls only.
+  // Fails it before all members have reported: late ones fail at once. Only for unnamed calls.
   void give_up(Failure failure) { given_up_ = std::move(failure); }
   const Failure& given_up() const { return given_up_; }
 
@@ -30,29 +35,31 @@ class Call {
   const Request& request() const { return terms_.request(); }
   const Signature& signature() const { return request().signature; }
   size_t bytes() const { return inputs_.bytes(signature()); }
-  // All that have arrived so far agree with what its id stands for, and bring an input.
+  // Whether all reports so far agree with the definition of its id and have an input.
   bool plain() const {
     return !terms_.redefines() && terms_.agreed() && inputs_.count() == arrived_.count() &&
            !given_up_;
   }
 
-  // A member reports. `same`: its request is known to be the call's (same id). Throws
-  // Error(kInternal) if the member has reported before, or brings what it could not have.
+  // Takes a member's report. `same`: it has this call's id, so the request is the same. Throws
+  // Error(kInternal) if the member has reported already or its contribution is invalid.
   void arrive(int member, const Request& request, bool same, const Contribution& contribution);
-  // Several members with input and the call's own terms; false: not so simple, nothing has changed.
+  // Takes reports with input and the call's own terms from several members; false: not applicable, no change.
   bool arrive_all(const MemberSlice& members);
-  // A member that has joined: takes part without a buffer.
+  // Notes other terms of a member that this call does without (by_members): the call will fail.
+  void contradict(int member, const Request& request) { terms_.add(member, request, arrived_); }
+  // Takes a member that has joined, or does not take part; it has no buffer.
   void arrive_joined(int member);
-  // A member refuses; the call fails once all have arrived.
+  // Takes a member's refusal; the call fails once all have reported.
   void refuse(int member, Failure failure);
   const MemberMask& arrived() const { return arrived_; }
   bool complete() const { return arrived_.full(); }
 
-  // When members have made the call.
+  // When the first and the last report came, and from whom.
   struct Times {
     int64_t since_ns = 0;
     int64_t last_ns = 0;
-    int first_member = -1;  // -1: joined members only, or refused
+    int first_member = -1;  // -1: only joined members, or refusals
     int last_member = -1;
   };
   const Times& times() const { return times_; }

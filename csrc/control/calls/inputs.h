@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the members bring to one call: who has an input, of how many rows, and the bytes that rode along.
+// The inputs of one call: which members have one, how many rows, and payloads sent with the reports.
 #pragma once
 
 #include <vector>
 
 #include "control/calls/member_mask.h"
-#include "control/calls/rank_group.h"
 #include "control/protocol/message.h"
 
 namespace farandole {
@@ -13,10 +12,10 @@ namespace farandole {
 class Inputs {
  public:
   void begin(int members);
-  void end();  // gives the memory back too: there may be thousands of idle calls
+  void end();  // frees memory, since thousands of calls may be idle
 
-  // Whether a member of `members` can bring this: what a rank's own checks let through, and nothing else, since
-  // nobody looks at these sizes again.
+  // Whether a member's contribution is valid: as strict as the rank's own checks, because nobody checks these
+  // sizes again.
   static bool sound(const Signature& signature, const Contribution& given, int members);
   void add(int member, const Signature& signature, const Contribution& given) {
     if (given.has_input) {
@@ -26,23 +25,23 @@ class Inputs {
     if (signature.traits().ragged()) add_rows(member, signature, given);
     if (given.has_payload) add_payload(member, given.payload);
   }
-  // Several members with an input and nothing else.
+  // Takes members with an input and nothing else.
   void add_all(const MemberSlice& members);
-  // A member that has joined.
+  // Takes a member that has joined.
   void add_none(const Signature& signature) { rows_.resize(told_rows(signature)); }
 
   bool has(int member) const { return with_input_.contains(member); }
   int count() const { return count_; }
-  // Nobody brought a buffer.
+  // No member has a buffer.
   bool absent() const { return count_ == 0; }
   std::vector<int32_t> absent_members() const;
-  // Every input rode along.
+  // Every input came with its report.
   bool rode_along() const { return rode_along_ == count_; }
-  const std::vector<int64_t>& rows() const { return rows_; }  // as the log tells them
-  // Of a member; empty: it brought none.
+  const std::vector<int64_t>& rows() const { return rows_; }  // as the log entry carries them
+  // A member's payload; empty: none.
   ByteView payload(int member) const;
-  const ByteString& payloads() const { return payloads_; }  // as they came
-  size_t bytes(const Signature& signature) const;           // that the call moves, for fusion
+  const ByteString& payloads() const { return payloads_; }  // in order of arrival
+  size_t bytes(const Signature& signature) const;           // moved by the call; counts for fusion
 
  private:
   struct Extent {
@@ -60,8 +59,8 @@ class Inputs {
   int count_ = 0;
   int rode_along_ = 0;
   std::vector<int64_t> rows_;
-  ByteString payloads_;          // one behind the other
-  std::vector<Extent> extents_;  // by member, in payloads_; empty until the first one
+  ByteString payloads_;          // concatenated
+  std::vector<Extent> extents_;  // by member, in payloads_; empty before the first
 };
 
 }  // namespace farandole

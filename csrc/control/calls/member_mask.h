@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// A set of member indices (positions in a process set), as bits.
+// Sets of member indices (positions in a process set) as bit masks, and ranks that report together as parts of
+// such masks.
 #pragma once
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <map>
 #include <vector>
+
+#include "base/types.h"
 
 namespace farandole {
 
@@ -14,7 +18,7 @@ class MemberMask {
   explicit MemberMask(int members = 0)
       : members_(members), words_((static_cast<size_t>(members) + 63) / 64) {}
 
-  // Returns false if the member was there already.
+  // False: the member was in it already.
   bool insert(int member) {
     uint64_t& word = words_[static_cast<size_t>(member) / 64];
     uint64_t bit = uint64_t{1} << (member % 64);
@@ -23,8 +27,8 @@ class MemberMask {
     ++count_;
     return true;
   }
-  // All of another one of the same size that begins at this word and has this many members; false: some
-  // were there already, and nothing has changed.
+  // Adds the mask `words`, which starts at `first_word` and has `count` members. False: some were in it
+  // already, and nothing has changed.
   bool insert_all(size_t first_word, const std::vector<uint64_t>& words, int count) {
     for (size_t w = 0; w < words.size(); ++w) {
       if (words_[first_word + w] & words[w]) return false;
@@ -53,7 +57,7 @@ class MemberMask {
     for (size_t w = 0; w < words_.size(); ++w) {
       for (uint64_t bits = words_[w] ^ flip; bits != 0; bits &= bits - 1) {
         auto member = static_cast<int32_t>(w * 64) + std::countr_zero(bits);
-        if (member >= members_) break;  // beyond the last member: bits that flip made
+        if (member >= members_) break;  // padding bits that `flip` has set
         found.push_back(member);
       }
     }
@@ -62,6 +66,37 @@ class MemberMask {
   int members_;
   int count_ = 0;
   std::vector<uint64_t> words_;
+};
+
+// Some members of a set, as words of a MemberMask of that set.
+struct MemberSlice {
+  size_t first_word = 0;
+  std::vector<uint64_t> words;
+  int count = 0;
+};
+
+// Ranks that report together (those of a host and below it), as members of each process set, so that one report
+// for all of them costs a few word operations.
+struct RankGroup {
+  std::vector<Rank> ranks;              // ascending
+  std::map<SetId, MemberSlice> slices;  // made on first use; set ids are never reused
+
+  // `members`: the set's ranks, ascending.
+  const MemberSlice& slice_of(SetId set, const std::vector<Rank>& members) {
+    auto [found, fresh] = slices.try_emplace(set);
+    MemberSlice& slice = found->second;
+    if (!fresh) return slice;
+    for (Rank rank : ranks) {
+      const int index = index_in(members, rank);
+      if (index < 0) continue;
+      const auto member = static_cast<size_t>(index);
+      if (slice.words.empty()) slice.first_word = member / 64;
+      slice.words.resize(member / 64 - slice.first_word + 1);
+      slice.words.back() |= uint64_t{1} << (member % 64);
+      ++slice.count;
+    }
+    return slice;
+  }
 };
 
 }  // namespace farandole

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The coordinator's table of requests that have a number. Ids are small, used again only after every
-// rank has dropped them, and evicted least recently used first.
+// The coordinator's table of requests that have an id. Ids are small. The least recently used is evicted
+// first, and an id is reused only after every rank has dropped it.
 #pragma once
 
 #include <list>
@@ -13,19 +13,19 @@
 
 namespace farandole {
 
-struct OpenBundle;
+struct PredictedGroup;
 
 struct Definition {
   uint32_t id = 0;
   Request request;
-  Call call;               // named requests: the one call in flight
+  Call call;               // named requests only: the call in flight
   int uses = 0;            // calls in flight
-  bool published = false;  // the ranks know it
+  bool published = false;  // its Define is in the log
   bool forgetting = false;
-  OpenBundle* bundle = nullptr;  // that it is in now
-  bool ends_bundle = false;      // somebody has waited for it in the middle of a bundle
-  uint64_t completed = 0;        // when its last call was: the ones before have smaller numbers
-  MemberMask forgotten;          // ranks that have dropped it, while forgetting
+  PredictedGroup* prediction = nullptr;  // that it belongs to now
+  bool ends_prediction = false;          // a rank waited for it inside a prediction
+  uint64_t completed = 0;                // number of its last call, in order of completion
+  MemberMask forgotten;                  // ranks that have dropped it; used while forgetting
   std::list<uint32_t>::iterator recency;
 };
 
@@ -33,17 +33,17 @@ class Registry {
  public:
   Registry(int world_size, size_t capacity) : world_size_(world_size), capacity_(capacity) {}
 
-  // The definition behind an id; nullptr: never given out.
+  // The definition of an id; nullptr: not in use.
   Definition* at(uint32_t id);
-  // The definition for a request: by (set, name) if named, whatever its signature now; by (set,
-  // signature) if not. Made if there is none.
+  // The definition of a request: found by (set, name) if named, whatever its signature is now; by (set,
+  // signature) if not. Created if missing.
   Definition& intern(const Request& request);
-  // Used again: moves to the young end.
+  // Marks it as most recently used.
   void touch(Definition& definition);
-  // Ids to forget now: more than `capacity` are alive, and these are the oldest without a call. Looks
-  // at a few only: call it again and again.
+  // Ids to forget now, while more than `capacity` are in use: the oldest without a call. Examines only a few
+  // per call, so it has to be called repeatedly.
   std::vector<uint32_t> evict();
-  // `rank` will not mean this id again; once nobody will, the id is free.
+  // `rank` has dropped this id. Once all have, the id is free.
   void forgot(uint32_t id, Rank rank);
 
   // For stall checks.
@@ -60,10 +60,10 @@ class Registry {
 
   int world_size_;
   size_t capacity_;
-  std::vector<std::unique_ptr<Definition>> table_{1};  // by id; 0 stands for "no id"
+  std::vector<std::unique_ptr<Definition>> table_{1};  // by id; 0 means "no id"
   std::vector<uint32_t> free_;
   std::unordered_map<std::string, uint32_t> by_key_;
-  std::list<uint32_t> recency_;  // oldest first; without those being forgotten
+  std::list<uint32_t> recency_;  // oldest first; those being forgotten excluded
 };
 
 }  // namespace farandole

@@ -10,13 +10,13 @@
 namespace farandole {
 namespace {
 
-// The shortest text that tells this value from all others.
+// The shortest decimal text that reads back as the same value.
 std::string number(double value) {
   char text[32];
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
-// The fields that ranks may disagree about, in the order in which they are worth reporting.
+// Fields that ranks may disagree on, the most telling first.
 struct Field {
   const char* name;
   std::string (*text)(const Request&);
@@ -35,7 +35,7 @@ constexpr Field kFields[] = {
      [](const Request& r) {
        return std::string(r.signature.device == kCpuDevice ? "CPU" : "GPU");
      }},
-    {"place in GPU memory", [](const Request& r) { return text_of(r.signature.place); }},
+    {"place in GPU memory", [](const Request& r) { return text_of(r.signature.window_range); }},
     {"group", [](const Request& r) { return r.group.empty() ? "none" : "'" + r.group + "'"; }},
 };
 
@@ -50,7 +50,7 @@ std::vector<Rank> world_ranks(const std::vector<int32_t>& members, const std::ve
 std::string text_of(const CallKey& key, const Request& request) {
   std::string what =
       key.named() ? "'" + key.name + "'" : "unnamed call " + std::to_string(key.number() + 1);
-  if (key.place() > 0) what += ", tensor " + std::to_string(key.place() + 1);
+  if (key.index_in_group() > 0) what += ", tensor " + std::to_string(key.index_in_group() + 1);
   what += std::string(" (") + name_of(request.signature.op) + ")";
   if (key.set != kWorldSet) what += " in process set " + std::to_string(key.set);
   return what;
@@ -107,10 +107,10 @@ std::vector<Terms::Group> Terms::groups() const {
   return groups;
 }
 
-std::vector<Terms::Led> Terms::led(uint64_t place, const MemberMask& arrived) const {
+std::vector<Terms::Led> Terms::led(uint64_t index_in_group, const MemberMask& arrived) const {
   std::vector<Led> led;
   auto add = [&](const Request& terms, size_t members) {
-    if (terms.group.empty() || members == 0 || follows(terms, place)) return;
+    if (terms.group.empty() || members == 0 || follows(terms, index_in_group)) return;
     led.push_back({terms.group, terms.signature.group_size - 1, static_cast<int>(members)});
   };
   if (versions_.empty()) add(request(), outspoken(arrived).size());
@@ -139,16 +139,15 @@ std::optional<Failure> Terms::failure(const CallKey& key, const std::vector<Rank
       for (Rank r : world_ranks(version.members, ranks)) found->second.push_back(r);
     }
     if (values.size() < 2) continue;
-    for (auto& [value, who] : values) std::ranges::sort(who);  // they are in order of arrival
+    for (auto& [value, who] : values) std::ranges::sort(who);  // they were in order of arrival
     std::ranges::sort(values, {}, [](const auto& row) { return row.second.front(); });
     text += field.name;
     for (size_t i = 0; i < values.size(); ++i) {
       text += (i ? ", " : " is ") + values[i].first + " on " + text_of_ranks(values[i].second);
     }
-    return Failure{ErrorCode::kMismatch,
-                   text +
-                       "; make the call the same on all ranks, or give different tensors "
-                       "different names"};
+    return Failure{
+        ErrorCode::kMismatch,
+        text + "; make the call the same on all ranks, or give different tensors different names"};
   }
   return Failure{ErrorCode::kMismatch, text + "a factor is not a number"};
 }

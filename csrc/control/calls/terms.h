@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the members of one call say that it is, and whether they agree.
+// What each member of a call requested, and whether they agree.
 #pragma once
 
 #include <optional>
@@ -11,65 +11,65 @@
 
 namespace farandole {
 
-// "'grad.w' (allreduce)": how messages name a call.
+// "'grad.w' (allreduce)": how error messages name a call.
 std::string text_of(const CallKey& key, const Request& request);
 
 class Terms {
  public:
-  // The first member to report sets the terms. `defined`: the request behind an id, if it came by id
-  // (kept by reference: it outlives the call); else a copy of `request` is kept.
+  // The first report sets the terms. `defined`: the request of its id (referenced; it outlives the call), or
+  // null to keep a copy of `request`.
   void begin(const Request* defined, const Request& request);
 
   const Request& request() const { return defined_ ? *defined_ : proposed_; }
   bool redefines() const { return defined_ == nullptr; }
-  bool agreed() const { return versions_.empty(); }  // all that have arrived so far
-  // `same`: the request is known to be the call's (same id).
+  bool agreed() const { return versions_.empty(); }  // all reports so far
+  // `same`: the request has this call's id.
   bool match(const Request& request, bool same) const {
     return same || same_terms(request, this->request());
   }
 
-  // A member arrives that does not agree with those before it, or these do not; `arrived`: they.
+  // Adds a report, if it or an earlier one differs from the first. `arrived`: the members before it.
   void add(int member, const Request& request, const MemberMask& arrived);
-  // A member that has joined: it brings no terms.
+  // Adds a member that has joined; it has no terms.
   void add_joined(int member);
   int joined() const { return joined_; }
-  // A member that can't take part; the call fails.
+  // Adds a refusal; the call will fail.
   void refuse(int member, Failure failure);
 
-  // The group that the call belongs to; several if its members disagree, none if it is alone, or if they
-  // disagree about a size: then each call of the group fails by itself.
+  // The groups that its members name: one, or several if they disagree. A group on whose size they disagree
+  // is left out: its calls then fail one by one.
   struct Group {
     std::string name;
     int size;
   };
   std::vector<Group> groups() const;
 
-  // Of the first call of a group: how many calls each opinion makes follow it, and how many hold it. `place`: of
-  // the call, by its key.
+  // If this is the first call of a group: for each version of the group, how many calls follow and how many
+  // members have it. `index_in_group`: of this call, from its key.
   struct Led {
     std::string group;
     int followers;
     int members;
   };
-  std::vector<Led> led(uint64_t place, const MemberMask& arrived) const;
-  // Of such a one, once all have arrived: some members bring fewer calls than others, or refuse them all.
+  std::vector<Led> led(uint64_t index_in_group, const MemberMask& arrived) const;
+  // Whether, once all have reported, members differ in the number of calls in the group or some refuse.
   bool uneven() const;
-  // Members that have arrived by themselves, and have not refused.
+  // Members that have reported terms: neither joined nor refusing.
   std::vector<int32_t> outspoken(const MemberMask& arrived) const;
 
-  // What went wrong, once all have arrived; ranks[m] is member m's world rank.
+  // Why the call fails, once all have reported; ranks[m] is the world rank of member m.
   std::optional<Failure> failure(const CallKey& key, const std::vector<Rank>& ranks) const;
 
  private:
-  struct Version {  // one opinion about the call, and who holds it
+  struct Version {  // one version of the request, and the members that sent it
     Request request;
     std::vector<int32_t> members;
   };
   const Request* defined_ = nullptr;
   Request proposed_;
   std::vector<Version> versions_;  // empty while all agree
-  std::vector<int32_t> silent_;    // arrived without terms: joined, or refused
-  int joined_ = 0;                 // of these, the joined ones
+  std::vector<int32_t> silent_;    // reported without terms: joined, or refused
+  int joined_ = 0;                 // how many of these have joined
   Failure refused_;
 };
 

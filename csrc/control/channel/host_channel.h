@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between a host's leader and the leaders linked with it, and the thread that moves them. Nothing
-// here blocks but finish().
+// Messages between leaders of hosts: one TCP connection per peer, and one thread that sleeps in epoll on all of
+// them. Only finish() blocks.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <map>
@@ -11,60 +12,79 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/types.h"
 #include "control/protocol/codec.h"
+#include "lib/net/tcp_socket.h"
 
 namespace farandole {
 
 class HostChannel {
  public:
-  // notify: something has come. On the channel's thread.
-  explicit HostChannel(std::function<void()> notify) : notify_(std::move(notify)) {}
-  virtual ~HostChannel() = default;
+  // `timeout`: after which the kernel gives up a peer that acknowledges neither data nor probes. `notify` is
+  // called on the channel's thread when a message has come.
+  HostChannel(std::vector<TcpPeer> peers, std::chrono::milliseconds timeout,
+              std::function<void()> notify);
+  ~HostChannel();
   HostChannel(const HostChannel&) = delete;
   HostChannel& operator=(const HostChannel&) = delete;
 
-  // Any thread. What does not go at once waits in private memory. To a peer that is gone: dropped.
-  virtual void send(Rank peer, ByteView message) = 0;
-  // The end: what waits goes out, then we say no more and listen until all peers have ended, too.
+  // Any thread. Queues what can't be sent at once; drops messages to a peer that is gone.
+  void send(Rank peer, ByteView message);
+  // Ends the channel: sends what is queued, then receives until all peers have ended too.
   void finish(Deadline deadline);
 
-  // Visits what has come, in order; an empty message is the last: that peer is gone. The driver only.
+  // Visits messages in order; an empty one is a peer's last: it is gone. The driver only.
   using Visitor = std::function<void(Rank, ByteView)>;
   bool drain(const Visitor& visit);
   bool has_message() const { return has_message_; }
-  // What ended the connection to a peer that is gone; empty: the peer itself did.
+  // Why the connection to a peer ended; empty: the peer itself ended it.
   std::string trouble_of(Rank peer) const;
 
- protected:
-  // At the end of the child's constructor, and at the beginning of its destructor.
-  void start(const char* name);
-  void stop();
-  // The thread, which ends when over() is true. Under the mutex; says the last words on the way.
-  virtual void run() = 0;
-  virtual void wake() = 0;
+ private:
+  static constexpr uint32_t kMaxMessage = 256U << 20;  // a larger size is a protocol error
+  struct Link {
+    Rank rank = 0;
+    Fd fd;
+    std::atomic<bool> open{true};  // for receiving
+    ByteString arrived;            // beginning of a message; the thread only
+    std::deque<ByteString> out;    // guarded by the mutex, like all below
+    size_t out_done = 0;           // bytes sent of the first one
+    uint32_t events = 0;           // that epoll waits for
+    bool broken = false;           // for sending
+    bool ended = false;            // shut down for writing
+  };
+
+  void run();
+  void wake();
+  // Whether the thread should end; under the mutex.
   bool over();
-  // Our last words on links where nothing waits to be sent; true: nothing is to come on any link, either.
-  virtual bool say_last() = 0;
-
-  // On the channel's thread.
+  // Ends the sending side of links with an empty queue; true: the receiving side of all has ended, too.
+  bool say_last();
+  void read(Link& link);
+  void take_messages(Link& link);
+  void close(Link& link, int error_number);
+  void write(Link& link);
+  void watch(Link& link, int operation);
   void deliver(Rank from, ByteString message);
-  void deliver_end(Rank from, std::string trouble);
 
-  std::mutex mutex_;  // over the links; may be held when the inbox's is taken
+  std::mutex mutex_;  // guards the links; taken before inbox_mutex_
+  std::map<Rank, Link> links_;
+  bool stop_ = false;
   bool finishing_ = false;
   Deadline finish_by_ = Deadline::never();
-
- private:
-  std::function<void()> notify_;
-  std::thread thread_;
-  bool stop_ = false;
+  const std::chrono::milliseconds timeout_;
+  ByteString chunk_;  // the thread's receive buffer
+  Fd epoll_;
+  Fd wake_;
+  const std::function<void()> notify_;
   mutable std::mutex inbox_mutex_;
   std::deque<std::pair<Rank, ByteString>> inbox_;
   std::map<Rank, std::string> troubles_;
   std::atomic<bool> has_message_{false};
+  std::thread thread_;
 };
 
 }  // namespace farandole

@@ -5,14 +5,14 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/log.h"
+#include "base/logging.h"
 
 namespace farandole {
 namespace {
 
 constexpr std::byte kLast{0};
 constexpr std::byte kMore{1};
-constexpr size_t kMaxMessage = size_t{256} << 20;  // beyond it, the peer is mad
+constexpr size_t kMaxMessage = size_t{256} << 20;  // a longer one is a protocol error
 
 constexpr size_t ring_area() { return (RingMemory::bytes(ShmLayout::kRingBytes) + 63) / 64 * 64; }
 
@@ -26,30 +26,48 @@ std::byte* ShmLayout::area(int local) const {
   return memory_ + static_cast<size_t>(local) * (sizeof(EventCount) + 2 * ring_area());
 }
 
-EventCount* ShmLayout::bell(int local) const { return reinterpret_cast<EventCount*>(area(local)); }
+EventCount* ShmLayout::wakeup(int local) const {
+  return reinterpret_cast<EventCount*>(area(local));
+}
 
-std::vector<EventCount*> ShmLayout::bells() const {
-  std::vector<EventCount*> bells;
-  for (int i = 0; i < ranks_; ++i) bells.push_back(bell(i));
-  return bells;
+std::vector<EventCount*> ShmLayout::wakeups() const {
+  std::vector<EventCount*> wakeups;
+  for (int i = 0; i < ranks_; ++i) wakeups.push_back(wakeup(i));
+  return wakeups;
 }
 
 std::byte* ShmLayout::up(int local) const { return area(local) + sizeof(EventCount); }
 std::byte* ShmLayout::down(int local) const { return up(local) + ring_area(); }
 
 void MessageWriter::push(ByteView message) {
-  size_t piece = queue_.max_record() - 1;
-  while (message.size() > piece) {
-    queue_.push(ByteView(&kMore, 1), message.first(piece));
-    message = message.subspan(piece);
+  const size_t most = ring_.max_record() - 1;
+  for (; message.size() > most; message = message.subspan(most)) {
+    push_piece(kMore, message.first(most));
   }
-  queue_.push(ByteView(&kLast, 1), message);
-  const bool waiting = queue_.pending() > 0;
-  if (waiting_ != waiting)
-    waiting_ = waiting;  // a store that others must see costs more than a look
+  push_piece(kLast, message);
 }
 
-void MessageWriter::flush() { waiting_ = !queue_.flush(); }
+void MessageWriter::push_piece(std::byte mark, ByteView piece) {
+  if (queue_.empty() && ring_.try_push({&mark, 1}, piece)) return;
+  ByteString& queued = queue_.emplace_back(1, mark);
+  queued.insert(queued.end(), piece.begin(), piece.end());
+  flush();
+}
+
+void MessageWriter::flush() {
+  bool left = !move_queue();
+  if (left) {
+    ring_.want_room();
+    left = !move_queue();  // the reader may have made room before it could see the request
+  }
+  waiting_ = left;
+}
+
+// Moves what fits to the ring; true: nothing is left.
+bool MessageWriter::move_queue() {
+  while (!queue_.empty() && ring_.try_push(queue_.front())) queue_.pop_front();
+  return queue_.empty();
+}
 
 ByteView MessageReader::next(bool& room) {
   room = false;
@@ -58,7 +76,7 @@ ByteView MessageReader::next(bool& room) {
   assembled_.clear();
   for (;;) {
     ByteView record = ring_.front();
-    if (record.empty()) return {};  // pieces that came wait for the others
+    if (record.empty()) return {};  // pieces that came are kept
     ByteView body = record.subspan(1);
     if (record.front() == kLast && pieces_.empty()) {
       held_ = true;
@@ -77,26 +95,26 @@ ByteView MessageReader::next(bool& room) {
   }
 }
 
-ShmMember::ShmMember(const ShmLayout& layout, int local)
-    : up_(layout.up(local)), down_(layout.down(local)), leader_bell_(layout.bell(0)) {}
+MemberChannel::MemberChannel(const ShmLayout& layout, int local)
+    : up_(layout.up(local)), down_(layout.down(local)), leader_wakeup_(layout.wakeup(0)) {}
 
-ByteView ShmMember::next_entry() {
+ByteView MemberChannel::next_entry() {
   bool room = false;
   ByteView entry = down_.next(room);
-  if (room) leader_bell_->notify();
+  if (room) leader_wakeup_->notify();
   return entry;
 }
 
-ShmLeader::ShmLeader(const ShmLayout& layout, std::vector<Rank> ranks) {
+LeaderChannel::LeaderChannel(const ShmLayout& layout, const std::vector<Rank>& ranks) {
   for (int i = 0; i < static_cast<int>(ranks.size()); ++i) {
-    members_.emplace_back(ranks[static_cast<size_t>(i)], layout.bell(i), layout.up(i),
+    members_.emplace_back(ranks[static_cast<size_t>(i)], layout.wakeup(i), layout.up(i),
                           layout.down(i));
   }
 }
 
-// One member that overwrites its rings must not keep the leader from all others.
+// Catches errors of one member's corrupt rings, so that the leader goes on serving the others.
 template <class Work>
-void ShmLeader::guarded(Member& member, std::atomic<bool>& broken, Work&& work) {
+void LeaderChannel::guarded(Member& member, std::atomic<bool>& broken, Work&& work) {
   if (broken) return;
   try {
     work();
@@ -107,7 +125,7 @@ void ShmLeader::guarded(Member& member, std::atomic<bool>& broken, Work&& work) 
   }
 }
 
-bool ShmLeader::drain(const Visitor& visit) {
+bool LeaderChannel::drain(const Visitor& visit) {
   bool any = false;
   for (Member& member : members_) {
     guarded(member, member.up_broken, [&] {
@@ -129,12 +147,12 @@ bool ShmLeader::drain(const Visitor& visit) {
   }
   for (Rank rank : std::exchange(broken_, {})) {
     any = true;
-    visit(rank, {});  // no report: it can't be understood any more
+    visit(rank, {});  // an empty report: its ring is unreadable
   }
   return any;
 }
 
-void ShmLeader::publish(ByteView entry) {
+void LeaderChannel::publish(ByteView entry) {
   for (Member& member : members_) {
     guarded(member, member.down_broken, [&] {
       member.down.push(entry);
@@ -143,13 +161,13 @@ void ShmLeader::publish(ByteView entry) {
   }
 }
 
-void ShmLeader::ring_members() {
+void LeaderChannel::wake_members() {
   for (Member& member : members_) {
-    if (std::exchange(member.ring, false)) member.bell->notify();
+    if (std::exchange(member.ring, false)) member.wakeup->notify();
   }
 }
 
-bool ShmLeader::has_report() const {
+bool LeaderChannel::has_report() const {
   return std::any_of(members_.begin(), members_.end(), [](const Member& member) {
     return (!member.up_broken && !member.up.empty()) ||
            (!member.down_broken && member.down.can_flush());

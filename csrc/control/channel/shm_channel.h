@@ -1,32 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// The channel inside a host: one ring per direction per rank, in one segment that all map. A rank may
-// die anywhere: there is no lock in it. A full ring keeps its writer from nothing: what does not fit
-// waits in the writer's private queue.
+// How reports reach the host's leader and log entries its ranks: one ring per rank and direction, in one
+// segment that all ranks map. No locks, so a rank may die at any point; nothing blocks, not even a full ring.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <deque>
-#include <memory>
+#include <functional>
 #include <vector>
 
-#include "control/channel/channel.h"
+#include "base/types.h"
+#include "control/protocol/codec.h"
 #include "lib/ipc/event_count.h"
 #include "lib/ipc/ring.h"
 
 namespace farandole {
 
-// Where everything lies in the control segment of a host with `ranks` ranks.
+// Layout of the control segment of a host with `ranks` ranks.
 class ShmLayout {
  public:
   ShmLayout(std::byte* memory, int ranks) : memory_(memory), ranks_(ranks) {}
   static size_t bytes_needed(int ranks);
 
-  EventCount* bell(int local) const;
-  std::vector<EventCount*> bells() const;
-  std::byte* up(int local) const;    // reports: rank -> leader
-  std::byte* down(int local) const;  // log: leader -> rank
-  int ranks() const { return ranks_; }
+  EventCount* wakeup(int local) const;
+  std::vector<EventCount*> wakeups() const;
+  std::byte* up(int local) const;    // reports: rank to leader
+  std::byte* down(int local) const;  // log: leader to rank
 
   static constexpr size_t kRingBytes = 256 << 10;
 
@@ -36,77 +35,91 @@ class ShmLayout {
   int ranks_;
 };
 
-// Messages of any length over a ring: longer ones travel in pieces.
+// Messages of any length over a ring; long ones are cut into pieces. A piece that finds no room is queued in
+// private memory.
 class MessageWriter {
  public:
-  explicit MessageWriter(std::byte* ring) : queue_(RingWriter(ring, ShmLayout::kRingBytes)) {}
+  explicit MessageWriter(std::byte* ring) : ring_(ring, ShmLayout::kRingBytes) {}
   void push(ByteView message);
   void flush();
-  // Something waits and there may be room now. Any thread.
-  bool can_flush() const { return waiting_.load() && queue_.room_granted(); }
+  // Whether something is queued and may fit now. Any thread.
+  bool can_flush() const { return waiting_.load() && ring_.room_granted(); }
 
  private:
-  QueuedWriter queue_;
-  std::atomic<bool> waiting_{false};
+  void push_piece(std::byte mark, ByteView piece);
+  bool move_queue();
+
+  RingWriter ring_;
+  std::deque<ByteString> queue_;
+  std::atomic<bool> waiting_{false};  // something is queued
 };
 
 class MessageReader {
  public:
   explicit MessageReader(std::byte* ring) : ring_(ring, ShmLayout::kRingBytes) {}
-  // The next message, valid until the next call; empty: none. `room`: the writer waits for a ring of
-  // its bell.
+  // The next message, valid until the next call; empty: none. `room`: the writer should be woken, since it
+  // waits for the room made.
   ByteView next(bool& room);
   bool empty() const { return ring_.empty(); }
 
  private:
   RingReader ring_;
-  ByteString pieces_;     // of a long message that has not come whole
+  ByteString pieces_;     // of a long message that is incomplete
   ByteString assembled_;  // a long message
-  bool held_ = false;     // the last message lies in the ring still
+  bool held_ = false;     // the last message is still in the ring
 };
 
-class ShmMember final : public MemberChannel {
+// Every rank's end: reports go out, log entries come in.
+class MemberChannel {
  public:
-  ShmMember(const ShmLayout& layout, int local);
-  void report(ByteView message) override { up_.push(message); }
-  void ring_leader() override { leader_bell_->notify(); }
-  ByteView next_entry() override;
-  bool has_entry() const override { return !down_.empty(); }
-  void flush() override { up_.flush(); }
-  bool can_flush() const override { return up_.can_flush(); }
+  MemberChannel(const ShmLayout& layout, int local);
+  // Sends one report; under RankCalls::mutex. Does not wake the leader: see wake_leader().
+  void report(ByteView message) { up_.push(message); }
+  void wake_leader() { leader_wakeup_->notify(); }
+  // Sends reports that found no room at first; under RankCalls::mutex.
+  void flush() { up_.flush(); }
+  bool can_flush() const { return up_.can_flush(); }
+  // The next log entry, valid until the next call; empty: none. The driver only.
+  ByteView next_entry();
+  bool has_entry() const { return !down_.empty(); }
 
  private:
   MessageWriter up_;
   MessageReader down_;
-  EventCount* leader_bell_;
+  EventCount* leader_wakeup_;
 };
 
-class ShmLeader final : public LeaderChannel {
+// The end at the host's leader. Only the driver of the leader's rank.
+class LeaderChannel {
  public:
+  using Visitor = std::function<void(Rank, ByteView)>;
   // ranks[i]: world rank of local rank i.
-  ShmLeader(const ShmLayout& layout, std::vector<Rank> ranks);
-  bool drain(const Visitor& visit) override;
-  void publish(ByteView entry) override;
-  void ring_members() override;
-  bool has_report() const override;
+  LeaderChannel(const ShmLayout& layout, const std::vector<Rank>& ranks);
+  // Visits all reports that have come; false: none. An empty report means that this rank's memory is corrupt
+  // and can't be read any more.
+  bool drain(const Visitor& visit);
+  void publish(ByteView entry);
+  // Wakes the members for which publish() or drain() left something to do; call after a batch.
+  void wake_members();
+  bool has_report() const;
 
  private:
   struct Member {
-    Member(Rank world_rank, EventCount* its_bell, std::byte* up_ring, std::byte* down_ring)
-        : rank(world_rank), bell(its_bell), up(up_ring), down(down_ring) {}
+    Member(Rank world_rank, EventCount* its_wakeup, std::byte* up_ring, std::byte* down_ring)
+        : rank(world_rank), wakeup(its_wakeup), up(up_ring), down(down_ring) {}
     Rank rank;
-    EventCount* bell;
+    EventCount* wakeup;
     MessageReader up;
     MessageWriter down;
-    bool ring = false;  // it has something to read, or room to write
-    // They hold nonsense, and are not touched again.
+    bool ring = false;  // wake it: it has something to read, or room to write
+    // Corrupt rings, which are not accessed again.
     std::atomic<bool> up_broken{false};
     std::atomic<bool> down_broken{false};
   };
   template <class Work>
   void guarded(Member& member, std::atomic<bool>& broken, Work&& work);
   std::deque<Member> members_;
-  std::vector<Rank> broken_;  // not told yet
+  std::vector<Rank> broken_;  // not yet reported
 };
 
 }  // namespace farandole

@@ -1,22 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "control/coordinator/backend_policy.h"
 
-#include <algorithm>
 #include <string>
 
 #include "base/error.h"
 
 namespace farandole {
-namespace {
 
-std::string version_text(int32_t version) {
-  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
-         std::to_string(version % 100);
-}
-
-}  // namespace
-
-// Members of one host that use the same GPU: the first such pair.
+// The first two members of one host that use the same GPU.
 std::optional<std::pair<Rank, Rank>> BackendPolicy::sharing(const SetState& set) const {
   for (auto a = set.ranks.begin(); a != set.ranks.end(); ++a) {
     for (auto b = set.ranks.begin(); b != a; ++b) {
@@ -27,15 +18,15 @@ std::optional<std::pair<Rank, Rank>> BackendPolicy::sharing(const SetState& set)
   return std::nullopt;
 }
 
-// Throws what keeps the set from using GPUs together.
-bool BackendPolicy::may_use_nccl(const SetState& set) {
+// Throws the reason if the set can't use GPUs together.
+BackendKind BackendPolicy::backend_of(const SetState& set) {
   for (Rank rank : set.ranks) {
     if (gpus_.contains(rank)) continue;
     throw Error(ErrorCode::kInvalidArgument,
                 "rank " + std::to_string(rank) +
                     " has joined before it used a GPU, so it can't take part in calls on GPUs");
   }
-  const std::string& plane = settings_.gpu_plane;
+  const std::string& backend = settings_.gpu_backend;
   if (auto pair = sharing(set)) {
     if (settings_.shared_gpu == "error") {
       throw Error(
@@ -48,41 +39,44 @@ bool BackendPolicy::may_use_nccl(const SetState& set) {
               "FARANDOLE_SHARED_GPU=host (through host memory), or nccl where NCCL is told to "
               "allow it (NCCL_MULTI_RANK_GPU_ENABLE=1, or a different NCCL_HOSTID in each rank)");
     }
-    if (settings_.shared_gpu == "host") return false;
+    if (settings_.shared_gpu == "host") return BackendKind::kStaged;
   }
-  if (plane == "host") return false;
-  const int32_t version = gpus_.at(set.ranks.front()).nccl_version;
+  if (backend == "host") return BackendKind::kStaged;
+  const std::string& library = gpus_.at(set.ranks.front()).library;
   for (Rank rank : set.ranks) {
-    const int32_t its = gpus_.at(rank).nccl_version;
-    if (its == version && its != 0) continue;
+    const std::string& its = gpus_.at(rank).library;
+    if (its == library && !its.empty()) continue;
     const std::string why =
-        its == 0 || version == 0
-            ? "no usable NCCL on rank " + std::to_string(its == 0 ? rank : set.ranks.front())
-            : "NCCL " + version_text(version) + " on rank " + std::to_string(set.ranks.front()) +
-                  " and " + version_text(its) + " on rank " + std::to_string(rank);
-    if (plane == "nccl") throw Error(ErrorCode::kLibrary, why + "; FARANDOLE_GPU_PLANE is nccl");
+        its.empty() || library.empty()
+            ? "no usable NCCL on rank " + std::to_string(its.empty() ? rank : set.ranks.front())
+            : library + " on rank " + std::to_string(set.ranks.front()) + " and " + its +
+                  " on rank " + std::to_string(rank);
+    if (backend != "auto") {
+      throw Error(ErrorCode::kLibrary, why + "; FARANDOLE_GPU_BACKEND is " + backend);
+    }
     outbox_.notice("tensors on GPUs travel through host memory: " + why +
                    " (pip install nvidia-nccl-cu13, the same version everywhere)");
-    return false;
+    return BackendKind::kStaged;
   }
-  return true;
-}
-
-// Whether the set's communicator is a part of the world's. All ranks take part, at this point of the log; not where
-// their launches wait for what the program does, nor with ranks that are about to end.
-bool BackendPolicy::may_split(const SetState& set) const {
-  constexpr int32_t kFirstSplit = 21800;
-  auto world = uses_nccl_.find(kWorldSet);
-  const bool split_off = world != uses_nccl_.end() && world->second;
-  return set.id != kWorldSet && split_off && sets_.world().left.empty() &&
-         settings_.gpu_order == "background" &&
-         gpus_.at(set.ranks.front()).nccl_version >= kFirstSplit;
+  return BackendKind::kLibrary;
 }
 
 void BackendPolicy::open(const SetState& set) {
-  const bool nccl = may_use_nccl(set);
-  outbox_.write(OpenGpu{set.id, nccl, nccl && may_split(set), set.ranks});
-  uses_nccl_[set.id] = nccl;
+  const BackendKind backend = backend_of(set);
+  // The other ranks don't know a pair, so they can't take part.
+  const bool all_here = sets_.world().left.empty() && !is_pair(set.id);
+  outbox_.write(SetUp{set.id, "", "", backend, all_here, set.ranks});
+  open_[set.id];
+}
+
+// Every member is told before it may have to launch by it.
+void BackendPolicy::ask(const SetState& set, Rank from, const SetUp& step) {
+  std::map<std::string, PendingStep>& steps = open_[set.id];
+  PendingStep& pending = steps[step.step];
+  if (from == set.ranks.front()) pending.bytes = step.bytes;
+  if (++pending.members < set.members()) return;
+  outbox_.write(SetUp{set.id, step.step, std::move(pending.bytes)});
+  steps.erase(step.step);
 }
 
 }  // namespace farandole

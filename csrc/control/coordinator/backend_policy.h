@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a process set's tensors on GPUs will travel, decided once for all its members before their first bucket: by
-// NCCL or through host memory, and whether its communicator is split off the world's.
+// Decides, once per process set and before its first GPU bucket, how its GPU tensors travel; then passes on the
+// steps of its backend's set-up, each when all members have asked for it.
 #pragma once
 
 #include <map>
@@ -18,23 +18,28 @@ class BackendPolicy {
   BackendPolicy(const CoordinatorSettings& settings, SetTable& sets, Outbox& outbox)
       : settings_(settings), sets_(sets), outbox_(outbox) {}
 
-  // Said by every rank before its first tensor on a GPU.
+  // Every rank reports its GPU before its first GPU tensor.
   void describe(Rank from, const UseGpu& gpu) { gpus_[from] = gpu; }
-  bool is_open(SetId set) const { return uses_nccl_.contains(set); }
-  // Throws Error: what keeps the set from using GPUs together.
+  bool is_open(SetId set) const { return open_.contains(set); }
+  // Throws Error with the reason if the set can't use GPUs together.
   void open(const SetState& set);
-  void close(SetId set) { uses_nccl_.erase(set); }
+  void ask(const SetState& set, Rank from, const SetUp& step);
+  void close(SetId set) { open_.erase(set); }
 
  private:
-  bool may_use_nccl(const SetState& set);
-  bool may_split(const SetState& set) const;
+  struct PendingStep {
+    int members = 0;
+    std::string bytes;
+  };
+  BackendKind backend_of(const SetState& set);
   std::optional<std::pair<Rank, Rank>> sharing(const SetState& set) const;
 
   const CoordinatorSettings& settings_;
   SetTable& sets_;
   Outbox& outbox_;
   std::map<Rank, UseGpu> gpus_;
-  std::map<SetId, bool> uses_nccl_;  // of the sets that are open
+  std::map<SetId, std::map<std::string, PendingStep>>
+      open_;  // steps that some members have asked for
 };
 
 }  // namespace farandole

@@ -12,10 +12,11 @@
 namespace farandole {
 namespace {
 
-// What every rank checks before it reports; a rank that did not is broken.
+// Repeats checks that every rank makes before it reports; a failure is a bug of that rank.
 void check_request(const Request& request) {
   const Signature& s = request.signature;
-  bool sound = s.op != Op::kJoin && s.group_size >= s.traits().smallest_group();
+  bool sound =
+      s.op != Op::kJoin && !s.traits().paired() && s.group_size >= s.traits().smallest_group();
   if (s.traits().changes_sets) {
     sound = sound && request.set == kWorldSet;
   } else {
@@ -34,20 +35,16 @@ void check_request(const Request& request) {
   }
 }
 
-Failure removed(SetId set) {
-  return {ErrorCode::kInvalidArgument, "process set " + std::to_string(set) + " was removed"};
-}
-
 Failure blame_leavers(const SetState& set, const CallKey& key, const Request& request) {
   std::vector<Rank> gone;
   for (int m : set.left.members()) gone.push_back(set.ranks[static_cast<size_t>(m)]);
-  return {ErrorCode::kPeer,
-          text_of_ranks(gone) + " finished normally and left, so " + text_of(key, request) +
-              " can't complete; all ranks must make the same number of calls (uneven data: "
-              "join(), or drop_last)"};
+  return {ErrorCode::kPeer, text_of_ranks(gone) + " finished normally and left, so " +
+                                text_of(key, request) +
+                                " can't complete; all ranks must make the same number of calls "
+                                "(uneven data: join(), or drop_last)"};
 }
 
-// Of a rank that has left normally, and now waits for the others no longer.
+// Blames the ranks that still stay, for a rank that has left normally and no longer waits for them.
 Failure blame_stayers(const std::vector<Rank>& stay, Rank from, const Leave& leave) {
   return {ErrorCode::kStall,
           "rank " + std::to_string(from) + " waited in shutdown(), or at its end, for " +
@@ -61,45 +58,48 @@ Coordinator::Coordinator(Settings settings)
     : settings_(std::move(settings)),
       sets_(settings_.size, settings_.max_sets, settings_.repeats),
       calls_(settings_.size, settings_.capacity, outbox_),
-      stalls_(settings_, sets_, calls_, outbox_),
+      posts_(outbox_),
+      stalls_(settings_, sets_, calls_, posts_, outbox_),
       predictor_(settings_, sets_, calls_.registry(), outbox_,
                  [this](Rank from, const Ready& its, int64_t now_ns) { ready(from, its, now_ns); }),
       backends_(settings_, sets_, outbox_),
-      publisher_({settings_, sets_, calls_, predictor_, backends_, stalls_, outbox_}),
-      rules_(calls_, publisher_) {}
+      publisher_({settings_, sets_, calls_, posts_, predictor_, backends_, stalls_, outbox_}),
+      rules_(calls_, publisher_),
+      messages_({sets_, calls_, publisher_, posts_, stalls_, outbox_}) {}
 
 void Coordinator::receive(Rank from, const Report& report, int64_t now_ns) {
   now_ns_ = now_ns;
-  const bool of_the_end =
-      std::holds_alternative<Leave>(report) || std::holds_alternative<Forgot>(report);
+  const bool of_the_end = std::holds_alternative<Leave>(report) ||
+                          std::holds_alternative<Lost>(report) ||
+                          std::holds_alternative<Forgot>(report);
   if (broken_ && !of_the_end) return;
   if (const auto* most = std::get_if<Ready>(&report)) return ready(from, *most, now_ns);
-  std::visit(
-      Overloaded{
-          [](const Ready&) {},
-          [&](const Refuse& r) { refuse(from, r, now_ns); },
-          [&](const Join& r) { join(from, r, now_ns); },
-          [&](const Done& r) { done(from, r, now_ns); },
-          [&](const Forgot& r) { calls_.registry().forgot(r.id, from); },
-          [&](const Leave& r) { leave(from, r, now_ns); },
-          [&](const Whereabouts& r) { stalls_.answered(from, r, now_ns); },
-          [&](const Inquire& r) {
-            SetState* set = sets_.of(r.key.set, from);
-            if (set) predictor_.unbundle_all(*set, now_ns);
-            outbox_.write(Inform{from, r.number, stalls_.explain(set, r, now_ns)});
-          },
-          [&](const Lost& r) { lose(from, r.failure); },
-          [&](const ReadyAll& r) {
-            if (predictor_.ready(from, r, now_ns)) stalls_.heard(from, now_ns);
-          },
-          [&](const Split& r) { predictor_.split(from, r, now_ns); },
-          [&](const UseGpu& r) { backends_.describe(from, r); },
-          [&](const GpuKey& r) {  // every member is told before it may have to launch with it
-            if (sets_.of(r.set, from)) outbox_.write(r);
-          },
-          [](const Hurry&) {},  // for leaders on the way
-      },
-      report);
+  std::visit(Overloaded{
+                 [](const Ready&) {},
+                 [&](const Refuse& r) { refuse(from, r, now_ns); },
+                 [&](const Join& r) { join(from, r, now_ns); },
+                 [&](const Done& r) { done(from, r, now_ns); },
+                 [&](const Forgot& r) { calls_.registry().forgot(r.id, from); },
+                 [&](const Leave& r) { leave(from, r, now_ns); },
+                 [&](const StackReport& r) { stalls_.answered(from, r, now_ns); },
+                 [&](const Inquire& r) {
+                   SetState* set = sets_.of(r.key.set, from);
+                   if (set) predictor_.dissolve_all(*set, now_ns);
+                   outbox_.write(Inform{from, r.number, stalls_.explain(set, r, now_ns)});
+                 },
+                 [&](const Lost& r) { lose(from, r.failure); },
+                 [&](const ReadyAll& r) {
+                   if (predictor_.ready(from, r, now_ns)) stalls_.heard(from, now_ns);
+                 },
+                 [&](const Withdraw& r) { predictor_.withdraw(from, r, now_ns); },
+                 [&](const UseGpu& r) { backends_.describe(from, r); },
+                 [&](const SetUp& r) {
+                   if (SetState* set = sets_.of(r.set, from)) backends_.ask(*set, from, r);
+                 },
+                 [](const Expedite&) {},  // for leaders on the way
+                 [&](const Post& r) { messages_.post(from, r, now_ns); },
+             },
+             report);
 }
 
 int Coordinator::add_group(std::vector<Rank> ranks) {
@@ -107,22 +107,22 @@ int Coordinator::add_group(std::vector<Rank> ranks) {
   return static_cast<int>(groups_.size()) - 1;
 }
 
-// The daily reports of a host cost a few words; the others are taken rank by rank.
+// The usual reports of a step cost a few word operations for a whole host; others go rank by rank.
 void Coordinator::receive_all(int number, const Report& report, int64_t now_ns) {
   RankGroup& group = groups_.at(static_cast<size_t>(number));
   now_ns_ = now_ns;
   if (broken_) return;
   const auto* plain = std::get_if<Ready>(&report);
-  const auto* bundle = std::get_if<ReadyAll>(&report);
+  const auto* prediction = std::get_if<ReadyAll>(&report);
   if ((plain && ready(group, *plain, now_ns)) ||
-      (bundle && predictor_.ready(group, *bundle, now_ns))) {
+      (prediction && predictor_.ready(group, *prediction, now_ns))) {
     for (Rank rank : group.ranks) stalls_.heard(rank, now_ns);
     return;
   }
   SetId id = kWorldSet;
   const Definition* known = plain ? calls_.registry().at(plain->id) : nullptr;
   if (known) id = known->request.set;
-  if (bundle) id = predictor_.set_of(bundle->bundle);
+  if (prediction) id = predictor_.set_of(prediction->prediction);
   SetState* set = sets_.find(id);
   for (Rank rank : group.ranks) {
     if (!set || set->member_of(rank) >= 0) receive(rank, report, now_ns);
@@ -133,7 +133,7 @@ bool Coordinator::ready(RankGroup& group, const Ready& ready, int64_t now_ns) {
   const Contribution& given = ready.contribution;
   Definition* known = calls_.registry().at(ready.id);
   bool plain = given.has_input && !given.has_payload && given.rows == 0 && given.splits.empty();
-  if (!plain || ready.id == 0 || !known || known->forgetting || known->bundle) return false;
+  if (!plain || ready.id == 0 || !known || known->forgetting || known->prediction) return false;
   SetState* set = sets_.find(known->request.set);
   if (!set || !set->left.empty() || !set->joined.empty()) return false;
   const MemberSlice& members = group.slice_of(set->id, set->ranks);
@@ -147,10 +147,11 @@ bool Coordinator::ready(RankGroup& group, const Ready& ready, int64_t now_ns) {
   return true;
 }
 
-// The call that this request is about; opened if this is its first report.
+// The call of this request; opened if this is its first report.
 Call& Coordinator::find_call(SetState& set, Definition& definition, const Request& request,
                              uint64_t sequence, int64_t now_ns) {
-  if (definition.bundle && !definition.call.is_open()) predictor_.take_apart(definition, now_ns);
+  if (definition.prediction && !definition.call.is_open())
+    predictor_.take_apart(definition, now_ns);
   Call& call = calls_.slot(set, definition, request, sequence);
   if (call.is_open()) return call;
   calls_.open(set, definition, call, request, sequence, now_ns);
@@ -168,14 +169,22 @@ void Coordinator::ready(Rank from, const Ready& ready, int64_t now_ns) {
     CallKey key{request.set, request.name, ready.sequence};
     return outbox_.fail_late(key, set ? blame_leavers(*set, key, request) : removed(request.set));
   }
-  // An id that is being forgotten may already stand anew under its name.
+  const Failure* past = by_members(request) ? sets_.settled(request.name) : nullptr;
+  if (past) {
+    return outbox_.fail_late({request.set, request.name, 0}, *past);
+  }
+  // An id that is being forgotten may already have a successor under its name.
   bool current = known && !known->forgetting;
   Definition& definition = current ? *known : calls_.registry().intern(request);
-  bool unforeseen = definition.bundle && (!known || !ready.contribution.has_input);
-  if (unforeseen) predictor_.unbundle(*definition.bundle, now_ns);
+  bool unforeseen = definition.prediction && (!known || !ready.contribution.has_input);
+  if (unforeseen) predictor_.dissolve(*definition.prediction, now_ns);
   Call& call = find_call(*set, definition, request, ready.sequence, now_ns);
   bool same = current && !call.terms().redefines() && call.id() == ready.id;
-  call.arrive(set->member_of(from), request, same, ready.contribution);
+  if (by_members(request) && call.arrived().contains(from) && !call.terms().match(request, same)) {
+    call.contradict(from, request);
+  } else {
+    call.arrive(set->member_of(from), request, same, ready.contribution);
+  }
   call.note(set->member_of(from), now_ns);
   if (call.complete() && set->members() > 1) {
     outbox_.came_last(from, now_ns - call.times().since_ns);
@@ -192,7 +201,7 @@ void Coordinator::refuse(Rank from, const Refuse& refuse, int64_t now_ns) {
                              set ? blame_leavers(*set, refuse.key, request) : removed(request.set));
   }
   Definition& definition = calls_.registry().intern(request);
-  if (definition.bundle) predictor_.unbundle(*definition.bundle, now_ns);
+  if (definition.prediction) predictor_.dissolve(*definition.prediction, now_ns);
   Call& call = find_call(*set, definition, request, refuse.key.sequence, now_ns);
   call.refuse(set->member_of(from), refuse.failure);
   settle(*set, call);
@@ -213,10 +222,10 @@ void Coordinator::done(Rank from, const Done& done, int64_t now_ns) {
 void Coordinator::join(Rank from, const Join& join, int64_t now_ns) {
   SetState* set = sets_.of(join.set, from);
   if (!set) return;
-  predictor_.unbundle_all(*set, now_ns);
+  predictor_.dissolve_all(*set, now_ns);
   int member = set->member_of(from);
   bool again = !set->joined.insert(member);
-  // After somebody has left, joins end early, and the next one may come before that is known here.
+  // After a rank has left, joins end early, and the next join may come before its rank has read that.
   if (again && set->left.empty()) throw Error(ErrorCode::kInternal, "a rank joined twice");
   set->last_joined = from;
   if (!set->join_failure) set->join_failure = join.failure;
@@ -225,6 +234,7 @@ void Coordinator::join(Rank from, const Join& join, int64_t now_ns) {
     call->arrive_joined(member);
     settle(*set, *call);
   }
+  messages_.join(*set);
   if (!set->joined.full()) return;
   for (Call* call : calls_.waiting(*set)) {
     calls_.give_up(*set, *call,
@@ -246,11 +256,12 @@ void Coordinator::leave(Rank from, const Leave& leave, int64_t now_ns) {
   for (auto& [id, set] : sets_) {
     const int member = set->member_of(from);
     if (broken_ || member < 0) continue;
-    predictor_.unbundle_all(*set, now_ns);
+    predictor_.dissolve_all(*set, now_ns);
     set->left.insert(member);
     for (Call* call : calls_.waiting(*set)) {
       calls_.give_up(*set, *call, blame_leavers(*set, call->key(), call->request()));
     }
+    messages_.leave(*set, from);
     set->drop_groups();
   }
 }
@@ -262,7 +273,7 @@ void Coordinator::lose(Rank rank, Failure failure) {
   outbox_.write(Abort{std::move(failure)});
 }
 
-// Faults that only the whole call shows.
+// Errors that show only when all have reported.
 Failure Coordinator::verdict(const SetState& set, Call& call) const {
   if (auto failure = call.terms().failure(call.key(), set.ranks)) return *failure;
   const Signature& s = call.signature();
@@ -283,6 +294,7 @@ void Coordinator::settle(SetState& set, Call& call) {
   if (!call.complete()) return;
   if (call.given_up()) return calls_.retire(call);
   Failure failure = verdict(set, call);
+  if (failure && by_members(call.request())) sets_.settle_name(call.key().name, failure);
   if (failure && rules_.break_group(set, call, failure)) return;
   auto groups = call.terms().groups();
   if (!groups.empty()) return rules_.settle(set, call, groups, failure);

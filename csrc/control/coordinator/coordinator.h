@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides what is reduced, and in which order. A pure state machine: reports and the time go in, log
-// entries come out; no thread, socket, clock or environment inside. Lives in rank 0. The idea of
-// negotiating readiness by name is Horovod's (Sergeev and Del Balso, 2018).
+// Decides what is reduced, and in which order. Runs on rank 0, called by RootController. A pure state
+// machine: reports and the time go in, log entries come out; no threads, sockets, clocks or environment.
+// Negotiating readiness by name is Horovod's idea (Sergeev and Del Balso, 2018).
 #pragma once
 
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "control/calls/rank_group.h"
+#include "control/calls/member_mask.h"
 #include "control/coordinator/backend_policy.h"
 #include "control/coordinator/group_rules.h"
+#include "control/coordinator/messages.h"
 #include "control/coordinator/open_calls.h"
 #include "control/coordinator/outbox.h"
+#include "control/coordinator/post_table.h"
 #include "control/coordinator/publisher.h"
 #include "control/coordinator/set_table.h"
 #include "control/coordinator/settings.h"
@@ -27,35 +28,35 @@ class Coordinator {
   using LateRank = Outbox::LateRank;
   explicit Coordinator(Settings settings);
 
-  // A report of one rank. A report that its rank could not have sent throws Error(kInternal).
+  // A report of one rank. Throws Error(kInternal) on a report that a correct rank would not send.
   void receive(Rank from, const Report& report, int64_t now_ns);
-  // Ranks that may report together: those on one host, or below it. Returns their number.
+  // Registers ranks that may report together, those of a host and below; returns the group's number.
   int add_group(std::vector<Rank> ranks);
-  // A report of all of them that are in its set: ReadyAll, or Ready with input and an id.
+  // A ReadyAll, or a Ready with input and an id, from all ranks of the group that are in its set.
   void receive_all(int group, const Report& report, int64_t now_ns);
-  // A rank has died or cannot go on: as if it had left with this failure.
+  // A rank has died or can't go on: the job fails with this.
   void lose(Rank rank, Failure failure);
-  // The time goes on: looks for stalls when next_tick() has come.
+  // Call when next_tick() has come: checks for stalls.
   void tick(int64_t now_ns);
   int64_t next_tick() const;  // INT64_MAX: nothing waits
 
-  // What the ranks must learn now, in log order, in the place of what `log` held. Call after a batch of
-  // reports: everything that became ready in the batch may share a bucket.
+  // Replaces the content of `log` by the new entries, in order. Call after a batch of reports, because calls
+  // that became ready in one batch can share a bucket.
   void publish(std::vector<Entry>& log);
-  // A process set that publish() has just opened can't be had after all (no memory).
+  // Undoes a process set that publish() has just opened, because there is no memory for it.
   void withdraw_set(SetId id) { sets_.erase(id); }
-  // What a person should read (stalls), since the last call.
+  // Messages for people (stalls) since the last call.
   std::vector<std::string> take_notices() { return outbox_.take_notices(); }
-  // Who was the last of a set to be ready for something; since the last call.
+  // Which ranks were the last of a set to be ready, since the last call.
   void take_late_ranks(std::vector<LateRank>& into) { outbox_.take_late_ranks(into); }
 
   // For tests and metrics.
   size_t definitions() const { return calls_.registry().size(); }
-  size_t bundles() const { return predictor_.size(); }
+  size_t predictions() const { return predictor_.size(); }
 
  private:
   void ready(Rank from, const Ready& ready, int64_t now_ns);
-  // Of many ranks at once; false: it has to be taken rank by rank.
+  // For many ranks at once; false: the ranks have to be taken one by one.
   bool ready(RankGroup& group, const Ready& ready, int64_t now_ns);
   void refuse(Rank from, const Refuse& refuse, int64_t now_ns);
   void join(Rank from, const Join& join, int64_t now_ns);
@@ -64,20 +65,22 @@ class Coordinator {
 
   Call& find_call(SetState& set, Definition& definition, const Request& request, uint64_t sequence,
                   int64_t now_ns);
-  void settle(SetState& set, Call& call);  // when complete: ready, grouped or failed
+  void settle(SetState& set, Call& call);  // if complete: ready, grouped or failed
   Failure verdict(const SetState& set, Call& call) const;
 
   const Settings settings_;
   Outbox outbox_;
   SetTable sets_;
   OpenCalls calls_;
+  PostTable posts_;
   StallMonitor stalls_;
   StepPredictor predictor_;
   BackendPolicy backends_;
   Publisher publisher_;
   GroupRules rules_;
+  Messages messages_;
   std::vector<RankGroup> groups_;
-  int64_t now_ns_ = 0;  // of the last report or tick
+  int64_t now_ns_ = 0;  // time of the last report or tick
   bool broken_ = false;
   bool stopped_ = false;
 };

@@ -6,11 +6,11 @@
 
 namespace farandole {
 
-// All or none: the first failure fails those that are complete, and the others when they are.
+// The first failure fails the group's complete calls at once, and the others when they are complete.
 void GroupRules::settle(SetState& set, Call& call, const std::vector<Terms::Group>& groups,
                         const Failure& failure) {
   if (failure) calls_.fail(call, failure);
-  for (const auto& [name, size] : groups) {  // one, unless the members disagree about it
+  for (const auto& [name, size] : groups) {  // one, unless the members disagree
     CallGroup& group = set.groups[name];
     bool whole = ++group.settled >= size;
     if (failure && !group.failure) group.failure = failure;
@@ -29,7 +29,7 @@ void GroupRules::settle(SetState& set, Call& call, const std::vector<Terms::Grou
 }
 
 bool GroupRules::break_group(SetState& set, Call& call, const Failure& failure) {
-  const std::vector<Terms::Led> led = call.terms().led(call.key().place(), call.arrived());
+  const std::vector<Terms::Led> led = call.terms().led(call.key().index_in_group(), call.arrived());
   if (led.empty() || !call.terms().uneven()) return false;
   BrokenGroup& group = set.broken.emplace_back(BrokenGroup{&call, {}, 0, failure});
   for (const auto& [name, followers, members] : led) {
@@ -41,7 +41,7 @@ bool GroupRules::break_group(SetState& set, Call& call, const Failure& failure) 
   return true;
 }
 
-// Those that do not report a call of the group must not take its end for that of something else.
+// Waits for all announced reports of the group: a late report after its end would begin a new call.
 bool GroupRules::settle_broken(SetState& set, const Call& call) {
   const std::string& name = call.request().group;
   auto group = std::ranges::find_if(set.broken, [&](const BrokenGroup& broken) {
@@ -52,7 +52,7 @@ bool GroupRules::settle_broken(SetState& set, const Call& call) {
   size_t reports = 0;
   for (Call* other : calls_.all(set)) {
     const bool one_of_it = std::ranges::count(group->names, other->request().group) > 0 &&
-                           follows(other->request(), other->key().place());
+                           follows(other->request(), other->key().index_in_group());
     if (!one_of_it) continue;
     calls.push_back(other);
     reports += other->terms().outspoken(other->arrived()).size();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What holds of the calls of one group: all are published, or none.
+// The rule for the calls of a group: either all are published or none.
 #pragma once
 
 #include <vector>
@@ -13,12 +13,12 @@ class GroupRules {
  public:
   GroupRules(OpenCalls& calls, Publisher& publisher) : calls_(calls), publisher_(publisher) {}
 
-  // A call of these groups is complete. failure: of that call; code kOk: all agree.
+  // One call of these groups is complete. `failure`: that call's; code kOk: all agree.
   void settle(SetState& set, Call& call, const std::vector<Terms::Group>& groups,
               const Failure& failure);
-  // Whether a complete call that fails takes a whole group with it, as its first call.
+  // Whether a complete, failing call is the first of a group and fails the whole group.
   bool break_group(SetState& set, Call& call, const Failure& failure);
-  // Whether a call, complete or not, belongs to a group that is broken, and is settled with it.
+  // Whether a call, complete or not, belongs to a broken group and is settled with it.
   bool settle_broken(SetState& set, const Call& call);
 
  private:

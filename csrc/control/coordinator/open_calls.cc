@@ -9,18 +9,18 @@
 namespace farandole {
 namespace {
 
-constexpr uint64_t kMaxUnnamedAhead = 1 << 20;  // calls of one rank ahead of the slowest
+constexpr uint64_t kMaxUnnamedAhead = 1 << 20;  // calls that a rank may be ahead of the slowest
 
 }  // namespace
 
 void OpenCalls::check_place(const Request& request, uint64_t sequence) {
-  const uint64_t place = CallKey{request.set, request.name, sequence}.place();
-  if (place < static_cast<uint64_t>(std::max(request.signature.group_size, 1))) return;
+  const uint64_t index_in_group = CallKey{request.set, request.name, sequence}.index_in_group();
+  if (index_in_group < static_cast<uint64_t>(std::max(request.signature.group_size, 1))) return;
   throw Error(ErrorCode::kInternal, "a call has a place outside its group");
 }
 
 Call& OpenCalls::unnamed_slot(SetState& set, uint64_t sequence) {
-  if (CallKey{set.id, "", sequence}.place() > 0) {
+  if (CallKey{set.id, "", sequence}.index_in_group() > 0) {
     auto& follower = set.followers[sequence];
     if (!follower) follower = std::make_unique<Call>();
     return *follower;
@@ -41,14 +41,19 @@ void OpenCalls::open(SetState& set, Definition& definition, Call& call, const Re
             as_defined ? &definition.request : nullptr, request, set.members(), now_ns);
   ++definition.uses;
   registry_.touch(definition);
+  for (int m = 0; by_members(request) && m < set.members(); ++m) {
+    if (std::ranges::count(request.signature.shape, m) == 0) call.arrive_joined(m);
+  }
   if (set.joined.empty()) return;
-  for (int m : set.joined.members()) call.arrive_joined(m);
+  for (int m : set.joined.members()) {
+    if (!call.arrived().contains(m)) call.arrive_joined(m);
+  }
 }
 
 void OpenCalls::retire(Call& call) {
   Definition& definition = *registry_.at(call.id());
   --definition.uses;
-  if (definition.bundle) --definition.bundle->open;
+  if (definition.prediction) --definition.prediction->open;
   call.close();
 }
 

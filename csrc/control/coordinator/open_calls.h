@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls that are under way, by name or by their order in a set. A call begins with its first report and ends
-// when it is published, or fails.
+// The calls in flight, by name or by their order in a set. A call begins with its first report and ends when
+// it is published or fails.
 #pragma once
 
 #include <vector>
@@ -19,27 +19,27 @@ class OpenCalls {
   Registry& registry() { return registry_; }
   const Registry& registry() const { return registry_; }
 
-  // Where a call of this request is, or will be.
+  // The call slot of a request; it may not be open yet.
   Call& slot(SetState& set, Definition& definition, const Request& request, uint64_t sequence) {
     check_place(request, sequence);
     return request.name.empty() ? unnamed_slot(set, sequence) : definition.call;
   }
-  // The first report of it: with the joined members in it.
+  // Opens a call at its first report, with the joined members already counted.
   void open(SetState& set, Definition& definition, Call& call, const Request& request,
             uint64_t sequence, int64_t now_ns);
-  // It is over. The call itself stays where it is: drop_finished() clears unnamed ones away.
+  // Ends a call. Unnamed ones stay in their slot until drop_finished().
   void retire(Call& call);
   void fail(Call& call, const Failure& failure);
-  // Of a call that not all have reported. A named one starts afresh when it comes again; an unnamed one keeps its
-  // place in the order.
+  // Fails a call that not all have reported. A named call can begin anew; an unnamed one keeps its place in
+  // the order until the others have reported it.
   void give_up(SetState& set, Call& call, const Failure& failure);
-  // The same of one that nobody may bring any more: also an unnamed one is over.
+  // Likewise for a call that nobody will report any more: an unnamed one ends, too.
   void end(SetState& set, Call& call, const Failure& failure);
   void drop_finished(SetState& set);
 
-  // Both in no particular order.
+  // Both lists are in no particular order.
   std::vector<Call*> all(SetState& set);
-  std::vector<Call*> waiting(SetState& set);  // for some rank
+  std::vector<Call*> waiting(SetState& set);  // for the report of some rank
 
  private:
   void write_unheard(const SetState& set, const Call& call, const Failure& failure);

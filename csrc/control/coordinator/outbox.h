@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the coordinator has to say since it was last asked.
+// The coordinator's output since it was last taken: log entries, messages for people, late ranks.
 #pragma once
 
 #include <cstdint>
@@ -15,24 +15,24 @@ namespace farandole {
 
 class Outbox {
  public:
-  // Who was the last of a set to be ready for something, and how long after the first.
+  // The last rank of a set to be ready for a call, and how long after the first.
   struct LateRank {
     Rank rank;
     int64_t after_ns;
   };
 
-  // To all ranks.
+  // Adds a log entry, for all ranks.
   void write(Entry entry) { log_.push_back(std::move(entry)); }
-  // For whoever comes when nothing can be done any more: one entry serves all that come in one batch.
+  // Fails a call for ranks that report it too late; one entry per batch serves all of them.
   void fail_late(const CallKey& key, const Failure& failure) {
     if (late_calls_.emplace(key.set, key.name, key.sequence).second) write(Fail{key, failure});
   }
-  // To people.
+  // Adds a message for people.
   void notice(std::string text) { notices_.push_back(std::move(text)); }
-  // To metrics.
+  // Adds a late rank, for metrics.
   void came_last(Rank rank, int64_t after_ns) { late_ranks_.push_back({rank, after_ns}); }
 
-  // In log order, in the place of what `log` held. Ends the batch.
+  // Replaces the content of `log` by the entries, in order. Ends the batch.
   void take(std::vector<Entry>& log) {
     log.clear();
     log.swap(log_);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "control/coordinator/publisher.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -10,11 +9,11 @@
 namespace farandole {
 namespace {
 
-constexpr uint64_t kMaxOutstanding = 2;       // buckets of one set: one moves, one waits behind it
-constexpr size_t kMaxItems = 1024;            // of one bucket: bounds the log entry
-constexpr size_t kMaxResultBytes = 16 << 10;  // that travel in the log
+constexpr uint64_t kMaxOutstanding = 2;       // buckets of one set: one moves, one waits
+constexpr size_t kMaxItems = 1024;            // of one bucket; bounds the size of its log entry
+constexpr size_t kMaxResultBytes = 16 << 10;  // carried by the log
 
-// Sums payloads in member order: the same order, hence the same bits, as the host plane.
+// Sums payloads in member order, so that the result has the same bits as the shared-memory backend's.
 ByteString reduce_payloads(const Call& call, int members, int64_t divisor) {
   const Signature& s = call.signature();
   std::vector<const void*> inputs;
@@ -39,7 +38,7 @@ ByteString in_member_order(const Call& call, int members) {
   return whole;
 }
 
-// The log entry is all that the ranks need: there is nothing to move, or it travels in the log.
+// The log entry completes the call: there is nothing to move, or the entry carries it.
 bool finishes_at_once(const Call& call) {
   if (!call.signature().traits().moves_bytes() || call.inputs().absent()) return true;
   return call.inputs().rode_along() && call.bytes() <= kMaxResultBytes;
@@ -64,10 +63,16 @@ void Publisher::queue(SetState& set, Call& call) {
   } else {
     set.host.ready.push_back(&call);
   }
+  if (is_pair(set.id)) busy_pairs_.insert(set.id);
 }
 
 void Publisher::flush(int64_t now_ns) {
-  for (auto& [id, set] : parts_.sets) flush(*set, now_ns);
+  for (auto& [id, set] : parts_.sets.known()) flush(*set, now_ns);
+  std::erase_if(busy_pairs_, [&](SetId id) {
+    SetState& pair = parts_.sets.at(id);
+    flush(pair, now_ns);
+    return !pair.waits_for_lanes();
+  });
 }
 
 void Publisher::flush(SetState& set, int64_t now_ns) {
@@ -82,18 +87,18 @@ void Publisher::flush(SetState& set, int64_t now_ns) {
   parts_.predictor.predict(set, now_ns);
 }
 
-// When all have left, nothing may come after Stop: the rest goes out now.
+// Keeps few buckets in flight. Once all ranks have left, the rest goes out, because Stop must be last.
 bool Publisher::may_run(const LaneQueue& lane) const {
   return parts_.sets.all_left() || lane.published - lane.done < kMaxOutstanding;
 }
 
-// Average divides by the number of members, joined or not (Horovod's rule), or by the active ones.
+// Average divides by all members, joined or not (Horovod's rule), or by the active ones if so set.
 int64_t Publisher::divisor_of(const SetState& set, const Call& call) const {
   if (!traits_of(call.signature().reduce_op).divides) return 1;
   return parts_.settings.average_active ? set.members() - call.terms().joined() : set.members();
 }
 
-// Ranks learn a request once, and again when it has changed.
+// Writes a Define when ranks don't know the request yet, or when it has changed.
 void Publisher::define(Call& call) {
   Definition& definition = *parts_.calls.registry().at(call.id());
   if (call.terms().redefines()) definition.request = call.request();
@@ -106,7 +111,7 @@ void Publisher::define(Call& call) {
 void Publisher::finish_at_once(SetState& set, Call& call, int64_t now_ns) {
   const Signature& s = call.signature();
   if (s.op == Op::kAddSet) {
-    add_set(call.key(), s.shape);
+    add_set(call.key(), s.shape, by_members(call.request()));
   } else if (s.op == Op::kRemoveSet) {
     remove_set(call.key(), s.root, now_ns);
   } else {
@@ -120,7 +125,7 @@ void Publisher::finish_at_once(SetState& set, Call& call, int64_t now_ns) {
   parts_.calls.retire(call);
 }
 
-// The result of inputs that rode along.
+// The result of a call whose inputs came with the reports.
 ByteString Publisher::payload_of(const SetState& set, const Call& call) const {
   switch (call.signature().traits().pattern) {
     case Pattern::kReduceToAll: return reduce_payloads(call, set.members(), divisor_of(set, call));
@@ -133,31 +138,38 @@ ByteString Publisher::payload_of(const SetState& set, const Call& call) const {
   }
 }
 
-void Publisher::add_set(const CallKey& key, std::span<const int64_t> wanted) {
-  if (Failure fault = parts_.sets.fault_of(wanted)) {
+void Publisher::add_set(const CallKey& key, std::span<const int64_t> wanted, bool alone) {
+  if (Failure fault = parts_.sets.fault_of(wanted, alone)) {
     return parts_.outbox.write(Fail{key, std::move(fault)});
   }
   std::vector<Rank> ranks(wanted.begin(), wanted.end());
+  if (alone) {
+    parts_.sets.settle_name(
+        key.name, {ErrorCode::kMismatch,
+                   "'" + key.name + "' is a process set of " + text_of_ranks(ranks) + " already"});
+  }
   const SetId id = parts_.sets.open(ranks);
   parts_.outbox.write(OpenSet{id, std::move(ranks), key});
 }
 
 void Publisher::remove_set(const CallKey& key, SetId id, int64_t now_ns) {
-  SetState* set = id == kWorldSet ? nullptr : parts_.sets.find(id);
+  SetState* set = id <= kWorldSet ? nullptr : parts_.sets.find(id);
   const std::string name = "process set " + std::to_string(id);
   if (!set) {
     Failure failure{ErrorCode::kInvalidArgument, name + " can't be removed"};
     return parts_.outbox.write(Fail{key, std::move(failure)});
   }
   Failure failure{ErrorCode::kInvalidArgument, name + " was removed while calls were under way"};
-  parts_.predictor.unbundle_all(*set, now_ns);
+  parts_.predictor.dissolve_all(*set, now_ns);
   for (Call* call : parts_.calls.all(*set)) parts_.calls.fail(*call, failure);
+  parts_.posts.fail_if(
+      [&](const Posted& posted) { return posted.request().set == id ? failure : Failure{}; });
   parts_.backends.close(id);
   parts_.sets.erase(id);
   parts_.outbox.write(CloseSet{id, key});
 }
 
-// False: the set's next call was on GPUs and has failed.
+// False: the set's next GPU call has failed instead.
 bool Publisher::open_gpu(SetState& set) {
   if (parts_.backends.is_open(set.id)) return true;
   try {
@@ -171,25 +183,25 @@ bool Publisher::open_gpu(SetState& set) {
   }
 }
 
-// Takes calls and bundles from the front until the bucket is full. Members of a group stay together. Each kind of
-// memory has a lane and limits of its own, so that neither waits for the other.
+// Takes calls and predictions from the front until the bucket is full. Calls of a group stay together. Host
+// and GPU memory have separate lanes and limits, so neither waits for the other.
 void Publisher::run_bucket(SetState& set, bool gpu, int64_t now_ns) {
   LaneQueue& lane = gpu ? set.gpu : set.host;
   const size_t most = gpu ? parts_.settings.gpu_fusion_bytes : parts_.settings.fusion_bytes;
   std::vector<Item> items;
-  std::vector<uint32_t> bundles;
+  std::vector<uint32_t> predictions;
   size_t bytes = 0;
   std::string group;
   while (!lane.ready.empty()) {
-    const bool begun = !items.empty() || !bundles.empty();
-    if (auto* waiting = std::get_if<OpenBundle*>(&lane.ready.front())) {
-      OpenBundle& bundle = **waiting;
-      if (begun && bytes + bundle.bytes > most) break;
+    const bool begun = !items.empty() || !predictions.empty();
+    if (auto* waiting = std::get_if<PredictedGroup*>(&lane.ready.front())) {
+      PredictedGroup& prediction = **waiting;
+      if (begun && bytes + prediction.bytes > most) break;
       group.clear();
-      bytes += bundle.bytes;
+      bytes += prediction.bytes;
       lane.ready.pop_front();
-      bundle.end_round();
-      bundles.push_back(bundle.id);
+      prediction.end_round();
+      predictions.push_back(prediction.id);
       continue;
     }
     Call& call = *std::get<Call*>(lane.ready.front());
@@ -209,15 +221,15 @@ void Publisher::run_bucket(SetState& set, bool gpu, int64_t now_ns) {
     lane.moving_since_ns = now_ns;
     if (!gpu) parts_.stalls.expect_progress(now_ns, now_ns);
   }
-  parts_.outbox.write(Run{set.id, ++lane.published, std::move(items), std::move(bundles), gpu});
+  parts_.outbox.write(Run{set.id, ++lane.published, std::move(items), std::move(predictions), gpu});
 }
 
-// When all have joined, or can't any more. Not before the last call is out: ranks that return from
-// join() would begin its name anew.
+// Ends a join when all have joined or some can't any more; but only after the last call is published, because
+// ranks that return from join() may use its name anew.
 void Publisher::end_join(SetState& set) {
   bool over = set.joined.full() || (!set.joined.empty() && !set.left.empty());
   if (!over || set.waits_for_lanes()) return;
-  // The joined ranks have made fewer unnamed calls: all count on from here.
+  // Joined ranks have made fewer unnamed calls, so all ranks continue with this number.
   const uint64_t next = set.first_unnamed + set.unnamed.size();
   parts_.outbox.write(Joined{set.id, set.last_joined, next, std::exchange(set.join_failure, {})});
   set.joined.clear();

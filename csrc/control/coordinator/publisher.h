@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// From ready calls to log entries: results that are known at once, process sets, and buckets for the lanes.
+// Turns ready calls into log entries: results known at once, process sets, and buckets for the lanes.
 #pragma once
 
-#include <vector>
+#include <set>
 
 #include "control/coordinator/backend_policy.h"
 #include "control/coordinator/open_calls.h"
+#include "control/coordinator/post_table.h"
 #include "control/coordinator/settings.h"
 #include "control/coordinator/stall_monitor.h"
 #include "control/coordinator/step_predictor.h"
@@ -18,6 +19,7 @@ class Publisher {
     const CoordinatorSettings& settings;
     SetTable& sets;
     OpenCalls& calls;
+    PostTable& posts;
     StepPredictor& predictor;
     BackendPolicy& backends;
     StallMonitor& stalls;
@@ -25,9 +27,9 @@ class Publisher {
   };
   explicit Publisher(const Parts& parts) : parts_(parts) {}
 
-  // A call is complete, and all agree.
+  // Takes a call that is complete and agreed.
   void queue(SetState& set, Call& call);
-  // Writes what may go out of all sets now.
+  // Writes all entries that can go out now, for all sets.
   void flush(int64_t now_ns);
 
  private:
@@ -36,7 +38,7 @@ class Publisher {
   void finish_at_once(SetState& set, Call& call, int64_t now_ns);
   ByteString payload_of(const SetState& set, const Call& call) const;
   int64_t divisor_of(const SetState& set, const Call& call) const;
-  void add_set(const CallKey& key, std::span<const int64_t> ranks);
+  void add_set(const CallKey& key, std::span<const int64_t> ranks, bool alone);
   void remove_set(const CallKey& key, SetId id, int64_t now_ns);
   bool may_run(const LaneQueue& lane) const;
   bool open_gpu(SetState& set);
@@ -44,7 +46,8 @@ class Publisher {
   void end_join(SetState& set);
 
   const Parts parts_;
-  uint64_t completed_ = 0;  // calls
+  uint64_t completed_ = 0;      // calls
+  std::set<SetId> busy_pairs_;  // with calls to publish
 };
 
 }  // namespace farandole

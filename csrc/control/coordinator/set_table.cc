@@ -3,24 +3,19 @@
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
 #include <utility>
 
 #include "base/error.h"
 
 namespace farandole {
 
-int SetState::found_at(Rank rank) const {
-  auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
-  if (found == ranks.end() || *found != rank) return -1;
-  return static_cast<int>(found - ranks.begin());
+Failure removed(SetId set) {
+  return {ErrorCode::kInvalidArgument, "process set " + std::to_string(set) + " was removed"};
 }
 
 SetTable::SetTable(int world_size, int max_sets, int repeats)
     : world_size_(world_size), max_sets_(max_sets), repeats_(repeats), left_(world_size) {
-  std::vector<Rank> world(static_cast<size_t>(world_size));
-  std::iota(world.begin(), world.end(), 0);
-  open(std::move(world));
+  open(numbers_below(world_size));
 }
 
 SetState* SetTable::of(SetId id, Rank from) {
@@ -38,15 +33,15 @@ SetState* SetTable::find(SetId id) {
   return found == sets_.end() ? nullptr : found->second.get();
 }
 
-Failure SetTable::fault_of(std::span<const int64_t> wanted) const {
+Failure SetTable::fault_of(std::span<const int64_t> wanted, bool alike_allowed) const {
   bool ascending = std::ranges::adjacent_find(wanted, std::greater_equal<>()) == wanted.end();
   bool sound = !wanted.empty() && ascending && wanted.front() >= 0 && wanted.back() < world_size_;
-  for (auto& [id, set] : sets_) {
-    if (!std::ranges::equal(set->ranks, wanted)) continue;
+  for (const auto& [id, set] : known()) {
+    if (alike_allowed || !std::ranges::equal(set->ranks, wanted)) continue;
     return {ErrorCode::kInvalidArgument, "a process set of " + text_of_ranks(set->ranks) +
                                              " exists already, with id " + std::to_string(id)};
   }
-  if (sets_.size() >= static_cast<size_t>(max_sets_)) {
+  if (std::ranges::distance(known()) >= max_sets_) {
     return {ErrorCode::kInvalidArgument,
             "there are " + std::to_string(max_sets_) +
                 " process sets already; remove one, or raise FARANDOLE_PROCESS_SETS"};
@@ -54,13 +49,24 @@ Failure SetTable::fault_of(std::span<const int64_t> wanted) const {
   if (sound) return {};
   return {ErrorCode::kInvalidArgument, "a process set needs different ranks between 0 and " +
                                            std::to_string(world_size_ - 1) + "; got " +
-                                           text_of(wanted)};
+                                           text_of_ranks({wanted.begin(), wanted.end()})};
 }
 
-SetId SetTable::open(std::vector<Rank> ranks) {
+SetId SetTable::open(std::vector<Rank> ranks) { return add(next_++, std::move(ranks)).id; }
+
+SetState& SetTable::pair(Rank a, Rank b, Outbox& outbox) {
+  const auto [found, fresh] =
+      pairs_.try_emplace(std::minmax(a, b), -1 - static_cast<SetId>(pairs_.size()));
+  if (!fresh) return at(found->second);
+  SetState& pair = add(found->second, {found->first.first, found->first.second});
+  outbox.write(OpenSet{pair.id, pair.ranks, {}});
+  return pair;
+}
+
+SetState& SetTable::add(SetId id, std::vector<Rank> ranks) {
   auto set = std::make_unique<SetState>();
   const int members = static_cast<int>(ranks.size());
-  set->id = next_++;
+  set->id = id;
   set->ranks = std::move(ranks);
   set->joined = MemberMask(members);
   set->left = MemberMask(members);
@@ -68,9 +74,7 @@ SetId SetTable::open(std::vector<Rank> ranks) {
   for (int m = 0; m < members; ++m) {  // somebody may have left while the set was asked for
     if (left_.contains(set->rank_of(m))) set->left.insert(m);
   }
-  const SetId id = set->id;
-  sets_[id] = std::move(set);
-  return id;
+  return *(sets_[id] = std::move(set));
 }
 
 }  // namespace farandole

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The coordinator's process sets: who is in them, who has joined or left, and what waits in each.
+// The coordinator's process sets: members, who has joined or left, and the calls waiting in each.
 #pragma once
 
 #include <deque>
 #include <map>
 #include <memory>
+#include <ranges>
 #include <span>
 #include <string>
 #include <variant>
@@ -12,33 +13,60 @@
 
 #include "control/calls/call.h"
 #include "control/calls/member_mask.h"
-#include "control/calls/open_bundle.h"
-#include "control/prediction/cycle.h"
+#include "control/coordinator/cycle.h"
+#include "control/coordinator/outbox.h"
 
 namespace farandole {
 
-// The calls of a set on one kind of memory, which its members' lane moves in buckets.
+// A prediction: calls that the members of a set may report together.
+struct PredictedGroup {
+  uint32_t id = 0;
+  SetId set = kWorldSet;
+  std::vector<uint32_t> ids;  // not evicted while the prediction exists
+  size_t bytes = 0;           // moved by one round
+
+  // The current round. A member reports the prediction, or its calls one by one. While all report the
+  // prediction, `arrived` counts them; once one call is open by itself, reports of the prediction count as
+  // reports of its calls, and `open` counts open calls. One of the two is always empty.
+  MemberMask arrived;
+  int open = 0;
+  int64_t since_ns = 0;
+  bool queued = false;  // complete; waits for its lane
+
+  bool closing = false;  // Dissolve is in the log
+  MemberMask split;      // world ranks that have sent their Withdraw
+  int members = 0;
+
+  bool idle() const { return arrived.empty() && open == 0; }
+  bool waits() const { return !closing && !queued && !idle(); }
+  void end_round() {
+    arrived.clear();
+    queued = false;
+  }
+};
+
+// A set's calls on one kind of memory, which its members' lane moves in buckets.
 struct LaneQueue {
-  std::deque<std::variant<Call*, OpenBundle*>> ready;  // complete, agreed, not published
-  uint64_t published = 0;                              // buckets
-  uint64_t done = 0;                                   // as the set's lowest rank says
-  int64_t moving_since_ns = 0;                         // the bucket that moves now
+  std::deque<std::variant<Call*, PredictedGroup*>> ready;  // complete and agreed, not published
+  uint64_t published = 0;                                  // buckets
+  uint64_t done = 0;                                       // as reported by the set's lowest rank
+  int64_t moving_since_ns = 0;                             // start of the bucket that moves now
   bool moving() const { return published > done; }
 };
 
 // Calls that are published together or not at all.
 struct CallGroup {
   int settled = 0;           // calls that are complete
-  std::vector<Call*> calls;  // those that wait for the others
-  Failure failure;           // of one, hence of all
+  std::vector<Call*> calls;  // that wait for the others
+  Failure failure;           // of one call, and so of all
 };
 
-// A group whose first call can't be done, and which some members bring less of than others, or nothing: its
-// calls will never be complete. It fails as a whole when those that are to come have come.
+// A group whose first call has failed, and which some members report less of than others, so its other calls
+// would never be complete. It fails as a whole once all expected reports have come.
 struct BrokenGroup {
   Call* first = nullptr;
   std::vector<std::string> names;  // several if the members disagree
-  size_t reports = 0;              // of calls that follow
+  size_t reports = 0;              // expected, of the calls that follow
   Failure failure;
 };
 
@@ -48,49 +76,61 @@ struct SetState {
   MemberMask joined;
   MemberMask left;
   Rank last_joined = -1;
-  Failure join_failure;                       // the first that came with a Join
-  std::deque<std::unique_ptr<Call>> unnamed;  // from first_unnamed on
+  Failure join_failure;                       // the first one that came with a Join
+  std::deque<std::unique_ptr<Call>> unnamed;  // starting at first_unnamed
   uint64_t first_unnamed = 0;
   std::map<uint64_t, std::unique_ptr<Call>> followers;  // unnamed, by sequence
   std::map<std::string, CallGroup> groups;
   std::vector<BrokenGroup> broken;
-  std::vector<Call*> at_once;  // complete, agreed, and the log entry is all that they need
+  std::vector<Call*> at_once;  // complete and agreed; their log entry completes them
   LaneQueue host;
   LaneQueue gpu;
-  Cycle cycle{0};  // what the set repeats
+  Cycle cycle{0};  // detects repeated steps
 
   int members() const { return static_cast<int>(ranks.size()); }
   Rank rank_of(int member) const { return ranks[static_cast<size_t>(member)]; }
-  // -1: not in it.
-  int member_of(Rank rank) const { return id == kWorldSet ? rank : found_at(rank); }
-  int found_at(Rank rank) const;
+  // -1: not a member.
+  int member_of(Rank rank) const { return id == kWorldSet ? rank : index_in(ranks, rank); }
   bool waits_for_lanes() const { return !host.ready.empty() || !gpu.ready.empty(); }
-  // No group will become whole any more: what is under way in one has been given up.
+  // Forgets all groups, after their calls in flight have been given up.
   void drop_groups() {
     groups.clear();
     broken.clear();
   }
 };
 
+Failure removed(SetId set);
+
 class SetTable {
  public:
-  // With the world in it. repeats: as Cycle has it.
+  // Starts with the world's set. `repeats`: see Cycle.
   SetTable(int world_size, int max_sets, int repeats);
 
-  // The set of a report. nullptr: it was removed, which the rank can't have known. Throws Error(kInternal) if the
-  // rank must have known better.
+  // The set of a report. nullptr: it was removed, which the rank may not know yet. Throws Error(kInternal) if
+  // the rank should know that it is no member.
   SetState* of(SetId id, Rank from);
-  // nullptr: there is none.
+  // nullptr: no such set.
   SetState* find(SetId id);
   SetState& at(SetId id) { return *sets_.at(id); }
   SetState& world() { return at(kWorldSet); }
-  // What keeps a set of these ranks from being opened; code kOk: nothing.
-  Failure fault_of(std::span<const int64_t> wanted) const;
-  // Under a number that was never given before.
+  // Why a set of these ranks can't be opened; code kOk: it can. `alike_allowed`: there may be one of the same ranks.
+  Failure fault_of(std::span<const int64_t> wanted, bool alike_allowed) const;
+  // Gives it a number that was never used before.
   SetId open(std::vector<Rank> ranks);
+  // The pair of these ranks; the log opens it when they first meet.
+  SetState& pair(Rank a, Rank b, Outbox& outbox);
   void erase(SetId id) { sets_.erase(id); }
 
-  // In any state of the job: a rank that is gone is so in all sets, also in those that open later.
+  // What a call by_members came to, for ranks that report its name afterwards: they have other members in mind.
+  // Kept for good, because a rank may be late by any time.
+  void settle_name(const std::string& name, Failure failure) { settled_.emplace(name, failure); }
+  // nullptr: nothing yet.
+  const Failure* settled(const std::string& name) const {
+    auto found = settled_.find(name);
+    return found == settled_.end() ? nullptr : &found->second;
+  }
+
+  // The rank counts as gone in all sets, also in those opened later. Allowed in any state of the job.
   void leave(Rank rank) { left_.insert(rank); }
   bool has_left(Rank rank) const { return left_.contains(rank); }
   std::vector<Rank> staying() const { return left_.missing(); }
@@ -98,14 +138,21 @@ class SetTable {
 
   auto begin() { return sets_.begin(); }
   auto end() { return sets_.end(); }
+  // The sets that users know: all but pairs.
+  auto known() { return std::ranges::subrange(sets_.lower_bound(kWorldSet), sets_.end()); }
+  auto known() const { return std::ranges::subrange(sets_.lower_bound(kWorldSet), sets_.end()); }
 
  private:
+  SetState& add(SetId id, std::vector<Rank> ranks);
+
   const int world_size_;
   const int max_sets_;
   const int repeats_;
   std::map<SetId, std::unique_ptr<SetState>> sets_;
+  std::map<std::pair<Rank, Rank>, SetId> pairs_;  // the lower rank first
   SetId next_ = kWorldSet;
   MemberMask left_;  // world ranks
+  std::map<std::string, Failure> settled_;
 };
 
 }  // namespace farandole

@@ -9,21 +9,22 @@
 namespace farandole {
 namespace {
 
-constexpr int64_t kAnswerNs = 1'500'000'000;     // that a rank may take to say where it is
-constexpr int64_t kLongestLead = 2'000'000'000;  // from a question to the end of a call
-constexpr size_t kMaxReports = 20;               // failures that carry the causes and the stacks
+constexpr int64_t kAnswerNs = 1'500'000'000;     // for a rank's answer
+constexpr int64_t kLongestLead = 2'000'000'000;  // between question and giving up
+constexpr size_t kMaxReports = 20;               // failures with causes and stacks
 
 }  // namespace
 
 StallMonitor::StallMonitor(const CoordinatorSettings& settings, SetTable& sets, OpenCalls& calls,
-                           Outbox& outbox)
+                           PostTable& posts, Outbox& outbox)
     : settings_(settings),
       sets_(sets),
       calls_(calls),
+      posts_(posts),
       outbox_(outbox),
       heard_ns_(static_cast<size_t>(settings.size), -1) {}
 
-// How old a call is when its missing ranks are asked: at the warning, or a moment before its end.
+// Age at which a call's missing ranks are asked: at the warning, or shortly before it is given up.
 int64_t StallMonitor::patience_ns() const {
   int64_t patience = settings_.stall_warn_ns > 0 ? settings_.stall_warn_ns : kNever;
   if (int64_t abort = settings_.stall_abort_ns; abort > 0) {
@@ -46,9 +47,7 @@ WaitingCall StallMonitor::view_of(const SetState& set, const Call& call) const {
   view.what = text_of(call.key(), call.request());
   view.name = call.key().name;
   view.group = call.request().group;
-  for (int m : call.arrived().members()) {
-    if (!set.joined.contains(m)) view.here.push_back(set.rank_of(m));
-  }
+  for (int m : call.terms().outspoken(call.arrived())) view.here.push_back(set.rank_of(m));
   for (int m : call.arrived().missing()) view.missing.push_back(set.rank_of(m));
   if (call.times().first_member >= 0) {
     view.first = set.rank_of(call.times().first_member);
@@ -59,7 +58,24 @@ WaitingCall StallMonitor::view_of(const SetState& set, const Call& call) const {
   return view;
 }
 
-// Its bytes are under way, and some member may have stopped moving them.
+WaitingCall StallMonitor::view_of(const Posted& posted) const {
+  WaitingCall view;
+  view.what = text_of(posted);
+  view.name = posted.request().name;
+  view.here = {posted.rank};
+  const Rank peer = posted.request().peer;
+  for (Rank rank : sets_.at(posted.request().set).ranks) {
+    const bool wanted = peer == kAnyRank ? rank != posted.rank : rank == peer;
+    if (wanted) view.missing.push_back(rank);
+  }
+  view.end = posted.request().signature.traits().end;
+  view.tag = posted.request().tag;
+  view.first = view.last = posted.rank;
+  view.since_ns = view.last_ns = posted.since_ns;
+  return view;
+}
+
+// A bucket in flight, some of whose members may have stopped.
 WaitingCall StallMonitor::view_of_bucket(const SetState& set) const {
   WaitingCall view;
   view.what =
@@ -73,20 +89,20 @@ WaitingCall StallMonitor::view_of_bucket(const SetState& set) const {
   return view;
 }
 
-// Who was asked again just now is not silent yet: its answer to the question before counts.
-const Whereabouts* StallMonitor::answer_of(Rank rank) const {
+// While a new question is open, a rank's answer to the previous one still counts.
+const StackReport* StallMonitor::answer_of(Rank rank) const {
   if (auto found = answers_.find(rank); found != answers_.end()) return &found->second;
   if (!question_open_ || heard_ns_[static_cast<size_t>(rank)] >= earlier_ns_) return nullptr;
   auto earlier = earlier_answers_.find(rank);
   return earlier == earlier_answers_.end() ? nullptr : &earlier->second;
 }
 
-// What the last question has brought, unless the rank has gone on since.
+// From the last question, unless the rank has made a call since.
 RankState StallMonitor::state_of(Rank rank) const {
   RankState state;
   state.heard_ns = heard_ns_[static_cast<size_t>(rank)];
-  if (!asked_.contains(rank) || asked_ns_ <= state.heard_ns) return state;
-  const Whereabouts* answer = answer_of(rank);
+  if (!questioned_.contains(rank) || question_ns_ <= state.heard_ns) return state;
+  const StackReport* answer = answer_of(rank);
   state.silent = answer == nullptr;
   if (state.silent) return state;
   state.stopped = answer->stopped;
@@ -100,10 +116,15 @@ StateOf StallMonitor::states() const {
 
 std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_ns) {
   std::vector<WaitingCall> views;
-  for (auto& [id, set] : sets_) {
+  for (auto& [id, set] : sets_.known()) {
     for (const Call* call : calls_.waiting(*set)) {
       if (now_ns - call->times().since_ns >= age_ns) views.push_back(view_of(*set, *call));
     }
+  }
+  posts_.for_each([&](const Posted& posted) {
+    if (now_ns - posted.since_ns >= age_ns) views.push_back(view_of(posted));
+  });
+  for (auto& [id, set] : sets_) {
     if (set->host.moving() && now_ns - set->host.moving_since_ns >= age_ns) {
       views.push_back(view_of_bucket(*set));
     }
@@ -112,7 +133,7 @@ std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_n
   return views;
 }
 
-// What ranks wait in, or did a moment ago: calls that block each other are not given up at once.
+// Calls that ranks wait in, or did until recently: of calls that block each other, one is given up first.
 std::vector<WaitingCall> StallMonitor::all_waiting(int64_t now_ns) {
   std::erase_if(lost_, [&](const auto& lost) { return now_ns - lost.first > kAnswerNs; });
   std::vector<WaitingCall> all = waiting_for(0, now_ns);
@@ -120,7 +141,7 @@ std::vector<WaitingCall> StallMonitor::all_waiting(int64_t now_ns) {
   return all;
 }
 
-// With a call its whole group: no member of it can ever be done.
+// Gives up overdue calls with their whole groups, because a group can't complete without them.
 void StallMonitor::give_up_stalled(SetState& set, int64_t now_ns) {
   std::vector<Call*> calls = calls_.waiting(set);
   auto too_old = [&](const Call* call) {
@@ -151,8 +172,21 @@ void StallMonitor::give_up_stalled(SetState& set, int64_t now_ns) {
   std::erase_if(set.broken, [](const BrokenGroup& group) { return !group.first->is_open(); });
 }
 
-// A bucket can't be taken back. Its end is the job's, and only if a member is known to stand still: a
-// slow machine is no reason.
+void StallMonitor::give_up_posts(int64_t now_ns) {
+  const std::vector<WaitingCall> all = all_waiting(now_ns);
+  size_t reports = 0;
+  posts_.fail_if([&](const Posted& posted) -> Failure {
+    if (now_ns - posted.since_ns < settings_.stall_abort_ns) return {};
+    WaitingCall view = view_of(posted);
+    std::string text = "no progress: " + line_of(view, now_ns);
+    if (reports++ < kMaxReports) text += causes_of({view}, all, states(), now_ns);
+    lost_.emplace_back(now_ns, std::move(view));
+    return {ErrorCode::kStall, text + "\n  (FARANDOLE_STALL_ABORT sets this limit)"};
+  });
+}
+
+// A bucket can't be withdrawn, so its stall ends the job; but only if a member is known to be stopped or
+// silent, because a machine may just be slow.
 Failure StallMonitor::standing(const SetState& set, int64_t now_ns) const {
   if (!set.host.moving() || now_ns - set.host.moving_since_ns < settings_.stall_abort_ns) return {};
   const WaitingCall view = view_of_bucket(set);
@@ -163,26 +197,27 @@ Failure StallMonitor::standing(const SetState& set, int64_t now_ns) const {
 }
 
 void StallMonitor::ask(const std::vector<WaitingCall>& calls, int64_t now_ns) {
-  asked_.clear();
+  questioned_.clear();
   earlier_answers_ = std::exchange(answers_, {});
-  earlier_ns_ = asked_ns_;
-  for (const WaitingCall& call : calls) asked_.insert(call.missing.begin(), call.missing.end());
+  earlier_ns_ = question_ns_;
+  for (const WaitingCall& call : calls)
+    questioned_.insert(call.missing.begin(), call.missing.end());
   for (auto& [id, set] : sets_) {
-    if (set->host.moving()) asked_.insert(set->ranks.begin(), set->ranks.end());
+    if (set->host.moving()) questioned_.insert(set->ranks.begin(), set->ranks.end());
   }
-  asked_ns_ = now_ns;
+  question_ns_ = now_ns;
   question_open_ = true;
   next_question_ns_ = now_ns + (settings_.stall_warn_ns > 0 ? settings_.stall_warn_ns : kAnswerNs);
-  if (!asked_.empty()) outbox_.write(WhereAre{{asked_.begin(), asked_.end()}});
+  if (!questioned_.empty()) outbox_.write(CollectStacks{{questioned_.begin(), questioned_.end()}});
 }
 
-void StallMonitor::answered(Rank from, const Whereabouts& whereabouts, int64_t now_ns) {
-  if (!asked_.contains(from)) return;
-  answers_[from] = whereabouts;
-  if (question_open_ && answers_.size() == asked_.size()) conclude(now_ns);
+void StallMonitor::answered(Rank from, const StackReport& stack_report, int64_t now_ns) {
+  if (!questioned_.contains(from)) return;
+  answers_[from] = stack_report;
+  if (question_open_ && answers_.size() == questioned_.size()) conclude(now_ns);
 }
 
-// All have answered, or time is up: people read about it, if it is still so.
+// All have answered, or time is up: warns, if calls still wait.
 void StallMonitor::conclude(int64_t now_ns) {
   question_open_ = false;
   if (settings_.stall_warn_ns <= 0) return;
@@ -193,15 +228,16 @@ void StallMonitor::conclude(int64_t now_ns) {
 
 Failure StallMonitor::tick(int64_t now_ns) {
   next_tick_ns_ = kNever;
+  if (settings_.stall_abort_ns > 0) give_up_posts(now_ns);
   for (auto& [id, set] : sets_) {
     if (settings_.stall_abort_ns <= 0) break;
-    give_up_stalled(*set, now_ns);
+    if (!is_pair(id)) give_up_stalled(*set, now_ns);
     if (Failure failure = standing(*set, now_ns)) return failure;
   }
   std::vector<WaitingCall> overdue = waiting_for(patience_ns(), now_ns);
   if (!overdue.empty() && now_ns >= next_question_ns_) ask(overdue, now_ns);
-  const int64_t answer_by = asked_ns_ + kAnswerNs;
-  const bool all_answered = answers_.size() == asked_.size();
+  const int64_t answer_by = question_ns_ + kAnswerNs;
+  const bool all_answered = answers_.size() == questioned_.size();
   if (question_open_ && (all_answered || now_ns >= answer_by)) conclude(now_ns);
 
   if (question_open_) next_tick_ns_ = answer_by;
@@ -218,12 +254,18 @@ std::string StallMonitor::explain(SetState* set, const Inquire& inquire, int64_t
     text = text_of_ranks(missing) + " not joined yet";
   }
   const std::vector<WaitingCall> all = all_waiting(now_ns);
-  for (Call* call : set && !inquire.join ? calls_.waiting(*set) : std::vector<Call*>{}) {
+  const bool of_calls = set && !inquire.join && !inquire.key.posted();
+  for (Call* call : of_calls ? calls_.waiting(*set) : std::vector<Call*>{}) {
     const CallKey& key = call->key();
     if (key.name != inquire.key.name || key.sequence != inquire.key.sequence) continue;
     const WaitingCall view = view_of(*set, *call);
     text = line_of(view, now_ns) + causes_of({view}, all, states(), now_ns);
   }
+  posts_.for_each([&](const Posted& posted) {
+    if (posted.rank != inquire.key.poster || posted.post.number != inquire.key.sequence) return;
+    const WaitingCall view = view_of(posted);
+    text = line_of(view, now_ns) + causes_of({view}, all, states(), now_ns);
+  });
   if (text.empty()) text = "all ranks have submitted it, and its bytes are under way";
   return text;
 }

@@ -8,7 +8,7 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kMaxCalls = 20;  // that one report lists
+constexpr size_t kMaxCalls = 20;  // listed in one report
 constexpr size_t kMaxRanks = 8;   // whose stacks it shows
 constexpr size_t kLongestName = 256;
 
@@ -21,7 +21,7 @@ std::string tenths(int64_t ns) {
 
 bool has(const std::vector<Rank>& ranks, Rank rank) { return std::ranges::count(ranks, rank) > 0; }
 
-// Every line of `text` on a line of its own, four blanks deeper than the rest.
+// Puts every line of `text` on a new line, indented by four blanks.
 std::string indented(const std::string& text) {
   std::string result;
   for (size_t at = 0; at < text.size();) {
@@ -32,7 +32,7 @@ std::string indented(const std::string& text) {
   return result;
 }
 
-// The call that `rank` waits in for one of those who wait for it in `call`.
+// A call that `rank` waits in and that lacks a rank which waits for `rank` in `call`: a deadlock.
 const WaitingCall* crossed(const WaitingCall& call, Rank rank,
                            const std::vector<WaitingCall>& all) {
   const WaitingCall* found = nullptr;
@@ -47,9 +47,34 @@ const WaitingCall* crossed(const WaitingCall& call, Rank rank,
   return found;
 }
 
+// What `rank` has posted: an end that this one could have met, else one between the same ranks, else any.
+const WaitingCall* its_message(const WaitingCall& call, Rank rank,
+                               const std::vector<WaitingCall>& all) {
+  auto closeness = [&](const WaitingCall& other) {
+    if (other.end == End::kNone || !has(other.here, rank)) return 0;
+    if (!has(other.missing, call.here.front())) return 1;
+    return other.end == call.end ? 2 : 3;
+  };
+  const auto found = std::ranges::max_element(all, {}, closeness);
+  return found == all.end() || closeness(*found) == 0 ? nullptr : &*found;
+}
+
+// Why the ends of two messages have not met; `other` may be for a third rank. Nobody knows whether a rank waits
+// in what it has posted.
+std::string why_apart(const WaitingCall& call, const WaitingCall& other) {
+  if (!has(other.missing, call.here.front())) return "";
+  if (other.end != call.end) {
+    return other.tag != call.tag ? ": the tags differ" : ": the process sets differ";
+  }
+  return call.end == End::kSender
+             ? ": both send, and neither has a receive posted; let one of them receive first, or "
+               "send by send_async"
+             : ": both receive, and neither has sent";
+}
+
 }  // namespace
 
-// Levenshtein's distance, at most a sixth of the name.
+// Levenshtein distance of at most a sixth of the name.
 bool near_names(const std::string& a, const std::string& b) {
   if (a.empty() || b.empty() || a == b) return false;
   if (std::max(a.size(), b.size()) > kLongestName) return false;
@@ -87,6 +112,12 @@ std::string cause_of(const WaitingCall& call, Rank rank, const RankState& state,
   if (call.moving || state.silent) {
     return "does not answer, not even its background thread: frozen, swapping, or without a core";
   }
+  if (call.end != End::kNone) {
+    if (const WaitingCall* other = its_message(call, rank, all)) {
+      return "has posted " + other->what + why_apart(call, *other) + "; its last call was " +
+             tenths(now_ns - state.heard_ns) + " ago";
+    }
+  }
   if (const WaitingCall* other = crossed(call, rank, all)) {
     const std::string its = "waits in " + other->what + ", which ";
     const std::string lack =
@@ -99,6 +130,10 @@ std::string cause_of(const WaitingCall& call, Rank rank, const RankState& state,
   }
   if (state.heard_ns < 0) {
     return "has not made a single call: it computes or loads data, hangs, or runs other code";
+  }
+  if (state.heard_ns > call.since_ns && call.end != End::kNone) {
+    return "has made other calls since, the last " + tenths(now_ns - state.heard_ns) +
+           " ago, but not the other end of this message";
   }
   if (state.heard_ns > call.since_ns) {
     return "has made other calls since, the last " + tenths(now_ns - state.heard_ns) +

@@ -9,10 +9,10 @@
 namespace farandole {
 namespace {
 
-// A rank may withhold what another waits for by means that nobody here sees: not for longer than this.
+// Longest wait for a round: a withheld report may block another rank in a way not visible here.
 constexpr int64_t kPatience = 500'000'000;
-// While the first calls of a step are reduced, the next are still submitted.
-constexpr size_t kMostCalls = 256;  // of one bundle
+// Bounded so that the first calls of a step are reduced while later ones are still submitted.
+constexpr size_t kMostCalls = 256;  // of one prediction
 
 int64_t patience_of(const CoordinatorSettings& settings) {
   int64_t patience = kPatience;
@@ -29,14 +29,14 @@ Ready plain(uint32_t id) {
   return ready;
 }
 
-// What a rank may leave out of its report, where all have an input.
+// Whether a call can be reported without its request: if all members have an input, nothing else varies.
 bool regular(const Request& request) {
   return !request.name.empty() && request.group.empty() && request.signature.traits().predicted &&
          request.signature.device == kCpuDevice;
 }
 
-// A few inputs that ride along with their reports are done in one round; as a bundle they take two, but
-// only one report.
+// Whether a prediction saves time: inputs that come with their reports take one round trip, a prediction two
+// but only one report.
 bool pays(size_t calls, size_t bytes) {
   constexpr size_t kFewest = 2, kFewestTiny = 8;
   return calls >= (bytes <= calls * kTinyBytes ? kFewestTiny : kFewest);
@@ -53,175 +53,179 @@ StepPredictor::StepPredictor(const CoordinatorSettings& settings, SetTable& sets
       receive_(std::move(receive)),
       patience_ns_(patience_of(settings)) {}
 
-OpenBundle& StepPredictor::at(uint32_t id) {
-  auto found = bundles_.find(id);
-  if (found == bundles_.end()) {
-    throw Error(ErrorCode::kInternal, "a rank reports an unknown bundle");
+PredictedGroup& StepPredictor::at(uint32_t id) {
+  auto found = predictions_.find(id);
+  if (found == predictions_.end()) {
+    throw Error(ErrorCode::kInternal, "a rank reports an unknown prediction");
   }
   return *found->second;
 }
 
-void StepPredictor::begin_round(OpenBundle& bundle, int64_t now_ns) {
-  if (!bundle.idle()) return;
-  bundle.since_ns = now_ns;
+void StepPredictor::begin_round(PredictedGroup& prediction, int64_t now_ns) {
+  if (!prediction.idle()) return;
+  prediction.since_ns = now_ns;
   next_tick_ns_ = std::min(next_tick_ns_, now_ns + patience_ns_);
 }
 
 bool StepPredictor::ready(Rank from, const ReadyAll& ready, int64_t now_ns) {
-  OpenBundle& bundle = at(ready.bundle);
-  SetState* set = sets_.of(bundle.set, from);
-  if (!set || bundle.closing || bundle.open > 0) {
-    for (uint32_t id : bundle.ids) receive_(from, plain(id), now_ns);
+  PredictedGroup& prediction = at(ready.prediction);
+  SetState* set = sets_.of(prediction.set, from);
+  if (!set || prediction.closing || prediction.open > 0) {
+    for (uint32_t id : prediction.ids) receive_(from, plain(id), now_ns);
     return false;
   }
-  begin_round(bundle, now_ns);
-  if (!bundle.arrived.insert(set->member_of(from))) {
-    throw Error(ErrorCode::kInternal, "a rank reported a bundle twice before it was done");
+  begin_round(prediction, now_ns);
+  if (!prediction.arrived.insert(set->member_of(from))) {
+    throw Error(ErrorCode::kInternal, "a rank reported a prediction twice before it was done");
   }
-  if (bundle.arrived.full() && set->members() > 1) {
-    outbox_.came_last(from, now_ns - bundle.since_ns);
+  if (prediction.arrived.full() && set->members() > 1) {
+    outbox_.came_last(from, now_ns - prediction.since_ns);
   }
-  complete_round(*set, bundle);
+  complete_round(*set, prediction);
   return true;
 }
 
 bool StepPredictor::ready(RankGroup& group, const ReadyAll& ready, int64_t now_ns) {
-  OpenBundle& bundle = at(ready.bundle);
-  SetState* set = sets_.find(bundle.set);
-  if (!set || bundle.closing || bundle.open > 0) return false;
+  PredictedGroup& prediction = at(ready.prediction);
+  SetState* set = sets_.find(prediction.set);
+  if (!set || prediction.closing || prediction.open > 0) return false;
   const MemberSlice& members = group.slice_of(set->id, set->ranks);
   if (members.count == 0) return true;
-  begin_round(bundle, now_ns);
-  if (!bundle.arrived.insert_all(members.first_word, members.words, members.count)) return false;
-  complete_round(*set, bundle);
+  begin_round(prediction, now_ns);
+  if (!prediction.arrived.insert_all(members.first_word, members.words, members.count))
+    return false;
+  complete_round(*set, prediction);
   return true;
 }
 
-void StepPredictor::complete_round(SetState& set, OpenBundle& bundle) {
-  if (!bundle.arrived.full()) return;
-  bundle.queued = true;
-  set.host.ready.push_back(&bundle);
+void StepPredictor::complete_round(SetState& set, PredictedGroup& prediction) {
+  if (!prediction.arrived.full()) return;
+  prediction.queued = true;
+  set.host.ready.push_back(&prediction);
 }
 
-void StepPredictor::split(Rank from, const Split& split, int64_t now_ns) {
-  OpenBundle& bundle = at(split.bundle);
-  SetState* set = sets_.of(bundle.set, from);
-  if (!bundle.split.insert(from)) {
-    throw Error(ErrorCode::kInternal, "a rank gave up a bundle twice");
+void StepPredictor::withdraw(Rank from, const Withdraw& withdraw, int64_t now_ns) {
+  PredictedGroup& prediction = at(withdraw.prediction);
+  SetState* set = sets_.of(prediction.set, from);
+  if (!prediction.split.insert(from)) {
+    throw Error(ErrorCode::kInternal, "a rank gave up a prediction twice");
   }
-  for (int32_t position : split.ready) {
-    if (position < 0 || std::cmp_greater_equal(position, bundle.ids.size())) {
-      throw Error(ErrorCode::kInternal, "a rank reports what is not in the bundle");
+  for (int32_t position : withdraw.ready) {
+    if (position < 0 || std::cmp_greater_equal(position, prediction.ids.size())) {
+      throw Error(ErrorCode::kInternal, "a rank reports what is not in the prediction");
     }
   }
-  if (split.awaited && split.ready.empty()) {
-    throw Error(ErrorCode::kInternal, "a rank waits for a part of a bundle that it has not begun");
+  if (withdraw.awaited && withdraw.ready.empty()) {
+    throw Error(ErrorCode::kInternal,
+                "a rank waits for a part of a prediction that it has not begun");
   }
-  const bool first = !bundle.closing;
-  if (first) unbundle(bundle, now_ns);
-  if (split.awaited && set && first) {
-    const auto last = static_cast<size_t>(split.ready.back());
-    const bool known = std::exchange(registry_.at(bundle.ids[last])->ends_bundle, true);
+  const bool first = !prediction.closing;
+  if (first) dissolve(prediction, now_ns);
+  if (withdraw.awaited && set && first) {
+    const auto last = static_cast<size_t>(withdraw.ready.back());
+    const bool known = std::exchange(registry_.at(prediction.ids[last])->ends_prediction, true);
     if (known) set->cycle.mistrust();
   }
-  for (int32_t position : split.ready) {
-    receive_(from, plain(bundle.ids[static_cast<size_t>(position)]), now_ns);
+  for (int32_t position : withdraw.ready) {
+    receive_(from, plain(prediction.ids[static_cast<size_t>(position)]), now_ns);
   }
-  if (bundle.split.count() < bundle.members) return;
-  for (uint32_t id : bundle.ids) --registry_.at(id)->uses;
-  bundles_.erase(bundle.id);
+  if (prediction.split.count() < prediction.members) return;
+  for (uint32_t id : prediction.ids) --registry_.at(id)->uses;
+  predictions_.erase(prediction.id);
 }
 
-// Who has reported the bundle in this round has reported its calls.
-void StepPredictor::spill(OpenBundle& bundle, int64_t now_ns) {
-  if (bundle.arrived.empty()) return;
-  const SetState& set = sets_.at(bundle.set);
-  auto members = bundle.arrived.members();
-  bundle.end_round();
-  for (uint32_t id : bundle.ids) {
+// Turns reports of the prediction in this round into reports of its calls.
+void StepPredictor::spill(PredictedGroup& prediction, int64_t now_ns) {
+  if (prediction.arrived.empty()) return;
+  const SetState& set = sets_.at(prediction.set);
+  auto members = prediction.arrived.members();
+  prediction.end_round();
+  for (uint32_t id : prediction.ids) {
     for (int32_t m : members) receive_(set.rank_of(m), plain(id), now_ns);
   }
 }
 
 void StepPredictor::take_apart(Definition& definition, int64_t now_ns) {
-  OpenBundle& bundle = *definition.bundle;
-  begin_round(bundle, now_ns);
-  spill(bundle, now_ns);
-  if (!definition.call.is_open()) ++bundle.open;
+  PredictedGroup& prediction = *definition.prediction;
+  begin_round(prediction, now_ns);
+  spill(prediction, now_ns);
+  if (!definition.call.is_open()) ++prediction.open;
 }
 
-void StepPredictor::unbundle(OpenBundle& bundle, int64_t now_ns) {
-  if (std::exchange(bundle.closing, true)) return;
-  for (uint32_t id : bundle.ids) registry_.at(id)->bundle = nullptr;
-  outbox_.write(Unbundle{bundle.id});
-  SetState& set = sets_.at(bundle.set);
+void StepPredictor::dissolve(PredictedGroup& prediction, int64_t now_ns) {
+  if (std::exchange(prediction.closing, true)) return;
+  for (uint32_t id : prediction.ids) registry_.at(id)->prediction = nullptr;
+  outbox_.write(Dissolve{prediction.id});
+  SetState& set = sets_.at(prediction.set);
   std::erase_if(set.host.ready, [&](const auto& waiting) {
-    auto* queued = std::get_if<OpenBundle*>(&waiting);
-    return queued && *queued == &bundle;
+    auto* queued = std::get_if<PredictedGroup*>(&waiting);
+    return queued && *queued == &prediction;
   });
   set.cycle.restart();
-  spill(bundle, now_ns);
+  spill(prediction, now_ns);
 }
 
-void StepPredictor::unbundle_all(const SetState& set, int64_t now_ns) {
-  for (auto& [id, bundle] : bundles_) {
-    if (bundle->set == set.id) unbundle(*bundle, now_ns);
+void StepPredictor::dissolve_all(const SetState& set, int64_t now_ns) {
+  for (auto& [id, prediction] : predictions_) {
+    if (prediction->set == set.id) dissolve(*prediction, now_ns);
   }
 }
 
 void StepPredictor::tick(int64_t now_ns) {
-  for (auto& [id, bundle] : bundles_) {
-    if (bundle->waits() && now_ns >= bundle->since_ns + patience_ns_) unbundle(*bundle, now_ns);
+  for (auto& [id, prediction] : predictions_) {
+    if (prediction->waits() && now_ns >= prediction->since_ns + patience_ns_)
+      dissolve(*prediction, now_ns);
   }
   next_tick_ns_ = std::numeric_limits<int64_t>::max();
-  for (auto& [id, bundle] : bundles_) {
-    if (bundle->waits()) next_tick_ns_ = std::min(next_tick_ns_, bundle->since_ns + patience_ns_);
+  for (auto& [id, prediction] : predictions_) {
+    if (prediction->waits())
+      next_tick_ns_ = std::min(next_tick_ns_, prediction->since_ns + patience_ns_);
   }
 }
 
 void StepPredictor::saw(SetState& set, const Call& call) {
-  if (settings_.bundles <= 0 || registry_.at(call.id())->bundle) return;
+  if (settings_.predictions <= 0 || registry_.at(call.id())->prediction) return;
   const bool tiny = call.signature().bytes() <= kTinyBytes;
   if (!regular(call.request()) || !call.inputs().absent_members().empty()) return;
-  if (settings_.bundle_tiny || !tiny) set.cycle.saw(call.id());
+  if (settings_.prediction_tiny || !tiny) set.cycle.saw(call.id());
 }
 
-// Once a step has come often enough. A rank knows from its place in the log which round of a bundle it is
-// in, because all its calls have been published equally often: what has come once more already is bundled
-// apart. Half of the ids stay free to be evicted.
+// Called once a step has repeated often enough. A rank tells a prediction's round from its place in the log,
+// because all calls of a prediction are published equally often; so calls already published in the current
+// step get predictions of their own. Half of the ids remain evictable.
 void StepPredictor::predict(SetState& set, int64_t now_ns) {
-  if (settings_.bundles <= 0 || !set.cycle.settled()) return;
+  if (settings_.predictions <= 0 || !set.cycle.settled()) return;
   const std::vector<uint32_t> next = set.cycle.next(), begun = set.cycle.begun();
   set.cycle.restart();
   if (!set.joined.empty() || !set.left.empty()) return;
   size_t bytes = 0, pinned = next.size() + begun.size();
-  for (auto& [id, bundle] : bundles_) pinned += bundle->ids.size();
+  for (auto& [id, prediction] : predictions_) pinned += prediction->ids.size();
   if (pinned > settings_.capacity / 2) return;
   for (const auto& ids : {next, begun}) {
     for (uint32_t id : ids) {
-      if (!may_be_bundled(set, id)) return;
+      if (!may_be_predicted(set, id)) return;
       bytes += registry_.at(id)->request.signature.bytes();
     }
   }
-  auto parts = static_cast<size_t>(settings_.bundles);
-  size_t target = std::max(settings_.bundle_bytes, (bytes + parts - 1) / parts);
+  auto parts = static_cast<size_t>(settings_.predictions);
+  size_t target = std::max(settings_.prediction_bytes, (bytes + parts - 1) / parts);
   target = std::min(target, settings_.fusion_bytes);
-  open_bundles(set, next, target, now_ns);
-  open_bundles(set, begun, target, now_ns);
+  predicted_groups(set, next, target, now_ns);
+  predicted_groups(set, begun, target, now_ns);
 }
 
-// Calls of the next round may be under way, as if they had been reported after the bundle was made.
-bool StepPredictor::may_be_bundled(const SetState& set, uint32_t id) {
+// An open call is fine if its reports so far are plain: they count as made after the prediction.
+bool StepPredictor::may_be_predicted(const SetState& set, uint32_t id) {
   const Definition* definition = registry_.at(id);
-  return definition && !definition->forgetting && !definition->bundle && definition->published &&
-         definition->request.set == set.id && regular(definition->request) &&
-         (!definition->call.is_open() || definition->call.plain());
+  return definition && !definition->forgetting && !definition->prediction &&
+         definition->published && definition->request.set == set.id &&
+         regular(definition->request) && (!definition->call.is_open() || definition->call.plain());
 }
 
-// In the order in which they became ready, which is not that of the log: who can do without the lane
-// overtakes who waits for it, and what is ready early must not be bundled with what comes last.
-void StepPredictor::open_bundles(SetState& set, std::vector<uint32_t> ids, size_t target,
-                                 int64_t now_ns) {
+// Groups calls in the order in which they became ready. The log's order differs, because calls that need no
+// lane overtake others; and early calls must not be grouped with the last ones.
+void StepPredictor::predicted_groups(SetState& set, std::vector<uint32_t> ids, size_t target,
+                                     int64_t now_ns) {
   std::ranges::sort(ids, {}, [this](uint32_t id) { return registry_.at(id)->completed; });
   std::vector<uint32_t> next;
   size_t bytes = 0;
@@ -230,32 +234,32 @@ void StepPredictor::open_bundles(SetState& set, std::vector<uint32_t> ids, size_
     next.push_back(id);
     bytes += definition.request.signature.bytes();
     const bool full = bytes >= target || next.size() >= kMostCalls;
-    if (!full && !definition.ends_bundle && id != ids.back()) continue;
-    open_bundle(set, std::exchange(next, {}), std::exchange(bytes, 0), now_ns);
+    if (!full && !definition.ends_prediction && id != ids.back()) continue;
+    predicted_group(set, std::exchange(next, {}), std::exchange(bytes, 0), now_ns);
   }
 }
 
-void StepPredictor::open_bundle(SetState& set, std::vector<uint32_t> ids, size_t bytes,
-                                int64_t now_ns) {
+void StepPredictor::predicted_group(SetState& set, std::vector<uint32_t> ids, size_t bytes,
+                                    int64_t now_ns) {
   if (!pays(ids.size(), bytes)) return;
-  auto bundle = std::make_unique<OpenBundle>();
-  bundle->id = next_++;
-  bundle->set = set.id;
-  bundle->bytes = bytes;
-  bundle->members = set.members();
-  bundle->arrived = MemberMask(set.members());
-  bundle->split = MemberMask(settings_.size);
+  auto prediction = std::make_unique<PredictedGroup>();
+  prediction->id = next_++;
+  prediction->set = set.id;
+  prediction->bytes = bytes;
+  prediction->members = set.members();
+  prediction->arrived = MemberMask(set.members());
+  prediction->split = MemberMask(settings_.size);
   for (uint32_t id : ids) {
     Definition& definition = *registry_.at(id);
-    definition.bundle = bundle.get();
+    definition.prediction = prediction.get();
     ++definition.uses;
     if (!definition.call.is_open()) continue;
-    begin_round(*bundle, now_ns);
-    ++bundle->open;
+    begin_round(*prediction, now_ns);
+    ++prediction->open;
   }
-  outbox_.write(Bundle{bundle->id, set.id, ids});
-  bundle->ids = std::move(ids);
-  bundles_[bundle->id] = std::move(bundle);
+  outbox_.write(Predict{prediction->id, set.id, ids});
+  prediction->ids = std::move(ids);
+  predictions_[prediction->id] = std::move(prediction);
 }
 
 }  // namespace farandole

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -11,19 +10,20 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kRemembered = 1 << 14;  // twice the ids alive at once
+constexpr size_t kRemembered = 1 << 14;  // twice the number of ids in use
 
-// The same bytes from every rank: input, and nothing that differs.
+// The same bytes from every rank: an input, and nothing that differs.
 bool uniform(const Ready& ready) {
   const Contribution& given = ready.contribution;
   return ready.id != 0 && given.has_input && !given.has_payload && given.rows == 0 &&
          given.splits.empty();
 }
 
-// Its meaning does not depend on what the rank has reported before.
+// Whether a report's meaning is independent of the rank's earlier reports.
 bool free_of_order(const Report& report) {
   return std::holds_alternative<Ready>(report) || std::holds_alternative<Done>(report) ||
-         std::holds_alternative<Whereabouts>(report) || std::holds_alternative<Inquire>(report);
+         std::holds_alternative<Post>(report) || std::holds_alternative<StackReport>(report) ||
+         std::holds_alternative<Inquire>(report);
 }
 
 }  // namespace
@@ -44,12 +44,10 @@ void for_each_record(ByteView message, const std::vector<Rank>& below, const Rec
 
 Aggregator::Aggregator(int size, std::vector<Rank> below, bool gathers_above)
     : below_(std::move(below)), gathers_above_(gathers_above) {
-  std::vector<Rank> world(static_cast<size_t>(size));
-  std::iota(world.begin(), world.end(), 0);
-  read(OpenSet{kWorldSet, std::move(world), {}});
+  read(OpenSet{kWorldSet, numbers_below(size), {}});
 }
 
-// Ids are used again, numbers of bundles are not: of these the last are kept.
+// Marks as gone. Ids are reused, prediction numbers are not: only the last of those are kept.
 void Aggregator::take_back(KnownById& table, uint32_t id) {
   if (auto found = table.find(id); found != table.end()) found->second.gone = true;
   while (table.size() > kRemembered && table.begin()->second.gone) table.erase(table.begin());
@@ -58,9 +56,9 @@ void Aggregator::take_back(KnownById& table, uint32_t id) {
 void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>& child,
                          ByteView bytes, int64_t now_ns) {
   const Report report = decode_report(bytes);
-  if (std::holds_alternative<Hurry>(report)) {
-    haste_told_ = haste_told_ && !hurrying_.empty();
-    hurrying_.insert(ranks.begin(), ranks.end());
+  if (std::holds_alternative<Expedite>(report)) {
+    expedite_told_ = expedite_told_ && !expediting_.empty();
+    expediting_.insert(ranks.begin(), ranks.end());
     return;
   }
   const SetBelow* set = nullptr;
@@ -78,8 +76,8 @@ void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>
     key = {Kind::kCall, ready->id, ready->sequence};
     plain = uniform(*ready);
   } else if (auto* all = std::get_if<ReadyAll>(&report)) {
-    look_up(bundles_, all->bundle);
-    key = {Kind::kBundle, all->bundle, 0};
+    look_up(predictions_, all->prediction);
+    key = {Kind::kPrediction, all->prediction, 0};
   }
   std::vector<Rank> who = ranks;
   if (ranks.empty()) {  // all members below that child
@@ -87,7 +85,7 @@ void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>
     std::ranges::set_intersection(child, set->ranks, std::back_inserter(who));
   }
   if (says_ready(report)) {
-    for (Rank rank : who) hurrying_.erase(rank);
+    for (Rank rank : who) expediting_.erase(rank);
   } else {
     urgent_ = true;
   }
@@ -98,11 +96,11 @@ void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>
     sets_.at(join->set).straight = true;
   }
   leaving_ = leaving_ || std::holds_alternative<Leave>(report);
-  haste_told_ = haste_told_ && !says_ready(report);
+  expedite_told_ = expedite_told_ && !says_ready(report);
   record(who, bytes);
 }
 
-// Until all members below have reported it, in whatever way.
+// Holds a report until all members below have reported it, in whatever way.
 void Aggregator::hold(const Key& key, const SetBelow& set, const std::vector<Rank>& ranks,
                       bool plain, ByteView report, int64_t now_ns) {
   Pending& pending = pending_[key];
@@ -120,7 +118,7 @@ void Aggregator::hold(const Key& key, const SetBelow& set, const std::vector<Ran
 }
 
 void Aggregator::release(const Pending& pending, const SetBelow* whole) {
-  haste_told_ = false;
+  expedite_told_ = false;
   for (const auto& [ranks, report] : pending.others) record(ranks, report);
   if (pending.plain.empty()) return;
   bool all = whole && pending.plain.size() == whole->ranks.size();
@@ -142,18 +140,18 @@ void Aggregator::record(const std::vector<Rank>& ranks, ByteView report) {
   out.put_bytes(report);
 }
 
-// After what they are ready for: the host above takes a rank that says so for one that does not wait.
-void Aggregator::tell_haste() {
-  if (!gathers_above_ || hurrying_.empty() || std::exchange(haste_told_, true)) return;
-  ByteString hurry;
-  encode(Report(Hurry{}), hurry);
-  record({hurrying_.begin(), hurrying_.end()}, hurry);
+// Comes after the ranks' Ready reports, because a Ready tells the host above that its rank no longer waits.
+void Aggregator::tell_expedite() {
+  if (!gathers_above_ || expediting_.empty() || std::exchange(expedite_told_, true)) return;
+  ByteString expedite;
+  encode(Report(Expedite{}), expedite);
+  record({expediting_.begin(), expediting_.end()}, expedite);
 }
 
 ByteString Aggregator::take(int64_t now_ns) {
-  tell_haste();
-  if (out_.empty() || (!in_haste() && now_ns < sent_ns_ + gather_ns_)) return {};
-  const bool burst = !in_haste() && now_ns < sent_ns_ + 2 * kLongestGatherNs;
+  tell_expedite();
+  if (out_.empty() || (!expedites() && now_ns < sent_ns_ + gather_ns_)) return {};
+  const bool burst = !expedites() && now_ns < sent_ns_ + 2 * kLongestGatherNs;
   gather_ns_ = burst ? std::min(2 * gather_ns_, kLongestGatherNs) : kShortestGatherNs;
   sent_ns_ = now_ns;
   urgent_ = false;
@@ -166,14 +164,15 @@ void Aggregator::read(const Entry& entry) {
   if (auto* open = std::get_if<OpenSet>(&entry)) {
     std::ranges::set_intersection(open->ranks, below_, std::back_inserter(sets_[open->set].ranks));
   }
-  if (auto* bundle = std::get_if<Bundle>(&entry)) bundles_[bundle->id] = {bundle->set};
-  // Late reports about what is gone go straight.
+  if (auto* prediction = std::get_if<Predict>(&entry))
+    predictions_[prediction->id] = {prediction->set};
+  // Late reports of a closed set or a dissolved prediction are forwarded at once.
   if (auto* close = std::get_if<CloseSet>(&entry)) sets_.at(close->set).straight = true;
-  if (auto* unbundle = std::get_if<Unbundle>(&entry)) take_back(bundles_, unbundle->id);
+  if (auto* dissolve = std::get_if<Dissolve>(&entry)) take_back(predictions_, dissolve->id);
   if (auto* joined = std::get_if<Joined>(&entry); joined && sets_.contains(joined->set)) {
     sets_.at(joined->set).straight = false;
   }
-  bool gone = std::holds_alternative<CloseSet>(entry) || std::holds_alternative<Unbundle>(entry);
+  bool gone = std::holds_alternative<CloseSet>(entry) || std::holds_alternative<Dissolve>(entry);
   if (gone) release_all();
 }
 
@@ -187,7 +186,7 @@ void Aggregator::tick(int64_t now_ns) {
 
 int64_t Aggregator::next_tick() const {
   int64_t next = std::numeric_limits<int64_t>::max();
-  if (!out_.empty()) next = in_haste() ? 0 : sent_ns_ + gather_ns_;
+  if (!out_.empty()) next = expedites() ? 0 : sent_ns_ + gather_ns_;
   for (auto& [key, pending] : pending_) next = std::min(next, pending.since_ns + kPatienceNs);
   return next;
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a host's leader makes of the reports of its ranks, and of the hosts below it: equal ones become one
-// record, "all of us report this". A pure state machine: reports, log entries and the time go in, records
-// come out. To the coordinator it is as if some reports had come a little late: those of one call leave together,
-// and calls in batches while a step is under way, so that it costs few messages; the first after a pause, and what
-// somebody waits for, at once.
+// Combines the reports of a host's ranks, and of the hosts below it, for the host above: equal ones become
+// one record "all of us report this". A pure state machine: reports, log entries and the time go in, records
+// come out. To the coordinator some reports just come a little late: those of one call leave together, and
+// calls leave in batches during a step, to save messages. The first after a pause, and those that a user
+// waits for, leave at once.
 #pragma once
 
 #include <cstdint>
@@ -18,51 +18,51 @@
 
 namespace farandole {
 
-// Visits the records of one message. `ranks` is empty: all members below (of the set that it is about).
-// Throws Error(kInternal) on a rank that is not in `below`, ascending.
+// Visits the records of a message. Empty `ranks`: all members below (of the set concerned). Throws
+// Error(kInternal) on a rank that is not in `below` (ascending).
 using RecordVisitor = std::function<void(const std::vector<Rank>& ranks, ByteView report)>;
 void for_each_record(ByteView message, const std::vector<Rank>& below, const RecordVisitor& visit);
 
 class Aggregator {
  public:
-  // How long an incomplete report waits for others.
+  // How long an incomplete report waits for the other ranks.
   static constexpr int64_t kPatienceNs = 20'000'000;
 
-  // Between two batches. It doubles from the shortest to the longest, and begins anew after a pause of twice
-  // the longest.
+  // Time between two batches. It doubles from the shortest to the longest, and starts anew after a pause of
+  // twice the longest.
   static constexpr int64_t kShortestGatherNs = 250'000;
   static constexpr int64_t kLongestGatherNs = 10'000'000;
 
-  // size: of the world; below: ranks of this host and of those below it, ascending. gathers_above: the host
-  // above does the same.
+  // `size`: of the world; `below`: ranks of this host and the hosts below, ascending; `gathers_above`: the
+  // host above batches, too.
   Aggregator(int size, std::vector<Rank> below, bool gathers_above = false);
 
-  // ranks: who reports it; several, or none for all of `child` (see HostTree), if a host below says so.
+  // `ranks`: who reports. Several, or (none) all members in `child`, the ranks below a child (see HostTree).
   void receive(const std::vector<Rank>& ranks, const std::vector<Rank>& child, ByteView report,
                int64_t now_ns);
   void receive(Rank from, ByteView report, int64_t now_ns) { receive({from}, {}, report, now_ns); }
-  // The log, as it passes on its way down.
+  // Reads log entries on their way down.
   void read(const Entry& entry);
   void tick(int64_t now_ns);
   int64_t next_tick() const;  // INT64_MAX: nothing waits
-  // The message for the host above; empty: nothing to say yet.
+  // The message for the host above; empty: none yet.
   ByteString take(int64_t now_ns);
 
  private:
-  enum class Kind : uint8_t { kCall, kBundle };
+  enum class Kind : uint8_t { kCall, kPrediction };
   using Key = std::tuple<Kind, uint32_t, uint64_t>;  // id, sequence
   struct Pending {
     int heard = 0;            // ranks that have reported it
-    std::vector<Rank> plain;  // of these: those whose reports are alike
+    std::vector<Rank> plain;  // those with identical reports
     ByteString report;
     std::vector<std::pair<std::vector<Rank>, ByteString>> others;
     int64_t since_ns = 0;
   };
   struct SetBelow {
     std::vector<Rank> ranks;  // its members below, ascending
-    bool straight = false;    // somebody has joined, or it is closed: nothing waits
+    bool straight = false;    // a member has joined, or the set is closed: forward at once
   };
-  // Hosts below may still report for all what the log has just taken back: they have not read that yet.
+  // `gone` ids are kept: hosts below that have not yet read the log may still report them for all.
   struct Known {
     SetId set;
     bool gone = false;
@@ -75,21 +75,21 @@ class Aggregator {
   void release(const Pending& pending, const SetBelow* whole);
   void release_all();
   void record(const std::vector<Rank>& ranks, ByteView report);
-  void tell_haste();
-  bool in_haste() const { return urgent_ || !hurrying_.empty(); }
+  void tell_expedite();
+  bool expedites() const { return urgent_ || !expediting_.empty(); }
 
   std::vector<Rank> below_;
   std::map<SetId, SetBelow> sets_;
   KnownById ids_;
-  KnownById bundles_;
-  bool leaving_ = false;  // somebody leaves: nothing waits any more
+  KnownById predictions_;
+  bool leaving_ = false;  // a rank leaves: forward everything at once
   std::map<Key, Pending> pending_;
   ByteString out_;
 
   const bool gathers_above_;
-  bool urgent_ = false;      // there is more in out_ than who is ready
-  std::set<Rank> hurrying_;  // their users wait
-  bool haste_told_ = true;   // to the host above, if it gathers
+  bool urgent_ = false;        // out_ holds other reports than readiness
+  std::set<Rank> expediting_;  // ranks whose users wait
+  bool expedite_told_ = true;  // the host above has been told, if it batches
   int64_t gather_ns_ = kShortestGatherNs;
   int64_t sent_ns_ = -2 * kLongestGatherNs;  // never
 };

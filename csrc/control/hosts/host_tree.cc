@@ -24,7 +24,7 @@ HostTree HostTree::of(Rank own, const std::vector<Rank>& node, int fan_out) {
   for (Rank r = 0; r < static_cast<Rank>(node.size()); ++r) {
     auto host = index_of(node[static_cast<size_t>(r)]);
     while (host > 0 && above(host) != own_host) host = above(host);
-    if (host == 0) continue;  // not below this host
+    if (host == 0) continue;  // not in a child's branch
     tree.children[static_cast<size_t>(host - own_host * fan_out - 1)].ranks.push_back(r);
   }
   return tree;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the hosts' leaders are linked: all to the root, and beyond kFanOut hosts in a tree. A host's leader
-// is its lowest rank; the root is rank 0.
+// The tree of links between leaders: up to kFanOut hosts link to the root, more in further levels. A host's
+// leader is its lowest rank; the root is rank 0.
 #pragma once
 
 #include <vector>
@@ -13,12 +13,12 @@ struct HostTree {
   static constexpr int kFanOut = 32;
   struct Branch {
     Rank leader = 0;
-    std::vector<Rank> ranks;  // on its host and all below it, ascending
+    std::vector<Rank> ranks;  // of its host and all hosts below, ascending
   };
   Rank parent = -1;  // leader of the host above; -1: this is the root, or no leader
   std::vector<Branch> children;
 
-  // node: by rank, the lowest rank on its host; own: a leader.
+  // `node`: by rank, the lowest rank of its host; `own`: a leader.
   static HostTree of(Rank own, const std::vector<Rank>& node, int fan_out = kFanOut);
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plain little-endian bytes, written and read in one order. Reading never trusts a length: a short or
-// mad message throws Error(kInternal), whatever it says of itself.
+// Encodes control messages as plain little-endian bytes. The decoder trusts no length: a short or malformed
+// message throws Error(kInternal).
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace farandole {
 using ByteString = std::vector<std::byte>;
 using ByteView = std::span<const std::byte>;
 
-// Appends to `out`, which is not to be looked at before the Encoder's end.
+// Appends to `out`, which must not be read before the Encoder's destruction.
 class Encoder {
  public:
   explicit Encoder(ByteString& out) : out_(out), used_(out.size()) {}
@@ -54,7 +54,7 @@ class Encoder {
     if (size > 0) std::memcpy(out_.data() + used_, data, size);
     used_ += size;
   }
-  static constexpr size_t kAhead = 128;  // most messages are shorter: they grow once
+  static constexpr size_t kAhead = 128;  // most messages fit, so they allocate once
   ByteString& out_;
   size_t used_;
 };
@@ -94,7 +94,7 @@ class Decoder {
     if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
   }
-  // A count of things that each take at least `least` bytes: bounds loops and allocations.
+  // A count of items of at least `least` bytes each; bounds loops and allocations.
   uint32_t get_count(size_t least) {
     auto count = get<uint32_t>();
     if (count > in_.size() / least) fail();

@@ -8,9 +8,9 @@ namespace farandole {
 namespace {
 
 constexpr int32_t kErrorCodeCount = 9;
-constexpr size_t kLeastItem = 28;  // bytes of an Item whose lists are empty
+constexpr size_t kLeastItem = 28;  // bytes of an Item with empty lists
 
-// One function per type for both directions: `v(field)` writes or reads, so the orders can't differ.
+// One function per type serves both directions, `v(field)` writing or reading, so their orders can't differ.
 struct Writing {
   Encoder out;
   template <class T>
@@ -66,11 +66,11 @@ void visit(V& v, auto& x) {
     v.enumeration(x.reduce_op, kReduceOpCount);
     v.enumeration(x.dtype, kDTypeCount);
     v(x.device), v(x.root), v(x.prescale), v(x.postscale), v(x.shape), v(x.group_size);
-    v(x.place.window), v(x.place.window_bytes), v(x.place.offset);
+    v(x.window_range.window), v(x.window_range.window_bytes), v(x.window_range.offset);
   } else if constexpr (std::is_same_v<T, Request>) {
-    v(x.set), v(x.name), v(x.group), visit(v, x.signature);
+    v(x.set), v(x.name), v(x.group), visit(v, x.signature), v(x.peer), v(x.tag);
   } else if constexpr (std::is_same_v<T, CallKey>) {
-    v(x.set), v(x.name), v(x.sequence);
+    v(x.set), v(x.name), v(x.sequence), v(x.poster);
   } else if constexpr (std::is_same_v<T, Failure>) {
     v.enumeration(x.code, kErrorCodeCount), v(x.text);
   } else if constexpr (std::is_same_v<T, Contribution>) {
@@ -79,6 +79,10 @@ void visit(V& v, auto& x) {
     v(x.id);
     if (x.id == 0) visit(v, x.request);
     v(x.sequence), visit(v, x.contribution);
+  } else if constexpr (std::is_same_v<T, Post>) {
+    visit(v, x.request), v(x.number), visit(v, x.contribution), visit(v, x.refusal);
+  } else if constexpr (std::is_same_v<T, Matched>) {
+    v(x.pair), v(x.sequence), v(x.sender), v(x.sent), v(x.receiver), v(x.received);
   } else if constexpr (std::is_same_v<T, Refuse>) {
     visit(v, x.key), visit(v, x.failure);
   } else if constexpr (std::is_same_v<T, Fail>) {
@@ -91,11 +95,11 @@ void visit(V& v, auto& x) {
     v(x.id);
   } else if constexpr (std::is_same_v<T, Leave>) {
     v(x.failed), v(x.text);
-  } else if constexpr (std::is_same_v<T, Whereabouts>) {
+  } else if constexpr (std::is_same_v<T, StackReport>) {
     v(x.stopped), v(x.text);
   } else if constexpr (std::is_same_v<T, Inquire>) {
     v(x.number), visit(v, x.key), v(x.join);
-  } else if constexpr (std::is_same_v<T, WhereAre>) {
+  } else if constexpr (std::is_same_v<T, CollectStacks>) {
     v(x.ranks);
   } else if constexpr (std::is_same_v<T, Inform>) {
     v(x.to), v(x.number), v(x.text);
@@ -106,7 +110,7 @@ void visit(V& v, auto& x) {
   } else if constexpr (std::is_same_v<T, Run>) {
     v(x.set), v(x.bucket), v(x.gpu), v.resize(x.items);
     for (auto& item : x.items) visit(v, item);
-    v(x.bundles);
+    v(x.predictions);
   } else if constexpr (std::is_same_v<T, Result>) {
     v(x.set), v(x.id), v(x.sequence), v(x.absent), v(x.rows), v(x.payload);
   } else if constexpr (std::is_same_v<T, Joined>) {
@@ -116,23 +120,22 @@ void visit(V& v, auto& x) {
   } else if constexpr (std::is_same_v<T, CloseSet>) {
     v(x.set), visit(v, x.key);
   } else if constexpr (std::is_same_v<T, UseGpu>) {
-    v(x.uuid), v(x.host), v(x.nccl_version), v(x.name);
-  } else if constexpr (std::is_same_v<T, GpuKey>) {
-    v(x.set), v(x.key);
-  } else if constexpr (std::is_same_v<T, OpenGpu>) {
-    v(x.set), v(x.nccl), v(x.split), v(x.ranks);
+    v(x.uuid), v(x.host), v(x.library), v(x.name);
+  } else if constexpr (std::is_same_v<T, SetUp>) {
+    v(x.set), v(x.step), v(x.bytes), v.enumeration(x.backend, kBackendKindCount), v(x.all_here),
+        v(x.ranks);
   } else if constexpr (std::is_same_v<T, Abort> || std::is_same_v<T, Lost>) {
     visit(v, x.failure);
   } else if constexpr (std::is_same_v<T, ReadyAll>) {
-    v(x.bundle);
-  } else if constexpr (std::is_same_v<T, Split>) {
-    v(x.bundle), v(x.awaited), v(x.ready);
-  } else if constexpr (std::is_same_v<T, Bundle>) {
+    v(x.prediction);
+  } else if constexpr (std::is_same_v<T, Withdraw>) {
+    v(x.prediction), v(x.awaited), v(x.ready);
+  } else if constexpr (std::is_same_v<T, Predict>) {
     v(x.id), v(x.set), v(x.ids);
-  } else if constexpr (std::is_same_v<T, Unbundle>) {
+  } else if constexpr (std::is_same_v<T, Dissolve>) {
     v(x.id);
   } else {
-    static_assert(std::is_same_v<T, Stop> || std::is_same_v<T, Hurry>);
+    static_assert(std::is_same_v<T, Stop> || std::is_same_v<T, Expedite>);
   }
 }
 

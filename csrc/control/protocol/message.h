@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank tells the coordinator (reports) and what the coordinator tells all ranks (log entries).
+// Control messages: reports (rank to coordinator) and log entries (coordinator to all ranks).
 #pragma once
 
 #include <string>
@@ -11,127 +11,148 @@
 
 namespace farandole {
 
-// ---- A call, as all ranks know it. Named calls meet by name, unnamed ones by their order in a set.
+// ---- A call, as all ranks know it. Named calls match by name, unnamed ones by their order in a set.
 //
-// A group is known by its first call: whatever its size, that goes by the name of the group, or, unnamed, by
-// its place in the order. So ranks that disagree about the size, or bring nothing, meet there. The others
-// follow: of an unnamed group under the same number, with their places in the group above it.
+// A group is identified by its first call, which has the group's name or, unnamed, its place in the order. So
+// ranks that disagree about the group's size, or have an empty one, match there. The other calls follow:
+// those of an unnamed group have the same number, with their place in the group in the bits above it.
 constexpr int kFollowerShift = 40;
 struct CallKey {
   SetId set = kWorldSet;
   std::string name;       // empty: unnamed
-  uint64_t sequence = 0;  // of unnamed calls in this set, from 0
+  uint64_t sequence = 0;  // of unnamed calls of this set, from 0
+  Rank poster = -1;       // >= 0: a send or receive of this rank; the sequence is Post::number
+  bool posted() const { return poster >= 0; }
   bool named() const { return !name.empty(); }
   uint64_t number() const { return sequence & ((uint64_t{1} << kFollowerShift) - 1); }
-  uint64_t place() const { return sequence >> kFollowerShift; }  // in its unnamed group
+  uint64_t index_in_group() const { return sequence >> kFollowerShift; }  // in its unnamed group
 };
 
 struct Request {
   SetId set = kWorldSet;
-  std::string name;   // empty: unnamed; then the request is an interned signature
-  std::string group;  // empty: alone
+  std::string name;   // empty: unnamed; then it stands for all with this signature
+  std::string group;  // empty: in no group
   Signature signature;
+  // ---- of a send or receive, whose root is the sender. Its name is for people.
+  Rank peer = kAnyRank;
+  int64_t tag = 0;
 };
 // Whether two requests under one name are the same call.
 inline bool same_terms(const Request& a, const Request& b) {
   return a.signature == b.signature && a.group == b.group;
 }
-// Of a group in which it is not the first. `place`: that of an unnamed one, by its key.
-inline bool follows(const Request& request, uint64_t place) {
+// Whether it is in a group but not its first call. `index_in_group`: as CallKey::index_in_group().
+inline bool follows(const Request& request, uint64_t index_in_group) {
   if (request.group.empty()) return false;
-  return request.name.empty() ? place > 0 : request.name != request.group;
+  return request.name.empty() ? index_in_group > 0 : request.name != request.group;
 }
 
-// ---- Reports: rank -> coordinator
+// ---- Reports: rank to coordinator
 
-// What differs from rank to rank and from call to call.
+// The part of a report that differs between ranks and calls.
 struct Contribution {
   bool has_input = false;
-  bool has_payload = false;     // the input itself rides along (at most kTinyBytes)
-  int64_t rows = 0;             // where CollectiveTraits::ragged(): this rank's first dimension
-  std::vector<int64_t> splits;  // where CollectiveTraits::splits(): rows for each member
+  bool has_payload = false;     // the input is in the message (at most kTinyBytes)
+  int64_t rows = 0;             // if CollectiveTraits::ragged(): this rank's first dimension
+  std::vector<int64_t> splits;  // if CollectiveTraits::splits(): rows for each member
   ByteView payload;             // points into the message
 };
 constexpr size_t kTinyBytes = 1024;
 
-// "I am ready for this." Exactly one of id and request says what for.
+// This rank is ready for a call, given by either id or request.
 struct Ready {
-  uint32_t id = 0;  // 0: the request travels
+  uint32_t id = 0;  // 0: `request` is sent
   Request request;
   uint64_t sequence = 0;  // unnamed calls
   Contribution contribution;
 };
-// "I can't take part": an argument error found on one rank fails its peers too. It is this rank's report
-// of that call: the rank reports the same name again only after the call's Fail (a retry waits for it),
-// and refuses nothing that it has in flight or while it has joined.
+// One end of a message: a send or a receive. The coordinator matches the two.
+struct Post {
+  Request request;
+  uint64_t number = 0;  // each rank counts its own
+  Contribution contribution;
+  Failure refusal = {};  // an argument error: this rank has no such call, but its peer's fails
+};
+// This rank can't take part (an argument error), so its peers fail, too. It counts as the rank's report of
+// the call. The rank reports the name again only after the call's Fail (a retry waits for it), and refuses
+// nothing that it has in flight or after it has joined.
 struct Refuse {
   CallKey key;
   Failure failure;
 };
 struct Join {
   SetId set = kWorldSet;
-  Failure failure = {};  // what was wrong with the call: all raise it once all have joined
+  Failure failure = {};  // an argument error: all raise it once all have joined
 };
-struct Done {  // by the set's lowest rank: its lane has finished this bucket
+struct Done {  // from the set's lowest rank: its lane has finished this bucket
   SetId set = kWorldSet;
   uint64_t bucket = 0;
-  bool gpu = false;  // of the lane of GPUs, which counts for itself
+  bool gpu = false;  // of the GPU lane, which numbers its buckets separately
 };
-struct Forgot {  // the rank has dropped this id: nothing it sends later means it
+struct Forgot {  // the rank has dropped this id and will not use it again in its old meaning
   uint32_t id = 0;
 };
 struct Leave {
   bool failed = false;
   std::string text;
 };
-struct Whereabouts {     // the answer to WhereAre: what this process does now, in a few lines
-  bool stopped = false;  // said by the leader of a rank that stands still, and can't say it itself
+struct StackReport {     // answer to CollectStacks: what this process is doing, in a few lines
+  bool stopped = false;  // sent by the leader for a rank that is stopped
   std::string text;
 };
-struct Inquire {        // "Whom does this call wait for?" Answered by Inform.
-  uint64_t number = 0;  // of the question, among this rank's
+struct Inquire {        // asks whom this call waits for; answered by Inform
+  uint64_t number = 0;  // of the question; each rank counts its own
   CallKey key;
-  bool join = false;  // about this set's join; the key has no name then
+  bool join = false;  // about this set's join; the key then has no name
 };
-// Stands for a Ready, with input and nothing else, of every call in the bundle.
+// Replaces one Ready, with input and nothing else, for every call of the prediction.
 struct ReadyAll {
-  uint32_t bundle = 0;
+  uint32_t prediction = 0;
 };
-// The rank's last word about a bundle: it is ready for these positions of it, as in ReadyAll, and reports
-// all else by itself. On its own account (`awaited`: its user waits for a part), or because of Unbundle.
-struct Split {
-  uint32_t bundle = 0;
+// The rank's last report about a prediction: it is ready for these positions and reports the others by
+// itself. Sent because its user waits for one of the calls (`awaited`), or after Dissolve.
+struct Withdraw {
+  uint32_t prediction = 0;
   bool awaited = false;
   std::vector<int32_t> ready = {};  // in order of submission
 };
-// Said by the leader of the rank's host, or by the one above it: the rank is gone.
+// Sent by the leader of the rank's host, or the leader above: the rank is gone.
 struct Lost {
   Failure failure;
 };
-// Before a rank's first tensor on a GPU.
+// Sent before a rank's first GPU tensor.
 struct UseGpu {
-  std::string uuid;          // of the GPU
-  Rank host = 0;             // the lowest rank of its host
-  int32_t nccl_version = 0;  // 0: none that it could use
+  std::string uuid;     // of the GPU
+  Rank host = 0;        // the lowest rank of its host
+  std::string library;  // of GPU collectives, with its version; empty: it has none that works
   std::string name;
 };
-// How the members of a set find each other in NCCL: from its lowest rank to the coordinator, and from there to
-// all in the log.
-struct GpuKey {
+// How a set's tensors on GPUs travel: through host memory, or by the library that all its members have.
+enum class BackendKind : int32_t { kStaged, kLibrary };
+constexpr int32_t kBackendKindCount = 2;
+// A step in setting up a set's backend, which all ranks take at this point of the log. The coordinator writes the
+// first, which has no name, before the set's first GPU bucket. It writes the others when all members have
+// asked for them in a report; only the backend knows what they mean.
+struct SetUp {
   SetId set = kWorldSet;
-  std::string key;
+  std::string step = {};
+  std::string bytes = {};  // the lowest member's
+  // ---- of the first step
+  BackendKind backend = BackendKind::kLibrary;
+  bool all_here = false;         // no rank of the world has left, and all know the set
+  std::vector<Rank> ranks = {};  // of the set
 };
-// The rank's user waits: until the rank's next Ready, leaders keep nothing back. It goes no further than
-// leaders that gather.
-struct Hurry {};
-using Report = std::variant<Ready, Refuse, Join, Done, Forgot, Leave, Whereabouts, Inquire,
-                            ReadyAll, Split, Lost, UseGpu, GpuKey, Hurry>;
+// The rank's user waits: leaders forward its reports at once, until the rank's next Ready. Consumed by
+// leaders; the coordinator ignores it.
+struct Expedite {};
+using Report = std::variant<Ready, Refuse, Join, Done, Forgot, Leave, StackReport, Inquire,
+                            ReadyAll, Withdraw, Lost, UseGpu, SetUp, Expedite, Post>;
 
 inline bool says_ready(const Report& report) {
   return std::holds_alternative<Ready>(report) || std::holds_alternative<ReadyAll>(report);
 }
 
-// ---- The log: coordinator -> all ranks, one total order
+// ---- Log entries: coordinator to all ranks, in one total order
 
 struct Define {
   uint32_t id = 0;
@@ -151,10 +172,11 @@ struct Run {  // the set's lane moves these bytes
   SetId set = kWorldSet;
   uint64_t bucket = 0;
   std::vector<Item> items;
-  std::vector<uint32_t> bundles = {};  // whole ones, behind the items; nothing is absent from them
-  bool gpu = false;                    // the lane of GPUs
+  // Whole predictions, after the items; no member lacks an input.
+  std::vector<uint32_t> predictions = {};
+  bool gpu = false;  // on the GPU lane
 };
-struct Result {  // done at once: the result is here, or nobody had a buffer
+struct Result {  // complete at once: holds the result, or no member had a buffer
   SetId set = kWorldSet;
   uint32_t id = 0;
   uint64_t sequence = 0;
@@ -165,61 +187,62 @@ struct Result {  // done at once: the result is here, or nobody had a buffer
 struct Fail {
   CallKey key;
   Failure failure;
-  // Ranks that had not reported the call: a report of theirs that is under way is not about it.
+  // Ranks that had not reported the call: a report that they send meanwhile is about a new one.
   std::vector<Rank> unheard = {};
 };
 struct Joined {
   SetId set = kWorldSet;
   Rank last = 0;
-  uint64_t next_sequence = 0;  // of unnamed calls in this set, from here on
-  Failure failure = {};        // that of a Join
+  uint64_t next_sequence = 0;  // of unnamed calls of this set, from now on
+  Failure failure = {};        // from a Join
 };
 struct OpenSet {
   SetId set = 0;
   std::vector<Rank> ranks;
-  CallKey key;  // the call that asked for it
+  CallKey key;  // the call that requested it; of a pair: none
+};
+// A send and a receive have met. On these ranks they become the next unnamed call of their pair, which is
+// then run or completed like any other.
+struct Matched {
+  SetId pair = 0;
+  uint64_t sequence = 0;  // there
+  Rank sender = 0;
+  uint64_t sent = 0;  // Post::number
+  Rank receiver = 0;
+  uint64_t received = 0;
 };
 struct CloseSet {
   SetId set = 0;
   CallKey key;
 };
-struct Abort {  // the job is broken: everything fails with this, now and later
+struct Abort {  // the job has failed: all calls fail with this, now and later
   Failure failure;
 };
-struct Stop {};    // all ranks have left
-struct WhereAre {  // others wait for these ranks: they answer with their Whereabouts
+struct Stop {};         // all ranks have left
+struct CollectStacks {  // others wait for these ranks, which answer with a StackReport
   std::vector<Rank> ranks;
 };
-struct Inform {  // the answer to one rank's question
+struct Inform {  // the answer to one rank's Inquire
   Rank to = 0;
   uint64_t number = 0;
   std::string text;
 };
-// Prediction: these calls of a set have come together for some steps. From here on its members may
-// report them by ReadyAll, those who have begun this round without it from the next round on.
-struct Bundle {
-  uint32_t id = 0;  // never used again
+// A prediction: these calls of a set have repeated together. Members may now report them by ReadyAll; those
+// who have begun the current round without it do so from the next round on.
+struct Predict {
+  uint32_t id = 0;  // never reused
   SetId set = kWorldSet;
   std::vector<uint32_t> ids;
 };
-struct Unbundle {  // no more; every member answers with its Split, if it has not yet
+struct Dissolve {  // ends a prediction; members that have not sent a Withdraw answer with one
   uint32_t id = 0;
 };
-// The set's first bucket on GPUs is near: by NCCL (then a GpuKey follows, unless all ranks split the world's
-// communicator here), or through host memory.
-struct OpenGpu {
-  SetId set = kWorldSet;
-  bool nccl = false;
-  bool split = false;
-  std::vector<Rank> ranks;  // of the set
-};
 using Entry = std::variant<Define, Forget, Run, Result, Fail, Joined, OpenSet, CloseSet, Abort,
-                           Stop, WhereAre, Inform, Bundle, Unbundle, OpenGpu, GpuKey>;
+                           Stop, CollectStacks, Inform, Predict, Dissolve, SetUp, Matched>;
 
 void encode(const Report& report, ByteString& out);
 void encode(const Entry& entry, ByteString& out);
-// Throw Error(kInternal) on anything that encode() would not have written. A Ready's payload points
-// into `in`.
+// Throw Error(kInternal) on bytes that encode() does not produce. A Ready's payload points into `in`.
 Report decode_report(ByteView in);
 Entry decode_entry(ByteView in);
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+// See gpu_adasum.h. Called through the C ABI, by the user's threads; it blocks them.
 #include "data/gpu/gpu_adasum.h"
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
-#include <vector>
 
 #include "base/error.h"
 #include "kernels/gpu_source.h"

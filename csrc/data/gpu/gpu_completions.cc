@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// See gpu_completions.h. Used by the launch lane and the staged backend: the driver hands events over, our thread
+// waits.
 #include "data/gpu/gpu_completions.h"
 
 #include <utility>

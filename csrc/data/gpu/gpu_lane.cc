@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// See gpu_lane.h. Used by runtime/engine/gpu_buckets; the driver only, but for what the completion thread counts.
 #include "data/gpu/gpu_lane.h"
 
 #include <algorithm>
@@ -14,6 +15,22 @@ constexpr std::chrono::seconds kDrainTimeout{30};
 
 }  // namespace
 
+std::optional<std::pair<SetId, Backend::Step>> GpuLane::wants_step() {
+  for (const auto& [set, backend] : backends_) {
+    if (auto step = backend->wants_step()) return std::pair{set, std::move(*step)};
+  }
+  return std::nullopt;
+}
+
+void GpuLane::set_up(SetId set, const Backend::Step& step) {
+  GpuBackend& backend = *backends_.at(set);
+  if (!backend.is_set_up()) return backend.set_up(step);
+  push(GpuTurn{set, set, [&backend, step](bool) {
+                 backend.set_up(step);
+                 return true;
+               }});
+}
+
 bool GpuLane::step(bool may_launch) {
   if (aborted_) return false;
   check();
@@ -21,21 +38,21 @@ bool GpuLane::step(bool may_launch) {
   if (!may_launch || !next_may_go()) return moved;
   const auto* bucket = std::get_if<GpuBucket>(&waiting_.front());
   if (!bucket) return take_turn() || moved;
-  GpuPlane& plane = *planes_.at(bucket->set);
+  GpuBackend& backend = *backends_.at(bucket->set);
   if (!begun_) {
-    plane.begin(bucket->parts);
+    backend.begin(bucket->parts);
     begun_ = true;
   }
-  if (!plane.ready()) return moved;
+  if (!backend.poll()) return moved;
   const nvtx::Range range(ranges_.get(), bucket->label);
-  const Progress progress = plane.step();
+  const Progress progress = backend.step();
   if (progress == Progress::kFinished) launched();
   return moved || progress != Progress::kWaiting;
 }
 
 bool GpuLane::take_turn() {
   auto& turn = std::get<GpuTurn>(waiting_.front());
-  if (!planes_.at(turn.set)->ready()) return false;
+  if (!backends_.at(turn.set)->poll()) return false;
   if (turn.take(turn.wanted)) waiting_.pop_front();
   return true;
 }
@@ -44,7 +61,7 @@ void GpuLane::launched() {
   begun_ = false;
   GpuBucket bucket = std::move(std::get<GpuBucket>(waiting_.front()));
   waiting_.pop_front();
-  GpuWork work = planes_.at(bucket.set)->take_work();
+  GpuWork work = backends_.at(bucket.set)->take_work();
   completions_.watch(work.past, [state = state_](Failure failure) {
     if (failure) {
       std::lock_guard lock(state->mutex);
@@ -65,8 +82,8 @@ bool GpuLane::retire() {
     ++retired_;
     InFlight oldest = std::move(in_flight_.front());
     in_flight_.pop_front();
-    if (auto plane = planes_.find(oldest.bucket.set); plane != planes_.end()) {
-      plane->second->finished();
+    if (auto backend = backends_.find(oldest.bucket.set); backend != backends_.end()) {
+      backend->second->finished();
     }
     oldest.bucket.done(nullptr);
     moved = true;
@@ -79,7 +96,7 @@ void GpuLane::check() const {
     std::lock_guard lock(state_->mutex);
     throw Error(state_->failure.code, state_->failure.text);
   }
-  for (const auto& [set, plane] : planes_) plane->check();
+  for (const auto& [set, backend] : backends_) backend->check();
 }
 
 SetId GpuLane::set_of(const Waiting& waiting) {
@@ -89,7 +106,7 @@ SetId GpuLane::set_of(const Waiting& waiting) {
 // A bucket may come before the key with which its set's communicator is opened, or before its communicator is split
 // off another; a turn also waits for what its set has under way.
 bool GpuLane::next_may_go() const {
-  if (waiting_.empty() || !planes_.contains(set_of(waiting_.front()))) return false;
+  if (waiting_.empty() || !backends_.contains(set_of(waiting_.front()))) return false;
   const auto* turn = std::get_if<GpuTurn>(&waiting_.front());
   return !turn || std::ranges::none_of(
                       in_flight_, [&](const InFlight& one) { return one.bucket.set == turn->set; });
@@ -98,19 +115,25 @@ bool GpuLane::next_may_go() const {
 bool GpuLane::ready(bool may_launch) const {
   if (aborted_) return false;
   if (retired_ < state_->past.load() || state_->failed) return true;
-  for (const auto& [set, plane] : planes_) {
-    if (plane->failed()) return true;
+  for (const auto& [set, backend] : backends_) {
+    if (backend->failed()) return true;
   }
   if (!may_launch || !next_may_go()) return false;
   const bool starts = !begun_ && std::holds_alternative<GpuBucket>(waiting_.front());
-  return starts || planes_.at(set_of(waiting_.front()))->ready();
+  return starts || backends_.at(set_of(waiting_.front()))->ready();
+}
+
+Deadline GpuLane::look_again(bool may_launch) const {
+  return aborted_ || !may_launch || !next_may_go()
+             ? Deadline::never()
+             : backends_.at(set_of(waiting_.front()))->look_again();
 }
 
 void GpuLane::drain() {
   const Deadline deadline = Deadline::in(kDrainTimeout);
   const auto failed = [this] {
     return state_->failed ||
-           std::ranges::any_of(planes_, [](const auto& one) { return one.second->failed(); });
+           std::ranges::any_of(backends_, [](const auto& one) { return one.second->failed(); });
   };
   while (!in_flight_.empty() && !failed() && !deadline.expired()) {
     if (!retire()) std::this_thread::sleep_for(std::chrono::microseconds(100));
@@ -121,32 +144,40 @@ void GpuLane::drain() {
 void GpuLane::close(SetId set, const Failure& failure) {
   drain();
   check();
-  if (!waiting_.empty() && set_of(waiting_.front()) == set) begun_ = false;
+  if (begun_ && set_of(waiting_.front()) == set) {
+    GpuBackend& backend = *backends_.at(set);
+    backend.abort();
+    backend.settle();
+    begun_ = false;
+  }
+  std::vector<GpuBucket> left;
   std::deque<Waiting> rest;
   for (Waiting& one : std::exchange(waiting_, {})) {
     if (auto* turn = std::get_if<GpuTurn>(&one); turn && turn->opens == set) turn->wanted = false;
     if (set_of(one) != set) {
       rest.push_back(std::move(one));
     } else if (auto* bucket = std::get_if<GpuBucket>(&one)) {
-      bucket->done(&failure);
+      left.push_back(std::move(*bucket));
     }
   }
   waiting_ = std::move(rest);
-  planes_.erase(set);
+  backends_.erase(set);
+  for (const GpuBucket& bucket : left) bucket.done(&failure);
 }
 
 void GpuLane::abort(const Failure& failure, bool together) {
   aborted_ = true;
   const bool calm = together && in_flight_.empty() && waiting_.empty();
   if (!calm) {
-    for (auto& [set, plane] : planes_) plane->abort();
+    for (auto& [set, backend] : backends_) backend->abort();
+    if (!backends_.empty()) backends_.begin()->second->settle();  // one stream for all
   }
   begun_ = false;
   for (Waiting& one : std::exchange(waiting_, {})) {
     if (auto* bucket = std::get_if<GpuBucket>(&one)) bucket->done(&failure);
   }
   for (InFlight& one : std::exchange(in_flight_, {})) one.bucket.done(&failure);
-  planes_.clear();
+  backends_.clear();
 }
 
 }  // namespace farandole

@@ -10,9 +10,9 @@
 #include <memory>
 #include <variant>
 
+#include "data/backend/lane.h"
+#include "data/gpu/gpu_backend.h"
 #include "data/gpu/gpu_completions.h"
-#include "data/gpu/gpu_plane.h"
-#include "data/plane/lane.h"
 #include "lib/gpu/nvtx.h"
 
 namespace farandole {
@@ -27,8 +27,8 @@ struct GpuBucket {
   std::function<void(const Failure*)> done;
 };
 
-// What must come between two buckets of a set, and ends with the opening of another: called while the set's plane
-// is ready and has nothing under way, until it says true.
+// Work that must come between two buckets of a set and may open another set. `take` is called while the set's backend is
+// ready and has nothing under way, again and again until it returns true.
 struct GpuTurn {
   SetId set = kWorldSet;
   SetId opens = kWorldSet;
@@ -38,27 +38,31 @@ struct GpuTurn {
 
 class GpuLane {
  public:
-  // `ring`: rings the driver's bell; from other threads. `ranges`: nullptr: no profiler listens.
+  // `ring`: wakes the driver; from other threads. `ranges`: nullptr: no profiler listens.
   explicit GpuLane(std::function<void()> ring, std::shared_ptr<const nvtx::Api> ranges = nullptr)
       : state_(std::make_shared<State>()), ranges_(std::move(ranges)) {
     state_->ring = std::move(ring);
   }
 
   // Buckets of this set may come from here on.
-  void open(SetId set, std::unique_ptr<GpuPlane> plane) { planes_[set] = std::move(plane); }
-  bool has(SetId set) const { return planes_.contains(set); }
-  // What was not launched fails with this.
+  void open(SetId set, std::unique_ptr<GpuBackend> backend) { backends_[set] = std::move(backend); }
+  // As Backend's.
+  std::optional<std::pair<SetId, Backend::Step>> wants_step();
+  void set_up(SetId set, const Backend::Step& step);
+  // Ends the set's backend. Buckets that were not launched fail with `failure`.
   void close(SetId set, const Failure& failure);
   void push(GpuBucket bucket) { waiting_.emplace_back(std::move(bucket)); }
   void push(GpuTurn turn) { waiting_.emplace_back(std::move(turn)); }
 
-  // Finishes what is past, launches one bucket or takes one turn at most. False: nothing to do. Throws what a plane or the
-  // device found. `may_launch`: false holds new buckets back (program order).
+  // Finishes what the GPU is past, then launches one bucket or takes one turn at most. False: there was nothing to do.
+  // Throws what a backend or the device found. `may_launch`: false holds new buckets back (program order).
   bool step(bool may_launch);
   bool ready(bool may_launch) const;
+  Deadline look_again(bool may_launch) const;  // when to step() though nobody has woken the driver
   // Blocks until what was launched is done, or has failed, or for half a minute.
   void drain();
-  // `together`: all ranks do so now, with nothing under way: communicators end in peace.
+  // Fails all buckets; afterwards nothing of ours writes to their buffers. `together`: all ranks do so now, so that
+  // communicators with nothing under way are closed, not aborted.
   void abort(const Failure& failure, bool together);
 
  private:
@@ -84,7 +88,7 @@ class GpuLane {
 
   std::shared_ptr<State> state_;
   std::shared_ptr<const nvtx::Api> ranges_;
-  std::map<SetId, std::unique_ptr<GpuPlane>> planes_;
+  std::map<SetId, std::unique_ptr<GpuBackend>> backends_;
   std::deque<Waiting> waiting_;
   bool begun_ = false;  // the first of them
   std::deque<InFlight> in_flight_;

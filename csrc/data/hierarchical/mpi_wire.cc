@@ -68,14 +68,14 @@ bool MpiWire::done(Ticket ticket) {
   return true;
 }
 
-// An MPI that outlives a rank tells that one is gone.
+// A fault-tolerant MPI reports here that a rank is gone.
 void MpiWire::fail(int member, const Error& error) {
   if (error.code() != ErrorCode::kLibrary) throw error;
   const Rank rank = ranks_.at(static_cast<size_t>(member));
   fault_.set(rank, host_names_.at(static_cast<size_t>(rank)), "MPI", error.what());
 }
 
-// Receives can be called off; a send ends when its receiver takes it, or never.
+// Receives can be cancelled; a send completes when its receiver takes it, or never.
 bool MpiWire::abandon() {
   size_t under_way = 0;
   const Deadline deadline = Deadline::in(kPartingTime);
@@ -84,7 +84,7 @@ bool MpiWire::abandon() {
       if (request) request.cancel();
       while (request && !request.test() && !deadline.expired()) {
       }
-    } catch (const Error&) {  // of a peer that is dead, perhaps: then MPI keeps the request
+    } catch (const Error&) {  // perhaps of a dead peer: MPI keeps the request
     }
     under_way += request ? 1 : 0;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages of one process set by MPI.
+// The wire over MPI.
 #pragma once
 
 #include <cstddef>
@@ -17,20 +17,19 @@ namespace farandole {
 
 class MpiWire final : public Wire {
  public:
-  // ranks: of the set's members, in the communicator, which must outlive this. number: of the wire, its own
-  // among those that are alive, of which there are fewer than 2^13: so few tags does MPI promise. The largest
-  // tag is not used: leaders talk by it (control/channel/mpi_channel.h).
-  // host_names: by rank of the communicator, for texts.
+  // `ranks`: of the set's members, in `comm`, which must outlive this. `number`: unique among the open wires,
+  // of which there may be 2^13, since MPI guarantees no more tags. `host_names`: by
+  // rank, for error texts.
   MpiWire(MpiComm& comm, std::vector<Rank> ranks, const std::vector<std::string>& host_names,
           uint64_t number);
 
-  // MPI sends the bytes of a message of less than about 64 KB at once; of a longer one only once the receiver
-  // has answered, and that answer queues behind all that the receiver is sending itself.
+  // MPI sends messages below about 64 KB at once. A longer one waits for the receiver's answer, which queues
+  // behind everything that the receiver is sending.
   size_t most_bytes() const override { return 48 * 1024; }
 
   Ticket send(int member, Channel channel, const std::byte* data, size_t bytes) override;
   Ticket receive(int member, Channel channel, std::byte* data, size_t bytes) override;
-  void move() override {}  // MPI moves all messages when it is asked about one
+  void move() override {}  // testing any request makes MPI move all messages
   bool done(Ticket ticket) override;
   bool abandon() override;
 

@@ -3,7 +3,6 @@
 
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -11,7 +10,7 @@
 namespace farandole {
 namespace {
 
-// A ticket is a line's index and the message's number on it.
+// A ticket combines a line's index with the message's number on that line.
 constexpr int kNumberBits = 40;
 constexpr int64_t kNumberMask = (int64_t{1} << kNumberBits) - 1;
 
@@ -32,7 +31,7 @@ Wire::Ticket TcpWire::receive(int member, Channel channel, std::byte* data, size
   return post(false, member, channel, data, bytes);
 }
 
-// Both ends count a channel's messages, and so know which stream carries which.
+// Both ends count a channel's messages, so they know which stream carries which message.
 Wire::Ticket TcpWire::post(bool sends, int member, Channel channel, std::byte* data, size_t bytes) {
   const size_t route = ((sends ? ranks_.size() : 0) + static_cast<size_t>(member)) * kChannels +
                        static_cast<size_t>(channel);
@@ -59,13 +58,13 @@ bool TcpWire::done(Ticket ticket) {
   return line.complete > static_cast<uint64_t>(ticket & kNumberMask);
 }
 
-// The receives' memory is nobody's but ours.
+// No receive is left in the kernel, so the memory is free at once.
 bool TcpWire::abandon() {
   lines_.clear();
   return true;
 }
 
-// A listener that says nothing is of a rank that is not at it yet: the plane knows how long to wait.
+// A silent listener's rank has not opened this wire yet; the backend limits how long we wait for it.
 bool TcpWire::open(Line& line) {
   TcpEnds& ends = *ends_;
   if (!line.sends) {

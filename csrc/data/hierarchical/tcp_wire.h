@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages of one process set by TCP. A line carries the bytes of one channel from one member to another,
-// nothing else, and is read only into receives that were posted: the kernel holds a fast sender back, and no
-// message needs a header or a place to wait.
+// The wire over TCP. A line (connection) carries one channel's bytes from one member to another, and is read
+// only into posted receives. So the kernel throttles a fast sender, and messages need neither headers nor
+// buffers.
 #pragma once
 
 #include <chrono>
@@ -19,19 +19,19 @@
 
 namespace farandole {
 
-// What the wires of a rank share.
+// What all wires of a rank share.
 struct TcpEnds {
-  Rank rank = 0;  // own
-  Key128 key{};   // the job's
+  Rank rank = 0;  // this rank
+  Key128 key{};   // the job's key
   TcpListener listener;
   std::vector<TcpAddress> addresses;    // by rank
-  std::vector<std::string> host_names;  // by rank, for texts
-  std::chrono::milliseconds timeout;    // of a peer that refuses to be called
+  std::vector<std::string> host_names;  // by rank, for error texts
+  std::chrono::milliseconds timeout;    // then a peer that refuses connections is lost
 };
 
 class TcpWire final : public Wire {
  public:
-  // ranks: of the set's members. number: of the wire; no other of the job, gone ones too, has the same.
+  // `ranks`: of the set's members. `number`: never used for another wire of the job, not even a closed one.
   TcpWire(std::shared_ptr<TcpEnds> ends, std::vector<Rank> ranks, uint64_t number);
 
   size_t most_bytes() const override { return 128 * 1024; }
@@ -42,14 +42,14 @@ class TcpWire final : public Wire {
   bool abandon() override;
 
  private:
-  // Messages of a channel between two members take turns on so many connections.
+  // Connections per channel and direction between two members; messages alternate between them.
   static constexpr uint64_t kStreams = 2;
 
-  struct Transfer {  // what is left of a message
+  struct Transfer {  // the rest of a message
     std::byte* data;
     size_t bytes;
   };
-  struct Line {  // one connection, made by its sender at its first message
+  struct Line {  // one connection, opened by the sender with its first message
     Rank peer = -1;
     TcpLine name = 0;
     bool sends = false;
@@ -68,7 +68,7 @@ class TcpWire final : public Wire {
   const uint64_t number_;
   std::vector<Line> lines_;       // by direction, member, channel and stream
   std::vector<uint64_t> posted_;  // messages, by direction, member and channel
-  std::byte nothing_{};           // what a message without bytes carries
+  std::byte nothing_{};           // the one byte sent for an empty message
   WireFault fault_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first thing that went wrong on a wire, held back for a moment: the control plane, which says who is gone
-// and why, may need it.
+// The first failure on a wire, withheld for 1 s, because the coordinator's Abort usually comes in that time
+// and gives a better reason.
 #pragma once
 
 #include <chrono>
@@ -22,7 +22,7 @@ class WireFault {
                     "): that rank died, or the network between the hosts is down"};
     due_ = Deadline::in(kControlDue);
   }
-  // Throws it when its time has come. True: there is one.
+  // True: there is a failure. Throws it once its time has come.
   bool check() const {
     if (failure_ && due_.expired()) throw Error(failure_.code, failure_.text);
     return static_cast<bool>(failure_);

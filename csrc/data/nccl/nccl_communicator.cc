@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// See nccl_communicator.h. Used by NcclBackend; the driver, and a thread of each communicator's own, which watches it.
 #include "data/nccl/nccl_communicator.h"
 
 #include <algorithm>
@@ -11,114 +12,196 @@
 namespace farandole {
 namespace {
 
-// Between looks at NCCL's asynchronous error: while it connects, and while work is in flight.
-constexpr std::chrono::milliseconds kConnectingLook{1};
+// What a call has begun ends within a few tens of microseconds, as a rule, so the driver polls for that long. After that
+// our thread polls; it also looks at NCCL's asynchronous error while work is in flight.
+constexpr std::chrono::microseconds kSoon{200};
+constexpr std::chrono::microseconds kSoonLook{20};
+constexpr std::chrono::milliseconds kBusyLook{1};
 constexpr std::chrono::milliseconds kWorkingLook{100};
 constexpr std::chrono::seconds kClosingTimeout{10};
 
+// One that has failed at once exists all the same (2.28.9 src/init.cc:2159): its asynchronous error says so, and it must
+// be aborted.
+nccl::Comm new_communicator(const NcclCommunicator::Setup& setup, const nccl::UniqueId& id) {
+  GpuDevice::Scope scope(*setup.device);
+  nccl::Comm made = nullptr;
+  nccl::ConfigV21400 config;
+  const nccl::Result result = setup.api->init_rank(&made, setup.members, id, setup.member, &config);
+  if (!made) setup.api->check(result, "ncclCommInitRankConfig");
+  return made;
+}
+
 }  // namespace
 
-NcclCommunicator::NcclCommunicator(Setup setup)
-    : setup_(std::move(setup)), connected_by_(Deadline::in(setup_.open_timeout)) {
-  GpuDevice::Scope scope(*setup_.device);
-  if (setup_.part) {
-    comm_ = setup_.part;
-  } else {
-    nccl::ConfigV21400 config;
-    setup_.api->check(
-        setup_.api->init_rank(&comm_, setup_.members, setup_.id, setup_.member, &config),
-        "ncclCommInitRankConfig");
-  }
+NcclCommunicator::NcclCommunicator(Setup setup, const nccl::UniqueId& id)
+    : NcclCommunicator(setup, new_communicator(setup, id)) {}
+
+NcclCommunicator::NcclCommunicator(Setup setup, nccl::Comm part)
+    : setup_(std::move(setup)), comm_(part), busy_{Deadline::in(setup_.open_timeout)} {
   thread_ = start_thread("farandole-nccl", [this] { watch(); });
 }
 
 NcclCommunicator::~NcclCommunicator() {
-  bool calm;
-  {
-    std::lock_guard lock(mutex_);
-    quit_ = true;
-    calm = state_ == State::kReady && in_flight_ == 0 && !part_;
-  }
+  quit_ = true;
   wake();
   thread_.join();
-  if (!calm) {
-    abort();
-    return;
-  }
-  close();
+  if (state_ == State::kReady && flight_.launches == 0 && !part_) close();
+  abort();
 }
 
 // NCCL ends its connections without blocking; a peer that does not is not waited for without end.
 void NcclCommunicator::close() {
   GpuDevice::Scope scope(*setup_.device);
-  forget_windows(/*all=*/true);
+  for (const auto& [number, known] : windows_) deregister(known);
+  windows_.clear();
   nccl::Result result = setup_.api->finalize(comm_);
   const Deadline deadline = Deadline::in(kClosingTimeout);
   while (result == nccl::kInProgress && !deadline.expired()) {
-    std::this_thread::sleep_for(kConnectingLook);
+    std::this_thread::sleep_for(kBusyLook);
     if (setup_.api->async_error(comm_, &result) != nccl::kSuccess) break;
   }
-  if (result == nccl::kSuccess) {
-    setup_.api->destroy(comm_);
-  } else {
-    setup_.api->abort(comm_);
-  }
+  if (result != nccl::kSuccess) return;
+  setup_.api->destroy(comm_);
+  state_ = State::kAborted;
 }
 
-void NcclCommunicator::know(const std::shared_ptr<GpuWindow>& window) {
-  auto [at, fresh] = windows_.try_emplace(window->number());
-  if (!fresh) return;
-  Registration& known = at->second;
-  known.window = window;
-  const nccl::Api& api = *setup_.api;
-  nccl::Result result;
-  if (api.window_register) {
-    result = api.window_register(comm_, window->data(), window->bytes(), &known.as_window,
-                                 nccl::kWindowSymmetric);
-    api.check(result, "ncclCommWindowRegister", comm_);
-  } else {
-    result = api.buffer_register(comm_, window->data(), window->bytes(), &known.as_buffer);
-    api.check(result, "ncclCommRegister", comm_);
-  }
+void NcclCommunicator::abort() {
   std::lock_guard lock(mutex_);
-  connecting(result);
+  if (state_ == State::kAborted) return;
+  state_ = State::kAborted;
+  GpuDevice::Scope scope(*setup_.device);
+  setup_.api->abort(comm_);
+  if (part_) setup_.api->abort(std::exchange(part_, nullptr));
+  windows_.clear();  // NCCL has let go of all of them
+}
+
+// What NCCL's calls return does not tell whether they have begun something: its asynchronous error does.
+template <class Calls>
+void NcclCommunicator::begin(Calls&& calls) {
+  std::lock_guard lock(mutex_);
+  if (state_ != State::kReady) {
+    throw Error(ErrorCode::kInternal, "NCCL is called before it is ready");
+  }
+  GpuDevice::Scope scope(*setup_.device);
+  calls();
+  busy_.ready_by = Deadline::in(setup_.open_timeout);
+  busy_.soon_until_ns = Deadline::in(kSoon).ns();
+  busy_.watched = false;
+  state_ = State::kBusy;
+  look();
+}
+
+// All calls are one group: NCCL launches them together. Operators come first: NCCL makes them outside of groups.
+void NcclCommunicator::launch(std::span<const NcclCall> calls) {
+  const nccl::Api& api = *setup_.api;
+  begin([&] {
+    for (const NcclCall& one : calls) add_operator(one);
+    nccl::Result refused = nccl::kSuccess;
+    api.check(api.group_start(), "ncclGroupStart", comm_);
+    for (const NcclCall& one : calls) {
+      if (refused == nccl::kSuccess || refused == nccl::kInProgress) refused = call(one);
+    }
+    const nccl::Result result = api.group_end();  // a group that was begun must end
+    api.check(refused, "an NCCL call", comm_);
+    api.check(result, "ncclGroupEnd", comm_);
+    if (flight_.launches++ == 0 && setup_.work_timeout.count() > 0) {
+      flight_.done_by = Deadline::in(setup_.work_timeout);
+    }
+    flight_.fresh = true;
+    if (asleep_) wake();
+  });
+}
+
+nccl::Result NcclCommunicator::call(const NcclCall& call) {
+  const nccl::Api& api = *setup_.api;
+  const cuda::Stream stream = setup_.device->stream();
+  const auto* const in = reinterpret_cast<const void*>(call.input);
+  auto* const out = reinterpret_cast<void*>(call.output);
+  const nccl::RedOp op = call.weight == 1.0 ? call.op : weighted_.at({call.weight, call.type});
+  using Kind = NcclCall::Kind;
+  switch (call.kind) {
+    case Kind::kAllReduce: return api.all_reduce(in, out, call.count, call.type, op, comm_, stream);
+    case Kind::kReduceScatter:
+      return api.reduce_scatter(in, out, call.count, call.type, op, comm_, stream);
+    case Kind::kReduce:
+      return api.reduce(in, out, call.count, call.type, op, call.peer, comm_, stream);
+    case Kind::kAllGather: return api.all_gather(in, out, call.count, call.type, comm_, stream);
+    case Kind::kBroadcast:
+      return api.broadcast(in, out, call.count, call.type, call.peer, comm_, stream);
+    case Kind::kSend: return api.send(in, call.count, call.type, call.peer, comm_, stream);
+    case Kind::kReceive: return api.receive(out, call.count, call.type, call.peer, comm_, stream);
+  }
+  return nccl::kSuccess;
+}
+
+// One that sums weight * input. Kept for the next time.
+void NcclCommunicator::add_operator(const NcclCall& call) {
+  if (call.weight == 1.0 || weighted_.contains({call.weight, call.type})) return;
+  double weight = call.weight;
+  float single = static_cast<float>(weight);
+  void* scalar = call.type == nccl::kFloat32 ? static_cast<void*>(&single) : &weight;
+  nccl::RedOp made = 0;
+  setup_.api->check(setup_.api->weighted_sum(&made, scalar, call.type, nccl::kScalarHost, comm_),
+                    "ncclRedOpCreatePreMulSum", comm_);
+  weighted_[{call.weight, call.type}] = made;
+}
+
+// In one group: a communicator that is busy with the first would refuse the second.
+void NcclCommunicator::know(std::span<const std::shared_ptr<GpuWindow>> windows) {
+  const nccl::Api& api = *setup_.api;
+  begin([&] {
+    nccl::Result refused = nccl::kSuccess;
+    api.check(api.group_start(), "ncclGroupStart", comm_);
+    for (const std::shared_ptr<GpuWindow>& window : windows) {
+      if (refused != nccl::kSuccess && refused != nccl::kInProgress) break;
+      Registration& known = windows_[window->number()];
+      known.window = window;
+      refused = api.window_register
+                    ? api.window_register(comm_, window->data(), window->bytes(), &known.as_window,
+                                          nccl::kWindowSymmetric)
+                    : api.buffer_register(comm_, window->data(), window->bytes(), &known.as_buffer);
+    }
+    const nccl::Result result = api.group_end();
+    api.check(refused, "registering memory", comm_);
+    api.check(result, "ncclGroupEnd", comm_);
+  });
 }
 
 // The part's configuration is ours; whether it shares our resources is NCCL_COMM_SPLIT_SHARE_RESOURCES's to say.
 void NcclCommunicator::split(int member) {
-  check();
-  GpuDevice::Scope scope(*setup_.device);
-  const int color = member < 0 ? nccl::kNoColor : 0;
-  const nccl::Result result =
-      setup_.api->split(comm_, color, std::max(member, 0), &part_, /*config=*/nullptr);
-  setup_.api->check(result, "ncclCommSplit", comm_);
-  std::lock_guard lock(mutex_);
-  connecting(result);
+  begin([&] {
+    busy_.awaits_part = member >= 0;
+    setup_.api->check(setup_.api->split(comm_, busy_.awaits_part ? 0 : nccl::kNoColor,
+                                        std::max(member, 0), &part_, /*config=*/nullptr),
+                      "ncclCommSplit", comm_);
+  });
 }
 
 nccl::Comm NcclCommunicator::take_part() {
   check();
+  std::lock_guard lock(mutex_);
+  busy_.awaits_part = false;
   return std::exchange(part_, nullptr);
 }
 
-// Nothing is in flight. Their memory may go from here on.
-void NcclCommunicator::forget_windows(bool all) {
-  GpuDevice::Scope scope(*setup_.device);
-  std::erase_if(windows_, [&](const auto& entry) {
-    const Registration& known = entry.second;
-    if (!all && !known.window->closed()) return false;
-    if (known.as_window) setup_.api->window_deregister(comm_, known.as_window);
-    if (known.as_buffer) setup_.api->buffer_deregister(comm_, known.as_buffer);
-    return true;
+std::vector<uint32_t> NcclCommunicator::closed_windows() const {
+  std::vector<uint32_t> closed;
+  for (const auto& [number, known] : windows_) {
+    if (known.window->closed() && known.window->is_past()) closed.push_back(number);
+  }
+  return closed;
+}
+
+void NcclCommunicator::forget(uint32_t window) {
+  begin([&] {
+    deregister(windows_.at(window));
+    windows_.erase(window);
   });
 }
 
-// Under the mutex: a call has begun something that NCCL goes on with by itself.
-void NcclCommunicator::connecting(nccl::Result result) {
-  if (result != nccl::kInProgress || state_ != State::kReady) return;
-  connected_by_ = Deadline::in(setup_.open_timeout);
-  state_ = State::kConnecting;
-  wake();
+void NcclCommunicator::deregister(const Registration& known) {
+  if (known.as_window) setup_.api->window_deregister(comm_, known.as_window);
+  if (known.as_buffer) setup_.api->buffer_deregister(comm_, known.as_buffer);
 }
 
 void NcclCommunicator::check() const {
@@ -127,48 +210,54 @@ void NcclCommunicator::check() const {
   throw Error(ErrorCode::kLibrary, failure_);
 }
 
-void NcclCommunicator::launched(nccl::Result result) {
-  std::lock_guard lock(mutex_);
-  if (in_flight_++ == 0 && setup_.work_timeout.count() > 0) {
-    done_by_ = Deadline::in(setup_.work_timeout);
-  }
-  connecting(result);
-  wake();
-}
-
 void NcclCommunicator::finished() {
   std::lock_guard lock(mutex_);
-  --in_flight_;
-  if (in_flight_ == 0 && state_ == State::kReady) forget_windows(/*all=*/false);
-  done_by_ = in_flight_ > 0 && setup_.work_timeout.count() > 0 ? Deadline::in(setup_.work_timeout)
-                                                               : Deadline::never();
+  --flight_.launches;
+  flight_.done_by = flight_.launches > 0 && setup_.work_timeout.count() > 0
+                        ? Deadline::in(setup_.work_timeout)
+                        : Deadline::never();
 }
 
-void NcclCommunicator::abort() {
+bool NcclCommunicator::poll() {
+  if (state_ != State::kBusy) return ready();
   std::lock_guard lock(mutex_);
-  if (state_ == State::kAborted) return;
-  const nccl::Comm part = state_ == State::kReady ? std::exchange(part_, nullptr) : nullptr;
-  state_ = State::kAborted;
-  GpuDevice::Scope scope(*setup_.device);
-  if (part) setup_.api->abort(part);
-  setup_.api->abort(comm_);
-  windows_.clear();  // NCCL has let go of all of them
+  look();
+  if (state_ == State::kBusy && !busy_.watched && now_ns() > busy_.soon_until_ns) {
+    busy_.watched = true;
+    wake();
+  }
+  return ready();
 }
 
-nccl::RedOp NcclCommunicator::weighted(double weight, nccl::DataType type) {
-  auto [at, fresh] = weighted_.try_emplace({weight, type}, 0);
-  if (!fresh) return at->second;
-  float single = static_cast<float>(weight);
-  void* scalar = type == nccl::kFloat32 ? static_cast<void*>(&single) : &weight;
-  setup_.api->check(setup_.api->weighted_sum(&at->second, scalar, type, nccl::kScalarHost, comm_),
-                    "ncclRedOpCreatePreMulSum", comm_);
-  return at->second;
+Deadline NcclCommunicator::look_again() const {
+  return state_ == State::kBusy && !busy_.watched ? Deadline::in(kSoonLook) : Deadline::never();
+}
+
+// Called under the mutex: takes over what NCCL says, and fails what is too late.
+void NcclCommunicator::look() {
+  if (state_ != State::kBusy && state_ != State::kReady) return;
+  nccl::Result found = nccl::kSuccess;
+  if (const nccl::Result code = setup_.api->async_error(comm_, &found)) found = code;
+  if (found == nccl::kSuccess && busy_.awaits_part && !part_) found = nccl::kInProgress;
+  if (found != nccl::kSuccess && found != nccl::kInProgress) {
+    fail("NCCL failed: " + std::string(setup_.api->error_text(found)) + " (" +
+         setup_.api->last_error(comm_) + "); a peer may have died; NCCL_DEBUG=WARN tells more");
+  } else if (state_ == State::kBusy && found == nccl::kSuccess) {
+    state_ = State::kReady;
+  } else if (state_ == State::kBusy && busy_.ready_by.expired()) {
+    fail("NCCL did not connect " + std::to_string(setup_.members) +
+         " ranks in time (FARANDOLE_INIT_TIMEOUT); every rank needs a GPU of its own, and a way to "
+         "the others (NCCL_SOCKET_IFNAME); NCCL_DEBUG=INFO tells more");
+  } else if (flight_.done_by.expired()) {
+    fail(
+        "a launched bucket did not end in time (FARANDOLE_STALL_ABORT): a GPU or a link hangs, or "
+        "NCCL work is launched in another order on some rank (FARANDOLE_GPU_ORDER)");
+  }
 }
 
 void NcclCommunicator::fail(const std::string& text) {
   failure_ = text;
   state_ = State::kFailed;
-  setup_.changed();
 }
 
 void NcclCommunicator::wake() {
@@ -176,40 +265,25 @@ void NcclCommunicator::wake() {
   futex_wake(news_, 1, kFutexAnyBit);
 }
 
-// Asleep while there is nothing to look after.
+// It sleeps once nothing has been in flight for one look, so that a steady stream of buckets need not wake it.
 void NcclCommunicator::watch() {
   while (!quit_) {
     const uint32_t ticket = news_.load();
-    const Deadline next = look();
+    const Deadline next = next_look();
     if (!quit_) futex_wait(news_, ticket, kFutexAnyBit, next);
   }
 }
 
-Deadline NcclCommunicator::look() {
+Deadline NcclCommunicator::next_look() {
   std::lock_guard lock(mutex_);
-  if (state_ != State::kConnecting && state_ != State::kReady) return Deadline::never();
-  nccl::Result found = nccl::kSuccess;
-  nccl::Result asked = setup_.api->async_error(comm_, &found);
-  if (asked != nccl::kSuccess) found = asked;
-  const bool connecting = found == nccl::kInProgress;
-  if (found != nccl::kSuccess && !connecting) {
-    fail("NCCL failed: " + std::string(setup_.api->error_text(found)) + " (" +
-         setup_.api->last_error(comm_) + "); a peer may have died; NCCL_DEBUG=WARN tells more");
-  } else if (state_ == State::kConnecting && !connecting) {
-    state_ = State::kReady;
-    setup_.changed();
-  } else if (connecting && connected_by_.expired()) {
-    fail("NCCL did not connect " + std::to_string(setup_.members) +
-         " ranks in time (FARANDOLE_INIT_TIMEOUT); every rank needs a GPU of its own, and a way to "
-         "the "
-         "others (NCCL_SOCKET_IFNAME); NCCL_DEBUG=INFO tells more");
-  } else if (done_by_.expired()) {
-    fail(
-        "a launched bucket did not end in time (FARANDOLE_STALL_ABORT): a GPU or a link hangs, or "
-        "NCCL work is launched in another order on some rank (FARANDOLE_GPU_ORDER)");
-  }
-  if (state_ == State::kConnecting) return Deadline::in(kConnectingLook);
-  return state_ == State::kReady && in_flight_ > 0 ? Deadline::in(kWorkingLook) : Deadline::never();
+  const State before = state_;
+  look();
+  if (state_ != before) setup_.changed();
+  if (state_ == State::kBusy && busy_.watched) return Deadline::in(kBusyLook);
+  const bool lives = state_ == State::kBusy || state_ == State::kReady;
+  const bool works = flight_.launches > 0 || std::exchange(flight_.fresh, false);
+  asleep_ = !lives || !works;
+  return asleep_ ? Deadline::never() : Deadline::in(kWorkingLook);
 }
 
 }  // namespace farandole

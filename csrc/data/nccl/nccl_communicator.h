@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One NCCL communicator: opened or split off without blocking, watched by a thread of its own, aborted on any error.
+// One NCCL communicator: opened or split off without blocking, watched by a thread of its own, aborted on any error. All
+// calls of NCCL that take it are made here, under one mutex: NCCL allows one thread at a time.
 #pragma once
 
 #include <atomic>
@@ -8,10 +9,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/clock.h"
+#include "data/nccl/nccl_schedule.h"
 #include "lib/gpu/gpu_device.h"
 #include "lib/gpu/gpu_window.h"
 #include "lib/gpu/nccl.h"
@@ -23,68 +27,91 @@ class NcclCommunicator {
   struct Setup {
     std::shared_ptr<const nccl::Api> api;
     std::shared_ptr<GpuDevice> device;
-    nccl::UniqueId id;
     int member;
     int members;
-    std::chrono::nanoseconds open_timeout;  // and for connections made by a first launch
+    std::chrono::nanoseconds open_timeout;  // of whatever NCCL goes on with by itself
     std::chrono::nanoseconds work_timeout;  // for launched work; 0: never
-    std::function<void()> changed;          // rings the driver's bell; from our thread
-    nccl::Comm part = nullptr;  // of another communicator that was split; else a new one with `id`
+    std::function<void()> changed;          // wakes the driver; from our thread
   };
-  explicit NcclCommunicator(Setup setup);
+  NcclCommunicator(Setup setup, const nccl::UniqueId& id);
+  NcclCommunicator(Setup setup, nccl::Comm part);  // of another communicator that was split
   // Destroys it if all is well and nothing is in flight, else aborts it.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
   // ---- the driver
+  // Nothing goes on that a call has begun: the next may come.
   bool ready() const { return state_ == State::kReady; }
+  bool poll();  // the same, after asking NCCL
+  Deadline look_again()
+      const;  // when to call poll() again; never: our thread asks, and wakes the driver
   bool failed() const { return state_ == State::kFailed; }
-  void check() const;  // throws what our thread found
-  nccl::Comm get() const { return comm_; }
-  // After a group of calls: NCCL may still be connecting; then ready() is false for a while.
-  void launched(nccl::Result result);
-  // Before the first bucket that is reduced in this window: every member, at the same point of the log. ready() may
-  // be false for a while.
-  void know(const std::shared_ptr<GpuWindow>& window);
-  void finished();  // the oldest launch has come to its end
-  // A part of it becomes another communicator: every member, at the same point of the log and with nothing in flight.
-  // `member`: our number in the part; -1: we are not in it. ready() is false for a while; then take_part().
+  void check() const;  // throws Error(kLibrary) if it has failed
+  // Each of these may begin something that NCCL goes on with, whatever it returns; ready() tells when it has ended.
+  void launch(std::span<const NcclCall> calls);
+  // Registers these windows before the first bucket that is reduced in them: called by every member at the same point of
+  // the log.
+  void know(std::span<const std::shared_ptr<GpuWindow>> windows);
+  bool knows(uint32_t window) const { return windows_.contains(window); }
+  std::vector<uint32_t> closed_windows() const;
+  // Called by every member at the same point of the log, with nothing in flight. The window's memory may be freed after it.
+  void forget(uint32_t window);
+  // Makes another communicator of some members: called by every member at the same point of the log, with nothing in
+  // flight. `member`: our number in the new one; -1: we are not in it. Once ready(), take_part() hands it over.
   void split(int member);
   nccl::Comm take_part();
-  // Kernels in flight end at once. Idempotent.
+
+  void finished();  // the oldest launch has come to its end
+  // Gives up kernels in flight, which end at once. Idempotent; throws nothing.
   void abort();
-  // An operator that sums weight * input. Kept for the next time.
-  nccl::RedOp weighted(double weight, nccl::DataType type);
 
  private:
-  enum class State { kConnecting, kReady, kFailed, kAborted };
-  void watch();
-  Deadline look();  // when to look again
-  void wake();
-  void fail(const std::string& text);
-  void connecting(nccl::Result result);
-  void forget_windows(bool all);
-  void close();
-
-  // What NCCL gave for a window of ours; one of the two, or neither where this hardware has no use for it.
+  enum class State { kBusy, kReady, kFailed, kAborted };
+  // What NCCL returned for a window: one of the two handles, or neither where this hardware has no use for registration.
   struct Registration {
     std::shared_ptr<GpuWindow> window;
     nccl::Window as_window = nullptr;
     void* as_buffer = nullptr;
   };
 
+  // What a call has begun and NCCL's own thread goes on with.
+  struct Busy {
+    Deadline ready_by;                // later it is an error
+    int64_t soon_until_ns = 0;        // until then the driver polls
+    std::atomic<bool> watched{true};  // our thread polls, not the driver
+    bool awaits_part = false;
+  };
+  struct Flight {
+    int launches = 0;
+    Deadline done_by = Deadline::never();
+    bool fresh = false;  // something was launched since our thread has looked
+  };
+
+  template <class Calls>
+  void begin(Calls&& calls);
+  nccl::Result call(const NcclCall& call);
+  void add_operator(const NcclCall& call);
+  void look();
+  void watch();
+  Deadline next_look();
+  void wake();
+  void fail(const std::string& text);
+  void deregister(const Registration& known);
+  void close();
+
   const Setup setup_;
-  nccl::Comm comm_ = nullptr;
-  nccl::Comm part_ = nullptr;  // nobody's until it is taken; sound once we are ready
-  std::map<std::pair<double, nccl::DataType>, nccl::RedOp> weighted_;
-  std::map<uint32_t, Registration> windows_;  // at fixed places: NCCL may fill them in later
-  std::atomic<State> state_{State::kConnecting};
+  std::atomic<State> state_{State::kBusy};
 
   mutable std::mutex mutex_;
-  Deadline connected_by_;
-  int in_flight_ = 0;
-  Deadline done_by_ = Deadline::never();
+  nccl::Comm comm_ = nullptr;
+  nccl::Comm part_ = nullptr;  // owned here until taken; NCCL's thread sets it after the split
+  std::map<std::pair<double, nccl::DataType>, nccl::RedOp> weighted_;
+  std::map<uint32_t, Registration>
+      windows_;  // a map, because NCCL's thread sets the handles later, in place
+  Busy busy_;
+  Flight flight_;
+  bool asleep_ = false;  // our thread, until it is woken
   std::string failure_;
   std::atomic<bool> quit_{false};
   std::atomic<uint32_t> news_{0};  // what our thread sleeps on

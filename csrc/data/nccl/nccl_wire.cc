@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+// See nccl_wire.h. Used by NcclSchedule; pure functions, any thread.
 #include "data/nccl/nccl_wire.h"
 
 #include "base/error.h"
-#include "data/plane/part_layout.h"
+#include "data/backend/part_layout.h"
 
 namespace farandole {
 namespace {
@@ -46,6 +47,20 @@ NcclWire wire_of(const Part& part, int members) {
   wire.divisor_out = divisor;
   const bool scaled = s.prescale != 1.0 || s.postscale != 1.0 || divisor != 1;
   if (!is_float) wire.type = integer_wire(wire.element, scaled);
+  return wire;
+}
+
+NcclWire as_plain_sum(NcclWire wire, const Part& part) {
+  const Signature& s = part.signature;
+  if (!traits_of(wire.element).is_float() || !traits_of(s.reduce_op).sums) return wire;
+  const bool first = wire.type == DType::kFloat16;
+  const int64_t divisor = factors_of(part).divisor;
+  wire.op = nccl::kSum;
+  wire.weight = 1.0;
+  wire.factor_in = first ? s.prescale : 1.0;
+  wire.divisor_in = first ? divisor : 1;
+  wire.factor_out = first ? s.postscale : s.prescale * s.postscale;
+  wire.divisor_out = first ? 1 : divisor;
   return wire;
 }
 

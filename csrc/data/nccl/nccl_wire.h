@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a reduction looks to NCCL: which type it adds, which operator, and what our kernel does before and
-// after. Integers keep the host plane's rules (small ones are added in wider ones, divisions truncate).
+// after. Integers keep the shared-memory backend's rules (small ones are added in wider ones, divisions truncate).
 #pragma once
 
 #include "base/types.h"
-#include "data/plane/plane.h"
+#include "data/backend/backend.h"
 #include "lib/gpu/nccl.h"
 
 namespace farandole {
@@ -15,8 +15,7 @@ struct NcclWire {
   DType type;              // what NCCL adds
   nccl::RedOp op = nccl::kSum;
   ReduceOp identity = ReduceOp::kSum;  // whose identity a member without input brings
-  double weight =
-      1.0;  // other than 1: a sum of weight * input, instead of op; float32, float64 only
+  double weight = 1.0;  // not 1: a sum of weight * input, not op; float32, float64 only
   // target = source * factor / divisor, before and after
   double factor_in = 1.0, factor_out = 1.0;
   int64_t divisor_in = 1, divisor_out = 1;
@@ -32,6 +31,11 @@ struct NcclWire {
 
 // Of an allreduce or a reducescatter.
 NcclWire wire_of(const Part& part, int members);
+
+// The same as a plain sum, divided afterwards: NCCL's symmetric kernels, which reduce windows in place, take no other
+// (2.28.9 src/sym_kernels.cc:269), and one division rounds less than a factor for each input. float16 would overflow: our
+// kernel divides it first.
+NcclWire as_plain_sum(NcclWire wire, const Part& part);
 
 nccl::DataType nccl_type(DType type);  // of a NcclWire's type
 

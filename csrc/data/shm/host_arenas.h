@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arenas of a host as one rank sees them: its own, which others map on demand, and theirs. Ranks are
-// local ones here. The driver only, but for mapped_bytes().
+// The arenas of a host as one rank sees them: its own, which peers map on demand, and theirs. Ranks are local
+// ranks here. The driver only, except mapped_bytes().
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@
 
 namespace farandole {
 
-// Who has memory to share, and who maps whose: flags in shared memory, each written by one rank, set once.
+// Who has an arena in use, and who has mapped whose: flags in shared memory, each written once by one rank.
 // Zeroed memory is valid.
 class ArenaDirectory {
  public:
@@ -25,7 +25,7 @@ class ArenaDirectory {
     return static_cast<size_t>(ranks) * static_cast<size_t>(ranks) * sizeof(Flag);
   }
 
-  // The owner counts as its own first peer.
+  // announce() sets the owner's flag for its own arena.
   void set_mapped(int peer, int owner) { flag(peer, owner).store(1); }
   bool is_mapped(int peer, int owner) const { return flag(peer, owner).load() != 0; }
   void announce(int owner) { set_mapped(owner, owner); }
@@ -41,25 +41,25 @@ class ArenaDirectory {
 
 class HostArenas {
  public:
-  // fds: of every local rank's arena; own included, unused.
+  // `fds`: of every local rank's arena; the own one is unused.
   HostArenas(std::shared_ptr<Arena> own, int own_rank, std::vector<Fd> fds,
              ArenaDirectory directory);
 
-  // Whether this rank has allocated anything there yet.
+  // Whether this rank has ever allocated from its arena.
   bool has_own() const { return own_->in_use(); }
-  // Maps the arenas that `ranks` have announced since. One that cannot be mapped is left alone: its owner
-  // stages its data, for ever.
+  // Maps arenas that `ranks` have announced since the last call. If one can't be mapped, its owner's data are
+  // staged for good.
   void look_around(const std::vector<int>& ranks);
-  // Where `ranks` find `memory` of this rank; nullopt: they do not, or not yet.
+  // Offset of this rank's `memory` for `ranks`; nullopt: not all of them have mapped it (yet).
   std::optional<uint64_t> offset_of(const std::byte* memory, const std::vector<int>& ranks);
-  // Memory of another rank, at an offset that it has told.
+  // Another rank's memory, at an offset that it has sent.
   std::byte* at(int rank, uint64_t offset) const {
     return peers_[static_cast<size_t>(rank)].mapping.data() + offset;
   }
-  // As Arena::retire; where even that fails, the log says so.
+  // See Arena::retire(); a failure is only logged.
   void retire(const std::byte* memory) noexcept;
-  // Peers have written to own memory at an offset that they were told; brings it here if the memory around
-  // it has been retired meanwhile, for another set's bucket.
+  // Call after peers have written to own memory at `offset`: copies it here if the memory was retired
+  // meanwhile, for the bucket of another set.
   void catch_up(std::byte* memory, uint64_t offset, size_t bytes) const;
 
   // Own bytes that peers have read or written in place. Any thread.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far each member is: counts of blocks over all buckets, in shared memory, never set back. Zeroed
-// memory is valid. All accesses are seq_cst: they are followed by a look at a sleeper's flag.
+// How far each member is: numbers of blocks over all buckets, in shared memory, only increasing. Zeroed
+// memory is valid. All accesses are seq_cst, because a check of a sleeper's flag follows them.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 
 namespace farandole {
 
-// Of one member; written by it alone.
+// One member's counters; only that member writes them.
 struct HostProgress {
   using Counter = std::atomic<uint64_t>;
   alignas(64) Counter staged{0};
@@ -18,7 +18,7 @@ struct HostProgress {
 };
 static_assert(HostProgress::Counter::is_always_lock_free && sizeof(HostProgress) == 192);
 
-// The progress of the members of one set.
+// The counters of all members of a set.
 class HostProgressTable {
  public:
   using Column = HostProgress::Counter HostProgress::*;
@@ -33,7 +33,7 @@ class HostProgressTable {
   uint64_t load(int member, Column column) const { return (rows_[member].*column).load(); }
   void store(int member, Column column, uint64_t blocks) { (rows_[member].*column).store(blocks); }
 
-  // Whether members [0, count) have all done at least `blocks`.
+  // Whether each of members [0, count) has done at least `blocks`.
   bool all_reached(Column column, uint64_t blocks, int count) const {
     for (int member = 0; member < count; ++member) {
       if (load(member, column) < blocks) return false;

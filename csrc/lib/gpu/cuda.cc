@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// See cuda.h: finds the driver's functions by name, and turns its results into errors. Any thread.
 #include "lib/gpu/cuda.h"
 
 #include "base/error.h"
@@ -20,12 +21,12 @@ void fill_all(const DynamicLibrary& library, Api& api) {
   library.fill(api.context_release, "cuDevicePrimaryCtxRelease_v2");
   library.fill(api.context_push, "cuCtxPushCurrent_v2");
   library.fill(api.context_pop, "cuCtxPopCurrent_v2");
-  library.fill(api.context_synchronize, "cuCtxSynchronize");
   library.fill(api.stream_priorities, "cuCtxGetStreamPriorityRange");
   library.fill(api.stream_create, "cuStreamCreateWithPriority");
   library.fill(api.stream_destroy, "cuStreamDestroy_v2");
   library.fill(api.stream_wait, "cuStreamWaitEvent");
   library.fill(api.stream_capturing, "cuStreamIsCapturing");
+  library.fill(api.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
   library.fill(api.event_create, "cuEventCreate");
   library.fill(api.event_destroy, "cuEventDestroy_v2");
   library.fill(api.event_record, "cuEventRecord");
@@ -59,7 +60,12 @@ std::string Api::text_of(Result result) const {
 
 void Api::check(Result result, const char* what) const {
   if (result == kSuccess) return;
-  throw Error(ErrorCode::kLibrary, std::string(what) + ": " + text_of(result));
+  throw Error(ErrorCode::kLibrary,
+              std::string(what) + ": " + text_of(result) +
+                  (is_of_captures(result)
+                       ? "; a stream is being captured into a CUDA graph: call farandole before or "
+                         "after the capture (a backward pass in optimizer.no_sync())"
+                       : ""));
 }
 
 std::shared_ptr<const Api> open(const std::string& path) {

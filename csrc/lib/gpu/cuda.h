@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 struct CUctx_st;  // NVIDIA's names: the same handles as in its headers
 struct CUstream_st;
@@ -31,6 +30,9 @@ using Address = unsigned long long;  // in device memory, or anywhere else under
 constexpr Result kSuccess = 0;
 constexpr Result kOutOfMemory = 2;
 constexpr Result kNotReady = 600;
+// CUDA_ERROR_STREAM_CAPTURE_...: somebody captures a stream into a graph.
+constexpr bool is_of_captures(Result result) { return result >= 900 && result <= 908; }
+constexpr int kCaptureRelaxed = 2;
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventBlockingSync = 1;
 constexpr unsigned kEventDisableTiming = 2;
@@ -76,12 +78,12 @@ struct Api {
   Result (*context_release)(Device device);
   Result (*context_push)(Context context);
   Result (*context_pop)(Context* context);
-  Result (*context_synchronize)();  // blocks the calling thread
   Result (*stream_priorities)(int* least, int* greatest);
   Result (*stream_create)(Stream* stream, unsigned flags, int priority);
   Result (*stream_destroy)(Stream stream);
   Result (*stream_wait)(Stream stream, Event event, unsigned flags);
   Result (*stream_capturing)(Stream stream, int* status);
+  Result (*exchange_capture_mode)(int* mode);  // of this thread
   Result (*event_create)(Event* event, unsigned flags);
   Result (*event_destroy)(Event event);
   Result (*event_record)(Event event, Stream stream);

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
+// See gpu_device.h. Used by everything that touches the GPU; any thread.
 #include "lib/gpu/gpu_device.h"
 
 #include <bit>
+#include <chrono>
 #include <limits>
+#include <thread>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 
 namespace farandole {
@@ -42,13 +46,15 @@ PinnedMemory::~PinnedMemory() {
   device_->pinned_.emplace(bytes_, data_);
 }
 
-GpuDevice::Scope::Scope(const GpuDevice& device) : device_(device) {
-  device.api().check(device.api().context_push(device.context_), "cuCtxPushCurrent");
+GpuDevice::Scope::Scope(const GpuDevice& device)
+    : device_(device), entered_(device.api().context_push(device.context_) == cuda::kSuccess) {
+  device.api().exchange_capture_mode(&capture_mode_);
 }
 
 GpuDevice::Scope::~Scope() {
+  device_.api().exchange_capture_mode(&capture_mode_);
   cuda::Context popped;
-  device_.api().context_pop(&popped);
+  if (entered_) device_.api().context_pop(&popped);
 }
 
 std::shared_ptr<GpuDevice> GpuDevice::open(std::shared_ptr<const cuda::Api> api, int ordinal) {
@@ -67,8 +73,8 @@ GpuDevice::GpuDevice(std::shared_ptr<const cuda::Api> api, int ordinal)
   api_->check(api_->device_uuid(&uuid_, device_), "cuDeviceGetUuid");
   if (pools == 0) {
     throw Error(ErrorCode::kLibrary, name() +
-                                         " has no stream-ordered memory pools; farandole needs "
-                                         "a GPU and a driver of CUDA 11.2 or newer");
+                                         " has no stream-ordered memory pools; farandole needs a "
+                                         "GPU and a driver of CUDA 11.2 or newer");
   }
   api_->check(api_->context_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
   try {
@@ -92,13 +98,14 @@ GpuDevice::GpuDevice(std::shared_ptr<const cuda::Api> api, int ordinal)
 }
 
 GpuDevice::~GpuDevice() {
-  api_->context_push(context_);
-  for (cuda::Event event : events_) api_->event_destroy(event);
-  for (auto& [bytes, memory] : pinned_) api_->host_free(memory);
-  api_->pool_destroy(pool_);
-  api_->stream_destroy(stream_);
-  cuda::Context popped;
-  api_->context_pop(&popped);
+  {
+    Scope scope(*this);
+    for (auto [address, stream] : deferred_) api_->free_async(address, stream_);
+    for (cuda::Event event : events_) api_->event_destroy(event);
+    for (auto& [bytes, memory] : pinned_) api_->host_free(memory);
+    api_->pool_destroy(pool_);
+    api_->stream_destroy(stream_);
+  }
   api_->context_release(device_);
 }
 
@@ -106,6 +113,17 @@ std::string GpuDevice::name() const {
   char text[256] = "";
   api_->device_name(text, sizeof text, device_);
   return "GPU " + std::to_string(ordinal_) + " (" + text + ")";
+}
+
+void GpuDevice::settle() noexcept {
+  const Deadline deadline = Deadline::in(std::chrono::seconds{5});
+  try {
+    const std::shared_ptr<GpuEvent> end = recorded(stream_);
+    while (!end->fired() && !deadline.expired()) {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  } catch (const Error&) {  // a device that has failed writes no more
+  }
 }
 
 std::shared_ptr<GpuEvent> GpuDevice::event() {
@@ -154,28 +172,47 @@ std::shared_ptr<PinnedMemory> GpuDevice::pinned(size_t bytes) {
 
 cuda::Address GpuDevice::allocate(size_t bytes, cuda::Stream stream) {
   Scope scope(*this);
+  free_deferred();
   cuda::Address address = 0;
   cuda::Result result = api_->alloc_async(&address, std::max<size_t>(bytes, 1), pool_, stream);
   if (result == cuda::kSuccess) return address;
   throw Error(ErrorCode::kLibrary,
               name() + " has no memory for " + std::to_string(bytes) +
                   " bytes: " + api_->text_of(result) +
-                  (result == cuda::kOutOfMemory ? "; lower FARANDOLE_GPU_FUSION_THRESHOLD or the "
-                                                  "framework's own use"
-                                                : ""));
+                  (result == cuda::kOutOfMemory
+                       ? "; lower FARANDOLE_GPU_FUSION_THRESHOLD or the framework's own use"
+                       : ""));
 }
 
 void GpuDevice::free(cuda::Address address, cuda::Stream stream) noexcept {
   if (!address) return;
-  api_->context_push(context_);
-  api_->free_async(address, stream);
-  cuda::Context popped;
-  api_->context_pop(&popped);
+  const State found = look_at(stream);
+  if (found == State::kCaptured) {
+    std::lock_guard lock(mutex_);
+    deferred_.emplace_back(address, stream);
+    return;
+  }
+  Scope scope(*this);
+  api_->free_async(address, found == State::kGone ? stream_ : stream);
 }
 
-void GpuDevice::synchronize() const {
+void GpuDevice::free_deferred() noexcept {
+  std::vector<std::pair<cuda::Address, cuda::Stream>> deferred;
+  {
+    std::lock_guard lock(mutex_);
+    deferred.swap(deferred_);
+  }
+  for (auto [address, stream] : deferred) free(address, stream);
+}
+
+GpuDevice::State GpuDevice::look_at(cuda::Stream stream) const noexcept {
   Scope scope(*this);
-  api_->check(api_->context_synchronize(), "GPU work failed");
+  int capturing = 0;
+  const cuda::Result result = api_->stream_capturing(stream, &capturing);
+  if (cuda::is_of_captures(result) || (result == cuda::kSuccess && capturing != 0)) {
+    return State::kCaptured;
+  }
+  return result == cuda::kSuccess ? State::kUsable : State::kGone;
 }
 
 }  // namespace farandole

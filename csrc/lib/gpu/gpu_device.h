@@ -55,7 +55,8 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   static std::shared_ptr<GpuDevice> open(std::shared_ptr<const cuda::Api> api, int ordinal);
   ~GpuDevice();
 
-  // The device's context is this thread's current one meanwhile.
+  // The device's context is this thread's current one meanwhile, and what it does is no concern of a capture that other
+  // threads have begun. Throws nothing: where the context is gone, the calls in it say so.
   class Scope {
    public:
     explicit Scope(const GpuDevice& device);
@@ -65,6 +66,8 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
 
    private:
     const GpuDevice& device_;
+    const bool entered_;
+    int capture_mode_ = cuda::kCaptureRelaxed;  // then the one before
   };
 
   const cuda::Api& api() const { return *api_; }
@@ -75,19 +78,27 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   // Of high priority; does not wait for the default stream.
   cuda::Stream stream() const { return stream_; }
 
+  // Blocks until our stream has done all that is in it now, or for 5 seconds: kernels that were given up end soon, and what
+  // comes after them writes to buffers.
+  void settle() noexcept;
+
   std::shared_ptr<GpuEvent> event();
   std::shared_ptr<GpuEvent> recorded(cuda::Stream stream);
   std::shared_ptr<PinnedMemory> pinned(size_t bytes);
   // In the order of `stream`: usable by later work there, reused after earlier work there. Our own pool.
   // Out of memory: Error(kLibrary) that names the bytes.
   cuda::Address allocate(size_t bytes, cuda::Stream stream);
+  // Of a stream that is gone, in the order of ours; while one is captured the memory is deferred.
   void free(cuda::Address address, cuda::Stream stream) noexcept;
-  // Blocks until all streams of the context, the user's too, have done what is now in them.
-  void synchronize() const;
+  // Also of the default stream while a stream that waits for it is captured: CUDA allows no use of it then.
+  bool is_capturing(cuda::Stream stream) const { return look_at(stream) == State::kCaptured; }
 
  private:
   friend class GpuEvent;
   friend class PinnedMemory;
+  enum class State { kUsable, kCaptured, kGone };
+  State look_at(cuda::Stream stream) const noexcept;
+  void free_deferred() noexcept;
   GpuDevice(std::shared_ptr<const cuda::Api> api, int ordinal);
 
   std::shared_ptr<const cuda::Api> api_;
@@ -102,6 +113,7 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   std::mutex mutex_;
   std::vector<cuda::Event> events_;
   std::multimap<size_t, std::byte*> pinned_;  // by bytes
+  std::vector<std::pair<cuda::Address, cuda::Stream>> deferred_;
 };
 
 }  // namespace farandole

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// See gpu_window.h. Opened and closed by the user's threads, registered and dropped by the driver.
 #include "lib/gpu/gpu_window.h"
 
 #include <algorithm>
@@ -22,24 +23,40 @@ GpuWindow::GpuWindow(std::shared_ptr<GpuDevice> device, std::shared_ptr<const nc
   nccl_->check(nccl_->memory_allocate(&data_, bytes), what.c_str());
 }
 
+// Of a job that has ended nobody has looked at the streams.
 GpuWindow::~GpuWindow() {
-  if (!nccl_) {
-    device_->free(address(), device_->stream());
-    return;
-  }
   try {
+    if (!is_past()) {
+      for (const auto& end : ends_) end->wait();
+    }
+  } catch (const Error&) {  // what has failed works no more
+  }
+  if (nccl_) {
     GpuDevice::Scope scope(*device_);
     nccl_->memory_free(data_);
-  } catch (const Error&) {  // the context is gone, and the memory with it
+  } else {
+    device_->free(address(), device_->stream());
   }
 }
 
-void GpuWindow::close() {
-  try {
-    device_->synchronize();
-  } catch (const Error&) {  // what has failed works no more
-  }
-  closed_ = true;
+void GpuWindow::use(cuda::Stream stream) {
+  std::lock_guard lock(mutex_);
+  used_in_.insert(stream);
+}
+
+// A stream that is captured now is asked when it no longer is.
+bool GpuWindow::is_past() {
+  std::lock_guard lock(mutex_);
+  std::erase_if(used_in_, [&](cuda::Stream stream) {
+    if (device_->is_capturing(stream)) return false;
+    try {
+      ends_.push_back(device_->recorded(stream));
+    } catch (const Error&) {  // the stream is gone
+    }
+    return true;
+  });
+  std::erase_if(ends_, [](const auto& end) { return end->fired(); });
+  return used_in_.empty() && ends_.empty();
 }
 
 uint32_t GpuWindows::next_number(SetId set) {
@@ -49,24 +66,32 @@ uint32_t GpuWindows::next_number(SetId set) {
 
 void GpuWindows::add(SetId set, const std::shared_ptr<GpuWindow>& window) {
   std::lock_guard lock(mutex_);
-  std::erase_if(windows_, [](const auto& entry) { return entry.second.expired(); });
   windows_[{set, window->number()}] = window;
 }
 
 bool GpuWindows::holds(cuda::Address address) const {
   std::lock_guard lock(mutex_);
-  return std::ranges::any_of(windows_, [&](const auto& entry) {
-    const auto window = entry.second.lock();
-    return window && window->holds(address);
-  });
+  return std::ranges::any_of(windows_,
+                             [&](const auto& entry) { return entry.second->holds(address); });
 }
 
 std::shared_ptr<GpuWindow> GpuWindows::find(SetId set, uint32_t number) const {
   std::lock_guard lock(mutex_);
   const auto found = windows_.find({set, number});
-  if (found == windows_.end()) return nullptr;
-  auto window = found->second.lock();
-  return window && !window->closed() ? window : nullptr;
+  return found == windows_.end() || found->second->closed() ? nullptr : found->second;
+}
+
+void GpuWindows::use(cuda::Stream stream) {
+  std::lock_guard lock(mutex_);
+  for (const auto& [key, window] : windows_) window->use(stream);
+}
+
+void GpuWindows::drop_past() {
+  std::lock_guard lock(mutex_);
+  std::erase_if(windows_, [](const auto& entry) {
+    const auto& [key, window] = entry;
+    return window->closed() && window.use_count() == 1 && window->is_past();
+  });
 }
 
 }  // namespace farandole

@@ -7,7 +7,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "base/types.h"
 #include "lib/gpu/gpu_device.h"
@@ -33,10 +35,13 @@ class GpuWindow {
     return this->address() <= address && address < this->address() + bytes_;
   }
 
-  // Its owner needs it no more: communicators that know it let go of it when they are idle. Blocks until the
-  // GPU has done all that the owner's streams still want of it.
-  void close();
+  // What comes from this stream, or into it, may be in the window.
+  void use(cuda::Stream stream);
+  // Its owner needs it no more. Any thread, also one that captures: it is only marked.
+  void close() { closed_ = true; }
   bool closed() const { return closed_; }
+  // Whether the GPU has done all that was in the streams that have used it when this was first asked; once it is closed.
+  bool is_past();
 
  private:
   const std::shared_ptr<GpuDevice> device_;
@@ -45,20 +50,25 @@ class GpuWindow {
   const size_t bytes_;
   void* data_ = nullptr;
   std::atomic<bool> closed_{false};
+  std::mutex mutex_;
+  std::set<cuda::Stream> used_in_{nullptr};  // the default stream, and with it all that wait for it
+  std::vector<std::shared_ptr<GpuEvent>> ends_;
 };
 
-// Those of one job. Any thread.
+// Those of one job, and closed ones until the GPU and all communicators are done with them. Any thread.
 class GpuWindows {
  public:
   uint32_t next_number(SetId set);
   void add(SetId set, const std::shared_ptr<GpuWindow>& window);
   std::shared_ptr<GpuWindow> find(SetId set, uint32_t number) const;  // nullptr: none, or closed
   bool holds(cuda::Address address) const;                            // one of them, of any set
+  void use(cuda::Stream stream);
+  void drop_past();
 
  private:
   mutable std::mutex mutex_;
   std::map<SetId, uint32_t> last_;
-  std::map<std::pair<SetId, uint32_t>, std::weak_ptr<GpuWindow>> windows_;
+  std::map<std::pair<SetId, uint32_t>, std::shared_ptr<GpuWindow>> windows_;
 };
 
 }  // namespace farandole

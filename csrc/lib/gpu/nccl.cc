@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// See nccl.h: finds NCCL's functions by name, and turns its results into errors. Called by data/nccl.
 #include "lib/gpu/nccl.h"
 
 #include "base/error.h"

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// See nvrtc.h. Used by GpuModule, in the thread of the rank's first GPU tensor.
 #include "lib/gpu/nvrtc.h"
 
 #include "base/error.h"

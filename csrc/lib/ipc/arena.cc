@@ -47,12 +47,12 @@ void map_over(std::byte* at, size_t bytes, int flags, int fd, uint64_t offset) {
 
 // ---- a mapping
 
-// Begins at a huge page, so that huge pages of the memfd are huge in every process.
+// Aligned to huge pages, so that the memfd's huge pages can be mapped as such in every process.
 ArenaMapping::ArenaMapping(int fd, bool inherit) {
   struct stat status;
   if (fstat(fd, &status) != 0) throw_system_error("cannot map an arena", errno);
   const auto bytes = static_cast<size_t>(status.st_size);
-  constexpr size_t kAlign = Arena::kHugePageBytes;
+  constexpr size_t kAlign = kHugePageBytes;
   void* room =
       mmap(nullptr, bytes + kAlign, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (room == MAP_FAILED) {
@@ -100,7 +100,7 @@ std::byte* Arena::allocate(size_t bytes) {
   if (mapping_.data() == nullptr) mapping_ = ArenaMapping(fd_.get(), /*inherit=*/true);
   const size_t page = bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes;
   const size_t room = round_up(std::max<size_t>(bytes, 1), page);
-  if (room >= kHugePageBytes) refuse_too_much("an array", room);  // a look that costs 0.1 ms
+  if (room >= kHugePageBytes) refuse_too_much("an array", room);  // this check takes 0.1 ms
   const uint64_t offset = take(room, page);
   try {
     fill(offset, room);
@@ -114,7 +114,7 @@ std::byte* Arena::allocate(size_t bytes) {
   return mapping_.data() + offset;
 }
 
-// The first place that fits.
+// First fit.
 uint64_t Arena::take(size_t bytes, size_t alignment) {
   for (auto [start, length] : free_) {
     const uint64_t offset = round_up(start, alignment);
@@ -146,8 +146,8 @@ void Arena::give_back(uint64_t offset, size_t bytes) {
   free_.emplace(offset, bytes);
 }
 
-// Huge pages come by faults only, which fallocate does not make; older kernels have no way to make them
-// without the risk of SIGBUS.
+// Huge pages come only from page faults, not from fallocate. Kernels without MADV_POPULATE_WRITE can't fault
+// them in without risking SIGBUS, so they get small pages.
 void Arena::fill(uint64_t offset, size_t bytes) {
   std::byte* const begin = mapping_.data() + offset;
   if (bytes >= kHugePageBytes) {
@@ -203,7 +203,7 @@ void Arena::retire(const std::byte* memory) {
   if (found == allocations_.end() || found->second.retired) return;
   const uint64_t offset = found->first;
   make_private(offset, found->second.bytes);
-  // One written byte makes a page private; adding nothing loses no other thread's store.
+  // A write makes a page private; OR-ing 0 atomically can't lose another thread's store.
   for (size_t at = 0; at < found->second.bytes; at += kPageBytes) {
     std::atomic_ref(*reinterpret_cast<unsigned char*>(mapping_.data() + offset + at)).fetch_or(0);
   }

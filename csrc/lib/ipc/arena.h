@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that the other ranks of a host can map: one sparse memfd, whose pages come and go with the
-// allocations in it. A peer maps it once, whatever is allocated later.
+// Memory for arrays that the other ranks of the host can map: one sparse memfd whose pages come and go with
+// allocations. A peer maps it once and then sees whatever is allocated later.
 #pragma once
 
 #include <atomic>
@@ -16,57 +16,54 @@
 
 namespace farandole {
 
-// A whole arena in one process's address space: only the pages that are allocated cost memory.
+// A whole arena mapped into one process. Only allocated pages cost memory.
 class ArenaMapping {
  public:
   ArenaMapping() = default;
-  // Unless `inherit`, a forked child has no mapping. Throws kLibrary.
+  // With `inherit`, forked children keep the mapping. Throws kLibrary.
   ArenaMapping(int fd, bool inherit);
   ArenaMapping(ArenaMapping&& other) noexcept;
   ArenaMapping& operator=(ArenaMapping&& other) noexcept;
   ~ArenaMapping();
 
   std::byte* data() const { return data_; }
-  size_t size() const { return size_; }
 
  private:
   std::byte* data_ = nullptr;
   size_t size_ = 0;
 };
 
-// Any thread.
+// One arena. Any thread.
 class Arena {
  public:
-  static constexpr size_t kHugePageBytes = size_t{2} << 20;
-  // Room for every page of this machine, within bounds that let a process map hundreds of arenas.
+  // As large as the machine's memory, but at most 256 GiB, so that a process can map hundreds.
   static size_t default_bytes();
 
-  // Reserves numbers only: neither memory nor, before the first allocation, addresses.
+  // Takes neither memory nor, before the first allocation, address space.
   explicit Arena(size_t bytes = default_bytes());
 
-  // Zeroed, of whole pages, resident: short memory is an Error(kLibrary) here, not a SIGBUS later.
+  // Zeroed whole pages, already resident: too little memory is an Error(kLibrary) here, not a SIGBUS later.
   std::byte* allocate(size_t bytes);
-  // Gives the pages back at once, in all processes. False: this is not an allocation of the arena.
+  // Frees the pages at once, for all processes. False: `memory` does not begin an allocation of this arena.
   bool release(std::byte* memory);
-  // Where peers find `memory`, which may lie inside an allocation; nullopt: nowhere.
+  // Offset of `memory` in the memfd, for peers; it may lie inside an allocation. nullopt: not shared.
   std::optional<uint64_t> offset_of(const std::byte* memory) const;
-  // Ends the sharing of the allocation around `memory`: its content stays, on private pages, and no peer
-  // sees or changes it any more. Other threads may use it meanwhile. The peers keep the old pages as they
-  // are: what they still read there is what was there.
+  // Stops sharing the allocation around `memory`: its content stays, copied to private pages, while peers
+  // keep the old pages and what they hold. Other threads may use the memory meanwhile.
   void retire(const std::byte* memory);
-  // What a peer has written at `offset` of those old pages since. Throws kLibrary.
+  // Reads, at `offset` of the old pages, what peers wrote there after retire(). Throws kLibrary.
   void read_old(uint64_t offset, std::byte* into, size_t bytes) const;
   bool has_retired() const;
   bool empty() const;
-  bool in_use() const { return in_use_; }  // there has been an allocation
-  // No peer is left: frees the pages that retire() left to them.
+  bool in_use() const { return in_use_; }  // at least one allocation was ever made
+  // Call when no peer is left: frees the old pages that retire() left to peers.
   void forget_peers();
 
   int fd() const { return fd_.get(); }  // to send to peers; stays owned here
   size_t bytes() const { return bytes_; }
 
-  // Around fork(), so that the child finds the tables whole. In it the memory shows what the parent has
-  // there, until the child writes to it; the parent never sees that.
+  // Call around fork(), so that the child finds consistent tables. The child sees the parent's memory until
+  // it writes to it; the parent never sees the child's writes.
   void before_fork() { mutex_.lock(); }
   void after_fork_in_parent() { mutex_.unlock(); }
   void after_fork_in_child();
@@ -75,7 +72,7 @@ class Arena {
   struct Allocation {
     size_t bytes;
     bool retired = false;
-    bool released = false;  // and retired: its numbers are not given out again
+    bool released = false;  // only if retired: its offsets are not reused
   };
   using Allocations = std::map<uint64_t, Allocation>;
 
@@ -95,14 +92,14 @@ class Arena {
   Allocations allocations_;
 };
 
-// What a process allocates from, for as long as it lives: arenas outlive a job, because arrays do.
+// A process's arenas, from which its arrays are allocated. They outlive a job, because arrays do.
 class ArenaPool {
  public:
   explicit ArenaPool(size_t arena_bytes = Arena::default_bytes());
 
   std::byte* allocate(size_t bytes);
   void release(std::byte* memory);
-  // What a new job shares: a fresh arena where an earlier job's peers may still reach into the last one.
+  // The arena for a new job: a fresh one if peers of an earlier job may still write to the last one.
   std::shared_ptr<Arena> share();
 
   void before_fork();
@@ -112,7 +109,7 @@ class ArenaPool {
  private:
   std::mutex mutex_;
   const size_t arena_bytes_;
-  std::vector<std::shared_ptr<Arena>> arenas_;  // the last one serves new allocations
+  std::vector<std::shared_ptr<Arena>> arenas_;  // the last one takes new allocations
 };
 
 }  // namespace farandole

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of operations that loses no wake-up, apart from what it runs on: EventCount runs it on
-// shared memory and futexes, the model checker in tests/csrc on a model of both.
+// The order of atomic operations by which no wake-up is lost. A template, so that EventCount runs it on
+// shared memory and futexes, and the model checker in tests/csrc on a model of both.
 //
-// `State` offers atomic, sequentially consistent steps:
-//   load_word, load_flags, replace_flags(expected&, desired), set_flags, clear_flags, bump,
-//   wake(bits), sleep(ticket, bits, deadline), grace() and rescued().
+// `State` offers atomic, sequentially consistent steps: load_word, load_flags, replace_flags(expected&,
+// desired), set_flags, clear_flags, bump, wake(bits), sleep(ticket, bits, deadline), grace() and rescued().
 #pragma once
 
 #include <cstdint>
@@ -14,14 +13,14 @@
 
 namespace farandole::event_protocol {
 
-// Bits of the flags. The first two are futex bits as well.
+// Bits of the flags. The first two also serve as futex wait bits.
 constexpr uint32_t kCallerAsleep = 1;
 constexpr uint32_t kBackgroundAsleep = 2;
-constexpr uint32_t kDriven = 4;  // a thread drives, and looks again before it sleeps or leaves
+constexpr uint32_t kDriven = 4;  // a thread drives, and checks for work before it sleeps or leaves
 constexpr uint32_t kAnySleeper = kCallerAsleep | kBackgroundAsleep;
 
-// Takes the flag of the one sleeper to wake, among `kinds`; 0: nobody needs a wake-up. A caller goes
-// first; the background thread is left alone while anybody drives.
+// Clears and returns the flag of the one sleeper to wake, among `kinds`; 0: no wake-up is needed. A caller
+// goes first; the background thread is not woken while somebody drives.
 template <class State>
 uint32_t take_sleeper(State& state, uint32_t kinds) {
   uint32_t flags = state.load_flags();
@@ -33,8 +32,8 @@ uint32_t take_sleeper(State& state, uint32_t kinds) {
   }
 }
 
-// After publishing. Bumping before taking the flag would let a late notifier take the flag of a
-// sleeper that has read the new word already: it would sleep for ever.
+// Call after publishing. Takes the flag before the bump: in the other order, a late notifier could take the
+// flag of a sleeper that has already read the new word and would sleep for ever.
 template <class State>
 void notify(State& state, uint32_t kinds) {
   const uint32_t sleeper = take_sleeper(state, kinds);
@@ -43,7 +42,7 @@ void notify(State& state, uint32_t kinds) {
   state.wake(sleeper);
 }
 
-// One sleep. `ticket` is the word as loaded before: flag, look again, sleep while the word holds it.
+// One sleep: sets the flag, checks for work, sleeps while the word equals `ticket`, as loaded before.
 template <class State, class Predicate>
 FutexResult sleep(State& state, uint32_t sleeper, uint32_t ticket, Predicate&& has_work,
                   Deadline deadline) {
@@ -51,7 +50,7 @@ FutexResult sleep(State& state, uint32_t sleeper, uint32_t ticket, Predicate&& h
   state.set_flags(sleeper);
   if (!has_work()) {
     result = state.sleep(ticket, sleeper, deadline);
-    // Work after a time-out: either the notifier is just about to wake us, or a wake-up was lost.
+    // Work after a time-out: either a notifier is about to wake us, or a wake-up was lost.
     if (result == FutexResult::kTimedOut && has_work()) {
       result = state.sleep(ticket, sleeper, state.grace());
       if (result == FutexResult::kTimedOut) state.rescued();
@@ -66,17 +65,12 @@ bool try_drive(State& state) {
   return (state.set_flags(kDriven) & kDriven) == 0;
 }
 
-// Before a caller leaves: the wake-up that it took may have been meant for work that it will not do.
-template <class State, class Predicate>
-void pass_on(State& state, Predicate&& has_work) {
-  if (has_work()) notify(state, kAnySleeper);
-}
-
-// Gives up the role first and looks again after: a notifier that saw the role taken woke nobody.
+// Gives up the role before checking: a notifier that saw the role taken woke nobody, and a wake-up of the
+// driver may have been meant for work that it will not do.
 template <class State, class Predicate>
 void stop_driving(State& state, Predicate&& has_work) {
   state.clear_flags(kDriven);
-  pass_on(state, has_work);
+  if (has_work()) notify(state, kAnySleeper);
 }
 
 }  // namespace farandole::event_protocol

@@ -12,7 +12,7 @@
 namespace farandole {
 namespace {
 
-// In front of each record; the complement tells a record from whatever else a bad peer left there.
+// Precedes each record. The complement detects a prefix overwritten by a faulty peer.
 struct Prefix {
   uint32_t length;
   uint32_t complement;
@@ -83,7 +83,7 @@ bool RingWriter::try_push(Bytes first, Bytes second) {
   return true;
 }
 
-// Reads the reader's cache line only when the room known of is not enough.
+// Loads the reader's cache line only if the known room is not enough.
 bool RingWriter::has_room(size_t bytes) {
   if (capacity_ - (head_ - known_tail_) >= bytes) return true;
   const uint64_t tail = header_->tail.load();
@@ -105,7 +105,7 @@ Bytes RingReader::front() {
   if (length == kWrap) {
     const size_t skipped = until_wrap(tail_);
     if (skipped >= ready) throw_corrupt("wrap at", tail_);
-    tail_ += skipped;  // the writer learns of it by the pop() of the record behind
+    tail_ += skipped;  // the next pop() tells the writer
     ready -= skipped;
     length = read_length(at(tail_));
   }
@@ -121,31 +121,10 @@ bool RingReader::pop() {
   if (front_bytes_ == 0) throw Error(ErrorCode::kInternal, "pop() of a ring without front()");
   tail_ += std::exchange(front_bytes_, 0);
   header_->tail.store(tail_);
-  // A wake-up for half a ring, not for every record.
+  // Wakes the writer once per half ring, not for every record.
   const uint64_t used = header_->head.load() - tail_;
   if (used > capacity_ / 2) return false;
   return header_->room_wanted.load() != 0 && header_->room_wanted.exchange(0) != 0;
-}
-
-void QueuedWriter::push(Bytes first, Bytes second) {
-  if (queue_.empty() && ring_.try_push(first, second)) return;
-  std::vector<std::byte> record;
-  record.reserve(first.size() + second.size());
-  record.insert(record.end(), first.begin(), first.end());
-  record.insert(record.end(), second.begin(), second.end());
-  queue_.push_back(std::move(record));
-  flush();
-}
-
-bool QueuedWriter::flush() {
-  if (flush_once()) return true;
-  ring_.want_room();
-  return flush_once();  // the reader may have made room before it could see the wish
-}
-
-bool QueuedWriter::flush_once() {
-  while (!queue_.empty() && ring_.try_push(queue_.front())) queue_.pop_front();
-  return queue_.empty();
 }
 
 }  // namespace farandole

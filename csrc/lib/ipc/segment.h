@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory without a name: a memfd, so that nothing is left behind however a rank dies.
+// Shared memory without a name: a memfd, so that a rank that dies in any way leaves nothing behind.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +10,12 @@ namespace farandole {
 
 class Segment {
  public:
-  // Memory is zeroed and already allocated: a full tmpfs or memory limit is an Error here, not a
-  // SIGBUS later. `label` shows in /proc/PID/maps. Unless `inherit`, a forked child has no mapping:
-  // it must neither touch nor destroy the Segment.
+  // Creates zeroed memory, already allocated: a full tmpfs or memory limit is an Error here, not a SIGBUS
+  // later. `label` shows in /proc/PID/maps. Without `inherit`, a forked child has no mapping and must neither
+  // touch nor destroy the Segment.
   static Segment create(const char* label, size_t bytes, bool inherit = false);
 
-  // Maps a segment that another rank created. Refuses one that its creator could still shrink.
+  // Maps a segment that another rank created. Throws if its creator could still shrink it.
   static Segment map(Fd fd, bool inherit = false);
 
   Segment() = default;
@@ -26,7 +26,6 @@ class Segment {
   std::byte* data() const { return data_; }
   size_t size() const { return size_; }
   int fd() const { return fd_.get(); }  // to send to peers; stays owned here
-  explicit operator bool() const { return data_ != nullptr; }
 
  private:
   Segment(Fd fd, size_t bytes, bool inherit);

@@ -21,7 +21,7 @@ namespace farandole {
 namespace {
 
 constexpr int kUnixBacklog = 256;
-constexpr size_t kNoLimit = std::numeric_limits<size_t>::max();  // of strangers: one host's ranks
+constexpr size_t kNoLimit = std::numeric_limits<size_t>::max();  // of unproved: one host's ranks
 
 [[noreturn]] void throw_timed_out(const char* what) {
   throw Error(ErrorCode::kStall, std::string("deadline passed while ") + what);
@@ -46,7 +46,7 @@ struct Address {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
 
-// Abstract: starts with a zero byte, lives in no directory and dies with the socket.
+// An abstract address: it starts with a zero byte, is in no directory and disappears with the socket.
 Address address_of(const std::string& name) {
   Address address;
   if (name.empty() || name.size() >= sizeof(address.storage.sun_path)) {
@@ -68,7 +68,7 @@ std::string random_name() {
   return name;
 }
 
-// connect() on a blocking socket waits for a place in the backlog, as long as the send time-out says.
+// connect() on a blocking socket waits for a place in the backlog, for at most the send time-out.
 void set_send_timeout(const Fd& fd, Deadline deadline) {
   const int64_t left_us =
       deadline.is_never() ? 0 : std::max<int64_t>(1, (deadline.ns() - now_ns()) / 1000);
@@ -88,7 +88,7 @@ void wait_ready(int fd, short events, Deadline deadline, const char* what) {
   }
 }
 
-// Retries a non-blocking call until it has done something or the deadline passes.
+// Retries a non-blocking call until it succeeds or the deadline passes.
 template <class Call>
 size_t complete(int fd, short events, Deadline deadline, const char* what, Call&& call) {
   for (;;) {
@@ -102,21 +102,14 @@ size_t complete(int fd, short events, Deadline deadline, const char* what, Call&
   }
 }
 
-ucred credentials(int fd) {
+// The user of the process that connected or listened.
+uid_t peer_user(int fd) {
   ucred peer{};
   socklen_t size = sizeof(peer);
   if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
     throw_system_error("cannot ask who the peer is", errno);
   }
-  return peer;
-}
-
-// Takes as long whatever differs.
-bool equal_keys(std::span<const std::byte> shown, const JobKey& key) {
-  if (shown.size() != key.size()) return false;
-  std::byte difference{0};
-  for (size_t i = 0; i < key.size(); ++i) difference |= shown[i] ^ key[i];
-  return difference == std::byte{0};
+  return peer.uid;
 }
 
 using FdSpace = std::array<std::byte, CMSG_SPACE(sizeof(int) * UnixSocket::kMaxFds)>;
@@ -148,6 +141,13 @@ JobKey random_key() {
   return key;
 }
 
+bool equal_keys(std::span<const std::byte> shown, std::span<const std::byte> expected) {
+  if (shown.size() != expected.size()) return false;
+  std::byte difference{0};
+  for (size_t i = 0; i < shown.size(); ++i) difference |= shown[i] ^ expected[i];
+  return difference == std::byte{0};
+}
+
 UnixSocket UnixSocket::connect(const std::string& name, const JobKey& key, Deadline deadline) {
   constexpr const char* kWhat = "connecting to a rank of this host";
   UnixSocket connection(make_socket());
@@ -155,7 +155,7 @@ UnixSocket UnixSocket::connect(const std::string& name, const JobKey& key, Deadl
   do {
     set_send_timeout(connection.fd_, deadline);
     if (::connect(connection.fd(), address.get(), address.size) == 0) {
-      if (connection.peer_uid() != geteuid()) {
+      if (peer_user(connection.fd()) != geteuid()) {
         throw Error(ErrorCode::kPeer, "a process of another user listens in place of a rank");
       }
       connection.send(key, {}, deadline);
@@ -215,13 +215,10 @@ UnixMessage UnixSocket::receive(Deadline deadline) {
   return message;
 }
 
-pid_t UnixSocket::peer_pid() const { return credentials(fd_.get()).pid; }
-uid_t UnixSocket::peer_uid() const { return credentials(fd_.get()).uid; }
-
 UnixListener::UnixListener(const JobKey& key)
-    : key_(key), name_(random_name()), doorway_(make_socket(SOCK_NONBLOCK), kNoLimit) {
+    : key_(key), name_(random_name()), guarded_(make_socket(SOCK_NONBLOCK), kNoLimit) {
   const Address address = address_of(name_);
-  const int fd = doorway_.fd();
+  const int fd = guarded_.fd();
   if (bind(fd, address.get(), address.size) != 0 || listen(fd, kUnixBacklog) != 0) {
     throw_system_error("cannot listen on a Unix socket", errno);
   }
@@ -229,25 +226,25 @@ UnixListener::UnixListener(const JobKey& key)
 
 UnixSocket UnixListener::accept(Deadline deadline) {
   for (;;) {
-    doorway_.admit();
-    doorway_.judge([&](Stranger& stranger) { return undecided(stranger); });
+    guarded_.admit();
+    guarded_.judge([&](Unproved& unproved) { return undecided(unproved); });
     if (!known_.empty()) {
       UnixSocket first(std::move(known_.front()));
       known_.pop_front();
       return first;
     }
     if (deadline.expired()) throw_timed_out("waiting for a rank of this host to connect");
-    doorway_.wait(deadline);
+    guarded_.wait(deadline);
   }
 }
 
-bool UnixListener::undecided(Stranger& stranger) {
-  if (credentials(stranger.fd.get()).uid != geteuid()) return false;
-  std::array<std::byte, sizeof(JobKey) + 1> shown;  // one more: a longer message is no key
-  const ssize_t got = recv(stranger.fd.get(), shown.data(), shown.size(), MSG_DONTWAIT);
+bool UnixListener::undecided(Unproved& unproved) {
+  if (peer_user(unproved.fd.get()) != geteuid()) return false;
+  std::array<std::byte, sizeof(JobKey) + 1> shown;  // one byte more, to detect longer messages
+  const ssize_t got = recv(unproved.fd.get(), shown.data(), shown.size(), MSG_DONTWAIT);
   if (got < 0) return errno == EAGAIN || errno == EINTR;
   const bool knows = equal_keys({shown.data(), static_cast<size_t>(got)}, key_);
-  if (knows) known_.push_back(std::move(stranger.fd));
+  if (knows) known_.push_back(std::move(unproved.fd));
   return false;
 }
 

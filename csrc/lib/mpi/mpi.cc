@@ -26,29 +26,13 @@ class CommOf final : public MpiComm {
           "MPI_Comm_set_errhandler");
   }
 
-  const char* library() const override { return library_.name().c_str(); }
-
-  int rank() override {
-    int rank = 0;
-    check(mpi_.comm_rank(comm_, &rank), "MPI_Comm_rank");
-    return rank;
-  }
-
-  int size() override {
-    int size = 0;
-    check(mpi_.comm_size(comm_, &size), "MPI_Comm_size");
-    return size;
-  }
-
   int largest_tag() override {
-    constexpr int kLeast = 32767;  // that every MPI must allow
+    constexpr int kLeast = 32767;  // the least that the MPI standard requires
     const int* largest = nullptr;
     int found = 0;
     check(mpi_.comm_get_attr(comm_, Abi::kTagUpperBound, &largest, &found), "MPI_Comm_get_attr");
     return found != 0 ? *largest : kLeast;
   }
-
-  bool revoke() override { return mpi_.comm_revoke && mpi_.comm_revoke(comm_) == kSuccess; }
 
  private:
   using Request = typename Abi::Request;

@@ -1,29 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// Point-to-point messages of the MPI that this process runs already: Open MPI or MPICH, found at run
-// time. Any thread; errors are kLibrary, with MPI's own words.
+// Point-to-point messages through the MPI that this process already runs (Open MPI or MPICH, found at run
+// time). Used by mpi_wire. Any thread; errors are kLibrary with MPI's error text.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <utility>
 
 namespace farandole {
 
 class MpiComm;
 
-// A message under way. Its memory stays in use until test() has been true.
+// A message in flight. Its memory must stay valid until test() has returned true.
 class MpiRequest {
  public:
   MpiRequest() = default;
   MpiRequest(MpiRequest&& other) noexcept;
   MpiRequest& operator=(MpiRequest&& other) noexcept;
-  ~MpiRequest();  // one that is under way is left to MPI, for ever
+  ~MpiRequest();  // a message in flight is left to MPI, for ever
 
-  explicit operator bool() const { return comm_ != nullptr; }  // under way
-  // True: it is complete, and this object empty. Throws also for a message of the wrong length.
+  explicit operator bool() const { return comm_ != nullptr; }  // in flight
+  // True: the message is complete and this object empty. Also throws for a message of the wrong length.
   bool test();
-  // A receive ends soon, without its message; a send goes on.
+  // Makes a receive complete soon without its message; does nothing to a send.
   void cancel();
 
  private:
@@ -32,32 +31,27 @@ class MpiRequest {
       : comm_(&comm), handle_(handle), receives_(receives) {}
 
   MpiComm* comm_ = nullptr;
-  int64_t handle_ = 0;  // an int or a pointer, as the library has it
-  int receives_ = -1;   // bytes to come; -1: a send, or cancelled
+  int64_t handle_ = 0;  // an int or a pointer, depending on the library
+  int receives_ = -1;   // bytes expected; -1: a send, or cancelled
 };
 
-// A communicator that somebody else owns; it must outlive this object and its requests.
+// A communicator owned by the caller; it must outlive this object and its requests.
 class MpiComm {
  public:
-  // handle: the address of an MPI_Comm of the library that is loaded. Throws if there is none, or if
-  // it does not let several threads call.
+  // `handle`: address of an MPI_Comm of the loaded library. Throws if no supported MPI is loaded or it was
+  // not initialised with MPI_THREAD_MULTIPLE.
   static std::unique_ptr<MpiComm> borrow(const void* handle);
   virtual ~MpiComm() = default;
 
-  virtual const char* library() const = 0;
-  virtual int rank() = 0;
-  virtual int size() = 0;
   virtual int largest_tag() = 0;
 
-  // Synchronous: complete when the receiver has it, so that nothing is left to MPI's care then.
+  // Synchronous (MPI_Issend): complete once the receiver has it, so none is left in MPI's buffers.
   MpiRequest send(const std::byte* data, int bytes, int to, int tag) {
     return {*this, start_send(data, bytes, to, tag), -1};
   }
   MpiRequest receive(std::byte* data, int bytes, int from, int tag) {
     return {*this, start_receive(data, bytes, from, tag), bytes};
   }
-  // All messages of this communicator end, on all ranks. False: this MPI cannot do that.
-  virtual bool revoke() = 0;
 
  private:
   friend class MpiRequest;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What two families of MPI look like in memory, so that one binary serves both and includes neither
-// mpi.h. tests/single/test_mpi_abi.py compares every line with both headers.
+// The binary interfaces of Open MPI and MPICH, so that one binary serves both without either's mpi.h.
+// tests/single/test_mpi_abi.py compares every line with both headers.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace farandole::mpi_abi {
 
-// Alike in both.
+// The same in both.
 constexpr int kSuccess = 0;
 constexpr int kThreadMultiple = 3;
 
@@ -23,8 +23,8 @@ struct OpenMpi {
     int source, tag, error, cancelled;
     size_t count;
   };
-  static constexpr int kTagUpperBound = 0;     // the key of this attribute
-  static constexpr int kErrorTextBytes = 256;  // at most, its terminator included
+  static constexpr int kTagUpperBound = 0;     // the attribute's key
+  static constexpr int kErrorTextBytes = 256;  // at most, with the terminator
 
   // Predefined handles are addresses of objects in the library.
   static constexpr const char* kByte = "ompi_mpi_byte";
@@ -53,7 +53,7 @@ struct Mpich {
   static int predefined(const DynamicLibrary&, int handle) { return handle; }
 };
 
-// The functions that are called, with their prototypes. Named by an enumerator of this table alone.
+// The functions we call, with their prototypes, looked up by name.
 template <class Abi>
 struct Functions {
   using Comm = typename Abi::Comm;
@@ -66,8 +66,6 @@ struct Functions {
   int (*finalized)(int* flag);
   int (*query_thread)(int* provided);
   int (*error_string)(int code, char* text, int* length);
-  int (*comm_rank)(Comm comm, int* rank);
-  int (*comm_size)(Comm comm, int* size);
   int (*comm_get_attr)(Comm comm, int key, void* value, int* flag);
   int (*comm_set_errhandler)(Comm comm, Errhandler handler);
   int (*issend)(const void* data, int count, Datatype type, int to, int tag, Comm comm,
@@ -78,30 +76,20 @@ struct Functions {
   int (*get_count)(const Status* status, Datatype type, int* count);
   int (*cancel)(Request* request);
   int (*request_free)(Request* request);
-  int (*comm_revoke)(Comm comm);  // nullptr without ULFM
 
   explicit Functions(const DynamicLibrary& mpi) {
-    require(mpi, initialized, "MPI_Initialized");
-    require(mpi, finalized, "MPI_Finalized");
-    require(mpi, query_thread, "MPI_Query_thread");
-    require(mpi, error_string, "MPI_Error_string");
-    require(mpi, comm_rank, "MPI_Comm_rank");
-    require(mpi, comm_size, "MPI_Comm_size");
-    require(mpi, comm_get_attr, "MPI_Comm_get_attr");
-    require(mpi, comm_set_errhandler, "MPI_Comm_set_errhandler");
-    require(mpi, issend, "MPI_Issend");
-    require(mpi, irecv, "MPI_Irecv");
-    require(mpi, test, "MPI_Test");
-    require(mpi, get_count, "MPI_Get_count");
-    require(mpi, cancel, "MPI_Cancel");
-    require(mpi, request_free, "MPI_Request_free");
-    comm_revoke = mpi.find<int(Comm)>("MPIX_Comm_revoke");
-  }
-
- private:
-  template <class Function>
-  static void require(const DynamicLibrary& mpi, Function*& function, const char* name) {
-    function = mpi.require<Function>(name);
+    mpi.fill(initialized, "MPI_Initialized");
+    mpi.fill(finalized, "MPI_Finalized");
+    mpi.fill(query_thread, "MPI_Query_thread");
+    mpi.fill(error_string, "MPI_Error_string");
+    mpi.fill(comm_get_attr, "MPI_Comm_get_attr");
+    mpi.fill(comm_set_errhandler, "MPI_Comm_set_errhandler");
+    mpi.fill(issend, "MPI_Issend");
+    mpi.fill(irecv, "MPI_Irecv");
+    mpi.fill(test, "MPI_Test");
+    mpi.fill(get_count, "MPI_Get_count");
+    mpi.fill(cancel, "MPI_Cancel");
+    mpi.fill(request_free, "MPI_Request_free");
   }
 };
 

@@ -54,11 +54,4 @@ Mac128 siphash128(const Key128& key, std::span<const std::byte> message) {
   return mac;
 }
 
-bool equal_macs(std::span<const std::byte> a, std::span<const std::byte> b) {
-  if (a.size() != b.size()) return false;
-  std::byte difference{0};
-  for (size_t i = 0; i < a.size(); ++i) difference |= a[i] ^ b[i];
-  return difference == std::byte{0};
-}
-
 }  // namespace farandole

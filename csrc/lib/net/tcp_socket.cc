@@ -24,15 +24,15 @@
 namespace farandole {
 namespace {
 
-constexpr std::chrono::seconds kConnectPatience{2};  // for one address
-constexpr std::chrono::seconds kProofPatience{10};   // the peer may be busy with others
+constexpr std::chrono::seconds kConnectPatience{2};  // per address
+constexpr std::chrono::seconds kProofPatience{10};   // the peer may be busy with other connections
 constexpr std::chrono::milliseconds kPause{50};      // between two rounds
 constexpr int kTcpBacklog = 1024;
 
 // hello:   magic, rank of the caller, the line, the caller's nonce    caller -> listener
 // answer:  the listener's nonce, its proof                            listener -> caller
-// proof:   the caller's proof                                         caller -> listener
-// welcome: one byte: the listener keeps the connection                listener -> caller
+// proof:   the caller's proof                                        caller -> listener
+// welcome: one byte: the listener keeps the connection               listener -> caller
 constexpr char kMagic[8] = {'f', 'a', 'r', 'a', 'n', 'd', '2', '\n'};
 constexpr size_t kHello = 8 + 4 + 8 + 16;
 constexpr size_t kAnswer = 16 + 16;
@@ -44,8 +44,8 @@ void append(std::vector<std::byte>& out, const void* data, size_t size) {
   out.insert(out.end(), bytes, bytes + size);
 }
 
-// What the two are talking about. Who speaks, both ranks, the line and both nonces are in every proof: none
-// can be used again, or sent back.
+// What a proof covers: who speaks, both ranks, the line and both nonces, so that no proof can be replayed or
+// reflected.
 struct Talk {
   int32_t caller, listener;
   TcpLine line;
@@ -72,7 +72,7 @@ void prepare(int fd) {
   fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 
-// What has come, and no more than is missing to `size` bytes. False: the other end is gone.
+// Receives what has come, up to `size` bytes in total. False: the other end has closed.
 bool receive_up_to(int fd, size_t size, std::vector<std::byte>& got) {
   while (got.size() < size) {
     std::byte buffer[kHello];
@@ -84,13 +84,13 @@ bool receive_up_to(int fd, size_t size, std::vector<std::byte>& got) {
   return true;
 }
 
-// At once: the few bytes of a handshake fit an empty buffer.
+// Does not retry: a handshake message always fits the empty send buffer.
 bool send_whole(int fd, std::span<const std::byte> bytes) {
   return ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
          static_cast<ssize_t>(bytes.size());
 }
 
-// Of interfaces that are up; loopback last, for jobs on one machine.
+// Of all interfaces that are up; loopback last, for jobs on one machine.
 std::vector<std::string> own_addresses() {
   std::vector<std::string> real, loopback;
   ifaddrs* first = nullptr;
@@ -104,7 +104,7 @@ std::vector<std::string> own_addresses() {
     if (getnameinfo(i->ifa_addr, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0)
       continue;
     bool local = (i->ifa_flags & IFF_LOOPBACK) != 0;
-    bool link_local = std::strncmp(text, "fe80:", 5) == 0;  // means nothing on another host
+    bool link_local = std::strncmp(text, "fe80:", 5) == 0;  // not valid on another host
     if (!link_local) (local ? loopback : real).push_back(text);
   }
   freeifaddrs(first);
@@ -132,7 +132,7 @@ uint16_t port_of(int fd) {
                                         : reinterpret_cast<sockaddr_in6&>(own).sin6_port);
 }
 
-// Begins to; an invalid Fd: errno says why not.
+// Starts a connect; on failure returns an invalid Fd and sets errno.
 Fd begin_to_connect(const std::string& host, uint16_t port) {
   addrinfo hints{};
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
@@ -159,8 +159,8 @@ Fd listening_socket() {
 
 }  // namespace
 
-TcpListener::TcpListener() : doorway_(listening_socket(), kMaxStrangers) {
-  if (doorway_.fd() >= 0) address_ = {own_addresses(), port_of(doorway_.fd())};
+TcpListener::TcpListener() : guarded_(listening_socket(), kMaxStrangers) {
+  if (guarded_.fd() >= 0) address_ = {own_addresses(), port_of(guarded_.fd())};
 }
 
 std::vector<TcpPeer> TcpListener::accept(int32_t own, const std::vector<int32_t>& ranks,
@@ -168,7 +168,7 @@ std::vector<TcpPeer> TcpListener::accept(int32_t own, const std::vector<int32_t>
   std::vector<TcpPeer> peers;
   std::vector<int32_t> missing = ranks;
   for (;;) {
-    look(own, key);  // once: nobody must prove himself between here and wait()
+    look(own, key);  // once: a peer proved between here and wait() would not wake the wait
     std::erase_if(missing, [&](int32_t rank) {
       Fd fd = take_proved(rank, kControlLine);
       if (!fd) return false;
@@ -181,7 +181,7 @@ std::vector<TcpPeer> TcpListener::accept(int32_t own, const std::vector<int32_t>
                                         ", have not connected to rank " + std::to_string(own) +
                                         "; is TCP between the hosts blocked by a firewall?");
     }
-    doorway_.wait(deadline);
+    guarded_.wait(deadline);
   }
 }
 
@@ -200,43 +200,43 @@ Fd TcpListener::take_proved(int32_t rank, TcpLine line) {
 }
 
 void TcpListener::look(int32_t own, const Key128& key) {
-  doorway_.admit();
-  doorway_.judge([&](Stranger& stranger) { return undecided(stranger, own, key); });
+  guarded_.admit();
+  guarded_.judge([&](Unproved& unproved) { return undecided(unproved, own, key); });
 }
 
-bool TcpListener::undecided(Stranger& stranger, int32_t own, const Key128& key) {
-  std::vector<std::byte>& got = stranger.received;
+bool TcpListener::undecided(Unproved& unproved, int32_t own, const Key128& key) {
+  std::vector<std::byte>& got = unproved.received;
   for (;;) {
-    const bool greeted = stranger.rank >= 0;
+    const bool greeted = unproved.rank >= 0;
     const size_t size = greeted ? kProof : kHello;
-    if (!receive_up_to(stranger.fd.get(), size, got)) return false;
+    if (!receive_up_to(unproved.fd.get(), size, got)) return false;
     if (got.size() < size) return true;
-    if (!greeted && !answer(stranger, own, key)) return false;
+    if (!greeted && !answer(unproved, own, key)) return false;
     if (!greeted) continue;
-    const bool proved = equal_macs(got, stranger.wanted);
-    if (proved && send_whole(stranger.fd.get(), std::span(&kWelcome, 1))) {
-      proved_.push_back({stranger.rank, std::move(stranger.fd), stranger.line});
+    const bool proved = equal_keys(got, unproved.wanted);
+    if (proved && send_whole(unproved.fd.get(), std::span(&kWelcome, 1))) {
+      proved_.push_back({unproved.rank, std::move(unproved.fd), unproved.line});
     }
     return false;
   }
 }
 
-// To a hello. False: it is none, or the stranger has gone again.
-bool TcpListener::answer(Stranger& stranger, int32_t own, const Key128& key) {
-  const std::byte* const hello = stranger.received.data();
+// Answers a hello. False: it is not a valid hello, or the peer has closed.
+bool TcpListener::answer(Unproved& unproved, int32_t own, const Key128& key) {
+  const std::byte* const hello = unproved.received.data();
   if (std::memcmp(hello, kMagic, sizeof kMagic) != 0) return false;
-  std::memcpy(&stranger.rank, hello + 8, sizeof stranger.rank);
-  std::memcpy(&stranger.line, hello + 12, sizeof stranger.line);
-  if (stranger.rank < 0) return false;
-  prepare(stranger.fd.get());
+  std::memcpy(&unproved.rank, hello + 8, sizeof unproved.rank);
+  std::memcpy(&unproved.line, hello + 12, sizeof unproved.line);
+  if (unproved.rank < 0) return false;
+  prepare(unproved.fd.get());
   const Key128 nonce = random_key();
-  const Talk talk{stranger.rank, own, stranger.line, hello + 20, nonce.data()};
+  const Talk talk{unproved.rank, own, unproved.line, hello + 20, nonce.data()};
   std::vector<std::byte> answer(nonce.begin(), nonce.end());
   const std::vector<std::byte> mine = talk.proof_of('L', key);
   append(answer, mine.data(), mine.size());
-  stranger.wanted = talk.proof_of('C', key);
-  stranger.received.clear();
-  return send_whole(stranger.fd.get(), answer);
+  unproved.wanted = talk.proof_of('C', key);
+  unproved.received.clear();
+  return send_whole(unproved.fd.get(), answer);
 }
 
 TcpCaller::TcpCaller(int32_t own, int32_t rank, TcpLine line, TcpAddress address, const Key128& key)
@@ -283,21 +283,21 @@ void TcpCaller::see_whether_connected() {
   due_ = Deadline::in(kProofPatience);
 }
 
-// The answer, to which the proof is sent, and the welcome.
+// Receives the answer, sends the proof, receives the welcome.
 void TcpCaller::hear() {
   const auto wrong = [this] { hang_up("did not prove to be that rank", true); };
   if (received_.size() < kAnswer) {
     if (!receive_up_to(fd_.get(), kAnswer, received_)) return wrong();
     if (received_.size() < kAnswer) return;
     const Talk talk{own_, rank_, line_, nonce_.data(), received_.data()};
-    const bool proved = equal_macs(std::span(received_).subspan(16), talk.proof_of('L', key_));
+    const bool proved = equal_keys(std::span(received_).subspan(16), talk.proof_of('L', key_));
     if (!proved || !send_whole(fd_.get(), talk.proof_of('C', key_))) return wrong();
   }
   if (!receive_up_to(fd_.get(), kAnswer + 1, received_)) return wrong();
   if (received_.size() > kAnswer) stage_ = Stage::kProved;
 }
 
-// Then the next address; after a round a pause.
+// The next step() tries the next address; after a round, only after a pause.
 void TcpCaller::hang_up(const std::string& why, bool refused) {
   fd_.reset();
   stage_ = Stage::kPause;
@@ -313,7 +313,7 @@ void TcpCaller::hang_up(const std::string& why, bool refused) {
 
 void TcpCaller::wait(Deadline deadline) const {
   const short events = stage_ == Stage::kConnecting ? POLLOUT : POLLIN;
-  pollfd event{fd_.get(), events, 0};  // poll() passes over a negative one
+  pollfd event{fd_.get(), events, 0};  // poll() ignores a negative descriptor
   poll(&event, 1, std::min(deadline, due_).poll_ms());
 }
 

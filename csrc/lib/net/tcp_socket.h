@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TCP between the ranks of different hosts: a listener, and connections whose two ends have proved to each
-// other that they know the job's key and are the ranks that they say.
+// TCP between ranks of different hosts: a listener and a caller, whose connections count only after both ends
+// have proved that they know the job's key and which rank they are.
 #pragma once
 
 #include <chrono>
@@ -10,23 +10,23 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "lib/ipc/doorway.h"
+#include "lib/ipc/guarded_listener.h"
 #include "lib/net/siphash.h"
 #include "lib/os/fd.h"
 
 namespace farandole {
 
-// Where a rank can be reached, as its card says.
+// Where a rank can be reached, from its peer info.
 struct TcpAddress {
-  std::vector<std::string> hosts;  // numeric, the likeliest first
-  uint16_t port = 0;               // 0: no sockets there
+  std::vector<std::string> hosts;  // numeric, most likely to work first
+  uint16_t port = 0;               // 0: the rank has no usable sockets
 };
 
-// What a connection is for, as its caller says.
+// Purpose of a connection, chosen by its caller.
 using TcpLine = uint64_t;
 constexpr TcpLine kControlLine = 0;
 
-// A connection to a rank that has proved itself. Non-blocking.
+// A connection, non-blocking, to a rank that has proved its identity.
 struct TcpPeer {
   int32_t rank = 0;
   Fd fd;
@@ -35,50 +35,50 @@ struct TcpPeer {
 
 class TcpListener {
  public:
-  // On all interfaces; a machine without usable sockets gives an address with port 0.
+  // Listens on all interfaces; on a machine without usable sockets the address has port 0.
   TcpListener();
   const TcpAddress& address() const { return address_; }
 
-  // All of these ranks, each once, for control. Strangers are dropped: at once if they prove to be wrong, after
-  // kPatience if they are silent. Throws Error(kPeer) naming who has not come by the deadline.
+  // Waits for a control connection from each of these ranks. Connections that fail the proof are dropped at
+  // once, silent ones after kPatience. Throws Error(kPeer) naming the ranks missing at the deadline.
   std::vector<TcpPeer> accept(int32_t own, const std::vector<int32_t>& ranks, const Key128& key,
                               Deadline deadline);
-  // The connection that this rank has made for this line; invalid: none yet. Never waits.
+  // The connection that `rank` made for this line; invalid Fd: none yet. Never blocks.
   Fd take(int32_t own, int32_t rank, TcpLine line, const Key128& key);
 
   static constexpr size_t kMaxStrangers = 128;
 
  private:
-  struct Stranger {
+  struct Unproved {
     Fd fd;
-    int32_t rank = -1;                     // as it says, once it has said hello
-    TcpLine line = 0;                      // as it says
+    int32_t rank = -1;                     // as claimed in its hello; -1: no hello yet
+    TcpLine line = 0;                      // as claimed
     std::vector<std::byte> received = {};  // of its next message
-    std::vector<std::byte> wanted = {};    // the proof that it must give
+    std::vector<std::byte> wanted = {};    // the proof it must send
   };
   void look(int32_t own, const Key128& key);
   Fd take_proved(int32_t rank, TcpLine line);
-  bool undecided(Stranger& stranger, int32_t own, const Key128& key);
-  bool answer(Stranger& stranger, int32_t own, const Key128& key);
+  bool undecided(Unproved& unproved, int32_t own, const Key128& key);
+  bool answer(Unproved& unproved, int32_t own, const Key128& key);
 
   TcpAddress address_;
-  Doorway<Stranger> doorway_;
+  GuardedListener<Unproved> guarded_;
   std::vector<TcpPeer> proved_;  // and not taken yet
 };
 
-// Calls a rank at one of its addresses after the other, round after round, until it has proved itself. Never
-// waits but in wait().
+// Connects to a rank: tries its addresses in turn, again and again, until one has proved to be that rank.
+// Only wait() blocks.
 class TcpCaller {
  public:
   TcpCaller(int32_t own, int32_t rank, TcpLine line, TcpAddress address, const Key128& key);
 
-  // True: fd() is the connection.
+  // Does what is possible now. True: fd() is the connection.
   bool step();
   Fd& fd() { return fd_; }
   void wait(Deadline deadline) const;
-  // Addresses have refused for so long, and none has been silent, as of a rank that is busy.
+  // All addresses have refused for this long. A silent one (its rank may be busy) starts the time anew.
   bool refused_for(std::chrono::nanoseconds time) const;
-  // What was tried in vain.
+  // The errors of each address, for an error message.
   std::string trouble() const;
 
  private:
@@ -95,15 +95,15 @@ class TcpCaller {
   const Key128 key_;
   Stage stage_ = Stage::kPause;
   Deadline due_ = Deadline::at(0);        // end of the stage
-  Deadline refused_ = Deadline::never();  // since when
-  size_t next_ = 0;                       // address
+  Deadline refused_ = Deadline::never();  // since when; never: not refused
+  size_t next_ = 0;                       // index of the address to try
   Key128 nonce_{};
   std::vector<std::byte> received_;
-  std::string tried_, tried_before_;  // in this round, in the one before
+  std::string tried_, tried_before_;  // errors in this round, in the previous one
   Fd fd_;
 };
 
-// To a rank that listens there, for control. Throws Error(kPeer) that says what was tried.
+// Makes a control connection to a rank. Throws Error(kPeer) with what was tried.
 TcpPeer tcp_connect(int32_t own, int32_t rank, const TcpAddress& address, const Key128& key,
                     Deadline deadline);
 

@@ -3,14 +3,12 @@
 
 #include <dlfcn.h>
 
-#include <utility>
-
 #include "base/error.h"
 
 namespace farandole {
 namespace {
 
-// Never unmapped: a foreign library's threads and exit handlers may outlive us.
+// Never unmapped: the library's threads and exit handlers may run after our last use.
 constexpr int kFlags = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
 
 std::string last_error() {
@@ -39,26 +37,6 @@ std::optional<DynamicLibrary> DynamicLibrary::try_open(const std::vector<std::st
   }
   if (error != nullptr) *error = failures;
   return std::nullopt;
-}
-
-DynamicLibrary DynamicLibrary::open(const std::vector<std::string>& names) {
-  std::string failures;
-  std::optional<DynamicLibrary> library = try_open(names, &failures);
-  if (!library) throw Error(ErrorCode::kLibrary, "cannot load a library: " + failures);
-  return std::move(*library);
-}
-
-DynamicLibrary::DynamicLibrary(DynamicLibrary&& other) noexcept
-    : handle_(std::exchange(other.handle_, nullptr)), name_(std::move(other.name_)) {}
-
-DynamicLibrary& DynamicLibrary::operator=(DynamicLibrary&& other) noexcept {
-  std::swap(handle_, other.handle_);
-  std::swap(name_, other.name_);
-  return *this;
-}
-
-DynamicLibrary::~DynamicLibrary() {
-  if (handle_ != nullptr) dlclose(handle_);
 }
 
 std::string DynamicLibrary::folder_of(const char* symbol) const {

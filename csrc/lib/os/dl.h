@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A library found at run time. It stays loaded: code of foreign threads may still run in it.
+// A shared library found at run time. It is never unloaded, since its own threads may still run its code.
 #pragma once
 
 #include <optional>
@@ -10,20 +10,15 @@ namespace farandole {
 
 class DynamicLibrary {
  public:
-  // The first of `names` that the process has loaded already, else the first that can be loaded.
-  // `error`, if given, receives the loader's words for each name that failed.
+  // The first of `names` that the process has already loaded, else the first that can be loaded. `error`, if
+  // given, receives the loader's error for each name that failed.
   static std::optional<DynamicLibrary> try_open(const std::vector<std::string>& names,
                                                 std::string* error = nullptr);
-  static DynamicLibrary open(const std::vector<std::string>& names);  // throws kLibrary
-  // The first of `names` that the process has loaded already; none is loaded.
+  // The first of `names` that the process has already loaded; loads nothing.
   static std::optional<DynamicLibrary> find_loaded(const std::vector<std::string>& names);
 
-  DynamicLibrary(DynamicLibrary&& other) noexcept;
-  DynamicLibrary& operator=(DynamicLibrary&& other) noexcept;
-  ~DynamicLibrary();
-
   const std::string& name() const { return name_; }
-  // In which the loader found the library that has this symbol; empty: it does not know.
+  // The folder of the library that defines this symbol; empty: unknown.
   std::string folder_of(const char* symbol) const;
 
   template <class Function>
@@ -34,7 +29,7 @@ class DynamicLibrary {
   Function* require(const char* symbol) const {  // throws kLibrary
     return reinterpret_cast<Function*>(require_address(symbol));
   }
-  // Fills one row of a table of functions; throws kLibrary.
+  // Fills one entry of a table of functions; throws kLibrary.
   template <class Function>
   void fill(Function*& row, const char* symbol) const {
     row = require<Function>(symbol);

@@ -13,8 +13,8 @@ namespace farandole {
 
 FutexResult futex_wait(std::atomic<uint32_t>& word, uint32_t expected, uint32_t bits,
                        Deadline deadline) {
-  // Always with a time-out, even if it is centuries away: without one the kernel restarts the call after
-  // a signal handler, and the interruption would not be seen.
+  // Always passes a time-out, even one centuries away: without one the kernel restarts the call after a
+  // signal handler, and the caller would not learn of the signal.
   const timespec until = deadline.as_timespec();
   if (syscall(SYS_futex, &word, FUTEX_WAIT_BITSET, expected, &until, nullptr, bits) == 0) {
     return FutexResult::kWoken;

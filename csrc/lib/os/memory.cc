@@ -2,9 +2,11 @@
 #include "lib/os/memory.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -23,9 +25,9 @@ constexpr const char* kRemedy =
     "--memory, and --shm-size or /dev/shm), or start fewer ranks on this host";
 constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 
-// Where the two generations of control groups keep the same numbers.
+// Names of the files and keys in control groups v2 and v1.
 struct Generation {
-  const char* membership;  // in the line of /proc/self/cgroup, between the colons
+  const char* membership;  // the field between the colons of a line of /proc/self/cgroup
   const char* root;
   const char* limit;
   const char* usage;
@@ -41,7 +43,7 @@ constexpr Generation kGenerations[] = {
      {"total_inactive_file", "total_active_file"}},
 };
 
-// The number behind `key` in lines of "key number".
+// The number in the line "key number".
 std::optional<uint64_t> find_number(const std::string& text, const std::string& key) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -60,7 +62,7 @@ std::optional<uint64_t> read_number(const std::string& path) {
   return number;
 }
 
-// What one group leaves.
+// Bytes that one group has left.
 uint64_t left_in(const std::string& folder, const Generation& names) {
   const std::optional<uint64_t> limit = read_number(folder + "/" + names.limit);
   const std::optional<uint64_t> usage = read_number(folder + "/" + names.usage);
@@ -72,7 +74,7 @@ uint64_t left_in(const std::string& folder, const Generation& names) {
   return *limit - std::min(*limit, used);
 }
 
-// The process's group of one generation ("/a/b"); the root if it has none.
+// The process's group ("/a/b") in v1 or v2; the root if it has none.
 std::string own_group(const Generation& names) {
   std::istringstream lines(read_text_file("/proc/self/cgroup"));
   const std::string wanted = std::string(":") + names.membership + ":";
@@ -116,7 +118,15 @@ void refuse_too_much(const char* label, size_t bytes) {
                                        std::to_string(available) + " are available; " + kRemedy);
 }
 
-// In steps: an interrupted one (by a profiler's signal, say) begins anew.
+void prefer_huge_pages(void* begin, size_t bytes) {
+  if (bytes < 2 * kHugePageBytes) return;
+  const size_t before = reinterpret_cast<uintptr_t>(begin) % kPageBytes;
+  const size_t skipped = before == 0 ? 0 : kPageBytes - before;
+  madvise(static_cast<std::byte*>(begin) + skipped, (bytes - skipped) / kPageBytes * kPageBytes,
+          MADV_HUGEPAGE);
+}
+
+// In steps, because a call interrupted by a signal (a profiler's, say) has to be repeated.
 void allocate_pages(int fd, const char* label, uint64_t offset, size_t bytes) {
   for (size_t done = 0; done < bytes;) {
     const size_t step = std::min(kStep, bytes - done);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much memory is left, and taking shared memory without the risk of SIGBUS.
+// How much memory is left, and allocating shared memory without risking SIGBUS.
 #pragma once
 
 #include <cstddef>
@@ -8,17 +8,22 @@
 namespace farandole {
 
 constexpr size_t kPageBytes = 4096;
+constexpr size_t kHugePageBytes = size_t{2} << 20;
 constexpr size_t whole_pages(size_t bytes) {
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
-// Bytes that this process may still allocate before the kernel starts to end processes: what the host has
-// and every control group above the process allows, caches not counted as used.
+// Bytes this process can allocate before the kernel's OOM killer acts: the least of what the host and each
+// control group above the process have left. Page cache counts as free.
 size_t available_memory();
 
-// A memfd belongs to a tmpfs without a size, so that the kernel would rather end processes than refuse:
-// throws kLibrary with the remedy if `bytes` for `label` are more than available.
+// Throws kLibrary with the remedy if `bytes` for `label` exceed available_memory(). A memfd's tmpfs has no
+// size limit, so the kernel would invoke the OOM killer instead of refusing.
 void refuse_too_much(const char* label, size_t bytes);
+
+// For a large private buffer that will be written as a whole: huge pages, where the system lets programs choose
+// them, spare most of the page faults of memory that is new. A hint, without effect on small buffers.
+void prefer_huge_pages(void* begin, size_t bytes);
 
 // Allocates pages of a memfd now; throws kLibrary with the remedy.
 void allocate_pages(int fd, const char* label, uint64_t offset, size_t bytes);

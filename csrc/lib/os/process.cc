@@ -15,7 +15,7 @@
 namespace farandole {
 namespace {
 
-// The fields of /proc/PID/stat from the third on: the second, the name, may hold blanks and brackets.
+// Fields of /proc/PID/stat from the third on. The second, the name, may contain blanks and brackets.
 std::istringstream stat_after_name(pid_t pid) {
   const std::string text = read_text_file("/proc/" + std::to_string(pid) + "/stat");
   const size_t end = text.rfind(')');
@@ -40,7 +40,7 @@ std::optional<PidFd> PidFd::open(pid_t pid, uint64_t start_time) {
     if (errno == ENOSYS || errno == EPERM) return std::nullopt;
     throw_system_error("cannot watch process " + std::to_string(pid), errno);
   }
-  // Compared after opening: from here on the number cannot change hands.
+  // Checked after opening: from now on the pidfd can't refer to another process.
   if (process_start_time(pid) != start_time || opened.exited()) throw_gone(pid);
   return opened;
 }

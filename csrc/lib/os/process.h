@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel knows about the processes of this host: whether they live, stand still, or are others.
+// What the kernel knows about this host's processes: whether they live or are stopped, and namespaces.
 #pragma once
 
 #include <sys/types.h>
@@ -12,11 +12,11 @@
 
 namespace farandole {
 
-// A process that cannot be mistaken for a later one of the same number.
+// A reference to a process that stays valid when its number is reused.
 class PidFd {
  public:
-  // nullopt: the kernel or a sandbox does not offer pidfds. Throws kPeer if that process (the one that
-  // started at `start_time`) is gone.
+  // Opens the process that started at `start_time`; throws kPeer if it is gone. nullopt: the kernel or a
+  // sandbox does not support pidfds.
   static std::optional<PidFd> open(pid_t pid, uint64_t start_time);
 
   bool exited() const;
@@ -30,13 +30,13 @@ class PidFd {
 // Clock ticks after boot (field 22 of /proc/PID/stat); nullopt: no such process.
 std::optional<uint64_t> process_start_time(pid_t pid);
 
-// Stopped by a signal or a debugger: alive, and not going to answer.
+// Whether a signal or a debugger has stopped it: alive, but not going to answer.
 bool is_stopped(pid_t pid);
 
-// Two ranks may compare process numbers only if these are equal. 0: unknown.
+// Inode of the PID namespace; ranks may compare process numbers only if theirs are equal. 0: unknown.
 uint64_t pid_namespace();
 
-// Of the calling thread. Sockets without a file reach no other one. 0: unknown.
+// Inode of the calling thread's network namespace; abstract Unix sockets work only within one. 0: unknown.
 uint64_t net_namespace();
 
 std::string host_name();

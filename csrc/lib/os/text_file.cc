@@ -7,6 +7,8 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <fstream>
+#include <sstream>
 
 #include "base/error.h"
 #include "lib/os/fd.h"
@@ -14,29 +16,30 @@
 namespace farandole {
 
 std::string read_text_file(const std::string& path) {
-  const Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) return {};
-  std::string text;
-  char block[1024];
-  for (;;) {
-    const ssize_t got = read(fd.get(), block, sizeof(block));
-    if (got > 0) text.append(block, static_cast<size_t>(got));
-    if (got == 0) return text;
-    if (got < 0 && errno != EINTR) return {};
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();  // what an error in the middle leaves; it does not throw
+  return text.str();
+}
+
+bool write_whole(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t wrote = write(fd, text.data(), text.size());
+    if (wrote < 0 && errno != EINTR) return false;
+    if (wrote > 0) text.remove_prefix(static_cast<size_t>(wrote));
   }
+  return true;
 }
 
 void write_text_file(const std::string& path, const std::string& text) {
   const std::string fresh = path + "." + std::to_string(::getpid()) + ".tmp";
+  const auto give_up = [&fresh](const std::string& what) {
+    const int reason = errno;
+    ::unlink(fresh.c_str());
+    throw_system_error(what, reason);
+  };
   const Fd fd(open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (!fd) throw_system_error("cannot write " + fresh, errno);
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t wrote = write(fd.get(), text.data() + done, text.size() - done);
-    if (wrote > 0) done += static_cast<size_t>(wrote);
-    if (wrote < 0 && errno != EINTR) throw_system_error("cannot write " + fresh, errno);
-  }
-  if (std::rename(fresh.c_str(), path.c_str()) != 0)
-    throw_system_error("cannot make " + path, errno);
+  if (!fd || !write_whole(fd.get(), text)) give_up("cannot write " + fresh);
+  if (std::rename(fresh.c_str(), path.c_str()) != 0) give_up("cannot make " + path);
 }
 
 void make_folder(const std::string& path) {

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small files: of /proc and /sys to read, reports to write.
+// Small files: reading those of /proc and /sys, writing reports. Any thread.
 #pragma once
 
 #include <string>
+#include <string_view>
 
 namespace farandole {
 
-// The whole file; empty if it cannot be read.
+// The file as far as it can be read; empty: not at all.
 std::string read_text_file(const std::string& path);
 
-// Makes or replaces a file, never half of it. Throws Error(kLibrary).
+// Writes all of it; false: errno tells why not.
+bool write_whole(int fd, std::string_view text);
+
+// Creates or replaces a file atomically. Throws Error(kLibrary).
 void write_text_file(const std::string& path, const std::string& text);
 
-// A folder and those above it, unless they are there. Throws Error(kLibrary).
+// Creates a folder and its parents if missing. Throws Error(kLibrary).
 void make_folder(const std::string& path);
 
 }  // namespace farandole

@@ -14,7 +14,7 @@ namespace farandole {
 
 namespace {
 
-// Of the calling thread, and inherited by those that it starts meanwhile.
+// Blocks signals in the calling thread, and so in threads that it starts meanwhile.
 class AllSignalsBlocked {
  public:
   AllSignalsBlocked() {
@@ -51,7 +51,7 @@ void ask_for_short_slice() {
     uint64_t period_ns = 0;
   } attributes;
   static_assert(sizeof(attributes) == 48);
-  // The user's choice of policy and niceness stays.
+  // Keep a policy and niceness that the user chose.
   if (::syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) != 0) return;
   if (attributes.policy != SCHED_OTHER) return;
   attributes.runtime_ns = 100'000;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads of our own: named, deaf to signals (those belong to the user's threads).
+// Starts the core's own threads: named, with all signals blocked (signals belong to the user's threads).
 #pragma once
 
 #include <functional>
@@ -8,15 +8,15 @@
 
 namespace farandole {
 
-// `name` is cut to 15 characters by the kernel.
+// The kernel allows 15 characters; a longer `name` is cut.
 std::thread start_thread(const std::string& name, std::function<void()> run);
 
-// Asks the scheduler to let this thread preempt computing ones soon: a short slice (100 us) at normal
-// priority. Older kernels ignore it.
+// Asks the scheduler for a short slice (100 us) at normal priority, so that this thread soon preempts
+// computing ones. Older kernels ignore it.
 void ask_for_short_slice();
 
-// Puts this thread before all computing ones: SCHED_RR at its lowest priority. False: the system does not
-// permit it. A policy that the user chose stays.
+// Lets this thread preempt all normal ones: SCHED_RR at its lowest priority. False: not permitted. A policy
+// that the user chose is kept.
 bool ask_for_real_time();
 
 }  // namespace farandole

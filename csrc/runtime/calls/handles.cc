@@ -24,8 +24,8 @@ OwnedMemory allocate(size_t bytes, const std::shared_ptr<GpuDevice>& device) {
     return OwnedMemory(reinterpret_cast<std::byte*>(address), {device});
   }
   constexpr size_t kAlignment = 64;
-  size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  auto* memory = static_cast<std::byte*>(std::aligned_alloc(kAlignment, rounded + kAlignment));
+  const size_t room = (bytes / kAlignment + 1) * kAlignment;  // more than none
+  auto* memory = static_cast<std::byte*>(std::aligned_alloc(kAlignment, room));
   if (!memory) {
     throw Error(ErrorCode::kLibrary,
                 "no memory for a result of " + std::to_string(bytes) + " bytes");
@@ -56,7 +56,7 @@ Outcome& Handles::outcome_of(Handle handle) {
 }
 
 Handle Handles::create(uint32_t label, bool on_gpu) {
-  // Of all runtimes of this process: a handle of the last one must not be taken for one of this.
+  // Shared by all runtimes of the process, so that a handle of an earlier one is recognised as unknown.
   static std::atomic<uint32_t> generations{0};
   std::lock_guard lock(mutex_);
   if (free_.empty()) {
@@ -81,7 +81,7 @@ uint32_t Handles::label_of(Handle handle) {
 
 void Handles::free(Slot& slot, uint32_t index) {
   slot.state = State::kFree;
-  std::destroy_at(&slot.outcome);  // cheaper than to move an empty one there, field by field
+  std::destroy_at(&slot.outcome);  // cheaper than move-assigning an empty Outcome
   std::construct_at(&slot.outcome);
   free_.push_back(index);
 }

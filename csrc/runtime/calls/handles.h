@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a caller holds while its call is under way, and what it finds there at the end.
+// Handles, which a caller holds while its call is in flight, and the outcome that it finds there afterwards.
 #pragma once
 
 #include <atomic>
@@ -20,15 +20,15 @@ namespace farandole {
 class GpuDevice;
 class GpuEvent;
 
-using Handle = int64_t;  // positive; never the same twice
+using Handle = int64_t;  // positive; never reused
 
-// Of the host, or of a GPU: then in the order of our stream.
+// Frees host memory, or GPU memory in the order of the core's stream.
 struct FreeMemory {
   std::shared_ptr<GpuDevice> device;
   void operator()(std::byte* memory) const;
 };
 using OwnedMemory = std::unique_ptr<std::byte, FreeMemory>;
-// Throws Error(kLibrary) naming the bytes asked.
+// Throws Error(kLibrary) naming the number of bytes.
 OwnedMemory allocate(size_t bytes, const std::shared_ptr<GpuDevice>& device = nullptr);
 
 struct Outcome {
@@ -39,17 +39,17 @@ struct Outcome {
   Dimensions shape;
   std::vector<int64_t> received;  // alltoall
   int64_t value = 0;
-  std::shared_ptr<GpuEvent> past;  // launched on a GPU: done behind this point of our stream
+  std::shared_ptr<GpuEvent> past;  // launched on a GPU: complete after this event of our stream
 };
 
-// Any thread. Unknown handles throw Error(kInvalidArgument).
+// The table of handles. Any thread. Unknown handles throw Error(kInvalidArgument).
 class Handles {
  public:
-  // label: the name to show while somebody waits for it.
+  // `label`: the name to show while somebody waits for it.
   Handle create(uint32_t label = 0, bool on_gpu = false);
   uint32_t label_of(Handle handle);
   void finish(Handle handle, Outcome outcome);
-  // Several, which waiters see at once: each(end) calls end(handle, outcome) for every one.
+  // Completes several, which waiters see at once: each(end) must call end(handle, outcome) for every one.
   template <class Each>
   void finish_all(Each&& each) {
     {
@@ -58,36 +58,36 @@ class Handles {
     }
     announce();
   }
-  // Launched on a GPU: waiters go on, the buffers stay in use until settle().
+  // Launched on a GPU: waiters continue, but the buffers stay in use until settle().
   void launch(Handle handle, Outcome outcome);
   void settle(Handle handle, const Failure* failure);
-  // Everything under way is done with this.
+  // Completes all calls in flight with this failure.
   void fail_all(const Failure& failure);
-  bool done(Handle handle);        // or launched
-  bool settled(Handle handle);     // nobody uses its buffers
-  bool unlaunched(Handle handle);  // on a GPU, and under way
-  // The first failure among those that are done; whether all are done is told by `pending`: the
-  // number of handles from the front that are done without failure is added to `ready`.
+  bool done(Handle handle);        // done or launched
+  bool settled(Handle handle);     // its buffers are no longer in use
+  bool unlaunched(Handle handle);  // a GPU call in flight, not yet launched
+  // Whether all are done, or one has failed (then `failure` is set). `ready`: how many, counted from the
+  // front, are known to be done; it is increased.
   bool finished(std::span<const Handle> handles, size_t& ready, Failure& failure);
-  // Calls visit(const Outcome&) under the lock. Throws if the handle is not done or launched.
+  // Calls visit(const Outcome&) under the lock. Throws if the handle is neither done nor launched.
   template <class Visitor>
   void look(Handle handle, Visitor&& visit) {
     std::lock_guard lock(mutex_);
     visit(outcome_of(handle));
   }
-  // Throws what the call failed with, or kInvalidArgument where there is no memory to take.
+  // Throws the call's failure, or kInvalidArgument if the core holds no memory for it.
   OwnedMemory take(Handle handle);
-  // A handle under way goes when it is done.
+  // A call in flight keeps its handle until it is done.
   void release(Handle handle);
-  // Unknown ones are passed over.
+  // Ignores unknown handles.
   void release_all(std::span<const Handle> handles);
 
-  // For callers that wait while another thread drives: sleeps until some handle was finished since
-  // `ticket`, a signal or the deadline.
+  // For callers that wait while another thread drives: sleeps until a handle has finished since `ticket`, a
+  // signal comes, or the deadline passes.
   uint32_t prepare() const { return finished_count_.load(); }
   // False: a signal came.
   bool wait(uint32_t ticket, Deadline deadline);
-  // Wakes those waiters without a finished handle: something else they wait for has happened.
+  // Wakes waiters although no handle has finished, because something else has happened.
   void announce();
 
  private:

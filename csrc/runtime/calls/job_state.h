@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far the job is on this rank: under way, broken or stopped. Broken and stopped are for good.
+// The state of the job on this rank: running, broken or stopped. Broken and stopped are final.
 #pragma once
 
 #include <atomic>
@@ -12,11 +12,11 @@ namespace farandole {
 
 class JobState {
  public:
-  // ---- any thread
+  // ---- Any thread
   bool broken() const { return broken_; }
   bool stopped() const { return stopped_; }            // all ranks have left
-  const Failure& failure() const { return failure_; }  // once broken
-  // The driver gives up with this, unless the log tells a better reason first. Then ring the own bell.
+  const Failure& failure() const { return failure_; }  // valid once broken
+  // Makes the driver end the job with this, unless the log brings an earlier reason. Then wake the driver.
   void fail(Failure failure) {
     std::lock_guard lock(mutex_);
     if (!found_) found_ = std::move(failure);
@@ -24,8 +24,8 @@ class JobState {
   }
   bool failing() const { return failing_; }
 
-  // ---- the driver
-  // True: somebody called fail(), and nobody has acted on it.
+  // ---- The driver
+  // True: fail() was called and has not been acted upon.
   bool take_found(Failure& failure) {
     if (!failing_.exchange(false)) return false;
     std::lock_guard lock(mutex_);

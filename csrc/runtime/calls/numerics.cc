@@ -5,8 +5,8 @@
 #include <string>
 
 #include "base/abi.h"
-#include "kernels/finite.h"
-#include "runtime/calls/intake.h"
+#include "kernels/kernels.h"
+#include "runtime/calls/request_checks.h"
 
 namespace farandole {
 
@@ -27,18 +27,19 @@ Failure numerics_of(const Request& request, const Submission& submission, Rank o
 }
 
 Failure numerics_of(std::span<const farandole_request> requests, Rank own) {
-  for (const farandole_request& asked : requests) {
+  for (const farandole_request& raw : requests) {
     const bool sound =
-        asked.dtype >= 0 && asked.dtype < kDTypeCount && asked.ndim >= 0 &&
-        std::all_of(asked.shape, asked.shape + asked.ndim, [](int64_t n) { return n >= 0; });
+        raw.dtype >= 0 && raw.dtype < kDTypeCount && raw.ndim >= 0 &&
+        std::all_of(raw.shape, raw.shape + raw.ndim, [](int64_t n) { return n >= 0; });
     if (!sound) continue;
-    Request request = name_of_request(asked);
-    request.signature.dtype = static_cast<DType>(asked.dtype);
-    request.signature.device = asked.device;
-    request.signature.root = asked.root;
+    Request request = name_of_request(raw);
+    request.signature.dtype = static_cast<DType>(raw.dtype);
+    request.signature.device = raw.device;
+    const bool sends = request.signature.traits().end == End::kSender;
+    request.signature.root = sends ? own : raw.root;
     Submission submission;
-    submission.shape = Dimensions({asked.shape, static_cast<size_t>(asked.ndim)});
-    submission.input = static_cast<const std::byte*>(asked.input);
+    submission.shape = Dimensions({raw.shape, static_cast<size_t>(raw.ndim)});
+    submission.input = static_cast<const std::byte*>(raw.input);
     if (Failure failure = numerics_of(request, submission, own)) return failure;
   }
   return {};

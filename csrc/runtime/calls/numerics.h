@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// FARANDOLE_CHECK_NUMERICS: stops NaN and infinity on the rank and in the tensor where they come up.
+// FARANDOLE_CHECK_NUMERICS: rejects NaN and infinity on the rank and in the tensor where they first appear.
 #pragma once
 
 #include <span>
@@ -10,9 +10,9 @@ struct farandole_request;
 
 namespace farandole {
 
-// What is wrong with the input of a call; code kOk: nothing, or this rank brings none.
+// What is wrong with the input of a call; code kOk: nothing, or this rank has no input.
 Failure numerics_of(const Request& request, const Submission& submission, Rank own);
-// Of the first of these that has something wrong; arguments that make no sense are left to take_in().
+// The first such failure of these requests. Ignores invalid arguments: check_request() reports those.
 Failure numerics_of(std::span<const farandole_request> requests, Rank own);
 
 }  // namespace farandole

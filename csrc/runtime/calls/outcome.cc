@@ -16,7 +16,7 @@ int64_t sum(const std::vector<int64_t>& values) {
 std::vector<int64_t> rows_of(const std::vector<int64_t>& told, const Signature& signature,
                              int members) {
   if (signature.traits().rows != Rows::kKept) return told;
-  // The low members take one row more if the rows do not divide evenly: Horovod's rule.
+  // If the rows don't divide evenly, the first members take one more each: Horovod's rule.
   std::vector<int64_t> rows(static_cast<size_t>(members), signature.rows() / members);
   for (int64_t m = 0; m < signature.rows() % members; ++m) ++rows[static_cast<size_t>(m)];
   return rows;
@@ -26,6 +26,7 @@ Outcome outcome_of(const Signature& signature, const std::vector<int64_t>& rows,
                    const ProcessSet& set, Submission& mine,
                    const std::shared_ptr<GpuDevice>& device) {
   Outcome outcome;
+  outcome.value = mine.value;
   outcome.shape = std::move(mine.shape);
   auto member = static_cast<size_t>(set.member);
   switch (signature.traits().rows) {

@@ -33,9 +33,10 @@ void PendingTable::check_free(const Request& request, Submission& submission,
   }
   submission.named = record.get();
   if (!submission.named || !submission.named->in_flight) return;
-  throw NameTaken(ErrorCode::kInvalidArgument, "'" + request.name +
-                                                   "' is in flight already on this rank; wait for "
-                                                   "it first, or use another name");
+  throw NameTaken(
+      ErrorCode::kInvalidArgument,
+      "'" + request.name +
+          "' is in flight already on this rank; wait for it first, or use another name");
 }
 
 bool PendingTable::in_flight(const Request& request) const {
@@ -49,8 +50,8 @@ std::optional<Report> PendingTable::submit(const Request& request, Submission su
     Ready ready;
     ready.contribution = std::move(contribution);
     UnnamedCalls& calls = unnamed_[request.set];
-    ready.sequence = next_unnamed(request.set, submission.place);
-    calls.next += submission.place == 0;
+    ready.sequence = next_unnamed(request.set, submission.index_in_group);
+    calls.next += submission.index_in_group == 0;
     calls.waiting.emplace(ready.sequence, std::move(submission));
     auto known = interned_.find(interned_key(request));
     if (known != interned_.end()) {
@@ -71,12 +72,12 @@ std::optional<Report> PendingTable::submit(const Request& request, Submission su
   return std::nullopt;
 }
 
-uint64_t PendingTable::next_unnamed(SetId set, uint64_t place) {
+uint64_t PendingTable::next_unnamed(SetId set, uint64_t index_in_group) {
   const uint64_t next = unnamed_[set].next;
-  return place == 0 ? next : (place << kFollowerShift) + next - 1;
+  return index_in_group == 0 ? next : (index_in_group << kFollowerShift) + next - 1;
 }
 
-// What follows in a group waits with its first call: the group that was refused may not be over elsewhere.
+// Later calls of a group wait with its refused first call, because peers may not have ended that group yet.
 NamedRequest* PendingTable::refused_first(const Request& request) const {
   if (refusals_ == 0 || !follows(request, 0)) return nullptr;
   auto first = find(request.set, request.group);
@@ -86,18 +87,19 @@ NamedRequest* PendingTable::refused_first(const Request& request) const {
 uint32_t PendingTable::submit_known(const Request& request, Submission& submission) {
   NamedRequest* record = submission.named;
   if (!record || record->refused || refused_first(request)) return 0;
-  if (!stands_for(*record, request, submission.kept)) return 0;
+  if (!stands_for(*record, request, submission.persistent)) return 0;
   record->submission = std::move(submission);
   record->in_flight = record->reported = true;
   return record->id;
 }
 
-// Of what a kept request was compared with once it need not be asked again.
-bool PendingTable::stands_for(NamedRequest& record, const Request& request, uint64_t kept) const {
+// Caches the result of comparing a persistent request.
+bool PendingTable::stands_for(NamedRequest& record, const Request& request,
+                              uint64_t persistent) const {
   if (record.id == 0) return false;
-  if (kept != 0 && record.same == kept) return true;
+  if (persistent != 0 && record.same == persistent) return true;
   if (!same_terms(request_of(record.id), request)) return false;
-  record.same = kept;
+  record.same = persistent;
   return true;
 }
 
@@ -122,7 +124,7 @@ Ready PendingTable::ready_of(NamedRequest& record, const Request& request,
   Ready ready;
   ready.contribution = std::move(contribution);
   record.reported = true;
-  if (stands_for(record, request, record.submission.kept)) {
+  if (stands_for(record, request, record.submission.persistent)) {
     ready.id = record.id;
   } else {
     ready.request = request;
@@ -254,7 +256,7 @@ std::optional<Report> PendingTable::finish(const Submission& submission) {
   return next;
 }
 
-// A name that no id stands for is kept only while it is in use.
+// Drops an unused name that has no id.
 void PendingTable::drop_unknown(const NamedRequest& record) {
   if (record.id != 0 || !record.idle() || !record.listed) return;
   auto names = named_.find(record.set);
@@ -263,7 +265,7 @@ void PendingTable::drop_unknown(const NamedRequest& record) {
   names->second.erase(found);
 }
 
-// Never back: once somebody has left, a join may end while calls of this rank are on their way.
+// Never decreases: once a rank has left, a join may end while calls of this rank are in flight.
 void PendingTable::resume(SetId set, uint64_t next_sequence) {
   uint64_t& next = unnamed_[set].next;
   next = std::max(next, next_sequence);

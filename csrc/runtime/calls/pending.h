@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this rank has submitted and what the log has taught it: which request each id stands for.
+// This rank's submitted calls, and the requests that the log has assigned to ids.
 #pragma once
 
 #include <deque>
 #include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -20,36 +19,37 @@ namespace farandole {
 
 class GpuEvent;
 
-// One tensor on its way, as this rank submitted it.
+// One tensor in flight, as this rank submitted it.
 struct Submission {
   Handle handle = 0;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  Dimensions shape;             // of the input, with its own first dimension
+  Dimensions shape;             // of the input, with this rank's first dimension
   std::vector<int64_t> splits;  // as in Contribution
   int32_t device = kCpuDevice;
   uint64_t stream = 0;                   // on which the buffers are produced
-  std::shared_ptr<GpuEvent> produced;    // there
-  struct NamedRequest* named = nullptr;  // as check_free() or submit() has found it
-  uint64_t kept = 0;                     // number of the kept request that it repeats; 0: none
-  uint64_t place = 0;                    // in an unnamed group, after its first
+  std::shared_ptr<GpuEvent> produced;    // event recorded on it
+  struct NamedRequest* named = nullptr;  // found by check_free() or submit()
+  uint64_t persistent = 0;      // number of the persistent request that it repeats; 0: none
+  uint64_t index_in_group = 0;  // if it is unnamed; 0: first
+  int64_t value = 0;            // of the outcome; a receive's: who sends
   RecordedCall recorded;
 };
 
 // A name that this rank uses.
 struct NamedRequest {
   NamedRequest(SetId its_set, std::string its_name) : set(its_set), name(std::move(its_name)) {}
-  const SetId set;  // with `name` its place in the table
+  const SetId set;  // with `name`, its key in the table
   const std::string name;
-  bool listed = true;  // in the table
-  uint32_t id = 0;     // as the log says; 0: not yet, or not any more
-  uint64_t same = 0;   // the id stands for the very request that was kept as this number
+  bool listed = true;  // still in the table
+  uint32_t id = 0;     // from the log; 0: not yet, or forgotten
+  uint64_t same = 0;   // the id's request equals the persistent request of this number
   bool in_flight = false;
-  bool reported = false;  // in flight, and not yet seen in the log
+  bool reported = false;  // in flight, and not yet settled by the log
   Submission submission;
 
-  // A refusal is this rank's report of one call. Until the log has answered it, what this rank does next
-  // under the name stays here: further refusals, then the submission that is in flight.
+  // A refusal is this rank's report of one call. Until the log has answered it, later actions under this name
+  // wait here: further refusals, then the submission in flight.
   bool refused = false;
   std::deque<Failure> refusals;
   struct Held {
@@ -57,55 +57,59 @@ struct NamedRequest {
     Contribution contribution;
   };
   std::optional<Held> held;
-  std::deque<Failure> later;  // refusals of what would have come after the call that is in flight
-  std::vector<std::string> followers;  // that wait for the same: if it is the first of a group
+  std::deque<Failure> later;  // refusals made during the call in flight, for the time after it
+  std::vector<std::string> followers;  // calls of its group that wait for the same answer
   bool idle() const { return !in_flight && !refused; }
 };
 
-// A call was made twice under one name at once: its peers need not hear of that, they make it once.
+// A second call under a name in flight: an error of this rank only, because peers make that call once.
 struct NameTaken : Error {
   using Error::Error;
 };
 
-// Not thread-safe: the runtime holds its mutex.
+// Not thread-safe: the caller holds RankCalls::mutex.
 class PendingTable {
  public:
   bool in_flight(const Request& request) const;
-  // Throws NameTaken(kInvalidArgument) if a call of this name is in flight already. Before submit().
-  // record: the name's as a kept request remembers it; empty, or not listed any more: it is looked up.
+  // Throws NameTaken(kInvalidArgument) if a call of this name is in flight. Call before submit(). `record`:
+  // cached in a persistent request; if empty or no longer listed, it is looked up.
   void check_free(const Request& request, Submission& submission,
                   std::shared_ptr<NamedRequest>& record) const;
-  uint64_t number_kept() { return ++kept_; }
-  // What tells the next unnamed call of this set from all others. place: in its group, after the first, which
-  // has been submitted then.
-  uint64_t next_unnamed(SetId set, uint64_t place = 0);
-  // Both return the report that tells the coordinator; nullopt: fail() will, once it may be told.
+  uint64_t number_persistent() { return ++persistent_; }
+  // The sequence of the next unnamed call of this set. Calls of a group after its first get theirs when the
+  // first has been submitted.
+  uint64_t next_unnamed(SetId set, uint64_t index_in_group = 0);
+  // Both return the report for the coordinator; nullopt: fail() returns it later, when it may be sent.
   std::optional<Report> submit(const Request& request, Submission submission,
                                Contribution contribution);
-  // The same where an id says all that there is to report but the contribution: that id. 0: nothing was
-  // done, submission is as it was.
+  // The same for a call that its id describes, all but the contribution: returns the id. 0: not possible, and
+  // `submission` is unchanged.
   uint32_t submit_known(const Request& request, Submission& submission);
+  // A send or receive that has met its other end: this unnamed call of its pair, which needs no report.
+  void submit(SetId pair, uint64_t sequence, Submission submission) {
+    unnamed_[pair].waiting.emplace(sequence, std::move(submission));
+  }
   std::optional<Report> refuse(const Request& request, Failure failure);
 
-  // The call that this handle waits for; nullopt: the log has settled it already.
+  // The call of this handle; nullopt: the log has settled it.
   std::optional<CallKey> key_of(Handle handle) const;
 
-  // ---- the log
+  // ---- For log entries
   void define(const Define& define);
   void forget(uint32_t id);
   const Request& request_of(uint32_t id) const { return known(id).request; }
-  // A named call of this id has been submitted, and the log has not settled it.
+  // A named call of this id was submitted, and the log has not settled it.
   bool under_way(uint32_t id) const;
-  // This rank's part of a call that the log settles; nullopt: it did not submit (it has joined).
+  // This rank's submission of a call that the log settles; nullopt: it has none (it has joined).
   std::optional<Submission> take(uint32_t id, uint64_t sequence);
   std::optional<Submission> take(const CallKey& key);
-  // This rank's part of a call that failed; or the answer to its refusal: then what is in `next` may be
-  // reported. joined: this rank reports nothing any more.
+  // This rank's submission of a failed call. If the failure answers a refusal, `next` receives the reports
+  // that may be sent now. `joined`: this rank reports nothing any more.
   std::optional<Submission> fail(const CallKey& key, bool joined, std::vector<Report>& next);
-  // The call is over: its name is free again. Returns the report of what was refused meanwhile.
+  // The call is over and its name free. Returns the report of a refusal made meanwhile.
   std::optional<Report> finish(const Submission& submission);
   void resume(SetId set, uint64_t next_sequence);  // after join
-  // The job is broken: nothing of this will be settled.
+  // The job has failed: drops everything.
   void clear();
 
  private:
@@ -113,7 +117,7 @@ class PendingTable {
     uint64_t next = 0;
     std::map<uint64_t, Submission> waiting;
   };
-  // What an id stands for.
+  // The request of an id.
   struct Known {
     Request request;
     NamedRequest* named = nullptr;  // its record, if it has a name
@@ -121,7 +125,7 @@ class PendingTable {
   static std::string interned_key(const Request& request);
   NamedRequest& named(const Request& request);
   Ready ready_of(NamedRequest& record, const Request& request, Contribution contribution) const;
-  bool stands_for(NamedRequest& record, const Request& request, uint64_t kept) const;
+  bool stands_for(NamedRequest& record, const Request& request, uint64_t persistent) const;
   const Known& known(uint32_t id) const;
   std::optional<Submission> take(NamedRequest* record);
   NamedRequest* refused_first(const Request& request) const;
@@ -133,7 +137,7 @@ class PendingTable {
   std::map<SetId, UnnamedCalls> unnamed_;
   std::unordered_map<std::string, uint32_t> interned_;  // signatures of unnamed calls
   std::vector<std::optional<Known>> by_id_;
-  uint64_t kept_ = 0;
+  uint64_t persistent_ = 0;
   size_t refusals_ = 0;  // records that are refused
 };
 

@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/calls/process_sets.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
 
 namespace farandole {
-
-int ProcessSet::member_of(Rank rank) const {
-  auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
-  if (found == ranks.end() || *found != rank) return -1;
-  return static_cast<int>(found - ranks.begin());
-}
 
 void ProcessSets::open(SetId id, std::vector<Rank> ranks) {
   ProcessSet set;
@@ -44,13 +37,13 @@ ProcessSet& ProcessSets::own(SetId id) {
 
 std::optional<SetId> ProcessSets::joined_by(Handle handle) const {
   for (const auto& [id, set] : sets_) {
-    if (set.join == handle) return id;
+    if (set.join.call == handle) return id;
   }
   return std::nullopt;
 }
 
 void ProcessSets::clear_joins() {
-  for (auto& [id, set] : sets_) set.join = 0;
+  for (auto& [id, set] : sets_) set.join = {};
 }
 
 }  // namespace farandole

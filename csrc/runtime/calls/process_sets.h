@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The process sets that this rank knows of, as the log has opened them.
+// The process sets that this rank knows, as the log has opened them.
 #pragma once
 
 #include <map>
@@ -8,19 +8,21 @@
 
 #include "base/types.h"
 #include "runtime/calls/handles.h"
+#include "watch/recorder.h"
 
 namespace farandole {
 
 struct ProcessSet {
   std::vector<Rank> ranks;  // ascending
-  int member = -1;          // this rank's index; -1: not in it
-  Handle join = 0;          // of this rank's join() under way; 0: it has not joined
-  Failure join_failure;     // what this rank's next join() tells
+  int member = -1;          // this rank's index; -1: no member
+  RecordedCall join;        // this rank's join() in flight; call 0: it has not joined
+  Failure join_failure;     // sent with this rank's next join()
+  bool joined() const { return join.call != 0; }
   int members() const { return static_cast<int>(ranks.size()); }
-  int member_of(Rank rank) const;  // -1: not in it
+  int member_of(Rank rank) const { return index_in(ranks, rank); }  // -1: no member
 };
 
-// Not thread-safe: the runtime holds its mutex.
+// Not thread-safe: the caller holds RankCalls::mutex.
 class ProcessSets {
  public:
   explicit ProcessSets(Rank own) : own_(own) {}
@@ -28,11 +30,11 @@ class ProcessSets {
   void close(SetId id) { sets_.erase(id); }
   // nullptr: no such set.
   ProcessSet* find(SetId id);
-  // Throws Error(kInvalidArgument) if there is no such set or this rank is not in it.
+  // Throws Error(kInvalidArgument) if there is no such set or this rank is no member.
   ProcessSet& own(SetId id);
-  // The set whose join this handle stands for; nullopt: none.
+  // The set whose join has this handle; nullopt: none.
   std::optional<SetId> joined_by(Handle handle) const;
-  // The job is broken: nobody's join() will be answered.
+  // The job has failed: no join() will be answered.
   void clear_joins();
 
  private:

@@ -1,49 +1,75 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of one rank: what submitters and the driver share.
+// The calls of one rank: the state that submitting threads and the driver share.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <mutex>
+#include <optional>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "runtime/calls/handles.h"
 #include "runtime/calls/job_state.h"
 #include "runtime/calls/pending.h"
+#include "runtime/calls/posted_calls.h"
 #include "runtime/calls/process_sets.h"
-#include "runtime/calls/questions.h"
 #include "runtime/calls/reporter.h"
 
 namespace farandole {
 
+// This rank's questions to the coordinator (Inquire) and the answers.
+class Questions {
+ public:
+  uint64_t ask() { return ++last_; }
+  void answer(uint64_t number, std::string text) {
+    answers_[number] = std::move(text);
+    // The asking thread may have given up, so old answers are dropped.
+    if (answers_.size() > kMaxAnswers) answers_.erase(answers_.begin());
+  }
+  // nullopt: no answer yet.
+  std::optional<std::string> take(uint64_t number) {
+    auto answer = answers_.extract(number);
+    return answer ? std::optional(std::move(answer.mapped())) : std::nullopt;
+  }
+
+ private:
+  static constexpr size_t kMaxAnswers = 64;
+  uint64_t last_ = 0;
+  std::map<uint64_t, std::string> answers_;
+};
+
 struct RankCalls {
   RankCalls(Rank own, MemberChannel& channel, bool gathered)
-      : sets(own), reporter(channel, gathered) {}
+      : posted(own), sets(own), reporter(channel, gathered) {}
 
-  std::mutex mutex;  // of what follows
+  std::mutex mutex;  // guards the next five
   PendingTable pending;
+  PostedCalls posted;
   ProcessSets sets;
   Reporter reporter;
   Questions questions;
 
-  // With locks of their own.
+  // These have locks of their own.
   Handles handles;
   JobState job;
 
-  // One report to the coordinator, at once.
+  // Sends one report to the coordinator at once.
   void report(Report report) {
     std::lock_guard lock(mutex);
     reporter.send(std::move(report));
   }
-  // As Reporter has them; nobody waits for the mutex where they would do nothing.
+  // See Reporter. Skip the mutex when there is nothing to do.
   void await(std::span<const Handle> wanted) {
     if (!reporter.withholds()) return;
     std::lock_guard lock(mutex);
     reporter.await(wanted);
   }
-  void hurry() {
-    if (!reporter.may_hurry()) return;
+  void expedite() {
+    if (!reporter.may_expedite()) return;
     std::lock_guard lock(mutex);
-    reporter.hurry();
+    reporter.expedite();
   }
 };
 

@@ -3,12 +3,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/log.h"
+#include "base/logging.h"
 #include "base/overloaded.h"
 #include "runtime/calls/outcome.h"
 #include "runtime/gpu/rank_gpu.h"
@@ -39,13 +38,12 @@ Engine::Engine(Setup setup)
       leader_(setup.leader),
       calls_(setup.calls),
       recorder_(setup.recorder),
-      tell_whereabouts_(std::move(setup.tell_whereabouts)),
+      report_stacks_(std::move(setup.report_stacks)),
       finisher_(setup.calls, setup.recorder, std::move(setup.on_failure)),
       buckets_(setup.calls, setup.recorder, finisher_),
       lanes_(std::move(setup.open_lane)),
       gpu_(setup.calls, finisher_) {
-  std::vector<Rank> world(static_cast<size_t>(topology_.size));
-  std::iota(world.begin(), world.end(), 0);
+  std::vector<Rank> world = numbers_below(topology_.size);
   recorder_.open_set(kWorldSet, world);
   calls_.sets.open(kWorldSet, std::move(world));
   lanes_.open(kWorldSet, *calls_.sets.find(kWorldSet), std::move(setup.world_staging));
@@ -69,7 +67,7 @@ bool Engine::say_last() {
   return !calls_.job.stopped() && say();
 }
 
-// Own reports that found the ring full, and what the leader passes on.
+// Sends own reports that found the ring full, and lets the leader work.
 bool Engine::say() {
   bool moved = false;
   if (channel_.can_flush()) {
@@ -80,10 +78,10 @@ bool Engine::say() {
   return moved;
 }
 
-// After the log, which tells why a rank left before its end is seen, and whether all have stopped.
+// Failures found locally come after the log, which may hold a better reason, or say that all have stopped.
 bool Engine::control() {
   bool moved = say();
-  for (bool first = true; !deaf_; first = false) {
+  for (bool first = true; !log_closed_; first = false) {
     ByteView message = channel_.next_entry();
     if (message.empty()) break;
     if (first) recorder_.cycle();
@@ -98,7 +96,8 @@ bool Engine::control() {
 
 bool Engine::has_work() const {
   std::lock_guard lock(work_mutex_);
-  if (calls_.job.failing() || (!deaf_ && channel_.has_entry()) || channel_.can_flush()) return true;
+  if (calls_.job.failing() || (!log_closed_ && channel_.has_entry()) || channel_.can_flush())
+    return true;
   if (leader_ && leader_->has_work()) return true;
   return gpu_.ready() || lanes_.ready();
 }
@@ -110,7 +109,8 @@ bool Engine::moving() const {
 
 Deadline Engine::next_tick() const {
   std::lock_guard lock(work_mutex_);
-  return std::min(lanes_.look_again(), leader_ ? leader_->next_tick() : Deadline::never());
+  return std::min(
+      {lanes_.look_again(), gpu_.look_again(), leader_ ? leader_->next_tick() : Deadline::never()});
 }
 
 void Engine::use_gpu(RankGpu& gpu) {
@@ -130,7 +130,7 @@ void Engine::apply(const Entry& entry) {
                    calls_.pending.forget(e.id);
                    calls_.reporter.send(Forgot{e.id});
                  },
-                 [&](const Unbundle& e) {
+                 [&](const Dissolve& e) {
                    std::lock_guard lock(calls_.mutex);
                    calls_.reporter.close(e);
                  },
@@ -139,8 +139,8 @@ void Engine::apply(const Entry& entry) {
                    calls_.job.stop();
                    calls_.handles.announce();
                  },
-                 [&](const WhereAre& e) {
-                   if (std::ranges::count(e.ranks, topology_.rank) > 0) tell_whereabouts_();
+                 [&](const CollectStacks& e) {
+                   if (std::ranges::count(e.ranks, topology_.rank) > 0) report_stacks_();
                  },
                  [&](const auto& e) { on(e); },
              },
@@ -150,16 +150,8 @@ void Engine::apply(const Entry& entry) {
 void Engine::on(const Run& run) {
   Lane* lane = lanes_.find(run.set);
   if (calls_.job.broken() || !lane) return;
-  const ProcessSet& set = calls_.sets.own(run.set);
-  const bool lowest = set.member == 0;
-  BucketMaker::Made made = buckets_.make(run, set, log_position_, gpu_.device());
-  if (lowest) {
-    made.bucket.done = [this, set = run.set, number = run.bucket, gpu = run.gpu,
-                        done = std::move(made.bucket.done)](const Failure* failure) {
-      done(failure);
-      if (!failure) calls_.report(Done{set, number, gpu});
-    };
-  }
+  BucketMaker::Made made =
+      buckets_.make(run, calls_.sets.own(run.set), log_position_, gpu_.device());
   if (run.gpu) {
     return gpu_.push(run.set, std::move(made), [&] { return buckets_.label_of(run); });
   }
@@ -188,31 +180,52 @@ void Engine::on(const Result& result) {
   finisher_.finish(std::move(*mine), std::move(outcome));
 }
 
-// Also of sets that are gone: a report of ours may have come too late.
+// Also for removed sets: a report of this rank may have come too late.
 void Engine::on(const Fail& fail) {
   if (std::ranges::count(fail.unheard, topology_.rank) > 0) return;
+  if (fail.key.posted() && fail.key.poster != topology_.rank) return;
   std::optional<Submission> mine;
   {
     std::lock_guard lock(calls_.mutex);
     ProcessSet* set = calls_.sets.find(fail.key.set);
     std::vector<Report> next;
-    mine = calls_.pending.fail(fail.key, set && set->join, next);
+    if (fail.key.posted()) {
+      mine = calls_.posted.take(fail.key.sequence);
+    } else {
+      mine = calls_.pending.fail(fail.key, set && set->joined(), next);
+    }
     for (const Report& report : next) calls_.reporter.send(report);
   }
   if (mine) finisher_.finish(std::move(*mine), failed(fail.failure));
 }
 
 void Engine::on(const Joined& joined) {
-  Handle handle = 0;
+  RecordedCall over;
   {
     std::lock_guard lock(calls_.mutex);
     ProcessSet* set = calls_.sets.find(joined.set);
     if (!set || set->member < 0) return;
-    handle = std::exchange(set->join, 0);
-    if (!handle) return;  // others have joined: this rank counts its own calls
+    over = std::exchange(set->join, {});
+    if (over.call == 0) return;  // other ranks' join; this rank counts its own calls
     calls_.pending.resume(joined.set, joined.next_sequence);
   }
-  calls_.handles.finish(handle, joined.failure ? failed(joined.failure) : valued(joined.last));
+  if (joined.failure) {
+    recorder_.failed(over, joined.failure);
+  } else {
+    recorder_.done(over, now_ns());
+  }
+  calls_.handles.finish(over.call, joined.failure ? failed(joined.failure) : valued(joined.last));
+}
+
+void Engine::on(const Matched& matched) {
+  const bool sends = matched.sender == topology_.rank;
+  if (!sends && matched.receiver != topology_.rank) return;
+  std::lock_guard lock(calls_.mutex);
+  std::optional<Submission> mine = calls_.posted.take(sends ? matched.sent : matched.received);
+  if (!mine) return;
+  mine->value = matched.sender;
+  mine->recorded.set = matched.pair;  // whose buckets move it
+  calls_.pending.submit(matched.pair, matched.sequence, std::move(*mine));
 }
 
 Segment Engine::take_staging(SetId id) {
@@ -220,12 +233,15 @@ Segment Engine::take_staging(SetId id) {
 }
 
 void Engine::on(const OpenSet& open) {
+  if (is_pair(open.set) && std::ranges::count(open.ranks, topology_.rank) == 0) return;
   std::optional<Submission> mine;
   {
     std::lock_guard lock(calls_.mutex);
-    recorder_.open_set(open.set, open.ranks);
+    if (!is_pair(open.set)) {  // a pair's has no key
+      recorder_.open_set(open.set, open.ranks);
+      mine = calls_.pending.take(open.key);
+    }
     calls_.sets.open(open.set, open.ranks);
-    mine = calls_.pending.take(open.key);
     if (calls_.sets.find(open.set)->member >= 0) {
       lanes_.open(open.set, *calls_.sets.find(open.set), take_staging(open.set));
     }
@@ -252,11 +268,11 @@ void Engine::on(const CloseSet& close) {
   if (mine) finisher_.finish(std::move(*mine), valued(close.set));
 }
 
-void Engine::on(const Bundle& bundle) {
+void Engine::on(const Predict& prediction) {
   std::lock_guard lock(calls_.mutex);
-  ProcessSet* set = calls_.sets.find(bundle.set);
+  ProcessSet* set = calls_.sets.find(prediction.set);
   if (calls_.job.broken() || !set || set->member < 0) return;
-  calls_.reporter.open(bundle, [this](uint32_t id) { return calls_.pending.under_way(id); });
+  calls_.reporter.open(prediction, [this](uint32_t id) { return calls_.pending.under_way(id); });
 }
 
 void Engine::on(const Inform& inform) {
@@ -268,47 +284,36 @@ void Engine::on(const Inform& inform) {
   calls_.handles.announce();
 }
 
-void Engine::on(const OpenGpu& open) {
+void Engine::on(const SetUp& step) {
   ProcessSet set;
   {
     std::lock_guard lock(calls_.mutex);
-    ProcessSet* found = calls_.sets.find(open.set);
+    ProcessSet* found = calls_.sets.find(step.set);
     if (!found || calls_.job.broken()) return;
     set = *found;
   }
-  if (open.split) return gpu_.gpu().split_nccl(open.set, set.member, set.members());
+  if (step.backend == BackendKind::kLibrary) return gpu_.set_up(step, set);
   if (set.member < 0) return;
-  if (open.nccl) {
-    if (set.member == 0) calls_.report(GpuKey{open.set, gpu_.gpu().new_key()});
-    return;
-  }
-  Segment& staging = gpu_.staging(open.set);
-  staging = take_staging(open.set);
-  gpu_.gpu().open_staged(open.set, lanes_.make(open.set, set, staging), set.member, set.members());
-}
-
-void Engine::on(const GpuKey& key) {
-  std::lock_guard lock(calls_.mutex);
-  ProcessSet* set = calls_.sets.find(key.set);
-  if (!set || set->member < 0 || calls_.job.broken()) return;
-  gpu_.gpu().open_nccl(key.set, key.key, set->member, set->members());
+  Segment& staging = gpu_.staging(step.set);
+  staging = take_staging(step.set);
+  gpu_.gpu().open_staged(step.set, lanes_.make(step.set, set, staging), set.member, set.members());
 }
 
 void Engine::give_up(const Failure& failure) {
   std::lock_guard lock(work_mutex_);
-  deaf_ = true;
+  log_closed_ = true;
   break_down(failure);
 }
 
 void Engine::act_on(Failure found) {
-  // After the end a peer that goes is no news: it was only faster.
+  // After Stop, the death of a peer only means that it ended first.
   if (calls_.job.stopped()) found = {ErrorCode::kShutdown, "farandole has been shut down"};
   const bool over = calls_.job.broken() || calls_.job.stopped();
   if (found.code == ErrorCode::kPeer && !over) log(LogLevel::kError, found.text);
   break_down(found);
 }
 
-// New calls are refused from here on. The lanes let go of all buffers; then everything that waits fails.
+// Refuses new calls; the lanes release all buffers; then everything that waits fails.
 void Engine::break_down(const Failure& failure) {
   if (calls_.job.broken()) return;
   {
@@ -321,6 +326,7 @@ void Engine::break_down(const Failure& failure) {
   gpu_.abort(failure, calls_.job.stopped());
   std::lock_guard lock(calls_.mutex);
   calls_.pending.clear();
+  calls_.posted.clear();
   calls_.reporter.clear();
   calls_.sets.clear_joins();
   calls_.handles.fail_all(failure);

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's part in the work, as steps that never block: read the log, move blocks, finish handles.
-// Whoever drives calls step(): the background thread, or a caller blocked in wait.
+// One rank's work in steps that never block: read the log, move blocks, finish handles. The Driver calls
+// step(), on the background thread or on a caller that waits.
 #pragma once
 
 #include <functional>
 #include <mutex>
 
-#include "control/hosts/host_leader.h"
-#include "runtime/engine/bucket_maker.h"
-#include "runtime/engine/finisher.h"
+#include "control/hosts/host_controller.h"
+#include "runtime/engine/buckets.h"
 #include "runtime/engine/gpu_buckets.h"
 #include "runtime/engine/lane_set.h"
 
@@ -20,34 +19,34 @@ class Engine {
     const Topology& topology;
     HostLinks& links;
     MemberChannel& channel;
-    HostLeader* leader;  // on the host's lowest rank
+    HostController* leader;  // on the host's leader; else null
     RankCalls& calls;
     Recorder& recorder;
-    std::function<void(const Failure&)>
-        on_failure;  // of the job, or the first of a kind; the driver
+    // On the job's failure, or the first of a kind; called by the driver.
+    std::function<void(const Failure&)> on_failure;
     OpenLane open_lane;
     Segment world_staging;
-    std::function<void()> tell_whereabouts;  // the coordinator wants this rank's; must not block
+    std::function<void()> report_stacks;  // the coordinator asks for this rank's; must not block
   };
   explicit Engine(Setup setup);
 
-  // ---- the driver only
-  // Control first, then one block of each lane. False: nothing to do before somebody rings our bell.
+  // ---- The driver only
+  // Control messages first, then one block of each lane. False: nothing to do until somebody wakes us.
   bool step();
-  // Reports and the log, no bytes of buckets.
+  // Reports and the log only; moves no tensors.
   bool control_step();
-  // Everything fails with this, now and later.
+  // Fails everything with this, now and later.
   void give_up(const Failure& failure);
-  // Before the engine goes: the thread that would have passed on why this rank left may have ended first.
+  // For shutdown, after the background thread ended: sends the last reports, such as why this rank left.
   bool say_last();
 
-  // ---- any thread
-  // Whether step() would do something. Followed by a notify() wherever it becomes true.
+  // ---- Any thread
+  // Whether step() would do something. Whatever makes it true has to call notify().
   bool has_work() const;
-  bool moving() const;  // a bucket has begun
-  // When step() has something to do though no bell has rung: a driver that leaves hands that on.
+  bool moving() const;  // a bucket is in flight
+  // When step() has something to do without being woken; see Driver::sleeps_past_tick().
   Deadline next_tick() const;
-  // As GpuBuckets has it, under the mutex of the calls.
+  // See GpuBuckets; under RankCalls::mutex.
   void use_gpu(RankGpu& gpu);
   GpuBuckets& gpu() { return gpu_; }
 
@@ -59,27 +58,27 @@ class Engine {
   void on(const Result& result);
   void on(const Fail& fail);
   void on(const Joined& joined);
+  void on(const Matched& matched);
   void on(const OpenSet& open);
   void on(const CloseSet& close);
-  void on(const Bundle& bundle);
+  void on(const Predict& prediction);
   void on(const Inform& inform);
-  void on(const OpenGpu& open);
-  void on(const GpuKey& key);
+  void on(const SetUp& step);
   void act_on(Failure found);
   void break_down(const Failure& failure);
-  Segment take_staging(SetId id);  // of a set that opens: made by the leader
+  Segment take_staging(SetId id);  // of a set being opened; made by the leader
 
   const Topology& topology_;
   HostLinks& links_;
   MemberChannel& channel_;
-  HostLeader* leader_;
+  HostController* leader_;
   RankCalls& calls_;
   Recorder& recorder_;
-  const std::function<void()> tell_whereabouts_;
-  // Locked before the mutex of the calls: the driver holds it while it steps; others, to see whether there is work.
+  const std::function<void()> report_stacks_;
+  // Taken before RankCalls::mutex. The driver holds it during a step; other threads to check for work.
   mutable std::mutex work_mutex_;
-  uint64_t log_position_ = 0;      // entries read: every rank counts alike
-  std::atomic<bool> deaf_{false};  // this rank has given up: it reads the log no more
+  uint64_t log_position_ = 0;            // entries read; equal on all ranks
+  std::atomic<bool> log_closed_{false};  // this rank has given up and reads no more of the log
   Finisher finisher_;
   BucketMaker buckets_;
   LaneSet lanes_;

@@ -27,6 +27,17 @@ void GpuBuckets::push(SetId set, BucketMaker::Made made,
   gpu().lane().push(std::move(launched));
 }
 
+void GpuBuckets::set_up(const SetUp& step, const ProcessSet& set) {
+  if (RankGpu* gpu = gpu_) gpu->set_up(step, set.member, set.members());
+}
+
+bool GpuBuckets::ask_for_steps() {
+  gpu().windows().drop_past();
+  const auto wanted = gpu().lane().wants_step();
+  if (wanted) calls_.report(SetUp{wanted->first, wanted->second.name, wanted->second.bytes});
+  return wanted.has_value();
+}
+
 void GpuBuckets::want(std::span<const Handle> handles) {
   RankGpu* gpu = gpu_;
   if (!gpu || !gpu->holds_launches()) return;
@@ -44,8 +55,8 @@ void GpuBuckets::unwant(std::span<const Handle> handles) {
   }
 }
 
-// In program order a bucket is launched only while the program waits for one that is not: what it launches
-// itself before and after the wait then lies on the same sides of ours on every rank.
+// In program order, launches only while the program waits for a bucket not yet launched. So NCCL work that
+// the program launches before or after that wait is in the same order relative to ours on all ranks.
 bool GpuBuckets::may_launch() const {
   if (!gpu().holds_launches()) return true;
   std::lock_guard lock(calls_.mutex);
@@ -55,12 +66,17 @@ bool GpuBuckets::may_launch() const {
 
 bool GpuBuckets::step() {
   RankGpu* gpu = gpu_;
-  return gpu && gpu->lane().step(may_launch());
+  return gpu && (ask_for_steps() || gpu->lane().step(may_launch()));
 }
 
 bool GpuBuckets::ready() const {
   RankGpu* gpu = gpu_;
   return gpu && gpu->lane().ready(may_launch());
+}
+
+Deadline GpuBuckets::look_again() const {
+  RankGpu* gpu = gpu_;
+  return gpu ? gpu->lane().look_again(may_launch()) : Deadline::never();
 }
 
 void GpuBuckets::close(SetId set, const Failure& failure) {
@@ -69,7 +85,7 @@ void GpuBuckets::close(SetId set, const Failure& failure) {
   staging_.erase(set);
 }
 
-// At a normal end what was launched comes to its end: the last results may be on their way.
+// On normal shutdown, waits for launched buckets, whose results may still be on their way.
 void GpuBuckets::abort(const Failure& failure, bool together) {
   RankGpu* gpu = gpu_;
   if (!gpu) return;

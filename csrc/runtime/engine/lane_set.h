@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lanes of this rank's process sets, which do not wait for each other. The driver only.
+// The lanes of this rank's process sets, which don't wait for each other. The driver only.
 #pragma once
 
 #include <functional>
 #include <map>
 #include <memory>
 
-#include "data/plane/lane.h"
+#include "data/backend/lane.h"
 #include "lib/ipc/segment.h"
 #include "runtime/calls/process_sets.h"
 
 namespace farandole {
 
-// Opens the lane of a set of which this rank is a member, on the memory that its members share.
+// Opens the lane of a set of which this rank is a member, on the memory that the members share.
 using OpenLane = std::function<std::unique_ptr<Lane>(SetId, const ProcessSet&, Segment&, Feeds)>;
 
 class LaneSet {
@@ -24,18 +24,18 @@ class LaneSet {
     opened.lane = make_(id, set, opened.staging, Feeds::kHost);
     lanes_.emplace(id, std::move(opened));
   }
-  // nullptr: this rank is not in the set.
+  // nullptr: this rank is no member.
   Lane* find(SetId id) {
     auto found = lanes_.find(id);
     return found == lanes_.end() ? nullptr : found->second.lane.get();
   }
-  // A lane for buckets that come from a GPU by way of the host: not one of these, but made alike.
+  // A lane for GPU buckets staged through host memory; it is not added to this set.
   std::unique_ptr<Lane> make(SetId id, const ProcessSet& set, Segment& staging) {
     return make_(id, set, staging, Feeds::kGpu);
   }
   void close(SetId id) { lanes_.erase(id); }
 
-  // One block of each. False: all wait.
+  // Moves one block of each lane. False: all wait.
   bool step() {
     bool moved = false;
     for (auto& [id, opened] : lanes_) moved |= opened.lane->step();
@@ -58,7 +58,7 @@ class LaneSet {
 
  private:
   struct Opened {
-    Segment staging;  // outlives the lane
+    Segment staging;  // must outlive the lane
     std::unique_ptr<Lane> lane;
   };
   template <class Predicate>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// See gpu_libraries.h. Used by RankGpu, in the thread of the rank's first GPU tensor.
 #include "runtime/gpu/gpu_libraries.h"
 
 #include <unistd.h>

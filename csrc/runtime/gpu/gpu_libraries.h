@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The libraries that GPUs need, and where they are looked for.
+// Finds and opens the libraries that GPUs need.
 #pragma once
 
 #include <memory>
@@ -12,8 +12,8 @@
 
 namespace farandole {
 
-// FARANDOLE_..._LIBRARY alone, if it is set; else what the process has, packages' folders, the loader's. All
-// throw Error(kLibrary) with the remedy.
+// Search only FARANDOLE_..._LIBRARY if it is set; else what the process has loaded, Python packages' folders,
+// and the loader's path. All throw Error(kLibrary) with the remedy.
 std::shared_ptr<const cuda::Api> open_cuda(const Config& config);
 std::shared_ptr<const nvrtc::Api> open_nvrtc(const Config& config);
 std::shared_ptr<const nccl::Api> open_nccl(const Config& config);

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
+// See rank_gpu.h. Made by GpuAccess in the thread of the first GPU tensor; then the driver's, but for windows and
+// Adasum.
 #include "runtime/gpu/rank_gpu.h"
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <utility>
 
 #include "base/error.h"
-#include "base/log.h"
-#include "data/gpu/gpu_staged_plane.h"
-#include "data/nccl/nccl_plane.h"
+#include "base/logging.h"
+#include "data/gpu/gpu_staged_backend.h"
+#include "data/nccl/nccl_backend.h"
 #include "runtime/gpu/gpu_libraries.h"
 
 namespace farandole {
 namespace {
 
-// NCCL reads its own variable whenever it makes a communicator; the user's own word stands. From 2.24 on an
-// algorithm counts for all operations, of which some know no other than ring: ours means reductions.
+// NCCL reads NCCL_ALGO for each communicator; a value set by the user is kept. From 2.24 on, a bare algorithm
+// applies to all operations, some of which support only ring, so ours names allreduce.
 void pin_algorithm(const std::string& algorithm, int version) {
   constexpr int kFirstByOperation = 22400;
   if (algorithm.empty()) return;
@@ -24,6 +25,12 @@ void pin_algorithm(const std::string& algorithm, int version) {
   const std::string value =
       alone && version >= kFirstByOperation ? "allreduce:" + algorithm : algorithm;
   setenv("NCCL_ALGO", value.c_str(), /*overwrite=*/0);
+}
+
+// With its version: ranks work together by the same library only.
+std::string name_of(const nccl::Api& api) {
+  return "NCCL " + std::to_string(api.version / 10000) + "." +
+         std::to_string(api.version / 100 % 100) + "." + std::to_string(api.version % 100);
 }
 
 // Only where a profiler listens: names cost a little.
@@ -49,7 +56,7 @@ RankGpu::RankGpu(const Config& config, int ordinal, std::function<void()> ring)
       adasum_(module_, mover_),
       ranges_(open_ranges(config)),
       lane_(ring_, ranges_) {
-  if (config.gpu_plane == "host") return;
+  if (config.gpu_backend == "host") return;
   try {
     nccl_ = farandole::open_nccl(config);
     pin_algorithm(config.nccl_algo, nccl_->version);
@@ -60,7 +67,7 @@ RankGpu::RankGpu(const Config& config, int ordinal, std::function<void()> ring)
 
 UseGpu RankGpu::describe(Rank host) const {
   const cuda::Uuid& uuid = device_->uuid();
-  return {std::string(uuid.bytes, sizeof uuid.bytes), host, nccl_ ? nccl_->version : 0,
+  return {std::string(uuid.bytes, sizeof uuid.bytes), host, nccl_ ? name_of(*nccl_) : "",
           device_->name()};
 }
 
@@ -68,8 +75,8 @@ std::shared_ptr<GpuWindow> RankGpu::open_window(SetId set, size_t bytes) {
   const bool registers = nccl_ && nccl_->registers_memory();
   if (!registers && !told_of_copies_.exchange(true)) {
     log(LogLevel::kWarning, nccl_ ? nccl_->path +
-                                        " registers no memory: gradients are copied; "
-                                        "NCCL 2.19 or newer reduces them in place"
+                                        " registers no memory: gradients are copied; NCCL 2.19 or "
+                                        "newer reduces them in place"
                                   : "without NCCL gradients on GPUs are copied");
   }
   bytes = (std::max<size_t>(bytes, 1) + nccl::kWindowAlignment - 1) / nccl::kWindowAlignment *
@@ -80,46 +87,42 @@ std::shared_ptr<GpuWindow> RankGpu::open_window(SetId set, size_t bytes) {
   return window;
 }
 
-std::string RankGpu::new_key() const {
-  nccl::UniqueId id;
-  nccl_->check(nccl_->unique_id(&id), "ncclGetUniqueId");
-  return std::string(id.bytes, sizeof id.bytes);
+std::unique_ptr<NcclBackend> RankGpu::new_backend(SetId set, int member, int members) const {
+  return std::make_unique<NcclBackend>(
+      mover_, windows_, set,
+      NcclCommunicator::Setup{nccl_, device_, member, members, nanoseconds(config_.init_timeout),
+                              nanoseconds(config_.stall_abort), ring_});
 }
 
-NcclCommunicator::Setup RankGpu::setup_of(int member, int members) const {
-  return {nccl_,
-          device_,
-          {},
-          member,
-          members,
-          nanoseconds(config_.init_timeout),
-          nanoseconds(config_.stall_abort),
-          ring_,
-          nullptr};
+// Whether the set's communicator is a part of the world's. All ranks take part, at this point of the log; not where
+// their launches wait for what the program does, nor with ranks that are about to end.
+bool RankGpu::may_split(const SetUp& step) const {
+  return step.all_here && !holds_launches_ && nccl_->split && world_ && world_->is_set_up();
 }
 
-void RankGpu::open_nccl(SetId set, const std::string& key, int member, int members) {
-  NcclCommunicator::Setup setup = setup_of(member, members);
-  if (key.size() != sizeof setup.id.bytes) {
-    throw Error(ErrorCode::kInternal, "an NCCL key of " + std::to_string(key.size()) + " bytes");
+void RankGpu::set_up(const SetUp& step, int member, int members) {
+  if (!step.step.empty()) {
+    if (member >= 0) lane_.set_up(step.set, {step.step, step.bytes});
+  } else if (may_split(step)) {
+    split_off(step.set, member, members);
+  } else if (member >= 0) {
+    auto backend = new_backend(step.set, member, members);
+    if (step.set == kWorldSet) world_ = backend.get();
+    lane_.open(step.set, std::move(backend));
   }
-  std::memcpy(setup.id.bytes, key.data(), key.size());
-  auto plane = std::make_unique<NcclPlane>(mover_, windows_, set, std::move(setup));
-  if (set == kWorldSet) world_ = plane.get();
-  lane_.open(set, std::move(plane));
 }
 
-void RankGpu::split_nccl(SetId set, int member, int members) {
+void RankGpu::split_off(SetId set, int member, int members) {
   const auto take = [this, set, member, members, begun = false](bool wanted) mutable {
     if (!std::exchange(begun, true)) {
       world_->split(member);
       return false;
     }
-    NcclCommunicator::Setup setup = setup_of(member, members);
-    setup.part = world_->take_part();
+    const nccl::Comm part = world_->take_part();
     if (member < 0) return true;
-    auto plane = std::make_unique<NcclPlane>(mover_, windows_, set, std::move(setup));
-    if (wanted) lane_.open(set, std::move(plane));
+    auto backend = new_backend(set, member, members);
+    backend->connect(part);
+    if (wanted) lane_.open(set, std::move(backend));
     return true;
   };
   lane_.push(GpuTurn{kWorldSet, set, take});
@@ -127,7 +130,7 @@ void RankGpu::split_nccl(SetId set, int member, int members) {
 
 void RankGpu::open_staged(SetId set, std::unique_ptr<Lane> host, int member, int members) {
   lane_.open(set,
-             std::make_unique<GpuStagedPlane>(device_, std::move(host), member, members, ring_));
+             std::make_unique<GpuStagedBackend>(device_, std::move(host), member, members, ring_));
 }
 
 }  // namespace farandole

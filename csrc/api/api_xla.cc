@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// The part of the C ABI that XLA calls: a collective as one instruction of a compiled program.
+//
+// An instruction carries its call as attributes (adapters/jax/program.py writes them): "call", the numbers of enum
+// Head; "dtypes", ours, by tensor; "members", the set's ranks when the program was compiled; "factors"; "name". The
+// handler blocks one of XLA's threads. A token orders the collectives of a program alike on all ranks, so ranks
+// that block wait for the same call.
+#include "api/api_entry.h"
+#include "lib/os/memory.h"
+#include "lib/xla/xla_ffi.h"
+
+using namespace farandole;
+
+namespace {
+
+enum Head { kOp, kReduceOp, kRoot, kProcessSet, kOwnRank, kHeadLength };
+
+constexpr double kSlice = 3600;  // seconds; no signal reaches XLA's threads
+
+using Buffers = std::vector<const xla::Buffer*>;
+
+[[noreturn]] void unreadable(const std::string& what) {
+  throw Error(ErrorCode::kLibrary,
+              "this version of XLA calls in a way that farandole can't read: " + what);
+}
+
+// All but the tokens, which have no bytes.
+Buffers buffers_of(const xla::Values& values) {
+  Buffers found;
+  if (!has(values)) unreadable("it passes no buffers");
+  for (int64_t i = 0; i < values.count; ++i) {
+    const auto* buffer = static_cast<const xla::Buffer*>(values.values[i]);
+    if (values.kinds[i] != xla::kBuffer || !has(*buffer))
+      unreadable("it passes other than buffers");
+    if (buffer->type != xla::kToken) found.push_back(buffer);
+  }
+  return found;
+}
+
+const void* attribute(const xla::Attributes& all, std::string_view name, int kind) {
+  for (int64_t i = 0; i < all.count; ++i) {
+    if (*all.names[i] == name && all.kinds[i] == kind) return all.values[i];
+  }
+  unreadable("it lacks the attribute " + std::string(name));
+}
+
+template <class T>
+std::span<const T> numbers(const xla::Attributes& all, std::string_view name, size_t least) {
+  constexpr xla::DataType kType = std::is_same_v<T, double> ? xla::kFloat64 : xla::kInt32;
+  const auto* array = static_cast<const xla::Array*>(attribute(all, name, xla::kArrayAttribute));
+  if (array->type != kType || array->count < least) unreadable("in " + std::string(name));
+  return {static_cast<const T*>(array->values), array->count};
+}
+
+// What the program was compiled for; the numbers of process sets and of ranks may mean others since.
+void check_world(std::span<const int32_t> head, std::span<const int32_t> members) {
+  const auto here = runtime();
+  const std::vector<Rank> now = here->ranks_of(head[kProcessSet]);
+  if (here->topology().rank == head[kOwnRank] && std::ranges::equal(now, members)) return;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      "this program was compiled on rank " + std::to_string(head[kOwnRank]) + " for " +
+          text_of_ranks({members.begin(), members.end()}) + ", and runs on rank " +
+          std::to_string(here->topology().rank) + " with " + text_of_ranks(now) +
+          ": the ranks have changed. Remedy: jax.clear_caches(), or jit the function again");
+}
+
+// One call over the program's tensors; more than one are a group.
+class XlaCall {
+ public:
+  XlaCall(const xla::CallFrame& frame)
+      : inputs_(buffers_of(frame.arguments)),
+        outputs_(buffers_of(frame.results)),
+        head_(numbers<int32_t>(frame.attributes, "call", kHeadLength)),
+        dtypes_(numbers<int32_t>(frame.attributes, "dtypes", inputs_.size())),
+        members_(numbers<int32_t>(frame.attributes, "members", 1)),
+        factors_(numbers<double>(frame.attributes, "factors", 2)),
+        name_(*static_cast<const xla::Text*>(
+            attribute(frame.attributes, "name", xla::kStringAttribute))) {
+    if (inputs_.empty() || inputs_.size() != outputs_.size()) unreadable("it lost a tensor");
+    for (const xla::Buffer* buffer : inputs_)
+      shapes_.push_back({buffer->shape, buffer->shape + buffer->ndim});
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      const std::string more = "_" + std::to_string(i + 1) + "of" + std::to_string(inputs_.size());
+      names_.push_back(i == 0 ? name_ : name_ + more);
+    }
+  }
+
+  // Throws the call's failure, once the core uses none of its buffers any more.
+  void run() {
+    std::vector<farandole_request> requests;
+    for (size_t i = 0; i < inputs_.size(); ++i) requests.push_back(request(i));
+    try {
+      check_world(head_, members_);
+    } catch (const Error& error) {
+      farandole_refuse(requests.data(), static_cast<int32_t>(error.code()), error.what());
+      throw;
+    }
+    for (size_t i = 0; i < outputs_.size(); ++i) prefer_huge_pages(outputs_[i]->data, bytes_of(i));
+    std::vector<Handle> handles(requests.size());
+    if (farandole_submit(requests.data(), static_cast<int32_t>(requests.size()), handles.data())) {
+      throw Error(last_code, last_error);
+    }
+    Failure first;
+    for (Handle handle : handles) {
+      int32_t code;
+      do {
+        code = farandole_wait(&handle, 1, kSlice);
+      } while (code == FARANDOLE_PENDING);
+      if (code != FARANDOLE_OK && !first) first = {last_code, last_error};
+    }
+    for (size_t i = 0; i < handles.size() && !first; ++i) first = taken(i, handles[i]);
+    farandole_release_all(handles.data(), static_cast<int32_t>(handles.size()));
+    if (first) throw Error(first.code, first.text);
+  }
+
+ private:
+  // The result has its size before the call, so the core writes where XLA wants it.
+  bool direct() const { return !traits_of(static_cast<Op>(head_[kOp])).ragged(); }
+
+  farandole_request request(size_t i) const {
+    static double no_elements;  // where there are none, XLA's pointer may be null
+    farandole_request made{};
+    made.op = head_[kOp];
+    made.reduce_op = head_[kReduceOp];
+    made.dtype = dtypes_[i];
+    made.device = kCpuDevice;
+    made.root = head_[kRoot];
+    made.process_set = head_[kProcessSet];
+    made.prescale = factors_[0];
+    made.postscale = factors_[1];
+    made.ndim = static_cast<int32_t>(shapes_[i].size());
+    made.shape = shapes_[i].data();
+    made.input = inputs_[i]->data ? inputs_[i]->data : &no_elements;
+    if (direct()) made.output = outputs_[i]->data ? outputs_[i]->data : &no_elements;
+    made.name = names_[i].c_str();
+    made.group = inputs_.size() > 1 ? name_.c_str() : nullptr;
+    made.group_size = static_cast<int32_t>(inputs_.size());
+    return made;
+  }
+
+  // Copies a result of the core's own, if it has the shape for which the program was compiled.
+  Failure taken(size_t i, Handle handle) const {
+    if (direct()) return {};
+    const xla::Buffer& output = *outputs_[i];
+    farandole_result result;
+    if (farandole_result_of(handle, &result)) return {last_code, last_error};
+    const std::span shape(result.shape, static_cast<size_t>(result.ndim));
+    if (!std::ranges::equal(shape, std::span(output.shape, static_cast<size_t>(output.ndim)))) {
+      return {ErrorCode::kMismatch,
+              std::string(name_of(static_cast<Op>(head_[kOp]))) + " '" + names_[i] + "': rank " +
+                  std::to_string(head_[kOwnRank]) + " gets shape " + text_of(shape) +
+                  ", and its program has " +
+                  text_of({output.shape, static_cast<size_t>(output.ndim)}) +
+                  ": within jit all ranks bring equal shapes; make the call outside, or pad them"};
+    }
+    if (bytes_of(i) > 0) std::memcpy(output.data, result.output, bytes_of(i));
+    return {};
+  }
+
+  // Of a result.
+  size_t bytes_of(size_t i) const {
+    size_t bytes = size_of(static_cast<DType>(dtypes_[i]));
+    for (int64_t axis = 0; axis < outputs_[i]->ndim; ++axis)
+      bytes *= static_cast<size_t>(outputs_[i]->shape[axis]);
+    return bytes;
+  }
+
+  const Buffers inputs_, outputs_;
+  const std::span<const int32_t> head_, dtypes_, members_;
+  const std::span<const double> factors_;
+  const std::string name_;
+  std::vector<std::vector<int64_t>> shapes_;
+  std::vector<std::string> names_;
+};
+
+// Python's name of the class for a code, which XLA's one class of errors can't tell; and what comes nearest in XLA.
+struct Told {
+  const char* name;
+  xla::Code code;
+};
+Told told(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidArgument: return {"ValueError", xla::Code::kInvalidArgument};
+    case ErrorCode::kWrongType: return {"TypeError", xla::Code::kInvalidArgument};
+    case ErrorCode::kMismatch: return {"MismatchError", xla::Code::kFailedPrecondition};
+    case ErrorCode::kPeer: return {"PeerError", xla::Code::kUnavailable};
+    case ErrorCode::kStall: return {"StallError", xla::Code::kDeadlineExceeded};
+    case ErrorCode::kShutdown: return {"ShutdownError", xla::Code::kFailedPrecondition};
+    case ErrorCode::kLibrary: return {"LibraryError", xla::Code::kInternal};
+    default: return {"FarandoleError", xla::Code::kInternal};
+  }
+}
+
+// XLA asks every handler once for the version that it was written for.
+bool answered(const xla::CallFrame& frame) {
+  for (xla::Extension* each = frame.extensions; each != nullptr; each = each->next) {
+    if (each->type != xla::kMetadataExtension) continue;
+    xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(each)->metadata;
+    metadata.version.major = xla::kMajor;
+    metadata.version.minor = xla::kMinor;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+FARANDOLE_API void* farandole_xla_collective(void* call_frame) {
+  const auto& frame = *static_cast<const xla::CallFrame*>(call_frame);
+  if (answered(frame) || frame.stage != xla::kExecuteStage) return nullptr;
+  const int32_t code = guarded([&] {
+    if (!has(frame) || !has(*frame.api)) unreadable("its call is shorter than that of version 0.1");
+    if (frame.api->version.major != xla::kMajor) {
+      unreadable("its version is " + std::to_string(frame.api->version.major));
+    }
+    XlaCall(frame).run();
+  });
+  if (code == FARANDOLE_OK) return nullptr;
+  const Told error = told(static_cast<ErrorCode>(code));
+  const std::string text = std::string("farandole.") + error.name + ": " + last_error;
+  xla::ErrorArguments arguments{sizeof arguments, nullptr, text.c_str(), error.code};
+  return frame.api->create_error(&arguments);
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/logging.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/json.h"
+
+namespace farandole {
+namespace {
+
+constexpr std::array kNames = {"trace", "debug", "info", "warning", "error", "fatal"};
+
+// A token bucket: holds at most one second's worth, so a burst of that many lines passes.
+class Budget {
+ public:
+  bool take(int64_t per_second) {
+    const double t = 1e-9 * static_cast<double>(now_ns());
+    const auto most = static_cast<double>(per_second);
+    tokens_ = std::min(most, tokens_ + (t - filled_) * most);
+    filled_ = t;
+    if (tokens_ < 1) return false;
+    tokens_ -= 1;
+    return true;
+  }
+
+ private:
+  double tokens_ = 0;
+  double filled_ = 0;
+};
+
+struct State {
+  std::mutex mutex;
+  LogSettings settings;
+  Budget budget;
+  uint64_t left_out = 0;
+};
+
+// Never destroyed, because threads may log during process exit.
+State& state() {
+  static auto* instance = new State;
+  return *instance;
+}
+
+std::atomic<int> g_level{static_cast<int>(LogLevel::kWarning)};  // read without the lock
+
+}  // namespace
+
+const char* name_of(LogLevel level) { return kNames[static_cast<size_t>(level)]; }
+
+LogLevel log_level_of(const std::string& name) {
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    if (name == kNames[i]) return static_cast<LogLevel>(i);
+  }
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      "FARANDOLE_LOG_LEVEL='" + name + "' is none of trace, debug, info, warning, error, fatal");
+}
+
+std::string plain_line(const LogLine& line) {
+  std::string text;
+  if (line.rank >= 0) text = "[rank " + std::to_string(line.rank) + " on " + line.host + "] ";
+  text += std::string("farandole ") + name_of(line.level) + ": " + line.text;
+  if (line.left_out > 0) text += " (" + std::to_string(line.left_out) + " lines left out before)";
+  return text + "\n";
+}
+
+std::string json_line(const LogLine& line) {
+  Json json;
+  json.open('{').member("time_ns", epoch_ns()).member("level", name_of(line.level));
+  json.member("rank", line.rank).member("host", line.host).member("pid", ::getpid());
+  json.member("text", line.text);
+  if (line.left_out > 0) json.member("left_out", line.left_out);
+  return json.close('}').text() + "\n";
+}
+
+LogFormat log_format_of(const std::string& name) {
+  if (name == "text") return plain_line;
+  if (name == "json") return json_line;
+  throw Error(ErrorCode::kInvalidArgument,
+              "FARANDOLE_LOG_FORMAT='" + name + "' is neither text nor json");
+}
+
+void set_log(LogSettings settings) {
+  std::lock_guard lock(state().mutex);
+  g_level = static_cast<int>(settings.level);
+  state().settings = std::move(settings);
+}
+
+void log(LogLevel level, const std::string& text) {
+  if (static_cast<int>(level) < g_level) return;
+  std::string line;
+  {
+    State& s = state();
+    std::lock_guard lock(s.mutex);
+    const bool limited = s.settings.per_second > 0 && level < LogLevel::kError;
+    if (limited && !s.budget.take(s.settings.per_second)) {
+      ++s.left_out;
+      return;
+    }
+    const uint64_t left_out = std::exchange(s.left_out, 0);
+    line = s.settings.format({level, s.settings.rank, s.settings.host, text, left_out});
+  }
+  // A full or closed stderr is not reported.
+  [[maybe_unused]] ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+}  // namespace farandole

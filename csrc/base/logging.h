@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Log lines on stderr, one per event: rank and host, level, text. A flood is rate-limited.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace farandole {
+
+enum class LogLevel { kTrace, kDebug, kInfo, kWarning, kError, kFatal };
+
+// Throws Error(kInvalidArgument) for an unknown name.
+LogLevel log_level_of(const std::string& name);
+const char* name_of(LogLevel level);
+
+struct LogLine {
+  LogLevel level;
+  int rank;  // -1: not known yet
+  const std::string& host;
+  const std::string& text;
+  uint64_t left_out;  // lines dropped by the rate limit before this one
+};
+
+using LogFormat = std::string (*)(const LogLine&);
+// "[rank 1 on node7] farandole warning: ...\n"
+std::string plain_line(const LogLine& line);
+// {"time_ns": since 1970, "level", "rank", "host", "pid", "text", "left_out" (if any)}, for machines that
+// collect log lines.
+std::string json_line(const LogLine& line);
+// "text" or "json"; throws Error(kInvalidArgument) for other names.
+LogFormat log_format_of(const std::string& name);
+
+struct LogSettings {
+  LogLevel level = LogLevel::kWarning;
+  int rank = -1;
+  std::string host;
+  LogFormat format = plain_line;
+  int64_t per_second = 0;  // limit for lines below kError; 0: none
+};
+
+// Called at init; until then the defaults apply.
+void set_log(LogSettings settings);
+
+// Any thread. One write(2) per line, so that lines of several ranks don't mix.
+void log(LogLevel level, const std::string& text);
+
+}  // namespace farandole

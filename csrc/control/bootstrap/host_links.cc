@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "control/bootstrap/host_links.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+constexpr std::array kHello{std::byte{'h'}};
+constexpr std::chrono::seconds kGiveTimeout{10};
+constexpr int kClockRounds = 5;
+
+template <class T>
+ByteView bytes_of(const T& value) {
+  return std::as_bytes(std::span<const T>(&value, 1));
+}
+
+}  // namespace
+
+HostLinks::HostLinks(const Topology& topology, std::span<const PeerInfo> peer_infos,
+                     UnixListener& listener, std::unique_ptr<UnixSocket> to_leader,
+                     Deadline deadline)
+    : leads_(topology.local_rank == 0), leader_(std::move(to_leader)) {
+  if (!leads_) {
+    const PeerInfo& leader = peer_infos[static_cast<size_t>(topology.leader())];
+    if (!leader_) {
+      leader_ =
+          std::make_unique<UnixSocket>(UnixSocket::connect(leader.listener, leader.key, deadline));
+    }
+    leader_->send(bytes_of(topology.local_rank), {}, deadline);
+    return;
+  }
+  members_.resize(topology.local.size());
+  for (int i = 1; i < topology.local_size(); ++i) {
+    auto link = std::make_unique<UnixSocket>(listener.accept(deadline));
+    UnixMessage hello = link->receive(deadline);
+    int local = Decoder(hello.bytes).get<int>();
+    if (local <= 0 || local >= topology.local_size() || members_[static_cast<size_t>(local)]) {
+      throw Error(ErrorCode::kInternal, "a rank introduced itself wrongly");
+    }
+    members_[static_cast<size_t>(local)] = std::move(link);
+  }
+}
+
+Segment HostLinks::give(const char* label, size_t bytes, std::span<const int> locals) {
+  Segment segment = Segment::create(label, bytes);
+  int fd = segment.fd();
+  for (int local : locals) {
+    if (auto& link = members_[static_cast<size_t>(local)]) {
+      link->send(kHello, {&fd, 1}, Deadline::in(kGiveTimeout));
+    }
+  }
+  return segment;
+}
+
+Segment HostLinks::receive(Deadline deadline) {
+  UnixMessage message = leader_->receive(deadline);
+  if (message.fds.size() != 1) throw Error(ErrorCode::kInternal, "the leader sent no memory");
+  return Segment::map(std::move(message.fds.front()));
+}
+
+std::vector<Fd> HostLinks::share(int fd, Deadline deadline) {
+  std::vector<Fd> all;
+  if (!leads_) {
+    leader_->send(kHello, {&fd, 1}, deadline);
+    const auto ranks = static_cast<size_t>(Decoder(leader_->receive(deadline).bytes).get<int>());
+    while (all.size() < ranks) {
+      for (Fd& one : leader_->receive(deadline).fds) all.push_back(std::move(one));
+    }
+    return all;
+  }
+  all.emplace_back();  // own
+  std::vector<int> numbers = {fd};
+  for (size_t i = 1; i < members_.size(); ++i) {
+    UnixMessage message = members_[i]->receive(deadline);
+    if (message.fds.size() != 1) throw Error(ErrorCode::kInternal, "a rank shared no memory");
+    all.push_back(std::move(message.fds.front()));
+    numbers.push_back(all.back().get());
+  }
+  const auto ranks = static_cast<int>(numbers.size());
+  for (size_t i = 1; i < members_.size(); ++i) {
+    members_[i]->send(bytes_of(ranks), {}, deadline);
+    for (size_t at = 0; at < numbers.size(); at += UnixSocket::kMaxFds) {
+      const std::span<const int> rest = std::span<const int>(numbers).subspan(at);
+      members_[i]->send(kHello, rest.first(std::min(rest.size(), UnixSocket::kMaxFds)), deadline);
+    }
+  }
+  return all;
+}
+
+ClockOffset HostLinks::measure_clock(Deadline deadline) {
+  if (leads_) {
+    for (auto& link : members_) {
+      for (int round = 0; link && round < kClockRounds; ++round) {
+        link->receive(deadline);
+        const int64_t now = now_ns();
+        link->send(bytes_of(now), {}, deadline);
+      }
+    }
+    return {};
+  }
+  ClockOffset best{0, std::numeric_limits<int64_t>::max()};
+  for (int round = 0; round < kClockRounds; ++round) {
+    const int64_t sent_ns = now_ns();
+    leader_->send(kHello, {}, deadline);
+    const UnixMessage answer = leader_->receive(deadline);
+    const int64_t half = (now_ns() - sent_ns + 1) / 2;
+    if (half < best.error_ns) best = {sent_ns + half - Decoder(answer.bytes).get<int64_t>(), half};
+  }
+  return best;
+}
+
+void HostLinks::barrier(Deadline deadline) {
+  if (!leads_) {
+    leader_->send(kHello, {}, deadline);
+    leader_->receive(deadline);
+    return;
+  }
+  for (auto& link : members_) {
+    if (link) link->receive(deadline);
+  }
+  for (auto& link : members_) {
+    if (link) link->send(kHello, {}, deadline);
+  }
+}
+
+}  // namespace farandole

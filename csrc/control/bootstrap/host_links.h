@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sockets between the ranks of a host, made at init. They carry memory (file descriptors).
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/topology.h"
+#include "control/bootstrap/peer_info.h"
+#include "lib/ipc/segment.h"
+#include "lib/ipc/unix_socket.h"
+#include "lib/os/fd.h"
+
+namespace farandole {
+
+struct ClockOffset {
+  int64_t ns = 0;
+  int64_t error_ns = 0;  // at most
+};
+
+// The sockets between a host's leader and its other ranks. They carry descriptors; a closed socket also tells
+// that its rank died.
+class HostLinks {
+ public:
+  HostLinks() = default;
+  // Collective over the ranks of this host; returns within the deadline, when every rank has its link.
+  // `to_leader`: a connection made earlier, or null to make it here.
+  HostLinks(const Topology& topology, std::span<const PeerInfo> peer_infos, UnixListener& listener,
+            std::unique_ptr<UnixSocket> to_leader, Deadline deadline);
+
+  // On the leader: creates a segment of `bytes` and sends it to these local ranks, itself excepted.
+  Segment give(const char* label, size_t bytes, std::span<const int> locals);
+  // On the others: the next segment that the leader gave.
+  Segment receive(Deadline deadline);
+  // Collective: exchanges one descriptor of each local rank; returns them by local rank.
+  std::vector<Fd> share(int fd, Deadline deadline);
+  // Collective: this rank's monotonic clock minus the leader's, from the fastest of a few round trips.
+  ClockOffset measure_clock(Deadline deadline);
+  // Collective: returns when all local ranks have called it.
+  void barrier(Deadline deadline);
+
+  bool leads() const { return leads_; }
+  // On the leader: its link to a local rank.
+  const UnixSocket& member(int local) const { return *members_.at(static_cast<size_t>(local)); }
+  const UnixSocket& leader() const { return *leader_; }
+
+ private:
+  bool leads_ = true;
+  std::vector<std::unique_ptr<UnixSocket>> members_;  // by local rank; null for itself
+  std::unique_ptr<UnixSocket> leader_;
+};
+
+}  // namespace farandole

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every rank tells all others at init. The launcher (MPI or a rendezvous server) exchanges these bytes,
+// and every rank checks them. Nothing here has a name in the file system.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/config.h"
+#include "base/topology.h"
+#include "control/protocol/codec.h"
+#include "lib/ipc/unix_socket.h"
+#include "lib/net/tcp_socket.h"
+
+namespace farandole {
+
+struct PeerInfo {
+  std::string build;        // hash of the core's sources
+  std::string cpu_targets;  // instruction sets that its kernels can use
+  std::string job_wide;     // settings; those of rank 0 are used
+  int64_t pid = 0;
+  uint64_t start_time = 0;  // tells it from a later process with the same number
+  uint64_t pid_namespace = 0;
+  uint64_t net_namespace = 0;
+  std::string boot_id;
+  std::string host;      // for messages only, never to tell hosts apart
+  std::string listener;  // name of this rank's Unix socket
+  JobKey key{};          // that the listener requires
+  TcpAddress tcp;        // its address for other hosts
+
+  ByteString encode() const;
+  static PeerInfo decode(ByteView in);
+};
+
+PeerInfo own_peer_info(const Config& config, const UnixListener& listener, const TcpAddress& tcp,
+                       const JobKey& key);
+
+// The lowest of the ranks that MPI places on this rank's host (`node`) and whose sockets and memory this rank
+// can reach: containers on one machine may be separated. That is this rank's leader.
+Rank nearest_leader(Rank own, const std::vector<Rank>& node, std::span<const PeerInfo> peer_infos);
+
+// Throws Error(kMismatch) naming the ranks if their builds differ.
+void check_agreement(std::span<const PeerInfo> peer_infos);
+
+}  // namespace farandole

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "control/coordinator/messages.h"
+
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+// Repeats checks that every rank makes before it reports; a failure is a bug of that rank.
+void check(const SetState& set, Rank from, const Post& post) {
+  const Request& request = post.request;
+  const Signature& s = request.signature;
+  const bool sends = s.traits().end == End::kSender;
+  const bool any = request.peer == kAnyRank && !sends;
+  bool sound = s.traits().paired() && request.tag >= 0 && !is_pair(request.set);
+  sound = sound && (any || (index_in(set.ranks, request.peer) >= 0 && request.peer != from));
+  if (!post.refusal) {
+    int64_t bytes = static_cast<int64_t>(size_of(s.dtype));
+    sound = sound && s.shape.size() == 1 && s.shape[0] >= 0 &&
+            !__builtin_mul_overflow(bytes, s.shape[0], &bytes) &&
+            s.root == (sends ? from : request.peer) && post.contribution.has_input == sends &&
+            s.group_size == 1 && Inputs::sound(s, post.contribution, 2);
+  }
+  if (!sound) throw Error(ErrorCode::kInternal, "a rank posts an impossible send or receive");
+}
+
+std::string size_text(const Signature& signature) {
+  return std::to_string(signature.elements()) + " elements of " + name_of(signature.dtype) + " (" +
+         std::to_string(signature.bytes()) + " bytes) on the " +
+         (signature.device == kCpuDevice ? "CPU" : "GPU");
+}
+
+// Why two ends that meet don't fit; code kOk: they do.
+Failure mismatch(const Posted& sent, const Posted& received) {
+  const Signature &a = sent.request().signature, &b = received.request().signature;
+  if (a.dtype == b.dtype && a.shape == b.shape && a.device == b.device) return {};
+  return {ErrorCode::kMismatch, "the ends of a message disagree: " + text_of(sent) + " has " +
+                                    size_text(a) + ", " + text_of(received) + " has " +
+                                    size_text(b) +
+                                    "; give both the same dtype, number of elements and kind of "
+                                    "device, or different tags to different messages"};
+}
+
+// Why nobody can meet this post any more; code kOk: somebody can. Once a rank has left, joins end at once.
+Failure hopeless(const SetState& set, const Posted& posted) {
+  std::vector<Rank> joined, left;
+  for (int m = 0; m < set.members(); ++m) {
+    const Rank rank = set.rank_of(m), peer = posted.request().peer;
+    if (rank == posted.rank || (peer != kAnyRank && rank != peer)) continue;
+    const bool waits = set.left.empty() && set.joined.contains(m);
+    if (!set.left.contains(m) && !waits) return {};
+    (set.left.contains(m) ? left : joined).push_back(rank);
+  }
+  std::string text = text_of(posted) + " can't complete: ";
+  if (!left.empty()) {
+    text += text_of_ranks(left) + " finished normally and left; every send needs a receive";
+  } else if (!joined.empty()) {
+    text += text_of_ranks(joined) +
+            " joined, and so neither sends nor receives until all have; let both ends make their "
+            "calls before join()";
+  } else {
+    text += "there is no other rank";
+  }
+  return {ErrorCode::kPeer, std::move(text)};
+}
+
+Failure abandoned(Rank rank, const Posted& posted) {
+  return {ErrorCode::kPeer, "rank " + std::to_string(rank) + " left, so its " + text_of(posted) +
+                                " can't complete; wait for it before shutdown()"};
+}
+
+}  // namespace
+
+void Messages::post(Rank from, const Post& post, int64_t now_ns) {
+  const SetState* set = parts_.sets.of(post.request.set, from);
+  Posted mine(from, post, now_ns);
+  if (!set) return parts_.posts.fail(mine, removed(post.request.set));
+  check(*set, from, post);
+  parts_.stalls.heard(from, now_ns);
+  if (const auto other = parts_.posts.take_match(mine)) {
+    return mine.sends() ? meet(mine, *other, now_ns) : meet(*other, mine, now_ns);
+  }
+  if (Failure failure = hopeless(*set, mine)) return parts_.posts.fail(mine, failure);
+  parts_.stalls.expect_progress(now_ns, now_ns);
+  parts_.posts.add(std::move(mine));
+}
+
+void Messages::meet(const Posted& sent, const Posted& received, int64_t now_ns) {
+  Failure failure = sent.post.refusal ? sent.post.refusal : received.post.refusal;
+  if (!failure) failure = mismatch(sent, received);
+  if (failure) {
+    parts_.posts.fail(sent, failure);
+    return parts_.posts.fail(received, failure);
+  }
+  SetState& pair = parts_.sets.pair(sent.rank, received.rank, parts_.outbox);
+  const Request request{pair.id, {}, {}, sent.request().signature};
+  const uint64_t sequence = pair.first_unnamed + pair.unnamed.size();
+  parts_.outbox.write(
+      Matched{pair.id, sequence, sent.rank, sent.post.number, received.rank, received.post.number});
+  Definition& definition = parts_.calls.registry().intern(request);
+  Call& call = parts_.calls.slot(pair, definition, request, sequence);
+  parts_.calls.open(pair, definition, call, request, sequence, now_ns);
+  for (const Posted* end : {&sent, &received}) {
+    call.arrive(pair.member_of(end->rank), request, true, end->post.contribution);
+  }
+  parts_.publisher.queue(pair, call);
+}
+
+void Messages::join(const SetState& set) {
+  parts_.posts.fail_if([&](const Posted& posted) {
+    return posted.request().set == set.id ? hopeless(set, posted) : Failure{};
+  });
+}
+
+void Messages::leave(const SetState& set, Rank from) {
+  parts_.posts.fail_if([&](const Posted& posted) {
+    if (posted.request().set != set.id) return Failure{};
+    return posted.rank == from ? abandoned(from, posted) : hopeless(set, posted);
+  });
+}
+
+}  // namespace farandole

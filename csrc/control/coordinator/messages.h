@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages between two ranks: a send and the receive that it meets become one call of their pair, a process set
+// of these two that is made when they first meet. From there on it is a call like any other.
+#pragma once
+
+#include "control/coordinator/open_calls.h"
+#include "control/coordinator/post_table.h"
+#include "control/coordinator/publisher.h"
+#include "control/coordinator/stall_monitor.h"
+
+namespace farandole {
+
+class Messages {
+ public:
+  struct Parts {
+    SetTable& sets;
+    OpenCalls& calls;
+    Publisher& publisher;
+    PostTable& posts;
+    StallMonitor& stalls;
+    Outbox& outbox;
+  };
+  explicit Messages(const Parts& parts) : parts_(parts) {}
+
+  // Throws Error(kInternal) on a post that a correct rank would not send.
+  void post(Rank from, const Post& post, int64_t now_ns);
+  // A member has joined: fails the posts of the set that nobody can meet any more.
+  void join(const SetState& set);
+  // A member has left: fails its own posts in the set, too.
+  void leave(const SetState& set, Rank from);
+
+ private:
+  void meet(const Posted& sent, const Posted& received, int64_t now_ns);
+
+  const Parts parts_;
+};
+
+}  // namespace farandole

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a host's leader does for its ranks: reads their reports and distributes the log. Subclasses:
+// RootController on rank 0, with the coordinator; HostRelay on the leaders of other hosts.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "control/bootstrap/host_links.h"
+#include "control/channel/host_channel.h"
+#include "control/channel/shm_channel.h"
+#include "control/hosts/host_tree.h"
+#include "control/protocol/message.h"
+
+namespace farandole {
+
+class HostController {
+ public:
+  // Bytes of shared memory on this host for the lane of a process set of these ranks.
+  using StagingBytes = std::function<size_t(const std::vector<Rank>&)>;
+  // Why a rank of this host is stopped, seen from outside; empty: it is not.
+  using Standing = std::function<std::string(Rank)>;
+  struct Setup {
+    LeaderChannel channel;         // inside the host
+    HostChannel* hosts = nullptr;  // to other hosts; null: there are none
+    HostTree tree;
+    HostLinks& links;
+    const Topology& topology;
+    std::vector<std::string> host_names;  // by rank
+    StagingBytes staging_bytes;
+    Standing standing;
+  };
+  explicit HostController(Setup setup) : setup_(std::move(setup)) {}
+  virtual ~HostController() = default;
+
+  // ---- Driver only. step() returns false if there was nothing to do.
+  virtual bool step() = 0;
+  virtual Deadline next_tick() const = 0;
+  // The leader's own mapping of a set's memory, after share_staging().
+  Segment take_staging(SetId set);
+
+  // ---- Any thread
+  bool has_work() const {
+    return setup_.channel.has_report() || has_lost_ ||
+           (setup_.hosts && setup_.hosts->has_message());
+  }
+  // Reports that a rank of this host has died; the caller wakes the driver.
+  void lose(Rank rank, Failure failure);
+
+ protected:
+  // Publishes to this host's ranks, and adds the entry to the next message to the hosts below.
+  void publish(ByteView entry);
+  void send_down();
+  // Sends memory before the log entry that needs it, so that no reader of the entry waits. Throws
+  // Error(kLibrary) if there is not enough.
+  void share_staging(SetId set, const std::vector<Rank>& ranks);
+  std::vector<std::pair<Rank, Failure>> take_lost();
+  // "rank 3 on node7"
+  std::string rank_on_host(Rank rank) const;
+  // Text telling why this leader's connection ended.
+  std::string how_lost(Rank leader) const;
+  Failure host_is_gone(const HostTree::Branch& branch) const;
+  // Whom an invalid message came from; it ends the job.
+  static Failure broke_protocol(Rank rank, const Error& error);
+  // Calls tell(rank, StackReport) for each of these ranks that is on this host and stopped, so that it can't
+  // answer itself.
+  template <class Tell>
+  void answer_for_stopped(const std::vector<Rank>& ranks, Tell&& tell) {
+    for (Rank rank : ranks) {
+      if (index_in(setup_.topology.local, rank) < 0) continue;
+      std::string why = setup_.standing(rank);
+      if (!why.empty()) tell(rank, StackReport{true, std::move(why)});
+    }
+  }
+
+  Setup setup_;
+
+ private:
+  std::multimap<SetId, Segment> staging_;  // a pair's for CPUs and GPUs may come together
+  ByteString down_;                        // entries for the hosts below
+  std::mutex lost_mutex_;
+  std::vector<std::pair<Rank, Failure>> lost_;
+  std::atomic<bool> has_lost_{false};
+};
+
+}  // namespace farandole

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// The interface of all backends. A Backend moves the bytes of one process set on one kind of memory. All
+// members give it the same buckets in the same order (the log's). Called by the driver, through Lane.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/types.h"
+
+namespace farandole {
+
+class GpuEvent;
+
+// One tensor of a bucket, as this rank sees it. "Member" is an index into the process set.
+struct Part {
+  Signature signature;               // root is a member index here; shape is this rank's own
+  const std::byte* input = nullptr;  // nullptr: this rank contributes the identity, or no rows
+  std::byte* output = nullptr;       // nullptr: the result is dropped
+  std::vector<bool> present;         // by member: has an input; empty: all have
+  // Meaning depends on CollectiveTraits::rows.
+  std::vector<int64_t> rows;
+  int64_t divisor = 1;                 // Average divides by it
+  std::shared_ptr<GpuEvent> produced;  // for GPU buffers: we may use them after this event
+
+  bool has(int member) const { return present.empty() || present[static_cast<size_t>(member)]; }
+};
+
+enum class Progress {
+  kWaiting,   // a peer must act first; it wakes us, or look_again() says when to check
+  kMoved,     // some bytes have moved; there may be more to move now
+  kFinished,  // the bucket is done: no peer accesses its buffers any more
+};
+
+// Times the phases of a backend's blocks for the timeline; costs nothing while no timeline is written.
+enum class Phase { kStage, kReduce, kConsume };
+
+struct PhaseWatch {
+  const std::atomic<bool>* listening = nullptr;  // nullptr: never
+  std::function<void(Phase, int64_t begin_ns, int64_t end_ns)> saw = {};
+
+  // Runs `work` and reports its time as this phase.
+  template <class Work>
+  void time(Phase phase, Work&& work) const {
+    const bool told = listening != nullptr && listening->load(std::memory_order_relaxed);
+    const int64_t begin = told ? now_ns() : 0;
+    std::forward<Work>(work)();
+    if (told) saw(phase, begin, now_ns());
+  }
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  // A step that all members take at one point of the log. Once they all want it, set_up() is called on each,
+  // with the lowest member's bytes.
+  struct Step {
+    std::string name;
+    std::string bytes = {};
+  };
+  virtual std::optional<Step> wants_step() { return std::nullopt; }
+  virtual void set_up(const Step&) {}
+  // Whether it can carry buckets, or will soon: later steps are taken between two buckets.
+  virtual bool is_set_up() const { return true; }
+  // Starts a bucket; the previous one must be finished. `parts` stay valid until kFinished or abort().
+  virtual void begin(std::span<const Part> parts) = 0;
+  // Moves at most one block; never blocks. Only between begin() and kFinished.
+  virtual Progress step() = 0;
+  // Whether step() would make progress; checked before the driver sleeps. No side effects.
+  virtual bool ready() const = 0;
+  // When to call step() again without a wake-up; only for backends whose wire can't wake a thread.
+  virtual Deadline look_again() const { return Deadline::never(); }
+  // Drops the bucket in flight. No peer accesses our buffers afterwards, and step() must not be called.
+  virtual void abort() = 0;
+};
+
+}  // namespace farandole

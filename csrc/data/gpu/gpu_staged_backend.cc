@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// See gpu_staged_backend.h. Used by the launch lane; the driver, and the completion thread, which counts arrived
+// copies.
+#include "data/gpu/gpu_staged_backend.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "data/backend/part_layout.h"
+
+namespace farandole {
+
+GpuStagedBackend::GpuStagedBackend(std::shared_ptr<GpuDevice> device, std::unique_ptr<Lane> host,
+                                   int member, int members, std::function<void()> ring)
+    : GpuBackend(std::move(device)),
+      host_(std::move(host)),
+      member_(member),
+      members_(members),
+      arrivals_(std::make_shared<Arrivals>()) {
+  arrivals_->ring = std::move(ring);
+}
+
+void GpuStagedBackend::begin(std::span<const Part> parts) {
+  parts_ = parts;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].produced) parts[i].produced->make_wait(device_->stream());
+    cut(parts[i], i);
+  }
+}
+
+// All members cut alike: by the shape alone.
+void GpuStagedBackend::cut(const Part& part, size_t index) {
+  const auto elements = static_cast<size_t>(part.signature.elements());
+  const size_t step = kPieceBytes / size_of(part.signature.dtype);
+  if (part.signature.traits().rows != Rows::kNone || elements <= step)
+    return pieces_.push_back({index});
+  for (size_t at = 0; at < elements; at += step) {
+    pieces_.push_back({index, at, std::min(step, elements - at)});
+  }
+}
+
+Progress GpuStagedBackend::step() {
+  check();
+  GpuDevice::Scope scope(*device_);
+  bool moved = fetch_next();
+  moved |= push_next();
+  moved |= host_->step();
+  if (host_failure_) throw Error(host_failure_.code, host_failure_.text);
+  while (delivered_ > 0) {
+    --delivered_;
+    deliver(staged_.front());
+    staged_.pop_front();
+  }
+  if (!pieces_.empty() || !staged_.empty()) return moved ? Progress::kMoved : Progress::kWaiting;
+  return finish();
+}
+
+bool GpuStagedBackend::ready() const {
+  const bool may_fetch = !pieces_.empty() && staged_.size() < kPiecesAhead;
+  const auto next = std::ranges::find(staged_, false, &Staged::pushed);
+  const bool may_push = next != staged_.end() && next->arrival <= arrivals_->count;
+  const bool over = pieces_.empty() && staged_.empty();
+  return may_fetch || may_push || over || host_->ready() || failed();
+}
+
+// Copies the next piece to the host; its arrival wakes the driver.
+bool GpuStagedBackend::fetch_next() {
+  if (pieces_.empty() || staged_.size() >= kPiecesAhead) return false;
+  Staged staged;
+  staged.piece = pieces_.front();
+  pieces_.pop_front();
+  const Part& part = parts_[staged.piece.part];
+  const size_t size = size_of(part.signature.dtype);
+  const size_t in =
+      staged.piece.elements > 0 ? staged.piece.elements * size : part.signature.bytes();
+  const size_t out = staged.piece.elements > 0 ? staged.piece.elements * size
+                                               : PartLayout(part, members_).output_bytes(member_);
+  if (part.input) {
+    staged.input = device_->pinned(in);
+    copy(staged.input->data(), part.input + staged.piece.first * size, in);
+  }
+  if (part.output) staged.output = device_->pinned(out);
+  staged.arrival = ++fetched_;
+  completions_.watch(device_->recorded(device_->stream()), [arrivals = arrivals_](Failure failure) {
+    if (failure) {
+      std::lock_guard lock(arrivals->mutex);
+      arrivals->failure = std::move(failure);
+      arrivals->failed = true;
+    } else {
+      arrivals->count.fetch_add(1);
+    }
+    arrivals->ring();
+  });
+  staged_.push_back(std::move(staged));
+  return true;
+}
+
+bool GpuStagedBackend::push_next() {
+  const auto next = std::ranges::find(staged_, false, &Staged::pushed);
+  if (next == staged_.end() || next->arrival > arrivals_->count) return false;
+  next->pushed = true;
+  Bucket bucket;
+  bucket.parts.push_back(host_part(*next));
+  bucket.done = [this](const Failure* failure) {
+    if (failure) host_failure_ = *failure;
+    delivered_ += failure == nullptr;
+  };
+  host_->push(std::move(bucket));
+  return true;
+}
+
+Part GpuStagedBackend::host_part(const Staged& staged) const {
+  Part part = parts_[staged.piece.part];
+  part.produced = nullptr;
+  part.signature.device = kCpuDevice;
+  part.input = staged.input ? staged.input->data() : nullptr;
+  part.output = staged.output ? staged.output->data() : nullptr;
+  if (staged.piece.elements > 0) {
+    part.signature.shape = {static_cast<int64_t>(staged.piece.elements)};
+  }
+  return part;
+}
+
+void GpuStagedBackend::deliver(const Staged& staged) {
+  const Part& part = parts_[staged.piece.part];
+  if (!part.output) return;
+  const size_t size = size_of(part.signature.dtype);
+  const size_t bytes = staged.piece.elements > 0 ? staged.piece.elements * size
+                                                 : PartLayout(part, members_).output_bytes(member_);
+  copy(part.output + staged.piece.first * size, staged.output->data(), bytes);
+  work_.keep.push_back(staged.output);
+}
+
+void GpuStagedBackend::copy(std::byte* target, const std::byte* source, size_t bytes) {
+  if (bytes == 0) return;
+  device_->api().check(
+      device_->api().copy_async(reinterpret_cast<uintptr_t>(target),
+                                reinterpret_cast<uintptr_t>(source), bytes, device_->stream()),
+      "cuMemcpyAsync between a GPU and pinned memory");
+}
+
+void GpuStagedBackend::check() const {
+  if (!failed()) return;
+  std::lock_guard lock(arrivals_->mutex);
+  throw Error(arrivals_->failure.code, arrivals_->failure.text);
+}
+
+void GpuStagedBackend::abort() {
+  host_->abort({ErrorCode::kShutdown, "the bucket was given up"});
+  pieces_.clear();
+  staged_.clear();
+  parts_ = {};
+}
+
+}  // namespace farandole

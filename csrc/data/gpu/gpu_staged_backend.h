@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives on GPUs without NCCL: through pinned host memory and the lane of the shared-memory backend. Large
+// reductions and broadcasts travel in pieces, so that the copies and the host's work overlap.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+
+#include "data/backend/lane.h"
+#include "data/gpu/gpu_backend.h"
+#include "data/gpu/gpu_completions.h"
+
+namespace farandole {
+
+class GpuStagedBackend final : public GpuBackend {
+ public:
+  static constexpr size_t kPieceBytes = 4 << 20;
+  static constexpr size_t kPiecesAhead = 3;
+
+  // `host`: a lane of host memory for the same members, fed by nobody else. `ring` wakes the driver.
+  GpuStagedBackend(std::shared_ptr<GpuDevice> device, std::unique_ptr<Lane> host, int member,
+                   int members, std::function<void()> ring);
+
+  void begin(std::span<const Part> parts) override;
+  Progress step() override;
+  bool ready() const override;
+  void abort() override;
+  void check() const override;
+  bool failed() const override { return arrivals_->failed; }
+  void finished() override {}
+
+ private:
+  // A part, or a slice of its elements.
+  struct Piece {
+    size_t part;
+    size_t first = 0;     // element
+    size_t elements = 0;  // 0: the whole part
+  };
+  struct Staged {
+    Piece piece;
+    std::shared_ptr<PinnedMemory> input, output;
+    uint64_t arrival = 0;  // number of its copy to the host
+    bool pushed = false;
+  };
+  struct Arrivals {  // shared with the completion thread
+    std::function<void()> ring;
+    std::atomic<uint64_t> count{0};
+    std::atomic<bool> failed{false};
+    std::mutex mutex;
+    Failure failure;
+  };
+
+  void cut(const Part& part, size_t index);
+  bool fetch_next();
+  bool push_next();
+  void deliver(const Staged& staged);
+  Part host_part(const Staged& staged) const;
+  void copy(std::byte* target, const std::byte* source, size_t bytes);
+
+  const std::unique_ptr<Lane> host_;
+  const int member_;
+  const int members_;
+  const std::shared_ptr<Arrivals> arrivals_;
+  std::deque<Piece> pieces_;   // not yet fetched
+  std::deque<Staged> staged_;  // fetched, not yet delivered
+  uint64_t fetched_ = 0;       // copies to the host, ever
+  size_t delivered_ = 0;       // pieces whose host work is done, at the front of staged_
+  Failure host_failure_;
+  GpuCompletions completions_;
+};
+
+}  // namespace farandole

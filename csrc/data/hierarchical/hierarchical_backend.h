@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backend for several hosts (hierarchical allreduce): each host reduces in shared memory, workers
+// exchange partial results over the wire, results return through shared memory. The driver only.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "data/backend/backend.h"
+#include "data/hierarchical/block_transfer.h"
+#include "data/hierarchical/hierarchical_schedule.h"
+#include "data/hierarchical/hierarchical_worker.h"
+#include "data/hierarchical/wire.h"
+#include "data/shm/host_progress.h"
+#include "lib/ipc/event_count.h"
+
+namespace farandole {
+
+// When to poll a wire that can't wake a thread: soon at first, then at doubling intervals; and when it has
+// been silent for too long.
+class WirePatience {
+ public:
+  // `silence_ns`: limit without a message while a bucket is in flight; 0: none.
+  explicit WirePatience(int64_t silence_ns) : silence_ns_(silence_ns) {}
+
+  void start() { last_message_ = now_ns(), interval_ = kShortest; }
+  // Something has moved: poll again soon.
+  void moved() { interval_ = kShortest; }
+  void message() { last_message_ = now_ns(); }
+  // Nothing has moved. False: silent for too long.
+  bool wait() {
+    const int64_t now = now_ns();
+    next_look_ = now + interval_;
+    interval_ = std::min(2 * interval_, kLongest);
+    return silence_ns_ == 0 || now - last_message_ < silence_ns_;
+  }
+  Deadline next_look() const { return Deadline::at(next_look_); }
+  int64_t silence_ns() const { return silence_ns_; }
+
+ private:
+  static constexpr int64_t kShortest = 10'000;
+  static constexpr int64_t kLongest = 200'000;
+  const int64_t silence_ns_;
+  int64_t interval_ = 0;      // until the next poll
+  int64_t next_look_ = 0;     // time of the next poll
+  int64_t last_message_ = 0;  // when one was completed, or a bucket began
+};
+
+// The phases of a block: staged (inputs copied to shared memory), reduced (this host's partials made and
+// sent), combined (all hosts' partials reduced, results sent), published (results copied to shared memory),
+// consumed. Each phase has its own cursor over a few slots. Partials are summed in member order within a
+// host, then in host order, so all members get the same bits.
+class HierarchicalBackend final : public Backend {
+ public:
+  struct Setup {
+    HostMap hosts;  // of the set's members
+    int member = 0;
+    std::byte* memory = nullptr;            // zeroed, mapped by this host's members, aligned to 64
+    size_t bytes = 0;                       // at least bytes_needed()
+    std::vector<EventCount*> wakeups = {};  // of this host's members
+    std::unique_ptr<Wire> wire = nullptr;
+    HierarchicalSchedule::Sizes sizes = {};
+    int slots = kSlots;  // equal on all members
+    double silence = 0;  // seconds without a message until a bucket fails; 0: never
+    PhaseWatch watch = {};
+  };
+  static constexpr int kSlots = 16;
+
+  // Throws kInvalidArgument.
+  explicit HierarchicalBackend(Setup setup);
+  // `local_members`: on one host.
+  static size_t bytes_needed(int local_members, size_t block_bytes, int slots);
+
+  void begin(std::span<const Part> parts) override;
+  Progress step() override;
+  bool ready() const override;
+  Deadline look_again() const override;
+  void abort() override;
+
+ private:
+  using Column = HostProgressTable::Column;
+
+  BlockTransfer& transfer(uint64_t index) { return transfers_[index % transfers_.size()]; }
+  const BlockTransfer& transfer(uint64_t index) const {
+    return transfers_[index % transfers_.size()];
+  }
+
+  void plan_next();
+
+  bool can_stage() const;
+  bool can_reduce() const;
+  bool can_combine() const;
+  bool can_publish() const;
+  bool can_consume() const;
+  bool finished() const;
+
+  void stage();
+  void reduce();
+  void combine();
+  void publish();
+  void consume();
+  bool poll();
+  void wait_for_wire();
+  std::string awaited() const;
+  void store(Column column, uint64_t blocks);
+
+  const HostMap hosts_;
+  const int member_;
+  const std::vector<int>& locals_;
+  const uint64_t slots_;
+  WirePatience patience_;
+  const PhaseWatch watch_;
+  const std::vector<EventCount*> wakeups_;
+  HostProgressTable progress_;  // of this host's members
+  const std::unique_ptr<Wire> wire_;
+  HierarchicalSchedule plan_;
+  HierarchicalWorker worker_;
+  std::span<const Part> parts_;
+  std::vector<BlockTransfer> transfers_;
+  bool has_next_ = false;  // transfer(at_.staged) is scheduled
+  bool aborted_ = false;
+  struct {
+    // Numbers of blocks, counted over all buckets.
+    uint64_t staged = 0, reduced = 0, combined = 0, published = 0, consumed = 0;
+    uint64_t settled = 0;  // all their messages are complete
+  } at_;
+};
+
+}  // namespace farandole

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/hierarchical/hierarchical_worker.h"
+
+#include "kernels/kernels.h"
+
+namespace farandole {
+
+HierarchicalWorker::HierarchicalWorker(const HostMap& hosts, int member, std::byte* memory,
+                                       uint64_t slots, size_t block_bytes)
+    : hosts_(hosts),
+      member_(member),
+      host_(hosts.host_of(member)),
+      locals_(hosts.members_of(host_)),
+      memory_(memory),
+      slots_(slots),
+      block_bytes_(block_bytes),
+      inputs_(static_cast<size_t>(hosts.members())) {}
+
+std::byte* HierarchicalWorker::slot(uint64_t block, int member) const {
+  const uint64_t index = static_cast<uint64_t>(hosts_.local_of(member)) * slots_ + block % slots_;
+  return memory_ + index * 2 * block_bytes_;
+}
+
+std::byte* HierarchicalWorker::staged(uint64_t block, int member, const Chunk& chunk) const {
+  return slot(block, member) + chunk.begin;
+}
+
+std::byte* HierarchicalWorker::published(uint64_t block, int member, const Chunk& chunk) const {
+  return slot(block, member) + block_bytes_ + chunk.begin;
+}
+
+void HierarchicalWorker::stage(uint64_t block, const BlockTransfer& f) const {
+  for (const Chunk& chunk : f.block.chunks) stage_chunk(block, f, chunk);
+}
+
+// Copies only what members on this host read, and what this member sends to itself.
+void HierarchicalWorker::stage_chunk(uint64_t block, const BlockTransfer& f,
+                                     const Chunk& chunk) const {
+  const bool mine = chunk.sender == member_;
+  const bool to_all = chunk.receiver == Chunk::kAll;
+  const bool keeps = mine && (to_all || chunk.receiver == member_);
+  const bool shows =
+      chunk.reduces() ? chunk.reducer(hosts_, host_) != member_
+      : to_all ? mine && locals_.size() > 1
+               : mine && chunk.receiver != member_ && hosts_.host_of(chunk.receiver) == host_;
+  if (!keeps && !shows) return;
+  std::byte* const to = staged(block, member_, chunk);
+  for (const Piece& piece : f.block.of(chunk)) {
+    const Part& part = parts_[piece.part];
+    if (!part.has(member_)) continue;
+    const std::byte* const input = part.input + piece.input;
+    if (shows) kernels::copy(to + piece.packed, input, piece.bytes);
+    const bool elsewhere = part.output != nullptr && part.output + piece.output != input;
+    if (keeps && elsewhere) kernels::copy(part.output + piece.output, input, piece.bytes);
+  }
+}
+
+void HierarchicalWorker::reduce(uint64_t block, BlockTransfer& f) {
+  for (const BlockTransfer::Job& job : f.jobs) {
+    if (job.reduces) reduce_chunk(block, f, job);
+  }
+}
+
+void HierarchicalWorker::reduce_chunk(uint64_t block, BlockTransfer& f,
+                                      const BlockTransfer::Job& job) {
+  const Chunk& chunk = f.block.chunks[job.chunk];
+  std::byte* const to = f.arena.data() + job.partial;
+  for (const Piece& piece : f.block.of(chunk)) {
+    const Part& part = parts_[piece.part];
+    const auto input = [&](int member) {
+      return member == member_ ? part.input + piece.input
+                               : staged(block, member, chunk) + piece.packed;
+    };
+    if (!chunk.reduces()) {
+      kernels::copy(to + piece.wide, input(chunk.sender), piece.bytes);
+      continue;
+    }
+    int present = 0;
+    for (int member : locals_) {
+      if (part.has(member)) inputs_[static_cast<size_t>(present++)] = input(member);
+    }
+    if (present == 0) continue;
+    const Signature& s = part.signature;
+    kernels::reduce_to_partial(s.dtype, s.reduce_op, to + piece.wide, inputs_.data(), present,
+                               piece.bytes / size_of(s.dtype), factors_of(part));
+  }
+}
+
+void HierarchicalWorker::combine(BlockTransfer& f) {
+  for (const BlockTransfer::Job& job : f.jobs) {
+    if (job.combines) combine_chunk(f, job);
+  }
+}
+
+void HierarchicalWorker::combine_chunk(BlockTransfer& f, const BlockTransfer::Job& job) {
+  const Chunk& chunk = f.block.chunks[job.chunk];
+  if (!chunk.reduces()) return;  // the message is the result
+  std::byte* const arena = f.arena.data();
+  for (const Piece& piece : f.block.of(chunk)) {
+    const Part& part = parts_[piece.part];
+    int present = 0;
+    size_t message = job.first_in;
+    for (int host = 0; host < hosts_.hosts(); ++host) {  // messages are in host order
+      size_t partial = job.partial;
+      if (host != host_) {
+        if (message == job.last_in) continue;
+        const Message& in = f.partials_in.messages()[message];
+        if (hosts_.host_of(in.peer) != host) continue;
+        partial = in.offset;
+        ++message;
+      }
+      if (!host_has(part, hosts_, host)) continue;
+      inputs_[static_cast<size_t>(present++)] = arena + partial + piece.wide;
+    }
+    const Signature& s = part.signature;
+    kernels::reduce_partials(s.dtype, s.reduce_op, arena + job.result + piece.packed,
+                             inputs_.data(), present, piece.bytes / size_of(s.dtype),
+                             factors_of(part));
+  }
+}
+
+void HierarchicalWorker::publish(uint64_t block, const BlockTransfer& f) const {
+  for (const BlockTransfer::Job& job : f.jobs) {
+    if (!job.combines && !job.relays) continue;
+    const Chunk& chunk = f.block.chunks[job.chunk];
+    kernels::copy(published(block, member_, chunk), f.arena.data() + job.result,
+                  chunk.packed_bytes);
+  }
+}
+
+void HierarchicalWorker::consume(uint64_t block, const BlockTransfer& f) const {
+  for (const Chunk& chunk : f.block.chunks) consume_chunk(block, f, chunk);
+}
+
+void HierarchicalWorker::consume_chunk(uint64_t block, const BlockTransfer& f,
+                                       const Chunk& chunk) const {
+  const bool for_me = chunk.receiver == Chunk::kAll || chunk.receiver == member_;
+  if (!for_me || chunk.sender == member_) return;
+  const std::byte* const from = chunk.needed_on(hosts_, host_)
+                                    ? published(block, chunk.combiner(hosts_, host_), chunk)
+                                    : staged(block, chunk.sender, chunk);
+  for (const Piece& piece : f.block.of(chunk)) {
+    std::byte* const output = parts_[piece.part].output;
+    if (output != nullptr) kernels::copy(output + piece.output, from + piece.packed, piece.bytes);
+  }
+}
+
+}  // namespace farandole

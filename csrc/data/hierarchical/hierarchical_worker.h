@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// The data work of HierarchicalBackend: what each phase does with a block's bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "data/backend/backend.h"
+#include "data/hierarchical/block_transfer.h"
+#include "data/hierarchical/host_map.h"
+
+namespace farandole {
+
+class HierarchicalWorker {
+ public:
+  // `memory`: for each member of this host `slots` slots, each with room for inputs and for results.
+  HierarchicalWorker(const HostMap& hosts, int member, std::byte* memory, uint64_t slots,
+                     size_t block_bytes);
+  static size_t bytes_needed(int local_members, size_t block_bytes, int slots) {
+    return static_cast<size_t>(local_members) * static_cast<size_t>(slots) * 2 * block_bytes;
+  }
+
+  // Sets the bucket that later calls refer to.
+  void start(std::span<const Part> parts) { parts_ = parts; }
+  // `block`: its number, which determines its slot.
+  void stage(uint64_t block, const BlockTransfer& transfer) const;
+  void reduce(uint64_t block, BlockTransfer& transfer);
+  void combine(BlockTransfer& transfer);
+  // Copies results that this member made or received to shared memory.
+  void publish(uint64_t block, const BlockTransfer& transfer) const;
+  void consume(uint64_t block, const BlockTransfer& transfer) const;
+
+ private:
+  void stage_chunk(uint64_t block, const BlockTransfer& f, const Chunk& chunk) const;
+  void reduce_chunk(uint64_t block, BlockTransfer& f, const BlockTransfer::Job& job);
+  void combine_chunk(BlockTransfer& f, const BlockTransfer::Job& job);
+  void consume_chunk(uint64_t block, const BlockTransfer& f, const Chunk& chunk) const;
+  std::byte* staged(uint64_t block, int member, const Chunk& chunk) const;
+  std::byte* published(uint64_t block, int member, const Chunk& chunk) const;
+  std::byte* slot(uint64_t block, int member) const;
+
+  const HostMap& hosts_;
+  const int member_;
+  const int host_;
+  const std::vector<int>& locals_;
+  std::byte* const memory_;
+  const uint64_t slots_;
+  const size_t block_bytes_;
+  std::span<const Part> parts_;
+  std::vector<const void*> inputs_;  // scratch
+};
+
+}  // namespace farandole

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/shm/shm_backend.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+#include "base/error.h"
+#include "data/backend/part_layout.h"
+#include "kernels/kernels.h"
+#include "lib/os/memory.h"
+
+namespace farandole {
+namespace {
+
+// A reduced chunk is still in the nearest cache when it is copied to the other targets.
+constexpr size_t kChunkBytes = 32 * 1024;
+
+// Counters, address tables and slots have pages of their own.
+size_t tables_begin(int members) { return whole_pages(HostProgressTable::bytes_needed(members)); }
+size_t slots_begin(int members, int slots) {
+  return tables_begin(members) + whole_pages(Exchange::table_bytes(members, slots));
+}
+
+Exchange make_exchange(const ShmBackend::Setup& setup) {
+  return Exchange({setup.memory + tables_begin(setup.members),
+                   setup.memory + slots_begin(setup.members, setup.slots), setup.member,
+                   setup.slots, setup.block_bytes, setup.members == 1 ? nullptr : setup.arenas,
+                   setup.locals});
+}
+
+const ShmBackend::Setup& checked(const ShmBackend::Setup& setup) {
+  const bool aligned = reinterpret_cast<uintptr_t>(setup.memory) % ShmSchedule::kAlignment == 0;
+  const bool complete = setup.members >= 1 && setup.slots >= 1 && setup.memory != nullptr &&
+                        setup.wakeups.size() == static_cast<size_t>(setup.members) &&
+                        (setup.arenas == nullptr || setup.locals.size() == setup.wakeups.size());
+  if (!aligned || !complete ||
+      setup.bytes < ShmBackend::bytes_needed(setup.members, setup.block_bytes, setup.slots)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "shared-memory backend of " + std::to_string(setup.members) +
+                    " members: " + std::to_string(setup.bytes) + " bytes of memory for " +
+                    std::to_string(setup.slots) + " slots of " + std::to_string(setup.block_bytes) +
+                    " bytes and " + std::to_string(setup.wakeups.size()) + " wakeups");
+  }
+  return setup;
+}
+
+bool overlap_in_part(const std::byte* a, const std::byte* b, size_t bytes) {
+  const auto distance = reinterpret_cast<intptr_t>(a) - reinterpret_cast<intptr_t>(b);
+  return distance != 0 && static_cast<size_t>(std::abs(distance)) < bytes;
+}
+
+}  // namespace
+
+size_t ShmBackend::bytes_needed(int members, size_t block_bytes, int slots) {
+  if (members == 1) return tables_begin(1);  // nothing is staged
+  return slots_begin(members, slots) + Exchange::slot_bytes(members, slots, block_bytes);
+}
+
+ShmBackend::ShmBackend(const Setup& setup)
+    : member_(checked(setup).member),
+      members_(setup.members),
+      slots_(static_cast<uint64_t>(setup.slots)),
+      wakeups_(setup.wakeups),
+      progress_(setup.memory, setup.members),
+      exchange_(make_exchange(setup)),
+      plan_(setup.member, setup.members, setup.block_bytes, setup.direct_bytes),
+      watch_(setup.watch),
+      blocks_(slots_ + 1) {}
+
+void ShmBackend::begin(std::span<const Part> parts) {
+  if (aborted_ || has_next_ || !finished()) {
+    throw Error(ErrorCode::kInternal,
+                "shared-memory backend: begin() while a bucket is in flight or aborted");
+  }
+  plan_.start(parts);
+  parts_ = parts;
+  plan_next();
+}
+
+Progress ShmBackend::step() {
+  if (can_consume()) {
+    watch_.time(Phase::kConsume, [this] { consume(); });
+  } else if (can_reduce()) {
+    watch_.time(Phase::kReduce, [this] { reduce(); });
+  } else if (can_stage()) {
+    watch_.time(Phase::kStage, [this] { stage(); });
+  } else {
+    return finished() ? Progress::kFinished : Progress::kWaiting;
+  }
+  return finished() ? Progress::kFinished : Progress::kMoved;
+}
+
+bool ShmBackend::ready() const {
+  return can_consume() || can_reduce() || can_stage() || finished();
+}
+
+void ShmBackend::abort() {
+  if (!finished()) exchange_.abandon(parts_);
+  aborted_ = true;
+  parts_ = {};
+}
+
+bool ShmBackend::can_stage() const {
+  if (!has_next_ || at_.staged >= at_.consumed + slots_) return false;
+  // A block of results needs no check: it follows all members' staging, and so their consuming.
+  if (!block(at_.staged).shows() || at_.staged < slots_) return true;
+  return progress_.all_reached(&HostProgress::consumed, at_.staged + 1 - slots_);
+}
+
+bool ShmBackend::can_reduce() const {
+  if (at_.reduced == at_.staged) return false;
+  return !block(at_.reduced).combines ||
+         progress_.all_reached(&HostProgress::staged, at_.reduced + 1);
+}
+
+bool ShmBackend::can_consume() const {
+  if (at_.consumed == at_.reduced) return false;
+  const std::vector<int32_t>& sources = block(at_.consumed).sources;
+  return std::all_of(sources.begin(), sources.end(), [&](int32_t source) {
+    return progress_.load(source, &HostProgress::reduced) > at_.consumed;
+  });
+}
+
+bool ShmBackend::finished() const {
+  if (has_next_ || at_.consumed < at_.staged) return false;
+  return progress_.all_reached(&HostProgress::consumed, at_.shown);
+}
+
+void ShmBackend::plan_next() { has_next_ = plan_.next(block(at_.staged)); }
+
+void ShmBackend::stage() {
+  const Block& current = block(at_.staged);
+  exchange_.open(at_.staged, current);
+  for (const Range& range : current.sends) {
+    const bool shown = exchange_.offer(at_.staged, range, parts_[range.part]);
+    // A member that has received all stripes of a block knows that their owners have read its inputs.
+    if (shown && current.owners == 0) at_.shown = at_.staged + 1;
+  }
+  if (current.owners > 0) {
+    for (const Range& range : current.receives) {
+      exchange_.expect(at_.staged, range, parts_[range.part]);
+    }
+  }
+  for (const Range& range : current.keeps) keep(range);
+  publish(&HostProgress::staged, ++at_.staged);
+  // Only the last member to stage has to wake the others.
+  if (current.combines && progress_.all_reached(&HostProgress::staged, at_.staged)) ring_peers();
+  plan_next();
+}
+
+void ShmBackend::keep(const Range& range) {
+  const Part& part = parts_[range.part];
+  if (part.output == nullptr || part.output + range.output == part.input + range.input) return;
+  kernels::copy(part.output + range.output, part.input + range.input, range.bytes);
+}
+
+void ShmBackend::reduce() {
+  const Block& current = block(at_.reduced);
+  for (const Range& range : current.reduces) reduce_range(current, range);
+  publish(&HostProgress::reduced, ++at_.reduced);
+  const bool last_owner =  // the others receive once all stripes are ready
+      member_ < current.owners &&
+      progress_.all_reached(&HostProgress::reduced, at_.reduced, current.owners);
+  const bool sent = !current.combines && !current.sends.empty();
+  if (last_owner || sent) ring_peers();
+}
+
+void ShmBackend::reduce_range(const Block& block, const Range& range) {
+  const Part& part = parts_[range.part];
+  std::byte* const output = part.output == nullptr ? nullptr : part.output + range.output;
+  const bool shared = block.owners > 0;
+  if (!shared && output == nullptr) return;
+  scratch_.inputs.clear();
+  for (int member = 0; member < members_; ++member) {
+    if (!part.has(member)) continue;
+    scratch_.inputs.push_back(member == member_ ? part.input + range.input
+                                                : exchange_.reach(at_.reduced, range, member));
+  }
+  scratch_.targets.clear();
+  // Results for peers are first reduced into private memory, then copied: the slot's cache lines are in the
+  // peers' caches, and a copy takes them over faster than the kernels' stores.
+  if (!shared && overwrites_own_input(part, range)) {
+    scratch_.targets.push_back(exchange_.slot(at_.reduced, range, member_));
+    combine(part, range.bytes, range.bytes);
+    kernels::copy(output, scratch_.targets.front(), range.bytes);
+    return;
+  }
+  if (output != nullptr) scratch_.targets.push_back(output);
+  if (shared) exchange_.deliver(at_.reduced, range, scratch_.targets);
+  combine(part, range.bytes, shared ? kChunkBytes : range.bytes);
+}
+
+// Reduces scratch_.inputs into all of scratch_.targets, `step` bytes at a time.
+void ShmBackend::combine(const Part& part, size_t bytes, size_t step) {
+  const Signature& signature = part.signature;
+  for (size_t at = 0; at < bytes; at += step) {
+    const size_t length = std::min(step, bytes - at);
+    scratch_.chunk.clear();
+    for (const std::byte* input : scratch_.inputs) scratch_.chunk.push_back(input + at);
+    std::byte* const first = scratch_.targets.front() + at;
+    kernels::reduce(signature.dtype, signature.reduce_op, first, scratch_.chunk.data(),
+                    static_cast<int>(scratch_.chunk.size()), length / size_of(signature.dtype),
+                    factors_of(part));
+    for (size_t i = 1; i < scratch_.targets.size(); ++i)
+      kernels::copy(scratch_.targets[i] + at, first, length);
+  }
+}
+
+// In-place reducescatter moves the share to the buffer's start, possibly over bytes of this range.
+bool ShmBackend::overwrites_own_input(const Part& part, const Range& range) const {
+  const bool moves = part.signature.traits().pattern == Pattern::kReduceToOwners;
+  if (!moves || !part.has(member_) || members_ == 1) return false;
+  return overlap_in_part(part.output + range.output, part.input + range.input, range.bytes);
+}
+
+void ShmBackend::consume() {
+  for (const Range& range : block(at_.consumed).receives) {
+    const Part& part = parts_[range.part];
+    if (part.output != nullptr) exchange_.fetch(at_.consumed, range, part);
+  }
+  publish(&HostProgress::consumed, ++at_.consumed);
+  // Only the last member to consume frees the slots and has to wake the others.
+  if (progress_.all_reached(&HostProgress::consumed, at_.consumed)) ring_peers();
+}
+
+void ShmBackend::publish(Column column, uint64_t blocks) {
+  progress_.store(member_, column, blocks);
+}
+
+void ShmBackend::ring_peers() {
+  for (int member = 0; member < members_; ++member) {
+    if (member != member_) wakeups_[static_cast<size_t>(member)]->notify();
+  }
+}
+
+}  // namespace farandole

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cuts a bucket into blocks, lazily. Depends only on shapes, rows and members, so all members cut alike, with
+// or without buffers. Never reads tensors. Used by ShmBackend.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "data/backend/backend.h"
+#include "data/backend/part_run.h"
+
+namespace farandole {
+
+// Contiguous bytes of one part within one block.
+struct Range {
+  uint32_t part;   // index in the bucket
+  int32_t member;  // whose slot they are in
+  size_t slot;     // offset in that slot; aligned to the element
+  size_t input;    // offset in Part::input of the contributing member
+  size_t output;   // offset in this member's Part::output
+  size_t bytes;
+};
+
+// What one member does for one block, in three phases: stage, reduce, consume.
+struct Block {
+  std::vector<Range> sends;      // stage: my input, for peers
+  std::vector<Range> keeps;      // stage: my input into my own output
+  std::vector<Range> reduces;    // reduce: all inputs into a result
+  std::vector<Range> receives;   // consume: what others sent or reduced, into my output
+  std::vector<int32_t> sources;  // members that `receives` come from
+  bool combines = false;         // all members must have staged before any reduces
+  bool whole = false;            // every member reduces the whole block (one-shot)
+  int owners = 0;                // members [0, owners) reduce one stripe each, for all (two-shot)
+
+  // Whether peers read what this member stages. If not, its slot may still be in use for an older block.
+  bool shows() const { return !sends.empty() || owners > 0; }
+  void clear();  // keeps the capacity, so that scheduling stops allocating
+};
+
+class ShmSchedule {
+ public:
+  // Stripes start at cache lines, so no element is cut.
+  static constexpr size_t kAlignment = 64;
+
+  // `block_bytes`: a multiple of kAlignment, at least kAlignment * members. If all members' inputs of an
+  // allreduce block together have at most `direct_bytes`, every member reduces the whole block: one hop
+  // between members instead of two.
+  ShmSchedule(int member, int members, size_t block_bytes, size_t direct_bytes);
+
+  // Throws kInternal if a part is inconsistent. `parts` must stay valid until the last next().
+  void start(std::span<const Part> parts);
+
+  // Fills the next block; false: there is none.
+  bool next(Block& block);
+
+ private:
+  enum class Kind { kAllreduce, kReducescatter, kCopy };
+
+  static Kind kind_of(const Signature& signature);
+  bool fill(Block& block);
+  bool fill_allreduce(Block& block);
+  void add_direct(Block& block, const Range& segment) const;
+  void add_stripes(Block& block, const Range& segment, size_t stripe_bytes) const;
+  bool fill_reducescatter(Block& block);
+  void add_share(Block& block, int owner, const PartLane& lane, size_t slot, size_t bytes) const;
+  bool fill_copy(Block& block);
+  void add_copy(Block& block, int sender, const PartLane& lane, size_t slot, size_t bytes) const;
+
+  const int member_;
+  const int members_;
+  const size_t block_bytes_;
+  const size_t direct_bytes_;
+  PartRun run_;
+  Kind kind_ = Kind::kAllreduce;
+  std::vector<PartLane> lanes_;  // copies have one per sender, reductions use one
+  std::vector<Range> segments_;  // of an allreduce block, before it is cut into stripes
+};
+
+}  // namespace farandole

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// A listening socket with the connections that have not yet proved who they are. It never blocks on one of
+// them: each is judged by the bytes received so far and dropped after 5 s without a proof. Part of
+// UnixListener and TcpListener.
+#pragma once
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "lib/os/fd.h"
+
+namespace farandole {
+
+constexpr const char* kMoreFiles = "raise ulimit -n";
+
+template <class Unproved>  // its first member is its Fd
+class GuardedListener {
+ public:
+  static constexpr std::chrono::seconds kPatience{5};
+
+  // `most`: unproved connections kept at once; one more drops the oldest.
+  GuardedListener(Fd listening, size_t most) : fd_(std::move(listening)), most_(most) {}
+  int fd() const { return fd_.get(); }
+
+  // Accepts all pending connections.
+  void admit() {
+    for (;;) {
+      Fd peer(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!peer && (errno == EMFILE || errno == ENFILE)) {
+        throw_system_error("cannot accept a connection", errno, kMoreFiles);
+      }
+      if (!peer && errno != EINTR && errno != ECONNABORTED) return;
+      if (!peer) continue;
+      if (waiting_.size() >= most_) waiting_.erase(waiting_.begin());
+      waiting_.push_back({Unproved{std::move(peer)}, Deadline::in(kPatience)});
+    }
+  }
+  // Calls undecided(unproved) for each; false: it was proved, and moved away, or is to be dropped.
+  template <class Judge>
+  void judge(Judge&& undecided) {
+    std::erase_if(waiting_,
+                  [&](Waiting& one) { return !undecided(one.unproved) || one.due.expired(); });
+  }
+  // Waits until a connection comes, sends something, or times out.
+  void wait(Deadline deadline) const {
+    std::vector<pollfd> events{{fd_.get(), POLLIN, 0}};
+    for (const Waiting& one : waiting_) {
+      events.push_back({one.unproved.fd.get(), POLLIN, 0});
+      deadline = std::min(deadline, one.due);
+    }
+    poll(events.data(), events.size(), deadline.poll_ms());
+  }
+
+ private:
+  struct Waiting {
+    Unproved unproved;
+    Deadline due;
+  };
+  Fd fd_;
+  size_t most_;
+  std::vector<Waiting> waiting_;
+};
+
+}  // namespace farandole

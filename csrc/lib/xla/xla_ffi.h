@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// The part of XLA's FFI C API that a handler on the CPU needs. Our own declarations, compared with XLA's header
+// by tests/xla/jobs/test_declarations.py. Every struct begins with its size, which grows with XLA's versions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace farandole::xla {
+
+// What we are written for; XLA refuses to register a handler of a version that it does not support.
+constexpr int kMajor = 0;
+constexpr int kMinor = 1;
+
+constexpr int kMetadataExtension = 1;
+constexpr int kExecuteStage = 3;
+constexpr int kBuffer = 1;  // the one kind of argument and result
+constexpr int kArrayAttribute = 1;
+constexpr int kStringAttribute = 4;
+
+enum class Code : int {
+  kInvalidArgument = 3,
+  kDeadlineExceeded = 4,
+  kFailedPrecondition = 9,
+  kInternal = 13,
+  kUnavailable = 14,
+};
+
+using DataType = int;
+constexpr DataType kInt32 = 4;
+constexpr DataType kFloat64 = 12;
+constexpr DataType kToken = 17;  // the type of a value without bytes, which orders calls
+
+struct Error;
+
+struct Extension {
+  size_t size;
+  int type;
+  Extension* next;
+};
+
+struct Version {
+  size_t size;
+  Extension* extensions;
+  int major;
+  int minor;
+};
+
+// Asked for by a call that has this extension, and does nothing else.
+struct Metadata {
+  size_t size;
+  Version version;
+  uint32_t traits;
+};
+struct MetadataExtension {
+  Extension base;
+  Metadata* metadata;
+};
+
+struct ErrorArguments {
+  size_t size;
+  Extension* extensions;
+  const char* message;
+  Code code;
+};
+
+struct Api {
+  size_t size;
+  Extension* extensions;
+  Version version;
+  void* internal;
+  Error* (*create_error)(ErrorArguments* arguments);
+};
+
+struct Buffer {
+  size_t size;
+  Extension* extensions;
+  DataType type;
+  void* data;
+  int64_t ndim;
+  int64_t* shape;
+};
+
+// Arguments or results.
+struct Values {
+  size_t size;
+  Extension* extensions;
+  int64_t count;
+  int* kinds;
+  void** values;
+};
+
+struct Text {
+  const char* first;
+  size_t length;
+  operator std::string_view() const { return {first, length}; }
+};
+struct Array {
+  DataType type;
+  size_t count;
+  void* values;
+};
+
+struct Attributes {
+  size_t size;
+  Extension* extensions;
+  int64_t count;
+  int* kinds;
+  Text** names;
+  void** values;
+};
+
+struct CallFrame {
+  size_t size;
+  Extension* extensions;
+  const Api* api;
+  void* context;
+  int stage;
+  Values arguments;
+  Values results;
+  Attributes attributes;
+};
+
+// Whether a struct of XLA's has all that ours has.
+template <class Struct>
+bool has(const Struct& theirs) {
+  return theirs.size >= sizeof(Struct);
+}
+
+}  // namespace farandole::xla

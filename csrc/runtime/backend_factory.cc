@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/backend_factory.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "data/hierarchical/hierarchical_backend.h"
+#include "data/shm/shm_backend.h"
+
+namespace farandole {
+namespace {
+
+HostMap host_map(const Topology& topology, const std::vector<Rank>& ranks) {
+  std::vector<int> host;
+  for (Rank rank : ranks) host.push_back(topology.node[static_cast<size_t>(rank)]);
+  return HostMap(host);
+}
+
+// Of a set's wire: equal on all members, and no other wire's.
+uint64_t wire_number(SetId id, Feeds feeds) {
+  const int64_t set = is_pair(id) ? -2 * int64_t{id} - 1 : 2 * int64_t{id};
+  return 2 * static_cast<uint64_t>(set) + static_cast<uint64_t>(feeds);
+}
+
+// What is set, or the next size that the schedule can cut for so many members.
+size_t shm_block_bytes(const Config& config, int members) {
+  const size_t least = ShmSchedule::kAlignment * static_cast<size_t>(members);
+  return round_up(std::max(static_cast<size_t>(config.block_bytes), least),
+                  ShmSchedule::kAlignment);
+}
+
+struct HierarchicalBlocks {
+  HierarchicalSchedule::Sizes sizes;
+  int slots;
+};
+
+// Smaller blocks than inside a host, and more in flight: links carry some while others are reduced. Larger
+// again for many hosts, so that a host's chunk of a stripe is no tiny message.
+HierarchicalBlocks hierarchical_blocks(const Config& config, const HostMap& hosts) {
+  constexpr size_t kSmaller = 2, kMore = 4;
+  constexpr size_t kChunk = 4096, kManyHosts = 2 << 20;
+  const auto members = static_cast<size_t>(hosts.members());
+  const auto chunks = static_cast<size_t>(hosts.hosts()) * static_cast<size_t>(hosts.stripes());
+  const size_t usual = static_cast<size_t>(config.block_bytes) / kSmaller;
+  const size_t wanted = std::max(
+      {usual, std::min(chunks * kChunk, kManyHosts), HierarchicalSchedule::kAlignment * members});
+  HierarchicalBlocks blocks;
+  blocks.sizes.block_bytes = std::min(round_up(wanted, HierarchicalSchedule::kAlignment),
+                                      HierarchicalSchedule::kMostBlockBytes);
+  const auto slots = static_cast<size_t>(config.staging_slots);
+  const size_t staged = kMore * slots * usual;  // bytes, whatever the size of a block
+  blocks.slots = static_cast<int>(std::max(slots, staged / blocks.sizes.block_bytes));
+  return blocks;
+}
+
+}  // namespace
+
+size_t BackendFactory::staging_bytes(const std::vector<Rank>& ranks) const {
+  const HostMap hosts = host_map(topology_, ranks);
+  if (hosts.hosts() == 1) {
+    return ShmBackend::bytes_needed(hosts.members(), shm_block_bytes(config_, hosts.members()),
+                                    static_cast<int>(config_.staging_slots));
+  }
+  const HierarchicalBlocks blocks = hierarchical_blocks(config_, hosts);
+  return HierarchicalBackend::bytes_needed(static_cast<int>(topology_.locals_among(ranks).size()),
+                                           blocks.sizes.block_bytes, blocks.slots);
+}
+
+std::unique_ptr<Lane> BackendFactory::open_lane(SetId id, const ProcessSet& set, Segment& staging,
+                                                Feeds feeds) const {
+  std::vector<int> locals = topology_.locals_among(set.ranks);
+  std::vector<EventCount*> wakeups;
+  for (int local : locals) wakeups.push_back(fabric_.wakeups()[static_cast<size_t>(local)]);
+  if (wakeups.size() < set.ranks.size()) {
+    return lane_across_hosts(id, set, staging, feeds, std::move(wakeups));
+  }
+  ShmBackend::Setup setup;
+  setup.member = set.member;
+  setup.members = set.members();
+  setup.memory = staging.data();
+  setup.bytes = staging.size();
+  setup.block_bytes = shm_block_bytes(config_, setup.members);
+  setup.slots = static_cast<int>(config_.staging_slots);
+  setup.wakeups = std::move(wakeups);
+  setup.arenas = fabric_.arenas();
+  setup.locals = std::move(locals);
+  setup.watch = phases_of_(id);
+  return std::make_unique<Lane>(std::make_unique<ShmBackend>(setup));
+}
+
+std::unique_ptr<Lane> BackendFactory::lane_across_hosts(SetId id, const ProcessSet& set,
+                                                        Segment& staging, Feeds feeds,
+                                                        std::vector<EventCount*> wakeups) const {
+  HierarchicalBackend::Setup setup{host_map(topology_, set.ranks)};
+  setup.member = set.member;
+  setup.memory = staging.data();
+  setup.bytes = staging.size();
+  setup.wakeups = std::move(wakeups);
+  setup.wire = fabric_.open_wire()(set.ranks, wire_number(id, feeds));
+  const HierarchicalBlocks blocks = hierarchical_blocks(config_, setup.hosts);
+  setup.sizes = blocks.sizes;
+  setup.sizes.most_chunk = setup.wire->most_bytes();
+  setup.slots = blocks.slots;
+  setup.silence = config_.stall_abort;
+  setup.watch = phases_of_(id);
+  return std::make_unique<Lane>(std::make_unique<HierarchicalBackend>(std::move(setup)));
+}
+
+}  // namespace farandole

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Creates the lane and backend of a process set on host memory (shared-memory or hierarchical backend).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "data/backend/backend.h"
+#include "data/backend/lane.h"
+#include "runtime/calls/process_sets.h"
+#include "runtime/fabric.h"
+
+namespace farandole {
+
+class BackendFactory {
+ public:
+  // `phases_of` returns what records how a set's backend spends its time.
+  BackendFactory(const Config& config, const Topology& topology, const Fabric& fabric,
+                 std::function<PhaseWatch(SetId)> phases_of)
+      : config_(config), topology_(topology), fabric_(fabric), phases_of_(std::move(phases_of)) {}
+
+  // Bytes of shared memory that a set of these ranks needs on this host.
+  size_t staging_bytes(const std::vector<Rank>& ranks) const;
+  // For a set of which this rank is a member; `staging` is the memory that its members share.
+  std::unique_ptr<Lane> open_lane(SetId id, const ProcessSet& set, Segment& staging,
+                                  Feeds feeds) const;
+
+ private:
+  std::unique_ptr<Lane> lane_across_hosts(SetId id, const ProcessSet& set, Segment& staging,
+                                          Feeds feeds, std::vector<EventCount*> wakeups) const;
+
+  const Config& config_;
+  const Topology& topology_;
+  const Fabric& fabric_;
+  const std::function<PhaseWatch(SetId)> phases_of_;
+};
+
+}  // namespace farandole

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/calls/request_checks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string>
+
+#include "base/abi.h"
+#include "base/error.h"
+#include "kernels/kernels.h"
+
+namespace farandole {
+namespace {
+
+constexpr int32_t kMaxDimensions = 64;
+constexpr size_t kMaxName = 4096;
+
+[[noreturn]] void refuse(const Request& request, const std::string& why,
+                         ErrorCode code = ErrorCode::kInvalidArgument) {
+  std::string what = request.name.empty() ? "unnamed" : "'" + request.name + "'";
+  throw Error(code, std::string(name_of(request.signature.op)) + " " + what + ": " + why);
+}
+
+template <class E>
+E checked(const Request& request, int32_t value, int32_t count, const char* what) {
+  if (value < 0 || value >= count) {
+    refuse(request, std::string("unknown ") + what + " " + std::to_string(value));
+  }
+  return static_cast<E>(value);
+}
+
+void check_shape(const Request& request, const Dimensions& shape) {
+  int64_t bytes = static_cast<int64_t>(size_of(request.signature.dtype));
+  for (int64_t n : shape) {
+    if (n < 0) refuse(request, "negative length in shape " + text_of(shape));
+    if (n > 0 && __builtin_mul_overflow(bytes, n, &bytes)) {
+      refuse(request, "shape " + text_of(shape) + " is too large");
+    }
+  }
+  if (request.signature.traits().needs_rows() && shape.empty()) {
+    refuse(request, "a scalar has no first dimension to divide; give it shape (1,)");
+  }
+}
+
+// Ranks may agree on an op that callers compute themselves (`declared`), if they pass no data.
+void check_reduction(const Request& request, bool brings_nothing) {
+  const Signature& s = request.signature;
+  if (!s.traits().reduces()) return;
+  if (s.device != kCpuDevice && !traits_of(s.dtype).reduces_on_gpus()) {
+    refuse(request,
+           std::string(name_of(s.dtype)) +
+               " is not reduced on GPUs; convert it to bfloat16, or reduce a copy on the CPU",
+           ErrorCode::kWrongType);
+  }
+  if (kernels::supports(s.dtype, s.reduce_op)) return;
+  if (traits_of(s.reduce_op).declared && s.op == Op::kAllreduce && brings_nothing) return;
+  refuse(request,
+         std::string(name_of(s.reduce_op)) + " of " + name_of(s.dtype) + " is not defined" +
+             (!traits_of(s.dtype).takes_factors()
+                  ? "; use Max for 'any' and Min for 'all', or convert to int32"
+                  : ""),
+         ErrorCode::kWrongType);
+}
+
+void check_factors(const Request& request) {
+  const Signature& s = request.signature;
+  bool scaled = s.prescale != 1.0 || s.postscale != 1.0;
+  if (scaled && !traits_of(s.dtype).takes_factors()) {
+    refuse(request, std::string(name_of(s.dtype)) + " can't be scaled", ErrorCode::kWrongType);
+  }
+  if (std::isnan(s.prescale) || std::isnan(s.postscale)) {
+    refuse(request, "a factor is NaN: prescale " + std::to_string(s.prescale) + ", postscale " +
+                        std::to_string(s.postscale));
+  }
+}
+
+std::vector<int64_t> splits_of(const Request& request, const farandole_request& raw,
+                               const ProcessSet& set, int64_t rows) {
+  auto members = static_cast<size_t>(set.members());
+  if (raw.n_splits == 0) {
+    if (rows % set.members() != 0) {
+      refuse(request, "without splits the first dimension (" + std::to_string(rows) +
+                          ") must be a multiple of " + std::to_string(set.members()) + " ranks");
+    }
+    return std::vector<int64_t>(members, rows / set.members());
+  }
+  std::vector<int64_t> splits(raw.splits, raw.splits + raw.n_splits);
+  if (splits.size() != members) {
+    refuse(request, "splits has " + std::to_string(splits.size()) + " entries for " +
+                        std::to_string(set.members()) + " ranks");
+  }
+  int64_t sum = 0;
+  for (int64_t n : splits) {
+    if (n < 0 || n > rows - sum) {
+      refuse(request,
+             "splits " + text_of(splits) + " do not fit " + std::to_string(rows) + " rows");
+    }
+    sum += n;
+  }
+  return splits;
+}
+
+// Fills in what a send or receive has instead of the arguments of a collective.
+void check_message(CheckedCall& taken, const ProcessSet& set, Rank own) {
+  Request& request = taken.request;
+  Signature& s = request.signature;
+  Submission& mine = taken.submission;
+  const bool sends = s.traits().end == End::kSender;
+  if (!request.group.empty()) refuse(request, "it can't be one of a group");
+  if (request.peer == own) {
+    refuse(request, "from rank " + std::to_string(own) + " to itself; copy the tensor");
+  }
+  const bool any = request.peer == kAnyRank && !sends;
+  if (!any && set.member_of(request.peer) < 0) {
+    refuse(request,
+           "rank " + std::to_string(request.peer) + " is not among " + text_of_ranks(set.ranks));
+  }
+  if (request.tag < 0) refuse(request, "tag " + std::to_string(request.tag) + " is negative");
+  if (!(sends ? mine.input : mine.output)) refuse(request, "it brings no tensor");
+  if (sends ? mine.output : mine.input) refuse(request, "it has one buffer, not two");
+  s.shape = mine.shape;
+  const int64_t elements = s.elements();
+  s.shape = mine.shape = Dimensions({&elements, 1});  // the two ends may have different shapes
+  s.root = sends ? own : request.peer;
+}
+
+}  // namespace
+
+Request name_of_request(const farandole_request& raw) {
+  Request request;
+  request.set = raw.process_set;
+  if (raw.name) request.name = raw.name;
+  if (raw.op >= 0 && raw.op < kOpCount) request.signature.op = static_cast<Op>(raw.op);
+  if (request.signature.traits().paired()) {
+    request.peer = raw.root;
+    request.tag = raw.tag;
+  }
+  return request;
+}
+
+const ProcessSet& working_set(const Request& request, ProcessSets& sets) {
+  if (is_pair(request.set)) refuse(request, "there is no process set of a negative number");
+  const ProcessSet& set = sets.own(request.set);
+  if (set.joined()) refuse(request, "this rank has joined; wait for join() to return");
+  return set;
+}
+
+CheckedCall check_request(const farandole_request& raw, ProcessSets& sets, Rank own) {
+  CheckedCall taken;
+  Request& request = taken.request = name_of_request(raw);
+  Signature& s = request.signature;
+  s.op = checked<Op>(request, raw.op, kOpCount, "operation");
+  s.reduce_op = checked<ReduceOp>(request, raw.reduce_op, kReduceOpCount, "reduce op");
+  s.dtype = checked<DType>(request, raw.dtype, kDTypeCount, "dtype");
+  const CollectiveTraits& traits = s.traits();
+  const ProcessSet& set = working_set(request, sets);
+  if (raw.device < kCpuDevice) refuse(request, "no such device");
+  s.device = raw.device == kCpuDevice ? kCpuDevice : kAnyGpu;
+  if (request.name.size() > kMaxName) refuse(request, "the name is longer than 4096 bytes");
+  if (raw.ndim < 0 || (traits.moves_bytes() && raw.ndim > kMaxDimensions)) {
+    refuse(request, "more than 64 dimensions");
+  }
+  if (traits.changes_sets && request.set != kWorldSet) {
+    refuse(request, "that is up to the whole world");
+  }
+
+  Submission& mine = taken.submission;
+  mine.shape = Dimensions({raw.shape, static_cast<size_t>(raw.ndim)});
+  mine.input = static_cast<const std::byte*>(raw.input);
+  mine.output = static_cast<std::byte*>(raw.output);
+  mine.device = raw.device;
+  mine.stream = raw.stream;
+  s.group_size = raw.group || traits.smallest_group() < 1 ? raw.group_size : 1;
+  if (raw.group) request.group = raw.group;
+  if (raw.group && raw.group_size < 1) refuse(request, "a group needs at least one member");
+  s.root = traits.root == Root::kNone ? -1 : raw.root;
+  if (traits.reduces()) {
+    s.prescale = raw.prescale;
+    s.postscale = raw.postscale;
+  } else {
+    s.reduce_op = ReduceOp::kSum;
+  }
+
+  s.window_range = {raw.window, 0, raw.place};
+  if (raw.window != 0 && (!traits.windowed || raw.device < 0)) {
+    refuse(request, "only allreduce of a tensor on a GPU has a place in a window");
+  }
+
+  if (!traits.moves_bytes()) {
+    s.shape = mine.shape;
+    if (traits.changes_sets && raw.group && std::ranges::count(s.shape, own) == 0) {
+      refuse(request, "rank " + std::to_string(own) + " is not among " + text_of(s.shape));
+    }
+    return taken;
+  }
+  check_shape(request, mine.shape);
+  check_reduction(request, !mine.input);
+  check_factors(request);
+  if (traits.paired()) {
+    check_message(taken, set, own);
+    return taken;
+  }
+  if (traits.rooted() && set.member_of(s.root) < 0) {
+    refuse(request,
+           "root rank " + std::to_string(s.root) + " is not among " + text_of_ranks(set.ranks));
+  }
+  if (traits.rooted() && s.root == own && !mine.input) {
+    refuse(request, "the root brings no tensor");
+  }
+  s.shape = mine.shape;
+  if (traits.ragged()) s.shape[0] = -1;
+  if (traits.splits() && brings_input(s, own)) {
+    mine.splits = splits_of(request, raw, set, mine.shape[0]);
+  }
+  return taken;
+}
+
+void check_buffers(const Request& request, const Submission& mine, const ProcessSet& set) {
+  const Signature& s = request.signature;
+  const CollectiveTraits& traits = s.traits();
+  if (!traits.moves_bytes() || !mine.input || !mine.output) return;
+  if (traits.splits() && mine.splits.empty()) return;  // this input is not read
+  if (traits.in_place() && mine.input == mine.output) return;
+  const int64_t rows = mine.shape.empty() ? 1 : mine.shape[0];
+  int64_t result_rows = rows;  // the least possible
+  if (traits.rows == Rows::kKept) {
+    result_rows = rows / set.members() + (set.member < rows % set.members() ? 1 : 0);
+  } else if (traits.rows == Rows::kPairs) {
+    result_rows = mine.splits[static_cast<size_t>(set.member)];
+  }
+  const size_t row = s.row_bytes();
+  const std::byte* const input_end = mine.input + static_cast<size_t>(rows) * row;
+  const std::byte* const output_end = mine.output + static_cast<size_t>(result_rows) * row;
+  if (mine.input >= output_end || mine.output >= input_end) return;
+  // allgather: a rank's input may already lie at its place in the result.
+  if (traits.rows == Rows::kBrought && mine.input > mine.output) return;
+  refuse(request, traits.in_place()
+                      ? "input and output overlap in part; give one buffer for both, or two apart"
+                      : "input and output overlap; it needs two buffers that are apart");
+}
+
+Contribution contribution_of(const Request& request, const Submission& mine, Rank own) {
+  const Signature& s = request.signature;
+  Contribution given;
+  given.has_input = mine.input && brings_input(s, own);
+  if (s.traits().ragged()) given.rows = given.has_input ? mine.shape[0] : 0;
+  if (!given.has_input) return given;
+  given.splits = mine.splits;
+  if (s.device != kCpuDevice) return given;  // no payload: the host can't read it
+  if (!s.traits().rides_along) return given;
+  size_t bytes = std::accumulate(mine.shape.begin(), mine.shape.end(), size_of(s.dtype),
+                                 [](size_t a, int64_t n) { return a * static_cast<size_t>(n); });
+  given.has_payload = bytes <= kTinyBytes;
+  if (given.has_payload) given.payload = {mine.input, bytes};
+  return given;
+}
+
+}  // namespace farandole

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/local_endpoint.h"
+
+#include <chrono>
+#include <utility>
+
+#include "base/error.h"
+#include "base/logging.h"
+
+namespace farandole {
+
+LocalEndpoint::LocalEndpoint(Config its_config, StackSource its_stacks,
+                             std::shared_ptr<Arena> its_arena)
+    : config(std::move(its_config)),
+      key(random_key()),
+      listener(key),
+      hosts(),
+      stacks(its_stacks),
+      arena(std::move(its_arena)) {}
+
+Rank LocalEndpoint::probe(Rank own, const std::vector<Rank>& node,
+                          std::span<const PeerInfo> peer_infos) {
+  constexpr std::chrono::seconds kPatience{5};
+  const Rank leader = nearest_leader(own, node, peer_infos);
+  if (leader == own) return own;
+  const PeerInfo& peer_info = peer_infos[static_cast<size_t>(leader)];
+  try {
+    to_leader = std::make_unique<UnixSocket>(
+        UnixSocket::connect(peer_info.listener, peer_info.key, Deadline::in(kPatience)));
+    return leader;
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, "rank " + std::to_string(own) + " shares no memory with rank " +
+                                std::to_string(leader) + " on the same host: " + error.what());
+    return own;
+  }
+}
+
+}  // namespace farandole

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a rank opens before the bootstrap: its settings, key, listening sockets and arena.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/config.h"
+#include "control/bootstrap/peer_info.h"
+#include "lib/ipc/arena.h"
+#include "watch/stack_reporter.h"
+
+namespace farandole {
+
+struct LocalEndpoint {
+  Config config;
+  JobKey key;
+  UnixListener listener;
+  TcpListener hosts;
+  StackSource stacks;
+  std::shared_ptr<Arena> arena;  // shared with peers; arrays in it may outlive the job
+  std::unique_ptr<UnixSocket> to_leader;
+  explicit LocalEndpoint(Config its_config, StackSource its_stacks = {},
+                         std::shared_ptr<Arena> its_arena = std::make_shared<Arena>());
+  // The leader of the host that this rank belongs to: the lowest rank whose socket it can reach, or itself.
+  // `node`: by rank, the lowest rank of its host according to MPI.
+  Rank probe(Rank own, const std::vector<Rank>& node, std::span<const PeerInfo> peer_infos);
+  ByteString peer_info() const {
+    return own_peer_info(config, listener, hosts.address(), key).encode();
+  }
+};
+
+}  // namespace farandole

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reports what this process is doing when others wait for it: Python's stacks, and what the kernel knows of
+// its threads. Works even if the main thread is stuck in native code.
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace farandole {
+
+// How to get Python's stacks: on `signal`, Python writes them to a pipe, whose non-blocking reading end is
+// `pipe`. Belongs to the process for its whole life.
+struct StackSource {
+  int signal = 0;  // 0: none
+  int pipe = -1;
+  std::vector<std::string> own_folders;  // whose frames are left out on top of a stack
+};
+
+// The highest real-time signal that has no handler; 0: none is free.
+int free_signal();
+
+// Gives a signal without handler an empty one. Python's handler replaces it and restores it on exit, so that
+// a late signal does not end the process.
+void make_harmless(int signal);
+
+class StackReporter {
+ public:
+  explicit StackReporter(StackSource source) : source_(std::move(source)) {}
+  ~StackReporter();
+  StackReporter(const StackReporter&) = delete;
+  StackReporter& operator=(const StackReporter&) = delete;
+
+  // Any thread; returns at once. Calls `tell` on another thread, in about a second, with at most 4 KB; does
+  // nothing if a report is being made.
+  void ask(std::function<void(std::string)> tell);
+
+ private:
+  const StackSource source_;
+  std::mutex mutex_;
+  bool busy_ = false;
+  std::thread thread_;
+};
+
+}  // namespace farandole
