@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allreduce for data-parallel training under mpirun: the framework-neutral calls.
 
-`import farandole.torch as hvd` is what a Horovod user changes; `farandole.numpy` does without any
-framework; the calls here take arrays of every kind and return the kind they got.
+Horovod users change one line: `import farandole.torch as hvd`; `farandole.numpy` needs no
+framework. The calls here take arrays of every kind and return arrays of the same kind.
 """
 
 from farandole._library import lib, text
@@ -32,6 +32,7 @@ from farandole.features import (
 )
 from farandole.joining import join
 from farandole.launch.function import run
+from farandole.messages import recv, recv_async, send, send_async
 from farandole.objects import allgather_object, broadcast_object
 from farandole.observe.metrics import Histogram, Metrics, Straggler, log_metrics, metrics
 from farandole.observe.timeline import start_timeline, stop_timeline
@@ -69,6 +70,7 @@ from farandole.ops import (
     reducescatter,
     reducescatter_async,
 )
+from farandole.parameter_server import ParameterServer
 from farandole.process_sets import (
     ProcessSet,
     add_process_set,
@@ -100,6 +102,7 @@ __all__ = [
     "Metrics",
     "Min",
     "MismatchError",
+    "ParameterServer",
     "PeerError",
     "ProcessSet",
     "Product",
@@ -161,6 +164,8 @@ __all__ = [
     "mpi_threads_supported",
     "nccl_built",
     "rank",
+    "recv",
+    "recv_async",
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
@@ -168,8 +173,15 @@ __all__ = [
     "run",
     "scatter",
     "scatter_async",
+    "send",
+    "send_async",
     "shutdown",
     "size",
     "start_timeline",
     "stop_timeline",
 ]
+
+
+def __dir__() -> list[str]:
+    """What is public."""
+    return sorted(__all__)

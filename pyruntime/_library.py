@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door to the C core: libfarandole.so, read through cffi by its own header."""
+"""Loads the C core, libfarandole.so, through cffi; all other modules call the core by this one, on
+any thread."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _HEADER = _FOLDER / "farandole.h"
 
 
 def _load() -> tuple[Any, Any]:
-    """Opens the library. Raises ImportError with the reason and the remedy, never half loaded."""
+    """Opens the library. Raises ImportError with the reason and the remedy."""
     ffi = cffi.FFI()
     try:
         ffi.cdef(_HEADER.read_text())
@@ -41,15 +42,21 @@ def text(pointer: Any) -> str:
     return ffi.string(pointer).decode(errors="replace")  # type: ignore[no-any-return]
 
 
-def error(code: int) -> Exception:
-    """The typed exception for a C error code, with this thread's farandole_error() text."""
-    reason = from_code(code, text(lib.farandole_error()))
+def error(code: int, what: str = "") -> Exception:
+    """The typed exception for a C error code, with this thread's farandole_error() text.
+
+    `what`: the call that ended so, for failures of the whole job, which don't name it.
+    """
+    said = text(lib.farandole_error())
+    if what and lib.farandole_broken():
+        said = f"{what}: {said}"
+    reason = from_code(code, said)
     reason._of_core = True  # type: ignore[attr-defined]
     return reason
 
 
 def is_of_core(reason: Exception) -> bool:
-    """Whether error() has made it."""
+    """Whether error() made this exception."""
     return getattr(reason, "_of_core", False)
 
 
@@ -60,7 +67,7 @@ def check(code: int) -> None:
 
 
 def check_count(value: int) -> int:
-    """`value`, or the typed exception where the core answered -code."""
+    """Returns `value`; raises the typed exception if it is negative, the core's -code."""
     if value < 0:
         raise error(-value)
     return value

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adasum (Maleki et al., 2020): sums of parallel vectors become means, orthogonal ones stay sums.
+For allreduce with op=Adasum; a thread of its own does each call's work.
 
 Adasum(a, b) = (1 - a.b / 2a.a) a + (1 - a.b / 2b.b) b, along a binary tree whose leaves are the
 ranks in their order. Every node is a linear combination of the ranks' tensors, and its coefficients
-follow from the tensors' dot products alone. So each rank takes the dot products of one stripe of
-all tensors, one small sum makes them whole, and one sum of scaled tensors gives the result.
+depend only on the tensors' dot products. So each rank takes the dot products of one stripe of
+all tensors, a small allreduce adds them up, and an allreduce of scaled tensors gives the result.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from math import prod
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -18,14 +20,12 @@ import numpy as np
 
 from farandole import adasum_gpu, exchange, ops
 from farandole._library import check, ffi, lib
-from farandole.arrays.buffers import DTYPES, Buffer, dtype_of
+from farandole.arrays.buffers import DTYPES, Buffer, check_apart, dtype_of
 from farandole.arrays.cuda_array import CudaArray
 from farandole.calls.handles import Handle, stall
 from farandole.calls.requests import Call, Op, count_unnamed, submit
 from farandole.errors import FarandoleError
-from farandole.process_sets import ProcessSet, set_id
-
-__all__ = ["adasum_async", "coefficients"]
+from farandole.members import ProcessSet, set_id
 
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -33,7 +33,7 @@ Float64 = np.ndarray[Any, np.dtype[np.float64]]
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _COLUMNS = 1 << 16  # elements of each rank whose dot products are taken at once, in float64
-_LABELS = 256  # of unnamed calls, which come around again
+_LABELS = 256  # labels of unnamed calls, used in turn
 _ROUNDING = 64 * np.finfo(np.float64).eps
 
 
@@ -60,11 +60,13 @@ def adasum_async(
                 "it, or take another op"
             )
     results, outputs = list(tensors), inputs
-    if not in_place:
+    if in_place:
+        check_apart(inputs)
+    else:
         results, outputs = ops.new_results(kinds, tensors, inputs)
     call = Call(Op.ALLREDUCE, name, number, ops.Adasum)
     label = f"Adasum of {name}" if name else f"unnamed Adasum {count_unnamed(number) % _LABELS}"
-    # Nobody brings data to the declaration: it only makes sure that all ranks mean the same.
+    # This call carries no data: it only checks that all ranks make the same request.
     bare = [Buffer(0, buffer.dtype, buffer.shape, None) for buffer in inputs]
     declared = Handle(submit(call, bare), lambda _: None, str(call))
 
@@ -83,9 +85,9 @@ def adasum_async(
 
 
 class _Working(Handle[list[T]]):
-    """A handle of work in several rounds, which a thread of its own goes through.
+    """A handle of work in several rounds, done by a separate thread.
 
-    So rounds of several calls go on whatever order their handles are waited for in.
+    So the rounds of several calls proceed in whatever order their handles are waited for.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class _Working(Handle[list[T]]):
         what: str,
         timeout: float | None,
     ) -> None:
-        """`order` lets the stream of who waits for the work come after it."""
+        """`order` makes the waiting caller's stream wait for the work."""
         super().__init__(ffi.new("int64_t[]", 0), lambda _: self._results, what, timeout)
         self._order = order
         self._results: list[T] = []
@@ -141,7 +143,7 @@ def _combine(
     assert own is not None
     grams = _dot_products([_flat(buffer) for buffer in inputs], label, process_set)
     scaled: list[Array | CudaArray] = []
-    with np.errstate(all="ignore"):  # infinities and NaN travel on into the result
+    with np.errstate(all="ignore"):  # infinities and NaN pass into the result
         for source, target, gram in zip(inputs, outputs, grams, strict=True):
             scaled.append(_scaled(source, coefficients(gram)[own], target))
         ops.grouped_allreduce_(
@@ -167,11 +169,11 @@ def _dot_products(tensors: list[Array | CudaArray], label: str, process_set: Pro
         name = f"{label}.stripes.{i}"
         handles.append(exchange.alltoall_async(flat, splits, name=name, process_set=process_set))
     sums = np.zeros(len(tensors) * members**2 + 1)
-    sums[-1] = 1.0  # counts the members that take part
+    sums[-1] = 1.0  # the sum counts the members that take part
     grams: Float64 = sums[:-1].reshape(len(tensors), members, members)
     for gram, handle in zip(grams, handles, strict=True):
         stripes, rows = handle.wait()
-        if stripes.shape[0] == rows[0] * members:  # else some have joined, as the count will say
+        if stripes.shape[0] == rows[0] * members:  # else some have joined, and the count shows it
             gram[:] = _gram(stripes, members)
     ops.allreduce_(sums, op=ops.Sum, name=f"{label}.dots", process_set=process_set)
     if sums[-1] != members:
@@ -197,7 +199,7 @@ def _gram(stripes: Array | CudaArray, members: int) -> Float64:
 def coefficients(gram: Float64) -> Float64:
     """(p,): the Adasum of p vectors is their sum with these factors; `gram` (p, p) = their dots.
 
-    Neighbours are combined first; p that is no power of two is divided at the largest one below.
+    Neighbours are combined first; p is divided at the largest power of two below it.
     """
     return _node(gram, 0, len(gram))
 
@@ -214,13 +216,13 @@ def _node(gram: Float64, begin: int, end: int) -> Float64:
 
 
 def _share(dot: Any, v: Float64, gram: Float64) -> float:
-    """dot / 2|v|^2; 0 for a vector that is zero, or rounding is all that is left of it."""
+    """dot / 2|v|^2; 0 for a vector that is zero or consists of rounding errors only."""
     square = float(v @ gram @ v)
     largest = float(np.abs(v) @ np.abs(gram) @ np.abs(v))
     return 0.0 if square <= _ROUNDING * largest else float(dot) / (2 * square)
 
 
-# ---- memory as NumPy sees it, or as the core's on a GPU
+# ---- memory: NumPy's view of it, or the core's arrays on a GPU
 
 
 def _flat(buffer: Buffer) -> Array | CudaArray:
@@ -228,10 +230,10 @@ def _flat(buffer: Buffer) -> Array | CudaArray:
 
 
 def _scaled(source: Buffer, factor: float, target: Buffer) -> Array | CudaArray:
-    """The source times a factor: in the target's memory, but 16-bit floats in new float32's."""
+    """The source times a factor, in the target's memory; 16-bit floats in new float32 memory."""
     if source.device >= 0:
         return adasum_gpu.scaled(source, factor, target)
-    x, y = _values(source), _raw(target)
+    x, y = _widened(_raw(source)), _raw(target)
     wide = y if y.dtype == x.dtype else np.empty_like(x)
     np.multiply(x, factor, out=wide, casting="same_kind")
     return wide
@@ -253,16 +255,11 @@ class _Bytes:
 def _raw(buffer: Buffer) -> Array:
     """The buffer's memory as a flat array; bfloat16 as its bits, in uint16."""
     dtype = dtype_of(buffer.dtype)
-    size = int(np.prod(buffer.shape, dtype=np.int64)) * dtype.itemsize
-    return np.asarray(_Bytes(buffer, size)).view(dtype)
-
-
-def _values(buffer: Buffer) -> Array:
-    """The buffer's numbers: 16-bit ones as float32."""
-    return _widened(_raw(buffer))
+    return np.asarray(_Bytes(buffer, prod(buffer.shape) * dtype.itemsize)).view(dtype)
 
 
 def _widened(raw: Array) -> Array:
+    """The numbers: 16-bit ones as float32."""
     if raw.dtype == np.uint16:
         bits: Array = raw.astype(np.uint32) << np.uint32(16)
         return bits.view(np.float32)

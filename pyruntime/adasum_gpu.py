@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adasum's arithmetic on a GPU: dot products and scaled copies, by the core's kernels."""
+"""Adasum's arithmetic on a GPU, by the core's kernels: dot products and scaled copies. For
+adasum.py, on its thread."""
 
 from __future__ import annotations
 
@@ -12,15 +13,13 @@ from farandole._library import check, ffi, lib
 from farandole.arrays.buffers import DTYPES, Buffer
 from farandole.arrays.cuda_array import CudaArray
 
-__all__ = ["gram", "scaled", "store"]
-
 _FLOAT32 = DTYPES.index("float32")
 _SMALL = ("float16", "bfloat16")  # added in float32
 _Float64 = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def gram(stripes: CudaArray, members: int) -> _Float64:
-    """(members, members) dot products of the rows of (members * n,), in float64; blocks."""
+    """(members, members) dot products of the rows of (members * n,), in float64; it waits."""
     dots = np.zeros((members, members))
     elements = stripes.shape[0] // members
     if elements > 0:
@@ -35,7 +34,7 @@ def gram(stripes: CudaArray, members: int) -> _Float64:
 
 
 def scaled(source: Buffer, factor: float, target: Buffer) -> CudaArray:
-    """The flat source times a factor, in the target's memory; 16-bit floats in new float32's."""
+    """The flat source times a factor, in the target's memory; 16-bit floats as new float32."""
     wide = CudaArray.over(target)
     if DTYPES[source.dtype] in _SMALL:
         count = prod(source.shape)

@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings: every variable the runtime reads, from the core's one table."""
+"""The settings: every variable that the runtime reads, from the core's table. For users, and for
+the modules that need one."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from farandole._library import check_count, ffi, lib, text
 
-__all__ = ["Variable", "config"]
+# What horovodrun and its kind tell the processes that they start: no settings.
+_OF_LAUNCHERS = {
+    *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+    *("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "FARANDOLE_RUN_KEY"),
+}
 
 
 @dataclass(frozen=True)
@@ -18,13 +25,62 @@ class Variable:
     alias: str  # the HOROVOD_ name of the same meaning, or ""
     default: str
     meaning: str
-    value: str  # in force now
+    value: str  # the value in force
     job_wide: bool  # rank 0's value holds for all ranks
     source: str  # of the value: "default", "tuning file", "environment" or "rank 0"
 
+    @property
+    def unit(self) -> str:
+        """Of the value: "bytes", "seconds", "microseconds", or "" where it has none."""
+        first = self.meaning.split()[0]
+        if self.default[:-1].isdecimal() and self.default[-1] in "KMG":
+            return "bytes"
+        return first if first in ("seconds", "microseconds") else ""
+
+
+def _nearest(name: str, variables: Sequence[Variable]) -> str:
+    """The name among these that resembles `name`; "" if none does."""
+    known = {_short(text): v.name for v in variables for text in (v.alias, v.name) if text}
+    found = difflib.get_close_matches(_short(name.upper()), known, n=1, cutoff=0.75)
+    return known[found[0]] if found else ""
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("FARANDOLE_").removeprefix("HOROVOD_")
+
+
+def without_effect(environment: Mapping[str, str]) -> str:
+    """A warning about names of ours or Horovod's that nothing here reads; "" if there is none."""
+    variables = config()
+    known = {v.name for v in variables} | {v.alias for v in variables} | _OF_LAUNCHERS
+    texts = []
+    for name in sorted(environment):
+        if name in known or not name.startswith(("FARANDOLE_", "HOROVOD_")):
+            continue
+        if name.startswith("FARANDOLE_TEST_"):  # of this project's own tests
+            continue
+        near = _nearest(name, variables)
+        texts.append(f"{name} (did you mean {near}?)" if near else name)
+    if not texts:
+        return ""
+    return (
+        f"variables without effect: {', '.join(texts)}; `farandole config` lists those that have "
+        "one"
+    )
+
+
+def setting(name: str) -> str:
+    """The value in force of one variable."""
+    return next(variable.value for variable in config() if variable.name == name)
+
 
 def config() -> list[Variable]:
-    """All variables with default, meaning and the value in force. Works before init() too."""
+    """All variables with default, meaning and the value in force. Works before init() too.
+
+    Examples:
+        >>> {v.name: v.default for v in hvd.config()}["FARANDOLE_STALL_WARN"]
+        '10'
+    """
     count = check_count(lib.farandole_variables(ffi.NULL, 0))
     rows = ffi.new("farandole_variable[]", count)
     check_count(lib.farandole_variables(rows, count))

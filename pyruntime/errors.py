@@ -1,23 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error classes. Each code of the C core is one class; the text comes from the core."""
+"""The error classes, for users and all modules. Each code of the C core is one class; the text
+comes from the core."""
 
 from __future__ import annotations
 
-__all__ = [
-    "FarandoleError",
-    "HorovodVersionMismatchError",
-    "HostsUpdatedInterrupt",
-    "LibraryError",
-    "MismatchError",
-    "PeerError",
-    "ShutdownError",
-    "StallError",
-    "from_code",
-]
+import contextlib
+import re
+from collections.abc import Iterable, Iterator
 
 
 class FarandoleError(RuntimeError):
-    """Any failure of the runtime; the classes below say which."""
+    """Any failure of the runtime; subclasses tell the kind."""
 
 
 class MismatchError(FarandoleError):
@@ -31,7 +24,7 @@ class PeerError(FarandoleError):
 class StallError(FarandoleError):
     """A deadline passed: the text names the tensor and what is missing."""
 
-    under_way = False  # True: a `timeout=` passed; the call goes on and may be waited for again
+    under_way = False  # True: a `timeout=` passed; the call continues and may be waited for again
 
 
 class ShutdownError(FarandoleError):
@@ -39,20 +32,25 @@ class ShutdownError(FarandoleError):
 
 
 class LibraryError(FarandoleError):
-    """MPI, NCCL, CUDA or the operating system failed: the text names the call and its answer."""
+    """MPI, NCCL, CUDA or the operating system failed: the text names the call and its error."""
+
+
+# Errors after which elastic training may go on; not the program's own, such as MismatchError.
+RETRIED = (PeerError, StallError, LibraryError)
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts come or go: not a failure, but the end of this round of elastic training."""
+    """Hosts were added or removed: ends the current attempt of elastic training. No failure."""
 
-    def __init__(self, skip_sync: bool = False) -> None:
-        """`skip_sync`: nobody is new, so nobody needs the others' state."""
+    def __init__(self, skip_sync: bool = False, leaving: bool = False) -> None:
+        """`skip_sync`: no rank is new, so no rank needs the others' state. `leaving`: all ranks end
+        here, and training goes on in other processes or not at all."""
         super().__init__("the hosts of the job change")
-        self.skip_sync = skip_sync
+        self.skip_sync, self.leaving = skip_sync, leaving
 
 
 class HorovodVersionMismatchError(ImportError):
-    """Never raised: nothing here is built for one version of a framework. Scripts catch it."""
+    """Never raised: nothing here is built for one framework version. For scripts that catch it."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(f"built for {name} {version}, but {installed_version} is installed")
@@ -72,7 +70,40 @@ _CLASSES: tuple[type[Exception], ...] = (
 )
 
 
+def ranks_text(ranks: Iterable[int]) -> str:
+    """`rank 3` or `ranks 0, 3`, for error texts."""
+    found = sorted(ranks)
+    return ("rank " if len(found) == 1 else "ranks ") + ", ".join(map(str, found))
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 rank` or `3 ranks`, for texts."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def from_code(code: int, text: str) -> Exception:
     """The exception for a C error code; unknown codes become FarandoleError."""
     kind = _CLASSES[code - 1] if 1 <= code <= len(_CLASSES) else FarandoleError
     return kind(text)
+
+
+_NAMED = {kind.__name__: kind for kind in _CLASSES}
+_OURS = [name for name, kind in _NAMED.items() if issubclass(kind, FarandoleError)]
+# One of them and its text within an error of a framework, which may append a traceback. An error of
+# Python's own classes may be another's.
+_TOLD = re.compile(
+    rf"(?:farandole\.(ValueError|TypeError)|\b({'|'.join(_OURS)})): (.*?)(?=\s+Traceback \(|\Z)",
+    re.DOTALL,
+)
+
+
+@contextlib.contextmanager
+def retyped(framework: type[Exception]) -> Iterator[None]:
+    """Within it, an error of a framework's class that tells one of ours is raised as that one."""
+    try:
+        yield
+    except framework as reason:
+        found = _TOLD.search(str(reason))
+        if not found:
+            raise
+        raise _NAMED[found[1] or found[2]](found[3]) from reason

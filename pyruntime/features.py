@@ -1,74 +1,112 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this build and this run can do, by the questions that Horovod's scripts ask."""
+"""Horovod's questions about this build and this run, such as nccl_built(). Public calls."""
 
 from __future__ import annotations
 
-from farandole.gpu_libraries import cards, nccl_version
+from farandole.installed import cards, nccl_version
 from farandole.runtime import met_by
+from farandole.start.living import Living
 from farandole.start.mpi_ranks import Mpi
-
-__all__ = [
-    "ccl_built",
-    "cuda_built",
-    "ddl_built",
-    "gloo_built",
-    "gloo_enabled",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rocm_built",
-]
 
 
 def mpi_enabled() -> bool:
-    """Whether the ranks met through MPI. Never raises."""
-    return isinstance(met_by(), Mpi)
+    """Whether the ranks found each other through MPI. Never raises.
+
+    Examples:
+        >>> hvd.mpi_enabled() or hvd.size() == 1
+        True
+    """
+    return isinstance(met_by(), (Mpi, Living))
 
 
 def mpi_threads_supported() -> bool:
-    """Whether several threads may call MPI. ValueError where MPI is not in use."""
+    """Whether several threads may call MPI. ValueError where MPI is not in use.
+
+    Examples:
+        >>> not hvd.mpi_enabled() or hvd.mpi_threads_supported()
+        True
+    """
     job = met_by()
-    if not isinstance(job, Mpi):
+    if not isinstance(job, (Mpi, Living)):
         raise ValueError("MPI is not in use: not initialised, or started without MPI")
     return job.threads_supported()
 
 
 def mpi_built() -> bool:
-    """True: MPI is found at run time."""
+    """True: MPI is found at run time.
+
+    Examples:
+        >>> hvd.mpi_built()
+        True
+    """
     return True
 
 
 def gloo_enabled() -> bool:
-    """False: farandole has a host plane of its own."""
+    """False: farandole has a shared-memory backend of its own.
+
+    Examples:
+        >>> hvd.gloo_enabled()
+        False
+    """
     return False
 
 
 def gloo_built() -> bool:
-    """False: farandole has a host plane of its own."""
+    """False: farandole has a shared-memory backend of its own.
+
+    Examples:
+        >>> hvd.gloo_built()
+        False
+    """
     return False
 
 
 def nccl_built() -> int:
-    """NCCL's version code (22707 for 2.27.7), as found at run time; 0 without a GPU or NCCL."""
+    """NCCL's version code (22707 for 2.27.7), as found at run time; 0 without a GPU or NCCL.
+
+    Examples:
+        >>> hvd.nccl_built() == 0 or hvd.cuda_built()
+        True
+    """
     return nccl_version() if cards() else 0
 
 
 def cuda_built() -> bool:
-    """Whether there is a GPU here whose memory is reduced: the driver is found at run time."""
+    """Whether a GPU can be used here; the driver is found at run time.
+
+    Examples:
+        >>> hvd.cuda_built() in (True, False)
+        True
+    """
     return cards() > 0
 
 
 def rocm_built() -> bool:
-    """False: there is no ROCm plane."""
+    """False: there is no ROCm backend.
+
+    Examples:
+        >>> hvd.rocm_built()
+        False
+    """
     return False
 
 
 def ddl_built() -> bool:
-    """False: IBM DDL is not supported."""
+    """False: IBM DDL is not supported.
+
+    Examples:
+        >>> hvd.ddl_built()
+        False
+    """
     return False
 
 
 def ccl_built() -> bool:
-    """False: oneCCL is not used."""
+    """False: oneCCL is not used.
+
+    Examples:
+        >>> hvd.ccl_built()
+        False
+    """
     return False

@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed beside farandole, for `farandole check` and `farandole doctor`."""
+"""What is installed beside farandole: packages, MPI, and GPU libraries, found as the core finds
+them. For `farandole check` and `farandole doctor`, Horovod's questions and init()."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib.metadata
 import importlib.util
+import itertools
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from farandole.start.bootstrap import promised_ranks
-
-__all__ = ["mpi_library", "nvidia_folders", "version"]
+from farandole.config import setting
+from farandole.start.launchers import promised_ranks
 
 
 def version(package: str) -> str:
@@ -22,9 +28,9 @@ def version(package: str) -> str:
 
 
 def mpi_library() -> str:
-    """What the MPI that mpi4py loads calls itself. Raises ImportError or RuntimeError without one.
+    """Version text of the MPI that mpi4py loads. Raises ImportError or RuntimeError without one.
 
-    Starts no MPI job where no launcher has begun one: this is a look only.
+    Does not start MPI unless a launcher has started this process.
     """
     import mpi4py
 
@@ -36,7 +42,53 @@ def mpi_library() -> str:
 
 
 def nvidia_folders() -> list[str]:
-    """Where NVIDIA's wheels have their libraries, if they are installed."""
+    """The library folders of NVIDIA's wheels, if they are installed."""
     found = importlib.util.find_spec("nvidia")
     places = (found and found.submodule_search_locations) or ()
     return [str(path) for place in places for path in sorted(Path(place).glob("*/lib"))]
+
+
+def open_library(variable: str, names: Sequence[str]) -> tuple[Any, str]:
+    """(the library, its file): the variable's, else one that this process has loaded, of NVIDIA's
+    wheels, of the loader; (None, "") if there is none."""
+    chosen = setting(variable)
+    paths = [Path(folder, name) for name in names for folder in nvidia_folders()]
+    places = [chosen] if chosen else [*(str(p) for p in paths if p.exists()), *names]
+    for mode in (os.RTLD_NOW | os.RTLD_NOLOAD, os.RTLD_NOW):
+        for place in places:
+            with contextlib.suppress(OSError):
+                return ctypes.CDLL(place, mode), _file_of(Path(place).name.split(".so")[0])
+    return None, ""
+
+
+def mapped(name: str) -> list[str]:
+    """Files called name.so... that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = {line.split(maxsplit=5)[5] for line in lines if f"/{name}.so" in line}
+    return sorted(paths)
+
+
+def _file_of(name: str) -> str:
+    return ", ".join(mapped(name)) or name
+
+
+def number_of(function: Any) -> int:
+    """What `int function(int*)` writes; 0 if it fails."""
+    number = ctypes.c_int(0)
+    return number.value if function(ctypes.byref(number)) == 0 else 0
+
+
+def cards() -> int:
+    """How many GPUs this process can use."""
+    cuda, _ = open_library("FARANDOLE_CUDA_LIBRARY", ["libcuda.so.1"])
+    if cuda is None or cuda.cuInit(0) != 0:
+        return 0
+    device = ctypes.c_int(0)
+    known = (cuda.cuDeviceGet(ctypes.byref(device), i) == 0 for i in itertools.count())
+    return sum(itertools.takewhile(bool, known))
+
+
+def nccl_version() -> int:
+    """NCCL's version code, 22707 for 2.27.7; 0 where there is none."""
+    nccl, _ = open_library("FARANDOLE_NCCL_LIBRARY", ["libnccl.so.2"])
+    return number_of(nccl.ncclGetVersion) if nccl is not None else 0

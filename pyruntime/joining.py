@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""join(): how ranks that are out of data wait for the others."""
+"""join(): how ranks that are out of data wait for the others. A public call."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
 
-from farandole.calls.door import collective_then
 from farandole.calls.handles import Handle, value_of
+from farandole.calls.public_call import collective_then
 from farandole.calls.requests import NOTHING, Call, Op, note_join, refuse_all, submit
 from farandole.members import ProcessSet, global_process_set, set_id
-
-__all__ = ["join"]
 
 
 def _start(call: Call, timeout: float | None) -> Handle[int]:
@@ -21,9 +19,9 @@ def _start(call: Call, timeout: float | None) -> Handle[int]:
 
 
 def _join_in_vain(calls: list[Call], reason: Exception) -> None:
-    """Joins, since that is how the others hear what was wrong with this rank's join().
+    """Joins with an error, so that the other ranks get the error of this rank's join().
 
-    Not where they may wait in several sets: in the wrong one it would wait for them in vain.
+    Not if several sets are possible: in the wrong one this rank would wait forever.
     """
     if len(calls) == 1:
         refuse_all(calls, reason)
@@ -38,10 +36,13 @@ def join(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Callable[[], int]:
-    """Says that this rank is out of data and blocks until all members are: the last one's rank.
+    """Waits, out of data, until all members have joined; returns the last one's rank.
 
-    Meanwhile it contributes the identity to the others' reductions. `device` is accepted for
-    Horovod's sake; the runtime needs none. A wrong argument on one rank is an error on all members,
-    once all of them have joined.
+    Meanwhile this rank contributes the identity to the others' reductions: zeros to sums, ones to
+    products. A wrong argument on one rank is an error on all members, once all have joined.
+
+    Examples:
+        >>> hvd.join()
+        0
     """
     return _start(Call(Op.JOIN, process_set=set_id(process_set)), timeout).wait

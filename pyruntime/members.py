@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks are in a process set. Those of the world make and remove them: process_sets."""
+"""Which ranks are in a process set. For all that takes one; sets are made and removed in
+process_sets.py."""
 
 from __future__ import annotations
 
@@ -9,15 +10,13 @@ from typing import Any
 from farandole import topology
 from farandole._library import check_count, ffi, lib
 
-__all__ = ["ProcessSet", "denoted", "global_process_set", "registered", "set_id", "size_of"]
-
 
 class ProcessSet:
-    """Some ranks of the world, ascending. Usable once add_process_set or init registered it."""
+    """Some ranks of the world, ascending. Usable once add_process_set or init has registered it."""
 
     def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
         """From world ranks, or from an mpi4py communicator (after init). Raises ValueError for
-        ranks that are no integers, are repeated, or are none."""
+        ranks that are not integers, are repeated, or are not in the world."""
         self.process_set_id: int | None = None
         self.mpi_comm = ranks_or_comm if hasattr(ranks_or_comm, "Get_group") else None
         self.ranks: list[int] | None = None
@@ -32,6 +31,8 @@ class ProcessSet:
             if not all(hasattr(r, "__index__") and not isinstance(r, bool) for r in ranks):
                 raise ValueError(f"a process set holds ranks, not {ranks}")
             self.ranks = sorted(rank.__index__() for rank in ranks)
+            if self.ranks and not 0 <= self.ranks[0] <= self.ranks[-1] < 2**31:
+                raise ValueError(f"a process set holds ranks, from 0 to size() - 1, not {ranks}")
             if not self.ranks or len(set(ranks)) < len(ranks):
                 raise ValueError(f"a process set holds each rank once, and one at least: {ranks}")
 
@@ -40,7 +41,7 @@ class ProcessSet:
         return None if self.process_set_id is None else len(self._members())
 
     def rank(self) -> int | None:
-        """This process's place in the set; None before registration. Raises ValueError outside."""
+        """This process's rank in the set; None before registration. ValueError for non-members."""
         if self.process_set_id is None:
             return None
         members, own = self._members(), topology.rank()
@@ -61,7 +62,7 @@ class ProcessSet:
 
 
 class _World(ProcessSet):
-    """All ranks: always registered, whatever init() finds."""
+    """All ranks of the job; always registered."""
 
     def __init__(self) -> None:
         self.process_set_id = 0
@@ -80,7 +81,7 @@ class _World(ProcessSet):
 
 
 global_process_set = _World()
-registered: list[ProcessSet] = []  # but the world
+registered: list[ProcessSet] = []  # without the world
 
 
 def set_id(process_set: ProcessSet) -> int:
@@ -95,10 +96,17 @@ def size_of(number: int) -> int:
     return check_count(lib.farandole_set_ranks(number, ffi.NULL, 0))
 
 
-def denoted(value: Any) -> list[int]:
-    """The numbers of the sets that a caller may mean by a value which need be none.
+def members_of(number: int) -> list[int]:
+    """The world ranks of a set, ascending. Raises ValueError for an unknown one."""
+    ranks = ffi.new("int32_t[]", size_of(number))
+    lib.farandole_set_ranks(number, ranks, len(ranks))
+    return list(ranks)
 
-    Where it can't be known those are all that this rank is in, the world first. Never raises.
+
+def denoted(value: Any) -> list[int]:
+    """The numbers of the sets that a value of any type may denote.
+
+    If that can't be known: all sets that this rank is in, the world first. Never raises.
     """
     try:
         number = getattr(value, "process_set_id", value)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The neutral collectives: arrays of any kind in, arrays of the same kind out.
+"""The neutral collectives, public calls for any thread: arrays of any kind in, arrays of the same
+kind out.
 
-Written once, as `grouped_x_async` over a list; `x_async` is the form for one array, `x` and
+Each is written once, as `grouped_x_async` over a list; `x_async` takes one array, `x` and
 `grouped_x` wait, a trailing underscore means in place. Common arguments: `name` matches calls
-across ranks (without one they match by their order); `process_set` says who takes part; `timeout`
-(seconds) turns a longer wait into a StallError. Common errors: MismatchError where ranks disagree,
-PeerError where one died or left, ShutdownError before init() or after shutdown(), ValueError and
+across ranks (unnamed calls match by their order); `process_set`: the ranks that take part;
+`timeout` (seconds): longer waits raise StallError. Common errors: MismatchError if ranks disagree,
+PeerError if one died or left, ShutdownError before init() or after shutdown(), ValueError and
 TypeError for wrong arguments: the peers of such a call fail too instead of waiting.
 """
 
@@ -17,17 +18,16 @@ from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from farandole._library import is_of_core
-from farandole.arrays.buffers import Buffer
+from farandole.arrays.buffers import Buffer, check_apart
 from farandole.arrays.kinds import Kind, kind_of
-from farandole.calls import repeats
+from farandole.calls import documents, repeats
 from farandole.calls.arguments import ReduceOp as ReduceOp
-from farandole.calls.door import collective
 from farandole.calls.gpu_handle import GpuHandle
 from farandole.calls.handles import Handle, take
+from farandole.calls.public_call import collective
 from farandole.calls.repeats import Repeat
-from farandole.calls.requests import NOTHING, Call, Op, submit, told
-from farandole.process_sets import ProcessSet, global_process_set, set_id
+from farandole.calls.requests import NOTHING, Call, Op, submit
+from farandole.members import ProcessSet, global_process_set, set_id
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -36,20 +36,22 @@ P = ParamSpec("P")
 
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
 _again = repeats.again
-_MISSING: Any = object()  # in the place of a tensor that a caller has left out, or named
+_MISSING: Any = object()  # stands for a tensor that the caller left out, or passed by name
 _MIRRORED = (Op.ALLREDUCE, Op.BROADCAST)  # results have their input's shape
 
 
 def _start(
     call: Call, tensors: Sequence[T], timeout: float | None, in_place: bool = False
 ) -> Handle[list[T]]:
-    """Submits `call` over `tensors`: into themselves, into new arrays, or, where only negotiation
-    knows the shape of the results, into memory that the core allocates."""
+    """Submits `call` over `tensors`: in place, into new arrays, or, if only negotiation tells the
+    results' shapes, into memory that the core allocates."""
     tensors = list(tensors)
     if not tensors:
         return Handle(submit(call, []), lambda _: [], call, timeout)
     kinds, inputs = describe(tensors, in_place)
     results, outputs = tensors, inputs
+    if in_place and call.op is Op.ALLREDUCE:
+        check_apart(inputs)
     if not in_place and call.op in _MIRRORED:
         results, outputs = new_results(kinds, tensors, inputs)
     elif not in_place:
@@ -72,19 +74,19 @@ def _start(
 def new_results(
     kinds: Sequence[Kind], tensors: Sequence[Any], inputs: Sequence[Buffer]
 ) -> tuple[list[Any], list[Buffer]]:
-    """Arrays for results in their inputs' form, to be sealed at the end, and their memory."""
+    """New arrays for results of the inputs' form, to be passed to sealed(); their memory."""
     triples = zip(kinds, tensors, inputs, strict=True)
     results = [kind.empty(x, buffer.shape) for kind, x, buffer in triples]
     return results, [k.describe(y, True) for k, y in zip(kinds, results, strict=True)]
 
 
 def sealed(kinds: Sequence[Kind], results: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
-    """What the user gets for new_results() that are complete."""
+    """The user's arrays for new_results() that are complete."""
     return [k.sealed(y, x) for k, y, x in zip(kinds, results, tensors, strict=True)]
 
 
 def describe(tensors: Sequence[Any], in_place: bool) -> tuple[list[Kind], list[Buffer]]:
-    """The kinds and the memory of arrays. Raises TypeError or ValueError that names a wrong one."""
+    """The kinds and memory of arrays. Raises TypeError or ValueError that names a wrong one."""
     kinds: list[Kind] = []
     inputs: list[Buffer] = []
     try:
@@ -105,7 +107,7 @@ def _handle(
     what: object,
     timeout: float | None,
 ) -> Handle[R]:
-    """A handle as arrays of this kind of memory need it."""
+    """A handle for arrays in this kind of memory, CPU or GPU."""
     for buffer, x in zip(inputs, tensors, strict=True):
         if buffer.device >= 0:
             stream = functools.partial(kind_of(x).stream, x)
@@ -116,17 +118,12 @@ def _handle(
 def _single(
     start: Callable[Concatenate[Sequence[T], P], Handle[list[T]]],
 ) -> Callable[Concatenate[T, P], Handle[T]]:
-    """The form for one array of a `grouped_` function."""
+    """Makes the form for one array of a `grouped_` function."""
 
     def call(tensor: T = _MISSING, /, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
-        try:
-            again = _again(start, tensor, args, kwargs)
-            if again is not None:
-                return again
-        except Exception as reason:
-            if is_of_core(reason):  # which has told the peers what is wrong with a submission
-                raise told(reason) from None
-            # else the array is not like the one before
+        again = _again(start, tensor, args, kwargs)
+        if again is not None:
+            return again
         if tensor is _MISSING:
             return by_name(args, kwargs)
         handle = start([tensor], *args, **kwargs)
@@ -138,14 +135,29 @@ def _single(
         if "tensor" in kwargs:
             return call(kwargs.pop("tensor"), *args, **kwargs)
         given: Callable[..., Handle[T]] = start  # type: ignore[assignment]
-        return given(*args, **kwargs)  # says that it is missing
+        return given(*args, **kwargs)  # raises the error about it
 
     _document(call, start, "grouped_", "tensor")
     return call
 
 
+def _one_of(grouped: Callable[Concatenate[Sequence[T], P], list[R]]) -> Callable[..., R]:
+    """As `_single`, of a `grouped_` function that waits."""
+
+    def call(tensor: T = _MISSING, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if tensor is _MISSING and "tensor" in kwargs:
+            tensor = kwargs.pop("tensor")  # type: ignore[assignment]
+        if tensor is _MISSING:
+            return grouped(*args, **kwargs)[0]  # type: ignore[arg-type]  # says that it is missing
+        (result,) = grouped([tensor], *args, **kwargs)
+        return result
+
+    _document(call, grouped, "grouped_", "tensor")
+    return call
+
+
 def _blocking(start: Callable[P, Handle[R]]) -> Callable[P, R]:
-    """The waiting form of an `_async` function."""
+    """Makes the waiting form of an `_async` function."""
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         return start(*args, **kwargs).wait()
@@ -155,8 +167,10 @@ def _blocking(start: Callable[P, Handle[R]]) -> Callable[P, R]:
 
 
 def _document(call: Any, start: Any, less: str, first: str | None = None) -> None:
-    """Describes `call` as `start` is; its name is without `less`, its first argument is `first`."""
+    """Documents `call` as `start`, its name without `less`, its first argument named `first`."""
     functools.update_wrapper(call, start)
+    change = documents.of_waiting if first is None else documents.of_one
+    call.__doc__ = change(start.__doc__ or "")
     call.__name__ = call.__qualname__ = start.__name__.replace(less, "")
     arguments = list(inspect.signature(start).parameters.values())
     if first is not None:
@@ -192,7 +206,7 @@ def _allreduce(
     in_place: bool = False,
 ) -> Handle[list[T]]:
     if op == Adasum:
-        from farandole.adasum import adasum_async  # which is written in terms of this module
+        from farandole.adasum import adasum_async  # imported late: it uses this module
 
         return adasum_async(tensors, in_place, name, factors, process_set, timeout)
     call = _reduction(Op.ALLREDUCE, op, *factors, name, process_set)
@@ -210,10 +224,14 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Handle[list[T]]:
-    """postscale_factor * reduce(prescale_factor * x) over the ranks; `op` None is Average.
+    """postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
 
-    Any shape and dtype, equal on all ranks. Integer averages are truncated. Members of a list are
-    reduced together, all or none.
+    Any shape, equal on all ranks as the dtype is. A list is reduced together, all of it or nothing.
+    Returns a handle, whose wait() gives new arrays of the same kind, shape and dtype.
+
+    Examples:
+        >>> hvd.grouped_allreduce_async([np.ones(2)], op=hvd.Sum, prescale_factor=3.0).wait()
+        [array([3., 3.])]
     """
     factors = (prescale_factor, postscale_factor)
     return _allreduce(tensors, op, factors, name, process_set, timeout)
@@ -230,7 +248,15 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Handle[list[T]]:
-    """As allreduce, in place: contiguous writable arrays, untouched by others until done."""
+    """Arrays become postscale_factor * op(prescale_factor * x) over the ranks, in place.
+
+    Contiguous and writable, of equal shape and dtype on all ranks; nobody else may touch them until
+    the call is done. Returns a handle, whose wait() gives these very arrays.
+
+    Examples:
+        >>> hvd.grouped_allreduce_async_([np.ones(2)], op=hvd.Sum, postscale_factor=3.0).wait()
+        [array([3., 3.])]
+    """
     factors = (prescale_factor, postscale_factor)
     return _allreduce(tensors, op, factors, name, process_set, timeout, in_place=True)
 
@@ -244,7 +270,14 @@ def grouped_broadcast_async(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Handle[list[T]]:
-    """The values of `root_rank`, a rank of the world. Any shape and dtype, equal on all ranks."""
+    """The values of `root_rank`. Any shape and dtype, equal on all ranks.
+
+    Returns a handle, whose wait() gives new arrays of the same kind.
+
+    Examples:
+        >>> hvd.grouped_broadcast_async([np.arange(3)], root_rank=0).wait()
+        [array([0, 1, 2])]
+    """
     call = Call(Op.BROADCAST, name, set_id(process_set), root=index(root_rank))
     return _start(call, tensors, timeout)
 
@@ -258,7 +291,15 @@ def grouped_broadcast_async_(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Handle[list[T]]:
-    """As broadcast, in place: contiguous writable arrays, untouched by others until done."""
+    """Arrays get the values of `root_rank`, in place.
+
+    Contiguous and writable, of equal shape and dtype on all ranks; nobody else may touch them until
+    the call is done. Returns a handle, whose wait() gives these very arrays.
+
+    Examples:
+        >>> hvd.grouped_broadcast_async_([np.arange(3)], root_rank=0).wait()
+        [array([0, 1, 2])]
+    """
     call = Call(Op.BROADCAST, name, set_id(process_set), root=index(root_rank))
     return _start(call, tensors, timeout, in_place=True)
 
@@ -273,7 +314,12 @@ def grouped_allgather_async(
 ) -> Handle[list[T]]:
     """All ranks' arrays, concatenated along the first dimension in rank order.
 
-    At least one dimension; only the first may differ between ranks. Any dtype.
+    At least one dimension; only the first may differ between ranks. Any dtype, equal on all ranks.
+    Returns a handle, whose wait() gives new arrays of the same kind.
+
+    Examples:
+        >>> hvd.grouped_allgather_async([np.arange(3)]).wait()
+        [array([0, 1, 2])]
     """
     return _start(Call(Op.ALLGATHER, name, set_id(process_set)), tensors, timeout)
 
@@ -289,7 +335,16 @@ def grouped_reducescatter_async(
     process_set: ProcessSet = global_process_set,
     timeout: float | None = None,
 ) -> Handle[list[T]]:
-    """This rank's rows of the sum or average; rows that do not divide evenly go to low ranks."""
+    """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
+
+    At least one dimension, any shape and dtype, equal on all ranks. Where rows do not divide
+    evenly, low ranks get one more. Any op but Adasum. Returns a handle, whose wait() gives new
+    arrays of the same kind.
+
+    Examples:
+        >>> hvd.grouped_reducescatter_async([np.arange(3)], op=hvd.Sum).wait()
+        [array([0, 1, 2])]
+    """
     call = _reduction(Op.REDUCESCATTER, op, prescale_factor, postscale_factor, name, process_set)
     return _start(call, tensors, timeout)
 
@@ -323,7 +378,11 @@ def _barrier_async(
     name: str | None = None,
     timeout: float | None = None,
 ) -> Handle[None]:
-    """Returns when every member has called it. With a `name` it is no unnamed call: for threads."""
+    """Returns when every member has called it. With a `name` any thread may call it.
+
+    Examples:
+        >>> hvd.barrier()
+    """
     call = Call(Op.BARRIER, name, set_id(process_set))
     return Handle(submit(call, [NOTHING]), lambda _: None, call, timeout)
 

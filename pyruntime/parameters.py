@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models as collections of arrays: equal before training, their gradients averaged in each step.
+"""Models as collections of arrays: broadcast before training, gradients averaged in each step.
+Public calls of farandole.numpy and farandole.cupy; torch's use parts of them.
 
-A collection is an array, or a dict or list of collections; adapters say whose arrays.
+A collection is an array, or a dict or list of collections, of any framework with an adapter.
 """
 
 from __future__ import annotations
@@ -11,30 +12,20 @@ from operator import index
 from typing import Any
 
 from farandole.arrays.kinds import kind_of
-from farandole.calls.door import collective_then
 from farandole.calls.handles import Handle
+from farandole.calls.public_call import collective_then
 from farandole.calls.requests import Op
+from farandole.members import ProcessSet, global_process_set
 from farandole.objects import allgather_object
 from farandole.ops import broadcast_async_, grouped_allreduce_
-from farandole.process_sets import ProcessSet, global_process_set
 
-__all__ = [
-    "PARAMETERS",
-    "agree_on_parameters",
-    "average_gradients",
-    "broadcast_parameters",
-    "items",
-    "root_in",
-    "wait_for_all",
-]
-
-PARAMETERS = "broadcast_parameters"  # where ranks meet in it, unless a name is given
+PARAMETERS = "broadcast_parameters"  # its calls' name, unless one is given
 
 
 def items(arrays: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """(name, array) in an order that is the same on all ranks: dicts by key, lists by position.
 
-    The name is the way to it, "encoder.weights.0".
+    The name is the path to the array, "encoder.weights.0".
     """
     if not isinstance(arrays, (Mapping, list, tuple)):
         yield name, arrays
@@ -47,7 +38,7 @@ def items(arrays: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def root_in(root_rank: int, process_set: ProcessSet) -> int:
-    """The root as an int. Raises ValueError where it is no member of the set."""
+    """The root as an int. Raises ValueError if it is not a member of the set."""
     members = process_set.ranks or []
     if index(root_rank) not in members:
         raise ValueError(f"root_rank is {root_rank}: pass a member of the process set, {members}")
@@ -57,7 +48,7 @@ def root_in(root_rank: int, process_set: ProcessSet) -> int:
 def agree_on_parameters(
     names: Sequence[str], root_rank: int, call: str, process_set: ProcessSet
 ) -> None:
-    """Raises ValueError on all ranks where they have different names or roots; collective."""
+    """Raises ValueError on all ranks if names or roots differ; collective."""
     told = allgather_object((list(names), root_rank), name=call, process_set=process_set)
     for place, (theirs, root) in enumerate(told):
         first, first_root = told[0]
@@ -70,7 +61,7 @@ def agree_on_parameters(
 
 
 def wait_for_all(handles: Sequence[Handle[Any]]) -> None:
-    """Waits for all, also where some fail: their names are free then. Raises the first failure."""
+    """Waits for all even if some fail, so that their names are free. Raises the first failure."""
     failure: Exception | None = None
     for handle in handles:
         try:
@@ -87,8 +78,11 @@ def average_gradients(
 ) -> Callable[[], None]:
     """Replaces each gradient by its mean over the ranks, in place and all together.
 
-    `grads`: a dict or list, nested at will, of float arrays, the same names and shapes on all
-    ranks. Raises as farandole.grouped_allreduce_ does.
+    Names, shapes and dtypes are equal on all ranks; the arrays are contiguous and writable.
+
+    Examples:
+        >>> gradients = {"weight": np.ones((2, 3)), "bias": np.zeros(2)}
+        >>> hvd.average_gradients(gradients)
     """
     arrays = [array for _, array in items(grads)]
 
@@ -108,10 +102,14 @@ def broadcast_parameters(
 ) -> Callable[[], None]:
     """Overwrites each array with the root's values, in place; any dtypes and shapes.
 
-    `params`: a dict or list of arrays, nested at will. `name`: for calls from several threads.
-    Raises on all ranks, whichever has them: TypeError for members that are no arrays, ValueError
-    for arrays that cannot be written in place, for different names and roots, MismatchError for
-    different shapes and dtypes.
+    A dict or list may be nested at will. Calls from several threads need a `name`. Raises on all
+    ranks, if one has the error: TypeError for members that are not arrays, ValueError for arrays
+    that can't be written in place, for different names or roots, MismatchError for different shapes
+    or dtypes.
+
+    Examples:
+        >>> parameters = {"weight": np.ones((2, 3)), "bias": np.zeros(2)}
+        >>> hvd.broadcast_parameters(parameters, root_rank=0)
     """
     root, pairs = root_in(root_rank, process_set), list(items(params))
     for way, array in pairs:

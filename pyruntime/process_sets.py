@@ -1,29 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process sets: subsets of the ranks that reduce among themselves; how they come and go."""
+"""Process sets, ranks that reduce among themselves: adding and removing them. Public calls, for any
+thread."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from farandole import topology
 from farandole.arrays.buffers import Buffer
 from farandole.calls import repeats
-from farandole.calls.door import collective_then
 from farandole.calls.handles import Handle, value_of
-from farandole.calls.requests import NOTHING, Call, Op, submit
-from farandole.members import ProcessSet, global_process_set, registered, set_id, size_of
+from farandole.calls.public_call import collective_then
+from farandole.calls.requests import NOTHING, Call, Op, allow_threads, submit
+from farandole.errors import FarandoleError, MismatchError
+from farandole.members import ProcessSet, global_process_set, members_of, registered
 
 __all__ = [
     "ProcessSet",
     "add_process_set",
+    "disband_process_set",
+    "form_process_set",
     "global_process_set",
     "remove_process_set",
-    "set_id",
-    "size_of",
 ]
 
-# Not among the unnamed calls: any thread may add and remove sets.
+# Named calls, so that any thread may add and remove sets.
 _ADDING, _REMOVING = "add_process_set", "remove_process_set"
 
 
@@ -31,9 +34,16 @@ _ADDING, _REMOVING = "add_process_set", "remove_process_set"
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> Callable[[], ProcessSet]:
     """Registers a set; every rank of the world calls this, with the same ranks, and waits.
 
-    Sets from mpi4py communicators may differ between ranks as Comm.Split makes them: each rank
-    registers its own. Raises ValueError where the same set exists, MismatchError where ranks
-    disagree, TypeError for what is no set of ranks: on all ranks where it is so on one.
+    `process_set`: a ProcessSet, or the ranks of one. Returns the set, which calls take.
+    Sets from mpi4py communicators may differ between ranks, as with Comm.Split: each rank
+    registers its own. Raises on all ranks: ValueError if the same set exists, MismatchError if
+    ranks disagree, TypeError if a rank passes something other than a set of ranks.
+
+    Examples:
+        >>> if hvd.size() > 2:  # a set of all ranks is there already: global_process_set
+        ...     pair = hvd.add_process_set([0, 1])
+        ...     if pair.included():
+        ...         hvd.allreduce_(np.ones(2), process_set=pair)
     """
     new = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if new.process_set_id is not None:
@@ -76,7 +86,12 @@ def _add_split(process_set: ProcessSet, own: list[int]) -> None:
 def remove_process_set(process_set: ProcessSet) -> Callable[[], bool]:
     """Removes a set; every rank of the world calls this. False for the world or an unknown set.
 
-    Raises MismatchError where ranks name different sets, TypeError for what is no ProcessSet.
+    `process_set`: what add_process_set gave.
+    Raises MismatchError if ranks name different sets, TypeError for a value of another type.
+
+    Examples:
+        >>> hvd.remove_process_set(hvd.global_process_set)
+        False
     """
     if not isinstance(process_set, ProcessSet):
         raise TypeError(
@@ -100,15 +115,53 @@ def remove_process_set(process_set: ProcessSet) -> Callable[[], bool]:
 
 
 def _remove_nothing() -> bool:
-    """The others hear of it: they would wait if they did name a set."""
+    """Tells the other ranks, which would wait if they did name a set."""
     if topology.is_initialized():
         call = Call(Op.BARRIER, _REMOVING)
         Handle(submit(call, [NOTHING]), lambda _: None, "remove_process_set").wait()
     return False
 
 
+def form_process_set(ranks: list[int], name: str, timeout: float) -> ProcessSet:
+    """A new set, made by its members alone; for adapters of other interfaces.
+
+    `name`: new, and the same on all members. Unlike other sets, it may have the same ranks as
+    another one, and unnamed calls in it may come from any thread. Raises MismatchError on all of
+    them if they have other members in mind, StallError naming those that do not come in `timeout`
+    seconds.
+    """
+    new = ProcessSet(ranks)
+    shape = Buffer(0, 0, tuple(new._members()), None)
+    handle = Handle(submit(Call(Op.ADD_SET, name, by_members=True), [shape]), _value, name, timeout)
+    number = handle.wait()
+    if members_of(number) != new.ranks:
+        raise MismatchError(
+            f"{name}: this rank wants a set of {new.ranks}, others have formed {members_of(number)}"
+        )
+    allow_threads(number)
+    new.process_set_id = number
+    registered.append(new)
+    return new
+
+
+def disband_process_set(process_set: ProcessSet, name: str) -> None:
+    """Says that this rank uses a set of form_process_set no more; it ends when all members have.
+
+    Does not wait. `name` as in form_process_set. Nothing happens if farandole has shut down.
+    """
+    number, process_set.process_set_id = process_set.process_set_id, None
+    if number is None or not topology.is_initialized():
+        return
+    registered.remove(process_set)
+    shape = Buffer(0, 0, tuple(process_set._members()), None)
+    call = Call(Op.REMOVE_SET, name, root=number, by_members=True)
+    with contextlib.suppress(FarandoleError):  # the job has ended
+        Handle(submit(call, [shape]), _value, name)
+    repeats.clear()
+
+
 def forget_all() -> None:
-    """Makes every set unregistered. shutdown() calls this."""
+    """Unregisters every set. shutdown() calls this."""
     while registered:
         registered.pop().process_set_id = None
     repeats.clear()

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting and leaving: init() and shutdown()."""
+"""init(), shutdown() and restart(): how a rank starts and leaves its job. Users call them, and so
+does the end of the process; a lock lets in one thread at a time."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pickle
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,68 +18,78 @@ from typing import Any
 from farandole._library import check_count, ffi, lib
 from farandole._library import error as core_error
 from farandole.calls import leases, requests
-from farandole.errors import FarandoleError
+from farandole.config import without_effect
+from farandole.errors import RETRIED, FarandoleError, StallError
 from farandole.installed import nvidia_folders
+from farandole.members import ProcessSet
 from farandole.observe import prometheus, stacks
-from farandole.process_sets import ProcessSet, add_process_set, forget_all
-from farandole.start import bootstrap, leaving
+from farandole.parameter_shard import abandon_all
+from farandole.process_sets import add_process_set, forget_all
+from farandole.start import bootstrap, leaving, supervised
 from farandole.topology import local_size
-
-__all__ = ["init", "shutdown"]
 
 _BLOB_CAPACITY = 1 << 16  # bytes
 _SLICE = 0.15  # seconds between looks at Python's signals
-_START_EXTRA = 10.0  # seconds: while some meet in the core, others wait for the outcome already
+_START_EXTRA = 10.0  # seconds: some ranks still start the core while others wait for the outcome
 _lock = threading.RLock()
 _job: bootstrap.Bootstrap | None = None
 _comm: Any = None  # of the last init()
 _parting: bootstrap.Parting | None = None  # how the ranks left the last job
-_ended = ""  # why this rank's elastic training has
+_world = 0  # the number of the present or last world in this job's life; 0: there was none
+_ended = ""  # why this rank's elastic training ended; empty: it has not
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Starts the runtime on every rank; collective. Does nothing where it runs already.
+    """Starts the runtime on every rank; collective. Does nothing if it runs already.
 
     `comm`: None or [] for all ranks of the job, a list of ranks, or an mpi4py communicator, which
     is duplicated. `process_sets`: sets to register at once; "dynamic" is accepted, sets always are.
-    Raises the same error on all ranks where one cannot start, and then nothing is initialised;
-    ValueError for wrong arguments; within FARANDOLE_INIT_TIMEOUT StallError, naming the ranks that
-    do not come, or PeerError for those that told that they will not; ShutdownError in a process
+    If one rank can't start, all raise the same error, and nothing is initialised. Raises
+    ValueError for wrong arguments; within FARANDOLE_INIT_TIMEOUT StallError, naming the missing
+    ranks, or PeerError for those that have said they will not come; ShutdownError in a process
     that is only the child of a rank.
+
+    Examples:
+        >>> hvd.init()
+        >>> hvd.is_initialized()
+        True
     """
     global _job, _comm, _ended, _parting
     with _lock:
         if _job is not None:
             return
+        if supervised.connect():
+            leaving.install(_end)
         job = bootstrap.connect(comm, _parting)
-        meeting = _Meeting(job)
+        agreement = _Agreement(job)
         try:
-            sets = _start(meeting, process_sets)
+            sets = _start(agreement, process_sets)
             _job, _comm, _ended = job, comm, ""
             requests.restart()
             leaving.install(_end)
             job.on_finalize(leaving.leave_now)
-            meeting.agree(_register(sets), None)
+            agreement.agree(_register(sets), None)
             _parting = None
         except BaseException as reason:
             _job = None
-            _undo(meeting, reason)
+            _undo(agreement, reason)
             raise
 
 
-class _Meeting:
-    """How far the ranks have come together."""
+class _Agreement:
+    """The progress of one init(), over all ranks."""
 
     def __init__(self, job: bootstrap.Bootstrap) -> None:
         self.job = job
-        self.agreed = False  # on an error, that all of them raise
+        self.agreed = False  # whether all ranks raise the same error
 
     def agree(
         self, failure: Exception | None, data: Any, seconds: float | None = None
     ) -> list[Any]:
-        """What each rank brings as `data`; where one failed, all raise the first one's error."""
+        """Allgathers `data`; if any rank passes a failure, all raise, in the first one's class."""
         told = None if failure is None else (_kind(failure), leaving.describe(failure))
-        answers = [pickle.loads(x) for x in self.job.allgather(pickle.dumps((told, data)), seconds)]
+        met = self.job.allgather(pickle.dumps((told, data)), seconds)
+        answers = [_Harmless(io.BytesIO(answer)).load() for answer in met]
         texts: dict[str, list[int]] = {}
         kinds: list[type[Exception]] = []
         for rank, (error, _) in enumerate(answers):
@@ -90,26 +103,44 @@ class _Meeting:
         return [theirs for _, theirs in answers]
 
 
-# Classes that every rank knows, and that take a text.
-_KINDS = {*FarandoleError.__subclasses__(), ValueError, TypeError, ImportError, OSError, Warning}
+# Classes that exist on every rank and are made from a text.
+_KINDS: set[type[Exception]] = {
+    FarandoleError,
+    *FarandoleError.__subclasses__(),
+    ValueError,
+    TypeError,
+    ImportError,
+    OSError,
+    Warning,
+}
+
+
+class _Harmless(pickle.Unpickler):
+    """Loads plain values and those classes: whoever reaches torchrun's store can write to it."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        for kind in _KINDS:
+            if (kind.__module__, kind.__name__) == (module, name):
+                return kind
+        raise pickle.UnpicklingError(f"init(): a rank sent {module}.{name}, which no rank sends")
 
 
 def _kind(error: Exception) -> type[Exception]:
-    """The nearest of them."""
+    """The nearest of them in the class hierarchy."""
     return next((kind for kind in type(error).__mro__ if kind in _KINDS), FarandoleError)
 
 
-def _undo(meeting: _Meeting, reason: BaseException) -> None:
-    """After an init() that failed: nothing stays initialised, and nobody waits for this rank."""
+def _undo(agreement: _Agreement, reason: BaseException) -> None:
+    """Cleans up after a failed init(), and tells the ranks that wait for this one."""
     prometheus.stop()
     with contextlib.suppress(Exception):  # `reason` is the error to raise
         _leave_core(leaving.describe(reason))
     forget_all()
-    if meeting.agreed:
+    if agreement.agreed:
         goodbye = bootstrap.Farewell(bootstrap.Coming.PERHAPS, leaving.describe(reason))
-        meeting.job.close(goodbye, failed=False, broken=False)
+        agreement.job.close(goodbye, failed=False, broken=False)
     else:
-        meeting.job.abandon(reason)
+        agreement.job.abandon(reason)
 
 
 def _register(sets: list[ProcessSet]) -> Exception | None:
@@ -121,9 +152,10 @@ def _register(sets: list[ProcessSet]) -> Exception | None:
     return None
 
 
-def _start(meeting: _Meeting, process_sets: Any) -> list[ProcessSet]:
-    """Brings the core up, on all ranks or on none; the sets to register then."""
-    job = meeting.job
+def _start(agreement: _Agreement, process_sets: Any) -> list[ProcessSet]:
+    """Starts the core on all ranks or on none; returns the sets to register then."""
+    global _world
+    job = agreement.job
     capacity = _BLOB_CAPACITY
     blob = ffi.new("char[]", capacity)
     failure: Exception | None = None
@@ -140,20 +172,21 @@ def _start(meeting: _Meeting, process_sets: Any) -> list[ProcessSet]:
     except Exception as reason:
         failure = reason
     ranks = [None if s.mpi_comm is not None else s.ranks for s in sets]
-    met = meeting.agree(failure, (ranks, bytes(ffi.buffer(blob, length))))
-    different = [r for r, (theirs, _) in enumerate(met) if theirs != met[0][0]]
+    met = agreement.agree(failure, (ranks, bytes(ffi.buffer(blob, length)), _world))
+    different = [r for r, (theirs, _, _) in enumerate(met) if theirs != met[0][0]]
     if different:
-        meeting.agreed = True
+        agreement.agreed = True
         raise ValueError(
             f"init(process_sets=...): rank 0 gives {met[0][0]}, rank {different[0]} gives "
             f"{met[different[0]][0]}"
         )
     failure = None
-    blobs = [blob for _, blob in met]
-    leader = _with_world(job, job.node, blobs, lib.farandole_knock)
+    blobs = [blob for _, blob, _ in met]
+    _world = 1 + max(world for _, _, world in met)  # a rank that has joined knows of none before
+    leader = _with_world(job, job.node, blobs, lib.farandole_probe)
     if leader < 0:
         failure = core_error(-leader)
-    node = meeting.agree(failure, leader)
+    node = agreement.agree(failure, leader)
     if code := _with_world(job, node, blobs, lib.farandole_start):
         failure = core_error(code)
     else:
@@ -163,14 +196,14 @@ def _start(meeting: _Meeting, process_sets: Any) -> list[ProcessSet]:
                 _advise()
         except (ImportError, OSError, Warning) as reason:
             failure = reason
-    meeting.agree(failure, None, 2 * job.seconds + _START_EXTRA)
+    agreement.agree(failure, None, 2 * job.seconds + _START_EXTRA)
     return sets
 
 
 def _with_world(
     job: bootstrap.Bootstrap, node: list[int], blobs: list[bytes], call: Callable[[Any], int]
 ) -> int:
-    """What `call` answers, given who the ranks are, which share hosts, and what they wrote."""
+    """Returns call(...), given the ranks, which of them share hosts, and their peer info."""
     keep = [ffi.new("char[]", blob) for blob in blobs]
     places = ffi.new("int32_t[]", node)
     table = ffi.new("char*[]", keep)
@@ -184,13 +217,14 @@ def _with_world(
             "blobs": ffi.cast("char const* const*", table),
             "blob_bytes": lengths,
             "mpi_comm": ffi.cast("void*", job.comm_address()),
+            "number": _world,
         },
     )
     return int(call(world))
 
 
 def _sets_of(process_sets: Any) -> list[ProcessSet]:
-    """init()'s argument, checked."""
+    """Checks init()'s argument."""
     if process_sets is None or process_sets == "dynamic":
         return []
     sets = list(process_sets) if isinstance(process_sets, Sequence) else [process_sets]
@@ -205,45 +239,72 @@ def _sets_of(process_sets: Any) -> list[ProcessSet]:
 
 
 def shutdown() -> None:
-    """Leaves the job: waits for the other ranks to do so too. init() may follow. Idempotent.
+    """Leaves the job: waits for the other ranks to leave too. init() may follow. Idempotent.
 
     Work under way ends with ShutdownError or PeerError. After FARANDOLE_SHUTDOWN_TIMEOUT this rank
     leaves alone, and StallError names those that have not; Ctrl-C makes it leave at once.
+
+    Examples:
+        >>> hvd.shutdown()
+        >>> hvd.init()
     """
     _leave(bootstrap.Farewell(bootstrap.Coming.PERHAPS, _ended), False)
 
 
 def restart() -> None:
-    """shutdown() and init() of the same ranks at once, for elastic training; collective.
+    """shutdown() and init() of the same ranks, for elastic training; collective.
 
-    Raises PeerError, naming the rank and why it left, where one does not do so too, and what init()
-    raises.
+    Raises what init() raises, and PeerError, naming the rank and why it left, if one does not come
+    back.
     """
-    _leave(bootstrap.Farewell(bootstrap.Coming.ANEW), False)
+    leave_anew()
     init(_comm)
 
 
+def leave_anew(limit: float | None = None) -> bootstrap.Parting | None:
+    """Leaves the job, to be in the next one at once; returns how the ranks left it.
+
+    After `limit` seconds it leaves alone and raises StallError; None: as shutdown().
+    """
+    _leave(bootstrap.Farewell(bootstrap.Coming.ANEW), False, limit=limit)
+    return _parting
+
+
+def world() -> int:
+    """The number of the present or last world in this job's life, from 1; 0: there was none."""
+    return _world
+
+
 def end_training(cause: str) -> None:
-    """This rank's elastic training is over: what its peers hear if they start anew meanwhile."""
+    """Notes that this rank's elastic training is over, and why; peers that restart are told."""
     global _ended
     _ended = cause
 
 
 def _end(cause: str, failed: bool) -> None:
-    """The way out of all that ends the process."""
+    """Leaves the job at the end of the process."""
+    if failed:
+        supervised.tell_failure(cause, issubclass(leaving.kind() or object, RETRIED))
     _leave(bootstrap.Farewell(bootstrap.Coming.NEVER, cause or _ended), failed, cause)
+    if not failed:
+        supervised.tell_end()
 
 
-def _leave_core(cause: str) -> Exception | None:
-    """Until the core is gone; what it has to say about that. `cause`: of a failure; empty: none."""
+def _leave_core(cause: str, limit: float | None = None) -> Exception | None:
+    """Stops the core; returns its error, if any. `cause`: of this rank's failure; empty: none."""
     code = lib.FARANDOLE_PENDING
-    while code == lib.FARANDOLE_PENDING:  # in slices, so that Ctrl-C gets through
+    deadline = float("inf") if limit is None else time.monotonic() + limit
+    while code == lib.FARANDOLE_PENDING:  # in slices, so that Ctrl-C works
+        if time.monotonic() > deadline:
+            raise StallError(f"other ranks did not leave within {limit:g} s")
         code = lib.farandole_shutdown(int(bool(cause)), cause.encode(), _SLICE)
     return core_error(code) if code != lib.FARANDOLE_OK else None
 
 
-def _leave(farewell: bootstrap.Farewell, failed: bool, cause: str = "") -> None:
-    """The one way out, of shutdown() and of all that ends the process. Idempotent."""
+def _leave(
+    farewell: bootstrap.Farewell, failed: bool, cause: str = "", limit: float | None = None
+) -> None:
+    """Leaves the job, for shutdown() and for all that ends the process. Idempotent."""
     global _job, _parting
     with _lock:
         job, _job = _job, None
@@ -253,8 +314,9 @@ def _leave(farewell: bootstrap.Farewell, failed: bool, cause: str = "") -> None:
         broken = bool(lib.farandole_broken())
         interrupt: BaseException | None = None
         try:
-            failure = _leave_core(cause)
-        except BaseException as reason:  # Ctrl-C: it waits no longer
+            abandon_all()
+            failure = _leave_core(cause, limit)
+        except BaseException as reason:  # Ctrl-C, or the limit: stop waiting
             interrupt = reason
             failure = _leave_core(leaving.describe(reason))
         forget_all()
@@ -285,12 +347,14 @@ def world_ranks(comm: Any) -> list[int]:
 
 
 def met_by() -> bootstrap.Bootstrap | None:
-    """What the ranks met by; None when not initialised."""
+    """The bootstrap that the ranks used; None when not initialised."""
     return _job
 
 
 def _advise() -> None:
-    """Warns, on rank 0 and once, about settings that make every run slow."""
+    """Warns, on rank 0 and once, about settings that do nothing or make every run slow."""
+    if useless := without_effect(os.environ):
+        warnings.warn(useless, RuntimeWarning, stacklevel=4)
     cores, mine, local = os.cpu_count() or 1, len(os.sched_getaffinity(0)), local_size()
     if mine == 1 and cores > 1:
         warnings.warn(

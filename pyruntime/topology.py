@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where this rank stands: in the world, on its host, and across hosts.
+"""This rank's number and the number of ranks: in the world, on its host, and across hosts. Public
+calls, for any thread.
 
-In a forked child, such as a DataLoader's worker, all this is answered for the rank that it was
-forked from, as that was then.
+In a forked child, such as a DataLoader's worker, the answers are those of the parent rank at the
+time of the fork.
 """
 
 from __future__ import annotations
@@ -11,20 +12,14 @@ from typing import Any
 
 from farandole._library import ffi, lib
 
-__all__ = [
-    "cross_rank",
-    "cross_size",
-    "is_homogeneous",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "rank",
-    "size",
-]
-
 
 def is_initialized() -> bool:
-    """Whether init() has run and shutdown() has not. Never raises."""
+    """Whether init() has run and shutdown() has not. Never raises.
+
+    Examples:
+        >>> hvd.is_initialized()
+        True
+    """
     return bool(lib.farandole_where(ffi.new("farandole_topology*")) == lib.FARANDOLE_OK)
 
 
@@ -36,35 +31,70 @@ def _where() -> Any:
 
 
 def rank() -> int:
-    """This process's number among all, from 0. Raises ValueError when not initialised."""
+    """This process's number among all, from 0. Raises ValueError when not initialised.
+
+    Examples:
+        >>> hvd.rank()
+        0
+    """
     return int(_where().rank)
 
 
 def size() -> int:
-    """The number of processes. Raises ValueError when not initialised."""
+    """The number of processes. Raises ValueError when not initialised.
+
+    Examples:
+        >>> hvd.size()
+        1
+    """
     return int(_where().size)
 
 
 def local_rank() -> int:
-    """This process's number on its host, from 0. Raises ValueError when not initialised."""
+    """This process's number on its host, from 0. Raises ValueError when not initialised.
+
+    Examples:
+        >>> hvd.local_rank()
+        0
+    """
     return int(_where().local_rank)
 
 
 def local_size() -> int:
-    """The number of processes on this host. Raises ValueError when not initialised."""
+    """The number of processes on this host. Raises ValueError when not initialised.
+
+    Examples:
+        >>> hvd.local_size()
+        1
+    """
     return int(_where().local_size)
 
 
 def cross_rank() -> int:
-    """This host's number among hosts that have this local rank. ValueError if not initialised."""
+    """This host's number among hosts that have this local rank. ValueError if not initialised.
+
+    Examples:
+        >>> hvd.cross_rank()
+        0
+    """
     return int(_where().cross_rank)
 
 
 def cross_size() -> int:
-    """The number of hosts that have this local rank. Raises ValueError when not initialised."""
+    """The number of hosts that have this local rank. Raises ValueError when not initialised.
+
+    Examples:
+        >>> hvd.cross_size()
+        1
+    """
     return int(_where().cross_size)
 
 
 def is_homogeneous() -> bool:
-    """Whether every host holds as many ranks. Raises ValueError when not initialised."""
+    """Whether all hosts have the same number of ranks. Raises ValueError when not initialised.
+
+    Examples:
+        >>> hvd.is_homogeneous()
+        True
+    """
     return bool(_where().homogeneous)

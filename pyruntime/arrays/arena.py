@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that all ranks of a host map: collectives on it copy nothing."""
+"""The arena: memory that all ranks of a host map, so collectives on it copy nothing. Behind empty()
+of all adapters and gradient_as_bucket_view; any thread."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
+from operator import index
 from typing import Any
 
 import numpy as np
 
 from farandole._library import check, ffi, lib
 
-__all__ = ["allocate", "empty"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class _Allocation:
-    """Bytes in this process's arena, given back with their last view."""
+    """Bytes in this process's arena, freed with their last view."""
 
     def __init__(self, nbytes: int) -> None:
         memory = ffi.new("void**")
@@ -46,16 +47,24 @@ def empty(shape: int | Sequence[int], dtype: Any = float) -> Array:
     """As numpy.empty, in memory that the other ranks of this host map: no collective copies it.
 
     The array and its views behave as any other; whole pages are allocated, so prefer few large
-    ones. Each rank calls it by itself, before or after init(), for as many arrays as it likes;
-    copies and pickles are ordinary arrays. In a forked child (a DataLoader worker) the array shows
+    ones. Not collective: each rank calls it for any number of arrays, before or after init().
+    `shape` is a number or several; `dtype` any but Python objects. Copies and pickles are ordinary
+    arrays. In a forked child (a DataLoader worker) the array shows
     what the parent has there until the child writes to it; the parent does not see those writes.
-    Raises LibraryError where memory is short, TypeError for a dtype of Python objects.
+    Raises LibraryError where memory is short, TypeError for a dtype of Python objects, ValueError
+    for negative dimensions.
+
+    Examples:
+        >>> x = hvd.empty((2, 3), "float32")
+        >>> x[:] = 1.0
+        >>> hvd.allreduce_(x).sum()
+        np.float32(6.0)
     """
     dtype = np.dtype(dtype)
     if dtype.hasobject:
         raise TypeError(f"dtype {dtype} holds Python objects: other processes cannot read them")
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    nbytes = dtype.itemsize * int(np.prod(shape, dtype=object))
+    shape = (shape,) if isinstance(shape, int) else tuple(map(index, shape))
+    nbytes = dtype.itemsize * prod(shape)
     if nbytes < 0 or any(n < 0 for n in shape):
         raise ValueError(f"negative dimensions in {shape}")
     if nbytes == 0:

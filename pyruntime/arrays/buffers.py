@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers: an array as (pointer, dtype, shape, device, stream), and the kinds of arrays on CPUs."""
+"""Buffers: arrays as (pointer, dtype, shape, device, stream), and the kinds of arrays on CPUs.
+Every call is made from them; any thread."""
 
 from __future__ import annotations
 
 import array
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,31 +16,19 @@ import numpy as np
 from farandole._library import ffi, lib
 from farandole.arrays.kinds import Kind, Shape, register
 
-__all__ = [
-    "DTYPES",
-    "EMPTY",
-    "NOWHERE",
-    "Buffer",
-    "Memory",
-    "address_or_empty",
-    "code_of",
-    "dtype_of",
-]
-
 # The names in enum farandole_dtype, by its values.
 DTYPES: tuple[str, ...] = tuple(
     constant.removeprefix("FARANDOLE_").lower()
     for _, constant in sorted(ffi.typeof("enum farandole_dtype").elements.items())
 )
-# What ml_dtypes knows and NumPy does not, and the type as which NumPy sees its memory.
+# Types of ml_dtypes that NumPy lacks, and the NumPy type of the same memory.
 _SEEN_AS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 _CODES = {np.dtype(name): code for code, name in enumerate(DTYPES) if name not in _SEEN_AS}
 
-# Where tensors without elements point, and no other ones: a null pointer would mean "no
-# contribution".
+# The address of all tensors without elements; a null pointer would mean "no contribution".
 _EMPTY_MEMORY = ffi.new("double[1]")
 EMPTY = int(ffi.cast("uintptr_t", _EMPTY_MEMORY))
-NOWHERE = (0, 0)  # no window, at no byte of it
+NOWHERE = (0, 0)  # (window, byte): in no window
 _from_buffer = partial(ffi.from_buffer, ffi.typeof("char[]"))
 
 
@@ -55,10 +46,10 @@ def address_or_empty(pointer: int, shape: Shape, what: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """What the core learns about an array: always C-contiguous; device -1 is the CPU.
+    """An array as the core needs it: always C-contiguous; device -1 is the CPU.
 
     `owner` keeps the memory alive: the array itself, a view of it, or a contiguous copy. `place`:
-    the window in which a tensor on a GPU is reduced, by its number, and the byte there.
+    (number of the window in which a tensor on a GPU is reduced, byte in it).
     """
 
     pointer: int
@@ -68,6 +59,23 @@ class Buffer:
     device: int = -1
     stream: int = 0
     place: tuple[int, int] = NOWHERE
+
+
+def check_apart(buffers: Sequence[Buffer]) -> None:
+    """Raises ValueError where two tensors to be reduced in place share memory.
+
+    Parts of it would be reduced twice, others once, on each rank other ones.
+    """
+    end = last = 0
+    for i, buffer in sorted(enumerate(buffers), key=lambda pair: pair[1].pointer):
+        nbytes = math.prod(buffer.shape) * dtype_of(buffer.dtype).itemsize
+        if nbytes and buffer.pointer < end:
+            raise ValueError(
+                f"tensors[{min(i, last)}] and tensors[{max(i, last)}] share memory, which would be "
+                "reduced twice in place: pass it once, or use the call that is not in place"
+            )
+        if buffer.pointer + nbytes > end:
+            end, last = buffer.pointer + nbytes, i
 
 
 class Memory:
@@ -106,16 +114,17 @@ def code_of(dtype: np.dtype[Any]) -> int:
 
 
 def dtype_of(code: int) -> np.dtype[Any]:
-    """NumPy's dtype of a core code; of what only ml_dtypes knows, an integer of its size."""
+    """NumPy's dtype of a core code; for types of ml_dtypes an integer of the same size."""
     return np.dtype(_SEEN_AS.get(DTYPES[code], DTYPES[code]))
 
 
 class NumpyKind(Kind):
     """NumPy arrays and scalars; whatever NumPy can view without a copy derives from this."""
 
-    gives_pointers = True  # NumPy takes 1.5 us to tell the number
+    gives_pointers = True  # the address as a number would take NumPy 1.5 us
 
     def matches(self, x: Any) -> bool:
+        """As in Kind."""
         return isinstance(x, (np.ndarray, np.generic))
 
     def view(self, x: Any) -> np.ndarray[Any, Any]:
@@ -127,6 +136,11 @@ class NumpyKind(Kind):
         return result
 
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
+        """As in Kind."""
+        if isinstance(x, np.ma.MaskedArray):
+            raise TypeError(
+                "a masked array cannot be sent: send x.filled(value), or x.data and x.mask"
+            )
         view = self.view(x)
         if in_place and (not view.flags.writeable or isinstance(x, np.generic)):
             raise ValueError(f"a read-only {type(x).__name__} cannot be changed in place")
@@ -143,6 +157,7 @@ class NumpyKind(Kind):
     def lent(
         self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None
     ) -> tuple[Any, object]:
+        """As in Kind."""
         if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape:
             return 0, None
         try:
@@ -152,44 +167,24 @@ class NumpyKind(Kind):
         return pointer, pointer
 
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
+        """As in Kind."""
         view = self.view(like)
         return self.give(np.empty(view.shape if shape is None else shape, view.dtype), like)
 
     def wrap(self, memory: Any, like: Any) -> Any:
+        """As in Kind."""
         return self.give(np.asarray(memory).view(self.view(like).dtype), like)
 
 
-class InterfaceKind(NumpyKind):
+class _InterfaceKind(NumpyKind):
     """Objects with `__array_interface__`: NumPy reads them, results are NumPy arrays."""
 
     def matches(self, x: Any) -> bool:
         return hasattr(x, "__array_interface__")
 
 
-class DlpackKind(NumpyKind):
-    """CPU arrays with DLPack; array-API libraries get results of their own kind, others NumPy's.
-
-    Part of cuda_array.DeviceKind, for whether an array is on the CPU its type does not tell.
-    """
-
-    def matches(self, x: Any) -> bool:
-        return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
-
-    def view(self, x: Any) -> np.ndarray[Any, Any]:
-        if isinstance(x, np.ndarray):  # a result, where x's library has no array-API namespace
-            return x
-        try:
-            return np.from_dlpack(x)
-        except (BufferError, RuntimeError) as reason:
-            raise TypeError(f"{type(x).__name__} is not readable on the CPU: {reason}") from reason
-
-    def give(self, result: np.ndarray[Any, Any], like: Any) -> Any:
-        namespace = getattr(like, "__array_namespace__", None)
-        return namespace().from_dlpack(result) if namespace else result
-
-
-class BytesKind(NumpyKind):
-    """The buffer protocol: array.array and bytearray in kind, memoryviews for other exporters."""
+class _BytesKind(NumpyKind):
+    """The buffer protocol: results are array.array or bytearray as the input, else memoryviews."""
 
     def matches(self, x: Any) -> bool:
         try:
@@ -208,5 +203,5 @@ class BytesKind(NumpyKind):
         return bytearray(exporter) if isinstance(like, bytearray) else memoryview(exporter)
 
 
-for _place, _kind in enumerate((NumpyKind(), InterfaceKind(), BytesKind())):
+for _place, _kind in enumerate((NumpyKind(), _InterfaceKind(), _BytesKind())):
     register(_kind, _place)

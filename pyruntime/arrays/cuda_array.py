@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays on GPUs without a framework: memory of the core's, and whatever says where it lies."""
+"""Arrays on GPUs without a framework: the core's memory, and objects that tell their address. For
+the neutral calls and results on GPUs."""
 
 from __future__ import annotations
 
@@ -10,16 +11,14 @@ import numpy as np
 
 from farandole._library import check, check_count, ffi, lib
 from farandole.arrays import dlpack
-from farandole.arrays.buffers import DTYPES, Buffer, DlpackKind, address_or_empty, code_of, dtype_of
+from farandole.arrays.buffers import DTYPES, Buffer, NumpyKind, address_or_empty, code_of, dtype_of
 from farandole.arrays.kinds import Kind, Shape, register
 
-__all__ = ["CudaArray", "DeviceKind"]
-
-LEGACY_STREAM = 1  # CUDA's number for the default stream
+LEGACY_STREAM = 1  # CUDA's number of the default stream
 
 
 class _Allocation:
-    """Memory of the core's on a GPU; goes back behind what its stream then holds."""
+    """The core's memory on a GPU; freed after the work that is then in its stream."""
 
     def __init__(self, pointer: Any, device: int, stream: int) -> None:
         self.pointer, self.device, self.stream = pointer, device, stream
@@ -29,7 +28,7 @@ class _Allocation:
 
 
 class _Borrowed:
-    """Somebody's memory on a GPU, kept alive by its owner."""
+    """Memory of another owner on a GPU; keeps that owner alive."""
 
     def __init__(self, buffer: Buffer) -> None:
         self.pointer = ffi.cast("void*", buffer.pointer)
@@ -37,12 +36,12 @@ class _Borrowed:
 
 
 class CudaArray:
-    """A contiguous array on a GPU: what calls on arrays of no known library give.
+    """A contiguous array on a GPU: the result of calls on arrays of no known library.
 
     shape: tuple of int; dtype: its name, as NumPy's or ml_dtypes'; device: CUDA's number; stream:
-    behind what is now in it the values are there. `__cuda_array_interface__` (version 3, where
+    the values are there once its present work is done. `__cuda_array_interface__` (version 3, where
     bfloat16 shows as uint16) and DLPack hand it to other libraries without a copy. Its memory
-    belongs to that stream: a stream that reads it later must be waited for before it is dropped.
+    belongs to that stream: wait for any other stream that reads it before you drop the array.
     """
 
     __slots__ = ("_allocation", "device", "dtype", "shape", "stream")
@@ -63,7 +62,7 @@ class CudaArray:
     def empty(cls, dtype: int, shape: Shape, device: int, stream: int) -> CudaArray:
         """Uninitialised, usable in `stream`. Raises LibraryError where memory is short."""
         memory = ffi.new("void**")
-        nbytes = dtype_of(dtype).itemsize * int(np.prod(shape, dtype=object))
+        nbytes = dtype_of(dtype).itemsize * prod(shape)
         check(lib.farandole_allocate_on(device, nbytes, stream, memory))
         return cls(_Allocation(memory[0], device, stream), dtype, shape)
 
@@ -99,30 +98,48 @@ class CudaArray:
     def bytes(self) -> CudaArray:
         """The same memory as uint8, shape (bytes,)."""
         itemsize = dtype_of(DTYPES.index(self.dtype)).itemsize
-        count = itemsize * int(np.prod(self.shape, dtype=object))
+        count = itemsize * prod(self.shape)
         return CudaArray(self._allocation, DTYPES.index("uint8"), (count,))
 
     @property
     def address(self) -> int:
-        """Of its memory."""
+        """The address of its memory."""
         return int(ffi.cast("uintptr_t", self._allocation.pointer))
 
     def __repr__(self) -> str:
         return f"CudaArray(shape={self.shape}, dtype={self.dtype}, device={self.device})"
 
 
-class CudaKind(Kind):
+class _CpuDlpackKind(NumpyKind):
+    """CPU arrays with DLPack; array-API libraries get results of their own kind, others NumPy's."""
+
+    def matches(self, x: Any) -> bool:
+        return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
+
+    def view(self, x: Any) -> np.ndarray[Any, Any]:
+        if isinstance(x, np.ndarray):  # a result, where x's library has no array-API namespace
+            return x
+        try:
+            return np.from_dlpack(x)
+        except (BufferError, RuntimeError) as reason:
+            raise TypeError(f"{type(x).__name__} is not readable on the CPU: {reason}") from reason
+
+    def give(self, result: np.ndarray[Any, Any], like: Any) -> Any:
+        namespace = getattr(like, "__array_namespace__", None)
+        return namespace().from_dlpack(result) if namespace else result
+
+
+class _CudaKind(Kind):
     """Objects with `__cuda_array_interface__`; they say which stream is theirs.
 
     Array-API libraries get results of their own kind, others a CudaArray.
     """
 
     def matches(self, x: Any) -> bool:
-        """As in Kind."""
         return hasattr(x, "__cuda_array_interface__")
 
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
-        """As in Kind; nothing is copied: ValueError for all arrays that are not contiguous."""
+        """Nothing is copied: ValueError for all arrays that are not contiguous."""
         told = x.__cuda_array_interface__
         if told.get("mask") is not None:
             raise TypeError("a masked array cannot be sent: fill it first")
@@ -137,17 +154,15 @@ class CudaKind(Kind):
         return _buffer(x, pointer, code, shape, strides, self.stream(x), x)
 
     def stream(self, x: Any) -> int:
-        """As in Kind: what the array says; without a word, the default stream."""
+        """The stream that the array names, else the default stream."""
         return x.__cuda_array_interface__.get("stream") or LEGACY_STREAM
 
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
-        """As in Kind."""
         b = self.describe(like)
         made = CudaArray.empty(b.dtype, b.shape if shape is None else shape, b.device, b.stream)
         return self.give(made, like)
 
     def wrap(self, memory: Any, like: Any) -> Any:
-        """As in Kind."""
         return self.give(memory, like)
 
     def give(self, result: CudaArray, like: Any) -> Any:
@@ -156,11 +171,10 @@ class CudaKind(Kind):
         return namespace().from_dlpack(result) if namespace else result
 
 
-class CudaDlpackKind(CudaKind):
-    """Arrays on GPUs that have DLPack only, which names no stream: the default one is taken."""
+class _CudaDlpackKind(_CudaKind):
+    """Arrays on GPUs that have only DLPack, which names no stream: the default stream is used."""
 
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
-        """As in CudaKind."""
         if isinstance(x, CudaArray):  # a result, where x's library has no array-API namespace
             return super().describe(x, in_place)
         capsule = x.__dlpack__(stream=LEGACY_STREAM)
@@ -172,15 +186,14 @@ class CudaDlpackKind(CudaKind):
         return _buffer(x, told.pointer, code, told.shape, told.strides, LEGACY_STREAM, owner)
 
     def stream(self, x: Any) -> int:
-        """As in Kind."""
         return LEGACY_STREAM
 
 
-class DeviceKind(Kind):
-    """Arrays with DLPack or `__cuda_array_interface__`: each says itself where it lies."""
+class _DeviceKind(Kind):
+    """Arrays with DLPack or `__cuda_array_interface__`: each array tells its own device."""
 
     def __init__(self) -> None:
-        self._cpu, self._interface, self._dlpack = DlpackKind(), CudaKind(), CudaDlpackKind()
+        self._cpu, self._interface, self._dlpack = _CpuDlpackKind(), _CudaKind(), _CudaDlpackKind()
 
     def _of(self, x: Any) -> Kind:
         if hasattr(x, "__cuda_array_interface__"):
@@ -189,23 +202,18 @@ class DeviceKind(Kind):
         return self._dlpack if on_gpu else self._cpu
 
     def matches(self, x: Any) -> bool:
-        """As in Kind."""
         return self._cpu.matches(x) or self._interface.matches(x)
 
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
-        """As in Kind."""
         return self._of(x).describe(x, in_place)
 
     def stream(self, x: Any) -> int:
-        """As in Kind."""
         return self._of(x).stream(x)
 
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
-        """As in Kind."""
         return self._of(like).empty(like, shape)
 
     def wrap(self, memory: Any, like: Any) -> Any:
-        """As in Kind."""
         return self._of(like).wrap(memory, like)
 
 
@@ -229,7 +237,7 @@ def _buffer(
 
 
 def _device(x: Any, pointer: int) -> int:
-    """The CUDA device on which `x` lies; of an array without elements, if nobody says it, ours."""
+    """The CUDA device of `x`; for an array without elements that tells none, this rank's."""
     if hasattr(x, "__dlpack_device__"):
         return int(x.__dlpack_device__()[1])
     return check_count(lib.farandole_device_of(pointer))
@@ -246,4 +254,4 @@ def _contiguous(shape: Shape, strides: Shape) -> bool:
     return True
 
 
-register(DeviceKind(), -1)  # before the buffer protocol
+register(_DeviceKind(), -1)  # before the buffer protocol

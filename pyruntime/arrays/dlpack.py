@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack, as dlpack.h describes it: what a capsule says about an array, and capsules of our own."""
+"""DLPack, as dlpack.h defines it: reads capsules of other libraries and makes our own. For
+cuda_array.py; a consumer may free a capsule on any thread."""
 
 from __future__ import annotations
 
 import ctypes
 from typing import Any, NamedTuple
 
-__all__ = ["CPU", "CUDA", "Described", "capsule", "read"]
-
-CPU, CUDA = 1, 2  # DLDeviceType; CPUs also as pinned memory, which nobody here asks for
+CPU, CUDA = 1, 2  # DLDeviceType; pinned memory is another type, not used here
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}  # DLDataTypeCode
 _CODES = {name: code for code, name in _KINDS.items()}
 _NAME = b"dltensor"
@@ -35,16 +34,19 @@ class _Managed(ctypes.Structure):
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_new = ctypes.pythonapi.PyCapsule_New
-_new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, _Destructor)
+# Prototypes of our own: those of ctypes.pythonapi's attributes belong to whoever set them last.
+_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _Destructor)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
 _get = ("PyCapsule_GetPointer", ctypes.pythonapi)
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(_get)
-# Of a capsule that is being destroyed: by its address, for nobody may refer to it any more.
+# Takes a capsule that is being destroyed by its address: it must not be referenced any more.
 _pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(_get)
-_valid = ctypes.pythonapi.PyCapsule_IsValid
-_valid.restype, _valid.argtypes = ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p)
+_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
 
-# What consumers of our capsules still use, by the address of its structure.
+# What consumers of our capsules still use, by the address of the DLPack structure.
 _lent: dict[int, tuple[object, ...]] = {}
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract of adapters: how arrays of one family reach the core. docs/adapters.md explains it.
+All calls find an array's kind here, on any thread.
 
 An adapter is a package of its own. It derives a class from Kind, registers an object of it when it
 is imported, and names the module that does so in an entry point of the group "farandole.adapters",
@@ -16,15 +17,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from farandole.arrays.buffers import Buffer
 
-__all__ = ["Kind", "Shape", "kind_of", "register"]
-
 Shape = tuple[int, ...]
 
 
 class Kind(ABC):
-    """One family of arrays. Methods get arrays for which `matches` said yes."""
+    """One family of arrays. All methods get arrays for which `matches` was true."""
 
-    gives_pointers = False  # lent() gives pointers of cffi, no numbers
+    gives_pointers = False  # lent() returns cffi pointers, not numbers
 
     @abstractmethod
     def matches(self, x: Any) -> bool:
@@ -41,10 +40,10 @@ class Kind(ABC):
     def lent(
         self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None
     ) -> tuple[Any, object]:
-        """Where `x` lies, and what keeps that memory whatever happens to `x`, if it has this dtype
-        and shape and describe() would not copy.
+        """(address of `x`, object that keeps that memory alive whatever happens to `x`), if `x` has
+        this dtype and shape and describe() would not copy; else (0, None).
 
-        (0, None): describe() has more to say. Quicker than that; for arrays that come again.
+        It must be faster than describe(); it is called for arrays that are sent repeatedly.
         `device`: what x.device must be; None: the CPU.
         """
         return 0, None
@@ -57,19 +56,19 @@ class Kind(ABC):
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
         """A new contiguous array of `like`'s dtype and device; `shape` None: of its shape too.
 
-        The core writes a result there; the user gets what sealed() makes of it.
+        The core writes a result there; the user gets what sealed() returns for it.
         """
 
     def sealed(self, result: Any, like: Any) -> Any:
         """The array to give to the user for `result`, which empty() made and the core has filled.
 
         Where arrays can't be written to, empty() makes something that can, such as a NumPy array
-        (describe() has to take it, too), and this makes an array of it.
+        (describe() has to take it too), and this makes an array of it.
         """
         return result
 
     def gives_itself(self) -> bool:
-        """Whether what empty() made is what the user gets."""
+        """Whether the user gets the very array that empty() made."""
         return type(self).sealed is Kind.sealed
 
     @abstractmethod
@@ -119,7 +118,7 @@ def _find(x: Any) -> Kind:
 
 @functools.cache
 def _adapters() -> dict[str, EntryPoint]:
-    """By the framework's top-level module."""
+    """Entry points of adapters, by the framework's top-level module."""
     return {entry.name: entry for entry in entry_points(group="farandole.adapters")}
 
 

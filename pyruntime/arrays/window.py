@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Windows: memory on a GPU that NCCL reduces in place, where NCCL can."""
+"""Windows: memory on a GPU that NCCL reduces in place, if it can. For bucket_view.py."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from farandole._library import check, ffi, lib
 from farandole.arrays.buffers import DTYPES, Buffer
 from farandole.arrays.cuda_array import CudaArray
 
-__all__ = ["Window"]
-
 _UINT8 = DTYPES.index("uint8")
 
 
 class Window:
-    """Bytes, not zeroed, given back with their last part.
+    """Bytes, not zeroed, freed with their last part.
 
-    number: by which requests of this process set name it. Its members open their windows in the
-    same order, of the same sizes.
+    number: its name in requests of this process set. Members open their windows in the same
+    order, with the same sizes.
     """
 
     def __init__(self, process_set: int, device: int, nbytes: int) -> None:

@@ -3,7 +3,7 @@
 
 mpirun -np 4 python -m farandole.as_horovod train.py --epochs 3
 
-`path/` holds a package `horovod` whose modules have Horovod's names and our contents.
+`path/` has a package `horovod` with Horovod's module names and farandole's contents.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["FOLDER", "install"]
-
 FOLDER = str(Path(__file__).with_name("path"))
 
 
 def install() -> None:
-    """Makes `import horovod` mean ours, here and in processes started from here.
+    """Makes `import horovod` load ours, here and in processes started from here.
 
-    Raises RuntimeError where the real one has been imported already.
+    Raises RuntimeError if the real one has been imported already.
     """
     module = sys.modules.get("horovod")
     if module is not None and not str(module.__file__).startswith(FOLDER):

@@ -13,7 +13,7 @@ USAGE = "usage: python -m farandole.as_horovod (script.py | -m module) [argument
 
 
 def main() -> None:
-    """Runs a script or module as Python itself would; its exit code and errors are its own."""
+    """Runs a script or module as Python itself would, with its exit code and errors."""
     arguments = sys.argv[1:]
     as_module = arguments[:1] == ["-m"]
     arguments = arguments[as_module:]
@@ -23,7 +23,7 @@ def main() -> None:
     if not as_module:
         if not Path(target).is_file():
             sys.exit(f"python -m farandole.as_horovod: there is no file {target}")
-        if not getattr(sys.flags, "safe_path", False):  # a script searches its own folder first
+        if not getattr(sys.flags, "safe_path", False):  # as Python does for a script
             sys.path[0] = str(Path(target).resolve().parent)
     install()
     sys.argv[:] = arguments

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of the public calls: of each name one row, which says what a value has to be."""
+"""The table of the public calls' arguments: one row per name, which says what a value must be. The
+wrapper of public calls checks by it, on the caller's thread."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Set
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -13,13 +15,17 @@ import numpy as np
 from farandole.arrays.kinds import kind_of
 from farandole.members import ProcessSet, global_process_set
 
-__all__ = ["ARGUMENTS", "OPTIONS", "Argument", "ReduceOp", "check", "number", "shown", "wrong"]
-
-Fault = type[Exception] | None  # what a wrong value is raised as; None: it is right
+Fault = type[Exception] | None  # the error to raise for a wrong value; None: it is right
 
 
 class ReduceOp(IntEnum):
-    """How values are combined; values of enum farandole_reduce_op."""
+    """How the ranks' values are combined, element by element and in rank order.
+
+    Average: their sum, divided by the number of ranks; integers are truncated. Sum: their sum;
+    16-bit and 8-bit floats are added in float32 and rounded once. Min, Max: the least, the
+    greatest; a NaN stays one. Product: their product. Adasum: a sum that adds what is orthogonal
+    and averages what is parallel (Maleki et al., 2020), of floats only.
+    """
 
     AVERAGE = 0
     SUM = 1
@@ -32,10 +38,16 @@ class ReduceOp(IntEnum):
 
 
 class Argument(NamedTuple):
-    """One row: what is wanted, as the errors say it, and what is wrong with a value."""
+    """One row: what is wanted, in the errors' words, and what is wrong with a value."""
 
     wants: str
     fault: Callable[[Any], Fault]
+    means: str = ""  # what it is for, where its name does not say it
+
+    @property
+    def said(self) -> str:
+        """For docstrings."""
+        return "; ".join(text for text in (self.means, self.wants) if text)
 
 
 _OPS = frozenset(ReduceOp)
@@ -143,6 +155,14 @@ def _is_root(value: Any) -> Fault:
     return _integer(value, 0, _LARGEST_RANK)
 
 
+def _is_source(value: Any) -> Fault:
+    return None if value is None else _is_root(value)
+
+
+def _is_tag(value: Any) -> Fault:
+    return _integer(value, 0, 2**63 - 1)
+
+
 def _is_list(value: Any) -> Fault:
     if type(value) is list or type(value) is tuple:
         return None
@@ -181,50 +201,151 @@ def _is_divisor(value: Any) -> Fault:
     return None if math.isfinite(as_float) and as_float != 0 else ValueError
 
 
-_ANY = Argument("anything", _anything)
 _ARRAYS = Argument(
     "pass a list of arrays, in the same order on all ranks; for one array leave `grouped_` out",
     _is_list,
 )
-_FACTOR = Argument("pass a number that is not NaN", _is_factor)
+_FACTOR = "pass a number that is not NaN"
 
-# By the names of the parameters. Who adds a call with a new one adds a row.
+
+def _is_path(value: Any) -> Fault:
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
+        return TypeError
+    return None if os.fspath(value) and "\0" not in os.fspath(value) else ValueError
+
+
+def _is_state(value: Any) -> Fault:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        return TypeError
+    return ValueError if any(not name or "/" in name for name in value) else None
+
+
+def _is_flag(value: Any) -> Fault:
+    return None if isinstance(value, bool) else TypeError
+
+
+def _is_shape(value: Any) -> Fault:
+    if not isinstance(value, (list, tuple)):
+        return TypeError
+    faults = [_integer(size, 1, 2**63 - 1) for size in value]
+    return next((fault for fault in faults if fault), None if value else ValueError)
+
+
+def _is_real_dtype(value: Any) -> Fault:
+    try:
+        return None if value is not None and np.dtype(value).kind in "fiu" else ValueError
+    except TypeError:
+        return TypeError
+
+
+_PATH = "pass a path as a text or pathlib.Path"
+
+
+def _checked_later(means: str) -> Argument:
+    """A row for what is checked where it is used."""
+    return Argument("", _anything, means)
+
+
+# By parameter name. A call with a new parameter needs a new row.
 ARGUMENTS: dict[str, Argument] = {
-    "tensor": _ANY,  # its kind and dtype are looked at where its memory is
+    "tensor": _checked_later(
+        "an array of NumPy, torch, CuPy or whatever an adapter knows, on a CPU or GPU; the dtypes "
+        "are all integers, floats from float8 to float64, bool and complex"
+    ),
     "tensors": _ARRAYS,
+    "tree": _checked_later(
+        "an array of JAX, or a pytree of arrays, which are sent together; numbers and NumPy's "
+        "arrays become JAX's"
+    ),
     "op": Argument(
         "pass one of Average, Sum, Adasum, Min, Max and Product of farandole, or leave it out",
         _is_op,
     ),
     "average": Argument("pass True or False, or op= in its place", _is_average),
-    "prescale_factor": _FACTOR,
-    "postscale_factor": _FACTOR,
+    "prescale_factor": Argument(_FACTOR, _is_factor, "inputs are multiplied by it"),
+    "postscale_factor": Argument(_FACTOR, _is_factor, "results are multiplied by it"),
     "compression": Argument(
-        "pass Compression.none, fp16 or bf16, or a class with compress and decompress",
+        "pass Compression.none, fp16 or bf16, or a class with compress and decompress (one with "
+        "error feedback goes with DistributedOptimizer, which keeps what it loses)",
         _is_compression,
+        "in which form tensors are sent",
     ),
     "root_rank": Argument("pass a rank of the world, an int from 0 to size() - 1", _is_root),
-    "splits": _ANY,  # read where they are used
+    "destination": Argument(
+        "pass a rank of the process set, an int from 0 to its size() - 1", _is_root
+    ),
+    "source": Argument(
+        "pass a rank of the process set, an int from 0 to its size() - 1, or None for any",
+        _is_source,
+    ),
+    "tag": Argument("pass an int that is not negative, below 2**63", _is_tag),
+    "splits": _checked_later(
+        "how many rows each member gets, one integer each: a list, an array or a tensor; None: "
+        "equal parts"
+    ),
     "name": Argument(
         "pass a text of 1 to 4096 bytes without null characters, the same on all ranks, or None",
         _is_name,
+        "calls of one name meet; without one they meet in the order in which they are made",
     ),
     "process_set": Argument(
         "pass the ProcessSet that add_process_set gave on every rank (it is not registered, or "
         "no longer, if it has no number), or leave it out",
         _is_process_set,
+        "the ranks that take part, by default all",
     ),
-    "timeout": Argument("pass seconds from 0 to 1e9, or None for no limit", _is_timeout),
+    "timeout": Argument(
+        "pass seconds from 0 to 1e9, or None for no limit",
+        _is_timeout,
+        "after it the wait ends in a StallError",
+    ),
     "density_threshold": Argument("pass a share from 0 to 1, or None", _is_share),
-    "device": _ANY,
-    "obj": _ANY,
-    "model": _ANY,
-    "grads": _ANY,
-    "params": _ANY,
-    "optimizer": _ANY,
+    "device": _checked_later("accepted for compatibility with Horovod, and not used"),
+    "device_dense": _checked_later("accepted for compatibility with Horovod, and not used"),
+    "device_sparse": _checked_later("accepted for compatibility with Horovod, and not used"),
+    "ignore_name_scope": _checked_later("accepted for compatibility with Horovod, and not used"),
+    "inplace": _checked_later("accepted for compatibility with Horovod, and not used"),
+    "keras_model": _checked_later("a Keras model that is built; its optimizer goes with it"),
+    "variables": _checked_later("a list of variables of TensorFlow or Keras, alike on all ranks"),
+    "obj": _checked_later("any object that cloudpickle takes"),
+    "model": _checked_later("accepted for compatibility with Horovod, and not used"),
+    "grads": _checked_later("dicts and lists of arrays, nested at will, alike on all ranks"),
+    "params": _checked_later(
+        "a dict of arrays, such as model.state_dict(), or a list of arrays or of (name, array)"
+    ),
+    "folder": Argument(_PATH, _is_path, "of the checkpoints; it is made where it is missing"),
+    "path": Argument(_PATH, _is_path, "a file, or a folder of checkpoints; rank 0's counts"),
+    "state": Argument(
+        "pass a dict whose keys are texts without '/', such as {'model': model, 'epoch': 3}",
+        _is_state,
+        "objects with state_dict() and load_state_dict(), as models, optimizers, schedulers, "
+        "samplers and loaders, torch's Generators, and values: numbers, texts, tensors, NumPy's "
+        "arrays, and lists and dicts of these",
+    ),
+    "keep": Argument(
+        "pass an int, 1 at least",
+        lambda value: _integer(value, 1, _LARGEST_RANK),
+        "how many checkpoints stay in the folder; older ones are removed",
+    ),
+    "wait": Argument("pass True or False", _is_flag, "whether to return when it is written"),
+    "shape": Argument("pass a list of ints, one at least, none of them 0", _is_shape),
+    "dtype": Argument("pass a float or integer type of NumPy", _is_real_dtype),
+    "initial": Argument(
+        "pass a number that is not NaN, or a function (rows) -> their first values",
+        lambda value: None if callable(value) else _is_factor(value),
+    ),
+    "update": Argument(
+        "pass 'add' or a function (old, values) -> new",
+        lambda value: None if callable(value) or str(value) == "add" else ValueError,
+    ),
+    "staleness": Argument(
+        "pass an int, 0 at least, or None for no bound",
+        lambda value: None if value is None else _integer(value, 0, 2**62),
+    ),
+    "optimizer": _checked_later("an optimizer of torch.optim, or one that derives from it"),
 }
 
-# Those of objects that make calls later: nobody waits for them yet.
+# Arguments of objects that make calls later: no peer waits yet.
 OPTIONS: dict[str, Argument] = {
     "op": Argument(
         "pass one of Average, Sum, Adasum, Min, Max and Product of farandole",
@@ -232,6 +353,8 @@ OPTIONS: dict[str, Argument] = {
     ),
     "process_set": ARGUMENTS["process_set"],
     "backward_passes_per_step": Argument("pass an int, 1 at least", _is_passes),
+    "every": Argument("pass an int, 1 at least", _is_passes),
+    "overlap": Argument("pass True or False", _is_flag),
     "gradient_predivide_factor": Argument("pass a finite number other than 0", _is_divisor),
 }
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles of calls on GPUs: whoever waits goes on at launch, and its stream waits for the rest."""
+"""Handles of calls on GPUs: waits return at launch, and the caller's stream waits for the rest. The
+neutral calls and the torch adapter make them; any thread may use them."""
 
 from __future__ import annotations
 
@@ -11,22 +12,20 @@ from farandole.calls import leases
 from farandole.calls.handles import Handle
 from farandole.calls.leases import numbers_of
 
-__all__ = ["GpuHandle", "join_stream"]
-
 T = TypeVar("T")
 
 
 def join_stream(handles: Sequence[int], stream: int) -> None:
-    """What comes later in a CUDA stream sees the results of handles that were waited for.
+    """Orders later work in a CUDA stream after the results of handles that were waited for.
 
-    Blocks nobody. Raises LibraryError where the device has failed.
+    Does not block. Raises LibraryError where the device has failed.
     """
     numbers = numbers_of(handles)
     check(lib.farandole_join_stream(numbers, len(numbers), stream))
 
 
 class GpuHandle(Handle[T]):
-    """As Handle; waiting blocks until launch only, then the caller's stream waits for the rest.
+    """As Handle, but a wait blocks until launch only; then the caller's stream waits for the rest.
 
     Buffers are kept until the GPU is done with them, which is later than waiting ends.
     """
@@ -41,14 +40,14 @@ class GpuHandle(Handle[T]):
         timeout: float | None,
         stream: Callable[[], int],
     ) -> None:
-        """`stream` gives the one in which the caller works; the others as in Handle."""
+        """`stream` returns the caller's current stream; the others as in Handle."""
         super().__init__(numbers, collect, what, timeout)
         self._stream = stream
         self._launched: Any = None
         self._joined = 0
 
     def wait(self, timeout: float | None = None) -> T:
-        """As Handle.wait; a wait from another stream lets that one wait too."""
+        """As Handle.wait; a later wait from another stream makes that stream wait too."""
         value = super().wait(timeout)
         stream = self._stream()
         if stream != self._joined and not self._lost():

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles: what an asynchronous call gives back, and how callers wait."""
+"""Handles: what an asynchronous call returns, and how callers wait. For users and all calls; any
+thread may use them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any, Generic, TypeVar, cast
@@ -17,23 +18,10 @@ from farandole.calls import leases
 from farandole.calls.leases import numbers_of
 from farandole.errors import ShutdownError, StallError
 
-__all__ = [
-    "Handle",
-    "OneHandle",
-    "explanation",
-    "is_absent",
-    "is_under_way",
-    "stall",
-    "take",
-    "value_of",
-    "wait_handles",
-    "wait_until",
-]
-
 T = TypeVar("T")
 R = TypeVar("R")
 _SLICE = 0.15  # seconds between looks at Python's signals: Ctrl-C works within 0.2 s
-_ANSWER_SECONDS = 1.0  # that the coordinator may take to say whom a call waits for
+_ANSWER_SECONDS = 1.0  # for the coordinator to answer whom a call waits for
 _EXPLANATION_BYTES = 1 << 14
 _OK, _PENDING = lib.FARANDOLE_OK, lib.FARANDOLE_PENDING
 _finish = lib.farandole_finish
@@ -66,11 +54,11 @@ class Handle(Generic[T]):
     ) -> None:
         """`numbers`: those of the core; `collect` makes the result from them; `what` is, as text,
         for errors; `timeout` (seconds) holds for waits that give none."""
+        self._epoch = _epoch()  # before the numbers: __del__ needs both
         self._numbers = numbers
         self._collect = collect
         self._what = what
         self._timeout = timeout
-        self._epoch = _epoch()
         self._lock: Any = None  # made by the first wait that needs it
         self._error: Exception | None = None
         self._value: T
@@ -93,12 +81,12 @@ class Handle(Generic[T]):
 
     @contextmanager
     def _one_at_a_time(self, limit: float | None) -> Iterator[None]:
-        """Threads that wait for one handle queue up: the first gives the core's handle back."""
+        """Threads that wait for one handle take turns; the first releases the core's handle."""
         lock = self._lock
         if lock is None:
             with _making_locks:
                 lock = self._lock = self._lock or threading.RLock()
-        try:  # the handler of a signal may raise as soon as the lock is taken
+        try:  # a signal handler may raise as soon as the lock is taken
             if not lock.acquire(timeout=-1 if limit is None else max(limit, 0.0)):
                 raise stall(str(self._what), limit)
             yield
@@ -107,7 +95,7 @@ class Handle(Generic[T]):
                 lock.release()
 
     def map(self, change: Callable[[T], R]) -> Handle[R]:
-        """This very handle, its result passed through `change`. Before anybody waits only."""
+        """This handle, its result passed through `change`. Only before any wait."""
         collect = self._collect
         if collect is None:
             value = self._value
@@ -137,14 +125,14 @@ class Handle(Generic[T]):
         if failure is None and self._collect is not None:
             try:
                 self._value = self._collect(numbers)
-            except Exception as reason:  # a result is taken once: there is no second try
+            except Exception as reason:  # a result can be taken only once
                 failure = reason
         self._error = failure
         self._let_go(numbers, failure)
         self._numbers = self._collect = None
 
     def _let_go(self, numbers: Any, failure: Exception | None) -> None:
-        """The core's handles go back; after a failure others of a group may be under way."""
+        """Releases the core's handles; after a failure others of a group may be under way."""
         if failure is None:
             leases.end(numbers)
         else:
@@ -160,17 +148,17 @@ class Handle(Generic[T]):
 
 
 class OneHandle(Handle[T]):
-    """A handle of one tensor whose result is known before: waiting takes one call of the core."""
+    """A handle of one tensor whose result array is known: a wait takes one call of the core."""
 
     __slots__ = ()
 
     def __init__(self, number: int, value: T, what: object, timeout: float | None) -> None:
         """`value` is the result; the others as in Handle."""
+        self._epoch = _epoch()
         self._numbers = (number,)
         self._collect = None
         self._what = what
         self._timeout = timeout
-        self._epoch = _epoch()
         self._lock = self._error = None
         self._value = value
 
@@ -186,9 +174,9 @@ class OneHandle(Handle[T]):
         return super().wait(timeout)
 
     def _settle(self, numbers: Any, failure: Exception | None) -> None:
-        """As Handle._settle, unless the core has given the handle back: then all was well.
+        """As Handle._settle, unless the core's handle was released, which means success.
 
-        That happens in another thread's wait(), or in one that the handler of a signal ended.
+        Another thread's wait() does that, or one that a signal handler interrupted.
         """
         here = failure is not None and self._epoch == _epoch()
         if here and lib.farandole_settled(numbers[0]) == -lib.FARANDOLE_E_ARGUMENT:
@@ -198,15 +186,15 @@ class OneHandle(Handle[T]):
 
 
 def _block(numbers: Any, timeout: float | None, what: str) -> Exception | None:
-    """Waits for all: None, or what one failed with. Raises StallError when time is up."""
+    """Waits for all; returns None or the error of one. Raises StallError when time is up."""
     code = wait_until(numbers, None if timeout is None else monotonic() + timeout)
     if code == _PENDING:
         raise stall(what, timeout, explanation(numbers))
-    return None if code == _OK else error(code)
+    return None if code == _OK else error(code, what)
 
 
 def explanation(numbers: Any) -> str:
-    """Whom the first call still under way waits for, as the coordinator knows it."""
+    """Which ranks the first call still under way waits for, by the coordinator's answer."""
     waiting = [number for number in numbers if is_under_way(number)]
     if not waiting:
         return ""
@@ -216,30 +204,21 @@ def explanation(numbers: Any) -> str:
 
 
 def stall(what: str, timeout: float | None, why: str = "") -> StallError:
-    """The error of a wait that took longer than `timeout` seconds; `why`: whom it waited for."""
+    """The error of a wait longer than `timeout` seconds; `why`: which ranks are missing."""
     why = why or "this rank has submitted it and waits for others"
     error = StallError(
-        f"{what}: not done after {timeout:g} s; {why}\n  (the call may be waited for again)"
+        f"{what}: not done within the timeout of {timeout:g} s; {why}\n"
+        "  (the call may be waited for again)"
     )
     error.under_way = True
     return error
 
 
-def wait_handles(handles: Sequence[int], timeout: float | None = None, what: str = "") -> None:
-    """Waits for core handles by number, all at once; releases none of them.
-
-    Raises what the first failed one ended with, or StallError after `timeout` seconds.
-    """
-    failure = _block(handles, timeout, what or f"{len(handles)} tensors")
-    if failure is not None:
-        raise failure
-
-
 def wait_until(handles: Any, deadline: float | None) -> int:
-    """Waits for core handles until `deadline` of time.monotonic(), None: for ever.
+    """Waits for core handles until `deadline` of time.monotonic(); None: no limit.
 
-    In slices that let signals through. Gives the core's code: FARANDOLE_OK, FARANDOLE_PENDING if
-    time is up, or that of a failure, for farandole._library.error(). Itself it raises nothing.
+    It waits in slices, so that Python handles signals. Returns the core's code: FARANDOLE_OK,
+    FARANDOLE_PENDING if time is up, or a failure's, for farandole._library.error(). Never raises.
     """
     count = len(handles)
     if count == 0:  # an empty group
@@ -268,7 +247,7 @@ def _result(number: int) -> Any:
 
 
 def is_absent(number: int) -> bool:
-    """Whether nobody had a buffer for this finished handle: its output was not written."""
+    """Whether no rank had a buffer for this finished handle: its output was not written."""
     return bool(_result(number).absent)
 
 
@@ -280,7 +259,7 @@ def value_of(number: int) -> int:
 def take(number: int, buffer: Buffer, stream: int) -> tuple[Memory | CudaArray, Shape]:
     """A finished handle's own memory, and the rows received from each member (alltoall).
 
-    `buffer`: the input; `stream`: in which a result on a GPU is read next.
+    `buffer`: the input; `stream`: the one that reads a result on a GPU next.
     """
     result = _result(number)
     shape = tuple(result.shape[0 : result.ndim])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leases: the one owner of memory that the core reads or writes.
 
-Every submission goes through `lend` or `lend_all`, which keep what it reads and writes in one
-table, by the core's handle. Only the core's own word that a handle is settled takes it out again.
-So nothing that happens in Python to handles, optimizers or arrays (dropped, raised through, timed
-out, collected) can free memory in flight. Any thread.
+Every submission goes through a `lend` function, which keeps what it reads and writes in one
+table, by the core's handle. An entry is removed only when the core says that the handle is
+settled. So nothing that happens to handles, optimizers or arrays in Python (dropped, exceptions,
+time-outs, garbage collection) can free memory in use by the core. Any thread may call this.
 """
 
 from __future__ import annotations
@@ -16,30 +16,17 @@ from typing import Any
 
 from farandole._library import error, ffi, lib
 
-__all__ = [
-    "drop",
-    "end",
-    "end_one",
-    "epoch",
-    "lend",
-    "lend_all",
-    "lend_kept",
-    "numbers_of",
-    "restart",
-    "sweep",
-]
-
 _held: dict[int, object] = {}
-_dropped: deque[int] = deque()  # of these handles, which nobody will wait for
-# Memory of submissions whose handle an exception of a signal handler has lost: kept to the end.
+_dropped: deque[int] = deque()  # handles that nobody will wait for
+# Memory of submissions whose handle was lost to a signal handler's exception; never freed.
 _stranded: list[object] = []
-_epoch = 0  # grows with every init(): the core counts its handles from the start again
+_epoch = 0  # grows with every init(), where the core numbers its handles anew
 
-end_one = _held.pop  # as end(), for a handle that farandole_finish has released
+end_one = _held.pop  # as end(), for one handle that farandole_finish has released
 
 
 def restart() -> None:
-    """From now on older handles stand for nothing in the core. init() calls this."""
+    """Makes all older handles invalid. init() calls this."""
     global _epoch
     _epoch += 1
     for table in (_held, _dropped, _stranded):
@@ -47,14 +34,19 @@ def restart() -> None:
 
 
 def epoch() -> int:
-    """How often the core has begun to count its handles."""
+    """The number of restarts: handles of different epochs are unrelated."""
     return _epoch
 
 
-def lend(start: Callable[[Any, Any], int], input: Any, output: Any, memory: object) -> int:
-    """Submits by `start(input, output)`, which answers a handle or -code; returns the handle.
+def in_flight() -> list[tuple[int, object]]:
+    """(handle, memory lent to it) for handles that the core has not settled."""
+    return [lease for lease in list(_held.items()) if lib.farandole_settled(lease[0]) == 0]
 
-    `memory` is whatever has to live until then. Raises the core's error; then nothing is lent.
+
+def lend(start: Callable[[Any, Any], int], input: Any, output: Any, memory: object) -> int:
+    """Submits by `start(input, output)`, which returns a handle or -code; returns the handle.
+
+    `memory` is kept until the handle is settled. Raises the core's error; then nothing is lent.
     """
     if _dropped:
         sweep()
@@ -72,8 +64,8 @@ def lend(start: Callable[[Any, Any], int], input: Any, output: Any, memory: obje
 def lend_all(requests: Any, count: int, memory: Sequence[object]) -> Any:
     """Submits `count` farandole_requests at once; returns int64_t[] of their handles.
 
-    `memory[i]` has to live for request i. Returns the core's error, of which the peers know, where
-    it takes none of them; then nothing is lent.
+    `memory[i]` has to live for request i. Returns the core's error, which the peers get
+    too, if it takes none of them; then nothing is lent.
     """
     if _dropped:
         sweep()
@@ -88,13 +80,13 @@ def lend_all(requests: Any, count: int, memory: Sequence[object]) -> Any:
     return numbers if code == 0 else error(code)
 
 
-def lend_kept(
+def lend_prepared(
     tensors: Sequence[int], addresses: Sequence[int], numbers: Any, memory: Sequence[object]
 ) -> None:
-    """Submits prepared tensors in place, by their numbers, where `addresses` says.
+    """Submits prepared tensors in place, by their numbers, at `addresses`.
 
-    Their handles come into `numbers`, zeros of numbers_of(); `memory[i]` has to live for number i.
-    Raises the core's error, and what the handler of a signal raises; then the numbers that are not
+    Writes the handles to `numbers`, zeros of numbers_of(); `memory[i]` has to live for number i.
+    Raises the core's error, or a signal handler's exception; then the tensors whose number is not
     0 have been submitted.
     """
     if _dropped:
@@ -113,7 +105,7 @@ def lend_kept(
 
 
 def end(numbers: Any) -> None:
-    """Gives back handles that the core has settled: their memory is free."""
+    """Releases handles that the core has settled, and the memory lent to them."""
     if len(numbers) == 1:
         lib.farandole_release(numbers[0])
     else:
@@ -121,8 +113,17 @@ def end(numbers: Any) -> None:
     deque(map(end_one, numbers, repeat(None)), 0)
 
 
+def narrow(number: int, memory: object) -> bool:
+    """Keeps only `memory` of what was lent to a handle, if that is settled; returns whether."""
+    if lib.farandole_settled(number) == 0:
+        return False
+    if number in _held:
+        _held[number] = memory
+    return True
+
+
 def drop(numbers: Sequence[int], epoch: int) -> None:
-    """Nobody waits for these handles any more. `epoch`: that of their submission."""
+    """Leaves these handles to sweep(): nobody will wait for them. `epoch`: of their submission."""
     if epoch == _epoch:
         _dropped.extend(numbers)
 
@@ -130,19 +131,19 @@ def drop(numbers: Sequence[int], epoch: int) -> None:
 def sweep(most: int = 8) -> None:
     """Ends those of the `most` oldest dropped handles that are settled.
 
-    Every submission does this first: it looks at more than it can add.
+    Every submission calls this first and so ends more than it adds.
     """
     for _ in range(min(most, len(_dropped))):
         try:
             number = _dropped.popleft()
         except IndexError:  # another thread sweeps too
             return
-        if lib.farandole_settled(number) == 0:  # to poll it would be to wait
+        if lib.farandole_settled(number) == 0:  # polling would count as a waiting user
             _dropped.append(number)
         else:
             end((number,))
 
 
 def numbers_of(handles: Any) -> Any:
-    """Core handles as the core takes them: made once for all calls about the same ones."""
+    """Core handles as an int64_t[], made once for several calls about them."""
     return handles if isinstance(handles, ffi.CData) else ffi.new("int64_t[]", handles)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls on one array that come again, as in every step of a training loop: prepared once."""
+"""Calls on one array that are repeated in every step of a training loop: prepared once. For the
+calls on one array, on any thread."""
 
 from __future__ import annotations
 
@@ -9,61 +10,99 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from farandole._library import is_of_core
 from farandole.arrays.buffers import EMPTY, Buffer
 from farandole.arrays.kinds import kind_of
 from farandole.calls.gpu_handle import GpuHandle
 from farandole.calls.handles import Handle, OneHandle
 from farandole.calls.leases import lend
-from farandole.calls.requests import Call, PreparedOnGpu, PreparedTensor, begin_unnamed
+from farandole.calls.requests import Call, PreparedOnGpu, PreparedTensor, begin_unnamed, told
+from farandole.members import ProcessSet
 
-__all__ = ["Repeat", "again", "clear", "remember"]
-
-_MOST = 4096  # calls that are known; the oldest go first
+_MOST = 4096  # remembered calls; the oldest are dropped first
 _repeats: dict[Hashable, Repeat] = {}
 _preparing = threading.Lock()
+# Types of arguments that can't change; an array as a factor may hold another value next time.
+_LASTING = (type(None), int, float, str, type, ProcessSet)
 
 
-def _key_of(function: object, array: Any, args: Any, kwargs: dict[str, Any]) -> Hashable:
-    """Under what a call is kept: its name. Unnamed ones are many: the array's form tells them
-    apart."""
+class _Exactly:
+    """Equals only a number of the same type: True, which is not a rank, differs from 1."""
+
+    __slots__ = ("_type", "_value")
+    __hash__ = None  # type: ignore[assignment]  # keys hold the user's own values
+
+    def __init__(self, value: float) -> None:
+        self._type, self._value = type(value), value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is self._type and other == self._value
+
+
+def _exactly(value: object) -> object:
+    return _Exactly(value) if isinstance(value, (int, float)) else value
+
+
+def _key_of(
+    function: object, array: Any, args: Any, kwargs: dict[str, Any], by_name: bool
+) -> Hashable:
+    """The key of a call: its name; for others, of which there are many, all terms and the array's
+    form."""
     name = kwargs.get("name")
-    if name is not None:
+    if name is not None and by_name:
         return function, name
     form = getattr(array, "dtype", None), getattr(array, "shape", None)
     return function, args, *kwargs.values(), form
 
 
-def again(function: object, array: Any, args: Any, kwargs: dict[str, Any]) -> Handle[Any] | None:
-    """Submits the call if it is one that was remembered come again; else gives None."""
+def again(
+    function: object, array: Any, args: Any, kwargs: dict[str, Any], by_name: bool = True
+) -> Handle[Any] | None:
+    """Submits the call if it repeats a remembered one; else returns None. `by_name`: a name stands
+    for one call."""
     try:
-        repeat = _repeats.get(_key_of(function, array, args, kwargs))
+        repeat = _repeats.get(_key_of(function, array, args, kwargs, by_name))
         if repeat is None or repeat.kwargs != kwargs or repeat.args != args:
             return None
     except (TypeError, ValueError):  # an argument that has no hash, or cannot be compared
         return None
-    return repeat.start(array)
+    try:
+        return repeat.start(array)
+    except Exception as reason:
+        if is_of_core(reason):  # the core has reported a wrong submission to the peers
+            raise told(reason) from None
+        raise  # a signal handler's, perhaps after the core took the call: never twice
 
 
 def remember(
-    function: object, array: Any, args: Any, kwargs: dict[str, Any], repeat: Repeat
+    function: object,
+    array: Any,
+    args: Any,
+    kwargs: dict[str, Any],
+    repeat: Repeat,
+    by_name: bool = True,
 ) -> None:
-    """Keeps a call that has been made once."""
-    repeat.args, repeat.kwargs = args, kwargs
+    """Remembers a call that has been made once."""
+    if not all(isinstance(value, _LASTING) for value in (*args, *kwargs.values())):
+        return
+    repeat.args = tuple(map(_exactly, args))
+    repeat.kwargs = {key: _exactly(value) for key, value in kwargs.items()}
     try:
-        _repeats[_key_of(function, array, args, kwargs)] = repeat
+        _repeats[_key_of(function, array, args, kwargs, by_name)] = repeat
     except TypeError:
         return
     if len(_repeats) > _MOST:
-        _repeats.pop(next(iter(_repeats)), None)
+        for key in list(_repeats)[: _MOST // 4]:  # a copy: other threads go on
+            _repeats.pop(key, None)
 
 
 def clear() -> None:
-    """Forgets all: names and numbers of process sets may stand for something else from now on."""
+    """Forgets all: names and process set numbers may have another meaning from now on."""
     _repeats.clear()
 
 
 class Repeat:
-    """A call whose result has its input's form, for arrays such as it was first made with."""
+    """A call whose result has its input's form, for arrays of the same form as the first one."""
 
     __slots__ = (
         "_buffer",
@@ -93,18 +132,18 @@ class Repeat:
         self._shape = buffer.shape
         # None: the CPU
         self._device = getattr(array, "device", None) if buffer.device >= 0 else None
-        self._buffer = replace(buffer, pointer=EMPTY, owner=None)  # whose address does not count
+        self._buffer = replace(buffer, pointer=EMPTY, owner=None)  # only the form counts
         self._in_place = in_place
         self._timeout = timeout
         self._tensor: PreparedTensor | None = None
         self._lent = self._kind.lent
-        # Of named calls in place on the CPU, once prepared: all that is left to do.
+        # The prepared submission of a named call in place on the CPU.
         self._submit: Callable[[Any, Any], int] | None = None
         self.args: Any = ()
         self.kwargs: dict[str, Any] = {}
 
     def start(self, array: Any) -> Handle[Any] | None:
-        """Submits it for `array`, or gives None where that is not such an array."""
+        """Submits it for `array`, or returns None if that has another form."""
         if type(array) is not self._type:
             return None
         pointer, memory = self._lent(array, self._dtype, self._shape, self._in_place, self._device)
@@ -121,13 +160,15 @@ class Repeat:
         if not self._in_place:
             try:
                 result = kind.empty(array)
-            except RuntimeError:  # memory of a GPU is short: peers must hear of that
+            except RuntimeError:  # a GPU lacks memory: peers must be told
                 return None
             output, written = kind.lent(result, self._dtype, self._shape, True, device)
             memory = memory, written
         tensor = self._tensor
         if tensor is None:
             tensor = self._prepare()
+            if self._in_place and device is None and self._call.name is not None:
+                self._submit = tensor.start
         if self._call.name is None:
             begin_unnamed(self._call)
         if device is not None:
@@ -138,10 +179,8 @@ class Repeat:
         return OneHandle(number, result, self._call, self._timeout)
 
     def _prepare(self) -> PreparedTensor:
-        with _preparing:  # which another thread may do as well
+        with _preparing:  # another thread may be preparing it too
             if self._tensor is None:
                 pointers = self._kind.gives_pointers
                 self._tensor = PreparedTensor(self._call, self._buffer, pointers=pointers)
-                if self._in_place and self._device is None and self._call.name is not None:
-                    self._submit = self._tensor.start
             return self._tensor

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests: how one call becomes farandole_request structures and reaches the core."""
+"""Requests: how one call becomes farandole_request structures and reaches the core. Every call
+passes here, on its caller's thread."""
 
 from __future__ import annotations
 
@@ -16,21 +17,6 @@ from farandole.arrays.buffers import NOWHERE, Buffer
 from farandole.calls import leases
 from farandole.calls.leases import lend, lend_all
 
-__all__ = [
-    "NOTHING",
-    "Call",
-    "Op",
-    "PreparedOnGpu",
-    "PreparedTensor",
-    "begin_unnamed",
-    "count_unnamed",
-    "is_told",
-    "refuse",
-    "refuse_all",
-    "submit",
-    "told",
-]
-
 
 class Op(IntEnum):
     """Operations; values of enum farandole_op."""
@@ -45,6 +31,8 @@ class Op(IntEnum):
     ADD_SET = 7
     REMOVE_SET = 8
     SCATTER = 9
+    SEND = 10
+    RECEIVE = 11
 
     __hash__ = int.__hash__  # that of Enum is slow
 
@@ -61,24 +49,28 @@ class Call:
     postscale: float = 1.0
     root: int = -1
     splits: tuple[int, ...] = ()
+    tag: int = 0
+    by_members: bool = False  # add or remove a set: only the ranks in the shape take part
 
     def __str__(self) -> str:
         return f"{self.op.name.lower()} {self.name!r}" if self.name else f"{self.op.name.lower()}"
 
 
-NOTHING = Buffer(0, 0, (), None)  # of calls that carry no tensor, or contribute the identity
+NOTHING = Buffer(0, 0, (), None)  # for calls without a tensor, or that contribute the identity
 _NULL = ffi.NULL
+_UNORDERED = frozenset((Op.JOIN, Op.SEND, Op.RECEIVE))  # not matched by order
 _cast, _void, _new = ffi.cast, ffi.typeof("void*"), ffi.new
 
-# The thread whose unnamed calls a process set takes: two threads have no order.
+# By process set, the one thread that may make unnamed calls: two threads have no common order.
 _callers: dict[int, threading.Thread] = {}
+_in_order: set[int] = set()  # sets whose users see to it that all threads' calls have one order
 _generation = 0
-_joins: Counter[int] = Counter()  # of this rank, by process set
+_joins: Counter[int] = Counter()  # join() calls of this rank, by process set
 _at_restart: list[Callable[[], None]] = []
 
 
 def on_restart(forget: Callable[[], None]) -> None:
-    """Has `forget` called by every init(): what was under way has ended."""
+    """Registers a function that every init() calls, to forget what was under way before."""
     _at_restart.append(forget)
 
 
@@ -88,31 +80,33 @@ def restart() -> None:
     for forget in _at_restart:
         forget()
     _callers.clear()
+    _in_order.clear()
     _joins.clear()
     leases.restart()
     _generation += 1
 
 
 def generation() -> int:
-    """How often init() has started the core: tensors prepared in an older one are void."""
+    """How often init() has started the core; tensors prepared before the last start are invalid."""
     return _generation
 
 
 def joins(process_set: int) -> int:
-    """How often this rank has joined in a set. Counts of calls or steps begin anew with each:
-    ranks that joined early have made fewer."""
+    """How often this rank has joined in a set. Counts of calls or steps restart with each join,
+    since ranks that joined early have made fewer."""
     return _joins[process_set]
 
 
 def note_join(process_set: int) -> None:
-    """This rank has joined; all members will have when it calls again."""
+    """Counts a join of this rank; all members have joined when it makes its next call."""
     _joins[process_set] += 1
 
 
-def _check_thread(call: Call) -> None:
-    """Refuses unnamed calls of a second thread. Its peers have to make the same mistake."""
+def begin_unnamed(call: Call) -> None:
+    """To be called before an unnamed call. Raises ValueError in a second thread; the peers' threads
+    are refused in the same way."""
     own = threading.current_thread()
-    if call.op is Op.JOIN:  # which meets others by no order
+    if call.op in _UNORDERED or call.process_set in _in_order:
         return
     caller = _callers.setdefault(call.process_set, own)
     if caller is own:
@@ -125,20 +119,20 @@ def _check_thread(call: Call) -> None:
     _callers[call.process_set] = own
 
 
-def begin_unnamed(call: Call) -> None:
-    """Before an unnamed call on one prepared tensor. Raises ValueError in a second thread."""
-    _check_thread(call)
+def allow_threads(process_set: int) -> None:
+    """Takes unnamed calls in this set from any thread; the caller sees to their order."""
+    _in_order.add(process_set)
 
 
 def count_unnamed(process_set: int) -> int:
-    """How many unnamed calls of this set have been made: on all its members the same number."""
+    """The number of unnamed calls made in this set, equal on all members."""
     return check_count(lib.farandole_count_unnamed(process_set))
 
 
 def _fill(
     request: Any, call: Call, buffer: Buffer, output: int, name: str | None, keep: list[Any]
 ) -> None:
-    """Writes one request; what it points at goes into `keep`."""
+    """Writes one request; what it points to is appended to `keep`."""
     request.op = call.op
     request.reduce_op = call.reduce_op
     request.dtype = buffer.dtype
@@ -156,6 +150,7 @@ def _fill(
     request.shape = shape = _new("int64_t[]", buffer.shape)
     request.n_splits = len(call.splits)
     request.splits = splits = _new("int64_t[]", call.splits)
+    request.tag = call.tag
     request.name = text = _NULL if name is None else _new("char[]", name.encode())
     request.group = _NULL
     request.group_size = 1
@@ -167,8 +162,8 @@ def _requests(call: Call, buffers: Sequence[Buffer], outputs: Sequence[int]) -> 
     count = len(buffers)
     requests = _new("farandole_request[]", count)
     keep: list[Any] = []
-    # A group goes by the name of its first tensor. The core names unnamed ones, by their order.
-    grouped = call.name is not None and count > 1
+    # A group has the name of its first tensor. The core matches unnamed ones by their order.
+    grouped = call.name is not None and (count > 1 or call.by_members)
     text = _new("char[]", call.name.encode()) if call.name is not None and grouped else _NULL
     keep.append(text)
     for i, (buffer, output) in enumerate(zip(buffers, outputs, strict=True)):
@@ -184,7 +179,7 @@ def _requests(call: Call, buffers: Sequence[Buffer], outputs: Sequence[int]) -> 
 
 
 def _of_nothing(call: Call, keep: list[Any]) -> Any:
-    """The request of a group without tensors: it meets one with some, which is an error."""
+    """The request of a group without tensors; peers with tensors get an error."""
     requests = _new("farandole_request[]", 1)
     _fill(requests[0], replace(call, op=Op.BARRIER), NOTHING, 0, call.name, keep)
     requests[0].group_size = 0
@@ -194,12 +189,12 @@ def _of_nothing(call: Call, keep: list[Any]) -> Any:
 def submit(call: Call, buffers: Sequence[Buffer], outputs: Sequence[Buffer] = ()) -> Any:
     """Submits the tensors of one call, more than one as a group; returns int64_t[] of handles.
 
-    No tensors at all have one handle too: that rank waits for its peers, who must have none either.
-    Without `outputs` the core allocates, or there is nothing to write. Raises what the core finds
-    wrong with the arguments; peers then fail too.
+    A call without tensors has one handle too: it waits for the peers, which must have none either.
+    Without `outputs` the core allocates, or there is nothing to write. Raises the core's error
+    about wrong arguments; peers then fail too.
     """
     if call.name is None:
-        _check_thread(call)
+        begin_unnamed(call)
     outputs = outputs or [NOTHING] * len(buffers)
     requests, keep = _requests(call, buffers, [buffer.pointer for buffer in outputs])
     memory: list[object] = list(zip(buffers, outputs, strict=True)) or [None]
@@ -214,13 +209,13 @@ _REFUSALS = ((TypeError, lib.FARANDOLE_E_TYPE), (RuntimeError, lib.FARANDOLE_E_L
 
 
 def told(reason: Exception) -> Exception:
-    """Marks an error that the peers know of."""
+    """Marks an error as reported to the peers."""
     reason._told = True  # type: ignore[attr-defined]
     return reason
 
 
 def is_told(reason: Exception) -> bool:
-    """Whether the peers know of this error: the core has told them, or a door."""
+    """Whether this error was reported to the peers, by the core or by public_call."""
     return getattr(reason, "_told", False)
 
 
@@ -228,10 +223,10 @@ def refuse(call: Call, reason: Exception) -> None:
     """Tells the peers of a call, of all its tensors, that this rank cannot take part, and why."""
     if (
         call.name is None
-        and call.op is not Op.JOIN
+        and call.op not in _UNORDERED
         and _callers.get(call.process_set, own := threading.current_thread()) != own
     ):
-        return  # this thread has no place in their order
+        return  # this thread's calls have no place in the order
     keep: list[Any] = []
     request = _new("farandole_request*")
     _fill(request, call, NOTHING, 0, call.name, keep)
@@ -241,13 +236,13 @@ def refuse(call: Call, reason: Exception) -> None:
 
 
 def refuse_all(calls: list[Call], reason: Exception) -> None:
-    """As refuse(), of each."""
+    """As refuse(), for each."""
     for call in calls:
         refuse(call, reason)
 
 
 class PreparedTensor:
-    """A tensor that is submitted again and again: one C call each time, for adapters' hooks."""
+    """A tensor that is submitted repeatedly, by one C call each time. For adapters' hooks."""
 
     __slots__ = ("number", "start", "start_on")
 
@@ -261,13 +256,15 @@ class PreparedTensor:
     ) -> None:
         """`buffer` gives dtype, shape, device and stream; its pointer is not used.
 
-        `pointers`: start() gets pointers of cffi, not numbers. Raises what the core finds wrong
-        with the arguments. Valid until shutdown().
+        `pointers`: start() gets cffi pointers, not numbers. Raises the core's error about wrong
+        arguments. Valid until shutdown().
         """
-        self.number = 0  # the core's
+        self.number = 0  # by which the core knows it
         keep: list[Any] = []
         request = _new("farandole_request*")
         _fill(request, call, buffer, 0, call.name, keep)
+        if call.op is Op.RECEIVE:
+            request.input, request.output = request.output, request.input
         if group is not None:
             request.group = text = _new("char[]", group.encode())
             request.group_size = group_size
@@ -284,25 +281,25 @@ class PreparedTensor:
     def submit(self, input: int, output: int, memory: object) -> int:
         """Submits with these addresses (input 0: the identity); returns the core's handle.
 
-        `memory` is what they point into. Who has waited for the handle ends it, by
+        `memory` is what they point into. After a wait the caller ends the handle by
         farandole.calls.leases.
         """
         return lend(self.start, input, output, memory)
 
     def close(self, forget: Any = lib.farandole_forget_tensor) -> None:
-        """Forgets the tensor; so does the end of this object."""
+        """Forgets the tensor, as the end of this object does."""
         forget(self.number)
 
     __del__ = close
 
 
 class PreparedOnGpu:
-    """A prepared tensor on a GPU: each time in the stream that its caller then uses."""
+    """A prepared tensor on a GPU, submitted in the caller's current stream."""
 
     __slots__ = ("_current", "_tensor", "close", "stream")
 
     def __init__(self, tensor: PreparedTensor, current: Callable[[], int]) -> None:
-        """`current` gives that stream."""
+        """`current` returns that stream."""
         self._tensor = tensor
         self._current = current
         self.close = tensor.close

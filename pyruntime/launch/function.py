@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""farandole.run(): a Python function on many ranks, from a script or a notebook."""
+"""farandole.run(): a Python function on many ranks, from a script or a notebook. Two threads watch
+the launcher and copy its output."""
 
 from __future__ import annotations
 
@@ -16,21 +17,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+import cloudpickle
+
 from farandole.errors import FarandoleError, PeerError, ShutdownError, StallError
 from farandole.launch.job import Job, outer_environment, parse_hostfile, parse_hosts
 from farandole.launch.launchers import find
 
 if TYPE_CHECKING:
-    from farandole.launch.home import Home, Outcome
-
-__all__ = ["run"]
+    from farandole.launch.result_server import Outcome, ResultServer
 
 R = TypeVar("R")
-_GRACE = 5.0  # seconds for a launcher to end its ranks, and for last words to arrive
+_GRACE = 5.0  # seconds for a launcher to end its ranks, and for their last results to arrive
 
 
 class _OnRank(Exception):
-    """The cause of what run() raises: the rank and its traceback."""
+    """The cause of the exception that run() raises: the rank and its traceback."""
 
 
 def run(
@@ -48,19 +49,29 @@ def run(
     executable: str | None = None,
     verbose: bool = False,
 ) -> list[R]:
-    """Calls `function(*args, **kwargs)` on `np` new ranks; their results, in rank order.
+    """Calls `function(*args, **kwargs)` on `np` new ranks; returns their results in rank order.
 
     Starts them as `farandole run` does (`hosts` and `hostfile` as its options, `launcher_args` as
     its --mpi-args; `environment` is set for all ranks). The function calls farandole.init() itself;
-    it travels by cloudpickle where that is installed, so it may be of a notebook; results too.
-    What the ranks print appears here. `start_timeout`: seconds until all must have started.
+    function and results are sent by cloudpickle, so they may be a notebook's.
+    The ranks' output appears here, with `verbose` the launcher's command too. `executable` is their
+    Python, by default this one. `start_timeout`: seconds until all must have started.
 
-    Raises what the function raised, with the rank and its traceback as the cause (where several
-    raise, the first that is not merely about another rank's end); PeerError where a rank ended
-    without a word; StallError where ranks do not start in time; ValueError for wrong arguments.
+    Raises what the function raised, with the rank and its traceback as the cause (if several
+    raise, the first exception that is not about another rank's end); PeerError if a rank ended
+    without a result; StallError if ranks do not start in time; ValueError for wrong arguments.
+
+    Examples:
+        >>> def train(epochs):
+        ...     import farandole as hvd
+        ...
+        ...     hvd.init()
+        ...     return hvd.rank(), epochs
+        >>> farandole.run(train, (3,), np=2)  # doctest: +SKIP
+        [(0, 3), (1, 3)]
     """
-    # Late: multiprocessing remembers the module that is __main__ when it is imported.
-    from farandole.launch.home import KEY, Home, pickled
+    # Imported late: multiprocessing stores the module that is __main__ at its import.
+    from farandole.launch.result_server import KEY, ResultServer
 
     if np < 1:
         raise ValueError(f"farandole.run(np={np}): at least 1")
@@ -75,22 +86,26 @@ def run(
         extra=tuple(launcher_args),
     )
     how = find(launcher)
-    work = pickle.dumps((sys.path, pickled((function, tuple(args), dict(kwargs or {})))))
-    with Home(np, work, job.here) as home:
-        words = (executable or sys.executable, "-m", "farandole.launch.rank", home.address)
-        job = replace(job, command=words, environment={**job.environment, KEY: home.key})
-        code = _start(how.command(job), outer_environment(job), home, start_timeout, verbose)
-        home.settle(_GRACE)
-        return _results(home.outcomes, np, code)
+    work = pickle.dumps((sys.path, cloudpickle.dumps((function, tuple(args), dict(kwargs or {})))))
+    with ResultServer(np, work, job.here) as server:
+        words = (executable or sys.executable, "-m", "farandole.launch.rank", server.address)
+        job = replace(job, command=words, environment={**job.environment, KEY: server.key})
+        code = _start(how.command(job), outer_environment(job), server, start_timeout, verbose)
+        server.settle(_GRACE)
+        return _results(server.outcomes, np, code)
 
 
 # ---- the launcher
 
 
 def _start(
-    command: list[str], environment: dict[str, str], home: Home, timeout: float, verbose: bool
+    command: list[str],
+    environment: dict[str, str],
+    server: ResultServer,
+    timeout: float,
+    verbose: bool,
 ) -> int:
-    """Runs the launcher to its end; its exit code."""
+    """Runs the launcher to its end; returns its exit code."""
     if verbose:
         print(subprocess.list2cmdline(command), file=sys.stderr)
     piped = not _writes_to_terminal()
@@ -107,14 +122,14 @@ def _start(
     copier.start()
     try:
         with _ended_with_the_block(process):
-            _wait_for_start(process, home, timeout)
+            _wait_for_start(process, server, timeout)
             return process.wait()
     finally:
         copier.join(_GRACE)
 
 
 def _writes_to_terminal() -> bool:
-    """Whether the ranks may write where Python's print() does: not so in a notebook."""
+    """Whether print() writes to the terminal, so that ranks may too; false in a notebook."""
     try:
         return sys.stdout.fileno() == 1 and sys.stderr.fileno() == 2
     except (OSError, ValueError, AttributeError, io.UnsupportedOperation):
@@ -142,23 +157,23 @@ def _ended_with_the_block(process: subprocess.Popen[str]) -> Iterator[None]:
                 process.wait()
 
 
-def _wait_for_start(process: subprocess.Popen[str], home: Home, timeout: float) -> None:
-    """Until all ranks have come, or the launcher has ended. Raises StallError."""
+def _wait_for_start(process: subprocess.Popen[str], server: ResultServer, timeout: float) -> None:
+    """Waits until all ranks have connected, or the launcher has ended. Raises StallError."""
 
     def watch() -> None:
         process.wait()
-        with home.changed:
-            home.changed.notify_all()
+        with server.changed:
+            server.changed.notify_all()
 
     threading.Thread(target=watch, daemon=True).start()
     deadline = time.monotonic() + timeout
-    ranks = set(range(home.ranks))
-    with home.changed:
-        home.changed.wait_for(
-            lambda: home.here >= ranks or process.returncode is not None,
+    ranks = set(range(server.ranks))
+    with server.changed:
+        server.changed.wait_for(
+            lambda: server.here >= ranks or process.returncode is not None,
             max(0.0, deadline - time.monotonic()),
         )
-        missing = sorted(ranks - home.here)
+        missing = sorted(ranks - server.here)
     if missing and process.poll() is None:
         raise StallError(
             f"ranks {missing} have not started within {timeout:g} s (start_timeout); remedy: see "
@@ -191,7 +206,7 @@ def _error(rank: int, outcome: Outcome) -> tuple[BaseException, _OnRank]:
     cause = _OnRank(f"on rank {rank}:\n{outcome.failure}")
     try:
         error = pickle.loads(outcome.data)
-    except Exception:  # its class may be known on the ranks only
+    except Exception:  # its class may exist on the ranks only
         error = None
     if not isinstance(error, BaseException):
         error = FarandoleError(outcome.failure.strip().splitlines()[-1])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `farandole run` shall start: a command, ranks, hosts, environment."""
+"""What a launcher is to start: a command, ranks, hosts, environment. For `farandole run` and
+farandole.run()."""
 
 from __future__ import annotations
 
@@ -10,18 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Host", "Job", "outer_environment", "parse_hostfile", "parse_hosts"]
-
-# Names that ranks on other hosts get too; `-x` adds more. Ranks on this host inherit everything.
+# Variables that ranks on other hosts get too; `-x` adds more. Ranks on this host inherit all.
 _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_VISIBLE_DEVICES")
 _FORWARDED_PREFIXES = (
     *("FARANDOLE_", "HOROVOD_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_"),
     *("NCCL_", "GLOO_", "TORCH", "HF_"),
 )
-# What a launcher tells its own ranks: a launcher started from one of them must not see it.
+# Variables that a launcher sets for its ranks; a launcher started by a rank must not get them.
 _OF_A_RANK = re.compile(
     r"(PMIX_(?!MCA_)|PMI_|PMI2_|OMPI_COMM_WORLD_|OMPI_FILE_|OMPI_FIRST_RANKS|OMPI_UNIVERSE|PRTE_LAUNCHED"
-    r"|MPI_LOCAL|HYDI_|HYDRA_TMPDIR|FARANDOLE_(RENDEZVOUS|RANK|SIZE)$)"
+    r"|MPI_LOCAL|HYDI_|HYDRA_TMPDIR|FARANDOLE_(RENDEZVOUS|RANK|SIZE|SUPERVISOR|SUPERVISOR_KEY)$)"
 )
 
 
@@ -34,21 +33,21 @@ class Host:
 
     @property
     def is_here(self) -> bool:
-        """By its name; an alias of this machine counts as another one."""
+        """Whether it is this machine, by its name; an alias counts as another machine."""
         own = socket.gethostname()
         return self.name in {"localhost", "127.0.0.1", own, own.split(".")[0]}
 
 
 @dataclass(frozen=True)
 class Job:
-    """One start of ranks. No hosts: this one, or those of the batch system's allocation."""
+    """One start of ranks. Without hosts: this one, or the batch system's allocation."""
 
     command: tuple[str, ...]
     ranks: int
     hosts: tuple[Host, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)  # set for all ranks
     forwarded: tuple[str, ...] = ()  # further names that other hosts get
-    binding: tuple[str, ...] | None = None  # the launcher's own words; None: no binding
+    binding: tuple[str, ...] | None = None  # options of the launcher; None: no binding
     oversubscribe: bool = False
     ulfm: bool = False  # ranks survive the death of others
     tag: bool = False  # output lines begin with their rank
@@ -57,7 +56,7 @@ class Job:
     interfaces: str | None = None  # of the network, comma-separated
     ssh_port: int | None = None
     ssh_identity: str | None = None
-    extra: tuple[str, ...] = ()  # the user's own words to the launcher
+    extra: tuple[str, ...] = ()  # the user's own options for the launcher
 
     @property
     def here(self) -> bool:
@@ -72,14 +71,14 @@ class Job:
         return self.here and self.ranks > len(os.sched_getaffinity(0))
 
     def names_to_forward(self) -> list[str]:
-        """Variables that launchers have to carry to other hosts."""
+        """Variables that launchers have to forward to other hosts."""
         found = [x for x in os.environ if x in _FORWARDED or x.startswith(_FORWARDED_PREFIXES)]
         kept = {x for x in found if not _OF_A_RANK.match(x)}
         return sorted({*kept, *self.environment, *self.forwarded})
 
 
 def outer_environment(job: Job) -> dict[str, str]:
-    """The launcher's own environment: the caller's, less what made the caller a rank of a job."""
+    """The launcher's environment: the caller's, without variables that make the caller a rank."""
     kept = {k: v for k, v in os.environ.items() if not _OF_A_RANK.match(k)}
     return {**kept, **job.environment}
 
@@ -87,7 +86,7 @@ def outer_environment(job: Job) -> dict[str, str]:
 def parse_hosts(text: str) -> tuple[Host, ...]:
     """`a:4,b:2`; a name without a number takes one rank. Raises ValueError."""
     parts = [part.strip() for part in text.split(",")]
-    hosts = tuple(_host(part, part.partition(":")) for part in parts if part)
+    hosts = tuple(parse_host(part) for part in parts if part)
     if not hosts:
         raise ValueError(f"{text!r} names no host")
     return hosts
@@ -99,14 +98,15 @@ def parse_hostfile(path: Path) -> tuple[Host, ...]:
     hosts = []
     for line in filter(None, lines):
         match = re.fullmatch(r"(\S+)\s+slots\s*=\s*(\S+)(\s+max[-_]slots\s*=\s*\d+)?", line)
-        hosts.append(_host(line, (match[1], ":", match[2]) if match else line.partition(":")))
+        hosts.append(parse_host(f"{match[1]}:{match[2]}" if match else line, text=line))
     if not hosts:
         raise ValueError(f"{path} names no host")
     return tuple(hosts)
 
 
-def _host(text: str, parts: tuple[str, str, str]) -> Host:
-    name, _, slots = parts
-    if not re.fullmatch(r"[\w.\-]+", name) or not re.fullmatch(r"[1-9]\d*|", slots):
-        raise ValueError(f"{text!r} is no host: NAME or NAME:SLOTS")
-    return Host(name, int(slots or 1))
+def parse_host(given: str, slots: int = 1, text: str = "") -> Host:
+    """`a:4`, or `a`, which takes `slots` ranks. ValueError shows `text`, by default `given`."""
+    name, _, number = given.partition(":")
+    if not re.fullmatch(r"[\w.\-]+", name) or not re.fullmatch(r"[1-9]\d*|", number):
+        raise ValueError(f"{text or given!r} is no host: NAME or NAME:SLOTS")
+    return Host(name, int(number or slots))

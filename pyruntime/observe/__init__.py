@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job did: flight recorders, traces, metrics, stacks."""
+"""Observing a job: flight recorders, traces, metrics, stacks."""

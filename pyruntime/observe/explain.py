@@ -1,36 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What went wrong first, in words, from the flight recorders of all ranks."""
+"""`farandole explain`: says what went wrong first, from the flight recorders of all ranks."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from farandole.errors import from_code
-from farandole.observe.flight_calls import Call, Shared, calls_of, members_of, shared_calls
-
-__all__ = ["explain"]
+from farandole.errors import counted, from_code, ranks_text
+from farandole.observe.flight_calls import (
+    Call,
+    Shared,
+    calls_of,
+    members_of,
+    reaches_back_to,
+    shared_calls,
+)
 
 Page = dict[str, Any]
 _MOST = 10  # lines about one kind of trouble
+_USUAL_NS = 100_000_000  # a call that is younger is no finding: ranks are never in step exactly
 
 
 def explain(pages: Sequence[Page]) -> list[str]:
-    """Lines: the ranks, what went wrong first, and everything else that waits or failed."""
+    """Lines about the ranks, what went wrong first, and all other calls that wait or failed."""
     shared = shared_calls(pages)
-    lines = list(_ranks(pages))
+    lines = [*_ranks(pages), *_story(pages)]
     findings = [
         *_deaths(pages),
         *_mismatches(shared),
         *(text for kind, text in _failures(pages) if kind != "StallError"),
         *_waiting(pages, shared),
         *(text for kind, text in _failures(pages) if kind == "StallError"),
-        *_unfinished(shared),
+        *_unfinished(pages, shared),
     ]
     if not findings:
-        done = sum(1 for one in shared if all(c.state == "done" for c in one.calls.values()))
-        return [*lines, f"Nothing went wrong: {done} recorded calls are done on all ranks."]
+        done = sum(all(c.state == "done" for c in one.calls.values()) for one in shared)
+        told = f"Nothing went wrong: all ranks have finished the last {counted(done, 'call')}"
+        young = len(shared) - done
+        return [*lines, f"{told}; {young} more under way." if young else f"{told}."]
     lines.append(f"First: {findings[0]}")
     lines += [f"Also: {text}" for text in findings[1 : _MOST + 1]]
     if len(findings) > _MOST + 1:
@@ -42,26 +50,35 @@ def _seconds(ns: int) -> str:
     return f"{ns / 1e9:.3f} s"
 
 
-def _join(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
 def _ranks(pages: Sequence[Page]) -> Iterator[str]:
     size = pages[0]["size"]
-    yield f"{len(pages)} of {size} ranks recorded."
+    world = f", of world {pages[0]['world']}" if pages[0]["world"] > 1 else ""
+    yield f"{len(pages)} of {size} ranks recorded{world}."
     if missing := sorted(set(range(size)) - {page["rank"] for page in pages}):
-        yield f"No dump of {_join(missing)}: on another host, or nobody lived to write it."
+        yield f"No dump of {ranks_text(missing)}: on another host, or nobody lived to write it."
     for page in pages:
         last = page["events"][-1] if page["events"] else None
         age = f", last event {_seconds(page['now_ns'] - last['t'])} before the dump" if last else ""
         yield f"  rank {page['rank']} (pid {page['pid']} on {page['host']}): {page['state']}{age}"
 
 
+def _story(pages: Sequence[Page]) -> Iterator[str]:
+    """How elastic training came to this world: as the rank tells it that has been there longest."""
+    stories = [page.get("story", "").splitlines() for page in pages]
+    if longest := max(stories, key=len):
+        yield "How it came to this world:"
+        yield from (f"  {line}" for line in longest)
+    for page, story in zip(pages, stories, strict=True):
+        _, own, said = story[-1].rpartition("; this rank ") if story else ("", "", "")
+        if own:
+            yield f"  rank {page['rank']} {said}"
+
+
 def _last_word(page: Page) -> str:
-    calls = [call for call in calls_of(page) if call.submitted]
+    calls = calls_of(page)
     if not calls:
         return "it never submitted anything"
-    last = max(calls, key=lambda call: call.submitted)
+    last = calls[-1]
     return f"the last thing it submitted was {last} ({last.state})"
 
 
@@ -86,63 +103,91 @@ def _terms(call: Call) -> dict[str, object]:
 
 def _mismatches(shared: Sequence[Shared]) -> Iterator[str]:
     for one in shared:
-        calls = [call for call in one.calls.values() if call.shape is not None]
+        calls = list(one.calls.values())
         for what in ("operation", "dtype", "shape"):
             opinions: dict[str, list[int]] = {}
             for call in calls:
                 opinions.setdefault(str(_terms(call)[what]), []).append(call.rank)
             if len(opinions) > 1:
-                text = ", ".join(f"{value} on {_join(r)}" for value, r in sorted(opinions.items()))
+                text = ", ".join(
+                    f"{value} on {ranks_text(r)}" for value, r in sorted(opinions.items())
+                )
                 yield f"the ranks disagree about {calls[0]}: {what} is {text}."
                 break
 
 
 def _failures(pages: Sequence[Page]) -> Iterator[tuple[str, str]]:
-    """(error class, text); a stall's text goes on with stacks, which are left out."""
+    """(error class, text); the stacks in a stall's text are left out."""
     found: dict[tuple[str, str], list[int]] = {}
     for page in pages:
         if failure := page.get("failure"):
             kind = type(from_code(failure["code"], "")).__name__
             found.setdefault((kind, failure["text"].splitlines()[0]), []).append(page["rank"])
     for (kind, text), ranks in found.items():
-        yield kind, f"{_join(ranks)} failed with {kind}: {text}"
+        yield kind, f"{ranks_text(ranks)} failed with {kind}: {text}"
 
 
 def _waiting(pages: Sequence[Page], shared: Sequence[Shared]) -> Iterator[str]:
     """Calls that some members never submitted."""
     known = {page["rank"]: page for page in pages}
     pending = [one for one in shared if not one.negotiated]
-    # What most ranks wait for comes first: those who lack it are the odd ones out.
+    # Calls that most ranks wait for come first: few ranks lack them.
     for one in sorted(pending, key=lambda one: -len(one.calls)):
         waiting = sorted(r for r, call in one.calls.items() if call.state == "submitted")
         gave_up = sorted(r for r, call in one.calls.items() if call.state == "failed")
-        members = members_of(pages, one.first.process_set)
-        missing = [rank for rank in members if rank not in one.calls]
-        if not missing:
+        missing = [rank for rank in _wanted(pages, one.first) if rank not in one.calls]
+        if not waiting:  # a rank may have given up, too, before its oldest event
+            missing = [r for r in missing if r not in known or _would_know(known, one.first, r)]
+        since = max(_waited_ns(known[rank], call) for rank, call in one.calls.items())
+        if not missing or (waiting and since < _USUAL_NS):
             continue
-        since = max(known[rank]["now_ns"] for rank in one.calls) - one.first.submitted
         verb = "waits" if waiting else "waited"
-        text = f"{_join(waiting or gave_up)} {verb} {_seconds(since)} for {one.first}"
-        text += f"; {_join(missing)} never submitted it"
+        text = f"{ranks_text(waiting or gave_up)} {verb} {_seconds(since)} for {one.first}"
+        lacks = "posted the other end" if one.first.is_message else "submitted it"
+        text += f"; {ranks_text(missing)} never {lacks}"
         for rank in missing[:3]:
             if rank in known:
                 text += f"; of rank {rank}: {_last_word(known[rank])}{_near(one, pending, rank)}"
         yield text if text.endswith("?") else text + "."
 
 
+def _wanted(pages: Sequence[Page], call: Call) -> list[int]:
+    """The ranks that a call needs."""
+    if call.is_message and call.peer >= 0:
+        return [call.peer]
+    return members_of(pages, call.process_set)
+
+
+def _waited_ns(page: Page, call: Call) -> int:
+    return int(call.done or page["now_ns"]) - call.submitted
+
+
+def _would_know(pages: Mapping[int, Page], call: Call, rank: int) -> bool:
+    """Whether a rank's events reach back to another rank's call."""
+    wall = call.submitted + pages[call.rank]["epoch_minus_monotonic_ns"]
+    return reaches_back_to(pages[rank], wall - pages[rank]["epoch_minus_monotonic_ns"])
+
+
 def _near(one: Shared, pending: Sequence[Shared], rank: int) -> str:
-    """A name that only the missing rank waits for may be the same tensor misspelt."""
+    """A hint, if the missing rank alone waits for a similar name: a misspelling?"""
+    if one.first.is_message:
+        return ""
     others = [p.first.name for p in pending if rank in p.calls and p.first.name]
     near = difflib.get_close_matches(one.first.name, others, n=1, cutoff=0.6)
     return f", and it waits for '{near[0]}': is it the same tensor?" if near else ""
 
 
-def _unfinished(shared: Sequence[Shared]) -> Iterator[str]:
+def _unfinished(pages: Sequence[Page], shared: Sequence[Shared]) -> Iterator[str]:
+    known = {page["rank"]: page for page in pages}
     for one in shared:
-        stuck = {rank: call for rank, call in one.calls.items() if call.state in _STUCK}
+        stuck = {
+            rank: call
+            for rank, call in one.calls.items()
+            if call.state in _STUCK and _waited_ns(known[rank], call) >= _USUAL_NS
+        }
         if one.negotiated and stuck:
             where = ", ".join(f"{stuck[rank].state} on rank {rank}" for rank in sorted(stuck))
             yield f"{one.first} was agreed on by all, but is not done: {where}."
 
 
-_STUCK = {"negotiated", "moving"}
+_STUCK = {"submitted", "negotiated", "moving"}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flight recorders: what the ranks of a job on this host did last.
+"""Reads flight recorders: what the ranks of a job on this host did last. For metrics(), and for
+`farandole dump`, `explain` and `top` outside of the job.
 
 Every rank writes its last 4,096 events (submit, negotiated, launched, done, error) into memory that
-all ranks of the host map. It needs no flag, and it outlives a killed rank.
+all ranks of the host map. It needs no flag and survives a killed rank.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from typing import Any
 
 from farandole._library import check, check_count, ffi, lib
 
-__all__ = ["Job", "dump", "jobs_of", "of_last_job", "own_page", "read_dumps"]
-
+_FORMAT = "farandole-flight-2"  # csrc/watch/flight_text.cc
 _LABEL = "/memfd:farandole-flight"
 Page = dict[str, Any]  # one rank's recorder, as write_flight() in csrc/watch writes it
 
@@ -41,7 +41,7 @@ class Job:
 
 
 def _memories(pid: int) -> Iterator[tuple[int, str]]:
-    """(inode, path) of the recorder memories that a process holds open; none if we may not look."""
+    """(inode, path) of the recorder memories that a process holds open; none without permission."""
     with contextlib.suppress(OSError):
         for path in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
@@ -68,7 +68,7 @@ def page(fd: int, local_rank: int, events: int) -> Page:
         if length <= capacity:
             found: Page = json.loads(ffi.buffer(text, length)[:].decode(errors="replace"))
             return found
-        capacity = length + (1 << 14)  # more may happen meanwhile
+        capacity = length + (1 << 14)  # room for events written meanwhile
 
 
 def pages(fd: int, events: int) -> list[Page]:
@@ -92,7 +92,7 @@ def dump(job: Job, folder: Path, reason: str) -> None:
 def read_dumps(folder: Path) -> list[Page]:
     """The dumps in a folder, by rank.
 
-    Raises FileNotFoundError if there is none, ValueError on a file that is cut off.
+    Raises FileNotFoundError if there is none, ValueError on a file that is cut off or foreign.
     """
     files = sorted(folder.glob("flight-rank-*.json"))
     if not files:
@@ -103,13 +103,29 @@ def read_dumps(folder: Path) -> list[Page]:
     dumps: list[Page] = []
     for file in files:
         try:
-            dumps.append(json.loads(file.read_text(errors="replace")))
+            found = json.loads(file.read_text(errors="replace"))
         except json.JSONDecodeError as reason:
             raise ValueError(f"{file} is no whole dump: {reason}") from reason
+        if not isinstance(found, dict) or found.get("format") != _FORMAT:
+            raise ValueError(f"{file} is no dump of this version of farandole")
+        dumps.append(found)
     return sorted(dumps, key=lambda found: int(found["rank"]))
 
 
+def worlds_of(folder: Path) -> list[Path]:
+    """The folders with dumps of an elastic job's worlds, in their order; [] if there is none."""
+    later = [path for path in folder.glob("world-*") if path.name[6:].isdecimal()]
+    return [folder] * any(folder.glob("flight-rank-*.json")) + sorted(
+        later, key=lambda path: int(path.name[6:])
+    )
+
+
+def began(dumps: list[Page]) -> int:
+    """When the world of these dumps began, in nanoseconds of the epoch."""
+    return max(int(page["began_ns"] + page["epoch_minus_monotonic_ns"]) for page in dumps)
+
+
 def of_last_job(dumps: list[Page]) -> list[Page]:
-    """Without those that were written before the last job began: of an earlier one."""
-    last_began = max(page["began_ns"] + page["epoch_minus_monotonic_ns"] for page in dumps)
-    return [p for p in dumps if p["now_ns"] + p["epoch_minus_monotonic_ns"] >= last_began]
+    """Leaves out dumps of earlier jobs, written before the last job began."""
+    last = began(dumps)
+    return [p for p in dumps if p["now_ns"] + p["epoch_minus_monotonic_ns"] >= last]

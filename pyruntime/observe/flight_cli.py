@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole dump`, `farandole explain` and `farandole export`."""
+"""`farandole dump`, `farandole explain` and `farandole export`, for the command."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from farandole.observe import flight
 from farandole.observe.explain import explain
 from farandole.observe.torch_trace import export
 
-__all__ = [
-    "add_dump_arguments",
-    "add_explain_arguments",
-    "add_export_arguments",
-    "run_dump",
-    "run_explain",
-    "run_export",
-]
+_EXAMPLES = """\
+examples:
+  farandole dump                            # the only job of this user on this host
+  farandole dump 4242 --into flight         # the job of this process
+  farandole explain flight                  # what went wrong first
+  farandole export flight fr/rank_ && python -m torch.distributed.flight_recorder.fr_trace fr
+
+FARANDOLE_FLIGHT_DIR=flight makes a job write the same files by itself on errors and stalls.
+"""
 
 
 def add_dump_arguments(parser: argparse.ArgumentParser) -> None:
     """Of `farandole dump`."""
+    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     parser.add_argument("pids", nargs="*", type=int, help="any processes of the job (default: all)")
     parser.add_argument("--into", type=Path, default=Path("flight"), help="folder for the dumps")
 
@@ -46,10 +48,10 @@ def run_dump(options: argparse.Namespace) -> int:
 
 
 def _read(folder: Path) -> list[flight.Page]:
-    """The last job's dumps; none, and the reason on stderr, where they can't be read."""
+    """The last job's dumps; if they can't be read, none, and the reason goes to stderr."""
     try:
         found = flight.read_dumps(folder)
-    except (FileNotFoundError, ValueError) as reason:
+    except (OSError, ValueError) as reason:
         print(reason, file=sys.stderr)
         return []
     dumps = flight.of_last_job(found)
@@ -60,20 +62,25 @@ def _read(folder: Path) -> list[flight.Page]:
 
 def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
     """Of `farandole explain`."""
+    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     parser.add_argument("folder", type=Path, help="with flight-rank-N.json files")
 
 
 def run_explain(options: argparse.Namespace) -> int:
     """Say in words what went wrong first, from all ranks' flight recorder dumps."""
-    dumps = _read(options.folder)
-    if not dumps:
-        return 1
-    print("\n".join(explain(dumps)))
-    return 0
+    worlds = flight.worlds_of(options.folder)
+    pages = [found for folder in worlds or [options.folder] if (found := _read(folder))]
+    for i, dumps in enumerate(pages):
+        # Of an earlier job are worlds that are older than the one before.
+        if i > 0 and flight.began(dumps) < flight.began(pages[i - 1]):
+            break
+        print("\n".join(([""] if i > 0 else []) + explain(dumps)))
+    return 0 if pages else 1
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Of `farandole export`."""
+    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     parser.add_argument("folder", type=Path, help="with flight-rank-N.json files")
     parser.add_argument("prefix", help="of the files to write: PREFIX0, PREFIX1, ...")
 

@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the core counts: totals, distributions, and who kept the others waiting."""
+"""Metrics of the core: counters, histograms, and which ranks the others waited for. Public calls,
+for any thread."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from farandole._library import check_count, ffi, lib, text
 from farandole.observe import flight
 from farandole.topology import is_initialized
 
-__all__ = ["Histogram", "Metrics", "ScalarWriter", "Straggler", "log_metrics", "metrics"]
-
 
 @dataclass(frozen=True)
 class Histogram:
-    """Values by magnitude: `counts[i]` of them are below 2**i and not in an earlier slot."""
+    """Values by powers of two: `counts[i]` are below 2**i and not in an earlier slot."""
 
     count: int
     sum: int
@@ -24,7 +23,7 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """0 if there are no values."""
+        """The mean; 0 if there are no values."""
         return self.sum / self.count if self.count else 0.0
 
     def quantile(self, share: float) -> int:
@@ -37,7 +36,7 @@ class Histogram:
         return 0
 
     def __sub__(self, earlier: Histogram) -> Histogram:
-        """What came since `earlier`."""
+        """The values since `earlier`."""
         old = earlier.counts + (0,) * (len(self.counts) - len(earlier.counts))
         counts = tuple(new - was for new, was in zip(self.counts, old, strict=True))
         return Histogram(self.count - earlier.count, self.sum - earlier.sum, counts)
@@ -55,11 +54,11 @@ class Metrics(dict[str, int]):
     """This rank's counters by name, since init().
 
     tensors_submitted, tensors_done, tensors_failed; bytes_done; buckets_done; moving_ns (buckets
-    under way); late_times and late_ns (this rank was the last to be ready; as far as rank 0 is on
-    this host); sleeps; rescued_wakeups (0 in health).
+    under way); late_times and late_ns (this rank was the last to be ready; 0 unless rank 0 is on
+    this host); sleeps; rescued_wakeups (0 unless there is a bug).
     """
 
-    # negotiation_ns: a tensor's submission to the decision. wait_ns: callers blocked. bucket_bytes.
+    # negotiation_ns: a tensor's submission to its decision. wait_ns: callers blocked. bucket_bytes.
     # bandwidth_MBps: a bucket's bytes by its time from launch to end (algorithm bandwidth).
     histograms: dict[str, Histogram]
     stragglers: dict[
@@ -74,12 +73,14 @@ def _counters() -> dict[str, int]:
     return {text(row.name): int(row.value) for row in rows}
 
 
-def _histogram(found: dict[str, Any]) -> Histogram:
-    return Histogram(found["count"], found["sum"], tuple(found["slots"]))
-
-
 def metrics() -> Metrics:
-    """This rank's metrics. Before init() they are empty, apart from counters of the process."""
+    """This rank's metrics. Before init() they are empty, apart from counters of the process.
+
+    Examples:
+        >>> now = hvd.metrics()
+        >>> now["bytes_done"] >= 0, now.histograms["wait_ns"].mean >= 0
+        (True, True)
+    """
     found = Metrics(_counters())
     found.histograms, found.stragglers = {}, {}
     if not is_initialized():
@@ -87,7 +88,10 @@ def metrics() -> Metrics:
     page = flight.own_page()
     found.update(page["counters"])
     found["late_times"], found["late_ns"] = page["late"]["times"], page["late"]["ns"]
-    found.histograms = {name: _histogram(one) for name, one in page["histograms"].items()}
+    found.histograms = {
+        name: Histogram(one["count"], one["sum"], tuple(one["slots"]))
+        for name, one in page["histograms"].items()
+    }
     for other in flight.pages(-1, events=0):
         late = other["late"]
         found.stragglers[other["rank"]] = Straggler(late["times"], late["ns"] / 1e9)
@@ -95,13 +99,13 @@ def metrics() -> Metrics:
 
 
 class ScalarWriter(Protocol):
-    """What torch.utils.tensorboard.SummaryWriter has."""
+    """The part of torch.utils.tensorboard.SummaryWriter that is used."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
-        """One point of one curve."""
+        """Adds one point to one curve."""
 
 
-_last: tuple[int, float, Metrics] | None = None  # began_ns of its job, when, what
+_last: tuple[int, float, Metrics] | None = None  # of the last call: began_ns, time, metrics
 
 
 def _since_last(now: float, current: Metrics) -> tuple[float, Metrics]:
@@ -123,7 +127,16 @@ def log_metrics(writer: ScalarWriter, step: int, prefix: str = "farandole/") -> 
     """Writes what happened since the last call as TensorBoard scalars at `step`.
 
     tensors_per_second, MB_per_second, waiting_share (0 to 1), bandwidth_MBps (mean over buckets),
-    negotiation_us and wait_us (means), late_times. Raises ShutdownError before init().
+    negotiation_us and wait_us (means), late_times. `writer` is a
+    torch.utils.tensorboard.SummaryWriter, or has its add_scalar; each name has `prefix` before it.
+    Raises ShutdownError before init().
+
+    Examples:
+        >>> class Printer:  # in its place: torch.utils.tensorboard.SummaryWriter()
+        ...     def add_scalar(self, tag, value, step):
+        ...         print(step, tag)
+        >>> hvd.log_metrics(Printer(), step=10)  # doctest: +ELLIPSIS
+        10 farandole/...
     """
     seconds, fresh = _since_last(time.monotonic(), metrics())
     rates = {

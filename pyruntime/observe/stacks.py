@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a rank that others wait for shows where its Python is, even while it is stuck in native code.
+"""Python stacks for the core's StackReporter, also while the main thread is in native code.
 
 faulthandler writes the stacks to a pipe when a real-time signal reaches the main thread; the core
 sends that signal to its own process when the coordinator asks, and reads the pipe.
@@ -8,28 +8,51 @@ sends that signal to its own process when the coordinator asks, and reads the pi
 from __future__ import annotations
 
 import faulthandler
+import importlib.util
 import os
+from pathlib import Path
 
 from farandole._library import check_count, lib
+from farandole.config import setting
 
-__all__ = ["install"]
+# In an editable install they are elsewhere.
+_PARTS = ("torch", "numpy", "cupy", "jax", "keras", "tensorflow")
 
 _installed = False
+
+
+def _own_folders() -> list[str]:
+    """The package's folders, whose frames hide the user's; none if debugging the package."""
+    if setting("FARANDOLE_LOG_LEVEL") in ("debug", "trace"):
+        return []
+    found = [importlib.util.find_spec(f"farandole.{part}") for part in _PARTS]
+    places = [spec.submodule_search_locations or [] for spec in found if spec]
+    return [str(Path(__file__).parents[1]), *(folder for place in places for folder in place)]
 
 
 def install() -> None:
     """Makes the stacks available, once per process. init() calls this.
 
-    No handler of the user's is replaced: the signal is one that nobody handles, or the one that
-    FARANDOLE_STACK_SIGNAL names.
+    It replaces no handler of the user: the signal is one without a handler, or the one that
+    FARANDOLE_STACK_SIGNAL names. Raises ValueError if that can't be handled.
     """
     global _installed
     if _installed:
         return
-    _installed = True
     number = check_count(lib.farandole_stack_signal())
     if number == 0:
+        _installed = True
         return
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    lib.farandole_stacks(number, reader)
-    faulthandler.register(number, file=writer, all_threads=True)
+    lib.farandole_stacks(number, reader, ":".join(_own_folders()).encode())
+    try:
+        faulthandler.register(number, file=writer, all_threads=True)
+    except (OSError, RuntimeError, ValueError) as reason:  # SIGKILL, SIGSEGV, glibc's own, ...
+        lib.farandole_stacks(0, -1, b"")
+        os.close(reader)
+        os.close(writer)
+        raise ValueError(
+            f"FARANDOLE_STACK_SIGNAL={number}: Python can't show its stacks by this signal "
+            f"({reason}); leave the variable out, and a free signal is chosen"
+        ) from reason
+    _installed = True

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flight recorder dumps in the format of PyTorch's own (torch.distributed.flight_recorder).
+"""Flight recorder dumps in the format of PyTorch's own (torch.distributed.flight_recorder), for
+`farandole export`.
 
-Its analyser (`torchfrtrace DIR`) then tells desynchronised ranks apart as it does for NCCL's dumps.
+Its analyser (`torchfrtrace DIR`) then finds desynchronised ranks as in NCCL's dumps.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from farandole.observe.flight_calls import Call, members_of, shared_calls
-
-__all__ = ["export"]
 
 Page = dict[str, Any]
 
@@ -46,8 +45,8 @@ _DTYPES = {
 
 
 def _entry(page: Page, call: Call, number: int, sequence: int) -> dict[str, Any]:
-    """`number`: of the call among all; `sequence`: in its process set; alike on all ranks."""
-    shape = list(call.shape or ())
+    """`number`: the call's, over all sets; `sequence`: in its set; both equal on all ranks."""
+    shape = list(call.shape)
     dtype = _DTYPES.get(call.dtype, call.dtype)
     epoch = page["epoch_minus_monotonic_ns"]
 
@@ -112,14 +111,17 @@ def _status(group: str, entries: Sequence[dict[str, Any]]) -> dict[str, int]:
 def export(pages: Sequence[Page], prefix: str) -> list[Path]:
     """Writes PREFIX0, PREFIX1, ..., one pickle a rank; returns their paths.
 
-    Calls are numbered in the order of negotiation; those that still wait follow, oldest first.
+    Calls are numbered in the order of negotiation; those that still wait follow, oldest first. A
+    call that all have agreed on is left out if a recorded rank lacks it: there it is older than the
+    events that were kept, or the rank took part without a tensor. Neither is a desynchronisation.
     """
     entries: dict[int, list[dict[str, Any]]] = {page["rank"]: [] for page in pages}
     by_rank = {page["rank"]: page for page in pages}
     sequences: dict[int, int] = {}
     for number, shared in enumerate(shared_calls(pages)):
         first = shared.first
-        if first.op not in _NAMES:
+        members = set(members_of(pages, first.process_set)) & by_rank.keys()
+        if first.op not in _NAMES or (shared.negotiated and members - shared.calls.keys()):
             continue
         sequence = sequences[first.process_set] = sequences.get(first.process_set, -1) + 1
         for rank, call in shared.calls.items():

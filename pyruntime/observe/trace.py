@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces of several ranks: reading, merging into one."""
+"""Reads the traces of several ranks and merges them into one. For `farandole trace`."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Sequence
@@ -10,9 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RankTrace", "merge", "read", "siblings"]
-
 Event = dict[str, Any]
+_MEMBERS = {
+    "rank",
+    "size",
+    "clock_ns",
+    "clock_error_ns",
+}  # of the event that tells whose trace it is
 
 
 @dataclass
@@ -27,34 +32,35 @@ class RankTrace:
 def siblings(path: Path) -> list[Path]:
     """The traces of all ranks of the run whose rank 0 wrote `path`."""
     name = re.compile(re.escape(path.stem) + r"\.rank\d+" + re.escape(path.suffix))
-    others = (p for p in path.parent.iterdir() if name.fullmatch(p.name))
+    others = [p for p in path.parent.iterdir() if name.fullmatch(p.name)]
     return [path, *sorted(others, key=lambda p: int(re.findall(r"\.rank(\d+)", p.name)[-1]))]
 
 
 def _events(path: Path) -> list[Event]:
-    """Of a trace that may end anywhere: a killed rank closes no brackets."""
+    """The events of a trace that may be cut off, as that of a killed rank."""
     text = path.read_text(errors="replace")
     try:
         found = json.loads(text)
     except json.JSONDecodeError:
         whole = text[: text.rindex("}") + 1] if "}" in text else "["
         lines = whole.split("\n")
-        try:
-            found = json.loads("\n".join(lines).rstrip(",") + "]")
-        except json.JSONDecodeError:  # cut inside the last event
-            found = json.loads("\n".join(lines[:-1]).rstrip(",") + "]")
+        found = None
+        for kept in (lines, lines[:-1]):  # the second: cut inside the last event
+            with contextlib.suppress(json.JSONDecodeError):
+                found = json.loads("\n".join(kept).rstrip(",") + "]")
+                break
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise ValueError(f"{path} is no trace of one rank (give rank 0's own, not a merged one)")
     return list(found)
 
 
 def read(path: Path) -> RankTrace:
-    """One rank's trace. Raises ValueError if farandole has not written it."""
+    """One rank's trace. Raises ValueError if farandole did not write it."""
     events = _events(path)
-    about = next((e["args"] for e in events if e.get("name") == "farandole"), None)
-    if about is None:
+    about = next((e.get("args") for e in events if e.get("name") == "farandole"), None)
+    if not isinstance(about, dict) or not about.keys() >= _MEMBERS:
         raise ValueError(f"{path} is no trace of farandole")
-    # An offset within what the measurement can tell is none: one host has one clock.
+    # An offset within the error of its measurement counts as 0: one host has one clock.
     offset = about["clock_ns"] if abs(about["clock_ns"]) > about["clock_error_ns"] else 0
     for event in events:
         if offset and "ts" in event:

@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole trace merge` and `farandole trace report`."""
+"""`farandole trace merge` and `farandole trace report`, for the command."""
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
+from farandole.errors import counted
 from farandole.observe import trace, trace_report
+from farandole.output import console, why_no_plot, why_not
 
-__all__ = ["add_arguments", "run"]
+_EXAMPLES = """\
+examples:
+  FARANDOLE_TIMELINE=run.json mpirun -np 2 python train.py
+  farandole trace merge run.json                    # run.merged.json, for https://ui.perfetto.dev
+  farandole trace report run.json --plot run.png    # where the time of a step went
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Of `farandole trace`."""
+    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     actions = parser.add_subparsers(dest="action", required=True)
     merge = actions.add_parser("merge", help="one trace of all ranks")
     report = actions.add_parser("report", help="where the time of a step went")
@@ -31,31 +36,34 @@ def _report(traces: list[trace.RankTrace], plot: Path | None) -> int:
     if not steps:
         print("no tensor comes twice in these traces: there is no step to see", file=sys.stderr)
         return 1
-    width = max(100, shutil.get_terminal_size().columns)
-    trace_report.show(steps, Console(width=width))
+    trace_report.show(steps, console())
     if plot is not None:
-        try:
-            trace_report.plot(steps, plot)
-        except ImportError as reason:
-            print(f"no plot: {reason}; remedy: pip install matplotlib", file=sys.stderr)
-            return 1
+        trace_report.plot(steps, plot)
         print(plot)
     return 0
 
 
 def run(options: argparse.Namespace) -> int:
     """Merge the traces that the ranks wrote, or report what they say."""
+    plot = options.plot if options.action == "report" else None
+    if refused := why_no_plot(plot) or why_not(getattr(options, "output", None)):
+        print(f"farandole trace: {refused}", file=sys.stderr)
+        return 2
     try:
         traces = [trace.read(path) for path in trace.siblings(options.path)]
     except (OSError, ValueError) as reason:
-        print(reason, file=sys.stderr)
+        print(f"farandole trace: {reason}", file=sys.stderr)
         return 1
     if missing := traces[0].size - len(traces):
-        print(f"{missing} of {traces[0].size} ranks wrote no trace here", file=sys.stderr)
+        print(
+            f"{missing} of {counted(traces[0].size, 'rank')} wrote no trace here", file=sys.stderr
+        )
     if options.action == "report":
-        return _report(traces, options.plot)
+        return _report(traces, plot)
     path: Path = options.path
     out: Path = options.output or path.with_name(f"{path.stem}.merged{path.suffix}")
     count = trace.merge(traces, out)
-    print(f"{out}: {count} events of {len(traces)} ranks; open it in https://ui.perfetto.dev")
+    print(
+        f"{out}: {counted(count, 'event')} of {counted(len(traces), 'rank')}; open it in https://ui.perfetto.dev"
+    )
     return 0

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of a step went, from the traces of all ranks: a table and a picture."""
+"""How a step's time was spent, from the traces of all ranks: a table and a plot. For `farandole
+trace report`."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from rich.box import SIMPLE
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from farandole.observe.trace import Event, RankTrace
-
-__all__ = ["Step", "analyse", "plot", "show"]
 
 Spans = list[tuple[float, float]]  # begin and end, microseconds, ascending
 
@@ -29,8 +29,8 @@ class Step:
     begin: float
     time: float
     waiting: float  # the thread that submits was blocked
-    moving: float  # a bucket was on its way
-    hidden: float  # of that, while nobody waited: beside the backward pass
+    moving: float  # a bucket was under way
+    hidden: float  # of that, while no caller waited: overlapped with computing
     negotiating: float  # median over the step's tensors, submit to decision
     queued: float  # median, decision to the bucket's launch
     packing: float
@@ -39,7 +39,7 @@ class Step:
 
     @property
     def overlap(self) -> float:
-        """Share of the moving time that computing hid, 0 to 1; 0 if nothing moved."""
+        """Share of the moving time overlapped with computing, 0 to 1; 0 if nothing moved."""
         return self.hidden / self.moving if self.moving else 0.0
 
 
@@ -90,12 +90,12 @@ def _stages(events: Sequence[Event]) -> dict[str, list[tuple[float, float]]]:
 
 
 def _boundaries(trace: RankTrace) -> list[float]:
-    """When each step begins: the tensor that comes most often, and first, comes again."""
+    """When each step begins: at each submission of the most frequent tensor."""
     submits = [e for e in trace.events if e["ph"] == "X" and e["cat"] == "submit"]
     counts = Counter(e["name"] for e in submits)
     if not counts:
         return []
-    name = counts.most_common(1)[0][0]  # of several, the first that was seen
+    name = counts.most_common(1)[0][0]  # of equally frequent ones, the first that was seen
     return sorted(e["ts"] for e in submits if e["name"] == name)
 
 
@@ -139,39 +139,70 @@ _COLUMNS = {
 
 
 def show(steps: dict[int, list[Step]], console: Console) -> None:
-    """A table of medians over the steps of each rank, and what it means."""
-    table = Table(title="one step, median over all, milliseconds", box=SIMPLE)
+    """Prints medians over the steps of each rank, and a conclusion."""
+    title = "one step, median over all, milliseconds"
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1))  # 80 columns are enough
     for heading in ("rank", "steps", *_COLUMNS.values(), "overlap"):
         table.add_column(heading, justify="right", no_wrap=True)
     for rank, own in sorted(steps.items()):
-        cells = [f"{median(getattr(s, column) for s in own):.2f}" for column in _COLUMNS]
+        middle = [median(getattr(s, column) for s in own) for column in _COLUMNS]
+        cells = [f"{ms:.2f}" if ms < 100 else f"{ms:.1f}" for ms in middle]
         overlap = f"{100 * median(s.overlap for s in own):.0f} %"
         table.add_row(str(rank), str(len(own)), *cells, overlap)
     console.print(table)
-    waiting = {rank: median(s.waiting / s.time for s in own) for rank, own in steps.items()}
-    slowest = min(waiting, key=lambda rank: waiting[rank])
-    console.print(
-        f"Slowest: rank {slowest}, which waits least ({100 * waiting[slowest]:.0f} % of its step; "
-        f"the others up to {100 * max(waiting.values()):.0f} %)."
-        if len(waiting) > 1
-        else f"The rank waits {100 * waiting[slowest]:.0f} % of its step."
-    )
+    console.print(_conclusion(steps))
     console.print(
         "wait: a caller was blocked. move: buckets were under way. agree, queue: a tensor's time "
         "until all were ready, until its bucket began. overlap: share of move without wait."
     )
 
 
-# What a step consists of, and how it is drawn.
-_PARTS: tuple[tuple[str, Callable[[Step], float], str], ...] = (
-    ("computing only", lambda step: step.time - step.waiting - step.hidden, "#4c72b0"),
-    ("computing, buckets move beside", lambda step: step.hidden, "#55a868"),
-    ("waiting", lambda step: step.waiting, "#c44e52"),
+def _conclusion(steps: dict[int, list[Step]]) -> str:
+    """Who is the slowest, if the steps differ by more than they vary."""
+    shares = {rank: sorted(s.waiting / s.time for s in own) for rank, own in steps.items()}
+    middle = {rank: 100 * median(own) for rank, own in shares.items()}
+    if len(steps) == 1:
+        return f"The rank waits {next(iter(middle.values())):.0f} % of its step."
+    least, next_least = sorted(middle, key=lambda rank: middle[rank])[:2]
+    most = max(middle.values())
+    if _bounds(shares[least])[1] < _bounds(shares[next_least])[0]:
+        return (
+            f"Slowest: rank {least}, which waits least ({middle[least]:.0f} % of its step; the "
+            f"others up to {most:.0f} %)."
+        )
+    return (
+        f"No rank is clearly the slowest: they wait {middle[least]:.0f} to {most:.0f} % of a step, "
+        "and steps vary by more than the ranks differ."
+    )
+
+
+def _bounds(values: Sequence[float]) -> tuple[float, float]:
+    """Between which the median lies with 95 %: order statistics of ascending values."""
+    margin = 0.98 * math.sqrt(len(values)) + 0.5
+    if len(values) < 2 * margin:
+        return -math.inf, math.inf  # too few to say
+    return values[math.floor(len(values) / 2 - margin)], values[
+        math.ceil(len(values) / 2 + margin) - 1
+    ]
+
+
+def _parts(own: Sequence[Step]) -> list[float]:
+    """_PARTS of a rank's median step, as the table has it."""
+    time, waiting = (median(getattr(s, what) for s in own) for what in ("time", "waiting"))
+    hidden = min(median(s.hidden for s in own), max(time - waiting, 0.0))
+    return [max(time - waiting - hidden, 0.0), hidden, min(waiting, time)]
+
+
+# The parts of a step: name, colour.
+_PARTS = (
+    ("computing only", "#4c72b0"),
+    ("computing, buckets move beside", "#55a868"),
+    ("waiting", "#c44e52"),
 )
 
 
 def plot(steps: dict[int, list[Step]], out: Path) -> None:
-    """A picture: the parts of a median step of each rank, and each step's time."""
+    """Plots the parts of a median step of each rank, and each step's time."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
@@ -179,8 +210,9 @@ def plot(steps: dict[int, list[Step]], out: Path) -> None:
     ranks = sorted(steps)
     names = [f"rank {rank}" for rank in ranks]
     left = [0.0] * len(ranks)
-    for label, part, colour in _PARTS:
-        widths = [median(part(step) for step in steps[rank]) for rank in ranks]
+    for (label, colour), widths in zip(
+        _PARTS, zip(*(_parts(steps[rank]) for rank in ranks), strict=True), strict=True
+    ):
         bars.barh(names, widths, left=left, label=label, color=colour)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     bars.invert_yaxis()

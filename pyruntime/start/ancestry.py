@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this process is a rank itself, or the child of one, which must not meet the others.
+"""Whether this process is a rank, or only the child of one, which must not call init(). For the
+bootstrap.
 
-A child inherits the launcher's variables: MPI would take it for its parent. So a rank leaves a mark
-in its environment that its children inherit too: its process, its rank, and what its launcher has
-told it. A child whose launcher variables are the same was not started by a launcher of its own.
+A child inherits the launcher's variables: MPI would take it for its parent. So a rank sets another
+variable, which its children inherit too: its process, its rank, and what its launcher told it.
+A child with the same launcher variables was not started by a launcher of its own.
 """
 
 from __future__ import annotations
@@ -14,48 +15,47 @@ from pathlib import Path
 from farandole._library import check_count, ffi, lib
 from farandole.errors import ShutdownError
 
-__all__ = ["check", "claim"]
-
 _MARK = "_FARANDOLE_RANK_PROCESS"  # no setting: only init() writes and reads it
 
-# What launchers tell a process about itself and nobody else, or about the job that it belongs to.
+# Variables by which launchers identify one process, or its job.
 _TOLD = (
     *("PMIX_NAMESPACE", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_MCA_ess_base_jobid"),
     *("PMI_RANK", "PMI_ID", "PMI_FD", "PMI_PORT", "PMI_JOBID", "MV2_COMM_WORLD_RANK"),
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "FARANDOLE_RENDEZVOUS", "FARANDOLE_RANK"),
+    *("RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
 )
-# Of these a process that nobody launched has none; a batch script has Slurm's others.
+# A process without any of these has no launcher; a batch script has other variables of Slurm.
 _LAUNCHED = (
     *("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMI_ID", "MV2_COMM_WORLD_RANK"),
-    *("SLURM_STEP_ID", "FARANDOLE_RENDEZVOUS"),
+    *("SLURM_STEP_ID", "FARANDOLE_RENDEZVOUS", "RANK"),
 )
-_RANKS = ("FARANDOLE_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+_RANKS = ("FARANDOLE_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK", "SLURM_PROCID")
 
 _forked = False
 
 
 def _this_process() -> str:
-    """Its number, and when it began: the number alone comes again."""
+    """Its pid and start time, since pids are reused."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return f"{os.getpid()}@{fields[19]}"
 
 
 def _told() -> str:
-    """The launcher's words; empty: there is no launcher."""
+    """The launcher's variables as text; empty: no launcher."""
     if not any(os.environ.get(name) for name in _LAUNCHED):
         return ""
     found = [f"{name}={os.environ[name]}" for name in _TOLD if os.environ.get(name)]
     descriptor = os.environ.get("PMI_FD", "")
-    if descriptor.isdigit():  # Hydra numbers them alike in every job
+    if descriptor.isdigit():  # Hydra uses the same number in every job
         try:
             found.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
-        except OSError:  # a child without it: as its parent
+        except OSError:  # a child that lacks the descriptor: as its parent
             found.append(os.environ.get(_MARK, "").rpartition(" ")[2])
     return " ".join(found)
 
 
 def claim() -> None:
-    """This process is a rank from here on: its children will know. Nothing without a launcher."""
+    """Marks this process as a rank, for its children. Does nothing without a launcher."""
     if told := _told():
         os.environ[_MARK] = f"{_this_process()} {told}"
 
@@ -63,7 +63,7 @@ def claim() -> None:
 def check() -> None:
     """Raises ShutdownError, with the remedy, in a process that is only the child of a rank."""
     if _forked:
-        check_count(lib.farandole_counters(ffi.NULL, 0))  # the core says what is wrong
+        check_count(lib.farandole_counters(ffi.NULL, 0))  # raises the core's error
     parent, _, told = os.environ.get(_MARK, "").partition(" ")
     inherited = bool(parent) and parent != _this_process() and told == _told()
     if not inherited:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the ranks meet: who they are, and one all-gather of opaque bytes that brings the core up."""
+"""The ranks' bootstrap: rank, size, and the allgather of bytes by which init() starts the core. For
+init() and doctor, on their thread."""
 
 from __future__ import annotations
 
@@ -10,30 +11,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from farandole.config import config
+from farandole.config import setting
 from farandole.errors import LibraryError, PeerError, StallError
-from farandole.start import ancestry, rendezvous
+from farandole.start import ancestry, launchers, rendezvous, torchrun
+from farandole.start.launchers import TORCHRUN, Launcher
 
-__all__ = [
-    "REMEDY",
-    "Bootstrap",
-    "Coming",
-    "Farewell",
-    "Parting",
-    "connect",
-    "launched_rank",
-    "promised_ranks",
-]
-
-# Variables by which launchers tell each process how many there are.
-_LAUNCHERS = {
-    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
-    "PMI_SIZE": "a PMI launcher (mpiexec, srun)",
-    "MV2_COMM_WORLD_SIZE": "MVAPICH's mpirun",
-    "SLURM_STEP_NUM_TASKS": "srun",
-}
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
-_DEFAULT_SECONDS = 60.0  # where FARANDOLE_INIT_TIMEOUT can't be read: the core says so soon
+_DEFAULT_SECONDS = 60.0  # if FARANDOLE_INIT_TIMEOUT can't be read; the core soon reports that
 GRACE = 1.5  # seconds that a leaving rank waits for the others to leave too
 REMEDY = (
     "every rank must call init() equally often and with the same arguments; a rank may also be "
@@ -42,9 +25,9 @@ REMEDY = (
 
 
 class Coming(Enum):
-    """Whether a rank that leaves will be at the next init()."""
+    """Whether a rank that leaves will take part in the next init()."""
 
-    ANEW = "a"  # at once: elastic training starts anew
+    ANEW = "a"  # at once: elastic training restarts
     PERHAPS = "p"  # if its program calls init() again
     NEVER = "n"  # its process ends
 
@@ -59,27 +42,27 @@ class Farewell:
     BYTES = 512
 
     def encode(self) -> bytes:
-        """As many bytes for every rank: texts are cut."""
+        """A fixed number of bytes; texts are cut."""
         text = (self.coming.value + self.cause).encode()[: self.BYTES]
         return text.ljust(self.BYTES, b"\0")
 
     @classmethod
     def decode(cls, data: bytes) -> Farewell:
-        """The inverse."""
+        """The inverse of encode()."""
         text = data.rstrip(b"\0").decode(errors="ignore")
         return cls(Coming(text[0]), text[1:])
 
 
 class Parting:
-    """What all ranks of a job said when they left it, as far as they have."""
+    """The farewells of the ranks that have left a job."""
 
     def __init__(self, own: Farewell, all_said: Callable[[], list[Farewell] | None]) -> None:
-        """`all_said`: what each has said, by rank; None while some have not."""
+        """`all_said` returns all farewells by rank; None while some are missing."""
         self._own = own
         self._all_said = all_said
 
     def check(self, expected: Callable[[int], bool] = lambda rank: True) -> None:
-        """Raises PeerError if a rank that is `expected` at the next init() will not come there."""
+        """Raises PeerError if a rank that is `expected` at the next init() will not take part."""
         for rank, other in enumerate(self._all_said() or ()):
             ends = other.coming is Coming.NEVER
             ends |= self._own.coming is Coming.ANEW and other.coming is Coming.PERHAPS
@@ -92,8 +75,8 @@ class Parting:
 
 
 class Bootstrap(ABC):
-    """The ranks' meeting place while the core is not up yet. `node[r]` names the shared-memory
-    host of rank r by its lowest rank. No wait takes longer than `seconds`, but where it says so."""
+    """How the ranks communicate before the core runs. `node[r]` is the lowest rank on the
+    shared-memory host of rank r. Waits are limited to `seconds` unless they say otherwise."""
 
     rank: int
     size: int
@@ -102,36 +85,36 @@ class Bootstrap(ABC):
 
     @abstractmethod
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
-        """What each rank gives, in rank order. Collective.
+        """The data of every rank, in rank order. Collective.
 
-        Raises StallError naming the ranks that do not come within `seconds`, PeerError where one
-        has told that it will not.
+        Raises StallError naming the ranks that are missing after `seconds`, PeerError if one has
+        said that it will not come.
         """
 
     def comm_address(self) -> int:
-        """Where an MPI_Comm of these ranks lies, for messages between hosts; 0: there is none."""
+        """Address of an MPI_Comm of these ranks, for messages between hosts; 0: none."""
         return 0
 
     @abstractmethod
     def close(self, farewell: Farewell, failed: bool, broken: bool) -> Parting:
-        """Leaves the meeting place after the core has shut down; waits for GRACE at most.
+        """Leaves after the core has shut down; waits for GRACE at most.
 
-        `failed`: abnormally; `broken`: the job had ended before, by somebody's failure.
+        `failed`: this rank has failed; `broken`: the job had already ended by a failure.
         """
 
     @abstractmethod
     def abandon(self, reason: BaseException) -> None:
-        """This rank alone gives up in the middle of init(): tells those who wait for it why."""
+        """Gives up in the middle of init(), on this rank alone; tells the waiting ranks why."""
 
     def world_ranks(self, comm: Any) -> list[int]:
         """This world's ranks in an mpi4py communicator, ascending. ValueError where unknown."""
         raise ValueError("this job was not started by MPI: give a list of ranks")
 
     def on_finalize(self, leave: Callable[[], object]) -> None:  # noqa: B027
-        """Has `leave` called when the user finalises what the ranks met by."""
+        """Registers a function to be called when the user finalises MPI."""
 
 
-class Solo(Bootstrap):
+class _Solo(Bootstrap):
     """A world of one, where there is no MPI."""
 
     rank, size, seconds = 0, 1, 0.0
@@ -149,37 +132,32 @@ class Solo(Bootstrap):
         pass
 
 
-class Rendezvous(Bootstrap):
-    """Ranks of one host that a launcher without MPI started, through its Unix socket."""
+class _Rendezvous(Bootstrap):
+    """Ranks of one host that a launcher without MPI started, through a Unix socket."""
 
-    def __init__(self, address: str, parting: Parting | None, seconds: float) -> None:
-        """`address` is unix:<path>; FARANDOLE_RANK and FARANDOLE_SIZE give this rank's place."""
-        scheme, _, path = address.partition(":")
-        if scheme != "unix":
-            raise ValueError(f"FARANDOLE_RENDEZVOUS={address}: must be unix:<path>")
-        if parting is not None:
-            parting.check()
-        self.rank = int(os.environ["FARANDOLE_RANK"])
-        self.size = int(os.environ["FARANDOLE_SIZE"])
-        self.node = [0] * self.size
-        self.seconds = seconds
-        try:
-            self._socket = rendezvous.connect(path, self.rank, seconds)
-        except OSError as error:
-            raise LibraryError(
-                f"init(): nobody answers at FARANDOLE_RENDEZVOUS={address}: {error}; the launcher "
-                "that opened it must live as long as its ranks"
-            ) from error
+    def __init__(
+        self,
+        path: str,
+        rank: int,
+        size: int,
+        seconds: float,
+        wait: float = 0.0,
+        remedy: str = REMEDY,
+    ) -> None:
+        """Meets at that socket. Raises OSError if nobody serves it within `wait` seconds."""
+        self.rank, self.size, self.seconds = rank, size, seconds
+        self._remedy = remedy  # if a rank does not come
+        self.node = [0] * size
+        self._connection = rendezvous.connect(path, rank, wait)
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
         limit = self.seconds if seconds is None else seconds
-        self._socket.settimeout(limit)
         try:
-            return rendezvous.exchange(self._socket, data, self.size)
+            return rendezvous.exchange(self._connection, data, limit)
         except rendezvous.NotAll as late:
             raise StallError(
-                f"init(): {late} did not come to the meeting of all ranks within {limit:g} s; "
-                f"{REMEDY}"
+                f"init(): {late} did not come to the rendezvous of all ranks within {limit:g} s; "
+                f"{self._remedy}"
             ) from late
         except ConnectionError as error:
             raise PeerError(
@@ -188,75 +166,111 @@ class Rendezvous(Bootstrap):
 
     def close(self, farewell: Farewell, failed: bool, broken: bool) -> Parting:
         said: list[Farewell] | None = None
-        self._socket.settimeout(GRACE)
         try:
-            answers = rendezvous.exchange(self._socket, farewell.encode(), self.size)
+            answers = rendezvous.exchange(self._connection, farewell.encode(), GRACE)
             said = [Farewell.decode(answer) for answer in answers]
         except (OSError, rendezvous.NotAll):
-            pass  # some rank is dead, or has not left yet
-        self._socket.close()
+            pass  # a rank is dead, or has not left yet
+        self._connection.close()
         return Parting(farewell, lambda: said)
 
     def abandon(self, reason: BaseException) -> None:
-        self._socket.close()  # the others see that
-
-
-def _promised() -> tuple[str, int]:
-    """The launcher that says how many processes there are, and what it says (else 1)."""
-    for variable, launcher in _LAUNCHERS.items():
-        if os.environ.get(variable, "").isdigit():
-            return f"{launcher} ({variable})", int(os.environ[variable])
-    return "no launcher", 1
-
-
-def launched_rank() -> int:
-    """The rank that the launcher has given this process; 0 without a launcher."""
-    found = (os.environ.get(name, "") for name in _RANKS)
-    return next((int(value) for value in found if value.isdigit()), 0)
-
-
-def promised_ranks() -> int:
-    """How many ranks this process's launcher says there are; 1 without a launcher."""
-    return _promised()[1]
+        self._connection.close()  # the others notice
 
 
 def _seconds() -> float:
-    """FARANDOLE_INIT_TIMEOUT; a mistake in any setting is told where all ranks hear of it."""
+    """FARANDOLE_INIT_TIMEOUT. A wrong setting is reported later, where all ranks get the error."""
     try:
-        found = {variable.name: variable.value for variable in config()}
+        return float(setting("FARANDOLE_INIT_TIMEOUT"))
     except ValueError:
         return _DEFAULT_SECONDS
-    return float(found["FARANDOLE_INIT_TIMEOUT"])
+
+
+def _of_address(address: str, seconds: float) -> Bootstrap:
+    """`address` is unix:<path>; FARANDOLE_RANK and FARANDOLE_SIZE give this rank's place."""
+    scheme, _, path = address.partition(":")
+    if scheme != "unix":
+        raise ValueError(f"FARANDOLE_RENDEZVOUS={address}: must be unix:<path> or none")
+    rank, size = int(os.environ["FARANDOLE_RANK"]), int(os.environ["FARANDOLE_SIZE"])
+    try:
+        return _Rendezvous(path, rank, size, seconds)
+    except OSError as error:
+        raise LibraryError(
+            f"init(): nobody answers at FARANDOLE_RENDEZVOUS={address}: {error}; the launcher "
+            "that opened it must live as long as its ranks"
+        ) from error
+
+
+def _of_torchrun(seconds: float) -> Bootstrap:
+    if torchrun.on_several_hosts():
+        return _between_hosts(seconds)
+    path = torchrun.open_rendezvous()
+    remedy = f"{REMEDY}; {torchrun.remedy()}"
+    try:
+        return _Rendezvous(path, TORCHRUN.rank, TORCHRUN.size, seconds, seconds, remedy)
+    except OSError as error:
+        raise StallError(
+            f"init(): rank 0 did not come to the rendezvous of all ranks within {seconds:g} s "
+            f"({error}); {remedy}"
+        ) from error
+
+
+def _between_hosts(seconds: float) -> Bootstrap:
+    torchrun.check()
+    try:
+        from farandole.torch.distributed.meeting import of_torchrun
+    except ImportError as error:
+        raise LibraryError(
+            f"WORLD_SIZE says {TORCHRUN.size} processes, of which some run on other hosts "
+            "(LOCAL_WORLD_SIZE); they meet by the store of torch.distributed, which is not here: "
+            f"{error}. Remedy: install PyTorch, or start with mpirun or srun"
+        ) from error
+    return of_torchrun(seconds)
 
 
 def connect(comm: Any = None, parting: Parting | None = None) -> Bootstrap:
-    """Meets the other ranks, by whatever started this process.
+    """Makes the Bootstrap that fits how this process was started; collective.
 
-    `comm` as in init(); `parting`: how they left the last job. Raises ShutdownError in the child of
-    a rank, LibraryError where the launcher promises more ranks than MPI finds, ValueError for a
-    wrong `comm`, StallError naming the ranks that do not come, PeerError for those that can't.
+    `comm` as in init(), or the Bootstrap itself; `parting`: how they left the last job. Raises
+    ShutdownError in the child of a rank, LibraryError where launchers promise more ranks than can
+    meet, ValueError for a wrong `comm`, StallError naming the ranks that do not come, PeerError for
+    those that can't.
     """
     ancestry.check()
+    if isinstance(comm, Bootstrap):
+        ancestry.claim()
+        return comm
+    address = os.environ.get("FARANDOLE_RENDEZVOUS", "")
+    if address == "none":
+        return _Solo()
     ancestry.claim()
-    address = os.environ.get("FARANDOLE_RENDEZVOUS")
-    if address:
+    launcher = launchers.launcher()
+    if address or launcher is TORCHRUN:
         if comm:
             raise ValueError("init(comm=...) needs MPI; this job was started without it")
-        return Rendezvous(address, parting, _seconds())
+        if parting is not None:
+            parting.check()
+        return _of_address(address, _seconds()) if address else _of_torchrun(_seconds())
+    launchers.check()
+    return _of_mpi(comm, launcher, parting)
+
+
+def _of_mpi(comm: Any, launcher: Launcher, parting: Parting | None) -> Bootstrap:
     from farandole.start import mpi_ranks
 
-    launcher, promised = _promised()
-    mpi = mpi_ranks.load(launcher, promised, _seconds())
+    promised = launcher.size
+    mpi = mpi_ranks.load(str(launcher), promised, _seconds())
     if mpi is None:
         if comm:
             raise ValueError("init(comm=...) needs MPI, and mpi4py finds none")
-        return Solo()
-    if promised > 1 and mpi.COMM_WORLD.Get_size() == 1:
+        return _Solo()
+    found = mpi.COMM_WORLD.Get_size()
+    if promised > found:
         library = mpi.Get_library_version().split("\n")[0].strip("\x00 ")
         raise LibraryError(
-            f"{launcher} says {promised} processes, but MPI says 1: the launcher and the MPI "
+            f"{launcher} says {promised} processes, but MPI says {found}: the launcher and the MPI "
             f"library that mpi4py loaded ({library}) do not belong together. Remedy: start with "
             "the mpirun of that library (`python -m mpi4py --mpi-lib-version`; under Slurm "
-            "try `srun --mpi=pmix`)"
+            f"try `srun --mpi=pmix`); {launchers.ALONE}"
         )
     return mpi_ranks.Mpi(mpi, comm, parting, _seconds())

@@ -1,49 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a process leaves the job: whatever ends it, its peers learn the cause.
+"""Hooks at the end of a process: whatever ends it, its peers are told the cause. For init(); they
+run on the thread that ends.
 
-Hooks are installed by the first init() and chain to those they find; they do nothing while the
-runtime is down. Notebooks and interactive sessions survive exceptions, so these are no cause there.
+The first init() installs the hooks, which also call those installed before. They do nothing while
+the runtime is down. In notebooks and interactive sessions exceptions are not a cause.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 import threading
 from collections.abc import Callable
 from types import CodeType, FrameType, TracebackType
 from typing import NoReturn
 
-__all__ = ["install"]
-
 # Called as leave(text, failed): failed where an exception or an exit code is the cause.
 Leave = Callable[[str, bool], None]
 
 
 class _Cause:
-    """Why this process is about to end, as far as the hooks have seen."""
+    """The cause of this process's end, as far as the hooks know it."""
 
     def __init__(self) -> None:
         self.exception = ""
+        self.kind: type[BaseException] | None = None
         self.threads: list[str] = []
         self._exit = ""
         self._raised = ""
         self._at: tuple[FrameType, int] | None = None
 
     def exiting(self, text: str) -> None:
-        """sys.exit was called; it counts only if it is not caught on its way up."""
+        """Notes a call of sys.exit; it is the cause only if it is not caught."""
         root = sys._getframe()
         while root.f_back is not None:
             root = root.f_back
         self._exit, self._at = text, (root, root.f_lasti)
 
     def exit_code(self) -> str:
-        """The sys.exit that ends this process; a caught one let the outermost frame go on."""
+        """The text of the sys.exit that ends this process; a caught one is left out."""
         called = self._at is not None and self._at[0].f_lasti == self._at[1]
         return self._exit if called else self._raised
 
     def unwinding(self, _code: CodeType, _offset: int, error: BaseException) -> None:
-        """A frame ends by an exception. That of the outermost one, if it is SystemExit, reaches no
+        """Called when an exception leaves a frame. A SystemExit of the outermost frame reaches no
         excepthook."""
         if not isinstance(error, SystemExit) or sys._getframe(1).f_back is not None:
             return
@@ -59,10 +60,17 @@ class _Cause:
 
 _cause = _Cause()
 _leave: Leave | None = None
+_waits: list[Callable[[], object]] = []
+
+
+def wait_first(wait: Callable[[], object]) -> None:
+    """Registers what a process that ends well waits for before it leaves: work of a framework that
+    calls the core on threads of its own."""
+    _waits.append(wait)
 
 
 def install(leave: Leave) -> None:
-    """Has `leave` called when this process ends, with the cause. Once per process."""
+    """Registers `leave`, to be called with the cause when this process ends. Once per process."""
     global _leave
     if _leave is not None:
         return
@@ -72,12 +80,26 @@ def install(leave: Leave) -> None:
     _chain_thread_excepthook()
     _chain_exit()
     _watch_unwinding()
+    _end_with_multiprocessing()
 
 
 def leave_now() -> None:
     """Leaves with the cause known so far; at exit, and when the user finalises MPI."""
     if _leave is not None:
+        for wait in _waits if not _cause.failed() else ():
+            with contextlib.suppress(Exception):  # the framework itself tells it
+                wait()
         _leave(_cause.text(), _cause.failed())
+
+
+def failed() -> bool:
+    """Whether an exception or an exit code ends this process, as far as is known."""
+    return _cause.failed()
+
+
+def kind() -> type[BaseException] | None:
+    """The class of the exception that ends this process; None: there is none."""
+    return _cause.kind
 
 
 def describe(error: BaseException | None, kind: type[BaseException] | None = None) -> str:
@@ -98,9 +120,9 @@ def _chain_excepthook() -> None:
         before(kind, error, trace)
         if _interactive():
             return
-        _cause.exception = describe(error, kind)
-        # Called by the interpreter itself the process is ending: leave before it joins threads
-        # that may wait for peers. Called by other code it may go on.
+        _cause.exception, _cause.kind = describe(error, kind), kind
+        # If the interpreter calls this, the process is ending: leave before it joins threads
+        # that may wait for peers. If other code calls it, the process may continue.
         if sys._getframe().f_back is None:
             leave_now()
 
@@ -122,19 +144,36 @@ def _chain_exit() -> None:
     before = sys.exit
 
     def exit_(status: object = None, /) -> NoReturn:
-        if threading.current_thread() is threading.main_thread():  # else it ends a thread only
+        if threading.current_thread() is threading.main_thread():  # else it ends only a thread
             _cause.exiting("" if status in (None, 0) else f"sys.exit({status!r})")
         before(status)  # type: ignore[arg-type]
 
     sys.exit = exit_
 
 
+def _end_with_multiprocessing() -> None:
+    """A child of multiprocessing tells nobody of its exceptions, and a forked one ends without
+    atexit."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is None or process.parent_process() is None:
+        return
+    from multiprocessing.util import Finalize
+
+    def end() -> None:
+        error = sys.exc_info()[1]  # what the child's function has raised
+        if error is not None and not isinstance(error, SystemExit):
+            _cause.exception, _cause.kind = describe(error), type(error)
+        leave_now()
+
+    Finalize(None, end, exitpriority=0)
+
+
 def _watch_unwinding() -> None:
-    """Sees `raise SystemExit(3)`, which passes sys.exit by; from Python 3.12 on, as a free tool."""
+    """Notices `raise SystemExit(3)`, which bypasses sys.exit; by sys.monitoring of Python 3.12."""
     monitoring = getattr(sys, "monitoring", None)
     if monitoring is None:
         return
-    tool = next((t for t in (4, 3) if monitoring.get_tool(t) is None), None)  # no usual tool's
+    tool = next((t for t in (4, 3) if monitoring.get_tool(t) is None), None)  # not a common tool's
     if tool is None:
         return
     monitoring.use_tool_id(tool, "farandole")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of an MPI job, through mpi4py."""
+"""The bootstrap of an MPI job, through mpi4py. For init(), whose thread it runs on; a thread
+`farandole.init` makes the communicator of a list of ranks."""
 
 from __future__ import annotations
 
@@ -18,47 +19,53 @@ from typing import Any, ClassVar
 import numpy as np
 
 from farandole._library import lib
-from farandole.errors import LibraryError
-from farandole.start import leaving
+from farandole.errors import LibraryError, PeerError, ranks_text
+from farandole.start import joining, leaving, recruits
 from farandole.start.bootstrap import GRACE, REMEDY, Bootstrap, Farewell, Parting
 from farandole.start.mpi_waits import LONGEST_PAUSE, Notes, Wait
+from farandole.start.survivors import Mail, Survivors, dead_ranks
 
-__all__ = ["Mpi", "load"]
-
-_LAST_GRACE = 30.0  # seconds that the end of a process waits for ranks that may be out of reach
+_LAST_GRACE = 30.0  # seconds that a process's end waits for ranks that may be unreachable
 
 
 class Mpi(Bootstrap):
-    """On a communicator of our own."""
+    """A Bootstrap on a private duplicate of the user's communicator."""
 
     _keyval: int | None = None
-    _awaited: Callable[[], object] | None = None  # true when MPI_Finalize will not wait in vain
+    _awaited: Callable[[], object] | None = None  # true when MPI_Finalize will not hang
+    _unfinished_end = False  # the process ends without MPI_Finalize
     _grace = 0.0  # seconds that the end of the process waits for that
-    _begun: ClassVar[Counter[object]] = Counter()  # duplications of the world, or of a part of it
-    _unfinished: tuple[Any, Any] | None = None  # a duplicate of the world that some do not make
+    _begun: ClassVar[Counter[object]] = Counter()  # duplications, by members (None: the world)
+    _unfinished: tuple[Any, Any] | None = None  # a duplication that some ranks have not joined
 
     def __init__(self, mpi: Any, comm: Any, parting: Parting | None, seconds: float) -> None:
         """`comm`: an mpi4py communicator, a list of world ranks, or None for the world.
 
-        Raises ValueError on ranks that the list leaves out. Collective over the members.
+        Raises ValueError on ranks that are not in the list. Collective over the members.
         """
-        self._mpi = mpi
+        self.mpi = mpi
         self.seconds = seconds
         members = _members(mpi, comm)
+        if comm is None and joining.joins():  # it is alone until the others take it in
+            joining.come(mpi, seconds)
+            comm = mpi.COMM_SELF
         base = comm if isinstance(comm, mpi.Comm) else mpi.COMM_WORLD
         key = None if members is None else tuple(members)
         everyone = range(base.Get_size()) if members is None else members
-        # Communicators of the user come and go: only meetings of the world are told apart.
+        # Only bootstraps on the world are numbered: the user's communicators come and go.
         number = (key, Mpi._begun[key]) if base is mpi.COMM_WORLD else None
         check = _check(mpi, parting, base, everyone)
         self._wait = Wait(Notes(mpi, base, everyone, number), seconds, check)
         try:
             check()
             self._comm = self._duplicate(base, members)
+            # The ranks that live meet there, and in no other call of MPI.
+            mail = Mail(mpi, base if members is None else self._comm)
+            self.survivors = Survivors(mail, list(range(mail.size)), seconds)
             Mpi._begun[key] += base is mpi.COMM_WORLD
             self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
             notes = Notes(mpi, self._comm, range(self.size), None)
-            self._wait = Wait(notes, seconds, lambda: None)
+            self._wait = Wait(notes, seconds, functools.partial(_check_lives, mpi, self._comm))
             names = self.allgather(mpi.Get_processor_name().encode())
         except mpi.Exception as reason:
             raise _failed(reason) from reason
@@ -70,7 +77,7 @@ class Mpi(Bootstrap):
     def _duplicate(self, base: Any, members: list[int] | None) -> Any:
         if members is not None:
             return self._group(base, members)
-        ours = base is self._mpi.COMM_WORLD
+        ours = base is self.mpi.COMM_WORLD
         if ours and Mpi._unfinished is not None:
             made, request = Mpi._unfinished
         else:
@@ -83,7 +90,7 @@ class Mpi(Bootstrap):
         return made
 
     def _group(self, base: Any, members: list[int]) -> Any:
-        """MPI has no such call that does not block: it waits in a thread."""
+        """Makes the group's communicator in a thread, since MPI has no nonblocking call for it."""
         everyone = base.Get_group()
         group = everyone.Incl(members)
         everyone.Free()
@@ -109,14 +116,14 @@ class Mpi(Bootstrap):
 
     @staticmethod
     def _must_end(done: Callable[[], object]) -> None:
-        """Else MPI_Finalize would wait for it."""
+        """Notes a request that must end, or MPI_Finalize would wait for it."""
         Mpi._awaited, Mpi._grace = done, GRACE
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
         """As in Bootstrap."""
         try:
             return self._allgather(data, seconds)
-        except self._mpi.Exception as reason:
+        except self.mpi.Exception as reason:
             raise _failed(reason) from reason
 
     def _allgather(self, data: bytes, seconds: float | None) -> list[bytes]:
@@ -124,8 +131,8 @@ class Mpi(Bootstrap):
         self._gather(np.array([len(data)], np.int64), counts, seconds)
         starts = np.concatenate([[0], np.cumsum(counts)])
         received = bytearray(int(starts[-1]))
-        layout = [received, (counts, starts[:-1]), self._mpi.BYTE]
-        request = self._comm.Iallgatherv([data, self._mpi.BYTE], layout)
+        layout = [received, (counts, starts[:-1]), self.mpi.BYTE]
+        request = self._comm.Iallgatherv([data, self.mpi.BYTE], layout)
         self._must_end(request.Test)
         self._wait.until(request.Test, seconds)
         return [bytes(received[a:b]) for a, b in itertools.pairwise(starts)]
@@ -137,51 +144,61 @@ class Mpi(Bootstrap):
 
     def world_ranks(self, comm: Any) -> list[int]:
         """As in Bootstrap."""
-        ranks = self._mpi.Group.Translate_ranks(comm.Get_group(), None, self._comm.Get_group())
-        if self._mpi.UNDEFINED in ranks:
+        ranks = self.mpi.Group.Translate_ranks(comm.Get_group(), None, self._comm.Get_group())
+        if self.mpi.UNDEFINED in ranks:
             raise ValueError("the communicator holds processes that are not in farandole's world")
         return sorted(ranks)
 
     def comm_address(self) -> int:
         """As in Bootstrap."""
-        return int(self._mpi._addressof(self._comm))
+        return int(self.mpi._addressof(self._comm))
 
     def threads_supported(self) -> bool:
         """Whether several threads may call MPI at once."""
-        return bool(self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE)
+        return bool(self.mpi.Query_thread() == self.mpi.THREAD_MULTIPLE)
 
     def on_finalize(self, leave: Callable[[], object]) -> None:
         """As in Bootstrap."""
-        # MPI_Finalize frees COMM_SELF before all else, and so calls what its attributes registered.
-        mpi = self._mpi
+        # MPI_Finalize first frees COMM_SELF, which calls the delete functions of its attributes.
+        mpi = self.mpi
         if Mpi._keyval is None:
             Mpi._keyval = mpi.Comm.Create_keyval(delete_fn=lambda comm, keyval, value: value())
         if mpi.COMM_SELF.Get_attr(Mpi._keyval) is None:
             mpi.COMM_SELF.Set_attr(Mpi._keyval, leave)
 
     def close(self, farewell: Farewell, failed: bool, broken: bool) -> Parting:
-        """Waits a moment until all ranks have left too, since MPI_Finalize would wait for ever.
+        """Waits up to GRACE until all ranks have left too, since MPI_Finalize would wait forever.
 
         If this rank failed and others live on, MPI ends the job. If the job is broken and others do
-        not come, they may be out of reach: see end_stranded.
+        not leave, they may be unreachable: see end_stranded.
         """
-        if self._mpi.Is_finalized():
+        if self.mpi.Is_finalized():
             return Parting(farewell, lambda: None)
         group = self._comm.Get_group()
         said = bytearray(Farewell.BYTES * self.size)
+
+        def dead() -> bool:
+            return bool(dead_ranks(self.mpi, self._comm))
+
+        nobody_heard = _MpiParting(farewell, lambda: None, group)
+        if dead():
+            return nobody_heard
         try:
             everyone = self._comm.Iallgather(farewell.encode(), said)
-            if _completes(everyone.Test, GRACE):
-                self._comm.Free()
+            if _completes(lambda: dead() or everyone.Test(), GRACE):
+                if dead():  # others may not have heard this rank
+                    return nobody_heard
+                if self._comm is not self.survivors.mail.comm:
+                    self._comm.Free()
             elif failed:
-                _abort(self._mpi, self.rank)
+                abort(self.mpi, self.rank)
             elif broken:
                 Mpi._awaited, Mpi._grace = everyone.Test, _LAST_GRACE
-        except self._mpi.Exception:  # a rank is dead: the communicator stays as it is
-            return _MpiParting(farewell, lambda: None, group)
+        except self.mpi.Exception:  # a rank is dead: the communicator stays as it is
+            return nobody_heard
 
         def all_said() -> list[Farewell] | None:
-            with contextlib.suppress(self._mpi.Exception):
+            with contextlib.suppress(self.mpi.Exception):
                 if everyone.Test():
                     parts = range(0, len(said), Farewell.BYTES)
                     return [Farewell.decode(bytes(said[at : at + Farewell.BYTES])) for at in parts]
@@ -192,22 +209,38 @@ class Mpi(Bootstrap):
     def abandon(self, reason: BaseException) -> None:
         """As in Bootstrap."""
         if not self._wait.told:
-            with contextlib.suppress(self._mpi.Exception):
+            with contextlib.suppress(self.mpi.Exception):
                 self._wait.notes.tell("failed", leaving.describe(reason))
         self._wait.told = True
 
     @classmethod
+    def strand(cls) -> None:
+        """Notes that ranks live on which this one has given up: at its end MPI ends the job."""
+        cls._awaited, cls._grace = lambda: False, 0.0
+
+    @classmethod
+    def end_without_mpi(cls) -> None:
+        """Notes that MPI_Finalize would hang in this process, and nobody waits for that of it."""
+        cls._unfinished_end = True
+
+    @classmethod
     def end_stranded(cls, mpi: Any, owner: int) -> None:
-        """At the process's end: MPI_Finalize would wait for ever for ranks out of reach."""
-        if cls._awaited is None or os.getpid() != owner or mpi.Is_finalized():
+        """At the process's end: ends it, or MPI's job, if MPI_Finalize would hang."""
+        if os.getpid() != owner or mpi.Is_finalized():
             return
-        with contextlib.suppress(mpi.Exception):  # a rank is dead: MPI knows
+        if cls._unfinished_end:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(int(leaving.failed()))
+        if cls._awaited is None:
+            return
+        with contextlib.suppress(mpi.Exception):  # a rank is dead, as MPI knows
             if not _completes(cls._awaited, cls._grace):
-                _abort(mpi, mpi.COMM_WORLD.Get_rank())
+                abort(mpi, mpi.COMM_WORLD.Get_rank())
 
 
 class _MpiParting(Parting):
-    """Knows which processes the ranks were, for another world may hold fewer."""
+    """A Parting that knows the ranks' processes, since the next world may have fewer."""
 
     def __init__(
         self, own: Farewell, all_said: Callable[[], list[Farewell] | None], group: Any
@@ -219,13 +252,19 @@ class _MpiParting(Parting):
 def _check(
     mpi: Any, parting: Parting | None, base: Any, members: Iterable[int]
 ) -> Callable[[], None]:
-    """Raises PeerError once a member has said that it will not come."""
+    """Returns a check that raises PeerError once a member has said that it will not come."""
     if not isinstance(parting, _MpiParting):
         return lambda: None
     places = mpi.Group.Translate_ranks(parting.group, None, base.Get_group())
     wanted = set(members)
     known = parting
     return lambda: known.check(lambda rank: places[rank] in wanted)
+
+
+def _check_lives(mpi: Any, comm: Any) -> None:
+    """Raises PeerError if MPI knows that a rank has died, under ULFM."""
+    if dead := dead_ranks(mpi, comm):
+        raise PeerError(f"init(): {ranks_text(dead)} died while the ranks met")
 
 
 def _failed(reason: BaseException) -> LibraryError:
@@ -244,7 +283,7 @@ def _completes(done: Callable[[], object], seconds: float) -> bool:
 
 
 def _members(mpi: Any, comm: Any) -> list[int] | None:
-    """The ranks in a list of them; None for all, and for communicators."""
+    """The ranks of a list; None for the world and for communicators."""
     world = mpi.COMM_WORLD
     if comm is None or isinstance(comm, mpi.Comm) or (isinstance(comm, Sequence) and not comm):
         return None
@@ -259,31 +298,33 @@ def _members(mpi: Any, comm: Any) -> list[int] | None:
     return ranks
 
 
-def _abort(mpi: Any, rank: int) -> None:
+def abort(mpi: Any, rank: int) -> None:
+    """Ends MPI's job, and says why."""
     print(
         f"farandole: rank {rank} has failed and other ranks do not end: ending the job",
         file=sys.stderr,
         flush=True,
     )
     sys.stdout.flush()
+    recruits.end_all()  # MPI ends those only that mpirun has started
     mpi.COMM_WORLD.Abort(1)
 
 
 def load(launcher: str, promised: int, seconds: float) -> Any:
-    """mpi4py's MPI, initialised; None where there is none and no launcher needs it.
+    """mpi4py's MPI, initialised; None if there is none and no launcher needs it.
 
-    `launcher` says that there are `promised` ranks. MPI waits for them all where it starts: after
-    `seconds` the process ends with a line that says so. Raises LibraryError.
+    `launcher` tells `promised` ranks. MPI_Init waits for all of them; after `seconds` the process
+    ends with a line that says so. Raises LibraryError.
     """
     loaded = "mpi4py.MPI" in sys.modules
     try:
         import mpi4py
 
-        # mpi4py would finalise MPI in forked children too, where that hangs; we do it here alone.
+        # mpi4py would finalise MPI in forked children too, which hangs; so we do it, here only.
         ours = not loaded and mpi4py.rc.finalize is None
         if ours:
             mpi4py.rc.finalize = False
-        with _bounded(seconds, promised, loaded):
+        with _bounded(seconds, promised, loaded), joining.limited(seconds):
             from mpi4py import MPI
     except (ImportError, RuntimeError) as reason:
         if promised > 1:
@@ -306,7 +347,7 @@ def load(launcher: str, promised: int, seconds: float) -> Any:
 
 @contextlib.contextmanager
 def _bounded(seconds: float, promised: int, loaded: bool) -> Any:
-    """MPI_Init blocks and holds Python's lock: nothing in Python could end it, so the core does."""
+    """A limit by the core's watchdog: MPI_Init blocks holding the GIL, so Python can't end it."""
     if loaded or promised < 2:
         yield
         return

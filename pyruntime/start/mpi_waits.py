@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How init() waits in MPI, which has no wait with a deadline: it polls, and ranks that give up tell
-each other why."""
+"""How init() waits for MPI, which has no wait with a deadline: it polls, and ranks that give up
+tell each other why. For mpi_ranks.py, on its thread."""
 
 from __future__ import annotations
 
@@ -9,42 +9,40 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NoReturn
 
-from farandole.errors import PeerError, StallError
+from farandole.errors import PeerError, StallError, ranks_text
 from farandole.start.bootstrap import REMEDY
 
-__all__ = ["LONGEST_PAUSE", "Notes", "Wait"]
-
 LONGEST_PAUSE = 0.005  # seconds between two looks
-_ROLL_CALL = 1.0  # seconds for the others to say that they have waited too
+_ROLL_CALL = 1.0  # seconds for the others to report that they have waited too
 _NOTE_TAG = 29_423
 
 
 class Notes:
-    """What ranks that give up in init() tell each other, on a communicator of which only they know
-    that nobody else listens: nothing is sent while all goes well."""
+    """Messages between ranks that give up in init(). Ranks that have not come do not listen on the
+    communicator. Nothing is sent while all goes well."""
 
-    _sent: ClassVar[list[Any]] = []  # requests with their bytes: MPI may still read those
+    _sent: ClassVar[list[Any]] = []  # requests and their bytes, which MPI may still read
     _tried: ClassVar[set[object]] = set()
 
     def __init__(self, mpi: Any, comm: Any, members: Iterable[int], number: object) -> None:
-        """`number` tells a meeting from others on the same communicator, alike on all ranks; None:
-        the communicator is of one meeting only."""
+        """`number` identifies one bootstrap on this communicator, equal on all ranks; None: there
+        is only one on it."""
         self.mpi, self._comm, self._number = mpi, comm, number
         self.own = comm.Get_rank()
         self.others = [rank for rank in members if rank != self.own]
         self._heard: dict[int, tuple[str, str]] = {}
-        if number in self._tried:  # and gave up: whoever comes now may count on this rank again
+        if number in self._tried:  # this rank gave up here before and is back
             self.tell("back")
         elif number is not None:
             self._tried.add(number)
 
     def tell(self, kind: str, text: str = "") -> None:
-        """`kind`: "waited" in vain, "failed" with this text, or "back" to try again."""
+        """`kind`: "waited" too long, "failed" with this text, or "back" to try again."""
         note = pickle.dumps((self._number, kind, text))
         self._sent.extend((self._comm.Isend(note, rank, _NOTE_TAG), note) for rank in self.others)
 
     def heard(self) -> dict[int, tuple[str, str]]:
-        """Who has told that it failed, or waited in vain, and has not come back."""
+        """Ranks that reported failure or a time-out and are not back, with (kind, text)."""
         status = self.mpi.Status()
         while (found := self._comm.Improbe(self.mpi.ANY_SOURCE, _NOTE_TAG, status)) is not None:
             data = bytearray(status.Get_count(self.mpi.BYTE))
@@ -55,7 +53,7 @@ class Notes:
         return {rank: said for rank, said in self._heard.items() if said[0] != "back"}
 
     def roll_call(self) -> list[int]:
-        """Of all that wait as this rank does: who does not."""
+        """Tells the others that this rank has waited too long; returns those that stay silent."""
         self.tell("waited")
         deadline = time.monotonic() + _ROLL_CALL
         while len(self.heard()) < len(self.others) and time.monotonic() < deadline:
@@ -64,18 +62,18 @@ class Notes:
 
 
 class Wait:
-    """The waits of one init(): each ends in time, by its own success or with a reason."""
+    """The waits of one init(); each succeeds or raises in time."""
 
     def __init__(self, notes: Notes, seconds: float, check: Callable[[], None]) -> None:
-        """`check` raises where a rank is known not to come."""
+        """`check` raises if a rank is known not to come."""
         self.notes = notes
         self._seconds = seconds
         self._check = check
-        self.told = False  # nobody waits for this rank any more without knowing why
+        self.told = False  # the others know that this rank has given up
 
     def until(self, done: Callable[[], object], seconds: float | None = None) -> None:
-        """Returns when `done()` is true. Raises StallError after `seconds`, or with those who gave
-        up before; PeerError for a rank that failed."""
+        """Returns when `done()` is true. Raises StallError after `seconds`, or when others
+        have given up; PeerError for a rank that failed."""
         limit = self._seconds if seconds is None else seconds
         deadline = time.monotonic() + limit
         pause = 0.0
@@ -101,14 +99,9 @@ class Wait:
         missing = self.notes.roll_call()
         if missing:
             raise StallError(
-                f"init(): {ranks_text(missing)} did not come to the meeting of all ranks {when}; "
-                f"{REMEDY}"
+                f"init(): {ranks_text(missing)} did not come to the rendezvous of all ranks "
+                f"{when}; {REMEDY}"
             )
         raise StallError(
             f"init(): rank {self.notes.own} came when the others had given up waiting; {REMEDY}"
         )
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    found = sorted(ranks)
-    return ("rank " if len(found) == 1 else "ranks ") + ", ".join(map(str, found))

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ranks started without MPI meet: all-gathers of bytes by a Unix socket of their launcher.
+"""Allgathers for ranks started without MPI, by a Unix socket: of rank 0 under torchrun, of the
+launcher in tests. One thread serves.
 
-A client connects and sends its rank (4 bytes). Per round it sends a length (8 bytes) and that many
-bytes; when all ranks have, each receives `size` such records in rank order. All integers are
-little-endian. A client that has waited too long sends the length _WHO and nothing else: the server
-answers all that wait with _WHO and one record, the ranks that have sent nothing, as text; these
-clients give up. A client that leaves makes the server close all others, so nobody waits in vain;
-the ranks may then connect again and form the next generation (shutdown and init in a living
-process).
+A client connects and sends its rank. Per round it sends its bytes; when all ranks have, each
+receives a list of them in rank order. A client that has waited too long sends None: the server
+answers all waiting clients with the missing ranks as text, and these clients give up. When a client
+leaves, the server closes all others, so none waits forever; the ranks may then connect again as the
+next generation (shutdown and init in a living process).
 """
 
 from __future__ import annotations
@@ -18,152 +17,133 @@ import socket
 import struct
 import tempfile
 import threading
+import time
 from pathlib import Path
-from selectors import EVENT_READ, DefaultSelector
-from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
-_RANK = struct.Struct("<I")
-_LENGTH = struct.Struct("<Q")
-_WHO = (1 << 64) - 1
-_WHO_SECONDS = 5.0  # that the server may take to answer that
-_CHUNK = 1 << 20
-_SEND_TIMEOUT = 30.0  # seconds until a client that does not read its answer is given up
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+_CREDENTIALS = struct.Struct("iII")  # process, user, group
+_PAUSE = 0.02  # seconds between two looks whether the server is there
+_WHO_SECONDS = 5.0  # for the server to answer who is missing
+_TIME = struct.Struct("ll")  # seconds, microseconds
+_CLIENT_SECONDS, _SERVER_SECONDS = 30, 2  # until a peer that stops in a message is dropped
+_SERVER = "rank 0 (or the launcher, if it serves the rendezvous)"
 
 
 class NotAll(TimeoutError):
     """Some ranks have not come in time; the text names them."""
 
 
-def connect(path: str, rank: int, timeout: float = 60.0) -> socket.socket:
-    """Connect to the server at `path` as `rank`; `timeout` in seconds bounds each later exchange.
+def connect(path: str, rank: int, wait: float = 0.0) -> Connection:
+    """Connects to the server at `path` as `rank`.
 
-    Raises OSError when nobody listens there.
+    Raises OSError when nobody of this user listens there within `wait` seconds.
     """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.settimeout(timeout)
-        connection.connect(path)
-        connection.sendall(_RANK.pack(rank))
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def exchange(connection: socket.socket, data: bytes, size: int | None = None) -> list[bytes]:
-    """All-gather: send `data`, return what each of the `size` ranks sent, in rank order.
-
-    `size` defaults to the variable FARANDOLE_SIZE. Raises ConnectionError when a rank has left,
-    NotAll, naming the ranks that do not come within the connection's timeout.
-    """
-    if size is None:
-        size = int(os.environ["FARANDOLE_SIZE"])
-    try:
-        connection.sendall(_LENGTH.pack(len(data)) + data)
+    deadline = time.monotonic() + wait
+    while True:
+        plain = _socket()
         try:
-            first = _receive_first(connection)
-        except NotAll:
+            plain.connect(path)
+            if not _is_of_this_user(plain):
+                raise PermissionError(f"another user's process listens at {path!r}")
+            connection = _connection(plain)
+            connection.send(rank)
+            return connection
+        except ConnectionRefusedError:
+            plain.close()
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_PAUSE)
+        except BaseException:
+            plain.close()
             raise
-        except TimeoutError:
-            connection.settimeout(_WHO_SECONDS)
-            connection.sendall(_LENGTH.pack(_WHO))
-            first = _receive_first(connection)
-        return [first, *(_receive_record(connection) for _ in range(size - 1))]
-    except ConnectionError as error:
+
+
+def exchange(connection: Connection, data: bytes, seconds: float = 60.0) -> list[bytes]:
+    """Sends `data`; returns what each rank sent, in rank order.
+
+    Raises ConnectionError when a rank has left, NotAll, naming the ranks, when some do not come
+    within `seconds`.
+    """
+    try:
+        connection.send(data)
+        if not connection.poll(seconds):
+            connection.send(None)
+            if not connection.poll(_WHO_SECONDS):
+                raise NotAll(_SERVER)
+        answer = connection.recv()
+    except NotAll:
+        raise
+    except (OSError, EOFError) as error:
         raise ConnectionError("the rendezvous was closed: another rank has left") from error
+    if isinstance(answer, str):
+        raise NotAll(answer)
+    return list(answer)
 
 
-def _receive_first(connection: socket.socket) -> bytes:
-    """The first record. Raises NotAll if the server names missing ranks instead."""
-    (length,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size))
-    if length != _WHO:
-        return _receive_exactly(connection, length)
-    raise NotAll(_receive_record(connection).decode())
+def _socket() -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    _limit(made, _CLIENT_SECONDS)
+    return made
 
 
-def _receive_record(connection: socket.socket) -> bytes:
-    (length,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size))
-    return _receive_exactly(connection, length)
+def _limit(plain: socket.socket, seconds: int) -> None:
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(seconds, 0))
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(seconds, 0))
 
 
-def _receive_exactly(connection: socket.socket, count: int) -> bytes:
-    received = bytearray()
-    while len(received) < count:
-        part = connection.recv(min(count - len(received), _CHUNK))
-        if not part:
-            raise ConnectionError("end of stream")
-        received += part
-    return bytes(received)
+def _connection(plain: socket.socket) -> Connection:
+    # Imported late: multiprocessing stores the module that is __main__ at its import.
+    from multiprocessing.connection import Connection
+
+    return Connection(plain.detach())
+
+
+def _is_of_this_user(plain: socket.socket) -> bool:
+    """Whether the process at the other end is; what it sends is trusted then."""
+    data = plain.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(data)
+    return bool(user == os.geteuid())
 
 
 class _Client:
-    """One connection: bytes received so far, and the rank once it is known."""
+    """One connection, its rank once it is known, and what it has sent in this round."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.rank: int | None = None
-        self._received = bytearray()
+        self.data: bytes | None = None
 
-    def receive(self) -> bool:
-        """Take in what has arrived; False when the client has left."""
+    def send(self, answer: Any) -> bool:
+        """False: it has left."""
         try:
-            part = self.connection.recv(_CHUNK)
+            self.connection.send(answer)
         except OSError:
             return False
-        self._received += part
-        if self.rank is None and len(self._received) >= _RANK.size:
-            (self.rank,) = _RANK.unpack(self._take(_RANK.size))
-        return bool(part)
-
-    def has_record(self) -> bool:
-        if self.rank is None or len(self._received) < _LENGTH.size:
-            return False
-        (length,) = _LENGTH.unpack_from(self._received)
-        return len(self._received) >= _LENGTH.size + int(length)
-
-    def asks_who(self) -> bool:
-        """Whether it asks, behind its record, who is missing; it will not ask again."""
-        if not self.has_record() or self.rank is None:
-            return False
-        (length,) = _LENGTH.unpack_from(self._received)
-        end = _LENGTH.size + length
-        asks = self._received[end : end + _LENGTH.size] == _LENGTH.pack(_WHO)
-        if asks:
-            del self._received[end : end + _LENGTH.size]
-        return asks
-
-    def take_record(self) -> bytes:
-        """One whole record, its length included."""
-        (length,) = _LENGTH.unpack_from(self._received)
-        return self._take(_LENGTH.size + length)
-
-    def _take(self, count: int) -> bytes:
-        taken = bytes(self._received[:count])
-        del self._received[:count]
-        return taken
+        return True
 
 
 class RendezvousServer:
     """The launcher's side: one thread, a context manager. `path` is where ranks connect."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, path: str = "") -> None:
+        """`path`: an abstract one; else it is in a folder of its own. Raises OSError if taken."""
         self.size = size
         self.rounds = 0  # exchanges completed since the start
-        self._folder = tempfile.TemporaryDirectory(prefix="farandole-")  # mode 0700
-        self.path = str(Path(self._folder.name) / "rendezvous")
-        self._clients: list[_Client] = []
-        self._selector = DefaultSelector()
+        self._folder = None if path else tempfile.TemporaryDirectory(prefix="farandole-")  # 0700
+        self.path = str(Path(self._folder.name) / "rendezvous") if self._folder else path
+        self._clients: dict[Any, _Client] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.path)
         self._listener.listen(size)
         self._wake_reader, self._wake_writer = socket.socketpair()
-        self._selector.register(self._listener, EVENT_READ)
-        self._selector.register(self._wake_reader, EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="rendezvous", daemon=True)
         self._thread.start()
 
     def environment(self, rank: int) -> dict[str, str]:
-        """The variables by which a process finds this server and knows its place."""
+        """The variables that tell a process this server's address, its rank and the size."""
         return {
             "FARANDOLE_RENDEZVOUS": f"unix:{self.path}",
             "FARANDOLE_RANK": str(rank),
@@ -171,25 +151,20 @@ class RendezvousServer:
         }
 
     def close(self) -> None:
-        """Close all connections and end the thread."""
+        """Closes all connections and ends the thread."""
         self._wake_writer.close()
         self._thread.join()
 
     def __enter__(self) -> RendezvousServer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _serve(self) -> None:
         with contextlib.ExitStack() as cleanup:
-            cleanup.callback(self._folder.cleanup)
-            cleanup.callback(self._selector.close)
+            if self._folder is not None:
+                cleanup.callback(self._folder.cleanup)
             cleanup.callback(self._wake_reader.close)
             cleanup.callback(self._listener.close)
             cleanup.callback(self._drop_all)
@@ -197,56 +172,69 @@ class RendezvousServer:
                 pass
 
     def _step(self) -> bool:
-        ready = {key.fileobj: key.data for key, _ in self._selector.select()}
+        from multiprocessing.connection import wait
+
+        ready = wait([self._wake_reader, self._listener, *self._clients])
         if self._wake_reader in ready:
             return False
-        for client in ready.values():
-            if client in self._clients and not self._receive(client):
+        for connection in ready:
+            if connection in self._clients and not self._receive(self._clients[connection]):
                 self._drop_all()
-        if self._listener in ready:  # last: who reconnects has left the old generation before
+        if self._listener in ready:  # last: a client leaves the old generation first
             self._accept()
         return True
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
-        connection.settimeout(_SEND_TIMEOUT)
-        client = _Client(connection)
-        self._clients.append(client)
-        self._selector.register(connection, EVENT_READ, client)
+        try:
+            plain, _ = self._listener.accept()
+        except OSError:  # it has hung up, or this process has no descriptor left
+            time.sleep(_PAUSE)
+            return
+        if not _is_of_this_user(plain):
+            plain.close()
+            return
+        _limit(plain, _SERVER_SECONDS)
+        client = _Client(_connection(plain))
+        self._clients[client.connection] = client
 
     def _receive(self, client: _Client) -> bool:
-        """Take in one client's bytes and finish the round if it was the last; False: start over."""
-        if not client.receive():
-            return False
-        by_rank = {c.rank: c for c in self._clients if c.rank is not None}
-        known = [c for c in self._clients if c.rank is not None]
-        if len(by_rank) < len(known) or any(rank >= self.size for rank in by_rank):
-            return False  # two of one rank, or a rank that does not exist
-        if len(by_rank) < self.size or not all(c.has_record() for c in known):
-            return not client.asks_who() or self._name_missing(by_rank)
-        answer = b"".join(by_rank[rank].take_record() for rank in range(self.size))
+        """Receives one message and finishes the round if it was the last; False: start over."""
+        try:
+            message = client.connection.recv()
+        except (OSError, EOFError):  # it has left; who has not said its rank is nobody's peer
+            return client.rank is None and self._drop(client)
+        by_rank = {c.rank: c for c in self._clients.values() if c.rank is not None}
+        if client.rank is None:
+            if message not in range(self.size):
+                return self._drop(client)
+            client.rank = message
+            return message not in by_rank  # two say that they are this rank: all hear of it
+        waiting = {rank: c for rank, c in by_rank.items() if c.data is not None}
+        if message is None:  # who is missing? Too late where the round has ended meanwhile
+            gone = ", ".join(f"rank {rank}" for rank in range(self.size) if rank not in waiting)
+            return client.rank not in waiting or _send_all(waiting, gone)
+        client.data = message
+        if len(waiting) + 1 < self.size:
+            return True
+        answer = [by_rank[rank].data for rank in range(self.size)]
         self.rounds += 1
-        reached = [_send(client.connection, answer) for client in known]
-        return all(reached)
+        for other in by_rank.values():
+            other.data = None
+        return _send_all(by_rank, answer)
 
-    def _name_missing(self, by_rank: dict[int, _Client]) -> bool:
-        """To all that wait: one of them has waited long enough."""
-        here = {rank: client for rank, client in by_rank.items() if client.has_record()}
-        text = ", ".join(f"rank {rank}" for rank in range(self.size) if rank not in here).encode()
-        answer = _LENGTH.pack(_WHO) + _LENGTH.pack(len(text)) + text
-        reached = [_send(client.connection, answer) for client in here.values()]
-        return all(reached)
+    def _drop(self, client: _Client) -> bool:
+        """Closes one connection; the others go on."""
+        del self._clients[client.connection]
+        client.connection.close()
+        return True
 
     def _drop_all(self) -> None:
-        for client in self._clients:
-            self._selector.unregister(client.connection)
+        for client in self._clients.values():
             client.connection.close()
         self._clients.clear()
 
 
-def _send(connection: socket.socket, data: bytes) -> bool:
-    try:
-        connection.sendall(data)
-    except OSError:
-        return False
-    return True
+def _send_all(clients: dict[int, _Client], answer: Any) -> bool:
+    """To rank 0 last: the server may be in its process, which may end at once then."""
+    reached = [clients[rank].send(answer) for rank in sorted(clients, reverse=True)]
+    return all(reached)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole bench`, or `python -m farandole.tools.bench`: how fast the collectives are here."""
+"""`farandole bench`: how fast the collectives are here. For the command, on all ranks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import farandole
+from farandole.output import console, why_no_plot, why_not
 from farandole.tools import bench_cases
 from farandole.tools.bench_cases import Case
-
-__all__ = ["add_arguments", "main", "run"]
 
 _EXAMPLES = """\
 examples:
@@ -93,22 +92,36 @@ def _steps(begin: int, end: int, factor: int) -> list[int]:
 
 
 def _need(package: str, option: str) -> None:
-    """Ends the command before it has measured in vain."""
+    """Ends the command, before any measurement, if a package is missing."""
     if importlib.util.find_spec(package) is None:
         sys.exit(f"farandole bench {option} needs {package}: pip install {package}")
+
+
+def _refusal(options: argparse.Namespace) -> str:
+    """Why what it is to write can't be written, by rank 0's file system; "" if it can."""
+    return why_not(options.json) or why_no_plot(options.plot)
 
 
 def run(options: argparse.Namespace) -> int:
     """How fast the collectives are here, beside others; fails where a result is wrong."""
     from farandole.tools import bench_peers, bench_report, bench_timing
 
-    if options.plot is not None:
-        _need("matplotlib", "--plot")
+    if options.sizes is None and options.begin > options.end:
+        begin, end = (bench_report.size_text(size) for size in (options.begin, options.end))
+        print(f"farandole bench: --begin {begin} is above --end {end}", file=sys.stderr)
+        return 2
     if "gloo" in options.peers:
         _need("torch", "--peers gloo")
-    farandole.init()
+    bench_timing.begin()
     rank, size = farandole.rank(), farandole.size()
-    out = bench_report.console(rank, size)
+    if refused := farandole.broadcast_object(_refusal(options) if rank == 0 else "", 0):
+        farandole.shutdown()
+        if rank == 0:
+            print(f"farandole bench: {refused}", file=sys.stderr)
+        return 2
+    out = console(shown=rank == 0)
+    if size == 1:
+        out.print("# one rank: nothing travels, so these are times of calls, no measure of speed")
     peers = [bench_peers.PEERS[name]() for name in ("farandole", *options.peers)]
     values = bench_report.settings()
     bench_report.print_settings(out, values)
@@ -135,16 +148,3 @@ def run(options: argparse.Namespace) -> int:
         peer.close()
     farandole.shutdown()
     return int(wrong > 0)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command on its own; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m farandole.tools.bench", description=run.__doc__
-    )
-    add_arguments(parser)
-    return run(parser.parse_args(arguments))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

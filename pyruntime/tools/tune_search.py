@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How `farandole tune` searches: candidates in turns, the slower half drops out."""
+"""The search of `farandole tune`: candidates take turns, and the slower half drops out."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 import farandole
+from farandole.errors import counted
 from farandole.tools.bench_timing import everywhere
-
-__all__ = ["KNOBS", "Found", "Setting", "search"]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One variable and the value that it is tried with."""
+    """One variable and a value to try."""
 
     name: str
     value: str
@@ -32,7 +31,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Knob:
-    """One variable and what is tried."""
+    """One variable and all values to try."""
 
     name: str
     values: tuple[str, ...]
@@ -43,23 +42,23 @@ KNOBS = (
     Knob("FARANDOLE_STAGING_SLOTS", ("2", "4", "8")),
     Knob("FARANDOLE_FUSION_THRESHOLD", ("4M", "16M", "32M", "64M", "128M")),
 )
-_FEWEST = 3  # turns of a candidate before it may drop out
+_FEWEST = 3  # turns of a candidate for a finding
 _MOST = 25  # turns of one round
-# What is timed: one large call, one of a megabyte, and gradients: many tensors at once. In bytes.
+# Sizes that are timed, in bytes: one large call, one of a megabyte, and many gradients at once.
 _LARGE, _MIDDLE, _GRADIENT = 16 << 20, 1 << 20, 256 << 10
 _GRADIENTS = 160  # tensors
 
 
 @dataclass
 class Candidate:
-    """Settings, and what each turn took: a multiple of the defaults' time in that turn."""
+    """Settings, and the time of each turn, as a multiple of the defaults' time in that turn."""
 
     settings: tuple[Setting, ...]
     ratios: list[float] = field(default_factory=list)
 
     @property
     def ratio(self) -> float:
-        """Its time over that of the defaults: 0.9 is 10 % faster."""
+        """Its time divided by that of the defaults: 0.9 takes 10 % less."""
         return float(np.median(self.ratios)) if self.ratios else 1.0
 
     def __str__(self) -> str:
@@ -68,15 +67,18 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Found:
-    """The best settings (none: the defaults), and the part of the time that they save."""
+    """The best settings (none: the defaults), and the share of the time that they save."""
 
     settings: tuple[Setting, ...]
     gain: float
+    sure: bool = True  # there was time to try all and to look again at the best
 
 
 def search(seconds: float, out: Console) -> Found:
     """Block size and staging depth together, then the fusion threshold, then the best against the
-    defaults. Collective; farandole must not be up. All ranks get the same answer."""
+    defaults, in `seconds` at most, but for one measurement. Collective; farandole must not be
+    running. All ranks get the same result."""
+    clock = _Clock()
     blocks, slots, fusion = KNOBS
     pairs = itertools.product(blocks.values, slots.values)
     stages: list[list[tuple[Setting, ...]]] = [
@@ -86,28 +88,48 @@ def search(seconds: float, out: Console) -> Found:
     base: tuple[Setting, ...] = ()
     with Progress(console=out, transient=True, disable=not out.is_terminal) as progress:
         bar = progress.add_task("tuning", total=3)
-        for stage, share in zip(stages, (0.5, 0.25), strict=True):
+        tried = True
+        for stage, share in zip(stages, (0.5, 0.75), strict=True):
             candidates = [Candidate((*base, *settings)) for settings in stage]
-            best = _halving(candidates, seconds * share, out)
+            best = _halving(candidates, clock, seconds * share, out)
             base = best.settings if best.ratio < 1 else base
+            tried = tried and all(candidate.ratios for candidate in candidates)
             progress.advance(bar)
+        if not base:
+            return Found((), 0.0, sure=tried)
         final = Candidate(base)
-        if base:
-            _turns([final], seconds * 0.25, _MOST)
-            out.print(
-                f"once more, against the defaults: {final}: {final.ratio:.3f}", soft_wrap=True
-            )
-    return Found(base, 1 - final.ratio) if base else Found((), 0.0)
+        _turns([final], clock, seconds, _MOST)
+    turns = counted(len(final.ratios), "turn")
+    out.print(
+        f"once more, against the defaults: {final}: {final.ratio:.3f}, {turns}", soft_wrap=True
+    )
+    return Found(base, 1 - final.ratio, sure=len(final.ratios) >= _FEWEST)
 
 
-def _halving(candidates: Sequence[Candidate], seconds: float, out: Console) -> Candidate:
-    """Rounds of turns; after each the better half stays. Prints what was tried."""
-    rounds = max(1, int(np.ceil(np.log2(len(candidates)))))
+class _Clock:
+    """Seconds since the search began, by rank 0's clock and thus alike on all ranks."""
+
+    def __init__(self) -> None:
+        self._began = monotonic()
+        self.now = 0.0
+
+    def look(self) -> None:
+        """Collective; while farandole runs."""
+        self.now = float(farandole.broadcast_object(monotonic() - self._began, 0))
+
+
+def _halving(
+    candidates: Sequence[Candidate], clock: _Clock, until: float, out: Console
+) -> Candidate:
+    """Runs rounds of turns and keeps the better half after each. Prints what was tried."""
     left = list(candidates)
-    for _ in range(rounds):
-        _turns(left, seconds / rounds, _MOST)
+    while True:
+        to_come = sum(len(left) >> i for i in range(len(left).bit_length()))  # in all rounds
+        _turns(left, clock, clock.now + (until - clock.now) * len(left) / to_come, _MOST)
         left.sort(key=lambda c: c.ratio)
         left = left[: max(1, len(left) // 2)]
+        if len(left) == 1:
+            break
     table = Table("settings", "time / defaults'", "turns")
     for candidate in sorted(candidates, key=lambda c: (-len(c.ratios), c.ratio)):
         style = "bold" if candidate is left[0] else ""
@@ -117,25 +139,16 @@ def _halving(candidates: Sequence[Candidate], seconds: float, out: Console) -> C
     return left[0]
 
 
-def _turns(candidates: Sequence[Candidate], seconds: float, most: int) -> None:
-    """Each candidate beside the defaults, turn by turn, while there is time; collective."""
-    deadline = monotonic() + seconds
+def _turns(candidates: Sequence[Candidate], clock: _Clock, until: float, most: int) -> None:
+    """Times each candidate and the defaults in turns, while there is time; collective."""
     for turn in range(most):
         for candidate in candidates:
+            if clock.now >= until:
+                return
             order = [(), candidate.settings]
-            times = {settings: _measure(settings) for settings in order[:: 1 if turn % 2 else -1]}
+            times = {s: _measure(s, clock) for s in order[:: 1 if turn % 2 else -1]}
             ratios = times[candidate.settings] / times[()]
             candidate.ratios.append(float(np.exp(np.mean(np.log(ratios)))))
-        if turn + 1 >= _FEWEST and _over(deadline):
-            return
-
-
-def _over(deadline: float) -> bool:
-    """Whether time is up, by rank 0's clock."""
-    farandole.init()
-    over = farandole.broadcast_object(monotonic() > deadline, 0)
-    farandole.shutdown()
-    return bool(over)
 
 
 # ---- one measurement
@@ -143,7 +156,7 @@ def _over(deadline: float) -> bool:
 
 @contextmanager
 def _in_force(settings: Sequence[Setting]) -> Iterator[None]:
-    """A job with these settings and the defaults of all others that are searched."""
+    """A context: a job with these settings and defaults for the others that are searched."""
     names = {knob.name for knob in KNOBS} | {"FARANDOLE_TUNING", "HOROVOD_FUSION_THRESHOLD"}
     before = {name: os.environ.pop(name, None) for name in names}
     os.environ["FARANDOLE_TUNING"] = "none"
@@ -159,7 +172,7 @@ def _in_force(settings: Sequence[Setting]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _measure(settings: Sequence[Setting]) -> Any:
+def _measure(settings: Sequence[Setting], clock: _Clock) -> Any:
     """Seconds of each workload: the median of a few calls, the slowest rank's. Collective."""
     with _in_force(settings):
         rank, size = farandole.rank(), farandole.size()
@@ -180,11 +193,12 @@ def _measure(settings: Sequence[Setting]) -> Any:
         found = [_median(lambda: one(large), 5), _median(lambda: one(middle), 15), _median(many, 5)]
         if any(np.any(x != (size + 1) / 2) for x in (large, middle, *small)):
             raise farandole.FarandoleError(f"wrong results with {settings}: please report this")
+        clock.look()
         return everywhere(found).max(axis=0)
 
 
 def _median(call: Callable[[], None], times: int) -> float:
-    """Seconds; the first call lets the ranks line up."""
+    """The median seconds of a call; a first call synchronizes the ranks."""
     call()
     seconds = []
     for _ in range(times):

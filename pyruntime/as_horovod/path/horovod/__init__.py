@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands in for Horovod: the same module names, farandole's contents."""
+"""Replaces Horovod: the same module names, farandole's contents."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import farandole
 
 __all__ = ["__version__", "run"]
 
-__version__ = "0.28.1"  # the release whose calls are here; what runs says farandole.__version__
+__version__ = "0.28.1"  # the release whose calls are here; farandole.__version__ is ours
 
-# Of no effect here: what they ask for is so.
+# Options without effect: farandole always behaves so.
 _GRANTED = {"use_mpi", "disable_cache"}
 
 
@@ -31,7 +31,7 @@ def run(
     verbose: Any = None,
     **others: Any,
 ) -> list[Any]:
-    """farandole.run() under Horovod's names. ValueError: arguments of its other starters."""
+    """farandole.run() with Horovod's argument names. ValueError for other launchers' ones."""
     refused = [name for name, value in others.items() if value and name not in _GRANTED]
     if refused:
         raise ValueError(f"horovod.run({refused[0]}=...) has no meaning here: see `farandole run`")

@@ -9,7 +9,7 @@ __all__ = ["HorovodBasics"]
 
 
 class HorovodBasics:
-    """What libraries make one of for themselves; every instance speaks of the same runtime."""
+    """A class that libraries instantiate; all instances use the same runtime."""
 
     Average, Sum, Adasum = farandole.Average, farandole.Sum, farandole.Adasum
     Min, Max, Product = farandole.Min, farandole.Max, farandole.Product
@@ -38,4 +38,4 @@ class HorovodBasics:
     rocm_built = staticmethod(farandole.rocm_built)
 
     def __init__(self, pkg_path: str = "", *args: str) -> None:
-        """The arguments told Horovod where its library is; nothing is needed here."""
+        """The arguments, which located Horovod's library, are ignored."""

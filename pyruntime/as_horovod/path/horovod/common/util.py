@@ -51,7 +51,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Raises ImportError where `ext_name` ("horovod.torch") has no adapter here."""
+    """Raises ImportError if `ext_name` ("horovod.torch") has no adapter here."""
     name = ext_name.removeprefix("horovod.")
     if not extension_available(name):
         raise ImportError(f"{ext_name} is not here: farandole has no adapter or no {name} for it")
@@ -67,7 +67,7 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def split_list(values: Sequence[T], num_parts: int) -> list[Sequence[T]]:
-    """`values` in `num_parts` runs whose lengths differ by one at most, longer ones first."""
+    """`values` in `num_parts` slices whose lengths differ by at most one, longer ones first."""
     size, longer = divmod(len(values), num_parts)
     ends = [(i + 1) * size + min(i + 1, longer) for i in range(num_parts)]
     return [values[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
@@ -79,7 +79,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 
 def is_iterable(x: Any) -> bool:
-    """Whether `x` can be gone through."""
+    """Whether `x` can be iterated over."""
     try:
         iter(x)
     except TypeError:
@@ -98,7 +98,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
 
 @contextmanager
 def env(**kwargs: str) -> Iterator[None]:
-    """In it these environment variables are set; then they are as before."""
+    """A context in which these environment variables are set; restores them afterwards."""
     before = {name: os.environ.get(name) for name in kwargs}
     os.environ.update(kwargs)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data loaders that a thread runs ahead of the training."""
+"""Data loaders whose batches are read ahead by a thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _END = object()
 
 
 class BaseDataLoader(ABC):
-    """Derived classes say how many batches there are, and give them one by one."""
+    """Base of loaders: derived classes tell the number of batches and yield them."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -29,12 +29,12 @@ class BaseDataLoader(ABC):
             yield self._process_batch(batch)
 
     def _process_batch(self, batch: Any) -> Any:
-        """A hook for what becomes of each batch, in the consumer's thread."""
+        """A hook that may change each batch, called in the consumer's thread."""
         return batch
 
 
 class _Reader:
-    """One pass over the batches in a thread: a queue, and how to end before it is empty."""
+    """One pass over the batches in a thread, through a queue; may be stopped early."""
 
     def __init__(self, batches: Iterator[Any], size: int) -> None:
         self._queue: queue.Queue[Any] = queue.Queue(size)
@@ -64,7 +64,7 @@ class _Reader:
                 raise error
 
     def stop(self) -> None:
-        """Ends the thread, whatever has not been consumed."""
+        """Ends the thread, even if batches are left."""
         self._stopped.set()
         while self._thread.is_alive():
             try:  # makes room for a put() that waits
@@ -75,13 +75,13 @@ class _Reader:
 
 
 class AsyncDataLoaderMixin:
-    """Put before a loader: class Loader(AsyncDataLoaderMixin, MyLoader). Its thread reads ahead.
+    """Mixin for a loader: class Loader(AsyncDataLoaderMixin, MyLoader). A thread reads ahead.
 
     Errors of the loader are raised where the batches are consumed.
     """
 
     def __init__(self, async_loader_queue_size: int = 64, *args: Any, **kwargs: Any) -> None:
-        """`async_loader_queue_size`: batches that are ready at once; 0: no thread at all."""
+        """`async_loader_queue_size`: most batches to read ahead; 0: no thread."""
         self.async_loader_queue_size = async_loader_queue_size
         self._reader: _Reader | None = None
         super().__init__(*args, **kwargs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sampler that goes on where the last commit was."""
+"""A sampler that continues from the last commit."""
 
 from farandole.torch.elastic import ElasticSampler
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The self tests of `farandole doctor`: every collective on every plane, with known answers.
+"""The self tests of `farandole doctor`: every collective on every backend, with known answers.
 
-A plane is one function that yields findings; it is collective, so all ranks must run the same ones.
+Each backend's test is a collective function that yields findings; all ranks run the same tests.
 """
 
 from __future__ import annotations
@@ -13,29 +13,28 @@ from typing import Any
 
 import numpy as np
 
-from farandole.gpu_libraries import cards
+from farandole.errors import counted
+from farandole.installed import cards
 from farandole.tools.finding import Finding, Level
-
-__all__ = ["PLANES"]
 
 _SIZES = {"rides along": 10, "one block": 10_000, "many blocks": 1_000_000}  # float32 elements
 
 
 @dataclass(frozen=True)
 class _Arrays:
-    """Where a self test's arrays live: how a NumPy array gets there and back."""
+    """A self test's arrays: copies a NumPy array to the device and back."""
 
     put: Callable[[np.ndarray[Any, Any]], Any]
     get: Callable[[Any], np.ndarray[Any, Any]]
 
 
-def _host_plane(timeout: float) -> Iterator[Finding]:
-    """CPU tensors: through shared memory in a host, between hosts by the wire."""
+def _shm_backend(timeout: float) -> Iterator[Finding]:
+    """CPU tensors: shared memory inside a host, the wire between hosts."""
     yield from _self_test("CPU", _Arrays(np.asarray, np.asarray), timeout)
 
 
-def _gpu_plane(timeout: float) -> Iterator[Finding]:
-    """Tensors on GPUs, where all ranks have one and a library with arrays on it."""
+def _gpu_backend(timeout: float) -> Iterator[Finding]:
+    """Tensors on GPUs, if all ranks have one and a library with arrays on it."""
     import farandole as fd
 
     arrays = _on_gpu(fd.local_rank())
@@ -49,7 +48,7 @@ def _gpu_plane(timeout: float) -> Iterator[Finding]:
 
 
 def _on_gpu(local_rank: int) -> _Arrays | None:
-    """Arrays of torch or CuPy on this rank's own GPU; None where there is none."""
+    """Arrays of torch or CuPy on this rank's GPU; None without a GPU."""
     if cards() == 0:
         return None
     try:
@@ -69,7 +68,7 @@ def _on_gpu(local_rank: int) -> _Arrays | None:
 
 
 def _self_test(where: str, arrays: _Arrays, timeout: float) -> Iterator[Finding]:
-    """Every collective with a known answer."""
+    """Runs every collective and compares with the known answer."""
     import farandole as fd
 
     put, get = arrays.put, arrays.get
@@ -107,7 +106,7 @@ def _self_test(where: str, arrays: _Arrays, timeout: float) -> Iterator[Finding]
         text = f"right, but it took {ms:.0f} ms"
         yield Finding(name, Level.WARNING, text, "see the lines about cores")
     else:
-        yield Finding(name, Level.OK, f"all collectives right on {size} rank(s)")
+        yield Finding(name, Level.OK, f"all collectives right on {counted(size, 'rank')}")
 
 
-PLANES: list[Callable[[float], Iterator[Finding]]] = [_host_plane, _gpu_plane]
+BACKENDS: list[Callable[[float], Iterator[Finding]]] = [_shm_backend, _gpu_backend]

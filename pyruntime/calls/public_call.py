@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door through which every collective call goes: an error on one rank is an error on all.
+"""The wrapper of every public collective, for any thread: an error on one rank becomes an error on
+all.
 
-Whatever is raised before the peers have been met is told to them under the name by which they know
-the call, so that they fail too instead of waiting. A call is let through by `collective` or by
+An error raised before the core takes the call is reported to the peers under the name by which they
+know the call, so that they fail too instead of waiting. Every call is decorated by `collective` or
 `collective_then`; both look up each of its parameters in the table of arguments when the call is
-defined, so a new call can't forget to have them checked.
+defined, so no parameter of a new call can stay unchecked.
 """
 
 from __future__ import annotations
@@ -15,36 +16,40 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from farandole.calls.arguments import ARGUMENTS, shown, wrong
+from farandole.calls.documents import complete
 from farandole.calls.requests import Call, Op, is_told, refuse_all, told
 from farandole.members import denoted, global_process_set
-
-__all__ = ["collective", "collective_then", "is_collective"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def collective(
-    op: Op, first: str = "{}", unnamed: str | None = None
+    op: Op,
+    first: str = "{}",
+    unnamed: str | None = None,
+    calls: Callable[[dict[str, Any]], list[Call]] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Of functions that submit one call, and do nothing afterwards that could fail.
+    """Decorates functions that submit one call, and do nothing afterwards that could fail.
 
-    `op` is the first operation that peers meet in; `first` its name, made from the user's `name`;
-    `unnamed` its name where the user gives none. None: by its place in the order.
+    `op` is the first operation that the peers submit; `first` its name, made from the user's
+    `name`; `unnamed` its name if the user gives none. None: matched by its place in the order.
+    `calls`: if a name does not tell which calls the peers wait in, these, made from the arguments.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        door = _Door(function, op, first, unnamed)
+        checks = _Checks(function, op, first, unnamed, calls=calls)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
-                door.check(args, kwargs)
+                checks.check(args, kwargs)
                 return function(*args, **kwargs)
             except Exception as reason:
-                raise door.told(reason, args, kwargs) from reason.__cause__
+                raise checks.told(reason, args, kwargs) from reason.__cause__
 
-        call._door = door  # type: ignore[attr-defined]
+        call._checks = checks  # type: ignore[attr-defined]
+        call.__doc__ = checks.documented(function)
         return call
 
     return decorate
@@ -55,41 +60,43 @@ def collective_then(
     first: str = "{}",
     unnamed: str | None = None,
     tell: Callable[[list[Call], Exception], None] = refuse_all,
+    calls: Callable[[dict[str, Any]], list[Call]] | None = None,
 ) -> Callable[[Callable[P, Callable[[], R]]], Callable[P, R]]:
-    """Of functions that prepare, and give what is left to do, where peers are met. As `collective`.
+    """As `collective`, for functions that only prepare, and return a function that makes the calls.
 
-    What fails after that is the calls' affair that are made there. `tell` tells the peers; of
-    several calls, where it can't be known which of them they make.
+    Errors in that second function are reported by the calls it makes. `tell` reports errors to
+    the peers; it gets several calls if it can't be known which one they make.
     """
 
     def decorate(prepare: Callable[P, Callable[[], R]]) -> Callable[P, R]:
-        door = _Door(prepare, op, first, unnamed, tell)
+        checks = _Checks(prepare, op, first, unnamed, tell, calls)
 
         @functools.wraps(prepare)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
-                door.check(args, kwargs)
+                checks.check(args, kwargs)
                 meet = prepare(*args, **kwargs)
             except Exception as reason:
-                raise door.told(reason, args, kwargs) from reason.__cause__
+                raise checks.told(reason, args, kwargs) from reason.__cause__
             return meet()
 
         signature = inspect.signature(prepare)
         result = str(signature.return_annotation).removeprefix("Callable[[], ").removesuffix("]")
         call.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]
-        call._door = door  # type: ignore[attr-defined]
+        call._checks = checks  # type: ignore[attr-defined]
+        call.__doc__ = checks.documented(prepare)
         return call
 
     return decorate
 
 
 def is_collective(function: object) -> bool:
-    """Whether a public function, or the one that it is made from, has a door."""
-    return hasattr(inspect.unwrap(function, stop=lambda f: hasattr(f, "_door")), "_door")  # type: ignore[arg-type]
+    """Whether a public function, or one that it wraps, is checked here."""
+    return hasattr(inspect.unwrap(function, stop=lambda f: hasattr(f, "_checks")), "_checks")  # type: ignore[arg-type]
 
 
-class _Door:
-    """Checks the arguments of one function, and tells what was wrong."""
+class _Checks:
+    """Checks the arguments of one function, and reports what was wrong."""
 
     def __init__(
         self,
@@ -98,14 +105,16 @@ class _Door:
         first: str,
         unnamed: str | None,
         tell: Callable[[list[Call], Exception], None] = refuse_all,
+        calls: Callable[[dict[str, Any]], list[Call]] | None = None,
     ) -> None:
-        # As a user knows it, whatever form of it was called.
+        # The name for errors, whichever form of the call was used.
         plain = function.__name__.strip("_").removesuffix("_async")
         self._name = plain.removeprefix("grouped_")
         self._op = op
         self._first = first
         self._unnamed = unnamed
         self._tell = tell
+        self._calls = calls or self._named
         self._signature = inspect.signature(function)
         self._order = list(self._signature.parameters)
         unknown = [name for name in self._order if name not in ARGUMENTS]
@@ -113,57 +122,64 @@ class _Door:
             raise TypeError(
                 f"{self._name}: give {', '.join(unknown)} a row in farandole.calls.arguments"
             )
-        self._about_sets = op in (Op.ADD_SET, Op.REMOVE_SET)  # the world makes these calls
+        self._about_sets = op in (Op.ADD_SET, Op.REMOVE_SET)  # these are calls of the world
         self._faults = {name: ARGUMENTS[name].fault for name in self._order}
         if self._about_sets:
             self._faults = {name: lambda _: None for name in self._order}
         self._in_order = [self._faults[name] for name in self._order]
 
+    def documented(self, function: Any) -> str:
+        """The function's docstring, with its arguments and errors."""
+        arguments = [] if self._about_sets else self._order  # theirs is no set of the call's
+        return complete(function.__doc__ or "", arguments)
+
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raises what is wrong with the first wrong argument."""
+        """Raises the error of the first wrong argument; what does not fit raises by itself."""
         for i, value in enumerate(args):
             if i == len(self._in_order):
-                raise self._unbound(args, kwargs)
+                return
             fault = self._in_order[i](value)
             if fault is not None:
                 raise wrong(self._order[i], value, ARGUMENTS[self._order[i]], fault)
         for name, value in kwargs.items():
             check = self._faults.get(name)
             if check is None:
-                raise self._unbound(args, kwargs)
+                return
             fault = check(value)
             if fault is not None:
                 raise wrong(name, value, ARGUMENTS[name], fault)
 
-    def _unbound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError:
+    def _unbound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError | None:
+        """The error if they do not fit the signature."""
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as reason:
             return TypeError(f"{reason}; the arguments are {', '.join(self._order)}")
-        raise AssertionError("unreachable: the arguments do fit")
+        return None
 
     def told(self, reason: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception:
-        """The error to raise, when the peers have been told of it."""
+        """Reports an error to the peers; returns the exception to raise."""
         if is_told(reason):
             return reason
-        if isinstance(reason, TypeError) and not self._fits(args, kwargs):
-            reason = self._unbound(args, kwargs)
+        if isinstance(reason, TypeError):
+            reason = self._unbound(args, kwargs) or reason
         given = dict(zip(self._order, args, strict=False)) | kwargs
         name = given.get("name")
         said = self._name if name is None else f"{self._name} {shown(name)}"
         if type(reason) in (TypeError, ValueError):
             reason = type(reason)(f"{said}: {reason}").with_traceback(reason.__traceback__)
-        if isinstance(name, (bytes, bytearray)):
-            name = name.decode(errors="replace")
-        if ARGUMENTS["name"].fault(name) is None:  # else nobody knows what the peers call it
-            first = self._unnamed if name is None else self._first.format(name)
-            where = 0 if self._about_sets else given.get("process_set", global_process_set)
-            self._tell([Call(self._op, first, number) for number in denoted(where)], reason)
+        calls = self._calls(given)
+        if calls:
+            self._tell(calls, reason)
         return told(reason)
 
-    def _fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        try:
-            self._signature.bind(*args, **kwargs)
-        except TypeError:
-            return False
-        return True
+    def _named(self, given: dict[str, Any]) -> list[Call]:
+        """The calls that peers may wait in, by name; none if their name of it is unknown."""
+        name = given.get("name")
+        if isinstance(name, (bytes, bytearray)):
+            name = name.decode(errors="replace")
+        if ARGUMENTS["name"].fault(name) is not None:
+            return []
+        first = self._unnamed if name is None else self._first.format(name)
+        where = 0 if self._about_sets else given.get("process_set", global_process_set)
+        return [Call(self._op, first, number) for number in denoted(where)]

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m farandole`: the command, where its script is not in PATH."""
+
+import sys
+
+from farandole.tools.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

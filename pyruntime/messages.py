@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""send and recv: messages between two ranks of a process set.
+
+A send meets the receive that has the same process set, ranks and `tag`, first in, first out in the
+order of each rank's calls. Both need the same dtype and number of elements; shapes may differ.
+Ranks are those in the process set. `name` is shown in errors and traces only. Common errors as in
+farandole.ops: MismatchError on both ranks if the two disagree, PeerError if the other rank died,
+left or joined.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from operator import index
+from typing import Any, TypeVar, cast
+
+from farandole._library import ffi
+from farandole.arrays.buffers import Buffer
+from farandole.calls import repeats
+from farandole.calls.arguments import ARGUMENTS
+from farandole.calls.handles import Handle, OneHandle, value_of
+from farandole.calls.leases import lend
+from farandole.calls.public_call import collective
+from farandole.calls.repeats import Repeat
+from farandole.calls.requests import Call, Op, submit
+from farandole.members import ProcessSet, denoted, global_process_set, members_of, set_id
+from farandole.ops import _blocking, _handle, describe
+
+__all__ = ["recv", "recv_async", "send", "send_async"]
+
+_ANY = -1
+_C = TypeVar("_C", bound=Callable[..., Any])
+
+
+def _known(op: Op, peer: str) -> Any:
+    """How a wrong call is reported: to the rank at the other end, if it can be told which."""
+
+    def calls(given: dict[str, Any]) -> list[Call]:
+        rank, tag, name = given.get(peer), given.get("tag", 0), given.get("name")
+        sets = denoted(given.get("process_set", global_process_set))
+        wrong = any(ARGUMENTS[a].fault(given.get(a, 0)) for a in (peer, "tag"))
+        if wrong or len(sets) != 1 or (rank is not None and rank >= len(members_of(sets[0]))):
+            return []
+        name = None if ARGUMENTS["name"].fault(name) else name
+        root = _ANY if rank is None else members_of(sets[0])[rank]
+        return [Call(op, name, sets[0], root=root, tag=index(tag))]
+
+    return calls
+
+
+class _Again(Repeat):
+    """A message on the same terms as an earlier one, of an array of the same form; on a CPU."""
+
+    __slots__ = ("_collect", "_source", "_what")
+
+    def __init__(
+        self, call: Call, array: Any, buffer: Buffer, source: int | None, first: Handle[Any]
+    ) -> None:
+        """`source`: who sends, as a rank of the process set, if it is known; `first`: the earlier
+        one's handle."""
+        super().__init__(call, array, buffer, call.op is Op.RECEIVE, first._timeout)
+        self._source = source
+        self._what, self._collect = first._what, first._collect
+
+    def _start(self, array: Any, pointer: Any, memory: object) -> Handle[Any]:
+        tensor = self._tensor or self._prepare()
+        nothing = ffi.NULL if self._kind.gives_pointers else 0
+        if not self._in_place:
+            number = lend(tensor.start, pointer, nothing, memory)
+            return OneHandle(number, None, self._what, self._timeout)
+        number = lend(tensor.start, nothing, pointer, memory)
+        if self._source is not None:
+            return OneHandle(number, self._source, self._what, self._timeout)
+        return Handle((number,), self._collect, self._what, self._timeout)
+
+
+def _repeating(start: _C) -> _C:
+    """Makes a function of messages take the short way when it is called again with equal terms."""
+
+    @functools.wraps(start)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not args:
+            return start(**kwargs)
+        array, *terms = args
+        again = repeats.again(start, array, tuple(terms), kwargs, by_name=False)
+        if again is not None:
+            return again
+        handle = start(*args, **kwargs)
+        if handle.repeat is not None:
+            repeats.remember(start, array, tuple(terms), kwargs, handle.repeat, by_name=False)
+        return handle
+
+    return cast("_C", call)
+
+
+@_repeating
+@collective(Op.SEND, calls=_known(Op.SEND, "destination"))
+def send_async(
+    tensor: Any,
+    destination: int,
+    *,
+    tag: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Handle[None]:
+    """Sends an array to rank `destination` of the process set, which receives it by recv.
+
+    A send meets the receive of the same process set, ranks and `tag`, first in, first out. Both
+    have the same dtype and number of elements; shapes may differ. The `name` is shown in errors
+    and traces only. Nobody may write to the array until the call is done, which may be only when
+    the receive is there. Returns a handle, whose wait() gives None.
+
+    Examples:
+        >>> if hvd.size() > 1 and hvd.rank() == 0:
+        ...     hvd.send_async(np.arange(3), destination=1, tag=7).wait()
+        >>> if hvd.rank() == 1:
+        ...     hvd.recv(np.empty(3, int), source=0, tag=7)
+    """
+    _, (buffer,) = describe([tensor], in_place=False)
+    root = _world_rank("destination", destination, process_set)
+    call = Call(Op.SEND, name, set_id(process_set), root=root, tag=index(tag))
+    what = f"{call} to rank {destination} with tag {tag}"
+    handle: Handle[None] = _handle(
+        submit(call, [buffer]), [buffer], [tensor], lambda _: None, what, timeout
+    )
+    if buffer.device < 0:
+        handle.repeat = _Again(call, tensor, buffer, None, handle)
+    return handle
+
+
+@_repeating
+@collective(Op.RECEIVE, calls=_known(Op.RECEIVE, "source"))
+def recv_async(
+    tensor: Any,
+    source: int | None = None,
+    *,
+    tag: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Handle[int]:
+    """Receives into an array what rank `source` of the process set sends; None: any rank.
+
+    The array is contiguous and writable; a receive meets the send of the same process set, ranks
+    and `tag`, first in, first out. Both have the same dtype and number of elements; shapes may
+    differ. The `name` is shown in errors and traces only. Nobody else may touch the array until the
+    call is done. Returns a handle, whose wait() gives the sender's rank in the process set.
+
+    Examples:
+        >>> if hvd.size() > 1 and hvd.rank() == 0:
+        ...     hvd.send(np.arange(3), destination=1, tag=7)
+        >>> if hvd.rank() == 1:
+        ...     sender = hvd.recv_async(np.empty(3, int), tag=7).wait()
+    """
+    _, (buffer,) = describe([tensor], in_place=True)
+    root = _ANY if source is None else _world_rank("source", source, process_set)
+    call = Call(Op.RECEIVE, name, set_id(process_set), root=root, tag=index(tag))
+    ranks = members_of(set_id(process_set))
+    what = f"{call} from {'any rank' if source is None else f'rank {source}'} with tag {tag}"
+    numbers = submit(call, [replace(buffer, pointer=0)], [buffer])
+    collect = lambda done: ranks.index(value_of(done[0]))  # noqa: E731
+    handle: Handle[int] = _handle(numbers, [buffer], [tensor], collect, what, timeout)
+    if buffer.device < 0:
+        known = None if source is None else index(source)
+        handle.repeat = _Again(call, tensor, buffer, known, handle)
+    return handle
+
+
+def _world_rank(what: str, rank: int, process_set: ProcessSet) -> int:
+    ranks = members_of(set_id(process_set))
+    if index(rank) < len(ranks):
+        return ranks[rank]
+    raise ValueError(f"{what} is {rank}: the process set has ranks 0 to {len(ranks) - 1}")
+
+
+send = _blocking(send_async)
+recv = _blocking(recv_async)

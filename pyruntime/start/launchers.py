@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a launcher tells each process that it starts: its rank, and how many there are. For the
+bootstrap, doctor and farandole.run()."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from farandole.errors import LibraryError
+
+ALONE = "FARANDOLE_RENDEZVOUS=none makes this process a world of one, whatever variables say"
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """By which variables it tells that."""
+
+    name: str
+    size_variable: str
+    rank_variable: str
+
+    @property
+    def size(self) -> int:
+        """How many processes there are; 0: it says nothing."""
+        return _number(self.size_variable)
+
+    @property
+    def rank(self) -> int:
+        """Of this process; -1: it says nothing."""
+        return _number(self.rank_variable, -1)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.size_variable})"
+
+
+TORCHRUN = Launcher("torchrun", "WORLD_SIZE", "RANK")
+_MPI = (
+    Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    Launcher("a PMI launcher (mpiexec, srun)", "PMI_SIZE", "PMI_RANK"),
+    Launcher("MVAPICH's mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+    Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+)
+_NONE = Launcher("no launcher", "", "")
+
+
+def _number(variable: str, otherwise: int = 0) -> int:
+    text = os.environ.get(variable, "").strip()
+    return int(text) if text.isdecimal() else otherwise
+
+
+def launcher() -> Launcher:
+    """Who has started this process: MPI's launcher, or torchrun where MPI's says of one only."""
+    mpi = next((x for x in _MPI if x.size), _NONE)
+    return TORCHRUN if TORCHRUN.size > 1 and mpi.size <= 1 else mpi
+
+
+def check() -> None:
+    """Raises LibraryError where torchrun's variables contradict MPI's launcher or each other, and
+    where `accelerate launch` has started one process of several."""
+    chosen = launcher()
+    size, rank = os.environ.get("WORLD_SIZE", ""), os.environ.get("RANK", "")
+    if chosen.size <= 1 and ((size.strip() and not TORCHRUN.size) or TORCHRUN.rank >= 1):
+        raise LibraryError(
+            f"WORLD_SIZE={size} and RANK={rank} contradict each other, so nobody knows how many "
+            "processes there are. Remedy: start with torchrun or mpirun, or `unset WORLD_SIZE "
+            f"RANK`; {ALONE}"
+        )
+    if chosen.size <= 1 and not size and {"ACCELERATE_USE_CPU", "MASTER_PORT"} <= {*os.environ}:
+        # It sets MASTER_PORT for several processes only, and starts these by MPI or as torchrun.
+        raise LibraryError(
+            "accelerate launch was asked for several processes (MASTER_PORT says so), but has "
+            "started one: on CPUs it starts several only with --mpirun_hostfile. Remedy: `mpirun "
+            "-np 2 --bind-to none python train.py`, or `accelerate launch --cpu --mpirun_hostfile "
+            "hosts --num_processes 2 train.py` with a file that says `localhost slots=2`; for one "
+            f"process --num_processes 1, and `unset MASTER_PORT`; {ALONE}"
+        )
+    if chosen.size <= 1 or not TORCHRUN.size:
+        return
+    if TORCHRUN.size != chosen.size or TORCHRUN.rank not in (-1, chosen.rank):
+        raise LibraryError(
+            f"{chosen} says rank {chosen.rank} of {chosen.size}, but WORLD_SIZE={TORCHRUN.size} "
+            f"and RANK={rank} say otherwise. Remedy: start with one launcher "
+            f"and unset what is left over (`unset WORLD_SIZE RANK`); {ALONE}"
+        )
+
+
+def launched_rank() -> int:
+    """The rank that the launcher has given this process; 0 without a launcher."""
+    return max(0, launcher().rank)
+
+
+def promised_ranks() -> int:
+    """How many ranks this process's launcher says there are; 1 without a launcher."""
+    return max(1, launcher().size)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where ranks of torchrun meet on one host, or of whoever sets RANK, WORLD_SIZE and MASTER_PORT as
+it does. For the bootstrap.
+
+Rank 0 serves an abstract Unix socket as long as its process lives. The name comes from what the
+launcher tells all ranks of one attempt of one job, so nothing is in the way of the store that torch
+has at MASTER_PORT, and another job or a restart has a name of its own. Names can be guessed:
+both ends look whether the other is a process of the same user, and hang up if not. Whoever can be
+that user could stop the job by a signal as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from farandole.errors import LibraryError
+from farandole.start.launchers import ALONE, TORCHRUN
+from farandole.start.rendezvous import RendezvousServer
+
+_JOB = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+_server: RendezvousServer | None = None  # rank 0's
+
+
+def open_rendezvous() -> str:
+    """The socket where the ranks meet; it may take a moment until rank 0 serves it.
+
+    Raises LibraryError, with the remedy, where that is impossible.
+    """
+    global _server
+    check()
+    words = [str(TORCHRUN.size), *(os.environ.get(name, "") for name in _JOB)]
+    digest = hashlib.sha256("\0".join(words).encode()).hexdigest()
+    path = f"\0farandole-{os.geteuid()}-{digest[:32]}"
+    if TORCHRUN.rank == 0 and (_server is None or _server.path != path):
+        if _server is not None:  # of an earlier job of this process
+            _server.close()
+            _server = None
+        try:
+            _server = RendezvousServer(TORCHRUN.size, path)
+        except OSError as error:
+            raise LibraryError(
+                f"rank 0 can't open the rendezvous of this job: {error}: another one with the same "
+                f"MASTER_PORT={os.environ['MASTER_PORT']} runs on this machine. Remedy: give each "
+                "job a port of its own"
+            ) from error
+    return path
+
+
+def on_several_hosts() -> bool:
+    """Whether the launcher says that some of its processes run on other hosts."""
+    here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return here.isdecimal() and int(here) != TORCHRUN.size
+
+
+def remedy() -> str:
+    """What to do about ranks that do not come, for errors."""
+    return (
+        f"WORLD_SIZE says {TORCHRUN.size} processes, which must all be on this host (unless "
+        "LOCAL_WORLD_SIZE says that fewer are), with the same MASTER_ADDR and MASTER_PORT; "
+        f"{ALONE}"
+    )
+
+
+def check() -> None:
+    """Raises LibraryError where the variables do not tell this process's place."""
+    size, rank = TORCHRUN.size, TORCHRUN.rank
+    text = f"WORLD_SIZE says {size} processes, "
+    if not 0 <= rank < size or not os.environ.get("MASTER_PORT"):
+        found = {name: os.environ.get(name, "") for name in ("RANK", "MASTER_PORT")}
+        raise LibraryError(
+            f"{text}but RANK={found['RANK']} and MASTER_PORT={found['MASTER_PORT']} do not tell "
+            "this one's place among them and where they meet. Remedy: start with torchrun or "
+            f"mpirun, or unset WORLD_SIZE; {ALONE}"
+        )
