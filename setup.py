@@ -3,47 +3,81 @@
 
 from __future__ import annotations
 
+import atexit
 import os
-import platform
 import re
+import shlex
 import shutil
 import subprocess
+import sysconfig
+import tempfile
 from pathlib import Path
 from typing import ClassVar
 
 from setuptools import Command, Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
+from setuptools.command.editable_wheel import editable_wheel
+from setuptools.command.egg_info import egg_info
 
 ROOT = Path(__file__).resolve().parent
-RELEASE = ROOT / "build" / "release"
-SHIPPED = [RELEASE / "libfarandole.so", ROOT / "csrc" / "farandole.h"]
+DEVELOPMENT = ROOT / "build" / "release"  # the Makefile's build, which an editable install links to
+HEADER = ROOT / "csrc" / "farandole.h"
 OLDEST_GLIBC = (2, 28)
 
 
+def scratch() -> str:
+    """A folder that goes when the build has ended: nothing is left beside the sources."""
+    folder = tempfile.mkdtemp(prefix="farandole-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+class Build(build):
+    sub_commands: ClassVar = [*build.sub_commands, ("build_core", None)]
+
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self.build_base = scratch()
+
+
+class EggInfo(egg_info):
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self.egg_base = scratch()
+
+
 class BuildCore(Command):
-    """libfarandole.so and farandole.h into `farandole/lib/`: copies, or links when editable."""
+    """libfarandole.so and farandole.h into `farandole/lib/`: copies, or links when editable.
+
+    A cross compiler is named as CMake names it: CC and CXX, and more in CMAKE_ARGS.
+    """
 
     description = "build the C++ core"
     user_options: ClassVar[list[tuple[str, str | None, str]]] = []
     editable_mode = False
     build_lib: str | None = None
+    build_temp: str | None = None
 
     def initialize_options(self) -> None:
-        self.build_lib = None
+        self.build_lib = self.build_temp = None
 
     def finalize_options(self) -> None:
-        self.set_undefined_options("build", ("build_lib", "build_lib"))
+        names = ("build_lib", "build_temp")
+        self.set_undefined_options("build", *((name, name) for name in names))
 
     def run(self) -> None:
         # Configured anew: the last cmake and ninja may have been those of pip's isolated build.
-        ninja = f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja')}"
-        run("cmake", "-G", "Ninja", ninja, "-S", str(ROOT / "csrc"), "-B", str(RELEASE))
+        options = [f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja')}"]
+        if not self.editable_mode:
+            options.append("-DCMAKE_SHARED_LINKER_FLAGS=-Wl,--strip-all")
+        options += shlex.split(os.environ.get("CMAKE_ARGS", ""))
         jobs = os.environ.get("JOBS", str(os.cpu_count() or 1))
-        run("cmake", "--build", str(RELEASE), "-j", jobs, "-t", "farandole")
+        cmake("-G", "Ninja", *options, "-S", str(ROOT / "csrc"), "-B", str(self.core))
+        cmake("--build", str(self.core), "-j", jobs, "-t", "farandole")
         folder = ROOT / "pyruntime" / "lib" if self.editable_mode else self._lib_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        for source in SHIPPED:
+        for source in (self.library, HEADER):
             target = folder / source.name
             target.unlink(missing_ok=True)
             if self.editable_mode:
@@ -51,22 +85,42 @@ class BuildCore(Command):
             else:
                 shutil.copy(source, target)
 
+    @property
+    def core(self) -> Path:
+        """CMake's folder."""
+        return DEVELOPMENT if self.editable_mode else Path(str(self.build_temp)) / "core"
+
+    @property
+    def library(self) -> Path:
+        return self.core / "libfarandole.so"
+
     def _lib_folder(self) -> Path:
-        assert self.build_lib is not None
-        return Path(self.build_lib) / "farandole" / "lib"
+        return Path(str(self.build_lib)) / "farandole" / "lib"
 
     def get_source_files(self) -> list[str]:
         return sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*") if p.is_file())
 
     def get_outputs(self) -> list[str]:
-        return [] if self.editable_mode else [str(self._lib_folder() / p.name) for p in SHIPPED]
+        names = (self.library.name, HEADER.name)
+        return [] if self.editable_mode else [str(self._lib_folder() / name) for name in names]
 
     def get_output_mapping(self) -> dict[str, str]:
         return {}
 
 
-class Build(build):
-    sub_commands: ClassVar = [*build.sub_commands, ("build_core", None)]
+class Editable(editable_wheel):
+    """An editable install: a folder of links in sys.path, which shows the package as installed.
+
+    Type checkers and editors follow it. They do not follow what setuptools would make: a finder.
+    """
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.mode, self.package_dir = "compat", {"": "build/mypy"}
+
+    def run(self) -> None:
+        subprocess.check_call(["make", "--no-print-directory", "-C", str(ROOT), "build/mypy"])
+        super().run()
 
 
 class PlatformDistribution(Distribution):
@@ -80,28 +134,33 @@ class BdistWheel(bdist_wheel):
     """One wheel for every Python: the library is opened by cffi, not compiled against Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        major, minor = max(OLDEST_GLIBC, needed_glibc())
-        return "py3", "none", f"manylinux_{major}_{minor}_{platform.machine()}"
+        # An editable install asks before anything is built, and its tag is never looked at again.
+        library = self.get_finalized_command("build_core").library
+        needed = needed_glibc(library) if library.exists() else OLDEST_GLIBC
+        major, minor = max(OLDEST_GLIBC, needed)
+        machine = sysconfig.get_platform().removeprefix("linux-")
+        return "py3", "none", f"manylinux_{major}_{minor}_{machine}"
 
 
-def run(*command: str) -> None:
+def cmake(*arguments: str) -> None:
     """Output goes where pip's does; a failure ends the build."""
-    subprocess.check_call(command)
+    subprocess.check_call(["cmake", *arguments])
 
 
-def needed_glibc() -> tuple[int, int]:
-    """The newest glibc symbol version that the built library asks for.
-
-    An editable install asks before anything is built, and its tag is never looked at again.
-    """
-    if not SHIPPED[0].exists():
-        return OLDEST_GLIBC
-    table = subprocess.check_output(["objdump", "-T", str(SHIPPED[0])], text=True)
-    versions = re.findall(r"\(?GLIBC_(\d+)\.(\d+)", table)
+def needed_glibc(library: Path) -> tuple[int, int]:
+    """The newest glibc symbol version that a built library, of whatever machine, asks for."""
+    table = subprocess.check_output(["readelf", "-VW", str(library)], text=True)
+    versions = re.findall(r"Name: GLIBC_(\d+)\.(\d+)", table)
     return max((int(major), int(minor)) for major, minor in versions)
 
 
 setup(
-    cmdclass={"build": Build, "build_core": BuildCore, "bdist_wheel": BdistWheel},
+    cmdclass={
+        "build": Build,
+        "build_core": BuildCore,
+        "bdist_wheel": BdistWheel,
+        "editable_wheel": Editable,
+        "egg_info": EggInfo,
+    },
     distclass=PlatformDistribution,
 )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """farandole for CuPy programs: the neutral calls on arrays on GPUs, and helpers for training.
 
-Arrays in, arrays out, in order with CuPy's current stream: what a call reads may still be under
-way in it, what it gives may be used in it at once, and the host waits for neither. Choose the
-device, `cupy.cuda.Device(farandole.cupy.local_rank()).use()`, before the first call.
+Calls take and return arrays in order with CuPy's current stream: inputs may still be computed in
+it, results may be used in it at once, and the host waits for neither. Choose the device before the
+first call: `cupy.cuda.Device(farandole.cupy.local_rank()).use()`.
 """
 
 from farandole import *  # noqa: F403
@@ -13,3 +13,8 @@ from farandole.cupy.kind import CupyKind as CupyKind
 from farandole.parameters import average_gradients, broadcast_parameters
 
 __all__ = [*_neutral, "average_gradients", "broadcast_parameters"]
+
+
+def __dir__() -> list[str]:
+    """What is public."""
+    return sorted(__all__)

@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CuPy arrays as an array kind. Importing this module registers it with the neutral calls."""
+"""CuPy arrays as an array kind: the neutral calls use it, on the caller's thread. Importing this
+module registers it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import cupy
-import numpy as np
 
 from farandole.arrays.buffers import EMPTY, Buffer, address_or_empty, code_of
 from farandole.arrays.kinds import Kind, Shape, register
 from farandole.errors import LibraryError
 
-__all__ = ["CupyKind"]
-
 
 class CupyKind(Kind):
-    """Dense CuPy arrays of every dtype the core knows, on the stream that is CuPy's current one."""
+    """Dense CuPy arrays of every dtype the core knows, in CuPy's current stream."""
 
     def matches(self, x: Any) -> bool:
         """As in Kind."""
@@ -54,9 +53,9 @@ class CupyKind(Kind):
         return _made(like.device, cupy.empty, like.shape if shape is None else shape, like.dtype)
 
     def wrap(self, memory: Any, like: Any) -> Any:
-        """As in Kind. Not by cupy.asarray: that waits until the memory's stream is idle."""
+        """As in Kind. Does not use cupy.asarray, which waits until the memory's stream is idle."""
         told = memory.__cuda_array_interface__
-        nbytes = like.dtype.itemsize * int(np.prod(told["shape"], dtype=object))
+        nbytes = like.dtype.itemsize * prod(told["shape"])
         if nbytes == 0:
             return self.empty(like, told["shape"])
         owned = cupy.cuda.UnownedMemory(told["data"][0], nbytes, memory, int(like.device.id))
@@ -65,7 +64,7 @@ class CupyKind(Kind):
 
 
 def _made(device: Any, make: Callable[..., Any], *arguments: Any) -> Any:
-    """A new array there. Raises LibraryError, which peers hear of, where memory is short."""
+    """A new array on the device. Raises LibraryError, on the peers too, if memory is short."""
     try:
         with device:
             return make(*arguments)

@@ -7,3 +7,8 @@ from farandole import __version__ as __version__
 from farandole.parameters import average_gradients, broadcast_parameters
 
 __all__ = [*_neutral, "average_gradients", "broadcast_parameters"]
+
+
+def __dir__() -> list[str]:
+    """What is public."""
+    return sorted(__all__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""farandole for PyTorch: `import farandole.torch as hvd`, and Horovod's scripts run.
+"""farandole for PyTorch. Horovod's scripts run with `import farandole.torch as hvd`:
 
 hvd.init()
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
@@ -24,29 +24,40 @@ from farandole.errors import (
     ShutdownError,
     StallError,
 )
+from farandole.objects import allgather_object, broadcast_object
 from farandole.observe.metrics import log_metrics, metrics
 from farandole.torch import elastic
+from farandole.torch.checkpoints.checkpoint import CheckpointWrite, load_checkpoint, save_checkpoint
+from farandole.torch.checkpoints.file import CheckpointError
+from farandole.torch.checkpoints.loader import ResumableLoader
 from farandole.torch.compression import Compression
-from farandole.torch.functions import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
+from farandole.torch.ddp_hook import DDPHookState, ddp_comm_hook
+from farandole.torch.diloco import DiLoCo
+from farandole.torch.distributed import register as _register
+from farandole.torch.feedback.compressor import FeedbackCompressor
+from farandole.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from farandole.torch.learning_rate import check_learning_rate, linear_warmup
 from farandole.torch.memory import empty
 from farandole.torch.mpi_ops import *  # noqa: F403
 from farandole.torch.mpi_ops import __all__ as _calls
-from farandole.torch.optimizer import DistributedOptimizer
+from farandole.torch.optimizer import DistributedOptimizer, ReducingOptimizer
+from farandole.torch.sharded.layout import merge_sharded_state_dicts
 from farandole.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
 __all__ = [
+    "CheckpointError",
+    "CheckpointWrite",
     "Compression",
+    "DDPHookState",
+    "DiLoCo",
     "DistributedOptimizer",
     "FarandoleError",
+    "FeedbackCompressor",
     "LibraryError",
     "MismatchError",
     "PeerError",
+    "ReducingOptimizer",
+    "ResumableLoader",
     "ShutdownError",
     "StallError",
     "SyncBatchNorm",
@@ -56,10 +67,21 @@ __all__ = [
     "broadcast_parameters",
     "check_learning_rate",
     "convert_sync_batchnorm",
+    "ddp_comm_hook",
     "elastic",
     "empty",
     "linear_warmup",
+    "load_checkpoint",
     "log_metrics",
+    "merge_sharded_state_dicts",
     "metrics",
+    "save_checkpoint",
 ]
 __all__ += _calls
+
+_register()
+
+
+def __dir__() -> list[str]:
+    """What is public."""
+    return sorted(__all__)

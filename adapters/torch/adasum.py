@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer's side of Adasum: ranks step on their own and combine how far they went."""
+"""DistributedOptimizer(op=Adasum): each rank makes its own step, and the steps are combined. For
+optimizer.py, on the thread that steps."""
 
 from __future__ import annotations
 
@@ -12,17 +13,15 @@ from torch import Tensor
 
 from farandole import ops
 from farandole.calls import requests
+from farandole.members import ProcessSet
 from farandole.ops import Adasum, Max
-from farandole.process_sets import ProcessSet
 from farandole.torch.compression import Compressor
-
-__all__ = ["DeltaStep", "Deltas"]
 
 _scopes: Counter[tuple[int, int | None]] = Counter()
 
 
 class Deltas:
-    """What parameters have moved by since `begin`, replaced in `finish` by all ranks' Adasum."""
+    """Parameters' changes since `begin`, replaced in `finish` by the Adasum over all ranks."""
 
     def __init__(
         self,
@@ -40,7 +39,7 @@ class Deltas:
 
     @property
     def scope(self) -> str:
-        """The optimizer's name on the wire; another one after shutdown() and init()."""
+        """The optimizer's name in calls; changes after shutdown() and init()."""
         if self._generation != requests.generation():
             self._generation = requests.generation()
             key = (self._generation, self.process_set.process_set_id)
@@ -49,7 +48,7 @@ class Deltas:
         return self._scope
 
     def begin(self, optimizer: torch.optim.Optimizer) -> None:
-        """Remembers where the parameters are."""
+        """Stores the parameters' present values."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         later = range(len(self._names), len(parameters))  # of add_param_group
         names = [*self._names, *(f"parameter {i}" for i in later)]
@@ -62,7 +61,7 @@ class Deltas:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Moves the parameters to their starts plus the Adasum of all ranks' ways; collective."""
+        """Sets parameters to their old values plus the Adasum of all ranks' changes; collective."""
         starts, self._starts = self._starts, []
         compressors = [self._compressor_of(name, p) for name, p, _ in starts]
         pairs = zip(compressors, starts, strict=True)
@@ -86,7 +85,7 @@ class Deltas:
 
 
 class DeltaStep(torch.optim.Optimizer):
-    """Put before a distributed optimizer's class by op=Adasum."""
+    """The mixin of distributed optimizers with op=Adasum."""
 
     _deltas: Deltas
     found_inf: Tensor | None
@@ -95,30 +94,30 @@ class DeltaStep(torch.optim.Optimizer):
     def step(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
         """The optimizer's own step on this rank's gradients, then the Adasum of all ranks' steps.
 
-        Ranks whose parameters were equal before have equal parameters afterwards; the optimizer's
-        state stays each rank's own. With a GradScaler all ranks skip the same steps; its scale is
-        each rank's own too. Raises NotImplementedError with `timeout`: half a step is none.
+        Parameters that were equal on all ranks stay equal; the optimizer's state is local to each
+        rank. With a GradScaler all ranks skip the same steps; its scale is local too. Raises
+        NotImplementedError with `timeout`, since a step can't be interrupted halfway.
         """
         if timeout is not None:
             raise NotImplementedError("op=Adasum takes no timeout: half a step can't be taken back")
         if self._overflowed():
-            self._opt_called = True  # what torch's schedulers look at
+            self._opt_called = True  # torch's schedulers check it
             return None
         self._deltas.begin(self)
         result = super().step(*args, **kwargs)
         self._deltas.finish()
         return result
 
-    # Already hooked and wrapped as far as torch is concerned: the inner step is.
+    # Tells torch not to wrap this step: the inner step is already wrapped.
     step.hooked = True  # type: ignore[attr-defined]
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
     def _overflowed(self) -> bool:
-        """Takes what GradScaler.step() has left here; undoes its scale where it has not."""
+        """Reads GradScaler.step()'s attributes here; unscales the gradients if that is not done."""
         found, scale = self.__dict__.get("found_inf"), self.__dict__.get("grad_scale")
         if found is None:
             return False
-        self.found_inf = self.grad_scale = None  # a fused inner step has nothing left to do
+        self.found_inf = self.grad_scale = None  # so that a fused inner step does not unscale again
         if self._deltas.any_overflow(found):
             return True
         if scale is not None:
@@ -128,16 +127,16 @@ class DeltaStep(torch.optim.Optimizer):
                         p.grad.div_(scale.to(p.grad.device, p.grad.dtype))
         return False
 
-    # GradScaler then always calls step(), whatever it has found on this rank alone.
+    # With it GradScaler always calls step(), even if this rank alone found infinities.
     _step_supports_amp_scaling = True
 
     def skip_synchronize(self) -> NoReturn:
-        """Raises NotImplementedError: with Adasum there is nothing before step() to skip."""
+        """Raises NotImplementedError: with Adasum nothing is reduced before step()."""
         raise NotImplementedError(
             "op=Adasum combines ranks in step() itself: clip or unscale gradients before it, and "
             "call step() without skip_synchronize()"
         )
 
     def set_weight(self, weight: float) -> NoReturn:
-        """Raises NotImplementedError: Adasum is no average."""
+        """Raises NotImplementedError: Adasum is not an average."""
         raise NotImplementedError("op=Adasum weighs ranks by themselves: it takes no set_weight()")

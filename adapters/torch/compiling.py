@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.compile makes of our code: calls, and no more."""
+"""Keeps torch.compile from tracing farandole's code: it sees calls only. For optimizer.py."""
 
 from __future__ import annotations
 
 import functools
 import sys
-
-__all__ = ["stay_outside"]
 
 _OURS = ("farandole", "farandole.torch")
 _RULES = ("torch._dynamo.trace_rules", "torch._dynamo.skipfiles")  # the latter in torch 2.1
@@ -14,10 +12,10 @@ _RULES = ("torch._dynamo.trace_rules", "torch._dynamo.skipfiles")  # the latter 
 
 @functools.cache
 def stay_outside() -> None:
-    """Keeps torch.compile from tracing into files of ours; what they call is compiled as ever.
+    """Excludes farandole's files from tracing; functions that they call are compiled as usual.
 
-    To trace a step is to run it twice, and the first time gradients are reduced. Any optimizer of
-    torch's has imported the compiler already.
+    Tracing would run a step twice, and the first run reduces gradients. Any optimizer of torch
+    has imported the compiler already.
     """
     for rules in filter(None, map(sys.modules.get, _RULES)):
         for name in _OURS:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors on GPUs: the streams in which torch works, and the memory that they guard."""
+"""Tensors on GPUs: torch's streams, and when its allocator may reuse memory. For the other modules
+of this adapter; on the thread that calls, in its current stream."""
 
 from __future__ import annotations
 
@@ -12,23 +13,12 @@ from torch import Tensor
 
 from farandole.arrays.cuda_array import CudaArray
 from farandole.calls import gpu_handle
-from farandole.config import config
+from farandole.config import setting
 
 if TYPE_CHECKING:
-    from farandole.torch.gradient import Gradient
+    from farandole.torch.gradients.gradient import Gradient
 
-__all__ = [
-    "bytes_over",
-    "current_stream",
-    "in_use",
-    "is_capturing",
-    "join",
-    "place",
-    "tensor_over",
-    "warn_of_nccl",
-]
-
-_device = -1  # of this rank's tensors, once there was one: a rank uses one GPU
+_device = -1  # of this rank's first GPU tensor; -1: none yet. A rank uses one GPU
 _warned = False
 
 
@@ -58,23 +48,19 @@ def in_use() -> bool:
 
 
 def join(handles: Sequence[int], gradients: Iterable[Gradient]) -> None:
-    """Lets the caller's stream wait for launched handles; then their memory may be let go.
+    """Makes the caller's stream wait for launched handles; then their memory may be released.
 
-    What torch frees is used next behind the work that is now in the stream of its allocation. That
-    is the stream in which the gradient was sent (autograd sees to it); memory that was sent in
-    another one than the caller's is used here too, so the allocator must hear of that.
+    torch reuses freed memory in order of the stream of its allocation. That is the stream in which
+    the gradient was sent (autograd ensures that). Memory sent in another stream than the caller's
+    is used in the caller's too, so the allocator is told (record_stream).
     """
     stream = current_stream(_device)
     gpu_handle.join_stream(handles, stream)
     for gradient in gradients:
         if gradient.encoding.stream != stream:
-            _note_use((gradient.wire, gradient.input))
-
-
-def _note_use(tensors: Iterable[Tensor | None]) -> None:
-    for x in tensors:
-        if x is not None and x.is_cuda:
-            x.record_stream(torch.cuda.current_stream(x.device))
+            for x in (gradient.wire, gradient.input):
+                if x is not None and x.is_cuda:
+                    x.record_stream(torch.cuda.current_stream(x.device))
 
 
 def tensor_over(memory: CudaArray, like: Tensor) -> Tensor:
@@ -85,13 +71,13 @@ def tensor_over(memory: CudaArray, like: Tensor) -> Tensor:
 
 
 def bytes_over(memory: CudaArray) -> Tensor:
-    """Bytes as a tensor of uint8 over them: DLPack has no names for some dtypes."""
+    """A uint8 tensor over the bytes, since DLPack lacks some dtypes."""
     raw: Tensor = torch.utils.dlpack.from_dlpack(memory)
     return raw
 
 
 def warn_of_nccl() -> None:
-    """Says once that torch's own NCCL beside ours needs one order of launches on all ranks."""
+    """Warns once that torch's own NCCL beside ours needs one order of launches on all ranks."""
     global _warned
     distributed = torch.distributed
     if _warned or not distributed.is_available() or not distributed.is_initialized():
@@ -99,7 +85,7 @@ def warn_of_nccl() -> None:
     if "nccl" not in str(distributed.get_backend_config()):
         return
     _warned = True
-    if next(v.value for v in config() if v.name == "FARANDOLE_GPU_ORDER") == "program":
+    if setting("FARANDOLE_GPU_ORDER") == "program":
         return
     warnings.warn(
         "torch.distributed uses NCCL in this process too: where its calls and farandole's overlap, "

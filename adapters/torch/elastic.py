@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic training with torch: models, optimizers and samplers as parts of a state."""
+"""Elastic training with torch: models, optimizers and samplers as parts of a state. For users'
+training loops, on their thread."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from farandole.elastic import ObjectState, State, run
 from farandole.objects import broadcast_object
 from farandole.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from farandole.torch.sampler import ElasticSampler
+from farandole.torch.sharded.optimizer import is_divided
 
 __all__ = [
     "ElasticSampler",
@@ -32,27 +34,27 @@ class StateHandler(Generic[T]):
 
     def __init__(self, value: T) -> None:
         self.value = value
-        self._saved: Any = None
+        self.saved: Any = None
         self.save()
 
     def save(self) -> None:
-        """Keeps a copy."""
-        self._saved = copy.deepcopy(self.value.state_dict())
+        """Stores a copy of the state."""
+        self.saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        """Goes back to the copy."""
-        self.value.load_state_dict(copy.deepcopy(self._saved))
+        """Restores the copy."""
+        self.value.load_state_dict(copy.deepcopy(self.saved))
 
     def sync(self) -> None:
-        """Makes all ranks' objects that of rank 0; collective."""
+        """Copies rank 0's state to all ranks; collective."""
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0))
         self.save()
 
     def reset(self) -> None:
-        """The number of ranks may be another."""
+        """Called after a restart: the number of ranks may have changed."""
 
     def set_value(self, value: T) -> None:
-        """Another object in its place."""
+        """Replaces the object."""
         self.value = value
         self.save()
 
@@ -67,10 +69,18 @@ class ModelStateHandler(StateHandler[torch.nn.Module]):
 
 
 class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
-    """An optimizer, distributed or not."""
+    """An optimizer, distributed or not. Raises ValueError for one whose state is divided."""
+
+    def __init__(self, value: torch.optim.Optimizer) -> None:
+        if is_divided(value):
+            raise ValueError(
+                "shard_state=True does not go with elastic training: the parts of ranks that are "
+                "lost would be lost with them"
+            )
+        super().__init__(value)
 
     def restore(self) -> None:
-        """As in StateHandler; reductions under way are given up, gradients are reset."""
+        """As in StateHandler; reductions under way are abandoned, gradients are reset."""
         reducer = getattr(self.value, "_reducer", None)
         if reducer is not None:
             reducer.abandon()
@@ -99,7 +109,7 @@ _registry: list[tuple[type, type[StateHandler[Any]]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler[Any]]]]:
-    """(type, its handler), the first that fits counts."""
+    """List of (type, its handler); the first matching type is used."""
     return list(_registry)
 
 
@@ -109,9 +119,9 @@ def set_handler_registry(registry: list[tuple[type, type[StateHandler[Any]]]]) -
 
 
 class TorchState(ObjectState):
-    """TorchState(model, optimizer, sampler=sampler, epoch=0): each an attribute of that name.
+    """TorchState(model, optimizer, sampler=sampler, epoch=0): each argument is an attribute.
 
-    What the registry knows has a handler; everything else is copied and pickled.
+    Objects of types in the registry have a handler; all others are copied and pickled.
     """
 
     _handlers: dict[str, StateHandler[Any]]
@@ -156,6 +166,18 @@ class TorchState(ObjectState):
         """As in State."""
         for handler in self._handlers.values():
             handler.reset()
+
+    def saved(self) -> dict[str, Any]:
+        """As in ObjectState."""
+        handled = {name: handler.saved for name, handler in self._handlers.items()}
+        return {**super().saved(), **handled}
+
+    def restore_from(self, saved: dict[str, Any]) -> None:
+        """As in ObjectState."""
+        objects = dict(saved)
+        for name, handler in self._handlers.items():
+            handler.saved = objects.pop(name, handler.saved)
+        super().restore_from(objects)
 
     def __setattr__(self, name: str, value: Any) -> None:
         handler = self._handlers.get(name)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making ranks equal at the start: parameters, optimizer state, objects."""
+"""Broadcasts that make ranks equal at the start: parameters, optimizer state, objects. Public
+calls, for any thread."""
 
 from __future__ import annotations
 
@@ -11,23 +12,17 @@ from torch import Tensor
 
 from farandole import topology
 from farandole.calls.arguments import shown
-from farandole.calls.door import collective_then
+from farandole.calls.public_call import collective_then
 from farandole.calls.requests import Op
+from farandole.members import ProcessSet, global_process_set
 from farandole.objects import allgather_object, broadcast_object
 from farandole.parameters import PARAMETERS, agree_on_parameters, root_in, wait_for_all
-from farandole.process_sets import ProcessSet, global_process_set
-from farandole.torch.exchange import broadcast_async_
+from farandole.torch.collectives.exchange import broadcast_async_
 from farandole.torch.kind import describe
+from farandole.torch.sharded.optimizer import is_divided
 from farandole.torch.state import Skeleton, apply, describe_tensors, skeleton_of
 
-__all__ = [
-    "allgather_object",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-]
-
-_STATE = "broadcast_optimizer_state"  # where ranks meet in it, unless a name is given
+_STATE = "broadcast_optimizer_state"  # its calls' name, unless one is given
 
 
 @collective_then(Op.ALLGATHER, unnamed=PARAMETERS)
@@ -40,10 +35,14 @@ def broadcast_parameters(
 ) -> Callable[[], None]:
     """Makes tensors equal to those of `root_rank`, in place; collective.
 
-    `params`: model.state_dict(), model.named_parameters(), or a list of tensors; of any dtype,
-    contiguous or not, with or without gradients. None among them is skipped. `name`: for calls from
-    several threads. Raises on all ranks, whichever has them: ValueError for different names or
-    roots, TypeError for what is no tensor, or one that cannot be sent.
+    Tensors are of any dtype, contiguous or not, with or without gradients; values that are None are
+    skipped. Calls from several threads need a `name`. Raises on all ranks, if one has the error:
+    ValueError for different names or roots, TypeError for a value that is not a tensor, or can't be
+    sent.
+
+    Examples:
+        >>> model = torch.nn.Linear(3, 2)
+        >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
     root, pairs = root_in(root_rank, process_set), _pairs(params)
     for which, x in pairs:
@@ -61,7 +60,7 @@ def broadcast_parameters(
         names = [which for which, _ in pairs]
         agree_on_parameters(names, root, PARAMETERS if name is None else name, process_set)
         prefix = "parameter" if name is None else name
-        _broadcast_tensors(dict(pairs), root, prefix, process_set)
+        broadcast_tensors(dict(pairs), root, prefix, process_set)
 
     return meet
 
@@ -82,10 +81,10 @@ def _pairs(params: Any) -> list[tuple[str, Any]]:
     return [(name, x) for name, x in pairs if x is not None]
 
 
-def _broadcast_tensors(
+def broadcast_tensors(
     tensors: Mapping[str, Tensor], root_rank: int, what: str, process_set: ProcessSet
 ) -> None:
-    """In place; all at once, then waits."""
+    """Broadcasts all at once, in place, and waits."""
     under_way = []
     for name, tensor in tensors.items():
         whole = tensor.detach()
@@ -110,16 +109,24 @@ def broadcast_optimizer_state(
 ) -> Callable[[], None]:
     """Makes the optimizer's state and options equal to those of `root_rank`; collective.
 
-    The state is built after the root's: other ranks may have none, or another, as when only the
-    root has loaded a checkpoint. Nothing steps and no gradient is touched. Every optimizer of
-    torch will do. `model` is accepted for Horovod's sake. `name`: for calls from several threads.
-    Raises on all ranks TypeError for what is no optimizer on one, ValueError where the numbers of
-    parameters differ.
+    The state is built like the root's: other ranks may have none, or another one, as when only the
+    root has loaded a checkpoint. It makes no step and changes no gradient. Works for all optimizers
+    of torch. Calls from several threads need a `name`. Raises on all ranks: TypeError if one passes
+    something other than an optimizer, ValueError if the numbers of parameters differ.
+
+    Examples:
+        >>> optimizer = torch.optim.Adam(torch.nn.Linear(3, 2).parameters())
+        >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     """
     if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state"):
         raise TypeError(
             f"optimizer is {shown(optimizer)}, of type {type(optimizer).__name__}: pass an "
             "optimizer of torch"
+        )
+    if is_divided(optimizer) and optimizer.state:
+        raise ValueError(
+            "each rank keeps a part of this optimizer's state (shard_state=True), so no rank has "
+            "the whole to send: let all ranks load it, optimizer.load_state_dict()"
         )
     chosen = root_in(root_rank, process_set)
     root = topology.rank() == chosen
@@ -139,7 +146,7 @@ def broadcast_optimizer_state(
         received = tensors if root else describe_tensors(skeleton, optimizer)
         named = {str(i): tensor for i, tensor in enumerate(received)}
         prefix = "optimizer state" if name is None else name
-        _broadcast_tensors(named, chosen, prefix, process_set)
+        broadcast_tensors(named, chosen, prefix, process_set)
         if not root:
             apply(skeleton, received, optimizer)
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch tensors as an array kind. Importing this module registers it with the neutral calls."""
+"""Torch tensors as an array kind: the neutral calls and this adapter use it, on any thread.
+Importing this module registers it."""
 
 from __future__ import annotations
 
@@ -17,28 +18,16 @@ from farandole.arrays.cuda_array import CudaArray
 from farandole.arrays.kinds import Kind, Shape, register
 from farandole.calls.handles import take
 from farandole.calls.requests import Call, PreparedOnGpu, PreparedTensor
-from farandole.torch import cuda
+from farandole.torch import cuda, storages
 
-__all__ = [
-    "TorchKind",
-    "address_of",
-    "check",
-    "check_parameter",
-    "describe",
-    "device_and_stream",
-    "is_lazy",
-    "prepare",
-    "receive",
-]
-
-# Older torch has no uint16, uint32 and uint64: they are absent rows.
+# Older torch lacks uint16, uint32 and uint64, which are then left out.
 _CODES: dict[torch.dtype, int] = {
     getattr(torch, name): code for code, name in enumerate(DTYPES) if hasattr(torch, name)
 }
 _COMPLEX = frozenset((torch.complex64, torch.complex128))
 _NOT_LENT = (0, None)
-# What to send instead of tensors that hold no elements themselves, by the name of a class: to look
-# the classes up would be to import them. The first one that a tensor's class derives from counts.
+# What to send instead of tensors that hold no elements themselves, by class name, since looking up
+# the classes would import them. The first name among a tensor's base classes is used.
 _INSTEAD = {
     "DTensor": "send this rank's part, x.to_local(), or the whole, x.full_tensor()",
     "MaskedTensor": "send x.get_data() and x.get_mask(), or x.to_tensor(value)",
@@ -58,7 +47,7 @@ class TorchKind(Kind):
 
     def describe(self, x: Tensor, in_place: bool = False) -> Buffer:
         """As in Kind."""
-        code, pointer = check(x)  # before anything reads `x`
+        code, pointer = check(x)  # before any other access to `x`
         owner = x.detach()
         if not x.is_contiguous() or is_lazy(x):
             if in_place:
@@ -83,7 +72,7 @@ class TorchKind(Kind):
             if storage.nbytes() < x.nbytes + (begin and begin * x.element_size()):
                 return _NOT_LENT
             return x.data_ptr() or address_of(x), storage
-        except (RuntimeError, TypeError, ValueError):  # describe() has the words for it
+        except (RuntimeError, TypeError, ValueError):  # describe() raises the error
             return _NOT_LENT
 
     def empty(self, like: Tensor, shape: Shape | None = None) -> Tensor:
@@ -100,7 +89,7 @@ class TorchKind(Kind):
         """As in Kind."""
         if isinstance(memory, CudaArray):
             return cuda.tensor_over(memory, like)
-        flat = np.asarray(memory).reshape(-1)  # as bytes: torch and NumPy lack types of each other
+        flat = np.asarray(memory).reshape(-1)  # as bytes: torch lacks some types, NumPy others
         return torch.from_numpy(flat.view(np.uint8)).view(like.dtype).view(memory.shape)
 
 
@@ -116,7 +105,7 @@ def device_and_stream(device: torch.device) -> tuple[int, int]:
 def check(x: Tensor) -> tuple[int, int]:
     """The core's code of a tensor's dtype, and its address, whether it is contiguous or not.
 
-    Raises TypeError and ValueError for tensors that no call takes, in place or not.
+    Raises TypeError or ValueError for tensors that no call takes, in place or not.
     """
     code = _CODES.get(x.dtype)
     if code is None or x.layout is not torch.strided or x.is_meta or x.is_nested:
@@ -125,23 +114,23 @@ def check(x: Tensor) -> tuple[int, int]:
 
 
 def is_lazy(x: Tensor) -> bool:
-    """Whether the memory of `x` holds other values than `x`: it is conjugated or negated lazily.
+    """Whether `x` is conjugated or negated lazily, so that its memory holds other values.
 
-    resolve_conj().resolve_neg() gives a tensor that is not; contiguous() need not.
+    resolve_conj().resolve_neg() returns a tensor that is not; contiguous() may not.
     """
     return x.is_neg() or (x.dtype in _COMPLEX and x.is_conj())
 
 
 def address_of(x: Tensor) -> int:
-    """Where the first element of a dense tensor lies; EMPTY for one without elements.
+    """The address of a dense tensor's first element; EMPTY for one without elements.
 
-    Raises TypeError for tensors that hold no elements themselves (DTensor and other wrappers, and
-    what torch.func makes), and ValueError where the storage has been freed or made smaller than
-    the tensor.
+    Raises TypeError for tensors that hold no elements themselves (DTensor and other wrappers,
+    tensors of torch.func), and ValueError if the storage was freed or is smaller than the
+    tensor.
     """
     type_ = type(x)
     sees_all = type_.__torch_dispatch__ is not Tensor.__torch_dispatch__  # as all wrappers do
-    if sees_all and _instead_of(type_):  # to ask some of them for an address is to be warned
+    if sees_all and _instead_of(type_):  # asking some of them for an address gives a warning
         raise TypeError(_without_memory(type_))
     try:
         pointer, held = x.data_ptr(), x.untyped_storage().nbytes()
@@ -167,8 +156,8 @@ def address_of(x: Tensor) -> int:
 def check_parameter(x: Tensor, name: str) -> None:
     """Raises TypeError, with the name, for a parameter of a class that holds no elements itself.
 
-    Its gradients would be of that class. Memory that is not there yet, or not at the moment, is no
-    matter: parameters themselves are not sent.
+    Its gradients would be of that class. A parameter without memory is allowed, since parameters
+    themselves are not sent.
     """
     if type(x).__torch_dispatch__ is Tensor.__torch_dispatch__ or x.is_meta:
         return
@@ -225,6 +214,7 @@ def _refusal(x: Tensor) -> str:
 
 _kind = TorchKind()
 register(_kind)
+storages.guard()
 
 
 def describe(x: Tensor, in_place: bool = False) -> Buffer:
@@ -238,13 +228,16 @@ def prepare(
     group: tuple[str | None, int],
     in_place: bool,
     place: tuple[int, int] = NOWHERE,
+    shape: Shape | None = None,
 ) -> PreparedTensor | PreparedOnGpu:
-    """A request for tensors such as `x`, to be submitted again and again.
+    """Prepares tensors such as `x` to be submitted repeatedly.
 
-    `group`: its name on the wire and its number of members; `place`: as in Buffer. Errors as in
-    Kind.describe.
+    `group`: the group's name in calls and its number of members; `place`: as in Buffer; `shape`:
+    theirs, if not that of `x`. Errors as in Kind.describe.
     """
     buffer = replace(describe(x, in_place), place=place)
+    if shape is not None:
+        buffer = replace(buffer, shape=shape)
     tensor = PreparedTensor(call, buffer, *group)
     if buffer.device < 0:
         return tensor

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning rates of many ranks: the linear scaling rule with warm-up, and a check for equality."""
+"""Learning rates: the linear scaling rule with warm-up, and a check that all ranks' are equal.
+Public calls."""
 
 from __future__ import annotations
 
@@ -8,13 +9,11 @@ from collections.abc import Callable
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from farandole.calls.door import collective_then
+from farandole.calls.public_call import collective_then
 from farandole.calls.requests import Op
-from farandole.errors import MismatchError
+from farandole.errors import MismatchError, ranks_text
+from farandole.members import ProcessSet, global_process_set
 from farandole.objects import allgather_object
-from farandole.process_sets import ProcessSet, global_process_set
-
-__all__ = ["check_learning_rate", "linear_warmup"]
 
 
 def linear_warmup(
@@ -25,9 +24,16 @@ def linear_warmup(
 ) -> LambdaLR:
     """A scheduler from the learning rate of one rank to `scale` times it (Goyal et al., 2017).
 
-    The factor grows evenly from 1 to `scale`, by default the number of ranks, over `warmup_steps`
-    calls of the scheduler's step(), and stays. Set the optimizer's lr for one rank's batch. Chain
-    it with others by torch.optim.lr_scheduler.SequentialLR. Raises ValueError for negative steps.
+    The factor grows linearly from 1 to `scale`, by default the number of ranks of `process_set`,
+    over `warmup_steps` calls of the scheduler's step(), then stays. Set the optimizer's lr for one
+    rank's batch. Chain it with others by torch.optim.lr_scheduler.SequentialLR. Raises ValueError
+    for negative steps.
+
+    Examples:
+        >>> optimizer = torch.optim.SGD(torch.nn.Linear(3, 2).parameters(), lr=0.1)
+        >>> scheduler = hvd.linear_warmup(optimizer, warmup_steps=100, scale=4.0)
+        >>> scheduler.get_last_lr()
+        [0.1]
     """
     if warmup_steps < 0:
         raise ValueError(f"warmup_steps is 0 at least, not {warmup_steps}")
@@ -43,10 +49,14 @@ def linear_warmup(
 def check_learning_rate(
     optimizer: torch.optim.Optimizer, process_set: ProcessSet = global_process_set
 ) -> Callable[[], None]:
-    """Raises MismatchError on all ranks, naming ranks and values, where learning rates differ.
+    """Raises MismatchError on all ranks, naming ranks and values, if learning rates differ.
 
-    Collective; cheap enough for once an epoch. Raises TypeError on all ranks for what is no
-    optimizer on one.
+    Collective; cheap enough for each epoch. Raises TypeError on all ranks if one passes something
+    other than an optimizer.
+
+    Examples:
+        >>> optimizer = torch.optim.SGD(torch.nn.Linear(3, 2).parameters(), lr=0.1)
+        >>> hvd.check_learning_rate(optimizer)
     """
     if not hasattr(optimizer, "param_groups"):
         raise TypeError(
@@ -63,8 +73,7 @@ def _compare(own: tuple[float, ...], process_set: ProcessSet) -> None:
         holders.setdefault(rates, []).append(rank)
     if len(holders) > 1:
         differing = (
-            f"{', '.join(map(str, rates))} on rank{'s'[: len(ranks) > 1]} "
-            + ", ".join(map(str, ranks))
+            f"{', '.join(map(str, rates))} on {ranks_text(ranks)}"
             for rates, ranks in holders.items()
         )
         raise MismatchError(f"ranks have different learning rates: {'; '.join(differing)}")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors in memory that all ranks of a host map: collectives on them copy nothing."""
+"""farandole.torch.empty(): tensors in memory that all ranks of a host map, so collectives on them
+copy nothing."""
 
 from __future__ import annotations
 
@@ -11,17 +12,19 @@ from torch import Tensor
 
 from farandole.arrays import arena
 
-__all__ = ["empty"]
-
 
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
     """As torch.empty on the CPU, in memory that the other ranks of this host map.
 
-    size: numbers or one sequence; dtype: any of torch's, default torch.get_default_dtype(). Each
-    rank calls it by itself, for as many tensors as it likes; whole pages are allocated, so prefer
+    size: numbers or one sequence; dtype: any of torch's, default torch.get_default_dtype(). Not
+    collective: each rank calls it for any number of tensors; whole pages are allocated, so prefer
     few large ones. The tensor and its views behave as any other; clones, deep copies and pickles
     are ordinary tensors. In a forked child it shows what the parent has there until the child
     writes to it; the parent does not see those writes. Raises LibraryError where memory is short.
+
+    Examples:
+        >>> hvd.allreduce_(hvd.empty(2, 3).fill_(1.0)).sum()
+        tensor(6.)
     """
     sizes: Any = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
     shape = torch.Size(sizes)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives on torch tensors, with the signatures that Horovod's users know.
+"""The collectives on torch tensors, with the signatures that Horovod's users know, for any thread.
 
 Synchronous out-of-place calls are differentiable; `x_async` returns a Handle for `poll` and
-`synchronize`; a trailing underscore means in place. Calls match across ranks by `name`, without one
-by their order. Errors: those of farandole.ops.
+`synchronize`; a trailing underscore means in place. Calls match across ranks by `name`, unnamed
+ones by their order. Errors: those of farandole.ops.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from farandole.calls.handles import Handle
 from farandole.errors import FarandoleError as HorovodInternalError
@@ -25,6 +25,7 @@ from farandole.features import (
     rocm_built,
 )
 from farandole.joining import join
+from farandole.messages import recv, recv_async, send, send_async
 from farandole.observe.timeline import start_timeline, stop_timeline
 from farandole.ops import Adasum, Average, Max, Min, Product, Sum, barrier
 from farandole.process_sets import (
@@ -45,7 +46,7 @@ from farandole.topology import (
     size,
 )
 from farandole.torch import kind as _kind  # noqa: F401 (registers torch tensors)
-from farandole.torch.exchange import (
+from farandole.torch.collectives.exchange import (
     allgather,
     allgather_async,
     alltoall,
@@ -57,7 +58,7 @@ from farandole.torch.exchange import (
     grouped_allgather,
     grouped_allgather_async,
 )
-from farandole.torch.reductions import (
+from farandole.torch.collectives.reductions import (
     allreduce,
     allreduce_,
     allreduce_async,
@@ -67,7 +68,7 @@ from farandole.torch.reductions import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
-from farandole.torch.scatter import (
+from farandole.torch.collectives.scatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,
@@ -75,7 +76,7 @@ from farandole.torch.scatter import (
     scatter,
     scatter_async,
 )
-from farandole.torch.sparse import sparse_allreduce_async
+from farandole.torch.collectives.sparse import sparse_allreduce_async
 
 __all__ = [
     "Adasum",
@@ -129,12 +130,16 @@ __all__ = [
     "nccl_built",
     "poll",
     "rank",
+    "recv",
+    "recv_async",
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
     "scatter",
     "scatter_async",
+    "send",
+    "send_async",
     "shutdown",
     "size",
     "sparse_allreduce_async",
@@ -143,21 +148,35 @@ __all__ = [
     "synchronize",
 ]
 
+T = TypeVar("T")
+
 
 def poll(handle: Handle[Any]) -> bool:
-    """Whether an asynchronous call is done, without waiting. ValueError for no handle."""
+    """Whether an asynchronous call is done, without waiting. ValueError for other objects.
+
+    Examples:
+        >>> handle = hvd.allreduce_async(torch.ones(2))
+        >>> hvd.poll(handle) in (True, False)
+        True
+        >>> hvd.synchronize(handle)
+        tensor([1., 1.])
+    """
     return _checked(handle).poll()
 
 
-def synchronize(handle: Handle[Any]) -> Any:
+def synchronize(handle: Handle[T]) -> T:
     """Blocks until an asynchronous call is done and returns its result, or raises its error.
 
-    A handle may be waited for again and gives the same. Raises ValueError for no handle.
+    A handle may be waited for again, with the same result. Raises ValueError for other objects.
+
+    Examples:
+        >>> hvd.synchronize(hvd.allreduce_async(torch.ones(2), op=hvd.Sum))
+        tensor([1., 1.])
     """
     return _checked(handle).wait()
 
 
-def _checked(handle: Handle[Any]) -> Handle[Any]:
+def _checked(handle: Handle[T]) -> Handle[T]:
     if not isinstance(handle, Handle):
         raise ValueError(f"{handle!r} is no handle of an asynchronous call")
     return handle

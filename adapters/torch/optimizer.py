@@ -1,36 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedOptimizer: a torch optimizer whose step() uses the gradients of all ranks."""
+"""DistributedOptimizer: a torch optimizer whose step() uses the gradients of all ranks. Users make
+it; one thread at a time steps."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from farandole.calls.arguments import check
+from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Adasum, Average, ReduceOp
-from farandole.process_sets import ProcessSet, global_process_set, set_id
 from farandole.torch.adasum import Deltas, DeltaStep
 from farandole.torch.compiling import stay_outside
-from farandole.torch.compression import Choice, Compression, chooser
-from farandole.torch.groups import Groups, assign
+from farandole.torch.compression import (
+    Choice,
+    Compression,
+    Compressor,
+    check_feedback,
+    chooser,
+)
+from farandole.torch.feedback.compressor import State, load
+from farandole.torch.gradients.groups import Groups, assign
+from farandole.torch.gradients.names import default_name, parameter_names
+from farandole.torch.gradients.reducer import Reducer
+from farandole.torch.gradients.settings import Settings, check_options
+from farandole.torch.gradients.weights import factor_of
 from farandole.torch.kind import check_parameter
-from farandole.torch.names import default_name, parameter_names
-from farandole.torch.reducer import Reducer
-from farandole.torch.settings import Settings
-from farandole.torch.weights import factor_of
+from farandole.torch.sharded.layout import heard_by_all
 
-__all__ = ["DistributedOptimizer"]
-
-_distributed: dict[tuple[type, ...], type] = {}  # by the classes that they are made of
+Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
+_distributed: dict[tuple[type, ...], type] = {}  # made classes, by their bases
 
 
 def DistributedOptimizer(
-    optimizer: torch.optim.Optimizer,
+    optimizer: Wrapped,
     named_parameters: Iterable[tuple[str, Tensor]] | None = None,
     compression: Choice = Compression.none,
     backward_passes_per_step: int = 1,
@@ -43,103 +51,160 @@ def DistributedOptimizer(
     *,
     accumulate: Literal["sum", "mean"] = "sum",
     gradient_as_bucket_view: bool = False,
-) -> Any:
+    complete_after_backward: bool = False,
+    shard_state: bool | Literal["elementwise"] = False,
+) -> ReducingOptimizer[Wrapped]:
     """Makes `optimizer` reduce gradients over the ranks, and returns it: the very same object.
 
-    Its state, parameter groups, schedulers and state_dict stay. Every rank must call this, in the
-    same order where there are several optimizers, after init().
+    Its class becomes one that derives from its own and from ReducingOptimizer. Its state, parameter
+    groups, schedulers and state_dict are kept. Every rank must call this after init(), in the same
+    order if there are several optimizers.
 
-    named_parameters: names for error texts; default: numbers of group and parameter.
-    compression: a class with compress and decompress, or a function (name, parameter) -> class.
-    backward_passes_per_step: a gradient is reduced after so many arrivals, or at step().
-    accumulate: whether these passes are summed, as in plain torch, or averaged.
-    op: Average, Sum, Min, Max or Product of the ranks' gradients. With Adasum each rank steps on
-        its own gradients, and step() combines how far they went.
-    gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average only.
-    groups: lists of parameters that are reduced together, or a number of such groups.
-    sparse_as_dense: sparse gradients travel dense; without it their rows are gathered,
-        uncompressed; Average and Sum only.
-    gradient_as_bucket_view: gradients lie in memory in which they are reduced without a copy: on
-        the CPU what all ranks of the host map, on a GPU windows of NCCL's. A `.grad` that torch
-        made anew (after zero_grad(), which sets None) is copied there on the CPU; on a GPU its
-        result comes there. That becomes `.grad`.
-        A tensor kept from `.grad` changes with the next step; clone it. Not with Adasum.
-    process_set: who reduces; on other ranks the optimizer stays a local one.
+    Arguments:
+        optimizer: any of torch.optim but LBFGS, or one that derives from them.
+        named_parameters: names for error texts; default: numbers of group and parameter.
+        compression: a class with compress and decompress, a FeedbackCompressor, or a function
+            (name, parameter) -> one. With error feedback: op Average or Sum, dense gradients, no
+            groups, no gradient_as_bucket_view; small parameters are sent uncompressed.
+        backward_passes_per_step: a gradient is reduced after this many arrivals, or at step().
+        accumulate: whether these passes are summed, as in plain torch, or averaged.
+        op: Average, Sum, Min, Max or Product of the ranks' gradients. With Adasum each rank steps
+            on its own gradients, and step() combines the ranks' steps.
+        gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average
+            only.
+        groups: lists of parameters that are reduced together, or a number of such groups;
+            num_groups is Horovod's older form of that number.
+        sparse_as_dense: sparse gradients are sent as dense ones; else their rows are gathered,
+            uncompressed; Average and Sum only.
+        gradient_as_bucket_view: gradients lie in memory in which they are reduced without a copy:
+            on the CPU the arena, which all ranks of the host map, on a GPU windows registered with
+            NCCL. A `.grad` that torch has newly allocated (after zero_grad(), which sets None) is
+            copied there on the CPU; on a GPU its result is written there. The tensor there becomes
+            `.grad`. A tensor kept from `.grad` changes with the next step; clone it. Not with
+            Adasum.
+        complete_after_backward: backward() returns when the gradients are reduced, as that of
+            DistributedDataParallel: each `.grad` is a plain tensor then, also that of a parameter
+            which only other ranks have used, and may be read and changed. Each backward() outside
+            of no_sync() is collective: all ranks make equally many. One that leaves it out, or
+            whose pass reaches no parameter, calls synchronize() in its place; else it gets
+            gradients in step(), and no other rank may change them before. Not with Adasum.
+        shard_state: each rank keeps the state of its part of every parameter, 1 / size() of it, and
+            updates that part (ZeRO stages 1 and 2, Rajbhandari et al., 2020): gradients are
+            reduce-scattered in the backward pass and step() gathers the parameters. Making it is
+            collective. For optimizers that update each element by itself, as SGD, Adam and AdamW
+            do: steps of a copy on small tensors, whole and divided, show it; 'elementwise' leaves
+            that out. Between backward() and step() a `.grad` can be scaled, clamped and zeroed;
+            what needs all of it raises RuntimeError, so clip by the method clip_grad_norm_().
+            state_dict() is collective, and sharded_state_dict() is not. Not with Adasum,
+            gradient_as_bucket_view, compressors other than Compression.fp16 and bf16,
+            add_param_group(), join() and elastic training.
+        process_set: the ranks that reduce; on others the optimizer stays local.
 
-    Gradients that are missing on some ranks count as zeros; on all, they stay None. After
-    backward(), the first use of a `.grad` waits for the reduction of all, as synchronize() does.
-    Raises
-    ValueError for wrong arguments, and when farandole is not initialised.
+    Gradients that are missing on some ranks count as zeros; on all, they stay None. Without
+    complete_after_backward the first use of a `.grad` after backward() waits for the reduction of
+    all, as synchronize() does. Raises ValueError for wrong arguments, and when farandole is not
+    initialised.
+
+    Examples:
+        >>> model = torch.nn.Linear(3, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        >>> model(torch.ones(4, 3)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.zero_grad()
     """
-    check(op=op, process_set=process_set, gradient_predivide_factor=gradient_predivide_factor)
-    _check(optimizer, op, gradient_predivide_factor, backward_passes_per_step, accumulate)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    names = parameter_names(optimizer, named_parameters)
-    for parameter, name in zip(parameters, names, strict=True):
-        if parameter.requires_grad:
-            check_parameter(parameter, name)
+    with heard_by_all(process_set) if shard_state else nullcontext():
+        check(op=op, process_set=process_set, gradient_predivide_factor=gradient_predivide_factor)
+        check(backward_passes_per_step=backward_passes_per_step)
+        _check(optimizer)
+        check_options(
+            *(op, gradient_predivide_factor, accumulate),
+            *(gradient_as_bucket_view, complete_after_backward, shard_state),
+        )
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        names = parameter_names(optimizer, named_parameters)
+        for parameter, name in zip(parameters, names, strict=True):
+            if parameter.requires_grad:
+                check_parameter(parameter, name)
+        settings = Settings(
+            process_set=set_id(process_set),
+            reduce_op=ReduceOp(op),
+            prescale=1.0 / gradient_predivide_factor,
+            postscale=gradient_predivide_factor,
+            compressor_of=chooser(compression),
+            sparse_as_dense=sparse_as_dense,
+            groups=assign(parameters, groups, num_groups),
+            complete_after_backward=complete_after_backward,
+        )
+        divided = _divided(optimizer, names, settings, process_set, shard_state)
     alone = not process_set.included() or process_set.size() == 1
+    for parameter, name in zip(parameters, names, strict=True):
+        compressor = settings.compressor_of(name, parameter)
+        together = id(parameter) in settings.groups
+        check_feedback(compressor, name, op, gradient_as_bucket_view, together)
     if op == Adasum:
-        if gradient_as_bucket_view:
-            raise ValueError("gradient_as_bucket_view does not go with Adasum: steps are combined")
-        deltas = None if alone else Deltas(process_set, chooser(compression), names)
-        return _adopt(optimizer, None, process_set, deltas)
-    settings = Settings(
-        process_set=set_id(process_set),
-        reduce_op=ReduceOp(op),
-        prescale=1.0 / gradient_predivide_factor,
-        postscale=gradient_predivide_factor,
-        compressor_of=chooser(compression),
-        sparse_as_dense=sparse_as_dense,
-        groups=assign(parameters, groups, num_groups),
-    )
+        # None has error feedback, as was checked.
+        plain = cast("Callable[[str, Tensor], Compressor]", settings.compressor_of)
+        deltas = None if alone else Deltas(process_set, plain, names)
+        kinds = (ReducingOptimizer,) if alone else (DeltaStep, ReducingOptimizer)
+        return _adopt(optimizer, None, process_set, kinds, _deltas=deltas)
     mean = accumulate == "mean"
-    idle = not process_set.included() or (alone and not mean)
-    reducer = None if idle else Reducer(settings, backward_passes_per_step, mean)
+    reducer: Reducer | None = None
+    if divided is not None and not alone:
+        reducer = divided.meet(settings, backward_passes_per_step, mean)
+    elif process_set.included() and (mean or not alone):
+        reducer = Reducer(settings, backward_passes_per_step, mean)
     if reducer is not None:
         for parameter, name in zip(parameters, names, strict=True):
             reducer.add(parameter, name)
         if gradient_as_bucket_view:
             reducer.lay_out()
         reducer.hook()
-    return _adopt(optimizer, reducer, process_set)
+    if divided is None:
+        return _adopt(optimizer, reducer, process_set, (ReducingOptimizer,))
+    return _adopt(optimizer, reducer, process_set, (divided.kind,), _update=divided.begin(reducer))
 
 
-def _check(
-    optimizer: torch.optim.Optimizer, op: int, predivide: float, passes: int, accumulate: str
-) -> None:
+def _check(optimizer: torch.optim.Optimizer) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"optimizer is of type {type(optimizer).__name__}: pass an optimizer of torch.optim"
         )
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, ReducingOptimizer):
         raise ValueError("this optimizer is a DistributedOptimizer already")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "LBFGS is not supported: its line search would take different steps on each rank"
         )
-    if predivide != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor goes with op=Average only")
-    _check_passes(passes)
-    if accumulate not in ("sum", "mean"):
-        raise ValueError(f"accumulate is 'sum' or 'mean', not {accumulate!r}")
 
 
-def _check_passes(passes: int) -> None:
-    check(backward_passes_per_step=passes)
+def _divided(
+    optimizer: torch.optim.Optimizer,
+    names: list[str],
+    settings: Settings,
+    process_set: ProcessSet,
+    shard_state: bool | str,
+) -> Any:
+    """The Division of a sharded optimizer; None for others."""
+    if not shard_state:
+        return None
+    from farandole.torch.sharded.optimizer import Division  # imported late: it uses this module
+
+    return Division(optimizer, names, settings, process_set, shard_state == "elementwise")
 
 
 def _adopt(
     optimizer: torch.optim.Optimizer,
     reducer: Reducer | None,
     process_set: ProcessSet,
-    deltas: Deltas | None = None,
-) -> torch.optim.Optimizer:
-    """Changes the class of the object to one derived from its own, which reduces."""
+    kinds: tuple[type, ...],
+    **fields: Any,
+) -> ReducingOptimizer[Any]:
+    """Changes the object's class to one derived from it and from `kinds`, which reduces."""
     stay_outside()
-    own = type(optimizer)
-    bases = (_Distributed, own) if deltas is None else (DeltaStep, _Distributed, own)
+    bases = (*kinds, type(optimizer))
     if bases not in _distributed:
+        own = bases[-1]
         names = {"__module__": own.__module__, "__qualname__": own.__qualname__}
         _distributed[bases] = type(own.__name__, bases, names)
     inner = optimizer.__dict__.pop("step", None)
@@ -147,30 +212,33 @@ def _adopt(
         inner = None
     optimizer.__class__ = _distributed[bases]
     optimizer.__dict__.update(
-        _reducer=reducer, _inner_step=inner, _process_set=process_set, _deltas=deltas
+        _reducer=reducer, _inner_step=inner, _process_set=process_set, **fields
     )
     if reducer is not None:
         weakref.finalize(optimizer, reducer.detach).atexit = False
-    return optimizer
+    return cast("ReducingOptimizer[Any]", optimizer)
 
 
-# By these a scheduler knows a step() that it has wrapped: torch today, torch before 2.3.
+# Marks of a scheduler on a step() that it has wrapped: current torch, torch before 2.3.
 _SCHEDULERS_MARKS = ("_wrapped_by_lr_sched", "_with_counter")
 
 
-class _Distributed(torch.optim.Optimizer):
-    """What DistributedOptimizer puts before the optimizer's own class."""
+class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
+    """What DistributedOptimizer makes of an optimizer of class Wrapped, and what it can do beside.
 
-    _reducer: Reducer | None  # None: nobody to reduce with
-    _inner_step: Callable[..., Any] | None  # where somebody has replaced the object's step()
+    Not to be made by its own constructor. The object still is the Wrapped that it was.
+    """
+
+    _reducer: Reducer | None  # None: no other rank to reduce with
+    _inner_step: Callable[..., Any] | None  # if the user has replaced the object's step()
     _process_set: ProcessSet
 
     def step(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
         """The optimizer's own step, on reduced gradients; a closure's gradients are reduced too.
 
-        timeout: seconds, as in synchronize(), before anything is stepped; not with a closure.
+        timeout: seconds, as in synchronize(), for the wait before the step; not with a closure.
         """
-        self._opt_called = True  # what torch's schedulers look at
+        self._opt_called = True  # torch's schedulers check it
         closure = args[0] if args else kwargs.get("closure")
         reducer = self._reducer
         if timeout is not None and callable(closure):
@@ -178,21 +246,24 @@ class _Distributed(torch.optim.Optimizer):
         if reducer is not None:
             if callable(closure):
                 args, kwargs = args[1:], {**kwargs, "closure": self._reduced(closure)}
-            elif not reducer.settled:
-                reducer.synchronize(timeout, once=True)
-        inner = self._inner_step or super().step
-        result = inner(*args, **kwargs)
+            elif not reducer.settled or reducer.apart >= 0:
+                reducer.before_step(timeout)
+        result = self._step_alone(*args, **kwargs)
         if reducer is not None:
             reducer.stepped()
         if "_step_count" in self.__dict__:  # schedulers of torch before 2.3 count here
             self._step_count += 1  # type: ignore[attr-defined]
         return result
 
-    # Already hooked and wrapped as far as torch is concerned: the inner step is.
+    # Tells torch not to wrap this step: the inner step is already wrapped.
     step.hooked = True  # type: ignore[attr-defined]
     for _mark in _SCHEDULERS_MARKS:
         setattr(step, _mark, True)
     del _mark
+
+    def _step_alone(self, *args: Any, **kwargs: Any) -> Any:
+        """The optimizer's own step, on gradients that are reduced."""
+        return (self._inner_step or super().step)(*args, **kwargs)
 
     def _reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def call() -> Any:
@@ -205,9 +276,9 @@ class _Distributed(torch.optim.Optimizer):
     def synchronize(self, timeout: float | None = None) -> None:
         """Blocks until the gradients of all parameters are reduced, in `.grad`.
 
-        For what comes between backward() and step(): clipping, GradScaler.unscale_(), logging.
+        For code between backward() and step(): clipping, GradScaler.unscale_(), logging.
         Collective. step() notices that it has been called. Raises StallError after `timeout`
-        seconds, naming gradients and the ranks that have not come; the reduction goes on, and this
+        seconds, naming gradients and missing ranks; the reduction continues, and this
         or step() must be called again before the next backward() or zero_grad().
         """
         if self._reducer is not None:
@@ -215,7 +286,7 @@ class _Distributed(torch.optim.Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """In it step() reduces nothing, unless a reduction is under way."""
+        """A context in which step() reduces nothing, unless a reduction is under way."""
         reducer = self._reducer
         if reducer is not None and not reducer.round.open:
             reducer.settled = True
@@ -223,7 +294,7 @@ class _Distributed(torch.optim.Optimizer):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """In it gradients only accumulate; the next backward pass outside, or step(), reduces."""
+        """A context in which gradients only accumulate; later passes, or step(), reduce them."""
         reducer = self._reducer
         before = reducer is not None and reducer.passes.holding
         if reducer is not None:
@@ -235,7 +306,7 @@ class _Distributed(torch.optim.Optimizer):
                 reducer.hold(before)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """As torch's; reductions under way are waited for and dropped, on all ranks alike."""
+        """As torch's; it waits for reductions under way and drops their results, on all ranks."""
         if self._reducer is not None:
             self._reducer.reset()
         super().zero_grad(*args, **kwargs)
@@ -250,12 +321,16 @@ class _Distributed(torch.optim.Optimizer):
         parameters = [p for group in self.param_groups for p in group["params"]]
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, *args, **kwargs)
 
+    def sharded_state_dict(self) -> dict[str, Any]:
+        """This rank's part of the state; raises ValueError unless made with shard_state=True."""
+        raise ValueError("this optimizer keeps all of its state: save state_dict()")
+
     def set_weight(self, weight: float) -> None:
         """Makes the average a weighted one from the next backward pass on, as for unequal batches.
 
         Gradients are multiplied by the rank's weight and divided by the sum of all weights; so with
         mean losses the weight is the number of samples. Collective. Raises ValueError on all ranks
-        where a weight is negative or all are 0, and with another op than Average.
+        if a weight is negative or all are 0, and with another op than Average.
         """
         if self._reducer is not None:
             scope, averages = self._reducer.round.scope, self._reducer.averages
@@ -263,7 +338,7 @@ class _Distributed(torch.optim.Optimizer):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes the number of arrivals before a gradient is reduced. ValueError below 1."""
-        _check_passes(passes)
+        check(backward_passes_per_step=passes)
         if self._reducer is not None:
             self._reducer.set_passes(passes)
 
@@ -279,9 +354,28 @@ class _Distributed(torch.optim.Optimizer):
                 self._reducer.lay_out(len(self._reducer.gradients) - len(parameters))
             self._reducer.hook()
 
+    def compression_state_dict(self) -> dict[str, State]:
+        """What compressors with error feedback keep on this rank, by parameter name; copies.
+
+        For checkpoints, beside state_dict(), which holds none of it. Each rank has its own.
+        """
+        kept = {} if self._reducer is None else self._reducer.kept
+        return {name: {key: x.clone() for key, x in one.items()} for name, one in kept.items()}
+
+    def load_compression_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Goes on from what compression_state_dict() gave on this rank; between two steps.
+
+        At another number of ranks a rank may load any one of these, each by one rank; what none
+        loads is lost. Alone it is dropped, as nothing is compressed then. Raises ValueError for
+        unknown parameters and for residuals of another shape; then nothing is changed.
+        """
+        if self._reducer is not None:
+            shapes = {g.name: g.parameter.shape for g in self._reducer.gradients}
+            load(state, self._reducer.kept, shapes)
+
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """GradScaler.step() reads this before it reads gradients: the moment to reduce them."""
+        """GradScaler.step() reads this before it reads gradients, so reading it reduces them."""
         if self._reducer is not None:
             self._reducer.synchronize(once=True)
         return bool(self.__dict__.get("_step_supports_amp_scaling", False))

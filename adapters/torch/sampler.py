@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sampler that divides what is left of an epoch, also among another number of ranks."""
+"""A sampler that divides the rest of an epoch, even after the number of ranks has changed. For
+elastic training."""
 
 from __future__ import annotations
 
@@ -11,37 +12,44 @@ from torch.utils.data import Sampler
 
 from farandole import topology
 
-__all__ = ["ElasticSampler"]
-
 
 class ElasticSampler(Sampler[int]):
     """Gives each rank its part of the indices that record_batch has not counted yet.
 
-    All ranks get equally many: where they do not divide evenly, some indices come twice.
+    As Horovod's it gives all ranks equally many: where they do not divide evenly, up to size - 1
+    indices occur twice at the end of an epoch. With `even=False` each occurs once, and the first
+    ranks may have one more: a rank that has no batch left calls hvd.join() while others train.
+
+    Examples:
+        >>> sampler = ElasticSampler(range(5), shuffle=False, even=False)
+        >>> list(sampler)
+        [0, 1, 2, 3, 4]
+        >>> sampler.record_batch(0, 3)
+        >>> sampler.reset()
+        >>> list(sampler)
+        [3, 4]
     """
 
-    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
-        """`shuffle`: in an order of its own for each epoch and `seed`, equal on all ranks."""
+    def __init__(
+        self, dataset: Sized, shuffle: bool = True, seed: int = 0, *, even: bool = True
+    ) -> None:
+        """`shuffle`: in an order that depends on epoch and `seed`, equal on all ranks."""
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = seed
+        self.even = even
         self.epoch = 0
         self.processed_num = 0  # samples of this epoch, over all ranks
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch: nothing of it has been processed."""
+        """Begins an epoch; no sample of it counts as processed."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
-    def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Counts a batch of `batch_size` samples on every rank; what counts is that they are done,
-        not which: `batch_idx` is accepted for Horovod's sake."""
-        self.processed_num += batch_size * self.num_replicas
-
     def reset(self) -> None:
-        """Divides what is left of the epoch among the ranks there are now."""
+        """Divides the rest of the epoch among the present ranks."""
         self.num_replicas, self.rank = 1, 0
         if topology.is_initialized():
             self.num_replicas, self.rank = topology.size(), topology.rank()
@@ -49,18 +57,35 @@ class ElasticSampler(Sampler[int]):
         if self.shuffle:
             random.Random(f"{self.seed} {self.epoch}").shuffle(indices)
         left = indices[self.processed_num :]
-        self.num_samples = -(-len(left) // self.num_replicas)
-        self.total_size = self.num_samples * self.num_replicas
-        repeats = -(-self.total_size // len(left)) if left else 0
         self.remaining_indices = left
-        self._own = (left * repeats)[self.rank : self.total_size : self.num_replicas]
+        self._counted_before = self.processed_num
+        self._recorded = self._longest_batch = 0  # since then, on this rank
+        # Padded as if the epoch had just begun, so that a resumed epoch ends as an undisturbed one.
+        missing = -len(left) % self.num_replicas if self.even else 0
+        padded = left + [indices[i % len(indices)] for i in range(missing)]
+        self.total_size = len(padded)
+        self._own = padded[self.rank :: self.num_replicas]
+        self.num_samples = len(self._own)
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Counts a batch of `batch_size` samples on every rank. `batch_idx` is accepted for
+        compatibility with Horovod and not used."""
+        self._longest_batch = max(self._longest_batch, batch_size)
+        self._recorded += batch_size
+        ended = self._recorded >= len(self._own) and not self.even
+        # A rank's last batch may be shorter than that of a rank that has one sample more.
+        longest = self._recorded - batch_size + self._longest_batch if ended else self._recorded
+        counted = longest * self.num_replicas
+        self.processed_num = self._counted_before + (
+            counted if self.even else min(counted, self.total_size)
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """Where in which epoch."""
+        """The epoch and the number of samples processed in it."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on there."""
+        """Continues from a state_dict()."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()

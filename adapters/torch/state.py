@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An optimizer's state as a skeleton: everything but its tensors, whose places are marked."""
+"""An optimizer's state with its tensors replaced by references, for broadcast_optimizer_state."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,21 +12,18 @@ import torch
 from torch import Tensor
 
 from farandole.torch.kind import check
-from farandole.torch.nested import map_nested
-
-__all__ = ["Skeleton", "apply", "describe_tensors", "skeleton_of"]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a tensor belongs."""
+class TensorRef:
+    """Stands for a tensor."""
 
     number: int  # in the list of tensors
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What another rank must know to receive a tensor."""
+    """What another rank needs to allocate a tensor."""
 
     sizes: tuple[int, ...]
     dtype: torch.dtype
@@ -34,13 +32,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """Picklable; parameters are numbers, counted through the groups."""
+    """The state without tensors; picklable. Parameters are numbers, over all groups."""
 
     counts: list[int]  # parameters in each group
-    options: list[dict[str, Any]]  # of each group, but "params"
+    options: list[dict[str, Any]]  # of each group, without "params"
     state: list[tuple[Any, Any]]  # (parameter's number, or (key,) of other entries; value)
     shapes: list[Shape]
-    owners: list[int]  # of each tensor: its parameter's number, 0 without one
+    owners: list[int]  # by tensor: its parameter's number, 0 without one
 
 
 def skeleton_of(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> Skeleton:
@@ -49,18 +47,18 @@ def skeleton_of(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> Skel
     Raises TypeError or ValueError, naming the entry, for a tensor that cannot be sent.
     """
     numbers = {id(p): i for i, p in enumerate(_parameters(optimizer))}
-    places: dict[int, Place] = {}
+    refs: dict[int, TensorRef] = {}
     owners: list[int] = []
 
     def strip(value: Any, owner: int) -> Any:
-        def place(x: Tensor) -> Place:
-            if id(x) not in places:
-                places[id(x)] = Place(len(tensors))
+        def ref_to(x: Tensor) -> TensorRef:
+            if id(x) not in refs:
+                refs[id(x)] = TensorRef(len(tensors))
                 tensors.append(x.detach())
                 owners.append(owner)
-            return places[id(x)]
+            return refs[id(x)]
 
-        return map_nested(value, Tensor, place)
+        return map_nested(value, Tensor, ref_to)
 
     state = []
     for key, value in optimizer.state.items():
@@ -77,7 +75,7 @@ def skeleton_of(optimizer: torch.optim.Optimizer, tensors: list[Tensor]) -> Skel
 
 
 def describe_tensors(skeleton: Skeleton, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Uninitialised tensors for the skeleton's places."""
+    """Uninitialised tensors for all references of the skeleton."""
     parameters = _parameters(optimizer)
     return [
         torch.empty(
@@ -93,7 +91,7 @@ def apply(skeleton: Skeleton, tensors: list[Tensor], optimizer: torch.optim.Opti
     """Replaces the optimizer's state and options; its groups stay the same objects."""
 
     def fill(value: Any) -> Any:
-        return map_nested(value, Place, lambda place: tensors[place.number])
+        return map_nested(value, TensorRef, lambda ref: tensors[ref.number])
 
     parameters = _parameters(optimizer)
     state: defaultdict[Any, Any] = defaultdict(dict)
@@ -106,8 +104,24 @@ def apply(skeleton: Skeleton, tensors: list[Tensor], optimizer: torch.optim.Opti
         group.update(fill(options))
 
 
+def map_nested(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """`value` with `change` applied to every `kind` in its dicts, lists and tuples."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, dict):
+        items = {k: map_nested(v, kind, change) for k, v in value.items()}
+        return (
+            defaultdict(value.default_factory, items) if isinstance(value, defaultdict) else items
+        )
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_nested(v, kind, change) for v in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_nested(v, kind, change) for v in value)
+    return value
+
+
 def _check(where: str, value: Any) -> None:
-    """Raises, with the way to it, for the first tensor in `value` that cannot be sent."""
+    """Raises, with the path to it, for the first tensor in `value` that can't be sent."""
     if isinstance(value, dict):
         for key, member in value.items():
             _check(f"{where}, {key!r}", member)

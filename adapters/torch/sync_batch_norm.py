@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch normalisation over the batches of all ranks: one reduction forward, one backward."""
+"""Batch normalisation over the batches of all ranks: one reduction forward, one backward. A layer
+for users' models; backward passes run on autograd's threads."""
 
 from __future__ import annotations
 
@@ -14,14 +15,12 @@ from torch import Tensor
 
 from farandole.calls import requests
 from farandole.calls.requests import Call, Op, refuse
+from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Sum
-from farandole.process_sets import ProcessSet, global_process_set, set_id
-from farandole.torch.reductions import allreduce_
-
-__all__ = ["SyncBatchNorm", "convert_sync_batchnorm"]
+from farandole.torch.collectives.reductions import allreduce_
 
 _UNNAMED = "layer"
-# Layers that have taken a name since init(), by generation, process set and name.
+# Numbers of layers that use a name since init(), by generation, process set and name.
 _taken: Counter[tuple[tuple[int, int], str]] = Counter()
 _taking = threading.Lock()
 
@@ -30,16 +29,21 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     """BatchNorm1d, 2d and 3d whose statistics are those of the joined batch of all ranks.
 
     Inputs are (N, C, ...), N may differ between ranks and may be 0; C is num_features. In eval mode
-    and on a rank of its own it is plain batch normalisation.
+    and in a process set of one rank it is plain batch normalisation.
 
-    name: by which ranks find each other and error texts speak of the layer; convert_sync_batchnorm
-    gives the way to it in the model. Layers without a name, and those that share one (copies, two
-    models of one class), go by the order in which they are first used in training: all ranks must
-    use them in the same order, and what a rank builds beside that does not count.
+    name: matches the layer across ranks and names it in errors; convert_sync_batchnorm uses its
+    path in the model. Layers without a name, and those that share one (copies, two models of one
+    class), are matched by the order of their first use in training, which must be the same on all
+    ranks. Layers that a rank builds but does not use do not count.
+
+    Examples:
+        >>> layer = hvd.SyncBatchNorm(3)
+        >>> layer(torch.ones(4, 3)).shape
+        torch.Size([4, 3])
     """
 
-    _name = _UNNAMED  # as in pickles of old
-    _claim: tuple[tuple[int, int], str] | None = None  # where, and under which name, it is known
+    _name = _UNNAMED  # for old pickles, which lack it
+    _claim: tuple[tuple[int, int], str] | None = None  # ((generation, process set), its name)
 
     def __init__(
         self,
@@ -73,8 +77,8 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """(N, C, ...) to the same shape and dtype.
 
-        Raises ValueError for fewer dimensions or other channels, TypeError for what are no floats;
-        in training on all ranks, whichever has them.
+        Raises ValueError for fewer dimensions or other channels, TypeError for other dtypes than
+        floats; in training on all ranks, if one has the error.
         """
         whole_batch = self.training or self.running_mean is None
         if not whole_batch or self.process_set.size() == 1:
@@ -95,10 +99,10 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         return y
 
     def _wire_name(self) -> str:
-        """Under which ranks meet: its name, with a number where other layers have taken that.
+        """The name of its calls: its own, with a number if other layers use that.
 
-        Taken at the first use that all ranks must share in, not when the layer is built: what one
-        rank alone builds takes no name.
+        Chosen at the first use in training, not when the layer is built: a layer that only one
+        rank builds takes no name.
         """
         here = requests.generation(), set_id(self.process_set)
         if self._claim is None or self._claim[0] != here:
@@ -110,11 +114,11 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         return self._claim[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles take a name of their own."""
+        """Drops the claimed name: copies and pickles choose another one."""
         return {key: value for key, value in self.__dict__.items() if key != "_claim"}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
-        """A layer that reduces with the very same process set."""
+        """Copies the layer but not its process set."""
         memo[id(self.process_set)] = self.process_set
         made = type(self).__new__(type(self))
         memo[id(self)] = made
@@ -122,13 +126,13 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         return made
 
     def _track(self, mean: Tensor, variance: Tensor) -> None:
-        """Moves the running statistics towards those of this batch; `variance` is unbiased."""
+        """Updates the running statistics by those of this batch; `variance` is unbiased."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         share = self.momentum
-        if share is None:  # the plain mean over all batches
+        if share is None:  # momentum None: the mean over all batches
             share = 1.0 / float(self.num_batches_tracked)
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
         self.running_var.lerp_(variance.to(self.running_var.dtype), share)
@@ -152,9 +156,15 @@ def convert_sync_batchnorm(
     """`module` with every batch normalisation in it replaced; parameters and buffers are kept.
 
     Convert before the optimizer is built. Returns a new module if `module` itself is replaced.
-    Layers are named by the way to them in `module`; `name` comes before that, by default the name
-    of module's class: give one where ranks use two models of one class in different orders, or from
-    two threads. Raises ValueError for lazy layers, which have no channels yet.
+    Layers are named by their path in `module`, after the prefix `name`, by default the name of
+    module's class: give one if ranks use two models of one class in different orders, or from
+    two threads. `process_set`: whose batches are joined. Raises ValueError for lazy layers, which
+    have no channels yet.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
+        >>> type(hvd.convert_sync_batchnorm(model)[1]).__name__
+        'SyncBatchNorm'
     """
     return _converted(module, process_set, name or type(module).__name__, {})
 
@@ -165,7 +175,7 @@ def _converted(
     way: str,
     done: dict[torch.nn.Module, torch.nn.Module],
 ) -> torch.nn.Module:
-    """`way`: the name of `module`; `done`: what has been met, for it may be in two places."""
+    """`way`: the name of `module`; `done`: converted modules, as one may occur twice."""
     if module not in done:
         done[module] = module
         if isinstance(module, SyncBatchNorm):
@@ -183,7 +193,7 @@ def _converted(
 def _layer_like(
     plain: torch.nn.modules.batchnorm._BatchNorm, process_set: ProcessSet, name: str
 ) -> SyncBatchNorm:
-    """With the very parameters and buffers of `plain`."""
+    """A layer with the same parameter and buffer objects as `plain`."""
     if isinstance(plain, torch.nn.modules.lazy.LazyModuleMixin):
         raise ValueError(f"{name} is a {type(plain).__name__}: run one batch through it first")
     layer = SyncBatchNorm(
@@ -201,7 +211,7 @@ def _layer_like(
 
 
 class _Normalise(torch.autograd.Function):
-    """Gives (y, mean, biased variance, count): statistics of the joined batch, float64."""
+    """Returns (y, mean, biased variance, count): statistics of the joined batch, float64."""
 
     @staticmethod
     def forward(
@@ -219,7 +229,7 @@ class _Normalise(torch.autograd.Function):
         wide = x.double() if x.dtype is torch.float64 else x.float()
         mean = wide.mean(others).double() if count else wide.new_zeros(channels).double()
         spread = (wide - _along(mean, x)).square().sum(others).double()
-        own = mean.new_full((1,), count)  # of a kernel: the host waits for nothing
+        own = mean.new_full((1,), count)  # filled by a kernel, so that the host does not wait
         sums = torch.cat([mean * count, spread + mean * mean * count, own])
         allreduce_(sums, None, f"{name}.forward", Sum, process_set=process_set)
         total = sums[-1]
@@ -263,6 +273,6 @@ class _Normalise(torch.autograd.Function):
 
 
 def _along(channels: Tensor, x: Tensor) -> Tensor:
-    """(C,) as (1, C, 1, ...) in the dtype of the arithmetic on `x`."""
+    """Reshapes (C,) to (1, C, 1, ...), in the dtype of the arithmetic on `x`."""
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
     return channels.to(dtype).view(1, -1, *[1] * (x.dim() - 2))

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collectives on JAX's arrays, outside of jit and within it: public calls, for any thread.
+
+A call takes an array or a pytree of them, sent as one group, and gives a pytree of new arrays. With
+values it is made at once; while JAX traces it becomes an instruction of the program (program.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import index
+from typing import Any, TypeVar
+
+import jax
+from jax import numpy as jnp
+
+from farandole import exchange, ops
+from farandole.calls.arguments import shown
+from farandole.calls.public_call import collective_then
+from farandole.calls.requests import Call, Op
+from farandole.jax import kind as _kind  # noqa: F401 (registers JAX's arrays)
+from farandole.jax.program import UNNAMED, bind, place_of, results_of
+from farandole.members import ProcessSet, denoted, global_process_set, set_id
+from farandole.ops import Adasum, _reduction
+
+Tree = TypeVar("Tree")
+Meet = Callable[[], Tree]
+
+
+def traced(tree: Any) -> bool:
+    """Whether JAX traces one of the leaves: it has no value yet."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def _calls(op: Op) -> Callable[[dict[str, Any]], list[Call]]:
+    """The calls in which the peers of one with a wrong argument may wait."""
+
+    def calls(given: dict[str, Any]) -> list[Call]:
+        name, tree = given.get("name"), given.get("tree", given.get("tensor"))
+        if not isinstance(name, str):
+            name = UNNAMED if traced(tree) else None
+        where = denoted(given.get("process_set", global_process_set))
+        return [Call(op, name, number) for number in where]
+
+    return calls
+
+
+def _meeting(
+    call: Call,
+    tree: Any,
+    grouped: Callable[..., Any],
+    process_set: ProcessSet,
+    timeout: float | None,
+    **options: Any,
+) -> Meet[Any]:
+    """What makes the call: `grouped` where there are values, else an instruction."""
+    leaves, form = jax.tree.flatten(tree)
+    arrays = list(map(jnp.asarray, leaves))  # within jit what was a number is traced then
+    if not traced(arrays):
+        options |= {"name": call.name, "process_set": process_set, "timeout": timeout}
+        return lambda: jax.tree.unflatten(form, grouped(arrays, **options)) if arrays else tree
+    if timeout is not None:
+        raise ValueError(
+            f"timeout is {shown(timeout)} within jit, where nobody could take the call up again: "
+            "leave it out; FARANDOLE_STALL_ABORT limits all waits"
+        )
+    if call.reduce_op == Adasum:
+        raise ValueError("op is Adasum, which is computed outside of jit only")
+    place = place_of(process_set)
+    if call.root >= 0 and call.root not in place.members:
+        raise ValueError(f"root_rank is {call.root}: pass a member of the process set")
+    results_of(list(map(jax.typeof, arrays)), call, place)  # its errors are told, those of bind not
+    return lambda: jax.tree.unflatten(form, bind(call, arrays, place))
+
+
+@collective_then(Op.ALLREDUCE, calls=_calls(Op.ALLREDUCE))
+def allreduce(
+    tree: Tree,
+    *,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Callable[[], Tree]:
+    """postscale_factor * op(prescale_factor * x) over the ranks, by default the average.
+
+    Any shapes, equal on all ranks as the dtypes are. Within jit any op but Adasum. The derivative,
+    for Average and Sum, reduces gradients as the arrays were. Returns new arrays.
+
+    Examples:
+        >>> hvd.allreduce({"w": jnp.ones(2)}, op=hvd.Sum, prescale_factor=3.0)
+        {'w': Array([3., 3.], dtype=float32)}
+        >>> jax.jit(hvd.allreduce)(jnp.arange(2.0))
+        Array([0., 1.], dtype=float32)
+    """
+    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    call = _reduction(Op.ALLREDUCE, op, prescale_factor, postscale_factor, name, process_set)
+    return _meeting(call, tree, ops.grouped_allreduce, process_set, timeout, op=op, **factors)
+
+
+@collective_then(Op.REDUCESCATTER, calls=_calls(Op.REDUCESCATTER))
+def reducescatter(
+    tree: Tree,
+    *,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Callable[[], Tree]:
+    """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
+
+    At least one dimension; shapes and dtypes are equal on all ranks. Where rows do not divide
+    evenly, low ranks get one more. Any op but Adasum. The derivative, for Average and Sum, is an
+    allgather. Returns new arrays.
+
+    Examples:
+        >>> hvd.reducescatter(jnp.arange(3), op=hvd.Sum)
+        Array([0, 1, 2], dtype=int32)
+    """
+    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    call = _reduction(Op.REDUCESCATTER, op, prescale_factor, postscale_factor, name, process_set)
+    return _meeting(call, tree, ops.grouped_reducescatter, process_set, timeout, op=op, **factors)
+
+
+@collective_then(Op.ALLGATHER, calls=_calls(Op.ALLGATHER))
+def allgather(
+    tree: Tree,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Callable[[], Tree]:
+    """All ranks' arrays, concatenated along the first dimension in rank order.
+
+    At least one dimension; dtypes are equal on all ranks, and so are all dimensions but the first,
+    within jit that one too. The derivative is a reducescatter: this rank's rows of the gradients'
+    sum. Returns new arrays.
+
+    Examples:
+        >>> hvd.allgather(jnp.arange(3))
+        Array([0, 1, 2], dtype=int32)
+    """
+    call = Call(Op.ALLGATHER, name, set_id(process_set))
+    return _meeting(call, tree, ops.grouped_allgather, process_set, timeout)
+
+
+@collective_then(Op.BROADCAST, calls=_calls(Op.BROADCAST))
+def broadcast(
+    tree: Tree,
+    root_rank: int,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Callable[[], Tree]:
+    """The arrays of `root_rank`. Any shapes and dtypes, equal on all ranks.
+
+    The derivative is, on the root, the gradients' sum over the ranks, else zeros. Returns new
+    arrays.
+
+    Examples:
+        >>> hvd.broadcast(jnp.arange(3), root_rank=0)
+        Array([0, 1, 2], dtype=int32)
+    """
+    call = Call(Op.BROADCAST, name, set_id(process_set), root=index(root_rank))
+    return _meeting(call, tree, ops.grouped_broadcast, process_set, timeout, root_rank=root_rank)
+
+
+@collective_then(Op.ALLTOALL, calls=_calls(Op.ALLTOALL))
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Callable[[], Any]:
+    """Sends `splits[i]` rows of the array to member i, and receives theirs in rank order.
+
+    At least one dimension; dtype and all dimensions but the first are equal on all ranks. Within
+    jit there are equal parts only, and equal shapes. The derivative sends the gradients back.
+    Returns a new array; with `splits` also the rows from each member, as int64 of NumPy.
+
+    Examples:
+        >>> hvd.alltoall(jnp.arange(3))
+        Array([0, 1, 2], dtype=int32)
+    """
+    common: Any = {"name": name, "process_set": process_set, "timeout": timeout}
+    tensor = jnp.asarray(tensor)
+    if not traced(tensor):
+        return lambda: exchange.alltoall(tensor, splits, **common)
+    _check_equal_parts(splits)
+    call = Call(Op.ALLTOALL, name, set_id(process_set))
+    return _meeting(call, tensor, list, process_set, timeout)
+
+
+@collective_then(Op.SCATTER, calls=_calls(Op.SCATTER))
+def scatter(
+    tensor: Any,
+    root_rank: int = 0,
+    splits: Any = None,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Callable[[], Any]:
+    """This rank's rows of the array of `root_rank`, a rank of the world: a new array.
+
+    Member i gets `splits[i]` rows; only the root's splits count. On the other ranks `tensor` tells
+    dtype and all dimensions but the first, as jnp.empty((0, 3)) does. Within jit there are equal
+    parts only, and equal shapes. The derivative gathers the gradients on the root.
+
+    Examples:
+        >>> hvd.scatter(jnp.arange(3), root_rank=0)
+        Array([0, 1, 2], dtype=int32)
+    """
+    common: Any = {"name": name, "process_set": process_set, "timeout": timeout}
+    tensor = jnp.asarray(tensor)
+    if not traced(tensor):
+        return lambda: exchange.scatter(tensor, root_rank, splits, **common)
+    _check_equal_parts(splits)
+    call = Call(Op.SCATTER, name, set_id(process_set), root=index(root_rank))
+    return _meeting(call, tensor, list, process_set, timeout)
+
+
+def _check_equal_parts(splits: Any) -> None:
+    if splits is not None:
+        raise ValueError(
+            f"splits is {shown(splits)} within jit, where shapes are known before ranks have met: "
+            "leave it out for equal parts, or make the call outside"
+        )

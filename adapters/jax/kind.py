@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX's arrays as an array kind: the neutral calls use it, on the caller's thread. Importing this
+module registers it."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+
+from farandole.arrays.buffers import Buffer, NumpyKind
+from farandole.arrays.kinds import Shape, register
+
+_ALIGNED = 64  # bytes: JAX takes a NumPy array as its own, without a copy, if it begins there
+
+
+class JaxKind(NumpyKind):
+    """Arrays on one CPU device, which are only read; results are new arrays on the same device."""
+
+    def matches(self, x: Any) -> bool:
+        """As in Kind."""
+        return isinstance(x, jax.Array)
+
+    def view(self, x: Any) -> np.ndarray[Any, Any]:
+        """As in NumpyKind; waits until the array is computed. Also takes what empty() has made.
+
+        Raises TypeError for what is traced, ValueError for what is elsewhere or deleted.
+        """
+        if isinstance(x, np.ndarray):
+            return x
+        if isinstance(x, jax.core.Tracer):
+            raise TypeError(
+                "an array is traced (by jit, grad or vmap) and has no values yet: call the "
+                "function of farandole.jax, which works within them, or call from outside"
+            )
+        if x.is_deleted():
+            raise ValueError(
+                "an array was deleted, or donated to a program: pass what that program returned"
+            )
+        if len(x.sharding.device_set) > 1 or next(iter(x.sharding.device_set)).platform != "cpu":
+            raise ValueError(
+                f"an array is on {sorted(map(str, x.sharding.device_set))}: farandole.jax reduces "
+                'arrays on one CPU device; pass jax.device_put(x, jax.devices("cpu")[0])'
+            )
+        return np.asarray(x)
+
+    def describe(self, x: Any, in_place: bool = False) -> Buffer:
+        """As in Kind."""
+        if in_place and isinstance(x, jax.Array):
+            raise ValueError("JAX's arrays can't be changed in place: use the out-of-place call")
+        return super().describe(x, in_place)
+
+    def empty(self, like: Any, shape: Shape | None = None) -> Any:
+        """As in Kind: a NumPy array that sealed() turns into one of JAX without a copy."""
+        shape = like.shape if shape is None else shape
+        nbytes = prod(shape) * like.dtype.itemsize
+        memory = np.empty(nbytes + _ALIGNED, np.uint8)
+        start = -memory.__array_interface__["data"][0] % _ALIGNED
+        return memory[start : start + nbytes].view(like.dtype).reshape(shape)
+
+    def sealed(self, result: Any, like: Any) -> Any:
+        """As in Kind."""
+        return jax.device_put(result, like.sharding if like.committed else None, may_alias=True)
+
+    def wrap(self, memory: Any, like: Any) -> Any:
+        """As in Kind."""
+        return self.sealed(np.asarray(memory).view(like.dtype), like)
+
+
+register(JaxKind())

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives as instructions of JAX's programs: how they are compiled, differentiated and batched.
+collectives.py makes them while JAX traces; XLA calls the core on its own threads.
+
+An ordered effect keeps them in the order in which they were traced: within a program, and from one
+program to the next that the same thread calls. So at most one of a process set is under way, and
+all that have no name can share one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from jax.extend.core import Primitive, Token
+from jax.interpreters import ad, batching, mlir
+
+from farandole import exchange, ops, topology
+from farandole.arrays.buffers import code_of
+from farandole.calls.requests import Call, Op
+from farandole.errors import LibraryError, retyped
+from farandole.members import ProcessSet
+from farandole.ops import Average, Sum
+from farandole.start import leaving
+from farandole.xla import collective_handler
+
+UNNAMED = "jit"  # by which the ranks know those without a name
+_TARGET = "farandole_collective"
+_SCALAR = "a scalar has no first dimension to divide; give it shape (1,)"
+_MIRRORED = (Op.ALLREDUCE, Op.BROADCAST)  # results have their input's shape, rows have no meaning
+
+
+try:
+    # Private, as JAX has no public way to an effect that orders instructions, nor to its tokens
+    # between two programs.
+    from jax._src import dispatch, effects
+
+    class _Ordered(effects.Effect):  # type: ignore[misc]
+        """That this program meets other ranks."""
+
+        __str__ = lambda _: "farandole"  # noqa: E731
+
+    for _allowed in (
+        effects.ordered_effects,
+        effects.lowerable_effects,
+        effects.control_flow_allowed_effects,
+        effects.custom_derivatives_allowed_effects,
+        effects.remat_allowed_effects,
+    ):
+        _allowed.add_type(_Ordered)
+    _with_last = dispatch.RuntimeTokenSet.get_token_input
+    jax.ffi.register_ffi_target(_TARGET, collective_handler(), platform="cpu")
+except Exception as reason:
+    raise LibraryError(
+        f"farandole.jax does not work with jax {jax.__version__}: {reason}. Remedy: use a version "
+        "that docs/jax.md lists"
+    ) from reason
+
+_effect = _Ordered()
+_token = jax.typeof(Token(None))
+
+
+def _after_last(tokens: Any, effect: Any, devices: Any) -> Any:
+    """What a program's first token comes from: nothing, once the thread's last program has ended.
+
+    JAX would pass on that program's token, and with it for ever the error of one that has failed.
+    """
+    if effect is _effect and (last := tokens.current_tokens.pop(effect, None)) is not None:
+        with contextlib.suppress(Exception):
+            last.block_until_ready()
+    return _with_last(tokens, effect, devices)
+
+
+dispatch.RuntimeTokenSet.get_token_input = _after_last
+
+
+class Place(NamedTuple):
+    """Where a program runs: its instructions are compiled for this rank and these members."""
+
+    process_set: ProcessSet
+    members: tuple[int, ...]  # ranks of the world
+    rank: int  # of the world
+
+    def rows(self, rows: int) -> int:
+        """How many of so many rows a reducescatter gives this rank."""
+        return self.all_rows(rows)[self.members.index(self.rank)]
+
+    def all_rows(self, rows: int) -> tuple[int, ...]:
+        """The same of each member."""
+        size = len(self.members)
+        return tuple(rows // size + (member < rows % size) for member in range(size))
+
+
+def place_of(process_set: ProcessSet) -> Place:
+    """This rank's place in a set. Raises ValueError where it is no member."""
+    process_set.rank()  # raises
+    return Place(process_set, tuple(process_set.ranks or ()), topology.rank())
+
+
+collective_p = Primitive("farandole")
+collective_p.multiple_results = True
+
+
+def bind(call: Call, arrays: Sequence[Any], place: Place, rows: int = -1) -> list[Any]:
+    """The results of a call over these arrays, one group. At least one is traced.
+
+    `rows`: of an allgather's result, where they are not this rank's for each member.
+    """
+    made: list[Any] = collective_p.bind(*arrays, call=call, place=place, rows=rows)
+    return made
+
+
+def results_of(avals: Sequence[Any], call: Call, place: Place, rows: int = -1) -> list[Any]:
+    """Shapes and dtypes of a call's results. Raises TypeError or ValueError for what can't be."""
+    found = []
+    for aval in avals:
+        code_of(np.dtype(aval.dtype))  # raises
+        shape = aval.shape
+        if call.op not in _MIRRORED:
+            if not shape:
+                raise ValueError(_SCALAR)
+            shape = (_result_rows(call, place, rows, shape[0]), *shape[1:])
+        found.append(jax.core.ShapedArray(shape, aval.dtype))
+    return found
+
+
+@collective_p.def_effectful_abstract_eval  # type: ignore[untyped-decorator]
+def _shapes(*avals: Any, call: Call, place: Place, rows: int) -> tuple[list[Any], set[Any]]:
+    return results_of(avals, call, place, rows), {_effect}
+
+
+def _result_rows(call: Call, place: Place, rows: int, own: int) -> int:
+    size = len(place.members)
+    if call.op is Op.ALLGATHER:
+        return rows if rows >= 0 else own * size
+    if call.op is Op.REDUCESCATTER:
+        return place.rows(own)
+    if own % size:
+        raise ValueError(
+            f"the first dimension ({own}) must be a multiple of {size} ranks: within jit parts are "
+            "equal"
+        )
+    return own if call.op is Op.ALLTOALL else own // size
+
+
+@collective_p.def_impl  # type: ignore[untyped-decorator]
+def _now(*arrays: Any, call: Call, place: Place, rows: int) -> list[Any]:
+    """Outside of jit, as when JAX differentiates without compiling."""
+    arrays = tuple(map(jnp.asarray, arrays))
+    common: dict[str, Any] = {"name": call.name, "process_set": place.process_set}
+    scaled = {"prescale_factor": call.prescale, "postscale_factor": call.postscale}
+    reduced = {"op": call.reduce_op, **scaled, **common}
+    run: dict[Op, Callable[[], list[Any]]] = {
+        Op.ALLREDUCE: lambda: ops.grouped_allreduce(arrays, **reduced),
+        Op.REDUCESCATTER: lambda: ops.grouped_reducescatter(arrays, **reduced),
+        Op.BROADCAST: lambda: ops.grouped_broadcast(arrays, call.root, **common),
+        Op.ALLGATHER: lambda: ops.grouped_allgather(arrays, **common),
+        Op.ALLTOALL: lambda: [exchange.alltoall(arrays[0], **common)],
+        Op.SCATTER: lambda: [exchange.scatter(arrays[0], call.root, **common)],
+    }
+    return run[call.op]()
+
+
+def _lowered(ctx: Any, *operands: Any, call: Call, place: Place, rows: int) -> Any:
+    """The instruction: a call of the core's handler, between the token before it and its own."""
+    avals_in, avals_out = [_token, *ctx.avals_in], [_token, *ctx.avals_out]
+    whole = ctx.replace(avals_in=avals_in, avals_out=avals_out)
+    head = [call.op, call.reduce_op, call.root, call.process_set, place.rank]
+    attributes = {
+        "call": np.array(head, np.int32),
+        "dtypes": np.array([code_of(np.dtype(x.dtype)) for x in ctx.avals_in], np.int32),
+        "members": np.array(place.members, np.int32),
+        "factors": np.array([call.prescale, call.postscale], np.float64),
+        "name": call.name or UNNAMED,
+    }
+    lower = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True)
+    before = ctx.tokens_in.get(_effect)
+    after, *results = lower(whole, before, *operands, **attributes)
+    ctx.set_tokens_out(mlir.TokenSet({_effect: after}))
+    return results
+
+
+def _elsewhere(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError(
+        "within jit farandole.jax works on CPUs only: compile for one, as in `with "
+        'jax.default_device(jax.devices("cpu")[0])`, and pass arrays that are there'
+    )
+
+
+mlir.register_lowering(collective_p, _elsewhere)
+mlir.register_lowering(collective_p, _lowered, platform="cpu")
+
+
+leaving.wait_first(jax.effects_barrier)
+
+
+@contextlib.contextmanager
+def typed_errors() -> Iterator[None]:
+    """Within it, what a collective within jit fails with is raised as farandole's own error.
+
+    The block has to wait for the results that it needs: JAX returns before a program has run.
+    Raises MismatchError, PeerError and their kind, from JAX's JaxRuntimeError; others pass.
+
+    Examples:
+        >>> with hvd.typed_errors():
+        ...     jax.block_until_ready(jax.jit(hvd.allreduce)(jnp.ones(2)))
+        Array([1., 1.], dtype=float32)
+    """
+    with retyped(jax.errors.JaxRuntimeError):
+        yield
+
+
+# ---- derivatives: of the sum of all ranks' losses
+
+_LINEAR_OPS = (Average, Sum)
+
+
+def _is_linear(call: Call) -> bool:
+    return call.op not in (Op.ALLREDUCE, Op.REDUCESCATTER) or call.reduce_op in _LINEAR_OPS
+
+
+def _named(call: Call, suffix: str) -> Call:
+    """The call of a derivative; its name tells that."""
+    name = call.name and f"{call.name.removesuffix('.tangent')}.{suffix}"
+    return replace(call, name=name)
+
+
+def _jvp(primals: Any, tangents: Any, *, call: Call, place: Place, rows: int) -> Any:
+    results = bind(call, primals, place, rows)
+    moving = [i for i, x in enumerate(tangents) if type(x) is not ad.Zero]
+    if moving and not _is_linear(call):
+        raise NotImplementedError(f"{call} has a derivative for Average and Sum only")
+    found: list[Any] = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
+    if moving:
+        # All real tensors, so that all ranks send the same ones.
+        real = [i for i, x in enumerate(primals) if jnp.issubdtype(x.dtype, jnp.inexact)]
+        sent = [ad.instantiate_zeros(tangents[i]) for i in real]
+        for i, x in zip(real, bind(_named(call, "tangent"), sent, place, rows), strict=True):
+            found[i] = x
+    return results, found
+
+
+def _transposed(cotangents: Any, *inputs: Any, call: Call, place: Place, rows: int) -> Any:
+    """How cotangents of the results come back to the inputs. All of a group come together."""
+    given = [ad.instantiate_zeros(x) for x in cotangents]
+    back, scale = _named(call, "gradient"), 1.0
+    if call.op is Op.BROADCAST:
+        back = replace(back, op=Op.ALLREDUCE, reduce_op=Sum, root=-1)
+    elif call.op is Op.ALLGATHER:
+        back = replace(back, op=Op.REDUCESCATTER, reduce_op=Sum)
+    elif call.op is Op.SCATTER:
+        back, rows = replace(back, op=Op.ALLGATHER, root=-1), -1
+    elif call.op is Op.REDUCESCATTER:
+        back, rows = replace(back, op=Op.ALLGATHER, prescale=1.0, postscale=1.0), -1
+        rows = inputs[0].aval.shape[0]
+        scale = call.prescale * call.postscale
+        scale /= len(place.members) if call.reduce_op == Average else 1
+    found = bind(back, given, place, rows)
+    if call.op in (Op.BROADCAST, Op.SCATTER) and place.rank != call.root:
+        return [jnp.zeros_like(x) for x in found]
+    return found if scale == 1.0 else [x * jnp.asarray(scale, x.dtype) for x in found]
+
+
+ad.primitive_jvps[collective_p] = _jvp
+ad.primitive_transposes[collective_p] = _transposed
+
+
+def _batched(arrays: Any, axes: Any, *, call: Call, place: Place, rows: int) -> Any:
+    """vmap: the new dimension goes along; where rows have a meaning, as the second one."""
+    if call.op in _MIRRORED:
+        return bind(call, arrays, place, rows), axes
+    pairs = list(zip(arrays, axes, strict=True))
+    if any(axis is not None and x.ndim < 2 for x, axis in pairs):
+        raise ValueError(_SCALAR)
+    moved = [x if axis is None else jnp.moveaxis(x, axis, 1) for x, axis in pairs]
+    return bind(call, moved, place, rows), [None if axis is None else 1 for axis in axes]
+
+
+batching.primitive_batchers[collective_p] = _batched

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data-parallel training: gradients of all ranks in optax's optimizers and jax.grad, and equal
+parameters at the start. For users, within jit too but for the broadcast."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+from jax import numpy as jnp
+
+from farandole.calls.arguments import ARGUMENTS, check, wrong
+from farandole.calls.public_call import collective_then
+from farandole.calls.requests import Op
+from farandole.jax.collectives import allreduce, broadcast
+from farandole.jax.compression import Compression
+from farandole.members import ProcessSet, global_process_set
+from farandole.ops import Average
+from farandole.parameters import PARAMETERS, agree_on_parameters, root_in
+
+Tree = TypeVar("Tree")
+
+
+class _Accumulated(NamedTuple):
+    """State of distributed(every=n): what has come since the last reduction."""
+
+    inner: Any
+    gradients: Any
+    passes: Any  # int32
+
+
+def _reducer(
+    op: int, compression: Any, process_set: ProcessSet, name: str | None
+) -> Callable[[Any], Any]:
+    """What reduces a pytree of gradients. Raises the error about a wrong option."""
+    check(op=op, process_set=process_set)
+    row = ARGUMENTS["compression"]
+    if fault := row.fault(compression):
+        raise wrong("compression", compression, row, fault)
+
+    def reduce(gradients: Any) -> Any:
+        leaves, form = jax.tree.flatten(gradients)
+        sent = [compression.compress(jnp.asarray(x)) for x in leaves]
+        reduced = allreduce([x for x, _ in sent], op=op, name=name, process_set=process_set)
+        pairs = zip(reduced, sent, strict=True)
+        whole = [compression.decompress(x, context) for x, (_, context) in pairs]
+        return jax.tree.unflatten(form, whole)
+
+    return reduce
+
+
+def distributed(
+    optimizer: Any,
+    *,
+    op: int = Average,
+    compression: Any = Compression.none,
+    every: int = 1,
+    process_set: ProcessSet = global_process_set,
+    name: str | None = None,
+) -> Any:
+    """An optax optimizer that updates by the gradients of all ranks, reduced as one group.
+
+    Arguments:
+        optimizer: an optax.GradientTransformation, such as optax.adam(1e-3).
+        op: Average, Sum, Min, Max or Product of the ranks' gradients.
+        compression: Compression.none, fp16 or bf16, or a class with compress and decompress.
+        every: gradients are averaged over this many update() calls before the ranks meet; the
+            updates of the others are zeros.
+        process_set: the ranks that reduce.
+        name: of the collective; None: matched by its place in the order.
+
+    Returns an optax.GradientTransformationExtraArgs; its update() works within jit. With every=1
+    its state is the optimizer's own, so checkpoints fit both. Raises ValueError and TypeError for
+    wrong options.
+
+    Examples:
+        >>> optimizer = hvd.distributed(optax.sgd(0.5))
+        >>> params = {"w": jnp.ones(2)}
+        >>> updates, _ = optimizer.update({"w": jnp.ones(2)}, optimizer.init(params), params)
+        >>> updates
+        {'w': Array([-0.5, -0.5], dtype=float32)}
+    """
+    import optax
+
+    check(every=every)
+    reduce = _reducer(op, compression, process_set, name)
+    inner = optax.with_extra_args_support(optimizer)
+
+    def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        return inner.update(reduce(gradients), state, params, **extra)
+
+    if every == 1:
+        return optax.GradientTransformationExtraArgs(inner.init, update)
+
+    def init(params: Any) -> _Accumulated:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return _Accumulated(inner.init(params), zeros, jnp.zeros((), jnp.int32))
+
+    def gather(gradients: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        total = jax.tree.map(
+            lambda sum_, x: (sum_ + x / every).astype(sum_.dtype), state.gradients, gradients
+        )
+
+        def step() -> Any:
+            updates, after = update(total, state.inner, params, **extra)
+            zeros = jax.tree.map(jnp.zeros_like, total)
+            return updates, _Accumulated(after, zeros, jnp.zeros_like(state.passes))
+
+        def wait() -> Any:
+            zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(step)[0])
+            return zeros, _Accumulated(state.inner, total, state.passes + 1)
+
+        return jax.lax.cond(state.passes == every - 1, step, wait)
+
+    return optax.GradientTransformationExtraArgs(init, gather)
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: int | tuple[int, ...] = 0,
+    has_aux: bool = False,
+    *,
+    op: int = Average,
+    compression: Any = Compression.none,
+    process_set: ProcessSet = global_process_set,
+    name: str | None = None,
+) -> Callable[..., Any]:
+    """As jax.value_and_grad, with gradients reduced over the ranks; the value stays this rank's.
+
+    `fun`, `argnums` and `has_aux` as there, the others as in distributed(). The gradients, a pytree
+    or several, are sent as one group. Works within jit.
+
+    Examples:
+        >>> hvd.value_and_grad(lambda w: (w * w).sum())(jnp.ones(2))
+        (Array(2., dtype=float32), Array([2., 2.], dtype=float32))
+    """
+    reduce = _reducer(op, compression, process_set, name)
+    local = jax.value_and_grad(fun, argnums, has_aux)
+
+    @functools.wraps(fun)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        value, gradients = local(*args, **kwargs)
+        return value, reduce(gradients)
+
+    return call
+
+
+def grad(
+    fun: Callable[..., Any],
+    argnums: int | tuple[int, ...] = 0,
+    has_aux: bool = False,
+    *,
+    op: int = Average,
+    compression: Any = Compression.none,
+    process_set: ProcessSet = global_process_set,
+    name: str | None = None,
+) -> Callable[..., Any]:
+    """As jax.grad, with gradients reduced over the ranks; arguments as in value_and_grad().
+
+    Examples:
+        >>> hvd.grad(lambda w: (w * w).sum())(jnp.ones(2))
+        Array([2., 2.], dtype=float32)
+    """
+    options: Any = {"op": op, "compression": compression, "process_set": process_set, "name": name}
+    both = value_and_grad(fun, argnums, has_aux, **options)
+
+    @functools.wraps(fun)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        value, gradients = both(*args, **kwargs)
+        return (gradients, value[1]) if has_aux else gradients
+
+    return call
+
+
+@collective_then(Op.ALLGATHER, unnamed=PARAMETERS)
+def broadcast_parameters(
+    params: Tree,
+    root_rank: int = 0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    name: str | None = None,
+) -> Callable[[], Tree]:
+    """The root's values in a new pytree like `params`: of parameters, or an optimizer's state.
+
+    Any dtypes and shapes, numbers too; not within jit. Calls from several threads need a `name`.
+    Raises on all ranks, if one has the error: ValueError for different structures or roots,
+    TypeError for leaves that are not arrays, MismatchError for different shapes or dtypes.
+
+    Examples:
+        >>> hvd.broadcast_parameters({"weight": jnp.arange(3)}, root_rank=0)
+        {'weight': Array([0, 1, 2], dtype=int32)}
+    """
+    root = root_in(root_rank, process_set)
+    paths, form = jax.tree.flatten_with_path(params)
+    names = [jax.tree_util.keystr(path) for path, _ in paths]
+    arrays = [jnp.asarray(leaf) for _, leaf in paths]
+    prefix = PARAMETERS if name is None else name
+
+    def meet() -> Tree:
+        agree_on_parameters(names, root, prefix, process_set)
+        named = f"{prefix}.values"
+        found = broadcast(arrays, root, name=named, process_set=process_set)
+        whole: Tree = jax.tree.unflatten(form, found)
+        return whole
+
+    return meet

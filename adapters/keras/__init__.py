@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""farandole for Keras 3, on whatever backend it uses. Horovod's scripts run with
+`import farandole.keras as hvd`:
+
+hvd.init()
+model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss=loss)
+model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+"""
+
+from typing import Any
+
+try:
+    import keras as _keras  # noqa: F401
+except ModuleNotFoundError as _reason:
+    if _reason.name != "keras":
+        raise
+    raise ImportError(
+        "farandole.keras needs Keras 3, which is not installed: `pip install keras`"
+    ) from _reason
+
+from farandole import *  # noqa: F403
+from farandole import __all__ as _neutral
+from farandole import __version__ as __version__
+from farandole.keras import callbacks, elastic
+from farandole.keras.callbacks import broadcast_state
+from farandole.keras.optimizer import DistributedOptimizer, calls, load_model
+
+__all__ = [
+    *_neutral,
+    "Compression",  # noqa: F405
+    "DistributedOptimizer",
+    "broadcast_state",
+    "callbacks",
+    "elastic",
+    "load_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Compression is that of the backend's package, which is imported when it is asked for."""
+    if name == "Compression":
+        return calls().Compression
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What is public."""
+    return sorted(__all__)

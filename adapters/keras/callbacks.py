@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks for model.fit on all ranks, by the names that Horovod's users know. For any backend of
+Keras 3; Keras calls them on the thread that trains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+import farandole
+from farandole.calls.public_call import collective_then
+from farandole.calls.requests import Op
+from farandole.members import ProcessSet, global_process_set
+
+_STATE, _METRICS = "keras.state", "keras.metrics"  # names of the calls
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Before training: the weights and the optimizer's state of `root_rank` on every rank.
+
+    States of random generators stay each rank's own.
+
+    Examples:
+        >>> callback = hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank=0)
+    """
+
+    def __init__(
+        self,
+        root_rank: int = 0,
+        device: str = "",
+        local_variables: Any = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        """`device`, `local_variables`: accepted for compatibility with Horovod, and not used."""
+        super().__init__()
+        self._root, self._set = root_rank, process_set
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """A hook of Keras."""
+        broadcast_state(self.model, self._root, self._set)
+
+
+@collective_then(Op.BROADCAST, unnamed=_STATE)
+def broadcast_state(
+    keras_model: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set
+) -> Callable[[], None]:
+    """Gives a model and its optimizer the values of `root_rank`; collective.
+
+    Weights and optimizers are alike on all ranks. States of random generators stay each rank's own.
+
+    Examples:
+        >>> model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(3)])
+        >>> hvd.broadcast_state(model, root_rank=0)
+    """
+    variables = variables_of(keras_model, getattr(keras_model, "optimizer", None))
+    values = values_of(variables)
+
+    def meet() -> None:
+        common: Any = {"name": _STATE, "process_set": process_set}
+        assign(variables, farandole.grouped_broadcast(values, root_rank, **common))
+
+    return meet
+
+
+def variables_of(model: Any, optimizer: Any) -> list[Any]:
+    """A model's weights, then the variables of an optimizer, which may be None and is built here.
+
+    Raises ValueError for a model without weights yet.
+    """
+    if not getattr(model, "built", False):
+        raise ValueError("the model has no weights yet: call model.build(input_shape) before")
+    if optimizer is None:
+        return list(model.weights)
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    return [*model.weights, *optimizer.variables]
+
+
+def values_of(variables: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+    """Copies of their values; variables are Keras's or TensorFlow's."""
+    return [
+        np.array(keras.ops.convert_to_numpy(v) if isinstance(v, keras.Variable) else v.numpy())
+        for v in variables
+    ]
+
+
+def assign(variables: Sequence[Any], values: Sequence[np.ndarray[Any, Any]]) -> None:
+    """Gives each variable its value."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def write_back(model: Any) -> None:
+    """Within fit() on JAX, whose variables lie elsewhere meanwhile: brings them back."""
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()
+
+
+class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """At the end of each epoch: metrics become their average over the ranks.
+
+    Put it before callbacks that use metrics, such as ReduceLROnPlateau and checkpoints.
+
+    Examples:
+        >>> callback = hvd.callbacks.MetricAverageCallback()
+    """
+
+    def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
+        """`device`: accepted for compatibility with Horovod, and not used."""
+        super().__init__()
+        self._set = process_set
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """A hook of Keras."""
+        if not logs:
+            return
+        names = sorted(logs)
+        own = np.array([float(logs[name]) for name in names])
+        means = farandole.allreduce(own, name=_METRICS, process_set=self._set)
+        logs.update(zip(names, means.tolist(), strict=True))
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Sets the learning rate to `initial_lr` times `multiplier` from `start_epoch` to `end_epoch`.
+
+    multiplier: a number, or a function of the epoch. staircase: the epoch is a whole number, and
+    the rate changes when one begins; else it changes with every batch, and epochs are fractions.
+    steps_per_epoch: batches in an epoch, if not staircase; None: what fit() tells.
+    momentum_correction: accepted for compatibility with Horovod, and not used, since Keras 3
+    compiles the momentum into its step.
+
+    Examples:
+        >>> decay = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 0.9**epoch)
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(initial_lr, (int, float)) or initial_lr <= 0:
+            raise ValueError(f"initial_lr is {initial_lr!r}: pass the learning rate, a number")
+        self._initial = float(initial_lr)
+        self._multiplier = multiplier if callable(multiplier) else lambda _: float(multiplier)
+        self._begin = start_epoch
+        self._end = math.inf if end_epoch is None else end_epoch
+        self._staircase = staircase
+        self._steps = steps_per_epoch
+        self._epoch = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """A hook of Keras. Raises ValueError if nobody has told the batches in an epoch."""
+        self._steps = self._steps or (self.params or {}).get("steps")
+        if not self._staircase and not self._steps:
+            raise ValueError(
+                f"{type(self).__name__} needs steps_per_epoch: the batches in an epoch"
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """A hook of Keras."""
+        self._epoch = epoch
+        self._set(float(epoch))
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """A hook of Keras."""
+        if not self._staircase and batch:
+            self._set(self._epoch + batch / float(self._steps or 1))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """A hook of Keras: the learning rate goes into the logs."""
+        if logs is not None:
+            logs["lr"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+
+    def _set(self, epoch: float) -> None:
+        if self._begin <= epoch < self._end:
+            write_back(self.model)
+            self.model.optimizer.learning_rate = self._initial * self._multiplier(epoch)
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """From `initial_lr` / size() to `initial_lr` in `warmup_epochs` (Goyal et al., 2017).
+
+    initial_lr is that of all ranks together: one rank's, times size(). The rate grows with every
+    batch.
+
+    Examples:
+        >>> warmup = hvd.callbacks.LearningRateWarmupCallback(0.1 * hvd.size(), warmup_epochs=3)
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        """`verbose` 1: rank 0 tells when the warm-up is over. The others as in the schedule."""
+
+        def multiplier(epoch: float) -> float:
+            whole = epoch + 1.0 / float(self._steps or 1)  # the batch counts
+            share = min(whole / warmup_epochs, 1.0)
+            return (1.0 + share * (farandole.size() - 1)) / farandole.size()
+
+        super().__init__(
+            initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch
+        )
+        self._tell = verbose > 0
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """A hook of Keras."""
+        super().on_epoch_end(epoch, logs)
+        if self._tell and epoch + 1 == self._end and farandole.rank() == 0:
+            print(
+                f"epoch {epoch + 1}: the warm-up of the learning rate is over, at {self._initial:g}"
+            )
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+    """Rank 0 saves the model whenever `monitor` is better than before.
+
+    Put MetricAverageCallback before it, so that the metric is that of all ranks. Arguments as in
+    keras.callbacks.ModelCheckpoint.
+
+    Examples:
+        >>> best = hvd.callbacks.BestModelCheckpoint("best.keras", monitor="val_loss")
+    """
+
+    def __init__(
+        self,
+        filepath: Any,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+        save_weights_only: bool = False,
+    ) -> None:
+        super().__init__(filepath, monitor, verbose, True, save_weights_only, mode, save_freq)
+
+    def _save_model(self, *args: Any, **kwargs: Any) -> None:
+        """A hook of Keras."""
+        if farandole.rank() == 0:
+            super()._save_model(*args, **kwargs)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elastic training with Keras: a model, its optimizer and other attributes as a state, and
+callbacks that commit within model.fit. For any backend, on the thread that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import keras
+
+import farandole
+from farandole import elastic
+from farandole.elastic import ObjectState
+from farandole.keras.callbacks import assign, values_of, variables_of, write_back
+from farandole.keras.optimizer import calls
+
+__all__ = [
+    "CommitStateCallback",
+    "KerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "VariablesState",
+    "run",
+]
+
+R = TypeVar("R")
+
+_VALUES = "keras.elastic"  # a key beside the attributes' names, and the name of the broadcast
+
+
+class VariablesState(ObjectState):
+    """Variables, saved as NumPy arrays, beside attributes as in ObjectState.
+
+    variables: a list of variables of Keras or TensorFlow, alike on all ranks.
+    """
+
+    def __init__(self, variables: Sequence[Any], **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.variables = list(variables)
+        self._values = values_of(self.variables)
+
+    def save(self) -> None:
+        """As in State."""
+        self._values = values_of(self.variables)
+        super().save()
+
+    def restore(self) -> None:
+        """As in State."""
+        assign(self.variables, self._values)
+        super().restore()
+
+    def sync(self) -> None:
+        """As in State."""
+        own = values_of(self.variables)
+        self._values = farandole.grouped_broadcast(own, 0, name=_VALUES)
+        assign(self.variables, self._values)
+        super().sync()
+
+    def saved(self) -> dict[str, Any]:
+        """As in ObjectState."""
+        return {**super().saved(), _VALUES: self._values}
+
+    def restore_from(self, saved: dict[str, Any]) -> None:
+        """As in ObjectState."""
+        attributes = dict(saved)
+        self._values = attributes.pop(_VALUES, self._values)
+        super().restore_from(attributes)
+
+
+class KerasState(VariablesState):
+    """KerasState(model, batch=0, epoch=0): a model, its optimizer, and attributes of any type.
+
+    optimizer: None for the one that the model was compiled with. backend: accepted for
+    compatibility with Horovod, and not used. Raises ValueError for a model without weights yet.
+
+    Examples:
+        >>> model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(3)])
+        >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+        >>> state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    """
+
+    def __init__(
+        self, model: Any, optimizer: Any = None, backend: Any = None, **attributes: Any
+    ) -> None:
+        self.model, self.optimizer = model, optimizer or getattr(model, "optimizer", None)
+        super().__init__(variables_of(model, self.optimizer), **attributes)
+        weights = {id(variable) for variable in model.weights}
+        self._random = [variable for variable in model.variables if id(variable) not in weights]
+        self._states = values_of(self._random)  # of random generators: each rank's own
+
+    def save(self) -> None:
+        """As in State; within fit() too."""
+        write_back(self.model)
+        self._states = values_of(self._random)
+        super().save()
+
+    def restore(self) -> None:
+        """As in State."""
+        assign(self._random, self._states)
+        super().restore()
+
+    def reset(self) -> None:
+        """As in State: JAX's programs are compiled for the ranks that were there."""
+        if keras.backend.backend() == "jax":
+            import jax
+
+            jax.clear_caches()
+
+
+class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Commits the state after every `batches_per_commit` batches, and at the end of each epoch.
+
+    Put it last, so that it commits what the other callbacks have written to the state.
+
+    Examples:
+        >>> commits = hvd.elastic.CommitStateCallback(farandole.elastic.ObjectState(batch=0))
+    """
+
+    def __init__(self, state: elastic.State, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        if batches_per_commit < 1:
+            raise ValueError(f"batches_per_commit is {batches_per_commit}: pass 1 or more")
+        self._state, self._every = state, batches_per_commit
+        self._batches = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """A hook of Keras: all ranks count from here, new ones too."""
+        self._batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """A hook of Keras."""
+        self._batches += 1
+        if self._batches % self._every == 0:
+            self._state.commit()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """A hook of Keras."""
+        self._state.commit()
+
+
+class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Keeps `state.batch`: how many batches of the epoch are done; 0 when it is over.
+
+    Keras 3 does not let a callback shorten an epoch, so one that was interrupted begins again
+    unless the training function passes fewer batches.
+
+    Examples:
+        >>> state = farandole.elastic.ObjectState(batch=0)
+        >>> callback = hvd.elastic.UpdateBatchStateCallback(state)
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self._state = state
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """A hook of Keras."""
+        self._state.batch = batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """A hook of Keras."""
+        self._state.batch = 0
+
+
+class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Keeps `state.epoch`: how many epochs are done, those before an interruption included.
+
+    Pass `epochs=all_epochs, initial_epoch=state.epoch` to fit(), or `all_epochs - state.epoch`.
+
+    Examples:
+        >>> state = farandole.elastic.ObjectState(epoch=0)
+        >>> callback = hvd.elastic.UpdateEpochStateCallback(state)
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self._state = state
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """A hook of Keras."""
+        self._state.epoch += 1
+
+
+def run(func: Callable[..., R]) -> Callable[..., R]:
+    """Decorates a training function whose first argument is a state: farandole.elastic.run, which
+    also knows a lost rank by the error of Keras's backend.
+
+    Examples:
+        >>> hvd.elastic.run(lambda state: state.epoch)(farandole.elastic.ObjectState(epoch=3))
+        3
+    """
+    typed = getattr(calls(), "typed_errors", None)
+    return elastic.run(typed()(func) if typed else func)

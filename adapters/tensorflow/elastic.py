@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elastic training with TensorFlow: variables as a state, and Horovod's names. For users' training
+loops, on their thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from farandole import elastic
+from farandole.elastic import ObjectState, State
+from farandole.keras.elastic import KerasState as TensorFlowKerasState
+from farandole.keras.elastic import VariablesState
+from farandole.tensorflow.graph import typed_errors
+
+__all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
+
+R = TypeVar("R")
+
+
+class TensorFlowState(VariablesState):
+    """TensorFlowState(variables, step=0): variables of TensorFlow, and attributes of any type.
+
+    session: accepted for compatibility with Horovod, and not used.
+
+    Examples:
+        >>> state = hvd.elastic.TensorFlowState([tf.Variable([1.0, 2.0])], step=0)
+    """
+
+    def __init__(self, variables: Sequence[Any], session: Any = None, **attributes: Any) -> None:
+        super().__init__(variables, **attributes)
+
+
+def run(func: Callable[..., R]) -> Callable[..., R]:
+    """Decorates a training function whose first argument is a state: farandole.elastic.run, which
+    also knows a lost rank by TensorFlow's error.
+
+    Examples:
+        >>> hvd.elastic.run(lambda state: state.step)(hvd.elastic.ObjectState(step=3))
+        3
+    """
+    return elastic.run(typed_errors()(func))

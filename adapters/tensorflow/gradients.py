@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of all ranks: DistributedGradientTape, and what reduces a list of gradients, in eager
+mode and inside tf.function. For users, and for the optimizers of farandole.keras."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from farandole.calls.arguments import ARGUMENTS, check, wrong
+from farandole.members import ProcessSet, global_process_set
+from farandole.ops import Average
+from farandole.tensorflow.collectives import grouped_allreduce
+from farandole.tensorflow.compression import Compression
+
+
+def check_options(op: int, factor: float, compression: Any, process_set: ProcessSet) -> None:
+    """Raises the error about a wrong option of those that reduce gradients."""
+    check(op=op, gradient_predivide_factor=factor, process_set=process_set)
+    if factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor goes with op=Average only: leave one out")
+    row = ARGUMENTS["compression"]
+    if fault := row.fault(compression):
+        raise wrong("compression", compression, row, fault)
+
+
+def reduce_gradients(
+    gradients: Sequence[Any],
+    op: int = Average,
+    factors: tuple[float, float] = (1.0, 1.0),
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """The gradients of all ranks: dense ones by one grouped allreduce, slices by one allgather.
+
+    Those that are None stay so, and must be None on all ranks.
+    """
+    results = list(gradients)
+    if sparse_as_dense:
+        results = [None if g is None else tf.convert_to_tensor(g) for g in results]
+    places = [i for i, g in enumerate(results) if g is not None]
+    reduced = grouped_allreduce(
+        [results[i] for i in places],
+        compression=compression,
+        op=op,
+        prescale_factor=factors[0],
+        postscale_factor=factors[1],
+        process_set=process_set,
+    )
+    for i, g in zip(places, reduced, strict=True):
+        results[i] = g
+    return results
+
+
+class ReducingTape:
+    """What a DistributedGradientTape adds to tf.GradientTape."""
+
+    _options: dict[str, Any]
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        """As in tf.GradientTape, of all ranks; collective."""
+        inner: Any = super()
+        own = inner.gradient(target, sources, output_gradients, unconnected_gradients)
+        return tf.nest.pack_sequence_as(
+            own, reduce_gradients(tf.nest.flatten(own), **self._options)
+        )
+
+
+def DistributedGradientTape(
+    gradtape: Any,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Makes a tf.GradientTape reduce what gradient() gives over the ranks, and returns it.
+
+    Arguments:
+        gradtape: the tape, before or after it has recorded.
+        compression: Compression.none, fp16 or bf16, or a class with compress and decompress.
+        sparse_as_dense: tf.IndexedSlices are sent as dense tensors; else all ranks' slices are
+            gathered, uncompressed; Average and Sum only.
+        op: Average, Sum, Min, Max, Product or Adasum of the ranks' gradients.
+        gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average
+            only.
+        process_set: the ranks that reduce.
+        device_dense, device_sparse, num_groups, groups, scale_local_gradients: accepted for
+            compatibility with Horovod, and not used: all gradients are reduced as one group.
+
+    Raises ValueError and TypeError for wrong options.
+
+    Examples:
+        >>> x = tf.Variable([1.0, 2.0])
+        >>> with tf.GradientTape() as tape:
+        ...     loss = tf.reduce_sum(x * x)
+        >>> hvd.DistributedGradientTape(tape).gradient(loss, x).numpy()
+        array([2., 4.], dtype=float32)
+    """
+    check_options(op, gradient_predivide_factor, compression, process_set)
+    if not isinstance(gradtape, tf.GradientTape):
+        raise TypeError(f"gradtape is a {type(gradtape).__name__}: pass a tf.GradientTape")
+    gradtape._options = {
+        "op": op,
+        "factors": (1.0 / gradient_predivide_factor, gradient_predivide_factor),
+        "compression": compression,
+        "sparse_as_dense": sparse_as_dense,
+        "process_set": process_set,
+    }
+    if not isinstance(gradtape, ReducingTape):
+        kind = type(gradtape)
+        gradtape.__class__ = type(kind.__name__, (ReducingTape, kind), {})
+    return gradtape

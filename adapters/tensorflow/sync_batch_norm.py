@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch normalisation over the batches of all ranks: a Keras layer for TensorFlow's backend, by one
+differentiable allreduce. For users' models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from farandole.members import ProcessSet, global_process_set
+from farandole.ops import Sum
+from farandole.tensorflow.collectives import allreduce
+
+
+@keras.saving.register_keras_serializable("farandole")
+class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
+    """keras.layers.BatchNormalization whose statistics are those of the joined batch of all ranks.
+
+    Batches may differ in length between ranks. All ranks use their layers in the same order.
+    Arguments as there; `process_set`: the ranks whose batches are joined.
+
+    Examples:
+        >>> hvd.SyncBatchNormalization()(tf.ones((4, 3)), training=True).shape
+        TensorShape([4, 3])
+    """
+
+    def __init__(self, *args: Any, process_set: ProcessSet = global_process_set, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.supports_jit = False
+        self._farandole_set = process_set
+
+    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        """Mean and variance for each channel; a hook of Keras."""
+        x = tf.convert_to_tensor(inputs)
+        wide = tf.cast(x, tf.float64)
+        counted = tf.ones_like(wide)
+        if mask is not None:
+            counted *= tf.cast(tf.expand_dims(mask, -1), tf.float64)
+        parts = [counted, tf.where(counted > 0, wide, 0.0), tf.where(counted > 0, wide * wide, 0.0)]
+        own = tf.stack([tf.reduce_sum(part, list(self._reduction_axes)) for part in parts])
+        count, total, squares = tf.unstack(allreduce(own, op=Sum, process_set=self._farandole_set))
+        mean = total / tf.maximum(count, 1.0)
+        variance = tf.maximum(squares / tf.maximum(count, 1.0) - mean * mean, 0.0)
+        return tf.cast(mean, x.dtype), tf.cast(variance, x.dtype)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes collectives differentiable, as autograd functions. Used by all differentiable calls;
+backward passes run on autograd's threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from farandole.calls.requests import count_unnamed
+from farandole.members import ProcessSet, set_id
+
+Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+# (results' gradients, name of the collective that reduces them) -> the inputs' gradients.
+Gradient = Callable[[Sequence[Tensor], str], Sequence[Tensor]]
+
+_NAMES = 1024  # unnamed calls whose backward passes may be under way at once
+
+
+def differentiable(
+    operation: str,
+    name: str | None,
+    process_set: ProcessSet,
+    tensors: Sequence[Tensor],
+    run: Run,
+    gradient: Gradient,
+) -> list[Tensor]:
+    """Calls `run(tensors)`, with `gradient` as its backward pass.
+
+    If `gradient` itself is differentiable, second derivatives work.
+    """
+    wanted = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
+    # Tensors of torch.func can't be sent. `run` raises that on all ranks, apply() only here.
+    if wanted and not torch._C._are_functorch_transforms_active():
+        apply: Callable[..., tuple[Tensor, ...]] = _Collective.apply
+        back = _gradient_name(operation, name, process_set)
+        return list(apply(run, lambda gs: gradient(gs, back), *tensors))
+    return list(run(tensors))
+
+
+def _gradient_name(operation: str, name: str | None, process_set: ProcessSet) -> str:
+    """The name of a call's backward collective, equal on all ranks.
+
+    For an unnamed call it is made from the call's place in the order. A name is needed, since
+    backward passes on a GPU run on another thread.
+    """
+    if name is not None:
+        return f"{name}.gradient"
+    return f"{operation}.gradient.{count_unnamed(set_id(process_set)) % _NAMES}"
+
+
+class _Collective(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Run, gradient: Run, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.gradient = gradient
+        return tuple(run(tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        return (None, None, *ctx.gradient(gradients))

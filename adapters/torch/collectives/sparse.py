@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""allreduce of sparse tensors: elements are gathered, then added up on each rank. A public call."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from farandole.calls.arguments import shown
+from farandole.calls.public_call import collective
+from farandole.calls.requests import Op
+from farandole.members import ProcessSet, global_process_set
+from farandole.ops import Average, Sum
+from farandole.torch.collectives.exchange import allgather_async, grouped_allgather_async
+from farandole.torch.collectives.reductions import allreduce
+
+_FIRST, _UNNAMED = "{}.indices", "sparse_allreduce"  # names of its first call
+
+
+@collective(Op.ALLGATHER, _FIRST, unnamed=_FIRST.format(_UNNAMED))
+def sparse_allreduce_async(
+    tensor: Tensor,
+    name: str | None,
+    op: int,
+    process_set: ProcessSet = global_process_set,
+    *,
+    density_threshold: float | None = None,
+) -> Callable[[], Tensor]:
+    """Sum or average of sparse COO tensors of one shape; a rank may have no elements.
+
+    Returns a function that waits and returns a coalesced sparse tensor. Elements are gathered. With
+    a `density_threshold` they are sent as a dense tensor instead, if the ranks' elements together
+    are more than this share (0 to 1) of the dense tensor's. All ranks learn the counts from the
+    gathered indices; then the values are sent only when the function is called.
+    Raises ValueError on all ranks if one passes a dense tensor or another operation; when waiting,
+    if shapes differ.
+
+    Examples:
+        >>> wait = hvd.sparse_allreduce_async(torch.eye(2).to_sparse(), "embedding", hvd.Sum)
+        >>> wait().to_dense()
+        tensor([[1., 0.],
+                [0., 1.]])
+    """
+    if not isinstance(tensor, Tensor) or tensor.layout is not torch.sparse_coo:
+        layout = getattr(tensor, "layout", type(tensor).__name__)
+        raise ValueError(
+            f"tensor is a {layout}: pass a sparse COO tensor (to_sparse()), or call allreduce"
+        )
+    if op not in (Average, Sum):
+        raise ValueError(f"op is {shown(op)}: sparse tensors can be summed or averaged only")
+    name = _UNNAMED if name is None else name
+    local = tensor.detach().coalesce()  # so that duplicates are not sent
+    share = math.inf if density_threshold is None else float(density_threshold)
+    most = share * math.prod(local.shape[: local.sparse_dim()])
+    form = torch.tensor([local.shape])
+    mine = [form, local.indices().t().contiguous(), local.values().contiguous()]
+    now = mine if density_threshold is None else mine[:2]
+    gathered = grouped_allgather_async(now, _FIRST.format(name), process_set)
+
+    def wait() -> Tensor:
+        forms, everyones, *values = gathered.wait()
+        if not forms.eq(form).all():  # an index may be out of range for a smaller tensor
+            raise ValueError(
+                f"sparse_allreduce_async {name!r}: ranks have different shapes, by rank "
+                f"{[tuple(shape) for shape in forms.tolist()]}"
+            )
+        if len(everyones) > most:
+            total = allreduce(
+                local.to_dense(), name=f"{name}.dense", op=op, process_set=process_set
+            )
+            return total.to_sparse(local.sparse_dim())
+        rows = values[0] if values else late()
+        if op == Average:
+            rows = rows / (process_set.size() or 1)
+        parts = (everyones.t(), rows, local.shape)
+        return torch.sparse_coo_tensor(*parts, check_invariants=False).coalesce()
+
+    @functools.cache
+    def late() -> Tensor:
+        return allgather_async(mine[2], f"{name}.values", process_set).wait()
+
+    return wait

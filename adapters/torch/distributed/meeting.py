@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the ranks of torch.distributed and of farandole find each other, each by the other's means.
+
+`env://`, c10d's default, needs variables that torchrun sets and mpirun does not: where they are
+missing, farandole's ranks agree on a store. Ranks that have a store and no launcher, such as those
+of torch.multiprocessing, start farandole by it (StoreBootstrap).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+from uuid import uuid4
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.rendezvous import _rendezvous_handlers
+
+from farandole import runtime, topology
+from farandole.calls.requests import Call, Op, refuse
+from farandole.errors import FarandoleError, PeerError, StallError
+from farandole.objects import broadcast_object
+from farandole.start import launchers
+from farandole.start.bootstrap import REMEDY, Bootstrap, Farewell, Parting
+from farandole.start.launchers import TORCHRUN
+
+__all__ = ["StoreBootstrap", "has_launcher", "install", "of_torchrun"]
+
+Met = Iterator[tuple[Store, int, int]]  # c10d's: the store, this rank, how many there are
+_PLACE = {"rank": "RANK", "world_size": "WORLD_SIZE"}  # in a URL, and in the environment
+_ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
+_LONGEST_PAUSE = 0.25  # seconds between two looks into a store
+_STORE = "torch.distributed store"  # the name of its address's broadcast
+_handlers: dict[str, Callable[..., Met]] = _rendezvous_handlers
+_of_torch = _handlers["env"]
+
+
+def install() -> None:
+    """Replaces c10d's handler of env://, which goes on to serve where its variables are set."""
+    _handlers["env"] = _meet
+
+
+def has_launcher() -> bool:
+    """Whether farandole.init() can know this process's place among others. By WORLD_SIZE alone,
+    without RANK, it can't: torch.multiprocessing's users set it for scripts of their own."""
+    named = os.environ.get("FARANDOLE_RENDEZVOUS", "") not in ("", "none")
+    found = launchers.launcher()
+    return named or (found.size > 0 and not (found is TORCHRUN and found.rank < 0))
+
+
+def _meet(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -> Met:
+    asked = {
+        key: int(values[0])
+        for key, values in parse_qs(urlparse(url).query).items()
+        if key in _PLACE
+    }
+    wanted = [*_ADDRESS, *(_PLACE[key] for key in _PLACE if key not in asked)]
+    told = all(os.environ.get(name) for name in wanted)
+    if told or not (topology.is_initialized() or has_launcher()):
+        yield from _of_torch(url, timeout=timeout, **kwargs)
+        return
+    runtime.init()
+    own = {"rank": topology.rank(), "world_size": topology.size()}
+    if asked | own != own | asked:
+        reason = ValueError(
+            f"init_process_group(rank=, world_size=) says {asked}, but farandole's job, by its "
+            f"launcher, says {own}; leave both out"
+        )
+        refuse(Call(Op.BROADCAST, f"{_STORE}.length"), reason)
+        raise reason
+    yield _open_store(timeout), own["rank"], own["world_size"]
+
+
+def _open_store(timeout: timedelta) -> TCPStore:
+    """A store that rank 0 serves at a free port; collective."""
+    root, server = topology.rank() == 0, None
+    if root:
+        server = TCPStore("localhost", 0, None, True, timeout, wait_for_workers=False)
+    alone = topology.size() == topology.local_size()
+    host = "localhost" if alone else socket.gethostname()
+    host, port = broadcast_object((host, server.port) if server else None, 0, _STORE)
+    return server or TCPStore(host, port, None, False, timeout, wait_for_workers=False)
+
+
+class StoreBootstrap(Bootstrap):
+    """Ranks that have a c10d store in common, and no MPI; between hosts their data go by TCP.
+
+    The store remembers what ranks of earlier attempts wrote, which may have died or given up. So a
+    meeting has a name that nobody has used, by which the ranks agree that they all are there now:
+    every rank but 0 has a ticket for its attempt; rank 0 answers each with the meeting's name, and
+    says go when all holders of the latest tickets have said that they are here.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, seconds: float) -> None:
+        """Collective; ranks may meet several times in one store, also after some gave up."""
+        self.rank, self.size, self.seconds = rank, size, seconds
+        self._store = PrefixStore("farandole", store)
+        deadline = time.monotonic() + seconds
+        with _store_answers():
+            meeting = self._open(deadline) if rank == 0 else self._find(deadline)
+        self._store = PrefixStore(meeting, self._store)
+        self._rounds = count()
+        hosts = self.allgather(_host())
+        self.node = [hosts.index(host) for host in hosts]
+
+    def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
+        """As in Bootstrap. Nothing is unpickled: a store lets anyone write who can reach it."""
+        limit, number = self.seconds if seconds is None else seconds, next(self._rounds)
+        keys = [f"{number}/{rank}" for rank in range(self.size)]
+        with _store_answers():
+            self._store.set(keys[self.rank], data.hex())
+            if _until(lambda: self._are(keys), time.monotonic() + limit):
+                return [bytes.fromhex(self._store.get(key).decode()) for key in keys]
+            missing = [rank for rank, key in enumerate(keys) if not self._are([key])]
+        raise self._stalled(missing, limit)
+
+    def _open(self, deadline: float) -> str:
+        """Rank 0's side of the meeting."""
+        meeting = uuid4().hex
+        answered: set[str] = set()
+        missing: list[int] = []
+
+        def all_here() -> bool:
+            nonlocal missing
+            for rank in range(1, self.size):
+                ticket = self._get(f"ticket of {rank}")
+                if ticket and ticket not in answered:
+                    answered.add(ticket)
+                    self._store.set(f"meeting of {ticket}", meeting)
+            missing = self._missing(meeting)
+            return not missing
+
+        if not _until(all_here, deadline):
+            raise self._stalled(missing, self.seconds)
+        self._store.set(f"go {meeting}", "yes")
+        return meeting
+
+    def _find(self, deadline: float) -> str:
+        """The side of the other ranks; rank 0 may give up meanwhile, and open another meeting."""
+        ticket, meeting = uuid4().hex, ""
+        self._store.set(f"ticket of {self.rank}", ticket)
+
+        def may_go() -> bool:
+            nonlocal meeting
+            latest = self._get(f"meeting of {ticket}")
+            if latest != meeting:
+                meeting = latest
+                self._store.set(f"{ticket} is in {meeting}", "yes")
+            return bool(meeting) and self._are([f"go {meeting}"])
+
+        if not _until(may_go, deadline):
+            raise self._stalled((meeting and self._missing(meeting)) or [0], self.seconds)
+        return meeting
+
+    def _missing(self, meeting: str) -> list[int]:
+        """Ranks that are not in that meeting with their latest ticket."""
+        tickets = {rank: self._get(f"ticket of {rank}") for rank in range(1, self.size)}
+        return [r for r, t in tickets.items() if not self._are([f"{t} is in {meeting}"])]
+
+    def _are(self, keys: list[str]) -> bool:
+        """Whether all of them are there."""
+        if hasattr(self._store, "check"):
+            return self._store.check(keys)
+        try:
+            self._store.wait(keys, timedelta(milliseconds=1))  # torch before 2.4
+        except RuntimeError:
+            return False
+        return True
+
+    def _get(self, key: str) -> str:
+        """What is there; "" if nothing is."""
+        return self._store.get(key).decode() if self._are([key]) else ""
+
+    def _stalled(self, missing: list[int], limit: float) -> StallError:
+        return StallError(
+            f"init(): ranks {missing} did not come to the meeting of all ranks within "
+            f"{limit:g} s; {REMEDY}"
+        )
+
+    def close(self, farewell: Farewell, failed: bool, broken: bool) -> Parting:
+        """As in Bootstrap, without a farewell."""
+        return Parting(farewell, lambda: None)  # the store may have ended with rank 0
+
+    def abandon(self, reason: BaseException) -> None:
+        """Nothing: the others' wait has a limit."""
+
+
+def of_torchrun(seconds: float) -> Bootstrap:
+    """The ranks of several hosts that torchrun or its variables name, by torchrun's store or, where
+    there is none, that of rank 0."""
+    address = [os.environ.get(name, "") for name in _ADDRESS]
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        store = _store_at(*address, TORCHRUN.rank == 0 and not agent, seconds)
+    except (RuntimeError, ValueError) as reason:
+        raise StallError(
+            f"init(): no store answers at MASTER_ADDR and MASTER_PORT, {':'.join(address)}, within "
+            f"{seconds:g} s: {reason}; {REMEDY}"
+        ) from reason
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return StoreBootstrap(
+        PrefixStore(f"attempt {attempt} of {TORCHRUN.size}", store),
+        TORCHRUN.rank,
+        TORCHRUN.size,
+        seconds,
+    )
+
+
+@cache  # rank 0 serves it for its process's life; torch opens its own at the same port beside it
+def _store_at(host: str, port: str, serves: bool, seconds: float) -> TCPStore:
+    limit = timedelta(seconds=seconds)
+    return TCPStore(host, int(port), None, serves, limit, wait_for_workers=False, multi_tenant=True)
+
+
+@contextmanager
+def _store_answers() -> Iterator[None]:
+    """A context in which an error of the store is one of the rank or agent that serves it."""
+    try:
+        yield
+    except FarandoleError:
+        raise
+    except RuntimeError as reason:
+        raise PeerError(
+            "init(): torch.distributed's store has ended, with rank 0 or torchrun's agent: "
+            f"{reason}; {REMEDY}"
+        ) from reason
+
+
+def _until(there: Callable[[], bool], deadline: float) -> bool:
+    """Whether `there` came true in time; it looks again and again, more and more rarely."""
+    pause = 0.001
+    while not there():
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, _LONGEST_PAUSE)
+    return True
+
+
+def _host() -> bytes:
+    """What ranks that can share memory have in common: a machine's start, and a network."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    return boot + str(Path("/proc/self/ns/net").stat().st_ino).encode()

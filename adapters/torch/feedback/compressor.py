@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a compressor with error feedback is. Users may write their own; Feedback, in
+encoding.py, carries its calls out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from farandole.calls.requests import Op
+
+
+class Ask(NamedTuple):
+    """A call that a compressor wants made."""
+
+    op: Op
+    tensor: Tensor  # contiguous
+
+
+State = dict[str, Tensor]
+RESIDUAL = "residual"  # its key in a State
+Steps = Generator[Ask, Tensor, tuple[Tensor, Tensor]]
+
+
+class FeedbackCompressor(ABC):
+    """A lossy way to sum gradients over the ranks; what it loses is added to the next gradient.
+
+    A subclass writes `reduce`. One object serves any number of parameters: it holds settings only.
+    The residual, what was lost so far, belongs to the optimizer, one per parameter and rank. Goes
+    with DistributedOptimizer only.
+
+    Examples:
+        >>> class Signs(hvd.FeedbackCompressor):  # one byte for each element
+        ...     def reduce(self, tensor, state, ranks, rank):
+        ...         scale = yield self.allreduce(tensor.abs().mean().reshape(1))
+        ...         signs = tensor.sign().to(torch.int8)
+        ...         total = yield self.allreduce(signs)
+        ...         return total * scale / ranks, signs * scale / ranks
+    """
+
+    smallest = 4096  # elements; a parameter with fewer is sent uncompressed
+
+    def takes(self, parameter: Tensor) -> bool:
+        """Whether it compresses this parameter's gradients; equal on all ranks."""
+        return parameter.numel() >= self.smallest
+
+    @abstractmethod
+    def reduce(self, tensor: Tensor, state: State, ranks: int, rank: int) -> Steps:
+        """A generator: yields the calls it needs, gets their results, and returns two tensors.
+
+        Arguments:
+            tensor: this rank's gradient plus its residual, contiguous, float32 (float64 for a
+                float64 gradient). Not to be written. Zeros on a rank without a gradient, whose
+                first call sends nothing.
+            state: tensors kept from step to step beside the residual; set entries, and do not write
+                into the old tensors. They are kept only if the result is finite.
+            ranks, rank: how many ranks reduce, and this rank's number among them.
+
+        All ranks make the same calls with tensors of equal shape and dtype. Returns (the sum over
+        the ranks, the part of `tensor` that this rank has put into it), both of the shape of
+        `tensor`. The first must have the same bits on all ranks; `tensor` minus the second is the
+        new residual. It may be run again from its beginning with the same results.
+        """
+
+    @staticmethod
+    def allreduce(tensor: Tensor) -> Ask:
+        """To yield: the sum of all ranks' tensors."""
+        return Ask(Op.ALLREDUCE, tensor.clone().contiguous())  # the result is put in its place
+
+    @staticmethod
+    def allgather(tensor: Tensor) -> Ask:
+        """To yield: all ranks' tensors, stacked in rank order; those that send nothing are left
+        out."""
+        return Ask(Op.ALLGATHER, tensor.unsqueeze(0).contiguous())
+
+    @staticmethod
+    def alltoall(tensor: Tensor) -> Ask:
+        """To yield: row r of a tensor with one row for each rank goes to rank r; gives the rows
+        sent to this rank, in rank order, without those of ranks that send nothing."""
+        return Ask(Op.ALLTOALL, tensor.contiguous())
+
+
+def load(
+    state: Mapping[str, Mapping[str, Tensor]],
+    kept: Mapping[str, State],
+    shapes: Mapping[str, torch.Size],
+) -> None:
+    """Replaces what is kept, by parameter; `shapes` are the parameters'. ValueError: no change."""
+    unknown = sorted(set(state) - set(kept))
+    if unknown:
+        raise ValueError(
+            f"there is a residual of {', '.join(unknown)}, which this optimizer does not compress "
+            f"with error feedback; it does so with {', '.join(kept) or 'no parameter'}"
+        )
+    for name, tensors in state.items():
+        found = tensors.get(RESIDUAL)
+        if found is not None and found.shape != shapes[name]:
+            raise ValueError(
+                f"the residual of {name} has shape {[*found.shape]}; the parameter's is "
+                f"{[*shapes[name]]}"
+            )
+    for name, mine in kept.items():
+        mine.clear()
+        mine.update({key: x.detach().clone() for key, x in state.get(name, {}).items()})

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a sparse Gradient is sent: one row of bytes per element, with its indices and values. Takes
+the place of the Gradient's Encoding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import torch
+from torch import Tensor
+
+from farandole.calls.handles import is_absent
+from farandole.calls.requests import Call, Op, PreparedOnGpu, refuse
+from farandole.members import size_of
+from farandole.ops import Average
+from farandole.torch.kind import prepare, receive
+
+_INDEX = torch.int64.itemsize
+
+
+def no_rows(like: Tensor, sparse_dim: int) -> Tensor:
+    """What a rank without elements sends for a tensor like `like`: uint8, (0, bytes of a row)."""
+    values = prod(like.shape[sparse_dim:]) * like.element_size()
+    return torch.empty((0, sparse_dim * _INDEX + values), dtype=torch.uint8, device=like.device)
+
+
+def pack(x: Tensor, sparse_dim: int) -> Tensor:
+    """The rows of `x`, duplicates added up: uint8, (elements, bytes of a row). Dense `x` too."""
+    rows = x.detach() if x.is_sparse else x.detach().to_sparse(sparse_dim)
+    rows = rows.coalesce()
+    count, width = rows.values().shape[0], prod(rows.values().shape[1:])
+    values = rows.values().reshape(count, width)
+    return torch.cat([_packed(rows.indices().t(), torch.uint8), _packed(values, torch.uint8)], 1)
+
+
+def unpack(rows: Tensor, like: Tensor, sparse_dim: int) -> Tensor:
+    """The coalesced sum of packed rows, of `like`'s dtype and shape."""
+    split = sparse_dim * _INDEX
+    indices = _packed(rows[:, :split], torch.int64).t()
+    values = _packed(rows[:, split:], like.dtype).reshape(len(rows), *like.shape[sparse_dim:])
+    return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=False).coalesce()
+
+
+def _packed(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bytes of each row as `dtype`, copied since view() refuses some strides."""
+    return rows.clone(memory_format=torch.contiguous_format).view(dtype)
+
+
+class Rows:
+    """As an Encoding, for gradients whose rows are gathered from all ranks and added up.
+
+    Values are sent uncompressed. Dense gradients among sparse ones are made sparse.
+    """
+
+    weight = number = 0  # as in Encoding
+    missing = staticmethod(is_absent)  # as in Encoding
+
+    def __init__(
+        self, call: Call, group: tuple[str | None, int], like: Tensor, sparse_dim: int
+    ) -> None:
+        """`call` is that of the dense form; `like` has the gradients' shape and dtype."""
+        self._call = replace(call, op=Op.ALLGATHER, name=f"{call.name}.rows", reduce_op=1)
+        self._group = group
+        self._like = like.detach()
+        self._sparse_dim = sparse_dim
+        self._factor = call.prescale * call.postscale
+        if call.reduce_op == Average:
+            self._factor /= size_of(call.process_set)
+        self.stream = 0  # the CUDA stream of the last submission
+        self.ensure(like)
+
+    def refuse(self, reason: Exception) -> None:
+        """As in Encoding."""
+        refuse(self._call, reason)
+
+    def ensure(self, parameter: Tensor) -> None:
+        """Makes `submit` usable before anything has been sent."""
+        self._rows = no_rows(parameter, self._sparse_dim)
+
+    def carries(self, _grad: Tensor) -> bool:
+        """False: no gradient is sent unchanged."""
+        return False
+
+    def encode(self, grad: Tensor) -> Tensor:
+        """The contiguous tensor to send."""
+        self._rows = pack(grad, self._sparse_dim)
+        return self._rows
+
+    def receive(self, parameter: Tensor) -> Tensor:
+        """A tensor in the form that is sent, if this rank sends nothing."""
+        self.ensure(parameter)
+        return self._rows
+
+    def submit(self, input: int, _output: int, memory: object) -> int:
+        """Gathers the last tensor of encode(); `input` 0: sends nothing. Returns a handle."""
+        tensor = prepare(self._call, self._rows, self._group, in_place=False)
+        handle = tensor.submit(input, 0, memory)
+        self.stream = tensor.stream if isinstance(tensor, PreparedOnGpu) else 0
+        tensor.close()
+        return handle
+
+    def decode(self, _wire: Tensor, handle: int) -> Tensor:
+        """The sum or average of a finished handle: sparse, coalesced."""
+        total = unpack(receive(handle, self._rows), self._like, self._sparse_dim)
+        return total if self._factor == 1.0 else total.mul_(self._factor)
+
+    @property
+    def grouped(self) -> bool:
+        """As in Encoding."""
+        return self._group[0] is not None
