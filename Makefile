@@ -10,7 +10,7 @@ NP     ?= 2
 JOBS   ?= 2
 
 BIN    := $(abspath $(VENV))/bin
-CMAKE  := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja
+CMAKE  := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja -DCMAKE_COMPILE_WARNING_AS_ERROR=ON
 PYTEST := $(BIN)/python -m pytest
 
 # mpirun as root and with more ranks than cores; here and in tests/harness/mpirun.py only, never in the package.
@@ -19,6 +19,9 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export PRTE_MCA_hwloc_default_binding_policy := none
 export OMPI_MCA_mpi_yield_when_idle := 1
+
+# Tests start Python by the hundred: it may keep what it has compiled.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help
 help: ## this list
@@ -47,40 +50,42 @@ $(VENV)/.install-stamp: setup.py pyproject.toml $(VENV)/.deps-stamp | core
 	  --no-build-isolation --no-deps -e .
 	touch $@
 
-venv: core $(VENV)/.install-stamp ## .venv with all dependencies, the C++ core and an editable install
+venv: core build/mypy $(VENV)/.install-stamp ## .venv with all dependencies, the C++ core and an editable install
 
 # ---- tests ------------------------------------------------------------------------------------------------------
 
-.PHONY: test test-all test-cpp test-single test-parallel test-examples test-namespaces test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-matrix
-test: venv programs ## the tests to run before a commit: about 20 minutes on 2 cores; phase by phase
+.PHONY: test test-all test-cpp test-single test-parallel test-examples test-jobs test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-c10d test-matrix test-recipes test-jax test-tensorflow test-keras docs
+test: venv programs ## the tests to run before a commit: about 12 minutes on 2 cores; phase by phase
 	$(BIN)/python tools/phases.py test
 
-test-all: venv programs ## and what is longer: sanitizers, hosts, other MPIs, torch old and new, fuzz, soak, strangers
+test-all: venv programs ## and what is longer: sanitizers, whole jobs, hosts, other MPIs, torch old and new, fuzz, soak, strangers
 	$(BIN)/python tools/phases.py all
 
-# Tests that neither measure nor own the cores run side by side.
+# Tests run side by side, more than there are cores where they wait more than they compute, and worlds of one size
+# beside those of another.
 test-cpp: programs $(VENV)/.install-stamp ## the C++ tests
 	$(PYTEST) tests/csrc tests/fuzz -n $(JOBS) $(ARGS)
 
-test-single: venv programs ## the Python tests of one process, and those of failures
-	$(PYTEST) tests/single tests/faults -n $(JOBS) $(ARGS)
+test-single: venv programs ## the Python tests of one process, and of failures
+	$(PYTEST) tests/single tests/faults -n $$((3 * $(JOBS))) --dist worksteal $(ARGS)
 
 test-parallel: venv programs ## the tests under mpirun; ARGS="--ranks 2 --inner '-k bool'" picks
-	$(PYTEST) tests/parallel tests/gpu $(ARGS)
+	$(PYTEST) tests/parallel tests/gpu -n $$(($(JOBS) + 1)) --dist loadgroup $(ARGS)
+
+test-jobs: venv programs ## whole jobs: elastic ones, launchers, examples; on hosts simulated by namespaces too (root, iproute2)
+	$(PYTEST) tests/jobs tests/hosts -n $$((3 * $(JOBS))) --dist worksteal $(ARGS)
 
 test-examples: venv ## the tests of properties, with many more examples
 	$(PYTEST) $$(grep -l '^@given' tests/parallel/*.py) --inner=--hypothesis-profile=long $(ARGS)
+	$(PYTEST) tests/jobs/test_schedules.py --hypothesis-profile=long $(ARGS)
 
-test-namespaces: venv ## tests/hosts: several hosts, simulated by namespaces (root, iproute2)
-	$(PYTEST) tests/hosts $(ARGS)
-
-test-hosts: test-namespaces ## and tests/parallel on them, all of it
+test-hosts: venv ## tests/parallel on simulated hosts, all of it
 	$(PYTEST) tests/parallel --hosts 2,2 $(ARGS)
 	$(PYTEST) tests/parallel --hosts 2,1,1 $(ARGS)
 
 # What differs most between hosts.
 HOSTS_QUICK := collectives errors join lifecycle metrics process_sets timeline torch_ops torch_optimizer uneven zero_copy
-test-hosts-quick: venv ## the part of test-hosts that CI runs beside tests/hosts: 2, 1 and 1 ranks on three hosts
+test-hosts-quick: venv ## the part of test-hosts that CI runs: 2, 1 and 1 ranks on three hosts
 	$(PYTEST) $(HOSTS_QUICK:%=tests/parallel/test_%.py) --hosts 2,1,1 $(ARGS)
 
 test-sanitize: venv ## the C++ tests under ASan+UBSan, then TSan
@@ -94,7 +99,7 @@ test-sanitize: venv ## the C++ tests under ASan+UBSan, then TSan
 # Python, torch and the core in one heap: an environment of its own, whose farandole is a copy with a core under ASan.
 # ASan must find libstdc++ loaded before torch brings it, to see exceptions.
 ADDRESS := build/address-python
-IN_ONE_HEAP = env PATH=$(BIN):$$PATH PYTHONMALLOC=malloc FARANDOLE_TEST_SLOWNESS=5 \
+IN_ONE_HEAP = env PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib PYTHONMALLOC=malloc FARANDOLE_TEST_SLOWNESS=5 \
   LD_PRELOAD=$(shell gcc -print-file-name=libasan.so):$(shell gcc -print-file-name=libstdc++.so.6) \
   ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1$(REPORTS) $(ADDRESS)/bin/python -m pytest -o timeout=1500
 .PHONY: test-address test-strangers strangers-plain strangers-address address
@@ -110,7 +115,7 @@ strangers-plain strangers-address: export STRANGERS_RANKS ?= 2,3,4
 strangers-plain: venv
 	$(PYTEST) tests/strangers $(ARGS)
 strangers-address: address
-	$(IN_ONE_HEAP) tests/strangers $(ARGS)
+	$(IN_ONE_HEAP) tests/strangers --tb=native $(ARGS)
 
 address: venv build/mypy $(ADDRESS)/.stamp
 	$(BIN)/ninja -C build/release -j $(JOBS) --quiet gpu_double
@@ -137,14 +142,19 @@ test-wheel: wheel ## a venv without a compiler installs the wheel and trains on 
 	grep -q 'identical on all ranks: yes' build/wheel-run/out
 
 # The two wheels overwrite each other, so every other MPI has an environment of its own, with a wheel or, for the
-# system's MPI, without; all else, the core included, is seen in $(VENV).
-build/mpich/.stamp: OTHER_MPI := mpich==5.0.2
-build/openmpi4/.stamp $(ADDRESS)/.stamp: OTHER_MPI :=
-build/mpich/.stamp build/openmpi4/.stamp $(ADDRESS)/.stamp: $(VENV)/.deps-stamp
+# system's MPI, without; all else, the core included, is seen in $(VENV). What the recipes need is apart as well.
+build/mpich/.stamp: MORE := mpich==5.0.2
+build/jax/.stamp: MORE := jax==0.10.2 optax==0.2.8
+build/recipes/.stamp: MORE := accelerate==1.15.0 lightning==2.6.6 transformers==5.23.0
+build/tensorflow/.stamp: MORE := tensorflow-cpu==2.21.0 keras==3.15.0 jax==0.10.2
+build/docs/.stamp: MORE := mkdocs==1.6.1 mkdocs-material==9.8.1 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 pyright==1.1.414 ruff==0.17.5
+build/c10d/.stamp: MORE := expecttest==0.3.0
+build/openmpi4/.stamp $(ADDRESS)/.stamp: MORE :=
+build/mpich/.stamp build/jax/.stamp build/recipes/.stamp build/tensorflow/.stamp build/docs/.stamp build/c10d/.stamp build/openmpi4/.stamp $(ADDRESS)/.stamp: $(VENV)/.deps-stamp
 	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
-	$(if $(OTHER_MPI),$(@D)/bin/python -m pip install -qq --disable-pip-version-check $(OTHER_MPI))
 	site() { "$$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
 	  echo "import site; site.addsitedir('$$(site $(BIN)/python)')" > "$$(site $(@D)/bin/python)/rest.pth"
+	$(if $(MORE),$(@D)/bin/python -m pip install -qq --disable-pip-version-check $(MORE))
 	touch $@
 
 test-mpich: venv build/mpich/.stamp ## the parallel tests with MPICH; ARGS="tests/parallel/test_calls.py --ranks 2" picks
@@ -156,8 +166,29 @@ test-openmpi4: venv build/openmpi4/.stamp ## the same with the system's Open MPI
 	/usr/bin/mpirun --version | grep 'Open MPI) 4[.]'
 	PATH=/usr/bin:$$PATH build/openmpi4/bin/python -m pytest $(or $(ARGS),tests/parallel)
 
+test-recipes: venv build/recipes/.stamp ## the examples for Accelerate, Lightning and Hugging Face's Trainer
+	PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/recipes/bin/python -m pytest tests/recipes $(ARGS)
+
+test-jax: venv build/jax/.stamp ## farandole.jax, in an environment with JAX and optax; ARGS="tests/with_jax/test_jax_errors.py --ranks 2" picks
+	PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/jax/bin/python -m pytest $(or $(ARGS),-o timeout=900 tests/with_jax -n $(JOBS) --dist loadgroup)
+
+# One environment for both, with JAX for Keras.
+PYTHON_TF = PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/tensorflow/bin/python
+test-tensorflow: venv build/tensorflow/.stamp ## farandole.tensorflow, in an environment with TensorFlow; ARGS="tests/with_tensorflow/test_x.py --ranks 2" picks
+	$(PYTHON_TF) -m pytest $(or $(ARGS),-o timeout=900 tests/with_tensorflow -n $(JOBS) --dist loadgroup)
+
+test-keras: venv build/tensorflow/.stamp ## farandole.keras on each backend, in the same environment
+	$(PYTHON_TF) -m pytest $(or $(ARGS),-o timeout=900 tests/with_keras)
+
+test-c10d: venv build/c10d/.stamp ## PyTorch's own tests of c10d's collectives and of DDP, over the backend `farandole`
+	LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/c10d/bin/python tools/c10d_tests.py $(ARGS)
+
 test-matrix: venv wheel ## the torch tests on the oldest supported torch and on the newest
 	tools/test_matrix.sh $(PYTHON) $(ARGS)
+
+docs: venv build/docs/.stamp ## the site of docs/ in build/site, strictly: every link and anchor; then the types, with pyright
+	LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/docs/bin/python -m mkdocs build --strict --quiet
+	$(PYTEST) tests/single/test_types.py
 
 # ---- GPUs: on top of what $(PYTHON) has installed; without network tools/gpu_carry.sh comes first, elsewhere --------------
 
@@ -173,33 +204,38 @@ bench-gpu: ## the numbers of docs/benchmarks-gpu.md, within 8 minutes; leaves bu
 CXX_FILES = $$(git ls-files --cached --others --exclude-standard '*.h' '*.cc')
 
 .PHONY: lint format
-lint: $(VENV)/.deps-stamp build/mypy ## ruff, mypy, clang-format: changes nothing
+lint: venv ## ruff, mypy, clang-format, hadolint, the layout: changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	MYPYPATH=build/mypy:tests $(BIN)/mypy -p farandole -p harness -p strangers
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	$(BIN)/hadolint Dockerfile
+	$(PYTEST) -q tests/single/test_layout.py
 
 format: $(VENV)/.deps-stamp ## rewrite to the style
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
-# mypy does not follow an editable install with a package_dir: a folder of links shows it the package as installed.
+# The package as it is when installed, by links: for mypy, and for the editable install, which is this folder in sys.path.
 .PHONY: build/mypy
 build/mypy:
-	rm -rf $@ && mkdir -p $@/farandole
-	ln -s $(abspath pyruntime)/*.py* $(abspath $(dir $(wildcard pyruntime/*/__init__.py))) $(abspath adapters)/* $@/farandole/
+	mkdir -p $@/farandole && find $@/farandole -xtype l -delete
+	ln -sfn $(abspath pyruntime)/*.py $(abspath pyruntime/py.typed) $(abspath $(dir $(wildcard pyruntime/*/__init__.py))) $(abspath adapters)/* $@/farandole/
 
 # ---- products ---------------------------------------------------------------------------------------------------
 
-.PHONY: train wheel bench clean
+.PHONY: train wheel release-check bench clean
 train: venv ## train on real data: mpirun -np 2 python examples/torch_digits.py (NP=4 for four ranks)
 	PATH=$(BIN):$$PATH mpirun -np $(NP) python examples/torch_digits.py $(ARGS)
 
-wheel: core ## one wheel for every Python, in dist/
-	rm -rf dist build/lib* build/bdist.*
-	PATH=$(BIN):$$PATH JOBS=$(JOBS) $(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-build-isolation --no-deps -w dist .
-	ls dist
+wheel: $(VENV)/.deps-stamp ## one wheel for every Python, in dist/; built in an environment of build tools only
+	rm -rf dist
+	JOBS=$(JOBS) $(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w dist .
+	ls -sh dist
+
+release-check: ## what users will install: sdist, wheels for two machines, five Pythons, metadata (docs/release.md)
+	tools/release_check.sh $(PYTHON)
 
 bench: venv ## the numbers in the docs, at 2 and 4 ranks, in build/bench too; ARGS="latency --ranks 2" picks, --quick is short
 	$(BIN)/ninja -C build/release -j $(JOBS) --quiet benchmarks

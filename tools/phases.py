@@ -77,13 +77,13 @@ class Phase:
 
 
 QUICK = (
-    Phase("test-cpp", 1.5),
-    Phase("test-single", 7),
-    Phase("test-parallel", 10),
-    Phase("test-namespaces", 5, lacks=hosts.why_not),
+    Phase("test-cpp", 2),
+    Phase("test-single", 5),
+    Phase("test-parallel", 6),
 )
 SANITIZE = Phase("test-sanitize", 30, lacks=_no_sanitizers)
-WHEEL = Phase("test-wheel", 3, lacks=_no_index)
+JOBS = Phase("test-jobs", 10)
+WHEEL = Phase("test-wheel", 6, lacks=_no_index)
 # What random programs find another run may not find.
 STRANGERS = Phase(
     "test-strangers",
@@ -92,6 +92,12 @@ STRANGERS = Phase(
     variables=("SANITIZE=address", "STRANGERS_SECONDS=60", "STRANGERS_RANKS=2,3"),
     judges=False,
 )
+RECIPES = Phase("test-recipes", 5, lacks=_no_index)
+JAX = Phase("test-jax", 10, lacks=_no_index)
+TENSORFLOW = Phase("test-tensorflow", 8, lacks=_no_index)
+# It has not yet passed as a whole, and so judges nothing.
+KERAS = Phase("test-keras", 12, lacks=_no_index, judges=False)
+DOCS = Phase("docs", 3.5, lacks=_no_index)
 FUZZ = Phase("fuzz", 1.5, args="--seconds 60")
 SOAK = Phase("soak", 1, args="--seeds 20")
 SUITES = {
@@ -99,22 +105,34 @@ SUITES = {
     "all": (
         *QUICK,
         SANITIZE,
+        JOBS,
         Phase("test-examples", 4),
         Phase("test-hosts", 20, lacks=hosts.why_not),
         Phase("test-mpich", 8, lacks=_no_index),
         Phase("test-openmpi4", 8, lacks=_no_openmpi4),
-        Phase("test-matrix", 15, lacks=_no_index),
+        Phase("test-matrix", 18, lacks=_no_index),
+        Phase("release-check", 20, lacks=_no_index),
         FUZZ,
         SOAK,
         STRANGERS,
+        RECIPES,
+        JAX,
+        TENSORFLOW,
+        KERAS,
     ),
     "ci": (
         SANITIZE,
+        JOBS,
         WHEEL,
+        DOCS,
+        RECIPES,
         Phase("test-hosts-quick", 8, lacks=hosts.why_not),
-        STRANGERS,
         FUZZ,
         SOAK,
+        JAX,
+        TENSORFLOW,
+        KERAS,
+        STRANGERS,
     ),
 }
 

@@ -14,9 +14,9 @@ namespace {
 constexpr int64_t kMs = 1'000'000;
 
 // The leader of ranks 2 and 3 in a world of four; all times in nanoseconds.
-class Leader {
+class RootController {
  public:
-  explicit Leader(bool gathers_above = false) : aggregator_(4, {2, 3}, gathers_above) {
+  explicit RootController(bool gathers_above = false) : aggregator_(4, {2, 3}, gathers_above) {
     for (uint32_t id = 1; id <= 2000; ++id) aggregator_.read(Define{id, {}});
   }
 
@@ -49,8 +49,8 @@ class Leader {
   Aggregator aggregator_;
 };
 
-TEST(what_comes_after_a_pause_leaves_at_once) {
-  Leader leader;
+TEST(a_report_after_a_pause_is_sent_at_once) {
+  RootController leader;
   for (int64_t now = 0; now < 500 * kMs; now += 20 * kMs) {
     leader.ready(1, now);
     CHECK_EQ(leader.take(now), 1);
@@ -60,7 +60,7 @@ TEST(what_comes_after_a_pause_leaves_at_once) {
 
 TEST(a_step_of_a_thousand_tensors_costs_few_messages) {
   for (int tensors : {100, 161, 1000, 2000}) {
-    Leader leader;
+    RootController leader;
     const int64_t step = 100 * kMs;
     int messages = 0, records = 0, oldest = 0;
     int64_t longest = 0;
@@ -86,14 +86,14 @@ TEST(a_step_of_a_thousand_tensors_costs_few_messages) {
 }
 
 TEST(nothing_is_kept_back_while_a_user_waits) {
-  Leader leader;
+  RootController leader;
   leader.ready(1, 0);
   CHECK_EQ(leader.take(0), 1);
   leader.ready(2, 10);
   leader.ready(3, 20);
   CHECK_EQ(leader.take(20), 0);
   CHECK_EQ(leader.next_tick(), Aggregator::kShortestGatherNs);
-  leader.report(3, Hurry{}, 30);
+  leader.report(3, Expedite{}, 30);
   CHECK(leader.next_tick() <= 30);
   CHECK_EQ(leader.take(30), 2);
   for (uint32_t id = 4; id < 20; ++id) {
@@ -101,7 +101,7 @@ TEST(nothing_is_kept_back_while_a_user_waits) {
     ready.id = id;
     ready.contribution = {true, true, 0, {}, {}};  // with payloads: two records in one message
     leader.report(2, ready, 40 + id);
-    leader.report(2, Hurry{}, 40 + id);
+    leader.report(2, Expedite{}, 40 + id);
     CHECK_EQ(leader.take(40 + id), 0);
     leader.report(3, ready, 40 + id);
     CHECK_EQ(leader.take(40 + id), 2);
@@ -110,8 +110,8 @@ TEST(nothing_is_kept_back_while_a_user_waits) {
   CHECK_EQ(leader.take(100), 0);
 }
 
-TEST(what_is_not_daily_takes_the_rest_along) {
-  Leader leader;
+TEST(a_report_that_is_not_ready_sends_what_waits) {
+  RootController leader;
   leader.ready(1, 0);
   CHECK_EQ(leader.take(0), 1);
   leader.ready(2, 10);
@@ -123,35 +123,35 @@ TEST(what_is_not_daily_takes_the_rest_along) {
   CHECK_EQ(leader.take(40), 2);
 }
 
-// A Hurry is of use where somebody gathers; to the root it would be one message more.
-TEST(a_hurry_goes_up_where_the_host_above_gathers) {
+// An Expedite is of use where somebody gathers; to the root it would be one message more.
+TEST(an_expedite_is_forwarded_where_the_host_above_batches) {
   for (bool gathers_above : {false, true}) {
-    Leader leader(gathers_above);
-    leader.report(2, Hurry{}, 0);
+    RootController leader(gathers_above);
+    leader.report(2, Expedite{}, 0);
     CHECK_EQ(leader.take(0), gathers_above ? 1 : 0);
-    leader.report(3, Hurry{}, 0);  // that one is known to hurry
+    leader.report(3, Expedite{}, 0);  // that one is known to hurry
     CHECK_EQ(leader.take(0), 0);
   }
 }
 
 // To the host above, a rank that says that it is ready for something does not wait.
-TEST(a_hurry_comes_after_what_was_held_for_a_neighbour) {
-  Leader leader(true);
+TEST(an_expedite_follows_reports_held_for_another_rank) {
+  RootController leader(true);
   Ready ready;
   ready.id = 1;
   ready.contribution.has_input = true;
   leader.report(2, ready, 0);
-  leader.report(2, Hurry{}, 0);
+  leader.report(2, Expedite{}, 0);
   CHECK_EQ(leader.take(0), 1);
   leader.report(3, ready, 0);
   const std::vector<Report> message = leader.message(0);
   CHECK_EQ(message.size(), size_t{2});
   CHECK(std::holds_alternative<Ready>(message[0]));
-  CHECK(std::holds_alternative<Hurry>(message[1]));
+  CHECK(std::holds_alternative<Expedite>(message[1]));
 }
 
-TEST(a_payload_waits_for_its_neighbours_for_20_ms) {
-  Leader leader;
+TEST(a_payload_waits_20_ms_for_the_other_ranks) {
+  RootController leader;
   Ready ready;
   ready.id = 1;
   ready.contribution = {true, true, 0, {}, {}};

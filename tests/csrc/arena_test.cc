@@ -21,7 +21,7 @@ using namespace farandole::check;
 namespace {
 
 constexpr size_t kArenaBytes = size_t{64} << 20;
-constexpr size_t kHuge = Arena::kHugePageBytes;
+constexpr size_t kHuge = kHugePageBytes;
 
 // Memory that the arena's memfd holds, in bytes.
 size_t held(const Arena& arena) {
@@ -107,7 +107,7 @@ TEST(random_allocations_never_overlap_and_merge_when_free) {
   CHECK(arena.release(whole));
 }
 
-TEST(too_much_is_an_error_and_leaves_nothing_behind) {
+TEST(an_allocation_that_is_too_large_is_an_error_and_leaves_nothing_behind) {
   Arena arena(kArenaBytes);
   CHECK_THROWS(arena.allocate(kArenaBytes + 1), ErrorCode::kLibrary);
   Arena vast(size_t{1} << 44);

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "check.h"
-#include "data/plane/plane.h"
+#include "data/backend/backend.h"
 #include "kernels/kernels.h"
 #include "kernels_reference.h"
 #include "lib/ipc/arena.h"
@@ -54,7 +54,6 @@ inline size_t input_bytes(const PartSpec& spec, int member, int members) {
     case Op::kScatter:
       for (size_t to = 0; spec.part.signature.root == member && to < n; ++to) rows += spec.rows(to);
       return rows * spec.row_bytes();
-    case Op::kBarrier: return 0;
     default: return spec.part.signature.bytes();
   }
 }
@@ -72,7 +71,6 @@ inline size_t output_bytes(const PartSpec& spec, int member, int members) {
       return rows * spec.row_bytes();
     case Op::kScatter:
     case Op::kReducescatter: return spec.rows(m) * spec.row_bytes();
-    case Op::kBarrier: return 0;
     default: return spec.part.signature.bytes();
   }
 }

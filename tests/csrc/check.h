@@ -4,6 +4,8 @@
 // child, so a rank that failed never goes on to wait for the others.
 #pragma once
 
+#include <sys/types.h>
+
 #include <concepts>
 #include <functional>
 #include <limits>
@@ -38,6 +40,8 @@ struct Registration {
 [[noreturn]] void skip(const std::string& reason);
 // The value after "--name" on the command line; empty: not given.
 std::string option(const std::string& name);
+// fork(), with a child that dies with the calling thread, however that ends: a stopped one would else stay for ever.
+pid_t fork_bound(Location where = Location::current());
 // Runs `body` in a forked child that leaves by _exit; a failed check, an exception or a signal there fails the caller.
 void run_in_fork(const std::function<void()>& body, Location where = Location::current());
 // Forks `ranks` children running body(rank) at the same time; all are reaped, every failure is reported.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // main() of every C++ test: `x_test [--list] [--option value ...] [part of a test's name ...]`; exit code 0 passed,
-// 1 failed, 2 nothing matched.
+// 1 failed, 2 nothing matched. `--stop first` ends it with the first test that fails.
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -110,6 +112,7 @@ int run_all(const std::vector<std::string>& parts) {
   int counts[3] = {0, 0, 0};
   for (const Test& test : registry()) {
     if (matches(test.name, parts)) ++counts[static_cast<int>(run(test))];
+    if (counts[1] > 0 && option("stop") == "first") break;
   }
   const auto [passed, failed, skipped] = counts;
   print(std::to_string(passed) + " passed, " + std::to_string(failed) + " failed, " +
@@ -136,6 +139,22 @@ std::string option(const std::string& name) {
 
 void skip(const std::string& reason) { throw Skipped(reason); }
 
+pid_t fork_bound(Location where) {
+  int bound[2];
+  if (::pipe(bound) != 0) fail("pipe failed", where);
+  const pid_t parent = ::getpid(), child = ::fork();
+  if (child < 0) fail("fork failed", where);
+  char done = 0;
+  if (child == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent || ::write(bound[1], &done, 1) != 1) ::_exit(1);
+  } else if (::read(bound[0], &done, 1) != 1) {  // else it might be stopped before it is bound
+    fail("a child is not bound to its parent", where);
+  }
+  ::close(bound[0]), ::close(bound[1]);
+  return child;
+}
+
 void run_in_fork(const std::function<void()>& body, Location where) {
   run_in_forks(1, [&](int) { body(); }, where);
 }
@@ -143,8 +162,7 @@ void run_in_fork(const std::function<void()>& body, Location where) {
 void run_in_forks(int ranks, const std::function<void(int)>& body, Location where) {
   std::vector<pid_t> children;
   for (int rank = 0; rank < ranks; ++rank) {
-    const pid_t pid = ::fork();
-    if (pid < 0) fail("fork failed", where);
+    const pid_t pid = fork_bound(where);
     if (pid == 0) run_child([&] { body(rank); });
     children.push_back(pid);
   }

@@ -57,6 +57,46 @@ std::string refusal(const char* says) {
 
 }  // namespace
 
+TEST(numbers_that_cannot_be_meant_are_refused) {
+  Surroundings here;
+  for (const char* text : {"-1", "-4K"}) {
+    ::setenv("FARANDOLE_BLOCK_BYTES", text, 1);
+    refusal("is not a number from 1024 to 1073741824");
+  }
+  for (const char* text : {"99999999999999999999", "9999999999G", "1KiB", "4 M", "1.5M"}) {
+    ::setenv("FARANDOLE_BLOCK_BYTES", text, 1);
+    refusal("is not a number below 2^63, with K, M or G behind it at most");
+  }
+  for (const char* text : {"3M", "3MB", "3072K", "3145728"}) {
+    ::setenv("FARANDOLE_BLOCK_BYTES", text, 1);
+    CHECK_EQ(read_config().block_bytes, 3 << 20);
+  }
+  ::setenv("FARANDOLE_SPIN_US", "-1", 1);
+  CHECK_EQ(read_config().spin_us, -1);
+  ::unsetenv("FARANDOLE_SPIN_US");
+}
+
+TEST(values_that_cannot_work_are_refused_by_their_name) {
+  Surroundings here;
+  const char* const wrong[][3] = {
+      {"FARANDOLE_BLOCK_BYTES", "0", "'0' is not a number from 1024 to 1073741824"},
+      {"FARANDOLE_STAGING_SLOTS", "1", "'1' is not a number from 2 to 64"},
+      {"HOROVOD_CACHE_CAPACITY", "0", "HOROVOD_CACHE_CAPACITY='0' is not a number from 1 on"},
+      {"FARANDOLE_PROCESS_SETS", "0", "'0' is not a number from 1 to"},
+      {"FARANDOLE_METRICS_PORT", "65536", "is not a number from 0 to 65535"},
+      {"FARANDOLE_CHECK_NUMERICS", "2", "is not a number from 0 to 1"},
+      {"FARANDOLE_STACK_SIGNAL", "99", "is not a number from -1 to 64"},
+      {"FARANDOLE_WIRE", "rdma", "FARANDOLE_WIRE='rdma' is none of auto, tcp, mpi"},
+      {"FARANDOLE_WIRE", "", "FARANDOLE_WIRE='' is none of auto, tcp, mpi"},
+      {"FARANDOLE_WIRE", "auto, tcp", "is none of"},
+  };
+  for (const auto& [name, text, says] : wrong) {
+    ::setenv(name, text, 1);
+    CHECK(refusal(says).find(name) != std::string::npos);
+    ::unsetenv(name);
+  }
+}
+
 TEST(the_file_of_the_configuration_directory_is_found) {
   Surroundings here;
   CHECK_EQ(read_config().tuning, "");
@@ -71,7 +111,7 @@ TEST(the_file_of_the_configuration_directory_is_found) {
   CHECK_EQ(read_config().block_bytes, 512 << 10);
 }
 
-TEST(the_environment_holds_against_the_file_under_both_names) {
+TEST(the_environment_wins_over_the_file_under_both_names) {
   Surroundings here;
   here.write("FARANDOLE_BLOCK_BYTES = 256K\nFARANDOLE_FUSION_THRESHOLD = 8M\n");
   ::setenv("FARANDOLE_BLOCK_BYTES", "64K", 1);
@@ -84,7 +124,7 @@ TEST(the_environment_holds_against_the_file_under_both_names) {
   ::unsetenv("HOROVOD_FUSION_THRESHOLD");
 }
 
-TEST(rank_zero_holds_for_the_job) {
+TEST(job_wide_settings_are_those_of_rank_0) {
   Surroundings here;
   here.write("FARANDOLE_BLOCK_BYTES = 256K\n");
   Config zero = read_config();
@@ -96,7 +136,7 @@ TEST(rank_zero_holds_for_the_job) {
   CHECK(source_of(other, "FARANDOLE_STAGING_SLOTS") == Source::kDefault);
 }
 
-TEST(what_is_wrong_with_a_file_is_said) {
+TEST(a_wrong_tuning_file_is_an_error_that_says_why) {
   Surroundings here;
   here.write("FARANDOLE_BLOCK_BYTES\n");
   refusal("line 1 is not NAME = VALUE");

@@ -129,7 +129,7 @@ TEST(an_unnamed_mismatch_is_found_and_the_order_goes_on) {
   CHECK_EQ(kinds(job.publish()), "run");
 }
 
-TEST(what_a_rank_cannot_send_throws) {
+TEST(reports_that_break_the_protocol_throw) {
   auto broken = [](auto&& act) {
     Job job(2);
     CHECK_THROWS(act(job), ErrorCode::kInternal);
@@ -138,7 +138,12 @@ TEST(what_a_rank_cannot_send_throws) {
   broken([](Job& job) { job.submit(0, tensor("x")), job.submit(0, tensor("x")); });
   broken([](Job& job) { job.report(0, Join{0}), job.report(0, Join{0}); });
   broken([](Job& job) { job.report(0, Join{0}), job.submit(0, tensor("x")); });
-  broken([](Job& job) { job.submit(0, in_set(tensor("x"), 3)); });
+  broken([](Job& job) { job.submit(0, in_set(tensor("x"), 1)); });  // the next one's number
+  broken([](Job& job) {
+    job.submit_all(add_set_of({0}), no_input());
+    const SetId set = only<OpenSet>(job.publish()).set;
+    job.submit(0, in_set(add_set_of({1}), set), no_input());
+  });
   broken([](Job& job) { job.report(0, Done{0, 1}); });
   broken([](Job& job) { job.submit_all(tensor("x")), job.publish(), job.report(1, Done{0, 1}); });
   broken([](Job& job) { job.submit(0, with_op(tensor("x"), Op::kJoin)); });

@@ -14,9 +14,12 @@ Request on_gpu(std::string name, std::vector<int64_t> shape = {1000}) {
 }
 
 // Rank r's own GPU, unless `which` says another.
-UseGpu gpu_of(Rank r, int32_t nccl = 22705, int which = -1, Rank host = 0) {
-  return {"uuid " + std::to_string(which < 0 ? r : which), host, nccl, "GPU of the test"};
+UseGpu gpu_of(Rank r, std::string library = "NCCL 2.27.5", int which = -1, Rank host = 0) {
+  return {"uuid " + std::to_string(which < 0 ? r : which), host, std::move(library),
+          "GPU of the test"};
 }
+
+bool staged(Job& job) { return only<SetUp>(job.publish()).backend == BackendKind::kStaged; }
 
 void use_gpus(Job& job, int ranks) {
   for (Rank r = 0; r < ranks; ++r) job.report(r, gpu_of(r));
@@ -24,17 +27,15 @@ void use_gpus(Job& job, int ranks) {
 
 }  // namespace
 
-TEST(the_first_bucket_on_gpus_opens_nccl) {
+TEST(the_first_bucket_on_gpus_opens_the_librarys_backend) {
   Job job(3);
   use_gpus(job, 3);
   job.submit_all(on_gpu("a"));
   Log log = job.publish();
-  CHECK_EQ(kinds(log), "open_gpu define run");
-  CHECK(only<OpenGpu>(log).nccl);
-  CHECK(only<OpenGpu>(log).ranks == (std::vector<Rank>{0, 1, 2}));
+  CHECK_EQ(kinds(log), "set_up define run");
+  CHECK(only<SetUp>(log).backend == BackendKind::kLibrary);
+  CHECK(only<SetUp>(log).ranks == (std::vector<Rank>{0, 1, 2}));
   CHECK(only<Run>(log).gpu);
-  job.report(0, GpuKey{kWorldSet, "key"});
-  CHECK_EQ(only<GpuKey>(job.publish()).key, "key");
   job.report(0, Done{kWorldSet, 1, true});
   job.submit_all(on_gpu("a"));
   CHECK_EQ(kinds(job.publish()), "run");
@@ -43,24 +44,25 @@ TEST(the_first_bucket_on_gpus_opens_nccl) {
 TEST(without_nccl_on_one_rank_all_go_through_host_memory) {
   Job job(2);
   job.report(0, gpu_of(0));
-  job.report(1, gpu_of(1, 0));
+  job.report(1, gpu_of(1, ""));
   job.submit_all(on_gpu("a"));
-  CHECK(!only<OpenGpu>(job.publish()).nccl);
+  CHECK(staged(job));
   CHECK(contains(job.coordinator().take_notices().at(0), "no usable NCCL on rank 1"));
 }
 
 TEST(two_versions_of_nccl_go_through_host_memory_or_are_an_error) {
-  for (const char* plane : {"auto", "nccl"}) {
+  for (const char* backend : {"auto", "nccl"}) {
     Coordinator::Settings settings = Job::settings(2);
-    settings.gpu_plane = plane;
+    settings.gpu_backend = backend;
     Job job(settings);
-    job.report(0, gpu_of(0, 22705));
-    job.report(1, gpu_of(1, 21805));
+    job.report(0, gpu_of(0));
+    job.report(1, gpu_of(1, "NCCL 2.18.5"));
     job.submit_all(on_gpu("a"));
     Log log = job.publish();
-    if (settings.gpu_plane == "auto") {
-      CHECK(!only<OpenGpu>(log).nccl);
-      CHECK(contains(job.coordinator().take_notices().at(0), "2.27.5 on rank 0 and 2.18.5"));
+    if (settings.gpu_backend == "auto") {
+      CHECK(only<SetUp>(log).backend == BackendKind::kStaged);
+      CHECK(contains(job.coordinator().take_notices().at(0),
+                     "NCCL 2.27.5 on rank 0 and NCCL 2.18.5 on"));
     } else {
       CHECK_EQ(only<Fail>(log).failure.code, ErrorCode::kLibrary);
     }
@@ -69,18 +71,18 @@ TEST(two_versions_of_nccl_go_through_host_memory_or_are_an_error) {
 
 TEST(ranks_of_one_host_on_one_gpu_are_told_how_to_choose) {
   Job job(4);
-  for (Rank r = 0; r < 4; ++r) job.report(r, gpu_of(r, 22705, r % 2, r / 2 * 2));
+  for (Rank r = 0; r < 4; ++r) job.report(r, gpu_of(r, "NCCL 2.27.5", r % 2, r / 2 * 2));
   job.submit_all(on_gpu("hosts apart"));
-  CHECK(only<OpenGpu>(job.publish()).nccl);  // 0 and 2 have GPUs of one number on two hosts
+  CHECK(!staged(job));  // 0 and 2 have GPUs of one number on two hosts
 
   Job crowd(2);
-  for (Rank r = 0; r < 2; ++r) crowd.report(r, gpu_of(r, 22705, 0));
+  for (Rank r = 0; r < 2; ++r) crowd.report(r, gpu_of(r, "NCCL 2.27.5", 0));
   crowd.submit_all(on_gpu("a"));
   const Failure failure = only<Fail>(crowd.publish()).failure;
   CHECK(contains(failure.text, "ranks 0 and 1 both use GPU of the test"));
   for (Rank r = 0; r < 2; ++r) crowd.report(r, gpu_of(r));  // each has chosen its own now
   crowd.submit_all(on_gpu("a"));
-  CHECK(only<OpenGpu>(crowd.publish()).nccl);
+  CHECK(!staged(crowd));
 }
 
 TEST(a_rank_that_joined_without_a_gpu_can_not_take_part) {
@@ -104,33 +106,34 @@ TEST(neither_kind_of_memory_waits_for_the_other) {
   CHECK(only<Run>(job.publish()).gpu);
 }
 
-TEST(a_set_is_split_off_the_world_where_that_is_possible) {
-  struct Case {
-    int32_t nccl = 21800;
-    std::string order = "background";
-    bool world_first = true;
-    bool one_leaves = false;
-  };
-  const auto splits = [](const Case& one) {
-    Coordinator::Settings settings = Job::settings(3);
-    settings.gpu_order = one.order;
-    Job job(settings);
-    for (Rank r = 0; r < 3; ++r) job.report(r, gpu_of(r, one.nccl));
-    if (one.world_first) {
-      job.submit_all(on_gpu("world"));
-      CHECK(!only<OpenGpu>(job.publish()).split);
-    }
+TEST(a_step_is_taken_when_all_members_have_asked_for_it) {
+  Job job(3);
+  use_gpus(job, 3);
+  job.submit_all(on_gpu("a"));
+  job.publish();
+  for (Rank r : {2, 0}) {
+    job.report(r, SetUp{kWorldSet, "one", "by " + std::to_string(r)});
+    job.report(r, SetUp{kWorldSet, "other " + std::to_string(r)});
+  }
+  CHECK(job.publish().empty());
+  job.report(1, SetUp{kWorldSet, "one", "by 1"});
+  const SetUp taken = only<SetUp>(job.publish());
+  CHECK_EQ(taken.step, "one");
+  CHECK_EQ(taken.bytes, "by 0");
+  for (Rank r = 0; r < 3; ++r) job.report(r, SetUp{kWorldSet, "one"});  // and again
+  CHECK_EQ(only<SetUp>(job.publish()).bytes, "");
+}
+
+TEST(a_set_up_says_whether_all_ranks_are_still_here) {
+  for (bool one_leaves : {false, true}) {
+    Job job(3);
+    use_gpus(job, 3);
     job.submit_all(add_set_of({0, 1}), no_input());
     const SetId set = only<OpenSet>(job.publish()).set;
-    if (one.one_leaves) job.report(2, Leave{false, ""});
+    if (one_leaves) job.report(2, Leave{false, ""});
     for (Rank r = 0; r < 2; ++r) job.submit(r, in_set(on_gpu("inside"), set));
-    const OpenGpu open = only<OpenGpu>(job.publish());
-    CHECK(open.nccl && open.ranks == (std::vector<Rank>{0, 1}));
-    return open.split;
-  };
-  CHECK(splits({}));
-  CHECK(!splits({.nccl = 21703}));
-  CHECK(!splits({.order = "program"}));
-  CHECK(!splits({.world_first = false}));
-  CHECK(!splits({.one_leaves = true}));
+    const SetUp open = only<SetUp>(job.publish());
+    CHECK(open.ranks == (std::vector<Rank>{0, 1}));
+    CHECK_EQ(open.all_here, !one_leaves);
+  }
 }

@@ -55,7 +55,7 @@ TEST(a_group_of_which_ranks_bring_more_or_less_fails_as_a_whole) {
   }
 }
 
-TEST(who_refuses_the_first_of_a_group_refuses_it_all) {
+TEST(refusing_the_first_call_of_a_group_refuses_the_group) {
   for (const char* name : {"g", ""}) {
     for (bool first : {true, false}) {
       Job job(3);
@@ -68,7 +68,7 @@ TEST(who_refuses_the_first_of_a_group_refuses_it_all) {
       CHECK_EQ(fails.size(), size_t{3});
       for (const Fail& fail : fails) {
         CHECK_EQ(fail.failure.text, "bad");
-        const bool leads = fail.key.place() == 0 && fail.key.name == name;
+        const bool leads = fail.key.index_in_group() == 0 && fail.key.name == name;
         CHECK_EQ(fail.unheard.size(), leads ? size_t{0} : size_t{1});
       }
     }
@@ -91,7 +91,7 @@ TEST(a_group_without_members_meets_one_with_some) {
   contains(only<Fail>(job.publish()).failure.text, "group size is 0 on rank 0, 1 on rank 1");
 }
 
-TEST(who_joins_after_refusing_a_group_does_not_complete_it) {
+TEST(a_join_after_refusing_a_group_does_not_complete_it) {
   Job job(3);
   submit_group(job, 0, "g", 2);
   job.report(2, Refuse{{kWorldSet, "g", 0}, {ErrorCode::kWrongType, "bad"}});

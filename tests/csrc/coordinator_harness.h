@@ -18,8 +18,8 @@ using Log = std::vector<Entry>;
 // "define run": what a log holds.
 inline std::string kinds(const Log& log) {
   constexpr const char* kNames[] = {
-      "define", "forget", "run",   "result", "fail",   "joined",   "open_set", "close_set",
-      "abort",  "stop",   "where", "inform", "bundle", "unbundle", "open_gpu", "gpu_key"};
+      "define", "forget", "run",   "result", "fail",       "joined",   "open_set", "close_set",
+      "abort",  "stop",   "where", "inform", "prediction", "dissolve", "set_up",   "matched"};
   std::string text;
   for (const Entry& entry : log)
     text += (text.empty() ? "" : " ") + std::string(kNames[entry.index()]);
@@ -74,6 +74,14 @@ inline Request add_set_of(std::vector<int64_t> ranks, std::string name = "add") 
 inline Request remove_set_of(SetId set, std::string name = "remove") {
   Request request = with_op(tensor(std::move(name), {}), Op::kRemoveSet);
   request.signature.root = set;
+  return request;
+}
+inline Request form_set_of(std::vector<int64_t> ranks, std::string name = "form") {
+  return grouped(add_set_of(std::move(ranks), name), name, 1);
+}
+inline Request disband_set_of(SetId set, std::vector<int64_t> ranks, std::string name = "disband") {
+  Request request = grouped(remove_set_of(set, name), name, 1);
+  request.signature.shape = std::move(ranks);
   return request;
 }
 

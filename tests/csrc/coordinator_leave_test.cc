@@ -74,7 +74,7 @@ TEST(a_lost_rank_aborts_the_job_once) {
   CHECK_EQ(kinds(job.publish()), "stop");
 }
 
-TEST(what_was_complete_is_out_before_the_log_stops) {
+TEST(complete_calls_are_published_before_the_log_stops) {
   Job job(2);
   for (const char* name : {"a", "b", "c", "d"}) {
     job.submit_all(tensor(name));

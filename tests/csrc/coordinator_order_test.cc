@@ -121,6 +121,14 @@ TEST(a_bucket_holds_what_became_ready_together_up_to_the_limit) {
   CHECK_EQ(only<Run>(job.publish()).items.size(), 1);
 }
 
+TEST(a_bucket_has_at_most_1024_calls) {
+  Job job(2);
+  for (int i = 0; i < 1025; ++i) job.submit_all(tensor(std::to_string(i)));
+  const auto runs = all<Run>(job.publish());
+  CHECK_EQ(runs.size(), 2);
+  CHECK_EQ(runs[0].items.size(), 1024);
+}
+
 TEST(a_group_stays_in_one_bucket) {
   auto settings = Job::settings(2);
   settings.fusion_bytes = 10'000;
@@ -205,10 +213,10 @@ TEST(a_stall_is_warned_about_and_given_up) {
   CHECK(job.coordinator().take_notices().empty());
   CHECK_EQ(job.coordinator().next_tick(), 11'000'000'000);
   job.at(11);
-  CHECK(only<WhereAre>(job.tick()).ranks == std::vector<Rank>{1});
+  CHECK(only<CollectStacks>(job.tick()).ranks == std::vector<Rank>{1});
   CHECK(job.coordinator().take_notices().empty());
   CHECK_EQ(job.coordinator().next_tick(), 12'500'000'000);
-  job.report(1, Whereabouts{false, "in load_data"});
+  job.report(1, StackReport{false, "in load_data"});
   auto notices = job.coordinator().take_notices();
   CHECK_EQ(notices.size(), 1);
   contains(notices[0], "'x' (allreduce): ranks 0, 2 waiting for 10 s, rank 1 missing");
@@ -284,7 +292,7 @@ TEST(a_long_stall_report_is_cut) {
   for (int i = 0; i < 100; ++i) job.submit(0, tensor("n" + std::to_string(i)));
   job.at(10);
   job.tick();
-  job.report(1, Whereabouts{});
+  job.report(1, StackReport{});
   auto notices = job.coordinator().take_notices();
   CHECK_EQ(notices.size(), 1);
   contains(notices[0], "and 80 more");

@@ -103,6 +103,58 @@ TEST(a_set_can_be_added_again_in_the_batch_that_removes_it) {
   CHECK_EQ(kinds(job.publish()), "close_set open_set");
 }
 
+TEST(members_form_and_disband_a_set_alone) {
+  Job job(4);
+  std::vector<SetId> sets;
+  for (const char* name : {"a", "b"}) {  // two of the same ranks
+    job.submit(3, form_set_of({1, 3}, name), no_input());
+    CHECK_EQ(kinds(job.publish()), "");
+    job.submit(1, form_set_of({1, 3}, name), no_input());
+    OpenSet open = only<OpenSet>(job.publish());
+    CHECK(open.ranks == (std::vector<Rank>{1, 3}));
+    sets.push_back(open.set);
+  }
+  CHECK(sets[0] != sets[1]);
+  job.submit(1, disband_set_of(sets[0], {1, 3}), no_input());
+  job.submit(1, in_set(tensor("x"), sets[1]));
+  CHECK_EQ(kinds(job.publish()), "");
+  job.submit(3, disband_set_of(sets[0], {1, 3}), no_input());
+  CHECK_EQ(only<CloseSet>(job.publish()).set, sets[0]);
+  job.submit(3, in_set(tensor("x"), sets[1]));
+  CHECK_EQ(only<Run>(job.publish()).set, sets[1]);
+}
+
+TEST(ranks_that_mean_other_members_all_get_the_mismatch) {
+  const std::vector<std::pair<Rank, std::vector<int64_t>>> wishes = {
+      {0, {0, 1}}, {1, {0, 1, 2}}, {2, {0, 1, 2}}};
+  std::vector<size_t> order = {0, 1, 2};
+  do {
+    Job job(4);
+    Log log;
+    for (size_t i : order) {
+      job.submit(wishes[i].first, form_set_of(wishes[i].second), no_input());
+      for (Entry& entry : job.publish()) log.push_back(std::move(entry));
+    }
+    CHECK(all<OpenSet>(log).empty());
+    CHECK(!all<Fail>(log).empty());
+    for (const Fail& fail : all<Fail>(log)) {
+      CHECK(fail.failure.code == ErrorCode::kMismatch);
+      contains(fail.failure.text, "shape is (0, 1) on rank 0, (0, 1, 2) on rank");
+    }
+    CHECK(std::holds_alternative<Fail>(log.back()));  // the last one hears of it, too
+  } while (std::ranges::next_permutation(order).found);
+}
+
+TEST(a_rank_that_comes_too_late_with_other_members_fails_at_once) {
+  Job job(4);
+  for (Rank r : {0, 1}) job.submit(r, form_set_of({0, 1}), no_input());
+  CHECK_EQ(kinds(job.publish()), "open_set");
+  job.submit(2, form_set_of({1, 2}), no_input());
+  Fail fail = only<Fail>(job.publish());
+  CHECK(fail.failure.code == ErrorCode::kMismatch);
+  contains(fail.failure.text, "'form' is a process set of ranks 0, 1 already");
+}
+
 TEST(overlapping_sets_do_not_wait_for_each_other) {
   Job job(3);
   SetId left = add(job, {0, 1}), right = add(job, {1, 2});
@@ -176,7 +228,7 @@ TEST(join_ends_with_the_last_rank_and_the_next_unnamed_call) {
   CHECK_EQ(only<Joined>(job.publish()).last, 0);
 }
 
-TEST(what_is_wrong_with_a_join_is_told_when_all_have_joined) {
+TEST(a_wrong_join_is_an_error_on_all_when_all_have_joined) {
   Job job(3);
   const Failure wrong{ErrorCode::kWrongType, "rank 1 refused: TypeError"};
   job.report(1, Join{kWorldSet, wrong});
@@ -190,7 +242,7 @@ TEST(what_is_wrong_with_a_join_is_told_when_all_have_joined) {
   CHECK(!only<Joined>(job.publish()).failure);
 }
 
-TEST(join_ends_after_the_last_call_is_out) {
+TEST(join_ends_after_the_last_call_is_published) {
   Job job(2);
   for (const char* name : {"a", "b", "c"}) {  // "c" waits for a bucket
     job.submit_all(tensor(name));

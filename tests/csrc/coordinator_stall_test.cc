@@ -15,8 +15,8 @@ Coordinator::Settings watchful(int ranks) {
 // The notice of a job whose calls have waited for their time, once every rank asked has answered.
 std::string notice_of(Job& job) {
   job.at(20);
-  for (Rank rank : only<WhereAre>(job.tick()).ranks) {
-    job.report(rank, Whereabouts{false, "File \"train.py\", line " + std::to_string(10 + rank)});
+  for (Rank rank : only<CollectStacks>(job.tick()).ranks) {
+    job.report(rank, StackReport{false, "File \"train.py\", line " + std::to_string(10 + rank)});
   }
   auto notices = job.coordinator().take_notices();
   CHECK_EQ(notices.size(), 1);
@@ -25,7 +25,7 @@ std::string notice_of(Job& job) {
 
 }  // namespace
 
-TEST(ranks_that_wait_in_another_order) {
+TEST(a_notice_names_ranks_that_make_calls_in_different_orders) {
   Job job(watchful(2));
   job.submit(0, tensor("first"));
   job.submit(1, tensor("second"));
@@ -46,12 +46,12 @@ TEST(calls_that_block_each_other_are_given_up_one_after_the_other) {
   job.submit(1, tensor("second"));
   job.at(30);
   contains(only<Fail>(job.tick()).failure.text, "rank 1 waits in 'second'");
-  job.report(0, Whereabouts{});  // asked only now
+  job.report(0, StackReport{});  // asked only now
   job.at(31);
   contains(only<Fail>(job.tick()).failure.text, "rank 0 waits in 'first'");
 }
 
-TEST(a_name_that_differs_by_a_letter) {
+TEST(a_notice_points_to_a_name_one_letter_apart) {
   Job job(watchful(3));
   for (Rank r : {0, 1}) job.submit(r, tensor("layer1.weight"));
   job.submit(2, tensor("layer1.weights"));
@@ -70,7 +70,7 @@ TEST(near_names_are_few_letters_apart) {
   CHECK(!near_names(std::string(1 << 20, 'a'), std::string(1 << 20, 'b')));
 }
 
-TEST(a_tensor_that_one_rank_does_not_use) {
+TEST(a_notice_says_that_a_rank_does_not_use_a_tensor) {
   Job job(watchful(2));
   job.submit(0, tensor("unused"));
   job.at(15);
@@ -82,7 +82,7 @@ TEST(a_tensor_that_one_rank_does_not_use) {
            "unused there");
 }
 
-TEST(a_rank_that_is_out_of_data) {
+TEST(a_notice_says_that_a_rank_is_out_of_data) {
   Job job(watchful(2));
   job.submit_all(tensor("x"));
   job.publish();
@@ -94,7 +94,7 @@ TEST(a_rank_that_is_out_of_data) {
            "drop_last)");
 }
 
-TEST(late_submitters_are_told_apart) {
+TEST(a_notice_names_the_first_and_the_last_rank_that_wait) {
   Job job(watchful(3));
   job.submit(2, tensor("x"));
   job.at(3);
@@ -109,7 +109,7 @@ TEST(a_stopped_rank_is_named) {
   job.submit(0, tensor("x"));
   job.at(10);
   CHECK_EQ(kinds(job.tick()), "where");
-  job.report(1, Whereabouts{true, "pid 5"});
+  job.report(1, StackReport{true, "pid 5"});
   contains(job.coordinator().take_notices().at(0),
            "rank 1 is stopped by a signal or a debugger\n    pid 5");
 }
@@ -120,7 +120,7 @@ TEST(a_rank_that_is_asked_again_is_not_silent) {
   job.submit(0, tensor("x"));
   job.at(10);
   CHECK_EQ(kinds(job.tick()), "where");
-  job.report(1, Whereabouts{false, "File \"train.py\", line 11"});
+  job.report(1, StackReport{false, "File \"train.py\", line 11"});
   job.at(29);
   CHECK_EQ(kinds(job.tick()), "where");
   job.at(30);
@@ -129,7 +129,7 @@ TEST(a_rank_that_is_asked_again_is_not_silent) {
   contains(text, "File \"train.py\", line 11");
 }
 
-TEST(a_stall_that_ends_in_time_is_not_told) {
+TEST(a_stall_that_ends_in_time_is_not_reported) {
   Job job(watchful(2));
   job.submit(0, tensor("x"));
   job.at(10);
@@ -137,7 +137,7 @@ TEST(a_stall_that_ends_in_time_is_not_told) {
   job.submit(1, tensor("x"));
   job.publish();
   job.report(0, Done{kWorldSet, 1});
-  job.report(1, Whereabouts{});
+  job.report(1, StackReport{});
   CHECK(job.coordinator().take_notices().empty());
 }
 
@@ -147,10 +147,10 @@ TEST(a_bucket_that_stands_still_breaks_the_job) {
   job.submit_all(tensor("x"));
   CHECK_EQ(kinds(job.publish()), "define run");
   job.at(10);
-  CHECK(only<WhereAre>(job.tick()).ranks == (std::vector<Rank>{0, 1, 2}));
-  for (Rank r : {0, 2}) job.report(r, Whereabouts{});
+  CHECK(only<CollectStacks>(job.tick()).ranks == (std::vector<Rank>{0, 1, 2}));
+  for (Rank r : {0, 2}) job.report(r, StackReport{});
   CHECK(job.coordinator().take_notices().empty());
-  job.report(1, Whereabouts{true, "pid 7"});
+  job.report(1, StackReport{true, "pid 7"});
   contains(job.coordinator().take_notices().at(0), "nothing has moved for 10 s; rank 1 stuck");
   job.at(30);
   const Failure failure = only<Abort>(job.tick()).failure;
@@ -166,7 +166,7 @@ TEST(a_slow_bucket_is_waited_for) {
   for (int64_t now = 10; now <= 100; now += 10) {
     job.at(now);
     CHECK_EQ(kinds(job.tick()), "where");
-    for (Rank r : {0, 1}) job.report(r, Whereabouts{});
+    for (Rank r : {0, 1}) job.report(r, StackReport{});
     contains(job.coordinator().take_notices().at(0), "nothing has moved for");
     job.at(now + 2);
     CHECK_EQ(kinds(job.tick()), "");

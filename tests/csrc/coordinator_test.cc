@@ -97,7 +97,7 @@ TEST(tiny_payloads_are_reduced_in_rank_order) {
   }
 }
 
-TEST(tiny_averages_factors_and_absent_ranks) {
+TEST(tiny_averages_take_factors_and_skip_absent_ranks) {
   Job job(3);
   Request x = tensor("x", {1});
   x.signature.reduce_op = ReduceOp::kAverage;

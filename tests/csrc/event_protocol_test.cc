@@ -58,7 +58,7 @@ class Model {
     change([=](Shared& s) { s.flags &= ~bits; });
   }
   void bump() {
-    change([](Shared& s) { s.word += 2; });
+    change([](Shared& s) { ++s.word; });
   }
   void wake(uint32_t bits) {
     change([=](Shared& s) { s.asleep &= ~bits; });
@@ -81,6 +81,9 @@ class Model {
   }
   bool done(uint32_t wanted) {
     return test([=](Shared& s) { return s.done >= wanted; });
+  }
+  void await_done(uint32_t wanted) {
+    steps_.await([=](const Shared& s) { return s.done >= wanted; });
   }
   bool driven() { return (load_flags() & kDriven) != 0; }
   void publish() {
@@ -129,29 +132,22 @@ void protocol_stop(Model& model) {
   stop_driving(model, [&] { return model.has_work(); });
 }
 
-void protocol_pass_on(Model& model) {
-  pass_on(model, [&] { return model.has_work(); });
-}
-
 constexpr uint8_t kArriving = 0;  // what caller() and background() remember
 constexpr uint8_t kDriving = 1;
 
 struct CallerParts {
   decltype(&protocol_sleep) sleep = protocol_sleep;
   decltype(&protocol_stop) stop = protocol_stop;
-  decltype(&protocol_pass_on) pass_on = protocol_pass_on;
 };
 
-// A blocking call: drives (or waits for the driver) until `wanted` pieces of work are done, then leaves.
+// A blocking call: drives until `wanted` pieces of work are done, then leaves. If another thread drives, it
+// sleeps until a piece is done, as on the futex of Handles.
 Program caller(uint32_t wanted, const CallerParts& parts = {}, uint8_t start = kArriving) {
   const auto body = [=](Steps& steps) {
     Model model(steps);
     if (model.memory() == kArriving) {
-      if (model.done(wanted)) return parts.pass_on(model);
       if (try_drive(model)) model.restart(kDriving);
-      parts.sleep(model, kCallerAsleep, model.load_word(),
-                  [&] { return model.done(wanted) || (model.has_work() && !model.driven()); });
-      model.restart(kArriving);
+      return model.await_done(wanted);
     }
     if (model.done(wanted)) return parts.stop(model);
     if (model.do_work()) model.restart(kDriving);
@@ -161,14 +157,13 @@ Program caller(uint32_t wanted, const CallerParts& parts = {}, uint8_t start = k
   return {body, start};
 }
 
-// The rank's own thread, for ever. Tells the caller, who may wait for just that piece.
+// The rank's own thread, for ever.
 Program background() {
   return {[](Steps& steps) {
     Model model(steps);
     if (model.memory() == kArriving) {
       if (try_drive(model)) model.restart(kDriving);
     } else if (model.do_work()) {
-      notify_any(model);
       model.restart(kDriving);
     } else {
       protocol_stop(model);
@@ -214,7 +209,7 @@ void look_then_stop(Model& model) {
   model.clear_flags(kDriven);
 }
 
-void keep_to_itself(Model&) {}
+void leave_without_looking(Model& model) { model.clear_flags(kDriven); }
 
 // A store weaker than seq_cst: the notifier reads the flags before others see its store.
 void weak_publisher(Steps& steps) {
@@ -266,9 +261,9 @@ TEST(the_checker_catches_a_driver_that_looks_before_it_stops) {
                      {notifier(2), caller(1, {.stop = look_then_stop}), background()}));
 }
 
-TEST(the_checker_catches_a_caller_that_leaves_with_a_wake_up) {
+TEST(the_checker_catches_a_driver_that_leaves_with_a_wake_up) {
   CHECK(!always_good("keeps it", 2,
-                     {notifier(2), caller(1, {.pass_on = keep_to_itself}), background()}));
+                     {notifier(2), caller(1, {.stop = leave_without_looking}), background()}));
 }
 
 TEST(the_checker_catches_a_publishing_store_that_is_too_weak) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/finite.h"
+// The scan of results for values that are not finite.
+#include "kernels/kernels.h"
 
 #include <cmath>
 #include <cstring>
@@ -38,7 +39,7 @@ void check_type(DType dtype) {
        -Limits::infinity()});
 }
 
-TEST(floats) {
+TEST(the_first_float_that_is_not_finite_is_found) {
   check_type<float>(DType::kFloat32);
   check_type<double>(DType::kFloat64);
   check_every_position<uint16_t>(DType::kFloat16, {0x0000, 0x8000, 0x7bff, 0xfbff, 0x0001},
@@ -51,7 +52,7 @@ TEST(floats) {
                                 {0x7c, 0xfc, 0x7d, 0xfe, 0x7f, 0xff});
 }
 
-TEST(complex_and_integers) {
+TEST(complex_numbers_are_searched_and_integers_are_not) {
   std::vector<float> parts(2 * 3000, 1.0f);
   CHECK_EQ(first_not_finite(DType::kComplex64, parts.data(), 3000), 3000);
   parts[2 * 2500 + 1] = std::numeric_limits<float>::infinity();

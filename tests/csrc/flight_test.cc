@@ -94,7 +94,7 @@ TEST(readers_never_see_half_a_value) {
   CHECK(slot->read()->value.whole(slot->read()->number));
 }
 
-TEST(a_late_or_meeting_writer_changes_nothing) {
+TEST(a_late_or_concurrent_writer_changes_nothing) {
   auto slot = std::make_unique<Stamped<Value>>();
   CHECK(!slot->read());
   CHECK(slot->write(9, Value::of(9)));
@@ -116,6 +116,62 @@ TEST(the_ring_keeps_the_last_events) {
   CHECK_EQ(page.dropped.load(), 0);
   CHECK_EQ(readable(page), FlightPage::kEvents);
   for (const auto& slot : page.events) CHECK(slot.read()->value.call > kCount - 4096);
+}
+
+TEST(open_calls_outlive_the_ring) {
+  Memory memory;
+  Recorder recorder(memory.flight, 0, {});
+  const std::vector<int64_t> shape{3, 4};
+  RecordedCall waits = call_of(7), agreed = call_of(8);
+  recorder.submitted(waits, 9, shape);
+  recorder.submitted(agreed, 10, shape);
+  recorder.negotiated(agreed, 21, 77, now_ns());
+  for (size_t n = 0; n < FlightPage::kEvents; ++n) {
+    RecordedCall other = call_of(static_cast<int64_t>(n) << 32 | 9);
+    recorder.submitted(other, n, shape);
+    recorder.done(other, now_ns());
+  }
+  auto written = [&] {
+    Json json;
+    write_flight(json, memory.flight, 0, 1, "");
+    return json.text();
+  };
+  const std::string text = written();
+  auto holds = [&](const char* part) { return text.find(part) != std::string::npos; };
+  CHECK(holds("\"position\":0,"));
+  CHECK(holds("\"position\":77,\"agreed_bucket\":21,"));
+  CHECK(holds("\"call\":7,") && holds("\"call\":8,") && holds("\"shape\":[3,4]"));
+  CHECK(!holds("\"call\":9,"));
+  recorder.done(waits, now_ns());
+  recorder.failed(agreed, {ErrorCode::kStall, "too late"});
+  CHECK(written().find("\"open\":[]") != std::string::npos);
+}
+
+// As many handles as a program likes to keep, and more open calls than there is room for.
+TEST(open_calls_are_known_whatever_their_handles_are) {
+  Memory memory;
+  Recorder recorder(memory.flight, 0, {});
+  const auto submitted = [&](int64_t number) {
+    RecordedCall call = call_of(number);
+    recorder.submitted(call, 0, {});
+    return call;
+  };
+  const auto open = [&](const char* part) {
+    Json json;
+    write_flight(json, memory.flight, 0, 1, "");
+    return json.text().substr(json.text().find("\"open\"")).find(part) != std::string::npos;
+  };
+  constexpr int64_t kKept = 1500;
+  for (int64_t n = 1; n <= kKept; ++n) recorder.done(submitted(n), now_ns());
+  const RecordedCall late = submitted(kKept + 1);
+  CHECK(open("\"call\":1501,"));
+  std::vector<RecordedCall> many;
+  for (int64_t n = 2000; n < 2000 + kKept; ++n) many.push_back(submitted(n));
+  CHECK(open("\"call\":3022,") && !open("\"call\":3023,"));  // there is room for 1,024
+  for (const RecordedCall& call : many) recorder.done(call, now_ns());
+  CHECK(open("\"call\":1501,") && !open("\"call\":2000,"));
+  recorder.done(late, now_ns());
+  CHECK(open("\"open\":[]"));
 }
 
 TEST(threads_share_the_ring) {

@@ -27,7 +27,9 @@ struct GpuLibrary {
   decltype(&gpu_double_fail) fail;
   decltype(&gpu_double_heal) heal;
   decltype(&gpu_double_break_rank) break_rank;
+  decltype(&gpu_double_hold_launches) hold_launches;
   decltype(&gpu_double_capture) capture;
+  decltype(&gpu_double_end_capture) end_capture;
   decltype(&gpu_double_algorithm) algorithm;
   decltype(&gpu_double_splits) splits;
   decltype(&gpu_double_ranges) ranges;
@@ -41,7 +43,7 @@ inline const GpuLibrary& gpu_library() {
     made->cuda = cuda::open(made->path);
     made->nccl = nccl::open({made->path});
     made->nvrtc = nvrtc::open({made->path});
-    const DynamicLibrary steering = DynamicLibrary::open({made->path});
+    const DynamicLibrary steering = *DynamicLibrary::try_open({made->path});
     steering.fill(made->seed, "gpu_double_seed");
     steering.fill(made->gate, "gpu_double_gate");
     steering.fill(made->open, "gpu_double_open");
@@ -49,7 +51,9 @@ inline const GpuLibrary& gpu_library() {
     steering.fill(made->fail, "gpu_double_fail");
     steering.fill(made->heal, "gpu_double_heal");
     steering.fill(made->break_rank, "gpu_double_break_rank");
+    steering.fill(made->hold_launches, "gpu_double_hold_launches");
     steering.fill(made->capture, "gpu_double_capture");
+    steering.fill(made->end_capture, "gpu_double_end_capture");
     steering.fill(made->algorithm, "gpu_double_algorithm");
     steering.fill(made->splits, "gpu_double_splits");
     steering.fill(made->ranges, "gpu_double_ranges");

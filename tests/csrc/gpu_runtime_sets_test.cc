@@ -115,9 +115,9 @@ TEST(a_split_that_fails_reaches_every_rank) {
         UserStream stream(self.rank);
         work_in_world(self, stream);
         const SetId low = add_set(self, {0, 1});
-        self.lobby.barrier();
+        self.bootstrap.barrier();
         if (self.rank == 0) gpu_library().fail("ncclCommSplit", 0, 5);
-        self.lobby.barrier();
+        self.bootstrap.barrier();
         const SetId set = self.rank < 2 ? low : kWorldSet;
         Floats data = values_of(self.rank, 1000);
         Failure failure;

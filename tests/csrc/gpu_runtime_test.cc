@@ -36,7 +36,7 @@ TEST(gradients_written_late_are_summed) {
 TEST(gradients_through_host_memory_are_summed) {
   run_gpu_jobs(
       {1, 2, 3}, [](TestRank& self) { train(self, self.rank); },
-      [](Config& config) { config.gpu_plane = "host"; });
+      [](Config& config) { config.gpu_backend = "host"; });
 }
 
 TEST(ranks_without_nccl_go_through_host_memory) {
@@ -164,11 +164,11 @@ TEST(a_captured_stream_is_refused) {
   run_gpu_jobs({2}, [](TestRank& self) {
     UserStream stream(self.rank);
     Floats data = values_of(self.rank, 10);
-    gpu_library().capture(stream.get(), 1);
+    gpu_library().capture(stream.get());
     const std::string text = self.fails(on_gpu(allreduce(data, "graph"), self.rank, stream),
                                         ErrorCode::kInvalidArgument);
     CHECK(contains(text, "CUDA graph"));
-    gpu_library().capture(stream.get(), 0);
+    CHECK_EQ(gpu_library().end_capture(stream.get()), 0);
     train(self, self.rank, 1);
   });
 }
@@ -256,7 +256,7 @@ Failure work_until_failure(TestRank& self, const UserStream& stream, bool drives
   while (!deadline.expired()) {
     try {
       const Handle handle = self.submit(on_gpu(allreduce(data, "late"), self.rank, stream));
-      while (!drives && !self.runtime()->done(handle) && !deadline.expired()) {
+      while (!drives && !self.runtime()->waiter().done(handle) && !deadline.expired()) {
         std::this_thread::yield();
       }
       if (Failure failure = self.wait({handle})) return failure;
@@ -279,7 +279,7 @@ TEST(an_asynchronous_error_of_nccl_reaches_every_rank) {
           [&](TestRank& self) {
             UserStream stream(self.rank);
             train(self, self.rank, 1);
-            self.lobby.barrier();
+            self.bootstrap.barrier();
             if (self.rank == broken) gpu_library().break_rank(broken, 6);
             const Failure failure = work_until_failure(self, stream, drives);
             CHECK_EQ(failure.code, self.rank == broken ? ErrorCode::kLibrary : ErrorCode::kPeer);

@@ -87,7 +87,7 @@ TEST(gradients_are_summed_at_their_places) {
 }
 
 // NCCL must meet registered memory on all ranks or on none, so it is brought there.
-TEST(who_has_a_tensor_elsewhere_brings_it_to_its_place) {
+TEST(a_tensor_outside_its_window_is_copied_there) {
   run_gpu_jobs({2, 3}, [](TestRank& self) {
     UserStream stream(self.rank);
     const Placed placed(self);
@@ -100,7 +100,7 @@ TEST(who_has_a_tensor_elsewhere_brings_it_to_its_place) {
   });
 }
 
-TEST(who_brings_no_tensor_adds_nothing) {
+TEST(a_rank_without_a_tensor_adds_nothing) {
   run_gpu_jobs({2}, [](TestRank& self) {
     UserStream stream(self.rank);
     const Placed placed(self);
@@ -161,7 +161,7 @@ TEST(places_are_checked_and_agreed_upon) {
 }
 
 // Windows are ordinary memory then, on all ranks or on some.
-TEST(through_host_memory_places_mean_nothing) {
+TEST(through_host_memory_windows_are_ignored) {
   for (bool everywhere : {true, false}) {
     run_gpu_jobs(
         {2},
@@ -174,7 +174,7 @@ TEST(through_host_memory_places_mean_nothing) {
         },
         [&](Config& config) {
           if (everywhere) {
-            config.gpu_plane = "host";
+            config.gpu_backend = "host";
           } else {
             static std::atomic<int> rank{0};
             if (++rank % 2 == 0) config.nccl_library = "/no/such/libnccl.so.2";
@@ -184,7 +184,7 @@ TEST(through_host_memory_places_mean_nothing) {
 }
 
 // Who has joined has no place any more, perhaps not even a window.
-TEST(with_a_joined_rank_tensors_leave_their_places) {
+TEST(with_a_joined_rank_windows_are_not_used) {
   run_gpu_jobs({2, 3}, [](TestRank& self) {
     UserStream stream(self.rank);
     {
@@ -292,24 +292,65 @@ TEST(memory_of_a_window_says_where_it_lies) {
   });
 }
 
-TEST(closing_waits_for_what_streams_still_want_of_it) {
-  run_gpu_jobs({1}, [](TestRank& self) {
-    UserStream stream(self.rank);
+TEST(closing_a_window_waits_for_streams_that_use_it) {
+  run_gpu_jobs({1, 2}, [](TestRank& self) {
+    UserStream stream(self.rank), other(self.rank);
     auto placed = std::make_unique<Placed>(self);
+    step(self, stream, *placed, [](size_t) { return Where::kInPlace; });
+    std::fill_n(placed->data(1), kSizes[1], 5.0F);
+    const cuda::Address lies = placed->window().address();
     const int gate = gpu_library().gate(stream.get());
     Floats seen(kSizes[1]);
-    const std::pair<float*, Floats*> both{placed->data(1), &seen};
-    std::fill_n(placed->data(1), kSizes[1], 5.0F);
+    std::pair<float*, Floats*> both{placed->data(1), &seen};
     gpu_library().call(
         stream.get(),
         [](void* argument) {
           auto [from, to] = *static_cast<const std::pair<float*, Floats*>*>(argument);
           std::copy_n(from, to->size(), to->begin());
         },
-        const_cast<std::pair<float*, Floats*>*>(&both));
-    std::thread opener([&] { gpu_library().open(gate); });
-    placed.reset();
+        &both);
+    placed.reset();  // does not wait
+    const auto go_on = [&] {
+      Floats data = values_of(self.rank, 10);
+      finish_on(self, other, {self.submit(on_gpu(allreduce(data), self.rank, other))});
+    };
+    const auto is_there = [&] {
+      try {
+        return self.runtime()->gpus().device_of(lies) == self.rank;
+      } catch (const Error&) {
+        return false;
+      }
+    };
+    for (int i = 0; i < 20; ++i) go_on();
+    CHECK(is_there());
+    gpu_library().open(gate);
+    stream.synchronize();
     CHECK(seen == Floats(kSizes[1], 5.0F));
-    opener.join();
+    for (int i = 0; i < 200; ++i) go_on();
+    CHECK(!is_there());
+  });
+}
+
+TEST(a_capture_is_not_spoiled_by_what_goes_on_meanwhile) {
+  run_gpu_jobs({2}, [](TestRank& self) {
+    UserStream stream(self.rank), captured(self.rank);
+    auto placed = std::make_unique<Placed>(self);
+    step(self, stream, *placed, [](size_t) { return Where::kInPlace; });
+    Floats data(1000, -1.0F);
+    const int gate = gpu_library().gate(stream.get());
+    stream.write(data, values_of(self.rank, data.size()));
+    const Handle handle = self.submit(on_gpu(allreduce(data, "held up"), self.rank, stream));
+    CHECK(!self.wait({handle}));
+    gpu_library().capture(captured.get());
+    placed.reset();  // as Python's garbage collector may
+    gpu_library().open(gate);
+    const Deadline deadline = patience();
+    while (!self.runtime()->handles().settled(handle) && !deadline.expired()) {
+      std::this_thread::yield();
+    }
+    CHECK(self.runtime()->handles().settled(handle));
+    CHECK_EQ(gpu_library().end_capture(captured.get()), 0);
+    self.runtime()->handles().release(handle);
+    CHECK(data == sum_over(self.size, data.size()));
   });
 }

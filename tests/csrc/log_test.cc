@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "base/log_json.h"
+#include "base/logging.h"
 #include "check.h"
 
 using namespace farandole;

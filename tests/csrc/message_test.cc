@@ -36,12 +36,14 @@ void same_request(const Request& a, const Request& b) {
   CHECK_EQ(a.name, b.name);
   CHECK_EQ(a.group, b.group);
   CHECK(a.signature == b.signature);
+  CHECK(a.peer == b.peer && a.tag == b.tag);
 }
 
 void same_key(const CallKey& a, const CallKey& b) {
   CHECK_EQ(a.set, b.set);
   CHECK_EQ(a.name, b.name);
   CHECK_EQ(a.sequence, b.sequence);
+  CHECK_EQ(a.poster, b.poster);
 }
 
 void same_failure(const Failure& a, const Failure& b) {
@@ -49,15 +51,29 @@ void same_failure(const Failure& a, const Failure& b) {
   CHECK_EQ(a.text, b.text);
 }
 
+void same_contribution(const Contribution& a, const Contribution& b) {
+  CHECK_EQ(a.has_input, b.has_input);
+  CHECK_EQ(a.has_payload, b.has_payload);
+  CHECK_EQ(a.rows, b.rows);
+  CHECK(a.splits == b.splits);
+  CHECK(std::ranges::equal(a.payload, b.payload));
+}
+
 void same(const Ready& a, const Ready& b) {
   CHECK_EQ(a.id, b.id);
   same_request(a.request, b.request);
   CHECK_EQ(a.sequence, b.sequence);
-  CHECK_EQ(a.contribution.has_input, b.contribution.has_input);
-  CHECK_EQ(a.contribution.has_payload, b.contribution.has_payload);
-  CHECK_EQ(a.contribution.rows, b.contribution.rows);
-  CHECK(a.contribution.splits == b.contribution.splits);
-  CHECK(std::ranges::equal(a.contribution.payload, b.contribution.payload));
+  same_contribution(a.contribution, b.contribution);
+}
+void same(const Post& a, const Post& b) {
+  same_request(a.request, b.request);
+  CHECK_EQ(a.number, b.number);
+  same_contribution(a.contribution, b.contribution);
+  same_failure(a.refusal, b.refusal);
+}
+void same(const Matched& a, const Matched& b) {
+  CHECK(a.pair == b.pair && a.sequence == b.sequence && a.sender == b.sender);
+  CHECK(a.sent == b.sent && a.receiver == b.receiver && a.received == b.received);
 }
 void same(const Refuse& a, const Refuse& b) {
   same_key(a.key, b.key), same_failure(a.failure, b.failure);
@@ -68,17 +84,17 @@ void same(const Done& a, const Done& b) {
 }
 void same(const Forgot& a, const Forgot& b) { CHECK_EQ(a.id, b.id); }
 void same(const Leave& a, const Leave& b) { CHECK(a.failed == b.failed && a.text == b.text); }
-void same(const Whereabouts& a, const Whereabouts& b) {
+void same(const StackReport& a, const StackReport& b) {
   CHECK(a.stopped == b.stopped && a.text == b.text);
 }
 void same(const Inquire& a, const Inquire& b) {
   CHECK(a.number == b.number && a.join == b.join), same_key(a.key, b.key);
 }
-void same(const Hurry&, const Hurry&) {}
+void same(const Expedite&, const Expedite&) {}
 void same(const Lost& a, const Lost& b) { same_failure(a.failure, b.failure); }
-void same(const ReadyAll& a, const ReadyAll& b) { CHECK_EQ(a.bundle, b.bundle); }
-void same(const Split& a, const Split& b) {
-  CHECK(a.bundle == b.bundle && a.awaited == b.awaited && a.ready == b.ready);
+void same(const ReadyAll& a, const ReadyAll& b) { CHECK_EQ(a.prediction, b.prediction); }
+void same(const Withdraw& a, const Withdraw& b) {
+  CHECK(a.prediction == b.prediction && a.awaited == b.awaited && a.ready == b.ready);
 }
 void same(const Define& a, const Define& b) {
   CHECK_EQ(a.id, b.id), same_request(a.request, b.request);
@@ -92,12 +108,12 @@ void same(const Run& a, const Run& b) {
     CHECK(x.id == y.id && x.sequence == y.sequence && x.divisor == y.divisor);
     CHECK(x.absent == y.absent && x.rows == y.rows);
   }
-  CHECK(a.bundles == b.bundles);
+  CHECK(a.predictions == b.predictions);
 }
-void same(const Bundle& a, const Bundle& b) {
+void same(const Predict& a, const Predict& b) {
   CHECK(a.id == b.id && a.set == b.set && a.ids == b.ids);
 }
-void same(const Unbundle& a, const Unbundle& b) { CHECK_EQ(a.id, b.id); }
+void same(const Dissolve& a, const Dissolve& b) { CHECK_EQ(a.id, b.id); }
 void same(const Result& a, const Result& b) {
   CHECK(a.set == b.set && a.id == b.id && a.sequence == b.sequence && a.absent == b.absent);
   CHECK(a.rows == b.rows && a.payload == b.payload);
@@ -117,13 +133,13 @@ void same(const Abort& a, const Abort& b) { same_failure(a.failure, b.failure); 
 void same(const Stop&, const Stop&) {}
 void same(const UseGpu& a, const UseGpu& b) {
   CHECK(a.uuid == b.uuid && a.name == b.name);
-  CHECK(a.host == b.host && a.nccl_version == b.nccl_version);
+  CHECK(a.host == b.host && a.library == b.library);
 }
-void same(const GpuKey& a, const GpuKey& b) { CHECK(a.set == b.set && a.key == b.key); }
-void same(const OpenGpu& a, const OpenGpu& b) {
-  CHECK(a.set == b.set && a.nccl == b.nccl && a.split == b.split && a.ranks == b.ranks);
+void same(const SetUp& a, const SetUp& b) {
+  CHECK(a.set == b.set && a.step == b.step && a.bytes == b.bytes);
+  CHECK(a.backend == b.backend && a.all_here == b.all_here && a.ranks == b.ranks);
 }
-void same(const WhereAre& a, const WhereAre& b) { CHECK(a.ranks == b.ranks); }
+void same(const CollectStacks& a, const CollectStacks& b) { CHECK(a.ranks == b.ranks); }
 void same(const Inform& a, const Inform& b) {
   CHECK(a.to == b.to && a.number == b.number && a.text == b.text);
 }
@@ -266,7 +282,7 @@ TEST(a_huge_count_is_not_believed) {
     }
   });
   ByteString run = encoded(Entry(Run{0, 1, std::vector<Item>(3)}));
-  size_t count_at = run.size() - 3 * 28 - 4 - 4;  // no bundles
+  size_t count_at = run.size() - 3 * 28 - 4 - 4;  // no predictions
   CHECK_EQ(run[count_at], std::byte{3});
   run[count_at] = std::byte{4};  // one more than its bytes have room for
   CHECK(!decodes(run, false));

@@ -36,8 +36,6 @@ void await(MpiRequest& request) {
 TEST(messages_arrive_by_tag_and_in_order) {
   with_mpi(mpi_abi::kThreadMultiple, [](Started& mpi) {
     const std::unique_ptr<MpiComm> comm = MpiComm::borrow(mpi.self());
-    CHECK_EQ(comm->rank(), 0);
-    CHECK_EQ(comm->size(), 1);
     CHECK(comm->largest_tag() >= 32767);
     constexpr int kMany = 20;
     const int tags[] = {0, comm->largest_tag()};

@@ -11,17 +11,15 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{60};
 
-NcclCommunicator::Setup setup_of(const nccl::UniqueId& id, int member, int members,
+NcclCommunicator::Setup setup_of(int member, int members,
                                  std::chrono::nanoseconds patience = kPatience) {
   return {gpu_library().nccl,
           GpuDevice::open(gpu_library().cuda, member),
-          id,
           member,
           members,
           patience,
           patience,
-          [] {},
-          nullptr};
+          [] {}};
 }
 
 // Of a part: on the same GPU.
@@ -32,8 +30,8 @@ NcclCommunicator::Setup setup_of(const NcclCommunicator::Setup& parent, int memb
 }
 
 // Throws what has kept it from being ready.
-void await(const NcclCommunicator& communicator) {
-  while (!communicator.ready()) {
+void await(NcclCommunicator& communicator) {
+  while (!communicator.poll()) {
     communicator.check();
     std::this_thread::yield();
   }
@@ -44,17 +42,16 @@ void await(const NcclCommunicator& communicator) {
 TEST(a_part_goes_on_when_its_parent_is_gone) {
   const nccl::UniqueId id = new_nccl_id();
   in_threads(3, [&](int me) {
-    const NcclCommunicator::Setup whole = setup_of(id, me, 3);
-    auto world = std::make_unique<NcclCommunicator>(whole);
+    const NcclCommunicator::Setup whole = setup_of(me, 3);
+    auto world = std::make_unique<NcclCommunicator>(whole, id);
     await(*world);
     world->split(me - 1);  // of 1 and 2
     await(*world);
-    NcclCommunicator::Setup setup = setup_of(whole, me - 1, 2);
-    setup.part = world->take_part();
-    CHECK_EQ(setup.part != nullptr, me > 0);
+    const nccl::Comm half = world->take_part();
+    CHECK_EQ(half != nullptr, me > 0);
     world.reset();
     if (me == 0) return;
-    NcclCommunicator part(setup);
+    NcclCommunicator part(setup_of(whole, me - 1, 2), half);
     await(part);
   });
   CHECK_EQ(gpu_library().alive(), 0);
@@ -63,7 +60,7 @@ TEST(a_part_goes_on_when_its_parent_is_gone) {
 TEST(a_part_that_nobody_takes_goes_with_its_parent) {
   const nccl::UniqueId id = new_nccl_id();
   in_threads(2, [&](int me) {
-    NcclCommunicator world(setup_of(id, me, 2));
+    NcclCommunicator world(setup_of(me, 2), id);
     await(world);
     world.split(me);
     await(world);
@@ -75,7 +72,7 @@ TEST(a_rank_that_does_not_take_part_is_a_typed_error_in_time) {
   const nccl::UniqueId id = new_nccl_id();
   std::atomic<int> failures{0};
   in_threads(3, [&](int me) {
-    NcclCommunicator world(setup_of(id, me, 3, std::chrono::seconds{2}));
+    NcclCommunicator world(setup_of(me, 3, std::chrono::seconds{2}), id);
     await(world);
     if (me == 2) {
       while (failures < 2) std::this_thread::yield();

@@ -1,26 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bundles, from the ranks' end to the log and back: what a step costs, and every way out.
+// Predicted groups, from the ranks to the log and back: what a step costs, and every way out.
 #include <functional>
-#include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "control/prediction/bundler.h"
 #include "coordinator_harness.h"
+#include "runtime/calls/reporter.h"
 
 namespace farandole {
 namespace {
 
-// Ranks that submit named tensors by way of their bundlers. A log entry reaches all at once.
+// Ranks that submit named tensors through their reporters. A log entry reaches all at once.
 class Steps {
  public:
-  explicit Steps(int size, int bundles = 2, bool bundle_tiny = true)
-      : size_(size), bundlers_(size_t(size)), job_([&] {
+  explicit Steps(int size, int predictions = 2, bool prediction_tiny = true)
+      : size_(size), reporters_(size_t(size)), job_([&] {
           Coordinator::Settings settings = Job::settings(size);
-          settings.bundles = bundles;
-          settings.bundle_bytes = 0;
-          settings.bundle_tiny = bundle_tiny;
+          settings.predictions = predictions;
+          settings.prediction_bytes = 0;
+          settings.prediction_tiny = prediction_tiny;
           return settings;
         }()) {}
 
@@ -35,7 +34,7 @@ class Steps {
     }
     ready.contribution = given;
     if (ready.id != 0) under_way_.insert({r, ready.id});
-    send(r, [&](auto& out) { bundler(r).pass(Report(ready), t + 1, out); });
+    send(r, [&](auto& out) { report_combiner(r).pass(Report(ready), t + 1, out); });
   }
   void submit_all(int t) {
     for (Rank r = 0; r < size_; ++r) submit(r, t, input(), {elements_});
@@ -43,10 +42,10 @@ class Steps {
   void make_tensors_of(int64_t elements) { elements_ = elements; }
   void await(Rank r, int t) {
     int64_t handle = t + 1;
-    send(r, [&](auto& out) { bundler(r).await({&handle, 1}, out); });
+    send(r, [&](auto& out) { report_combiner(r).await({&handle, 1}, out); });
   }
   void report(Rank r, const Report& report) {
-    send(r, [&](auto& out) { bundler(r).pass(Report(report), 0, out); });
+    send(r, [&](auto& out) { report_combiner(r).pass(Report(report), 0, out); });
   }
   Log publish() { return read(job_.publish()); }
   Log tick_at(int64_t seconds) {
@@ -62,14 +61,14 @@ class Steps {
     }
     return log;
   }
-  // Until there are bundles.
+  // Until there are predictions.
   void learn(int tensors) {
     for (int i = 0; i < 3; ++i) step(tensors);
-    CHECK(job_.coordinator().bundles() > 0);
+    CHECK(job_.coordinator().predictions() > 0);
   }
   int reports() const { return job_.reports(); }
   Job& job() { return job_; }
-  Bundler& bundler(Rank r) { return bundlers_[static_cast<size_t>(r)]; }
+  ReportCombiner& report_combiner(Rank r) { return reporters_[static_cast<size_t>(r)]; }
 
  private:
   void send(Rank r, const std::function<void(std::vector<Report>&)>& make) {
@@ -81,9 +80,10 @@ class Steps {
     for (const Entry& entry : log) {
       for (Rank r = 0; r < size_; ++r) {
         auto under_way = [&](uint32_t id) { return under_way_.contains({r, id}); };
-        if (auto* bundle = std::get_if<Bundle>(&entry)) bundler(r).open(*bundle, under_way);
-        if (auto* gone = std::get_if<Unbundle>(&entry)) {
-          send(r, [&](auto& out) { bundler(r).close(gone->id, out); });
+        if (auto* prediction = std::get_if<Predict>(&entry))
+          report_combiner(r).open(*prediction, under_way);
+        if (auto* gone = std::get_if<Dissolve>(&entry)) {
+          send(r, [&](auto& out) { report_combiner(r).close(gone->id, out); });
         }
       }
       if (auto* run = std::get_if<Run>(&entry)) settle(*run);  // its bytes move at once
@@ -95,8 +95,8 @@ class Steps {
     job_.report(0, Done{run.set, run.bucket});
     std::vector<uint32_t> ids;
     for (const Item& item : run.items) ids.push_back(item.id);
-    for (uint32_t bundle : run.bundles) {
-      for (uint32_t id : bundler(0).ids_of(bundle)) ids.push_back(id);
+    for (uint32_t prediction : run.predictions) {
+      for (uint32_t id : report_combiner(0).ids_of(prediction)) ids.push_back(id);
     }
     over(ids);
   }
@@ -106,23 +106,24 @@ class Steps {
 
   int size_;
   int64_t elements_ = 1000;
-  std::vector<Bundler> bundlers_;
+  std::vector<ReportCombiner> reporters_;
   Job job_;
   std::set<std::pair<Rank, uint32_t>> under_way_;
 };
 
 size_t calls_in(const Run& run, Steps& steps) {
   size_t calls = run.items.size();
-  for (uint32_t bundle : run.bundles) calls += steps.bundler(0).ids_of(bundle).size();
+  for (uint32_t prediction : run.predictions)
+    calls += steps.report_combiner(0).ids_of(prediction).size();
   return calls;
 }
 
 }  // namespace
 
-TEST(a_repeated_step_costs_a_report_a_bundle) {
+TEST(a_repeated_step_costs_a_report_a_prediction) {
   Steps steps(3);
   steps.learn(10);
-  CHECK_EQ(steps.job().coordinator().bundles(), size_t{2});
+  CHECK_EQ(steps.job().coordinator().predictions(), size_t{2});
   int before = steps.reports();
   Log log = steps.step(10);
   size_t calls = 0, runs = 0;
@@ -135,7 +136,7 @@ TEST(a_repeated_step_costs_a_report_a_bundle) {
   CHECK_EQ(static_cast<size_t>(steps.reports() - before), 3 * 2 + runs);  // and Done
 }
 
-TEST(a_bundle_starts_before_the_step_ends_and_when_all_are_ready) {
+TEST(a_prediction_starts_before_the_step_ends_and_when_all_are_ready) {
   Steps steps(2);
   steps.learn(4);
   for (int t : {1, 0}) steps.submit(0, t);
@@ -145,13 +146,13 @@ TEST(a_bundle_starts_before_the_step_ends_and_when_all_are_ready) {
   CHECK_EQ(kinds(steps.publish()), "");
 }
 
-TEST(it_can_be_switched_off) {
+TEST(prediction_can_be_switched_off) {
   Steps steps(2, 0);
   for (int i = 0; i < 5; ++i) steps.step(4);
-  CHECK_EQ(steps.job().coordinator().bundles(), size_t{0});
+  CHECK_EQ(steps.job().coordinator().predictions(), size_t{0});
 }
 
-TEST(who_waits_for_a_part_sends_it_and_the_next_bundles_end_there) {
+TEST(a_wait_for_a_part_sends_it_and_ends_later_predictions_there) {
   Steps steps(2, 1);
   steps.learn(4);
   for (Rank r : {0, 1}) {
@@ -160,20 +161,20 @@ TEST(who_waits_for_a_part_sends_it_and_the_next_bundles_end_there) {
   }
   CHECK_EQ(kinds(steps.publish()), "");
   steps.await(0, 1);  // rank 1 waits for nothing, and yet is heard of
-  CHECK_EQ(kinds(steps.publish()), "unbundle");
+  CHECK_EQ(kinds(steps.publish()), "dissolve");
   CHECK_EQ(only<Run>(steps.publish()).items.size(), size_t{2});
   for (int t : {2, 3}) steps.submit_all(t);
   CHECK_EQ(only<Run>(steps.publish()).items.size(), size_t{2});
-  CHECK_EQ(steps.job().coordinator().bundles(), size_t{0});
+  CHECK_EQ(steps.job().coordinator().predictions(), size_t{0});
   for (int i = 0; i < 3; ++i) steps.step(4);
-  CHECK_EQ(steps.job().coordinator().bundles(), size_t{2});
+  CHECK_EQ(steps.job().coordinator().predictions(), size_t{2});
   for (int t : {0, 1}) steps.submit_all(t);
   Run run = only<Run>(steps.publish());
   CHECK_EQ(calls_in(run, steps), size_t{2});
 }
 
-// Who waits once more where bundles end already teaches nothing.
-TEST(who_waits_for_the_end_of_a_bundle_before_its_beginning_is_trusted_later) {
+// Who waits once more where predictions end already teaches nothing.
+TEST(a_wait_for_the_last_call_first_delays_the_next_prediction) {
   Steps steps(2, 1);
   steps.learn(4);
   auto wait_for_b_after = [&](int other, std::vector<int> rest) {
@@ -187,31 +188,31 @@ TEST(who_waits_for_the_end_of_a_bundle_before_its_beginning_is_trusted_later) {
   };
   wait_for_b_after(0, {2, 3});
   for (int i = 0; i < 3; ++i) steps.step(4);
-  CHECK_EQ(steps.job().coordinator().bundles(), size_t{2});  // ab, cd
+  CHECK_EQ(steps.job().coordinator().predictions(), size_t{2});  // ab, cd
   wait_for_b_after(2, {0, 3});
   for (int i = 0; i < 3; ++i) steps.step(4);
-  CHECK_EQ(steps.job().coordinator().bundles(), size_t{1});  // looks twice as long
+  CHECK_EQ(steps.job().coordinator().predictions(), size_t{1});  // looks twice as long
   for (int i = 0; i < 2; ++i) steps.step(4);
-  CHECK_EQ(steps.job().coordinator().bundles(), size_t{2});
+  CHECK_EQ(steps.job().coordinator().predictions(), size_t{2});
 }
 
-// Inputs that could ride along: many of them are worth a bundle, a few are not.
+// Inputs that could ride along: many of them are worth a prediction, a few are not.
 TEST(a_step_of_many_tiny_calls_is_predicted) {
   struct Case {
     int calls;
     bool allowed;
-    size_t bundles;
+    size_t predictions;
   };
   for (const Case& now : {Case{7, true, 0}, {8, true, 1}, {8, false, 0}, {300, true, 2}}) {
     Steps steps(2, 1, now.allowed);
     steps.make_tensors_of(16);
     for (int i = 0; i < 3; ++i) steps.step(now.calls);
-    CHECK_EQ(steps.job().coordinator().bundles(), now.bundles);
+    CHECK_EQ(steps.job().coordinator().predictions(), now.predictions);
   }
 }
 
 // Of 12 calls every third rides along with its reports, and overtakes what waits for the lane.
-TEST(bundles_hold_calls_in_the_order_in_which_they_become_ready) {
+TEST(predictions_hold_calls_in_the_order_in_which_they_become_ready) {
   Steps steps(2, 3);
   const std::vector<float> few(16, 1.0f);
   for (int step = 0; step < 3; ++step) {
@@ -224,8 +225,8 @@ TEST(bundles_hold_calls_in_the_order_in_which_they_become_ready) {
     }
   }
   std::vector<std::string> names, expected;
-  for (uint32_t bundle : {1u, 2u, 3u}) {
-    for (uint32_t id : steps.bundler(0).ids_of(bundle))
+  for (uint32_t prediction : {1u, 2u, 3u}) {
+    for (uint32_t id : steps.report_combiner(0).ids_of(prediction))
       names.push_back(steps.job().table().at(id).name);
   }
   for (int t = 0; t < 12; ++t) expected.push_back("t" + std::to_string(t));
@@ -244,11 +245,11 @@ TEST(a_wait_of_all_ranks_costs_no_trust) {
   while (!steps.publish().empty()) {
   }
   for (int i = 0; i < 3; ++i) steps.step(4);
-  CHECK_EQ(steps.job().coordinator().bundles(), size_t{2});
+  CHECK_EQ(steps.job().coordinator().predictions(), size_t{2});
 }
 
 // Rank 0 is always ahead: whenever the last call of a step is published it has begun the next one.
-TEST(bundles_are_made_in_the_middle_of_a_round) {
+TEST(predictions_are_made_in_the_middle_of_a_round) {
   Steps steps(2, 1);
   steps.submit(0, 0);
   size_t whole = 0;
@@ -256,7 +257,7 @@ TEST(bundles_are_made_in_the_middle_of_a_round) {
     for (int t : {1, 2, 3, 0}) {
       steps.submit(0, t);
       steps.submit(1, (t + 3) % 4);
-      for (const Run& run : all<Run>(steps.publish())) whole += run.bundles.size();
+      for (const Run& run : all<Run>(steps.publish())) whole += run.predictions.size();
     }
   }
   CHECK_EQ(whole, size_t{2});  // the last two rounds; in the one before it was made
@@ -268,10 +269,10 @@ TEST(nothing_is_withheld_for_long_from_a_rank_that_is_ready) {
   steps.learn(2);
   steps.submit(1, 0);
   steps.submit(0, 0);
-  steps.submit(0, 1);  // the whole bundle
+  steps.submit(0, 1);  // the whole prediction
   CHECK_EQ(kinds(steps.publish()), "");
   CHECK(steps.job().coordinator().next_tick() <= 1'000'000'000);
-  CHECK_EQ(kinds(steps.tick_at(1)), "unbundle");
+  CHECK_EQ(kinds(steps.tick_at(1)), "dissolve");
   CHECK_EQ(only<Run>(steps.publish()).items.size(), size_t{1});
   steps.submit(1, 1);
   CHECK_EQ(only<Run>(steps.publish()).items.size(), size_t{1});
@@ -304,15 +305,15 @@ TEST(every_deviation_ends_prediction_and_nothing_else) {
       Log part = steps.publish();
       log.insert(log.end(), part.begin(), part.end());
     }
-    CHECK(std::holds_alternative<Unbundle>(log.front()));
-    CHECK_EQ(steps.bundler(0).withheld(), 0);
-    CHECK_EQ(steps.bundler(1).withheld(), 0);
+    CHECK(std::holds_alternative<Dissolve>(log.front()));
+    CHECK_EQ(steps.report_combiner(0).withheld(), 0);
+    CHECK_EQ(steps.report_combiner(1).withheld(), 0);
     bool first = false;  // what both had submitted has run
     for (const Run& run : all<Run>(log)) {
       for (const Item& item : run.items) first |= steps.job().table().at(item.id).name == "t0";
     }
     CHECK(first);
-    CHECK_EQ(steps.job().coordinator().bundles(), size_t{0});
+    CHECK_EQ(steps.job().coordinator().predictions(), size_t{0});
   }
 }
 
@@ -322,21 +323,21 @@ TEST(a_rank_that_leaves_ends_prediction) {
   for (int t : {0, 1, 2}) steps.submit(0, t);
   steps.report(1, Leave{});
   Log log = steps.publish();
-  CHECK_EQ(all<Unbundle>(log).size(), size_t{1});
+  CHECK_EQ(all<Dissolve>(log).size(), size_t{1});
   CHECK_EQ(all<Fail>(log).size(), size_t{3});
   for (const Fail& fail : all<Fail>(log)) contains(fail.failure.text, "rank 1 finished normally");
 }
 
-// A round may have begun when the bundle comes: some of it was reported call by call.
+// A round may have begun when the prediction comes: some of it was reported call by call.
 TEST(a_rank_that_has_begun_the_round_ends_it_call_by_call) {
-  Bundler bundler;
-  bundler.open({1, kWorldSet, {5, 6, 7}}, [](uint32_t id) { return id == 6; });
+  ReportCombiner report_combiner;
+  report_combiner.open({1, kWorldSet, {5, 6, 7}}, [](uint32_t id) { return id == 6; });
   auto sent = [&](uint32_t id) {
     Ready ready;
     ready.id = id;
     ready.contribution.has_input = true;
     std::vector<Report> out;
-    bundler.pass(Report(ready), id, out);
+    report_combiner.pass(Report(ready), id, out);
     return out;
   };
   for (uint32_t id : {7, 5}) CHECK(std::holds_alternative<Ready>(sent(id).at(0)));
@@ -351,7 +352,7 @@ TEST(both_ways_of_reporting_meet_in_one_round) {
     for (const Run& run : all<Run>(job.publish())) job.report(0, Done{run.set, run.bucket});
     job.publish();
   }
-  CHECK_EQ(job.coordinator().bundles(), size_t{1});
+  CHECK_EQ(job.coordinator().predictions(), size_t{1});
   job.report(0, ReadyAll{1});
   job.submit(1, tensor("a"));  // had not read of it
   CHECK_EQ(only<Run>(job.publish()).items.size(), size_t{1});
@@ -361,7 +362,7 @@ TEST(both_ways_of_reporting_meet_in_one_round) {
   job.report(0, Done{run.set, run.bucket});
   job.report(1, ReadyAll{1});
   job.report(0, ReadyAll{1});
-  CHECK_EQ(only<Run>(job.publish()).bundles.size(), size_t{1});
+  CHECK_EQ(only<Run>(job.publish()).predictions.size(), size_t{1});
 }
 
 TEST(a_rank_that_breaks_the_rules_is_found_out) {
@@ -382,15 +383,16 @@ TEST(a_rank_that_breaks_the_rules_is_found_out) {
     return false;
   };
   CHECK(fails([](Job& job) { job.report(0, ReadyAll{9}); }));
-  CHECK(fails([](Job& job) { job.report(0, Split{1, false, {2}}); }));
-  CHECK(fails([](Job& job) { job.report(0, Split{1, false, {-1}}); }));
+  CHECK(fails([](Job& job) { job.report(0, Withdraw{1, false, {2}}); }));
+  CHECK(fails([](Job& job) { job.report(0, Withdraw{1, false, {-1}}); }));
+  CHECK(fails([](Job& job) { job.report(0, Withdraw{1, true, {}}); }));
   CHECK(fails([](Job& job) {
     job.report(0, ReadyAll{1});
     job.report(0, ReadyAll{1});
   }));
   CHECK(fails([](Job& job) {
-    job.report(0, Split{1, false, {}});
-    job.report(0, Split{1, false, {}});
+    job.report(0, Withdraw{1, false, {}});
+    job.report(0, Withdraw{1, false, {}});
   }));
   CHECK(!fails([](Job& job) { job.report(0, ReadyAll{1}); }));
 }

@@ -15,10 +15,8 @@ namespace {
 // A child that does nothing until it is killed.
 class Child {
  public:
-  Child() : pid_(fork()) {
-    CHECK(pid_ >= 0);
+  Child() : pid_(check::fork_bound()) {
     if (pid_ != 0) return;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     for (;;) pause();
   }
   ~Child() {
@@ -99,6 +97,22 @@ TEST(a_stopped_process_is_seen) {
   child.send(SIGCONT);
   child.await(WCONTINUED);
   CHECK(!is_stopped(child.pid()));
+}
+
+// What all tests that stop a process rely on: none is left, whatever becomes of the test.
+TEST(a_stopped_child_dies_with_its_parent) {
+  int ends[2];
+  CHECK_EQ(pipe(ends), 0);
+  check::run_in_fork([] {
+    Child child;
+    child.send(SIGSTOP);
+    child.await(WUNTRACED);
+    _exit(0);  // no destructor runs, as when a sanitizer ends a program
+  });
+  close(ends[1]);
+  pollfd end{ends[0], POLLIN, 0};
+  CHECK_EQ(poll(&end, 1, 30'000), 1);  // the child held the other end
+  close(ends[0]);
 }
 
 TEST(host_and_namespace_have_an_identity) {

@@ -58,7 +58,7 @@ inline PartSpec random_part(Random& random, Op op, DType dtype, std::vector<int6
   const auto n = static_cast<size_t>(members);
   const bool rooted = traits_of(op).rooted();
   if (rooted) signature.root = static_cast<Rank>(random.below(n));
-  if (!rooted && op != Op::kBarrier && one_in(random, 4)) {
+  if (!rooted && one_in(random, 4)) {
     spec.part.present.assign(n, true);
     const size_t stays = random.below(n);
     for (size_t m = 0; m < n; ++m) spec.part.present[m] = m == stays || !one_in(random, 3);
@@ -80,7 +80,7 @@ inline std::vector<BucketSpec> buckets_of_every_kind(Random& random, int members
                                                     {3, 5}, {0, 4}, {4, 0}, {1000}};
   std::vector<BucketSpec> buckets;
   for (Op op : {Op::kAllreduce, Op::kBroadcast, Op::kAllgather, Op::kReducescatter, Op::kAlltoall,
-                Op::kScatter, Op::kBarrier}) {
+                Op::kScatter}) {
     for (int dtype = 0; dtype < kDTypeCount; ++dtype) {
       for (const auto& shape : shapes) {
         buckets.push_back({random_part(random, op, static_cast<DType>(dtype), shape, members)});
@@ -93,9 +93,9 @@ inline std::vector<BucketSpec> buckets_of_every_kind(Random& random, int members
 // At most `most_parts` tensors of any kind; now and then one of most_elements, else small ones.
 inline BucketSpec random_bucket(Random& random, int members, size_t most_parts,
                                 size_t most_elements) {
-  constexpr Op kOps[] = {Op::kAllreduce, Op::kAllreduce, Op::kAllreduce,     Op::kAllreduce,
-                         Op::kBroadcast, Op::kAllgather, Op::kReducescatter, Op::kAlltoall,
-                         Op::kScatter,   Op::kBarrier};
+  constexpr Op kOps[] = {Op::kAllreduce,     Op::kAllreduce, Op::kAllreduce,
+                         Op::kAllreduce,     Op::kBroadcast, Op::kAllgather,
+                         Op::kReducescatter, Op::kAlltoall,  Op::kScatter};
   BucketSpec bucket(1 + random.below(most_parts));
   Op op = kOps[random.below(std::size(kOps))];
   for (PartSpec& spec : bucket) {
@@ -105,7 +105,6 @@ inline BucketSpec random_bucket(Random& random, int members, size_t most_parts,
     auto rows = static_cast<int64_t>(random.below(limit + 1));
     std::vector<int64_t> shape = {rows};
     if (one_in(random, 2)) shape = {rows / 3, 3};
-    if (op == Op::kBarrier) shape = {};
     spec = random_part(random, op, dtype, shape, members);
   }
   return bucket;

@@ -42,17 +42,19 @@ inline Signature random_signature(Random& random) {
   s.postscale = -random.unit();
   s.shape = random_numbers<int64_t>(random);
   s.group_size = random.between(1, 1000);
-  s.place = {static_cast<uint32_t>(random.below(3)), random.next(), random.next()};
+  s.window_range = {static_cast<uint32_t>(random.below(3)), random.next(), random.next()};
   return s;
 }
 
 inline Request random_request(Random& random) {
-  return {static_cast<SetId>(random.next()), random_text(random, 40), random_text(random, 20),
-          random_signature(random)};
+  return {static_cast<SetId>(random.next()), random_text(random, 40),
+          random_text(random, 20),           random_signature(random),
+          random.between(-1, 4095),          static_cast<int64_t>(random.next())};
 }
 
 inline CallKey random_key(Random& random) {
-  return {static_cast<SetId>(random.next()), random_text(random, 40), random.next()};
+  return {static_cast<SetId>(random.next()), random_text(random, 40), random.next(),
+          random.between(-1, 4095)};
 }
 
 inline Failure random_failure(Random& random) {
@@ -61,7 +63,22 @@ inline Failure random_failure(Random& random) {
 
 inline uint32_t random_id(Random& random) { return static_cast<uint32_t>(random.next()) | 1; }
 
-// A Ready's payload is a view: `storage` holds the bytes.
+inline SetUp random_set_up(Random& random) {
+  return {static_cast<SetId>(random.next()),
+          random_text(random, 20),
+          random_text(random, 128),
+          BackendKind{random.between(0, kBackendKindCount - 1)},
+          random.chance(0.5),
+          random_numbers<int32_t>(random)};
+}
+
+inline Contribution random_contribution(Random& random, ByteString& storage) {
+  storage = random_bytes(random, kTinyBytes);
+  return {random.chance(0.5), random.chance(0.5), static_cast<int64_t>(random.next()),
+          random_numbers<int64_t>(random), storage};
+}
+
+// The payload of a Ready or Post is a view: `storage` holds the bytes.
 inline Report random_report(Random& random, size_t kind, ByteString& storage) {
   switch (kind) {
     case 0: {
@@ -69,10 +86,7 @@ inline Report random_report(Random& random, size_t kind, ByteString& storage) {
       if (random.chance(0.5)) ready.id = random_id(random);
       if (ready.id == 0) ready.request = random_request(random);
       ready.sequence = random.next();
-      storage = random_bytes(random, kTinyBytes);
-      ready.contribution = {random.chance(0.5), random.chance(0.5),
-                            static_cast<int64_t>(random.next()), random_numbers<int64_t>(random),
-                            storage};
+      ready.contribution = random_contribution(random, storage);
       return ready;
     }
     case 1: return Refuse{random_key(random), random_failure(random)};
@@ -80,15 +94,18 @@ inline Report random_report(Random& random, size_t kind, ByteString& storage) {
     case 3: return Done{static_cast<SetId>(random.next()), random.next(), random.chance(0.5)};
     case 4: return Forgot{random_id(random)};
     case 5: return Leave{random.chance(0.5), random_text(random, 300)};
-    case 6: return Whereabouts{random.chance(0.5), random_text(random, 300)};
+    case 6: return StackReport{random.chance(0.5), random_text(random, 300)};
     case 11:
-      return UseGpu{random_text(random, 16), random.between(0, 4095), random.between(0, 30000),
+      return UseGpu{random_text(random, 16), random.between(0, 4095), random_text(random, 20),
                     random_text(random, 40)};
-    case 12: return GpuKey{static_cast<SetId>(random.next()), random_text(random, 128)};
-    case 13: return Hurry{};
+    case 12: return random_set_up(random);
+    case 13: return Expedite{};
+    case 14:
+      return Post{random_request(random), random.next(), random_contribution(random, storage),
+                  random_failure(random)};
     case 7: return Inquire{random.next(), random_key(random), random.chance(0.5)};
     case 8: return ReadyAll{random_id(random)};
-    case 9: return Split{random_id(random), random.chance(0.5), random_numbers<int32_t>(random)};
+    case 9: return Withdraw{random_id(random), random.chance(0.5), random_numbers<int32_t>(random)};
     default: return Lost{random_failure(random)};
   }
 }
@@ -99,7 +116,7 @@ inline Run random_run(Random& random) {
     run.items.push_back({random_id(random), random.next(), static_cast<int64_t>(random.next()),
                          random_numbers<int32_t>(random), random_numbers<int64_t>(random)});
   }
-  run.bundles = random_numbers<uint32_t>(random);
+  run.predictions = random_numbers<uint32_t>(random);
   run.gpu = random.chance(0.5);
   return run;
 }
@@ -124,13 +141,14 @@ inline Entry random_entry(Random& random, size_t kind) {
     case 7: return CloseSet{set, random_key(random)};
     case 8: return Abort{random_failure(random)};
     case 9: return Stop{};
-    case 10: return WhereAre{random_numbers<int32_t>(random)};
-    case 14:
-      return OpenGpu{set, random.chance(0.5), random.chance(0.5), random_numbers<int32_t>(random)};
-    case 15: return GpuKey{set, random_text(random, 128)};
+    case 10: return CollectStacks{random_numbers<int32_t>(random)};
+    case 14: return random_set_up(random);
     case 11: return Inform{random.between(0, 4095), random.next(), random_text(random, 300)};
-    case 12: return Bundle{random_id(random), set, random_numbers<uint32_t>(random)};
-    default: return Unbundle{random_id(random)};
+    case 12: return Predict{random_id(random), set, random_numbers<uint32_t>(random)};
+    case 15:
+      return Matched{set,           random.next(),           random.between(0, 4095),
+                     random.next(), random.between(0, 4095), random.next()};
+    default: return Dissolve{random_id(random)};
   }
 }
 

@@ -64,7 +64,7 @@ TEST(a_result_outlives_its_handle_and_its_runtime) {
 }
 
 // Each thread has its own.
-TEST(results_of_two_threads) {
+TEST(two_threads_take_their_own_results) {
   init_alone();
   Floats data = values_of(0, 6);
   const int64_t mine = done(alltoall(data));
@@ -82,7 +82,7 @@ TEST(results_of_two_threads) {
   shut_down();
 }
 
-TEST(what_cannot_be_taken_is_an_error) {
+TEST(taking_a_result_without_memory_is_an_error) {
   init_alone();
   Floats data = values_of(0, 6);
   const int64_t handle = done(alltoall(data));
@@ -111,7 +111,7 @@ TEST(what_cannot_be_taken_is_an_error) {
 }
 
 // A caller that still drives in farandole_wait holds the runtime: shutdown waits for it.
-TEST(after_a_shutdown_nobody_is_inside) {
+TEST(after_a_shutdown_no_thread_is_in_the_core) {
   for (int round = 0; round < 40; ++round) {
     init_alone();
     std::atomic<uint32_t> inside{0};
@@ -181,8 +181,8 @@ TEST(a_forked_child_knows_where_it_stands) {
     // Where an answer is a number, an error is a negative one.
     CHECK_EQ(farandole_set_ranks(0, nullptr, 0), -FARANDOLE_E_SHUTDOWN);
     CHECK_EQ(farandole_submit_buffer(1, nullptr, nullptr), -FARANDOLE_E_SHUTDOWN);
-    char card[8];
-    CHECK_EQ(farandole_prepare(card, sizeof card), -FARANDOLE_E_SHUTDOWN);
+    char peer_info[8];
+    CHECK_EQ(farandole_prepare(peer_info, sizeof peer_info), -FARANDOLE_E_SHUTDOWN);
   });
   shut_down();
   run_in_fork([] {

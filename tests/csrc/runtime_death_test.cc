@@ -22,23 +22,22 @@ int64_t kill_one_of(int ranks, uint64_t seed) {
   Random random(seed);
   const int victim = static_cast<int>(random.below(static_cast<uint64_t>(ranks)));
   const uint64_t us = random.below(6000);
-  Lobby lobby(ranks);
+  LocalBootstrap bootstrap(ranks);
   std::vector<pid_t> children;
   for (int rank = 0; rank < ranks; ++rank) {
-    const pid_t pid = fork();
-    CHECK(pid >= 0);
+    const pid_t pid = fork_bound();
     if (pid > 0) {
       children.push_back(pid);
       continue;
     }
     try {
-      TestRank self(lobby, rank, test_config());
+      TestRank self(bootstrap, rank, test_config());
       self.start();
       self.check_usable();
-      lobby.barrier();  // nobody dies before all have come so far
+      bootstrap.barrier();  // nobody dies before all have come so far
       if (rank == victim) strike_in(static_cast<int64_t>(us), SIGKILL);
       const Failure failure = work_until_failure(self);
-      lobby.time_of(rank) = now_ns();
+      bootstrap.time_of(rank) = now_ns();
       CHECK_EQ(failure.code, ErrorCode::kPeer);
       CHECK(contains(failure.text, "rank " + std::to_string(victim)));
       check_broken(self, "rank " + std::to_string(victim));
@@ -62,7 +61,7 @@ int64_t kill_one_of(int ranks, uint64_t seed) {
       continue;
     }
     CHECK_EQ(status, 0);
-    last = std::max(last, lobby.time_of(rank) - died);
+    last = std::max(last, bootstrap.time_of(rank) - died);
   }
   CHECK_EQ(waitpid(-1, nullptr, WNOHANG), -1);  // none is left
   return last;
@@ -108,16 +107,16 @@ void loud(Config& config) { config.log_level = "error"; }
 // The leader tells of its members; everyone of the leader, which can't.
 TEST(a_death_is_told_in_one_line) {
   for (int victim = 0; victim < 3; ++victim) {
-    Lobby lobby(3);
+    LocalBootstrap bootstrap(3);
     const std::string text = stderr_of([&] {
       std::vector<pid_t> children;
       for (int rank = 0; rank < 3; ++rank) {
-        children.push_back(fork());
+        children.push_back(fork_bound());
         if (children.back() > 0) continue;
         try {
-          run_rank(lobby, rank, loud, [&](TestRank& self) {
+          run_rank(bootstrap, rank, loud, [&](TestRank& self) {
             self.check_usable();
-            self.lobby.barrier();
+            self.bootstrap.barrier();
             if (self.rank == victim) raise(SIGKILL);
             Floats data(3);
             self.fails(allreduce(data), ErrorCode::kPeer);
@@ -145,4 +144,22 @@ TEST(a_normal_end_is_no_death) {
     }
   });
   if (!text.empty()) fail("a normal end was taken for a death: " + text);
+}
+
+// Nor is the end of a host a connection that was lost.
+TEST(hosts_that_end_normally_are_not_lost) {
+  const std::string text = stderr_of([] {
+    for (int round = 0; round < 5; ++round) {
+      LocalBootstrap bootstrap(4);
+      run_in_forks(4, [&](int rank) {
+        Config config = test_config();
+        loud(config);
+        TestRank self(bootstrap, rank, config, {0, 0, 2, 3});
+        self.start();
+        self.check_usable();
+        self.leave();
+      });
+    }
+  });
+  if (!text.empty()) fail("a normal end was taken for a loss: " + text);
 }

@@ -32,7 +32,7 @@ void skip_under(std::initializer_list<const char*> sanitizers, const std::string
 
 }  // namespace
 
-TEST(leaving_while_others_wait) {
+TEST(calls_that_need_a_rank_that_left_fail) {
   run_jobs({2, 3, 4}, [](TestRank& self) {
     self.check_usable();
     if (self.rank == self.size - 1) return;
@@ -45,12 +45,12 @@ TEST(leaving_while_others_wait) {
 }
 
 // A join() that can't be answered ends; whoever has not joined goes on counting its own unnamed calls.
-TEST(leaving_while_others_join) {
+TEST(a_rank_may_leave_while_others_join) {
   run_jobs({2, 3}, [](TestRank& self) {
     if (self.rank == 0) return;
     Floats data(3);
     self.fails(allreduce(data), ErrorCode::kPeer);
-    while (self.rank == 1 && self.lobby.told(0) < static_cast<uint32_t>(self.size) - 2) {
+    while (self.rank == 1 && self.bootstrap.told(0) < static_cast<uint32_t>(self.size) - 2) {
       self.finish(self.submit({FARANDOLE_JOIN, {}, nullptr, nullptr, ""}));
     }
     for (int round = 0; round < 50; ++round) {
@@ -58,7 +58,7 @@ TEST(leaving_while_others_join) {
       for (int i = 0; i < 40; ++i) handles.push_back(self.submit(allreduce(data)));
       for (Handle handle : handles) CHECK_EQ(self.wait({handle}).code, ErrorCode::kPeer);
     }
-    self.lobby.tell(0);
+    self.bootstrap.tell(0);
   });
 }
 
@@ -67,13 +67,13 @@ TEST(a_failing_rank_fails_all) {
   run_jobs({1, 2, 3, 4}, [](TestRank& self) {
     self.check_usable();
     if (self.rank == self.size - 1) {
-      if (self.size > 1) self.lobby.await(0, static_cast<uint32_t>(self.size) - 1);
+      if (self.size > 1) self.bootstrap.await(0, static_cast<uint32_t>(self.size) - 1);
       return self.leave_failed("ValueError: no such file");
     }
     Floats data(3000);
     Handle waiting = self.submit(allreduce(data, "waiting"));
     Handle join = self.rank == 1 ? self.submit({FARANDOLE_JOIN, {}, nullptr, nullptr, ""}) : 0;
-    self.lobby.tell(0);
+    self.bootstrap.tell(0);
     const Failure failure = self.wait({waiting});
     CHECK_EQ(failure.code, ErrorCode::kPeer);
     const std::string says = "rank " + std::to_string(self.size - 1) + " left: ValueError";
@@ -101,21 +101,21 @@ TEST(a_broken_job_is_idle) {
       [](TestRank& self) {
         Floats data(3);
         if (self.rank == 1) {
-          self.lobby.await(0, 1);
+          self.bootstrap.await(0, 1);
           return self.leave_failed("gone");
         }
         Handle handle = self.submit(allreduce(data, "waiting"));
-        self.lobby.tell(0);
+        self.bootstrap.tell(0);
         CHECK_EQ(self.wait({handle}).code, ErrorCode::kPeer);
         const int64_t before = cpu_us();
-        self.lobby.await(1, 1, Deadline::in(1300ms));  // sleepers look around after 1 s
+        self.bootstrap.await(1, 1, Deadline::in(1300ms));  // sleepers look around after 1 s
         CHECK(cpu_us() - before < 50'000);
       },
       watchful);
 }
 
 // The ranks' rows are no more than a claim: the result would fill the address space.
-TEST(no_memory_for_a_result) {
+TEST(a_result_without_memory_breaks_the_job) {
   skip_under({"__asan_init", "__tsan_init"}, "it would end the program");
   run_jobs({1, 2, 3}, [](TestRank& self) {
     float first = 1;
@@ -130,7 +130,7 @@ TEST(no_memory_for_a_result) {
 }
 
 // Other threads are inside submit() and wait() meanwhile, and hold on to the runtime.
-TEST(leaving_with_work_under_way) {
+TEST(a_rank_may_leave_while_threads_submit) {
   run_jobs({1, 2, 3}, [](TestRank& self) {
     std::vector<std::thread> threads;
     std::atomic<uint32_t> busy{0};
@@ -144,8 +144,9 @@ TEST(leaving_with_work_under_way) {
             Ask ask = allreduce(data, name);
             request = ask.request();
             Failure failure;
-            Handle handle = runtime->submit({&request, 1}).front();
-            while (runtime->wait({&handle, 1}, patience(), failure) == WaitEnd::kTimeIsUp) {
+            Handle handle = runtime->submitter().submit({&request, 1}).front();
+            while (runtime->waiter().wait({&handle, 1}, patience(), failure) ==
+                   WaitEnd::kTimeIsUp) {
             }
             if (failure) throw Error(failure.code, failure.text);
             if (i == 5) busy.fetch_add(1), futex_wake(busy, 1, kFutexAnyBit);
@@ -164,11 +165,11 @@ TEST(leaving_with_work_under_way) {
   });
 }
 
-TEST(two_threads_leave) {
+TEST(two_threads_may_leave_at_once) {
   run_jobs({1, 2}, [](TestRank& self) {
     self.check_usable();
     auto runtime = self.runtime();
-    std::thread other([&] { CHECK(runtime->leave(false, "", patience())); });
+    std::thread other([&] { CHECK(runtime->leaver().leave(false, "", patience())); });
     self.leave();
     other.join();
     runtime.reset();
@@ -178,13 +179,13 @@ TEST(two_threads_leave) {
 TEST(leaving_takes_as_long_as_it_is_given) {
   run_jobs({2}, [](TestRank& self) {
     if (self.rank == 0) {
-      CHECK(!self.runtime()->leave(false, "", Deadline::in(1ms)));
-      CHECK(!self.runtime()->leave(false, "", Deadline::in(0ms)));
+      CHECK(!self.runtime()->leaver().leave(false, "", Deadline::in(1ms)));
+      CHECK(!self.runtime()->leaver().leave(false, "", Deadline::in(0ms)));
       Floats data(3);
       CHECK_THROWS(self.submit(allreduce(data)), ErrorCode::kShutdown);
-      self.lobby.tell(0);
+      self.bootstrap.tell(0);
     } else {
-      self.lobby.await(0, 1);
+      self.bootstrap.await(0, 1);
     }
   });
 }
@@ -222,15 +223,15 @@ TEST(overwritten_rings_break_the_job_and_nobody_spins) {
     for (int victim : {0, 1}) {
       run_job(Kind::kProcesses, 3, [&](TestRank& self) {
         self.check_usable();
-        self.lobby.barrier();
+        self.bootstrap.barrier();
         if (self.rank == victim) {
           ShmLayout layout(control_memory().data(), self.size);
           claim_a_record(reports ? layout.up(victim) : layout.down(victim));
         }
-        self.lobby.barrier();
+        self.bootstrap.barrier();
         // Who is to read the nonsense comes first: what its writer writes next would cover it.
-        if (self.rank == victim && reports) self.lobby.await(0, 2);
-        if (self.rank != victim && !reports) self.lobby.await(0, 1);
+        if (self.rank == victim && reports) self.bootstrap.await(0, 2);
+        if (self.rank != victim && !reports) self.bootstrap.await(0, 1);
         Floats data(3);
         Failure failure;
         try {
@@ -238,11 +239,11 @@ TEST(overwritten_rings_break_the_job_and_nobody_spins) {
         } catch (const Error& error) {
           failure = {error.code(), error.what()};
         }
-        self.lobby.tell(0);
+        self.bootstrap.tell(0);
         CHECK(failure.code == ErrorCode::kPeer || failure.code == ErrorCode::kInternal);
-        self.lobby.barrier();
+        self.bootstrap.barrier();
         const int64_t before = cpu_us();
-        self.lobby.await(1, 1, Deadline::in(300ms));
+        self.bootstrap.await(1, 1, Deadline::in(300ms));
         CHECK(cpu_us() - before < 50'000);
       });
     }
@@ -256,15 +257,15 @@ TEST(leaving_has_a_limit) {
       [](TestRank& self) {
         self.check_usable();
         if (self.rank == 1) {
-          CHECK(self.runtime()->leave(false, "", patience()));
-          const Failure failure = self.runtime()->gave_up();
+          CHECK(self.runtime()->leaver().leave(false, "", patience()));
+          const Failure failure = self.runtime()->leaver().gave_up();
           CHECK_EQ(failure.code, ErrorCode::kStall);
           CHECK(contains(failure.text, "rank 1 waited"));
           CHECK(contains(failure.text, "for ranks 0, 2 to leave"));
-          self.lobby.tell(0);
+          self.bootstrap.tell(0);
           return;
         }
-        self.lobby.await(0, 1);
+        self.bootstrap.await(0, 1);
         Floats data(3);
         CHECK(contains(self.fails(allreduce(data, "after"), ErrorCode::kStall),
                        "for ranks 0, 2 to leave"));
@@ -274,25 +275,25 @@ TEST(leaving_has_a_limit) {
 
 // Rank 0 would know who has not left, but is stopped itself.
 TEST(leaving_has_a_limit_though_rank_0_stands_still) {
-  Lobby lobby(2);
+  LocalBootstrap bootstrap(2);
   std::atomic<pid_t>& stopped = *static_cast<std::atomic<pid_t>*>(
       mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   run_in_forks(2, [&](int rank) {
     Config config = test_config();
     config.shutdown_timeout = 0.2;
-    TestRank self(lobby, rank, config);
+    TestRank self(bootstrap, rank, config);
     self.start();
     self.check_usable();
     if (rank == 0) {
       stopped = getpid();
-      lobby.tell(0);
+      bootstrap.tell(0);
       raise(SIGSTOP);
       return self.leave_failed("it was stopped");
     }
-    lobby.await(0, 1);
+    bootstrap.await(0, 1);
     const pid_t leader = stopped;
-    CHECK(self.runtime()->leave(false, "", patience()));
-    const Failure failure = self.runtime()->gave_up();
+    CHECK(self.runtime()->leaver().leave(false, "", patience()));
+    const Failure failure = self.runtime()->leaver().gave_up();
     kill(leader, SIGCONT);
     CHECK_EQ(failure.code, ErrorCode::kStall);
     CHECK(contains(failure.text, "rank 0"));
@@ -303,11 +304,11 @@ TEST(leaving_has_a_limit_though_rank_0_stands_still) {
 TEST(a_normal_leave_may_become_a_failed_one) {
   run_jobs({2}, [](TestRank& self) {
     if (self.rank == 1) {
-      CHECK(!self.runtime()->leave(false, "", Deadline::in(1ms)));
-      self.lobby.tell(0);
+      CHECK(!self.runtime()->leaver().leave(false, "", Deadline::in(1ms)));
+      self.bootstrap.tell(0);
       return self.leave_failed("KeyboardInterrupt");
     }
-    self.lobby.await(0, 1);
+    self.bootstrap.await(0, 1);
     const Failure failure = work_until_failure(self);
     CHECK(contains(failure.text, "rank 1"));
   });

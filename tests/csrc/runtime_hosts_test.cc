@@ -18,11 +18,11 @@ const std::vector<Nodes> kLayouts = {{0, 0, 2, 2}, {0, 1, 2}, {0, 0, 0, 3}, {0, 
 void run_hosts(const Nodes& nodes, const Body& body, const Tune& tune = {}) {
   const int ranks = static_cast<int>(nodes.size());
   for (Kind kind : {Kind::kProcesses, Kind::kThreads}) {
-    Lobby lobby(ranks);
+    LocalBootstrap bootstrap(ranks);
     auto run = [&](int rank) {
       Config config = test_config();
       if (tune) tune(config);
-      TestRank self(lobby, rank, config, nodes);
+      TestRank self(bootstrap, rank, config, nodes);
       self.start();
       body(self);
       self.leave();
@@ -128,20 +128,20 @@ TEST(large_tensors_move_between_hosts_without_mpi) {
 }
 
 TEST(a_wire_that_cannot_be_had_is_an_error) {
-  Lobby lobby(2);
+  LocalBootstrap bootstrap(2);
   run_in_forks(2, [&](int rank) {
     Config config = test_config();
     config.wire = "mpi";
-    TestRank self(lobby, rank, config, {0, 1});
+    TestRank self(bootstrap, rank, config, {0, 1});
     CHECK_THROWS(self.start(), ErrorCode::kLibrary);
   });
 }
 
 TEST(a_death_amid_large_tensors_is_told_to_all) {
   for (int victim : {1, 2}) {
-    Lobby lobby(4);
+    LocalBootstrap bootstrap(4);
     run_in_forks(4, [&](int rank) {
-      TestRank self(lobby, rank, test_config(), {0, 0, 2, 2});
+      TestRank self(bootstrap, rank, test_config(), {0, 0, 2, 2});
       self.start();
       Floats warm = values_of(rank, 60'000);
       Floats data = values_of(rank, 600'000);
@@ -178,12 +178,12 @@ TEST(a_stall_names_the_rank_on_the_other_host) {
       [](TestRank& self) {
         check_tiny(self);
         if (self.rank == 3) {
-          self.lobby.await(1, 3);
+          self.bootstrap.await(1, 3);
         } else {
           Floats data = values_of(self.rank, 20);
           std::string text = self.fails(allreduce(data, "late"), ErrorCode::kStall);
           CHECK(contains(text, "rank 3") && contains(text, "late"));
-          self.lobby.tell(1);
+          self.bootstrap.tell(1);
         }
         check_tiny(self);
       },
@@ -204,11 +204,12 @@ TEST(joins_and_uneven_data_work_across_hosts) {
 }
 
 TEST(ranks_that_are_kept_apart_have_leaders_of_their_own) {
-  std::vector<Card> cards(6);
-  for (size_t r = 0; r < cards.size(); ++r) cards[r].boot_id = r < 4 ? "one boot" : "another";
-  cards[2].net_namespace = cards[3].net_namespace = 7;  // in a container of their own
+  std::vector<PeerInfo> peer_infos(6);
+  for (size_t r = 0; r < peer_infos.size(); ++r)
+    peer_infos[r].boot_id = r < 4 ? "one boot" : "another";
+  peer_infos[2].net_namespace = peer_infos[3].net_namespace = 7;  // in a container of their own
   std::vector<Rank> leaders;
-  for (Rank r = 0; r < 6; ++r) leaders.push_back(nearest_leader(r, {0, 0, 0, 0, 0, 5}, cards));
+  for (Rank r = 0; r < 6; ++r) leaders.push_back(nearest_leader(r, {0, 0, 0, 0, 0, 5}, peer_infos));
   CHECK(leaders == (std::vector<Rank>{0, 0, 2, 2, 4, 5}));
 }
 
@@ -216,19 +217,19 @@ TEST(ranks_that_are_kept_apart_have_leaders_of_their_own) {
 TEST(deaths_reach_the_other_hosts) {
   for (int victim : {1, 3, 2}) {
     const Nodes nodes = {0, 0, 2, 2};
-    Lobby lobby(4);
+    LocalBootstrap bootstrap(4);
     run_in_forks(4, [&](int rank) {
-      TestRank self(lobby, rank, test_config(), nodes);
+      TestRank self(bootstrap, rank, test_config(), nodes);
       self.start();
       check_tiny(self);
       if (rank == victim) {
-        lobby.await(1, 3);
+        bootstrap.await(1, 3);
         std::_Exit(0);
       }
       Floats data = values_of(rank, 20);
       const Handle never = self.submit(allreduce(data, "never"));
       const int64_t began = now_ns();
-      lobby.tell(1);
+      bootstrap.tell(1);
       Failure failure = self.wait({never});
       CHECK_EQ(failure.code, ErrorCode::kPeer);
       CHECK(contains(failure.text, "rank " + std::to_string(victim)));

@@ -28,7 +28,7 @@ size_t segments_mapped() {
 
 }  // namespace
 
-TEST(begin_and_end_again_and_again) {
+TEST(a_process_may_start_and_leave_again_and_again) {
   for (Kind kind : {Kind::kProcesses, Kind::kThreads}) {
     for (int ranks : {1, 2, 3}) {
       run_job(kind, ranks, [kind](TestRank& self) {
@@ -38,7 +38,7 @@ TEST(begin_and_end_again_and_again) {
           self.check_usable();
           self.leave();
           CHECK(!self.up());
-          self.lobby.barrier();
+          self.bootstrap.barrier();
           if (kind == Kind::kProcesses) {
             if (i == 0) {
               fds = entries_of("/proc/self/fd");
@@ -55,37 +55,37 @@ TEST(begin_and_end_again_and_again) {
   }
 }
 
-TEST(a_rank_that_never_comes) {
-  Lobby lobby(3);
+TEST(init_ends_in_time_without_a_missing_rank) {
+  LocalBootstrap bootstrap(3);
   run_in_forks(3, [&](int rank) {
     Config config = test_config();
     config.init_timeout = 0.3;
-    Door door(config);
-    std::vector<Card> cards = lobby.exchange(rank, 0, door.card());
-    if (rank == 2) return lobby.await(0, 2);
-    TestRank self(lobby, rank, config);
+    LocalEndpoint endpoint(config);
+    std::vector<PeerInfo> peer_infos = bootstrap.exchange(rank, 0, endpoint.peer_info());
+    if (rank == 2) return bootstrap.await(0, 2);
+    TestRank self(bootstrap, rank, config);
     const int64_t before = now_ns();
     try {
-      self.enter(std::move(door), cards);
+      self.enter(std::move(endpoint), peer_infos);
       fail("the job began without rank 2");
     } catch (const Error& error) {
       CHECK(error.code() == ErrorCode::kStall || error.code() == ErrorCode::kPeer);
     }
     CHECK(now_ns() - before < 20'000'000'000);
-    lobby.tell(0);
+    bootstrap.tell(0);
   });
 }
 
 TEST(another_build_is_refused) {
-  Lobby lobby(2);
+  LocalBootstrap bootstrap(2);
   run_in_forks(2, [&](int rank) {
-    Door door(test_config());
-    Card card = Card::decode(door.card());
-    if (rank == 1) card.build += " of yesterday";
-    std::vector<Card> cards = lobby.exchange(rank, 0, card.encode());
-    TestRank self(lobby, rank, test_config());
+    LocalEndpoint endpoint(test_config());
+    PeerInfo peer_info = PeerInfo::decode(endpoint.peer_info());
+    if (rank == 1) peer_info.build += " of yesterday";
+    std::vector<PeerInfo> peer_infos = bootstrap.exchange(rank, 0, peer_info.encode());
+    TestRank self(bootstrap, rank, test_config());
     try {
-      self.enter(std::move(door), cards);
+      self.enter(std::move(endpoint), peer_infos);
       fail("two builds met");
     } catch (const Error& error) {
       CHECK_EQ(error.code(), ErrorCode::kMismatch);
@@ -97,7 +97,7 @@ TEST(another_build_is_refused) {
 uintptr_t address(Floats& data) { return reinterpret_cast<uintptr_t>(data.data()); }
 
 // A prepared tensor may be submitted while another thread shuts down, and after.
-TEST(a_shutdown_in_mid_submit) {
+TEST(a_shutdown_while_a_thread_submits_is_an_error_there) {
   for (int round = 0; round < 10; ++round) {
     init_alone();
     Floats data(2000, 1);
@@ -128,7 +128,7 @@ TEST(a_shutdown_in_mid_submit) {
 }
 
 // Each number is that of its own tensor; the first that fails ends the call.
-TEST(several_prepared_tensors_in_one_call) {
+TEST(several_prepared_tensors_go_in_one_call) {
   init_alone();
   Floats one = values_of(0, 5), other = values_of(1, 3);
   const Ask asks[] = {allreduce(one, "one"), allreduce(other, "other")};

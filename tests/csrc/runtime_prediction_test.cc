@@ -37,7 +37,7 @@ void train(TestRank& self, int step, int tensors, bool backwards) {
 }  // namespace
 
 TEST(training_loops_agree_with_and_without_prediction) {
-  for (int64_t bundles : {0, 1, 4}) {
+  for (int64_t predictions : {0, 1, 4}) {
     run_jobs(
         {1, 2, 3},
         [](TestRank& self) {
@@ -45,11 +45,11 @@ TEST(training_loops_agree_with_and_without_prediction) {
             train(self, step, 9, step % 5 == self.rank);  // mostly in one order
           }
         },
-        [&](Config& config) { config.bundles = bundles; });
+        [&](Config& config) { config.predictions = predictions; });
   }
 }
 
-// In the middle of a bundle a rank waits for a part of it, or asks whether it is done.
+// In the middle of a prediction a rank waits for a part of it, or asks whether it is done.
 TEST(a_wait_in_the_middle_of_a_step_gets_its_tensor) {
   run_jobs(
       {2, 3},
@@ -59,7 +59,8 @@ TEST(a_wait_in_the_middle_of_a_step_gets_its_tensor) {
           Handle first = self.submit(allreduce(a, "a"));
           if (step % 6 == 5) {
             const Deadline deadline = patience();
-            while (self.rank == 0 && !self.runtime()->done(first)) CHECK(!deadline.expired());
+            while (self.rank == 0 && !self.runtime()->waiter().done(first))
+              CHECK(!deadline.expired());
             if (self.rank > 0) self.finish(first);
             CHECK(a == sum_over(self.size, 400));
           }
@@ -69,7 +70,7 @@ TEST(a_wait_in_the_middle_of_a_step_gets_its_tensor) {
           CHECK(a == sum_over(self.size, 400) && b == sum_over(self.size, 700));
         }
       },
-      [](Config& config) { config.bundles = 1; });
+      [](Config& config) { config.predictions = 1; });
 }
 
 // Rank 1 goes on when rank 0 tells it to, by other means than ours, and rank 0 has to wait first.
@@ -84,19 +85,19 @@ TEST(ranks_that_also_wait_for_each_other_elsewhere_go_on) {
         if (self.rank == 0) {
           second = self.submit(allreduce(b, "grad.1"));
           self.finish(first);
-          self.lobby.tell(1);
+          self.bootstrap.tell(1);
         } else {
-          self.lobby.await(1, 1);
+          self.bootstrap.await(1, 1);
           second = self.submit(allreduce(b, "grad.1"));
           self.finish(first);
         }
         self.finish(second);
         CHECK(a == sum_over(2, 5) && b == sum_over(2, 400));
       },
-      [](Config& config) { config.bundles = 1; });
+      [](Config& config) { config.predictions = 1; });
 }
 
-TEST(what_disturbs_a_loop_does_not_break_it) {
+TEST(irregular_calls_do_not_break_a_predicted_loop) {
   run_jobs(
       {2, 3},
       [](TestRank& self) {
@@ -116,7 +117,7 @@ TEST(what_disturbs_a_loop_does_not_break_it) {
           self.run(join);
         }
       },
-      [](Config& config) { config.bundles = 2; });
+      [](Config& config) { config.predictions = 2; });
 }
 
 }  // namespace farandole::check

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "check.h"
-#include "lobby.h"
+#include "local_bootstrap.h"
 #include "runtime/runtime.h"
 
 #include "base/abi.h"
@@ -87,10 +87,10 @@ inline Ask allreduce(Floats& data, std::string name = {}) {
 class TestRank {
  public:
   // nodes: by rank, the lowest rank on its host; empty: all are on one.
-  TestRank(Lobby& its_lobby, int its_rank, Config config, std::vector<Rank> nodes = {})
-      : lobby(its_lobby),
+  TestRank(LocalBootstrap& its_bootstrap, int its_rank, Config config, std::vector<Rank> nodes = {})
+      : bootstrap(its_bootstrap),
         rank(its_rank),
-        size(its_lobby.ranks()),
+        size(its_bootstrap.ranks()),
         config_(std::move(config)),
         nodes_(std::move(nodes)) {
     nodes_.resize(static_cast<size_t>(size));
@@ -98,22 +98,22 @@ class TestRank {
 
   // Ranks in processes or threads of one host.
   void start() {
-    Door door(config_);
-    std::vector<Card> cards = lobby.exchange(rank, round_++, door.card());
-    enter(std::move(door), cards);
+    LocalEndpoint endpoint(config_);
+    std::vector<PeerInfo> peer_infos = bootstrap.exchange(rank, round_++, endpoint.peer_info());
+    enter(std::move(endpoint), peer_infos);
   }
-  void enter(Door door, const std::vector<Card>& cards) {
+  void enter(LocalEndpoint endpoint, const std::vector<PeerInfo>& peer_infos) {
     Topology topology = Topology::of(rank, nodes_);
-    runtime_ = std::make_shared<Runtime>(std::move(door), topology, cards);
+    runtime_ = std::make_shared<Runtime>(std::move(endpoint), topology, peer_infos);
   }
   void leave() {
     if (!runtime_) return;
-    if (!runtime_->leave(false, "", patience())) fail("leave() hung");
+    if (!runtime_->leaver().leave(false, "", patience())) fail("leave() hung");
     runtime_.reset();
   }
   // Lets go of the runtime as farandole_shutdown does; other threads may hold it still.
   void leave_failed(const std::string& why) {
-    const bool over = runtime_->leave(true, why, patience());
+    const bool over = runtime_->leaver().leave(true, why, patience());
     runtime_.reset();
     CHECK(over);
   }
@@ -125,14 +125,14 @@ class TestRank {
   std::vector<Handle> submit(const std::vector<Ask>& asks) {
     std::vector<farandole_request> requests;
     for (const Ask& ask : asks) requests.push_back(ask.request());
-    return runtime_->submit(requests);
+    return runtime_->submitter().submit(requests);
   }
   // Empty: all are done.
   Failure wait(const std::vector<Handle>& handles) {
     const Deadline deadline = patience();
     for (;;) {
       Failure failure;
-      if (runtime_->wait(handles, deadline, failure) != WaitEnd::kTimeIsUp) return failure;
+      if (runtime_->waiter().wait(handles, deadline, failure) != WaitEnd::kTimeIsUp) return failure;
       if (deadline.expired()) fail("rank " + std::to_string(rank) + " hung in wait()");
     }
   }
@@ -162,7 +162,7 @@ class TestRank {
     }
   }
 
-  Lobby& lobby;
+  LocalBootstrap& bootstrap;
   const int rank;
   const int size;
 
@@ -230,10 +230,10 @@ enum class Kind { kThreads, kProcesses };
 using Tune = std::function<void(Config&)>;
 using Body = std::function<void(TestRank&)>;
 
-inline void run_rank(Lobby& lobby, int rank, const Tune& tune, const Body& body) {
+inline void run_rank(LocalBootstrap& bootstrap, int rank, const Tune& tune, const Body& body) {
   Config config = test_config();
   if (tune) tune(config);
-  TestRank self(lobby, rank, config);
+  TestRank self(bootstrap, rank, config);
   self.start();
   body(self);
   self.leave();
@@ -242,14 +242,14 @@ inline void run_rank(Lobby& lobby, int rank, const Tune& tune, const Body& body)
 
 // Runs body on `ranks` ranks, from init to shutdown.
 inline void run_job(Kind kind, int ranks, const Body& body, const Tune& tune = {}) {
-  Lobby lobby(ranks);
+  LocalBootstrap bootstrap(ranks);
   if (kind == Kind::kProcesses) {
-    run_in_forks(ranks, [&](int rank) { run_rank(lobby, rank, tune, body); });
+    run_in_forks(ranks, [&](int rank) { run_rank(bootstrap, rank, tune, body); });
     return;
   }
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] { run_rank(lobby, rank, tune, body); });
+    threads.emplace_back([&, rank] { run_rank(bootstrap, rank, tune, body); });
   }
   for (std::thread& thread : threads) thread.join();
 }
@@ -275,12 +275,12 @@ inline SetId add_set(TestRank& self, std::vector<int64_t> ranks) {
 
 // A world of one, by the C ABI.
 inline void init_alone() {
-  char card[4096];
-  const int32_t bytes = farandole_prepare(card, sizeof card);
+  char peer_info[4096];
+  const int32_t bytes = farandole_prepare(peer_info, sizeof peer_info);
   CHECK(bytes > 0);
   const int32_t node = 0;
-  const char* const cards[] = {card};
-  const farandole_world world{0, 1, &node, cards, &bytes, {}};
+  const char* const peer_infos[] = {peer_info};
+  const farandole_world world{0, 1, &node, peer_infos, &bytes, {}, 1};
   CHECK_EQ(farandole_start(&world), FARANDOLE_OK);
 }
 

@@ -177,13 +177,14 @@ TEST(groups_are_all_or_none) {
   });
 }
 
-TEST(kept_requests_are_submitted_again_and_again) {
+TEST(persistent_requests_are_submitted_again_and_again) {
   run_jobs({1, 2, 3}, [](TestRank& self) {
     Floats data(500);
-    const Asked kept = self.runtime()->keep(allreduce(data, "kept").request());
+    const CheckedCall kept =
+        self.runtime()->submitter().make_persistent(allreduce(data, "kept").request());
     for (int i = 0; i < 50; ++i) {
       data = values_of(self.rank, data.size());
-      self.finish(self.runtime()->submit(kept, data.data(), data.data()));
+      self.finish(self.runtime()->submitter().submit(kept, data.data(), data.data()));
       CHECK(data == sum_over(self.size, data.size()));
     }
   });
@@ -204,9 +205,9 @@ TEST(process_sets_do_not_wait_for_each_other) {
       }
     };
     work(5), work(9000);
-    if (self.rank == 0) self.lobby.await(0, 2);  // the other set goes on meanwhile
+    if (self.rank == 0) self.bootstrap.await(0, 2);  // the other set goes on meanwhile
     work(9000), work(5);
-    if (self.rank >= 2) self.lobby.tell(0);
+    if (self.rank >= 2) self.bootstrap.tell(0);
     self.run({FARANDOLE_BARRIER, {}, nullptr, nullptr, ""});
     Ask remove{FARANDOLE_REMOVE_SET, {}, nullptr, nullptr, ""};
     remove.root = low;
@@ -238,7 +239,7 @@ TEST(join_ends_uneven_work) {
   });
 }
 
-TEST(absent_buffers) {
+TEST(a_call_without_any_buffer_is_absent) {
   run_jobs({1, 2, 3}, [](TestRank& self) {
     for (size_t n : {size_t{4}, size_t{4000}}) {
       Floats data = values_of(self.rank, n);
@@ -258,7 +259,7 @@ TEST(absent_buffers) {
 }
 
 // Names come and go: with two places for ids nearly every call is defined anew, and forgotten in flight.
-TEST(more_names_than_ids) {
+TEST(names_beyond_the_capacity_of_ids_still_work) {
   run_jobs(
       {1, 2, 3},
       [](TestRank& self) {

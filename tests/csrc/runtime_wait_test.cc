@@ -52,15 +52,16 @@ TEST(several_threads_submit_and_wait) {
 }
 
 // A handle that is unknown shows when the one before it is done, to a caller that drives.
-TEST(an_unknown_handle_among_others) {
+TEST(an_unknown_handle_among_others_is_an_error) {
   run_jobs({2}, [](TestRank& self) {
     Floats data = values_of(self.rank, 4000);
     Failure failure;
-    if (self.rank == 1) self.lobby.await(0, 1);
+    if (self.rank == 1) self.bootstrap.await(0, 1);
     Handle handle = self.submit(allreduce(data, "known"));
-    if (self.rank == 0) self.lobby.tell(0);
+    if (self.rank == 0) self.bootstrap.tell(0);
     const std::vector<Handle> handles{handle, handle + 1000};
-    CHECK_THROWS(self.runtime()->wait(handles, patience(), failure), ErrorCode::kInvalidArgument);
+    CHECK_THROWS(self.runtime()->waiter().wait(handles, patience(), failure),
+                 ErrorCode::kInvalidArgument);
     self.finish(handle);
     CHECK_THROWS(self.runtime()->handles().done(handle), ErrorCode::kInvalidArgument);
     CHECK_THROWS(self.runtime()->handles().release(handle), ErrorCode::kInvalidArgument);
@@ -71,13 +72,13 @@ TEST(an_unknown_handle_among_others) {
 TEST(a_handle_under_way_has_no_result_yet) {
   run_jobs({2}, [](TestRank& self) {
     Floats data = values_of(self.rank, 3);
-    if (self.rank == 1) self.lobby.await(0, 1);
+    if (self.rank == 1) self.bootstrap.await(0, 1);
     Handle handle = self.submit(allreduce(data, "early"));
     if (self.rank == 0) {
       CHECK_THROWS(self.runtime()->handles().look(handle, [](const Outcome&) {}),
                    ErrorCode::kInvalidArgument);
       self.runtime()->handles().release(handle);  // goes when it is done
-      self.lobby.tell(0);
+      self.bootstrap.tell(0);
     } else {
       self.finish(handle);
     }
@@ -94,14 +95,15 @@ TEST(a_wait_ends_at_its_deadline) {
       Failure failure;
       for (auto delay : {0ms, 1ms, 20ms}) {
         const Deadline deadline = Deadline::in(delay);
-        CHECK_EQ(self.runtime()->wait({&handle, 1}, deadline, failure), WaitEnd::kTimeIsUp);
+        CHECK_EQ(self.runtime()->waiter().wait({&handle, 1}, deadline, failure),
+                 WaitEnd::kTimeIsUp);
         CHECK(deadline.expired());
         CHECK(!self.runtime()->handles().done(handle));
       }
-      self.lobby.tell(0);
+      self.bootstrap.tell(0);
       self.finish(handle);
     } else {
-      self.lobby.await(0, 1);
+      self.bootstrap.await(0, 1);
       self.run(allreduce(data, "late"));
     }
     CHECK(data == sum_over(self.size, 3));
@@ -113,7 +115,7 @@ TEST(a_signal_ends_a_wait) {
   run_job(Kind::kProcesses, 2, [](TestRank& self) {
     Floats data = values_of(self.rank, 3);
     if (self.rank == 1) {
-      self.lobby.await(0, 1);
+      self.bootstrap.await(0, 1);
       return self.check_usable("signalled");
     }
     struct sigaction action{};
@@ -126,7 +128,8 @@ TEST(a_signal_ends_a_wait) {
     for (int i = 0; i < 2; ++i) {
       waiters.emplace_back([&] {
         Failure failure;
-        CHECK_EQ(self.runtime()->wait({&handle, 1}, patience(), failure), WaitEnd::kTimeIsUp);
+        CHECK_EQ(self.runtime()->waiter().wait({&handle, 1}, patience(), failure),
+                 WaitEnd::kTimeIsUp);
         returned.fetch_add(1);
         futex_wake(returned, 2, kFutexAnyBit);
       });
@@ -138,7 +141,7 @@ TEST(a_signal_ends_a_wait) {
       if (seen < 2) futex_wait(returned, seen, kFutexAnyBit, Deadline::in(5ms));
     }
     for (std::thread& waiter : waiters) waiter.join();
-    self.lobby.tell(0);
+    self.bootstrap.tell(0);
     self.finish(handle);
     CHECK(data == sum_over(self.size, 3));
     Floats more = values_of(self.rank, 5000);
@@ -146,41 +149,39 @@ TEST(a_signal_ends_a_wait) {
   });
 }
 
-// A call that nobody waits for gets its limit while its submitter drives, who then leaves. Nobody looks by chance:
-// if the background thread is not told, it sleeps for ever. (In a round in which it is still awake, it sees the
-// limit by itself.)
+// A call that nobody waits for gets its limit while its submitter drives, who then leaves. If the background
+// thread is not told, it oversleeps, which counts as a rescued wake-up. (In a round in which it is still
+// awake, it sees the limit by itself.)
 TEST(a_leaving_driver_hands_on_when_to_look_again) {
-  const auto before = set_safety_timeout(1h);
   const auto body = [](TestRank& self) {
     Floats alone(3), common = values_of(self.rank, 3);
     self.run(allreduce(common, "common"));
-    if (self.rank == 1) return self.lobby.await(0, 1);
+    if (self.rank == 1) return self.bootstrap.await(0, 1);
     const Handle handle = self.submit(allreduce(alone, "alone"));  // drives for a moment
     Handles& handles = self.runtime()->handles();
     for (uint32_t ticket = handles.prepare(); !handles.done(handle); ticket = handles.prepare()) {
       CHECK(handles.wait(ticket, patience()));  // as a caller who does not drive
     }
     CHECK_EQ(self.wait({handle}).code, ErrorCode::kStall);
-    self.lobby.tell(0);
+    self.bootstrap.tell(0);
   };
   for (int round = 0; round < 10; ++round) {
     run_job(Kind::kThreads, 2, body, [](Config& config) { config.stall_abort = 0.05; });
   }
-  set_safety_timeout(before);
 }
 
 TEST(an_idle_job_sleeps) {
   run_job(Kind::kProcesses, 3, [](TestRank& self) {
     self.check_usable();
-    self.lobby.barrier();
+    self.bootstrap.barrier();
     int64_t before = -1;  // once the last reports have been read, however busy the machine is
     for (int looks = 0; looks < 20 && before != sleeps(); ++looks) {
       before = sleeps();
-      self.lobby.await(0, 1, Deadline::in(100ms));
+      self.bootstrap.await(0, 1, Deadline::in(100ms));
     }
-    self.lobby.await(0, 1, Deadline::in(2s));
+    self.bootstrap.await(0, 1, Deadline::in(2s));
     const int64_t slept = sleeps() - before;
-    self.lobby.barrier();  // nobody leaves while others count
+    self.bootstrap.barrier();  // nobody leaves while others count
     CHECK(slept <= 2 * 2);
   });
 }

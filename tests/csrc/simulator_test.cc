@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random programs, thousands of them. `simulator_test --seed N --ranks R` repeats one and prints its
-// messages; `--seeds N` runs more or fewer.
+// messages; `--seeds N` and `--jobs N` run more or fewer.
 #include "simulator/simulator.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -35,6 +36,31 @@ Statistics run_one(uint64_t seed, int ranks, bool trace) {
   }
 }
 
+// An elastic job: ranks die at any moment, several in one world; those that live begin the next world, with
+// some that join, and with a coordinator, ids and a log of its own, as the core is started anew.
+Statistics run_job(uint64_t seed, bool trace) {
+  check::Random random(seed ^ 0xe1a5);
+  Statistics all;
+  int size = random.between(2, 8);
+  for (uint64_t world = 1; world <= 4; ++world) {
+    try {
+      const uint64_t number = seed * 8 + world;
+      Program program = plan(number, size, true);
+      Simulator simulator(program, number, trace);
+      for (int deaths = random.between(0, size); deaths > 0; --deaths) {
+        simulator.doom(random.between(0, size - 1), random.below(600));
+      }
+      all.add(simulator.run());
+      size = std::max(2, simulator.living() + random.between(0, 2));
+    } catch (...) {
+      std::fprintf(stderr, "repeat with: simulator_test --job %lu (world %lu of %d ranks)\n",
+                   static_cast<unsigned long>(seed), static_cast<unsigned long>(world), size);
+      throw;
+    }
+  }
+  return all;
+}
+
 // Runs the seeds, or the one that was asked for.
 void run_seeds(int first, int count, const std::function<int(check::Random&)>& ranks_of) {
   std::string only = check::option("seed");
@@ -53,8 +79,9 @@ void run_seeds(int first, int count, const std::function<int(check::Random&)>& r
                count, static_cast<long>(all.reports), static_cast<long>(all.entries),
                static_cast<long>(all.buckets), static_cast<long>(all.forgotten));
   std::fprintf(stderr, "     %ld reports of whole hosts\n", static_cast<long>(all.group_reports));
-  std::fprintf(stderr, "     %ld bundles, published %ld times, reported %ld times, %ld awaited\n",
-               static_cast<long>(all.bundles), static_cast<long>(all.bundle_rounds),
+  std::fprintf(stderr,
+               "     %ld predictions, published %ld times, reported %ld times, %ld awaited\n",
+               static_cast<long>(all.predictions), static_cast<long>(all.prediction_rounds),
                static_cast<long>(all.ready_alls), static_cast<long>(all.awaited_splits));
   constexpr const char* kNames[] = {"done",    "absent",    "mismatch", "invalid",
                                     "refused", "peer gone", "stalled",  "skipped"};
@@ -63,7 +90,7 @@ void run_seeds(int first, int count, const std::function<int(check::Random&)>& r
     CHECK(count < 200 || all.ends[kOutcomes[i]] > count / 20);  // else the programs test too little
   }
   CHECK(count < 200 || (all.duplicates > 0 && all.forgotten > 0 && all.notices > 0));
-  CHECK(count < 200 || (all.bundles > count / 20 && all.bundle_rounds > count / 20));
+  CHECK(count < 200 || (all.predictions > count / 20 && all.prediction_rounds > count / 20));
   CHECK(count < 200 || (all.awaited_splits > count / 100 && all.group_reports > count));
 }
 
@@ -76,6 +103,22 @@ TEST(small_worlds) {
     double kind = random.unit();
     return kind < 0.5 ? random.between(2, 4) : random.between(5, kind < 0.85 ? 8 : 16);
   });
+}
+
+TEST(worlds_of_elastic_jobs) {
+  if (!check::option("seed").empty()) return;
+  if (std::string job = check::option("job"); !job.empty()) {
+    run_job(std::strtoull(job.c_str(), nullptr, 10), true);
+    return;
+  }
+  const std::string asked = check::option("jobs");
+  const int jobs = asked.empty() ? scaled(1'000) : std::atoi(asked.c_str());
+  Statistics all;
+  for (int job = 0; job < jobs; ++job) all.add(run_job(static_cast<uint64_t>(job), false));
+  std::fprintf(stderr, "     %d jobs of 4 worlds: %ld deaths, %ld calls done, %ld failed by them\n",
+               jobs, static_cast<long>(all.deaths), static_cast<long>(all.ends[kDone]),
+               static_cast<long>(all.ends[kPeerGone]));
+  CHECK(jobs < 200 || (all.deaths > jobs && all.ends[kPeerGone] > jobs && all.ends[kDone] > jobs));
 }
 
 TEST(large_worlds) {

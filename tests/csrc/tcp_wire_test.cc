@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The wire by TCP, on real sockets: under the plane, and alone with peers that are slow, wrong or gone.
+// The wire by TCP, on real sockets: under the backend, and alone with peers that are slow, wrong or gone.
 #include "data/hierarchical/tcp_wire.h"
 
 #include <sys/socket.h>
@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "cross_world.h"
+#include "hierarchical_world.h"
 #include "lib/ipc/unix_socket.h"
-#include "lobby.h"
+#include "local_bootstrap.h"
 
 namespace farandole::check {
 namespace {
@@ -84,10 +84,10 @@ bool contains(const std::string& text, const std::string& part) {
 }
 
 // Members of several sets in a row.
-PlaneWorld world_of(const std::vector<int>& host, const Shape& shape) {
+BackendWorld world_of(const std::vector<int>& host, const Shape& shape) {
   const Ends ends = ends_of(host.size());
   const auto wire = [ends](int member) { return wire_of(ends, static_cast<size_t>(member)); };
-  return cross_world(host, shape, wire);
+  return hierarchical_world(host, shape, wire);
 }
 
 }  // namespace
@@ -96,7 +96,7 @@ TEST(carries_every_op_and_dtype) {
   for (size_t layout : {0, 1, 6, 7}) {
     const std::vector<int>& host = kHosts[layout];
     Random random(layout + 1);
-    const PlaneWorld world = world_of(host, kShapes[layout % std::size(kShapes)]);
+    const BackendWorld world = world_of(host, kShapes[layout % std::size(kShapes)]);
     simulate(world, on_hosts(buckets_of_every_kind(random, static_cast<int>(host.size())), host),
              random);
   }
@@ -116,11 +116,10 @@ TEST(carries_random_buckets_between_threads) {
 TEST(carries_large_tensors_in_blocks_of_default_size) {
   const std::vector<int>& host = kHosts[5];
   const int n = static_cast<int>(host.size());
-  run_threads(world_of(host, {{}, CrossPlane::kSlots}),
+  run_threads(world_of(host, {{}, HierarchicalBackend::kSlots}),
               on_hosts({{plain(Op::kAllreduce, 700'003, n)},
                         {plain(Op::kBroadcast, 500'001, n)},
-                        {plain(Op::kAlltoall, 30'001, n)},
-                        {plain(Op::kBarrier, 0, n)}},
+                        {plain(Op::kAlltoall, 30'001, n)}},
                        host));
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What holds for buffers in arenas only: that no byte of them is copied through slots, and who may touch
-// them when. That they give the same results is in host_plane_test.cc.
+// them when. That they give the same results is in shm_backend_test.cc.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,8 +10,8 @@
 #include <memory>
 #include <vector>
 
-#include "data/shm/host_plane.h"
-#include "plane_conformance.h"
+#include "backend_conformance.h"
+#include "data/shm/shm_backend.h"
 
 using namespace farandole;
 using namespace farandole::check;
@@ -21,15 +21,16 @@ namespace {
 constexpr size_t kBlockBytes = 4096;
 constexpr int kSlots = 4;
 
-PlaneWorld world_of(int members, Buffers buffers = Buffers::kShared) {
-  const auto make = [](const PlaneWorld::Place& place) -> std::unique_ptr<Plane> {
-    HostPlane::Setup setup = {place.member, place.members, place.memory, place.bytes,
-                              place.bells,  kBlockBytes,   kSlots,       0};
+BackendWorld world_of(int members, Buffers buffers = Buffers::kShared) {
+  const auto make = [](const BackendWorld::Place& place) -> std::unique_ptr<Backend> {
+    ShmBackend::Setup setup = {place.member,  place.members, place.memory, place.bytes,
+                               place.wakeups, kBlockBytes,   kSlots,       0};
     setup.arenas = place.arenas;
     for (int member = 0; member < place.members; ++member) setup.locals.push_back(member);
-    return std::make_unique<HostPlane>(setup);
+    return std::make_unique<ShmBackend>(setup);
   };
-  return PlaneWorld(members, HostPlane::bytes_needed(members, kBlockBytes, kSlots), make, buffers);
+  return BackendWorld(members, ShmBackend::bytes_needed(members, kBlockBytes, kSlots), make,
+                      buffers);
 }
 
 PartSpec sum_of(int64_t elements, bool in_place = true) {
@@ -44,24 +45,24 @@ struct World {
   World(int members, BucketSpec its_specs, Buffers where = Buffers::kShared)
       : specs(std::move(its_specs)), world(world_of(members, where)) {
     for (int member = 0; member < members; ++member) {
-      planes.push_back(world.plane(member));
+      backends.push_back(world.backend(member));
       buckets.push_back(
           std::make_unique<MemberBucket>(specs, member, members, world.memory_of(member)));
     }
   }
   void begin() {
-    for (size_t i = 0; i < planes.size(); ++i) planes[i]->begin(buckets[i]->parts());
+    for (size_t i = 0; i < backends.size(); ++i) backends[i]->begin(buckets[i]->parts());
   }
   // Until nobody moves.
   void run() {
     for (bool moved = true; moved;) {
       moved = false;
-      for (auto& plane : planes) moved |= plane->step() == Progress::kMoved;
+      for (auto& backend : backends) moved |= backend->step() == Progress::kMoved;
     }
   }
   const BucketSpec specs;
-  PlaneWorld world;
-  std::vector<std::unique_ptr<Plane>> planes;
+  BackendWorld world;
+  std::vector<std::unique_ptr<Backend>> backends;
   std::vector<std::unique_ptr<MemberBucket>> buckets;
 };
 
@@ -70,14 +71,14 @@ struct TwoSets {
   static constexpr size_t kElements = 5000;
 
   TwoSets()
-      : staging(
-            Segment::create("plane-test", HostPlane::bytes_needed(2, kBlockBytes, kSlots), true)),
+      : staging(Segment::create("backend-test", ShmBackend::bytes_needed(2, kBlockBytes, kSlots),
+                                true)),
         world(
-            2, staging.size(), [this](const PlaneWorld::Place& place) { return make(place); },
+            2, staging.size(), [this](const BackendWorld::Place& place) { return make(place); },
             Buffers::kShared) {
     for (int set : {0, 1}) {
       second = set == 1;
-      for (int member : {0, 1}) planes[set].push_back(world.plane(member));
+      for (int member : {0, 1}) backends[set].push_back(world.backend(member));
     }
     constexpr size_t kBytes = kElements * sizeof(float);
     for (int member : {0, 1}) {
@@ -90,13 +91,13 @@ struct TwoSets {
       }
     }
   }
-  std::unique_ptr<Plane> make(const PlaneWorld::Place& place) const {
-    HostPlane::Setup setup = {place.member, place.members, place.memory, place.bytes,
-                              place.bells,  kBlockBytes,   kSlots,       0};
+  std::unique_ptr<Backend> make(const BackendWorld::Place& place) const {
+    ShmBackend::Setup setup = {place.member,  place.members, place.memory, place.bytes,
+                               place.wakeups, kBlockBytes,   kSlots,       0};
     if (second) setup.memory = staging.data();
     setup.arenas = place.arenas;
     setup.locals = {0, 1};
-    return std::make_unique<HostPlane>(setup);
+    return std::make_unique<ShmBackend>(setup);
   }
   void begin() {
     for (int set : {0, 1}) {
@@ -104,21 +105,21 @@ struct TwoSets {
         const Part& part = parts[set][member];
         std::fill_n(reinterpret_cast<float*>(part.output), kElements,
                     static_cast<float>(1 + member));
-        planes[set][member]->begin({&part, 1});
+        backends[set][member]->begin({&part, 1});
       }
     }
   }
   void finish(int set) {
     bool ends[2] = {false, false};
     while (!ends[0] || !ends[1]) {
-      for (size_t member : {0, 1}) ends[member] = ends[member] || exhaust(*planes[set][member]);
+      for (size_t member : {0, 1}) ends[member] = ends[member] || exhaust(*backends[set][member]);
     }
   }
 
   const Segment staging;  // of the second set
   bool second = false;
-  PlaneWorld world;
-  std::vector<std::unique_ptr<Plane>> planes[2];  // by set and member
+  BackendWorld world;
+  std::vector<std::unique_ptr<Backend>> backends[2];  // by set and member
   std::vector<Part> parts[2];
 };
 
@@ -163,11 +164,11 @@ TEST(a_root_whose_memory_is_read_waits_for_the_readers) {
   World w(3, {spec});
   for (int round = 0; round < 2; ++round) {
     w.begin();
-    const bool alone = exhaust(*w.planes[0]);
+    const bool alone = exhaust(*w.backends[0]);
     CHECK_EQ(alone, round == 0);  // it is staged until all have mapped the arena
-    CHECK(exhaust(*w.planes[1]));
-    CHECK(exhaust(*w.planes[2]));
-    if (!alone) CHECK(exhaust(*w.planes[0]));
+    CHECK(exhaust(*w.backends[1]));
+    CHECK(exhaust(*w.backends[2]));
+    if (!alone) CHECK(exhaust(*w.backends[0]));
   }
   for (auto& bucket : w.buckets) bucket->check();
 }
@@ -181,14 +182,14 @@ TEST(peers_change_no_byte_of_an_aborted_members_memory) {
     w.run();  // they know each other's arenas from here on
     w.begin();
     Random random(steps);
-    for (size_t i = 0; i < steps; ++i) w.planes[random.below(3)]->step();
-    w.planes[0]->abort();
+    for (size_t i = 0; i < steps; ++i) w.backends[random.below(3)]->step();
+    w.backends[0]->abort();
     for (const Part& part : w.buckets[0]->parts()) {
       refill(part.output, part.signature.bytes());
     }
     for (int i = 0; i < 3; ++i) {
-      exhaust(*w.planes[1]);
-      exhaust(*w.planes[2]);
+      exhaust(*w.backends[1]);
+      exhaust(*w.backends[2]);
     }
     for (const Part& part : w.buckets[0]->parts()) {
       CHECK(untouched(part.output, part.signature.bytes()));
@@ -197,7 +198,7 @@ TEST(peers_change_no_byte_of_an_aborted_members_memory) {
 }
 
 // Those who finish although a member has given up finish with the right result.
-TEST(who_finishes_beside_an_aborted_member_has_the_right_result) {
+TEST(members_that_finish_beside_an_aborted_one_have_the_right_result) {
   const BucketSpec specs = {sum_of(1000)};
   size_t finished = 0;
   for (size_t steps = 0; steps < 40; ++steps) {
@@ -211,12 +212,12 @@ TEST(who_finishes_beside_an_aborted_member_has_the_right_result) {
     Random random(steps);
     bool whole = false;
     for (size_t i = 0; i < steps && !whole; ++i) {
-      whole = w.planes[random.below(2)]->step() == Progress::kFinished;
+      whole = w.backends[random.below(2)]->step() == Progress::kFinished;
     }
     if (whole) break;
-    w.planes[0]->abort();
+    w.backends[0]->abort();
     refill(w.buckets[0]->parts()[0].output, specs[0].part.signature.bytes());
-    if (!exhaust(*w.planes[1])) continue;
+    if (!exhaust(*w.backends[1])) continue;
     ++finished;
     w.buckets[1]->check();
   }
@@ -233,10 +234,10 @@ TEST(a_dropped_bucket_takes_no_result_from_its_neighbour) {
     w.begin();
     Random random(steps);
     for (size_t i = 0; i < steps; ++i) {
-      Plane& plane = *w.planes[random.below(2)][random.below(2)];
-      if (plane.ready()) plane.step();
+      Backend& backend = *w.backends[random.below(2)][random.below(2)];
+      if (backend.ready()) backend.step();
     }
-    for (auto& plane : w.planes[0]) plane->abort();
+    for (auto& backend : w.backends[0]) backend->abort();
     w.finish(1);
     for (const Part& part : w.parts[1]) {
       const std::span sums(reinterpret_cast<const float*>(part.output), TwoSets::kElements);
@@ -249,31 +250,31 @@ TEST(a_dropped_bucket_takes_no_result_from_its_neighbour) {
 TEST(a_stopped_process_changes_nothing_when_it_goes_on) {
   const BucketSpec specs = {sum_of(50'000)};
   for (int steps : {7, 20, 41, 66}) {
-    const PlaneWorld world = world_of(2);
-    const pid_t stopped = ::fork();
+    const BackendWorld world = world_of(2);
+    const pid_t stopped = check::fork_bound();
     if (stopped == 0) {
-      const std::unique_ptr<Plane> plane = world.plane(1);
+      const std::unique_ptr<Backend> backend = world.backend(1);
       const MemberBucket bucket = world.bucket(specs, 1);
-      plane->begin(bucket.parts());
-      drive(*plane, world.bell(1));
-      plane->begin(bucket.parts());
+      backend->begin(bucket.parts());
+      drive(*backend, world.wakeup(1));
+      backend->begin(bucket.parts());
       for (int i = 0; i < steps;) {
-        if (plane->step() == Progress::kMoved) ++i;
+        if (backend->step() == Progress::kMoved) ++i;
       }
       ::raise(SIGSTOP);
-      exhaust(*plane);
+      exhaust(*backend);
       ::_exit(0);
     }
-    const std::unique_ptr<Plane> plane = world.plane(0);
+    const std::unique_ptr<Backend> backend = world.backend(0);
     const MemberBucket bucket = world.bucket(specs, 0);
-    plane->begin(bucket.parts());
-    drive(*plane, world.bell(0));
-    plane->begin(bucket.parts());
+    backend->begin(bucket.parts());
+    drive(*backend, world.wakeup(0));
+    backend->begin(bucket.parts());
     int status = 0;
-    while (::waitpid(stopped, &status, WUNTRACED | WNOHANG) == 0) plane->step();
+    while (::waitpid(stopped, &status, WUNTRACED | WNOHANG) == 0) backend->step();
     CHECK(WIFSTOPPED(status));
-    CHECK(!exhaust(*plane));
-    plane->abort();
+    CHECK(!exhaust(*backend));
+    backend->abort();
     const Part& part = bucket.parts()[0];
     refill(part.output, part.signature.bytes());
     ::kill(stopped, SIGCONT);

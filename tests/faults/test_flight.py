@@ -93,6 +93,39 @@ def test_a_stall_is_dumped_and_explained(fork_ranks, tmp_path, capsys):
     assert "ranks 0, 2 failed with StallError: no progress" in text
 
 
+def test_messages_that_never_meet_are_explained(fork_ranks, tmp_path, capsys):
+    """Of a pair that hangs, since the tags differ, and of a rank that waits for anybody."""
+    source = HEAD + (
+        "if rank == 0: waiting = fd.send_async(np.ones(3), 1, tag=7, name='activations')\n"
+        "if rank == 1: waiting = fd.recv_async(np.ones(3), 0, tag=8)\n"
+        "if rank == 2: waiting = fd.recv_async(np.ones(3))\n"
+        "print('up', flush=True)\n"
+        "waiting.wait()\n"
+    )
+    job = fork_ranks(source, 3)
+    job.wait_for_output("up")
+    code, out, err = run_command("dump", job.ranks[1].pid, "--into", tmp_path)
+    assert code == 0, out + err
+    pages = flight.read_dumps(tmp_path)
+    ends = [calls_of(page)[-1] for page in pages]
+    assert [(end.op, end.peer, end.tag, end.state) for end in ends] == [
+        ("send", 1, 7, "submitted"),
+        ("receive", 0, 8, "submitted"),
+        ("receive", -1, 0, "submitted"),
+    ]
+    text = explained(tmp_path, capsys)
+    assert re.search(
+        r"rank 0 waits \d\.\d+ s for send 'activations' to rank 1 with tag 7; rank 1 never posted "
+        r"the other end; of rank 1: the last thing it submitted was receive from rank 0 with tag 8 "
+        r"\(submitted\)\.",
+        text,
+    )
+    assert "for receive from rank 0 with tag 8; rank 0 never posted the other end" in text
+    assert "for receive from any rank with tag 0; ranks 0, 1 never posted the other end" in text
+    code, out, err = run_command("top", "--once", job.ranks[0].pid)
+    assert "any rank with tag 0" in out, out + err
+
+
 def test_a_running_job_is_dumped_from_outside(fork_ranks, tmp_path, capsys):
     tail = """
 if rank == 0:
@@ -113,16 +146,7 @@ threading.Event().wait()
     assert "rank 1 never submitted it; of rank 1: the last thing it submitted was 'grad.2'" in text
 
     prefix = tmp_path / "torch" / "rank_"
-    assert cli.main(["export", str(folder), str(prefix)]) == 0
-    analyser = "torch.distributed.flight_recorder.fr_trace"
-    result = subprocess.run(
-        [sys.executable, "-m", analyser, str(prefix.parent)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    said = result.stdout + result.stderr
-    assert result.returncode == 0, said
+    said = fr_trace(folder, prefix)
     assert "gloo:all_reduce" in said
     assert "missing ranks: {1}" in said
     assert "evaluation" in said
@@ -176,3 +200,90 @@ print(json.dumps(own_page(5000)))
         assert {call.name for call in calls_of(page)} == {"loss"}
         assert page["counters"]["tensors_done"] == 1512
         assert sum(page["histograms"]["negotiation_ns"]["slots"]) == 1512
+
+
+LONG = """
+import os, sys, threading
+import numpy as np
+import farandole as fd
+
+fd.init()
+rank = fd.rank()
+for n in range(2000):
+    fd.allreduce(np.full(3 + n % 7, rank), name=f"grad.{n % 7}")
+"""
+HUNG = """
+if rank == 0:
+    waiting = [fd.allreduce_async(np.ones(5), name="layer.weight")]
+    # A set of this rank alone goes on, until the ring has lost what waits, too.
+for n in range(2000):
+    fd.allreduce(np.ones(3), name="mine", process_set=alone[rank])
+print("up", flush=True)
+threading.Event().wait()
+"""
+
+
+def dumped(job, folder, capsys):
+    job.wait_for_output("up")
+    code, _, err = run_command("dump", job.ranks[0].pid, "--into", folder)
+    assert code == 0, err
+    return explained(folder, capsys)
+
+
+def fr_trace(folder, prefix):
+    assert cli.main(["export", str(folder), str(prefix)]) == 0
+    analyser = "torch.distributed.flight_recorder.fr_trace"
+    done = subprocess.run(
+        [sys.executable, "-m", analyser, str(prefix.parent)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_hangs_is_known_though_the_ring_wrapped(fork_ranks, tmp_path, capsys, named):
+    source = LONG + "alone = [fd.add_process_set([0]), fd.add_process_set([1])]\n" + HUNG
+    if not named:
+        source = source.replace(', name="layer.weight"', "").replace('name="mine", ', "")
+    job = fork_ranks(source, 2)
+    text = dumped(job, tmp_path / "dumps", capsys)
+    what = "'layer.weight'" if named else r"unnamed call \d+"
+    assert re.search(rf"First: rank 0 waits \S+ s for {what} \(allreduce\); rank 1 never", text)
+    assert "same tensor" not in text
+    assert "Also" not in text
+    said = fr_trace(tmp_path / "dumps", tmp_path / "torch" / "rank_")
+    assert "missing ranks: {1}" in said
+    assert "mismatch" not in said.lower()
+
+
+def test_a_healthy_job_is_not_accused_though_the_ring_wrapped(fork_ranks, tmp_path, capsys):
+    # Rank 1 records other events as well, so the rings do not begin with the same call.
+    source = LONG.replace("range(2000)", "range(1000)") + "alone = fd.add_process_set([1])\n"
+    source += "for n in range(500):\n    rank and fd.allreduce(np.ones(2), process_set=alone)\n"
+    source += LONG[LONG.index("for n in") :]
+    source += 'print("up", flush=True)\nthreading.Event().wait()\n'
+    text = dumped(fork_ranks(source, 2), tmp_path / "dumps", capsys)
+    assert re.search(r"Nothing went wrong: all ranks have finished the last \d+ calls\.", text)
+    said = fr_trace(tmp_path / "dumps", tmp_path / "torch" / "rank_")
+    assert "missing" not in said
+    assert "mismatch" not in said.lower()
+
+
+def test_nothing_is_open_when_all_is_done(fork_ranks):
+    source = (
+        HEAD
+        + """
+from farandole.observe.flight import own_page
+handles = [fd.allreduce_async(np.full(9, rank), name=f"a.{k}") for k in range(50)]
+fd.allreduce(np.ones(3), name="of all")
+[handle.wait() for handle in handles]
+print(len(own_page(1)["open"]), "open", flush=True)
+print(fd.join(), len(own_page(1)["open"]), "after join", flush=True)
+"""
+    )
+    for result in fork_ranks(source, 2).finish():
+        assert "0 open" in result.check().out
+        assert "0 after join" in result.out

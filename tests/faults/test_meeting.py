@@ -39,7 +39,7 @@ def check():
 """
 
 LIMIT = {"FARANDOLE_INIT_TIMEOUT": "2"}
-NAMED = "did not come to the meeting of all ranks within 2 s.*FARANDOLE_INIT_TIMEOUT"
+NAMED = "did not come to the rendezvous of all ranks within 2 s.*FARANDOLE_INIT_TIMEOUT"
 
 
 def check_named(out, who, missing):

@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
 import signal
 import socket
 import struct
@@ -12,6 +13,11 @@ import subprocess
 import sys
 import termios
 import urllib.request
+
+import farandole as fd
+from farandole._library import lib, text
+
+BUILD = text(lib.farandole_build_id())
 
 UP = """
 import sys, threading
@@ -41,14 +47,14 @@ print("the parameters hold NaN:", p.isnan().any().item())
 """
 
 
-def top(*arguments):
+def top(*arguments, columns="150"):
     program = "import sys; from farandole.tools.cli import main; sys.exit(main())"
     result = subprocess.run(
         [sys.executable, "-c", program, "top", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=60,
-        env={"COLUMNS": "150"},
+        env={**os.environ, "COLUMNS": columns},
     )
     return result.returncode, result.stdout + result.stderr
 
@@ -102,6 +108,36 @@ def test_top_lives_on_a_terminal(fork_ranks):
     assert shown.index("\x1b[?1049h") < shown.index("\x1b[?1049l")  # the other screen, and back
 
 
+def test_top_fits_80_columns_and_names_the_program(fork_ranks):
+    source = UP.replace('"of rank 0"', '"module.encoder.layers.11.attention.weight"')
+    job = fork_ranks(source, 2)
+    job.wait_for_output("up")
+    for arguments in (["--once"], []):  # a pipe gets one picture
+        code, text = top(*arguments, job.ranks[0].pid, columns="80")
+        assert code == 0, text
+        assert "2 of 2 ranks" in text
+        assert ": python program.py" in text
+        assert max(map(len, text.splitlines())) <= 80
+        row = rf"^ *0 +{job.ranks[0].pid} +waits [\d.]+ s +….*attention\.weight "
+        assert re.search(row, text, re.MULTILINE)
+        assert "\x1b" not in text
+
+
+def test_top_shows_a_job_beside_one_of_another_build(fork_ranks):
+    job = fork_ranks(UP, 2)
+    job.wait_for_output("up")
+    fd = os.memfd_create("farandole-flight", os.MFD_ALLOW_SEALING)
+    os.write(fd, b"of another build" * 1000)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    code, text = top("--once", os.getpid(), job.ranks[0].pid)
+    assert code == 0
+    assert f"farandole top: process {os.getpid()}: this memory holds no flight recorders" in text
+    assert "2 of 2 ranks" in text
+    code, text = top("--once", os.getpid())
+    os.close(fd)
+    assert (code, text.count("farandole top: ")) == (1, 1)
+
+
 def test_top_without_a_job_says_so():
     code, text = top("--once", 1)
     assert code == 1
@@ -127,19 +163,55 @@ def test_prometheus_is_answered_by_each_rank(fork_ranks):
         assert f'farandole_tensors_done_total{{rank="{rank}"}} 6.0' in text
 
 
-def test_a_port_in_use_is_an_error_on_all_ranks(fork_ranks):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        results = fork_ranks(UP, 2, {"FARANDOLE_METRICS_PORT": str(port)}).finish()
-    for result in results:
-        assert result.returncode == 1
-        assert "FARANDOLE_METRICS_PORT" in result.out
+def metrics_at(port):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return answer.read().decode()
+
+
+def test_two_jobs_of_a_node_have_metrics(fork_ranks):
+    port = str(free_ports(4))
+    jobs = []
+    for _ in range(2):
+        jobs.append(fork_ranks(UP, 2, {"FARANDOLE_METRICS_PORT": port}))
+        jobs[-1].wait_for_output("up")
+    assert "is taken" not in jobs[0].output()
+    for rank, process in enumerate(jobs[1].ranks):
+        found = re.search(
+            rf"port \d+ is taken: rank {rank} answers on 127.0.0.1:(\d+)", process.output
+        )
+        assert f'farandole_tensors_done_total{{rank="{rank}"}} 6.0' in metrics_at(found[1])
+
+
+def test_metrics_say_what_they_measure(fork_ranks):
+    port = free_ports(2)
+    env = {"FARANDOLE_METRICS_PORT": str(port), "FARANDOLE_STALL_WARN": "0.01"}
+    job = fork_ranks(UP, 2, env)
+    job.wait_for_output("up")
+    job.ranks[0].wait_for_output("of rank 0")  # the report of the stall
+    text = metrics_at(port)
+    assert 'farandole_stalled_calls{rank="0"} 1.0' in text
+    assert 'farandole_stalled_calls{rank="1"} 0.0' in metrics_at(port + 1)
+    assert f'farandole_build_info{{core="{BUILD}",rank="0",version="{fd.__version__}"}} 1.0' in text
+    families = re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE)
+    assert len(families) > 15
+    for name, meaning in families:
+        assert len(meaning.split()) > 3, name
+        for unit in ("seconds", "bytes"):
+            assert unit not in name or unit.title() in meaning, name
+
+
+def test_metrics_that_cannot_be_are_no_reason_not_to_train(fork_ranks):
+    source = "import sys; sys.modules['prometheus_client'] = None\n" + UP
+    job = fork_ranks(source, 2, {"FARANDOLE_METRICS_PORT": "9100"})
+    job.wait_for_output("up")
+    assert "remedy: pip install prometheus_client" in job.output()
+    job = fork_ranks(UP, 2, {"FARANDOLE_METRICS_PORT": "65535"})
+    job.wait_for_output("up")
+    assert "no metrics of rank 1 on 127.0.0.1:65536: there is no such port" in job.output()
 
 
 def test_nan_in_a_gradient_is_named_before_it_spreads(fork_ranks):
-    results = fork_ranks(NAN, 3, {"FARANDOLE_CHECK_NUMERICS": "1"}).finish()
+    results = fork_ranks(NAN, 2, {"FARANDOLE_CHECK_NUMERICS": "1"}).finish()
     for result in results:
         assert result.returncode != 0
         assert "weight': the input of rank 1 holds NaN" in result.out

@@ -9,4 +9,4 @@ if "FARANDOLE_TEST_STEP" in os.environ:  # in a rank; before anything looks at C
     from harness.inner import runtime as runtime
 
     gpu.share(int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))))
-    os.environ.setdefault("FARANDOLE_GPU_PLANE", "nccl")  # never in silence by another way
+    os.environ.setdefault("FARANDOLE_GPU_BACKEND", "nccl")  # never in silence by another way

@@ -37,7 +37,7 @@ def total(k, ranks=None):
 
 
 def places(optimizer):
-    return [gradient.place.tensor for gradient in optimizer._reducer.gradients]
+    return [gradient.view.tensor for gradient in optimizer._reducer.gradients]
 
 
 def wrapped(ps, **options):

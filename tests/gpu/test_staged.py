@@ -7,7 +7,7 @@ import pytest
 
 from harness import gpu_collectives
 
-os.environ["FARANDOLE_GPU_PLANE"] = "host"  # read by init(), which comes later
+os.environ["FARANDOLE_GPU_BACKEND"] = "host"  # read by init(), which comes later
 
 pytestmark = pytest.mark.ranks(2)
 FEW = [("cupy", "float32"), ("cupy", "uint8"), ("torch", "bfloat16")]

@@ -19,7 +19,12 @@ SMALL = 1000  # packed with others
 @pytest.fixture(params=list(LIBRARIES))
 def library(request):
     found = LIBRARIES[request.param]()
-    fd.allreduce(found.full(SMALL, 1.0))  # opens everything: what follows is not held up by that
+    # NCCL connects, and CUDA loads kernels, when something is used for the first time: what
+    # follows is not held up by that.
+    for count in (SMALL, COUNT):
+        fd.allreduce(found.full(count, 1.0), op=fd.Sum)  # each operator is a kernel of NCCL's
+        fd.allreduce_(found.full(count, 1.0), op=fd.Sum)
+    fd.allgather(found.full(SMALL + fd.rank(), 1.0))
     return found
 
 

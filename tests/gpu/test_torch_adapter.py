@@ -83,6 +83,25 @@ def test_a_backward_pass_that_a_graph_repeats(options):
     assert_same(net, reference())
 
 
+def test_a_capture_while_a_bucket_is_held_up():
+    """In global mode, which forbids every other thread what might disturb it."""
+    from harness.gpu_arrays import slow
+
+    hvd.allreduce_(torch.ones(1000, device="cuda"), op=hvd.Sum)  # opens and loads everything
+    x, y = torch.full((1000,), 1.0 + hvd.rank(), device="cuda"), torch.ones(10, device="cuda")
+    slow(torch.cuda.current_stream().cuda_stream, 0.5)
+    handle = hvd.allreduce_async_(x, op=hvd.Sum)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        z = y * 2
+        while not hvd.poll(handle):  # our threads come to its end meanwhile
+            pass
+    graph.replay()
+    assert hvd.synchronize(handle) is x
+    assert x.tolist() == [sum(range(1, hvd.size() + 1))] * 1000
+    assert z.tolist() == [2.0] * 10
+
+
 @pytest.mark.parametrize("options", VIEWS)
 def test_grad_scaler_skips_on_all_ranks_alike(options):
     net = network().float()

@@ -23,9 +23,20 @@ def has_op(dtype: str, op: str) -> bool:
     return dtype not in COMPLEX or op in ("Sum", "Average")
 
 
+def ops_of(dtype: str, among: list[str] = OPS) -> list[str]:
+    """Those of some reductions that are defined."""
+    return [op for op in among if has_op(dtype, op)]
+
+
+def is_exact(dtype: str, op: str) -> bool:
+    """Whether the reduction of data() has no roundings."""
+    return op != "Average" or dtype not in FLOATS + COMPLEX
+
+
 def shapes(dtype: str) -> list[tuple[int, ...]]:
     """0-d, one, odd, many, 2-d, none, and 3 elements more than 1 MB."""
-    million = (1 << 20) // np.dtype(dtype).itemsize + 3
+    itemsize = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize  # NumPy has no such type
+    million = (1 << 20) // itemsize + 3
     return [(), (1,), (7,), (1000,), (3, 5), (0,), (4, 0), (million,)]
 
 
@@ -62,12 +73,19 @@ def rows_of(rank: int, total: int, size: int) -> slice:
     return slice(sum(counts[:rank]), sum(counts[: rank + 1]))
 
 
-def assert_same(actual: Any, expected: Array, exact: bool = True) -> None:
-    """Equal dtype, shape and values; not exact: up to two roundings."""
+def assert_same(
+    actual: Any, expected: Array, exact: bool = True, of_type: float | None = None
+) -> None:
+    """Equal dtype, shape and values; not exact: up to two roundings.
+
+    of_type: the roundings are those of a smaller type, with this epsilon, of each rank's value.
+    """
     actual = np.asarray(actual)
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
     if exact:
         np.testing.assert_array_equal(actual, expected)
-    else:
+    elif of_type is None:
         np.testing.assert_allclose(actual, expected, rtol=2 * np.finfo(expected.dtype).eps)
+    else:
+        np.testing.assert_allclose(actual, expected, rtol=2 * of_type, atol=3 * of_type)

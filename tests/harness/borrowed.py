@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["borrow", "load"]
+import pytest
+
+__all__ = ["borrow", "load", "optimizers_with"]
 
 _PARALLEL = Path(__file__).resolve().parents[1] / "parallel"
 
@@ -44,3 +47,21 @@ def borrow(
             elif own in fixtures:
                 found[own] = thing
     return found
+
+
+def optimizers_with(option: str) -> Any:
+    """A fixture for all tests of a file: DistributedOptimizers have this option, but for Adasum."""
+
+    @pytest.fixture(autouse=True)
+    def made_so(monkeypatch: pytest.MonkeyPatch) -> None:
+        hvd = importlib.import_module("farandole.torch")
+        plain = hvd.DistributedOptimizer
+
+        def make(optimizer: Any, *args: Any, **options: Any) -> Any:
+            if options.get("op") != hvd.Adasum:
+                options.setdefault(option, True)
+            return plain(optimizer, *args, **options)
+
+        monkeypatch.setattr(hvd, "DistributedOptimizer", make)
+
+    return made_so

@@ -18,8 +18,13 @@ from typing import Any
 
 import pytest
 
-__all__ = ["describe", "environment", "need", "share", "why_not"]
+__all__ = ["describe", "environment", "need", "share", "waits", "why_not"]
 
+# Seconds for which a process has a card to itself where several take turns: NVIDIA's default. No
+# card has been asked.
+_SLICE = 0.002
+# Collectives of NCCL in the longest test of tests/gpu, and in the longest file.
+_OF_TEST, _OF_FILE = 200, 4000
 _PACKAGES = ("torch", "cupy-cuda12x", "cupy-cuda13x", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 
 
@@ -71,6 +76,25 @@ def environment() -> dict[str, str]:
     return {"FARANDOLE_TEST_GPUS": visible or ",".join(map(str, range(_driver()[1])))}
 
 
+def waits(ranks: int) -> tuple[float, float]:
+    """Seconds that ranks may wait for turns on cards that they share: in one test, in a file.
+
+    Without MPS a card runs one process at a time. A kernel of NCCL that waits for a peer spins
+    until its slice ends, so each of a ring's 2 * (ranks - 1) steps takes a slice of every process.
+    With MPS the kernels of all processes run at once: no step waits for a turn.
+    """
+    turns = -(-ranks // len(environment()["FARANDOLE_TEST_GPUS"].split(",")))
+    if turns == 1 or _has_mps():
+        return 0.0, 0.0
+    each = 2 * (ranks - 1) * turns * _SLICE
+    return _OF_TEST * each, _OF_FILE * each
+
+
+def _has_mps() -> bool:
+    """Whether NVIDIA's Multi-Process Service runs: its control daemon has a pipe in this folder."""
+    return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
+
+
 def describe() -> dict[str, str]:
     """What results depend on: the card, the driver and the versions installed."""
     cuda, count = _driver()
@@ -85,6 +109,7 @@ def describe() -> dict[str, str]:
         cuda.cuDeviceGetName(name, len(name), 0)
         cuda.cuDriverGetVersion(ctypes.byref(version))
         found["GPU"] = f"{count} x {name.value.decode()}"
+        found["processes on one GPU"] = "at once, by MPS" if _has_mps() else "in turns, time slices"
         found["driver"] = f"for CUDA {version.value // 1000}.{version.value % 1000 // 10}"
         with contextlib.suppress(OSError):
             found["driver"] += ", " + Path("/proc/driver/nvidia/version").read_text().split("\n")[0]

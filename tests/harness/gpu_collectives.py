@@ -35,7 +35,10 @@ def everyone(shape: tuple[int, ...], dtype: str) -> list[Array]:
 
 
 def _same(library: OnGpu, result: Any, expected: Array, exact: bool = True) -> None:
-    arrays.assert_same(library.get(result), expected, exact)
+    """NCCL rounds each rank's share of an average to the dtype."""
+    name = str(getattr(result, "dtype", ""))
+    small = {"bfloat16": 2.0**-7, "torch.bfloat16": 2.0**-7, "float16": 2.0**-10}.get(name)
+    arrays.assert_same(library.get(result), expected, exact, small)
 
 
 def _reductions(dtype: str) -> list[tuple[str, bool]]:

@@ -104,9 +104,14 @@ class Gpu:
         self.lib.gpu_double_placed_bytes.restype = ctypes.c_uint64
         return int(self.lib.gpu_double_placed_bytes())
 
-    def capture(self, stream: int, capturing: bool) -> None:
-        """Begins or ends the capture of a graph."""
-        self.lib.gpu_double_capture(ctypes.c_void_p(stream), int(capturing))
+    def capture(self, stream: int) -> None:
+        """Begins the capture of a graph, by this thread."""
+        self.lib.gpu_double_capture(ctypes.c_void_p(stream))
+
+    def end_capture(self, stream: int) -> None:
+        """Ends it; a RuntimeError if somebody has spoiled the graph."""
+        if result := self.lib.gpu_double_end_capture(ctypes.c_void_p(stream)):
+            raise RuntimeError(f"the capture is spoiled: {result}")
 
     def _do(self, name: str, *arguments: Any) -> None:
         popped = ctypes.c_void_p()
@@ -144,6 +149,7 @@ class Array:
         }
 
     def __del__(self) -> None:
-        self.gpu.free(self.address, self.stream)
+        if not self.gpu.is_capturing(self.stream):  # else the graph would be spoiled
+            self.gpu.free(self.address, self.stream)
         if self._sources:
             self.gpu.synchronize(self.stream)  # the copies read them

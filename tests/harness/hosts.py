@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,12 +21,14 @@ _AGENT = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
 host="$1"; shift
 # Daemons name their folders by process numbers, which are alike on all hosts.
-export TMPDIR="$(dirname "$0")/$host"
+export TMPDIR="@rooms@/$host"
 mkdir -p "$TMPDIR"
 exec ip netns exec "$host" unshare -u -i -m -p --fork --kill-child sh -c '
   mount -t tmpfs tmpfs /dev/shm && mount -t proc proc /proc && mount --bind "$2" /etc/hosts &&
     hostname "$1" || exit 1
-  shift 2; exec sh -c "$*"' sh "$host" "$(dirname "$0")/hosts" "$@"
+  # A killed daemon leaves its folder: the next one on this host has another number.
+  echo "$3" > /proc/sys/kernel/ns_last_pid
+  shift 3; exec sh -c "$*"' sh "$host" "$(dirname "$0")/hosts" $$ "$@"
 """
 _GONE_SECONDS = 5.0
 
@@ -53,15 +56,21 @@ class SimulatedHosts:
         self._bridge = f"fb{self.tag}"
         self._net = f"10.{20 + os.getpid() % 200}.{os.getpid() // 200 % 250}"
         self._agent = folder / "agent"
-        self._agent.write_text(_AGENT)
+        # Not below `folder`: the name of a socket that Python makes there has at most 107 bytes.
+        self._rooms = tempfile.mkdtemp(prefix="fh")
+        self._agent.write_text(_AGENT.replace("@rooms@", self._rooms))
         self._agent.chmod(0o755)
-        addresses = [f"{self._net}.{i + 1} {name}\n" for i, name in enumerate(self.names)]
+        addresses = [f"{self.address(i)} {name}\n" for i, name in enumerate(self.names)]
         (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(addresses))
 
     def mpi_args(self) -> list[str]:
         """Options of Open MPI 5's mpirun that place the ranks there."""
         places = ",".join(f"{name}:{n}" for name, n in zip(self.names, self.ranks, strict=True))
         return ["--prtemca", "plm_ssh_agent", str(self._agent), "--host", places]
+
+    def command(self, host: int, argv: Sequence[str]) -> list[str]:
+        """The command that runs `argv` on a host, without mpirun."""
+        return [str(self._agent), self.names[host], *argv]
 
     @staticmethod
     def environment() -> dict[str, str]:
@@ -77,9 +86,13 @@ class SimulatedHosts:
             _run(f"ip netns add {name}")
             _run(f"ip link add {self.port(i)} type veth peer name eth0 netns {name}")
             _run(f"ip link set {self.port(i)} master {self._bridge} up")
-            _run(f"ip -n {name} addr add {self._net}.{i + 1}/24 dev eth0")
+            _run(f"ip -n {name} addr add {self.address(i)}/24 dev eth0")
             _run(f"ip -n {name} link set eth0 up")
             _run(f"ip -n {name} link set lo up")
+
+    def address(self, host: int) -> str:
+        """A host's address."""
+        return f"{self._net}.{host + 1}"
 
     def port(self, host: int) -> str:
         """The bridge's end of a host's link."""
@@ -92,20 +105,29 @@ class SimulatedHosts:
             _run(f"tc qdisc replace dev {self.port(host)} {shaped}")
             _run(f"ip netns exec {self.names[host]} tc qdisc replace dev eth0 {shaped}")
 
-    def allow_only(self, first_port: int, count: int) -> None:
-        """Blocks TCP from host to host but for connections to these ports."""
-        ports = f"{first_port}-{first_port + count - 1}"
+    def allow_only(self, *ports: tuple[int, int]) -> None:
+        """Blocks TCP from host to host except from or to `ports` (first, count)."""
         for i, name in enumerate(self.names):
             inside = f"ip -n {name} rule add"
-            others = [f"{self._net}.{j + 1}" for j in range(len(self.names)) if j != i]
-            _run(f"{inside} priority 10 ipproto tcp sport {ports} lookup main")
-            _run(f"{inside} priority 11 ipproto tcp dport {ports} lookup main")
-            for other in others:
-                _run(f"{inside} priority 12 to {other} ipproto tcp prohibit")
+            for first, count in ports:
+                for end in ("sport", "dport"):
+                    range_ = f"{first}-{first + count - 1}"
+                    _run(f"{inside} priority 10 ipproto tcp {end} {range_} lookup main")
+            for other in set(range(len(self.names))) - {i}:
+                _run(f"{inside} priority 12 to {self.address(other)} ipproto tcp prohibit")
 
     def set_link(self, host: int, up: bool) -> None:
         """Pulls a host's cable, or plugs it in."""
         _run(f"ip link set {self.port(host)} {'up' if up else 'down'}")
+
+    def kill(self, host: int) -> None:
+        """Kills everything on a host, MPI's daemon included; it is there for new processes."""
+        self._kill(self.names[host])
+
+    def cut_power(self, host: int) -> None:
+        """Ends a host without a word to others: their connections do not see it end."""
+        self.set_link(host, up=False)
+        self.kill(host)
 
     def traffic(self, host: int) -> tuple[int, int]:
         """(bytes, packets) that the host has sent so far."""
@@ -119,6 +141,7 @@ class SimulatedHosts:
             subprocess.run(["ip", "link", "del", self.port(i)], capture_output=True)
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
         subprocess.run(["ip", "link", "del", self._bridge], capture_output=True)
+        shutil.rmtree(self._rooms, ignore_errors=True)
 
     @staticmethod
     def pids(name: str) -> list[int]:
@@ -127,12 +150,26 @@ class SimulatedHosts:
         return [int(pid) for pid in listed.stdout.split()]
 
     def _kill(self, name: str) -> None:
-        deadline = time.monotonic() + _GONE_SECONDS
-        while (pids := self.pids(name)) and time.monotonic() < deadline:
-            for pid in pids:
+        """What runs there now; not what a job starts there when it notices.
+
+        An agent, outside of its command's process namespace, ends when all inside have: mpirun must
+        not see it end before the ranks' connections do.
+        """
+        deadline, doomed = time.monotonic() + _GONE_SECONDS, set(self.pids(name))
+        for each in ({pid for pid in doomed if _is_inside(pid)}, doomed):
+            for pid in each & set(self.pids(name)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            time.sleep(0.02)  # they are not our children: no event says that they end
+            while each & set(self.pids(name)) and time.monotonic() < deadline:
+                time.sleep(0.02)  # they are not our children: no event says that they end
+
+
+def _is_inside(pid: int) -> bool:
+    """Whether a process has another process namespace than this one."""
+    try:
+        return Path(f"/proc/{pid}/ns/pid").readlink() != Path("/proc/self/ns/pid").readlink()
+    except OSError:  # it has ended
+        return False
 
 
 @contextlib.contextmanager

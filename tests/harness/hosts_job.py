@@ -7,13 +7,13 @@ import os
 import re
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.hosts import SimulatedHosts, simulated_hosts
 from harness.mpirun import MpiJob, mpi_job
-from harness.process import JobError
+from harness.process import PATIENCE, JobError
 
 __all__ = ["HostsJob", "Start"]
 
@@ -36,12 +36,13 @@ class HostsJob:
         """Processes by rank on a host, as seen from outside."""
         found = {}
         for pid in self.hosts.pids(self.hosts.names[host]):
-            command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            if len(command) < 2 or not command[1].endswith("program.py"):
-                continue
-            environment = Path(f"/proc/{pid}/environ").read_text()
-            if rank := re.search(r"\0OMPI_COMM_WORLD_RANK=(\d+)\0", environment):
-                found[int(rank[1])] = pid
+            with suppress(OSError):  # it may end while we look
+                command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                if len(command) < 2 or not command[1].endswith("program.py"):
+                    continue
+                environment = Path(f"/proc/{pid}/environ").read_text()
+                if rank := re.search(r"\0OMPI_COMM_WORLD_RANK=(\d+)\0", environment):
+                    found[int(rank[1])] = pid
         return found
 
     def pid_of(self, rank: int) -> int:
@@ -70,7 +71,7 @@ class HostsJob:
         path = self.folder / f"rank-{rank}.txt"
         return path.read_text() if path.exists() else ""
 
-    def wait_until_said(self, rank: int, text: str, seconds: float = 60) -> None:
+    def wait_until_said(self, rank: int, text: str, seconds: float = PATIENCE) -> None:
         """Returns once that rank has written `text` there."""
         deadline = time.monotonic() + seconds
         while text not in self.said(rank):
@@ -91,7 +92,7 @@ class HostsJob:
         told = [f"--- rank {rank}\n{self.said(rank)}" for rank in ranks]
         return "\n".join([self.output(), *told])
 
-    def finish(self, seconds: float = 60) -> str:
+    def finish(self, seconds: float = PATIENCE) -> str:
         """The output of a job that ends well and leaves no process on any host."""
         out = self.job.finish(seconds).check().out
         self.wait_until_gone()
@@ -154,5 +155,5 @@ class Start:
         argv = [sys.executable, str(program), *map(str, arguments)]
         environment = hosts.environment() | (env or {})
         options = [*mpi_args, *hosts.mpi_args()]
-        job = mpi_job(argv, sum(hosts.ranks), environment, options)
-        return HostsJob(hosts, self._stack.enter_context(job), self._folder)
+        job = self._stack.enter_context(mpi_job(argv, sum(hosts.ranks), environment, options))
+        return HostsJob(hosts, job, self._folder)

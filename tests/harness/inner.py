@@ -10,6 +10,7 @@ with a runtime that knows nothing of what has failed.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 from collections.abc import Generator, Iterator
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from farandole.start.rendezvous import connect, exchange
+from harness.world import TOLD
 
 # Longer than any deadline of the outer pytest, which owns them all.
 _STEP_SECONDS = 3600.0
@@ -41,7 +43,7 @@ class Step:
         self.rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
         self.size = int(os.environ["FARANDOLE_TEST_SIZE"])
         self.folder = Path()  # of the file that is run now
-        self._connection = connect(os.environ["FARANDOLE_TEST_STEP"], self.rank, _STEP_SECONDS)
+        self._connection = connect(os.environ["FARANDOLE_TEST_STEP"], self.rank)
 
     def enter(self, folder: Path) -> None:
         """The next file's folder, in which this rank's output goes to a log of its own."""
@@ -54,7 +56,7 @@ class Step:
 
     def meet(self, text: str) -> list[str]:
         """All ranks' texts, once all have called."""
-        answers = exchange(self._connection, text.encode(), self.size)
+        answers = exchange(self._connection, text.encode(), _STEP_SECONDS)
         return [answer.decode() for answer in answers]
 
     def tell_failure(self, text: str) -> None:
@@ -69,7 +71,6 @@ class InStep:
     def __init__(self, step: Step) -> None:
         self.step = step
         self._keep_going = "FARANDOLE_TEST_KEEP_GOING" in os.environ
-        self._tests: dict[str, dict[str, object]] = {}  # what the outer pytest learns
         self._failed = False
 
     @pytest.hookimpl(trylast=True)
@@ -85,6 +86,10 @@ class InStep:
         if self.step.rank == 0:
             names = [_name(item.nodeid) for item in wanted]
             (self.step.folder / "wanted.json").write_text(json.dumps(names))
+
+    def pytest_collection_finish(self) -> None:
+        """All of torch, which stays, would make each gc.collect() slow."""
+        gc.freeze()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """An import error, for example."""
@@ -111,14 +116,12 @@ class InStep:
         """Run the test, then wait for all ranks to have run it."""
         self._failed = False
         self._note(item.nodeid, "failed", 0.0, "did not end")  # until it does
-        self._summarise()
         result = yield
         outcome = "failed" if self._failed else "passed"
         answers = self.step.meet(f"{outcome} {item.nodeid}")
         failed = [rank for rank, text in enumerate(answers) if text.startswith("failed")]
         if failed:
             self._note(item.nodeid, "failed", 0.0, f"on ranks {failed}")
-        self._summarise()
         if len({text.partition(" ")[2] for text in answers}) > 1:
             item.session.shouldfail = f"ranks run different tests: {answers}"
         elif failed and not self._keep_going:
@@ -128,19 +131,17 @@ class InStep:
         return result
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Leave the counts for the outer pytest."""
+        """A session that found nothing to run is no failure."""
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             self.step.tell_failure(f"pytest's exit code is {exitstatus}")
-        self._summarise()
 
     def _note(self, nodeid: str, outcome: str, seconds: float, reason: str = "") -> None:
+        """For the outer pytest, at once: a job that is killed leaves what it has. The last of a
+        test's lines holds."""
         found = {"outcome": outcome, "seconds": round(seconds, 3), "reason": reason}
-        self._tests[_name(nodeid)] = found
-
-    def _summarise(self) -> None:
-        """Written after every test: a job that is killed leaves what it has."""
-        path = self.step.folder / f"summary-{self.step.rank}.json"
-        path.write_text(json.dumps(self._tests))
+        if self.step.rank == 0:
+            with (self.step.folder / TOLD).open("a") as file:
+                file.write(json.dumps({_name(nodeid): found}) + "\n")
 
     def _wanted(self, item: pytest.Item) -> bool:
         marker = item.get_closest_marker("ranks")

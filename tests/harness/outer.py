@@ -2,18 +2,20 @@
 """The pytest plugin outside: a file of tests/parallel or tests/gpu is an item per world size.
 
 All files of tests/parallel share one mpirun per world size (harness.world), in which each is run
-by a runtime that has just started; one with the mark `alone`, and each of tests/gpu, has its own.
-What follows a failure runs in a new one.
+by a runtime that has just started; those with the mark `world` share another, and each of tests/gpu
+has its own. What follows a failure runs in a new one.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,12 @@ from harness import gpu
 from harness.hosts import why_not
 from harness.process import JobError
 from harness.report import Report
-from harness.world import TESTS, World
-
-SIZES = {"parallel": (1, 2, 3, 4), "gpu": (1, 2, 4)}  # by folder
+from harness.sizes import POSSIBLE, own_sizes, sizes_of
+from harness.world import TESTS, TOLD, World
 
 _LATE = "not run: the time budget is used up"
-# Among a file's own marks: `pytestmark = ...`, or a line of its list.
-_MARK = r"^(?:pytestmark = \[?|    )pytest\.mark\."
-_FILE_RANKS = re.compile(_MARK + r"ranks\(([\d, ]+)\)", re.MULTILINE)
-_ALONE = re.compile(_MARK + r"alone\b", re.MULTILINE)
+_ITEM_SECONDS = 300.0  # pyproject.toml's, for what owns no cards
+_WORLD = re.compile(r'^(?:pytestmark = \[?|    )pytest\.mark\.world\("(\w+)"\)', re.MULTILINE)
 _folder = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 _world = pytest.StashKey[World]()
 _end = pytest.StashKey[float]()  # of the --budget, time.monotonic()
@@ -39,7 +38,7 @@ _end = pytest.StashKey[float]()  # of the --budget, time.monotonic()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("parallel")
-    group.addoption("--ranks", default="1,2,3,4", help="world sizes for tests/parallel (1,2,3,4)")
+    group.addoption("--ranks", default="", help="world sizes (those of harness/sizes.py): 2,4")
     group.addoption(
         "--hosts",
         default="",
@@ -57,7 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """A terminated pytest leaves as after Ctrl-C, so that the jobs it has started die with it."""
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("terminated", returncode=143))
     config.stash[_end] = time.monotonic() + (config.getoption("--budget") or float("inf"))
-    if path := config.getoption("--report"):
+    path = config.getoption("--report")
+    if path and not hasattr(config, "workerinput"):  # xdist's workers report to the first process
         config.pluginmanager.register(Report(path))
 
 
@@ -71,7 +71,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What shares a world comes together; few ranks come first: they tell most for their time."""
-    items.sort(key=lambda item: item.order if isinstance(item, ParallelRun) else (3, False))
+    items.sort(key=lambda item: item.name if isinstance(item, ParallelRun) else "@np3")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -85,7 +85,7 @@ def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Collector | None:
     """Take these folders' files out of ordinary collection: they run inside."""
-    if module_path.parent.parent != TESTS or module_path.parent.name not in SIZES:
+    if module_path.parent.parent != TESTS or module_path.parent.name not in POSSIBLE:
         return None
     return ParallelFile.from_parent(parent, path=module_path)
 
@@ -98,30 +98,30 @@ class ParallelFile(pytest.File):
     """One file; its items are world sizes."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        """An item for each size that the file's own `pytestmark` and --ranks both allow."""
+        """An item for each size that is asked for and that the file's own marks allow."""
         hosts = _numbers(self.config.getoption("--hosts"))
-        wanted = {sum(hosts)} if hosts else set(_numbers(self.config.getoption("--ranks")))
-        text, folder = self.path.read_text(), self.path.parent.name
-        marker = _FILE_RANKS.search(text)
-        sizes = _numbers(marker[1].replace(" ", "")) if marker else SIZES[folder]
-        alone = folder == "gpu" or _ALONE.search(text) is not None
-        for size in sizes:
-            if size in wanted:
-                yield ParallelRun.from_parent(self, name=f"np{size}", ranks=size, alone=alone)
+        asked = [sum(hosts)] if hosts else _numbers(self.config.getoption("--ranks"))
+        found = _WORLD.search(self.path.read_text())
+        own = f"-{self.path.stem}" if self.path.parent.name == "gpu" else ""
+        own = f"-{found[1]}" if found else own
+        for size in own_sizes(self.path):
+            if size in (asked or sizes_of(self.path)):
+                yield ParallelRun.from_parent(self, name=f"@np{size}{own}", ranks=size)
 
 
 class ParallelRun(pytest.Item):
-    """One file at one world size."""
+    """One file at one world size. Items of one name share a world.
 
-    def __init__(self, *, ranks: int, alone: bool, **kwargs: object) -> None:
+    With --dist loadgroup, worlds run side by side: xdist gives one process all items whose names
+    are alike from the "@" on. (Its marks for this, in 3.8, do not reach pytest 9.2.)
+    """
+
+    def __init__(self, *, ranks: int, **kwargs: object) -> None:
         super().__init__(**kwargs)  # type: ignore[arg-type]
         self.ranks = ranks
-        self.alone = alone
-
-    @property
-    def order(self) -> tuple[int, bool]:
-        """Runs of the same order share a world, unless they are alone."""
-        return self.ranks, self.alone
+        self.waits = gpu.waits(ranks) if self.path.parent.name == "gpu" else (0.0, 0.0)
+        if self.waits[1] > 0:
+            self.add_marker(pytest.mark.timeout(_ITEM_SECONDS + self.waits[1]))
 
     def runtest(self) -> None:
         """Fails with the output of every rank that failed, or with all stacks after a deadline.
@@ -130,6 +130,10 @@ class ParallelRun(pytest.Item):
         """
         if self.path.parent.name == "gpu":
             gpu.need()
+        if self.path.parent.name == "with_jax":
+            pytest.importorskip("jax", reason="needs jax: make test-jax")
+        if self.path.parent.name == "with_tensorflow" and not find_spec("tensorflow"):
+            pytest.skip("needs TensorFlow: make test-tensorflow")
         if self.config.getoption("--hosts") and (reason := why_not()):
             pytest.skip(reason)
         tests: dict[str, Any] = {}
@@ -137,13 +141,14 @@ class ParallelRun(pytest.Item):
         folder = self._folder()
         while True:
             failure = self._attempt()
-            found = _read(folder / "summary-0.json", {})
+            found = _told(folder / TOLD)
             tests |= found
             if not failure:
                 break
             failures.append(failure)
-            rest = [test for test in _read(folder / "wanted.json", []) if test not in tests]
-            if not self.config.getoption("--keep-going") or not found or not rest:
+            wanted = json.loads((folder / "wanted.json").read_text()) if found else []
+            rest = [test for test in wanted if test not in tests]
+            if not self.config.getoption("--keep-going") or not rest:
                 break
             if time.monotonic() > self.config.stash[_end]:
                 late = {"outcome": "failed", "seconds": 0.0, "reason": _LATE}
@@ -151,7 +156,7 @@ class ParallelRun(pytest.Item):
                 break
             for path in (*folder.glob("failed-*"), *folder.glob("rank-*.log")):
                 path.unlink()  # told
-            (folder / "summary-0.json").unlink()
+            (folder / TOLD).unlink()
             (folder / "done.json").write_text(json.dumps(list(tests)))
         self.user_properties.append(("inside", tests))
         if failures:
@@ -160,7 +165,7 @@ class ParallelRun(pytest.Item):
     def _attempt(self) -> str:
         """Waits until the world has run this file's tests that are not done; what went wrong."""
         world = self.config.stash.get(_world, None)
-        if world is None or self.path not in world.files:
+        if world is None or world.files.get(self.path) != self._folder():  # one of another size
             if world:
                 world.close()
             world = self.config.stash[_world] = self._new_world()
@@ -175,11 +180,9 @@ class ParallelRun(pytest.Item):
 
     def _new_world(self) -> World:
         """For this file and those that share its world and come later."""
-        runs: list[ParallelRun] = [self]
-        if not self.alone:
-            later = self.session.items[self.session.items.index(self) + 1 :]
-            same = [item for item in later if isinstance(item, ParallelRun)]
-            runs += [run for run in same if run.order == self.order]
+        later = self.session.items[self.session.items.index(self) :]
+        parallel = [item for item in later if isinstance(item, ParallelRun)]
+        runs = [run for run in parallel if run.name == self.name]
         env = gpu.environment()
         if self.config.getoption("--keep-going"):
             env["FARANDOLE_TEST_KEEP_GOING"] = "1"
@@ -188,8 +191,9 @@ class ParallelRun(pytest.Item):
             {run.path: run._folder() for run in runs},
             self.ranks,
             hosts=_numbers(self.config.getoption("--hosts")),
-            options=self.config.getoption("--inner").split(),
+            options=shlex.split(self.config.getoption("--inner")),
             env=env,
+            waits=self.waits,
         )
 
     def _folder(self) -> Path:
@@ -213,8 +217,10 @@ class ParallelRun(pytest.Item):
         return self.path, None, f"{self.path.name} at {self.ranks} ranks"
 
 
-def _read(path: Path, default: Any) -> Any:
-    return json.loads(path.read_text()) if path.exists() else default
+def _told(path: Path) -> dict[str, Any]:
+    """By test, how it has ended."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {name: found for line in lines for name, found in json.loads(line).items()}
 
 
 @pytest.fixture

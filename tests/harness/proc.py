@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,7 +47,8 @@ def python_stacks(processes: list[ProcessInfo]) -> str:
 
 
 def _stack(pid: int) -> str:
-    py_spy = Path(sys.executable).with_name("py-spy")
+    own = Path(sys.executable).with_name("py-spy")
+    py_spy = own if own.exists() else shutil.which("py-spy") or own  # frameworks' environments
     reasons = []
     for options in (["--native"], []):
         command = [str(py_spy), "dump", *options, "--pid", str(pid)]

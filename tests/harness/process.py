@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +20,7 @@ from harness.proc import our_shared_memory, processes_of_sessions
 PATIENCE = 120.0  # seconds for what takes a moment, on a machine that is very busy
 # How often as long everything may take: where a sanitizer watches.
 SLOWNESS = float(os.environ.get("FARANDOLE_TEST_SLOWNESS", "1"))
-_EXIT_SECONDS = 30.0 * SLOWNESS  # for the last descendants to go once the job is over or was killed
+EXIT_SECONDS = 30.0 * SLOWNESS  # for the last descendants to go once the job is over or was killed
 
 
 class JobError(AssertionError):
@@ -44,9 +47,18 @@ class Process:
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         self.started = time.monotonic()
+        # An mpirun that is killed leaves its folder, and Open MPI 5.0.11 does not start with the
+        # number of a process whose folder is there.
+        folder = tempfile.mkdtemp(prefix="job-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        always = {
+            "PYTHONFAULTHANDLER": "1",
+            "PYTHONUNBUFFERED": "1",
+            "PRTE_MCA_prte_tmpdir_base": folder,
+        }
         self._child = subprocess.Popen(
             argv,
-            env={**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", **env},
+            env={**os.environ, **always, **env},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -129,7 +141,7 @@ class Process:
 
 def wait_until_gone(sessions: set[int], *, kill: bool = False) -> None:
     """Return when no process of the sessions lives; JobError naming those left after 30 s."""
-    deadline = time.monotonic() + _EXIT_SECONDS
+    deadline = time.monotonic() + EXIT_SECONDS
     while left := processes_of_sessions(sessions):
         if time.monotonic() > deadline:
             raise JobError(f"processes left behind: {left}")

@@ -96,3 +96,21 @@ def own(rank: int | None = None, shape: tuple[int, ...] = (4, 3)) -> Tensor:
 def everyone(shape: tuple[int, ...] = (4, 3)) -> Tensor:
     """All ranks' `own`, stacked."""
     return torch.stack([own(rank, shape) for rank in range(hvd.size())])
+
+
+class Mixed(nn.Module):
+    """Of three dtypes, a frozen layer, an unused one and batch normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = nn.Linear(5, 4, dtype=torch.float64).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(4)
+        self.second = nn.Linear(4, 2, dtype=torch.bfloat16)
+        self.third = nn.Linear(2, 1, dtype=torch.float64)
+        self.unused = nn.Parameter(torch.ones(3, dtype=torch.float16).t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x).float())
+        out: Tensor = self.third(self.second(x.bfloat16()).double())
+        return out

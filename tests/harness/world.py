@@ -3,7 +3,7 @@
 
 The ranks learn what to run from files.json, run pytest once a file (harness.rank_main), and end
 after the first file in which a test has failed. Each file has a folder, in which the ranks leave
-what they found; ENDED is there once all ranks have run it well.
+what they found, TOLD among it; ENDED is there once all ranks have run it well.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from pathlib import Path
 
 from farandole.start.rendezvous import RendezvousServer
 from harness.hosts import simulated_hosts
-from harness.mpirun import STARTS, mpi_job, started
+from harness.mpirun import mpi_job
 from harness.process import SLOWNESS, JobError, JobResult
 
-__all__ = ["ENDED", "World"]
+__all__ = ["ENDED", "TOLD", "World"]
 
 TESTS = Path(__file__).resolve().parents[1]
 ENDED = "ended"
+TOLD = "told.jsonl"  # by rank 0: how each test has ended
 START_SECONDS = 120.0 * SLOWNESS  # until all ranks have started MPI and imported what tests need
 TEST_SECONDS = 60.0 * SLOWNESS  # one test on all ranks
 GRACE_SECONDS = 5.0 * SLOWNESS  # for the other ranks, once one has failed
@@ -42,8 +43,12 @@ class World:
         hosts: Sequence[int] = (),
         options: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        waits: tuple[float, float] = (0.0, 0.0),
     ) -> None:
+        """`waits`: seconds added to what a test may take, and a file."""
         self.files = files
+        self._test_seconds = TEST_SECONDS + waits[0] * SLOWNESS
+        self._file_seconds = FILE_SECONDS + waits[1] * SLOWNESS
         self._stack = contextlib.ExitStack()
         self._server = self._stack.enter_context(RendezvousServer(ranks))
         (folder / "files.json").write_text(
@@ -54,22 +59,16 @@ class World:
             "FARANDOLE_TEST_FILES": str(folder / "files.json"),
             "FARANDOLE_TEST_STEP": self._server.path,
             "PYTHONPATH": str(TESTS),
+            "OMP_NUM_THREADS": "1",  # else ranks of torch compete for the cores
             **(env or {}),
         }
-        self._mpi_args: list[str] = []
+        mpi_args: list[str] = []
         if hosts:
             simulated = self._stack.enter_context(simulated_hosts(folder, hosts))
-            self._mpi_args = simulated.mpi_args()
+            mpi_args = simulated.mpi_args()
             self._env |= simulated.environment()
-        self._ranks = ranks
-        self._argv = [sys.executable, "-m", "harness.rank_main", *options]
-        self._starts = 0
-        self._start()
-
-    def _start(self) -> None:
-        job = mpi_job(self._argv, self._ranks, self._env, self._mpi_args)
-        self._job = self._stack.enter_context(job)
-        self._starts += 1
+        argv = [sys.executable, "-m", "harness.rank_main", *options]
+        self._job = self._stack.enter_context(mpi_job(argv, ranks, self._env, mpi_args))
 
     def close(self) -> None:
         """Kills what is left of it."""
@@ -87,9 +86,6 @@ class World:
         rank that has failed GRACE_SECONDS; `end` bounds it too.
         """
         result = self._watch(path, end)
-        while result and not started(result) and self._starts < STARTS:
-            self._start()
-            result = self._watch(path, end)
         if result is None:
             return ""
         if result.returncode == 0:
@@ -105,15 +101,15 @@ class World:
         folder, last = self.files[path], path == list(self.files)[-1]
         now = time.monotonic()
         rounds, told, wait_for = self._server.rounds, 0, "a test takes too long"
-        test_deadline = now + (TEST_SECONDS if rounds else START_SECONDS)
-        file_deadline = min(now + FILE_SECONDS, end)
+        test_deadline = now + (self._test_seconds if rounds else START_SECONDS)
+        file_deadline = min(now + self._file_seconds, end)
         while last or not self.has_run(path):
             if result := self._job.process.wait(0.05):
                 return result
             now = time.monotonic()
             before, told = told, sum(path.stat().st_size for path in folder.glob("failed-*"))
             if self._server.rounds != rounds:
-                rounds, test_deadline = self._server.rounds, now + TEST_SECONDS
+                rounds, test_deadline = self._server.rounds, now + self._test_seconds
                 wait_for = "a test takes too long"
             elif told != before:
                 test_deadline = now + GRACE_SECONDS

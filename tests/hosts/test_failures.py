@@ -63,17 +63,15 @@ def begin(start: Start, elements: int, handles: bool = True, **options: object) 
 
 # Members and leaders of both hosts.
 @pytest.mark.parametrize(
-    ("victim", "elements", "channel", "wire"),
-    [(rank, SMALL, "tcp", "auto") for rank in range(4)]
-    + [(1, LARGE, "tcp", "mpi"), (2, LARGE, "tcp", "mpi")]
-    + [(0, LARGE, "mpi", "mpi"), (3, LARGE, "mpi", "mpi")]
-    + [(0, LARGE, "tcp", "tcp"), (3, LARGE, "mpi", "tcp")],
+    ("victim", "elements", "wire"),
+    [(rank, SMALL, "auto") for rank in range(4)]
+    + [(1, LARGE, "mpi"), (2, LARGE, "mpi")]
+    + [(0, LARGE, "tcp"), (3, LARGE, "tcp")],
 )
 def test_all_survivors_of_a_death_are_told_who_died_where(
-    start: Start, victim: int, elements: int, channel: str, wire: str
+    start: Start, victim: int, elements: int, wire: str
 ) -> None:
-    env = {"FARANDOLE_CHANNEL": channel, "FARANDOLE_WIRE": wire}
-    job = begin(start, elements, mpi_args=ULFM, env=env)
+    job = begin(start, elements, mpi_args=ULFM, env={"FARANDOLE_WIRE": wire})
     died = job.signal(victim, signal.SIGKILL)
     late = []
     for rank in {0, 1, 2, 3} - {victim}:
@@ -105,26 +103,20 @@ def test_under_plain_mpirun_a_death_ends_the_job_on_all_hosts(start: Start) -> N
 
 
 @pytest.mark.parametrize(
-    ("elements", "channel", "wire", "mode", "handles"),
+    ("elements", "wire", "mode", "handles"),
     [
-        (SMALL, "tcp", "mpi", (), False),
-        (LARGE, "tcp", "mpi", (), True),
-        (LARGE, "mpi", "mpi", (), False),
-        (LARGE, "tcp", "mpi", ULFM, False),
-        (LARGE, "tcp", "tcp", (), True),
-        (LARGE, "mpi", "tcp", (), False),
+        (SMALL, "mpi", (), False),
+        (LARGE, "mpi", (), True),
+        (LARGE, "mpi", ULFM, False),
+        (LARGE, "tcp", (), True),
     ],
-    ids=["small", "handled", "mpi", "ulfm", "tcp", "tcp-wire-alone"],
+    ids=["small", "handled", "ulfm", "tcp"],
 )
 def test_a_link_that_stays_down(
-    start: Start, elements: int, channel: str, wire: str, mode: tuple[str, ...], handles: bool
+    start: Start, elements: int, wire: str, mode: tuple[str, ...], handles: bool
 ) -> None:
     timeout = 6.0
-    env = {
-        "FARANDOLE_PEER_TIMEOUT": str(timeout),
-        "FARANDOLE_CHANNEL": channel,
-        "FARANDOLE_WIRE": wire,
-    }
+    env = {"FARANDOLE_PEER_TIMEOUT": str(timeout), "FARANDOLE_WIRE": wire}
     job = begin(start, elements, handles, mpi_args=mode, env=env)
     down = time.time()
     job.hosts.set_link(1, up=False)

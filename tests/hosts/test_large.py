@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "not skipped"),
     pytest.mark.skipif(
         os.environ.get(VARIABLE) != "1",
-        reason=f"needs {VARIABLE}=1 and 6 GB of memory; cross_plan_test checks the arithmetic",
+        reason=f"needs {VARIABLE}=1 and 6 GB of memory; its arithmetic has a C++ test",
     ),
 ]
 

@@ -12,10 +12,11 @@ import farandole as fd
 from farandole.adasum import coefficients
 from farandole.arrays import dlpack
 from farandole.arrays.cuda_array import CudaArray
+from farandole.calls import leases
 from harness.arrays import COMPLEX, FLOATS, assert_same, data, has_op, reduced, rows_of
 from harness.gpu_double import Array, Gpu, use_double
 
-pytestmark = pytest.mark.alone  # the GPU double stays in a process
+pytestmark = pytest.mark.world("double")  # the GPU double stays in a process
 
 use_double()
 DTYPES = ["uint8", "int64", "float16", "float32", "float64", "complex64", "bool"]
@@ -25,9 +26,9 @@ OUT_OF_MEMORY = 2
 
 @pytest.fixture(params=["nccl", "host"], scope="module")
 def gpu(request):
-    """This rank's, with buckets through each kind of plane."""
+    """This rank's, with buckets through each kind of backend."""
     fd.shutdown()
-    os.environ["FARANDOLE_GPU_PLANE"] = request.param
+    os.environ["FARANDOLE_GPU_BACKEND"] = request.param
     fd.init()
     return Gpu(fd.rank())
 
@@ -187,7 +188,7 @@ def test_a_wait_returns_while_the_callers_stream_is_busy(gpu):
     gate = gpu.gate(x.stream)  # a slow kernel
     x.write(np.full(1000, fd.rank(), "f4"))
     handle = fd.allreduce_async_(x, op=fd.Sum)
-    if os.environ["FARANDOLE_GPU_PLANE"] == "nccl":  # host memory is reduced by the host
+    if os.environ["FARANDOLE_GPU_BACKEND"] == "nccl":  # host memory is reduced by the host
         assert handle.wait() is x
         assert handle.poll()
         assert ctypes.c_float.from_address(x.address).value == -1.0
@@ -256,17 +257,20 @@ def test_process_sets(gpu):
         fd.allreduce_(x, op=fd.Sum, process_set=evens)
         assert gpu.read(x).tolist() == [sum(r + 1.0 for r in evens.ranks)] * 5000
     fd.barrier()
-    by_nccl = os.environ["FARANDOLE_GPU_PLANE"] == "nccl"
+    by_nccl = os.environ["FARANDOLE_GPU_BACKEND"] == "nccl"
     assert gpu.lib.gpu_double_splits() == by_nccl  # also where a rank is not in the set
     fd.remove_process_set(evens)
 
 
 def test_what_cannot_be_sent(gpu):
     x = gpu.array(np.full(8, fd.rank(), "f4"))
-    gpu.capture(x.stream, True)
+    gpu.synchronize(x.stream)  # freeing what earlier tests left would spoil the capture
+    gc.collect()
+    leases.sweep(10_000)
+    gpu.capture(x.stream)
     with pytest.raises(ValueError, match="CUDA graph"):
         fd.allreduce(x, name="captured")
-    gpu.capture(x.stream, False)
+    gpu.end_capture(x.stream)
     x.read_only = True
     with pytest.raises(ValueError, match="read-only"):
         fd.allreduce_(x)
@@ -275,6 +279,30 @@ def test_what_cannot_be_sent(gpu):
     turned = type("Turned", (), {"__cuda_array_interface__": told})()
     with pytest.raises(ValueError, match="not contiguous"):
         fd.allreduce(turned)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_messages(gpu):
+    """Rings both ways, several at once, each pair by a backend of its own."""
+    size, rank = fd.size(), fd.rank()
+    for step in (1, -1):
+        to, source = (rank + step) % size, (rank - step) % size
+        shapes = [(3, 2), (300_000,), (1,)]
+        gots = [gpu.array(np.zeros(shape, "f4")) for shape in shapes]
+        sends = [
+            fd.send_async(gpu.array(data(rank, s, "float32", salt=i)), to, tag=i)
+            for i, s in enumerate(shapes)
+        ]
+        receives = [fd.recv_async(got, source, tag=i) for i, got in enumerate(gots)]
+        for handle in (*sends, *receives):
+            assert handle.wait() in (None, source)
+        for i, (got, shape) in enumerate(zip(gots, shapes, strict=True)):
+            assert_same(gpu.read(got), data(source, shape, "float32", salt=i))
+    if rank < 2:
+        mine = np.zeros(5) if rank == 0 else gpu.array(np.zeros(5))
+        call = fd.send_async(mine, 1) if rank == 0 else fd.recv_async(mine, 0)
+        with pytest.raises(fd.MismatchError, match=r"on the CPU, .* on the GPU"):
+            call.wait()
 
 
 @pytest.mark.ranks(2, 3, 4)

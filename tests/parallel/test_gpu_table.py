@@ -5,13 +5,15 @@ import numpy as np
 import pytest
 
 import farandole as fd
+from farandole.arrays.buffers import DTYPES, Buffer
+from farandole.arrays.cuda_array import CudaArray
 from harness import gpu_collectives
 from harness.gpu_double import Gpu, use_double
 
 use_double()
 pytestmark = [
-    pytest.mark.ranks(2, 3),
-    pytest.mark.alone,  # the GPU double stays in a process
+    pytest.mark.ranks(1, 2, 3, 4),
+    pytest.mark.world("double"),  # the GPU double stays in a process
 ]
 
 
@@ -22,10 +24,20 @@ class Double:
         self._gpu = Gpu(device)
 
     def put(self, x, dtype):
-        return self._gpu.array(np.asarray(x, dtype))
+        if dtype != "bfloat16":
+            return self._gpu.array(np.asarray(x, dtype))
+        bits = np.asarray(x, np.float32).view(np.uint32) >> 16
+        raw = self._gpu.array(bits.astype(np.uint16))
+        place = raw.address, DTYPES.index(dtype), raw.shape, raw, self._gpu.device, raw.stream
+        made = CudaArray.over(Buffer(*place))
+        made.shape = raw.shape
+        return made
 
     def get(self, x):
-        return self._gpu.read(x)
+        raw = self._gpu.read(x)
+        if getattr(x, "dtype", None) != "bfloat16":
+            return raw
+        return (raw.astype(np.uint32) << 16).view(np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +46,7 @@ def double():
     return Double(fd.rank())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8", "bool"])
+@pytest.mark.parametrize("dtype", ["float32", "int8", "bool", "bfloat16"])
 @pytest.mark.parametrize("check", gpu_collectives.CHECKS, ids=lambda check: check.__name__)
 def test_collective(double, check, dtype):
     check(double, dtype)

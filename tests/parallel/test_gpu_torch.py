@@ -12,11 +12,13 @@ import torch
 
 import farandole.torch as hvd
 from farandole import ops
+from farandole.calls.requests import Call, Op
+from farandole.torch.gradients.encoding import Encoding
 from harness.borrowed import borrow, load
 from harness.torch_on_double import gpu, pretend
 from harness.toys import push, total, toys
 
-pytestmark = pytest.mark.alone  # the GPU double stays in a process
+pytestmark = pytest.mark.world("double")  # the GPU double stays in a process
 
 pretend()
 
@@ -79,9 +81,9 @@ def test_calls_that_come_again_take_a_short_way_in_todays_stream(
 
 @contextmanager
 def capture() -> Iterator[None]:
-    gpu().capture(gpu().stream, True)
+    gpu().capture(gpu().stream)
     yield
-    gpu().capture(gpu().stream, False)
+    gpu().end_capture(gpu().stream)
 
 
 @pytest.mark.ranks(2, 3)
@@ -102,6 +104,18 @@ def test_a_backward_pass_that_a_graph_repeats(views: bool) -> None:
         mean = turn * (hvd.size() + 1) / 2
         assert p.grad.tolist() == [mean] * 4
         assert written.tolist() == [mean] * 4
+
+
+def test_what_was_prepared_for_one_device_is_of_no_use_on_another() -> None:
+    """As after `model.cuda()`, when the optimizer has been used before."""
+    call = Call(Op.ALLREDUCE, reduce_op=hvd.Sum, name="moves")
+    encoding = Encoding(call, hvd.Compression.none, False, (None, 1))
+    here = torch.ones(5)
+    assert encoding.encode(here) is here
+    assert encoding.carries(torch.zeros(5))
+    assert not encoding.carries(torch.zeros(5, device="meta"))
+    with pytest.raises(TypeError, match="device meta"):
+        encoding.encode(torch.zeros(5, device="meta"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)

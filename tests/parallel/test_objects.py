@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Objects between ranks: broadcast and gathered, of any type and size."""
+
 import os
 import zlib
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Subsets of ranks that work on their own: overlapping, from lists and from communicators."""
 
+import re
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -106,17 +108,21 @@ def test_wrong_sets():
             fd.add_process_set(twice)
     with pytest.raises(ValueError, match="registered already"):
         fd.add_process_set(ps)
-    with pytest.raises(ValueError, match="99"):
+    with pytest.raises(ValueError, match=r"different ranks between 0 and .*; got ranks 0, 99"):
         fd.add_process_set([0, 99])
+    for outside in ([-1], [0, 1 << 40]):
+        named = re.escape(str(outside))
+        with pytest.raises(ValueError, match=rf"ranks, from 0 to size\(\) - 1, not {named}"):
+            fd.add_process_set(outside)
+    with pytest.raises(ValueError, match=r"not \[-7\]"):  # of some rank, by all
+        fd.add_process_set([-7] if fd.rank() == 0 else [0, 1])
     with pytest.raises(fd.MismatchError, match=r"\(0,\).*\(1,\)|\(1,\).*\(0,\)"):
         fd.add_process_set([0 if fd.rank() == 0 else 1])
-    for wrong in ([], [0, 0], [0.5], ["0"]):
-        with pytest.raises(ValueError, match="process set"):
-            fd.ProcessSet(wrong)
     remove([ps])
     assert ps.process_set_id is None
     assert ps.size() is ps.rank() is None
     assert not fd.remove_process_set(ps)
+    assert not fd.remove_process_set(fd.global_process_set)
     with pytest.raises(ValueError, match="not registered"):
         fd.allreduce(np.ones(2), process_set=ps)
 

@@ -14,6 +14,7 @@ import torch
 import farandole as fd
 import farandole.torch as hvd
 from farandole.calls import repeats
+from farandole.calls.leases import lend
 
 pytestmark = pytest.mark.ranks(1, 2, 3)
 
@@ -66,6 +67,28 @@ def test_forms_that_change_under_one_name(call: str) -> None:
             values = result.detach().numpy() if torch.is_tensor(result) else result
             assert (values == total(turn)).all()
             assert (result is x) == call.endswith("in place")
+
+
+class Somewhere(torch.Tensor):
+    """On the device that it names: a CPU's tensor, since no other device here has addresses."""
+
+    where = torch.device("cpu")
+    device = property(lambda self: self.where)
+    is_cpu = property(lambda self: self.where.type == "cpu")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_was_prepared_for_one_device_is_not_used_on_another(call: str) -> None:
+    def sent(turn: int, device: str) -> Any:
+        x = torch.full((3,), mine(turn)).as_subclass(Somewhere)
+        x.where = torch.device(device)
+        return CALLS[call](x, "moving").wait()
+
+    for turn in range(TURNS):
+        assert (sent(turn, "cpu") == total(turn)).all()
+    with pytest.raises(TypeError, match="device meta"):
+        sent(TURNS, "meta")
+    assert (sent(0, "cpu") == total()).all()
 
 
 def test_they_are_known_and_forgotten() -> None:
@@ -205,3 +228,58 @@ def test_broadcasts(root: int, name: str | None) -> None:
         assert x.tolist() == [mine(turn)] * 3
         fd.broadcast_(x, root, name=name)
         assert x.tolist() == wanted
+
+
+@pytest.mark.parametrize("wrong", [False, 0.0, np.False_])
+def test_what_equals_the_root_and_is_no_rank(wrong: Any) -> None:
+    calls: list[Callable[[Any, Any], Any]] = [
+        lambda x, root: fd.broadcast(x, root, name="root"),
+        lambda x, root: fd.broadcast(x, root_rank=root, name="root by its name"),
+        lambda x, root: fd.broadcast(x, root_rank=root),
+    ]
+    for call in calls:
+        for root in (0, 0, wrong, 0):
+            if root is wrong:
+                with pytest.raises(TypeError, match="root_rank is"):
+                    call(np.full(3, mine()), root)
+            else:
+                assert call(np.full(3, mine()), root).tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("wrong", [True, 1.0])
+def test_what_equals_an_op_and_is_none(wrong: Any) -> None:
+    for op in (fd.Sum, fd.Sum, wrong, 1):
+        if op is wrong:
+            with pytest.raises(TypeError, match="op is"):
+                hvd.allreduce_async(torch.full((3,), mine()), op=op, name="op")
+        else:
+            x = torch.full((3,), mine())
+            assert hvd.allreduce_async(x, op=op, name="op").wait().tolist() == [total()] * 3
+
+
+@pytest.mark.parametrize("name", [None, "by a factor"])
+@pytest.mark.parametrize("factor", [np.array(0.0), torch.tensor(0.0)])
+def test_a_factor_that_is_changed_in_place(factor: Any, name: str | None) -> None:
+    for turn in range(TURNS):
+        factor += 1
+        for x in (np.full(3, mine(turn)), torch.full((3,), mine(turn))):
+            y = fd.allreduce(x, op=fd.Sum, prescale_factor=factor, name=name)
+            assert y.tolist() == [float(factor) * total(turn)] * 3
+
+
+def test_what_a_signal_handler_raises_is_neither_lost_nor_a_second_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = np.ones(3)
+    for _ in range(2):
+        fd.allreduce_(x, name="interrupted")
+    before = fd.metrics()["tensors_submitted"]
+
+    def interrupted(*args: Any) -> int:
+        lend(*args)
+        raise TimeoutError("the handler's")
+
+    monkeypatch.setattr(repeats, "lend", interrupted)
+    with pytest.raises(TimeoutError, match="the handler's"):
+        fd.allreduce_async_(x, name="interrupted")
+    assert fd.metrics()["tensors_submitted"] == before + 1

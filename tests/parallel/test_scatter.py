@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -28,11 +29,11 @@ def brought(whole: Array, root: int) -> Array:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rest", [(), (5,), (2, 0)])
-@pytest.mark.parametrize("scale", [0, 1, 700, 70_000])
-def test_uneven(dtype: str, rest: tuple[int, ...], scale: int) -> None:
-    splits = [scale * ((r + 1) % 3) for r in range(fd.size())]
-    for root in range(fd.size()):
+def test_uneven(dtype: str) -> None:
+    rests: list[tuple[int, ...]] = [(), (5,), (2, 0)]
+    cases = [*product([0, 1, 700], rests), (70_000, rests[0])]  # several blocks
+    for (scale, rest), root in product(cases, range(fd.size())):
+        splits = [scale * ((r + 1) % 3) for r in range(fd.size())]
         whole = data(root, (sum(splits) + 2, *rest), dtype, salt=root)  # 2 rows stay
         result = fd.scatter(brought(whole, root), root, splits if fd.rank() == root else None)
         assert_same(result, part_of(whole, splits, fd.rank()))
@@ -42,7 +43,8 @@ def test_uneven(dtype: str, rest: tuple[int, ...], scale: int) -> None:
 def test_equal_parts_of_rank_0() -> None:
     whole = data(0, (4 * fd.size(), 3), "float32")
     mine = whole if fd.rank() == 0 else data(fd.rank(), (fd.rank(), 3), "float32")
-    assert_same(fd.scatter(mine), whole[4 * fd.rank() : 4 * fd.rank() + 4])
+    for result in (fd.scatter(mine), fd.scatter_async(mine).wait()):
+        assert_same(result, whole[4 * fd.rank() : 4 * fd.rank() + 4])
 
 
 def test_many_in_flight() -> None:
@@ -109,20 +111,8 @@ WRONG: dict[str, tuple[Callable[[], Any], Any, str]] = {
         ValueError,
         "do not fit 3 rows",
     ),
-    "splits negative": (
-        lambda: fd.scatter(whole_of(3, 2), last(), [-1] * fd.size(), name="x"),
-        ValueError,
-        "do not fit 3 rows",
-    ),
-    "splits of text": (
-        lambda: fd.scatter(whole_of(3, 2), last(), "text", name="x"),
-        (TypeError, ValueError),
-        "splits is 'text'",
-    ),
     "scalar": (lambda: fd.scatter(whole_of(), last(), name="x"), ValueError, "scalar"),
-    "nothing": (lambda: fd.scatter(None, last(), name="x"), TypeError, "NoneType"),
     "root": (lambda: fd.scatter(whole_of(4, 2), 99, name="x"), ValueError, "root rank 99"),
-    "root of text": (lambda: fd.scatter(whole_of(4, 2), "a", name="x"), TypeError, "root_rank is"),
 }
 
 

@@ -15,12 +15,6 @@ from farandole.adasum import coefficients
 STEPS = 4
 
 
-@pytest.fixture(scope="module", autouse=True)
-def world() -> None:
-    torch.set_num_threads(1)
-    hvd.init()
-
-
 def network() -> nn.Sequential:
     torch.manual_seed(5)
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
@@ -160,8 +154,6 @@ def test_what_makes_no_sense_is_refused() -> None:
         with pytest.raises(NotImplementedError, match="set_weight"):
             optimizer.set_weight(2.0)
     optimizer.synchronize()  # nothing to do
-    with pytest.raises(ValueError, match="already"):
-        hvd.DistributedOptimizer(optimizer)
 
 
 def test_init_again_and_a_learning_rate_schedule() -> None:

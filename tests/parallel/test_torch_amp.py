@@ -16,11 +16,6 @@ import farandole.torch as hvd
 FUSED = [False, True] if "fused" in inspect.signature(torch.optim.SGD).parameters else [False]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> None:
-    torch.set_num_threads(1)
-
-
 def gradient(rank: int) -> Tensor:
     return torch.tensor([3.0, 4.0]) * (1 + rank)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import farandole as fd
 import farandole.torch as hvd
-from harness.borrowed import borrow
+from harness.borrowed import borrow, optimizers_with
 from harness.toys import batch, grad_is, loss_of, network, push, total, toys
 
 THE_OPTIMIZERS = (
@@ -24,25 +24,7 @@ THE_OPTIMIZERS = (
 )
 # There the user's own tensor stays `.grad`, here it is replaced; and a time limit is tested once.
 LEFT_OUT = ("test_set_to_none_false_keeps_the_tensor", "test_cost_of_hooks")
-_plain = hvd.DistributedOptimizer
-
-
-def _viewing(optimizer: Any, *args: Any, **options: Any) -> Any:
-    if options.get("op") != hvd.Adasum:
-        options.setdefault("gradient_as_bucket_view", True)
-    return _plain(optimizer, *args, **options)
-
-
-@pytest.fixture(autouse=True)
-def in_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hvd, "DistributedOptimizer", _viewing)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> None:
-    torch.set_num_threads(1)
-
-
+in_buckets = optimizers_with("gradient_as_bucket_view")
 globals().update(borrow(THE_OPTIMIZERS, "in_buckets", LEFT_OUT))
 
 
@@ -52,7 +34,7 @@ together = pytest.mark.ranks(2, 3, 4)  # one rank alone reduces nothing, and pla
 
 
 def places(optimizer: Any) -> list[Tensor]:
-    return [g.place.tensor for g in optimizer._reducer.gradients]
+    return [g.view.tensor for g in optimizer._reducer.gradients]
 
 
 def large(count: int = 3) -> tuple[list[nn.Parameter], Any]:
@@ -224,9 +206,3 @@ def test_gradients_outlive_their_optimizer() -> None:
     other = hvd.empty(2_000_000).fill_(7.0)
     assert all((p.grad == total(hvd.Average, [0])).all() for p in ps)
     assert (other == 7.0).all()
-
-
-def test_adasum_reduces_no_gradients() -> None:
-    ps = [nn.Parameter(torch.zeros(4))]
-    with pytest.raises(ValueError, match="Adasum"):
-        _plain(torch.optim.SGD(ps, lr=1.0), op=hvd.Adasum, gradient_as_bucket_view=True)

@@ -7,6 +7,7 @@ Torch conjugates and negates lazily, with a bit that only torch reads.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,11 +21,6 @@ from farandole.torch.kind import is_lazy
 pytestmark = pytest.mark.ranks(2, 4)
 
 TURNS = 3  # the second and later ones take the short way
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> None:
-    torch.set_num_threads(1)
 
 
 def values(rank: int, dtype: torch.dtype = torch.complex64, turn: int = 0) -> Tensor:
@@ -80,13 +76,12 @@ CALLS: dict[str, tuple[Callable[[Tensor], Any], Callable[[list[Tensor]], Tensor]
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("who", ["all", "last rank"])
-def test_out_of_place(call: str, form: str, dtype: torch.dtype, who: str) -> None:
+def test_out_of_place(call: str, form: str) -> None:
     run, expected = CALLS[call]
-    for turn in range(TURNS):
+    dtypes, whose = (torch.complex64, torch.complex128), ("all", "last rank")
+    for dtype, who, turn in product(dtypes, whose, range(TURNS)):
         made = [FORMS[form](values(rank, dtype, turn)) for rank in range(hvd.size())]
         plain = [x.resolve_conj().resolve_neg().clone() for x in made]
         own = who == "all" or hvd.rank() == hvd.size() - 1

@@ -19,11 +19,6 @@ uint16 uint32 uint64"""
 DTYPES = [getattr(torch, name) for name in NAMES.split() if hasattr(torch, name)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> None:
-    torch.set_num_threads(1)
-
-
 def same_everywhere(state: dict[str, Tensor]) -> None:
     """All ranks hold equal tensors. As lists: torch cannot unpickle its newer integer types."""
     plain = {name: (str(x.dtype), x.shape, x.tolist()) for name, x in state.items()}
@@ -141,9 +136,11 @@ def test_dtypes_of_state_survive() -> None:
     optimizer = torch.optim.SGD([p], lr=torch.tensor(0.25 * (1 + hvd.rank())))
     if hvd.rank() == 0:
         optimizer.state[p] = {"master": torch.ones(2), "codes": torch.ones(2, dtype=torch.uint8)}
+        optimizer.state["of all"] = {"samples": 7}
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     assert optimizer.state[p]["master"].dtype is torch.float32  # load_state_dict would cast it
     assert optimizer.state[p]["codes"].tolist() == [1, 1]
+    assert optimizer.state["of all"] == {"samples": 7}
     assert float(optimizer.param_groups[0]["lr"]) == 0.25
 
 

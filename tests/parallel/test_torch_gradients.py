@@ -13,11 +13,6 @@ import farandole.torch as hvd
 from harness.toys import own
 
 
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> None:
-    torch.set_num_threads(1)
-
-
 def scaled(x: Tensor) -> Tensor:
     """A loss whose gradients differ by element and by rank."""
     weights = torch.arange(x.numel(), dtype=x.dtype).view_as(x) + 10 * (1 + hvd.rank())

@@ -51,7 +51,7 @@ def test_a_kept_gradient_that_was_replaced() -> None:
     push(p)
     kept: Any = p.grad
     p.grad = torch.ones(4)
-    with pytest.raises(RuntimeError, match=r"has been reset before it was reduced: call optim"):
+    with pytest.raises(RuntimeError, match=r"has been reset before it was reduced: use Distr"):
         kept.norm()
     with pytest.raises(RuntimeError, match="was replaced"):
         optimizer.step()

@@ -16,11 +16,6 @@ from harness.toys import assert_same, batch, joined, loss_of, network
 STEPS = 4
 
 
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> None:
-    torch.set_num_threads(1)
-
-
 def train_both(
     make: Callable[[Any], torch.optim.Optimizer], passes: int = 1, **options: Any
 ) -> None:

@@ -16,11 +16,6 @@ import farandole.torch as hvd
 ROWS, WIDTH = 7, 3
 
 
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> None:
-    torch.set_num_threads(1)
-
-
 def table() -> nn.Parameter:
     return nn.Parameter(torch.zeros(ROWS, WIDTH))
 

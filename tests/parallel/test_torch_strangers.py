@@ -21,11 +21,6 @@ BOTH = pytest.mark.parametrize("op", [hvd.Average, hvd.Sum], ids=["average", "su
 several = pytest.mark.ranks(2, 4)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> None:
-    torch.set_num_threads(1)
-
-
 def pair(**options: Any) -> tuple[nn.Module, Any, nn.Module, Any]:
     """A model with its distributed optimizer, and both again for one process."""
     model, reference = network(), network()

@@ -43,11 +43,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> None:
-    torch.set_num_threads(1)
-
-
 def values() -> Tensor:
     """Rows for all ranks, unlike on each."""
     return torch.arange(4.0 * hvd.size()).view(-1, 2) + hvd.rank()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import io
-import math
 import pickle
 from typing import Any
 
@@ -17,11 +16,6 @@ import farandole.torch as hvd
 from harness.toys import assert_same, batch, joined, loss_of, network
 
 STEPS = 4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture
@@ -97,54 +91,6 @@ def test_step_hooks_run_once(momentum: tuple[nn.Module, Any]) -> None:
     loss_of(model, batch(hvd.rank(), 0)).backward()
     wrapped.step()
     assert calls == [1]
-
-
-def test_argument_errors(momentum: tuple[nn.Module, Any]) -> None:
-    model, optimizer = momentum
-    ps = list(model.parameters())
-    wrong: list[tuple[str, dict[str, Any]]] = [
-        ("tuples", {"named_parameters": ["a", "b"]}),
-        ("repeats", {"named_parameters": [("a", p) for p in ps]}),
-        ("lacks", {"named_parameters": [("a", ps[0])]}),
-        ("1 at least", {"backward_passes_per_step": 0}),
-        ("backward_passes_per_step is 1.5", {"backward_passes_per_step": 1.5}),
-        *(
-            ("gradient_predivide_factor is", {"gradient_predivide_factor": factor})
-            for factor in (0, 0.0, math.nan, math.inf)
-        ),
-        ("op is 17", {"op": 17}),
-        ("not registered", {"process_set": hvd.ProcessSet([0])}),
-        ("Average only", {"gradient_predivide_factor": 2.0, "op": hvd.Sum}),
-        ("number of groups", {"groups": -1}),
-        ("each once", {"groups": [[ps[0]], [ps[0]]]}),
-        ("each once", {"groups": [[torch.zeros(1)]]}),
-        ("accumulate", {"accumulate": "max"}),
-        ("Average only", {"gradient_predivide_factor": 2.0, "op": hvd.Adasum}),
-    ]
-    for text, options in wrong:
-        with pytest.raises(ValueError, match=text):
-            hvd.DistributedOptimizer(optimizer, **options)
-    for name, value in [
-        *((name, value) for name in ("op", "process_set", "groups") for value in ("x", 1.5)),
-        ("op", None),
-        ("process_set", None),
-        *(("backward_passes_per_step", value) for value in ("2", None, [1])),
-        *(("gradient_predivide_factor", value) for value in ("2", None, [1])),
-        ("named_parameters", 5),
-        ("compression", 5),
-    ]:
-        with pytest.raises(TypeError, match=f"{name} is .*{type(value).__name__}"):
-            hvd.DistributedOptimizer(optimizer, **{name: value})
-    with pytest.raises(TypeError, match="optimizer is of type Linear"):
-        hvd.DistributedOptimizer(nn.Linear(1, 1))
-    with pytest.raises(ValueError, match="LBFGS"):
-        hvd.DistributedOptimizer(torch.optim.LBFGS(ps))
-    with pytest.deprecated_call():
-        wrapped = hvd.DistributedOptimizer(optimizer, num_groups=2)
-    with pytest.raises(ValueError, match="already"):
-        hvd.DistributedOptimizer(wrapped)
-    with pytest.raises(ValueError, match="1 at least"):
-        wrapped.set_backward_passes_per_step(0)
 
 
 def test_init_again(momentum: tuple[nn.Module, Any]) -> None:

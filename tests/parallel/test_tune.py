@@ -3,11 +3,12 @@
 
 import os
 
+import numpy as np
 import pytest
 
 import farandole
 from farandole.tools import cli, tune, tune_search
-from farandole.tools.tune_search import Found, Setting
+from farandole.tools.tune_search import Found, Knob, Setting
 
 BEST = (Setting("FARANDOLE_BLOCK_BYTES", "96K"), Setting("FARANDOLE_FUSION_THRESHOLD", "8M"))
 
@@ -18,11 +19,13 @@ def value_of(name):
 
 @pytest.mark.ranks(2, 3)
 def test_it_tries_settings_and_leaves_the_environment_alone(tmp_path, capsys, monkeypatch):
-    for name, value in (("_FEWEST", 1), ("_GRADIENTS", 4), ("_LARGE", 1 << 20)):
+    for name, value in (("_FEWEST", 1), ("_MOST", 1), ("_GRADIENTS", 4), ("_LARGE", 1 << 20)):
         monkeypatch.setattr(tune_search, name, value)
+    few = tuple(Knob(knob.name, knob.values[:2]) for knob in tune_search.KNOBS)
+    monkeypatch.setattr(tune_search, "KNOBS", few)
     path = tmp_path / "new" / "tuning.conf"
     before = dict(os.environ)
-    assert cli.main(["tune", "--seconds", "0", "--output", str(path)]) == 0
+    assert cli.main(["tune", "--seconds", "600", "--output", str(path)]) == 0
     assert dict(os.environ) == before
     assert not farandole.is_initialized()
     farandole.init()
@@ -35,6 +38,35 @@ def test_it_tries_settings_and_leaves_the_environment_alone(tmp_path, capsys, mo
         for value in knob.values:
             assert f"{knob.name}={value}" in shown
     assert f"{farandole.size()} ranks" in path.read_text()
+
+
+@pytest.mark.ranks(2)
+def test_seconds_are_held(monkeypatch, capsys, tmp_path):
+    """A measurement takes 2 s of a clock that only measurements move."""
+    measured = []
+
+    def measure(settings, clock):
+        measured.append(settings)
+        clock.now += 2.0
+        return np.full(3, 1.0 - 0.1 * bool(settings))
+
+    monkeypatch.setattr(tune_search, "_measure", measure)
+    path = tmp_path / "tuning.conf"
+    for seconds in (200, 20, 1):
+        measured.clear()
+        code = cli.main(["tune", "--seconds", str(seconds), "--output", str(path)])
+        assert 2 <= len(measured) <= seconds // 2 + 2  # one candidate beside the defaults
+        assert code == (seconds < 200)
+        assert path.exists() == (seconds == 200 and measured_by_rank_0())
+        path.unlink(missing_ok=True)
+        said = capsys.readouterr().out
+        if measured_by_rank_0():
+            assert ("take more --seconds" in said) == (seconds < 200)
+    farandole.init()
+
+
+def measured_by_rank_0():
+    return os.environ["OMPI_COMM_WORLD_RANK"] == "0"
 
 
 @pytest.mark.ranks(2)
@@ -58,8 +90,8 @@ def test_only_what_gains_enough_is_kept(gain, expected, monkeypatch, tmp_path):
 def test_a_measurement_is_of_the_settings_that_it_names():
     """Blocks of a kilobyte cannot be as fast as the default's; all ranks see the same times."""
     farandole.shutdown()
-    tiny = tune_search._measure([Setting("FARANDOLE_BLOCK_BYTES", "1K")])
-    usual = tune_search._measure([])
+    tiny = tune_search._measure([Setting("FARANDOLE_BLOCK_BYTES", "1K")], tune_search._Clock())
+    usual = tune_search._measure([], tune_search._Clock())
     farandole.init()
     assert tiny[0] > usual[0]
     assert len({tuple(x) for x in farandole.allgather_object(usual.tolist())}) == 1

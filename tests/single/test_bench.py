@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data of `farandole bench`: right results pass, others are counted."""
 
+import sys
+
 import numpy as np
 import pytest
 
-from farandole.tools import bench
+from farandole.tools import bench, cli
 from farandole.tools.bench_cases import COLLECTIVES, DTYPES, Case, Operand, calls_between_fills
 from farandole.tools.bench_report import plot, size_text
 from farandole.tools.bench_timing import Result
@@ -79,14 +81,17 @@ def test_sizes():
 )
 def test_wrong_arguments_are_named(arguments, capsys):
     with pytest.raises(SystemExit):
-        bench.main(arguments)
+        cli.main(["bench", *arguments])
     assert repr(arguments[1]) in capsys.readouterr().err
 
 
-def test_a_missing_package_is_named(monkeypatch):
+def test_missing_packages_are_named_before_anything_is_measured(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)
+    assert cli.main(["bench", "--plot", "out.png"]) == 2
+    assert "pip install matplotlib" in capsys.readouterr().err
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match=r"needs matplotlib: pip install matplotlib"):
-        bench.main(["--plot", "out.png"])
+    with pytest.raises(SystemExit, match=r"needs torch: pip install torch"):
+        cli.main(["bench", "--peers", "gloo"])
 
 
 def test_plot(tmp_path):

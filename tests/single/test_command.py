@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The settings, the counters and the `farandole` command."""
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import farandole as fd
-from farandole.tools import cli
+from farandole.tools import cli, settings
 
 
 def test_config_lists_every_variable(monkeypatch):
@@ -41,8 +43,7 @@ def test_the_environment_holds_against_the_tuning_file(monkeypatch, tmp_path, ca
     assert rows["FARANDOLE_STAGING_SLOTS"] == ("3", "environment")
     assert rows["FARANDOLE_CACHE_CAPACITY"] == ("8192", "default")
     assert cli.main(["config"]) == 0
-    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["FARANDOLE_BLOCK_BYTES", "262144", "tuning", "file"] in [line[:4] for line in shown]
+    assert "FARANDOLE_BLOCK_BYTES = 256K  (from: tuning file; " in capsys.readouterr().out
 
 
 def test_a_tuning_file_that_is_missing_is_named():
@@ -149,3 +150,150 @@ def test_one_core_for_the_whole_process_is_warned_about():
     )
     result = run(source)
     assert result.stderr.count("--bind-to none") == 1
+
+
+# ---- what a command says when something is wrong
+
+
+@pytest.mark.parametrize("command", [["config"], ["bench"], ["tune"], ["run", "-np", "1", "true"]])
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("FARANDOLE_FUSION_THRESHOLD", "abc", "FARANDOLE_FUSION_THRESHOLD='abc' is not a number"),
+        ("FARANDOLE_METRICS_PORT", "-1", "'-1' is not a number from 0 to 65535"),
+        ("FARANDOLE_STAGING_SLOTS", "1", "FARANDOLE_STAGING_SLOTS='1' is not a number from 2"),
+        ("FARANDOLE_WIRE", "rdma", "FARANDOLE_WIRE='rdma' is none of auto, tcp, mpi"),
+        ("FARANDOLE_BLOCK_BYTES", "9999999999G", "'9999999999G' is not a number below 2^63"),
+        ("FARANDOLE_TUNING", "/nowhere", "tuning file /nowhere: cannot be read"),
+    ],
+)
+def test_a_wrong_setting_is_a_message(command, name, value, says, monkeypatch, capsys):
+    fd.shutdown()
+    monkeypatch.setenv(name, value)
+    assert cli.main(command) == 2
+    told = capsys.readouterr().err
+    assert f"farandole {command[0]}: " in told
+    assert says in told
+
+
+@pytest.mark.parametrize("command", ["bench", "tune"])
+def test_what_init_refuses_is_a_message_too(command, monkeypatch, capsys):
+    fd.shutdown()
+    monkeypatch.setenv("FARANDOLE_LOG_LEVEL", "loud")
+    assert cli.main([command]) == 2
+    assert "FARANDOLE_LOG_LEVEL='loud' is none of trace" in capsys.readouterr().err
+
+
+def test_names_without_effect_are_told_once_with_the_nearest():
+    result = run(
+        "import farandole as fd; fd.init(); fd.shutdown(); fd.init()",
+        FARANDOLE_FUSION_TRESHOLD="1M",
+        HOROVOD_CYCLE_TIME="3",
+        HOROVOD_RANK="0",
+        HOROVOD_LOG_LEVEL="error",
+    )
+    assert result.stderr.count("RuntimeWarning") == 1
+    assert "FARANDOLE_FUSION_TRESHOLD (did you mean FARANDOLE_FUSION_THRESHOLD?)" in result.stderr
+    assert ", HOROVOD_CYCLE_TIME;" in result.stderr
+    assert "HOROVOD_RANK" not in result.stderr
+
+
+def farandole(*arguments, **env):
+    command = [sys.executable, "-m", "farandole", *map(str, arguments)]
+    environment = os.environ | env
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run(
+        [sys.executable, "-m", "farandole", "config"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"rank": 0, ', '{"format": "other"}', "\0\1"])
+def test_foreign_and_cut_files_are_named(text, tmp_path, capsys):
+    dump = tmp_path / "flight-rank-0.json"
+    dump.write_text(text)
+    for command in (
+        ["explain", tmp_path],
+        ["export", tmp_path, tmp_path / "x"],
+        ["trace", "report", dump],
+        ["trace", "merge", dump],
+    ):
+        assert cli.main([*map(str, command)]) == 1
+        assert str(dump) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [*cli._COMMANDS])
+def test_every_command_shows_examples(command, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    _, _, examples = capsys.readouterr().out.partition("\nexamples:\n  ")
+    assert f"farandole {command}" in examples
+
+
+def test_settings_are_found_by_a_part_of_their_names(capsys):
+    assert cli.main(["config", "stall", "FUSION_THRESHOLD"]) == 0
+    shown = capsys.readouterr().out
+    assert "FARANDOLE_STALL_WARN = 10 s  (" in shown
+    assert "FARANDOLE_GPU_FUSION_THRESHOLD = 64M  (" in shown
+    assert "BLOCK_BYTES" not in shown
+    assert cli.main(["config", "fusoin"]) == 1
+    assert "did you mean fusion?" in capsys.readouterr().err
+
+
+def test_settings_fit_the_terminal():
+    for variable in fd.config():
+        lines = settings._lines(variable, 80)
+        assert max(map(len, lines)) <= 80
+        assert variable.meaning.split() == " ".join(lines).split()[-len(variable.meaning.split()) :]
+
+
+def test_commands_speak_json(capsys):
+    assert cli.main(["config", "--json", "stall_warn"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["name"], row["value"], row["unit"]) == ("FARANDOLE_STALL_WARN", "10", "seconds")
+    assert cli.main(["check", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["farandole"] == fd.__version__
+    result = farandole("doctor", "--json", "--no-self-test")
+    found = json.loads(result.stdout)
+    assert result.returncode == (found["errors"] > 0)
+    assert {row["level"] for row in found["findings"]} <= {"ok", "warning", "error"}
+    assert next(row for row in found["findings"] if row["name"] == "python")["ranks"] == [0]
+
+
+# ---- benchmarks
+
+
+def test_what_cannot_be_written_is_refused_before_measuring(tmp_path, capsys):
+    for wanted, says in (
+        (["--json", "/nowhere/x.json"], "there is no folder /nowhere"),
+        (["--plot", "/nowhere/x.png"], "there is no folder /nowhere"),
+        (["--plot", str(tmp_path / "x.foo")], "the name must end in one of"),
+        (["--json", str(tmp_path)], "is a folder"),
+        (["-b", "1M", "-e", "1K"], "--begin 1M is above --end 1K"),
+    ):
+        assert cli.main(["bench", *wanted]) == 2
+        out, err = capsys.readouterr()
+        assert says in err
+        assert out == ""
+    (tmp_path / "t.json").write_text("[]")
+    assert cli.main(["trace", "report", str(tmp_path / "t.json"), "--plot", "/nowhere/x.png"]) == 2
+    assert "there is no folder /nowhere" in capsys.readouterr().err
+
+
+def test_the_benchmark_of_hosts_finds_the_harness(tmp_path):
+    path = Path(__file__).resolve().parents[2] / "benchmarks" / "hosts.py"
+    source = f"import runpy; runpy.run_path({str(path)!r}); import harness.hosts, harness.mpirun"
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

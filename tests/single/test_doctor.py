@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from farandole.tools import doctor_checks
-from farandole.tools.doctor_checks import Level
+from farandole.tools.finding import Level
 from harness.mpirun import mpirun
 
 DOCTOR = [
@@ -34,10 +34,11 @@ def test_this_machine_passes():
     assert "0 errors" in done.stdout
 
 
-def test_ranks_test_every_plane_together():
-    result = mpirun(DOCTOR, 2, timeout=60, env={"COLUMNS": "200"}).check()
+def test_ranks_test_every_backend_together():
+    result = mpirun(DOCTOR, 2, timeout=60, env={"COLUMNS": "200", "TERM": "xterm"}).check()
     assert result.out.count("errors,") == 1  # one table, by rank 0
-    assert "all collectives right on 2 rank(s)" in result.out
+    assert "\x1b[" not in result.out  # though mpirun gives its ranks a terminal
+    assert "all collectives right on 2 ranks" in result.out
 
 
 def test_without_a_self_test():
@@ -58,6 +59,32 @@ def test_ranks_that_only_look_print_one_table():
     result = mpirun(command, 2, timeout=60, env={"COLUMNS": "200"}).check()
     assert result.out.count("errors,") == 1
     assert "rank 1: at most 200" in result.out
+
+
+def test_what_a_store_holds_runs_no_code():
+    """Ranks of several hosts meet in torchrun's store, to which others may write."""
+    source = """
+    import os, pickle, sys
+    from farandole.start import bootstrap
+    from farandole.tools import doctor
+    from farandole.tools.cli import main
+
+    class Evil:
+        def __reduce__(self):
+            return os.system, ("echo RAN",)
+
+    class Job(bootstrap._Solo):
+        def allgather(self, data, seconds=None):
+            return [data, pickle.dumps(Evil())]
+
+    doctor.promised_ranks, doctor.connect = lambda: 2, Job
+    sys.exit(main(["doctor", "--no-self-test"]))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "meeting" in done.stdout
+    assert "RAN" not in done.stdout
 
 
 def test_too_few_files_and_one_core():

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +18,17 @@ from typing import Any
 import pytest
 
 from farandole.start.rendezvous import RendezvousServer, connect, exchange
-from harness import ForkJob, JobError, MpiJob, mpirun
+from harness import ForkJob, JobError, MpiJob, gpu, mpirun, process
+from harness.mpirun import MPI_ENVIRONMENT, find_mpirun
 from harness.proc import processes_of_sessions
+from harness.process import PATIENCE, Process
+from harness.sizes import POSSIBLE, TABLE, marks, own_sizes, sizes_of
+from harness.world import TESTS
 
 MEET = """
 import os
 from farandole.start.rendezvous import connect, exchange
-rank = int(os.environ["FARANDOLE_RANK"])
+rank, size = int(os.environ["FARANDOLE_RANK"]), int(os.environ["FARANDOLE_SIZE"])
 meeting = connect(os.environ["FARANDOLE_RENDEZVOUS"].removeprefix("unix:"), rank)
 print(exchange(meeting, b"rank %d" % rank), flush=True)
 """
@@ -64,6 +69,8 @@ import numpy as np
 import farandole as fd
 
 def test_it():
+    with open("runs", "a") as runs:
+        print("a rank", file=runs)
     sys.seen_by_all_files = True
     os.environ["LEFT_BEHIND"] = "1"
     fd.add_process_set([0])
@@ -80,6 +87,13 @@ def test_it():
     assert fd.add_process_set([0]).process_set_id == 1
     assert fd.allreduce(np.full(2, fd.rank()), name="in flight", op=fd.Sum).tolist() == [1, 1]
 """
+TELLS_ITS_SIZE = """
+import farandole as fd
+
+def test_it():
+    with open(f"size-{fd.size()}", "a") as runs:
+        print("a rank", file=runs)
+"""
 DIES = """
 import os
 import farandole as fd
@@ -94,6 +108,13 @@ import sys
 
 def test_it():
     assert not hasattr(sys, "seen_by_all_files")
+"""
+# As tests/conftest.py, without hypothesis, whose import takes as long as all else.
+CONFTEST = """
+import os
+
+if "FARANDOLE_TEST_STEP" not in os.environ:
+    pytest_plugins = ["harness.outer"]
 """
 MPI_BARRIER_OF_ALL_BUT_0 = """
 import signal
@@ -117,7 +138,7 @@ def test_rendezvous_gathers_in_rank_order_and_starts_again() -> None:
         for _ in range(20):  # generations: a fast rank comes back before a slow one has left
             with connect(server.path, number) as meeting:
                 for length in (0, 1, 100_000):
-                    seen.append(exchange(meeting, bytes([number]) * (length + number), 3))
+                    seen.append(exchange(meeting, bytes([number]) * (length + number)))
 
     with RendezvousServer(3) as server:
         in_threads(rank, 3)
@@ -136,7 +157,7 @@ def test_rendezvous_refuses_a_second_rank_of_one_number() -> None:
     ):
         for meeting in (first, second):
             with pytest.raises(ConnectionError, match="another rank has left"):
-                exchange(meeting, b"", 2)
+                exchange(meeting, b"")
 
 
 def test_forked_ranks_meet(fork_ranks: Callable[..., ForkJob]) -> None:
@@ -180,7 +201,21 @@ def test_mpirun_returns_what_the_ranks_return() -> None:
         bad.check()
 
 
-def test_a_process_left_behind_is_an_error(fork_ranks: Callable[..., ForkJob]) -> None:
+def test_a_killed_mpirun_of_the_same_number_left_its_folder() -> None:
+    folder = f"{tempfile.gettempdir()}/ompi.$$"
+    leave = f"mkdir -p {folder}; touch {folder}/pmix.$(uname -n).tool.$$"
+    run = f"exec {find_mpirun()} -np 1 pwd"
+    job = Process(["sh", "-c", f"{leave}; {run}"], MPI_ENVIRONMENT)
+    result = job.wait(PATIENCE)
+    assert result
+    assert result.check().out.strip() == str(Path.cwd())
+    shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{job.pid}", ignore_errors=True)
+
+
+def test_a_process_left_behind_is_an_error(
+    fork_ranks: Callable[..., ForkJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "EXIT_SECONDS", 1.0)
     source = "import subprocess; subprocess.Popen(['sleep', '60']); print('ends')"
     job = fork_ranks(source, 1)
     with pytest.raises(JobError, match=r"left behind.*sleep"):
@@ -189,11 +224,14 @@ def test_a_process_left_behind_is_an_error(fork_ranks: Callable[..., ForkJob]) -
     assert not processes_of_sessions(job.sessions)
 
 
-def told_by_files(tmp_path: Path, files: dict[str, str], *options: str) -> dict[str, Any]:
-    """What --report has of a pytest run of these files of tests/parallel at 2 ranks."""
+def told_by_files(
+    tmp_path: Path, files: dict[str, str], *options: str, failed: int = 1
+) -> dict[str, Any]:
+    """What --report has of a pytest run of these files of tests/parallel, at 2 ranks if `options`
+    name no others; `failed` is pytest's exit code."""
     tests, own = Path(__file__).resolve().parents[1], tmp_path / "tests"
     shutil.copytree(tests / "harness", own / "harness")
-    shutil.copy(tests / "conftest.py", own)
+    (own / "conftest.py").write_text(CONFTEST)
     (own / "parallel").mkdir()
     shutil.copy(tests / "parallel" / "conftest.py", own / "parallel")
     for name, text in files.items():
@@ -203,7 +241,7 @@ def told_by_files(tmp_path: Path, files: dict[str, str], *options: str) -> dict[
     result = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(own)}, capture_output=True
     )
-    assert result.returncode == 1, result.stdout.decode()
+    assert result.returncode == failed, result.stdout.decode()
     found: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())["tests"]
     return {Path(name.partition("::")[0]).stem: row for name, row in found.items()}
 
@@ -223,9 +261,11 @@ def test_a_bad_test_loses_no_other(tmp_path: Path) -> None:
 
 
 def test_files_share_a_world_until_one_breaks_it(tmp_path: Path) -> None:
-    """A file finds none of the settings of those before it; what follows a death runs anew."""
+    """A file finds none of the settings of those before it; what follows a death runs anew. Of
+    processes of pytest beside each other only one runs them."""
     files = {"a": LEAVES_THINGS, "b": FINDS_NOTHING, "c": DIES, "d": FINDS_ANOTHER_PROCESS}
-    rows = told_by_files(tmp_path, files)
+    rows = told_by_files(tmp_path, files, "-n", "2", "--dist", "loadgroup")
+    assert (tmp_path / "runs").read_text() == "a rank\n" * 2
     outcomes = {name: row["outcome"] for name, row in rows.items()}
     assert outcomes == {
         "test_a": "passed",
@@ -234,3 +274,36 @@ def test_files_share_a_world_until_one_breaks_it(tmp_path: Path) -> None:
         "test_d": "passed",
     }
     assert "exit code 3" in rows["test_c"]["text"]
+
+
+def test_one_process_runs_a_file_at_each_size(tmp_path: Path) -> None:
+    files = {"a": TELLS_ITS_SIZE, "b": TELLS_ITS_SIZE}
+    told_by_files(tmp_path, files, "--ranks", "1,2,3", failed=0)
+    for size in (1, 2, 3):
+        assert (tmp_path / f"size-{size}").read_text() == "a rank\n" * 2 * size
+
+
+def test_ranks_that_take_turns_on_a_card_have_more_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a card each, or MPS, nobody waits for a turn."""
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert gpu.waits(2) == (0, 0)
+    shared = gpu.waits(4)
+    assert 0 < shared[0] < shared[1]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert gpu.waits(4) == pytest.approx((2 * shared[0], 2 * shared[1]))
+    assert gpu.waits(4) == pytest.approx((200 * 6 * 4 * 0.002, 4000 * 6 * 4 * 0.002))
+    (tmp_path / "control").touch()
+    assert gpu.waits(4) == (0, 0)
+
+
+def test_every_test_runs_at_one_of_its_files_sizes() -> None:
+    files = [path for name in POSSIBLE for path in (TESTS / name).glob("test_*.py")]
+    listed = {name for _, names, _ in TABLE for name in names.split()}
+    assert listed <= {path.stem.removeprefix("test_") for path in files}
+    for path in files:
+        assert set(sizes_of(path)) <= set(own_sizes(path)), path
+        for sizes in marks(path):
+            assert set(sizes) & set(sizes_of(path)), f"{path}: none of {sizes}"

@@ -220,7 +220,10 @@ def test_a_dry_run_shows_what_would_run(capsys):
         (["-np", "2"], "no command"),
         (["python", "x.py"], "how many ranks"),
         (["-H", "a:x", "python", "x.py"], "'a:x' is no host"),
-        (["-np", "2", "--launcher", "/nowhere/mpirun", "x"], "no /nowhere/mpirun here"),
+        (["-np", "2", "--launcher", "/nowhere/mpirun", "true"], "no /nowhere/mpirun here"),
+        (["-np", "2", "--launcher", "slurm", "true"], "Slurm's is srun: --launcher srun"),
+        (["-np", "2", "train.py"], "did you mean `farandole run -np 2 python train.py`?"),
+        (["-np", "2", "nosuchprogram"], "nosuchprogram is no program that can be started"),
     ],
 )
 def test_what_is_missing_is_said(arguments, says, capsys):
@@ -229,14 +232,14 @@ def test_what_is_missing_is_said(arguments, says, capsys):
 
 
 def test_switches_of_horovodrun_are_settings(capsys):
-    line = ["run", "-np", "2", "--dry-run", "--timeline-mark-cycles", "--no-stall-check", "x"]
+    line = ["run", "-np", "2", "--dry-run", "--timeline-mark-cycles", "--no-stall-check", "true"]
     assert cli.main(line) == 0
     shown = shlex.split(capsys.readouterr().out)
     switches = ("STALL_ABORT=0", "STALL_WARN=0", "TIMELINE_MARK_CYCLES=1")
     assert shown[1:4] == [f"FARANDOLE_{switch}" for switch in switches]
 
 
-@pytest.mark.parametrize("option", ["--cycle-time-ms=3", "--gloo", "--min-np=2", "--autotune"])
+@pytest.mark.parametrize("option", ["--cycle-time-ms=3", "--gloo", "--reset-limit=2", "--autotune"])
 def test_options_without_a_meaning_say_why(option, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(["run", "-np", "2", option, "python", "x.py"])

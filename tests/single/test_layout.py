@@ -32,42 +32,39 @@ LADDER = {
     "lib/net": ("base", "lib/os", "lib/ipc"),
     "lib/mpi": ("base", "lib/os"),
     "lib/gpu": ("base", "lib/os"),
+    "lib/xla": (),
     "control/protocol": ("base",),
-    "control/prediction": ("base", "control/protocol"),
     "control/channel": ("base", "lib/", "control/protocol"),
     "control/bootstrap": ("base", "kernels", "lib/", "control/protocol"),
     "control/calls": ("base", "kernels", "control/protocol"),
-    "control/coordinator": (
-        "base",
-        "kernels",
-        "control/protocol",
-        "control/calls",
-        "control/prediction",
-    ),
-    "control/hosts": ("base", "lib/", "control/"),
-    "data/plane": ("base", "kernels"),
-    "data/shm": ("base", "kernels", "lib/", "data/plane"),
-    "data/hierarchical": ("base", "kernels", "lib/", "data/plane", "data/shm"),
-    "data/gpu": ("base", "kernels", "lib/", "data/plane"),
-    "data/nccl": ("base", "kernels", "lib/", "data/plane", "data/gpu"),
+    "control/coordinator": ("base", "kernels", "control/protocol", "control/calls"),
+    "control/hosts": ("base", "control/"),
+    "data/backend": ("base", "kernels"),
+    "data/shm": ("base", "kernels", "lib/", "data/backend"),
+    "data/hierarchical": ("base", "kernels", "lib/", "data/backend", "data/shm"),
+    "data/gpu": ("base", "kernels", "lib/", "data/backend"),
+    "data/nccl": ("base", "lib/", "data/backend", "data/gpu"),
     "watch": ("base", "lib/"),
-    "runtime/calls": ("base", "kernels", "lib/", "control/", "data/plane", "watch"),
+    "runtime/calls": ("base", "kernels", "lib/", "control/", "data/backend", "watch"),
     "runtime/gpu": ("base", "lib/", "control/protocol", "data/"),
     "runtime/engine": ("base", "lib/", "control/", "data/", "watch", "runtime/"),
     "runtime": ("base", "kernels", "lib/", "control/", "data/", "watch", "runtime/"),
-    "api": ("base", "watch", "runtime"),
+    "api": ("base", "lib/os", "lib/xla", "watch", "runtime"),
 }
 # The same of the Python package: rooms, and the modules beside them. When it is imported, each
 # imports only what stands before it; "__init__" is the package, `import farandole`.
 PYTHON_LADDER = (
-    *("errors", "_library", "config", "topology", "members", "start", "installed"),
-    *("gpu_libraries", "arrays", "calls", "observe", "process_sets", "adasum_gpu"),
-    *("ops", "exchange", "joining", "objects"),
-    *("adasum", "parameters", "runtime", "features", "elastic", "launch", "__init__"),
-    *("as_horovod", "tools"),
+    *("errors", "_library", "xla", "config", "topology", "members", "start", "installed", "output"),
+    *("arrays", "calls", "observe", "process_sets", "adasum_gpu"),
+    *("ops", "exchange", "messages", "joining", "objects"),
+    *("parameter_shard", "parameter_server"),
+    *("adasum", "parameters", "runtime", "features", "worlds", "elastic", "launch", "__init__"),
+    *("as_horovod", "tools", "__main__"),
 )
 # Parts of the package that describe a framework's arrays; none knows another.
-ADAPTERS = {"torch", "numpy", "cupy"}
+ADAPTERS = {"torch", "numpy", "cupy", "jax", "tensorflow"}
+
+FRAMEWORKS = {"torch", "cupy", "jax", "keras", "mpi4py", "tensorflow"}  # imported late
 
 
 def sources() -> list[Path]:
@@ -243,7 +240,7 @@ def test_runtime_knows_no_framework_at_import() -> None:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for name in names:
-                assert name.split(".")[0] not in {"torch", "cupy", "mpi4py"}, path
+                assert name.split(".")[0] not in FRAMEWORKS, path
                 assert name.split(".")[:2][-1] not in ADAPTERS or name == "numpy", path
 
 
@@ -303,3 +300,26 @@ def test_file(path: Path) -> None:
     first = 1 if lines[0].startswith("#!") else 0
     assert "SPDX-License-Identifier: Apache-2.0" in lines[first], "no licence line at the top"
     assert len(lines) <= MOST_LINES, f"{len(lines)} lines: one noun a file, at most {MOST_LINES}"
+
+
+OPENING = {".h": "//", ".cc": "//", ".cu": "//", ".py": '"""'}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sources() if path.suffix in OPENING and path.name != "__init__.py"],
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
+def test_a_file_says_what_it_is(path: Path) -> None:
+    """Before any code. A pair of header and source says it once, in the header."""
+    if path.suffix == ".cc" and opening_header(path):
+        return
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#!")]
+    assert lines[1].startswith((OPENING[path.suffix], "/*")), f"{path}: what is it?"
+
+
+def opening_header(path: Path) -> bool:
+    """Whether the source's header, its first include, is there: x.h for x.cc and x_test.cc."""
+    first = next(includes(path), "")
+    found = any((folder / first).is_file() for folder in (CSRC, ROOT / "tests/csrc", path.parent))
+    return found and path.stem.startswith(Path(first).stem)

@@ -47,8 +47,6 @@ SAME(initialized, MPI_Initialized);
 SAME(finalized, MPI_Finalized);
 SAME(query_thread, MPI_Query_thread);
 SAME(error_string, MPI_Error_string);
-SAME(comm_rank, MPI_Comm_rank);
-SAME(comm_size, MPI_Comm_size);
 SAME(comm_get_attr, MPI_Comm_get_attr);
 SAME(comm_set_errhandler, MPI_Comm_set_errhandler);
 SAME(issend, MPI_Issend);

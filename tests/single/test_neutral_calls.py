@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A world of one: arrays of every kind go in and come back, and what is no array says so."""
+"""A world of one: arrays of every kind go in and come back."""
 
 import array
 import ctypes
 import gc
 import mmap
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -100,31 +101,6 @@ def test_torch_tensors_need_no_import_of_the_adapter():
     assert torch.equal(fd.allreduce(torch.nn.Parameter(x)).detach(), x)
 
 
-@pytest.mark.parametrize(
-    ("x", "says"),
-    [
-        (1.0, "float is no array"),
-        ([1, 2], "list is no array"),
-        (None, "NoneType"),
-        (np.array(["a"]), "<U1"),
-        (np.zeros(2, "datetime64[s]"), "datetime64"),
-        (np.zeros(2, object), "object"),
-        (np.zeros(2, ">i4"), ">i4"),
-        (np.zeros(2, np.longdouble), "float128"),
-    ],
-)
-def test_what_cannot_be_sent(x, says):
-    for call in (fd.allreduce, fd.allgather, fd.allreduce_):
-        with pytest.raises(TypeError, match=says):
-            call(x)
-
-
-@pytest.mark.parametrize("x", [np.ones((3, 3)).T[1:], b"abc", np.float64(1), np.ones(4)[::2]])
-def test_what_cannot_be_changed_in_place(x):
-    with pytest.raises(ValueError, match="in place"):
-        fd.allreduce_(x)
-
-
 def test_dtype_codes_are_the_headers():
     for code, name in enumerate(buffers.DTYPES):
         assert getattr(_library.lib, f"FARANDOLE_{name.upper()}") == code
@@ -199,13 +175,13 @@ def test_prepared_tensors():
     tensor = PreparedTensor(Call(Op.ALLREDUCE, "prepared"), kind.describe(x))
     for _ in range(3):
         handle = tensor.submit(kind.describe(x).pointer, kind.describe(y, True).pointer, (x, y))
-        handles.wait_handles([handle])
+        assert handles.wait_until([handle], None) == 0
         assert not handles.is_absent(handle)
         leases.end([handle])
         assert y.tolist() == x.tolist()
         y[:] = 0
     handle = tensor.submit(0, kind.describe(y, True).pointer, y)
-    handles.wait_handles([handle], timeout=10)
+    assert handles.wait_until([handle], time.monotonic() + 10) == 0
     assert handles.is_absent(handle)
     leases.end([handle])
     tensor.close()

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Names and helpers of farandole.numpy, in a world of one, and its example."""
+
 import re
 import sys
 from pathlib import Path

@@ -178,6 +178,13 @@ def test_the_share_of_names_and_arguments(capsys: pytest.CaptureFixture[str]) ->
     assert {name.partition("(")[0] for name in absent} == set(MISSING)
 
 
+def test_what_is_exported_is_there() -> None:
+    for name in hvd.__all__:
+        assert hasattr(hvd, name)
+        assert name not in mpi_ops.__all__ or getattr(hvd, name) is getattr(mpi_ops, name)
+    assert issubclass(hvd.HorovodInternalError, RuntimeError)
+
+
 MODULES = """
 torch torch.mpi_ops torch.compression torch.functions torch.optimizer torch.sync_batch_norm
 torch.elastic torch.elastic.state torch.elastic.sampler common common.util common.exceptions

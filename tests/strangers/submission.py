@@ -59,7 +59,7 @@ def _start(
         options["root_rank"] = call.active[t.root % len(call.active)]
     if t.op in SPLIT:
         splits = rows_sent(rank, list(call.members), call.salt)
-        return function(argument, splits, **options)
+        return function(argument, splits=splits, **options)
     return function(argument, **options)
 
 
@@ -75,6 +75,8 @@ def _odd(what: str, x: Any) -> Any:
         return np.zeros(x.shape, np.longdouble)
     if what == "freed_storage":
         x = x if isinstance(x, torch.Tensor) else torch.from_numpy(x)
+        if not x.untyped_storage().resizable():  # borrowed from NumPy: nobody can free it
+            x = x.clone()
         x.untyped_storage().resize_(0)
         return x
     if what == "shape":

@@ -23,12 +23,21 @@ namespace {
 constexpr int kDevices = 16;
 constexpr const char* kKernels[] = {gpu::kMoveKernel, gpu::kDotsKernel};
 constexpr Result kInvalidValue = 1;
+constexpr Result kInvalidImage = 200;
 constexpr Result kInvalidContext = 201;
 CUctx_st contexts[kDevices];
 thread_local std::vector<cuda::Context> current;
 
+// What NVRTC makes, as long as its own head says: the driver reads to that end, whatever it was given.
+const std::string image = "\177ELF" + std::string(5000, 'x') + "end";
+
 // What CUDA refuses without a context, so does the double.
 Result has_context() { return current.empty() ? kInvalidContext : cuda::kSuccess; }
+
+Result may_use(check::Hardware& hardware, Stream stream) {
+  const Result wrong = has_context();
+  return wrong ? wrong : hardware.unusable(stream);
+}
 
 template <class T>
 T* pointer(Address address) {
@@ -103,23 +112,16 @@ Result cuCtxPopCurrent_v2(cuda::Context* context) {
   current.pop_back();
   return 0;
 }
-Result cuCtxSynchronize() {
-  return check::call("cuCtxSynchronize", [&](check::Hardware& hardware) -> int {
-    if (Result wrong = has_context()) return wrong;
-    hardware.wait([&, device = current.back()->device] { return hardware.is_idle(device); });
-    return 0;
-  });
-}
 Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   *least = 0;
   *greatest = -5;
   return has_context();
 }
 
-Result cuStreamCreateWithPriority(Stream* stream, unsigned, int) {
+Result cuStreamCreateWithPriority(Stream* stream, unsigned flags, int) {
   return check::call("cuStreamCreateWithPriority", [&](check::Hardware& hardware) -> int {
     if (Result wrong = has_context()) return wrong;
-    *stream = hardware.add_stream(current.back()->device);
+    *stream = hardware.add_stream(current.back()->device, flags != cuda::kStreamNonBlocking);
     return 0;
   });
 }
@@ -131,13 +133,15 @@ Result cuStreamDestroy_v2(Stream stream) {
 }
 Result cuStreamIsCapturing(Stream stream, int* status) {
   return check::call("cuStreamIsCapturing", [&](check::Hardware& hardware) -> int {
+    if (!hardware.knows(stream)) return check::kInvalidHandle;
+    if (hardware.captured_beside(stream)) return check::kCaptureImplicit;
     *status = hardware.stream_of(stream)->capturing;
     return 0;
   });
 }
 Result cuStreamWaitEvent(Stream stream, Event event, unsigned) {
   return check::call("cuStreamWaitEvent", [&](check::Hardware& hardware) -> int {
-    if (Result wrong = has_context()) return wrong;
+    if (Result wrong = may_use(hardware, stream)) return wrong;
     hardware.push(stream, [passed = event->passed] { return *passed; }, [] {});
     return 0;
   });
@@ -160,18 +164,21 @@ Result cuEventDestroy_v2(Event event) {
 }
 Result cuEventRecord(Event event, Stream stream) {
   return check::call("cuEventRecord", [&](check::Hardware& hardware) -> int {
-    if (Result wrong = has_context()) return wrong;
+    if (Result wrong = may_use(hardware, stream)) return wrong;
     event->passed = std::make_shared<bool>(false);
     hardware.push(stream, [passed = event->passed] { *passed = true; });
     return 0;
   });
 }
 Result cuEventQuery(Event event) {
-  return check::call("cuEventQuery",
-                     [&](check::Hardware&) -> int { return *event->passed ? 0 : cuda::kNotReady; });
+  return check::call("cuEventQuery", [&](check::Hardware& hardware) -> int {
+    if (Result spoiled = hardware.unsafe()) return spoiled;
+    return *event->passed ? 0 : cuda::kNotReady;
+  });
 }
 Result cuEventSynchronize(Event event) {
   return check::call("cuEventSynchronize", [&](check::Hardware& hardware) -> int {
+    if (Result spoiled = hardware.unsafe()) return spoiled;
     hardware.wait([passed = event->passed] { return *passed; });
     return 0;
   });
@@ -179,6 +186,7 @@ Result cuEventSynchronize(Event event) {
 
 Result cuMemPoolCreate(cuda::Pool* pool, const cuda::PoolProperties*) {
   return check::call("cuMemPoolCreate", [&](check::Hardware& hardware) -> int {
+    if (Result spoiled = hardware.unsafe()) return spoiled;
     ++hardware.alive;
     *pool = reinterpret_cast<cuda::Pool>(pool);  // never looked at
     return 0;
@@ -186,6 +194,7 @@ Result cuMemPoolCreate(cuda::Pool* pool, const cuda::PoolProperties*) {
 }
 Result cuMemPoolDestroy(cuda::Pool) {
   return check::call("cuMemPoolDestroy", [&](check::Hardware& hardware) -> int {
+    if (Result spoiled = hardware.unsafe()) return spoiled;
     --hardware.alive;
     return 0;
   });
@@ -194,7 +203,7 @@ Result cuMemPoolSetAttribute(cuda::Pool, int, void*) { return 0; }
 // Stream-ordered: what is read before the stream has come here is poison.
 Result cuMemAllocFromPoolAsync(Address* address, size_t bytes, cuda::Pool, Stream stream) {
   return check::call("cuMemAllocFromPoolAsync", [&](check::Hardware& hardware) -> int {
-    if (Result wrong = has_context()) return wrong;
+    if (Result wrong = may_use(hardware, stream)) return wrong;
     void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
     std::memset(memory, 0xb5, bytes);
     ++hardware.alive;
@@ -214,7 +223,8 @@ Result cuPointerGetAttribute(void* value, int attribute, Address address) {
 }
 Result cuMemFreeAsync(Address address, Stream stream) {
   return check::call("cuMemFreeAsync", [&](check::Hardware& hardware) -> int {
-    if (Result wrong = has_context()) return wrong;
+    if (Result wrong = may_use(hardware, stream)) return wrong;
+    if (hardware.stream_of(stream)->capturing != 0) return check::kCaptureUnsupported;
     --hardware.alive;
     hardware.devices_of_memory.erase(address);
     hardware.push(stream, [address] { std::free(pointer<void>(address)); });
@@ -223,7 +233,7 @@ Result cuMemFreeAsync(Address address, Stream stream) {
 }
 Result cuMemcpyAsync(Address target, Address source, size_t bytes, Stream stream) {
   return check::call("cuMemcpyAsync", [&](check::Hardware& hardware) -> int {
-    if (Result wrong = has_context()) return wrong;
+    if (Result wrong = may_use(hardware, stream)) return wrong;
     hardware.push(stream,
                   [=] { std::memmove(pointer<void>(target), pointer<void>(source), bytes); });
     return 0;
@@ -232,6 +242,7 @@ Result cuMemcpyAsync(Address target, Address source, size_t bytes, Stream stream
 Result cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
   return check::call("cuMemHostAlloc", [&](check::Hardware& hardware) -> int {
     if (Result wrong = has_context()) return wrong;
+    if (Result spoiled = hardware.unsafe()) return spoiled;
     ++hardware.alive;
     *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     return 0;
@@ -239,15 +250,22 @@ Result cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
 }
 Result cuMemFreeHost(void* memory) {
   return check::call("cuMemFreeHost", [&](check::Hardware& hardware) -> int {
+    if (Result spoiled = hardware.unsafe()) return spoiled;
     --hardware.alive;
     std::free(memory);
     return 0;
   });
 }
 
-Result cuModuleLoadData(cuda::Module* module, const void*) {
+Result cuModuleLoadData(cuda::Module* module, const void* given) {
   return check::call("cuModuleLoadData", [&](check::Hardware& hardware) -> int {
     if (Result wrong = has_context()) return wrong;
+    if (Result spoiled = hardware.unsafe()) return spoiled;
+    if (std::memcmp(given, image.data(), 4) != 0) return kInvalidImage;
+    if (std::memcmp(given, image.data(), image.size()) != 0) {
+      std::fprintf(stderr, "GPU double: the image of a module is not what NVRTC has made\n");
+      std::abort();
+    }
     ++hardware.alive;
     *module = reinterpret_cast<cuda::Module>(module);
     return 0;
@@ -270,7 +288,7 @@ Result cuModuleGetFunction(cuda::Function* function, cuda::Module, const char* n
 Result cuLaunchKernel(cuda::Function function, unsigned blocks, unsigned, unsigned, unsigned,
                       unsigned, unsigned, unsigned, Stream stream, void** parameters, void**) {
   return check::call("cuLaunchKernel", [&](check::Hardware& hardware) -> int {
-    if (Result wrong = has_context()) return wrong;
+    if (Result wrong = may_use(hardware, stream)) return wrong;
     if (kKernels[reinterpret_cast<uintptr_t>(function) - 1] == gpu::kDotsKernel) {
       const auto task = *static_cast<const gpu::DotTask*>(parameters[0]);
       hardware.push(stream, [=] { check::dots_on_host(task, blocks); });
@@ -300,11 +318,11 @@ int nvrtcCompileProgram(Program, int, const char* const*) {
   return check::call("nvrtcCompileProgram", [&](check::Hardware&) -> int { return 0; });
 }
 int nvrtcGetCUBINSize(Program, size_t* bytes) {
-  *bytes = 1;
+  *bytes = image.size();
   return 0;
 }
 int nvrtcGetCUBIN(Program, char* out) {
-  *out = 'x';
+  image.copy(out, image.size());
   return 0;
 }
 int nvrtcGetPTXSize(Program, size_t* bytes) { return nvrtcGetCUBINSize(nullptr, bytes); }

@@ -25,8 +25,12 @@ void gpu_double_fail(const char* function, int calls, int result);
 void gpu_double_heal();
 // Every communicator of this rank reports this asynchronous error from now on; its work never ends.
 void gpu_double_break_rank(int rank, int result);
-// Streams are (not) being captured into a graph.
-void gpu_double_capture(cuda::Stream stream, int capturing);
+// What ncclGroupEnd has begun does not go on until this is false again.
+void gpu_double_hold_launches(bool held);
+// The calling thread begins to capture the stream into a graph, in global mode.
+void gpu_double_capture(cuda::Stream stream);
+// It ends. What cuStreamEndCapture says: 0, or that somebody has spoiled the graph.
+int gpu_double_end_capture(cuda::Stream stream);
 // What NCCL_ALGO was when the last communicator was made.
 const char* gpu_double_algorithm();
 // Calls of ncclCommSplit since the last time.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 #include <vector>
 
 #include "gpu_double/gpu_double.h"
@@ -19,22 +20,57 @@ Hardware::Hardware() : default_stream_(std::make_unique<CUstream_st>()) {
   std::thread([this] { work(); }).detach();
 }
 
-cuda::Stream Hardware::stream_of(cuda::Stream stream) {
+cuda::Stream Hardware::stream_of(cuda::Stream stream) const {
   constexpr uintptr_t kPerThread = 2;  // CUDA's numbers: 1 is the legacy default stream
   return reinterpret_cast<uintptr_t>(stream) > kPerThread ? stream : default_stream_.get();
 }
 
-cuda::Stream Hardware::add_stream(int device) {
+cuda::Stream Hardware::add_stream(int device, bool blocking) {
   ++alive;
   const auto& added = *streams_.insert(std::make_unique<CUstream_st>()).first;
-  added->device = device;
+  added->device = device, added->blocking = blocking;
   return added.get();
 }
 
-bool Hardware::is_idle(int device) const {
-  return std::ranges::none_of(streams_, [&](const auto& stream) {
-    return stream->device == device && (!stream->queue.empty() || stream->running);
-  });
+namespace {
+
+constexpr int kGlobal = 0, kThreadLocal = 1;  // CU_STREAM_CAPTURE_MODE_...; relaxed: 2
+thread_local int capture_mode = kGlobal;
+
+}  // namespace
+
+int Hardware::unsafe() {
+  int result = 0;
+  for (const auto& stream : streams_) {
+    const bool mine = stream->captor == std::this_thread::get_id();
+    if (stream->capturing == 0 || capture_mode > kThreadLocal) continue;
+    if (!mine && capture_mode == kThreadLocal) continue;
+    stream->capturing = 2;
+    result = kCaptureUnsupported;
+  }
+  return result;
+}
+
+cuda::Stream Hardware::captured_beside(cuda::Stream stream) const {
+  if (stream_of(stream) != default_stream_.get()) return nullptr;
+  for (const auto& other : streams_) {
+    const bool here = other->device == current_device().value_or(other->device);
+    if (here && other->blocking && other->capturing != 0) return other.get();
+  }
+  return nullptr;
+}
+
+int Hardware::unusable(cuda::Stream stream) {
+  if (!knows(stream)) return kInvalidHandle;
+  const cuda::Stream captured = captured_beside(stream);
+  if (!captured) return 0;
+  captured->capturing = 2;
+  return kCaptureImplicit;
+}
+
+bool Hardware::knows(cuda::Stream stream) const {
+  return stream_of(stream) != stream ||
+         std::ranges::any_of(streams_, [&](const auto& owned) { return owned.get() == stream; });
 }
 
 // As in CUDA: what was queued still runs.
@@ -147,9 +183,23 @@ extern "C" void gpu_double_heal() {
   Hardware::instance().faults.clear();
 }
 
-extern "C" void gpu_double_capture(cuda::Stream stream, int capturing) {
+extern "C" void gpu_double_capture(cuda::Stream stream) {
   auto lock = Hardware::instance().lock();
-  Hardware::instance().stream_of(stream)->capturing = capturing;
+  CUstream_st* const captured = Hardware::instance().stream_of(stream);
+  captured->capturing = 1;
+  captured->captor = std::this_thread::get_id();
+}
+
+extern "C" int gpu_double_end_capture(cuda::Stream stream) {
+  auto lock = Hardware::instance().lock();
+  return std::exchange(Hardware::instance().stream_of(stream)->capturing, 0) == 2
+             ? check::kCaptureInvalidated
+             : 0;
+}
+
+extern "C" int cuThreadExchangeStreamCaptureMode(int* mode) {
+  std::swap(*mode, check::capture_mode);
+  return 0;
 }
 
 extern "C" int gpu_double_alive() {

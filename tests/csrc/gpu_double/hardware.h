@@ -36,7 +36,9 @@ struct Work {
 struct CUstream_st {
   int device = 0;
   std::deque<farandole::check::Work> queue;
-  int capturing = 0;
+  bool blocking = true;  // it and the default stream wait for each other
+  int capturing = 0;     // as cuStreamIsCapturing: 1, or 2 once it is spoiled
+  std::thread::id captor;
   bool running = false;
 };
 
@@ -50,20 +52,27 @@ class Hardware {
   Lock lock() { return Lock(mutex_); }
 
   // ---- under the lock
-  cuda::Stream stream_of(cuda::Stream stream);  // the default stream for 0, 1 and 2
-  cuda::Stream add_stream(int device);
+  cuda::Stream stream_of(cuda::Stream stream) const;  // the default stream for 0, 1 and 2
+  cuda::Stream add_stream(int device, bool blocking);
   void remove_stream(cuda::Stream stream);
   void push(cuda::Stream stream, std::function<void()> run);
   void push(cuda::Stream stream, std::function<bool()> ready, std::function<void()> run);
   void changed() { condition_.notify_all(); }
-  // None of its streams has anything to do; the default stream, which is all devices', does not count.
-  bool is_idle(int device) const;
   template <class Predicate>
   void wait(Predicate&& predicate) {
     Lock adopted(mutex_, std::adopt_lock);
     condition_.wait(adopted, predicate);
     adopted.release();
   }
+  // Who may do this, which CUDA calls potentially unsafe, while some stream is captured: nobody in a thread that captures,
+  // or in any other one that has not exchanged its mode. It spoils the graph.
+  int unsafe();
+  // 0: the stream may be used. The default stream may not while a stream is captured that waits for it: whoever tries,
+  // in whatever mode, spoils the graph.
+  int unusable(cuda::Stream stream);
+  // A blocking stream of this device that is captured, where `stream` is the default stream.
+  cuda::Stream captured_beside(cuda::Stream stream) const;
+  bool knows(cuda::Stream stream) const;
   // What injected failures say about the next call of `function`; 0: it succeeds.
   int next_result(const char* function);
 
@@ -80,6 +89,7 @@ class Hardware {
   std::map<cuda::Address, Memory> devices_of_memory;
   std::optional<int> device_of(cuda::Address address) const;
   int next_gate = 1;
+  bool launches_held = false;  // NCCL's own threads launch nothing meanwhile
   int alive = 0;
   Random random{1};
 
@@ -103,6 +113,11 @@ int call(const char* function, Body&& body) {
   const int injected = hardware.next_result(function);
   return injected != 0 ? injected : body(hardware);
 }
+
+constexpr int kCaptureUnsupported = 900;  // CUDA_ERROR_STREAM_CAPTURE_...
+constexpr int kCaptureInvalidated = 901;
+constexpr int kCaptureImplicit = 906;
+constexpr int kInvalidHandle = 400;
 
 std::optional<int> current_device();  // that of this thread's context
 

@@ -3,16 +3,18 @@
 // it has reached the front of its stream on every rank: launches in different orders never run.
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/types.h"
 #include "gpu_double/gpu_double.h"
 #include "gpu_double/hardware.h"
-#include "gpu_double/nccl_comm.h"
+#include "gpu_double/nccl_group.h"
 
 using namespace farandole;
 using check::Call;
@@ -22,6 +24,7 @@ using check::Hardware;
 using check::kInvalidArgument;
 using check::kInvalidUsage;
 using check::Launch;
+using check::open_group;
 using check::What;
 using nccl::Comm;
 using nccl::DataType;
@@ -31,7 +34,6 @@ using nccl::Result;
 namespace {
 
 std::map<std::string, std::shared_ptr<Group>> groups;  // by unique id
-std::map<int, Result> broken_ranks;
 uint64_t next_id = 1;
 std::string algorithm;
 uint64_t placed_bytes = 0;
@@ -54,61 +56,29 @@ Comm check::make_comm(Hardware& hardware, const nccl::UniqueId& id, int rank, in
 
 namespace {
 
-struct Pending {
-  Comm comm;
-  cuda::Stream stream;
-  Call call;
-};
-thread_local int depth = 0;
-thread_local std::vector<Pending> pending;
-
-void start(Hardware& hardware, Comm comm, cuda::Stream stream, std::vector<Call> calls) {
-  const uint64_t number = comm->launches++;
-  auto& launch = comm->group->launches[number];
-  const auto ranks = static_cast<size_t>(comm->group->ranks);
-  if (!launch) launch = std::make_shared<Launch>(ranks);
-  const auto rank = static_cast<size_t>(comm->rank);
-  for (Call& call : calls) {
-    (call.what < What::kSend ? launch->calls : launch->transfers)[rank].push_back(call);
-  }
-  const auto ready = [launch = launch, rank, number, aborted = comm->aborted, mine = comm->rank,
-                      files = comm->files] {
-    if (*aborted) return true;
-    if (broken_ranks.contains(mine)) return false;
-    if (files) return files->meet(number, *launch);
-    launch->arrived[rank] = true;
-    for (bool arrived : launch->arrived) {
-      if (!arrived) return false;
-    }
-    return true;
-  };
-  ++*comm->under_way;
-  hardware.push(stream, ready, [launch = launch, aborted = comm->aborted, left = comm->under_way] {
-    if (!*aborted) check::run(*launch);
-    launch->kept.clear();
-    --*left;
-  });
+// What ncclCommGetAsyncError says.
+Result state_of(Comm comm) {
+  const auto broken = check::broken_ranks.find(comm->rank);
+  if (broken != check::broken_ranks.end()) comm->state = broken->second;
+  return comm->state;
 }
 
 Result enqueue(Hardware& hardware, Comm comm, cuda::Stream stream, Call call) {
-  if (!comm->connected) return kInvalidUsage;
-  if (comm->error) return comm->error;
+  if (const Result early = check::ensure_ready(comm)) return comm->state = early;
   if (call.op > nccl::kAverage) {
     call.weight = comm->weights.at(static_cast<size_t>(call.op - 5));
   }
   const void* const buffer = call.output ? call.output : call.input;
   if (!comm->registered.place_of(buffer, call.place)) return kInvalidUsage;
   if (call.place != 0) placed_bytes += call.count * size_of(dtype_of(call.type));
-  if (depth > 0) {
-    pending.push_back({comm, stream, call});
-  } else {
-    start(hardware, comm, stream, {call});
-  }
-  return 0;
+  open_group.calls.push_back({comm, stream, call});
+  return open_group.depth > 0 ? nccl::kSuccess : check::launch_pending(hardware);
 }
 
 Result collective(const char* name, What what, const void* input, void* output, size_t count,
                   DataType type, RedOp op, int peer, Comm comm, cuda::Stream stream) {
+  if (open_group.depth > 0) open_group.used.try_emplace(comm, comm);
+  const check::OneThread alone(comm);
   return check::call(name, [&](Hardware& hardware) -> int {
     return enqueue(hardware, comm, stream,
                    {what, static_cast<const std::byte*>(input), static_cast<std::byte*>(output),
@@ -123,10 +93,15 @@ extern "C" {
 void gpu_double_break_rank(int rank, int result) {
   auto lock = Hardware::instance().lock();
   if (result == 0) {
-    broken_ranks.erase(rank);
+    check::broken_ranks.erase(rank);
   } else {
-    broken_ranks[rank] = result;
+    check::broken_ranks[rank] = result;
   }
+}
+
+void gpu_double_hold_launches(bool held) {
+  auto lock = Hardware::instance().lock();
+  Hardware::instance().launches_held = held;
 }
 
 uint64_t gpu_double_placed_bytes() {
@@ -140,7 +115,7 @@ const char* gpu_double_algorithm() {
 }
 
 Result ncclGetVersion(int* version) {
-  *version = 22705;
+  *version = 22809;
   return 0;
 }
 const char* ncclGetErrorString(Result) { return "as the test asked"; }
@@ -164,28 +139,27 @@ Result ncclCommInitRankConfig(Comm* comm, int ranks, nccl::UniqueId id, int rank
     const char* const pinned = std::getenv("NCCL_ALGO");
     algorithm = pinned ? pinned : "";
     *comm = check::make_comm(hardware, id, rank, ranks);
-    return nccl::kInProgress;
+    const auto all_joined = [made = *comm] {
+      return made->files ? made->files->all_joined() : made->group->joined == made->group->ranks;
+    };
+    check::begin_job(hardware, *comm, all_joined, [] {});
+    return state_of(*comm);  // 2.28.9 src/init.cc:2159
   });
 }
 
 Result ncclCommGetAsyncError(Comm comm, Result* error) {
-  return check::call("ncclCommGetAsyncError", [&](Hardware& hardware) -> int {
-    const auto broken = broken_ranks.find(comm->rank);
-    if (broken != broken_ranks.end()) comm->error = broken->second;
-    *error = comm->error;
-    if (comm->error || comm->connected) return 0;
-    const bool all =
-        comm->files ? comm->files->all_joined() : comm->group->joined == comm->group->ranks;
-    comm->connected =
-        all && (!comm->part || check::split_ends(hardware, comm)) && comm->polls-- <= 0;
-    if (!comm->connected) *error = nccl::kInProgress;
+  const check::OneThread alone(comm);
+  return check::call("ncclCommGetAsyncError", [&](Hardware&) -> int {
+    *error = state_of(comm);
     return 0;
   });
 }
 
 Result ncclCommAbort(Comm comm) {
+  const check::OneThread alone(comm);
   return check::call("ncclCommAbort", [&](Hardware& hardware) -> int {
     *comm->aborted = true;
+    check::drop_jobs(comm);
     comm->registered.drop_all();
     --hardware.alive;
     delete comm;
@@ -194,16 +168,18 @@ Result ncclCommAbort(Comm comm) {
   });
 }
 Result ncclCommFinalize(Comm comm) {
-  return check::call("ncclCommFinalize", [&](Hardware&) -> int {
-    comm->connected = false;  // until async_error has said so for a while
-    comm->polls = 2;
+  const check::OneThread alone(comm);
+  return check::call("ncclCommFinalize", [&](Hardware& hardware) -> int {
+    if (const Result early = check::ensure_ready(comm)) return early;
+    check::begin_job(hardware, comm, [] { return true; }, [] {});
     return nccl::kInProgress;
   });
 }
 Result ncclCommDestroy(Comm comm) {
+  const check::OneThread alone(comm);
   return check::call("ncclCommDestroy", [&](Hardware& hardware) -> int {
-    if (!comm->connected || !comm->registered.empty())
-      return kInvalidUsage;  // a leak: alive() tells
+    if (const Result early = check::ensure_ready(comm)) return early;
+    if (!comm->registered.empty()) return kInvalidUsage;  // a leak: alive() tells
     --hardware.alive;
     delete comm;
     return 0;
@@ -211,7 +187,9 @@ Result ncclCommDestroy(Comm comm) {
 }
 
 Result ncclRedOpCreatePreMulSum(RedOp* op, void* weight, DataType type, int residence, Comm comm) {
+  const check::OneThread alone(comm);
   return check::call("ncclRedOpCreatePreMulSum", [&](Hardware&) -> int {
+    if (const Result early = check::ensure_ready(comm)) return early;
     if (residence != nccl::kScalarHost) return kInvalidArgument;
     const DType dtype = dtype_of(type);
     double value = 0;
@@ -237,48 +215,51 @@ Result ncclRedOpCreatePreMulSum(RedOp* op, void* weight, DataType type, int resi
 }
 Result ncclRedOpDestroy(RedOp, Comm) { return 0; }
 
+// Local, and the only one that asks for no readiness (2.28.9 src/register/register.cc:27).
 Result ncclCommRegister(const Comm comm, void* memory, size_t bytes, void** handle) {
+  const check::OneThread alone(comm);
   return check::call("ncclCommRegister", [&](Hardware&) -> int {
     *handle = comm->registered.add(memory, bytes);
     return *handle ? 0 : kInvalidArgument;
   });
 }
 Result ncclCommDeregister(const Comm comm, void* handle) {
+  const check::OneThread alone(comm);
   return check::call("ncclCommDeregister", [&](Hardware&) -> int {
     return comm->registered.drop(handle) ? 0 : kInvalidArgument;
   });
 }
-// Without blocking: async_error says "in progress" for a while, and the window is there at once.
+// It says ncclSuccess while it goes on, alone and in a group (2.28.9 src/dev_runtime.cc:888: what ncclGroupEndInternal
+// returned is lost in NCCLCHECK), and the window is there at its end. 2.27.7 says ncclInProgress.
 Result ncclCommWindowRegister(Comm comm, void* memory, size_t bytes, nccl::Window* window,
                               int flags) {
-  return check::call("ncclCommWindowRegister", [&](Hardware&) -> int {
+  if (open_group.depth > 0) open_group.used.try_emplace(comm, comm);
+  const check::OneThread alone(comm);
+  return check::call("ncclCommWindowRegister", [&](Hardware& hardware) -> int {
+    if (const Result early = check::ensure_ready(comm)) return early;
     if (flags != nccl::kWindowSymmetric) return kInvalidArgument;
-    *window = static_cast<nccl::Window>(comm->registered.add(memory, bytes));
-    if (!*window) return kInvalidArgument;
-    comm->connected = false;
-    comm->polls = 2;
-    return nccl::kInProgress;
+    *window = nullptr;
+    open_group.windows.push_back({comm, memory, bytes, window});
+    if (open_group.depth == 0) check::launch_pending(hardware);
+    return nccl::kSuccess;
   });
 }
 Result ncclCommWindowDeregister(Comm comm, nccl::Window window) {
+  const check::OneThread alone(comm);
   return check::call("ncclCommWindowDeregister", [&](Hardware&) -> int {
     return comm->registered.drop(window) ? 0 : kInvalidArgument;
   });
 }
 
 Result ncclGroupStart() {
-  ++depth;
+  ++open_group.depth;
   return 0;
 }
 Result ncclGroupEnd() {
-  return check::call("ncclGroupEnd", [&](Hardware& hardware) -> int {
-    if (--depth > 0) return 0;
-    std::map<std::pair<Comm, cuda::Stream>, std::vector<Call>> launches;
-    for (const Pending& one : pending) launches[{one.comm, one.stream}].push_back(one.call);
-    pending.clear();
-    for (auto& [key, calls] : launches) start(hardware, key.first, key.second, std::move(calls));
-    return 0;
-  });
+  if (--open_group.depth > 0) return 0;
+  const auto group = std::exchange(open_group.used, {});
+  return check::call("ncclGroupEnd",
+                     [&](Hardware& hardware) -> int { return check::launch_pending(hardware); });
 }
 
 Result ncclAllReduce(const void* input, void* output, size_t count, DataType type, RedOp op,

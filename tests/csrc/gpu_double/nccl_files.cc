@@ -100,6 +100,42 @@ void NcclFiles::hear(uint64_t number, std::map<int, NcclPart>& said) const {
   }
 }
 
+bool NcclFiles::meet_at(const std::string& point) const {
+  if (access(path(point, rank_).c_str(), F_OK) != 0) write(path(point, rank_), "");
+  for (int r = 0; r < ranks_; ++r) {
+    if (access(path(point, r).c_str(), F_OK) != 0) return false;
+  }
+  return true;
+}
+
+bool NcclFiles::send(int to, uint64_t number, Transfer& transfer) const {
+  const std::string name = "-" + std::to_string(to) + "-" + std::to_string(number);
+  if (!transfer.sent) {
+    transfer.sent = true;
+    write(path("sent" + name, rank_),
+          {reinterpret_cast<const char*>(transfer.bytes.data()), transfer.bytes.size()});
+  }
+  // The receiver's word stays until it is read here.
+  if (!transfer.awaited) transfer.awaited = unlink(path("awaited" + name, rank_).c_str()) == 0;
+  return transfer.awaited;
+}
+
+bool NcclFiles::receive(int from, uint64_t number, Transfer& transfer) const {
+  const std::string name = "-" + std::to_string(rank_) + "-" + std::to_string(number);
+  if (!transfer.awaited) write(path("awaited" + name, from), "");
+  transfer.awaited = true;
+  if (transfer.sent) return true;
+  const std::string its = path("sent" + name, from);
+  std::ifstream file(its, std::ios::binary);
+  if (!file) return false;
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
+  transfer.bytes.assign(bytes, bytes + text.size());
+  transfer.sent = true;
+  unlink(its.c_str());
+  return true;
+}
+
 bool NcclFiles::meet(uint64_t number, Launch& launch) {
   if (launch.done) return true;
   const std::string name = "launch" + std::to_string(number);
@@ -108,7 +144,6 @@ bool NcclFiles::meet(uint64_t number, Launch& launch) {
   if (written_ == number) {
     std::string text;
     put(text, launch.calls[own], rank_, ranks);
-    put(text, launch.transfers[own], rank_, ranks);
     write(path(name, rank_), text);
     ++written_;
   }
@@ -126,7 +161,6 @@ bool NcclFiles::meet(uint64_t number, Launch& launch) {
     launch.kept[r].assign(bytes, bytes + text.size());
     const std::byte* at = launch.kept[r].data();
     launch.calls[r] = calls_at(at);
-    launch.transfers[r] = calls_at(at);
   }
   return true;
 }

@@ -7,10 +7,26 @@
 #include <cstring>
 
 #include "kernels/kernels.h"
+#include "kernels_reference.h"
 
 namespace farandole::check {
 namespace {
 
+using Half = reference::SmallFloat<10, -14>;
+using Brain = reference::SmallFloat<7, -126>;
+
+double rounded(DType type, double value) {
+  const auto single = static_cast<float>(value);
+  switch (type) {
+    case DType::kFloat64: return value;
+    case DType::kFloat16: return Half::decode(Half::encode(single));
+    case DType::kBFloat16: return Brain::decode(Brain::encode(single));
+    default: return single;
+  }
+}
+
+// Average and weighted sums of floats as NCCL has them: a factor in the type, and every product rounded to it (2.28.9
+// src/enqueue.cc:2304, src/device/reduce_kernel.h); integers are divided at the end.
 void reduce(const std::vector<std::vector<Call>>& calls, size_t index, size_t offset,
             std::byte* out, size_t count) {
   const Call& call = calls[0][index];
@@ -18,10 +34,21 @@ void reduce(const std::vector<std::vector<Call>>& calls, size_t index, size_t of
   for (const auto& of_rank : calls) inputs.push_back(of_rank[index].input + offset);
   constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMax, ReduceOp::kMin};
   const int n = static_cast<int>(inputs.size());
+  const DType type = dtype_of(call.type);
+  const bool is_float = traits_of(type).is_float();
   const bool average = call.op == nccl::kAverage;
   const ReduceOp op = call.op < nccl::kAverage ? kOps[call.op] : ReduceOp::kSum;
-  kernels::reduce(dtype_of(call.type), op, out, inputs.data(), n, count,
-                  {call.weight, 1.0, average ? n : 1});
+  const double weight = average && is_float ? rounded(type, 1.0 / n) : call.weight;
+  std::vector<std::vector<std::byte>> products;
+  if (weight != 1.0) {
+    for (const void*& input : inputs) {
+      products.emplace_back(count * size_of(type));
+      kernels::reduce(type, ReduceOp::kSum, products.back().data(), &input, 1, count,
+                      {weight, 1.0, 1});
+      input = products.back().data();
+    }
+  }
+  kernels::reduce(type, op, out, inputs.data(), n, count, {1.0, 1.0, average && !is_float ? n : 1});
 }
 
 std::vector<std::byte> result_of(const Launch& launch, int rank, size_t index) {
@@ -51,20 +78,6 @@ std::vector<std::byte> result_of(const Launch& launch, int rank, size_t index) {
   return out;
 }
 
-// The k-th receive of a from b meets the k-th send of b to a.
-const Call* partner(const Launch& launch, int rank, size_t index) {
-  const auto& mine = launch.transfers[static_cast<size_t>(rank)];
-  const int peer = mine[index].peer;
-  size_t before = 0;
-  for (size_t i = 0; i < index; ++i) {
-    before += mine[i].what == What::kReceive && mine[i].peer == peer;
-  }
-  for (const Call& call : launch.transfers[static_cast<size_t>(peer)]) {
-    if (call.what == What::kSend && call.peer == rank && before-- == 0) return &call;
-  }
-  return nullptr;
-}
-
 bool sound(const Launch& launch) {
   const std::vector<Call>& first = launch.calls[0];
   for (const std::vector<Call>& calls : launch.calls) {
@@ -81,22 +94,6 @@ struct Delivery {
   std::vector<std::byte> bytes;
 };
 
-void collect_transfers(const Launch& launch, std::vector<Delivery>& deliveries) {
-  for (size_t rank = 0; rank < launch.transfers.size(); ++rank) {
-    for (size_t i = 0; i < launch.transfers[rank].size(); ++i) {
-      const Call& call = launch.transfers[rank][i];
-      if (call.what == What::kSend || !call.output) continue;
-      const Call* from = partner(launch, static_cast<int>(rank), i);
-      if (!from || from->count != call.count || from->type != call.type) {
-        std::fprintf(stderr, "NCCL double: a receive without its send\n");
-        std::abort();
-      }
-      const size_t bytes = call.count * size_of(dtype_of(call.type));
-      deliveries.push_back({call.output, {from->input, from->input + bytes}});
-    }
-  }
-}
-
 }  // namespace
 
 DType dtype_of(DataType type) {
@@ -105,6 +102,8 @@ DType dtype_of(DataType type) {
                               DType::kFloat64, DType::kBFloat16};
   return kTypes[type];
 }
+
+size_t bytes_of(const Call& call) { return call.count * size_of(dtype_of(call.type)); }
 
 // Real NCCL hangs or corrupts memory when ranks disagree; here the test ends. In-place calls overlap, so
 // everything is read before anything is written.
@@ -123,7 +122,6 @@ void run(Launch& launch) {
           {launch.calls[rank][i].output, result_of(launch, static_cast<int>(rank), i)});
     }
   }
-  collect_transfers(launch, deliveries);
   for (const Delivery& one : deliveries) {
     if (!one.bytes.empty()) std::memcpy(one.to, one.bytes.data(), one.bytes.size());
   }

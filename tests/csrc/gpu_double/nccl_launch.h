@@ -32,17 +32,25 @@ struct Call {
   }
 };
 
-// What all ranks of a communicator launch together, by rank. Collectives meet by their order.
+// Collectives that all ranks of a communicator launch together, by rank. They meet by their order.
 struct Launch {
-  explicit Launch(size_t ranks) : calls(ranks), transfers(ranks), arrived(ranks) {}
+  explicit Launch(size_t ranks) : calls(ranks), arrived(ranks) {}
   std::vector<std::vector<Call>> calls;
-  std::vector<std::vector<Call>> transfers;  // sends and receives
   std::vector<bool> arrived;                 // at the front of its stream
   std::vector<std::vector<std::byte>> kept;  // what calls of other processes point at
   bool done = false;
 };
 
+// A send and its receive, which meet by their order between two ranks; others take no part.
+struct Transfer {
+  std::vector<std::byte>
+      bytes;  // what was sent, as it was when the send had come to the front of its stream
+  bool sent = false;
+  bool awaited = false;  // the receive has come to the front of its stream
+};
+
 DType dtype_of(DataType type);
+size_t bytes_of(const Call& call);
 // Once all ranks have arrived; only the first call does anything.
 void run(Launch& launch);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu_double/nccl_memory.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -35,8 +36,15 @@ void* Registrations::add(void* memory, size_t bytes) {
     return nullptr;
   }
   ++block->second.known_by;
-  known_[block->first] = {++last_, bytes};
+  known_[block->first] = {free_number(), bytes};
   return memory;
+}
+
+uint64_t Registrations::free_number() const {
+  uint64_t number = 1;
+  const auto taken = [&](const auto& entry) { return entry.second.number == number; };
+  while (std::ranges::any_of(known_, taken)) ++number;
+  return number;
 }
 
 bool Registrations::drop(void* handle) {

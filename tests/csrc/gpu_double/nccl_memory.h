@@ -25,7 +25,9 @@ class Registrations {
     uint64_t number;
     size_t bytes;
   };
-  uint64_t last_ = 0;
+  // The lowest that is free: as in NCCL's address space (2.28.9 src/dev_runtime.cc:385), where ranks that differ in what
+  // they have registered, or in its order, would reduce different memory.
+  uint64_t free_number() const;
   std::map<const std::byte*, Known> known_;
 };
 

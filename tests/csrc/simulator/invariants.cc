@@ -20,11 +20,12 @@ void Statistics::add(const Statistics& other) {
   duplicates += other.duplicates;
   forgotten += other.forgotten;
   notices += other.notices;
-  bundles += other.bundles;
-  bundle_rounds += other.bundle_rounds;
+  predictions += other.predictions;
+  prediction_rounds += other.prediction_rounds;
   ready_alls += other.ready_alls;
   awaited_splits += other.awaited_splits;
   group_reports += other.group_reports;
+  deaths += other.deaths;
   for (size_t i = 0; i < std::size(ends); ++i) ends[i] += other.ends[i];
 }
 
@@ -33,9 +34,9 @@ void Simulator::check_entry(const Entry& entry) {
   if (auto* define = std::get_if<Define>(&entry)) check_definition(*define);
   if (auto* run = std::get_if<Run>(&entry)) check_bucket(*run);
   if (std::holds_alternative<Abort>(entry)) aborted_ = true;
-  if (auto* bundle = std::get_if<Bundle>(&entry)) check_bundle(*bundle);
-  if (auto* unbundle = std::get_if<Unbundle>(&entry)) {
-    CHECK_EQ(bundles_.erase(unbundle->id), size_t{1});
+  if (auto* prediction = std::get_if<Predict>(&entry)) check_prediction(*prediction);
+  if (auto* dissolve = std::get_if<Dissolve>(&entry)) {
+    CHECK_EQ(predictions_.erase(dissolve->id), size_t{1});
   }
   if (auto* forget = std::get_if<Forget>(&entry)) {
     CHECK_EQ(table_.erase(forget->id), size_t{1});
@@ -67,14 +68,14 @@ void Simulator::check_bucket(const Run& run) {
   buckets.published = run.bucket;
   bool all_left = left_ == members_.size();  // what is left goes out at once
   CHECK(all_left || buckets.published - buckets.done <= kMaxOutstanding);
-  CHECK(!run.items.empty() || !run.bundles.empty());
+  CHECK(!run.items.empty() || !run.predictions.empty());
   size_t bytes = 0;
-  for (uint32_t bundle : run.bundles) {
-    CHECK_EQ(bundles_.at(bundle).set, run.set);
-    for (uint32_t id : bundles_.at(bundle).ids) bytes += table_.at(id).signature.bytes();
-    ++statistics_.bundle_rounds;
+  for (uint32_t prediction : run.predictions) {
+    CHECK_EQ(predictions_.at(prediction).set, run.set);
+    for (uint32_t id : predictions_.at(prediction).ids) bytes += table_.at(id).signature.bytes();
+    ++statistics_.prediction_rounds;
   }
-  CHECK(run.bundles.size() < 2 || bytes <= program_.settings.fusion_bytes);
+  CHECK(run.predictions.size() < 2 || bytes <= program_.settings.fusion_bytes);
   std::string group;
   for (size_t i = 0; i < run.items.size(); ++i) {
     const Request& request = table_.at(run.items[i].id);
@@ -86,21 +87,21 @@ void Simulator::check_bucket(const Run& run) {
                  ? s.bytes()
                  : static_cast<size_t>(rows * s.row_elements()) * size_of(s.dtype);
     bool bound = !request.group.empty() && request.group == group;
-    bool first = i == 0 && run.bundles.empty();
+    bool first = i == 0 && run.predictions.empty();
     CHECK(first || bound || bytes <= program_.settings.fusion_bytes);
     group = request.group;
   }
 }
 
-// Of calls of one set that are in no other bundle.
-void Simulator::check_bundle(const Bundle& bundle) {
-  CHECK(bundle.ids.size() > 1);
-  for (uint32_t id : bundle.ids) {
-    CHECK_EQ(table_.at(id).set, bundle.set);
-    for (const auto& [number, other] : bundles_) CHECK_EQ(std::ranges::count(other.ids, id), 0);
+// Of calls of one set that are in no other prediction.
+void Simulator::check_prediction(const Predict& prediction) {
+  CHECK(prediction.ids.size() > 1);
+  for (uint32_t id : prediction.ids) {
+    CHECK_EQ(table_.at(id).set, prediction.set);
+    for (const auto& [number, other] : predictions_) CHECK_EQ(std::ranges::count(other.ids, id), 0);
   }
-  CHECK(bundles_.emplace(bundle.id, bundle).second);
-  ++statistics_.bundles;
+  CHECK(predictions_.emplace(prediction.id, prediction).second);
+  ++statistics_.predictions;
 }
 
 void Simulator::settled(int call, const Run& run, const Item& item) {

@@ -60,14 +60,14 @@ void foresee_groups(Program& program) {
   }
 }
 
-struct Departure {
+struct ExitLatch {
   Rank rank = -1;
   Kind kind = Kind::kLeave;
   std::set<int64_t> submitted;
 };
 
 // The rank that ends before its program does; rank -1: none.
-Departure early_departure(const Program& program) {
+ExitLatch early_departure(const Program& program) {
   for (size_t r = 0; r < program.actions.size(); ++r) {
     const auto& actions = program.actions[r];
     auto ends = [](const Action& a) {
@@ -75,7 +75,7 @@ Departure early_departure(const Program& program) {
     };
     auto end = std::ranges::find_if(actions, ends);
     if (end + 1 == actions.end()) continue;
-    Departure early{static_cast<Rank>(r), end->kind, {}};
+    ExitLatch early{static_cast<Rank>(r), end->kind, {}};
     for (auto a = actions.begin(); a != end; ++a) {
       if (a->kind == Kind::kSubmit) early.submitted.insert(a->value);
     }
@@ -85,34 +85,45 @@ Departure early_departure(const Program& program) {
 }
 
 // Calls that the leaver would have to be in fail; those that it was in may have been too late.
-void foresee_leave(Program& program, const Departure& early) {
+void foresee_leave(Program& program, const ExitLatch& early) {
+  // The leave ends joins early: a message to a rank that had joined waits until it is given up. So does one
+  // from any rank, while others might send it.
+  const bool waits = std::ranges::any_of(program.calls, [&](const PlannedCall& call) {
+    if (!call.message()) return false;
+    const int member = set_of(program, call).member_of(early.rank);
+    return call.allowed == kPeerGone || (call.from_any && member == call.sender);
+  });
   for (size_t c = 0; c < program.calls.size(); ++c) {
     PlannedCall& call = program.calls[c];
-    if (set_of(program, call).member_of(early.rank) < 0) continue;
+    const int member = set_of(program, call).member_of(early.rank);
+    if (member < 0) continue;
+    if (call.message() && member != call.sender && member != call.receiver) continue;
     bool was_in = early.submitted.contains(static_cast<int64_t>(c));
     if (was_in || call.joins || call.ended_by >= 0) {
       call.allowed |= kPeerGone;
     } else {
       call.allowed = kPeerGone | (call.allowed & kStalled);
     }
+    const bool refused = std::ranges::count(call.roles, Role::kRefuse) > 0;
+    if (call.message() && refused) call.allowed |= kRefused;  // at once, where it is refused
   }
   bool uncertain = std::ranges::any_of(program.calls, [&](const PlannedCall& call) {
     if (call.ended_by < 0) return false;
     return (program.calls[static_cast<size_t>(call.ended_by)].allowed & kPeerGone) != 0;
   });
-  // What the removal of a set should have ended waits until it is given up, and others for its ranks.
+  // What the removal of a set should have ended waits until it is given up, and others for its ranks; when these
+  // come, ranks that have given up waiting may have left.
   for (PlannedCall& call : program.calls) {
-    if (uncertain) call.allowed |= kStalled;
+    if (uncertain || waits) call.allowed |= kStalled | kPeerGone;
     if (call.ended_by >= 0 && uncertain) call.allowed |= kDone | kPeerGone;
   }
 }
 
 void foresee_departure(Program& program) {
-  Departure early = early_departure(program);
-  if (early.rank < 0) return;
-  if (early.kind == Kind::kLeave) {
-    foresee_leave(program, early);
-  } else {
+  ExitLatch early = early_departure(program);
+  if (early.rank < 0 && !program.deaths) return;
+  if (early.rank >= 0 && early.kind == Kind::kLeave) foresee_leave(program, early);
+  if (program.deaths || early.kind != Kind::kLeave) {
     for (PlannedCall& call : program.calls) call.allowed |= kPeerGone;
   }
   std::map<int, uint8_t> ends;  // of groups: what one may end with, all may
@@ -192,8 +203,9 @@ std::vector<int32_t> result_of(const Program& program, int index) {
   if (s.op == Op::kAllreduce) return reduced(program, index, inputs);
   std::vector<int32_t> values;
   for (int m : inputs) {
-    int64_t count =
-        s.op == Op::kBroadcast ? s.elements() : rows_sent(index, m, s.op, 0) * s.row_elements();
+    int64_t count = s.traits().pattern == Pattern::kOneToAll
+                        ? s.elements()
+                        : rows_sent(index, m, s.op, 0) * s.row_elements();
     for (int64_t i = 0; i < count; ++i) values.push_back(element(index, m, i));
   }
   return values;
@@ -224,7 +236,7 @@ Contribution contribution_of(const Program& program, int index, int member, Byte
     given.rows += rows_sent(index, member, s.op, to);
   }
   if (s.op == Op::kAllgather) given.rows = rows_sent(index, member, s.op, 0);
-  if (s.op != Op::kAllreduce && s.op != Op::kBroadcast && s.op != Op::kAllgather) return given;
+  if (!s.traits().rides_along) return given;
   int64_t count = s.op == Op::kAllgather ? given.rows * s.row_elements() : s.elements();
   size_t bytes = static_cast<size_t>(count) * size_of(s.dtype);
   if (bytes > kTinyBytes) return given;

@@ -18,9 +18,9 @@ Planner::Planner(uint64_t seed, int size) : random_(seed * 8191 + static_cast<ui
   s.max_sets = random_.between(2, 6);
   s.stall_warn_ns = random_.chance(0.5) ? kAbortAfter / 3 : 0;
   s.stall_abort_ns = kAbortAfter;
-  s.bundles = random_.between(0, 4);
+  s.predictions = random_.between(0, 4);
   s.repeats = random_.between(1, 2);
-  s.bundle_bytes = random_.chance(0.5) ? 0 : s.bundle_bytes;
+  s.prediction_bytes = random_.chance(0.5) ? 0 : s.prediction_bytes;
   if (random_.chance(0.5)) s.capacity += 40;
   PlannedSet world;
   world.ranks.resize(static_cast<size_t>(size));
@@ -30,9 +30,11 @@ Planner::Planner(uint64_t seed, int size) : random_(seed * 8191 + static_cast<ui
   open_ = {0};
   names_ = random_.between(3, 40);
   large_ = size > 64;
+  messages_ = random_.chance(0.5);
 }
 
-Program Planner::make() {
+Program Planner::make(bool deaths) {
+  program_.deaths = deaths;
   for (int windows = large_ ? random_.between(2, 5) : random_.between(3, 14); windows > 0;
        --windows) {
     add_window();
@@ -105,15 +107,77 @@ std::vector<int> Planner::new_calls(int of_set, int count) {
 std::vector<int> Planner::shuffled(const std::vector<int>& calls) {
   std::vector<int> order = calls;
   random_.shuffle(order);
-  std::vector<int> unnamed;
-  for (int c : calls) {
-    if (call(c).request.name.empty()) unnamed.push_back(c);
-  }
-  size_t next = 0;
+  // What is matched by order: unnamed calls, and the messages of one tag.
+  auto line_of = [this](int c) -> int64_t {
+    if (call(c).message()) return call(c).tag;
+    return call(c).request.name.empty() ? 0 : -1;
+  };
+  std::map<int64_t, std::vector<int>> lines;
+  for (int c : calls) lines[line_of(c)].push_back(c);
+  std::map<int64_t, size_t> next;
   for (int& c : order) {
-    if (call(c).request.name.empty()) c = unnamed[next++];
+    const int64_t line = line_of(c);
+    if (line >= 0) c = lines[line][next[line]++];
   }
   return order;
+}
+
+std::vector<int> Planner::new_messages(int of_set, int count, bool apart) {
+  std::vector<int> calls;
+  const auto members = std::ssize(set(of_set).ranks);
+  if (members < 2 || !messages_ || random_.chance(0.3)) return calls;
+  const int64_t shared = ++tags_;
+  for (; count > 0; --count) {
+    const auto sender = static_cast<int>(random_.below(static_cast<uint64_t>(members)));
+    const auto step = 1 + static_cast<int>(random_.below(static_cast<uint64_t>(members) - 1));
+    Request request{0, {}, {}, {}};
+    request.signature.op = Op::kSend;
+    request.signature.dtype = DType::kInt32;
+    request.signature.root = set(of_set).ranks[static_cast<size_t>(sender)];
+    request.signature.shape = {random_.chance(0.5) ? random_.between(0, 16)
+                                                   : random_.between(300, 9000)};
+    const int c = new_call(of_set, request);
+    PlannedCall& message = call(c);
+    message.sender = sender;
+    message.receiver = static_cast<int>((sender + step) % members);
+    message.from_any = random_.chance(0.3);
+    message.tag = apart || message.from_any ? ++tags_ : shared;
+    message.roles.assign(message.roles.size(), Role::kMissing);
+    message.roles[static_cast<size_t>(message.sender)] = Role::kInput;
+    message.roles[static_cast<size_t>(message.receiver)] = Role::kEmpty;
+    calls.push_back(c);
+  }
+  return calls;
+}
+
+void Planner::spoil_message(int c) {
+  PlannedCall& message = call(c);
+  const int end = random_.chance(0.5) ? message.sender : message.receiver;
+  const double kind = random_.unit();
+  if (kind < 0.1) message.roles[static_cast<size_t>(end)] = Role::kRefuse;
+  if (kind < 0.1 || kind > 0.2) return;
+  Request odd = message.request;
+  if (random_.chance(0.5)) odd.signature.dtype = DType::kInt64;
+  odd.signature.shape[0] += 1;
+  message.odd[message.receiver] = odd;
+}
+
+void Planner::cut_messages(const std::vector<int>& calls, uint8_t end, int gone) {
+  for (int c : calls) {
+    PlannedCall& message = call(c);
+    const int either = random_.chance(0.5) ? message.sender : message.receiver;
+    const int missing = gone < 0 ? either : gone;
+    const bool has = missing == message.sender || missing == message.receiver;
+    if (!has || random_.chance(0.4)) continue;
+    message.roles[static_cast<size_t>(missing)] = Role::kMissing;
+    message.from_any = message.from_any && gone < 0;  // others might still send
+    message.allowed = end;
+  }
+}
+
+bool Planner::takes_part(int c, Rank rank) {
+  if (!call(c).message()) return true;
+  return call(c).roles[static_cast<size_t>(set(call(c).set).member_of(rank))] != Role::kMissing;
 }
 
 void Planner::group(const std::vector<int>& calls) {
@@ -211,6 +275,6 @@ const Request& PlannedCall::request_of(int member) const {
   return found == odd.end() ? request : found->second;
 }
 
-Program plan(uint64_t seed, int size) { return Planner(seed, size).make(); }
+Program plan(uint64_t seed, int size, bool deaths) { return Planner(seed, size).make(deaths); }
 
 }  // namespace farandole::simulation

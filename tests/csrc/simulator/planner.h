@@ -17,7 +17,7 @@ namespace farandole::simulation {
 class Planner {
  public:
   Planner(uint64_t seed, int size);
-  Program make();
+  Program make(bool deaths);
 
  private:
   static constexpr int64_t kAbortAfter = 1'000'000'000;  // ns
@@ -25,6 +25,13 @@ class Planner {
   // Calls
   int new_call(int of_set, Request request);
   std::vector<int> new_calls(int of_set, int count);  // of one window
+  // Messages between members. `apart`: no two by the same ranks and tag, so that one end may be missing.
+  std::vector<int> new_messages(int of_set, int count, bool apart);
+  void spoil_message(int c);
+  // Leaves out one end of some of them, whose other end then ends with this. `gone`: only this member's, else
+  // two could wait for each other.
+  void cut_messages(const std::vector<int>& calls, uint8_t end, int gone = -1);
+  bool takes_part(int c, Rank rank);
   Request random_request(int of_set, std::string name);
   Request named_request(int of_set, int number);
   std::vector<int> shuffled(const std::vector<int>& calls);
@@ -68,6 +75,8 @@ class Planner {
   std::vector<int> open_;                            // sets
   std::map<std::pair<int, int>, Request> requests_;  // by set and number of the name
   int names_ = 0;
+  int64_t tags_ = 0;
+  bool messages_ = false;  // then no rank leaves early: coordinator_messages_test has that
   int64_t syncs_ = 0;
   std::set<int64_t> stalls_;  // first syncs of stall windows
   bool large_ = false;

@@ -22,6 +22,7 @@ void Planner::add_window() {
 void Planner::submit(Rank rank, const std::vector<int>& order) {
   std::vector<int> waits;
   for (int c : order) {
+    if (!takes_part(c, rank)) continue;
     act(rank, {Kind::kSubmit, c});
     if (random_.chance(0.05)) act(rank, {Kind::kDuplicate, c});
     waits.push_back(c);
@@ -37,6 +38,10 @@ void Planner::work_window(int of_set) {
   auto calls = new_calls(of_set, random_.between(1, large_ ? 6 : 12));
   group(calls);
   for (int c : calls) spoil(c);
+  for (int c : new_messages(of_set, random_.between(1, 8), false)) {
+    spoil_message(c);
+    calls.push_back(c);
+  }
   for (Rank r : set(of_set).ranks) submit(r, shuffled(calls));
 }
 
@@ -77,10 +82,15 @@ void Planner::join_window(int of_set) {
   auto calls = new_calls(of_set, random_.between(1, 8));
   for (int c : calls) call(c).joins = true;
   const auto& ranks = set(of_set).ranks;
+  auto messages = new_messages(of_set, random_.between(1, 4), true);
+  const size_t gone =
+      random_.below(ranks.size());  // joins at once: others may wait for its messages
+  cut_messages(messages, kPeerGone, static_cast<int>(gone));
   for (size_t m = 0; m < ranks.size(); ++m) {
-    size_t count = random_.below(calls.size() + 1);
+    size_t count = m == gone && !messages.empty() ? 0 : random_.below(calls.size() + 1);
     std::vector<int> mine(calls.begin(), calls.begin() + static_cast<long>(count));
     for (size_t i = count; i < calls.size(); ++i) call(calls[i]).roles[m] = Role::kMissing;
+    mine.insert(mine.end(), messages.begin(), messages.end());
     submit(ranks[m], shuffled(mine));
     act(ranks[m], {Kind::kJoin, of_set});
   }
@@ -100,6 +110,14 @@ void Planner::stall_window(int of_set) {
   all_ranks({Kind::kWaitAll, 1});
   stalls_.insert(syncs_);
   all_ranks({Kind::kSync, syncs_++});
+  auto messages = new_messages(of_set, random_.between(1, 3), true);
+  cut_messages(messages, kStalled);
+  for (int c : messages) {
+    if (call(c).allowed == 0) call(c).allowed = kDone | kStalled;
+  }
+  for (size_t m = 0; m < ranks.size(); ++m) {
+    if (!slow[m]) submit(ranks[m], messages);
+  }
   if (random_.chance(0.5)) {
     come_at_the_last_moment(calls, ranks, slow);
   } else {
@@ -139,7 +157,9 @@ void Planner::come_too_late(const std::vector<int>& calls, const std::vector<Ran
 }
 
 void Planner::submit_and_wait(Rank rank, const std::vector<int>& order) {
-  for (int c : order) act(rank, {Kind::kSubmit, c});
+  for (int c : order) {
+    if (takes_part(c, rank)) act(rank, {Kind::kSubmit, c});
+  }
   act(rank, {Kind::kWaitAll, 1});
 }
 
@@ -187,8 +207,17 @@ void Planner::removal_window() {
   call(c).removes = gone;
   call(c).roles.assign(call(c).roles.size(), Role::kEmpty);
   call(c).allowed = kDone;
+  auto messages = new_messages(gone, random_.between(1, 4), true);
+  cut_messages(messages, kInvalid);
+  for (int message : messages) {
+    if (call(message).allowed == 0) call(message).allowed = kDone | kInvalid;
+    call(message).ended_by = c;
+  }
   for (Rank r : set(0).ranks) {
     std::vector<int> mine = reported_before_removal(r, calls);
+    if (set(gone).member_of(r) >= 0) {
+      for (int message : messages) mine.push_back(message);
+    }
     mine.insert(mine.begin() + static_cast<long>(random_.below(mine.size() + 1)), c);
     submit_and_wait(r, mine);
   }
@@ -215,6 +244,7 @@ void Planner::interrupt() {
   auto& actions = program_.actions[random_.below(program_.actions.size())];
   constexpr Kind kEnds[] = {Kind::kLeave, Kind::kLeave, Kind::kFail, Kind::kDie};
   Kind end = kEnds[random_.below(4)];
+  if (messages_ && end == Kind::kLeave) end = Kind::kFail;
   size_t cut = random_.below(actions.size() + 1);
   if (end == Kind::kLeave) {  // not within a stall: the others would be out of step
     bool inside = false;

@@ -40,11 +40,17 @@ struct PlannedCall {
   int removes = -1;            // the same, for a call that removes a set
   Request request;             // as most members mean it; the set's id is filled in at run time
   std::map<int, Request> odd;  // members that mean something else
-  std::vector<Role> roles;     // by member
+  std::vector<Role> roles;     // by member; of a message: missing are all but its ends
   bool joins = false;          // its missing members have joined
   int ended_by = -1;           // the call that removes its set while it is under way
   int batch = -1;              // calls of one atomic group have the same
   uint8_t allowed = 0;         // Outcomes
+  // ---- of a message, whose request is a send
+  int sender = -1;  // members; -1: it is no message
+  int receiver = -1;
+  bool from_any = false;  // the receiver does not name the sender
+  int64_t tag = 0;
+  bool message() const { return sender >= 0; }
   const Request& request_of(int member) const;
 };
 
@@ -70,10 +76,11 @@ struct Program {
   std::vector<PlannedSet> sets;
   std::vector<PlannedCall> calls;
   std::vector<std::vector<Action>> actions;  // by rank
+  bool deaths = false;                       // any rank may die at any moment
 };
 
 // The same program for the same seed, everywhere.
-Program plan(uint64_t seed, int size);
+Program plan(uint64_t seed, int size, bool deaths = false);
 
 // ---- The oracle: knows results without a coordinator.
 

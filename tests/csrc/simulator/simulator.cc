@@ -48,6 +48,7 @@ Statistics Simulator::run() {
     Event event = events_.top();
     events_.pop();
     now_ = event.time;
+    let_die();
     handle(event);
   }
   check_end();
@@ -57,6 +58,24 @@ Statistics Simulator::run() {
 bool Simulator::all_done() {
   while (finished_ < members_.size() && members_[finished_].rank->done()) ++finished_;
   return finished_ == members_.size();
+}
+
+int Simulator::living() const {
+  return static_cast<int>(
+      std::ranges::count_if(members_, [](const Member& m) { return !m.rank->dead(); }));
+}
+
+void Simulator::let_die() {
+  ++handled_;
+  while (!dooms_.empty() && dooms_.begin()->first <= handled_) {
+    const Rank rank = dooms_.begin()->second;
+    dooms_.erase(dooms_.begin());
+    if (member(rank).rank->dead() || living() == 1) continue;
+    if (trace_) print("rank " + std::to_string(rank) + " dies");
+    member(rank).rank->die();
+    die(rank);
+    ++statistics_.deaths;
+  }
 }
 
 void Simulator::after(int64_t delay, What what, Rank rank, SetId set) {
@@ -148,7 +167,7 @@ void Simulator::take(Rank from, const Report& report) {
   if (auto* forgot = std::get_if<Forgot>(&report)) dropped_[forgot->id].insert(from);
   left_ += std::holds_alternative<Leave>(report);
   statistics_.ready_alls += std::holds_alternative<ReadyAll>(report);
-  if (auto* split = std::get_if<Split>(&report)) statistics_.awaited_splits += split->awaited;
+  if (auto* split = std::get_if<Withdraw>(&report)) statistics_.awaited_splits += split->awaited;
 }
 
 void Simulator::publish() {

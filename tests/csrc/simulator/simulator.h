@@ -24,11 +24,12 @@ struct Statistics {
   int64_t duplicates = 0;
   int64_t forgotten = 0;
   int64_t notices = 0;
-  int64_t bundles = 0;        // that the log made
-  int64_t bundle_rounds = 0;  // published whole
+  int64_t predictions = 0;        // that the log made
+  int64_t prediction_rounds = 0;  // published whole
   int64_t ready_alls = 0;
   int64_t awaited_splits = 0;
   int64_t group_reports = 0;  // of all ranks of a host at once
+  int64_t deaths = 0;         // at any moment, not as planned
   void add(const Statistics& other);
 };
 
@@ -39,6 +40,9 @@ std::string text_of(const Entry& entry);
 class Simulator final : public Surroundings {
  public:
   Simulator(const Program& program, uint64_t seed, bool trace);
+  // `rank` dies before that event, wherever it is in its program, unless it would be the last that lives.
+  void doom(Rank rank, uint64_t event) { dooms_.emplace(event, rank); }
+  int living() const;
   // Fails the test if an invariant breaks, or if nothing happens any more before the log has stopped.
   Statistics run();
 
@@ -97,6 +101,7 @@ class Simulator final : public Surroundings {
   }
   void handle(const Event& event);
   bool all_done();
+  void let_die();
   void print(const std::string& line) const;
   void read(Rank rank);
   void serve();
@@ -104,7 +109,7 @@ class Simulator final : public Surroundings {
   void publish();
   void check_entry(const Entry& entry);
   void check_bucket(const Run& run);
-  void check_bundle(const Bundle& bundle);
+  void check_prediction(const Predict& prediction);
   void check_definition(const Define& define);
   void check_end();
   void check_calls();
@@ -124,6 +129,8 @@ class Simulator final : public Surroundings {
   std::deque<Entry> log_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   uint64_t order_ = 0;
+  uint64_t handled_ = 0;                 // events
+  std::multimap<uint64_t, Rank> dooms_;  // by event
   int64_t now_ = 0;
 
   // What the coordinator may rely on, and what it must keep.
@@ -133,7 +140,7 @@ class Simulator final : public Surroundings {
   };
   std::map<SetId, Buckets> buckets_;
   std::map<uint32_t, Request> table_;
-  std::map<uint32_t, Bundle> bundles_;          // of the log, not yet taken back
+  std::map<uint32_t, Predict> predictions_;     // of the log, not yet taken back
   std::map<uint32_t, std::set<Rank>> dropped_;  // ids being forgotten, and who has
   std::vector<uint64_t> bucket_of_;             // by call; 0: none
   std::vector<bool> checked_;                   // by call

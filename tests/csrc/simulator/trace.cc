@@ -43,18 +43,21 @@ struct Text {
   }
   std::string operator()(const Forgot& r) const { return "forgot " + std::to_string(r.id); }
   std::string operator()(const Leave& r) const { return r.failed ? "leave: " + r.text : "leave"; }
-  std::string operator()(const Whereabouts& r) const { return "is " + r.text; }
-  std::string operator()(const Hurry&) const { return "hurry"; }
+  std::string operator()(const StackReport& r) const { return "is " + r.text; }
+  std::string operator()(const Post& r) const {
+    return "post " + std::to_string(r.number) + ", tag " + std::to_string(r.request.tag) +
+           ", peer " + std::to_string(r.request.peer) + ": " + text_of(r.request);
+  }
+  std::string operator()(const Expedite&) const { return "expedite"; }
   std::string operator()(const UseGpu& r) const { return "uses " + r.name; }
-  std::string operator()(const GpuKey& r) const { return "GPU key of " + std::to_string(r.set); }
   std::string operator()(const Inquire& r) const { return "inquire " + text_of(r.key); }
 
   std::string operator()(const Lost& r) const { return "lost: " + r.failure.text; }
   std::string operator()(const ReadyAll& r) const {
-    return "ready for bundle " + std::to_string(r.bundle);
+    return "ready for prediction " + std::to_string(r.prediction);
   }
-  std::string operator()(const Split& r) const {
-    return "split bundle " + std::to_string(r.bundle) + (r.awaited ? ", awaited" : "") +
+  std::string operator()(const Withdraw& r) const {
+    return "split prediction " + std::to_string(r.prediction) + (r.awaited ? ", awaited" : "") +
            ", ready: " + numbers(r.ready);
   }
 
@@ -66,7 +69,7 @@ struct Text {
   std::string operator()(const Run& e) const {
     std::string text = "run " + std::to_string(e.bucket) + " in set " + std::to_string(e.set) + ":";
     for (const Item& item : e.items) text += call(item.id, item.sequence);
-    if (!e.bundles.empty()) text += "; bundles" + numbers(e.bundles);
+    if (!e.predictions.empty()) text += "; predictions" + numbers(e.predictions);
     return text;
   }
   std::string operator()(const Result& e) const {
@@ -86,18 +89,25 @@ struct Text {
   std::string operator()(const CloseSet& e) const { return "close " + std::to_string(e.set); }
   std::string operator()(const Abort& e) const { return "abort: " + e.failure.text; }
   std::string operator()(const Stop&) const { return "stop"; }
-  std::string operator()(const OpenGpu& e) const { return "open GPU " + std::to_string(e.set); }
-  std::string operator()(const WhereAre& e) const {
+  std::string operator()(const SetUp& e) const {
+    return "set up " + std::to_string(e.set) + " by step '" + e.step + "'";
+  }
+  std::string operator()(const Matched& e) const {
+    return "matched in " + std::to_string(e.pair) + "/" + std::to_string(e.sequence) + ": rank " +
+           std::to_string(e.sender) + "'s " + std::to_string(e.sent) + " and rank " +
+           std::to_string(e.receiver) + "'s " + std::to_string(e.received);
+  }
+  std::string operator()(const CollectStacks& e) const {
     return "where are " + text_of_ranks(e.ranks) + "?";
   }
   std::string operator()(const Inform& e) const {
     return "rank " + std::to_string(e.to) + " reads: " + e.text;
   }
-  std::string operator()(const Bundle& e) const {
-    return "bundle " + std::to_string(e.id) + " in set " + std::to_string(e.set) + ":" +
+  std::string operator()(const Predict& e) const {
+    return "prediction " + std::to_string(e.id) + " in set " + std::to_string(e.set) + ":" +
            numbers(e.ids);
   }
-  std::string operator()(const Unbundle& e) const { return "unbundle " + std::to_string(e.id); }
+  std::string operator()(const Dissolve& e) const { return "dissolve " + std::to_string(e.id); }
 };
 
 }  // namespace

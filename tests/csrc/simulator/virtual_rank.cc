@@ -99,6 +99,8 @@ bool VirtualRank::submit(int index) {
     end(index, kSkipped);
   } else if (set->closed) {
     end(index, kInvalid);
+  } else if (call.message()) {
+    post(index, member, std::move(request));
   } else {
     report_call(index, member, std::move(request), *set);
   }
@@ -137,21 +139,46 @@ void VirtualRank::report_call(int index, int member, Request request, OpenedSet&
   report(ready, index);
 }
 
+// A refused one is over at once; only the other end hears of it.
+void VirtualRank::post(int index, int member, Request request) {
+  const PlannedCall& call = planned(index);
+  const bool sends = member == call.sender;
+  const auto& ranks = program_.sets[static_cast<size_t>(call.set)].ranks;
+  Post post;
+  post.number = next_post_++;
+  post.request = std::move(request);
+  post.request.tag = call.tag;
+  post.request.peer = ranks[static_cast<size_t>(sends ? call.receiver : call.sender)];
+  if (!sends) {
+    post.request.signature.op = Op::kReceive;
+    if (call.from_any) post.request.peer = post.request.signature.root = kAnyRank;
+  }
+  if (call.roles[static_cast<size_t>(member)] == Role::kRefuse) {
+    post.refusal = {ErrorCode::kWrongType, "refused"};
+    end(index, kRefused);
+    return report(post, index);
+  }
+  ByteString storage;
+  if (sends) post.contribution = contribution_of(program_, index, member, storage);
+  posted_[post.number] = index;
+  report(post, index);
+}
+
 void VirtualRank::report(const Report& report, int call) {
-  bundler_.pass(Report(report), call, passed_);
+  report_combiner_.pass(Report(report), call, passed_);
   send();
 }
 
 void VirtualRank::send() {
   for (const Report& report : std::exchange(passed_, {})) {
-    if (says_ready(report)) hurried_ = false;
+    if (says_ready(report)) expedited_ = false;
     world_.report(rank_, report);
   }
 }
 
 void VirtualRank::await(const std::vector<int>& calls) {
-  bundler_.await(std::vector<int64_t>(calls.begin(), calls.end()), passed_);
-  if (!std::exchange(hurried_, true)) passed_.push_back(Hurry{});
+  report_combiner_.await(std::vector<int64_t>(calls.begin(), calls.end()), passed_);
+  if (!std::exchange(expedited_, true)) passed_.push_back(Expedite{});
   send();
 }
 
@@ -164,7 +191,7 @@ bool VirtualRank::wait(int index) {
 
 bool VirtualRank::wait_all(bool refused_too) {
   std::vector<int> all;
-  for (size_t c = 0; bundler_.withheld() > 0 && c < outcomes_.size(); ++c) {
+  for (size_t c = 0; report_combiner_.withheld() > 0 && c < outcomes_.size(); ++c) {
     if (outcomes_[c] == 0) all.push_back(static_cast<int>(c));
   }
   await(all);

@@ -10,8 +10,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "control/prediction/bundler.h"
 #include "program.h"
+#include "runtime/calls/reporter.h"
 
 namespace farandole::simulation {
 
@@ -47,6 +47,7 @@ class VirtualRank {
   // It has died, or read the log to its end and moved all its buckets.
   bool done() const;
   bool dead() const { return dead_; }
+  void die() { dead_ = true; }
   bool aborted() const { return aborted_; }
   uint8_t outcome(int call) const { return outcomes_[static_cast<size_t>(call)]; }
   const std::vector<const Request*>& table() const { return by_id_; }
@@ -71,6 +72,7 @@ class VirtualRank {
     bool join_sent = false;
     Unnamed unnamed;
     std::deque<std::pair<uint64_t, std::vector<int>>> lane;  // bucket, calls
+    std::vector<Rank> pair;                                  // its ranks; empty: it is no pair
   };
 
   void on(const Define& define);
@@ -79,20 +81,21 @@ class VirtualRank {
   void on(const Result& result);
   void on(const Fail& fail);
   void on(const Joined& joined);
+  void on(const Matched& matched);
   void on(const OpenSet& open);
   void on(const CloseSet& close);
   void on(const Abort& abort);
   void on(const Stop& stop);
-  void on(const WhereAre& where);
+  void on(const CollectStacks& where);
   void on(const Inform& inform);
-  void on(const OpenGpu& open);
-  void on(const GpuKey& key);
-  void on(const Bundle& bundle);
-  void on(const Unbundle& unbundle);
+  void on(const SetUp& step);
+  void on(const Predict& prediction);
+  void on(const Dissolve& dissolve);
 
   bool perform(const Action& action);  // false: must wait
   bool submit(int call);
   void report_call(int call, int member, Request request, OpenedSet& set);
+  void post(int call, int member, Request request);
   bool wait(int call);
   bool wait_all(bool refused_too);
   bool join(int planned);
@@ -102,7 +105,7 @@ class VirtualRank {
 
   OpenedSet* set_of(int planned, SetId& id);
   Name& name_of(SetId set, const std::string& name) { return names_[{set, name}]; }
-  void report(const Report& report, int call = -1);  // by way of the bundler
+  void report(const Report& report, int call = -1);  // by way of the report_combiner
   void send();
   void await(const std::vector<int>& calls);
   void take_item(const Run& run, const Item& item, std::vector<int>& calls);
@@ -122,11 +125,13 @@ class VirtualRank {
   std::map<SetId, OpenedSet> sets_;
   std::map<int, SetId> ids_;  // of planned sets
   std::map<std::pair<SetId, std::string>, Name> names_;
+  std::map<uint64_t, int> posted_;  // sends and receives that have not met their other end
+  uint64_t next_post_ = 0;
   std::map<std::string, uint32_t> interned_;  // requests of unnamed calls
   std::vector<const Request*> by_id_;
-  Bundler bundler_;
+  ReportCombiner report_combiner_;
   std::vector<Report> passed_;
-  bool hurried_ = false;
+  bool expedited_ = false;
   std::vector<uint8_t> outcomes_;  // by call; 0: none yet
   int in_flight_ = 0;
   std::set<int> refused_;  // of these: calls that it refused itself

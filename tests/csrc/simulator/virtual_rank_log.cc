@@ -65,6 +65,7 @@ int VirtualRank::take(const CallKey& key) {
     Name& name = name_of(key.set, key.name);
     return std::exchange(name.reported, false) ? name.call : -1;
   }
+  if (is_pair(key.set) && !sets_.contains(key.set)) return -1;  // of other ranks
   auto& waiting = sets_.at(key.set).unnamed.waiting;
   auto found = waiting.find(key.sequence);
   if (found == waiting.end()) return -1;
@@ -119,16 +120,16 @@ void VirtualRank::take_item(const Run& run, const Item& item, std::vector<int>& 
   world_.settled(call, run, item);
 }
 
-void VirtualRank::on(const Bundle& bundle) {
-  auto set = sets_.find(bundle.set);
+void VirtualRank::on(const Predict& prediction) {
+  auto set = sets_.find(prediction.set);
   if (aborted_ || set == sets_.end()) return;
   if (program_.sets[static_cast<size_t>(set->second.planned)].member_of(rank_) < 0) return;
-  bundler_.open(bundle,
-                [&](uint32_t id) { return name_of(by_id_[id]->set, by_id_[id]->name).reported; });
+  report_combiner_.open(
+      prediction, [&](uint32_t id) { return name_of(by_id_[id]->set, by_id_[id]->name).reported; });
 }
 
-void VirtualRank::on(const Unbundle& unbundle) {
-  bundler_.close(unbundle.id, passed_);
+void VirtualRank::on(const Dissolve& dissolve) {
+  report_combiner_.close(dissolve.id, passed_);
   send();
 }
 
@@ -140,9 +141,9 @@ void VirtualRank::on(const Run& run) {
   const PlannedSet& planned_set = program_.sets[static_cast<size_t>(set.planned)];
   if (planned_set.member_of(rank_) < 0) return;
   for (const Item& item : run.items) take_item(run, item, calls);
-  for (uint32_t bundle : run.bundles) {
+  for (uint32_t prediction : run.predictions) {
     if (aborted_) break;
-    for (uint32_t id : bundler_.ids_of(bundle)) {
+    for (uint32_t id : report_combiner_.ids_of(prediction)) {
       bool average = by_id_[id]->signature.reduce_op == ReduceOp::kAverage;
       take_item(run, {id, 0, average ? std::ssize(planned_set.ranks) : 1, {}, {}}, calls);
     }
@@ -157,7 +158,9 @@ void VirtualRank::finish_bucket(SetId id) {
   auto [bucket, calls] = std::move(set.lane.front());
   set.lane.pop_front();
   for (int call : calls) end(call, kDone);
-  bool lowest = program_.sets[static_cast<size_t>(set.planned)].ranks.front() == rank_;
+  const auto& ranks =
+      set.pair.empty() ? program_.sets[static_cast<size_t>(set.planned)].ranks : set.pair;
+  bool lowest = ranks.front() == rank_;
   if (lowest) report(Done{id, bucket});
   if (!set.lane.empty()) world_.start_lane(rank_, id);
 }
@@ -174,6 +177,12 @@ void VirtualRank::on(const Fail& fail_entry) {
   for (Rank r : fail_entry.unheard) {
     if (r == rank_) return;
   }
+  if (fail_entry.key.posted()) {
+    auto node = fail_entry.key.poster == rank_ ? posted_.extract(fail_entry.key.sequence)
+                                               : decltype(posted_)::node_type{};
+    if (node) end(node.mapped(), outcome_of(fail_entry.failure.code));
+    return;
+  }
   if (!sets_.contains(fail_entry.key.set)) return;
   int call = take(fail_entry.key);
   if (call >= 0) end(call, outcome_of(fail_entry.failure.code));
@@ -185,7 +194,25 @@ void VirtualRank::on(const Joined& joined) {
   set.unnamed.next = std::max(set.unnamed.next, joined.next_sequence);
 }
 
+void VirtualRank::on(const Matched& matched) {
+  const bool sends = matched.sender == rank_;
+  if (!sends && matched.receiver != rank_) return;
+  auto node = posted_.extract(sends ? matched.sent : matched.received);
+  if (!node) fail("a post is matched that it has not made");
+  sets_.at(matched.pair).unnamed.waiting[matched.sequence] = node.mapped();
+  const PlannedCall& call = planned(node.mapped());
+  const auto& ranks = program_.sets[static_cast<size_t>(call.set)].ranks;
+  if (ranks[static_cast<size_t>(call.sender)] != matched.sender ||
+      ranks[static_cast<size_t>(call.receiver)] != matched.receiver) {
+    fail("a post meets another message's end");
+  }
+}
+
 void VirtualRank::on(const OpenSet& open) {
+  if (is_pair(open.set)) {
+    if (std::ranges::count(open.ranks, rank_) > 0) sets_[open.set].pair = open.ranks;
+    return;
+  }
   int call = take(open.key);
   // The planned set is known by the call that adds it; a rank that left early has not made it.
   for (size_t s = 1; s < program_.sets.size(); ++s) {
@@ -206,7 +233,7 @@ void VirtualRank::on(const CloseSet& close) {
 
 void VirtualRank::on(const Abort&) {
   if (std::exchange(aborted_, true)) fail("the job is aborted twice");
-  bundler_.clear();
+  report_combiner_.clear();
   for (size_t call = 0; call < outcomes_.size(); ++call) {
     bool in_flight = false;
     const PlannedCall& mine = planned(static_cast<int>(call));
@@ -215,14 +242,20 @@ void VirtualRank::on(const Abort&) {
     if (!mine.request.name.empty()) {
       in_flight = name_of(id->second, mine.request.name).call == static_cast<int>(call);
     }
-    for (auto& [sequence, waiting] : sets_.at(id->second).unnamed.waiting) {
-      in_flight = in_flight || waiting == static_cast<int>(call);
+    for (auto& [number, posted] : posted_) {
+      in_flight = in_flight || posted == static_cast<int>(call);
     }
-    for (auto& [bucket, calls] : sets_.at(id->second).lane) {
-      for (int c : calls) in_flight = in_flight || c == static_cast<int>(call);
+    for (auto& [opened, set] : sets_) {
+      for (auto& [sequence, waiting] : set.unnamed.waiting) {
+        in_flight = in_flight || waiting == static_cast<int>(call);
+      }
+      for (auto& [bucket, calls] : set.lane) {
+        for (int c : calls) in_flight = in_flight || c == static_cast<int>(call);
+      }
     }
     if (in_flight) end(static_cast<int>(call), kPeerGone);
   }
+  posted_.clear();
   for (auto& [id, set] : sets_) {
     set.unnamed.waiting.clear();
     set.lane.clear();
@@ -234,16 +267,15 @@ void VirtualRank::on(const Stop&) {
   if (!left_) fail("the log stops before this rank has left");
 }
 
-void VirtualRank::on(const WhereAre& where) {
+void VirtualRank::on(const CollectStacks& where) {
   if (std::ranges::count(where.ranks, rank_) == 0) return;
-  world_.report(rank_, Whereabouts{false, "in a simulation"});
+  world_.report(rank_, StackReport{false, "in a simulation"});
 }
 
 void VirtualRank::on(const Inform&) {}
 
 // The simulated ranks have no GPUs.
-void VirtualRank::on(const OpenGpu&) { fail("a GPU was opened"); }
-void VirtualRank::on(const GpuKey&) { fail("a GPU was opened"); }
+void VirtualRank::on(const SetUp&) { fail("a GPU was opened"); }
 
 bool VirtualRank::done() const {
   auto idle = [](const auto& set) { return set.second.lane.empty(); };

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness import gpu
 
 TESTS = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {"PYTHONPATH": str(TESTS), "FARANDOLE_GPU_PLANE": "nccl"}
+ENVIRONMENT = {"PYTHONPATH": str(TESTS), "FARANDOLE_GPU_BACKEND": "nccl"}
 SOON = 20.0  # seconds until a survivor has heard of a death and given its communicator up
 
 HEAD = """
@@ -123,7 +123,7 @@ def test_a_missing_nccl(fork_ranks):
     for _, kind, text in told(job):
         assert kind == "LibraryError"
         assert "no usable NCCL" in text
-    job = fork_ranks(program(body), 2, {**missing, "FARANDOLE_GPU_PLANE": "auto"})
+    job = fork_ranks(program(body), 2, {**missing, "FARANDOLE_GPU_BACKEND": "auto"})
     for result in job.finish(timeout=60):
         result.check()
     assert job.output().count("travel through host memory") == 1

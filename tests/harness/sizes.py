@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""At which world sizes the files of tests/parallel and tests/gpu run where --ranks names none.
+
+A number of ranks is worth its time where the product counts ranks. Adapters, names, handles and
+errors do not: a rank alone goes its own way, and three show all of the other one. --ranks and
+--hosts run any file at any size that its own marks allow.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+__all__ = ["marks", "own_sizes", "sizes_of"]
+
+ALL = (1, 2, 3, 4)
+POSSIBLE = {"parallel": ALL, "gpu": (1, 2, 4), "with_jax": ALL, "with_tensorflow": ALL}  # by folder
+USUAL = (1, 3)
+
+# Sizes, files, and why not the usual ones.
+TABLE: tuple[tuple[tuple[int, ...], str, str], ...] = (
+    (
+        (1, 2, 3, 4),
+        "adasum elastic join lifecycle parameter_server process_sets scatter torch_optimizer "
+        "torch_sharded torch_sharded_state torch_sharded_strangers uneven",
+        "blocks, stripes, halving, sets and own states come out differently for each",
+    ),
+    ((2, 3, 4), "horovod_defects torch_sparse", "so were the defects that they remember"),
+    ((2, 3), "message_strangers", "pairs, and rings whose neighbours differ"),
+    ((1, 4), "torch_checkpoint", "from one to many, and from many to one"),
+    ((2, 3, 4), "point_to_point", "rings, pairs that share a rank, and pairs that do not"),
+    ((2, 4), "disagreements errors leases", "halves disagree, and one of many"),
+    (
+        (1, 2),
+        "float8 gpu_arrays repeats torch_strangers torch_weights torch_workers tune",
+        "a pair will do",
+    ),
+    (
+        (2,),
+        "arguments bench torch_complex torch_distributed_ddp torch_restart torch_wrappers",
+        "one rank is wrong, one hears of it",
+    ),
+    (
+        (2, 4),
+        "gpu_bucket_view gpu_table",
+        "NCCL rounds a third in its own way; sets and uneven parts need more than two",
+    ),
+    ((2,), "gpu_torch", "NCCL rounds a third in its own way"),
+    (
+        (3,),
+        "horovod_errors torch_distributed torch_distributed_groups torch_distributed_messages "
+        "torch_kept",
+        "alone, nothing is reduced",
+    ),
+    ((2, 3), "torch_feedback torch_feedback_use", "a pair, and ranks that differ in more"),
+    ((4,), "torch_functions", "some of its sets have two members, some three"),
+)
+
+# Among a file's own marks: `pytestmark = ...`, or a line of its list.
+_OWN = re.compile(r"^(?:pytestmark = \[?|    )pytest\.mark\.ranks\(([\d, ]+)\)", re.MULTILINE)
+_ANY = re.compile(r"pytest\.mark\.ranks\(([\d, ]+)\)")
+
+
+def sizes_of(path: Path) -> tuple[int, ...]:
+    """Where none are asked for."""
+    if path.parent.name != "parallel":
+        return own_sizes(path)
+    name = path.stem.removeprefix("test_")
+    return next((sizes for sizes, files, _ in TABLE if name in files.split()), USUAL)
+
+
+def own_sizes(path: Path) -> tuple[int, ...]:
+    """All that the file's `pytestmark` allows."""
+    own = _OWN.search(path.read_text())
+    return _numbers(own[1]) if own else POSSIBLE[path.parent.name]
+
+
+def marks(path: Path) -> list[tuple[int, ...]]:
+    """The sizes of each mark in a file, of some of its tests or of all."""
+    return [_numbers(found) for found in _ANY.findall(path.read_text())]
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number.strip())

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elastic training under ULFM, in a program whose ranks die as tests tell. Its global batches are
+the same for any number of ranks, and its sums are exact, so that its end has the same bits."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import numpy as np
+
+from harness.process import JobResult
+
+__all__ = ["ULFM", "WORLDS", "check", "ends", "undisturbed"]
+
+ULFM = (
+    *("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1", "--mca", "coll", "^han"),
+    *("--prtemca", "state_base_recoverable", "1"),  # for spawned ranks: mpirun returns 0 then
+    *("--mca", "btl_tcp_if_include", "lo"),  # for spawned ranks: other tests' bridges come and go
+)
+
+# dies(place, state) is called on every rank at these places: before a "step", when a "commit" has
+# saved and not yet met the others, in the "reset" of a new world, before its "sync", and at the
+# "end" of training. `first(name)` is true once, on whichever rank asks first. The variable SIZES
+# has steps at which all wait until there are so many ranks.
+WORLDS = """
+import json, os, signal, sys
+from pathlib import Path
+import numpy as np
+import farandole as fd
+import farandole.elastic
+
+FOLDER = Path(__file__).parent
+SIZES = json.loads(os.environ.get("SIZES", "{}"))
+
+def first(name):
+    try:
+        (FOLDER / name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+def die():
+    print(f"rank {fd.rank()} of world {state.world} dies", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class Doomed(farandole.elastic.ObjectState):
+    def save(self):
+        super().save()
+        dies("commit", self)
+
+    def sync(self):
+        dies("sync", self)
+        super().sync()
+
+fd.init()
+SAMPLES, BATCH, EPOCHS = 48, 12, 3
+state = Doomed(epoch=0, counted=0, seen=[], weights=np.ones(5), steps=0, sizes=[])
+state.register_reset_callbacks([lambda: dies("reset", state)])
+
+@farandole.elastic.run
+def train(state):
+    while state.epoch < EPOCHS:
+        order = np.random.default_rng(state.epoch).permutation(SAMPLES)
+        while state.counted < SAMPLES:
+            while fd.size() < SIZES.get(str(state.steps), 0):
+                state.check_host_updates()
+            dies("step", state)
+            mine = order[state.counted : state.counted + BATCH][fd.rank() :: fd.size()]
+            # Multiples of 2**-30: sums of them are exact, in whatever order.
+            parts = [np.round(np.sin(state.weights * (i + 1)) * 2**30) / 2**30 for i in mine]
+            total = fd.allreduce(np.sum(parts, axis=0), op=fd.Sum, name="gradient")
+            state.seen = [*state.seen, *fd.allgather(mine, name="mine").tolist()]
+            state.weights = state.weights * 0.97 + total / BATCH
+            state.counted += BATCH
+            state.steps += 1
+            state.sizes = [*state.sizes, fd.size()]
+            state.commit()
+        state.epoch, state.counted = state.epoch + 1, 0
+    dies("end", state)
+
+def main():
+    train(state)
+    for epoch in range(EPOCHS):
+        assert sorted(state.seen[epoch * SAMPLES :][:SAMPLES]) == list(range(SAMPLES)), state.seen
+    assert len(state.seen) == EPOCHS * SAMPLES
+    assert fd.allreduce(np.ones(1), op=fd.Sum, name="after")[0] == fd.size()
+    bits = " ".join(x.hex() for x in state.weights)
+    sizes = ",".join(map(str, state.sizes))
+    print(f"rank {fd.rank()} of {fd.size()} in world {state.world}, {sizes}: {bits}", flush=True)
+"""
+
+
+def ends(out: str) -> dict[int, tuple[int, int, list[int], str]]:
+    """By rank: ranks, world, the number of ranks at each step, and the weights at the end."""
+    found = re.findall(r"^rank (\d+) of (\d+) in world (\d+), ([\d,]*): (.*)$", out, re.MULTILINE)
+    return {
+        int(rank): (int(size), int(world), [int(x) for x in sizes.split(",")], bits)
+        for rank, size, world, sizes, bits in found
+    }
+
+
+@functools.cache
+def undisturbed() -> str:
+    """The weights at the end of a run without deaths."""
+    weights = np.ones(5)
+    for epoch in range(3):
+        order = np.random.default_rng(epoch).permutation(48)
+        for batch in order.reshape(-1, 12):
+            parts = [np.round(np.sin(weights * (i + 1)) * 2**30) / 2**30 for i in batch]
+            weights = weights * 0.97 + np.sum(parts, axis=0) / 12
+    return " ".join(x.hex() for x in weights)
+
+
+def check(result: JobResult, ranks: int | None = None, world: int | None = None) -> None:
+    """All `ranks` have ended well, in that world, with those bits; None: however many it says."""
+    assert result.returncode == 0, result.out
+    found = ends(result.out)
+    assert found, result.out
+    ranks, world = ranks or found[min(found)][0], world or found[min(found)][1]
+    assert sorted(found) == list(range(ranks)), result.out
+    for each in found.values():
+        assert each[:2] == (ranks, world), result.out
+        assert each[3] == undisturbed(), result.out

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ParameterServer: what is pushed arrives once, and who may read when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import farandole as hvd
+from farandole import parameter_server, parameter_shard
+
+ROWS, WIDTH = 23, 3
+several = pytest.mark.ranks(2, 3, 4)
+INF = float("inf")
+
+
+def drawn(rank: int, step: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Rows, some of them twice, and their values."""
+    generator = np.random.default_rng(100 * step + rank)
+    rows = generator.integers(0, ROWS, 5 + rank)
+    return rows, generator.integers(-9, 9, (len(rows), WIDTH)).astype(float)
+
+
+def total(steps: int) -> NDArray[np.float64]:
+    table = np.zeros((ROWS, WIDTH))
+    for step in range(steps):
+        for rank in range(hvd.size()):
+            np.add.at(table, *drawn(rank, step))
+    return table
+
+
+def signal(to: int) -> None:
+    hvd.send(np.zeros(1), destination=to, tag=77)
+
+
+def await_signal(source: int) -> None:
+    hvd.recv(np.zeros(1), source=source, tag=77)
+
+
+@pytest.mark.parametrize("idle", [3.0, 0.0005], ids=["busy", "idle"])
+@pytest.mark.parametrize("staleness", [0, 2, None])
+def test_all_that_is_pushed_arrives_once(
+    staleness: int | None, idle: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parameter_shard, "still_here_seconds", lambda: idle)
+    with hvd.ParameterServer((ROWS, WIDTH), "float64", staleness=staleness) as server:
+        for step in range(6):
+            server.push(*drawn(hvd.rank(), step))
+            assert server.clock() == step + 1
+            server.pull(drawn(hvd.rank(), step)[0])
+        hvd.barrier()
+        np.testing.assert_array_equal(server.pull(), total(6))
+
+
+@several
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_a_pull_is_never_too_old(staleness: int) -> None:
+    """At clock c it has all pushes before clock c - staleness, and this rank's own ones."""
+    n, own = hvd.size(), hvd.rank()
+    with hvd.ParameterServer((n, 2), "int64", staleness=staleness) as server:
+        for clock in range(12):
+            seen = server.pull()
+            assert min(server.clocks) >= clock - staleness
+            for rank in range(n):
+                least = clock if rank == own else clock - staleness
+                assert (seen[rank] >= least).all(), (clock, seen)
+            server.push([own], np.ones((1, 2), int))
+            server.clock()
+
+
+@several
+def test_a_fast_rank_waits_for_the_slow_one_no_earlier_than_it_must() -> None:
+    with hvd.ParameterServer((5, 1), staleness=2) as server:
+        if hvd.rank() == 1:
+            await_signal(0)  # rank 0 is 2 clocks ahead, and has read
+            server.push([4], [[7.0]])
+            server.clock()
+        else:
+            server.clock()
+            server.clock()
+            server.pull()
+            if hvd.rank() == 0:
+                signal(1)
+            server.clock()
+            assert server.pull()[4, 0] == 7.0  # it has waited for rank 1
+
+
+@several
+def test_without_a_bound_nobody_waits() -> None:
+    with hvd.ParameterServer((5, 1), staleness=None) as server:
+        if hvd.rank() == 1:
+            await_signal(0)
+        for _ in range(20):
+            server.push(None, np.ones((5, 1)))
+            server.clock()
+            server.pull()
+        if hvd.rank() == 0:
+            signal(1)
+        hvd.barrier()
+        np.testing.assert_array_equal(server.pull(), np.full((5, 1), 20.0 * hvd.size()))
+
+
+def test_first_values_and_updates_of_ones_own() -> None:
+    def first(rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        return rows[:, None] * np.ones(WIDTH)
+
+    with hvd.ParameterServer(
+        (ROWS, WIDTH), "float32", initial=first, update=lambda old, grad: old - 0.5 * grad
+    ) as server:
+        start = server.pull()
+        assert start.dtype == np.float32
+        np.testing.assert_array_equal(start, first(np.arange(ROWS)))
+        hvd.barrier()
+        server.push([3, 3, 5], np.ones((3, WIDTH)))
+        server.clock()
+        rows = server.pull([5, 3, 5, 0])
+        for row, value in zip(rows, (5 - 0.5 * hvd.size(), 3 - hvd.size()), strict=False):
+            np.testing.assert_array_equal(row, np.full(WIDTH, value, np.float32))
+        np.testing.assert_array_equal(rows[0], rows[2])
+        assert server.pull([]).shape == (0, WIDTH)
+
+
+def test_a_dense_vector_and_two_servers_at_once() -> None:
+    with (
+        hvd.ParameterServer((4,), "int32") as one,
+        hvd.ParameterServer((9, 1, 2), "float64") as two,
+    ):
+        one.push(None, [1, 2, 3, 4])
+        two.push([8], np.ones((1, 1, 2)))
+        one.clock()
+        two.clock()
+        np.testing.assert_array_equal(one.pull(), hvd.size() * np.array([1, 2, 3, 4]))
+        np.testing.assert_array_equal(two.pull([8]), np.full((1, 1, 2), float(hvd.size())))
+
+
+@pytest.mark.ranks(3, 4)
+def test_in_a_process_set() -> None:
+    members = [0, hvd.size() - 1]
+    pair = hvd.add_process_set(members)
+    if pair.included():
+        with hvd.ParameterServer((5, 1), process_set=pair) as server:
+            server.push(None, np.full((5, 1), 1.0 + hvd.rank()))
+            server.clock()
+            assert (server.pull() == 2.0 + members[1]).all()
+            assert len(server.clocks) == 2
+    else:
+        with pytest.raises(ValueError, match=rf"rank {hvd.rank()} is not in"):
+            hvd.ParameterServer((5, 1), process_set=pair)
+    hvd.barrier()
+    hvd.remove_process_set(pair)
+
+
+@pytest.mark.ranks(3, 4)
+def test_one_of_a_set_beside_one_of_the_world() -> None:
+    """Their messages are apart, though both begin with the same tag."""
+    pair = hvd.add_process_set([0, hvd.size() - 1])
+    with hvd.ParameterServer((6, 1), "int64", staleness=1) as everyones:
+        everyones.push(None, np.full((6, 1), hvd.rank() + 1))
+        if pair.included():
+            with hvd.ParameterServer((6, 1), "int64", process_set=pair) as ours:
+                ours.push(None, np.full((6, 1), 100 * (hvd.rank() + 1)))
+                ours.clock()
+                assert (ours.pull() == 100 * (1 + hvd.size())).all()
+        everyones.clock()
+        hvd.barrier()
+        assert (everyones.pull() == hvd.size() * (hvd.size() + 1) // 2).all()
+    hvd.remove_process_set(pair)
+
+
+@several
+def test_raised_between_push_and_clock() -> None:
+    """What is pushed counts; the others neither wait nor fail."""
+    last = hvd.size() - 1
+
+    def work() -> None:
+        with hvd.ParameterServer((7, 2), "int64", staleness=0) as server:
+            for step in range(3):
+                server.push(None, np.full((7, 2), hvd.rank() + 1))
+                if hvd.rank() == last and step == 1:
+                    raise ZeroDivisionError
+                server.clock()
+                table = server.pull()
+            assert (table == 3 * (last * (last + 1) // 2) + 2 * (last + 1)).all()
+
+    if hvd.rank() == last:
+        with pytest.raises(ZeroDivisionError):
+            work()
+    else:
+        work()
+    hvd.barrier()
+
+
+@several
+def test_an_embedding_that_no_rank_holds_alone() -> None:
+    """Each rank trains rows of all ranks, and none has more than its part of the table."""
+    rows, width, n = 20_000, 16, hvd.size()
+    with hvd.ParameterServer((rows, width), "float64", staleness=1) as server:
+        held = server._shard._values.nbytes
+        assert held <= (rows // n + 1) * width * 8
+        assert sum(hvd.allgather_object(held)) == rows * width * 8
+        draw = np.random.default_rng(hvd.rank())
+        reference = np.zeros((rows, width))
+        for _ in range(5):
+            some = draw.choice(rows, 300, replace=False)
+            assert len(set(some % n)) == n  # of all ranks
+            values = draw.normal(size=(300, width)).round(2)
+            server.push(some, values)
+            reference[some] += values
+            server.clock()
+            server.pull(some)
+        hvd.barrier()
+        np.testing.assert_allclose(server.pull(), hvd.allreduce(reference, op=hvd.Sum), atol=1e-12)
+
+
+@several
+def test_beside_collectives_and_messages_of_the_users_own() -> None:
+    """Three epochs, each with a server of its own, whose table goes on in the next one."""
+    table = np.zeros((6, 2))
+    for epoch in range(3):
+        with hvd.ParameterServer((6, 2), "float64", initial=table.__getitem__) as server:
+            for step in range(4):
+                handle = hvd.allreduce_async(np.full(3, hvd.rank() + 1.0), op=hvd.Sum)
+                server.push([step, 5], np.full((2, 2), hvd.rank() + 1.0))
+                server.clock()
+                hvd.send_async(np.ones(2), (hvd.rank() + 1) % hvd.size(), tag=step)
+                server.pull([step])
+                hvd.recv(np.zeros(2), tag=step)
+                assert handle.wait()[0] == hvd.size() * (hvd.size() + 1) / 2
+            hvd.barrier()
+            table = server.pull()
+        each = (epoch + 1) * hvd.size() * (hvd.size() + 1) / 2
+        assert table[:, 0].tolist() == [each] * 4 + [0, 4 * each]
+
+
+@several
+def test_a_rank_that_leaves_early_or_by_an_error_holds_up_nobody() -> None:
+    last = hvd.size() - 1
+
+    def work() -> None:
+        with hvd.ParameterServer((5, 1), staleness=0) as server:
+            if hvd.rank() == last:
+                raise ZeroDivisionError
+            for _ in range(5):
+                server.push(None, np.ones((5, 1)))
+                server.clock()
+                server.pull()
+            assert server.clocks[last] == INF
+
+    if hvd.rank() == last:
+        with pytest.raises(ZeroDivisionError):
+            work()
+    else:
+        work()
+    hvd.barrier()
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt once, just before or after a module's n-th message."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, nth: int, after: bool) -> None:
+        self.left, self.after = nth, after
+        for name in ("send_async", "recv_async"):
+            function = partial(self._call, getattr(parameter_server, name))
+            monkeypatch.setattr(parameter_server, name, function)
+
+    def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.left -= 1
+        if self.left == -1 and not self.after:
+            raise KeyboardInterrupt
+        handle = function(*args, **kwargs)
+        if self.left == -1:
+            raise KeyboardInterrupt
+        return handle
+
+
+@several
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", ["push", "pull", "clock"])
+def test_a_call_that_is_interrupted_holds_up_nobody(
+    call: str, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At any of its messages: servers go on, and that worker has left."""
+    n, last = hvd.size(), hvd.size() - 1
+    messages = {"push": 2 * last, "pull": 3 * last, "clock": last}[call]
+    arguments = {"push": (None, np.ones((n, 1))), "pull": (), "clock": ()}[call]
+    for nth in range(messages):
+        with hvd.ParameterServer((n, 1), "int64") as server, monkeypatch.context() as patched:
+            for _ in range(2):
+                server.push([hvd.rank()], np.ones((1, 1)))
+                server.clock()
+                server.pull()
+            if hvd.rank() == last:
+                Interrupt(patched, nth, after)
+                with pytest.raises(KeyboardInterrupt):
+                    getattr(server, call)(*arguments)
+                with pytest.raises(ValueError, match="KeyboardInterrupt broke off a call: make"):
+                    server.push(None, np.ones((n, 1)))
+            else:
+                server.push([hvd.rank()], np.ones((1, 1)))
+                server.clock()
+                seen = server.pull()[:, 0]  # the last one's push has reached some rows
+                assert (seen[:last] >= 3).all()
+                assert (seen <= 4).all()
+                assert server.clocks[last] == INF or call == "clock"
+
+
+def refuse(_old: Any, _values: Any) -> Any:
+    raise KeyError("no update")
+
+
+def in_place(old: Any, values: Any) -> Any:
+    old -= values  # and returns nothing, which NumPy would write as NaN
+
+
+@several
+@pytest.mark.parametrize("update", [refuse, in_place, lambda old, _: old[:, :0]])
+def test_an_update_that_fails_is_an_error_of_all_who_read(update: Any) -> None:
+
+    def work() -> None:
+        with hvd.ParameterServer((hvd.size(), 1), update=update) as server:
+            server.push([0], [[1.0]])
+            server.clock()
+            server.pull()
+
+    expected = (KeyError, ValueError) if hvd.rank() == 0 else hvd.FarandoleError
+    with pytest.raises(expected, match=r"no update|update returned|rank 0 can't serve"):
+        work()
+    hvd.barrier()
+
+
+def fails(_rows: Any) -> Any:
+    raise KeyError("no first values")
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    *(({"shape": value}, "shape is") for value in ((), (0, 3), (2.5,), [True], 5, None, "ab")),
+    *(({"dtype": value}, "dtype is") for value in ("complex64", "bool", None, "no", object())),
+    *(({"staleness": value}, "staleness is") for value in (-1, True, 1.5, "2", [1])),
+    *(({"update": value}, "update is") for value in ("sub", None, np.ones(2))),
+    *(({"initial": value}, "initial is") for value in ("a", None, float("nan"), object())),
+    ({"initial": fails}, "no first values"),
+    ({"initial": lambda _rows: None}, "initial values are object"),
+    ({"dtype": "int32", "initial": 0.5}, "initial values are float64"),
+    ({"initial": lambda rows: np.ones((len(rows) + 2, 7))}, "could not broadcast"),
+    *(({"process_set": value}, "process_set is") for value in (None, 3, "all")),
+]
+
+
+def test_wrong_arguments_of_one_rank_are_told_to_all() -> None:
+    last = hvd.size() - 1
+    for arguments, text in WRONG:
+        right = {"shape": (5, 2), "staleness": 1}
+        given = {**right, **arguments} if hvd.rank() == last else right
+        with pytest.raises((ValueError, TypeError, KeyError, hvd.FarandoleError)) as raised:
+            hvd.ParameterServer(**given)
+        said = str(raised.value)
+        assert text in said, (arguments, said)
+        assert hvd.rank() == last or f"rank {last}" in said, (arguments, said)
+    with hvd.ParameterServer((5, 1)) as server:  # the ranks agree again about the next one
+        server.push(None, np.ones((5, 1)))
+        server.clock()
+        assert (server.pull() == hvd.size()).all()
+
+
+@several
+@pytest.mark.parametrize("arguments", [{"shape": (5, 3)}, {"initial": 1}, {"update": np.subtract}])
+def test_ranks_that_disagree(arguments: dict[str, Any]) -> None:
+    with pytest.raises(hvd.MismatchError, match=r"rank \d makes it with"):
+        hvd.ParameterServer(**{"shape": (5, 2), **(arguments if hvd.rank() == 1 else {})})
+
+
+def test_values_that_an_integer_table_cannot_hold() -> None:
+    with hvd.ParameterServer((5,), "uint8") as server:
+        for value in (0.5, -1, 256, float("nan")):
+            with pytest.raises(ValueError, match="which a table of uint8 can't hold"):
+                server.push([1], [value])
+        server.push([1], [7])
+        server.clock()
+        assert server.pull().tolist() == [0, 7 * hvd.size(), 0, 0, 0]
+
+
+def test_wrong_pushes_and_pulls_change_nothing() -> None:
+    with hvd.ParameterServer((5, 2)) as server:
+        for rows in ([5], [-1], [[1]], ["a"], [0.5]):
+            with pytest.raises(ValueError, match=r"rows are of shape|row (5|-1) is none of the"):
+                server.pull(rows)
+        with pytest.raises(ValueError, match=r"shape \(2,\); 1 rows of the table have \(1, 2\)"):
+            server.push([1], [1.0, 2.0])
+        for values, text in ((1j, "complex128"), ("a", "<U1"), (None, "object")):
+            with pytest.raises(ValueError, match=rf"values are {text}, which a table of float32"):
+                server.push([1], [[values, values]])
+        server.clock()
+        assert (server.pull() == 0).all()
+    with pytest.raises(ValueError, match="closed"):
+        server.pull()

@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""send and recv between members: rings, pairs, random traffic, and what is wrong with a message."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+
+import farandole as fd
+import farandole.torch as hvd
+from harness.arrays import DTYPES, Array, assert_same, data
+
+pytestmark = pytest.mark.ranks(2, 3, 4)
+
+SOON = 8.0  # seconds until a rank knows: at once, but for a busy machine; stalls take longer
+SIZES = [0, 1, 255, 257, 100_001, 1_310_723]  # of float64: the largest has more than 10 MB
+
+
+@pytest.fixture(autouse=True)
+def _still_usable() -> Iterator[None]:
+    yield
+    assert fd.allreduce(np.full(2, fd.rank() + 1.0), op=fd.Max).tolist() == [fd.size()] * 2
+    to, source = neighbours()
+    got = np.zeros(1)
+    handle = fd.recv_async(got, source, tag=2**62)
+    fd.send(np.full(1, fd.rank() + 1.0), to, tag=2**62)
+    assert handle.wait() == source
+    assert got[0] == source + 1
+
+
+def neighbours(step: int = 1) -> tuple[int, int]:
+    """Whom a rank sends to in a ring, and from whom it receives."""
+    return (fd.rank() + step) % fd.size(), (fd.rank() - step) % fd.size()
+
+
+def message(sender: int, receiver: int, elements: int, salt: int = 0) -> Array:
+    return data(sender, (elements,), "float64", salt=receiver + 10 * salt)
+
+
+def peers() -> list[int]:
+    return [rank for rank in range(fd.size()) if rank != fd.rank()]
+
+
+# ---- traffic that is right
+
+
+@pytest.mark.parametrize("elements", SIZES)
+def test_rings_both_ways(elements: int) -> None:
+    for step in (1, -1):
+        to, source = neighbours(step)
+        got = np.full(elements, np.nan)
+        sent = message(fd.rank(), to, elements)
+        handles = fd.send_async(sent, to), fd.recv_async(got, source)
+        assert handles[0].wait() is None
+        assert handles[1].wait() == source
+        assert_same(got, message(source, fd.rank(), elements))
+        assert_same(sent, message(fd.rank(), to, elements))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes_and_shapes(dtype: str) -> None:
+    to, source = neighbours()
+    got = np.zeros((3, 4), dtype)
+    handle = fd.recv_async(got, source)
+    fd.send(data(fd.rank(), (2, 6), dtype).reshape(6, 2), to)
+    handle.wait()
+    assert_same(got, data(source, (2, 6), dtype).reshape(3, 4))
+
+
+def test_sends_of_any_layout() -> None:
+    to, source = neighbours()
+    got = np.zeros((5, 3))
+    handle = fd.recv_async(got, source)
+    fd.send(data(fd.rank(), (3, 10), "float64")[:, ::2].T, to)
+    handle.wait()
+    assert_same(got, np.ascontiguousarray(data(source, (3, 10), "float64")[:, ::2].T))
+
+
+@pytest.mark.parametrize("elements", [3, 70_000])
+def test_all_pairs_at_once(elements: int) -> None:
+    gots = {rank: np.zeros((4, elements)) for rank in peers()}
+    receives = [fd.recv_async(gots[r][i], r, tag=i) for i in range(4) for r in peers()]
+    sends = [
+        fd.send_async(message(fd.rank(), rank, elements, salt=i), rank, tag=i)
+        for i in (2, 0, 3, 1)
+        for rank in peers()
+    ]
+    for handle in [*receives, *sends]:
+        handle.wait()
+    for rank in peers():
+        for i in range(4):
+            assert_same(gots[rank][i], message(rank, fd.rank(), elements, salt=i))
+
+
+def test_messages_of_one_tag_keep_their_order() -> None:
+    to, source = neighbours()
+    sizes = [5, 200_000, 1, 0, 4000, 300_000, 7]
+    gots = [np.zeros(n) for n in sizes]
+    sends = [fd.send_async(message(fd.rank(), to, n, salt=i), to) for i, n in enumerate(sizes)]
+    receives = [fd.recv_async(got, source) for got in gots]
+    for handle in reversed([*sends, *receives]):
+        handle.wait()
+    for i, got in enumerate(gots):
+        assert_same(got, message(source, fd.rank(), sizes[i], salt=i))
+
+
+def test_from_any_rank() -> None:
+    if fd.rank() > 0:
+        fd.send(np.full(3, float(fd.rank())), 0, tag=fd.rank() % 2)
+        return fd.send(message(fd.rank(), 0, 50_000), 0, tag=7)
+    for tag in (1, 0):
+        expected = {rank for rank in peers() if rank % 2 == tag}
+        while expected:
+            got = np.zeros(3)
+            source = fd.recv(got, tag=tag)
+            expected.remove(source)
+            assert got.tolist() == [source] * 3
+    sources = []
+    for _ in peers():
+        large = np.zeros(50_000)
+        sources.append(fd.recv(large, None, tag=7))
+        assert_same(large, message(sources[-1], 0, 50_000))
+    assert sorted(sources) == peers()
+    return None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_traffic_beside_collectives(seed: int) -> None:
+    """All ranks draw the same plan; each makes its own ends of it, in an order of its own."""
+    plan = random.Random(seed)
+    messages = []
+    for i in range(120):
+        sender, receiver = plan.sample(range(fd.size()), 2)
+        elements = plan.choice([0, 1, 100, 130, 5_000, 80_000])
+        messages.append((i, sender, receiver, plan.randrange(4), elements))
+    mine = random.Random(100 * seed + fd.rank())
+    expected: dict[tuple[str, int, int], list[Any]] = defaultdict(list)
+    for i, sender, receiver, tag, elements in messages:
+        if fd.rank() == sender:
+            expected["send", receiver, tag].append((i, elements))
+        if fd.rank() == receiver:
+            expected["recv", sender, tag].append((i, elements))
+    sums = iter([fd.allreduce_async(np.full(n, fd.rank()), op=fd.Sum) for n in (3, 90_000)])
+    handles, gots = [], []
+    while lines := [key for key, left in expected.items() if left]:
+        what, peer, tag = key = mine.choice(lines)
+        i, elements = expected[key].pop(0)
+        if what == "send":
+            sent = message(fd.rank(), peer, elements, salt=i)
+            handles.append(fd.send_async(sent, peer, tag=tag, name=f"message {i}"))
+        else:
+            gots.append((np.zeros(elements), peer, i))
+            handles.append(fd.recv_async(gots[-1][0], peer, tag=tag))
+    mine.shuffle(handles)
+    for handle in handles:
+        handle.wait(timeout=60)
+    for got, peer, i in gots:
+        assert_same(got, message(peer, fd.rank(), len(got), salt=i))
+    assert all(next(sums).wait()[0] == sum(range(fd.size())) for _ in range(2))
+
+
+def test_many_epochs() -> None:
+    to, source = neighbours()
+    got, sent = np.zeros(300), np.zeros(300)
+    for epoch in range(300):
+        sent[:] = epoch * 10 + fd.rank()
+        handle = fd.recv_async(got, source)
+        fd.send(sent, to)
+        assert handle.wait() == source
+        assert got[0] == got[-1] == epoch * 10 + source
+
+
+def test_threads() -> None:
+    def work(tag: int) -> int:
+        to, source = neighbours()
+        for i in range(10):
+            got = np.zeros(1000 * tag + 1)
+            handle = fd.recv_async(got, source, tag=tag)
+            fd.send(message(fd.rank(), to, len(got), salt=i), to, tag=tag)
+            handle.wait()
+            assert_same(got, message(source, fd.rank(), len(got), salt=i))
+        return tag
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(4))) == [0, 1, 2, 3]
+
+
+@pytest.mark.ranks(3, 4)
+def test_in_process_sets() -> None:
+    """Ranks are those in the set; messages of two sets never meet."""
+    low, high = fd.add_process_set([0, 1]), fd.add_process_set([1, 2])
+    gots = {}
+    handles = []
+    for number, process_set in enumerate((low, high, fd.global_process_set)):
+        if not process_set.included():
+            continue
+        own = process_set.rank()
+        if own == 0:
+            handles.append(fd.send_async(np.full(9, number), 1, process_set=process_set))
+        elif own == 1:
+            gots[number] = np.zeros(9, int)
+            receive = fd.recv_async(gots[number], process_set=process_set)
+            handles.append(receive.map(lambda source: source == 0))
+    assert all(handle.wait() in (None, True) for handle in handles)
+    assert all(got.tolist() == [number] * 9 for number, got in gots.items())
+    if low.included():
+        with pytest.raises(ValueError, match="destination is 2: the process set has ranks 0 to 1"):
+            fd.send(np.ones(1), 2, process_set=low)
+    else:
+        with pytest.raises(ValueError, match="is not in process set"):
+            fd.send(np.ones(1), 1, process_set=low)
+    fd.barrier()
+    assert fd.remove_process_set(low)
+    assert fd.remove_process_set(high)
+
+
+# ---- torch
+
+
+def test_torch_tensors() -> None:
+    to, source = neighbours()
+    sent = torch.full((3, 2), fd.rank() + 1.0, dtype=torch.bfloat16)
+    got = torch.zeros(6, dtype=torch.bfloat16)
+    handle = hvd.recv_async(got, source)
+    assert hvd.send(sent.t(), to) is None
+    assert hvd.synchronize(handle) == source
+    assert got.tolist() == [source + 1] * 6
+
+
+def test_torch_refuses_what_it_cannot_fill() -> None:
+    to, source = neighbours()
+    for wrong in (torch.zeros(2, 2).t()[:1], torch.zeros(3).expand(2, 3)):
+        if wrong.is_contiguous():
+            continue
+        with pytest.raises(ValueError, match="contiguous"):
+            hvd.recv(wrong, source, tag=fd.rank())
+        with pytest.raises((ValueError, fd.FarandoleError), match=f"rank {to} refused"):
+            hvd.send(torch.zeros(wrong.numel()), to, tag=to)
+
+
+# ---- a stranger's use
+
+
+def test_dropped_handles_and_freed_tensors() -> None:
+    to, source = neighbours()
+    gots = [np.zeros(100_000) for _ in range(6)]
+    for i, got in enumerate(gots):
+        fd.send_async(message(fd.rank(), to, 100_000, salt=i), to)
+        fd.recv_async(got, source)
+        gc.collect()
+    last = np.zeros(1)
+    handle = fd.recv_async(last, source)  # after those, which went the same way
+    fd.send(np.ones(1), to)
+    handle.wait()
+    for i, got in enumerate(gots):
+        assert_same(got, message(source, fd.rank(), 100_000, salt=i))
+
+
+def test_a_time_out_says_who_is_missing_and_can_be_waited_for_again() -> None:
+    MPI.COMM_WORLD.Barrier()
+    to, source = neighbours()
+    got = np.zeros(5)
+    handle = fd.recv_async(got, source, tag=3)
+    with pytest.raises(
+        fd.StallError, match=rf"from rank {source} with tag 3.*rank {source} missing"
+    ) as late:
+        handle.wait(timeout=0.3)
+    assert late.value.under_way
+    with pytest.raises(fd.StallError, match=f"rank {to} missing"):
+        fd.send(np.ones(4), to, tag=4, timeout=0.3)
+    MPI.COMM_WORLD.Barrier()
+    fd.send(np.full(5, 1.0 + fd.rank()), to, tag=3)
+    assert handle.wait() == source
+    assert got.tolist() == [1.0 + source] * 5
+    assert fd.recv(np.zeros(4), source, tag=4) == source  # the late send was under way, too
+
+
+# ---- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("sent", "received", "says"),
+    [
+        (np.ones(4), np.ones(3), "has 4 elements of float64 (32 bytes)"),
+        (np.ones(3), np.ones(400_000), "has 400000 elements of float64 (3200000 bytes)"),
+        (np.ones(300_000), np.ones(1), "has 300000 elements of float64"),
+        (np.ones(4), np.ones(4, "float32"), "has 4 elements of float32 (16 bytes)"),
+        (np.ones(0), np.ones(1), "has 0 elements"),
+    ],
+)
+def test_ends_that_disagree(sent: Array, received: Array, says: str) -> None:
+    start = time.monotonic()
+    to, source = neighbours()
+    send = fd.send_async(sent, to, tag=5, name="odd")
+    recv = fd.recv_async(received, source, tag=5)
+    with pytest.raises(fd.MismatchError) as of_send:
+        send.wait()
+    with pytest.raises(fd.MismatchError) as of_recv:
+        recv.wait()
+    assert f"send 'odd' of rank {fd.rank()} to rank {to} with tag 5" in str(of_send.value)
+    assert f"receive of rank {fd.rank()} from rank {source} with tag 5" in str(of_recv.value)
+    for error in (of_send.value, of_recv.value):
+        assert says in str(error)
+    assert time.monotonic() - start < SOON
+
+
+WRONG = {
+    "no array": (None, {}, TypeError, "NoneType"),
+    "itself": (np.ones(1), {"destination": "own"}, ValueError, "to itself; copy the tensor"),
+    "no such rank": (np.ones(1), {"destination": 99}, ValueError, "destination is 99"),
+    "a text": (np.ones(1), {"destination": "0"}, TypeError, "destination is '0'"),
+    "negative": (np.ones(1), {"destination": -1}, ValueError, "destination is -1"),
+    "negative tag": (np.ones(1), {"tag": -1}, ValueError, "tag is -1"),
+    "tag of text": (np.ones(1), {"tag": "a"}, TypeError, "tag is 'a'"),
+    "long tag": (np.ones(1), {"tag": 2**63}, ValueError, "tag is 9223372036854775808"),
+    "no set": (np.ones(1), {"process_set": 3}, TypeError, "process_set is 3"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments(case: str) -> None:
+    tensor, options, error, says = WRONG[case]
+    given: dict[str, Any] = {"destination": neighbours()[0], **options}
+    if given["destination"] == "own":
+        given["destination"] = fd.rank()
+    to, source = neighbours()
+    told = case == "no array"  # the peer hears of it; else nobody knows whom to tell
+    with pytest.raises(error, match=says):
+        fd.send(tensor, **given)
+    if told:
+        with pytest.raises(TypeError, match=rf"rank {source} refused"):
+            fd.recv(np.ones(1), source, timeout=SOON)
+    given.pop("destination")
+    given["source"] = options.get("destination", source)
+    if given["source"] == "own":
+        given["source"] = fd.rank()
+    with pytest.raises(error, match=says.replace("destination", "source")):
+        fd.recv(tensor, **given)
+    if told:
+        with pytest.raises(TypeError, match=rf"rank {to} refused"):
+            fd.send(np.ones(1), to, timeout=SOON)
+
+
+@pytest.mark.parametrize("wrong", ["read-only", "strided"])
+def test_a_refused_receive_fails_the_send(wrong: str) -> None:
+    to, source = neighbours()
+    got = np.zeros(8)[::2] if wrong == "strided" else np.zeros(4)
+    got.flags.writeable = wrong == "strided"
+    with pytest.raises(ValueError, match=r"contiguous|read-only|writable|writeable"):
+        fd.recv(got, source, tag=1)
+    with pytest.raises(ValueError, match=rf"rank {to} refused"):
+        fd.send(np.ones(4), to, tag=1, timeout=SOON)
+
+
+def test_a_rank_that_joined() -> None:
+    last = fd.size() - 1
+    if fd.rank() == last:
+        early = fd.send_async(np.full(3, 7.0), 0, tag=1)
+        fd.join()
+        return early.wait()
+    if fd.rank() == 0:
+        receive = fd.recv_async(np.zeros(3), last, tag=2)
+        with pytest.raises(fd.PeerError, match=f"receive of rank 0 from rank {last}.* joined"):
+            receive.wait(timeout=SOON)
+        with pytest.raises(fd.PeerError, match=f"rank {last} joined"):
+            fd.send(np.zeros(300_000), last, timeout=SOON)
+        got = np.zeros(3)
+        assert fd.recv(got, last, tag=1) == last  # it was sent before
+        assert got.tolist() == [7.0] * 3
+    fd.join()
+    return None
+
+
+def test_shutdown_with_messages_under_way() -> None:
+    to, source = neighbours()
+    got = np.zeros(100_000)
+    never = [fd.recv_async(got, source, tag=11), fd.send_async(got + 1, to, tag=12)]
+    fd.shutdown()
+    for handle in never:
+        with pytest.raises((fd.ShutdownError, fd.PeerError)):
+            handle.wait(timeout=SOON)
+    with pytest.raises(fd.ShutdownError):
+        fd.send(got, to)
+    MPI.COMM_WORLD.Barrier()
+    fd.init()

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands on torch.distributed, over the backend `farandole`: DDP, FSDP2 and others."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+
+import farandole.torch as hvd
+from harness.c10d import backend, since  # noqa: F401 (a fixture of all tests)
+from harness.toys import assert_same, batch, joined, loss_of, network
+
+pytestmark = [
+    pytest.mark.ranks(2, 4),
+    # Of torch before 2.13, about itself.
+    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),
+]
+OPTIONS = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
+SMALL = 1e-4  # MB: several buckets
+
+
+def ddp_of(model: nn.Module, **options: Any) -> Any:
+    return DistributedDataParallel(model, bucket_cap_mb=SMALL, **options)
+
+
+def train(net: Any, data: Any, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    loss_of(net, data).backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("option", [None, *OPTIONS])
+def test_ddp_equals_joined_batch(option: str | None) -> None:
+    model, reference = network(), network()
+    with torch.no_grad():
+        for p in model.parameters():  # of rank 0 in the end
+            p.add_(hvd.rank())
+    ddp = ddp_of(model, **({option: True} if option else {}))
+    own = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    for step in range(4):
+        train(ddp, batch(hvd.rank(), step), own)
+        train(reference, joined(step), plain)
+        assert_same(model, reference)
+
+
+def test_no_sync_and_two_models() -> None:
+    models, references = [network(), network()], [network(), network()]
+    for model, reference in zip([ddp_of(m) for m in models], references, strict=True):
+        with model.no_sync():
+            loss_of(model, batch(hvd.rank(), 0)).backward()
+        loss_of(model, batch(hvd.rank(), 1)).backward()
+        for step in range(2):
+            loss_of(reference, joined(step)).backward()
+    for model, reference in zip(models, references, strict=True):
+        for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-9, atol=1e-11)
+
+
+class Branches(nn.Module):
+    """Rank 0 leaves one branch out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.odd = network(), network()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.always(x)
+        return y if hvd.rank() == 0 else y + self.odd(x)
+
+
+def test_unused_parameters() -> None:
+    model = Branches()
+    ddp = ddp_of(model, find_unused_parameters=True)
+    for step in range(3):
+        ddp.zero_grad()
+        loss_of(ddp, batch(hvd.rank(), step)).backward()
+    for p in model.parameters():
+        alike = hvd.allgather(p.grad.unsqueeze(0))
+        assert all(torch.equal(row, alike[0]) for row in alike)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(model.odd[0].weight.grad, torch.zeros_like(model.odd[0].weight))
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_sparse_embedding(view: bool) -> None:
+    torch.manual_seed(7)
+    model = nn.Embedding(6, 3, sparse=True)
+    ddp = ddp_of(model, gradient_as_bucket_view=view)
+    rows = [torch.tensor([0, r, r]) for r in range(hvd.size())]
+    for step in range(2):
+        ddp.zero_grad()
+        (ddp(rows[hvd.rank()]) * (hvd.rank() + 1 + step)).sum().backward()
+        want = torch.zeros(6, 3)
+        for r, index in enumerate(rows):
+            want.index_add_(0, index, torch.full((3, 3), (r + 1.0 + step) / hvd.size()))
+        assert model.weight.grad is not None
+        torch.testing.assert_close(model.weight.grad.to_dense(), want)
+
+
+@pytest.mark.parametrize("hook", ["allreduce_hook", "fp16_compress_hook"])
+def test_hooks(hook: str) -> None:
+    model, reference = network().float(), network().float()
+    ddp = ddp_of(model)
+    ddp.register_comm_hook(None, getattr(default_hooks, hook))
+    x, y = batch(hvd.rank(), 0)
+    loss_of(ddp, (x.float(), y.float())).backward()
+    x, y = joined(0)
+    loss_of(reference, (x.float(), y.float())).backward()
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        tolerance = 1e-5 if hook == "allreduce_hook" else 3e-2
+        torch.testing.assert_close(p.grad, q.grad, rtol=tolerance, atol=tolerance)
+
+
+def test_power_sgd_waits_in_its_callbacks() -> None:
+    model = nn.Linear(64, 64)
+    ddp = DistributedDataParallel(model)
+    state = powerSGD_hook.PowerSGDState(None, 2, start_powerSGD_iter=2, min_compression_rate=1)
+    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    for step in range(4):
+        ddp.zero_grad()
+        torch.manual_seed(100 * step + hvd.rank())
+        ddp(torch.randn(8, 64)).square().sum().backward()
+    rows = hvd.allgather(model.weight.grad.unsqueeze(0))
+    assert all(torch.equal(row, rows[0]) for row in rows)
+
+
+def test_models_that_differ() -> None:
+    """DDP compares with rank 0, which itself goes on and waits for the others."""
+    dist.destroy_process_group()
+    dist.init_process_group("farandole", timeout=timedelta(seconds=2))
+    model = nn.Linear(5 + min(hvd.rank(), 1), 1)
+    if hvd.rank() == 0:
+        with pytest.raises(hvd.StallError, match="missing"):
+            ddp_of(model)
+    else:
+        with pytest.raises(RuntimeError, match="appears not to match sizes"):
+            ddp_of(model)
+
+
+def test_a_rank_that_has_left_is_an_error_of_backward() -> None:
+    ddp = ddp_of(network())
+    if hvd.rank() == 1:
+        hvd.shutdown()
+        return
+    # From C++, without its class.
+    with pytest.raises(RuntimeError, match=r"PeerError: ranks? [\d, ]*\b1\b"):
+        loss_of(ddp, batch(hvd.rank(), 0)).backward()
+    hvd.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_zero_redundancy_optimizer() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model, reference = network(), network()
+    ddp = ddp_of(model)
+    own = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.01)
+    plain = torch.optim.Adam(reference.parameters(), lr=0.01)
+    for step in range(3):
+        train(ddp, batch(hvd.rank(), step), own)
+        train(reference, joined(step), plain)
+    assert_same(model, reference)
+    own.consolidate_state_dict(to=0)
+    if hvd.rank() == 0:
+        assert len(own.state_dict()["state"]) == len(list(model.parameters()))
+
+
+@since(2, 6)
+@pytest.mark.parametrize("reshard", [True, False])
+def test_fsdp2(reshard: bool) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model, reference = network(), network()
+    mesh = init_device_mesh("cpu", (hvd.size(),))
+    for layer in model:
+        if list(layer.parameters()):
+            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+    own = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    for step in range(3):
+        train(model, batch(hvd.rank(), step), own)
+        train(reference, joined(step), plain)
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(p.full_tensor(), q, rtol=1e-9, atol=1e-11)
+
+
+@since(2, 5)
+def test_mesh_and_dtensor() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    if hvd.size() % 2:
+        return
+    mesh = init_device_mesh("cpu", (2, hvd.size() // 2), mesh_dim_names=("rows", "columns"))
+    assert mesh.get_local_rank("rows") == hvd.rank() // (hvd.size() // 2)
+    x = torch.arange(32.0).reshape(4, 8)
+    sharded = distribute_tensor(x, mesh, [Shard(0), Shard(1)])
+    assert torch.equal((sharded @ sharded.T).full_tensor(), x @ x.T)
+    assert torch.equal(sharded.redistribute(placements=[Replicate(), Replicate()]).to_local(), x)
+
+
+@since(2, 3)
+def test_checkpoint() -> None:
+    import torch.distributed.checkpoint as dcp
+
+    model = network()
+    with TemporaryDirectory() as own:
+        folder = Path(hvd.broadcast_object(own, 0)) / "saved"
+        dcp.save({"model": model.state_dict()}, checkpoint_id=folder)
+        other = network()
+        with torch.no_grad():
+            for p in other.parameters():
+                p.mul_(0).add_(hvd.rank())
+        state = {"model": other.state_dict()}
+        dcp.load(state, checkpoint_id=folder)
+        other.load_state_dict(state["model"])
+        assert_same(other, model)
+        dist.barrier()
+
+
+def test_sampler() -> None:
+    mine = list(DistributedSampler(range(10 * hvd.size()), shuffle=False))
+    assert mine == list(range(hvd.rank(), 10 * hvd.size(), hvd.size()))

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which hosts a supervised job uses: discovery, blacklist, the choice; and its options."""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+
+import pytest
+
+from farandole.launch import roster as roster_module
+from farandole.launch.attempt import say
+from farandole.launch.job import Host
+from farandole.launch.roster import Blacklist, Roster, plan, ranks_on
+from farandole.tools import cli
+
+A, B, C = Host("a", 2), Host("b", 4), Host("c", 2)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_host_is_left_out_twice_as_long_each_time() -> None:
+    clock = Clock()
+    blacklist = Blacklist(10, 35, clock)
+    assert not blacklist.has("a")
+    for seconds in (10, 20, 35, 35):
+        assert blacklist.add("a") == seconds
+        clock.now += seconds - 0.5
+        assert blacklist.has("a")
+        assert not blacklist.has("b")
+        clock.now += 1
+        assert not blacklist.has("a")
+    assert blacklist.known() == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "out", "wanted"),
+    [
+        (1, None, "", (A, B, C)),
+        (1, 5, "", (A, Host("b", 3))),
+        (2, 2, "", (A,)),
+        (1, 5, "a", (B, Host("c", 1))),
+        (8, 8, "", (A, B, C)),
+        (8, 8, "b", ()),
+        (9, None, "", ()),
+    ],
+)
+def test_the_choice(least: int, most: int | None, out: str, wanted: tuple[Host, ...]) -> None:
+    blacklist = Blacklist(10, 10)
+    if out:
+        blacklist.add(out)
+    found = plan((A, B, C), blacklist, least, most)
+    assert found == wanted
+    assert not found or ranks_on(found) <= (most or 8)
+
+
+def script(folder: Path, text: str) -> str:
+    (folder / "script").write_text(text)
+    return f"sh {folder}/script"
+
+
+def test_what_a_script_prints(tmp_path: Path) -> None:
+    said: list[str] = []
+    command = script(tmp_path, "echo a:2; echo; echo ' b '; echo a:4")
+    with Roster((), command, 3, said.append) as roster:
+        assert roster.hosts == (Host("a", 4), Host("b", 3)), "the last line of a host counts"
+    assert not said
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("echo 'a:many'", "'a:many' is no host"),
+        ("echo 'Usage: hosts [-h]'", "'Usage: hosts [-h]' is no host"),
+        ("echo b:2; echo oops >&2; exit 4", "ended with 4: oops"),
+        ("exec sleep 60", "timed out after 0.2 seconds"),
+    ],
+)
+def test_what_is_no_list_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
+) -> None:
+    if "sleep" in text:
+        monkeypatch.setattr(roster_module, "_SCRIPT_SECONDS", 0.2)
+    said: list[str] = []
+    roster = Roster((A,), script(tmp_path, text), 1, said.append)
+    roster.look()
+    roster.look()
+    assert roster.hosts == (A,)
+    assert len(said) == 1, "told once"
+    assert told in said[0]
+    script(tmp_path, "echo b:4")
+    roster.look()
+    assert roster.hosts == (B,)
+
+
+def test_a_script_that_prints_nothing_means_no_host(tmp_path: Path) -> None:
+    said: list[str] = []
+    roster = Roster((A,), script(tmp_path, "true"), 1, said.append)
+    roster.look()
+    assert roster.hosts == ()
+    assert not said
+
+
+def test_nothing_of_a_script_that_hangs_lives_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster_module, "_SCRIPT_SECONDS", 1.0)
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    Roster((), script(tmp_path, f"sleep 60 > {tmp_path}/pipe; true"), 1, print).look()
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    assert poll.poll(20_000), "the pipe's writer still runs"
+    os.close(reader)
+
+
+def test_a_supervisor_outlives_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `farandole run --elastic ... 2>&1 | head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stderr:
+        monkeypatch.setattr("sys.stderr", stderr)
+        say("start 1")
+        say("start 2")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("-np 2 --min-np 3", "--min-np 3 and --max-np 2 leave no number"),
+        ("-np 2 --min-np 1", "which hosts may come and go?"),
+        ("-np 0 -H localhost:2", "'0' is no number from 1"),
+        ("-np 2 --max-np 0", "'0' is no number from 1"),
+        ("--elastic", "how many ranks? -np N"),
+        ("--min-np 3 -H localhost:2", "2 slots never take 3 ranks"),
+        ("-np 3 --elastic --oversubscribe -H localhost:2", "2 slots never take 3 ranks"),
+        ("-np 1 --elastic --elastic-timeout nan", "must be at least 0"),
+        ("-np 1 --elastic -x FARANDOLE_GRACE=soon", "FARANDOLE_GRACE='soon' is no number"),
+        ("-np 1 --elastic --restarts -1", "--restarts and --elastic-timeout must be at least 0"),
+        ("-np 1 --elastic --blacklist-cooldown-range 5 1", "0 <= MIN <= MAX"),
+        ("-np 1 --reset-limit 3", "--restarts limits"),
+    ],
+)
+def test_options_that_contradict(capsys: pytest.CaptureFixture[str], words: str, told: str) -> None:
+    try:
+        code = cli.main(["run", *words.split(), "true"])
+    except SystemExit as end:  # argparse's own way
+        code = end.code  # type: ignore[assignment]
+    assert code == 2
+    assert told in capsys.readouterr().err

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's program that says which types it expects. test_types.py lets type checkers read it, and
+runs it as a world of one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from typing_extensions import assert_type
+
+import farandole
+import farandole.torch as hvd
+
+hvd.init()
+model = torch.nn.Linear(3, 2)
+sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters())
+assert_type(optimizer, "hvd.ReducingOptimizer[torch.optim.SGD]")
+optimizer.set_weight(4)
+optimizer.set_backward_passes_per_step(1)
+with optimizer.no_sync():
+    model(torch.ones(4, 3)).sum().backward()
+model(torch.ones(4, 3)).sum().backward()
+assert_type(optimizer.clip_grad_norm_(1.0), torch.Tensor)
+optimizer.synchronize(timeout=60.0)
+with optimizer.skip_synchronize():
+    optimizer.step()
+optimizer.zero_grad(set_to_none=False)
+torch.optim.lr_scheduler.StepLR(optimizer, 3)
+hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+if TYPE_CHECKING:  # the ignored errors must be there
+    optimizer.no_such_method()  # type: ignore[attr-defined] # pyright: ignore
+
+x = torch.arange(4.0)
+assert_type(hvd.allreduce_async(x), hvd.Handle[torch.Tensor])
+assert_type(hvd.synchronize(hvd.allreduce_async(x, op=hvd.Sum)), torch.Tensor)
+assert_type(hvd.synchronize(hvd.grouped_allreduce_async([x, x])), list[torch.Tensor])
+assert_type(hvd.allreduce(x), torch.Tensor)
+assert_type(hvd.grouped_allreduce([x]), list[torch.Tensor])
+assert_type(hvd.alltoall(x), torch.Tensor)
+assert_type(hvd.alltoall(x, splits=[4]), tuple[torch.Tensor, torch.Tensor])
+assert_type(hvd.broadcast_object(3), int)
+assert_type(hvd.allgather_object("a"), list[str])
+assert_type(hvd.join(), int)
+
+Doubles = np.ndarray[Any, np.dtype[np.float64]]
+y: Doubles = np.arange(4.0)
+assert_type(farandole.allreduce(y), Doubles)
+assert_type(farandole.alltoall(y), Doubles)
+assert_type(farandole.alltoall(y, splits=[4]), tuple[Doubles, np.ndarray[Any, np.dtype[np.int64]]])
+assert_type(farandole.broadcast_object({"epoch": 1}), dict[str, int])
+hvd.shutdown()

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of farandole.jax run inside ranks, as those of tests/parallel do; `make test-jax`."""
+
+import os
+
+if "FARANDOLE_TEST_STEP" in os.environ:  # in a rank; before JAX is imported
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    from harness.inner import runtime as runtime

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Derivatives of collectives against one process that has all ranks' data: of the sum of all ranks'
+losses, by each rank's own input."""
+
+import jax
+import numpy as np
+import pytest
+from jax import numpy as jnp
+
+import farandole.jax as hvd
+
+pytestmark = pytest.mark.ranks(1, 3)
+
+ROWS = 12  # every number of ranks divides it
+
+
+def all_inputs():
+    return [
+        jnp.asarray(np.random.default_rng(r).normal(size=(ROWS, 2)), "float32")
+        for r in range(hvd.size())
+    ]
+
+
+def all_weights(shapes):
+    """What each rank multiplies its result with."""
+    pairs = enumerate(shapes)
+    return [jnp.asarray(np.random.default_rng([7, r]).normal(size=s), "float32") for r, s in pairs]
+
+
+def rows_of(rank, rows=ROWS):
+    size = hvd.size()
+    counts = [rows // size + (r < rows % size) for r in range(size)]
+    return slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+
+
+def one_process(operation, xs, root):
+    """All ranks' results, from all ranks' inputs."""
+    size = len(xs)
+    results = {
+        "sum": lambda: [2.0 * sum(0.5 * x for x in xs)] * size,
+        "average": lambda: [sum(xs) / size] * size,
+        "allgather": lambda: [jnp.concatenate(xs)] * size,
+        "broadcast": lambda: [xs[root]] * size,
+        "reducescatter": lambda: [sum(xs)[rows_of(r)] for r in range(size)],
+        "uneven": lambda: [3.0 * (sum(xs)[:11] / size)[rows_of(r, 11)] for r in range(size)],
+        "alltoall": lambda: [jnp.concatenate([x[rows_of(r)] for x in xs]) for r in range(size)],
+        "scatter": lambda: [xs[root][rows_of(r)] for r in range(size)],
+    }
+    return results[operation]()
+
+
+def many_ranks(operation, x, root, name):
+    calls = {
+        "sum": lambda: hvd.allreduce(
+            x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=2.0, name=name
+        ),
+        "average": lambda: hvd.allreduce(x, name=name),
+        "allgather": lambda: hvd.allgather(x, name=name),
+        "broadcast": lambda: hvd.broadcast(x, root, name=name),
+        "reducescatter": lambda: hvd.reducescatter(x, op=hvd.Sum, name=name),
+        "uneven": lambda: hvd.reducescatter(x[:11], postscale_factor=3.0, name=name),
+        "alltoall": lambda: hvd.alltoall(x, name=name),
+        "scatter": lambda: hvd.scatter(x, root, name=name),
+    }
+    return calls[operation]()
+
+
+OPERATIONS = [
+    *("sum", "average", "allgather", "broadcast", "reducescatter", "uneven", "alltoall", "scatter")
+]
+
+
+@pytest.mark.parametrize("name", [None, "named"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("within", ["outside", "jit"])
+def test_derivatives(operation, within, name):
+    xs, own, root = all_inputs(), hvd.rank(), hvd.size() - 1
+    weights = all_weights([y.shape for y in one_process(operation, xs, root)])
+
+    def whole_loss(xs):
+        ys = one_process(operation, xs, root)
+        return sum(jnp.sum(w * jnp.sin(y)) for w, y in zip(weights, ys, strict=True))
+
+    def my_loss(x):
+        return jnp.sum(weights[own] * jnp.sin(many_ranks(operation, x, root, name)))
+
+    def forward(x):
+        return jax.jvp(my_loss, (x,), (jnp.cos(x),))
+
+    wrapped = jax.jit if within == "jit" else lambda function: function
+    value, found = wrapped(jax.value_and_grad(my_loss))(xs[own])
+    expected = jax.grad(whole_loss)(xs)[own]
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(
+        hvd.allreduce(value, op=hvd.Sum), whole_loss(xs), rtol=1e-4, atol=1e-5
+    )
+    _, slope = wrapped(forward)(xs[own])
+    _, whole_slope = jax.jvp(whole_loss, (xs,), ([jnp.cos(x) for x in xs],))
+    np.testing.assert_allclose(hvd.allreduce(slope, op=hvd.Sum), whole_slope, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("within", ["outside", "jit"])
+def test_second_derivatives(within):
+    xs, own = [x[:2, 0] for x in all_inputs()], hvd.rank()
+
+    def my_loss(x):
+        return jnp.sum(jnp.sin(hvd.allreduce(x, op=hvd.Sum)) ** 2) / hvd.size()
+
+    def whole_loss(xs):
+        return jnp.sum(jnp.sin(sum(xs)) ** 2)
+
+    def twice(loss):
+        return lambda x: jax.grad(lambda y: jnp.sum(jax.grad(loss)(y)))(x)
+
+    wrapped = jax.jit if within == "jit" else lambda function: function
+    # d/dx of the sum over ranks r of the elements of dL/dx_r: one process has them in one sum.
+    expected = jax.grad(lambda xs: sum(jnp.sum(g) for g in jax.grad(whole_loss)(xs)))(xs)[own]
+    np.testing.assert_allclose(wrapped(twice(my_loss))(xs[own]), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_group_with_integers_and_what_does_not_matter():
+    def loss(tree):
+        found = hvd.allreduce(tree, op=hvd.Sum)
+        return jnp.sum(found["w"] ** 2) * found["count"]  # "unused" gets zeros
+
+    tree = {"w": jnp.ones(3), "unused": jnp.ones(2), "count": jnp.int32(hvd.rank() + 1)}
+    counts = sum(range(1, hvd.size() + 1))
+    for wrapped in (jax.jit, lambda function: function):
+        found = wrapped(jax.grad(loss, allow_int=True))(tree)
+        assert found["w"].tolist() == [2.0 * hvd.size() * counts * hvd.size()] * 3
+        assert found["unused"].tolist() == [0.0] * 2
+        assert found["count"].dtype == jax.dtypes.float0
+
+
+def test_a_largest_value_has_no_derivative():
+    for op in (hvd.Max, hvd.Product):
+        with pytest.raises(NotImplementedError, match="Average and Sum only"):
+            jax.grad(lambda x, op=op: jnp.sum(hvd.allreduce(x, op=op)))(jnp.ones(3))
+    largest = jax.jit(
+        jax.grad(lambda x: jnp.sum(x * hvd.allreduce(jax.lax.stop_gradient(x), op=hvd.Max)))
+    )
+    assert largest(jnp.full(2, 1.0 + hvd.rank())).tolist() == [hvd.size()] * 2
+
+
+def test_gradients_of_vmap_and_vmap_of_gradients():
+    xs, own = all_inputs(), hvd.rank()
+
+    def each(x):
+        return jnp.sum(jnp.sin(hvd.allreduce(x, op=hvd.Sum)))
+
+    expected = jnp.cos(sum(xs)) * hvd.size()
+    for wrapped in (jax.jit, lambda function: function):
+        found = wrapped(jax.grad(lambda x: jnp.sum(jax.vmap(each)(x))))(xs[own])
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        found = wrapped(jax.vmap(jax.grad(each)))(xs[own])
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What test_keras.py runs on each of four ranks, for one backend of Keras: in worlds of 3 and 1, of
+2 and of 4, one after the other, as imports take longest; at last a rank dies."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from mpi4py import MPI
+from sklearn.datasets import load_digits
+
+import farandole.keras as hvd
+from harness.process import SLOWNESS
+
+TRAINED, BATCH = 1536, 48  # images; of all ranks together in a step
+
+
+def network(seed, dropout=()):
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(32, "relu"), *dropout, keras.layers.Dense(10)]
+    return keras.Sequential([keras.layers.Input((64,)), *layers])
+
+
+def compiled(model, optimizer):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    return model
+
+
+def weights(model):
+    return [np.asarray(keras.ops.convert_to_numpy(w)) for w in model.trainable_variables]
+
+
+def check_equal_everywhere(model):
+    own = np.concatenate([w.ravel() for w in weights(model)])
+    for theirs in hvd.allgather_object(own):
+        np.testing.assert_array_equal(theirs, own)
+
+
+def own_part(images, labels, batch=BATCH):
+    """This rank's rows of each batch, whose order is that of one process."""
+    rows = np.arange(len(labels)).reshape(-1, batch)[:, hvd.rank() :: hvd.size()].ravel()
+    return images[rows], labels[rows]
+
+
+def test_one_step_is_that_of_one_process(images, labels):
+    for passes in (1, 2):
+        ours, alone = network(1), network(1)
+        options = {"backward_passes_per_step": passes, "average_aggregated_gradients": True}
+        compiled(ours, hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, clipnorm=0.2), **options))
+        compiled(alone, keras.optimizers.SGD(0.5, clipnorm=0.2))
+        before = weights(ours)
+        x, y = own_part(images[:BATCH], labels[:BATCH])
+        for part in np.split(np.arange(len(y)), passes):
+            ours.train_on_batch(x[part], y[part])
+        alone.train_on_batch(images[:BATCH], labels[:BATCH])
+        for a, b, c in zip(weights(ours), weights(alone), before, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+            assert np.abs(a - c).max() > 1e-3
+        check_equal_everywhere(ours)
+
+
+def test_fit(images, labels, folder):
+    model = network(hvd.rank())  # other weights on each rank
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3))
+    assert type(optimizer).__name__ == "Adam"
+    compiled(model, optimizer)
+    path = folder / f"best-{hvd.rank()}.keras"
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.LearningRateWarmupCallback(4e-3, warmup_epochs=2, verbose=1),
+        hvd.callbacks.LearningRateScheduleCallback(4e-3, lambda e: 0.5 ** (e - 2), start_epoch=2),
+        hvd.callbacks.BestModelCheckpoint(path, monitor="val_loss"),
+    ]
+    x, y = own_part(images[:TRAINED], labels[:TRAINED])
+    tests = own_part(images[TRAINED : TRAINED + 240], labels[TRAINED : TRAINED + 240])
+    history = model.fit(
+        x, y, BATCH // hvd.size(), 4, verbose=0, callbacks=callbacks, validation_data=tests
+    ).history
+    check_equal_everywhere(model)
+    assert all(theirs == history for theirs in hvd.allgather_object(history))
+    assert history["val_accuracy"][-1] > 0.8, history
+    np.testing.assert_allclose(history["lr"], [*history["lr"][:1], 4e-3, 4e-3, 2e-3], rtol=1e-5)
+    assert history["lr"][0] < 4.001e-3
+    assert path.exists() == (hvd.rank() == 0)
+    return model
+
+
+def test_load_model(model, images, labels, folder):
+    path = folder / f"saved-{hvd.rank()}.keras"
+    model.save(path)
+    plain = keras.saving.load_model(path)  # without farandole
+    assert type(plain.optimizer).__name__ == "Adam"
+    loaded = hvd.load_model(path)
+    x, y = own_part(images[:BATCH], labels[:BATCH])
+    for one in (model, loaded):
+        one.fit(x, y, BATCH, 1, verbose=0)
+        check_equal_everywhere(one)
+    for a, b in zip(weights(model), weights(loaded), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    loaded.fit(x, y, BATCH, 1, verbose=0, callbacks=[callback])
+    check_equal_everywhere(loaded)
+
+
+def test_nonsense():
+    def refused(kind, text, call):
+        with pytest.raises(kind, match=text):
+            call()
+
+    wrap, sgd = hvd.DistributedOptimizer, keras.optimizers.SGD
+    refused(TypeError, r"pass a keras\.optimizers\.Optimizer", lambda: wrap("sgd"))
+    refused(ValueError, "wrap it once", lambda: wrap(wrap(sgd())))
+    refused(TypeError, "op is 'sum'", lambda: wrap(sgd(), op="sum"))
+    refused(TypeError, "compression is 3", lambda: wrap(sgd(), compression=3))
+    refused(ValueError, "backward_passes_per_step", lambda: wrap(sgd(), backward_passes_per_step=0))
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        refused(ValueError, "each rank would skip steps alone", lambda: wrap(sgd()))
+        wrap(keras.optimizers.LossScaleOptimizer(sgd()))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    unbuilt = keras.Sequential([keras.layers.Dense(1)])
+    refused(ValueError, "model.build", lambda: hvd.broadcast_state(unbuilt))
+    if hvd.size() > 1:
+        one = unbuilt if hvd.rank() == 0 else network(1)  # an error on all
+        refused((ValueError, hvd.PeerError), r"model\.build", lambda: hvd.broadcast_state(one))
+        model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1 + hvd.rank())])
+        refused(hvd.MismatchError, "keras.state", lambda: hvd.broadcast_state(model))
+
+
+class DiesInEpochOne(keras.callbacks.Callback):
+    """Once, on rank 1, while the others reduce gradients."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.told = folder / "died"
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self.epoch, batch, hvd.rank()) == (1, 5, 1) and not self.told.exists():
+            self.told.write_text(str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_elastic(images, labels, folder):
+    """A rank dies within fit(): the others hear of it within 2 seconds, and go on without it."""
+    model = network(hvd.rank(), [keras.layers.Dropout(0.1)])
+    compiled(model, hvd.DistributedOptimizer(keras.optimizers.Adam(4e-3)))
+    state = hvd.elastic.KerasState(model, batch=0, epoch=0, batches=[])
+    callbacks = [
+        hvd.elastic.UpdateBatchStateCallback(state),
+        hvd.elastic.UpdateEpochStateCallback(state),
+        hvd.elastic.CommitStateCallback(state, batches_per_commit=4),
+        DiesInEpochOne(folder),
+    ]
+    found, heard, world = [], [], state.world
+
+    @hvd.elastic.run
+    def train(state):
+        found.append((hvd.size(), state.epoch, state.batch, weights(model)))
+        x, y = own_part(images[:TRAINED], labels[:TRAINED])
+        epochs = {"initial_epoch": state.epoch, "epochs": 4}
+        try:
+            model.fit(x, y, BATCH // hvd.size(), **epochs, verbose=0, callbacks=callbacks)
+        except Exception as error:
+            heard.append((time.time(), f"{type(error)} {error}"))
+            raise
+
+    train(state)
+    [(when, text)] = heard
+    assert when - float(callbacks[-1].told.read_text()) < 2 * SLOWNESS, text
+    assert "PeerError" in text
+    assert "rank 1" in text
+    assert [each[:3] for each in found] == [(4, 0, 0), (3, 1, 4)], found
+    assert (state.epoch, state.batch, state.world) == (4, 0, world + 1)
+    check_equal_everywhere(model)
+    for own, theirs in zip(found[1][3], hvd.broadcast_object(found[1][3], 0), strict=True):
+        np.testing.assert_array_equal(own, theirs)  # of the last commit
+    tests = images[TRAINED:], labels[TRAINED:]
+    _, accuracy = model.evaluate(*tests, verbose=0)
+    assert accuracy > 0.8, accuracy
+
+
+def main():
+    digits = load_digits()
+    images, labels = digits.data.astype("float32") / 16, digits.target
+    folder, rank = Path(sys.argv[1]), MPI.COMM_WORLD.Get_rank()
+    worlds = [MPI.COMM_WORLD.Split(rank < first) for first in (3, 2, 4)]
+    for comm in worlds:
+        if comm.Get_size() == 2 and rank > 1:
+            continue  # one pair is enough
+        hvd.init(comm)
+        test_one_step_is_that_of_one_process(images, labels)
+        model = test_fit(images, labels, folder)
+        if hvd.size() in (1, 2):
+            test_load_model(model, images, labels, folder)
+            test_nonsense()
+        print(f"rank {hvd.rank()} of {hvd.size()}: all is well", flush=True)
+        hvd.shutdown()
+    hvd.init()
+    test_elastic(images, labels, folder)
+    print(f"rank {hvd.rank()} has gone on", flush=True)
+
+
+if __name__ == "__main__":
+    main()

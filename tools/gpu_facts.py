@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gpu_facts.py RANK SIZE FOLDER: one rank that prints what NCCL's calls return, by ctypes.
+
+For tools/gpu_first_minutes.py, which runs SIZE of them; they meet by files in FOLDER.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from pathlib import Path
+
+from farandole.installed import open_library
+
+IN_PROGRESS = 7
+BYTES = 2 << 20
+
+
+class UniqueId(ctypes.Structure):
+    """ncclUniqueId."""
+
+    _fields_ = (("bytes", ctypes.c_char * 128),)
+
+
+class Config(ctypes.Structure):
+    """The first members of ncclConfig_t, as farandole has them."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("blocking", ctypes.c_int),
+    )
+
+
+class Rank:
+    """One rank that notes what NCCL returns. Ranks meet by files in `folder`."""
+
+    def __init__(self, rank: int, size: int, folder: Path) -> None:
+        self.rank, self.size, self.folder = rank, size, folder
+        self.facts: dict[str, object] = {}
+        self.nccl = _library("NCCL")
+        self.comm = ctypes.c_void_p()
+        self.cuda = cuda = _library("CUDA")
+        context = ctypes.c_void_p()
+        devices = ctypes.c_int(1)
+        cuda.cuInit(0)
+        if hasattr(cuda, "cuDeviceGetCount"):
+            cuda.cuDeviceGetCount(ctypes.byref(devices))
+        else:  # the double
+            devices.value = size
+        cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), rank % devices.value)
+        cuda.cuCtxPushCurrent_v2(context)
+
+    def meet(self, point: str) -> None:
+        """Until all ranks are here."""
+        (self.folder / f"{point}.{self.rank}").touch()
+        for rank in range(self.size):
+            self.await_file(f"{point}.{rank}")
+
+    def await_file(self, name: str) -> None:
+        """A minute at most."""
+        end = time.monotonic() + 60
+        while not (self.folder / name).exists():
+            if time.monotonic() > end:
+                raise SystemExit(f"rank {self.rank}: nobody has written {name}")
+            time.sleep(0.001)
+
+    def state(self) -> int:
+        """What ncclCommGetAsyncError says."""
+        found = ctypes.c_int()
+        self.nccl.ncclCommGetAsyncError(self.comm, ctypes.byref(found))
+        return found.value
+
+    def ready(self) -> int:
+        """The state once nothing is in progress."""
+        end = time.monotonic() + 60
+        while (found := self.state()) == IN_PROGRESS and time.monotonic() < end:
+            time.sleep(0.0001)
+        return found
+
+    def open(self) -> None:
+        """The communicator."""
+        unique, path = UniqueId(), self.folder / "id"
+        if self.rank == 0:
+            self.nccl.ncclGetUniqueId(ctypes.byref(unique))
+            path.with_suffix(".part").write_bytes(bytes(unique))
+            path.with_suffix(".part").rename(path)
+        self.await_file("id")
+        unique = UniqueId.from_buffer_copy(path.read_bytes())
+        config = Config(ctypes.sizeof(Config), 0xCAFEBEEF, 21400, 0)
+        self.nccl.ncclCommInitRankConfig.argtypes = [
+            ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int, ctypes.c_void_p,
+        ]  # fmt: skip
+        made = ctypes.byref(self.comm)
+        self.facts["init returns"] = self.nccl.ncclCommInitRankConfig(
+            made, self.size, unique, self.rank, ctypes.byref(config)
+        )
+        self.ready()
+
+    def reduce(self, name: str) -> None:
+        """One group of one call."""
+        memory, portable = ctypes.c_void_p(), 1  # pinned: a card may use it as well
+        self.cuda.cuMemHostAlloc(ctypes.byref(memory), ctypes.c_size_t(BYTES), portable)
+        self.nccl.ncclGroupStart()
+        count, float32, total, stream = ctypes.c_size_t(4), 7, 0, ctypes.c_void_p()
+        self.nccl.ncclAllReduce(memory, memory, count, float32, total, self.comm, stream)
+        self.facts[name] = self.nccl.ncclGroupEnd()
+
+    def synchronize(self) -> None:
+        """Until the default stream has done all that is in it."""
+        self.ready()
+        event = ctypes.c_void_p()
+        self.cuda.cuEventCreate(ctypes.byref(event), 0)
+        self.cuda.cuEventRecord(event, None)
+        self.cuda.cuEventSynchronize(event)
+
+    def memory(self) -> ctypes.c_void_p:
+        """Of NCCL's own; never given back."""
+        found = ctypes.c_void_p()
+        self.nccl.ncclMemAlloc(ctypes.byref(found), ctypes.c_size_t(BYTES))
+        return found
+
+    def register(self, window: ctypes.c_void_p) -> int:
+        """One window of new memory; -1 where this NCCL has none."""
+        if not hasattr(self.nccl, "ncclCommWindowRegister"):
+            return -1
+        size = ctypes.c_size_t(BYTES)
+        result: int = self.nccl.ncclCommWindowRegister(
+            self.comm, self.memory(), size, ctypes.byref(window), 1
+        )
+        return result
+
+    def run(self) -> dict[str, object]:
+        """All facts that this rank sees; those of a call that is alone are rank 0's."""
+        alone = self.rank == 0 and self.size > 1
+        self.open()
+        self.meet("open")
+        self.reduce("group_end returns")
+        if self.size == 1:
+            self.facts["state after group_end"] = self.state()
+        self.ready()
+        self.reduce("the second group_end returns")
+        self.synchronize()
+        self.meet("reduced")
+        if self.rank > 0:
+            self.await_file("registers")
+        first, second = ctypes.c_void_p(), ctypes.c_void_p()
+        self.facts["window_register returns"] = self.register(first)
+        if alone:
+            self.facts["window at once, alone"] = bool(first)
+            self.facts["state after window_register, alone"] = self.state()
+            self.facts["a second window_register, alone"] = self.register(second)
+        (self.folder / "registers").touch()
+        self.ready()
+        self.meet("registered")
+        if self.rank > 0:
+            self.await_file("splits")
+        part = ctypes.c_void_p()
+        self.facts["split returns"] = self.nccl.ncclCommSplit(
+            self.comm, 0, self.rank, ctypes.byref(part), None
+        )
+        if alone:
+            self.facts["part at once, alone"] = bool(part)
+            self.facts["state after split, alone"] = self.state()
+        (self.folder / "splits").touch()
+        self.ready()
+        self.facts["part when the split is done"] = bool(part)
+        self.meet("split")
+        return self.facts
+
+
+def _library(name: str) -> ctypes.CDLL:
+    file = {"CUDA": "libcuda.so.1", "NCCL": "libnccl.so.2"}[name]
+    library, _ = open_library(f"FARANDOLE_{name}_LIBRARY", [file])
+    if library is None:
+        raise SystemExit(f"there is no {file}")
+    return library  # type: ignore[no-any-return]
+
+
+def main() -> None:
+    """One line a fact. Communicators are left as they are."""
+    rank, size, folder = sys.argv[1:]
+    for name, value in Rank(int(rank), int(size), Path(folder)).run().items():
+        print(f"{name}={value!r}", flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,317 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Judges the tests: makes small wrong changes to the product, counts those that no test notices.
+
+It works in build/mutate/tree, a copy of the tracked files, never in the checkout. A mutant is
+killed by a test that fails or takes too long, twice; one that does not compile, or whose check
+fails without it, is not counted. What has been judged is in build/mutate/results.jsonl, and is not
+judged again; build/mutate/survivors has a diff of each mutant that lives, build/mutate/killed what
+the check printed that has killed one.
+
+    tools/mutate.py                                   200 mutants of all the product
+    tools/mutate.py --count 40 --only csrc/control    40 of one folder
+    tools/mutate.py --again                           survivors, by the tests as they are now
+    tools/mutate.py --fresh                           anew, with the sources as they are now
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy
+from mutant_checks import checks_of
+from mutants import Mutant, mutants
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parents[1]
+HOME = ROOT / "build" / "mutate"
+TREE = HOME / "tree"
+RESULTS = HOME / "results.jsonl"
+UNDER_TEST = HOME / "original.json"  # the file that holds a mutant now, as it was
+MUTATED = ("csrc/control", "csrc/data", "csrc/runtime", "pyruntime", "adapters")
+NEW_SECONDS = 300.0  # what a check may take that has not passed yet
+ALONE_SECONDS = 60.0  # what one test of a program may take
+# Warnings are errors, but these are of mutants that run.
+_WARNINGS = "parentheses unused-parameter unused-variable unused-but-set-variable unused-function"
+TOLERANT = "".join(
+    f'#pragma GCC diagnostic ignored "-W{name}"\n'
+    for name in f"{_WARNINGS} unused-value type-limits sign-compare".split()
+)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What became of a mutant: `invalid`, `killed` by a check, or it `lives`."""
+
+    mutant: Mutant
+    fate: str
+    by: str = ""
+    seconds: float = 0.0
+
+    @property
+    def folder(self) -> str:
+        """The row of the table."""
+        return next(folder for folder in MUTATED if self.mutant.path.startswith(f"{folder}/"))
+
+
+def _run(command: Sequence[str], limit: float = math.inf, quiet: float = math.inf) -> int | None:
+    """A command's exit code in the tree; None: it took longer than its limit, and was ended.
+
+    So it is once it has printed nothing for `quiet` seconds.
+    """
+    libraries = Path(numpy.__file__).parents[1] / "nvidia"
+    env = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "FARANDOLE_TEST_MPI": str(Path(sys.prefix) / "lib" / "libmpi.so.40"),
+        "FARANDOLE_TEST_NVRTC": next(map(str, libraries.glob("*/lib/libnvrtc.so.*")), ""),
+    }
+    with (HOME / "output").open("w") as output:
+        child = subprocess.Popen(
+            command,
+            cwd=TREE,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            return _wait(child, time.monotonic() + limit, quiet)
+        finally:
+            child.terminate()  # pytest ends the jobs, and ninja the compilers, that it has started
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(30)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def _wait(child: subprocess.Popen[bytes], end: float, quiet: float) -> int | None:
+    said, since = 0, time.monotonic()
+    while child.poll() is None:
+        now, size = time.monotonic(), (HOME / "output").stat().st_size
+        if size != said:
+            said, since = size, now
+        if now > min(end, since + quiet):
+            return None
+        time.sleep(0.05)
+    return child.returncode
+
+
+def _ninja(target: str) -> bool:
+    return _run(["ninja", "-C", "build/release", "-j", "2", "--quiet", target]) == 0
+
+
+def _is_program(check: str) -> bool:
+    return not check.startswith("tests/")
+
+
+def _command(check: str) -> list[str]:
+    words = check.split()
+    if _is_program(check):
+        return [f"build/release/tests/{words[0]}", "--stop", "first", *words[1:]]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--ranks", "2"]
+    return [str(TREE / ".venv/bin/python"), "-m", "pytest", *options, *words]
+
+
+def _built(check: str) -> bool:
+    """Whether what the check runs compiles."""
+    return _ninja(check.split()[0] if _is_program(check) else "farandole")
+
+
+def _passed() -> dict[str, float]:
+    """The checks that have passed, and the seconds that they took."""
+    known = HOME / "passed.json"
+    return dict(json.loads(known.read_text())) if known.exists() else {}
+
+
+def _fails_again(check: str) -> bool:
+    """Whether the test that has just failed, or hangs, does so alone: none is killed by chance."""
+    pattern = r"^run  (\w+)$" if _is_program(check) else r"^FAILED (\S+)"
+    ran = re.findall(pattern, (HOME / "output").read_text(), re.MULTILINE)
+    alone = ran[-1] if ran else check
+    if ran and _is_program(check):
+        alone = check if "--" in check else f"{check.split()[0]} {ran[-1]}"
+    return _run(_command(alone), ALONE_SECONDS if _is_program(check) else NEW_SECONDS) != 0
+
+
+def _passes(check: str) -> bool:
+    """Runs the check, which is built."""
+    start, passed = time.monotonic(), _passed()
+    limit = 3 * passed[check] + ALONE_SECONDS if check in passed else NEW_SECONDS
+    if _run(_command(check), limit, ALONE_SECONDS if _is_program(check) else limit) != 0:
+        return False
+    passed.setdefault(check, time.monotonic() - start)
+    (HOME / "passed.json").write_text(json.dumps(passed, indent=1))
+    return True
+
+
+def restore() -> None:
+    """Takes a mutant out of the tree, also one that an earlier run has left there."""
+    if UNDER_TEST.exists():
+        path, source = json.loads(UNDER_TEST.read_text())
+        (TREE / path).write_text(source)
+        UNDER_TEST.unlink()
+
+
+def _name(mutant: Mutant) -> str:
+    return f"{mutant.path.replace('/', '-')}-{mutant.start}-{mutant.kind}"
+
+
+def judge(mutant: Mutant) -> Judgement:
+    """Puts the mutant into the tree, runs its checks until one fails, takes it out again."""
+    file, start = TREE / mutant.path, time.monotonic()
+    source = file.read_text()
+    fate, by = "lives", ""
+    UNDER_TEST.write_text(json.dumps([mutant.path, source]))
+    try:
+        file.write_text((TOLERANT if file.suffix == ".cc" else "") + mutant.apply(source))
+        for by in checks_of(mutant.path):
+            if file.suffix == ".cc" and not _built(by):
+                fate = "invalid"
+            elif not _passes(by) and _fails_again(by):
+                fate = "killed"
+                (HOME / "killed").mkdir(exist_ok=True)
+                shutil.copy(HOME / "output", HOME / "killed" / f"{_name(mutant)}.txt")
+            else:
+                continue
+            break
+    finally:
+        restore()
+    # A check is believed once it has passed.
+    if fate == "killed" and by not in _passed() and not (_built(by) and _passes(by)):
+        print(f"fails without a mutant: {by}\n{(HOME / 'output').read_text()[-4000:]}")
+        fate = "invalid"
+    return Judgement(mutant, fate, by, round(time.monotonic() - start, 1))
+
+
+def sample(only: Sequence[str], seed: int) -> list[Mutant]:
+    """All mutants of these folders, in the order that they have in MUTATED's for this seed."""
+    files = [path for folder in MUTATED for path in sorted((TREE / folder).rglob("*.*"))]
+    paths = [path.relative_to(TREE).as_posix() for path in files if path.suffix in (".cc", ".py")]
+    found = [mutant for path in paths for mutant in mutants(path, (TREE / path).read_text())]
+    random.Random(seed).shuffle(found)
+    return [mutant for mutant in found if mutant.path.startswith(tuple(only))]
+
+
+def prepare() -> None:
+    """The tree, with a build and an environment of its own; its tests are as they are now."""
+    new = not (TREE / ".venv" / "ready").exists()
+    kinds = ["--cached", "--others", "--exclude-standard"]
+    listed = ["git", "ls-files", *kinds, *([] if new else ["tests", "pyproject.toml"])]
+    for name in subprocess.check_output(listed, cwd=ROOT, text=True).splitlines():
+        if (ROOT / name).exists():
+            (TREE / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, TREE / name)
+    if not new:
+        return
+    # A changed file need not configure again: the build id may stay.
+    options = ["-DFARANDOLE_TESTS=ON", "-DCMAKE_SUPPRESS_REGENERATION=ON", "--log-level=WARNING"]
+    for command in (
+        ["cmake", "-G", "Ninja", "-S", "csrc", "-B", "build/release", *options],
+        ["ninja", "-C", "build/release", "-j", "2", "--quiet", "farandole", "gpu_double"],
+        ["cp", "-al", sys.prefix, ".venv"],
+        ["make", "build/mypy"],
+    ):
+        if _run(command) != 0:
+            sys.exit(f"{command}\n{(HOME / 'output').read_text()}")
+    [site] = (TREE / ".venv" / "lib").glob("python*/site-packages")
+    for link in site.glob("__editable__*"):
+        link.unlink()
+    (site / "farandole").symlink_to(TREE / "build" / "mypy" / "farandole")
+    for name in ("libfarandole.so", "farandole.h"):
+        folder = TREE / ("csrc" if name.endswith(".h") else "build/release")
+        (TREE / "pyruntime" / "lib").mkdir(exist_ok=True)
+        (TREE / "pyruntime" / "lib" / name).symlink_to(folder / name)
+    program = TREE / ".venv" / "bin" / "farandole"
+    text = program.read_text().replace(sys.prefix, str(TREE / ".venv"))
+    program.unlink()  # the file is the checkout's, too
+    program.write_text(text)
+    program.chmod(0o755)
+    (TREE / ".venv" / "ready").touch()
+
+
+def judged() -> dict[Mutant, Judgement]:
+    """What earlier runs have found; the last word counts."""
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    found = [json.loads(line) for line in lines]
+    all_ = [Judgement(**(one | {"mutant": Mutant(**one["mutant"])})) for one in found]
+    return {judgement.mutant: judgement for judgement in all_}
+
+
+def table(judgements: Sequence[Judgement]) -> str:
+    """Killed, living and uncounted mutants by folder."""
+    lines = [f"{'folder':16} killed lives invalid score"]
+    for folder in (*MUTATED, "all"):
+        fates = [one.fate for one in judgements if folder in (one.folder, "all")]
+        killed, lives = fates.count("killed"), fates.count("lives")
+        score = f"{100 * killed / (killed + lives):4.0f}%" if killed + lives else "    -"
+        lines.append(f"{folder:16} {killed:6} {lives:5} {fates.count('invalid'):7} {score}")
+    return "\n".join(lines)
+
+
+def write_survivors(judgements: Sequence[Judgement]) -> None:
+    """A diff for each mutant that lives."""
+    folder = HOME / "survivors"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for one in judgements:
+        if one.fate == "lives":
+            path, source = one.mutant.path, (TREE / one.mutant.path).read_text()
+            texts = (source.splitlines(True), one.mutant.apply(source).splitlines(True))
+            (folder / f"{_name(one.mutant)}.diff").write_text(
+                "".join(difflib.unified_diff(*texts, path, path))
+            )
+
+
+def main() -> None:
+    """See above."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=200, help="mutants that compile (200)")
+    parser.add_argument("--seed", type=int, default=1, help="which ones (1)")
+    parser.add_argument("--only", nargs="+", default=MUTATED, metavar="FOLDER", help="of these")
+    parser.add_argument("--again", action="store_true", help="judge survivors again")
+    parser.add_argument("--fresh", action="store_true", help="forget tree and judgements")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    restore()
+    if options.fresh:
+        shutil.rmtree(HOME, ignore_errors=True)
+    HOME.mkdir(parents=True, exist_ok=True)
+    prepare()
+    known, found = judged(), []
+    with RESULTS.open("a") as log, tqdm(total=options.count, unit="mutant") as bar:
+        for mutant in sample(options.only, options.seed):
+            one = known.get(mutant)
+            if one is None or (options.again and one.fate == "lives"):
+                one = judge(mutant)
+                print(json.dumps(asdict(one)), file=log, flush=True)
+            found.append(one)
+            bar.update(one.fate != "invalid")
+            bar.set_postfix(lives=sum(other.fate == "lives" for other in found))
+            if bar.n == options.count:
+                break
+    write_survivors(found)
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
