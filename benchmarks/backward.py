@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -62,6 +63,22 @@ def backward(
     `idle` waits, untimed, until the device is; `end` belongs to the step: without it a step on a
     GPU is the time that the host spends on it.
     """
+    names = ("farandole", "farandole, zero copy", "DDP")
+    makers = (Ours(shapes, device, False), Ours(shapes, device, True), Theirs(shapes, device))
+    return exposed(what, dict(zip(names, makers, strict=True)), turns, device, idle, end)
+
+
+def exposed(
+    what: str,
+    makers: dict[str, Any],
+    turns: int,
+    device: str = "cpu",
+    idle: Callable[[], object] = _nothing,
+    end: Callable[[], object] = _nothing,
+    budget: float = inf,
+) -> list[Row]:
+    """As backward(), for models behind something else (attributes as of Ours), by their names;
+    `budget` as of take_turns()."""
     ranks = range(hvd.size())
 
     def contestants(who: Any) -> tuple[Contestant, Contestant]:
@@ -93,12 +110,10 @@ def backward(
             Contestant(prepare, local, local_wrong),
         )
 
-    names = ("farandole", "farandole, zero copy", "DDP")
-    makers = (Ours(shapes, device, False), Ours(shapes, device, True), Theirs(shapes, device))
     turns_of = {}
-    for name, who in zip(names, makers, strict=True):
+    for name, who in makers.items():
         turns_of[f"step: {name}"], turns_of[f"local: {name}"] = contestants(who)
-    row = {r.who: r for r in take_turns(what, turns_of, turns)}
-    rows = [minus(row[f"step: {name}"], row[f"local: {name}"], name) for name in names]
+    row = {r.who: r for r in take_turns(what, turns_of, turns, budget=budget)}
+    rows = [minus(row[f"step: {name}"], row[f"local: {name}"], name) for name in makers]
     show([*row.values(), *rows])
     return rows

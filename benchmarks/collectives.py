@@ -5,8 +5,9 @@
 
 Blocking allreduces of 4 B to 256 MB; 1,000 asynchronous ones of 1 KB; the 161 gradients of
 ResNet-50, named and asynchronous, and behind DistributedOptimizer and DistributedDataParallel
-(there: a backward pass minus the same pass without communication). All in place, float32. Every
-result is checked.
+(there: a backward pass minus the same pass without communication). All in place, float32.
+Messages of the same sizes go to and fro between ranks 0 and 1, 2 and 3, ...; a row is one way.
+Every result is checked.
 The limit needs build/release/benchmarks/memory_limit (`make bench` builds it), or --limit.
 """
 
@@ -125,6 +126,49 @@ def asynchronous(what: str, shapes: Sequence[tuple[int, ...]], turns: int) -> li
     return rows
 
 
+# ---- messages
+
+
+def messages(nbytes: int, turns: int, pairs: Sequence[farandole.ProcessSet]) -> list[Row]:
+    """To the partner and back, beside broadcasts to and fro in the same pair."""
+    rank = farandole.rank()
+    pair = pairs[rank // 2]
+    partner, rounds = rank ^ 1, max(2, calls_for(nbytes) // 10)
+    x, y = np.full(nbytes // 4, rank, np.float32), np.zeros(nbytes // 4, np.float32)
+    mine, its = torch.from_numpy(x), torch.from_numpy(y)
+    world = MPI.COMM_WORLD
+
+    def contestant(send: Callable[[], object], receive: Callable[[], object]) -> Contestant:
+        first, second = (receive, send) if rank % 2 else (send, receive)
+
+        def run() -> float:
+            start = perf_counter()
+            for _ in range(rounds):
+                first()
+                second()
+            return (perf_counter() - start) / (2 * rounds)
+
+        return Contestant(lambda: y.fill(-1), run, lambda: int((y != partner).sum()))
+
+    rows = take_turns(
+        f"message {size_text(nbytes)}",
+        {
+            "farandole": contestant(
+                lambda: farandole.send(x, partner), lambda: farandole.recv(y, partner)
+            ),
+            "broadcast": contestant(
+                lambda: farandole.broadcast_(x, rank, process_set=pair),
+                lambda: farandole.broadcast_(y, partner, process_set=pair),
+            ),
+            "gloo": contestant(lambda: dist.send(mine, partner), lambda: dist.recv(its, partner)),
+            "mpi": contestant(lambda: world.Send(x, partner), lambda: world.Recv(y, partner)),
+        },
+        turns,
+    )
+    show(rows, against=("broadcast", "gloo", "mpi"))
+    return rows
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -133,7 +177,7 @@ def main() -> int:
     parser.add_argument(
         "--mib", type=lambda n: int(n) << 20, nargs="*", help="sizes of blocking calls"
     )
-    parser.add_argument("--only", choices=("blocking", "small", "resnet50"))
+    parser.add_argument("--only", choices=("blocking", "small", "resnet50", "messages"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     farandole.init()
@@ -149,6 +193,12 @@ def main() -> int:
     if options.only in (None, "resnet50"):
         rows += asynchronous("161 gradients async", resnet50.shapes(), turns)
         rows += backward("161 gradients in backward", resnet50.shapes(), turns)
+    if options.only in (None, "messages") and farandole.size() % 2 == 0:
+        pairs = [farandole.global_process_set]
+        if farandole.size() > 2:
+            pairs = [farandole.add_process_set([r, r + 1]) for r in range(0, farandole.size(), 2)]
+        for nbytes in options.mib or QUICK:
+            rows += messages(nbytes, turns, pairs)
     code = finish(rows, options.json)
     gloo.close()
     farandole.shutdown()

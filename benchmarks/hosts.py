@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """farandole beside raw MPI and Gloo on two simulated hosts: time, and what crosses the link.
 
-    PYTHONPATH=tests python benchmarks/hosts.py [--ranks 2 4] [--rates 1gbit none] [--wires mpi tcp]
-                                               [--rounds N] [--json FILE]
+    python benchmarks/hosts.py [--ranks 2 4] [--rates 1gbit none] [--wires mpi tcp]
+                               [--rounds N] [--json FILE]
 
 Hosts are network namespaces (tests/harness/hosts.py; needs root), their link is shaped by tc's tbf.
 In each combination of ranks a host and rate, in a job for each wire
@@ -30,6 +30,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 HOSTS = 2
 PEERS = ("farandole", "mpi", "gloo")

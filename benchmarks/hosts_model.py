@@ -5,9 +5,9 @@
 
 Nothing is measured here. A host has one link, full duplex, of a stated rate; a message needs
 LATENCY after its last byte has left, and OVERHEAD of its rank's time at either end. Our schedule is
-simulated block by block with the cuts of csrc/data/hierarchical/cross_plan.cc, so that pipelining,
-the number of slots and uneven loads count. The others are formulas of the alpha-beta model (R.
-Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005):
+simulated block by block with the cuts of csrc/data/hierarchical/hierarchical_schedule.cc, so that
+pipelining, the number of slots and uneven loads count. The others are formulas of the alpha-beta
+model (R. Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005):
 
 ring: 2 (p - 1) steps of bytes / p over all p ranks, one link a host crossed;
 tree: up and down a binomial tree of all ranks, the whole tensor at every step;
@@ -27,6 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from farandole.tools.bench_report import label_ends
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 RANKS = 8  # of a host
@@ -40,7 +42,7 @@ SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 100 << 20)
 
 @dataclass(frozen=True)
 class Sizes:
-    """As CrossPlan::Sizes, and the slots of its plane: what csrc/runtime/plane_factory.cc sets."""
+    """HierarchicalSchedule::Sizes, and its backend's slots, as runtime/backend_factory.cc sets."""
 
     block: int
     slots: int
@@ -81,7 +83,7 @@ def halving(nbytes: int, hosts: int, rate: float) -> float:
 
 
 class Ours:
-    """The schedule of CrossPlane: all hosts send each chunk to its home, which sends the result."""
+    """HierarchicalBackend's schedule: hosts send a chunk to its home, which sends the result."""
 
     def __init__(self, hosts: int, rate: float, sizes: Sizes) -> None:
         self.hosts, self.rate, self.sizes = hosts, rate, sizes
@@ -158,7 +160,7 @@ def size_text(nbytes: int) -> str:
 
 
 def plot(path: Path) -> None:
-    """Time over the bound, for a small and a large tensor."""
+    """Time over the bound, for a small and a large tensor: a panel for each and each rate."""
     try:
         import matplotlib
     except ImportError:
@@ -166,21 +168,25 @@ def plot(path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True)
-    for axis, nbytes in zip(axes, (64 << 10, 100 << 20), strict=True):
-        for (name, schedule), mark in zip(SCHEDULES.items(), "os^v", strict=True):
-            for rate, style in zip(RATES, ("-", "--"), strict=True):
+    figure, rows = pyplot.subplots(2, 2, figsize=(11, 8), sharex=True, layout="constrained")
+    for row, rate in zip(rows, RATES, strict=True):
+        for axis, nbytes in zip(row, (64 << 10, 100 << 20), strict=True):
+            ends = []
+            for (name, schedule), mark in zip(SCHEDULES.items(), "os^v", strict=True):
                 ratios = [schedule(nbytes, n, rate) / bound(nbytes, n, rate) for n in HOSTS]
-                label = f"{name}, {rate / 1e9:.0f} Gbit/s"
-                axis.plot(HOSTS, ratios, style, marker=mark, markersize=4, label=label)
-        axis.set(xscale="log", yscale="log", xlabel="hosts of 8 ranks", title=size_text(nbytes))
-        axis.set_xticks(HOSTS, [str(n) for n in HOSTS])
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("time / lower bound (model)")
-    axes[0].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+                (line,) = axis.plot(HOSTS, ratios, marker=mark, markersize=4)
+                ends.append((HOSTS[-1], ratios[-1], name, line.get_color()))
+            axis.set(xscale="log", yscale="log")
+            axis.set_title(f"{size_text(nbytes)}, {rate / 1e9:.0f} Gbit/s")
+            axis.set_xticks(HOSTS, [f"{n:,}" for n in HOSTS])
+            axis.minorticks_off()
+            axis.yaxis.set_major_formatter("{x:g}")
+            axis.grid(alpha=0.3)
+            label_ends(axis, ends)
+        row[0].set_ylabel("time / lower bound (model)")
+    for axis in rows[-1]:
+        axis.set_xlabel("hosts of 8 ranks")
+    figure.savefig(path, dpi=160)
 
 
 def main() -> int:

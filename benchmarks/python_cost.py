@@ -26,7 +26,7 @@ import torch
 import farandole
 import farandole.torch as hvd
 from farandole.calls import leases
-from farandole.calls.handles import wait_handles
+from farandole.calls.handles import wait_until
 from farandole.calls.requests import Call, Op, PreparedTensor
 from farandole.tools.bench_report import settings
 from farandole.torch.kind import describe
@@ -65,7 +65,7 @@ def prepared() -> Callable[[], tuple[float, float]]:
         triples = zip(kept, pointers, tensors, strict=True)
         handles = [t.submit(p, p, x) for t, p, x in triples]
         submitted = thread_time()
-        wait_handles(handles)
+        wait_until(handles, None)
         leases.end(handles)
         return submitted - start, thread_time() - submitted
 

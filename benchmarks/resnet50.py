@@ -105,4 +105,9 @@ class Data:
             parts = [self._values(rank) for rank in ranks]
             self._sums[key] = [sum(xs[1:], xs[0]) / divisor for xs in zip(*parts, strict=True)]
         pairs = zip(tensors, self._sums[key], strict=True)
-        return sum(not torch.allclose(x, y, rtol=1e-6, atol=0) for x, y in pairs)
+        return sum(not _alike(x, y) for x, y in pairs)
+
+
+def _alike(x: Tensor, y: Tensor) -> bool:
+    """The first look is many times as fast, and mostly enough: the numbers are small."""
+    return torch.equal(x, y) or torch.allclose(x, y, rtol=1e-6, atol=0)

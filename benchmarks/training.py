@@ -154,11 +154,11 @@ def show(task: Task, rows: list[Row]) -> dict[str, Interval]:
     return exposed
 
 
-def plot(path: Path, found: dict[str, dict[str, Interval]]) -> None:
+def plot(path: Path, found: dict[str, dict[str, Interval]], ranks: int) -> None:
     """Exposed milliseconds as bars with their intervals, a group for each task."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     names = list(next(iter(found.values())))
     for i, name in enumerate(names):
@@ -166,12 +166,13 @@ def plot(path: Path, found: dict[str, dict[str, Interval]]) -> None:
         values = np.array([bar.value for bar in bars])
         errors = [values - [b.low for b in bars], np.array([b.high for b in bars]) - values]
         places = np.arange(len(bars)) + (i - (len(names) - 1) / 2) * 0.25
-        axes.bar(places, values, 0.22, yerr=np.maximum(errors, 0), capsize=3, label=name)
+        drawn = axes.bar(places, values, 0.22, yerr=np.maximum(errors, 0), capsize=3)
+        axes.bar_label(drawn, [f"{name}\n{value:.1f} ms" for value in values], padding=4)
+    axes.set_ylim(0, 1.2 * max(bar.high for task in found.values() for bar in task.values()))
     axes.set_xticks(range(len(found)), list(found))
     axes.set_ylabel("exposed communication, ms a step")
-    axes.set_title(f"{hvd.size()} ranks, 95 % intervals")
-    axes.legend()
-    figure.savefig(path, dpi=120)
+    axes.set_title(f"{ranks} ranks, 95 % intervals; less is better")
+    figure.savefig(path, dpi=200)
 
 
 def main() -> int:
@@ -192,7 +193,7 @@ def main() -> int:
         rows += (of_task := compete(task, options.turns))
         found[task.name] = show(task, of_task)
     if options.plot is not None and hvd.rank() == 0:
-        plot(options.plot, found)
+        plot(options.plot, found, hvd.size())
     exposed = {
         task: {who: vars(interval) for who, interval in of_task.items()}
         for task, of_task in found.items()

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,8 @@ from farandole.tools.bench_report import settings
 from farandole.tools.bench_timing import everywhere
 
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
+_FEWEST = 3  # turns, however long they take
+_SILENCE = 10.0  # seconds between two words of progress
 
 
 @dataclass
@@ -53,13 +58,22 @@ def take_turns(
     contestants: dict[str, Contestant],
     turns: int,
     over: Callable[..., Seconds] = np.mean,
+    budget: float = inf,
 ) -> list[Row]:
     """Each contestant in each turn, after one turn that is not counted; collective.
 
-    `over`: what a turn's seconds are of those of its ranks."""
+    `over`: what a turn's seconds are of those of its ranks; `budget`: seconds, with all checks,
+    after which no turn begins."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     wrong = dict.fromkeys(contestants, 0)
+    start = told = monotonic()
     for turn in range(turns + 1):
+        now = monotonic()
+        if farandole.rank() == 0 and now - told > _SILENCE:
+            print(f"# {what}: {turn} of {turns + 1} turns", file=sys.stderr, flush=True)
+            told = now
+        if turn > _FEWEST and everywhere([now - start]).max() > budget:
+            break
         for name, contestant in contestants.items():
             contestant.prepare()
             gc.collect()

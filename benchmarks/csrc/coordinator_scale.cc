@@ -91,7 +91,7 @@ class Root {
   static Coordinator::Settings settings(int ranks) {
     Coordinator::Settings settings;
     settings.size = ranks;
-    settings.bundles = 0;  // prediction is measured by host_scale
+    settings.predictions = 0;  // prediction is measured by host_scale
     return settings;
   }
 

@@ -51,8 +51,8 @@ struct Arrival {
 
 class World {
  public:
-  World(int ranks, int tensors, int bundles)
-      : ranks_(ranks), tensors_(tensors), coordinator_(settings(ranks, bundles)) {
+  World(int ranks, int tensors, int predictions)
+      : ranks_(ranks), tensors_(tensors), coordinator_(settings(ranks, predictions)) {
     for (Rank r = 0; r < ranks; ++r) nodes_.push_back(r - r % kRanksPerHost);
     for (Rank leader = 0; leader < ranks; leader += kRanksPerHost) {
       HostTree tree = HostTree::of(leader, nodes_);
@@ -111,10 +111,10 @@ class World {
   }
   // Of a time in this step: the clock of the job goes on from step to step.
   int64_t ns(double seconds) const { return static_cast<int64_t>((begun_ + seconds) * 1e9); }
-  static Coordinator::Settings settings(int ranks, int bundles) {
+  static Coordinator::Settings settings(int ranks, int predictions) {
     Coordinator::Settings settings;
     settings.size = ranks;
-    settings.bundles = bundles;
+    settings.predictions = predictions;
     return settings;
   }
 
@@ -129,12 +129,12 @@ class World {
         ready.request = {kWorldSet, "grad." + std::to_string(t), {}, {}};
         ready.request.signature.shape = {kElements};
       }
-      if (bundles_.empty()) coordinator_.receive_all(world_, ready, 0);
+      if (predictions_.empty()) coordinator_.receive_all(world_, ready, 0);
     }
     for (int i = 0; i < 8; ++i) publish();
   }
 
-  // Who reports what, and when: the bundles once they are there, else every tensor.
+  // Who reports what, and when: the predictions once they are there, else every tensor.
   std::vector<Arrival> arrivals(std::mt19937_64& random) {
     std::lognormal_distribution<double> jitter(0, kJitter);
     std::vector<Arrival> arrivals;
@@ -145,11 +145,11 @@ class World {
       ready.id = id;
       ready.contribution.has_input = true;
       report_of[static_cast<size_t>(tensor)] = reports_.size();
-      if (bundles_.empty()) encode(Report(ready), reports_.emplace_back());
+      if (predictions_.empty()) encode(Report(ready), reports_.emplace_back());
     }
-    for (auto& [bundle, tensors] : bundles_) {
+    for (auto& [prediction, tensors] : predictions_) {
       for (int t : tensors) report_of[static_cast<size_t>(t)] = reports_.size();
-      encode(Report(ReadyAll{bundle}), reports_.emplace_back());
+      encode(Report(ReadyAll{prediction}), reports_.emplace_back());
     }
     std::vector<double> when(reports_.size());
     for (Rank rank = 0; rank < ranks_; ++rank) {
@@ -231,8 +231,8 @@ class World {
       ids_[tensor] = define->id;
       tensor_of_[define->id] = tensor;
     }
-    if (auto* bundle = std::get_if<Bundle>(&entry)) {
-      for (uint32_t id : bundle->ids) bundles_[bundle->id].push_back(tensor_of_.at(id));
+    if (auto* prediction = std::get_if<Predict>(&entry)) {
+      for (uint32_t id : prediction->ids) predictions_[prediction->id].push_back(tensor_of_.at(id));
     }
     if (auto* run = std::get_if<Run>(&entry)) {
       coordinator_.receive(0, Done{run->set, run->bucket}, 0);
@@ -248,7 +248,7 @@ class World {
   int world_;
   std::map<int, uint32_t> ids_;  // by tensor
   std::map<uint32_t, int> tensor_of_;
-  std::map<uint32_t, std::vector<int>> bundles_;
+  std::map<uint32_t, std::vector<int>> predictions_;
   std::vector<ByteString> reports_;
   std::vector<std::pair<Rank, const ByteString*>> local_;
   std::vector<Entry> entries_;
@@ -257,15 +257,15 @@ class World {
   double begun_ = 0;  // this step, in seconds
 };
 
-void measure(int ranks, int tensors, int bundles) {
+void measure(int ranks, int tensors, int predictions) {
   std::mt19937_64 random(static_cast<uint64_t>(ranks));
-  World world(ranks, tensors, bundles);
+  World world(ranks, tensors, predictions);
   std::vector<Cost> costs;
   for (int step = 0; step < kSteps; ++step) costs.push_back(world.step(random));
   std::ranges::sort(costs, {}, &Cost::cpu_ns);
   const Cost& cost = costs[costs.size() / 2];
   std::printf("%6d %6d  %-9s %9ld %9ld %10.1f %8.1f %8.3f\n", ranks, ranks / kRanksPerHost,
-              bundles ? "predicted" : "plain", static_cast<long>(cost.messages),
+              predictions ? "predicted" : "plain", static_cast<long>(cost.messages),
               static_cast<long>(cost.most), static_cast<double>(cost.bytes) / 1e3,
               static_cast<double>(cost.entry_bytes) / 1e3, static_cast<double>(cost.cpu_ns) / 1e6);
   std::fflush(stdout);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host plane alone: forked ranks, in-place float32 averages, driven as the engine does: of private buffers,
+// The shared-memory backend alone: forked ranks, in-place float32 averages, driven as the engine does: of private buffers,
 // which are staged, and of buffers that all ranks map. Results are checked.
-// host_plane_bench RANKS [BLOCK_KIB SLOTS DIRECT_BYTES SPIN_US [LARGEST_MIB]]
+// shm_backend_bench RANKS [BLOCK_KIB SLOTS DIRECT_BYTES SPIN_US [LARGEST_MIB]]
 #include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "data/shm/host_arenas.h"
-#include "data/shm/host_plane.h"
+#include "data/shm/shm_backend.h"
 #include "lib/ipc/event_count.h"
 #include "lib/ipc/segment.h"
 
@@ -27,9 +27,9 @@ using namespace farandole;
 
 struct Options {
   int ranks = 2;
-  size_t block_bytes = HostPlane::kBlockBytes;
-  int slots = HostPlane::kSlots;
-  size_t direct_bytes = HostPlane::kDirectBytes;
+  size_t block_bytes = ShmBackend::kBlockBytes;
+  int slots = ShmBackend::kSlots;
+  size_t direct_bytes = ShmBackend::kDirectBytes;
   int64_t spin_ns = 50'000;
   size_t largest = size_t{256} << 20;
 };
@@ -42,7 +42,7 @@ struct World {
       : segment(Segment::create(
             "bench",
             2 * kBellsRoom +
-                HostPlane::bytes_needed(options.ranks, options.block_bytes, options.slots),
+                ShmBackend::bytes_needed(options.ranks, options.block_bytes, options.slots),
             /*inherit=*/true)) {
     for (int rank = 0; rank < options.ranks; ++rank) {
       arenas.push_back(std::make_shared<Arena>());
@@ -65,34 +65,34 @@ class Rank {
   Rank(const Options& options, const World& world, int rank)
       : options_(options),
         rank_(rank),
-        bells_(bells(options, world.segment)),
+        wakeups_(wakeups(options, world.segment)),
         arenas_(world.open(rank)),
-        plane_(setup(world)) {}
+        backend_(setup(world)) {}
 
   void run(std::span<const Part> parts) {
-    plane_.begin(parts);
+    backend_.begin(parts);
     for (;;) {
-      const Progress progress = plane_.step();
+      const Progress progress = backend_.step();
       if (progress == Progress::kFinished) return;
       if (progress == Progress::kWaiting) wait();
     }
   }
 
  private:
-  static std::vector<EventCount*> bells(const Options& options, const Segment& segment) {
-    std::vector<EventCount*> bells;
+  static std::vector<EventCount*> wakeups(const Options& options, const Segment& segment) {
+    std::vector<EventCount*> wakeups;
     for (int rank = 0; rank < options.ranks; ++rank) {
-      bells.push_back(reinterpret_cast<EventCount*>(segment.data()) + rank);
+      wakeups.push_back(reinterpret_cast<EventCount*>(segment.data()) + rank);
     }
-    return bells;
+    return wakeups;
   }
 
-  HostPlane::Setup setup(const World& world) {
+  ShmBackend::Setup setup(const World& world) {
     return {rank_,
             options_.ranks,
             world.segment.data() + 2 * kBellsRoom,
             world.segment.size() - 2 * kBellsRoom,
-            bells_,
+            wakeups_,
             options_.block_bytes,
             options_.slots,
             options_.direct_bytes,
@@ -103,20 +103,20 @@ class Rank {
   void wait() {
     const int64_t until = now_ns() + options_.spin_ns;
     while (options_.spin_ns > 0 && now_ns() < until) {
-      if (plane_.ready()) return;
+      if (backend_.ready()) return;
       ::sched_yield();
     }
-    EventCount& bell = *bells_[static_cast<size_t>(rank_)];
-    const uint32_t ticket = bell.prepare();
-    if (plane_.ready()) return;
-    bell.wait(Sleeper::kCaller, ticket, [&] { return plane_.ready(); }, Deadline::never());
+    EventCount& wakeup = *wakeups_[static_cast<size_t>(rank_)];
+    const uint32_t ticket = wakeup.prepare();
+    if (backend_.ready()) return;
+    wakeup.wait(Sleeper::kCaller, ticket, [&] { return backend_.ready(); }, Deadline::never());
   }
 
   const Options& options_;
   const int rank_;
-  const std::vector<EventCount*> bells_;
+  const std::vector<EventCount*> wakeups_;
   HostArenas arenas_;
-  HostPlane plane_;
+  ShmBackend backend_;
 };
 
 float value(size_t i, int rank) { return static_cast<float>(i % 1021) + static_cast<float>(rank); }
@@ -162,8 +162,10 @@ void measure(Rank& rank, int number, const Options& options, const char* where,
              std::span<float> values, size_t bytes, size_t tensors) {
   const size_t count = bytes / sizeof(float);
   const std::vector<Part> parts = parts_in(values, count, tensors, options.ranks);
-  Part barrier;
-  barrier.signature.op = Op::kBarrier;
+  Part barrier;  // a tiny allreduce, which ends when all have come
+  const float word = 0;
+  barrier.signature.shape = {1};
+  barrier.input = reinterpret_cast<const std::byte*>(&word);
   const int inner = bytes <= 65536 ? 20 : 1;
   const int repeats = bytes <= 65536              ? 200
                       : bytes <= size_t{1} << 20  ? 300

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DDP and FSDP2 over the backend `farandole`, and over gloo, in turns.
+
+    mpirun -np 2 --bind-to none python benchmarks/ddp_backend.py [--turns 40] [--seconds 60]
+                                                                 [--only W] [--json F]
+
+The 161 gradients of ResNet-50 arrive one by one in backward() (resnet50.py), as views of DDP's
+buckets; a transformer computes in between. Reported: a step's time less that of the same step
+without communication (DDP: in no_sync(); FSDP2: of the whole model), and the ratio by turns. `DDP
+alone` is DDP whose hook sends nothing: what no backend can save.
+"""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import resnet50
+import torch
+import torch.distributed as dist
+from backward import exposed
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from turns import Row, finish, head
+
+import farandole.torch as hvd
+
+WIDTH, LAYERS, TOKENS = 256, 4, 64
+
+
+class Transformer(nn.Module):
+    """Layers of an encoder, and a rank's own batch; forward() gives a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = [nn.TransformerEncoderLayer(WIDTH, 4, dropout=0) for _ in range(LAYERS)]
+        self.body = nn.Sequential(*layers)
+        torch.manual_seed(1 + hvd.rank())
+        self.data = torch.randn(TOKENS, 4, WIDTH)
+        own = deepcopy(self)
+        own(torch.zeros(())).backward()
+        gradients = [p.grad for p in own.parameters()]
+        self.wanted = {1: gradients, hvd.size(): hvd.grouped_allreduce(gradients)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.body(self.data + x).square().mean()
+        return loss
+
+    def clear(self) -> None:
+        for p in self.parameters():
+            p.grad = None
+
+    def wrong(self, ranks: Sequence[int]) -> int:
+        """How many gradients are not the average over these ranks: all, or this one."""
+        found: list[Any] = [p.grad for p in self.parameters()]
+        wholes = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in found]
+        pairs = zip(wholes, self.wanted[len(ranks)], strict=True)
+        return sum(not torch.allclose(x, y, rtol=1e-3, atol=1e-5) for x, y in pairs)
+
+
+class Behind:
+    """A model behind DDP, whose buckets this group reduces."""
+
+    def __init__(self, model: Any, group: Any) -> None:
+        self.model = model
+        self.call = DistributedDataParallel(
+            model, process_group=group, gradient_as_bucket_view=True
+        )
+
+    def no_sync(self) -> Any:
+        return self.call.no_sync()
+
+    def end(self) -> None:
+        pass
+
+
+class Alone(Behind):
+    """A model behind DDP that sends nothing; nobody checks its results."""
+
+    def __init__(self, model: Any, group: Any) -> None:
+        super().__init__(model, group)
+        self.call.register_comm_hook(None, send_nothing)
+        self.model = SimpleNamespace(clear=model.clear, wrong=lambda ranks: 0)
+
+
+def send_nothing(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """A hook of DDP."""
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+class Sharded:
+    """A transformer behind FSDP2; without communication the whole one."""
+
+    def __init__(self, model: Transformer, group: Any) -> None:
+        self.whole, self.sharded, self.model = model, deepcopy(model), self
+        mesh = DeviceMesh.from_group(group, "cpu")
+        for layer in self.sharded.body:
+            fully_shard(layer, mesh=mesh)
+        self.call: nn.Module = fully_shard(self.sharded, mesh=mesh)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self.call = self.whole
+        yield
+        self.call = self.sharded
+
+    def end(self) -> None:
+        pass
+
+    def clear(self) -> None:
+        self.whole.clear()
+        self.sharded.clear()
+
+    def wrong(self, ranks: Sequence[int]) -> int:
+        return (self.sharded if len(ranks) > 1 else self.whole).wrong(ranks)
+
+
+def cases(groups: dict[str, Any], turns: int, seconds: float, only: str) -> Iterator[Row]:
+    """Collective."""
+    shapes = resnet50.shapes()
+    makers: dict[str, tuple[Callable[[], Any], Any]] = {
+        "ResNet-50, DDP": (lambda: resnet50.Chain(shapes, hvd.rank()), Behind),
+        "transformer, DDP": (Transformer, Behind),
+        "transformer, FSDP2": (Transformer, Sharded),
+    }
+    for what, (model, wrap) in makers.items():
+        if only in what:
+            who = {name: wrap(model(), group) for name, group in groups.items()}
+            if wrap is Behind:
+                who["DDP alone"] = Alone(model(), groups["gloo"])
+            yield from exposed(what, who, turns, budget=seconds)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=60, help="of each case, about")
+    parser.add_argument("--only", default="", help="cases whose name has this word")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("farandole")
+    groups = {"farandole": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+    head()
+    rows = list(cases(groups, options.turns, options.seconds, options.only))
+    code = finish(rows, options.json)
+    dist.destroy_process_group()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long elastic training under ULFM stands still when a rank is killed, and whether it then ends
+as if nobody had died.
+
+    python benchmarks/recovery.py --kills 40          # 2 to 3 minutes on 2 cores
+    python benchmarks/recovery.py --kills 40 --pairs  # the second one during the recovery
+
+Jobs of 4 ranks lose a random rank, rank 0 included, at a random time, and then another one. Each
+step sleeps for 5 ms and commits. Printed: median and p99 of the time from SIGKILL until the last
+survivor has made its next step; not with --pairs. The script fails unless every job ends with the
+bits of one without deaths, each sample of each epoch counted once, and mpirun's 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median, quantiles
+
+ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+ULFM = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
+RANKS, DEATHS = 4, 2
+SAMPLES, BATCH, EPOCHS = 480, 12, 5
+LONGEST = 120.0  # seconds for a job
+
+
+def train() -> None:
+    """One rank of a job."""
+    import numpy as np
+
+    import farandole as fd
+    import farandole.elastic
+
+    fd.init()
+    state = farandole.elastic.ObjectState(epoch=0, counted=0, seen=[], weights=np.ones(5))
+    told = 0  # the last world in which this rank has told of its first step
+
+    @farandole.elastic.run
+    def loop(state: farandole.elastic.ObjectState) -> None:
+        nonlocal told
+        while state.epoch < EPOCHS:
+            order = np.random.default_rng(state.epoch).permutation(SAMPLES)
+            while state.counted < SAMPLES:
+                mine = order[state.counted : state.counted + BATCH][fd.rank() :: fd.size()]
+                # Multiples of 2**-30: sums of them are exact, in whatever order.
+                parts = [np.round(np.sin(state.weights * (i + 1)) * 2**30) / 2**30 for i in mine]
+                time.sleep(0.005)
+                total = fd.allreduce(np.sum(parts, axis=0), op=fd.Sum, name="gradient")
+                state.seen = [*state.seen, *fd.allgather(mine, name="mine").tolist()]
+                state.weights = state.weights * 0.97 + total / BATCH
+                state.counted += BATCH
+                state.commit()
+                if told != state.world:
+                    told = state.world
+                    print(f"step {told} {os.getpid()} {time.monotonic()}", flush=True)
+            state.epoch, state.counted = state.epoch + 1, 0
+
+    loop(state)
+    for epoch in range(EPOCHS):
+        assert sorted(state.seen[epoch * SAMPLES :][:SAMPLES]) == list(range(SAMPLES))
+    assert len(state.seen) == EPOCHS * SAMPLES
+    print("end " + " ".join(x.hex() for x in state.weights), flush=True)
+
+
+def job(draw: random.Random, deaths: int, pairs: bool = False) -> tuple[list[float], set[str]]:
+    """Runs one; returns the seconds that its survivors needed, and the weights at its end."""
+    mpirun = Path(sys.executable).with_name("mpirun")
+    command = [str(mpirun), *ULFM, "-np", str(RANKS), sys.executable, __file__, "--rank"]
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **ENVIRONMENT},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    lines: list[str] = []
+    took: list[float] = []
+    ends: set[str] = set()
+    steps: dict[int, float] = {}  # by process, in the present world
+    world, killed, live = 0, 0.0, RANKS
+    signal.alarm(int(LONGEST))  # ends this script, and with it its pipe
+    for line in process.stdout:
+        lines.append(line)
+        if found := re.match(r"step (\d+) (\d+) ([\d.]+)", line):
+            if int(found[1]) > world:
+                world, steps = int(found[1]), {}
+            steps[int(found[2])] = float(found[3])
+            if len(steps) < live:
+                continue
+            if killed and not pairs:
+                took.append(max(steps.values()) - killed)
+            for victim in draw.sample(sorted(steps), min(live - RANKS + deaths, 1 + pairs)):
+                time.sleep(draw.uniform(0.0, 0.3))
+                killed = time.monotonic()
+                os.kill(victim, signal.SIGKILL)
+                live -= 1
+        elif line.startswith("end "):
+            ends.add(line)
+    code = process.wait()
+    signal.alarm(0)
+    if code != 0 or live != RANKS - deaths or len(ends) != 1:
+        sys.exit(f"a job of {deaths} deaths ended with {code}:\n" + "".join(lines))
+    return took, ends
+
+
+def main() -> None:
+    """Runs the jobs and prints the times."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--kills", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pairs", action="store_true")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        train()
+        return
+    draw = random.Random(options.seed)
+    _, undisturbed = job(draw, 0)
+    times: list[float] = []
+    for _ in range(0, options.kills, DEATHS):
+        took, ends = job(draw, DEATHS, options.pairs)
+        times += took
+        if ends != undisturbed:
+            sys.exit(f"a disturbed job ended with {ends}, and not with {undisturbed}")
+    if options.pairs:
+        print(f"{options.kills} kills in pairs: all jobs have ended as one without deaths")
+        return
+    cut = quantiles(times, n=100, method="inclusive")
+    print(
+        f"{options.kills} kills at {RANKS} and {RANKS - 1} ranks, from kill to next step: median "
+        f"{median(times):.3f} s, p99 {cut[98]:.3f} s, longest {max(times):.3f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()
