@@ -88,8 +88,9 @@ HOSTS_QUICK := collectives errors join lifecycle metrics process_sets timeline t
 test-hosts-quick: venv ## the part of test-hosts that CI runs: 2, 1 and 1 ranks on three hosts
 	$(PYTEST) $(HOSTS_QUICK:%=tests/parallel/test_%.py) --hosts 2,1,1 $(ARGS)
 
-test-sanitize: venv ## the C++ tests under ASan+UBSan, then TSan
-	for build in address,undefined thread; do \
+SANITIZERS := address,undefined thread
+test-sanitize: venv ## the C++ tests under ASan+UBSan, then TSan; SANITIZE=thread picks
+	for build in $(or $(SANITIZE),$(SANITIZERS)); do \
 	  echo "==== the C++ tests under -fsanitize=$$build ===="; \
 	  $(CMAKE) -S csrc -B build/$$build -DFARANDOLE_TESTS=ON -DFARANDOLE_SANITIZE=$$build --log-level=WARNING >/dev/null; \
 	  $(BIN)/ninja -C build/$$build -j $(JOBS) --quiet; \

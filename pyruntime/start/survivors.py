@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from farandole.errors import LibraryError, PeerError, StallError, ranks_text
 from farandole.start.bootstrap import REMEDY
-from farandole.start.mpi_waits import LONGEST_PAUSE
 from farandole.start.joining import take_in
+from farandole.start.mpi_waits import LONGEST_PAUSE
 from farandole.start.recruits import RECRUITS_SHARE, Recruits
 
 _TAG = 29_424  # of all messages
