@@ -129,6 +129,8 @@ class ParameterServer:
                 at = places[mine] // self._ranks
                 if owner == self._rank:
                     self._shard.push(at, given[mine])
+                    self._server.tell_failure()
+                    self._shard.check()
                 else:
                     self._sent += self._ask(owner, PUSH, at, given[mine])
 
@@ -148,17 +150,18 @@ class ParameterServer:
                 if owner == self._rank:
                     result[mine] = self._shard.pull(at)
                     continue
-                into = np.empty(1 + result[mine].nbytes, np.uint8)
+                into = np.empty(8 + result[mine].nbytes, np.uint8)
                 tag = self._tag + REPLY
                 reply = recv_async(into, owner, tag=tag, name=NAME, process_set=self._set)
-                replies.append((owner, mine, into, [*self._ask(owner, PULL, at), reply]))
-            for owner, mine, into, handles in replies:
+                replies.append((mine, into, [*self._ask(owner, PULL, at), reply]))
+            for mine, into, handles in replies:
                 self._wait(handles)
-                if into[0]:
+                failed = int(into[:8].view(np.int64)[0])
+                if failed >= 0:
                     raise FarandoleError(
-                        f"rank {owner} can't serve its rows: its own calls raise the reason"
+                        f"rank {failed} can't serve its rows: its own calls raise the reason"
                     )
-                result[mine] = into[1:].view(result.dtype).reshape(-1, *result.shape[1:])
+                result[mine] = into[8:].view(result.dtype).reshape(-1, *result.shape[1:])
         return result
 
     def clock(self) -> int:

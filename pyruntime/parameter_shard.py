@@ -25,7 +25,7 @@ from farandole.messages import recv, recv_async, send, send_async
 
 Array = NDArray[Any]
 Update = Callable[[Array, Array], Array]
-PUSH, PULL, TICK, DONE, LOST, STILL_HERE = range(6)  # what a message says
+PUSH, PULL, TICK, DONE, LOST, STILL_HERE, FAILED = range(7)  # what a message says
 NAME = "parameter server"  # of calls and messages, for reports
 _GOODBYE_SECONDS = 1.0
 _LEFT = float("inf")  # the clock of a worker that has left
@@ -173,6 +173,7 @@ class Server(threading.Thread):
         self._open = set(range(process_set.size() or 1)) - {self._rank}  # the others' workers
         self._told: dict[int, Handle[None]] = {}  # the last STILL_HERE to each rank
         self._idle = still_here_seconds()
+        self._failure_told = False
         _servers.add(self)
 
     def run(self) -> None:
@@ -195,10 +196,13 @@ class Server(threading.Thread):
         kind, number = header.tolist()  # the rows of a request, a clock, or a lost rank
         if kind == PUSH:
             self._shard.push(*self._body(source, number, values=True))
+            self.tell_failure()
         elif kind == PULL:
             self._reply(source, self._body(source, number, values=False)[0])
         elif kind == TICK:
             self._shard.tick(source, number)
+        elif kind == FAILED:
+            self._hear_lost(number)
         elif kind in (DONE, LOST):
             if kind == LOST:
                 self._hear_lost(number)
@@ -253,10 +257,24 @@ class Server(threading.Thread):
         self._shard.fail(reason, alone=True)
         until = monotonic() + _GOODBYE_SECONDS  # somebody's server may have failed
         with suppress(FarandoleError):
-            lost = self._rank if self._shard.lost is None else self._shard.lost
-            for handle in [self._tell(LOST, rank, lost) for rank in self._listening()]:
+            for handle in [self._tell(LOST, rank, self._lost) for rank in self._listening()]:
                 with suppress(FarandoleError):  # that rank has left, too
                     handle.wait(max(0.0, until - monotonic()))
+
+    def tell_failure(self) -> None:
+        """Tells all, once, if this part has failed: who only pushes would not notice. For any
+        thread that has just pushed to it."""
+        with self._shard.changed:  # this worker's DONE is the last message that others wait for
+            here = self._shard.clocks[self._rank] != _LEFT
+            if self._shard.failure is not None and here and not self._failure_told:
+                self._failure_told = True
+                for rank in self._listening():
+                    self._tell(FAILED, rank, self._lost)
+
+    @property
+    def _lost(self) -> int:
+        """The first rank whose part is gone, once this rank's is."""
+        return self._rank if self._shard.lost is None else self._shard.lost
 
     def _listening(self) -> list[int]:
         """Other ranks whose servers go on: not all workers beside theirs have left."""
@@ -273,9 +291,9 @@ class Server(threading.Thread):
         return places, rest.view(self._dtype).reshape(count if values else 0, *self._width)
 
     def _reply(self, source: int, places: Array) -> None:
-        """A byte, 1 after a failure, and the rows."""
+        """The rank that has failed, or -1; and the rows."""
         rows = np.ascontiguousarray(self._shard.pull(places)).reshape(-1).view(np.uint8)
-        failed = np.array([self._shard.failure is not None]).view(np.uint8)
+        failed = np.array([-1 if self._shard.failure is None else self._lost]).view(np.uint8)
         tag = self._tag + REPLY
         send(np.concatenate([failed, rows]), source, tag=tag, name=NAME, process_set=self._set)
 

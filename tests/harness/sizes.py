@@ -29,7 +29,11 @@ TABLE: tuple[tuple[tuple[int, ...], str, str], ...] = (
     ((2, 3), "message_strangers", "pairs, and rings whose neighbours differ"),
     ((1, 4), "torch_checkpoint", "from one to many, and from many to one"),
     ((2, 3, 4), "point_to_point", "rings, pairs that share a rank, and pairs that do not"),
-    ((2, 4), "disagreements errors leases", "halves disagree, and one of many"),
+    (
+        (2, 4),
+        "disagreements errors leases parameter_server_refuses",
+        "halves disagree, and one of many",
+    ),
     (
         (1, 2),
         "float8 gpu_arrays repeats torch_strangers torch_weights torch_workers tune",

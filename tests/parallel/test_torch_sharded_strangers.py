@@ -49,6 +49,19 @@ def test_three_epochs_with_evaluation_and_a_raise_between() -> None:
 
 
 @together
+def test_clipping_differently_is_refused() -> None:
+    model = network()
+    optimizer = sharded(model, MAKES["SGD"])
+    loss_of(model, batch(hvd.rank(), 0)).backward()
+    with pytest.raises(hvd.MismatchError, match=r"rank 0 clips with max_norm 1\.0 .* rank 1 with"):
+        optimizer.clip_grad_norm_(1.0 + hvd.rank())
+    with pytest.raises((hvd.MismatchError, TypeError), match=r"None|'NoneType'"):
+        optimizer.clip_grad_norm_(None if hvd.rank() == 1 else 1.0)
+    optimizer.clip_grad_norm_(1.0)
+    optimizer.step()
+
+
+@together
 def test_a_step_that_raises_on_one_rank_is_an_error_on_all() -> None:
     model = network()
     optimizer = sharded(model)

@@ -153,14 +153,15 @@ class ShardedOptimizer(ReducingOptimizer[Wrapped]):
         """Reduces the gradients, scales them to a total norm of `max_norm` at most, returns it.
 
         The norm is that of the whole gradients, over all ranks. Arguments as in
-        torch.nn.utils.clip_grad_norm_; norm_type is greater than 0. Collective. Raises RuntimeError
-        on all ranks if the norm is not finite, with error_if_nonfinite.
+        torch.nn.utils.clip_grad_norm_; norm_type is greater than 0. Collective. Raises on all ranks
+        RuntimeError if the norm is not finite, with error_if_nonfinite, and MismatchError if they
+        differ in max_norm or norm_type.
         """
         if self._update.alone:
             return super().clip_grad_norm_(max_norm, norm_type, error_if_nonfinite)
         self.synchronize()
         kept = self._update.gradients()
-        norm = self._update.norm(kept, float(norm_type))
+        norm = self._update.norm(kept, norm_type, max_norm)
         if error_if_nonfinite and not bool(norm.isfinite()):
             raise RuntimeError(f"the total norm of the gradients is {norm.item()}")
         factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)

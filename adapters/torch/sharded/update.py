@@ -21,7 +21,7 @@ from farandole.calls.requests import Call, Op, PreparedOnGpu, PreparedTensor, re
 from farandole.errors import MismatchError, ranks_text
 from farandole.members import ProcessSet, set_id
 from farandole.objects import allgather_object
-from farandole.ops import Max, Sum
+from farandole.ops import Max
 from farandole.torch.kind import device_and_stream, prepare
 from farandole.torch.sharded.grad import ShardedGrad
 from farandole.torch.sharded.layout import Part, check_alike
@@ -211,16 +211,20 @@ class Update:
         found = (piece.gradient() for piece in self.pieces.values())
         return [grad for grad in found if grad is not None]
 
-    def norm(self, grads: Sequence[Tensor], order: float) -> Tensor:
+    def norm(self, grads: Sequence[Tensor], norm_type: Any, max_norm: Any) -> Tensor:
         """The norm of all ranks' parts together, float32 or more; collective.
 
-        Raises ValueError on all ranks for an order that is not greater than 0.
+        Raises TypeError or ValueError on all ranks for what is no number, and for a norm_type that
+        is not greater than 0; MismatchError if ranks differ in them.
         """
         name = f"{self._scope}.norm"
-        if not order > 0:
-            reason = ValueError(f"norm_type is {order}: pass a number greater than 0")
-            refuse(Call(Op.ALLREDUCE, name, set_id(self._process_set)), reason)
-            raise reason
+        try:
+            order, most = float(norm_type), float(max_norm)
+            if not order > 0:
+                raise ValueError(f"norm_type is {order}: pass a number greater than 0")
+        except (TypeError, ValueError) as reason:
+            refuse(Call(Op.ALLGATHER, name, set_id(self._process_set)), reason)
+            raise
         norms = [torch.linalg.vector_norm(g, order, dtype=_wide(g)) for g in grads if g.numel()]
         like = grads[0] if grads else torch.zeros(())
         own = torch.linalg.vector_norm(
@@ -228,14 +232,17 @@ class Update:
             if norms
             else torch.zeros(1, dtype=torch.float64, device=like.device),
             order,
-        ).reshape(1)
-        if order == float("inf"):
-            ops.allreduce_(own, op=Max, name=name, process_set=self._process_set)
-        else:
-            own = own.pow_(order)
-            ops.allreduce_(own, op=Sum, name=name, process_set=self._process_set)
-            own.pow_(1.0 / order)
-        total: Tensor = own[0].to(_wide(like))
+        )
+        row = torch.stack([own, own.new_tensor(order), own.new_tensor(most)]).reshape(1, 3)
+        rows = ops.allgather(row, name=name, process_set=self._process_set)
+        terms = [f"max_norm {most} and norm_type {order}" for _, order, most in rows.tolist()]
+        for rank, other in enumerate(terms):
+            if other != terms[0]:
+                raise MismatchError(
+                    f"clip_grad_norm_: rank 0 clips with {terms[0]}, rank {rank} with {other}: "
+                    "give all ranks the same"
+                )
+        total: Tensor = torch.linalg.vector_norm(rows[:, 0], order).to(_wide(like))
         return total
 
     # ---- state
