@@ -2,7 +2,8 @@
 """send and recv: messages between two ranks of a process set.
 
 A send meets the receive that has the same process set, ranks and `tag`, first in, first out in the
-order of each rank's calls. Both need the same dtype and number of elements; shapes may differ.
+order of each rank's calls; a small message may be there before a large one that was sent earlier.
+Both need the same dtype and number of elements; shapes may differ.
 Ranks are those in the process set. `name` is shown in errors and traces only. Common errors as in
 farandole.ops: MismatchError on both ranks if the two disagree, PeerError if the other rank died,
 left or joined.

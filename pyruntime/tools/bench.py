@@ -18,7 +18,7 @@ from farandole.tools.bench_cases import Case
 _EXAMPLES = """\
 examples:
   mpirun -np 4 --bind-to none farandole bench
-  mpirun -np 4 --bind-to none farandole bench --sizes 4,64K,64M --peers zerocopy,gloo,mpi,limit
+  mpirun -np 4 --bind-to none farandole bench --sizes 4,64K,64M --peers zerocopy,gloo,mpi,numpy
   mpirun -np 2 --bind-to none farandole bench --collectives allgather --dtypes float16,int32
   mpirun -np 2 --bind-to none farandole bench -b 1K -e 256M -f 2 --json out.json --plot out.png
 
@@ -26,8 +26,8 @@ Columns: size is that of a rank's largest buffer; times are of one blocking call
 ranks; algbw = size / median; busbw is algbw times what the wires carry for each byte, as defined by
 nccl-tests; wrong counts elements, and any makes the command fail. Peers take turns in one run, so
 that their ratios hold on a noisy machine. zerocopy is farandole on memory of farandole.empty(),
-limit the sum in place by NumPy: what the memory allows. mpi and limit measure no 16-bit floats:
-they have none.
+numpy is NumPy's sum in place in memory that all ranks map, without a copy: what a simple loop
+reaches. mpi and numpy measure no 16-bit floats: they have none.
 """
 
 
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-f", "--factor", type=_whole(2), default=8, metavar="N", help="from size to size (8)")
     add("-s", "--sizes", type=_sizes, metavar="LIST", help="these instead, e.g. 4,64K,1M")
     add("-n", "--calls", type=_whole(1), metavar="N", help="timed calls (6 to 1000, by size)")
-    peers = ["zerocopy", "gloo", "mpi", "limit"]
+    peers = ["zerocopy", "gloo", "mpi", "numpy"]
     text = "measured beside farandole: " + ", ".join(peers)
     add("--peers", type=_names(peers), default=[], metavar="LIST", help=text)
     add("--json", type=Path, metavar="FILE", help="settings and rows as JSON")

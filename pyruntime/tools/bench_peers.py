@@ -158,14 +158,14 @@ class Gloo(Peer):
             self._dist.destroy_process_group()
 
 
-class Limit(Peer):
-    """The memory's limit: NumPy sums stripes in place, in memory that all ranks of the host map.
+class NumPy(Peer):
+    """NumPy sums stripes in place, in memory that all ranks of the host map.
 
     No bytes have to be copied there; a runtime's extra time is the cost of private memory. Smaller
-    arrays have no such limit: their time is that of the ranks' meeting.
+    arrays tell nothing: their time is that of the ranks' meeting.
     """
 
-    name = "limit"
+    name = "numpy"
     collectives = ("allreduce",)
     dtypes = Mpi.dtypes
     _BLOCK = 1 << 16  # bytes that stay in cache between the sum and its copies
@@ -217,7 +217,7 @@ def _mapped_by_all(rank: int, nbytes: int) -> mmap.mmap:
     return memory
 
 
-PEERS: dict[str, Callable[[], Peer]] = {p.name: p for p in (Farandole, ZeroCopy, Gloo, Mpi, Limit)}
+PEERS: dict[str, Callable[[], Peer]] = {p.name: p for p in (Farandole, ZeroCopy, Gloo, Mpi, NumPy)}
 
 
 def _tensor(x: Operand) -> Any:

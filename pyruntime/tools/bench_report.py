@@ -151,7 +151,7 @@ def plot(path: Path, results: Sequence[Result]) -> None:
         ends = []
         for peer in dict.fromkeys(r.peer for r in rows):
             line = [(r.case.nbytes, r.busbw / 1e9) for r in rows if r.peer == peer]
-            style = "--" if peer == "limit" else "o-"
+            style = "--" if peer == "numpy" else "o-"
             (drawn,) = axes.plot(*zip(*line, strict=True), style)
             ends.append((*line[-1], peer, drawn.get_color()))
         label_ends(axes, ends)

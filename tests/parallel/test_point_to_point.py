@@ -258,9 +258,9 @@ def test_dropped_handles_and_freed_tensors() -> None:
         fd.send_async(message(fd.rank(), to, 100_000, salt=i), to)
         fd.recv_async(got, source)
         gc.collect()
-    last = np.zeros(1)
-    handle = fd.recv_async(last, source)  # after those, which went the same way
-    fd.send(np.ones(1), to)
+    last = np.zeros(100_000)
+    handle = fd.recv_async(last, source)  # after those, which went the same way; a small one may
+    fd.send(np.ones(100_000), to)  # overtake them
     handle.wait()
     for i, got in enumerate(gots):
         assert_same(got, message(source, fd.rank(), 100_000, salt=i))

@@ -100,7 +100,7 @@ def test_plot(tmp_path):
     rows = [
         Result(Case.of(name, "float32", nbytes, 0, 2), peer, np.array([1e-6 * nbytes]), 0)
         for name in ("allreduce", "broadcast")
-        for peer in ("farandole", "limit")
+        for peer in ("farandole", "numpy")
         for nbytes in (4, 4096, 1 << 20)
     ]
     plot(path, rows)
