@@ -39,9 +39,12 @@ class Variable:
 
 
 def _nearest(name: str, variables: Sequence[Variable]) -> str:
-    """The name among these that resembles `name`; "" if none does."""
+    """The name among these that resembles `name`, or begins like it; "" if none does."""
+    short = _short(name.upper())
+    words = short.count("_") + 1
     known = {_short(text): v.name for v in variables for text in (v.alias, v.name) if text}
-    found = difflib.get_close_matches(_short(name.upper()), known, n=1, cutoff=0.75)
+    known = {"_".join(text.split("_")[:words]): full for text, full in known.items()} | known
+    found = difflib.get_close_matches(short, known, n=1, cutoff=0.75)
     return known[found[0]] if found else ""
 
 

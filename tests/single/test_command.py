@@ -188,12 +188,14 @@ def test_names_without_effect_are_told_once_with_the_nearest():
     result = run(
         "import farandole as fd; fd.init(); fd.shutdown(); fd.init()",
         FARANDOLE_FUSION_TRESHOLD="1M",
+        FARANDOLE_FUSON="1M",
         HOROVOD_CYCLE_TIME="3",
         HOROVOD_RANK="0",
         HOROVOD_LOG_LEVEL="error",
     )
     assert result.stderr.count("RuntimeWarning") == 1
-    assert "FARANDOLE_FUSION_TRESHOLD (did you mean FARANDOLE_FUSION_THRESHOLD?)" in result.stderr
+    for wrong in ("FARANDOLE_FUSION_TRESHOLD", "FARANDOLE_FUSON"):
+        assert f"{wrong} (did you mean FARANDOLE_FUSION_THRESHOLD?)" in result.stderr
     assert ", HOROVOD_CYCLE_TIME;" in result.stderr
     assert "HOROVOD_RANK" not in result.stderr
 
