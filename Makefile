@@ -12,6 +12,8 @@ JOBS   ?= 2
 BIN    := $(abspath $(VENV))/bin
 CMAKE  := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja -DCMAKE_COMPILE_WARNING_AS_ERROR=ON
 PYTEST := $(BIN)/python -m pytest
+# These paths, unless ARGS has some.
+paths = $(if $(filter tests/%,$(ARGS)),,$(1))
 
 # mpirun as root and with more ranks than cores; here and in tests/harness/mpirun.py only, never in the package.
 export OMPI_ALLOW_RUN_AS_ROOT := 1
@@ -64,29 +66,29 @@ test-all: venv programs ## and what is longer: sanitizers, whole jobs, hosts, ot
 # Tests run side by side, more than there are cores where they wait more than they compute, and worlds of one size
 # beside those of another.
 test-cpp: programs $(VENV)/.install-stamp ## the C++ tests
-	$(PYTEST) tests/csrc tests/fuzz -n $(JOBS) $(ARGS)
+	$(PYTEST) $(call paths,tests/csrc tests/fuzz) -n $(JOBS) $(ARGS)
 
 test-single: venv programs ## the Python tests of one process, and of failures
-	$(PYTEST) tests/single tests/faults -n $$((3 * $(JOBS))) --dist worksteal $(ARGS)
+	$(PYTEST) $(call paths,tests/single tests/faults) -n $$((3 * $(JOBS))) --dist worksteal $(ARGS)
 
 test-parallel: venv programs ## the tests under mpirun; ARGS="--ranks 2 --inner '-k bool'" picks
-	$(PYTEST) tests/parallel tests/gpu -n $$(($(JOBS) + 1)) --dist loadgroup $(ARGS)
+	$(PYTEST) $(call paths,tests/parallel tests/gpu) -n $$(($(JOBS) + 1)) --dist loadgroup $(ARGS)
 
 test-jobs: venv programs ## whole jobs: elastic ones, launchers, examples; on hosts simulated by namespaces too (root, iproute2)
-	$(PYTEST) tests/jobs tests/hosts -n $$((3 * $(JOBS))) --dist worksteal $(ARGS)
+	$(PYTEST) $(call paths,tests/jobs tests/hosts) -n $$((3 * $(JOBS))) --dist worksteal $(ARGS)
 
 test-examples: venv ## the tests of properties, with many more examples
 	$(PYTEST) $$(grep -l '^@given' tests/parallel/*.py) --inner=--hypothesis-profile=long $(ARGS)
 	$(PYTEST) tests/jobs/test_schedules.py --hypothesis-profile=long $(ARGS)
 
 test-hosts: venv ## tests/parallel on simulated hosts, all of it
-	$(PYTEST) tests/parallel --hosts 2,2 $(ARGS)
-	$(PYTEST) tests/parallel --hosts 2,1,1 $(ARGS)
+	$(PYTEST) $(call paths,tests/parallel) --hosts 2,2 $(ARGS)
+	$(PYTEST) $(call paths,tests/parallel) --hosts 2,1,1 $(ARGS)
 
 # What differs most between hosts.
 HOSTS_QUICK := collectives errors join lifecycle metrics process_sets timeline torch_ops torch_optimizer uneven zero_copy
 test-hosts-quick: venv ## the part of test-hosts that CI runs: 2, 1 and 1 ranks on three hosts
-	$(PYTEST) $(HOSTS_QUICK:%=tests/parallel/test_%.py) --hosts 2,1,1 $(ARGS)
+	$(PYTEST) $(call paths,$(HOSTS_QUICK:%=tests/parallel/test_%.py)) --hosts 2,1,1 $(ARGS)
 
 SANITIZERS := address,undefined thread
 test-sanitize: venv ## the C++ tests under ASan+UBSan, then TSan; SANITIZE=thread picks
@@ -107,7 +109,7 @@ IN_ONE_HEAP = env PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib PYTH
 test-address: REPORTS := :log_path=$(abspath $(ADDRESS))/report
 test-address: address ## Python tests with all allocations under ASan; ARGS="tests/parallel/test_calls.py --ranks 2" picks
 	rm -f $(ADDRESS)/report.*
-	$(IN_ONE_HEAP) $(or $(ARGS),tests/parallel tests/faults tests/single) || failed=$$?; \
+	$(IN_ONE_HEAP) $(call paths,tests/parallel tests/faults tests/single) $(ARGS) || failed=$$?; \
 	  ! tail -n 200 $(ADDRESS)/report.* 2>/dev/null && exit $${failed:-0}
 
 test-strangers: $(if $(SANITIZE),strangers-$(SANITIZE),strangers-plain) ## random programs of strangers, at length; ARGS="-k calls", SANITIZE=address, STRANGERS_*
@@ -159,27 +161,27 @@ build/mpich/.stamp build/jax/.stamp build/recipes/.stamp build/tensorflow/.stamp
 	touch $@
 
 test-mpich: venv build/mpich/.stamp ## the parallel tests with MPICH; ARGS="tests/parallel/test_calls.py --ranks 2" picks
-	build/mpich/bin/python -m pytest $(or $(ARGS),tests/parallel)
+	build/mpich/bin/python -m pytest $(call paths,tests/parallel) $(ARGS)
 
 test-openmpi4: export OMPI_MCA_rmaps_base_oversubscribe := 1
 test-openmpi4: export OMPI_MCA_hwloc_base_binding_policy := none
 test-openmpi4: venv build/openmpi4/.stamp ## the same with the system's Open MPI 4.1 (Debian: apt-get install openmpi-bin)
 	/usr/bin/mpirun --version | grep 'Open MPI) 4[.]'
-	PATH=/usr/bin:$$PATH build/openmpi4/bin/python -m pytest $(or $(ARGS),tests/parallel)
+	PATH=/usr/bin:$$PATH build/openmpi4/bin/python -m pytest $(call paths,tests/parallel) $(ARGS)
 
 test-recipes: venv build/recipes/.stamp ## the examples for Accelerate, Lightning and Hugging Face's Trainer
-	PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/recipes/bin/python -m pytest tests/recipes $(ARGS)
+	PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/recipes/bin/python -m pytest $(call paths,tests/recipes) $(ARGS)
 
 test-jax: venv build/jax/.stamp ## farandole.jax, in an environment with JAX and optax; ARGS="tests/with_jax/test_jax_errors.py --ranks 2" picks
-	PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/jax/bin/python -m pytest $(or $(ARGS),-o timeout=900 tests/with_jax -n $(JOBS) --dist loadgroup)
+	PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/jax/bin/python -m pytest -o timeout=900 $(call paths,tests/with_jax) -n $(JOBS) --dist loadgroup $(ARGS)
 
 # One environment for both, with JAX for Keras.
 PYTHON_TF = PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/tensorflow/bin/python
 test-tensorflow: venv build/tensorflow/.stamp ## farandole.tensorflow, in an environment with TensorFlow; ARGS="tests/with_tensorflow/test_x.py --ranks 2" picks
-	$(PYTHON_TF) -m pytest $(or $(ARGS),-o timeout=900 tests/with_tensorflow -n $(JOBS) --dist loadgroup)
+	$(PYTHON_TF) -m pytest -o timeout=900 $(call paths,tests/with_tensorflow) -n $(JOBS) --dist loadgroup $(ARGS)
 
 test-keras: venv build/tensorflow/.stamp ## farandole.keras on each backend, in the same environment
-	$(PYTHON_TF) -m pytest $(or $(ARGS),-o timeout=900 tests/with_keras)
+	$(PYTHON_TF) -m pytest -o timeout=900 $(call paths,tests/with_keras) $(ARGS)
 
 test-c10d: venv build/c10d/.stamp ## PyTorch's own tests of c10d's collectives and of DDP, over the backend `farandole`
 	LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/c10d/bin/python tools/c10d_tests.py $(ARGS)
