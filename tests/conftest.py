@@ -22,6 +22,8 @@ if "FARANDOLE_TEST_STEP" not in os.environ:  # a rank has harness.inner, from ra
 os.environ["FARANDOLE_TUNING"] = "none"
 for _size in ("COLUMNS", "LINES"):
     os.environ.pop(_size, None)
+# `python` is the one that runs the tests: a system may have none of that name.
+os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 # The same examples on every rank and in every run; a failure prints the seed that repeats it.
 # pytest's --hypothesis-profile=long takes the other profile; for tests/parallel, within --inner.

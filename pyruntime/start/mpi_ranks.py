@@ -228,15 +228,18 @@ class Mpi(Bootstrap):
         """At the process's end: ends it, or MPI's job, if MPI_Finalize would hang."""
         if os.getpid() != owner or mpi.Is_finalized():
             return
+        stranded = False
+        if cls._awaited is not None:
+            with contextlib.suppress(mpi.Exception):  # a rank is dead, as MPI knows
+                stranded = not _completes(cls._awaited, cls._grace)
         if cls._unfinished_end:
+            if stranded:
+                recruits.end_all()
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(int(leaving.failed()))
-        if cls._awaited is None:
-            return
-        with contextlib.suppress(mpi.Exception):  # a rank is dead, as MPI knows
-            if not _completes(cls._awaited, cls._grace):
-                abort(mpi, mpi.COMM_WORLD.Get_rank())
+            os._exit(int(stranded or leaving.failed()))  # mpirun may return 0 after MPI_Abort
+        if stranded:
+            abort(mpi, mpi.COMM_WORLD.Get_rank())
 
 
 class _MpiParting(Parting):
