@@ -141,7 +141,7 @@ def test_a_recruit_that_stops_while_it_is_taken_in(start: Start, tmp_path: Path)
     early = """import farandole.start.joining as r
     hear = r._Joiner._hear
     r._Joiner._hear = lambda *words: (hear(*words), stop())"""
-    job = start(early, FARANDOLE_INIT_TIMEOUT="10")
+    job = start(early, FARANDOLE_INIT_TIMEOUT="20")
     job.process.wait_for_output("world 2: 2 ranks go on")
     goes_on(job, tmp_path)
 
@@ -149,7 +149,7 @@ def test_a_recruit_that_stops_while_it_is_taken_in(start: Start, tmp_path: Path)
 def test_a_recruit_that_stops_when_it_is_a_rank(start: Start, tmp_path: Path) -> None:
     """As any rank that is stopped it ends the job, which does not wait for it."""
     early = "import farandole.worlds as w; w.Worlds._enter = lambda *_: stop()"
-    job = start(early, FARANDOLE_INIT_TIMEOUT="10")
+    job = start(early, FARANDOLE_INIT_TIMEOUT="20")
     result = job.finish()
     assert result.returncode != 0
     assert "rank 2 did not come" in result.out, result.out
