@@ -116,8 +116,7 @@ STRANGERS = Phase(
 RECIPES = Phase("test-recipes", 5, lacks=_no_index)
 JAX = Phase("test-jax", 10, lacks=_no_index)
 TENSORFLOW = Phase("test-tensorflow", 8, lacks=_no_index)
-# It has not yet passed as a whole, and so judges nothing.
-KERAS = Phase("test-keras", 12, lacks=_no_index, judges=False)
+KERAS = Phase("test-keras", 8, lacks=_no_index)
 DOCS = Phase("docs", 3.5, lacks=_no_index, pytest=False)
 FUZZ = Phase("fuzz", 1.5, args="--seconds 60", pytest=False)
 SOAK = Phase("soak", 1, args="--seeds 20", pytest=False)

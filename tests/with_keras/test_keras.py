@@ -13,7 +13,7 @@ from harness.mpirun import mpirun
 from harness.worlds import ULFM
 
 PROGRAM = Path(__file__).with_name("program.py")
-SECONDS = 280
+SECONDS = 600
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "FARANDOLE_INIT_TIMEOUT": str(SECONDS),  # a pair waits for the worlds of others
