@@ -169,8 +169,7 @@ FARANDOLE_API int64_t farandole_tensor(const farandole_request* request) {
   return negated([&]() -> int64_t {
     auto here = runtime();
     CheckedCall call = here->submitter().make_persistent(*request);
-    auto persistent = std::make_shared<const PersistentRequest>(
-        PersistentRequest{std::move(here), std::move(call)});
+    auto persistent = std::make_shared<const PersistentRequest>(std::move(here), std::move(call));
     std::lock_guard lock(process().mutex);
     if (process().runtime != persistent->runtime) {
       throw Error(ErrorCode::kShutdown, "this rank has shut down; call init() first");
@@ -188,20 +187,23 @@ FARANDOLE_API int64_t farandole_submit_tensor(int64_t tensor, uintptr_t input, u
 }
 
 FARANDOLE_API int64_t farandole_submit_buffer(int64_t tensor, const void* input, void* output) {
-  return negated([&]() -> int64_t {
-    const auto known = persistent_request(tensor);
-    return known->runtime->submitter().submit(known->call, input, output);
-  });
+  return negated([&]() -> int64_t { return persistent_request(tensor)->submit(input, output); });
 }
 
 FARANDOLE_API int32_t farandole_submit_buffers(const int64_t* tensors, const uintptr_t* buffers,
                                                int32_t count, int64_t* handles) {
   return guarded([&] {
     for (int32_t i = 0; i < count; ++i) {
-      const auto known = persistent_request(tensors[i]);
       void* const buffer = reinterpret_cast<void*>(buffers[i]);
-      handles[i] = known->runtime->submitter().submit(known->call, buffer, buffer);
+      handles[i] = persistent_request(tensors[i])->submit(buffer, buffer);
     }
+  });
+}
+
+FARANDOLE_API int64_t farandole_last_of_tensor(int64_t tensor) {
+  return negated([&]() -> int64_t {
+    const auto known = persistent_request(tensor);
+    return known->runtime->handles().has(known->last) ? known->last.load() : 0;
   });
 }
 

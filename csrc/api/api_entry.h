@@ -27,8 +27,14 @@ namespace farandole {
 
 // A request kept by farandole_tensor, with its runtime, so that one look-up finds both.
 struct PersistentRequest {
+  int64_t submit(const void* input, void* output, uint64_t stream = 0) const {
+    last = runtime->submitter().submit(call, input, output, stream);
+    return last;
+  }
+
   std::shared_ptr<Runtime> runtime;
   CheckedCall call;
+  mutable std::atomic<int64_t> last = 0;  // handle
 };
 
 // All that outlives a runtime. Never destroyed, because threads may use it during process exit.

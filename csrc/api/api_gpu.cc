@@ -23,8 +23,7 @@ FARANDOLE_API void farandole_library_folders(const char* folders) {
 FARANDOLE_API int64_t farandole_submit_tensor_on(int64_t tensor, uintptr_t input, uintptr_t output,
                                                  uint64_t stream) {
   return negated([&]() -> int64_t {
-    const auto known = persistent_request(tensor);
-    return known->runtime->submitter().submit(known->call, reinterpret_cast<const void*>(input),
+    return persistent_request(tensor)->submit(reinterpret_cast<const void*>(input),
                                               reinterpret_cast<void*>(output), stream);
   });
 }

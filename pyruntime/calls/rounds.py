@@ -63,7 +63,7 @@ class RoundState(NamedTuple):
     tensors: int  # sent in the round
     carried: int  # gradients sent in a dropped round that belong to the next one
     divisors: int  # what gradients were divided by, where the round adds to an earlier one
-    reset: int  # hash of the gradients that the user has reset since they were sent; 0: none
+    reset: int  # which gradients the user has reset since they were sent; 0: none
 
 
 _LARGEST = 5  # so many fields may differ between ranks; the others must be equal
@@ -73,8 +73,8 @@ _REMEDIES = {
     "tensors": "do all ranks freeze or add the same parameters?",
     "carried": "do all ranks reset the same gradients?",
     "reset": "reset gradients on all ranks alike, between backward() and step(), too",
-    "divisors": "with accumulate='mean' all ranks make equally many backward passes in a step that "
-    "has more than backward_passes_per_step",
+    "divisors": "with accumulate='mean' all ranks make equally many backward passes, and use the "
+    "same parameters in them, in a step that has more than backward_passes_per_step",
 }
 
 
@@ -90,12 +90,18 @@ class _StepConsensus:
         self._call = call = Call(Op.ALLREDUCE, f"{scope}.consensus", process_set, ReduceOp.MAX)
         self._tensor = PreparedTensor(call, Buffer(0, _INT64, (count,), None))
         self.handle: int | None = None  # of the core, until it has been waited for
+        self._ended = 0  # the handle of an earlier one, which may not be released
 
     def send(self, state: RoundState) -> None:
         """Submits this rank's state; does not wait."""
         self._words = words = array("q", [*state, *(-x for x in state[_LARGEST:])])
         address = words.buffer_info()[0]
-        self.handle = self._tensor.submit(address, address, words)
+        try:
+            self.handle = self._tensor.submit(address, address, words)
+        except BaseException:  # of a signal handler, perhaps once it was submitted
+            lost = self._tensor.lost()
+            self.handle = None if lost in (0, self._ended) else lost
+            raise
 
     def refuse(self, reason: Exception) -> None:
         """Tells the peers that this rank can't take part, and why."""
@@ -109,6 +115,7 @@ class _StepConsensus:
         """
         handle, self.handle = self.handle, None
         if handle is not None:
+            self._ended = handle
             leases.end([handle])
         count = len(RoundState._fields)
         state = RoundState(*self._words[:count])

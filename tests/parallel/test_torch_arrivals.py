@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 import farandole.torch as hvd
+from farandole.calls.requests import PreparedTensor
 from harness.toys import grad_is, push, total, toys, value
 
 BOTH = pytest.mark.parametrize("op", [hvd.Average, hvd.Sum], ids=["average", "sum"])
@@ -167,6 +170,84 @@ def test_partial_last_window(accumulate: str) -> None:
         push(p, k)
     optimizer.step()
     grad_is(p, total(hvd.Average, range(4)) / (4 if accumulate == "mean" else 1))
+
+
+@pytest.mark.parametrize(("wanted", "passes"), [(2, 2), (4, 2)])
+def test_a_mean_where_some_ranks_have_nothing(wanted: int, passes: int) -> None:
+    """Their results are divided as on the others, though they have sent nothing to divide."""
+    (p, q), optimizer = toys(2, backward_passes_per_step=wanted, accumulate="mean")
+    for k in range(passes):
+        loss: Any = (p * value(hvd.rank(), k)).sum()
+        if hvd.rank() == 0:
+            loss = loss + (q * value(0, k)).sum()
+        loss.backward()
+    optimizer.step()
+    grad_is(p, total(hvd.Average, range(passes)) / passes)
+    grad_is(q, total(hvd.Average, range(passes), [0]) / passes)
+
+
+def test_a_mean_with_a_late_pass_on_some_ranks() -> None:
+    (p, q), optimizer = toys(2, backward_passes_per_step=2, accumulate="mean")
+    for k in range(4):
+        loss: Any = (p * value(hvd.rank(), k)).sum()
+        if k < 2 or hvd.rank() == 0:
+            loss = loss + (q * value(hvd.rank(), k)).sum()
+        loss.backward()
+    optimizer.step()
+    grad_is(p, total(hvd.Average, range(4)) / 4)
+    late = total(hvd.Average, [2, 3], [0])
+    grad_is(q, (total(hvd.Average, [0, 1]) + late) / 4)
+
+
+def test_reset_by_the_model_where_some_ranks_have_nothing() -> None:
+    """All ranks drop all that they have: then nothing is left of what some of them had."""
+    (p, q), optimizer = toys(2)
+    for k in range(3):
+        push(p, k)
+        if hvd.rank() == 0:
+            push(q, k)
+        if k == 1:
+            p.grad = q.grad = None
+        optimizer.step()
+        grad_is(p, None if k == 1 else total(hvd.Average, [k]))
+        grad_is(q, None if k == 1 else total(hvd.Average, [k], [0]))
+        optimizer.zero_grad()
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("number", range(4))
+def test_an_interrupt_as_something_is_submitted(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C may come when the core has taken a gradient, or the consensus, and no one knows."""
+    (p, q, r), optimizer = toys(3, groups=1)
+    calls, submit = [], PreparedTensor.submit
+
+    def interrupted(self: PreparedTensor, *what: Any) -> int:
+        calls.append(what)
+        handle = submit(self, *what)
+        if len(calls) == number + 1:
+            raise KeyboardInterrupt
+        return handle
+
+    push(p)
+    optimizer.step()  # from now on encodings do not change
+    optimizer.zero_grad()
+    for gradient in optimizer._reducer.gradients:
+        gradient.encoding.submit = partial(interrupted, gradient.encoding._tensor)
+    monkeypatch.setattr(PreparedTensor, "submit", interrupted)
+    for begun in (p, q):
+        with suppress(KeyboardInterrupt):
+            if begun is p or hvd.rank() == 0:
+                push(begun, 1)
+    try:
+        optimizer.step()
+    except KeyboardInterrupt:
+        optimizer.step()
+    assert len(calls) > number
+    grad_is(p, total(hvd.Average, [1]))
+    grad_is(q, total(hvd.Average, [1], [0]))
+    grad_is(r, None)
 
 
 def test_set_backward_passes_per_step() -> None:

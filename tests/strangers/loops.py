@@ -114,10 +114,12 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
     """The moves that mean something, in the same words.
 
     A minimum is of what each rank has accumulated for one step: no pass beyond those, none of it
-    missing. Gradients that are under way are zeroed by their optimizer only, as farandole says.
+    missing. Gradients that are under way are zeroed by their optimizer only, as farandole says. A
+    mean has no pass beyond those after one in which ranks used different layers.
     """
     found: list[tuple[Any, ...]] = []
     arrived = 0  # backward passes since gradients were last reduced or reset
+    apart = False  # in one of them ranks used different layers
     linear = loop.op in ("Average", "Sum")
     for word, *arguments in loop.moves:
         if word == "backward":
@@ -126,7 +128,12 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
                 if arrived >= loop.passes:
                     continue
                 used, hold = [True] * len(used), False
+            if not arrived:
+                apart = False
+            if loop.mean and apart and arrived >= loop.passes:
+                continue
             arrived += 1
+            apart |= len({*used}) > 1
             found.append((word, used, hold, form))
             continue
         if (word, arguments[:1]) == ("zero", ["model_zero"]) and arrived:

@@ -94,6 +94,10 @@ class Feedback:
         """As receive()."""
         self.receive(parameter)
 
+    def lost(self) -> int:
+        """As in Encoding; 0: it has not kept what it submitted."""
+        return 0
+
     def submit(self, input: int, _output: int, _memory: object) -> int:
         """Submits the next call; `input` 0: without this rank's part. Returns its handle."""
         op, tensor = self._ask

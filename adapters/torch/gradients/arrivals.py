@@ -105,11 +105,11 @@ class Arrivals:
             try:
                 apart = self._send_plain(gradients) if self._reducer.quick else gradients
                 for gradient in apart:
-                    _take_back(gradient)
+                    gradient.take_back()
                     gradient.arrived_alone()
             except BaseException:
                 for gradient in gradients:
-                    _take_back(gradient)
+                    gradient.take_back()
                 raise
             finally:
                 del self._waiting[: len(gradients)]
@@ -118,7 +118,7 @@ class Arrivals:
         """Makes each `.grad` this rank's gradient again, without sending any."""
         with self._lock:
             for gradient in self._waiting:
-                _take_back(gradient)
+                gradient.take_back()
             self._waiting.clear()
             self._room = _ROOM
 
@@ -169,11 +169,3 @@ class Arrivals:
             return False
         gradient.sent_version = grad._version
         return True
-
-
-def _take_back(gradient: Gradient) -> None:
-    """Undoes put(), if the gradient has not been sent."""
-    if gradient.handle is None and gradient.unsent is not None:
-        if gradient.parameter.grad is gradient.pending:
-            gradient.parameter.grad = gradient.unsent
-        gradient.unsent = gradient.shown = None

@@ -134,6 +134,10 @@ class Encoding:
         self._prepare(wire)
         return wire
 
+    def lost(self) -> int:
+        """As in PreparedTensor."""
+        return 0 if self._tensor is None else self._tensor.lost()
+
     def decode(self, wire: Tensor, _handle: int) -> Tensor:
         """The result in the gradient's form; may be `wire` itself."""
         if self._compressor is not Compression.none:

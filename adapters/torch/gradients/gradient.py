@@ -4,9 +4,6 @@ thread that steps). Used by the Reducer only."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from operator import attrgetter
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +23,6 @@ if TYPE_CHECKING:
     from farandole.torch.gradients.arrivals import AccumulationHooks
     from farandole.torch.gradients.reducer import Reducer
 
-_wire, _parameter = attrgetter("wire"), attrgetter("parameter")
-_base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # before torch 2.2
-_set_grad: Any = _base.grad.__set__
 _NOT_KEPT = 2  # references to a PendingGrad that only Gradient holds: its own, and getrefcount's
 
 
@@ -192,10 +186,28 @@ class Gradient:
             target = self._send_to(self.view) or target
         sent = self.input if self.input is not None else self.wire
         memory = self.wire.untyped_storage(), sent.untyped_storage()
-        self.handle = encoding.submit(address_of(sent), target, memory)
-        reducer.round.sent.append(self)
         self.left = reducer.passes.wanted
         self._show()
+        self._submit(address_of(sent), target, memory)
+
+    def _submit(self, input: int, output: int, memory: object) -> None:
+        """Hands it to the core, all or nothing, also if a signal handler raises meanwhile."""
+        try:
+            self.handle = self.encoding.submit(input, output, memory)
+        except BaseException:
+            self.handle = self.encoding.lost() or None
+            self.take_back()
+            raise
+        finally:
+            if self.handle is not None:
+                self.reducer.round.sent.append(self)
+
+    def take_back(self) -> None:
+        """Makes `.grad` this rank's gradient again, if it has not been sent."""
+        if self.handle is None and self.unsent is not None:
+            if self.parameter.grad is self.pending:
+                self.parameter.grad = self.unsent
+            self.unsent = self.shown = None
 
     def _send_to(self, view: BucketView) -> int:
         """Directs the result to `view`, unless that holds an earlier result.
@@ -238,17 +250,16 @@ class Gradient:
         self._show()
 
     def _send_nothing(self, receive: bool) -> None:
-        self.absent = True
+        self.absent, self._divisor = True, self.reducer.passes.divisor
         prepare = self.encoding.receive if receive else self.encoding.ensure
         try:
             self.wire = prepare(self.parameter)
         except RuntimeError as reason:  # of a user's compressor
             raise self.reducer.refuse(self, reason) from None
         output = 0 if self.wire is None else address_of(self.wire)
-        self.handle = self.encoding.submit(0, output, self.wire)
-        self.reducer.round.sent.append(self)
         self.reducer.regular = False
         self.left = self.reducer.passes.wanted
+        self._submit(0, output, self.wire)
 
     def gather(self, sparse_dim: int) -> None:
         """Sends it as gathered rows from now on, on all ranks."""
@@ -377,22 +388,11 @@ class Gradient:
         """Whether `.grad` was changed since this was sent."""
         return self.parameter.grad is not self.shown
 
+    def has_sent(self) -> bool:
+        """Whether it takes part in the round with a gradient of this rank."""
+        return self.handle is not None and not self.absent
+
     def divisors(self) -> tuple[int, int]:
         """Divisors of what it has sent, and of what was reduced before in this step; 0: nothing."""
         base = self.set_aside is not None and self.delivered.turn == self.reducer.turn
         return 0 if self.absent else self._divisor, self._base_divisor if base else 0
-
-
-def settle_plain(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """Settles those that are `plain`, quickly; returns the others. None may have been reset."""
-    plain = [gradient for gradient in gradients if gradient.plain]
-    wires = [*map(_wire, plain)]
-    try:
-        deque(map(_set_grad, map(_parameter, plain), wires), 0)
-    except RuntimeError:  # a parameter's form has changed: `model.half()`, `p.data = x`
-        return [*gradients]
-    for gradient, wire in zip(plain, wires, strict=True):
-        gradient.deliver(wire)
-        gradient.plain = False
-        gradient.handle = gradient.wire = gradient.unsent = None
-    return [gradient for gradient in gradients if gradient.handle is not None]

@@ -125,8 +125,8 @@ def fingerprint(passes: int, divisors: Iterable[tuple[int, int]]) -> int:
     `divisors`: of what each gradient has sent, and of what was reduced before in this step; 0:
     nothing. Returns 0 if all were divided by `passes`, in which ranks may differ.
     """
-    pairs = list(divisors)
-    if all(sent in (0, passes) and before == 0 for sent, before in pairs):
+    pairs = [(sent or passes, before) for sent, before in divisors]
+    if all(pair == (passes, 0) for pair in pairs):
         return 0
     return hash((passes, *pairs)) >> 8
 

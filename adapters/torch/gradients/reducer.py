@@ -28,8 +28,10 @@ from farandole.torch.gradients.aliases import twins_text
 from farandole.torch.gradients.arrivals import AccumulationHooks, Arrivals
 from farandole.torch.gradients.bucket_view import lay_out
 from farandole.torch.gradients.encoding import Encoding
-from farandole.torch.gradients.gradient import Gradient, settle_plain
+from farandole.torch.gradients.gradient import Gradient
 from farandole.torch.gradients.passes import PassEnd, Passes, fingerprint
+from farandole.torch.gradients.plain import settle_plain
+from farandole.torch.gradients.resets import ALL_RESET, what_is_reset
 from farandole.torch.gradients.settings import Settings
 
 _grad, _shown = attrgetter("parameter.grad"), attrgetter("shown")
@@ -300,16 +302,12 @@ class Reducer:
             self._joins, self._steps = joins, 0
         sent = current.sent
         self._intact = keep and all(map(is_, map(_grad, sent), map(_shown, sent)))
-        reset = 0 if self._intact or not keep else self._what_is_reset()
+        reset = 0 if self._intact or not keep else what_is_reset(self.gradients)
         pairs = [g.divisors() for g in self.gradients] if self.passes.mean else []
         divided = fingerprint(self.passes.divisor, pairs)
         came = (0, 0) if self._pass_end is None else (0, 1 + rank()) if stepping else (1, 0)
         equal = self._steps, len(sent), carried, divided, reset
         current.close(RoundState(late, int(not keep), sparse, *came, *equal))
-
-    def _what_is_reset(self) -> int:
-        gone = (i for i, g in enumerate(self.gradients) if g.handle is not None and g.is_reset())
-        return hash(tuple(gone)) >> 8
 
     def _send_rest(self, keep: bool) -> tuple[int, int]:
         """Sends the gradients left; returns RoundState's `late` and `sparse`."""
@@ -348,7 +346,7 @@ class Reducer:
         if self.kept and (keep or carried):
             commit(rest)
         with torch.no_grad():
-            settled = [g.settle(keep) for g in rest]
+            settled = [g.settle(keep and heard.reset != ALL_RESET) for g in rest]
         if heard.sparse:  # one gradient; the next round tells of the others
             self.gradients[heard.sparse >> 8].gather(heard.sparse & 0xFF)
         complaints = [text for text in settled if text is not None]

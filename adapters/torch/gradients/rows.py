@@ -100,6 +100,10 @@ class Rows:
         tensor.close()
         return handle
 
+    def lost(self) -> int:
+        """As in Encoding; 0: the tensor that was sent is gone."""
+        return 0
+
     def decode(self, _wire: Tensor, handle: int) -> Tensor:
         """The sum or average of a finished handle: sparse, coalesced."""
         total = unpack(receive(handle, self._rows), self._like, self._sparse_dim)
