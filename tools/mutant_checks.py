@@ -14,6 +14,7 @@ def _files(folder: str, names: str) -> str:
 _single, _parallel = partial(_files, "single"), partial(_files, "parallel")
 
 _LIFE = _files("faults", "test_meeting test_leaving")
+_WORLDS = _files("jobs", "test_worlds")
 _DOCTOR = _single("test_doctor test_doctor_gpu")
 _TORCH = _parallel("test_torch_optimizer test_torch_changes test_torch_arrivals")
 _TORCH_REST = _parallel(
@@ -63,6 +64,7 @@ CHECKS: dict[str, Sequence[str]] = {
     "pyruntime/calls/repeats": (_parallel("test_repeats"),),
     "pyruntime/calls/rounds": (_parallel("test_torch_complete test_torch_optimizer"),),
     "pyruntime/calls/arguments": (_single("test_arguments"), _parallel("test_arguments")),
+    "pyruntime/worlds": (_WORLDS,),
     "pyruntime/elastic": (_parallel("test_elastic"), _files("faults", "test_elastic_errors")),
     "pyruntime/exchange": (*map(_parallel, ("test_scatter", "test_uneven", "test_calls")),),
     "pyruntime/launch": (_single("test_launch"), _single("test_run_function")),
@@ -80,9 +82,16 @@ CHECKS: dict[str, Sequence[str]] = {
     "pyruntime/observe/flight": (_files("faults", "test_flight test_observing"),),
     "pyruntime/observe/top": (_files("faults", "test_observing"),),
     "pyruntime/ops": (_parallel("test_calls"), _parallel("test_collectives test_torch_ops")),
+    "pyruntime/parameter_s": (
+        _parallel("test_parameter_server test_parameter_server_refuses"),
+        _files("faults", "test_parameter_server"),
+    ),
     "pyruntime/parameters": (_parallel("test_torch_functions"),),
     "pyruntime/start": (*_NUMPY[:1], _parallel("test_lifecycle"), _LIFE),
     "pyruntime/runtime": (_parallel("test_lifecycle"), _LIFE),
+    "pyruntime/start/joining": (_files("jobs", "test_recruits"), _WORLDS),
+    "pyruntime/start/recruits": (_files("jobs", "test_recruits"), _WORLDS),
+    "pyruntime/start/survivors": (_WORLDS,),
     "pyruntime/start/launchers": (_files("jobs", "test_torchrun"),),
     "pyruntime/start/mpi_waits": (_LIFE,),
     "pyruntime/start/torchrun": (_files("jobs", "test_torchrun"),),
@@ -105,12 +114,19 @@ CHECKS: dict[str, Sequence[str]] = {
         _TORCH_REST,
     ),
     "adapters/torch/gradients/bucket_view": (_parallel("test_torch_bucket_view"),),
+    "adapters/torch/checkpoints": (
+        _parallel("test_torch_checkpoint test_torch_checkpoint_errors"),
+        _files("faults", "test_checkpoint_kills"),
+    ),
     "adapters/torch/cuda": (_parallel("test_gpu_torch"),),
     "adapters/torch/ddp_hook": (_parallel("test_torch_ddp_hook"),),
     "adapters/torch/distributed": (
         *(_GROUPS, _parallel("test_torch_distributed_messages test_torch_distributed_ddp")),
     ),
+    "adapters/torch/diloco": (_parallel("test_torch_diloco"),),
+    "adapters/torch/periods": (_parallel("test_torch_diloco"),),
     "adapters/torch/elastic": (_parallel("test_elastic test_torch_restart"),),
+    "adapters/torch/feedback": (_parallel("test_torch_feedback test_torch_feedback_use"),),
     "adapters/torch/functions": (_parallel("test_torch_functions"),),
     "adapters/torch/kind": (_single("test_torch_kind"), _TORCH),
     "adapters/torch/mpi_ops": (_parallel("test_torch_ops"), _TORCH),
@@ -123,7 +139,12 @@ CHECKS: dict[str, Sequence[str]] = {
         _TORCH_REST,
     ),
     "adapters/torch/gradients/rows": (_parallel("test_torch_sparse"),),
-    "adapters/torch/sampler": (_parallel("test_elastic"),),
+    "adapters/torch/sampler": (_single("test_sampler"), _parallel("test_elastic")),
+    "adapters/torch/sharded": (
+        *map(_parallel, ("test_torch_sharded", "test_torch_sharded_strangers")),
+        _parallel("test_torch_sharded_state"),
+    ),
+    "adapters/torch/storages": (_parallel("test_leases test_torch_wrappers"),),
     "adapters/torch/collectives/scatter": (_parallel("test_scatter"),),
     "adapters/torch/collectives/sparse": (_parallel("test_torch_sparse"),),
     "adapters/torch/state": (_parallel("test_torch_functions"),),

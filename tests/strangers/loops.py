@@ -120,6 +120,7 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
     arrived = 0  # backward passes since gradients were last reduced or reset
     apart = False  # in one of them ranks used different layers
+    settled = False  # since then all have synchronized
     linear = loop.op in ("Average", "Sum")
     for word, *arguments in loop.moves:
         if word == "backward":
@@ -133,11 +134,15 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
             if loop.mean and apart and arrived >= loop.passes:
                 continue
             arrived += 1
+            settled = False
             apart |= len({*used}) > 1
             found.append((word, used, hold, form))
             continue
         if (word, arguments[:1]) == ("zero", ["model_zero"]) and arrived:
             arguments = ["optimizer_zero"]
+        if word == "step" and arguments[0] == "interrupt" and settled:
+            arguments = ["plain", []]  # nothing is left to wait for, so nobody waits
+        settled = word == "edit" or (settled and word not in ("zero", "step", "rebuild", "raise"))
         if word == "step" and arguments[0] == "closure":
             found.append(("zero", "optimizer_none"))
         if word in ("zero", "step", "rebuild", "edit") or arguments[:1] == ["drop"]:
