@@ -105,13 +105,12 @@ SANITIZE = tuple(
 )
 JOBS = Phase("test-jobs", 10)
 WHEEL = Phase("test-wheel", 6, lacks=_no_index, pytest=False)
-# What random programs find another run may not find.
+# Its programs are drawn by a fixed seed, as many as its seconds allow.
 STRANGERS = Phase(
     "test-strangers",
     8,
     lacks=lambda: _no_library("libasan.so"),
     variables=("SANITIZE=address", "STRANGERS_SECONDS=60", "STRANGERS_RANKS=2,3"),
-    judges=False,
 )
 RECIPES = Phase("test-recipes", 5, lacks=_no_index)
 JAX = Phase("test-jax", 10, lacks=_no_index)
