@@ -106,13 +106,15 @@ class ShardGradient(Gradient):
 
     __slots__ = ()
 
-    def _send(self, grad: Tensor) -> None:
-        super()._send(grad)
-        if self.handle is not None and isinstance(self.encoding, ShardEncoding):
-            self.wire, self.encoding.kept = self.encoding.kept, None
-            self.unsent, self.sent_version = None, None
-            reducer: Any = self.reducer
-            reducer.note_sent(self.handle, self.wire, self.parameter.nbytes)
+    def _submit(self, input: int, output: int, memory: object) -> None:
+        try:
+            super()._submit(input, output, memory)
+        finally:
+            if input and self.handle is not None and isinstance(self.encoding, ShardEncoding):
+                self.wire, self.encoding.kept = self.encoding.kept, None
+                self.unsent, self.sent_version = None, None
+                reducer: Any = self.reducer
+                reducer.note_sent(self.handle, self.wire, self.parameter.nbytes)
 
 
 class ShardReducer(Reducer):
