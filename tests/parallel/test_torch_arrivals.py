@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -223,9 +224,9 @@ def test_an_interrupt_as_something_is_submitted(
     (p, q, r), optimizer = toys(3, groups=1)
     calls, submit = [], PreparedTensor.submit
 
-    def interrupted(self: PreparedTensor, *what: Any) -> int:
+    def interrupted(of_core: Callable[..., int], *what: Any) -> int:
         calls.append(what)
-        handle = submit(self, *what)
+        handle = of_core(*what)
         if len(calls) == number + 1:
             raise KeyboardInterrupt
         return handle
@@ -234,8 +235,9 @@ def test_an_interrupt_as_something_is_submitted(
     optimizer.step()  # from now on encodings do not change
     optimizer.zero_grad()
     for gradient in optimizer._reducer.gradients:
-        gradient.encoding.submit = partial(interrupted, gradient.encoding._tensor)
-    monkeypatch.setattr(PreparedTensor, "submit", interrupted)
+        gradient.encoding.submit = partial(interrupted, gradient.encoding.submit)
+    consensus: Any = lambda self, *what: interrupted(partial(submit, self), *what)  # noqa: E731
+    monkeypatch.setattr(PreparedTensor, "submit", consensus)
     for begun in (p, q):
         with suppress(KeyboardInterrupt):
             if begun is p or hvd.rank() == 0:
