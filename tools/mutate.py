@@ -4,9 +4,13 @@
 
 It works in build/mutate/tree, a copy of the tracked files, never in the checkout. A mutant is
 killed by a test that fails or takes too long, twice; one that does not compile, or whose check
-fails without it, is not counted. What has been judged is in build/mutate/results.jsonl, and is not
-judged again; build/mutate/survivors has a diff of each mutant that lives, build/mutate/killed what
-the check printed that has killed one.
+fails without it, is not counted. C++ is judged by the programs of tools/mutant_checks.py. A mutant
+of Python is judged by a minute of the tests that run its line, and lives if there are none; the
+first run watches all tests for that, which takes about 15 minutes.
+
+What has been judged is in build/mutate/results.jsonl, and is not judged again;
+build/mutate/survivors has a diff of each mutant that lives, build/mutate/killed what the check
+printed that has killed one.
 
     tools/mutate.py                                   200 mutants of all the product
     tools/mutate.py --count 40 --only csrc/control    40 of one folder
@@ -19,6 +23,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import functools
 import json
 import math
 import os
@@ -35,6 +40,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy
+import ran_lines
 from mutant_checks import checks_of
 from mutants import Mutant, mutants
 from tqdm import tqdm
@@ -43,8 +49,11 @@ ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / "build" / "mutate"
 TREE = HOME / "tree"
 RESULTS = HOME / "results.jsonl"
+PASSED = HOME / "passed.json"
+LINES = HOME / "lines"  # of Python, and the tests that run them
 UNDER_TEST = HOME / "original.json"  # the file that holds a mutant now, as it was
 MUTATED = ("csrc/control", "csrc/data", "csrc/runtime", "pyruntime", "adapters")
+ENOUGH_SECONDS = 60.0  # of tests that run the line of a mutant of Python
 NEW_SECONDS = 300.0  # what a check may take that has not passed yet
 ALONE_SECONDS = 60.0  # what one test of a program may take
 # Warnings are errors, but these are of mutants that run.
@@ -138,8 +147,7 @@ def _built(check: str) -> bool:
 
 def _passed() -> dict[str, float]:
     """The checks that have passed, and the seconds that they took."""
-    known = HOME / "passed.json"
-    return dict(json.loads(known.read_text())) if known.exists() else {}
+    return dict(json.loads(PASSED.read_text())) if PASSED.exists() else {}
 
 
 def _fails_again(check: str) -> bool:
@@ -152,14 +160,21 @@ def _fails_again(check: str) -> bool:
     return _run(_command(alone), ALONE_SECONDS if _is_program(check) else NEW_SECONDS) != 0
 
 
+def _seconds(check: str) -> float | None:
+    """What the check takes; None: it, or a file of it, has not passed yet."""
+    passed = _passed()
+    parts = [check] if _is_program(check) else check.split()
+    return sum(passed[part] for part in parts) if passed.keys() >= set(parts) else None
+
+
 def _passes(check: str) -> bool:
     """Runs the check, which is built."""
-    start, passed = time.monotonic(), _passed()
-    limit = 3 * passed[check] + ALONE_SECONDS if check in passed else NEW_SECONDS
+    start, expected = time.monotonic(), _seconds(check)
+    limit = NEW_SECONDS if expected is None else 3 * expected + ALONE_SECONDS
     if _run(_command(check), limit, ALONE_SECONDS if _is_program(check) else limit) != 0:
         return False
-    passed.setdefault(check, time.monotonic() - start)
-    (HOME / "passed.json").write_text(json.dumps(passed, indent=1))
+    if expected is None:
+        PASSED.write_text(json.dumps(_passed() | {check: time.monotonic() - start}, indent=1))
     return True
 
 
@@ -175,6 +190,19 @@ def _name(mutant: Mutant) -> str:
     return f"{mutant.path.replace('/', '-')}-{mutant.start}-{mutant.kind}"
 
 
+@functools.cache
+def _ran() -> dict[str, dict[int, list[str]]]:
+    return ran_lines.by_line(LINES, TREE)
+
+
+def _checks(mutant: Mutant, source: str) -> Sequence[str]:
+    """What may notice it, the quickest first; nothing for a line that no test runs."""
+    if mutant.path.endswith(".cc"):
+        return checks_of(mutant.path)
+    line = source.count("\n", 0, mutant.start) + 1
+    return ran_lines.checks(_ran().get(mutant.path, {}), line, _passed(), ENOUGH_SECONDS)
+
+
 def judge(mutant: Mutant) -> Judgement:
     """Puts the mutant into the tree, runs its checks until one fails, takes it out again."""
     file, start = TREE / mutant.path, time.monotonic()
@@ -183,7 +211,7 @@ def judge(mutant: Mutant) -> Judgement:
     UNDER_TEST.write_text(json.dumps([mutant.path, source]))
     try:
         file.write_text((TOLERANT if file.suffix == ".cc" else "") + mutant.apply(source))
-        for by in checks_of(mutant.path):
+        for by in _checks(mutant, source):
             if file.suffix == ".cc" and not _built(by):
                 fate = "invalid"
             elif not _passes(by) and _fails_again(by):
@@ -196,7 +224,7 @@ def judge(mutant: Mutant) -> Judgement:
     finally:
         restore()
     # A check is believed once it has passed.
-    if fate == "killed" and by not in _passed() and not (_built(by) and _passes(by)):
+    if fate == "killed" and _seconds(by) is None and not (_built(by) and _passes(by)):
         print(f"fails without a mutant: {by}\n{(HOME / 'output').read_text()[-4000:]}")
         fate = "invalid"
     return Judgement(mutant, fate, by, round(time.monotonic() - start, 1))
@@ -216,6 +244,28 @@ def sample(only: Sequence[str], seed: int) -> list[Mutant]:
     found = [mutant for path in paths for mutant in mutants(path, (TREE / path).read_text())]
     random.Random(seed).shuffle(found)
     return [mutant for mutant in found if mutant.path.startswith(tuple(only))]
+
+
+def record_lines() -> None:
+    """Which tests run which lines of Python: all of `make test` and `make test-jobs`, watched."""
+    if LINES.exists():
+        return
+    [site] = (TREE / ".venv" / "lib").glob("python*/site-packages")
+    hook, settings = site / "ran_lines.pth", HOME / "coverage.ini"
+    hook.write_text(ran_lines.HOOK.format(tools=ROOT / "tools"))
+    settings.write_text(ran_lines.settings(LINES, TREE))
+    LINES.mkdir()
+    pytest = [f"COVERAGE_PROCESS_START={settings}", f"RAN_LINES_SECONDS={PASSED}"]
+    pytest += [str(TREE / ".venv/bin/python"), "-m", "pytest", "-p", "ran_lines", "-q"]
+    folders = [f"tests/{name}" for name in ("single", "faults", "jobs")]
+    for options in (
+        [*folders, "-n", "6", "--dist", "worksteal"],
+        ["tests/parallel", "-n", "3", "--dist", "loadgroup", "--inner=-p ran_lines"],
+    ):
+        _run(["env", *pytest, *options])  # one that fails so is not among the checks
+        shutil.copy(HOME / "output", LINES / f"{options[0].replace('/', '-')}.txt")
+    hook.unlink()
+    _run([sys.executable, "-m", "coverage", "combine", "-q", f"--data-file={LINES}/lines"])
 
 
 def prepare() -> None:
@@ -305,6 +355,7 @@ def main() -> None:
         shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(parents=True, exist_ok=True)
     prepare()
+    record_lines()
     known, found = judged(), []
     with RESULTS.open("a") as log, tqdm(total=options.count, unit="mutant") as bar:
         for mutant in sample(options.only, options.seed):

@@ -19,7 +19,7 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A module of tools/, which is no package."""
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     yield importlib.import_module
-    for name in ("mutants", "mutant_checks", "mutate"):
+    for name in ("mutants", "mutant_checks", "mutate", "ran_lines"):
         sys.modules.pop(name, None)
 
 
@@ -121,11 +121,21 @@ def test_every_file_has_checks_that_exist(tool: Any) -> None:
             assert (ROOT / "tests" / "csrc" / f"{words[0]}.cc").exists(), check
         else:
             assert all((ROOT / word).exists() for word in words), check
-    files = [path for folder in mutate.MUTATED for path in (ROOT / folder).rglob("*.*")]
+    files = list((ROOT / "csrc").rglob("*.cc"))
     for prefix in table.CHECKS:
         assert any(path.as_posix().startswith(f"{ROOT}/{prefix}") for path in files), prefix
     assert table.checks_of("csrc/data/nccl/x.cc") == table.CHECKS["csrc/data/nccl"]
-    assert table.checks_of("pyruntime/adasum.py") == table.CHECKS["pyruntime/adasum"]
+
+
+def test_python_is_judged_by_the_tests_that_run_its_line(tool: Any) -> None:
+    checks = tool("ran_lines").checks
+    seconds = {"slow": 50.0, "quick": 1.0, "middle": 9.0, "late": 30.0}
+    lines = {1: [""], 2: ["slow", "quick", "failed", "late"], 3: ["middle", "quick"], 4: ["failed"]}
+    assert checks(lines, 2, seconds, 60.0) == ["quick", "late"]  # within the minute
+    assert checks(lines, 3, seconds, 60.0) == ["quick middle"]
+    assert checks(lines, 2, {"slow": 90.0}, 60.0) == ["slow"]  # but one at least
+    assert checks(lines, 1, seconds, 60.0) == ["quick middle", "late"]  # run at import: by its file
+    assert checks(lines, 5, seconds, 60.0) == []
 
 
 def test_scores_count_what_compiles(tool: Any) -> None:

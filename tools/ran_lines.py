@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which files of tests run which lines of Python, as coverage.py has seen it; for tools/mutate.py.
+
+As a pytest plugin, in ranks too, it tells coverage which file's test is under way: whatever runs
+meanwhile counts for that file, also in the processes that it starts. With RAN_LINES_SECONDS in the
+environment it writes there the seconds of each file whose tests have all passed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import coverage
+import pytest
+
+_NOW = "RAN_LINES_NOW"  # for programs that a test starts
+# For site-packages: every process of the environment that has the variable set is watched.
+HOOK = """\
+{tools}
+import os; "COVERAGE_PROCESS_START" in os.environ and __import__("coverage").process_startup()
+"""
+
+
+def settings(data: Path, tree: Path) -> str:
+    """coverage's: every process writes a file of its own into `data`."""
+    return f"""\
+[run]
+parallel = true
+data_file = {data}/lines
+context = ${{{_NOW}-}}
+include = {tree}/pyruntime/*, {tree}/adapters/*
+disable_warnings = no-data-collected
+"""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The test's file is the context of what runs from here on."""
+    os.environ[_NOW] = item.nodeid.split("::")[0]
+    if watch := coverage.Coverage.current():
+        watch.switch_context(os.environ[_NOW])
+
+
+_seconds: dict[str, float] = defaultdict(float)
+_failed: set[str] = set()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Adds up what a file takes."""
+    file = report.nodeid.split("::")[0]
+    _seconds[file] += report.duration
+    if report.failed:
+        _failed.add(file)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Only the pytest that the user, or mutate.py, has started."""
+    inside = hasattr(session.config, "workerinput") or "FARANDOLE_TEST_STEP" in os.environ
+    if (name := os.environ.get("RAN_LINES_SECONDS")) and not inside:
+        path = Path(name)
+        known = json.loads(path.read_text()) if path.exists() else {}
+        new = {file: took for file, took in _seconds.items() if file not in _failed}
+        path.write_text(json.dumps(known | new, indent=1))
+
+
+def by_line(data: Path, tree: Path) -> dict[str, dict[int, list[str]]]:
+    """For each source, by line, the files of tests that run it; "" for one that an import runs."""
+    found = coverage.CoverageData(str(data / "lines"))
+    found.read()
+    lines = {}
+    for path in found.measured_files():
+        contexts = found.contexts_by_lineno(path).items()
+        lines[Path(path).relative_to(tree).as_posix()] = {
+            line: sorted({name.split("|")[-1] for name in names}) for line, names in contexts
+        }
+    return lines
+
+
+def checks(
+    lines: Mapping[int, Sequence[str]], line: int, seconds: Mapping[str, float], enough: float
+) -> list[str]:
+    """Files of tests that run the line, the quickest first, for two runs of pytest.
+
+    The first takes a third of `enough` seconds, the second the rest. A line that is run at import
+    only is judged by the files that run most of its source. What no test runs has no check.
+    """
+    files = [file for file in lines.get(line, ()) if file in seconds]
+    if line in lines and not files:
+        ran = Counter(file for names in lines.values() for file in names if file in seconds)
+        files = [file for file, _ in ran.most_common(4)]
+    files.sort(key=seconds.__getitem__)
+    took = list(accumulate(seconds[file] for file in files))
+    first = max(1, bisect(took, enough / 3))
+    runs = files[:first], files[first : bisect(took, enough)]
+    return [" ".join(run) for run in runs if run]
