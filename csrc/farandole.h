@@ -4,7 +4,7 @@
  * Functions that return int32_t return FARANDOLE_OK or an error code; farandole_error() then has the text for
  * the calling thread. "-code" is a negated error code. */
 
-#define FARANDOLE_ABI_VERSION 8
+#define FARANDOLE_ABI_VERSION 9
 
 /* Error codes; each has a Python class. */
 #define FARANDOLE_OK 0
@@ -262,6 +262,8 @@ int32_t farandole_explain(int64_t handle, double seconds, char* text, int32_t ca
  * to be registered with XLA and called by it. Both pointers are of XLA's types: XLA_FFI_CallFrame, and XLA_FFI_Error
  * or NULL. csrc/api/api_xla.cc tells the attributes. */
 void* farandole_xla_collective(void* call_frame);
+/* The same for the platform "CUDA": returns when the collective is launched, in the order of XLA's stream. */
+void* farandole_xla_collective_on(void* call_frame);
 
 /* ---- zero copy */
 /* Zeroed, page-aligned memory that the other ranks of this host map: collectives on such buffers copy

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core's handler of XLA's FFI, as JAX registers it. For adapters, on any thread."""
+"""The core's handlers of XLA's FFI, as JAX registers them. For adapters, on any thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p,
 )
 
 
-def collective_handler() -> Any:
-    """A capsule with the address of farandole_xla_collective, for jax.ffi.register_ffi_target."""
-    address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "farandole_xla_collective")))
-    return _capsule(address, None, None)
+def collective_handlers() -> dict[str, Any]:
+    """By platform of XLA: a capsule with a handler's address, for jax.ffi.register_ffi_target."""
+    names = {"cpu": "farandole_xla_collective", "CUDA": "farandole_xla_collective_on"}
+    found = {platform: ffi.addressof(lib, name) for platform, name in names.items()}
+    return {key: _capsule(int(ffi.cast("uintptr_t", x)), None, None) for key, x in found.items()}

@@ -27,7 +27,7 @@ from farandole.errors import LibraryError, retyped
 from farandole.members import ProcessSet
 from farandole.ops import Average, Sum
 from farandole.start import leaving
-from farandole.xla import collective_handler
+from farandole.xla import collective_handlers
 
 UNNAMED = "jit"  # by which the ranks know those without a name
 _TARGET = "farandole_collective"
@@ -54,7 +54,8 @@ try:
     ):
         _allowed.add_type(_Ordered)
     _with_last = dispatch.RuntimeTokenSet.get_token_input
-    jax.ffi.register_ffi_target(_TARGET, collective_handler(), platform="cpu")
+    for _platform, _handler in collective_handlers().items():
+        jax.ffi.register_ffi_target(_TARGET, _handler, platform=_platform)
 except Exception as reason:
     raise LibraryError(
         f"farandole.jax does not work with jax {jax.__version__}: {reason}. Remedy: use a version "
@@ -187,13 +188,14 @@ def _lowered(ctx: Any, *operands: Any, call: Call, place: Place, rows: int) -> A
 
 def _elsewhere(*_: Any, **__: Any) -> Any:
     raise NotImplementedError(
-        "within jit farandole.jax works on CPUs only: compile for one, as in `with "
+        "within jit farandole.jax works on CPUs and on CUDA: compile for a CPU, as in `with "
         'jax.default_device(jax.devices("cpu")[0])`, and pass arrays that are there'
     )
 
 
 mlir.register_lowering(collective_p, _elsewhere)
-mlir.register_lowering(collective_p, _lowered, platform="cpu")
+for _platform in ("cpu", "cuda"):
+    mlir.register_lowering(collective_p, _lowered, platform=_platform)
 
 
 leaving.wait_first(jax.effects_barrier)

@@ -4,7 +4,7 @@
 // An instruction carries its call as attributes (adapters/jax/program.py writes them): "call", the numbers of enum
 // Head; "dtypes", ours, by tensor; "members", the set's ranks when the program was compiled; "factors"; "name". The
 // handler blocks one of XLA's threads. A token orders the collectives of a program alike on all ranks, so ranks
-// that block wait for the same call.
+// that block wait for the same call. On a GPU that is until the launch; XLA's stream waits for the results.
 #include "api/api_entry.h"
 #include "lib/os/memory.h"
 #include "lib/xla/xla_ffi.h"
@@ -65,11 +65,32 @@ void check_world(std::span<const int32_t> head, std::span<const int32_t> members
           ": the ranks have changed. Remedy: jax.clear_caches(), or jit the function again");
 }
 
+// Where the tensors are; `stream`: in which XLA produces the inputs, and reads the results.
+struct DeviceStream {
+  int32_t device = kCpuDevice;
+  uint64_t stream = 0;
+};
+
+DeviceStream gpu_stream_of(const xla::CallFrame& frame) {
+  xla::StreamArguments asked{sizeof asked, nullptr, frame.context, nullptr};
+  if (xla::Error* error = frame.api->stream_of(&asked)) {
+    xla::DestroyArguments destroyed{sizeof destroyed, nullptr, error};
+    frame.api->destroy_error(&destroyed);
+    unreadable("it gives no stream");
+  }
+  uintptr_t address = 0;  // of any tensor with elements
+  for (const xla::Buffer* buffer : buffers_of(frame.arguments)) {
+    if (address == 0) address = reinterpret_cast<uintptr_t>(buffer->data);
+  }
+  return {runtime()->gpus().device_of(address), reinterpret_cast<uint64_t>(asked.stream)};
+}
+
 // One call over the program's tensors; more than one are a group.
 class XlaCall {
  public:
-  XlaCall(const xla::CallFrame& frame)
-      : inputs_(buffers_of(frame.arguments)),
+  XlaCall(const xla::CallFrame& frame, DeviceStream where)
+      : where_(where),
+        inputs_(buffers_of(frame.arguments)),
         outputs_(buffers_of(frame.results)),
         head_(numbers<int32_t>(frame.attributes, "call", kHeadLength)),
         dtypes_(numbers<int32_t>(frame.attributes, "dtypes", inputs_.size())),
@@ -96,7 +117,8 @@ class XlaCall {
       farandole_refuse(requests.data(), static_cast<int32_t>(error.code()), error.what());
       throw;
     }
-    for (size_t i = 0; i < outputs_.size(); ++i) prefer_huge_pages(outputs_[i]->data, bytes_of(i));
+    for (size_t i = 0; i < outputs_.size() && !on_gpu(); ++i)
+      prefer_huge_pages(outputs_[i]->data, bytes_of(i));
     std::vector<Handle> handles(requests.size());
     if (farandole_submit(requests.data(), static_cast<int32_t>(requests.size()), handles.data())) {
       throw Error(last_code, last_error);
@@ -109,12 +131,15 @@ class XlaCall {
       } while (code == FARANDOLE_PENDING);
       if (code != FARANDOLE_OK && !first) first = {last_code, last_error};
     }
+    if (on_gpu()) runtime()->gpus().join_stream(handles, where_.stream);
     for (size_t i = 0; i < handles.size() && !first; ++i) first = taken(i, handles[i]);
     farandole_release_all(handles.data(), static_cast<int32_t>(handles.size()));
     if (first) throw Error(first.code, first.text);
   }
 
  private:
+  bool on_gpu() const { return where_.device != kCpuDevice; }
+
   // The result has its size before the call, so the core writes where XLA wants it.
   bool direct() const { return !traits_of(static_cast<Op>(head_[kOp])).ragged(); }
 
@@ -124,7 +149,8 @@ class XlaCall {
     made.op = head_[kOp];
     made.reduce_op = head_[kReduceOp];
     made.dtype = dtypes_[i];
-    made.device = kCpuDevice;
+    made.device = where_.device;
+    made.stream = where_.stream;
     made.root = head_[kRoot];
     made.process_set = head_[kProcessSet];
     made.prescale = factors_[0];
@@ -154,8 +180,27 @@ class XlaCall {
                   text_of({output.shape, static_cast<size_t>(output.ndim)}) +
                   ": within jit all ranks bring equal shapes; make the call outside, or pad them"};
     }
-    if (bytes_of(i) > 0) std::memcpy(output.data, result.output, bytes_of(i));
-    return {};
+    if (bytes_of(i) == 0) return {};
+    if (!on_gpu()) {
+      std::memcpy(output.data, result.output, bytes_of(i));
+      return {};
+    }
+    void* const memory = farandole_take(handle);
+    const Failure failure = copied(output.data, memory, bytes_of(i));
+    farandole_free_on(memory, where_.stream);
+    return failure;
+  }
+
+  // In the order of XLA's stream.
+  Failure copied(void* target, const void* source, size_t bytes) const {
+    const auto device = runtime()->gpus().open(where_.device);
+    const GpuDevice::Scope scope(*device);
+    const cuda::Api& api = device->api();
+    const cuda::Result result = api.copy_async(reinterpret_cast<cuda::Address>(target),
+                                               reinterpret_cast<cuda::Address>(source), bytes,
+                                               reinterpret_cast<cuda::Stream>(where_.stream));
+    if (result == cuda::kSuccess) return {};
+    return {ErrorCode::kLibrary, "copying a result: " + api.text_of(result)};
   }
 
   // Of a result.
@@ -166,6 +211,7 @@ class XlaCall {
     return bytes;
   }
 
+  const DeviceStream where_;
   const Buffers inputs_, outputs_;
   const std::span<const int32_t> head_, dtypes_, members_;
   const std::span<const double> factors_;
@@ -204,9 +250,7 @@ bool answered(const xla::CallFrame& frame) {
   return false;
 }
 
-}  // namespace
-
-FARANDOLE_API void* farandole_xla_collective(void* call_frame) {
+xla::Error* run(void* call_frame, DeviceStream (*stream_of)(const xla::CallFrame&)) {
   const auto& frame = *static_cast<const xla::CallFrame*>(call_frame);
   if (answered(frame) || frame.stage != xla::kExecuteStage) return nullptr;
   const int32_t code = guarded([&] {
@@ -214,11 +258,21 @@ FARANDOLE_API void* farandole_xla_collective(void* call_frame) {
     if (frame.api->version.major != xla::kMajor) {
       unreadable("its version is " + std::to_string(frame.api->version.major));
     }
-    XlaCall(frame).run();
+    XlaCall(frame, stream_of(frame)).run();
   });
   if (code == FARANDOLE_OK) return nullptr;
   const Told error = told(static_cast<ErrorCode>(code));
   const std::string text = std::string("farandole.") + error.name + ": " + last_error;
   xla::ErrorArguments arguments{sizeof arguments, nullptr, text.c_str(), error.code};
   return frame.api->create_error(&arguments);
+}
+
+}  // namespace
+
+FARANDOLE_API void* farandole_xla_collective(void* call_frame) {
+  return run(call_frame, [](const xla::CallFrame&) { return DeviceStream{}; });
+}
+
+FARANDOLE_API void* farandole_xla_collective_on(void* call_frame) {
+  return run(call_frame, gpu_stream_of);
 }

@@ -24,13 +24,14 @@ class UserStream {
   explicit UserStream(int device) : device_(GpuDevice::open(gpu_library().cuda, device)) {}
   cuda::Stream get() const { return device_->stream(); }
   uint64_t number() const { return reinterpret_cast<uint64_t>(get()); }
-  void write(Floats& to, Floats values) {  // in stream order
-    auto* work = new std::pair<Floats*, Floats>(&to, std::move(values));
+  void write(Floats& to, Floats values) { write(to.data(), std::move(values)); }
+  void write(float* to, Floats values) {  // in stream order
+    auto* work = new std::pair<float*, Floats>(to, std::move(values));
     gpu_library().call(
         get(),
         [](void* argument) {
-          auto* pair = static_cast<std::pair<Floats*, Floats>*>(argument);
-          std::copy(pair->second.begin(), pair->second.end(), pair->first->begin());
+          auto* pair = static_cast<std::pair<float*, Floats>*>(argument);
+          std::copy(pair->second.begin(), pair->second.end(), pair->first);
           delete pair;
         },
         work);

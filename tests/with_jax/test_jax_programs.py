@@ -192,3 +192,22 @@ def test_remat_and_nested_transformations():
     assert float(value[0]) == pytest.approx(5 * np.sin(0.3 * s), rel=1e-5)
     everyone = hvd.allreduce(value[1], op=hvd.Sum)
     assert float(everyone) == pytest.approx(hvd.size() * 5 * np.cos(0.3 * s) * s, rel=1e-5)
+
+
+@pytest.mark.ranks(1)
+def test_a_program_for_cuda_calls_the_core_in_its_order():
+    """As far as it goes without a GPU: what XLA gets to compile."""
+
+    @jax.jit
+    def program(x):
+        return sum_(x), hvd.allgather(x, name="rows")
+
+    traced = program.trace(jnp.ones((2, 3)))
+    lines = traced.lower(lowering_platforms=("cuda",)).as_text(dialect="hlo").splitlines()
+    first, second = (line for line in lines if 'custom_call_target="farandole_collective"' in line)
+    assert all("custom_call_has_side_effect=true" in line for line in (first, second))
+    assert all("api_version=API_VERSION_TYPED_FFI" in line for line in (first, second))
+    [after] = (line for line in lines if f"get-tuple-element({first.split()[0]}), index=0" in line)
+    assert f" custom-call({after.split()[0]}, " in second
+    with pytest.raises(NotImplementedError, match="works on CPUs and on CUDA: compile for a CPU"):
+        traced.lower(lowering_platforms=("tpu",))

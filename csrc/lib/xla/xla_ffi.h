@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of XLA's FFI C API that a handler on the CPU needs. Our own declarations, compared with XLA's header
+// The part of XLA's FFI C API that a handler needs. Our own declarations, compared with XLA's header
 // by tests/xla/jobs/test_declarations.py. Every struct begins with its size, which grows with XLA's versions.
 #pragma once
 
@@ -65,12 +65,29 @@ struct ErrorArguments {
   Code code;
 };
 
+struct DestroyArguments {
+  size_t size;
+  Extension* extensions;
+  Error* error;
+};
+
+struct StreamArguments {
+  size_t size;
+  Extension* extensions;
+  void* context;
+  void* stream;  // out: on CUDA, a CUstream
+};
+
 struct Api {
   size_t size;
   Extension* extensions;
   Version version;
   void* internal;
   Error* (*create_error)(ErrorArguments* arguments);
+  void (*message_of)(void* arguments);
+  void (*destroy_error)(DestroyArguments* arguments);
+  Error* (*register_handler)(void* arguments);
+  Error* (*stream_of)(StreamArguments* arguments);
 };
 
 struct Buffer {
