@@ -55,7 +55,7 @@ UNDER_TEST = HOME / "original.json"  # the file that holds a mutant now, as it w
 MUTATED = ("csrc/control", "csrc/data", "csrc/runtime", "pyruntime", "adapters")
 ENOUGH_SECONDS = 60.0  # of tests that run the line of a mutant of Python
 NEW_SECONDS = 300.0  # what a check may take that has not passed yet
-ALONE_SECONDS = 60.0  # what one test of a program may take
+ALONE_SECONDS = 30.0  # what one test of a program may take
 # Warnings are errors, but these are of mutants that run.
 _WARNINGS = "parentheses unused-parameter unused-variable unused-but-set-variable unused-function"
 TOLERANT = "".join(

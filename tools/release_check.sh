@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 home=$PWD/build/release-check
 tools=$home/tools/bin
 missing=()
+python=$("$1" -c 'import sys; print(sys.executable)')
 if command -v pyenv >/dev/null; then # its commands answer for versions that are chosen
   PYENV_VERSION=$(pyenv versions --bare | paste -sd:)
   export PYENV_VERSION
@@ -20,7 +21,7 @@ environment() { # folder, python, requirements...: made anew
 }
 
 say "tools"
-environment "$home/tools" "$1" auditwheel==6.8.2 build==1.6.1 cyclonedx-bom==7.5.0 pyroma==5.0.1 twine==7.0.0
+environment "$home/tools" "$python" auditwheel==6.8.2 build==1.6.1 cyclonedx-bom==7.5.0 pyroma==5.0.1 twine==7.0.0
 
 say "an sdist, and a wheel from it"
 rm -rf dist
