@@ -85,16 +85,17 @@ def by_line(data: Path, tree: Path) -> dict[str, dict[int, list[str]]]:
 def checks(
     lines: Mapping[int, Sequence[str]], line: int, seconds: Mapping[str, float], enough: float
 ) -> list[str]:
-    """Files of tests that run the line, the quickest first, for two runs of pytest.
+    """Files of tests that run the line, for two runs of pytest: first those that run most of its
+    source, since they are about it.
 
-    The first takes a third of `enough` seconds, the second the rest. A line that is run at import
-    only is judged by the files that run most of its source. What no test runs has no check.
+    The first run takes a third of `enough` seconds, the second the rest. A line that is run at
+    import only is judged by all that run its source. What no test runs has no check.
     """
-    files = [file for file in lines.get(line, ()) if file in seconds]
+    ran = Counter(file for names in lines.values() for file in names if file in seconds)
+    files = [file for file in lines.get(line, ()) if file in ran]
     if line in lines and not files:
-        ran = Counter(file for names in lines.values() for file in names if file in seconds)
-        files = [file for file, _ in ran.most_common(4)]
-    files.sort(key=seconds.__getitem__)
+        files = list(ran)
+    files.sort(key=lambda file: (-ran[file], seconds[file]))
     took = list(accumulate(seconds[file] for file in files))
     first = max(1, bisect(took, enough / 3))
     runs = files[:first], files[first : bisect(took, enough)]

@@ -78,7 +78,8 @@ void run_seeds(int first, int count, const std::function<int(check::Random&)>& r
   std::fprintf(stderr, "     %d seeds: %ld reports, %ld entries, %ld buckets, %ld forgotten ids\n",
                count, static_cast<long>(all.reports), static_cast<long>(all.entries),
                static_cast<long>(all.buckets), static_cast<long>(all.forgotten));
-  std::fprintf(stderr, "     %ld reports of whole hosts\n", static_cast<long>(all.group_reports));
+  std::fprintf(stderr, "     %ld reports of whole hosts, and %ld of hosts below hosts\n",
+               static_cast<long>(all.group_reports), static_cast<long>(all.nested_reports));
   std::fprintf(stderr,
                "     %ld predictions, published %ld times, reported %ld times, %ld awaited\n",
                static_cast<long>(all.predictions), static_cast<long>(all.prediction_rounds),
@@ -92,6 +93,7 @@ void run_seeds(int first, int count, const std::function<int(check::Random&)>& r
   CHECK(count < 200 || (all.duplicates > 0 && all.forgotten > 0 && all.notices > 0));
   CHECK(count < 200 || (all.predictions > count / 20 && all.prediction_rounds > count / 20));
   CHECK(count < 200 || (all.awaited_splits > count / 100 && all.group_reports > count));
+  CHECK(count < 200 || all.nested_reports > count / 20);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.start import joining
+from farandole.start import joining, recruits
 from harness.mpirun import MpiJob, mpi_job
 from harness.process import PATIENCE
 from harness.worlds import ULFM, WORLDS, ends
@@ -102,7 +102,7 @@ def test_a_recruit_that_hangs_in_init(start: Start, tmp_path: Path) -> None:
 
 PAUSES = """
 import signal
-from farandole.start import joining
+from farandole.start import joining, recruits
 with joining.limited({seconds}):
     print("waits", flush=True)
     signal.pause()
@@ -153,3 +153,14 @@ def test_a_recruit_that_stops_when_it_is_a_rank(start: Start, tmp_path: Path) ->
     result = job.finish()
     assert result.returncode != 0
     assert "rank 2 did not come" in result.out, result.out
+
+
+def test_who_is_stopped_and_who_is_gone() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    assert not recruits._stopped(child.pid)
+    child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+    assert recruits._stopped(child.pid)
+    child.kill()
+    child.wait()
+    assert not recruits._stopped(child.pid)  # no such process

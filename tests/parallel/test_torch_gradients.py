@@ -114,6 +114,8 @@ def test_gradient_of_reducescatter() -> None:
     x = own(shape=(n + 1, 2))
     assert torch.equal(gradient_of(hvd.reducescatter, x), gathered)
     assert torch.equal(gradient_of(lambda t: hvd.reducescatter(t, op=hvd.Sum), x), gathered * n)
+    factors = {"prescale_factor": 0.5, "postscale_factor": 8.0}
+    assert torch.equal(gradient_of(lambda t: hvd.reducescatter(t, **factors), x), gathered * 4)
 
 
 def test_gradcheck() -> None:

@@ -151,6 +151,21 @@ def test_a_full_cgroup(monkeypatch, used, level):
     assert [finding.level for finding in doctor_checks._memory()] == [level]
 
 
+@pytest.mark.parametrize(
+    ("quota", "found"),
+    [
+        ("max 100000", []),
+        ("150000 100000", [(Level.WARNING, "the cgroup grants 1.5 cores to 2 ranks")]),
+        ("200000 100000", [(Level.OK, "2 cores")]),
+    ],
+)
+def test_a_quota_of_cpu_time(monkeypatch, quota, found):
+    monkeypatch.setattr(doctor_checks, "_read", lambda path: quota if "cpu.max" in path else "")
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2")
+    of_quota = [finding for finding in doctor_checks._cores() if finding.name == "CPU quota"]
+    assert [(finding.level, finding.text) for finding in of_quota] == found
+
+
 def test_worlds_of_one_are_explained():
     environment = {**os.environ, "OMPI_COMM_WORLD_SIZE": "2", "COLUMNS": "200"}
     done = subprocess.run(DOCTOR, capture_output=True, text=True, timeout=60, env=environment)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -220,6 +221,7 @@ def test_async_data_loader(monkeypatch: pytest.MonkeyPatch) -> None:
             return self.batches
 
         def _iterate(self) -> Iterator[int]:
+            self.ahead = threading.current_thread() is not threading.main_thread()
             yield from range(self.batches)
             if self.broken:
                 raise OSError("disk")
@@ -233,6 +235,7 @@ def test_async_data_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     for size in (0, 1, 64):
         loader = Ahead(async_loader_queue_size=size, batches=5)
         assert list(loader) == list(loader) == [0, 10, 20, 30, 40]
+        assert loader.ahead == (size > 0)
         assert next(iter(loader)) == 0  # and no more of it
         loader.close_async_loader()
         with pytest.raises(OSError, match="disk"):

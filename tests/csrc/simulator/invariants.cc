@@ -25,6 +25,7 @@ void Statistics::add(const Statistics& other) {
   ready_alls += other.ready_alls;
   awaited_splits += other.awaited_splits;
   group_reports += other.group_reports;
+  nested_reports += other.nested_reports;
   deaths += other.deaths;
   for (size_t i = 0; i < std::size(ends); ++i) ends[i] += other.ends[i];
 }

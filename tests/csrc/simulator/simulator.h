@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "control/hosts/aggregator.h"
+#include "control/hosts/host_tree.h"
 #include "random.h"
 #include "virtual_rank.h"
 
@@ -28,8 +29,9 @@ struct Statistics {
   int64_t prediction_rounds = 0;  // published whole
   int64_t ready_alls = 0;
   int64_t awaited_splits = 0;
-  int64_t group_reports = 0;  // of all ranks of a host at once
-  int64_t deaths = 0;         // at any moment, not as planned
+  int64_t group_reports = 0;   // of all ranks of a host at once
+  int64_t nested_reports = 0;  // those of a host below a host
+  int64_t deaths = 0;          // at any moment, not as planned
   void add(const Statistics& other);
 };
 
@@ -77,20 +79,28 @@ class Simulator final : public Surroundings {
     int64_t sync = -1;
   };
 
-  // A host apart from the root's. Its leader's inbox at the coordinator holds records.
+  // A host apart from the root's. The inbox of a leader below the root holds records.
   struct Host {
-    Host(int size, const std::vector<Rank>& its_ranks, int its_group)
-        : ranks(its_ranks), group(its_group), aggregator(size, its_ranks) {}
-    std::vector<Rank> ranks;
-    int group;
+    Host(int size, HostTree its_tree, const std::vector<Rank>& its_ranks,
+         const std::vector<Rank>& its_below)
+        : tree(std::move(its_tree)),
+          ranks(its_ranks),
+          below(its_below),
+          aggregator(size, its_below, tree.parent != 0) {}
+    const HostTree tree;
+    const std::vector<Rank> ranks;  // its own
+    const std::vector<Rank> below;  // and those of the hosts below
+    int group = -1;                 // the coordinator's number, if the host is below the root
     Aggregator aggregator;
-    std::deque<std::pair<Rank, ByteString>> reports;
-    size_t cursor = 0;  // in the log
+    std::deque<std::pair<Rank, ByteString>> reports;  // of its ranks; records of a leader below
+    size_t cursor = 0;                                // in the log
     bool relaying = false;
   };
   void settle_on_hosts();
   Host* host_of(Rank rank);  // nullptr: the root's
   void relay(Rank leader);
+  void read_log(Host& host);
+  void receive_report(Host& host, Rank from, ByteView message);
   void expect_relay(Host& host, int64_t in_ns);
   void send(Rank sender, ByteString message);
   void take(Rank from, const Report& report);
