@@ -7,7 +7,15 @@ from collections.abc import Sequence
 
 CALLS = " ".join(
     f"tests/parallel/test_{name}.py"
-    for name in ("collectives", "calls", "errors", "disagreements", "process_sets", "uneven")
+    for name in (
+        "collectives",
+        "calls",
+        "errors",
+        "disagreements",
+        "process_sets",
+        "uneven",
+        "point_to_point",
+    )
 )
 # What judges a mutant, the quickest first: the longest prefix of its path counts. A check is a C++
 # program with its arguments, or files for pytest, run on two ranks.

@@ -212,6 +212,33 @@ def test_assigning_another_model() -> None:
     assert state.epoch == 1
 
 
+def test_a_handler_for_a_type_of_the_user() -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.count = fd.rank()
+
+        def state_dict(self) -> dict[str, int]:
+            return {"count": self.count}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.count = state["count"]
+
+    before = elastic.get_handler_registry()
+    elastic.set_handler_registry([*before, (Counter, elastic.StateHandler)])
+    try:
+        counter = Counter()
+        state: Any = elastic.TorchState(counter=counter)
+        assert state.counter is counter
+        state.sync()
+        assert counter.count == 0
+        counter.count = 7
+        state.restore()
+        assert counter.count == 0
+    finally:
+        elastic.set_handler_registry(before)
+    assert elastic.get_handler_registry() == before
+
+
 @pytest.mark.parametrize("samples", [1, 7, 24, 25])
 def test_sampler(samples: int) -> None:
     sampler = elastic.ElasticSampler(range(samples), seed=3)
