@@ -275,10 +275,11 @@ def test_what_cannot_be_sent(gpu):
     with pytest.raises(ValueError, match="read-only"):
         fd.allreduce_(x)
     strided = gpu.array(np.zeros((4, 4)))
-    told = {**strided.__cuda_array_interface__, "strides": (8, 32)}
-    turned = type("Turned", (), {"__cuda_array_interface__": told})()
-    with pytest.raises(ValueError, match="not contiguous"):
-        fd.allreduce(turned)
+    for shape, strides in (((4, 4), (8, 32)), ((4, 1), (32, 8))):  # turned, and a column
+        told = {**strided.__cuda_array_interface__, "shape": shape, "strides": strides}
+        view = type("View", (), {"__cuda_array_interface__": told})()
+        with pytest.raises(ValueError, match="not contiguous"):
+            fd.allreduce(view)
 
 
 @pytest.mark.ranks(2, 3, 4)
