@@ -42,6 +42,7 @@ CHECKS: dict[str, Sequence[str]] = {
     "csrc/data/gpu/gpu_module": ("kernel_cache_test", "gpu_adasum_test"),
     "csrc/data/nccl": ("nccl_split_test", "nccl_backend_test", "gpu_runtime_test"),
     "csrc/runtime": ("runtime_test", "gpu_runtime_test", CALLS),
+    "csrc/runtime/calls/reporter": ("prediction_test", "simulator_test --seeds 1000 small"),
     "csrc/runtime/calls/numerics": ("finite_test", "tests/parallel/test_numerics.py"),
     "csrc/runtime/gpu": ("gpu_runtime_test",),
 }

@@ -23,7 +23,10 @@ inline Deadline patience() { return Deadline::in(std::chrono::seconds(60)); }
 // are. Made before any fork.
 class LocalBootstrap {
  public:
+  static constexpr int kMostRanks = 40;
+
   explicit LocalBootstrap(int ranks) : ranks_(static_cast<uint32_t>(ranks)) {
+    CHECK(ranks <= kMostRanks);
     void* memory =
         mmap(nullptr, sizeof(Memory), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED);
@@ -82,8 +85,8 @@ class LocalBootstrap {
   };
   struct Memory {
     std::atomic<uint32_t> events[33];
-    std::atomic<int64_t> times[8];
-    Slot peer_infos[2][8];
+    std::atomic<int64_t> times[kMostRanks];
+    Slot peer_infos[2][kMostRanks];
   };
   const uint32_t ranks_;
   Memory* memory_;

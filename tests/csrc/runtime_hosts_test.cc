@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "control/hosts/host_tree.h"
 #include "lib/os/process.h"
 #include "runtime_ranks.h"
 
@@ -170,6 +171,51 @@ TEST(disagreements_name_ranks_of_all_hosts) {
     CHECK(contains(text, "ranks 0-2") && contains(text, "rank 3"));
     check_tiny(self);
   });
+}
+
+// 36 hosts, the last three below host 1; two ranks on the last one.
+Nodes more_hosts_than_link_to_the_root() {
+  Nodes nodes;
+  for (Rank r = 0; r < 37; ++r) nodes.push_back(std::min(r, 35));
+  return nodes;
+}
+
+TEST(hosts_below_hosts_agree) {
+  const Nodes nodes = more_hosts_than_link_to_the_root();
+  CHECK_EQ(HostTree::of(35, nodes).parent, 1);
+  run_hosts(nodes, [](TestRank& self) {
+    for (int round = 0; round < 10; ++round) {
+      check_tiny(self, "named");
+      check_tiny(self);
+    }
+    Floats data = values_of(self.rank, self.rank == 35 ? 21 : 20);
+    const std::string text = self.fails(allreduce(data, "odd"), ErrorCode::kMismatch);
+    CHECK(contains(text, "ranks 0-34") && contains(text, "rank 35"));
+    self.run(barrier());
+  });
+}
+
+TEST(a_death_below_a_host_is_told_to_all) {
+  const Nodes nodes = more_hosts_than_link_to_the_root();
+  for (int victim : {36, 35, 1}) {  // of the last host, its leader, and the leader above
+    LocalBootstrap bootstrap(37);
+    run_in_forks(37, [&](int rank) {
+      TestRank self(bootstrap, rank, test_config(), nodes);
+      self.start();
+      check_tiny(self);
+      if (rank == victim) {
+        bootstrap.await(1, 36);
+        std::_Exit(0);
+      }
+      Floats data = values_of(rank, 20);
+      const Handle never = self.submit(allreduce(data, "never"));
+      bootstrap.tell(1);
+      const Failure failure = self.wait({never});
+      CHECK_EQ(failure.code, ErrorCode::kPeer);
+      CHECK(contains(failure.text, "rank " + std::to_string(victim)));
+      self.leave();
+    });
+  }
 }
 
 TEST(a_stall_names_the_rank_on_the_other_host) {
