@@ -89,10 +89,12 @@ def from_code(code: int, text: str) -> Exception:
 
 _NAMED = {kind.__name__: kind for kind in _CLASSES}
 _OURS = [name for name, kind in _NAMED.items() if issubclass(kind, FarandoleError)]
-# One of them and its text within an error of a framework, which may append a traceback. An error of
-# Python's own classes may be another's.
+# One of them and its text within an error of a framework, which may append a traceback, or what it
+# knows of the program: " [executable_name='jit_step']". An error of Python's own classes may be
+# another's.
 _TOLD = re.compile(
-    rf"(?:farandole\.(ValueError|TypeError)|\b({'|'.join(_OURS)})): (.*?)(?=\s+Traceback \(|\Z)",
+    rf"(?:farandole\.(ValueError|TypeError)|\b({'|'.join(_OURS)})): (.*?)"
+    r"(?=\s+Traceback \(|(?: \[\w+='[^'\n]*'\])*\Z)",
     re.DOTALL,
 )
 

@@ -2,7 +2,8 @@
 """The collectives on JAX's arrays, outside of jit and within it: public calls, for any thread.
 
 A call takes an array or a pytree of them, sent as one group, and gives a pytree of new arrays. With
-values it is made at once; while JAX traces it becomes an instruction of the program (program.py).
+values it is made at once, on a GPU by a program of its own; while JAX traces it becomes an
+instruction of the program (program.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from farandole.calls.arguments import shown
 from farandole.calls.public_call import collective_then
 from farandole.calls.requests import Call, Op
 from farandole.jax import kind as _kind  # noqa: F401 (registers JAX's arrays)
-from farandole.jax.program import UNNAMED, bind, place_of, results_of
+from farandole.jax.program import UNNAMED, bind, place_of, results_of, run_alone
 from farandole.members import ProcessSet, denoted, global_process_set, set_id
 from farandole.ops import Adasum, _reduction
 
@@ -32,13 +33,23 @@ def traced(tree: Any) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
+def _on_gpu(tree: Any) -> bool:
+    """Whether one of the leaves is in the memory of another device than a CPU."""
+    arrays = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
+    return any(device.platform != "cpu" for x in arrays for device in x.sharding.device_set)
+
+
+def _in_program(tree: Any) -> bool:
+    return traced(tree) or _on_gpu(tree)
+
+
 def _calls(op: Op) -> Callable[[dict[str, Any]], list[Call]]:
     """The calls in which the peers of one with a wrong argument may wait."""
 
     def calls(given: dict[str, Any]) -> list[Call]:
         name, tree = given.get("name"), given.get("tree", given.get("tensor"))
         if not isinstance(name, str):
-            name = UNNAMED if traced(tree) else None
+            name = UNNAMED if _in_program(tree) else None
         where = denoted(given.get("process_set", global_process_set))
         return [Call(op, name, number) for number in where]
 
@@ -53,24 +64,25 @@ def _meeting(
     timeout: float | None,
     **options: Any,
 ) -> Meet[Any]:
-    """What makes the call: `grouped` where there are values, else an instruction."""
+    """What makes the call: `grouped` where there are values on a CPU, else an instruction."""
     leaves, form = jax.tree.flatten(tree)
     arrays = list(map(jnp.asarray, leaves))  # within jit what was a number is traced then
-    if not traced(arrays):
+    if not _in_program(arrays):
         options |= {"name": call.name, "process_set": process_set, "timeout": timeout}
         return lambda: jax.tree.unflatten(form, grouped(arrays, **options)) if arrays else tree
     if timeout is not None:
         raise ValueError(
-            f"timeout is {shown(timeout)} within jit, where nobody could take the call up again: "
-            "leave it out; FARANDOLE_STALL_ABORT limits all waits"
+            f"timeout is {shown(timeout)} within jit or on a GPU, where nobody could take the call "
+            "up again: leave it out; FARANDOLE_STALL_ABORT limits all waits"
         )
     if call.reduce_op == Adasum:
-        raise ValueError("op is Adasum, which is computed outside of jit only")
+        raise ValueError("op is Adasum, which is computed outside of jit and on CPUs only")
     place = place_of(process_set)
     if call.root >= 0 and call.root not in place.members:
         raise ValueError(f"root_rank is {call.root}: pass a member of the process set")
     results_of(list(map(jax.typeof, arrays)), call, place)  # its errors are told, those of bind not
-    return lambda: jax.tree.unflatten(form, bind(call, arrays, place))
+    run = bind if traced(arrays) else run_alone
+    return lambda: jax.tree.unflatten(form, run(call, arrays, place))
 
 
 @collective_then(Op.ALLREDUCE, calls=_calls(Op.ALLREDUCE))
@@ -191,7 +203,7 @@ def alltoall(
     """
     common: Any = {"name": name, "process_set": process_set, "timeout": timeout}
     tensor = jnp.asarray(tensor)
-    if not traced(tensor):
+    if not _in_program(tensor):
         return lambda: exchange.alltoall(tensor, splits, **common)
     _check_equal_parts(splits)
     call = Call(Op.ALLTOALL, name, set_id(process_set))
@@ -220,7 +232,7 @@ def scatter(
     """
     common: Any = {"name": name, "process_set": process_set, "timeout": timeout}
     tensor = jnp.asarray(tensor)
-    if not traced(tensor):
+    if not _in_program(tensor):
         return lambda: exchange.scatter(tensor, root_rank, splits, **common)
     _check_equal_parts(splits)
     call = Call(Op.SCATTER, name, set_id(process_set), root=index(root_rank))
@@ -230,6 +242,6 @@ def scatter(
 def _check_equal_parts(splits: Any) -> None:
     if splits is not None:
         raise ValueError(
-            f"splits is {shown(splits)} within jit, where shapes are known before ranks have met: "
-            "leave it out for equal parts, or make the call outside"
+            f"splits is {shown(splits)} within jit or on a GPU, where shapes are known before "
+            "ranks have met: leave it out for equal parts, or make the call outside, on a CPU"
         )

@@ -41,9 +41,9 @@ class JaxKind(NumpyKind):
             )
         if len(x.sharding.device_set) > 1 or next(iter(x.sharding.device_set)).platform != "cpu":
             raise ValueError(
-                f"an array is on {sorted(map(str, x.sharding.device_set))}: outside of jit "
-                "farandole.jax reduces arrays on one CPU device. Remedy: make the call within "
-                'jit, or pass jax.device_put(x, jax.devices("cpu")[0])'
+                f"an array is on {sorted(map(str, x.sharding.device_set))}: this call takes JAX's "
+                "arrays on one CPU device. Remedy: the functions of farandole.jax take those on a "
+                "GPU, or copy it by np.asarray(x)"
             )
         return np.asarray(x)
 

@@ -15,7 +15,8 @@ namespace {
 
 enum Head { kOp, kReduceOp, kRoot, kProcessSet, kOwnRank, kHeadLength };
 
-constexpr double kSlice = 3600;  // seconds; no signal reaches XLA's threads
+constexpr double kSlice =
+    3600;  // seconds; a signal ends a slice, and its handler runs when the program ends
 
 using Buffers = std::vector<const xla::Buffer*>;
 
@@ -71,26 +72,31 @@ struct DeviceStream {
   uint64_t stream = 0;
 };
 
-DeviceStream gpu_stream_of(const xla::CallFrame& frame) {
-  xla::StreamArguments asked{sizeof asked, nullptr, frame.context, nullptr};
-  if (xla::Error* error = frame.api->stream_of(&asked)) {
-    xla::DestroyArguments destroyed{sizeof destroyed, nullptr, error};
-    frame.api->destroy_error(&destroyed);
-    unreadable("it gives no stream");
-  }
-  uintptr_t address = 0;  // of any tensor with elements
-  for (const xla::Buffer* buffer : buffers_of(frame.arguments)) {
-    if (address == 0) address = reinterpret_cast<uintptr_t>(buffer->data);
-  }
-  return {runtime()->gpus().device_of(address), reinterpret_cast<uint64_t>(asked.stream)};
+using Locate = DeviceStream (*)(const xla::CallFrame&);
+
+DeviceStream on_cpu(const xla::CallFrame&) { return {}; }
+
+DeviceStream in_stream(const xla::CallFrame& frame) {
+  xla::StreamArguments stream{sizeof stream, nullptr, frame.context, nullptr};
+  xla::OrdinalArguments device{sizeof device, nullptr, frame.context, -1};
+  xla::Error* error = frame.api->stream_of(&stream);
+  if (!error) error = frame.api->ordinal_of(&device);
+  if (!error) return {device.ordinal, reinterpret_cast<uint64_t>(stream.stream)};
+  xla::DestroyArguments destroyed{sizeof destroyed, nullptr, error};
+  frame.api->destroy_error(&destroyed);
+  unreadable("it gives no stream or device");
 }
+
+struct ReleaseHandles {
+  std::vector<Handle> all;
+  ~ReleaseHandles() { farandole_release_all(all.data(), static_cast<int32_t>(all.size())); }
+};
 
 // One call over the program's tensors; more than one are a group.
 class XlaCall {
  public:
-  XlaCall(const xla::CallFrame& frame, DeviceStream where)
-      : where_(where),
-        inputs_(buffers_of(frame.arguments)),
+  XlaCall(const xla::CallFrame& frame)
+      : inputs_(buffers_of(frame.arguments)),
         outputs_(buffers_of(frame.results)),
         head_(numbers<int32_t>(frame.attributes, "call", kHeadLength)),
         dtypes_(numbers<int32_t>(frame.attributes, "dtypes", inputs_.size())),
@@ -107,22 +113,41 @@ class XlaCall {
     }
   }
 
-  // Throws the call's failure, once the core uses none of its buffers any more.
-  void run() {
-    std::vector<farandole_request> requests;
-    for (size_t i = 0; i < inputs_.size(); ++i) requests.push_back(request(i));
+  // Throws the call's failure, once the core uses none of its buffers any more; on a GPU, once XLA's stream waits for
+  // that.
+  void run(const xla::CallFrame& frame, Locate locate) {
     try {
       check_world(head_, members_);
+      where_ = locate(frame);
     } catch (const Error& error) {
-      farandole_refuse(requests.data(), static_cast<int32_t>(error.code()), error.what());
+      farandole_refuse(requests().data(), static_cast<int32_t>(error.code()), error.what());
       throw;
     }
+    const std::shared_ptr<Runtime> here = runtime();
     for (size_t i = 0; i < outputs_.size() && !on_gpu(); ++i)
       prefer_huge_pages(outputs_[i]->data, bytes_of(i));
-    std::vector<Handle> handles(requests.size());
-    if (farandole_submit(requests.data(), static_cast<int32_t>(requests.size()), handles.data())) {
+    ReleaseHandles handles{std::vector<Handle>(inputs_.size())};
+    if (farandole_submit(requests().data(), static_cast<int32_t>(inputs_.size()),
+                         handles.all.data())) {
       throw Error(last_code, last_error);
     }
+    Failure failure = waited(handles.all);
+    if (on_gpu()) here->gpus().join_stream(handles.all, where_.stream);
+    for (size_t i = 0; i < inputs_.size() && !failure; ++i) {
+      here->handles().look(handles.all[i], [&](const Outcome& now) { failure = now.failure; });
+      if (!failure) failure = taken(i, handles.all[i]);
+    }
+    if (failure) throw Error(failure.code, failure.text);
+  }
+
+ private:
+  bool on_gpu() const { return where_.device != kCpuDevice; }
+
+  // The result has its size before the call, so the core writes where XLA wants it.
+  bool direct() const { return !traits_of(static_cast<Op>(head_[kOp])).ragged(); }
+
+  // The first failure.
+  static Failure waited(const std::vector<Handle>& handles) {
     Failure first;
     for (Handle handle : handles) {
       int32_t code;
@@ -131,17 +156,14 @@ class XlaCall {
       } while (code == FARANDOLE_PENDING);
       if (code != FARANDOLE_OK && !first) first = {last_code, last_error};
     }
-    if (on_gpu()) runtime()->gpus().join_stream(handles, where_.stream);
-    for (size_t i = 0; i < handles.size() && !first; ++i) first = taken(i, handles[i]);
-    farandole_release_all(handles.data(), static_cast<int32_t>(handles.size()));
-    if (first) throw Error(first.code, first.text);
+    return first;
   }
 
- private:
-  bool on_gpu() const { return where_.device != kCpuDevice; }
-
-  // The result has its size before the call, so the core writes where XLA wants it.
-  bool direct() const { return !traits_of(static_cast<Op>(head_[kOp])).ragged(); }
+  std::vector<farandole_request> requests() const {
+    std::vector<farandole_request> made;
+    for (size_t i = 0; i < inputs_.size(); ++i) made.push_back(request(i));
+    return made;
+  }
 
   farandole_request request(size_t i) const {
     static double no_elements;  // where there are none, XLA's pointer may be null
@@ -185,22 +207,21 @@ class XlaCall {
       std::memcpy(output.data, result.output, bytes_of(i));
       return {};
     }
-    void* const memory = farandole_take(handle);
-    const Failure failure = copied(output.data, memory, bytes_of(i));
-    farandole_free_on(memory, where_.stream);
-    return failure;
+    const auto free = [this](void* memory) { farandole_free_on(memory, where_.stream); };
+    const std::unique_ptr<void, decltype(free)> memory(farandole_take(handle), free);
+    if (!memory) return {last_code, last_error};
+    copy(output.data, memory.get(), bytes_of(i));
+    return {};
   }
 
   // In the order of XLA's stream.
-  Failure copied(void* target, const void* source, size_t bytes) const {
+  void copy(void* target, const void* source, size_t bytes) const {
     const auto device = runtime()->gpus().open(where_.device);
     const GpuDevice::Scope scope(*device);
-    const cuda::Api& api = device->api();
-    const cuda::Result result = api.copy_async(reinterpret_cast<cuda::Address>(target),
-                                               reinterpret_cast<cuda::Address>(source), bytes,
-                                               reinterpret_cast<cuda::Stream>(where_.stream));
-    if (result == cuda::kSuccess) return {};
-    return {ErrorCode::kLibrary, "copying a result: " + api.text_of(result)};
+    const auto address = [](const void* p) { return reinterpret_cast<cuda::Address>(p); };
+    device->api().check(device->api().copy_async(address(target), address(source), bytes,
+                                                 reinterpret_cast<cuda::Stream>(where_.stream)),
+                        "copying a result");
   }
 
   // Of a result.
@@ -211,7 +232,7 @@ class XlaCall {
     return bytes;
   }
 
-  const DeviceStream where_;
+  DeviceStream where_;
   const Buffers inputs_, outputs_;
   const std::span<const int32_t> head_, dtypes_, members_;
   const std::span<const double> factors_;
@@ -238,19 +259,21 @@ Told told(ErrorCode code) {
   }
 }
 
-// XLA asks every handler once for the version that it was written for.
+// XLA asks every handler once for the version that it was written for. Within a major version structs only grow at
+// their ends, and versions of XLA differ in which minor ones they take: each hears its own.
 bool answered(const xla::CallFrame& frame) {
   for (xla::Extension* each = frame.extensions; each != nullptr; each = each->next) {
     if (each->type != xla::kMetadataExtension) continue;
     xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(each)->metadata;
+    const bool known = frame.api && has(*frame.api) && frame.api->version.major == xla::kMajor;
     metadata.version.major = xla::kMajor;
-    metadata.version.minor = xla::kMinor;
+    metadata.version.minor = known ? frame.api->version.minor : xla::kMinor;
     return true;
   }
   return false;
 }
 
-xla::Error* run(void* call_frame, DeviceStream (*stream_of)(const xla::CallFrame&)) {
+xla::Error* run(void* call_frame, Locate locate) {
   const auto& frame = *static_cast<const xla::CallFrame*>(call_frame);
   if (answered(frame) || frame.stage != xla::kExecuteStage) return nullptr;
   const int32_t code = guarded([&] {
@@ -258,7 +281,7 @@ xla::Error* run(void* call_frame, DeviceStream (*stream_of)(const xla::CallFrame
     if (frame.api->version.major != xla::kMajor) {
       unreadable("its version is " + std::to_string(frame.api->version.major));
     }
-    XlaCall(frame, stream_of(frame)).run();
+    XlaCall(frame).run(frame, locate);
   });
   if (code == FARANDOLE_OK) return nullptr;
   const Told error = told(static_cast<ErrorCode>(code));
@@ -269,10 +292,8 @@ xla::Error* run(void* call_frame, DeviceStream (*stream_of)(const xla::CallFrame
 
 }  // namespace
 
-FARANDOLE_API void* farandole_xla_collective(void* call_frame) {
-  return run(call_frame, [](const xla::CallFrame&) { return DeviceStream{}; });
-}
+FARANDOLE_API void* farandole_xla_collective(void* call_frame) { return run(call_frame, on_cpu); }
 
 FARANDOLE_API void* farandole_xla_collective_on(void* call_frame) {
-  return run(call_frame, gpu_stream_of);
+  return run(call_frame, in_stream);
 }

@@ -27,7 +27,8 @@ std::shared_ptr<GpuDevice> GpuAccess::open(int ordinal) {
               "a tensor on GPU " + std::to_string(ordinal) + ", but this rank's first was on GPU " +
                   std::to_string(gpu_->ordinal()) +
                   ": a rank uses one GPU. Choose it before the first call: "
-                  "torch.cuda.set_device(farandole.local_rank())");
+                  "torch.cuda.set_device(farandole.local_rank()), or for JAX "
+                  "jax.config.update('jax_cuda_visible_devices', str(farandole.local_rank()))");
 }
 
 void GpuAccess::open(std::span<const farandole_request> requests) {

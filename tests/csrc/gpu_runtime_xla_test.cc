@@ -103,12 +103,9 @@ TEST(xla_hears_of_errors_on_a_gpu) {
     CHECK(contains(call.call(), "farandole.ValueError: allreduce 'of a program': unknown reduce"));
     call.head[1] = FARANDOLE_SUM;
     stream_now = nullptr;
-    CHECK(contains(call.call(), "can't read: it gives no stream"));
+    CHECK(contains(call.call(), "can't read: it gives no stream or device"));
     CHECK_EQ(destroyed, 1);
     stream_now = call.stream.get();
-    call.tensors[0].data = &call;  // not the GPU's
-    CHECK(contains(call.call(), "farandole.LibraryError: "));
-    call.tensors[0].data = call.memory[0];
     CHECK_EQ(call.call_early(), "");
     CHECK(call.holds(2, tripled(call.first)));
     for (xla::Buffer* buffer :

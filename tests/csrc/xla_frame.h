@@ -41,7 +41,12 @@ struct Frame {
                .message_of = nullptr,
                .destroy_error = [](xla::DestroyArguments*) { ++destroyed; },
                .register_handler = nullptr,
-               .stream_of = give_stream};
+               .stream_of = give_stream,
+               .not_ours = {},
+               .ordinal_of = [](xla::OrdinalArguments* arguments) -> xla::Error* {
+                 arguments->ordinal = 0;
+                 return nullptr;
+               }};
   xla::Buffer token{sizeof token, nullptr, xla::kToken, nullptr, 0, nullptr};
   std::vector<xla::Buffer> tensors, outputs;
   std::vector<int> kinds = std::vector<int>(3, xla::kBuffer);

@@ -11,6 +11,7 @@ from jax import lax
 from jax import numpy as jnp
 
 import farandole.jax as hvd
+from farandole.jax import collectives
 
 pytestmark = pytest.mark.ranks(1, 3)
 
@@ -211,3 +212,27 @@ def test_a_program_for_cuda_calls_the_core_in_its_order():
     assert f" custom-call({after.split()[0]}, " in second
     with pytest.raises(NotImplementedError, match="works on CPUs and on CUDA: compile for a CPU"):
         traced.lower(lowering_platforms=("tpu",))
+
+
+def test_values_on_a_gpu_are_sent_by_a_program(monkeypatch):
+    """Here a CPU stands for the GPU: all but the place of the arrays is as there."""
+    monkeypatch.setattr(collectives, "_on_gpu", lambda tree: True)
+    x = jnp.arange(6.0).reshape(2, 3) + hvd.rank()
+    for name in (None, "named"):
+        tree = sum_({"a": x, "b": jnp.float32(hvd.rank())}, name=name)
+        np.testing.assert_array_equal(
+            tree["a"], hvd.size() * np.arange(6.0).reshape(2, 3) + total()
+        )
+        assert float(tree["b"]) == total()
+    params = hvd.broadcast_parameters({"w": x, "step": hvd.rank()}, root_rank=hvd.size() - 1)
+    np.testing.assert_array_equal(params["w"], np.arange(6.0).reshape(2, 3) + hvd.size() - 1)
+    assert int(params["step"]) == hvd.size() - 1
+    assert hvd.alltoall(jnp.full(hvd.size(), hvd.rank())).tolist() == list(range(hvd.size()))
+    part = hvd.scatter(jnp.arange(2 * hvd.size()), root_rank=0)
+    assert part.tolist() == [2 * hvd.rank(), 2 * hvd.rank() + 1]
+    with pytest.raises(ValueError, match="within jit or on a GPU"):
+        hvd.alltoall(jnp.ones(3), splits=[3])
+    if hvd.size() > 1:
+        with pytest.raises(hvd.MismatchError, match="shape is"):
+            sum_(jnp.ones(2 + (hvd.rank() == 0)), name="odd")
+        assert float(sum_(jnp.float32(1), name="after")) == hvd.size()

@@ -34,8 +34,10 @@ BackendKind BackendPolicy::backend_of(const SetState& set) {
           "ranks " + std::to_string(pair->first) + " and " + std::to_string(pair->second) +
               " both use " + gpus_.at(pair->first).name +
               " of one host. Give each rank its own before its first GPU tensor: "
-              "torch.cuda.set_device(farandole.local_rank()), or "
-              "cupy.cuda.Device(farandole.local_rank()).use(). If they are meant to share it, set "
+              "torch.cuda.set_device(farandole.local_rank()), "
+              "cupy.cuda.Device(farandole.local_rank()).use(), or before JAX's first array "
+              "jax.config.update('jax_cuda_visible_devices', str(farandole.local_rank())). If they "
+              "are meant to share it, set "
               "FARANDOLE_SHARED_GPU=host (through host memory), or nccl where NCCL is told to "
               "allow it (NCCL_MULTI_RANK_GPU_ENABLE=1, or a different NCCL_HOSTID in each rank)");
     }

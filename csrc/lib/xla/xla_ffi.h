@@ -78,6 +78,13 @@ struct StreamArguments {
   void* stream;  // out: on CUDA, a CUstream
 };
 
+struct OrdinalArguments {
+  size_t size;
+  Extension* extensions;
+  void* context;
+  int ordinal;  // out: the driver's number of the device
+};
+
 struct Api {
   size_t size;
   Extension* extensions;
@@ -88,6 +95,8 @@ struct Api {
   void (*destroy_error)(DestroyArguments* arguments);
   Error* (*register_handler)(void* arguments);
   Error* (*stream_of)(StreamArguments* arguments);
+  void* not_ours[12];  // functions
+  Error* (*ordinal_of)(OrdinalArguments* arguments);
 };
 
 struct Buffer {

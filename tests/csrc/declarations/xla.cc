@@ -4,6 +4,8 @@
 
 #include <xla/ffi/api/c_api.h>
 
+#include <type_traits>
+
 namespace xla = farandole::xla;
 
 static_assert(xla::kMajor == XLA_FFI_API_MAJOR && xla::kMinor <= XLA_FFI_API_MINOR);
@@ -25,9 +27,11 @@ static_assert(static_cast<int>(xla::Code::kUnavailable) == XLA_FFI_Error_Code_UN
 #define SAME(ours, member, theirs, other)                                 \
   static_assert(offsetof(xla::ours, member) == offsetof(theirs, other) && \
                 sizeof(xla::ours::member) == sizeof(theirs::other))
-SAME(Extension, size, XLA_FFI_Extension_Base, struct_size);
-SAME(Extension, type, XLA_FFI_Extension_Base, type);
-SAME(Extension, next, XLA_FFI_Extension_Base, next);
+using TheirExtension =  // its name differs between versions
+    std::remove_pointer_t<decltype(XLA_FFI_CallFrame::extension_start)>;
+SAME(Extension, size, TheirExtension, struct_size);
+SAME(Extension, type, TheirExtension, type);
+SAME(Extension, next, TheirExtension, next);
 SAME(Version, major, XLA_FFI_Api_Version, major_version);
 SAME(Version, minor, XLA_FFI_Api_Version, minor_version);
 SAME(Metadata, version, XLA_FFI_Metadata, api_version);
@@ -38,6 +42,9 @@ SAME(Api, version, XLA_FFI_Api, api_version);
 SAME(Api, create_error, XLA_FFI_Api, XLA_FFI_Error_Create);
 SAME(Api, destroy_error, XLA_FFI_Api, XLA_FFI_Error_Destroy);
 SAME(Api, stream_of, XLA_FFI_Api, XLA_FFI_Stream_Get);
+SAME(Api, ordinal_of, XLA_FFI_Api, XLA_FFI_DeviceOrdinal_Get);
+SAME(OrdinalArguments, context, XLA_FFI_DeviceOrdinal_Get_Args, ctx);
+SAME(OrdinalArguments, ordinal, XLA_FFI_DeviceOrdinal_Get_Args, device_ordinal);
 SAME(DestroyArguments, error, XLA_FFI_Error_Destroy_Args, error);
 SAME(StreamArguments, context, XLA_FFI_Stream_Get_Args, ctx);
 SAME(StreamArguments, stream, XLA_FFI_Stream_Get_Args, stream);
