@@ -28,6 +28,7 @@ _TOKENS = {
 _COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
 _LOGIC = {"&&": "||", "||": "&&", "and": "or", "or": "and", "!": "", "not": "", "is": "is not"}
 _SIGNS = {"+": "-", "-": "+", "+=": "-=", "-=": "+=", "*": "+", "/": "*", "<<": ">>", ">>": "<<"}
+_NO_SIGNS = re.compile('"|import ')  # lines whose signs are no arithmetic
 _WORDS = {"true": "false", "false": "true", "True": "False", "False": "True"} | {
     "continue": "break",
     "break": "continue",
@@ -97,7 +98,7 @@ def _single(source: str, code: list[_Token]) -> Iterator[_Change]:
             yield token.start, token.end, f"{grown}{integer[2]}", "constant"
         elif binary and text in _COMPARISONS:
             yield token.start, token.end, _COMPARISONS[text], "comparison"
-        elif binary and text in _SIGNS and '"' not in _line(source, token.start):
+        elif binary and text in _SIGNS and not _NO_SIGNS.search(_line(source, token.start)):
             yield token.start, token.end, _SIGNS[text], "arithmetic"
         elif text in _LOGIC and (text, after.text) != ("is", "not"):
             yield token.start, token.end, _LOGIC[text], "logic"

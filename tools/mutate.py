@@ -234,8 +234,9 @@ def judge(mutant: Mutant) -> Judgement:
 
 def _untested() -> tuple[str, ...]:
     """Adapters whose tests this environment would skip."""
-    frameworks = ("jax", "keras", "tensorflow")
-    return tuple(f"adapters/{name}/" for name in frameworks if not find_spec(name))
+    folders = ("adapters", "pyruntime/as_horovod/path/horovod")
+    missing = [name for name in ("jax", "keras", "tensorflow") if not find_spec(name)]
+    return tuple(f"{folder}/{name}/" for folder in folders for name in missing)
 
 
 def sample(only: Sequence[str], seed: int) -> list[Mutant]:

@@ -45,7 +45,7 @@ WATCHED = hasattr(sys, "monitoring")
 
 WAYS = {
     "exception": ("raise ValueError('boom')", "ValueError: boom", 1),
-    "exit code": ("sys.exit(3)", r"sys.exit\(3\)", 3),
+    "exit code": ("sys.exit(1)", r"sys.exit\(1\)", 1),
     "exit text": ("sys.exit('no data')", "no data", 1),
     "interrupt": ("raise KeyboardInterrupt", "KeyboardInterrupt", -signal.SIGINT),
     # Before 3.12 nothing in Python sees this one coming.
