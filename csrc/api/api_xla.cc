@@ -15,8 +15,8 @@ namespace {
 
 enum Head { kOp, kReduceOp, kRoot, kProcessSet, kOwnRank, kHeadLength };
 
-constexpr double kSlice =
-    3600;  // seconds; a signal ends a slice, and its handler runs when the program ends
+// Seconds. A signal ends a wait early, but its handler runs only when XLA's program is over: so the next one follows.
+constexpr double kSlice = 3600;
 
 using Buffers = std::vector<const xla::Buffer*>;
 

@@ -45,6 +45,31 @@ void check_tiny(TestRank& self, const std::string& name = {}) {
   CHECK(data == sum_over(self.size, 50));
 }
 
+// All others learn who has died, and where.
+void die_while_all_wait(const Nodes& nodes, int victim) {
+  const int ranks = static_cast<int>(nodes.size());
+  LocalBootstrap bootstrap(ranks);
+  run_in_forks(ranks, [&](int rank) {
+    TestRank self(bootstrap, rank, test_config(), nodes);
+    self.start();
+    check_tiny(self);
+    if (rank == victim) {
+      bootstrap.await(1, static_cast<uint32_t>(ranks - 1));
+      std::_Exit(0);
+    }
+    Floats data = values_of(rank, 20);
+    const Handle never = self.submit(allreduce(data, "never"));
+    const int64_t began = now_ns();
+    bootstrap.tell(1);
+    const Failure failure = self.wait({never});
+    CHECK_EQ(failure.code, ErrorCode::kPeer);
+    CHECK(contains(failure.text, "rank " + std::to_string(victim)));
+    CHECK(contains(failure.text, "on " + host_name()));
+    CHECK(now_ns() - began < 20'000'000'000);
+    self.leave();
+  });
+}
+
 Ask barrier() {
   Ask ask;
   ask.op = FARANDOLE_BARRIER;
@@ -196,26 +221,8 @@ TEST(hosts_below_hosts_agree) {
 }
 
 TEST(a_death_below_a_host_is_told_to_all) {
-  const Nodes nodes = more_hosts_than_link_to_the_root();
-  for (int victim : {36, 35, 1}) {  // of the last host, its leader, and the leader above
-    LocalBootstrap bootstrap(37);
-    run_in_forks(37, [&](int rank) {
-      TestRank self(bootstrap, rank, test_config(), nodes);
-      self.start();
-      check_tiny(self);
-      if (rank == victim) {
-        bootstrap.await(1, 36);
-        std::_Exit(0);
-      }
-      Floats data = values_of(rank, 20);
-      const Handle never = self.submit(allreduce(data, "never"));
-      bootstrap.tell(1);
-      const Failure failure = self.wait({never});
-      CHECK_EQ(failure.code, ErrorCode::kPeer);
-      CHECK(contains(failure.text, "rank " + std::to_string(victim)));
-      self.leave();
-    });
-  }
+  // Of the last host, its leader, and the leader above.
+  for (int victim : {36, 35, 1}) die_while_all_wait(more_hosts_than_link_to_the_root(), victim);
 }
 
 TEST(a_stall_names_the_rank_on_the_other_host) {
@@ -259,31 +266,9 @@ TEST(ranks_that_are_kept_apart_have_leaders_of_their_own) {
   CHECK(leaders == (std::vector<Rank>{0, 0, 2, 2, 4, 5}));
 }
 
-// One rank of a host dies, then a leader: all others learn who, and where.
+// One rank of a host dies, then a leader.
 TEST(deaths_reach_the_other_hosts) {
-  for (int victim : {1, 3, 2}) {
-    const Nodes nodes = {0, 0, 2, 2};
-    LocalBootstrap bootstrap(4);
-    run_in_forks(4, [&](int rank) {
-      TestRank self(bootstrap, rank, test_config(), nodes);
-      self.start();
-      check_tiny(self);
-      if (rank == victim) {
-        bootstrap.await(1, 3);
-        std::_Exit(0);
-      }
-      Floats data = values_of(rank, 20);
-      const Handle never = self.submit(allreduce(data, "never"));
-      const int64_t began = now_ns();
-      bootstrap.tell(1);
-      Failure failure = self.wait({never});
-      CHECK_EQ(failure.code, ErrorCode::kPeer);
-      CHECK(contains(failure.text, "rank " + std::to_string(victim)));
-      CHECK(contains(failure.text, "on " + host_name()));
-      CHECK(now_ns() - began < 20'000'000'000);
-      self.leave();
-    });
-  }
+  for (int victim : {1, 3, 2}) die_while_all_wait({0, 0, 2, 2}, victim);
 }
 
 }  // namespace farandole::check

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of XLA's FFI C API that a handler needs. Our own declarations, compared with XLA's header
-// by tests/xla/jobs/test_declarations.py. Every struct begins with its size, which grows with XLA's versions.
+// by tests/with_jax/jobs/test_declarations.py. Every struct begins with its size, which grows with XLA's versions.
 #pragma once
 
 #include <cstddef>
