@@ -224,14 +224,20 @@ TEST(overwritten_rings_break_the_job_and_nobody_spins) {
       run_job(Kind::kProcesses, 3, [&](TestRank& self) {
         self.check_usable();
         self.bootstrap.barrier();
+        const uint32_t readers = reports ? 2 : 1;
+        std::jthread bug;
         if (self.rank == victim) {
           ShmLayout layout(control_memory().data(), self.size);
-          claim_a_record(reports ? layout.up(victim) : layout.down(victim));
+          std::byte* ring = reports ? layout.up(victim) : layout.down(victim);
+          EventCount* reader = layout.wakeup(reports ? 0 : victim);
+          // Again and again, as what the ring's writer still had to say covers the nonsense.
+          bug = std::jthread([&self, ring, reader, readers] {
+            do claim_a_record(ring), reader->notify();
+            while (!self.bootstrap.await(0, readers, Deadline::in(10ms)));
+          });
         }
-        self.bootstrap.barrier();
-        // Who is to read the nonsense comes first: what its writer writes next would cover it.
-        if (self.rank == victim && reports) self.bootstrap.await(0, 2);
-        if (self.rank != victim && !reports) self.bootstrap.await(0, 1);
+        // Who is to read the nonsense comes first.
+        if ((self.rank == victim) == reports) self.bootstrap.await(0, readers);
         Floats data(3);
         Failure failure;
         try {
