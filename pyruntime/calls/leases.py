@@ -106,11 +106,15 @@ def lend_prepared(
 
 def end(numbers: Any) -> None:
     """Releases handles that the core has settled, and the memory lent to them."""
-    if len(numbers) == 1:
-        lib.farandole_release(numbers[0])
-    else:
-        lib.farandole_release_all(numbers_of(numbers), len(numbers))
-    deque(map(end_one, numbers, repeat(None)), 0)
+    try:
+        if len(numbers) == 1:
+            lib.farandole_release(numbers[0])
+        else:
+            lib.farandole_release_all(numbers_of(numbers), len(numbers))
+        deque(map(end_one, numbers, repeat(None)), 0)
+    except BaseException:  # of a signal handler: sweep() may release a handle again
+        _dropped.extend(numbers)
+        raise
 
 
 def narrow(number: int, memory: object) -> bool:

@@ -237,11 +237,13 @@ class Round(Generic[M]):
         self._unfinished = [m.handle for m in self.sent if m.handle is not None]
 
     def end(self) -> Sequence[int]:
-        """Ends it. Returns the handles of its tensors, if it was closed."""
+        """Ends it. Returns the handles of its tensors, if it was closed.
+
+        Calls nothing, so that no signal handler can raise halfway or before the caller goes on.
+        """
         handles, self._handles = self._handles, []
         self.open = self.closed = self.dropping = self._promised = False
-        self.sent = []
-        self._taken.clear()
+        self.sent, self._taken = [], {}
         return handles  # type: ignore[no-any-return]  # an array of the core
 
     def drop(self) -> None:

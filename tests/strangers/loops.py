@@ -23,6 +23,7 @@ FEATURES = (
     *("loop:memory", "broadcast", "edit", "mean", "views", "passes", "op:Sum", "op:Min", "groups"),
 )
 
+_OPTIMIZERS_ZERO = (["optimizer_none"], ["optimizer_zero"])
 _PLAIN = {"backward", "step:plain", "zero:optimizer_none", "loop:late", "loop:memory"}
 
 
@@ -142,7 +143,8 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
             arguments = ["optimizer_zero"]
         if word == "step" and arguments[0] == "interrupt" and settled:
             arguments = ["plain", []]  # nothing is left to wait for, so nobody waits
-        settled = word == "edit" or (settled and word not in ("zero", "step", "rebuild", "raise"))
+        ends = word in ("step", "rebuild", "raise") or arguments[:1] in _OPTIMIZERS_ZERO
+        settled = word == "edit" or (settled and not ends)
         if word == "step" and arguments[0] == "closure":
             found.append(("zero", "optimizer_none"))
         if word in ("zero", "step", "rebuild", "edit") or arguments[:1] == ["drop"]:

@@ -40,6 +40,13 @@ def apart(grad: Tensor) -> Tensor:
     return grad.detach().clone()
 
 
+def claim(address: int, gradient: Gradient) -> None:
+    """Notes memory that its round reduces. Raises RuntimeError for the same memory twice."""
+    other = gradient.reducer.round.take(address, gradient)
+    if other is not gradient:
+        raise RuntimeError(twins_text(gradient.name, other.name))
+
+
 def complaint_of(gradient: Gradient, sent: Iterable[Gradient]) -> str | None:
     """The error text if a gradient was written to while it was reduced; None if only by autograd.
 

@@ -4,6 +4,7 @@ thread that steps). Used by the Reducer only."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from farandole.arrays.buffers import NOWHERE
 from farandole.torch import cuda
 from farandole.torch.feedback.encoding import Sending
-from farandole.torch.gradients.aliases import apart, complaint_of, fitted, spoiled_text
+from farandole.torch.gradients.aliases import apart
 from farandole.torch.gradients.bucket_view import BucketView
 from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.gradients.pending import Delivered, PendingGrad
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from farandole.torch.gradients.arrivals import AccumulationHooks
     from farandole.torch.gradients.reducer import Reducer
 
-_NOT_KEPT = 2  # references to a PendingGrad that only Gradient holds: its own, and getrefcount's
+# How a gradient is settled, and an error text.
+Verdict = tuple[Callable[["Gradient"], "str | None"], "str | None"]
+NOT_KEPT = 2  # references to a PendingGrad that only Gradient holds: its own, and getrefcount's
 
 
 class Gradient:
@@ -35,10 +38,10 @@ class Gradient:
     """
 
     __slots__ = (
-        *("__weakref__", "set_aside", "_base_divisor", "_divisor", "fresh", "_graphed"),
-        *("_hooks", "pending", "sent_version", "shown", "_sum", "unsent", "absent"),
+        *("__weakref__", "set_aside", "base_divisor", "divisor", "fresh", "graphed"),
+        *("_hooks", "pending", "sent_version", "shown", "total", "unsent", "absent"),
         *("delivered", "encoding", "handle", "input", "late", "left", "lost", "name"),
-        *("parameter", "view", "plain", "reducer", "sparse_dim", "wire"),
+        *("parameter", "view", "verdict", "plain", "reducer", "sparse_dim", "wire"),
     )
 
     def __init__(self, reducer: Reducer, parameter: Tensor, name: str, encoding: Sending) -> None:
@@ -63,9 +66,10 @@ class Gradient:
         self.plain = False  # sent unchanged, in its own memory, with nothing set aside
         self.late: Tensor | None = None  # gradient that arrived after this one was sent
         self.set_aside: Tensor | None = None  # earlier result, to which this one is added
-        self._sum: Tensor | None = None  # of set_aside and result, until it is delivered
-        self._graphed: Tensor | None = None  # a CUDA graph writes here, without any hook
-        self._divisor = self._base_divisor = 1  # of what is sent, and of set_aside: see Passes
+        self.total: Tensor | None = None  # of set_aside and result, until it is delivered
+        self.verdict: Verdict | None = None  # while it is being settled
+        self.graphed: Tensor | None = None  # a CUDA graph writes here, without any hook
+        self.divisor = self.base_divisor = 1  # of what is sent, and of set_aside: see Passes
         self.delivered = Delivered()
 
     def use_view(self, view: BucketView | None) -> None:
@@ -100,7 +104,7 @@ class Gradient:
                 return
             self.fresh = self.delivered.holds(grad, self.reducer.turn)
             if self.fresh:
-                self.set_aside, self._base_divisor = grad, self._divisor
+                self.set_aside, self.base_divisor = grad, self.divisor
                 self.parameter.grad = None
         elif grad is not self.shown:  # model.zero_grad(): a new round begins
             self.reducer.drop()
@@ -144,7 +148,7 @@ class Gradient:
             if self.left <= 0 and parameter.grad is not None:
                 self._send(parameter.grad)
         elif cuda.is_capturing(parameter):
-            self._graphed = parameter.grad
+            self.graphed = parameter.grad
 
     def _show(self) -> bool:
         """Makes `.grad` a PendingGrad. False: the parameter's form has changed."""
@@ -165,8 +169,19 @@ class Gradient:
             reducer.begin()
         if grad.layout is torch.strided and 0 in grad.stride() and grad.numel() > 1:
             grad = grad.contiguous()  # expanded by the user: has no memory for the result
-        self._divisor = reducer.passes.divisor
-        encoding = self.encoding
+        self.divisor = reducer.passes.divisor
+        version = grad._version
+        try:
+            self._send_scaled(grad)
+        except BaseException:  # perhaps of a signal handler: it will be sent again
+            if self.handle is None:
+                if grad._version != version:
+                    reducer.passes.unscale(grad if self.unsent is None else self.unsent)
+                self.take_back()
+            raise
+
+    def _send_scaled(self, grad: Tensor) -> None:
+        reducer, encoding = self.reducer, self.encoding
         try:
             if grad.layout is torch.strided:
                 address_of(grad)  # raises if it has no memory
@@ -196,7 +211,6 @@ class Gradient:
             self.handle = self.encoding.submit(input, output, memory)
         except BaseException:
             self.handle = self.encoding.lost() or None
-            self.take_back()
             raise
         finally:
             if self.handle is not None:
@@ -217,7 +231,7 @@ class Gradient:
         if self.set_aside is not None:
             self.set_aside = view.vacate(self.set_aside)
         grad = self.wire
-        if grad is None or grad is not self.unsent or view.holds(grad) or grad is self._graphed:
+        if grad is None or grad is not self.unsent or view.holds(grad) or grad is self.graphed:
             return 0
         if self.set_aside is view.tensor or not view.fits(grad):
             return 0
@@ -240,7 +254,7 @@ class Gradient:
             return
         self.shown = grad
         if keep:
-            self.set_aside, self._base_divisor = grad, self._divisor
+            self.set_aside, self.base_divisor = grad, self.divisor
         self._send_nothing(keep)
 
     def _send_without(self, grad: Tensor) -> None:
@@ -250,7 +264,7 @@ class Gradient:
         self._show()
 
     def _send_nothing(self, receive: bool) -> None:
-        self.absent, self._divisor = True, self.reducer.passes.divisor
+        self.absent, self.divisor = True, self.reducer.passes.divisor
         prepare = self.encoding.receive if receive else self.encoding.ensure
         try:
             self.wire = prepare(self.parameter)
@@ -266,95 +280,21 @@ class Gradient:
         if isinstance(self.encoding, Encoding):
             self.encoding = self.encoding.rows(self.parameter, sparse_dim)
 
-    # ---- settling: each may run again after a signal handler's exception
-
-    def settle(self, keep: bool) -> str | None:
-        """Stores the finished result in `.grad`.
-
-        Not `keep`: the round is dropped; gradients that were reset or not sent stay unchanged.
-        Returns an error text if the gradient was written to while it was reduced.
-        """
-        if self.plain and self.parameter.grad is self.wire:  # settle_plain() was interrupted
-            self.parameter.grad = self.shown = self.pending
-        complaint = self._settle(self.parameter.grad, keep)
-        self._divisor = self.reducer.passes.divisor
-        self._leave_round()
-        return complaint
+    # ---- the end of the round
 
     def deliver(self, grad: Tensor) -> None:
         """Notes that `grad`, the result, has become `.grad`."""
-        self.delivered.note(None if grad is self._graphed else grad, self.reducer.turn)
+        self.delivered.note(None if grad is self.graphed else grad, self.reducer.turn)
         self.shown = None
-        if getrefcount(self.pending) > _NOT_KEPT:
+        if getrefcount(self.pending) > NOT_KEPT:
             self.pending = self.pending.part_with(grad)
 
-    def _settle_without(self, grad: Tensor | None) -> None:
-        """Restores an unsent sparse gradient for the next round, unless the user has reset it."""
-        if grad is not self.shown:
-            self.pending = self.pending.part_with(None)
-            self.set_aside = None
-            return
-        self.parameter.grad = self.unsent
-        if not self.encoding.missing(self.handle or 0):  # dense on other ranks
-            self.set_aside = self._total()
-
-    def _settle(self, grad: Tensor | None, keep: bool) -> str | None:
-        if self.sparse_dim:
-            self._settle_without(grad)
-            return None
-        if self.absent and not keep:
-            return None
-        if grad is not self.shown:  # None: reset by the user; another tensor: an error
-            self.shown = None
-            if getrefcount(self.pending) > _NOT_KEPT:  # the user holds the PendingGrad
-                self.pending = self.pending.part_with(None if self.absent else self._total())
-            self.set_aside = None
-            return spoiled_text(self.name, "replaced") if grad is not None and keep else None
-        complaint = complaint_of(self, self.reducer.round.sent)
-        total = self._total()
-        if self.late is not None:
-            self.parameter.grad, self.set_aside = self.late, total
-            self._base_divisor = self.reducer.passes.divisor
-            self.delivered.note(None, self.reducer.turn)
-            self.reducer.again = True
-            return complaint
-        if grad is not total:
-            total, unfit = fitted(total, self.parameter, self.name)
-            self.parameter.grad, complaint = total, unfit or complaint
-        if total is not None:
-            self.deliver(total)
-        self.set_aside = None
-        return complaint
-
-    def _total(self) -> Tensor | None:
-        """set_aside plus result, in the memory of set_aside, else of the sent gradient."""
-        base, view = self.set_aside, self.view
-        nothing = self.absent and self.encoding.missing(self.handle or 0)
-        if self._sum is None:
-            divisor = self.reducer.passes.divisor
-            in_step = self.delivered.turn == self.reducer.turn
-            if base is not None and in_step and self._base_divisor != divisor:
-                base = base * (self._base_divisor / divisor)
-            if not nothing:
-                assert self.wire is not None
-                result = self.encoding.decode(self.wire, self.handle or 0)
-                if self._divisor != divisor:
-                    result = result * (self._divisor / divisor)
-                base = result if base is None else base + result
-            self._sum = base
-        total, into = self._sum, self.set_aside
-        if into is None and not (self.absent or self.late is not None or self.input is not None):
-            into = self.unsent
-        elif into is not None and view is not None and self.wire is view.tensor:
-            into = view.tensor
-        if total is None or into is None or total is into or into.layout is not total.layout:
-            return total
-        return into.copy_(total)
-
-    def _leave_round(self) -> None:
+    def leave_round(self) -> None:
+        """Forgets what only the round needed."""
         self.absent, self.sparse_dim = False, 0
-        self.wire = self.unsent = self.input = self.late = self._sum = self.shown = None
-        self.sent_version, self.handle, self.plain = None, None, False
+        self.wire = self.unsent = self.input = self.late = self.total = self.shown = None
+        self.sent_version = self.handle = self.verdict = None
+        self.plain = False
 
     def forget(self) -> None:
         """Leaves the round without a result, after a failure."""
@@ -364,7 +304,7 @@ class Gradient:
             self.parameter.grad = None
         self.pending = self.pending.part_with(None)
         self.set_aside = None
-        self._leave_round()
+        self.leave_round()
 
     def restore(self) -> None:
         """Makes set_aside `.grad` again, so that zero_grad resets it."""
@@ -395,4 +335,4 @@ class Gradient:
     def divisors(self) -> tuple[int, int]:
         """Divisors of what it has sent, and of what was reduced before in this step; 0: nothing."""
         base = self.set_aside is not None and self.delivered.turn == self.reducer.turn
-        return 0 if self.absent else self._divisor, self._base_divisor if base else 0
+        return 0 if self.absent else self.divisor, self.base_divisor if base else 0

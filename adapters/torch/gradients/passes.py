@@ -49,7 +49,13 @@ class Passes:
 
     def scale(self, grad: Tensor) -> None:
         """Multiplies this rank's gradient by its weight; divides it by divisor."""
-        factor = self.factor / self.divisor
+        self._multiply(grad, self.factor / self.divisor)
+
+    def unscale(self, grad: Tensor) -> None:
+        """The opposite of scale(), to rounding."""
+        self._multiply(grad, self.divisor / self.factor if self.factor else 1.0)
+
+    def _multiply(self, grad: Tensor, factor: float) -> None:
         if factor != 1.0:
             with torch.no_grad():
                 grad.mul_(factor)

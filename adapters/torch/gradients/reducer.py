@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from operator import attrgetter, is_
 
-import torch
 from torch import Tensor
 
 from farandole.calls import leases, requests
@@ -24,15 +23,15 @@ from farandole.torch.compression import Compression, check_feedback
 from farandole.torch.feedback.compressor import FeedbackCompressor, State
 from farandole.torch.feedback.encoding import Feedback, commit, go_on, release
 from farandole.torch.gradients import ownership
-from farandole.torch.gradients.aliases import twins_text
+from farandole.torch.gradients.aliases import claim
 from farandole.torch.gradients.arrivals import AccumulationHooks, Arrivals
 from farandole.torch.gradients.bucket_view import lay_out
 from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.gradients.gradient import Gradient
 from farandole.torch.gradients.passes import PassEnd, Passes, fingerprint
-from farandole.torch.gradients.plain import settle_plain
 from farandole.torch.gradients.resets import ALL_RESET, what_is_reset
 from farandole.torch.gradients.settings import Settings
+from farandole.torch.gradients.settling import settle, settle_plain
 
 _grad, _shown = attrgetter("parameter.grad"), attrgetter("shown")
 _scopes: Counter[tuple[int, int]] = Counter()
@@ -46,6 +45,7 @@ class Reducer:
     """
 
     _kind = Gradient  # how one is reduced
+    take = staticmethod(claim)
 
     def __init__(self, settings: Settings, passes: int, mean: bool) -> None:
         """`passes`: arrivals of a gradient before it is sent; `mean`: divide it by their number."""
@@ -67,6 +67,8 @@ class Reducer:
         self.thread: int | None = None  # the thread that steps; a backward pass may run on another
         self.apart = -1  # a rank that came to a round in step(), where others came in backward()
         self._intact = False  # no gradient was reset when the round was closed just now
+        self.complaint: str | None = None  # of a gradient settled in this round
+        self._returning = False  # a signal came as synchronize() had settled all: it is repeated
         self._start()
 
     def _start(self) -> None:
@@ -165,12 +167,6 @@ class Reducer:
         self.round.refuse(reason)
         return self._failed(reason)
 
-    def take(self, address: int, gradient: Gradient) -> None:
-        """Notes memory that the round reduces. Raises RuntimeError for the same memory twice."""
-        other = self.round.take(address, gradient)
-        if other is not gradient:
-            raise RuntimeError(twins_text(gradient.name, other.name))
-
     # ---- rounds
 
     def begin(self) -> None:
@@ -197,17 +193,22 @@ class Reducer:
         to the gradients.
         """
         limit = Limit.of(timeout)
-        with self._lock:
-            if once:
-                self.thread = threading.get_ident()
-                if self.settled:
+        try:
+            with self._lock:
+                if once:
+                    self.thread = threading.get_ident()
+                if self.settled and (once or self._returning):
+                    self._returning = False
                     return
-            if self.round.dropping:  # a zero_grad() was interrupted
-                self._finish(keep=False, limit=limit)
-            self.again = True
-            while self.again:
-                self._finish(keep=True, limit=limit, stepping=stepping)
-            self.settled = True
+                self._returning = False
+                if self.round.dropping:  # a zero_grad() was interrupted
+                    self._finish(keep=False, limit=limit)
+                self.settled = False
+                while not self.settled:
+                    self._finish(keep=True, limit=limit, stepping=stepping)
+        except BaseException:
+            self._returning = self.settled
+            raise
 
     def touched(self, gradient: Gradient, pending: Tensor) -> None:
         """Synchronizes when the user needs a gradient, if its `.grad` is still `pending`.
@@ -250,13 +251,14 @@ class Reducer:
 
     def stepped(self) -> None:
         """To be called after the optimizer's step."""
-        self.settled, self.apart = False, -1
-        self.turn += 1
-        self._steps += 1
         self.passes.count_anew()
         if not self.averages:  # averaging a result again does not change it
             for gradient in self.gradients:
                 gradient.delivered.stepped()
+        # All at once: a signal handler that has raised before leads to no other round.
+        self.settled, self.apart = False, -1
+        self.turn += 1
+        self._steps += 1
 
     def drop(self) -> None:
         """Ends the round and drops its results, after gradients have been reset.
@@ -345,16 +347,15 @@ class Reducer:
             rest = settle_plain(rest)
         if self.kept and (keep or carried):
             commit(rest)
-        with torch.no_grad():
-            settled = [g.settle(keep and heard.reset != ALL_RESET) for g in rest]
+        settle(rest, keep and heard.reset != ALL_RESET)
         if heard.sparse:  # one gradient; the next round tells of the others
             self.gradients[heard.sparse >> 8].gather(heard.sparse & 0xFF)
-        complaints = [text for text in settled if text is not None]
+        complaint = self.complaint if keep else None
         if not keep:
             self.passes.count_anew()
-        leases.end(self._end_round())
-        if complaints and keep:
-            raise RuntimeError(complaints[0])
+        leases.end(self._end_round(settled=keep and not self.again and complaint is None))
+        if complaint is not None:
+            raise RuntimeError(complaint)
 
     def _wait(self, limit: Limit) -> None:
         """Waits for the gradients, some of which take several calls."""
@@ -381,16 +382,17 @@ class Reducer:
         for gradient in self.round.sent:
             gradient.forget()
         self.passes.count_anew()
-        self.settled = False
-        self._end_round()
+        self._end_round(settled=False)
 
-    def _end_round(self) -> Sequence[int]:
+    def _end_round(self, settled: bool) -> Sequence[int]:
         self.quick, self.regular = False, True
         ownership.ended(self)
         self._count_anew()
         if self.kept:
             release(self.round.sent)
-        return self.round.end()
+        handles = self.round.end()
+        self.settled, self.complaint = settled, None
+        return handles
 
     def _count_anew(self) -> None:
         if self.passes.wanted > 1:

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C at a chosen moment of farandole's own Python code, instead of a random one."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import farandole
+import farandole.torch
+
+_ROOMS = {Path(m.__file__ or "").resolve().parent for m in (farandole, farandole.torch)}
+_HANDLING = ("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
+
+
+@contextmanager
+def interrupted_at(moment: int) -> Iterator[Callable[[], bool]]:
+    """KeyboardInterrupt at the `moment`-th place of this block where Python runs signal handlers.
+
+    That is where a function of farandole's begins, where it has called one of C, and where a loop
+    of its goes back. Yields a function that says whether the block had so many.
+    """
+    trace = _Trace(moment)
+    before = sys.gettrace()
+    sys.settrace(trace.on_call)
+    try:
+        yield lambda: trace.left < 0
+    finally:
+        sys.settrace(before)
+
+
+class _Trace:
+    """Follows all frames of farandole's by opcode."""
+
+    def __init__(self, moment: int) -> None:
+        self.left = moment  # places to come before the interrupt
+        self._last: dict[FrameType, str] = {}  # what each frame has just executed
+
+    def on_call(self, frame: FrameType, _event: str, _argument: Any) -> Any:
+        """For sys.settrace."""
+        if frame.f_back in self._last:
+            self._last[frame.f_back] = ""  # it has called Python: no handler runs at the return
+        if not _is_ours(frame.f_code):
+            return None
+        frame.f_trace_opcodes = True
+        self._last[frame] = "RESUME"
+        return self._on_event
+
+    def _on_event(self, frame: FrameType, event: str, _argument: Any) -> Any:
+        if event == "return":
+            self._last.pop(frame, None)
+        elif event == "opcode":
+            last, self._last[frame] = self._last[frame], _names(frame.f_code)[frame.f_lasti]
+            self.left -= last.startswith(_HANDLING)
+            if self.left == -1 and last.startswith(_HANDLING):
+                raise KeyboardInterrupt
+        return self._on_event
+
+
+@cache
+def _is_ours(code: CodeType) -> bool:
+    return not _ROOMS.isdisjoint(Path(code.co_filename).resolve().parents)
+
+
+@cache
+def _names(code: CodeType) -> dict[int, str]:
+    """The name of the instruction at each offset."""
+    return {i.offset: i.opname for i in dis.get_instructions(code)}
