@@ -215,6 +215,25 @@ def test_reset_by_the_model_where_some_ranks_have_nothing() -> None:
         optimizer.zero_grad()
 
 
+@pytest.mark.parametrize("to_none", [True, False, None])
+def test_a_mean_after_a_step_left_out(to_none: bool | None) -> None:
+    """As a GradScaler leaves it out. Passes before model.zero_grad() count no more; None: none."""
+    (p, q), optimizer = toys(2, accumulate="mean")
+    for x in (p, q):
+        push(x)
+    optimizer.synchronize()
+    if to_none is not None:
+        torch.optim.SGD([p, q]).zero_grad(set_to_none=to_none)
+    for x in (p, q):
+        push(x, 1)
+    optimizer.step()
+    for x in (p, q):
+        if to_none is None:
+            grad_is(x, total(hvd.Average, [0, 1]) / 4)
+        else:
+            grad_is(x, total(hvd.Average, [1]) / 2)
+
+
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("number", range(4))
 def test_an_interrupt_as_something_is_submitted(

@@ -43,7 +43,7 @@ class _Model:
         self._local: list[list[Tensor | None]] = [
             [None] * len(list(self._net.parameters())) for _ in range(self._ranks)
         ]
-        self._passes = 0
+        self._passes = self._reduced = 0  # since the last reduction; in this step, before that
 
     def run(self) -> list[State]:
         for word, *arguments in steps(self._loop):
@@ -89,17 +89,21 @@ class _Model:
             self._zero("optimizer_none")
 
     def _reduce(self) -> None:
+        passes = self._passes + self._reduced
         for i, p in enumerate(self._net.parameters()):
             parts = [local[i] for local in self._local]
+            if self._loop.mean and self._reduced and p.grad is not None:
+                p.grad *= self._reduced / passes
             if all(part is None for part in parts):
                 continue
             total = self._combine([torch.zeros_like(p) if g is None else g for g in parts])
             p.grad = total if p.grad is None else p.grad + total
         self._reset()
+        self._reduced = passes
 
     def _combine(self, parts: list[Tensor]) -> Tensor:
         if self._loop.mean:
-            parts = [part / self._passes for part in parts]
+            parts = [part / (self._passes + self._reduced) for part in parts]
         stack = torch.stack(parts).detach()
         if self._loop.op == "Min":
             return stack.amin(0)
@@ -115,6 +119,7 @@ class _Model:
             self._build()
             return
         self._optimizer.step()
+        self._reset()
         parameters = list(self._net.parameters())
         state: State = [p.detach().numpy().copy() for p in parameters]
         state += [None if p.grad is None else p.grad.numpy().copy() for p in parameters]

@@ -18,6 +18,7 @@ from farandole.torch.gradients.aliases import apart
 from farandole.torch.gradients.bucket_view import BucketView
 from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.gradients.pending import Delivered, PendingGrad
+from farandole.torch.gradients.resets import count_from_reset
 from farandole.torch.kind import address_of
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class Gradient:
         """Runs before autograd accumulates into `.grad`."""
         grad = self.parameter.grad
         if self.handle is None:
+            if self.reducer.settled:  # no step has followed synchronize()
+                count_from_reset(self.reducer)
             if grad is None:  # no gradient yet, or reset by the user
                 self.set_aside = None
                 self.fresh = True

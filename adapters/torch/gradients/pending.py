@@ -131,6 +131,11 @@ class Delivered:
             return False
         return grad is None or grad is not self._tensor() or grad._version != self._version
 
+    def is_zeroed(self, grad: Tensor) -> bool:
+        """Whether `grad` is it, and was set to zeros since."""
+        written = grad is self._tensor() and grad._version != self._version
+        return written and not bool(grad.any())
+
     def holds(self, grad: Tensor, turn: int) -> bool:
         """Whether `grad` is it. Until the next step the user may write to it; after that a write
         makes it a new gradient."""

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user has reset of the gradients that were sent, as ranks compare it. For the Reducer."""
+"""What the user has reset of the gradients that were sent, as ranks compare it. For the Reducer and
+Gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from farandole.torch.gradients.gradient import Gradient
+if TYPE_CHECKING:
+    from farandole.torch.gradients.gradient import Gradient
+    from farandole.torch.gradients.reducer import Reducer
 
 ALL_RESET = 1  # all that this rank has sent: another rank may have sent other gradients
 
@@ -19,3 +23,11 @@ def what_is_reset(gradients: Sequence[Gradient]) -> int:
     if sent and all(g.parameter.grad is None for g in sent):
         return ALL_RESET
     return hash(tuple(gone)) >> 8  # some of them, or replaced
+
+
+def count_from_reset(reducer: Reducer) -> None:
+    """Counts a step's passes anew if the user has reset all gradients that it had, by other means
+    than the optimizer's zero_grad()."""
+    grads = [(g.delivered, g.parameter.grad) for g in reducer.gradients if reducer.passes.seen]
+    if all(grad is None or delivered.is_zeroed(grad) for delivered, grad in grads):
+        reducer.passes.count_anew()
