@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -232,6 +232,24 @@ def test_a_mean_after_a_step_left_out(to_none: bool | None) -> None:
             grad_is(x, total(hvd.Average, [0, 1]) / 4)
         else:
             grad_is(x, total(hvd.Average, [1]) / 2)
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("held", [False, True])
+def test_a_mean_after_local_passes_were_reset(held: bool) -> None:
+    """`.grad = None` before anything was sent: neither the mean nor the sending counts them."""
+    (p, q), optimizer = toys(2, accumulate="mean", backward_passes_per_step=2)
+    with optimizer.no_sync() if held else nullcontext():
+        push(p)
+        if hvd.rank() == 0:  # ranks that used different parameters count alike afterwards
+            push(q)
+    torch.optim.SGD([p, q]).zero_grad(set_to_none=True)
+    for times in (1, 2):
+        for x in (p, q):
+            push(x, times)
+    optimizer.step()
+    for x in (p, q):
+        grad_is(x, total(hvd.Average, [1, 2]) / 4)
 
 
 @pytest.mark.ranks(2, 3, 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ class LoopRunner:
         self._loop, self._rank, self._ranks, self._stage = loop, rank, ranks, stage
         self._built = self._number = 0
         self._canaries = Canaries()
+        self._reset = False  # model.zero_grad(): the next pass ends what is under way
         self.found: list[tuple[Any, ...]] = []  # ("state", arrays) or ("wrong", text)
 
     def run(self) -> None:
@@ -67,14 +69,15 @@ class LoopRunner:
         x = batch(self._rank, self._number)
         self._number += 1
         own = used[self._rank % len(used)]
-        if hold:
-            with self._optimizer.no_sync():
-                loss_of(self._net, x, own, form).backward()
-        else:
+        held = self._optimizer.no_sync() if hold else nullcontext()
+        ends = self._stage.blocked() if self._reset else nullcontext()
+        self._reset = False
+        with held, ends:
             loss_of(self._net, x, own, form).backward()
 
     def _zero(self, form: str) -> None:
         whose = self._optimizer if form.startswith("optimizer") else self._net
+        self._reset = whose is self._net
         with self._stage.blocked():
             whose.zero_grad(set_to_none=form.endswith("none"))
 

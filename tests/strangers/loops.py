@@ -23,7 +23,7 @@ FEATURES = (
     *("loop:memory", "broadcast", "edit", "mean", "views", "passes", "op:Sum", "op:Min", "groups"),
 )
 
-_OPTIMIZERS_ZERO = (["optimizer_none"], ["optimizer_zero"])
+_ENDS = (["optimizer_none"], ["optimizer_zero"], ["zero"], ["drop"])  # forms of zero and raise
 _PLAIN = {"backward", "step:plain", "zero:optimizer_none", "loop:late", "loop:memory"}
 
 
@@ -116,7 +116,8 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
 
     A minimum is of what each rank has accumulated for one step: no pass beyond those, none of it
     missing. Gradients that are under way are zeroed by their optimizer only, as farandole says. A
-    mean has no pass beyond those after one in which ranks used different layers.
+    mean has no pass beyond those after one in which ranks used different layers. A rank that gives
+    up a step has promised no second reduction in it, for which the others would wait.
     """
     found: list[tuple[Any, ...]] = []
     arrived = 0  # backward passes since gradients were last reduced or reset
@@ -141,9 +142,11 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
             continue
         if (word, arguments[:1]) == ("zero", ["model_zero"]) and arrived:
             arguments = ["optimizer_zero"]
+        if (word, arguments[:1]) == ("step", ["timeout_drop"]) and arrived > loop.passes:
+            arguments = ["timeout", arguments[1]]
         if word == "step" and arguments[0] == "interrupt" and settled:
             arguments = ["plain", []]  # nothing is left to wait for, so nobody waits
-        ends = word in ("step", "rebuild", "raise") or arguments[:1] in _OPTIMIZERS_ZERO
+        ends = word in ("step", "rebuild") or arguments[:1] in _ENDS
         settled = word == "edit" or (settled and not ends)
         if word == "step" and arguments[0] == "closure":
             found.append(("zero", "optimizer_none"))

@@ -95,7 +95,7 @@ class Gradient:
         """Runs before autograd accumulates into `.grad`."""
         grad = self.parameter.grad
         if self.handle is None:
-            if self.reducer.settled:  # no step has followed synchronize()
+            if self.reducer.passes.mean:
                 count_from_reset(self.reducer)
             if grad is None:  # no gradient yet, or reset by the user
                 self.set_aside = None

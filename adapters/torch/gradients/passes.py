@@ -60,6 +60,10 @@ class Passes:
             with torch.no_grad():
                 grad.mul_(factor)
 
+    def in_new_task(self) -> bool:
+        """Whether autograd runs another task than that of the last arrival; only of a mean."""
+        return _task_id() != self._task
+
     def note(self) -> None:
         """Notes that a gradient has arrived; counts a new pass."""
         if not self.mean:

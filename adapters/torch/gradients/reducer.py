@@ -197,10 +197,9 @@ class Reducer:
             with self._lock:
                 if once:
                     self.thread = threading.get_ident()
-                if self.settled and (once or self._returning):
-                    self._returning = False
+                returning, self._returning = self._returning, False
+                if self.settled and (once or returning):
                     return
-                self._returning = False
                 if self.round.dropping:  # a zero_grad() was interrupted
                     self._finish(keep=False, limit=limit)
                 self.settled = False
@@ -256,8 +255,7 @@ class Reducer:
             for gradient in self.gradients:
                 gradient.delivered.stepped()
         # All at once: a signal handler that has raised before leads to no other round.
-        self.settled, self.apart = False, -1
-        self.turn += 1
+        self.settled, self.apart, self.turn = False, -1, self.turn + 1
         self._steps += 1
 
     def drop(self) -> None:
@@ -280,10 +278,8 @@ class Reducer:
             self._finish(keep=False)
         for gradient in self.gradients:
             gradient.restore()
-        self._count_anew()
-        self.passes.count_anew()
-        self.turn += 1
-        self.settled, self.apart = False, -1
+        self.count_anew()
+        self.settled, self.apart, self.turn = False, -1, self.turn + 1
         self.hook()
 
     def close(self, keep: bool, carried: int = 0, stepping: bool = False) -> None:
@@ -296,19 +292,18 @@ class Reducer:
             self.begin()
             current = self.round
         self.hook()
-        late = sparse = 0
-        if not self.regular or len(current.sent) < len(self.gradients):
-            late, sparse = self._send_rest(keep)
+        rest = not self.regular or len(current.sent) < len(self.gradients)
+        late, sparse = self._send_rest(keep) if rest else (0, 0)
         joins = requests.joins(self._settings.process_set)
         if joins != self._joins:  # ranks that joined early have made fewer steps
             self._joins, self._steps = joins, 0
         sent = current.sent
         self._intact = keep and all(map(is_, map(_grad, sent), map(_shown, sent)))
         reset = 0 if self._intact or not keep else what_is_reset(self.gradients)
-        pairs = [g.divisors() for g in self.gradients] if self.passes.mean else []
-        divided = fingerprint(self.passes.divisor, pairs)
+        kept = self.passes.mean and (keep or carried)
+        pairs = [g.divisors() for g in self.gradients] if kept else []
         came = (0, 0) if self._pass_end is None else (0, 1 + rank()) if stepping else (1, 0)
-        equal = self._steps, len(sent), carried, divided, reset
+        equal = self._steps, len(sent), carried, fingerprint(self.passes.divisor, pairs), reset
         current.close(RoundState(late, int(not keep), sparse, *came, *equal))
 
     def _send_rest(self, keep: bool) -> tuple[int, int]:
@@ -387,14 +382,19 @@ class Reducer:
     def _end_round(self, settled: bool) -> Sequence[int]:
         self.quick, self.regular = False, True
         ownership.ended(self)
-        self._count_anew()
+        self._await_all_arrivals()
         if self.kept:
             release(self.round.sent)
         handles = self.round.end()
         self.settled, self.complaint = settled, None
         return handles
 
-    def _count_anew(self) -> None:
+    def count_anew(self) -> None:
+        """Begins a step's passes again: nothing is left of those before."""
+        self.passes.count_anew()
+        self._await_all_arrivals()
+
+    def _await_all_arrivals(self) -> None:
         if self.passes.wanted > 1:
             for gradient in self.gradients:
                 gradient.left = self.passes.wanted

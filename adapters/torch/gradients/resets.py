@@ -27,7 +27,9 @@ def what_is_reset(gradients: Sequence[Gradient]) -> int:
 
 def count_from_reset(reducer: Reducer) -> None:
     """Counts a step's passes anew if the user has reset all gradients that it had, by other means
-    than the optimizer's zero_grad()."""
-    grads = [(g.delivered, g.parameter.grad) for g in reducer.gradients if reducer.passes.seen]
+    than the optimizer's zero_grad(). To be called before a gradient arrives."""
+    if not reducer.passes.seen or not reducer.passes.in_new_task():
+        return
+    grads = [(g.delivered, g.parameter.grad) for g in reducer.gradients]
     if all(grad is None or delivered.is_zeroed(grad) for delivered, grad in grads):
-        reducer.passes.count_anew()
+        reducer.count_anew()
