@@ -16,6 +16,7 @@ from farandole.calls import requests
 from farandole.members import ProcessSet
 from farandole.ops import Adasum, Max
 from farandole.torch.compression import Compressor
+from farandole.torch.grad_mode import without_grad
 
 _scopes: Counter[tuple[int, int | None]] = Counter()
 
@@ -47,19 +48,19 @@ class Deltas:
             _scopes[key] += 1
         return self._scope
 
+    @without_grad
     def begin(self, optimizer: torch.optim.Optimizer) -> None:
         """Stores the parameters' present values."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         later = range(len(self._names), len(parameters))  # of add_param_group
         names = [*self._names, *(f"parameter {i}" for i in later)]
-        with torch.no_grad():
-            self._starts = [
-                (name, p, p.detach().clone())
-                for name, p in zip(names, parameters, strict=True)
-                if p.requires_grad
-            ]
+        self._starts = [
+            (name, p, p.detach().clone())
+            for name, p in zip(names, parameters, strict=True)
+            if p.requires_grad
+        ]
 
-    @torch.no_grad()
+    @without_grad
     def finish(self) -> None:
         """Sets parameters to their old values plus the Adasum of all ranks' changes; collective."""
         starts, self._starts = self._starts, []

@@ -18,6 +18,7 @@ from farandole.members import ProcessSet, global_process_set
 from farandole.objects import allgather_object, broadcast_object
 from farandole.parameters import PARAMETERS, agree_on_parameters, root_in, wait_for_all
 from farandole.torch.collectives.exchange import broadcast_async_
+from farandole.torch.grad_mode import without_grad
 from farandole.torch.kind import describe
 from farandole.torch.sharded.optimizer import is_divided
 from farandole.torch.state import Skeleton, apply, describe_tensors, skeleton_of
@@ -81,6 +82,7 @@ def _pairs(params: Any) -> list[tuple[str, Any]]:
     return [(name, x) for name, x in pairs if x is not None]
 
 
+@without_grad
 def broadcast_tensors(
     tensors: Mapping[str, Tensor], root_rank: int, what: str, process_set: ProcessSet
 ) -> None:
@@ -92,10 +94,9 @@ def broadcast_tensors(
         handle = broadcast_async_(whole, root_rank, f"{what}.{name}", process_set)
         under_way.append((handle, tensor, whole))
     wait_for_all([handle for handle, _, _ in under_way])
-    with torch.no_grad():
-        for _, tensor, whole in under_way:
-            if whole.data_ptr() != tensor.data_ptr():
-                tensor.copy_(whole)
+    for _, tensor, whole in under_way:
+        if whole.data_ptr() != tensor.data_ptr():
+            tensor.copy_(whole)
 
 
 @collective_then(Op.BROADCAST, "{}.length", unnamed=f"{_STATE}.length")

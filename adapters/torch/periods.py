@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from farandole.errors import MismatchError, ranks_text
+from farandole.torch.grad_mode import without_grad
 from farandole.torch.kind import describe
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes of an element
@@ -130,7 +131,7 @@ def checksum(x: Tensor) -> int:
     return int(x.contiguous().reshape(-1).view(torch.uint8).view(words).sum(dtype=torch.int64))
 
 
-@torch.no_grad()
+@without_grad
 def difference_of(name: str, p: Tensor, common: Tensor) -> Tensor:
     """The outer gradient of a parameter: the common values minus its own; contiguous, new.
 
@@ -144,7 +145,7 @@ def difference_of(name: str, p: Tensor, common: Tensor) -> Tensor:
     return torch.sub(common, p).contiguous()
 
 
-@torch.no_grad()
+@without_grad
 def outer_step(
     params: Named,
     common: Sequence[Tensor],

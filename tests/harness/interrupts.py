@@ -12,10 +12,13 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
+
 import farandole
 import farandole.torch
 
 _ROOMS = {Path(m.__file__ or "").resolve().parent for m in (farandole, farandole.torch)}
+_MODES = torch.autograd.grad_mode.__file__
 _HANDLING = ("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 
 
@@ -46,7 +49,7 @@ class _Trace:
         """For sys.settrace."""
         if frame.f_back in self._last:
             self._last[frame.f_back] = ""  # it has called Python: no handler runs at the return
-        if not _is_ours(frame.f_code):
+        if not (_is_ours(frame.f_code) or (frame.f_back in self._last and _is_mode(frame.f_code))):
             return None
         frame.f_trace_opcodes = True
         self._last[frame] = "RESUME"
@@ -66,6 +69,12 @@ class _Trace:
 @cache
 def _is_ours(code: CodeType) -> bool:
     return not _ROOMS.isdisjoint(Path(code.co_filename).resolve().parents)
+
+
+@cache
+def _is_mode(code: CodeType) -> bool:
+    """Of torch.no_grad() and the like, which Ctrl-C can leave without an effect."""
+    return code.co_filename == _MODES
 
 
 @cache

@@ -252,6 +252,20 @@ def test_a_mean_after_local_passes_were_reset(held: bool) -> None:
         grad_is(x, total(hvd.Average, [1, 2]) / 4)
 
 
+def test_a_mean_on_top_of_a_changed_result() -> None:
+    """Clipped, stepped and not reset: the next step's passes are added to it, undivided."""
+    (p,), optimizer = toys(1, accumulate="mean")
+    push(p)
+    optimizer.synchronize()
+    assert p.grad is not None
+    p.grad.mul_(0.5)
+    optimizer.step()
+    push(p, 1)
+    push(p, 2)
+    optimizer.step()
+    grad_is(p, total(hvd.Average, [0]) * 0.5 + total(hvd.Average, [1, 2]) / 2)
+
+
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("number", range(4))
 def test_an_interrupt_as_something_is_submitted(

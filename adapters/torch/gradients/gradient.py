@@ -14,6 +14,7 @@ from torch import Tensor
 from farandole.arrays.buffers import NOWHERE
 from farandole.torch import cuda
 from farandole.torch.feedback.encoding import Sending
+from farandole.torch.grad_mode import without_grad
 from farandole.torch.gradients.aliases import apart
 from farandole.torch.gradients.bucket_view import BucketView
 from farandole.torch.gradients.encoding import Encoding
@@ -240,8 +241,7 @@ class Gradient:
             return 0
         tensor = view.ready(grad)
         if view.at == NOWHERE:  # on the CPU; frees torch's memory for the next gradient
-            with torch.no_grad():
-                tensor.copy_(grad)
+            _copy(grad, tensor)
             self.unsent = tensor
             self.sent_version = tensor._version
         else:
@@ -339,3 +339,8 @@ class Gradient:
         """Divisors of what it has sent, and of what was reduced before in this step; 0: nothing."""
         base = self.set_aside is not None and self.delivered.turn == self.reducer.turn
         return 0 if self.absent else self.divisor, self.base_divisor if base else 0
+
+
+@without_grad
+def _copy(source: Tensor, target: Tensor) -> None:
+    target.copy_(source)

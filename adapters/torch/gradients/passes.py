@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from farandole.torch.grad_mode import without_grad
+
 _BACKWARD = torch.autograd.backward.__code__
 _task_id: Callable[[], int] = torch._C._current_graph_task_id
 _node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
@@ -57,8 +59,7 @@ class Passes:
 
     def _multiply(self, grad: Tensor, factor: float) -> None:
         if factor != 1.0:
-            with torch.no_grad():
-                grad.mul_(factor)
+            _multiplied(grad, factor)
 
     def in_new_task(self) -> bool:
         """Whether autograd runs another task than that of the last arrival; only of a mean."""
@@ -139,6 +140,11 @@ def fingerprint(passes: int, divisors: Iterable[tuple[int, int]]) -> int:
     if all(pair == (passes, 0) for pair in pairs):
         return 0
     return hash((passes, *pairs)) >> 8
+
+
+@without_grad
+def _multiplied(grad: Tensor, factor: float) -> None:
+    grad.mul_(factor)
 
 
 def _outermost() -> Any:

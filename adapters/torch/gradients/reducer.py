@@ -251,7 +251,7 @@ class Reducer:
     def stepped(self) -> None:
         """To be called after the optimizer's step."""
         self.passes.count_anew()
-        if not self.averages:  # averaging a result again does not change it
+        if self.passes.mean or not self.averages:  # else averaging a result again changes nothing
             for gradient in self.gradients:
                 gradient.delivered.stepped()
         # All at once: a signal handler that has raised before leads to no other round.

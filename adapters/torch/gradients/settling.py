@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from farandole.torch.grad_mode import without_grad
 from farandole.torch.gradients.aliases import complaint_of, fitted, spoiled_text
 from farandole.torch.gradients.gradient import NOT_KEPT, Gradient, Verdict
 
@@ -38,14 +39,14 @@ def settle_plain(gradients: Sequence[Gradient]) -> list[Gradient]:
     return [gradient for gradient in gradients if gradient.handle is not None]
 
 
+@without_grad
 def settle(gradients: Sequence[Gradient], keep: bool) -> None:
     """Settles them; tells the Reducer if one was written to while it was reduced.
 
     Not `keep`: the round is dropped; gradients that were reset or not sent stay unchanged.
     """
-    with torch.no_grad():
-        for gradient in gradients:
-            _settle(gradient, keep)
+    for gradient in gradients:
+        _settle(gradient, keep)
 
 
 def _settle(gradient: Gradient, keep: bool) -> None:

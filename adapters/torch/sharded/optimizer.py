@@ -15,6 +15,7 @@ from torch import Tensor
 from farandole.members import ProcessSet
 from farandole.objects import allgather_object
 from farandole.torch.compression import Compression
+from farandole.torch.grad_mode import without_grad
 from farandole.torch.gradients.reducer import Reducer
 from farandole.torch.gradients.settings import Settings
 from farandole.torch.optimizer import ReducingOptimizer, Wrapped
@@ -165,9 +166,7 @@ class ShardedOptimizer(ReducingOptimizer[Wrapped]):
         if error_if_nonfinite and not bool(norm.isfinite()):
             raise RuntimeError(f"the total norm of the gradients is {norm.item()}")
         factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        with torch.no_grad():
-            for grad in kept:
-                grad.mul_(factor.to(grad.device, grad.dtype))
+        _scale(kept, factor)
         return norm
 
     @contextmanager
@@ -271,3 +270,9 @@ class ShardedOptimizer(ReducingOptimizer[Wrapped]):
 def is_divided(optimizer: object) -> bool:
     """Whether each rank has a part of this optimizer's state only."""
     return isinstance(optimizer, ShardedOptimizer) and not optimizer._update.alone
+
+
+@without_grad
+def _scale(grads: Sequence[Tensor], factor: Tensor) -> None:
+    for grad in grads:
+        grad.mul_(factor.to(grad.device, grad.dtype))

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that change tensors without recording it for autograd. For all of farandole.torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_enable: Callable[[bool], None] = torch._C._set_grad_enabled
+
+
+def without_grad(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """As the decorator torch.no_grad(), which Ctrl-C can leave without enabling gradients again:
+    its `__exit__` is Python code, at whose beginning a signal handler may raise."""
+
+    @wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        before = torch.is_grad_enabled()
+        try:
+            _enable(False)
+            return function(*args, **kwargs)
+        finally:
+            _enable(before)
+
+    return call
