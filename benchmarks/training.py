@@ -167,7 +167,8 @@ def plot(path: Path, found: dict[str, dict[str, Interval]], ranks: int) -> None:
         errors = [values - [b.low for b in bars], np.array([b.high for b in bars]) - values]
         places = np.arange(len(bars)) + (i - (len(names) - 1) / 2) * 0.25
         drawn = axes.bar(places, values, 0.22, yerr=np.maximum(errors, 0), capsize=3)
-        axes.bar_label(drawn, [f"{name}\n{value:.1f} ms" for value in values], padding=4)
+        label = name.replace(", ", ",\n")
+        axes.bar_label(drawn, [f"{label}\n{value:.1f} ms" for value in values], padding=4)
     axes.set_ylim(0, 1.2 * max(bar.high for task in found.values() for bar in task.values()))
     axes.set_xticks(range(len(found)), list(found))
     axes.set_ylabel("exposed communication, ms a step")
