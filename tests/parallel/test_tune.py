@@ -41,6 +41,19 @@ def test_it_tries_settings_and_leaves_the_environment_alone(tmp_path, capsys, mo
 
 
 @pytest.mark.ranks(2)
+def test_one_wrong_result_is_told(monkeypatch):
+    """Only calls of one tensor go wrong; those of many are right."""
+    for name, value in (("_GRADIENTS", 4), ("_LARGE", 1 << 20)):
+        monkeypatch.setattr(tune_search, name, value)
+    farandole.shutdown()
+    with monkeypatch.context() as broken:
+        broken.setattr(farandole, "allreduce_", lambda x, **_: x)
+        with pytest.raises(farandole.FarandoleError, match="wrong results with"):
+            tune_search._measure(BEST, tune_search._Clock())
+    farandole.init()
+
+
+@pytest.mark.ranks(2)
 def test_seconds_are_held(monkeypatch, capsys, tmp_path):
     """A measurement takes 2 s of a clock that only measurements move."""
     measured = []

@@ -231,6 +231,13 @@ def test_what_is_missing_is_said(arguments, says, capsys):
     assert says in capsys.readouterr().err
 
 
+def test_a_file_that_is_not_executable(tmp_path, monkeypatch, capsys):
+    (tmp_path / "train").write_text("#!/bin/sh")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", "-np", "2", "train"]) == 2
+    assert "did you mean ./train, or chmod +x?" in capsys.readouterr().err
+
+
 def test_switches_of_horovodrun_are_settings(capsys):
     line = ["run", "-np", "2", "--dry-run", "--timeline-mark-cycles", "--no-stall-check", "true"]
     assert cli.main(line) == 0

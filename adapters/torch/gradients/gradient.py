@@ -55,7 +55,7 @@ class Gradient:
         self._hooks: AccumulationHooks | None = None
         self.view: BucketView | None = None  # memory for the gradient; None: torch's own
         self.lost = False  # a newer optimizer reduces this parameter
-        self.left = reducer.passes.wanted  # arrivals left until it is sent
+        self.left = reducer.passes.wanted  # arrivals left until it is sent; 0 or less: none
         self.fresh: bool | None = None  # `.grad` was None before this accumulation; None: unknown
         self.handle: int | None = None  # the core's, while in a round
         self.absent, self.sparse_dim = False, 0  # sent without data; > 0: because it is sparse
@@ -205,7 +205,6 @@ class Gradient:
             target = self._send_to(self.view) or target
         sent = self.input if self.input is not None else self.wire
         memory = self.wire.untyped_storage(), sent.untyped_storage()
-        self.left = reducer.passes.wanted
         self._show()
         self._submit(address_of(sent), target, memory)
 
@@ -275,7 +274,6 @@ class Gradient:
             raise self.reducer.refuse(self, reason) from None
         output = 0 if self.wire is None else address_of(self.wire)
         self.reducer.regular = False
-        self.left = self.reducer.passes.wanted
         self._submit(0, output, self.wire)
 
     def gather(self, sparse_dim: int) -> None:
