@@ -300,8 +300,8 @@ class Reducer:
         sent = current.sent
         self._intact = keep and all(map(is_, map(_grad, sent), map(_shown, sent)))
         reset = 0 if self._intact or not keep else what_is_reset(self.gradients)
-        kept = self.passes.mean and (keep or carried)
-        pairs = [g.divisors() for g in self.gradients] if kept else []
+        compared = self.passes.mean and (keep or carried)
+        pairs = [g.divisors() for g in self.gradients] if compared else []
         came = (0, 0) if self._pass_end is None else (0, 1 + rank()) if stepping else (1, 0)
         equal = self._steps, len(sent), carried, fingerprint(self.passes.divisor, pairs), reset
         current.close(RoundState(late, int(not keep), sparse, *came, *equal))
