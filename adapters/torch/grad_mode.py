@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -28,3 +29,14 @@ def without_grad(function: Callable[_P, _R]) -> Callable[_P, _R]:
             _enable(before)
 
     return call
+
+
+@without_grad
+def write(results: Sequence[Tensor], act: Callable[[], object]) -> None:
+    """Calls `act()`, which writes to these tensors, in any thread: some may have been made in
+    inference mode. Torch's own context is entered and left by C++ code, as above."""
+    if any(x.is_inference() for x in results):
+        with torch._C._InferenceMode(True):
+            act()
+    else:
+        act()

@@ -298,12 +298,12 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         reducer = self._reducer
         before = reducer is not None and reducer.passes.holding
         if reducer is not None:
-            reducer.hold(True)
+            reducer.change_passes(holding=True)
         try:
             yield
         finally:
             if reducer is not None:
-                reducer.hold(before)
+                reducer.change_passes(holding=before)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """As torch's; it waits for reductions under way and drops their results, on all ranks."""
@@ -334,13 +334,14 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         """
         if self._reducer is not None:
             scope, averages = self._reducer.round.scope, self._reducer.averages
-            self._reducer.weigh(factor_of(weight, averages, f"{scope}.weight", self._process_set))
+            factor = factor_of(weight, averages, f"{scope}.weight", self._process_set)
+            self._reducer.change_passes(factor=factor)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes the number of arrivals before a gradient is reduced. ValueError below 1."""
         check(backward_passes_per_step=passes)
         if self._reducer is not None:
-            self._reducer.set_passes(passes)
+            self._reducer.change_passes(wanted=passes)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; the new parameters' gradients are reduced too."""

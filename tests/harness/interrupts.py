@@ -31,7 +31,8 @@ def interrupted_at(moment: int) -> Iterator[Callable[[], bool]]:
     """
     trace = _Trace(moment)
     before = sys.gettrace()
-    sys.settrace(trace.on_call)
+    tracer = trace.on_call  # kept: CPython 3.11 may call it once more after it has raised
+    sys.settrace(tracer)
     try:
         yield lambda: trace.left < 0
     finally:

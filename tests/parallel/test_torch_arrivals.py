@@ -215,6 +215,42 @@ def test_reset_by_the_model_where_some_ranks_have_nothing() -> None:
         optimizer.zero_grad()
 
 
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("accumulate", ["sum", "mean"])
+def test_the_first_gradient_after_a_reset_is_one_that_some_ranks_had_not(accumulate: str) -> None:
+    """All ranks drop the same gradients, and keep the same."""
+    (p, q), optimizer = toys(2, accumulate=accumulate)
+    for _ in range(3):
+        push(p)
+        if hvd.rank() == 0:
+            push(q)
+        p.grad = q.grad = None
+        push(q, 1)
+        push(p, 1)
+        optimizer.step()
+        for x in (p, q):
+            grad_is(x, total(hvd.Average, [1]) / (2 if accumulate == "mean" else 1))
+        optimizer.zero_grad()
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_a_mean_on_top_of_a_result_is_reset_where_some_ranks_have_nothing() -> None:
+    """What was divided differently is dropped on all ranks."""
+    (p, q), optimizer = toys(2, accumulate="mean")
+    for _ in range(3):
+        for x in (p, q):
+            push(x)
+        optimizer.synchronize()
+        push(p, 1)
+        if hvd.rank() == 0:
+            push(q, 1)
+        p.grad = q.grad = None
+        optimizer.step()
+        for x in (p, q):
+            grad_is(x, None)
+        optimizer.zero_grad()
+
+
 @pytest.mark.parametrize("to_none", [True, False, None])
 def test_a_mean_after_a_step_left_out(to_none: bool | None) -> None:
     """As a GradScaler leaves it out. Passes before model.zero_grad() count no more; None: none."""

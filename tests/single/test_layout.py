@@ -212,6 +212,14 @@ def python_files() -> list[Path]:
     return [path for path in files if "path" not in path.parts]  # what stands in for Horovod's
 
 
+def test_a_python_class_has_one_job() -> None:
+    for path in [*python_files(), *(ROOT / "adapters").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                functions = [x.name for x in node.body if isinstance(x, ast.FunctionDef)]
+                assert len(functions) <= MOST_FUNCTIONS, f"{path}: {node.name} has {functions}"
+
+
 def imported_at_once(path: Path) -> Iterator[str]:
     """Names of what is imported when the file is, not later, inside a function."""
     for node in ast.parse(path.read_text()).body:

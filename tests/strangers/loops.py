@@ -117,9 +117,7 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
     A minimum is of what each rank has accumulated for one step: no pass beyond those, none of it
     missing. Gradients that are under way are zeroed by their optimizer only, as farandole says. A
     mean has no pass beyond those after one in which ranks used different layers. A rank that gives
-    up a step has promised no second reduction in it, for which the others would wait. Where ranks
-    have used different layers only the optimizer zeroes: what follows model.zero_grad() may be a
-    MismatchError, since ranks have dropped different gradients.
+    up a step has promised no second reduction in it, for which the others would wait.
     """
     found: list[tuple[Any, ...]] = []
     arrived = 0  # backward passes since gradients were last reduced or reset
@@ -144,8 +142,6 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
             continue
         if (word, arguments[:1]) == ("zero", ["model_zero"]) and arrived:
             arguments = ["optimizer_zero"]
-        if (word, arguments[:1]) == ("zero", ["model_none"]) and arrived and apart:
-            arguments = ["optimizer_none"]
         if (word, arguments[:1]) == ("step", ["timeout_drop"]) and arrived > loop.passes:
             arguments = ["timeout", arguments[1]]
         if word == "step" and arguments[0] == "interrupt" and settled:

@@ -22,7 +22,7 @@ from farandole.ops import Average, Max, Min, Product, Sum
 from farandole.torch.distributed.sparse import elements_of, sum_into
 from farandole.torch.kind import check, is_lazy
 
-__all__ = ["PLANS", "Options", "Plan", "one", "room_of", "writing"]
+__all__ = ["PLANS", "Options", "Plan", "one", "room_of"]
 
 Tensors = Sequence[Tensor]
 Nested = Sequence[Sequence[Tensor]] | Sequence[Tensor]
@@ -97,11 +97,6 @@ def room_of(x: Tensor) -> Tensor:
     check(x)
     dense = x.is_contiguous() and not is_lazy(x)
     return x.detach() if dense else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-def writing(results: Tensors) -> Any:
-    """A context for writing to these in any thread: some may have been made in inference mode."""
-    return torch.inference_mode() if any(x.is_inference() for x in results) else torch.no_grad()
 
 
 def _write(results: Tensors, wires: Tensors, _: Received = ()) -> None:

@@ -24,8 +24,9 @@ from farandole.errors import ShutdownError
 from farandole.ops import _handle, describe
 from farandole.process_sets import ProcessSet, disband_process_set
 from farandole.torch.distributed import messages
-from farandole.torch.distributed.calls import PLANS, Options, Plan, Tensors, writing
+from farandole.torch.distributed.calls import PLANS, Options, Plan, Tensors
 from farandole.torch.distributed.work import Futures, GroupWork
+from farandole.torch.grad_mode import write
 
 __all__ = ["FarandoleGroup"]
 
@@ -93,8 +94,7 @@ class FarandoleGroup(ProcessGroup):
                 for k, number, buffer, x in rows:
                     memory, counts = take(number, buffer, k.stream(x))
                     received.append((k.wrap(memory, x), counts))
-            with writing(plan.results):
-                plan.finish(received)
+            write(plan.results, lambda: plan.finish(received))
             return list(plan.results)
 
         seconds = self._timeout.total_seconds() if options.timeout is None else options.timeout

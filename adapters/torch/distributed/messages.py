@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from farandole.messages import recv_async, send_async
-from farandole.torch.distributed.calls import Tensors, one, room_of, writing
+from farandole.torch.distributed.calls import Tensors, one, room_of
 from farandole.torch.distributed.work import Futures, GroupWork
+from farandole.torch.grad_mode import write
 
 
 class MessageWork(GroupWork):
@@ -33,8 +34,7 @@ class MessageWork(GroupWork):
         """Brings to `tensor` what has arrived in `room`; the result."""
         self._source = source
         if room.data_ptr() != tensor.data_ptr():
-            with writing([tensor]):
-                tensor.copy_(room)
+            write([tensor], lambda: tensor.copy_(room))
         return [tensor]
 
     def source_rank(self) -> int:

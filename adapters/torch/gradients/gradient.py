@@ -16,14 +16,15 @@ from farandole.torch import cuda
 from farandole.torch.feedback.encoding import Sending
 from farandole.torch.grad_mode import without_grad
 from farandole.torch.gradients.aliases import apart
+from farandole.torch.gradients.arrivals import AccumulationHooks
 from farandole.torch.gradients.bucket_view import BucketView
 from farandole.torch.gradients.encoding import Encoding
+from farandole.torch.gradients.passes import task_id
 from farandole.torch.gradients.pending import Delivered, PendingGrad
-from farandole.torch.gradients.resets import count_from_reset
+from farandole.torch.gradients.resets import begin_task
 from farandole.torch.kind import address_of
 
 if TYPE_CHECKING:
-    from farandole.torch.gradients.arrivals import AccumulationHooks
     from farandole.torch.gradients.reducer import Reducer
 
 # How a gradient is settled, and an error text.
@@ -84,7 +85,9 @@ class Gradient:
 
     def hook(self) -> None:
         """Installs the hooks; the parameter must require a gradient."""
-        self._hooks = self.reducer.listen(self)
+        end = self.reducer.pass_end
+        listener = self.arrived if end is None else end.awaited(self.arrived)
+        self._hooks = AccumulationHooks(self.parameter, self.before, listener)
 
     def unhook(self) -> None:
         """Removes the hooks for good."""
@@ -94,10 +97,10 @@ class Gradient:
 
     def before(self, _gradients: Any) -> None:
         """Runs before autograd accumulates into `.grad`."""
+        if task_id() != self.reducer.passes.task:
+            begin_task(self.reducer)
         grad = self.parameter.grad
         if self.handle is None:
-            if self.reducer.passes.mean:
-                count_from_reset(self.reducer)
             if grad is None:  # no gradient yet, or reset by the user
                 self.set_aside = None
                 self.fresh = True

@@ -16,7 +16,7 @@ from torch import Tensor
 from farandole.torch.grad_mode import without_grad
 
 _BACKWARD = torch.autograd.backward.__code__
-_task_id: Callable[[], int] = torch._C._current_graph_task_id
+task_id: Callable[[], int] = torch._C._current_graph_task_id
 _node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
 at_end_of_pass: Callable[[Callable[[], None]], None]
 at_end_of_pass = torch.autograd.Variable._execution_engine.queue_callback
@@ -36,7 +36,8 @@ class Passes:
         self.holding = False  # no_sync(): gradients stay local
         self.factor = 1.0  # of this rank's gradients, before they are sent
         self.seen = 0
-        self._task = -1  # autograd's task that was checked last
+        self.task = -1  # autograd's, from the arrival of its first gradient
+        self._counted = -1  # autograd's task that was counted last
         self._pass: object = None  # identifies the outermost pass that was counted last
 
     @property
@@ -61,18 +62,14 @@ class Passes:
         if factor != 1.0:
             _multiplied(grad, factor)
 
-    def in_new_task(self) -> bool:
-        """Whether autograd runs another task than that of the last arrival; only of a mean."""
-        return _task_id() != self._task
-
     def note(self) -> None:
         """Notes that a gradient has arrived; counts a new pass."""
         if not self.mean:
             return
-        task = _task_id()
-        if task == self._task:
+        task = task_id()
+        if task == self._counted:
             return
-        self._task = task
+        self._counted = task
         current = _outermost()
         if current is None or current is not self._pass:
             self._pass = current
@@ -80,7 +77,7 @@ class Passes:
 
     def count_anew(self) -> None:
         """Resets the counts, after a step or zero_grad()."""
-        self.seen, self._task, self._pass = 0, -1, None
+        self.seen, self._counted, self._pass = 0, -1, None
 
 
 class PassEnd:
@@ -99,7 +96,7 @@ class PassEnd:
         """`arrived`, for whose passes `act` is called."""
 
         def call(parameter: Tensor) -> None:
-            if _task_id() != self._task:
+            if task_id() != self._task:
                 self._await()
             arrived(parameter)
 
@@ -110,7 +107,7 @@ class PassEnd:
             at_end_of_pass(self._ended)
         except RuntimeError:  # not in a backward pass of autograd's engine
             return
-        self._task = _task_id()
+        self._task = task_id()
 
     def _ended(self) -> None:
         self._task = -1

@@ -24,12 +24,12 @@ from farandole.torch.feedback.compressor import FeedbackCompressor, State
 from farandole.torch.feedback.encoding import Feedback, commit, go_on, release
 from farandole.torch.gradients import ownership
 from farandole.torch.gradients.aliases import claim
-from farandole.torch.gradients.arrivals import AccumulationHooks, Arrivals
+from farandole.torch.gradients.arrivals import Arrivals
 from farandole.torch.gradients.bucket_view import lay_out
 from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.gradients.gradient import Gradient
 from farandole.torch.gradients.passes import PassEnd, Passes, fingerprint
-from farandole.torch.gradients.resets import ALL_RESET, what_is_reset
+from farandole.torch.gradients.resets import ALL_RESET, await_arrivals, count_anew, what_is_reset
 from farandole.torch.gradients.settings import Settings
 from farandole.torch.gradients.settling import settle, settle_plain
 
@@ -52,7 +52,7 @@ class Reducer:
         self._settings = settings
         self.averages = settings.reduce_op == Average
         self.passes = Passes(passes, mean)
-        self._pass_end = PassEnd(self._pass_ended) if settings.complete_after_backward else None
+        self.pass_end = PassEnd(self._pass_ended) if settings.complete_after_backward else None
         self.gradients: list[Gradient] = []
         self.kept: dict[str, State] = {}  # by parameter: what compressors with error feedback keep
         self._unhooked: list[Gradient] = []
@@ -117,12 +117,6 @@ class Reducer:
                     gradient.hook()
             self._unhooked = [g for g in self._unhooked if not g.parameter.requires_grad]
 
-    def listen(self, gradient: Gradient) -> AccumulationHooks:
-        """Hooks one parameter, which requires a gradient."""
-        end, arrived = self._pass_end, gradient.arrived
-        listener = arrived if end is None else end.awaited(arrived)
-        return AccumulationHooks(gradient.parameter, gradient.before, listener)
-
     def _pass_ended(self) -> None:
         if self.round.open and not self.passes.holding:
             self.synchronize(once=True)
@@ -135,25 +129,24 @@ class Reducer:
 
     # ---- backward passes
 
-    def hold(self, holding: bool) -> None:
-        """Keeps gradients local from now on, or ends that."""
+    def change_passes(
+        self,
+        *,
+        holding: bool | None = None,
+        factor: float | None = None,
+        wanted: int | None = None,
+    ) -> None:
+        """Sets these fields of Passes, from the next arrival on; None: as it was."""
         self.arrivals.send()
-        self.passes.holding = holding
-        self.quick = self.round.open and self.passes.plain
-
-    def weigh(self, factor: float) -> None:
-        """Sets the factor by which gradients are multiplied before they are sent."""
-        self.arrivals.send()
-        self.passes.factor = factor
-        self.quick = self.round.open and self.passes.plain
-
-    def set_passes(self, passes: int) -> None:
-        """Changes the number of arrivals before a gradient is sent, from the next round on."""
-        self.arrivals.send()
-        self.passes.wanted = passes
-        self.quick = self.round.open and self.passes.plain
-        for gradient in self.gradients:
-            gradient.left = passes
+        passes = self.passes
+        if holding is not None:
+            passes.holding = holding
+        if factor is not None:
+            passes.factor = factor
+        if wanted is not None:
+            passes.wanted = wanted
+            await_arrivals(self)
+        self.quick = self.round.open and passes.plain
 
     def refuse(self, gradient: Gradient, reason: Exception) -> Exception:
         """Ends the round on all ranks, since this one can't send a gradient. Returns the error.
@@ -278,7 +271,7 @@ class Reducer:
             self._finish(keep=False)
         for gradient in self.gradients:
             gradient.restore()
-        self.count_anew()
+        count_anew(self)
         self.settled, self.apart, self.turn = False, -1, self.turn + 1
         self.hook()
 
@@ -300,9 +293,9 @@ class Reducer:
         sent = current.sent
         self._intact = keep and all(map(is_, map(_grad, sent), map(_shown, sent)))
         reset = 0 if self._intact or not keep else what_is_reset(self.gradients)
-        compared = self.passes.mean and (keep or carried)
+        compared = self.passes.mean and (keep or carried) and reset != ALL_RESET
         pairs = [g.divisors() for g in self.gradients] if compared else []
-        came = (0, 0) if self._pass_end is None else (0, 1 + rank()) if stepping else (1, 0)
+        came = (0, 0) if self.pass_end is None else (0, 1 + rank()) if stepping else (1, 0)
         equal = self._steps, len(sent), carried, fingerprint(self.passes.divisor, pairs), reset
         current.close(RoundState(late, int(not keep), sparse, *came, *equal))
 
@@ -382,19 +375,10 @@ class Reducer:
     def _end_round(self, settled: bool) -> Sequence[int]:
         self.quick, self.regular = False, True
         ownership.ended(self)
-        self._await_all_arrivals()
+        if self.passes.wanted > 1:
+            await_arrivals(self)
         if self.kept:
             release(self.round.sent)
         handles = self.round.end()
         self.settled, self.complaint = settled, None
         return handles
-
-    def count_anew(self) -> None:
-        """Begins a step's passes again: nothing is left of those before."""
-        self.passes.count_anew()
-        self._await_all_arrivals()
-
-    def _await_all_arrivals(self) -> None:
-        if self.passes.wanted > 1:
-            for gradient in self.gradients:
-                gradient.left = self.passes.wanted
