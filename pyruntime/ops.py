@@ -26,7 +26,7 @@ from farandole.calls.gpu_handle import GpuHandle
 from farandole.calls.handles import Handle, take
 from farandole.calls.public_call import collective
 from farandole.calls.repeats import Repeat
-from farandole.calls.requests import NOTHING, Call, Op, submit
+from farandole.calls.requests import MIRRORED, NOTHING, Call, Op, submit
 from farandole.members import ProcessSet, global_process_set, set_id
 
 T = TypeVar("T")
@@ -37,7 +37,6 @@ P = ParamSpec("P")
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
 _again = repeats.again
 _MISSING: Any = object()  # stands for a tensor that the caller left out, or passed by name
-_MIRRORED = (Op.ALLREDUCE, Op.BROADCAST)  # results have their input's shape
 
 
 def _start(
@@ -52,7 +51,7 @@ def _start(
     results, outputs = tensors, inputs
     if in_place and call.op is Op.ALLREDUCE:
         check_apart(inputs)
-    if not in_place and call.op in _MIRRORED:
+    if not in_place and call.op in MIRRORED:
         results, outputs = new_results(kinds, tensors, inputs)
     elif not in_place:
         outputs = [NOTHING] * len(inputs)
@@ -60,13 +59,13 @@ def _start(
     def collect(numbers: Any) -> list[T]:
         if in_place:
             return results
-        if call.op in _MIRRORED:
+        if call.op in MIRRORED:
             return sealed(kinds, results, tensors)
         rows = zip(kinds, numbers, inputs, tensors, strict=True)
         return [k.wrap(take(n, b, k.stream(x))[0], x) for k, n, b, x in rows]
 
     handle = _handle(submit(call, inputs, outputs), inputs, tensors, collect, call, timeout)
-    if len(tensors) == 1 and call.op in _MIRRORED and (in_place or kinds[0].gives_itself()):
+    if len(tensors) == 1 and call.op in MIRRORED and (in_place or kinds[0].gives_itself()):
         handle.repeat = Repeat(call, tensors[0], inputs[0], in_place, timeout)
     return handle
 

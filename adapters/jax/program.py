@@ -22,7 +22,7 @@ from jax.interpreters import ad, batching, mlir
 
 from farandole import exchange, ops, topology
 from farandole.arrays.buffers import code_of
-from farandole.calls.requests import Call, Op
+from farandole.calls.requests import MIRRORED, Call, Op
 from farandole.errors import LibraryError, retyped
 from farandole.members import ProcessSet
 from farandole.ops import Average, Sum
@@ -32,7 +32,6 @@ from farandole.xla import collective_handlers
 UNNAMED = "jit"  # by which the ranks know those without a name
 _TARGET = "farandole_collective"
 _SCALAR = "a scalar has no first dimension to divide; give it shape (1,)"
-_MIRRORED = (Op.ALLREDUCE, Op.BROADCAST)  # results have their input's shape, rows have no meaning
 
 
 try:
@@ -122,7 +121,7 @@ def results_of(avals: Sequence[Any], call: Call, place: Place, rows: int = -1) -
     for aval in avals:
         code_of(np.dtype(aval.dtype))  # raises
         shape = aval.shape
-        if call.op not in _MIRRORED:
+        if call.op not in MIRRORED:
             if not shape:
                 raise ValueError(_SCALAR)
             shape = (_result_rows(call, place, rows, shape[0]), *shape[1:])
@@ -284,7 +283,7 @@ ad.primitive_transposes[collective_p] = _transposed
 
 def _batched(arrays: Any, axes: Any, *, call: Call, place: Place, rows: int) -> Any:
     """vmap: the new dimension goes along; where rows have a meaning, as the second one."""
-    if call.op in _MIRRORED:
+    if call.op in MIRRORED:
         return bind(call, arrays, place, rows), axes
     pairs = list(zip(arrays, axes, strict=True))
     if any(axis is not None and x.ndim < 2 for x, axis in pairs):

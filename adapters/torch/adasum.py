@@ -4,7 +4,6 @@ optimizer.py, on the thread that steps."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -13,12 +12,10 @@ from torch import Tensor
 
 from farandole import ops
 from farandole.calls import requests
-from farandole.members import ProcessSet
+from farandole.members import ProcessSet, set_id
 from farandole.ops import Adasum, Max
 from farandole.torch.compression import Compressor
 from farandole.torch.grad_mode import without_grad
-
-_scopes: Counter[tuple[int, int | None]] = Counter()
 
 
 class Deltas:
@@ -43,9 +40,7 @@ class Deltas:
         """The optimizer's name in calls; changes after shutdown() and init()."""
         if self._generation != requests.generation():
             self._generation = requests.generation()
-            key = (self._generation, self.process_set.process_set_id)
-            self._scope = f"adasum optimizer.{_scopes[key]}"
-            _scopes[key] += 1
+            self._scope = requests.next_scope("adasum optimizer", set_id(self.process_set))
         return self._scope
 
     @without_grad

@@ -5,7 +5,6 @@ a time steps."""
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -34,7 +33,6 @@ from farandole.torch.periods import (
 from farandole.torch.sharded.layout import heard_by_all
 
 _MEETING = "DiLoCo"  # name of the calls in which all ranks make one
-_scopes: Counter[tuple[int, int]] = Counter()  # made so far, by generation and process set
 
 
 class DiLoCo:
@@ -126,9 +124,7 @@ class DiLoCo:
         """Chooses the name of its calls; again after shutdown() and init()."""
         if self._generation != requests.generation():
             self._generation = requests.generation()
-            key = (self._generation, set_id(self._process_set))
-            self._scope = f"{_MEETING}.{_scopes[key]}"
-            _scopes[key] += 1
+            self._scope = requests.next_scope(_MEETING, set_id(self._process_set))
 
     def step(self) -> bool:
         """Counts a step of the inner optimizer; returns whether an outer step has followed.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives, one row of traits each. All code asks these rows instead of comparing Op values, so a new
-// collective that moves bytes by an existing pattern needs only a value of Op and a row.
+// The collectives, one row of traits each. All code asks these rows instead of comparing Op values, so
+// backends need only a value of Op and a row for a new collective that moves bytes by an existing pattern.
 #pragma once
 
 #include <array>

@@ -21,8 +21,8 @@ namespace farandole {
 using OpenWire =
     std::function<std::unique_ptr<Wire>(const std::vector<Rank>& ranks, uint64_t number)>;
 
-// `mpi`: null if the job has none; it and `host_names` must outlive the wires. Throws Error(kInvalidArgument)
-// for an unknown transport, kLibrary for one that is not available here.
+// `mpi`: null if the job has none; it and `host_names` must outlive the wires. Throws Error(kLibrary) for a
+// transport that is not available here; the config has refused unknown ones.
 OpenWire wire_factory(const Config& config, Rank own, std::span<const PeerInfo> peer_infos,
                       TcpListener listener, MpiComm* mpi,
                       const std::vector<std::string>& host_names);

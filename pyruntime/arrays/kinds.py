@@ -21,7 +21,8 @@ Shape = tuple[int, ...]
 
 
 class Kind(ABC):
-    """One family of arrays. All methods get arrays for which `matches` was true."""
+    """One family of arrays. Methods get arrays for which `matches` was true, or that
+    its `empty` has made."""
 
     gives_pointers = False  # lent() returns cffi pointers, not numbers
 

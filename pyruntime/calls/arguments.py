@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from farandole._library import lib
 from farandole.arrays.kinds import kind_of
 from farandole.members import ProcessSet, global_process_set
 
@@ -27,12 +28,12 @@ class ReduceOp(IntEnum):
     and averages what is parallel (Maleki et al., 2020), of floats only.
     """
 
-    AVERAGE = 0
-    SUM = 1
-    ADASUM = 2
-    MIN = 3
-    MAX = 4
-    PRODUCT = 5
+    AVERAGE = lib.FARANDOLE_AVERAGE
+    SUM = lib.FARANDOLE_SUM
+    ADASUM = lib.FARANDOLE_ADASUM
+    MIN = lib.FARANDOLE_MIN
+    MAX = lib.FARANDOLE_MAX
+    PRODUCT = lib.FARANDOLE_PRODUCT
 
     __hash__ = int.__hash__  # that of Enum is slow, and calls are looked up by it
 

@@ -19,20 +19,20 @@ from farandole.calls.leases import lend, lend_all
 
 
 class Op(IntEnum):
-    """Operations; values of enum farandole_op."""
+    """Operations; values of the header's enum farandole_op."""
 
-    ALLREDUCE = 0
-    BROADCAST = 1
-    ALLGATHER = 2
-    REDUCESCATTER = 3
-    ALLTOALL = 4
-    BARRIER = 5
-    JOIN = 6
-    ADD_SET = 7
-    REMOVE_SET = 8
-    SCATTER = 9
-    SEND = 10
-    RECEIVE = 11
+    ALLREDUCE = lib.FARANDOLE_ALLREDUCE
+    BROADCAST = lib.FARANDOLE_BROADCAST
+    ALLGATHER = lib.FARANDOLE_ALLGATHER
+    REDUCESCATTER = lib.FARANDOLE_REDUCESCATTER
+    ALLTOALL = lib.FARANDOLE_ALLTOALL
+    BARRIER = lib.FARANDOLE_BARRIER
+    JOIN = lib.FARANDOLE_JOIN
+    ADD_SET = lib.FARANDOLE_ADD_SET
+    REMOVE_SET = lib.FARANDOLE_REMOVE_SET
+    SCATTER = lib.FARANDOLE_SCATTER
+    SEND = lib.FARANDOLE_SEND
+    RECEIVE = lib.FARANDOLE_RECEIVE
 
     __hash__ = int.__hash__  # that of Enum is slow
 
@@ -56,6 +56,7 @@ class Call:
         return f"{self.op.name.lower()} {self.name!r}" if self.name else f"{self.op.name.lower()}"
 
 
+MIRRORED = (Op.ALLREDUCE, Op.BROADCAST)  # results have their input's shape
 NOTHING = Buffer(0, 0, (), None)  # for calls without a tensor, or that contribute the identity
 _NULL = ffi.NULL
 _UNORDERED = frozenset((Op.JOIN, Op.SEND, Op.RECEIVE))  # not matched by order
@@ -66,6 +67,7 @@ _callers: dict[int, threading.Thread] = {}
 _in_order: set[int] = set()  # sets whose users see to it that all threads' calls have one order
 _generation = 0
 _joins: Counter[int] = Counter()  # join() calls of this rank, by process set
+_scopes: Counter[tuple[int, str, int]] = Counter()  # by generation, kind and process set
 _at_restart: list[Callable[[], None]] = []
 
 
@@ -89,6 +91,14 @@ def restart() -> None:
 def generation() -> int:
     """How often init() has started the core; tensors prepared before the last start are invalid."""
     return _generation
+
+
+def next_scope(kind: str, process_set: int) -> str:
+    """A name for all calls of one more object, the same on all ranks that make as many of this
+    kind in the process set; valid until shutdown()."""
+    key = (_generation, kind, process_set)
+    _scopes[key] += 1
+    return f"{kind}.{_scopes[key] - 1}"
 
 
 def joins(process_set: int) -> int:

@@ -5,7 +5,6 @@ DistributedOptimizer; a lock lets one thread at a time close a round."""
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Sequence
 from operator import attrgetter, is_
 
@@ -34,7 +33,6 @@ from farandole.torch.gradients.settings import Settings
 from farandole.torch.gradients.settling import settle, settle_plain
 
 _grad, _shown = attrgetter("parameter.grad"), attrgetter("shown")
-_scopes: Counter[tuple[int, int]] = Counter()
 
 
 class Reducer:
@@ -74,10 +72,10 @@ class Reducer:
     def _start(self) -> None:
         """Makes the scope's name and round; again after shutdown() and init()."""
         self._generation = requests.generation()
-        key = (self._generation, self._settings.process_set)
-        self.round: Round[Gradient] = Round(f"optimizer.{_scopes[key]}", key[1])
-        _scopes[key] += 1
-        self._joins = requests.joins(self._settings.process_set)
+        process_set = self._settings.process_set
+        scope = requests.next_scope("optimizer", process_set)
+        self.round: Round[Gradient] = Round(scope, process_set)
+        self._joins = requests.joins(process_set)
         self._steps = 0
 
     # ---- parameters

@@ -20,7 +20,7 @@ class PartLayout {
   // Throws kInternal if rows, root, presence and `member`'s buffers are inconsistent.
   void check(int member) const;
 
-  // Reducescatter: the part of the sum that `owner` keeps, and its offset in every input.
+  // Patterns that reduce to owners: the part of the sum that `owner` keeps, and its offset in every input.
   size_t share_bytes(int owner) const { return row_bytes() * rows(owner); }
   size_t share_start(int owner) const;
   size_t longest_share() const;

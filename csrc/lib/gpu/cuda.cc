@@ -10,7 +10,6 @@ namespace {
 
 void fill_all(const DynamicLibrary& library, Api& api) {
   library.fill(api.init, "cuInit");
-  library.fill(api.driver_version, "cuDriverGetVersion");
   library.fill(api.error_name, "cuGetErrorName");
   library.fill(api.error_text, "cuGetErrorString");
   library.fill(api.device_get, "cuDeviceGet");

@@ -67,7 +67,6 @@ struct Api {
   std::string path;  // of the file that was opened
 
   Result (*init)(unsigned flags);
-  Result (*driver_version)(int* version);
   Result (*error_name)(Result result, const char** name);
   Result (*error_text)(Result result, const char** text);
   Result (*device_get)(Device* device, int ordinal);

@@ -62,10 +62,8 @@ class UnixListener {
   const std::string& name() const { return name_; }  // random; peers need it to connect
 
   // The next peer that has sent the right key. Others are closed: at once if user or key is wrong, after
-  // `kKeyTimeout` if they send nothing.
+  // GuardedListener::kPatience if they send nothing.
   UnixSocket accept(Deadline deadline);
-
-  static constexpr std::chrono::seconds kKeyTimeout = GuardedListener<Unproved>::kPatience;
 
  private:
   bool undecided(Unproved& unproved);

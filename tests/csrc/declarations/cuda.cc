@@ -39,7 +39,6 @@ static_assert(offsetof(Pool, max_bytes) == offsetof(CUmemPoolProps, maxSize));
 
 // cuda.h maps the plain names to the versions that it declares; ours name the version.
 static_assert(alike(&Api::init, &cuInit));
-static_assert(alike(&Api::driver_version, &cuDriverGetVersion));
 static_assert(alike(&Api::error_name, &cuGetErrorName));
 static_assert(alike(&Api::error_text, &cuGetErrorString));
 static_assert(alike(&Api::device_get, &cuDeviceGet));

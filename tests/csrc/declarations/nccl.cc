@@ -52,7 +52,6 @@ static_assert(alike(&Api::receive, &ncclRecv));
 static_assert(alike(&Api::group_start, &ncclGroupStart));
 static_assert(alike(&Api::group_end, &ncclGroupEnd));
 static_assert(alike(&Api::weighted_sum, &ncclRedOpCreatePreMulSum));
-static_assert(alike(&Api::op_destroy, &ncclRedOpDestroy));
 
 static_assert(nccl::kNoColor == NCCL_SPLIT_NOCOLOR);
 static_assert(alike(&Api::split, &ncclCommSplit));

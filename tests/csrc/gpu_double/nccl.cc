@@ -213,7 +213,6 @@ Result ncclRedOpCreatePreMulSum(RedOp* op, void* weight, DataType type, int resi
     return 0;
   });
 }
-Result ncclRedOpDestroy(RedOp, Comm) { return 0; }
 
 // Local, and the only one that asks for no readiness (2.28.9 src/register/register.cc:27).
 Result ncclCommRegister(const Comm comm, void* memory, size_t bytes, void** handle) {
