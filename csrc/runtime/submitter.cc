@@ -63,7 +63,8 @@ Handle Submitter::enter(const Request& request, Submission submission) {
   if (request.signature.op == Op::kJoin) {
     ProcessSet& set = calls_.sets.own(request.set);
     set.join = submission.recorded;
-    calls_.reporter.pass(Join{request.set, std::exchange(set.join_failure, {})}, handle);
+    set.join_told = false;
+    calls_.tell_join(request.set);
     return handle;
   }
   Contribution given = contribution_of(request, submission, own_);
@@ -169,7 +170,7 @@ CheckedCall Submitter::make_persistent(const farandole_request& request) {
         ErrorCode::kInvalidArgument,
         std::string(reduction.name) + " can be declared, but not persistent: it has no kernel");
   }
-  checked.submission.persistent = calls_.pending.number_persistent();
+  checked.submission.persistent = ++persistent_;
   return checked;
 }
 

@@ -56,6 +56,7 @@ class Submitter {
   Driver& driver_;
   Recorder& recorder_;
   std::atomic<bool> closed_{false};
+  uint64_t persistent_ = 0;  // how many requests are; guarded by RankCalls::mutex
 };
 
 }  // namespace farandole

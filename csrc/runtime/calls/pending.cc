@@ -206,15 +206,18 @@ std::optional<Submission> PendingTable::take(const CallKey& key) {
   return submission;
 }
 
-std::optional<Submission> PendingTable::fail(const CallKey& key, bool joined,
-                                             std::vector<Report>& next) {
+bool PendingTable::owes_reports(SetId set) const {
+  auto names = named_.find(set);
+  return names != named_.end() && std::ranges::any_of(names->second, [](const auto& entry) {
+           const NamedRequest& record = *entry.second;
+           return !record.refusals.empty() || record.held || !record.later.empty();
+         });
+}
+
+std::optional<Submission> PendingTable::fail(const CallKey& key, std::vector<Report>& next) {
   const auto found = key.named() ? find(key.set, key.name) : nullptr;
   if (!found || !found->refused) return take(key);
   NamedRequest& record = *found;
-  if (joined) {
-    record.refusals.clear();
-    record.reported = std::exchange(record.held, std::nullopt).has_value();
-  }
   if (!record.refusals.empty()) {
     next.push_back(Refuse{key, std::move(record.refusals.front())});
     record.refusals.pop_front();
@@ -222,13 +225,9 @@ std::optional<Submission> PendingTable::fail(const CallKey& key, bool joined,
   }
   record.refused = false;
   --refusals_;
-  std::optional<Submission> mine;
-  if (joined) mine = take(key);
   auto report = [&](NamedRequest& waiting) {
     auto held = std::exchange(waiting.held, std::nullopt);
-    if (held && joined) waiting.reported = true;
-    if (!held || joined) return;
-    next.push_back(ready_of(waiting, held->request, std::move(held->contribution)));
+    if (held) next.push_back(ready_of(waiting, held->request, std::move(held->contribution)));
   };
   report(record);
   for (const std::string& name : std::exchange(record.followers, {})) {
@@ -236,7 +235,7 @@ std::optional<Submission> PendingTable::fail(const CallKey& key, bool joined,
     if (follower && !follower->refused) report(*follower);
   }
   drop_unknown(record);
-  return mine;
+  return std::nullopt;
 }
 
 std::optional<Report> PendingTable::finish(const Submission& submission) {

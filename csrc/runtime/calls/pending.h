@@ -75,7 +75,6 @@ class PendingTable {
   // cached in a persistent request; if empty or no longer listed, it is looked up.
   void check_free(const Request& request, Submission& submission,
                   std::shared_ptr<NamedRequest>& record) const;
-  uint64_t number_persistent() { return ++persistent_; }
   // The sequence of the next unnamed call of this set. Calls of a group after its first get theirs when the
   // first has been submitted.
   uint64_t next_unnamed(SetId set, uint64_t index_in_group = 0);
@@ -104,8 +103,10 @@ class PendingTable {
   std::optional<Submission> take(uint32_t id, uint64_t sequence);
   std::optional<Submission> take(const CallKey& key);
   // This rank's submission of a failed call. If the failure answers a refusal, `next` receives the reports
-  // that may be sent now. `joined`: this rank reports nothing any more.
-  std::optional<Submission> fail(const CallKey& key, bool joined, std::vector<Report>& next);
+  // that may be sent now.
+  std::optional<Submission> fail(const CallKey& key, std::vector<Report>& next);
+  // Whether reports of this set wait for fail() or finish().
+  bool owes_reports(SetId set) const;
   // The call is over and its name free. Returns the report of a refusal made meanwhile.
   std::optional<Report> finish(const Submission& submission);
   void resume(SetId set, uint64_t next_sequence);  // after join
@@ -137,7 +138,6 @@ class PendingTable {
   std::map<SetId, UnnamedCalls> unnamed_;
   std::unordered_map<std::string, uint32_t> interned_;  // signatures of unnamed calls
   std::vector<std::optional<Known>> by_id_;
-  uint64_t persistent_ = 0;
   size_t refusals_ = 0;  // records that are refused
 };
 

@@ -16,6 +16,7 @@ struct ProcessSet {
   std::vector<Rank> ranks;  // ascending
   int member = -1;          // this rank's index; -1: no member
   RecordedCall join;        // this rank's join() in flight; call 0: it has not joined
+  bool join_told = false;   // to the coordinator
   Failure join_failure;     // sent with this rank's next join()
   bool joined() const { return join.call != 0; }
   int members() const { return static_cast<int>(ranks.size()); }

@@ -60,6 +60,14 @@ struct RankCalls {
     std::lock_guard lock(mutex);
     reporter.send(std::move(report));
   }
+  // Reports this rank's join() once no report before it waits, because a rank that has joined reports nothing.
+  // Under `mutex`.
+  void tell_join(SetId id) {
+    ProcessSet* set = sets.find(id);
+    if (!set || !set->joined() || set->join_told || pending.owes_reports(id)) return;
+    set->join_told = true;
+    reporter.send(Join{id, std::exchange(set->join_failure, {})});
+  }
   // See Reporter. Skip the mutex when there is nothing to do.
   void await(std::span<const Handle> wanted) {
     if (!reporter.withholds()) return;

@@ -122,6 +122,7 @@ void Finisher::finish(Submission submission, Outcome outcome) {
 void Finisher::end_name(const Submission& submission) {
   if (auto refusal = calls_.pending.finish(submission)) {
     calls_.reporter.send(std::move(*refusal));
+    calls_.tell_join(submission.recorded.set);
   }
 }
 

@@ -187,14 +187,14 @@ void Engine::on(const Fail& fail) {
   std::optional<Submission> mine;
   {
     std::lock_guard lock(calls_.mutex);
-    ProcessSet* set = calls_.sets.find(fail.key.set);
     std::vector<Report> next;
     if (fail.key.posted()) {
       mine = calls_.posted.take(fail.key.sequence);
     } else {
-      mine = calls_.pending.fail(fail.key, set && set->joined(), next);
+      mine = calls_.pending.fail(fail.key, next);
     }
     for (const Report& report : next) calls_.reporter.send(report);
+    if (!next.empty()) calls_.tell_join(fail.key.set);
   }
   if (mine) finisher_.finish(std::move(*mine), failed(fail.failure));
 }
