@@ -88,12 +88,17 @@ class Place(NamedTuple):
 
     def rows(self, rows: int) -> int:
         """How many of so many rows a reducescatter gives this rank."""
-        return self.all_rows(rows)[self.members.index(self.rank)]
-
-    def all_rows(self, rows: int) -> tuple[int, ...]:
-        """The same of each member."""
         size = len(self.members)
-        return tuple(rows // size + (member < rows % size) for member in range(size))
+        return rows // size + (self.members.index(self.rank) < rows % size)
+
+    def part(self, rows: int) -> int:
+        """The rows for each member. Raises ValueError where they are not equally many."""
+        if rows % len(self.members):
+            raise ValueError(
+                f"the first dimension ({rows}) must be a multiple of {len(self.members)} ranks: "
+                "within jit parts are equal"
+            )
+        return rows // len(self.members)
 
 
 def place_of(process_set: ProcessSet) -> Place:
@@ -101,6 +106,53 @@ def place_of(process_set: ProcessSet) -> Place:
     process_set.rank()  # raises
     return Place(process_set, tuple(process_set.ranks or ()), topology.rank())
 
+
+class _Rule(NamedTuple):
+    """What JAX has to know of one op."""
+
+    back: Op  # brings cotangents of the results back to the inputs
+    now: Callable[[Sequence[Any], Call, dict[str, Any]], list[Any]]  # the call on values
+    rows: Callable[[Place, int], int] = lambda _, rows: rows  # of a result, by those of the input
+
+
+_REDUCTIONS = (Op.ALLREDUCE, Op.REDUCESCATTER)
+
+
+def _reduced(call: Call) -> dict[str, Any]:
+    scaled = {"prescale_factor": call.prescale, "postscale_factor": call.postscale}
+    return {"op": call.reduce_op, **scaled}
+
+
+_RULES = {
+    Op.ALLREDUCE: _Rule(
+        Op.ALLREDUCE,
+        lambda xs, call, common: ops.grouped_allreduce(xs, **_reduced(call), **common),
+    ),
+    Op.REDUCESCATTER: _Rule(
+        Op.ALLGATHER,
+        lambda xs, call, common: ops.grouped_reducescatter(xs, **_reduced(call), **common),
+        Place.rows,
+    ),
+    Op.BROADCAST: _Rule(
+        Op.ALLREDUCE,
+        lambda xs, call, common: ops.grouped_broadcast(xs, call.root, **common),
+    ),
+    Op.ALLGATHER: _Rule(
+        Op.REDUCESCATTER,
+        lambda xs, call, common: ops.grouped_allgather(xs, **common),
+        lambda place, rows: rows * len(place.members),
+    ),
+    Op.ALLTOALL: _Rule(
+        Op.ALLTOALL,
+        lambda xs, call, common: [exchange.alltoall(xs[0], **common)],
+        lambda place, rows: place.part(rows) * len(place.members),
+    ),
+    Op.SCATTER: _Rule(
+        Op.ALLGATHER,
+        lambda xs, call, common: [exchange.scatter(xs[0], call.root, **common)],
+        Place.part,
+    ),
+}
 
 collective_p = Primitive("farandole")
 collective_p.multiple_results = True
@@ -124,7 +176,8 @@ def results_of(avals: Sequence[Any], call: Call, place: Place, rows: int = -1) -
         if call.op not in MIRRORED:
             if not shape:
                 raise ValueError(_SCALAR)
-            shape = (_result_rows(call, place, rows, shape[0]), *shape[1:])
+            found_rows = rows if rows >= 0 else _RULES[call.op].rows(place, shape[0])
+            shape = (found_rows, *shape[1:])
         found.append(jax.core.ShapedArray(shape, aval.dtype))
     return found
 
@@ -134,36 +187,11 @@ def _shapes(*avals: Any, call: Call, place: Place, rows: int) -> tuple[list[Any]
     return results_of(avals, call, place, rows), {_effect}
 
 
-def _result_rows(call: Call, place: Place, rows: int, own: int) -> int:
-    size = len(place.members)
-    if call.op is Op.ALLGATHER:
-        return rows if rows >= 0 else own * size
-    if call.op is Op.REDUCESCATTER:
-        return place.rows(own)
-    if own % size:
-        raise ValueError(
-            f"the first dimension ({own}) must be a multiple of {size} ranks: within jit parts are "
-            "equal"
-        )
-    return own if call.op is Op.ALLTOALL else own // size
-
-
 @collective_p.def_impl  # type: ignore[untyped-decorator]
 def _now(*arrays: Any, call: Call, place: Place, rows: int) -> list[Any]:
     """Outside of jit, as when JAX differentiates without compiling."""
-    arrays = tuple(map(jnp.asarray, arrays))
     common: dict[str, Any] = {"name": call.name, "process_set": place.process_set}
-    scaled = {"prescale_factor": call.prescale, "postscale_factor": call.postscale}
-    reduced = {"op": call.reduce_op, **scaled, **common}
-    run: dict[Op, Callable[[], list[Any]]] = {
-        Op.ALLREDUCE: lambda: ops.grouped_allreduce(arrays, **reduced),
-        Op.REDUCESCATTER: lambda: ops.grouped_reducescatter(arrays, **reduced),
-        Op.BROADCAST: lambda: ops.grouped_broadcast(arrays, call.root, **common),
-        Op.ALLGATHER: lambda: ops.grouped_allgather(arrays, **common),
-        Op.ALLTOALL: lambda: [exchange.alltoall(arrays[0], **common)],
-        Op.SCATTER: lambda: [exchange.scatter(arrays[0], call.root, **common)],
-    }
-    return run[call.op]()
+    return _RULES[call.op].now(tuple(map(jnp.asarray, arrays)), call, common)
 
 
 def _lowered(ctx: Any, *operands: Any, call: Call, place: Place, rows: int) -> Any:
@@ -232,7 +260,7 @@ _LINEAR_OPS = (Average, Sum)
 
 
 def _is_linear(call: Call) -> bool:
-    return call.op not in (Op.ALLREDUCE, Op.REDUCESCATTER) or call.reduce_op in _LINEAR_OPS
+    return call.op not in _REDUCTIONS or call.reduce_op in _LINEAR_OPS
 
 
 def _named(call: Call, suffix: str) -> Call:
@@ -259,20 +287,15 @@ def _jvp(primals: Any, tangents: Any, *, call: Call, place: Place, rows: int) ->
 def _transposed(cotangents: Any, *inputs: Any, call: Call, place: Place, rows: int) -> Any:
     """How cotangents of the results come back to the inputs. All of a group come together."""
     given = [ad.instantiate_zeros(x) for x in cotangents]
-    back, scale = _named(call, "gradient"), 1.0
-    if call.op is Op.BROADCAST:
-        back = replace(back, op=Op.ALLREDUCE, reduce_op=Sum, root=-1)
-    elif call.op is Op.ALLGATHER:
-        back = replace(back, op=Op.REDUCESCATTER, reduce_op=Sum)
-    elif call.op is Op.SCATTER:
-        back, rows = replace(back, op=Op.ALLGATHER, root=-1), -1
-    elif call.op is Op.REDUCESCATTER:
-        back, rows = replace(back, op=Op.ALLGATHER, prescale=1.0, postscale=1.0), -1
-        rows = inputs[0].aval.shape[0]
+    back, rows, scale = replace(_named(call, "gradient"), op=_RULES[call.op].back, root=-1), -1, 1.0
+    if call.op is Op.REDUCESCATTER:
+        back, rows = replace(back, prescale=1.0, postscale=1.0), inputs[0].aval.shape[0]
         scale = call.prescale * call.postscale
         scale /= len(place.members) if call.reduce_op == Average else 1
+    elif call.op is not Op.ALLREDUCE:
+        back = replace(back, reduce_op=Sum)
     found = bind(back, given, place, rows)
-    if call.op in (Op.BROADCAST, Op.SCATTER) and place.rank != call.root:
+    if call.root >= 0 and place.rank != call.root:
         return [jnp.zeros_like(x) for x in found]
     return found if scale == 1.0 else [x * jnp.asarray(scale, x.dtype) for x in found]
 

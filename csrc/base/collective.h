@@ -44,6 +44,12 @@ enum class Rows : uint8_t {
   kPairs,  // sender * members + receiver (with a root: receiver): rows sent; carried by the log entry
 };
 
+// How many rows of the result a member receives, if kKept. If they don't divide evenly, the first members take
+// one more each: Horovod's rule.
+constexpr int64_t kept_rows(int64_t rows, int member, int members) {
+  return rows / members + (member < rows % members ? 1 : 0);
+}
+
 // What Signature::root means.
 enum class Root : uint8_t { kNone, kRank, kSet };
 

@@ -143,10 +143,10 @@ const Variable kVariables[] = {
      "signal by which a rank shows its Python stacks in stall reports; -1: the first real-time "
      "signal from the top that nobody handles; 0: none",
      kOwn, &Config::stack_signal, between(-1, 64)},
-    {"FARANDOLE_LOG_LEVEL", "HOROVOD_LOG_LEVEL", "warning",
-     "trace, debug, info, warning, error or fatal", kOwn, &Config::log_level},
+    {"FARANDOLE_LOG_LEVEL", "HOROVOD_LOG_LEVEL", "warning", "the least serious that is shown", kOwn,
+     &Config::log_level, one_of("trace, debug, info, warning, error, fatal")},
     {"FARANDOLE_LOG_FORMAT", "", "text", "text, or json: one object a line", kOwn,
-     &Config::log_format},
+     &Config::log_format, one_of("text, json")},
     {"FARANDOLE_LOG_RATE", "", "20",
      "lines of log a second, errors apart; what a flood costs is counted; 0: no limit", kOwn,
      &Config::log_rate},

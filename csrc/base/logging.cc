@@ -7,16 +7,17 @@
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 #include "base/clock.h"
-#include "base/error.h"
 #include "base/json.h"
 
 namespace farandole {
 namespace {
 
-constexpr std::array kNames = {"trace", "debug", "info", "warning", "error", "fatal"};
+constexpr std::array<std::string_view, 6> kNames = {"trace",   "debug", "info",
+                                                    "warning", "error", "fatal"};
 
 // A token bucket: holds at most one second's worth, so a burst of that many lines passes.
 class Budget {
@@ -53,15 +54,10 @@ std::atomic<int> g_level{static_cast<int>(LogLevel::kWarning)};  // read without
 
 }  // namespace
 
-const char* name_of(LogLevel level) { return kNames[static_cast<size_t>(level)]; }
+const char* name_of(LogLevel level) { return kNames[static_cast<size_t>(level)].data(); }
 
 LogLevel log_level_of(const std::string& name) {
-  for (size_t i = 0; i < kNames.size(); ++i) {
-    if (name == kNames[i]) return static_cast<LogLevel>(i);
-  }
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      "FARANDOLE_LOG_LEVEL='" + name + "' is none of trace, debug, info, warning, error, fatal");
+  return static_cast<LogLevel>(std::ranges::find(kNames, name) - kNames.begin());
 }
 
 std::string plain_line(const LogLine& line) {
@@ -81,12 +77,7 @@ std::string json_line(const LogLine& line) {
   return json.close('}').text() + "\n";
 }
 
-LogFormat log_format_of(const std::string& name) {
-  if (name == "text") return plain_line;
-  if (name == "json") return json_line;
-  throw Error(ErrorCode::kInvalidArgument,
-              "FARANDOLE_LOG_FORMAT='" + name + "' is neither text nor json");
-}
+LogFormat log_format_of(const std::string& name) { return name == "json" ? json_line : plain_line; }
 
 void set_log(LogSettings settings) {
   std::lock_guard lock(state().mutex);

@@ -9,7 +9,7 @@ namespace farandole {
 
 enum class LogLevel { kTrace, kDebug, kInfo, kWarning, kError, kFatal };
 
-// Throws Error(kInvalidArgument) for an unknown name.
+// Of a name that the config takes.
 LogLevel log_level_of(const std::string& name);
 const char* name_of(LogLevel level);
 
@@ -27,7 +27,7 @@ std::string plain_line(const LogLine& line);
 // {"time_ns": since 1970, "level", "rank", "host", "pid", "text", "left_out" (if any)}, for machines that
 // collect log lines.
 std::string json_line(const LogLine& line);
-// "text" or "json"; throws Error(kInvalidArgument) for other names.
+// "text" or "json": the config refuses other names.
 LogFormat log_format_of(const std::string& name);
 
 struct LogSettings {

@@ -8,32 +8,22 @@
 
 namespace farandole::kernels {
 
+// A zero of the type that holds sums of thousands of inputs of up to 32 bits exactly.
 template <class Cpu, class T>
-struct WideOf {  // holds sums of thousands of inputs of up to 32 bits exactly
-  using type = int32_t;
-};
-template <class Cpu>
-struct WideOf<Cpu, uint32_t> {
-  using type = uint64_t;
-};
-template <class Cpu>
-struct WideOf<Cpu, int32_t> {
-  using type = int64_t;
-};
-template <class Cpu>
-struct WideOf<Cpu, uint64_t> {
-  using type = uint64_t;
-};
-template <class Cpu>
-struct WideOf<Cpu, int64_t> {
-  using type = int64_t;
-};
+constexpr auto wide_zero() {
+  if constexpr (sizeof(T) < 4)
+    return int32_t{};
+  else if constexpr (T(-1) < T(0))
+    return int64_t{};
+  else
+    return uint64_t{};
+}
 
 // Integers with factors or a divisor: rare, so written for exactness, not speed. Scaling is done in double,
 // truncates towards zero and saturates; NaN becomes 0.
 template <class Cpu, class T>
 struct WideIntegers {
-  using Wide = typename WideOf<Cpu, T>::type;
+  using Wide = decltype(wide_zero<Cpu, T>());
   static constexpr bool kSigned = T(-1) < T(0);
   static constexpr int kBits = 8 * sizeof(T) - (kSigned ? 1 : 0);
   static constexpr T kHighest = static_cast<T>(~uint64_t{0} >> (64 - kBits));

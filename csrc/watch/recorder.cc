@@ -74,16 +74,14 @@ void Recorder::close(const RecordedCall& call) {
 }
 
 FlightEvent Recorder::event_of(EventKind kind, const RecordedCall& call) const {
-  FlightEvent event;
-  event.kind = kind;
-  event.call = call.call;
-  event.name = call.name;
-  event.set = call.set;
-  event.op = static_cast<uint8_t>(call.op);
-  event.dtype = static_cast<uint8_t>(call.dtype);
-  event.bytes = call.bytes;
-  event.bucket = call.bucket;
-  return event;
+  return {.call = call.call,
+          .bytes = call.bytes,
+          .bucket = call.bucket,
+          .name = call.name,
+          .set = call.set,
+          .kind = kind,
+          .op = static_cast<uint8_t>(call.op),
+          .dtype = static_cast<uint8_t>(call.dtype)};
 }
 
 void Recorder::submitted(RecordedCall& call, uint64_t sequence, std::span<const int64_t> shape) {
@@ -136,28 +134,26 @@ void Recorder::failed(const RecordedCall& call, const Failure& failure) {
 }
 
 int64_t Recorder::launched(SetId set, uint64_t bucket, size_t tensors, uint64_t bytes) {
-  FlightEvent event;
-  event.kind = EventKind::kLaunched;
-  event.time_ns = now_ns();
-  event.set = set;
-  event.bucket = bucket;
-  event.bytes = bytes;
-  event.value = static_cast<int64_t>(tensors);
-  record(event);
-  tally_.moving_since_ns.store(event.time_ns, std::memory_order_relaxed);
-  return event.time_ns;
+  const int64_t now = now_ns();
+  record({.time_ns = now,
+          .bytes = bytes,
+          .bucket = bucket,
+          .value = static_cast<int64_t>(tensors),
+          .set = set,
+          .kind = EventKind::kLaunched});
+  tally_.moving_since_ns.store(now, std::memory_order_relaxed);
+  return now;
 }
 
 void Recorder::moved(SetId set, uint64_t bucket, uint64_t bytes, int64_t launched_ns) {
-  FlightEvent event;
-  event.kind = EventKind::kDone;
-  event.time_ns = now_ns();
-  event.set = set;
-  event.bucket = bucket;
-  event.bytes = bytes;
-  event.value = event.time_ns - launched_ns;
-  record(event);
-  const auto took = static_cast<uint64_t>(std::max<int64_t>(event.value, 1));
+  const int64_t now = now_ns(), moved_ns = now - launched_ns;
+  record({.time_ns = now,
+          .bytes = bytes,
+          .bucket = bucket,
+          .value = moved_ns,
+          .set = set,
+          .kind = EventKind::kDone});
+  const auto took = static_cast<uint64_t>(std::max<int64_t>(moved_ns, 1));
   tally_.moving_since_ns.store(0, std::memory_order_relaxed);
   tally_.moving_ns.fetch_add(took, std::memory_order_relaxed);
   tally_.buckets.fetch_add(1, std::memory_order_relaxed);
@@ -175,19 +171,13 @@ void Recorder::keep_failure(const Failure& failure) {
 }
 
 void Recorder::job_failed(const Failure& failure) {
-  FlightEvent event;
-  event.kind = EventKind::kError;
-  event.value = static_cast<int64_t>(failure.code);
-  record(event);
+  record({.value = static_cast<int64_t>(failure.code), .kind = EventKind::kError});
   keep_failure(failure);
   if (failure.code != ErrorCode::kShutdown) page_.state = LifeState::kFailed;
 }
 
 void Recorder::peer_died(Rank rank, int its_local) {
-  FlightEvent event;
-  event.kind = EventKind::kPeerDied;
-  event.value = rank;
-  record(event);
+  record({.value = rank, .kind = EventKind::kPeerDied});
   LifeState running = LifeState::kRunning;  // a rank that has left may end
   memory_.page(its_local).state.compare_exchange_strong(running, LifeState::kDied);
 }
@@ -218,34 +208,26 @@ void Recorder::wait_ends(bool over) {
   const int64_t took = now_ns() - open_wait.begun_ns;
   tally_.wait_ns.add(static_cast<uint64_t>(std::max<int64_t>(took, 0)));
   if (traced()) {
-    FlightEvent event;
-    event.kind = EventKind::kWait;
-    event.time_ns = open_wait.begun_ns;
-    event.value = took;
-    event.name = open_wait.name;
-    event.thread = thread_number();
-    timeline_.add(event);
+    timeline_.add({.time_ns = open_wait.begun_ns,
+                   .value = took,
+                   .name = open_wait.name,
+                   .thread = thread_number(),
+                   .kind = EventKind::kWait});
   }
   open_wait = {};
 }
 
 void Recorder::worked(EventKind phase, SetId set, int64_t begin_ns, int64_t end_ns) {
-  FlightEvent event;
-  event.kind = phase;
-  event.time_ns = begin_ns;
-  event.value = end_ns - begin_ns;
-  event.set = set;
-  event.thread = thread_number();
-  timeline_.add(event);
+  timeline_.add({.time_ns = begin_ns,
+                 .value = end_ns - begin_ns,
+                 .set = set,
+                 .thread = thread_number(),
+                 .kind = phase});
 }
 
 void Recorder::cycle() {
   if (!timeline_.marks_cycles()) return;
-  FlightEvent event;
-  event.kind = EventKind::kCycle;
-  event.time_ns = now_ns();
-  event.thread = thread_number();
-  timeline_.add(event);
+  timeline_.add({.time_ns = now_ns(), .thread = thread_number(), .kind = EventKind::kCycle});
 }
 
 void Recorder::open_set(SetId set, const std::vector<Rank>& ranks) {

@@ -9,10 +9,10 @@
 #include "base/types.h"
 #include "data/backend/backend.h"
 #include "data/backend/part_layout.h"
+#include "lib/os/memory.h"
 
 namespace farandole {
 
-constexpr size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
 // The `widening` for fill_window() of bytes that keep their size.
 constexpr size_t as_it_is(const Part&) { return 1; }
 

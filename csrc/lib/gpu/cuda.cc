@@ -68,17 +68,12 @@ void Api::check(Result result, const char* what) const {
 }
 
 std::shared_ptr<const Api> open(const std::string& path) {
-  std::string error;
-  auto library = DynamicLibrary::try_open(
-      path.empty() ? std::vector<std::string>{"libcuda.so.1"} : std::vector{path}, &error);
-  if (!library) {
-    throw Error(
-        ErrorCode::kLibrary,
-        "no CUDA driver: " + error + "; install NVIDIA's driver, or pass it into the container");
-  }
+  const auto library =
+      DynamicLibrary::open({path.empty() ? "libcuda.so.1" : path}, "CUDA driver",
+                           "install NVIDIA's driver, or pass it into the container");
   auto api = std::make_shared<Api>();
-  api->path = library->name();
-  fill_all(*library, *api);
+  api->path = library.name();
+  fill_all(library, *api);
   api->check(api->init(0), "cuInit");
   return api;
 }

@@ -47,22 +47,18 @@ void Api::check(Result result, const char* what, Comm comm) const {
 }
 
 std::shared_ptr<const Api> open(const std::vector<std::string>& paths) {
-  std::string error;
-  auto library = DynamicLibrary::try_open(paths, &error);
-  if (!library) {
-    throw Error(ErrorCode::kLibrary,
-                "no NCCL: " + error + "; pip install nvidia-nccl-cu13 (or -cu12)");
-  }
+  const auto library =
+      DynamicLibrary::open(paths, "NCCL", "pip install nvidia-nccl-cu13 (or -cu12)");
   auto api = std::make_shared<Api>();
-  api->path = library->name();
-  library->fill(api->get_version, "ncclGetVersion");
+  api->path = library.name();
+  library.fill(api->get_version, "ncclGetVersion");
   api->check(api->get_version(&api->version), "ncclGetVersion");
   if (api->version < kFirstNonBlocking) {
     throw Error(ErrorCode::kLibrary,
                 api->path + " is NCCL " + std::to_string(api->version) +
                     "; 2.14 or newer is needed: pip install -U nvidia-nccl-cu13");
   }
-  fill_all(*library, *api);
+  fill_all(library, *api);
   return api;
 }
 

@@ -63,28 +63,23 @@ void load_builtins(const DynamicLibrary& library, const Api& api) {
 }  // namespace
 
 std::shared_ptr<const Api> open(const std::vector<std::string>& paths) {
-  std::string error;
-  auto library = DynamicLibrary::try_open(paths, &error);
-  if (!library) {
-    throw Error(
-        ErrorCode::kLibrary,
-        "no NVRTC: " + error + "; pip install nvidia-cuda-nvrtc (or nvidia-cuda-nvrtc-cu12)");
-  }
+  const auto library = DynamicLibrary::open(
+      paths, "NVRTC", "pip install nvidia-cuda-nvrtc (or nvidia-cuda-nvrtc-cu12)");
   auto api = std::make_shared<Api>();
-  api->path = library->name();
-  library->fill(api->get_version, "nvrtcVersion");
-  library->fill(api->error_text, "nvrtcGetErrorString");
-  library->fill(api->create, "nvrtcCreateProgram");
-  library->fill(api->destroy, "nvrtcDestroyProgram");
-  library->fill(api->compile, "nvrtcCompileProgram");
-  library->fill(api->cubin_bytes, "nvrtcGetCUBINSize");
-  library->fill(api->cubin, "nvrtcGetCUBIN");
-  library->fill(api->ptx_bytes, "nvrtcGetPTXSize");
-  library->fill(api->ptx, "nvrtcGetPTX");
-  library->fill(api->log_bytes, "nvrtcGetProgramLogSize");
-  library->fill(api->log, "nvrtcGetProgramLog");
+  api->path = library.name();
+  library.fill(api->get_version, "nvrtcVersion");
+  library.fill(api->error_text, "nvrtcGetErrorString");
+  library.fill(api->create, "nvrtcCreateProgram");
+  library.fill(api->destroy, "nvrtcDestroyProgram");
+  library.fill(api->compile, "nvrtcCompileProgram");
+  library.fill(api->cubin_bytes, "nvrtcGetCUBINSize");
+  library.fill(api->cubin, "nvrtcGetCUBIN");
+  library.fill(api->ptx_bytes, "nvrtcGetPTXSize");
+  library.fill(api->ptx, "nvrtcGetPTX");
+  library.fill(api->log_bytes, "nvrtcGetProgramLogSize");
+  library.fill(api->log, "nvrtcGetProgramLog");
   api->get_version(&api->major, &api->minor);
-  load_builtins(*library, *api);
+  load_builtins(library, *api);
   return api;
 }
 

@@ -8,16 +8,12 @@
 namespace farandole::nvtx {
 
 std::shared_ptr<const Api> open(const std::vector<std::string>& paths) {
-  std::string error;
-  auto library = DynamicLibrary::try_open(paths, &error);
-  if (!library) {
-    throw Error(ErrorCode::kLibrary, "no NVTX, which only Nsight needs: " + error +
-                                         "; pip install nvidia-nvtx (or -nvtx-cu12)");
-  }
+  const auto library = DynamicLibrary::open(paths, "NVTX, which only Nsight needs",
+                                            "pip install nvidia-nvtx (or -nvtx-cu12)");
   auto api = std::make_shared<Api>();
-  api->path = library->name();
-  library->fill(api->push, "nvtxRangePushA");
-  library->fill(api->pop, "nvtxRangePop");
+  api->path = library.name();
+  library.fill(api->push, "nvtxRangePushA");
+  library.fill(api->pop, "nvtxRangePop");
   return api;
 }
 

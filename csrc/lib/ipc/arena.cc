@@ -22,10 +22,6 @@ constexpr size_t kMostBytes = size_t{256} << 30;
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
 constexpr const char* kAddressRemedy = "raise the limit of address space (ulimit -v)";
 
-constexpr uint64_t round_up(uint64_t value, uint64_t step) {
-  return (value + step - 1) / step * step;
-}
-
 Fd sparse_memfd(size_t bytes) {
   Fd fd(memfd_create("farandole-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) throw_system_error("cannot create shared memory for arrays", errno);

@@ -39,6 +39,13 @@ std::optional<DynamicLibrary> DynamicLibrary::try_open(const std::vector<std::st
   return std::nullopt;
 }
 
+DynamicLibrary DynamicLibrary::open(const std::vector<std::string>& names, const std::string& what,
+                                    const std::string& remedy) {
+  std::string error;
+  if (std::optional<DynamicLibrary> library = try_open(names, &error)) return *std::move(library);
+  throw Error(ErrorCode::kLibrary, "no " + what + ": " + error + "; " + remedy);
+}
+
 std::string DynamicLibrary::folder_of(const char* symbol) const {
   Dl_info found;
   if (dladdr(find_address(symbol), &found) == 0) return "";

@@ -16,9 +16,8 @@ int64_t sum(const std::vector<int64_t>& values) {
 std::vector<int64_t> rows_of(const std::vector<int64_t>& told, const Signature& signature,
                              int members) {
   if (signature.traits().rows != Rows::kKept) return told;
-  // If the rows don't divide evenly, the first members take one more each: Horovod's rule.
-  std::vector<int64_t> rows(static_cast<size_t>(members), signature.rows() / members);
-  for (int64_t m = 0; m < signature.rows() % members; ++m) ++rows[static_cast<size_t>(m)];
+  std::vector<int64_t> rows;
+  for (int m = 0; m < members; ++m) rows.push_back(kept_rows(signature.rows(), m, members));
   return rows;
 }
 

@@ -225,7 +225,7 @@ void check_buffers(const Request& request, const Submission& mine, const Process
   const int64_t rows = mine.shape.empty() ? 1 : mine.shape[0];
   int64_t result_rows = rows;  // the least possible
   if (traits.rows == Rows::kKept) {
-    result_rows = rows / set.members() + (set.member < rows % set.members() ? 1 : 0);
+    result_rows = kept_rows(rows, set.member, set.members());
   } else if (traits.rows == Rows::kPairs) {
     result_rows = mine.splits[static_cast<size_t>(set.member)];
   }
