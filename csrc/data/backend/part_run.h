@@ -9,7 +9,6 @@
 #include "base/types.h"
 #include "data/backend/backend.h"
 #include "data/backend/part_layout.h"
-#include "lib/os/memory.h"
 
 namespace farandole {
 

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/types.h"
 #include "lib/os/memory.h"
 
 namespace farandole {

@@ -7,8 +7,6 @@
 
 namespace farandole {
 
-constexpr size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
-
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 constexpr size_t whole_pages(size_t bytes) {
