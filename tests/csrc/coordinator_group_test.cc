@@ -55,6 +55,27 @@ TEST(a_group_of_which_ranks_bring_more_or_less_fails_as_a_whole) {
   }
 }
 
+// Whoever waits for the group may use its names again when the first call has failed.
+TEST(the_first_call_of_a_group_fails_last) {
+  for (const char* name : {"g", ""}) {
+    for (size_t wrong : {0, 1, 2}) {
+      Job job(2);
+      auto others = group_of(name, 3);
+      others[wrong].signature.shape = {7};
+      submit_group(job, 0, name, 3);
+      submit_member(job, 1, others[0], 0, 0);
+      submit_member(job, 1, others[1], 1, 0);
+      CHECK_EQ(kinds(job.publish()), wrong < 2 ? "fail" : "");
+      submit_member(job, 1, others[2], 2, 0);
+      const auto fails = all<Fail>(job.publish());
+      CHECK_EQ(fails.size(), wrong < 2 ? size_t{2} : size_t{3});
+      for (const Fail& fail : fails) contains(fail.failure.text, "shape is");
+      CHECK_EQ(fails.back().key.name, name);
+      CHECK_EQ(fails.back().key.index_in_group(), uint64_t{0});
+    }
+  }
+}
+
 TEST(refusing_the_first_call_of_a_group_refuses_the_group) {
   for (const char* name : {"g", ""}) {
     for (bool first : {true, false}) {

@@ -123,6 +123,19 @@ def test_a_mismatch_in_one_group_fails_its_members():
         fd.grouped_allreduce(tensors, name="mixed group")
 
 
+def test_a_group_may_be_called_again_as_soon_as_it_has_failed():
+    for turn in range(200):
+        wrong = fd.rank() == turn % fd.size() and fd.size() > 1
+        values = [np.full(2, fd.rank() + i, np.float64) for i in range(4)]
+        if fd.size() > 1:
+            odd = [x.astype(np.int32) if wrong else x for x in values]
+            with pytest.raises(fd.MismatchError, match="dtype"):
+                fd.grouped_allreduce(odd, op=fd.Sum, name="once more")
+        results = fd.grouped_allreduce(values, op=fd.Sum, name="once more")
+        sums = [sum(r + i for r in range(fd.size())) for i in range(4)]
+        assert [y.tolist() for y in results] == [[s, s] for s in sums]
+
+
 def test_others_in_flight_survive_a_mismatch():
     good = [fd.allreduce_async(np.full(4, i), op=fd.Sum, name=f"good {i}") for i in range(20)]
     with pytest.raises(fd.MismatchError):

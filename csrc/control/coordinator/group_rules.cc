@@ -6,26 +6,34 @@
 
 namespace farandole {
 
-// The first failure fails the group's complete calls at once, and the others when they are complete.
+// The first failure fails the group's complete calls at once, and the others when they are complete. Only the
+// call that leads it fails last: users wait for that one first, and may make the same call again when it fails.
 void GroupRules::settle(SetState& set, Call& call, const std::vector<Terms::Group>& groups,
                         const Failure& failure) {
-  if (failure) calls_.fail(call, failure);
+  const Request& terms = call.request();
+  const bool leads = groups.size() == 1 && terms.group == groups[0].name &&
+                     !follows(terms, call.key().index_in_group());
+  if (failure && !leads) calls_.fail(call, failure);
   for (const auto& [name, size] : groups) {  // one, unless the members disagree
     CallGroup& group = set.groups[name];
     bool whole = ++group.settled >= size;
     if (failure && !group.failure) group.failure = failure;
-    if (!failure) group.calls.push_back(&call);
-    if (group.failure || whole) {
-      for (Call* member : std::exchange(group.calls, {})) {
-        if (group.failure) {
-          calls_.fail(*member, group.failure);
-        } else {
-          publisher_.queue(set, *member);
-        }
-      }
+    if (leads) group.leader = &call;
+    if (leads || !failure) group.calls.push_back(&call);
+    if (group.failure) {
+      fail(group, whole);
+    } else if (whole) {
+      for (Call* member : group.calls) publisher_.queue(set, *member);
     }
     if (whole) set.groups.erase(name);
   }
+}
+
+void GroupRules::fail(CallGroup& group, bool whole) {
+  for (Call* member : std::exchange(group.calls, {})) {
+    if (member != group.leader) calls_.fail(*member, group.failure);
+  }
+  if (whole && group.leader) calls_.fail(*group.leader, group.failure);
 }
 
 bool GroupRules::break_group(SetState& set, Call& call, const Failure& failure) {

@@ -22,6 +22,8 @@ class GroupRules {
   bool settle_broken(SetState& set, const Call& call);
 
  private:
+  void fail(CallGroup& group, bool whole);
+
   OpenCalls& calls_;
   Publisher& publisher_;
 };

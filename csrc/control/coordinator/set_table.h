@@ -58,6 +58,7 @@ struct LaneQueue {
 struct CallGroup {
   int settled = 0;           // calls that are complete
   std::vector<Call*> calls;  // that wait for the others
+  Call* leader = nullptr;    // the one of them whose name the group has, or the first unnamed one
   Failure failure;           // of one call, and so of all
 };
 
