@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from farandole._library import ffi, lib
+from farandole._library import ffi
 from farandole.arrays.kinds import Kind, Shape, register
 
 # The names in enum farandole_dtype, by its values.
@@ -84,7 +84,7 @@ class Memory:
     __slots__ = ("__array_interface__", "_pointer", "dtype", "shape")
 
     def __init__(self, pointer: Any, dtype: int, shape: Shape) -> None:
-        """Takes over `pointer`, which came from farandole_take; `dtype` is a core code.
+        """`pointer` owns the memory, see farandole.calls.handles.take; `dtype` is a core code.
 
         Raises ValueError for a null pointer, unless the shape has no elements.
         """
@@ -98,9 +98,6 @@ class Memory:
             "typestr": dtype_of(dtype).str,
             "data": (address, False),
         }
-
-    def __del__(self, free: Any = lib.farandole_free) -> None:
-        free(self._pointer)
 
 
 def code_of(dtype: np.dtype[Any]) -> int:

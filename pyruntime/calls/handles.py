@@ -24,7 +24,7 @@ _SLICE = 0.15  # seconds between looks at Python's signals: Ctrl-C works within 
 _ANSWER_SECONDS = 1.0  # for the coordinator to answer whom a call waits for
 _EXPLANATION_BYTES = 1 << 14
 _OK, _PENDING = lib.FARANDOLE_OK, lib.FARANDOLE_PENDING
-_finish = lib.farandole_finish
+_finish, _owned = lib.farandole_finish, ffi.gc
 _end_one, _epoch = leases.end_one, leases.epoch
 _making_locks = threading.RLock()  # of handles
 
@@ -128,8 +128,8 @@ class Handle(Generic[T]):
             except Exception as reason:  # a result can be taken only once
                 failure = reason
         self._error = failure
+        self._numbers = self._collect = None  # before the end: a second wait finds the result
         self._let_go(numbers, failure)
-        self._numbers = self._collect = None
 
     def _let_go(self, numbers: Any, failure: Exception | None) -> None:
         """Releases the core's handles; after a failure others of a group may be under way."""
@@ -264,9 +264,16 @@ def take(number: int, buffer: Buffer, stream: int) -> tuple[Memory | CudaArray, 
     result = _result(number)
     shape = tuple(result.shape[0 : result.ndim])
     received = tuple(result.received[0 : result.n_received])
-    pointer = lib.farandole_take(number)
+    if buffer.device >= 0:
+        pointer = _nonzero(lib.farandole_take(number))
+        return CudaArray.taken(pointer, buffer.dtype, shape, buffer.device, stream), received
+    taken = leases.taken(number)
+    if not taken:  # in one step for signal handlers, whose exceptions could lose the pointer
+        taken.extend(map(_owned, map(lib.farandole_take, (number,)), (lib.farandole_free,)))
+    return Memory(_nonzero(taken[0]), buffer.dtype, shape), received
+
+
+def _nonzero(pointer: Any) -> Any:
     if pointer == ffi.NULL:
         raise error(lib.farandole_error_code())
-    if buffer.device >= 0:
-        return CudaArray.taken(pointer, buffer.dtype, shape, buffer.device, stream), received
-    return Memory(pointer, buffer.dtype, shape), received
+    return pointer

@@ -12,9 +12,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 from farandole._library import error, ffi, lib
+
+
+class _Taken(NamedTuple):
+    lent: object  # as in _held
+    pointers: list[Any]
+
 
 _held: dict[int, object] = {}
 _dropped: deque[int] = deque()  # handles that nobody will wait for
@@ -124,6 +130,15 @@ def narrow(number: int, memory: object) -> bool:
     if number in _held:
         _held[number] = memory
     return True
+
+
+def taken(number: int) -> list[Any]:
+    """What was taken of a handle's result; empty at first. Kept until the handle ends, since it can
+    be taken once only, and a signal handler's exception may come before it is used."""
+    entry = _held.get(number)
+    if not isinstance(entry, _Taken):
+        entry = _held[number] = _Taken(entry, [])
+    return entry.pointers
 
 
 def drop(numbers: Sequence[int], epoch: int) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dis
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import numpy as np
 import torch
 
 import farandole
@@ -32,11 +34,40 @@ def interrupted_at(moment: int) -> Iterator[Callable[[], bool]]:
     trace = _Trace(moment)
     before = sys.gettrace()
     tracer = trace.on_call  # kept: CPython 3.11 may call it once more after it has raised
+    gc.disable()  # an exception in a finalizer that it runs would be dropped
     sys.settrace(tracer)
     try:
         yield lambda: trace.left < 0
     finally:
         sys.settrace(before)
+        gc.enable()
+
+
+def interrupted(call: Callable[[], Any], moment: int) -> bool:
+    """Calls it, on one rank interrupted at that moment and then again; whether it was."""
+    if moment % farandole.size() != farandole.rank():
+        call()
+        return False
+    with interrupted_at(moment // farandole.size()) as was:
+        try:
+            call()
+        except KeyboardInterrupt:
+            again = True
+        else:
+            again = False  # or Python has dropped it, in a finalizer that the collector ran
+    if again:
+        call()
+    return was()
+
+
+def at_every_moment(attempt: Callable[[int], bool], least: int = 20) -> None:
+    """attempt(moment) for all moments on all ranks; it returns whether there was such a moment."""
+    moment = over = 0
+    while over < farandole.size():
+        was = attempt(moment)
+        moment += 1
+        over = 0 if farandole.allreduce(np.array(float(was)), op=farandole.Sum).item() else over + 1
+    assert moment > least * farandole.size()
 
 
 class _Trace:

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 import farandole.torch as hvd
-from harness.interrupts import interrupted_at
+from harness.interrupts import at_every_moment, interrupted
 from harness.toys import grad_is, push, total, toys
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -21,33 +19,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "half": {"compression": hvd.Compression.fp16},
     "feedback": {"compression": hvd.Compression.topk(0.5)},
 }
-
-
-def _interrupted(call: Callable[[], Any], moment: int) -> bool:
-    """Calls it, on one rank interrupted at that moment and then again; whether it was."""
-    if moment % hvd.size() != hvd.rank():
-        call()
-        return False
-    with interrupted_at(moment // hvd.size()) as was:
-        try:
-            call()
-        except KeyboardInterrupt:
-            again = True
-        else:
-            again = False  # or Python has dropped it, in a finalizer that the collector ran
-    if again:
-        call()
-    return was()
-
-
-def _at_every_moment(attempt: Callable[[int], bool]) -> None:
-    """attempt(moment) for all moments on all ranks; it returns whether there was such a moment."""
-    moment = over = 0
-    while over < hvd.size():
-        was = attempt(moment)
-        moment += 1
-        over = 0 if hvd.allreduce(torch.tensor(float(was)), op=hvd.Sum).item() else over + 1
-    assert moment > 20 * hvd.size()
 
 
 @pytest.mark.parametrize(("name", "late"), [("synchronize", False), ("step", True)])
@@ -62,7 +33,7 @@ def test_step(options: str, late: bool, name: str) -> None:
             push(ps[0], k)
         if hvd.rank() == 0 or (options, late) == ("mean", True):  # else it is a MismatchError
             push(ps[1])
-        was = _interrupted(getattr(optimizer, name), moment)
+        was = interrupted(getattr(optimizer, name), moment)
         grads = [None if p.grad is None else p.grad.tolist() for p in ps]
         known[:] = known or [grads]  # of a first attempt that nobody has interrupted
         assert grads == known[0]
@@ -71,7 +42,7 @@ def test_step(options: str, late: bool, name: str) -> None:
 
     ps, optimizer = toys(3, **OPTIONS[options])
     attempt(1 << 30)
-    _at_every_moment(attempt)
+    at_every_moment(attempt)
 
 
 def test_zero_grad() -> None:
@@ -80,7 +51,7 @@ def test_zero_grad() -> None:
     def attempt(moment: int) -> bool:
         for p in ps:
             push(p, 2)
-        was = _interrupted(optimizer.zero_grad, moment)
+        was = interrupted(optimizer.zero_grad, moment)
         for p in ps:
             push(p)
         optimizer.step()
@@ -90,4 +61,4 @@ def test_zero_grad() -> None:
         return was
 
     ps, optimizer = toys(3)
-    _at_every_moment(attempt)
+    at_every_moment(attempt)
