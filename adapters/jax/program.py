@@ -176,8 +176,8 @@ def results_of(avals: Sequence[Any], call: Call, place: Place, rows: int = -1) -
         if call.op not in MIRRORED:
             if not shape:
                 raise ValueError(_SCALAR)
-            found_rows = rows if rows >= 0 else _RULES[call.op].rows(place, shape[0])
-            shape = (found_rows, *shape[1:])
+            of_result = rows if rows >= 0 else _RULES[call.op].rows(place, shape[0])
+            shape = (of_result, *shape[1:])
         found.append(jax.core.ShapedArray(shape, aval.dtype))
     return found
 

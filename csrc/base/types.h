@@ -29,6 +29,7 @@ std::string text_of(std::span<const int64_t> shape);        // "(3, 4)"; -1 (any
 std::string text_of_ranks(const std::vector<Rank>& ranks);  // "ranks 0, 2-5"
 
 constexpr size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
+
 std::vector<int> numbers_below(int count);                 // 0, 1, ... count - 1
 int index_in(std::span<const Rank> ascending, Rank rank);  // -1: it is not there
 

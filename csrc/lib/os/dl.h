@@ -14,7 +14,7 @@ class DynamicLibrary {
   // given, receives the loader's error for each name that failed.
   static std::optional<DynamicLibrary> try_open(const std::vector<std::string>& names,
                                                 std::string* error = nullptr);
-  // The same; throws Error(kLibrary) with `what` is missing, why, and the remedy.
+  // The same, but throws Error(kLibrary) where there is none: "no `what`", the reason, and `remedy`.
   static DynamicLibrary open(const std::vector<std::string>& names, const std::string& what,
                              const std::string& remedy);
   // The first of `names` that the process has already loaded; loads nothing.
