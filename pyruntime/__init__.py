@@ -17,7 +17,6 @@ from farandole.errors import (
     ShutdownError,
     StallError,
 )
-from farandole.exchange import alltoall, alltoall_async, scatter, scatter_async
 from farandole.features import (
     ccl_built,
     cuda_built,
@@ -30,7 +29,6 @@ from farandole.features import (
     nccl_built,
     rocm_built,
 )
-from farandole.joining import join
 from farandole.launch.function import run
 from farandole.messages import recv, recv_async, send, send_async
 from farandole.objects import allgather_object, broadcast_object
@@ -50,6 +48,8 @@ from farandole.ops import (
     allreduce_,
     allreduce_async,
     allreduce_async_,
+    alltoall,
+    alltoall_async,
     barrier,
     broadcast,
     broadcast_,
@@ -67,8 +67,11 @@ from farandole.ops import (
     grouped_broadcast_async_,
     grouped_reducescatter,
     grouped_reducescatter_async,
+    join,
     reducescatter,
     reducescatter_async,
+    scatter,
+    scatter_async,
 )
 from farandole.parameter_server import ParameterServer
 from farandole.process_sets import (

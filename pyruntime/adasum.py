@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from farandole import adasum_gpu, exchange, ops
+from farandole import adasum_gpu, ops
 from farandole._library import check, ffi, lib
 from farandole.arrays.buffers import DTYPES, Buffer, check_apart, dtype_of
 from farandole.arrays.cuda_array import CudaArray
@@ -167,7 +167,7 @@ def _dot_products(tensors: list[Array | CudaArray], label: str, process_set: Pro
         count = flat.shape[0]
         splits = [count // members + (r < count % members) for r in range(members)]
         name = f"{label}.stripes.{i}"
-        handles.append(exchange.alltoall_async(flat, splits, name=name, process_set=process_set))
+        handles.append(ops.alltoall_async(flat, splits, name=name, process_set=process_set))
     sums = np.zeros(len(tensors) * members**2 + 1)
     sums[-1] = 1.0  # the sum counts the members that take part
     grams: Float64 = sums[:-1].reshape(len(tensors), members, members)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import jax
 from jax import numpy as jnp
 
-from farandole import exchange, ops
+from farandole import ops
 from farandole.calls.arguments import shown
 from farandole.calls.public_call import collective_then
 from farandole.calls.requests import Call, Op
@@ -204,7 +204,7 @@ def alltoall(
     common: Any = {"name": name, "process_set": process_set, "timeout": timeout}
     tensor = jnp.asarray(tensor)
     if not _in_program(tensor):
-        return lambda: exchange.alltoall(tensor, splits, **common)
+        return lambda: ops.alltoall(tensor, splits, **common)
     _check_equal_parts(splits)
     call = Call(Op.ALLTOALL, name, set_id(process_set))
     return _meeting(call, tensor, list, process_set, timeout)
@@ -233,7 +233,7 @@ def scatter(
     common: Any = {"name": name, "process_set": process_set, "timeout": timeout}
     tensor = jnp.asarray(tensor)
     if not _in_program(tensor):
-        return lambda: exchange.scatter(tensor, root_rank, splits, **common)
+        return lambda: ops.scatter(tensor, root_rank, splits, **common)
     _check_equal_parts(splits)
     call = Call(Op.SCATTER, name, set_id(process_set), root=index(root_rank))
     return _meeting(call, tensor, list, process_set, timeout)

@@ -20,7 +20,7 @@ from jax import numpy as jnp
 from jax.extend.core import Primitive, Token
 from jax.interpreters import ad, batching, mlir
 
-from farandole import exchange, ops, topology
+from farandole import ops, topology
 from farandole.arrays.buffers import code_of
 from farandole.calls.requests import MIRRORED, Call, Op
 from farandole.errors import LibraryError, retyped
@@ -144,12 +144,12 @@ _RULES = {
     ),
     Op.ALLTOALL: _Rule(
         Op.ALLTOALL,
-        lambda xs, call, common: [exchange.alltoall(xs[0], **common)],
+        lambda xs, call, common: [ops.alltoall(xs[0], **common)],
         lambda place, rows: place.part(rows) * len(place.members),
     ),
     Op.SCATTER: _Rule(
         Op.ALLGATHER,
-        lambda xs, call, common: [exchange.scatter(xs[0], call.root, **common)],
+        lambda xs, call, common: [ops.scatter(xs[0], call.root, **common)],
         Place.part,
     ),
 }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from farandole import exchange, ops
+from farandole import ops
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set
 from farandole.tensorflow.forms import any_rows, public, tensors_of
@@ -40,7 +40,7 @@ def alltoall(
 
     def run(xs: Sequence[Any], name: str | None) -> list[Any]:
         parts = np.asarray(xs[1]) if given else None
-        handle = exchange.alltoall_async(xs[0], parts, name=name, process_set=process_set)
+        handle = ops.alltoall_async(xs[0], parts, name=name, process_set=process_set)
         output, received = handle.wait()
         rows = received.astype("int32")
         return [output, rows if isinstance(output, np.ndarray) else tf.constant(rows)]
@@ -82,7 +82,7 @@ def scatter(
     (x,) = tensors_of([tensor])
 
     def run(xs: Sequence[Any], name: str | None) -> list[Any]:
-        return [exchange.scatter(xs[0], root_rank, splits, name=name, process_set=process_set)]
+        return [ops.scatter(xs[0], root_rank, splits, name=name, process_set=process_set)]
 
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
         rows = tf.shape(gs[0])[0]

@@ -24,10 +24,9 @@ from farandole.features import (
     nccl_built,
     rocm_built,
 )
-from farandole.joining import join
 from farandole.messages import recv, recv_async, send, send_async
 from farandole.observe.timeline import start_timeline, stop_timeline
-from farandole.ops import Adasum, Average, Max, Min, Product, Sum, barrier
+from farandole.ops import Adasum, Average, Max, Min, Product, Sum, barrier, join
 from farandole.process_sets import (
     ProcessSet,
     add_process_set,

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 LIBRARY = ROOT / "build" / "release" / "libfarandole.so"
-MOST_LINES = 400
+MOST_LINES, MOST_HEADER_LINES = 600, 300
 SOURCES = {".h", ".cc", ".cu", ".py", ".toml", ".cmake"}
 SKIPPED_FOLDERS = {".git", ".venv", "build", "dist", "__pycache__"}
 
@@ -56,7 +56,7 @@ LADDER = {
 PYTHON_LADDER = (
     *("errors", "_library", "xla", "config", "topology", "members", "start", "installed", "output"),
     *("arrays", "calls", "observe", "process_sets", "adasum_gpu"),
-    *("ops", "exchange", "messages", "joining", "objects"),
+    *("ops", "messages", "objects"),
     *("parameter_shard", "parameter_server"),
     *("adasum", "parameters", "runtime", "features", "worlds", "elastic", "launch", "__init__"),
     *("as_horovod", "tools", "__main__"),
@@ -307,7 +307,9 @@ def test_file(path: Path) -> None:
     assert lines, "an empty file"
     first = 1 if lines[0].startswith("#!") else 0
     assert "SPDX-License-Identifier: Apache-2.0" in lines[first], "no licence line at the top"
-    assert len(lines) <= MOST_LINES, f"{len(lines)} lines: one noun a file, at most {MOST_LINES}"
+    inner = path.suffix == ".h" and CSRC in path.parents and path.parent != CSRC
+    most = MOST_HEADER_LINES if inner else MOST_LINES
+    assert len(lines) <= most, f"{len(lines)} lines: one noun a file, at most {most}"
 
 
 OPENING = {".h": "//", ".cc": "//", ".cu": "//", ".py": '"""'}

@@ -10,7 +10,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from farandole import exchange, ops, topology
+from farandole import ops, topology
 from farandole.calls.handles import Handle
 from farandole.calls.public_call import collective, collective_then
 from farandole.calls.requests import Op
@@ -180,7 +180,7 @@ def alltoall_async(
         (tensor([0, 1, 2]), tensor([3], dtype=torch.int32))
     """
     device = splits.device if isinstance(splits, Tensor) else "cpu"
-    return exchange.alltoall_async(tensor, splits, name=name, process_set=process_set).map(
+    return ops.alltoall_async(tensor, splits, name=name, process_set=process_set).map(
         lambda both: (both[0], torch.from_numpy(both[1]).to(device, torch.int32))
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farandole import exchange, ops
+from farandole import ops
 from farandole.calls.handles import Handle
 from farandole.calls.public_call import collective, collective_then
 from farandole.calls.requests import Op
@@ -124,7 +124,7 @@ def scatter_async(
         >>> hvd.scatter_async(torch.arange(3), root_rank=0, splits=[3]).wait()
         tensor([0, 1, 2])
     """
-    return exchange.scatter_async(tensor, root_rank, splits, name=name, process_set=process_set)
+    return ops.scatter_async(tensor, root_rank, splits, name=name, process_set=process_set)
 
 
 @collective_then(Op.SCATTER)
