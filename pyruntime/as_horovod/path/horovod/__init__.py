@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces Horovod: the same module names, farandole's contents."""
+"""Replaces Horovod: the same module names, farandole's contents (farandole.as_horovod.modules)."""
 
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import farandole
+from farandole.as_horovod.modules import Modules
 
 __all__ = ["__version__", "run"]
 
 __version__ = "0.28.1"  # the release whose calls are here; farandole.__version__ is ours
 
+if not any(isinstance(finder, Modules) for finder in sys.meta_path):
+    sys.meta_path.insert(0, Modules())
+
 # Options without effect: farandole always behaves so.
-_GRANTED = {"use_mpi", "disable_cache"}
+_GRANTED = {"use_mpi", "use_gloo", "disable_cache"}
 
 
 def run(

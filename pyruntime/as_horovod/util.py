@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helpers that scripts and libraries import from horovod.common.util."""
+"""The helpers that scripts and libraries import from horovod.common.util. For any thread."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from farandole.errors import HorovodVersionMismatchError
 from farandole.features import (
     ccl_built,
     cuda_built,
@@ -18,10 +19,14 @@ from farandole.features import (
     nccl_built,
     rocm_built,
 )
+from farandole.ops import ReduceOp
 
 __all__ = [
+    "HorovodVersionMismatchError",
     "ccl_built",
     "check_extension",
+    "check_installed_version",
+    "check_num_rank_power_of_2",
     "cuda_built",
     "ddl_built",
     "env",
@@ -29,6 +34,7 @@ __all__ = [
     "get_average_backwards_compatibility_fun",
     "gloo_built",
     "gpu_available",
+    "handle_average_backwards_compatibility",
     "is_iterable",
     "is_version_greater_equal_than",
     "mpi_built",
@@ -57,6 +63,12 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
         raise ImportError(f"{ext_name} is not here: farandole has no adapter or no {name} for it")
 
 
+def check_installed_version(
+    name: str, version: str, exception: BaseException | None = None
+) -> None:
+    """Does nothing: farandole is not compiled against a framework, so every version fits."""
+
+
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether the framework may use a GPU."""
     if ext_base_name != "torch":
@@ -76,6 +88,11 @@ def split_list(values: Sequence[T], num_parts: int) -> list[Sequence[T]]:
 def num_rank_is_power_2(num_rank: int) -> bool:
     """Whether a number is a power of two."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def check_num_rank_power_of_2(num_rank: int) -> bool:
+    """Whether Adasum can work with so many ranks: farandole's can with any number."""
+    return num_rank > 0
 
 
 def is_iterable(x: Any) -> bool:
@@ -122,3 +139,8 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, A
         return reduce_ops.Average if op is None else op
 
     return choose
+
+
+def handle_average_backwards_compatibility(op: Any, average: bool | None) -> Any:
+    """The reduce op that `op` or Horovod's older argument `average` asks for."""
+    return get_average_backwards_compatibility_fun(ReduceOp)(op, average)
