@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 from farandole._library import check_count, ffi, lib, text
 
-# What horovodrun and its kind tell the processes that they start: no settings.
+# What horovodrun and its kind tell the processes that they start, and what is always so here: no
+# settings.
 _OF_LAUNCHERS = {
     *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
     *("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "FARANDOLE_RUN_KEY"),
+    "HOROVOD_DYNAMIC_PROCESS_SETS",
 }
 
 

@@ -26,7 +26,7 @@ from farandole.observe import prometheus, stacks
 from farandole.parameter_shard import abandon_all
 from farandole.process_sets import add_process_set, forget_all
 from farandole.start import bootstrap, leaving, supervised
-from farandole.topology import local_size
+from farandole.topology import local_size, not_initialized
 
 _BLOB_CAPACITY = 1 << 16  # bytes
 _SLICE = 0.15  # seconds between looks at Python's signals
@@ -342,7 +342,7 @@ os.register_at_fork(after_in_child=_after_fork)
 def world_ranks(comm: Any) -> list[int]:
     """This world's ranks in an mpi4py communicator, ascending. Raises ValueError where unknown."""
     if _job is None:
-        raise ValueError("farandole is not initialised: call farandole.init() first")
+        raise not_initialized()
     return _job.world_ranks(comm)
 
 

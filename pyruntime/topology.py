@@ -8,6 +8,7 @@ time of the fork.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from farandole._library import ffi, lib
@@ -26,8 +27,15 @@ def is_initialized() -> bool:
 def _where() -> Any:
     topology = ffi.new("farandole_topology*")
     if lib.farandole_where(topology) != lib.FARANDOLE_OK:
-        raise ValueError("farandole is not initialised: call farandole.init() first")
+        raise not_initialized()
     return topology
+
+
+def not_initialized() -> ValueError:
+    """The error of a call before init(). It names what the program has imported: tests of Horovod's
+    users compare the text."""
+    name = "Horovod" if "horovod" in sys.modules else "farandole"
+    return ValueError(f"{name} has not been initialized: call init() first")
 
 
 def rank() -> int:

@@ -164,7 +164,7 @@ inline std::shared_ptr<Runtime> runtime_if_any() {
 inline std::shared_ptr<Runtime> runtime() {
   std::lock_guard lock(process().mutex);
   if (!process().runtime) {
-    throw Error(ErrorCode::kShutdown, "farandole is not initialised; call init() first");
+    throw Error(ErrorCode::kShutdown, "farandole has not been initialized: call init() first");
   }
   return process().runtime;
 }

@@ -114,7 +114,7 @@ TEST(xla_hears_of_errors_on_a_gpu) {
     call.shape[0] = 0;
     CHECK_EQ(call.call(), "");
     shut_down();
-    CHECK(contains(call.call(), "farandole.ShutdownError: farandole is not initialised"));
+    CHECK(contains(call.call(), "farandole.ShutdownError: farandole has not been initialized"));
   }
   CHECK_EQ(gpu_library().alive(), 0);
 }

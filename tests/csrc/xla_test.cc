@@ -44,7 +44,7 @@ TEST(no_elements_need_no_memory) {
 
 TEST(the_core_s_errors_have_their_names) {
   Frame call(3);
-  CHECK(contains(call.run(), "farandole.ShutdownError: farandole is not initialised"));
+  CHECK(contains(call.run(), "farandole.ShutdownError: farandole has not been initialized"));
   init_alone();
   call.dtypes[0] = FARANDOLE_BOOL;
   CHECK(contains(call.run(), "farandole.TypeError: "));

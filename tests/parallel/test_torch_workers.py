@@ -106,7 +106,7 @@ def test_a_child_forked_while_the_runtime_is_down() -> None:
     initialised, text = queue.get(timeout=60)
     child.join(60)
     assert not initialised
-    assert "not initialised" in text
+    assert "has not been initialized" in text
     hvd.init()
 
 

@@ -241,6 +241,11 @@ def test_submodules_are_attributes(horovod: Any) -> None:
         assert getattr(shim, name) is sys.modules[f"horovod.torch.{name}"]
 
 
+def test_a_call_before_init_names_what_was_imported(horovod: Any) -> None:
+    with pytest.raises(ValueError, match="^Horovod has not been initialized: call init"):
+        hvd.rank()
+
+
 @pytest.mark.parametrize("module", ["horovod.spark", "horovod.ray", "horovod.spark.keras"])
 def test_what_is_not_here_says_what_is(horovod: Any, module: str) -> None:
     with pytest.raises(ImportError, match="farandole run -np N"):

@@ -31,7 +31,7 @@ def write(path, events, **about):
 def test_not_initialised():
     fd.shutdown()
     for call in (lambda: fd.start_timeline("x.json"), fd.stop_timeline):
-        with pytest.raises(ValueError, match="not initialised"):
+        with pytest.raises(ValueError, match="has not been initialized"):
             call()
 
 
