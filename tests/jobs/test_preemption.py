@@ -36,29 +36,24 @@ def test_a_state_that_cannot_be_written(mpi_ranks, tmp_path: Path) -> None:
     env = {"FARANDOLE_CHECKPOINT_DIR": str(tmp_path / "file" / "below")}
     with pytest.raises(JobError) as caught:
         mpi_ranks(training(), 2, env).finish().check()
-    told = r"CheckpointError: no commit was written to .*Not a directory"
+    told = r"CheckpointError: .*Not a directory"
     assert len(re.findall(told, str(caught.value))) >= 2, "each rank says so"
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_an_attribute_that_no_file_holds(mpi_ranks, tmp_path: Path, rank: int) -> None:
+def test_an_attribute_that_no_file_holds(mpi_ranks, tmp_path: Path) -> None:
     """Rank 0 writes, and all ranks raise what it raises."""
     env = {"FARANDOLE_CHECKPOINT_DIR": str(tmp_path / "kept")}
-    event = f"if state.steps == 6 and fd.rank() == {rank}: state.seen = [open]"
+    event = "if state.steps == 6 and fd.rank() == 0: state.seen = [open]"
     source = training(event).replace(
         "    train(state)\n",
         "    try:\n        train(state)\n    except TypeError as error:\n"
         "        print(f'rank {fd.rank()} after {state.steps}: {error}', flush=True)\n"
         "        raise SystemExit(0)\n",
     )
-    result = mpi_ranks(source, 2, env).finish()
-    if rank == 1:  # its state is not written, and goes on as it is there
-        assert "TypeError" not in result.out
-        return
-    result.check()
-    for n in (0, 1):
-        text = rf"rank {n} after 7: state, seen\.0, is of type builtin_function.* holds .*texts"
-        assert re.search(text, result.out), result.out
+    out = mpi_ranks(source, 2, env).finish().check().out
+    for rank in (0, 1):
+        text = rf"rank {rank} after 7: state, seen\.0, is of type builtin_function.* holds .*texts"
+        assert re.search(text, out), out
 
 
 def test_a_pickle_in_the_folder(mpi_ranks, tmp_path: Path) -> None:

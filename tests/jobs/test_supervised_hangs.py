@@ -18,7 +18,7 @@ from harness.proc import processes_of_sessions
 from harness.supervised import SupervisedJob, check, story, supervised_job, training
 
 # A rank that does not come is missed soon, and a rank that has a word to say soon says it.
-LIMITS = {"FARANDOLE_STALL_WARN": "1", "FARANDOLE_STALL_ABORT": "3", "FARANDOLE_INIT_TIMEOUT": "4"}
+LIMITS = {"FARANDOLE_STALL_WARN": "1", "FARANDOLE_STALL_ABORT": "3", "FARANDOLE_INIT_TIMEOUT": "8"}
 STOPS = "os.kill(os.getpid(), signal.SIGSTOP)"
 LOOPS = "exec('while True: pass')"
 
