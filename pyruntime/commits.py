@@ -141,7 +141,7 @@ def write_commit(folder: Path, values: dict[str, Any], ranks: int) -> None:
         shared = {name: trees.encode(x, name, blocks) for name, x in values.items()}
         text = _document(shared, blocks, ranks)
     except RecursionError:
-        raise TypeError("the state contains itself, or is nested too deeply to be written") from None
+        raise TypeError("the state contains itself, or is nested too deeply for a file") from None
     header = _header(text, blocks.found)
     try:
         with _opened(folder, make=True) as place:

@@ -23,12 +23,13 @@ from farandole.errors import counted, ranks_text
 from farandole.launch.door import Door
 from farandole.launch.job import Job, outer_environment
 from farandole.launch.launchers import Launcher
-from farandole.launch.processes import LocalProcess
+from farandole.launch.processes import LocalProcesses
 from farandole.start.supervised import ADDRESS, KEY, Said, What, Whereabouts
 
 _TICK = 1.0  # seconds; after each the supervisor looks at the hosts
 _LINGER = 10.0  # seconds for a launcher to end when all ranks have, one has failed, or by SIGTERM
 _LAST_WORDS = 5.0  # seconds for those of ranks, when the launcher has ended
+_EXIT = 1.0  # seconds for ranks to be gone then
 
 
 class Signal(NamedTuple):
@@ -70,11 +71,6 @@ class _Rank:
     last: Said | None = None  # how it ends, as it says
     signalled: bool = False  # by whoever takes its host away, or by a launcher that ends the job
     gone: float = float("inf")  # when its connection ended
-    process: LocalProcess | None = None  # None: it has not said where it is
-
-    def lives_here(self) -> bool:
-        """Whether its process is known to live on this host."""
-        return self.process is not None and self.process.lives()
 
 
 class _Line(Door):
@@ -134,6 +130,7 @@ class Attempt:
         self.job = replace(job, environment={**job.environment, **ours})
         self._command = launcher.command(self.job)
         self._ranks: dict[int, _Rank] = {}
+        self._here = LocalProcesses()
         self._asked = False
         self._deadline = float("inf")  # then the launcher is ended
         self._why = ""  # with that deadline
@@ -152,6 +149,7 @@ class Attempt:
             stdin=subprocess.DEVNULL,
             preexec_fn=os.setpgrp,  # what Ctrl-C or timeout(1) signals is the supervisor alone
         )
+        self._here.add_child("the launcher", self._process.pid)
         threading.Thread(target=self._wait, name="launcher", daemon=True).start()
         return self
 
@@ -178,13 +176,9 @@ class Attempt:
 
     def _end_orphans(self) -> None:
         """Ends ranks that outlive their launcher, and would commit beside the next attempt's."""
-        orphans = [n for n, rank in self._ranks.items() if rank.lives_here()]
-        if orphans:
-            say(f"{ranks_text(orphans)} outlived the launcher, and will be killed")
-        for rank in self._ranks.values():
-            if rank.process is not None:
-                rank.process.kill()
-                rank.process.close()
+        if orphans := self._here.outliving(_EXIT):
+            say(f"{', '.join(orphans)} outlived the launcher: killed")
+        self._here.kill()
         self._line.ask_to_leave()  # those on other hosts, which can't be killed from here
         self._hear_last_words(_LAST_WORDS)
         if self._awaited():
@@ -216,13 +210,10 @@ class Attempt:
         return event
 
     def _look_for_stopped(self) -> None:
-        """Ends the launcher if a rank here is stopped for as long as others would wait for it."""
-        for n, rank in sorted(self._ranks.items()):
-            stopped = rank.process.stopped_for() if rank.process is not None else 0.0
-            if stopped >= self._longest_stop:
-                limit = f"{self._longest_stop:g} s (FARANDOLE_STALL_ABORT)"
-                text = f"rank {n} on {rank.host} has been stopped for {limit}"
-                self.end_launcher(f"{text}: the launcher is ended")
+        """Ends the launcher if a process here is stopped for as long as others wait for a rank."""
+        if name := self._here.stopped(self._longest_stop):
+            seconds = f"{self._longest_stop:g} s (FARANDOLE_STALL_ABORT)"
+            self.end_launcher(f"{name} has been stopped for {seconds}: the launcher is ended")
 
     def _take(self, seconds: float) -> Event | None:
         try:
@@ -234,6 +225,8 @@ class Attempt:
         if isinstance(event, Ended):
             self.code, self._ended = event.code, True
         else:
+            if event.said is not None and event.said.what is What.HERE:
+                self._here.add(f"rank {event.rank}", Whereabouts.parse(event.said.text))
             self._note(self._ranks.setdefault(event.rank, _Rank()), event.said)
         return event
 
@@ -243,11 +236,8 @@ class Attempt:
             if len(self._ranks) >= self.job.ranks and not self._awaited() and not self._all_done():
                 self.limit(_LINGER)
         elif said.what is What.HERE:  # each of several programs in turn is a rank
-            where = Whereabouts.parse(said.text)
-            if rank.process is not None:
-                rank.process.close()
-            rank.process = LocalProcess(where, 2 * _TICK)
-            rank.host, rank.last, rank.gone = where.host, None, float("inf")
+            rank.host = Whereabouts.parse(said.text).host
+            rank.last, rank.gone = None, float("inf")
         elif said.what is What.COMMITTED:
             self.commits += 1
         elif said.what is What.SIGNALLED:

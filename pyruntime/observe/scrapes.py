@@ -37,6 +37,7 @@ class ScrapeServer:
         except BaseException:
             self._socket.close()
             raise
+        self._end = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(lambda loop, context: None)  # no descriptor is left, say
         self._thread = threading.Thread(target=self._run, name="farandole.metrics", daemon=True)
@@ -44,7 +45,7 @@ class ScrapeServer:
 
     def close(self) -> None:
         """Stops answering."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 
     def forget(self) -> None:
@@ -53,21 +54,25 @@ class ScrapeServer:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        start = asyncio.start_server(self._serve, sock=self._socket, limit=_LONGEST)
-        server = self._loop.run_until_complete(start)
-        self._loop.run_forever()
-        server.close()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0))  # they end
+        self._loop.run_until_complete(self._answer_all())
         self._loop.close()
+
+    async def _answer_all(self) -> None:
+        server = await asyncio.start_server(self._serve, sock=self._socket, limit=_LONGEST)
+        await self._end.wait()
+        server.close()
+        for task in list(self._open):
+            task.cancel()
+        await asyncio.sleep(0)  # they end
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._open[task] = None
         if len(self._open) > _MOST:
-            next(iter(self._open)).cancel()
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.cancel()
         try:
             with contextlib.suppress(
                 OSError, EOFError, ValueError, asyncio.TimeoutError, asyncio.LimitOverrunError

@@ -222,7 +222,9 @@ def test_strangers_at_the_metrics(fork_ranks, how):
     assert 'farandole_tensors_done_total{rank="0"}' in metrics_at(port)
 
 
-@pytest.mark.parametrize("request_", [b"\r\n\r\n", b"POST / HTTP/1.1\r\n\r\n", b"\xff \xff\r\n\r\n"])
+@pytest.mark.parametrize(
+    "request_", [b"\r\n\r\n", b"POST / HTTP/1.1\r\n\r\n", b"\xff \xff\r\n\r\n"]
+)
 def test_what_is_no_scrape(fork_ranks, request_):
     port = free_ports(1)
     job = fork_ranks(UP, 1, {"FARANDOLE_METRICS_PORT": str(port)})

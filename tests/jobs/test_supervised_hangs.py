@@ -41,7 +41,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
 
 def hangs(victims: set[int], how: str, step: int = 5) -> str:
     """A training in which these ranks hang once, after that step's commit."""
-    return training(f"if fd.rank() in {victims} and state.steps == {step} and first(str(fd.rank())): {how}")
+    return training(
+        f"if fd.rank() in {victims} and state.steps == {step} and first(str(fd.rank())): {how}"
+    )
 
 
 @pytest.mark.parametrize("how", [STOPS, LOOPS], ids=["stopped", "loops"])
@@ -58,19 +60,21 @@ def test_ranks_that_hang(start, ranks: int, victims: set[int], how: str) -> None
 def test_all_ranks_stopped(start, ranks: int) -> None:
     """Nobody is left to say so."""
     out = start(hangs(set(range(ranks)), STOPS), ranks).finish().check().out
-    assert re.search(r"rank \d on \S+ has been stopped for 3 s", out)
+    assert re.search(r"rank \d has been stopped for 3 s", out)
     check(out, ranks)
 
 
 @pytest.mark.parametrize("how", [STOPS, LOOPS], ids=["stopped", "loops"])
 def test_a_rank_that_hangs_in_a_restart(start, how: str) -> None:
     """All have left the world; one does not come to init()."""
-    event = (
-        "if state.steps == 5 and first(str(fd.rank())): raise fd.LibraryError('a broken cable')"
-    )
+    event = "if state.steps == 5 and first(str(fd.rank())): raise fd.LibraryError('a broken cable')"
     hang = f"\nif fd.rank() == 1: runtime.init = lambda *_: exec({how!r})\n"
-    source = training(event).replace("\nmain()", "\nfrom farandole import runtime" + hang + "main()")
-    source = source.replace("if fd.rank() == 1:", "if fd.rank() == 1 and not (FOLDER / '1').exists():")
+    source = training(event).replace(
+        "\nmain()", "\nfrom farandole import runtime" + hang + "main()"
+    )
+    source = source.replace(
+        "if fd.rank() == 1:", "if fd.rank() == 1 and not (FOLDER / '1').exists():"
+    )
     out = start(source, 2).finish().check().out
     assert "start 2:" in out
     check(out, 2)

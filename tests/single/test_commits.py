@@ -25,12 +25,12 @@ import torch
 import farandole as fd
 from farandole.commits import FILE, read_commit, write_commit
 
-Point = namedtuple("Point", "x y")  # noqa: PYI024
+Point = namedtuple("Point", "x y")
 OTHER = 65_534  # a user that is not this one
 
 VALUES: dict[str, Any] = {
     "plain": [1, -(2**70), 0.1, float("inf"), True, None, "naïve", {}],
-    "keys": {1: "a", (2, "b"): [3], None: {"$": 4}, True: 5},
+    "keys": {1: "a", (2, "b"): [3], None: {"$": 4}, False: 5},
     "ordered": OrderedDict(b=1, a=2),
     "counted": Counter("abca"),
     "groups": (1, ("x",), {3, 4}, frozenset({(5, 6)}), []),
