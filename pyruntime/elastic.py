@@ -135,8 +135,8 @@ class State(ABC):
 class ObjectState(State):
     """Attributes of any type that can be copied and pickled: ObjectState(epoch=0, batch=0).
 
-    In FARANDOLE_CHECKPOINT_DIR nothing is pickled: write() takes numbers, texts, bytes, None, arrays
-    of NumPy and JAX, tensors of PyTorch, and dicts, lists, sets and (named) tuples of these.
+    In FARANDOLE_CHECKPOINT_DIR nothing is pickled: write() takes numbers, texts, bytes, None,
+    arrays of NumPy and JAX, tensors of PyTorch, and dicts, lists, sets and (named) tuples of these.
     """
 
     def __init__(self, **attributes: Any) -> None:
@@ -168,10 +168,10 @@ class ObjectState(State):
     def read(self, folder: Path) -> bool:
         """As in State; on rank 0, whose state sync() copies. Raises on all ranks CheckpointError
         for what another user owns or may write to, and for a file that is damaged."""
-        found = _by_rank_0(lambda: read_commit(folder, self.saved()), "read")
-        if found is not None and topology.rank() == 0:
+        there, found = _by_rank_0(lambda: read_commit(folder, self.saved()), "read")
+        if found is not None:
             self.restore_from(found)
-        return found is not None
+        return there
 
     def saved(self) -> dict[str, Any]:
         """What write() puts on the disk: the last copy."""
@@ -190,8 +190,8 @@ class ObjectState(State):
             setattr(self, name, value)
 
 
-def _by_rank_0(work: Callable[[], T | None], what: str) -> T | bool | None:
-    """What `work` has returned on rank 0; on the others whether that is not None. Collective.
+def _by_rank_0(work: Callable[[], T | None], what: str) -> tuple[bool, T | None]:
+    """Whether `work` has returned anything on rank 0, and there what; collective.
 
     Its errors are raised on all ranks.
     """
@@ -206,9 +206,9 @@ def _by_rank_0(work: Callable[[], T | None], what: str) -> T | bool | None:
     told = np.array([error is not None, result is not None], np.uint8)
     ops.broadcast_(told, 0, name=name)
     if told[0]:
-        kind, text = broadcast_object((type(error), str(error)), 0, name=f"{name}.error")
-        raise error or kind(text)
-    return result if topology.rank() == 0 else (True if told[1] else None)
+        heard: Any = broadcast_object((type(error), str(error)), 0, name=f"{name}.error")
+        raise error or heard[0](heard[1])
+    return bool(told[1]), result
 
 
 _worlds: Worlds | None = None  # of the call under way; None: a dead rank ends the job

@@ -66,7 +66,8 @@ def encode(value: Any, path: str, elements: Elements) -> Tree:
     if kind is complex:
         return {KIND: "complex", "parts": [value.real, value.imag]}
     if kind is list or kind in _GROUPS.values():
-        members = [encode(x, f"{path}.{i}", elements) for i, x in enumerate(value)]
+        ordered = sorted(value, key=repr) if kind in (set, frozenset) else value  # as on all ranks
+        members = [encode(x, f"{path}.{i}", elements) for i, x in enumerate(ordered)]
         return members if kind is list else {KIND: kind.__name__, "members": members}
     if elements.keeps_classes and _is_named_tuple(kind):
         fields = zip(kind._fields, value, strict=True)
@@ -159,7 +160,7 @@ def _array(value: Any, path: str, elements: Elements) -> Tree:
 def _name_of(dtype: np.dtype[Any]) -> str:
     """What _dtype() knows it by; empty for a type whose elements are no plain numbers or texts."""
     if dtype.name in _NAMED:
-        return dtype.name
+        return str(dtype.name)
     return "" if dtype.kind in "OV" else dtype.str
 
 
@@ -167,9 +168,9 @@ def _dtype(name: str) -> np.dtype[Any]:
     if name in _NAMED:
         import ml_dtypes  # what has made such arrays needs it too
 
-        return np.dtype(getattr(ml_dtypes, name))
-    dtype = np.dtype(name)
-    if dtype.kind in "OV":
+        name = getattr(ml_dtypes, name)
+    dtype: np.dtype[Any] = np.dtype(name)
+    if not _name_of(dtype):
         raise TypeError(f"no array of type {name} is read from a file")
     return dtype
 

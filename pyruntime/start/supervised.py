@@ -15,6 +15,7 @@ import struct
 import threading
 from collections.abc import Iterable, Iterator
 from enum import Enum
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -61,7 +62,7 @@ class Whereabouts(NamedTuple):
         """This process's."""
         space = ""
         with contextlib.suppress(OSError):  # there is no /proc
-            space = os.readlink("/proc/self/ns/pid")
+            space = str(Path("/proc/self/ns/pid").readlink())
         return cls(socket.gethostname(), os.getpid(), space)
 
     def __str__(self) -> str:

@@ -104,7 +104,7 @@ def _flat(x: Tensor) -> trees.Flat:
     if not x.numel():
         return np.empty(0, np.uint8)
     # x.numpy() would forbid storage.resize_() for good
-    return np.from_dlpack(x.reshape(-1).view(torch.uint8))
+    return np.from_dlpack(x.reshape(-1).view(torch.uint8)).view(np.uint8)
 
 
 def random_state() -> dict[str, Any]:
