@@ -72,6 +72,10 @@ class _Rank:
     signalled: bool = False  # by whoever takes its host away, or by a launcher that ends the job
     gone: float = float("inf")  # when its connection ended
 
+    def failed(self) -> bool:
+        """Whether it has said so."""
+        return self.last is not None and self.last.what in (What.FAILED, What.BROKEN)
+
 
 class _Line(Door):
     """Where the ranks call."""
@@ -238,6 +242,9 @@ class Attempt:
         elif said.what is What.HERE:  # each of several programs in turn is a rank
             rank.host = Whereabouts.parse(said.text).host
             rank.last, rank.gone = None, float("inf")
+            failed = any(other.failed() for other in self._ranks.values())
+            if not (self._asked or self._terminated or failed):
+                self._deadline = float("inf")  # what the one before it had said is over
         elif said.what is What.COMMITTED:
             self.commits += 1
         elif said.what is What.SIGNALLED:
@@ -246,7 +253,7 @@ class Attempt:
             rank.last = Said(What.BROKEN, said.text)
         else:
             rank.last = said
-            if said.what in (What.FAILED, What.BROKEN) and not self.job.ulfm:
+            if rank.failed() and not self.job.ulfm:  # the others can't go on without it
                 self._why = self._why or f"a rank failed ({said.text}), but others go on or hang; "
                 self.limit(_LINGER)
 

@@ -68,7 +68,7 @@ def test_all_ranks_stopped(start, ranks: int) -> None:
 def test_a_rank_that_hangs_in_a_restart(start, how: str) -> None:
     """All have left the world; one does not come to init()."""
     event = "if state.steps == 5 and first(str(fd.rank())): raise fd.LibraryError('a broken cable')"
-    hang = f"\nif fd.rank() == 1: runtime.init = lambda *_: exec({how!r})\n"
+    hang = f"\nif fd.rank() == 1: runtime.init = lambda *_: exec('while True: ' + {how!r})\n"
     source = training(event).replace(
         "\nmain()", "\nfrom farandole import runtime" + hang + "main()"
     )
