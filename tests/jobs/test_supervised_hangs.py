@@ -107,12 +107,8 @@ def test_a_launcher_that_is_killed(start, tmp_path: Path, how: str) -> None:
     (launcher,) = set(found.values())
     os.kill(launcher, signal.SIGKILL)
     job.process.wait_for_output("start 2:")
-    alive = {process.pid for process in processes_of_sessions(sessions())} & found.keys()
+    alive = {process.pid for process in processes_of_sessions({job.process.pid})} & found.keys()
     assert not alive, "they run beside the next attempt"
     out = job.finish().check().out
     assert "the launcher was killed" in out
     check(out, 2)
-
-
-def sessions() -> set[int]:
-    return {os.getsid(int(p.name)) for p in Path("/proc").iterdir() if p.name.isdigit()}
