@@ -61,9 +61,10 @@ class ScrapeServer:
         server = await asyncio.start_server(self._serve, sock=self._socket, limit=_LONGEST)
         await self._end.wait()
         server.close()
-        for task in list(self._open):
+        ending = list(self._open)
+        for task in ending:
             task.cancel()
-        await asyncio.sleep(0)  # they end
+        await asyncio.gather(*ending, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
