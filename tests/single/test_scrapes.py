@@ -49,9 +49,8 @@ def test_it_ends_with_connections_open() -> None:
     server.close()
     assert threading.active_count() == before
     for stranger in strangers:
-        with stranger:
-            with contextlib.suppress(ConnectionError):
-                assert stranger.recv(1) == b""
+        with stranger, contextlib.suppress(ConnectionError):
+            assert stranger.recv(1) == b""
     ScrapeServer("127.0.0.1", port, app).close()
 
 
