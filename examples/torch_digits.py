@@ -142,7 +142,7 @@ def main() -> None:
 
     first_epoch = 0
     if arguments.resume and hvd.rank() == 0:  # the others get all of it below
-        checkpoint = torch.load(arguments.checkpoint)
+        checkpoint = torch.load(arguments.checkpoint, weights_only=True)
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         first_epoch = checkpoint["epoch"] + 1

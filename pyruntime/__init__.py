@@ -10,6 +10,7 @@ from farandole.arrays.arena import empty
 from farandole.calls.handles import Handle
 from farandole.config import Variable, config
 from farandole.errors import (
+    CheckpointError,
     FarandoleError,
     LibraryError,
     MismatchError,
@@ -97,6 +98,7 @@ __version__ = text(lib.farandole_version())
 __all__ = [
     "Adasum",
     "Average",
+    "CheckpointError",
     "FarandoleError",
     "Handle",
     "Histogram",

@@ -18,8 +18,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import os
-import pickle
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -30,8 +28,9 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from farandole import ops, runtime, topology
+from farandole.commits import read_commit, write_commit
 from farandole.config import setting
-from farandole.errors import RETRIED, HostsUpdatedInterrupt
+from farandole.errors import RETRIED, CheckpointError, HostsUpdatedInterrupt
 from farandole.objects import broadcast_object
 from farandole.start import joining, leaving, supervised
 from farandole.worlds import Worlds
@@ -39,6 +38,7 @@ from farandole.worlds import Worlds
 __all__ = ["RETRIED", "ObjectState", "State", "run", "run_fn"]
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 _REMOVED, _ADDED = 1, 2  # bits of on_hosts_updated's update_res
 
@@ -133,7 +133,11 @@ class State(ABC):
 
 
 class ObjectState(State):
-    """Attributes of any type that can be copied and pickled: ObjectState(epoch=0, batch=0)."""
+    """Attributes of any type that can be copied and pickled: ObjectState(epoch=0, batch=0).
+
+    In FARANDOLE_CHECKPOINT_DIR nothing is pickled: write() takes numbers, texts, bytes, None,
+    arrays of NumPy and JAX, tensors of PyTorch, and dicts, lists, sets and (named) tuples of these.
+    """
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__()
@@ -156,17 +160,18 @@ class ObjectState(State):
         ObjectState.save(self)
 
     def write(self, folder: Path) -> None:
-        """As in State; by rank 0."""
-        if topology.rank() == 0:
-            _write(folder / _FILE, pickle.dumps(self.saved()))
+        """As in State; by rank 0. Raises on all ranks CheckpointError for a folder that another
+        user may write to, and where the disk fails; TypeError for an attribute that no file without
+        code can hold."""
+        _by_rank_0(lambda: write_commit(folder, self.saved(), topology.size()), "write")
 
     def read(self, folder: Path) -> bool:
-        """As in State; on rank 0, whose state sync() copies."""
-        path = folder / _FILE
-        found = topology.rank() == 0 and path.exists()
-        if found:
-            self.restore_from(pickle.loads(path.read_bytes()))
-        return bool(broadcast_object(found, 0, name="farandole.elastic.read"))
+        """As in State; on rank 0, whose state sync() copies. Raises on all ranks CheckpointError
+        for what another user owns or may write to, and for a file that is damaged."""
+        there, found = _by_rank_0(lambda: read_commit(folder, self.saved()), "read")
+        if found is not None:
+            self.restore_from(found)
+        return there
 
     def saved(self) -> dict[str, Any]:
         """What write() puts on the disk: the last copy."""
@@ -185,6 +190,27 @@ class ObjectState(State):
             setattr(self, name, value)
 
 
+def _by_rank_0(work: Callable[[], T | None], what: str) -> tuple[bool, T | None]:
+    """Whether `work` has returned anything on rank 0, and there what; collective.
+
+    Its errors are raised on all ranks.
+    """
+    result: T | None = None
+    error: Exception | None = None
+    if topology.rank() == 0:
+        try:
+            result = work()
+        except (CheckpointError, TypeError, ValueError) as reason:
+            error = reason
+    name = f"farandole.elastic.{what}"
+    told = np.array([error is not None, result is not None], np.uint8)
+    ops.broadcast_(told, 0, name=name)
+    if told[0]:
+        heard: Any = broadcast_object((type(error), str(error)), 0, name=f"{name}.error")
+        raise error or heard[0](heard[1])
+    return bool(told[1]), result
+
+
 _worlds: Worlds | None = None  # of the call under way; None: a dead rank ends the job
 _folder: Path | None = None  # where the commits of the call under way are written; None: nowhere
 _calls = 0  # of functions decorated with run(): each has a folder of its own
@@ -201,25 +227,6 @@ def _folder_of_call() -> Iterator[Path | None]:
         yield _folder
     finally:
         _folder = before
-
-
-_FILE = "elastic.pickle"
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Replaces a file by another one, whatever is killed when. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    with new.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # else the new name may be lost with the machine
-    finally:
-        os.close(folder)
 
 
 def run_fn(func: Callable[..., R], reset: Callable[[], None] = runtime.restart) -> Callable[..., R]:

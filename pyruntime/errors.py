@@ -35,6 +35,16 @@ class LibraryError(FarandoleError):
     """MPI, NCCL, CUDA or the operating system failed: the text names the call and its error."""
 
 
+class CheckpointError(FarandoleError):
+    """A checkpoint, or a commit of elastic training, could not be written, or is damaged, missing,
+    foreign, or another user may write to it; the text says which."""
+
+    def __init__(self, text: str, previous: str | None = None) -> None:
+        """`previous`: the file to load in place of a damaged one."""
+        super().__init__(text)
+        self.previous = previous
+
+
 # Errors after which elastic training may go on; not the program's own, such as MismatchError.
 RETRIED = (PeerError, StallError, LibraryError)
 

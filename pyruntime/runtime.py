@@ -254,10 +254,10 @@ def shutdown() -> None:
 def restart() -> None:
     """shutdown() and init() of the same ranks, for elastic training; collective.
 
-    Raises what init() raises, and PeerError, naming the rank and why it left, if one does not come
-    back.
+    Raises what init() raises; StallError if a rank does not leave within FARANDOLE_INIT_TIMEOUT,
+    since it hangs, and PeerError, naming the rank and why it left, if one does not come back.
     """
-    leave_anew()
+    leave_anew(_job.seconds if _job is not None else None)
     init(_comm)
 
 
@@ -292,12 +292,17 @@ def _end(cause: str, failed: bool) -> None:
 
 def _leave_core(cause: str, limit: float | None = None) -> Exception | None:
     """Stops the core; returns its error, if any. `cause`: of this rank's failure; empty: none."""
-    code = lib.FARANDOLE_PENDING
     deadline = float("inf") if limit is None else time.monotonic() + limit
-    while code == lib.FARANDOLE_PENDING:  # in slices, so that Ctrl-C works
-        if time.monotonic() > deadline:
-            raise StallError(f"other ranks did not leave within {limit:g} s")
+    while True:  # in slices, so that Ctrl-C works
         code = lib.farandole_shutdown(int(bool(cause)), cause.encode(), _SLICE)
+        if code != lib.FARANDOLE_PENDING:
+            break
+        if time.monotonic() > deadline:
+            raise StallError(
+                f"elastic training: other ranks did not leave within {limit:g} s, to start anew; "
+                "a rank that hangs or is stopped does not; FARANDOLE_INIT_TIMEOUT sets how long "
+                "the others wait"
+            )
     return core_error(code) if code != lib.FARANDOLE_OK else None
 
 

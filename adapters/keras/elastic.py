@@ -69,7 +69,7 @@ class VariablesState(ObjectState):
 
 
 class KerasState(VariablesState):
-    """KerasState(model, batch=0, epoch=0): a model, its optimizer, and attributes of any type.
+    """KerasState(model, batch=0, epoch=0): a model, its optimizer, attributes as in ObjectState.
 
     optimizer: None for the one that the model was compiled with. backend: accepted for
     compatibility with Horovod, and not used. Raises ValueError for a model without weights yet.

@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 class TensorFlowState(VariablesState):
-    """TensorFlowState(variables, step=0): variables of TensorFlow, and attributes of any type.
+    """TensorFlowState(variables, step=0): TensorFlow's variables, attributes as in ObjectState.
 
     session: accepted for compatibility with Horovod, and not used.
 

@@ -17,6 +17,7 @@ except ModuleNotFoundError as _reason:
     ) from _reason
 
 from farandole.errors import (
+    CheckpointError,
     FarandoleError,
     LibraryError,
     MismatchError,
@@ -28,7 +29,6 @@ from farandole.objects import allgather_object, broadcast_object
 from farandole.observe.metrics import log_metrics, metrics
 from farandole.torch import elastic
 from farandole.torch.checkpoints.checkpoint import CheckpointWrite, load_checkpoint, save_checkpoint
-from farandole.torch.checkpoints.file import CheckpointError
 from farandole.torch.checkpoints.loader import ResumableLoader
 from farandole.torch.compression import Compression
 from farandole.torch.ddp_hook import DDPHookState, ddp_comm_hook

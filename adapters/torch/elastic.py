@@ -121,7 +121,7 @@ def set_handler_registry(registry: list[tuple[type, type[StateHandler[Any]]]]) -
 class TorchState(ObjectState):
     """TorchState(model, optimizer, sampler=sampler, epoch=0): each argument is an attribute.
 
-    Objects of types in the registry have a handler; all others are copied and pickled.
+    Objects of types in the registry have a handler; all others are as in ObjectState.
     """
 
     _handlers: dict[str, StateHandler[Any]]

@@ -19,15 +19,17 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 from farandole.config import setting
-from farandole.errors import counted
+from farandole.errors import counted, ranks_text
 from farandole.launch.door import Door
 from farandole.launch.job import Job, outer_environment
 from farandole.launch.launchers import Launcher
-from farandole.start.supervised import ADDRESS, KEY, Said, What
+from farandole.launch.processes import LocalProcesses
+from farandole.start.supervised import ADDRESS, KEY, Said, What, Whereabouts
 
 _TICK = 1.0  # seconds; after each the supervisor looks at the hosts
-_LINGER = 10.0  # seconds for a launcher to end when all ranks have, or after SIGTERM
+_LINGER = 10.0  # seconds for a launcher to end when all ranks have, one has failed, or by SIGTERM
 _LAST_WORDS = 5.0  # seconds for those of ranks, when the launcher has ended
+_EXIT = 1.0  # seconds for ranks to be gone then
 
 
 class Signal(NamedTuple):
@@ -69,6 +71,10 @@ class _Rank:
     last: Said | None = None  # how it ends, as it says
     signalled: bool = False  # by whoever takes its host away, or by a launcher that ends the job
     gone: float = float("inf")  # when its connection ended
+
+    def failed(self) -> bool:
+        """Whether it has said so."""
+        return self.last is not None and self.last.what in (What.FAILED, What.BROKEN)
 
 
 class _Line(Door):
@@ -128,9 +134,13 @@ class Attempt:
         self.job = replace(job, environment={**job.environment, **ours})
         self._command = launcher.command(self.job)
         self._ranks: dict[int, _Rank] = {}
+        self._here = LocalProcesses()
         self._asked = False
         self._deadline = float("inf")  # then the launcher is ended
+        self._why = ""  # with that deadline
         self._terminated = False
+        self._longest_stop = _longest_stop(job)
+        self._looked = time.monotonic()
         self.commits = 0
         self.code: int = 0  # the launcher's
         self._ended = False
@@ -143,6 +153,7 @@ class Attempt:
             stdin=subprocess.DEVNULL,
             preexec_fn=os.setpgrp,  # what Ctrl-C or timeout(1) signals is the supervisor alone
         )
+        self._here.add_child("the launcher", self._process.pid)
         threading.Thread(target=self._wait, name="launcher", daemon=True).start()
         return self
 
@@ -152,14 +163,31 @@ class Attempt:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_LINGER)
             self._process.kill()
-        until = time.monotonic() + _LAST_WORDS
+        killed = self._process.wait() < 0
+        self._hear_last_words(0.0 if killed else _LAST_WORDS)
+        self._end_orphans()
+        self._line.__exit__()
+
+    def _hear_last_words(self, seconds: float) -> None:
+        """Waits until no rank is connected, so many seconds at most."""
+        until = time.monotonic() + seconds
         later = []
         while self._awaited() and time.monotonic() < until:
             event = self._take(until - time.monotonic())
             later += [event] if isinstance(event, Signal) else []
-        self._line.__exit__()
         for signal in later:
             self._events.put(signal)
+
+    def _end_orphans(self) -> None:
+        """Ends ranks that outlive their launcher, and would commit beside the next attempt's."""
+        if orphans := self._here.outliving(_EXIT):
+            say(f"{', '.join(orphans)} outlived the launcher: killed")
+        self._here.kill()
+        self._line.ask_to_leave()  # those on other hosts, which can't be killed from here
+        self._hear_last_words(_LAST_WORDS)
+        if self._awaited():
+            left = [n for n, rank in self._ranks.items() if rank.gone == float("inf")]
+            say(f"{ranks_text(left)} may still run on another host, which does not answer")
 
     def _wait(self) -> None:
         self._events.put(Ended(self._line, self._process.wait()))
@@ -179,8 +207,17 @@ class Attempt:
         if not self._ended and time.monotonic() > self._deadline:
             if self._terminated:
                 self._process.kill()
-            self.end_launcher("the launcher has not ended by itself: it is ended")
+            self.end_launcher(f"{self._why}the launcher has not ended by itself: it is ended")
+        if not self._ended and time.monotonic() > self._looked + _TICK:
+            self._looked = time.monotonic()
+            self._look_for_stopped()
         return event
+
+    def _look_for_stopped(self) -> None:
+        """Ends the launcher if a process here is stopped for as long as others wait for a rank."""
+        if name := self._here.stopped(self._longest_stop):
+            seconds = f"{self._longest_stop:g} s (FARANDOLE_STALL_ABORT)"
+            self.end_launcher(f"{name} has been stopped for {seconds}: the launcher is ended")
 
     def _take(self, seconds: float) -> Event | None:
         try:
@@ -192,6 +229,8 @@ class Attempt:
         if isinstance(event, Ended):
             self.code, self._ended = event.code, True
         else:
+            if event.said is not None and event.said.what is What.HERE:
+                self._here.add(f"rank {event.rank}", Whereabouts.parse(event.said.text))
             self._note(self._ranks.setdefault(event.rank, _Rank()), event.said)
         return event
 
@@ -201,13 +240,22 @@ class Attempt:
             if len(self._ranks) >= self.job.ranks and not self._awaited() and not self._all_done():
                 self.limit(_LINGER)
         elif said.what is What.HERE:  # each of several programs in turn is a rank
-            rank.host, rank.last, rank.gone = said.text, None, float("inf")
+            rank.host = Whereabouts.parse(said.text).host
+            rank.last, rank.gone = None, float("inf")
+            failed = any(other.failed() for other in self._ranks.values())
+            if not (self._asked or self._terminated or failed):
+                self._deadline = float("inf")  # what the one before it had said is over
         elif said.what is What.COMMITTED:
             self.commits += 1
         elif said.what is What.SIGNALLED:
             rank.signalled = True
+        elif said.what is What.FAILED and self._terminated:  # because of that, perhaps
+            rank.last = Said(What.BROKEN, said.text)
         else:
             rank.last = said
+            if rank.failed() and not self.job.ulfm:  # the others can't go on without it
+                self._why = self._why or f"a rank failed ({said.text}), but others go on or hang; "
+                self.limit(_LINGER)
 
     def _awaited(self) -> bool:
         """Whether ranks are still connected."""
@@ -245,6 +293,8 @@ class Attempt:
         lasts = {n: rank.last for n, rank in sorted(self._ranks.items()) if rank.last is not None}
         what = {said.what for said in lasts.values()}
         after = f"after {counted(self.commits, 'commit')}"
+        if self._launcher_was_killed():
+            return Ending.BROKEN, f"the launcher was killed by signal {-self.code} {after}"
         for n, said in lasts.items():
             if said.what is What.FAILED:
                 return Ending.PROGRAM, f"rank {n} failed {after}: {said.text}"
@@ -256,7 +306,7 @@ class Attempt:
             return Ending.PROGRAM if own else Ending.BROKEN, text
         all_ = len(lasts) == len(self._numbers())
         if what == {What.DONE} and (all_ or self.job.ulfm):
-            if self.code == 0:
+            if self.code <= 0:
                 return Ending.FINISHED, ""
             text = f"all ranks ended well, but the launcher with {self.code}"
             return Ending.PROGRAM, f"{text}: an exit code that the program chose"
@@ -275,6 +325,10 @@ class Attempt:
             text = f"rank {early[0]} had ended well, but rank {n} failed: {said.text}"
             return Ending.PROGRAM, text
         return Ending.BROKEN, f"rank {n} failed {after}: {said.text}"
+
+    def _launcher_was_killed(self) -> bool:
+        """Whether others than this process have killed it, before all ranks had ended well."""
+        return self.code < 0 and not self._terminated and not self._all_done()
 
     def _lost(self) -> list[int]:
         """Ranks that ended, or were cut off, without a word.
@@ -299,7 +353,8 @@ class Attempt:
 
     def suspects(self) -> set[str]:
         """The hosts, as the job names them, where it broke, or whose ranks left after a signal."""
-        ranks = [n for n in self._lost()[:1] if n in self._ranks]
+        lost = [] if self._launcher_was_killed() else self._lost()[:1]  # whose host did nothing
+        ranks = [n for n in lost if n in self._ranks]
         for n, rank in self._ranks.items():
             if rank.signalled and rank.last is not None and rank.last.what is What.LEFT:
                 ranks.append(n)
@@ -317,6 +372,15 @@ class Attempt:
             if rank < first:
                 return host.name
         return ""
+
+
+def _longest_stop(job: Job) -> float:
+    """Seconds, without limit where FARANDOLE_STALL_ABORT is 0 or no number, as ranks will say."""
+    name = "FARANDOLE_STALL_ABORT"
+    try:
+        return float(job.environment.get(name) or setting(name)) or float("inf")
+    except ValueError:
+        return float("inf")
 
 
 def say(text: str) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics for Prometheus, if FARANDOLE_METRICS_PORT is set: each rank serves its own port, on a
-thread of prometheus_client. init() and shutdown() call this."""
+thread of its own. init() and shutdown() call this."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import errno
 import os
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from farandole._library import lib, text
 from farandole.config import setting
 from farandole.observe.flight import own_page
 from farandole.observe.metrics import Histogram, metrics
+from farandole.observe.scrapes import ScrapeServer
 from farandole.topology import local_rank, local_size, rank
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 _TRIES = 20  # ports that a rank tries
 _LAST_PORT = 65535
-_server: Any = None  # (WSGIServer, Thread)
+_server: ScrapeServer | None = None
 
 
 def _histogram(one: Histogram, factor: float) -> list[tuple[str, float]]:
@@ -121,18 +122,19 @@ def serve() -> None:
     if first == 0:
         return
     try:
-        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client import CollectorRegistry, make_wsgi_app
     except ImportError as reason:
         _warn(f"no metrics: {reason}; remedy: pip install prometheus_client")
         return
     registry = CollectorRegistry()
     registry.register(Collector())
+    app = make_wsgi_app(registry)
     address, wanted = setting("FARANDOLE_METRICS_ADDRESS"), first + local_rank()
     refused: Exception | None = None
     # Every rank looks in a row of its own, so that two ranks never want the same port.
     for port in range(wanted, min(wanted + _TRIES * local_size(), _LAST_PORT + 1), local_size()):
         try:
-            _server = start_http_server(port, address, registry)
+            _server = ScrapeServer(address, port, app)
         except (OSError, OverflowError) as reason:
             refused = refused or reason
             if getattr(reason, "errno", 0) != errno.EADDRINUSE:
@@ -155,10 +157,7 @@ def stop() -> None:
     global _server
     running, _server = _server, None
     if running is not None:
-        server, thread = running
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        running.close()
 
 
 def _after_fork() -> None:
@@ -166,7 +165,7 @@ def _after_fork() -> None:
     global _server
     inherited, _server = _server, None
     if inherited is not None:
-        inherited[0].socket.close()
+        inherited.forget()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -15,6 +15,7 @@ import struct
 import threading
 from collections.abc import Iterable, Iterator
 from enum import Enum
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,7 +34,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # that announce a preemption
 class What(Enum):
     """What a rank says."""
 
-    HERE = "here"  # the text is the name of its host
+    HERE = "here"  # the text is a Whereabouts
     COMMITTED = "committed"
     DONE = "done"  # its program has ended well
     SIGNALLED = "signalled"  # a signal asks it to leave
@@ -47,6 +48,31 @@ class Said(NamedTuple):
 
     what: What
     text: str = ""
+
+
+class Whereabouts(NamedTuple):
+    """Where a process is."""
+
+    host: str
+    pid: int
+    space: str  # of process numbers: two processes with equal host and space see each other's
+
+    @classmethod
+    def own(cls) -> Whereabouts:
+        """This process's."""
+        space = ""
+        with contextlib.suppress(OSError):  # there is no /proc
+            space = str(Path("/proc/self/ns/pid").readlink())
+        return cls(socket.gethostname(), os.getpid(), space)
+
+    def __str__(self) -> str:
+        return f"{self.host} {self.pid} {self.space}"
+
+    @classmethod
+    def parse(cls, text: str) -> Whereabouts:
+        """The inverse of str()."""
+        host, pid, space = text.split(" ")
+        return cls(host, int(pid), space)
 
 
 class _Line:
@@ -78,7 +104,7 @@ def connect() -> bool:
     address, secret = os.environ.pop(ADDRESS), bytes.fromhex(os.environ.pop(KEY, ""))
     connection = _reach(address, secret)
     connection.send(launched_rank())
-    connection.send(Said(What.HERE, socket.gethostname()))
+    connection.send(Said(What.HERE, str(Whereabouts.own())))
     _line.connection = connection
     threading.Thread(
         target=_line.listen, args=(connection,), name="farandole.supervisor", daemon=True

@@ -13,6 +13,9 @@ import subprocess
 import sys
 import termios
 import urllib.request
+from pathlib import Path
+
+import pytest
 
 import farandole as fd
 from farandole._library import lib, text
@@ -180,6 +183,57 @@ def test_two_jobs_of_a_node_have_metrics(fork_ranks):
             rf"port \d+ is taken: rank {rank} answers on 127.0.0.1:(\d+)", process.output
         )
         assert f'farandole_tensors_done_total{{rank="{rank}"}} 6.0' in metrics_at(found[1])
+
+
+def threads_of(pid):
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"Threads:\s+(\d+)", status)[1])
+
+
+STRANGERS = {
+    "say nothing": b"",
+    "begin": b"GET /metrics HTTP/1.1\r\nHost: ",
+    "ask, and read nothing": b"GET /metrics HTTP/1.1\r\n\r\n",
+    "never end": b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 100_000,
+}
+
+
+@pytest.mark.parametrize("how", STRANGERS)
+def test_strangers_at_the_metrics(fork_ranks, how):
+    """500 of them get no thread each, do not keep others from their answer, and have to go."""
+    port = free_ports(1)
+    job = fork_ranks(UP, 1, {"FARANDOLE_METRICS_PORT": str(port)})
+    job.wait_for_output("up")
+    pid = job.ranks[0].pid
+    before = threads_of(pid)
+    with contextlib.ExitStack() as stack:
+        strangers = []
+        for _ in range(500):
+            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", port), 60))
+            with contextlib.suppress(OSError):  # it has had to go already
+                stranger.sendall(STRANGERS[how])
+            strangers.append(stranger)
+        assert 'farandole_tensors_done_total{rank="0"}' in metrics_at(port)
+        assert threads_of(pid) <= before + 1
+        for stranger in strangers:
+            with contextlib.suppress(ConnectionError):
+                while stranger.recv(1 << 16):  # until it is closed
+                    pass
+    assert 'farandole_tensors_done_total{rank="0"}' in metrics_at(port)
+
+
+@pytest.mark.parametrize(
+    "request_", [b"\r\n\r\n", b"POST / HTTP/1.1\r\n\r\n", b"\xff \xff\r\n\r\n"]
+)
+def test_what_is_no_scrape(fork_ranks, request_):
+    port = free_ports(1)
+    job = fork_ranks(UP, 1, {"FARANDOLE_METRICS_PORT": str(port)})
+    job.wait_for_output("up")
+    with socket.create_connection(("127.0.0.1", port), 60) as stranger:
+        stranger.sendall(request_)
+        answer = b"".join(iter(lambda: stranger.recv(1 << 16), b""))
+    assert answer.startswith((b"HTTP/1.0 400", b"HTTP/1.0 405"))
+    assert "tensors_done" in metrics_at(port)
 
 
 def test_metrics_say_what_they_measure(fork_ranks):

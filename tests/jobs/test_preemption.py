@@ -4,6 +4,9 @@ supervisor: test_supervisor.py."""
 
 from __future__ import annotations
 
+import os
+import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -31,5 +34,45 @@ def test_signals_are_as_ever_without_a_folder(mpi_ranks) -> None:
 def test_a_state_that_cannot_be_written(mpi_ranks, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     env = {"FARANDOLE_CHECKPOINT_DIR": str(tmp_path / "file" / "below")}
-    with pytest.raises(JobError, match="NotADirectoryError"):
+    with pytest.raises(JobError) as caught:
         mpi_ranks(training(), 2, env).finish().check()
+    told = r"CheckpointError: .*Not a directory"
+    assert len(re.findall(told, str(caught.value))) >= 2, "each rank says so"
+
+
+def test_an_attribute_that_no_file_holds(mpi_ranks, tmp_path: Path) -> None:
+    """Rank 0 writes, and all ranks raise what it raises."""
+    env = {"FARANDOLE_CHECKPOINT_DIR": str(tmp_path / "kept")}
+    event = "if state.steps == 6 and fd.rank() == 0: state.seen = [open]"
+    source = training(event).replace(
+        "    train(state)\n",
+        "    try:\n        train(state)\n    except TypeError as error:\n"
+        "        print(f'rank {fd.rank()} after {state.steps}: {error}', flush=True)\n"
+        "        raise SystemExit(0)\n",
+    )
+    out = mpi_ranks(source, 2, env).finish().check().out
+    for rank in (0, 1):
+        text = rf"rank {rank} after 7: state, seen\.0, is of type builtin_function.* holds .*texts"
+        assert re.search(text, out), out
+
+
+def test_a_pickle_in_the_folder(mpi_ranks, tmp_path: Path) -> None:
+    """Nothing of it runs, and no rank waits for another."""
+    folder = tmp_path / "kept" / "call-1"
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / "elastic.pickle").write_bytes(pickle.dumps(Evil(str(tmp_path / "ran"))))
+    env = {"FARANDOLE_CHECKPOINT_DIR": str(tmp_path / "kept")}
+    result = mpi_ranks(training(), 2, env).finish()
+    assert len(re.findall("CheckpointError: .* was pickled by an old", result.out)) >= 2
+    assert result.returncode != 0
+    assert not (tmp_path / "ran").exists()
+
+
+class Evil:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> object:
+        return os.mkdir, (self.path,)

@@ -54,7 +54,19 @@ LADDER = {
 # The same of the Python package: rooms, and the modules beside them. When it is imported, each
 # imports only what stands before it; "__init__" is the package, `import farandole`.
 PYTHON_LADDER = (
-    *("errors", "_library", "xla", "config", "topology", "members", "start", "installed", "output"),
+    *(
+        "errors",
+        "trees",
+        "commits",
+        "_library",
+        "xla",
+        "config",
+        "topology",
+        "members",
+        "start",
+        "installed",
+        "output",
+    ),
     *("arrays", "calls", "observe", "process_sets", "adasum_gpu"),
     *("ops", "messages", "objects"),
     *("parameter_shard", "parameter_server"),

@@ -22,10 +22,11 @@ import torch
 
 from farandole.calls.public_call import collective_then
 from farandole.calls.requests import Op
+from farandole.errors import CheckpointError
 from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.objects import allgather_object, broadcast_object
 from farandole.ops import alltoall, scatter
-from farandole.torch.checkpoints.file import Checkpoint, CheckpointError, need_safetensors, write
+from farandole.torch.checkpoints.file import Checkpoint, need_safetensors, write
 from farandole.torch.checkpoints.parcel import (
     COMPRESSION,
     PART,

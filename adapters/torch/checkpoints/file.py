@@ -15,23 +15,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from farandole.errors import FarandoleError
+from farandole.commits import CHECKSUM, DOCUMENT, FORMAT
+from farandole.errors import CheckpointError
 from farandole.torch.checkpoints.state import Tensors, digest
 
 _NAME = re.compile(r"checkpoint-(\d{8,})\.safetensors")
 _FILES = (".safetensors", ".pt", ".pth")  # a path that ends so is no folder
 _PART = ".part"  # a folder beside the checkpoints: what a killed job leaves is there
-FORMAT = 1  # of the document
-_DOCUMENT, _CHECKSUM = "farandole", "farandole.sha256"
-
-
-class CheckpointError(FarandoleError):
-    """A checkpoint could not be written, or is damaged, missing or foreign; the text says which."""
-
-    def __init__(self, text: str, previous: str | None = None) -> None:
-        """`previous`: the file to load in place of a damaged one."""
-        super().__init__(text)
-        self.previous = previous
 
 
 class Checkpoint(NamedTuple):
@@ -59,7 +49,7 @@ def write(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     from safetensors.torch import save_file
 
     text = json.dumps({"format": FORMAT, **checkpoint.document})
-    metadata = {_DOCUMENT: text, _CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
+    metadata = {DOCUMENT: text, CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
     part = folder / _PART
     try:
         if not folder.exists():
@@ -127,10 +117,10 @@ def _checked(path: Path) -> Checkpoint:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as reason:
         raise CheckpointError(f"the checkpoint {path} is missing or damaged: {reason}") from reason
-    if _DOCUMENT not in metadata:
+    if DOCUMENT not in metadata:
         raise CheckpointError(f"{path} was not written by farandole.torch.save_checkpoint")
-    text = metadata[_DOCUMENT]
-    if hashlib.sha256(text.encode()).hexdigest() != metadata.get(_CHECKSUM):
+    text = metadata[DOCUMENT]
+    if hashlib.sha256(text.encode()).hexdigest() != metadata.get(CHECKSUM):
         raise CheckpointError(f"the checkpoint {path} is damaged: its description has changed")
     document: dict[str, Any] = json.loads(text)
     if document["format"] != FORMAT:

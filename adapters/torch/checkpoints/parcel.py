@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from farandole.torch.checkpoints.file import Checkpoint, CheckpointError, read
-from farandole.torch.checkpoints.state import Tensors, Tree, decode, encode
+from farandole.errors import CheckpointError
+from farandole.torch.checkpoints.file import Checkpoint, read
+from farandole.torch.checkpoints.state import Tensors, decode, encode
+from farandole.trees import Tree
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Trees = dict[str, Tree]  # by entry

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,79 +13,69 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from farandole import trees
 from farandole.torch.kind import check
+from farandole.trees import Tree
 
 Tensors = dict[str, Tensor]  # on the CPU and contiguous
-Tree = Any  # what JSON holds; _KIND marks what it has no form for
 
-_KIND = "$"
-_PLAIN = (bool, int, float, str, type(None))
-_DICTS: dict[str, type[dict[Any, Any]]] = {
-    "dict": dict,
-    "OrderedDict": OrderedDict,
-    "Counter": Counter,
-}
+
+class _TensorElements(trees.Elements):
+    """Elements among the tensors of a checkpoint."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+
+    def put(self, path: str, flat: trees.Flat) -> str:
+        """As in Elements."""
+        return _put(self._tensors, path, torch.from_numpy(flat))
+
+    def take(self, name: str) -> trees.Flat:
+        """As in Elements."""
+        return self._tensors[name].numpy()
+
+    def encode(self, path: str, value: Any) -> Tree | None:
+        """As in Elements."""
+        if not isinstance(value, Tensor):
+            return None
+        return {trees.KIND: "tensor", "name": _put(self._tensors, path, value)}
+
+    def decode(self, tree: dict[str, Any]) -> Tensor:
+        """As in Elements."""
+        if tree[trees.KIND] != "tensor":
+            raise ValueError(f"nothing is known of {tree[trees.KIND]!r}")
+        return self._tensors[tree["name"]]
 
 
 def encode(value: Any, path: str, tensors: Tensors) -> Tree:
     """The value as a tree; its tensors and arrays are added to `tensors`, by names like `path`.
 
-    Takes dicts, lists and tuples, nested at will, of numbers, texts, None, tensors and NumPy's
-    arrays. Raises TypeError, with the path, for all else.
+    Takes what trees.encode() does, and tensors. Raises TypeError, with the path, for all else.
     """
-    kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if isinstance(value, Tensor):
-        return {_KIND: "tensor", "name": _put(tensors, path, value)}
-    if isinstance(value, (np.ndarray, np.generic)) and np.asarray(value).dtype.kind not in "OV":
-        array = np.array(value, order="C")
-        name = _put(tensors, path, torch.from_numpy(array.reshape(-1).view(np.uint8)))
-        what = "array" if isinstance(value, np.ndarray) else "number"
-        return {_KIND: what, "dtype": array.dtype.str, "shape": array.shape, "name": name}
-    if kind in (list, tuple):
-        members = [encode(x, f"{path}.{i}", tensors) for i, x in enumerate(value)]
-        return members if kind is list else {_KIND: "tuple", "members": members}
-    if kind is dict and _KIND not in value and all(type(key) is str for key in value):
-        return {key: encode(x, f"{path}.{key}", tensors) for key, x in value.items()}
-    if kind in _DICTS.values():
-        pairs = [
-            [encode(key, f"{path}.key", tensors), encode(x, f"{path}.{key}", tensors)]
-            for key, x in value.items()
-        ]
-        tree = {_KIND: kind.__name__, "pairs": pairs}
-        if hasattr(value, "_metadata"):  # of a model's state: the versions of its modules
-            tree["metadata"] = encode(value._metadata, f"{path}.metadata", tensors)
-        return tree
-    raise TypeError(
-        f"state, {path}, is of type {kind.__name__}, which a checkpoint does not hold: it holds "
-        "objects with state_dict() and load_state_dict(), tensors, NumPy's arrays, numbers, texts, "
-        "None, and dicts, lists and tuples of these"
-    )
+    return trees.encode(value, path, _TensorElements(tensors))
 
 
-def decode(tree: Tree, tensors: Mapping[str, Tensor]) -> Any:
+def decode(tree: Tree, tensors: Tensors) -> Any:
     """The value of a tree. Raises KeyError, TypeError or ValueError for what is none."""
-    if isinstance(tree, list):
-        return [decode(x, tensors) for x in tree]
-    if not isinstance(tree, dict):
-        return tree
-    kind = tree.get(_KIND)
-    if kind is None:
-        return {key: decode(x, tensors) for key, x in tree.items()}
-    if kind == "tensor":
-        return tensors[tree["name"]]
-    if kind in ("array", "number"):
-        flat = tensors[tree["name"]].numpy().view(np.dtype(tree["dtype"]))
-        array = flat.reshape(tree["shape"])
-        return array if kind == "array" else array[()]
-    if kind == "tuple":
-        return tuple(decode(x, tensors) for x in tree["members"])
-    pairs = [(decode(key, tensors), decode(x, tensors)) for key, x in tree["pairs"]]
-    value = _DICTS[kind](pairs if kind != "Counter" else dict(pairs))
-    if "metadata" in tree:
-        value._metadata = decode(tree["metadata"], tensors)  # type: ignore[attr-defined]
-    return value
+    return trees.decode(tree, _TensorElements(tensors))
+
+
+def as_block(x: Tensor, path: str) -> tuple[str, tuple[int, ...], trees.Flat]:
+    """The dtype's name, the shape and the bytes of a tensor, for farandole.commits.
+
+    Raises TypeError or ValueError, with the path, for one that no file holds.
+    """
+    held: Tensors = {}
+    x = held[_put(held, path, x)]
+    return str(x.dtype).removeprefix("torch."), tuple(x.shape), _flat(x)
+
+
+def of_block(dtype: str, shape: tuple[int, ...], flat: trees.Flat) -> Tensor:
+    """The inverse of as_block(), over the same memory; on the CPU."""
+    known: torch.dtype = getattr(torch, dtype)
+    if not flat.size:
+        return torch.empty(shape, dtype=known)
+    return torch.from_numpy(flat).view(known).reshape(shape)
 
 
 def _put(tensors: Tensors, path: str, x: Tensor) -> str:
@@ -106,9 +95,16 @@ def _put(tensors: Tensors, path: str, x: Tensor) -> str:
 def digest(x: Tensor) -> str:
     """SHA-256 of a tensor's dtype, shape and elements."""
     hasher = hashlib.sha256(f"{x.dtype} {tuple(x.shape)}".encode())
-    if x.numel():  # x.numpy() would forbid storage.resize_() for good
-        hasher.update(np.from_dlpack(x.reshape(-1).view(torch.uint8)).data)
+    hasher.update(_flat(x).data)
     return hasher.hexdigest()
+
+
+def _flat(x: Tensor) -> trees.Flat:
+    """The elements of a contiguous tensor on the CPU."""
+    if not x.numel():
+        return np.empty(0, np.uint8)
+    # x.numpy() would forbid storage.resize_() for good
+    return np.from_dlpack(x.reshape(-1).view(torch.uint8)).view(np.uint8)
 
 
 def random_state() -> dict[str, Any]:

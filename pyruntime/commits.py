@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commits of elastic training on the disk: one safetensors file in a folder of the user's own,
+written as a whole or not at all, and checked when read. For rank 0, on the thread that commits.
+
+Document and checksums are those of farandole.torch's checkpoints, and so are the trees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import struct
+import sys
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from farandole import trees
+from farandole.errors import CheckpointError
+from farandole.trees import KIND, Flat, Tree
+
+FORMAT = 1  # of the document
+DOCUMENT, CHECKSUM = "farandole", "farandole.sha256"
+FILE = "commit.safetensors"
+_METADATA = "__metadata__"  # no tensor's name
+_NEW = "commit.new"  # what a killed job leaves is there
+_PICKLED = "elastic.pickle"  # of farandole before it was released
+_LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
+_LENGTH = struct.Struct("<Q")  # of the header, at the beginning of the file
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+# Names of safetensors, those of PyTorch and NumPy, and bytes of an element.
+_DTYPES = {
+    "BOOL": ("bool", 1),
+    "U8": ("uint8", 1),
+    "I8": ("int8", 1),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "U16": ("uint16", 2),
+    "I16": ("int16", 2),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "U32": ("uint32", 4),
+    "I32": ("int32", 4),
+    "F32": ("float32", 4),
+    "U64": ("uint64", 8),
+    "I64": ("int64", 8),
+    "F64": ("float64", 8),
+    "C64": ("complex64", 8),
+}
+_CODES = {name: code for code, (name, _) in _DTYPES.items()}
+
+
+class Block(NamedTuple):
+    """A tensor without its framework."""
+
+    dtype: str  # as PyTorch and NumPy name it
+    shape: tuple[int, ...]
+    flat: Flat
+
+    def digest(self) -> str:
+        """As farandole.torch.checkpoints.state.digest() has it."""
+        hasher = hashlib.sha256(f"torch.{self.dtype} {self.shape}".encode())
+        hasher.update(self.flat.data)
+        return hasher.hexdigest()
+
+
+class Blocks(trees.Elements):
+    """The tensors of a commit, by name; those of PyTorch, and JAX's arrays, among them."""
+
+    keeps_classes = True
+    holds = "tensors of PyTorch, arrays of NumPy and JAX"
+
+    def __init__(self, found: dict[str, Block] | None = None) -> None:
+        self.found = {} if found is None else found
+
+    def put(self, path: str, flat: Flat) -> str:
+        """As in Elements."""
+        return self._put(path, Block("uint8", (flat.size,), flat))
+
+    def take(self, name: str) -> Flat:
+        """As in Elements."""
+        return self.found[name].flat
+
+    def encode(self, path: str, value: Any) -> Tree | None:
+        """As in Elements. A framework that nobody has imported has no arrays here."""
+        torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+        if torch is not None and isinstance(value, torch.Tensor):
+            from farandole.torch.checkpoints.state import as_block
+
+            dtype, shape, flat = as_block(value, path)
+            if dtype not in _CODES:
+                raise TypeError(f"state, {path}: safetensors has no {dtype}")
+            return {KIND: "tensor", "name": self._put(path, Block(dtype, shape, flat))}
+        if jax is not None and isinstance(value, jax.Array):
+            return {KIND: "jax", "array": trees.encode(_as_numpy(value, path), path, self)}
+        return None
+
+    def decode(self, tree: dict[str, Any]) -> Any:
+        """As in Elements."""
+        if tree[KIND] == "tensor":
+            from farandole.torch.checkpoints.state import of_block
+
+            return of_block(*self.found[tree["name"]])
+        if tree[KIND] == "jax":
+            import jax.numpy
+
+            return jax.numpy.asarray(trees.decode(tree["array"], self))
+        raise TypeError(f"nothing is known of {tree[KIND]!r}")
+
+    def _put(self, path: str, block: Block) -> str:
+        while path in self.found or path == _METADATA:
+            path += "'"
+        self.found[path] = block
+        return path
+
+
+def _as_numpy(value: Any, path: str) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as reason:  # a key, say, or a deleted array
+        raise TypeError(f"state, {path}: {reason}") from reason
+
+
+# ---- a commit
+
+
+def write_commit(folder: Path, values: dict[str, Any], ranks: int) -> None:
+    """Replaces the folder's commit, whatever is killed when.
+
+    Raises CheckpointError for a folder that another user may write to, and where the disk fails;
+    TypeError, with its name, for a value that no file without code can hold.
+    """
+    blocks = Blocks()
+    try:
+        shared = {name: trees.encode(x, name, blocks) for name, x in values.items()}
+        text = _document(shared, blocks, ranks)
+    except RecursionError:
+        raise TypeError("the state contains itself, or is nested too deeply for a file") from None
+    header = _header(text, blocks.found)
+    try:
+        with _opened(folder, make=True) as place:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(_NEW, dir_fd=place)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(_NEW, flags, 0o600, dir_fd=place), "wb") as file:
+                file.write(_LENGTH.pack(len(header)) + header)
+                for block in blocks.found.values():
+                    file.write(block.flat.data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(_NEW, FILE, src_dir_fd=place, dst_dir_fd=place)
+            os.fsync(place)  # else the new name may be lost with the machine
+    except OSError as reason:
+        raise CheckpointError(f"no commit was written to {folder}: {reason}") from reason
+
+
+def read_commit(folder: Path, like: dict[str, Any]) -> dict[str, Any] | None:
+    """The folder's commit; None: there is none. `like`: the values whose place it takes.
+
+    Raises CheckpointError for a folder or file that another user owns or may write to, and for a
+    file that is damaged, foreign or pickled.
+    """
+    path = folder / FILE
+    try:
+        with _opened(folder, make=False) as place:
+            data = _bytes_of(place, path)
+        document, blocks = _parsed(data)
+        shared = document["shared"]
+        return {x: trees.decode(tree, Blocks(blocks), like.get(x)) for x, tree in shared.items()}
+    except FileNotFoundError:
+        return None
+    except CheckpointError:
+        raise
+    except OSError as reason:
+        raise CheckpointError(f"the commit {path} can't be read: {reason}") from reason
+    except (Exception, RecursionError) as reason:  # of many classes, by what is wrong
+        text = f"{type(reason).__name__}: {reason}"
+        raise CheckpointError(
+            f"the commit {path} is damaged, or not of this program ({text}); remedy: begin anew, "
+            "in another folder"
+        ) from reason
+
+
+def _document(shared: dict[str, Tree], blocks: Blocks, ranks: int) -> str:
+    digests = {name: block.digest() for name, block in blocks.found.items()}
+    own: list[dict[str, Tree]] = [{}] * ranks
+    return json.dumps(
+        {"format": FORMAT, "ranks": ranks, "shared": shared, "digests": digests, "own": own}
+    )
+
+
+def _header(text: str, found: dict[str, Block]) -> bytes:
+    checksum = hashlib.sha256(text.encode()).hexdigest()
+    header: dict[str, Any] = {_METADATA: {DOCUMENT: text, CHECKSUM: checksum}}
+    begin = 0
+    for name, block in found.items():
+        place = [begin, begin + block.flat.nbytes]
+        header[name] = {
+            "dtype": _CODES[block.dtype],
+            "shape": block.shape,
+            "data_offsets": place,
+        }
+        begin = place[1]
+    encoded = json.dumps(header).encode()
+    return encoded + b" " * (-len(encoded) % 8)
+
+
+def _parsed(data: bytes) -> tuple[dict[str, Any], dict[str, Block]]:
+    """Document and tensors of a file. Raises ValueError, and errors of Python's own."""
+    (length,) = _LENGTH.unpack_from(data)
+    begin = _LENGTH.size + length
+    if length > _LONGEST_HEADER or begin > len(data):
+        raise ValueError(f"its header has {length} bytes, the file {len(data)}")
+    header = json.loads(data[_LENGTH.size : begin])
+    metadata = header.pop(_METADATA)
+    text = metadata[DOCUMENT]
+    if hashlib.sha256(text.encode()).hexdigest() != metadata[CHECKSUM]:
+        raise ValueError("its description has changed")
+    document: dict[str, Any] = json.loads(text)
+    if document["format"] != FORMAT:
+        raise ValueError("it is of a newer farandole: update this one")
+    found = {}
+    for name, told in header.items():
+        dtype, size = _DTYPES[told["dtype"]]
+        shape = tuple(int(n) for n in told["shape"])
+        first, last = (begin + int(n) for n in told["data_offsets"])
+        if min(shape, default=0) < 0 or not begin <= first <= last <= len(data):
+            raise ValueError(f"{name} is not in the file")
+        if prod(shape) * size != last - first:
+            raise ValueError(f"{name} has not the bytes of its shape {shape}")
+        flat = np.frombuffer(data, np.uint8, last - first, first).copy()  # to be written to
+        found[name] = Block(dtype, shape, flat)
+    digests = {name: block.digest() for name, block in found.items()}
+    if digests != document["digests"]:
+        changed = {name for name, _ in digests.items() ^ document["digests"].items()}
+        raise ValueError(f"{min(changed)} has changed")
+    return document, found
+
+
+# ---- whose a folder or file is
+
+
+@contextlib.contextmanager
+def _opened(folder: Path, make: bool) -> Iterator[int]:
+    """The descriptor of a folder for one call's commits, in the folder that the setting names.
+
+    Raises CheckpointError for one that isn't the user's own alone, FileNotFoundError.
+    """
+    if make:
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    outer = _open_folder(folder.parent)
+    try:
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder.name, 0o700, dir_fd=outer)
+        inner = _open_folder(folder, outer)
+        try:
+            yield inner
+        finally:
+            os.close(inner)
+    finally:
+        os.close(outer)
+
+
+def _open_folder(path: Path, within: int | None = None) -> int:
+    """`within`: the descriptor of its parent; None: the whole path counts."""
+    name = path if within is None else path.name
+    found = os.stat(name, dir_fd=within, follow_symlinks=False)
+    _check(path, found)  # first: an error that names the owner says more than one of open()
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    number = os.open(name, flags, dir_fd=within)
+    try:
+        _check(path, os.fstat(number))
+    except BaseException:
+        os.close(number)
+        raise
+    return number
+
+
+def _bytes_of(place: int, path: Path) -> bytes:
+    """The file's contents. Raises FileNotFoundError where there is neither one nor a pickle."""
+    try:
+        _check(path, os.stat(FILE, dir_fd=place, follow_symlinks=False))
+    except FileNotFoundError:
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(_PICKLED, dir_fd=place, follow_symlinks=False)
+            raise CheckpointError(
+                f"{path.with_name(_PICKLED)} was pickled by an old farandole, and reading it could "
+                "run code: it is not read; remedy: begin anew, in another folder"
+            ) from None
+        raise
+    # Not waiting for somebody to write, if it is a pipe by now.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with os.fdopen(os.open(FILE, flags, dir_fd=place), "rb") as file:
+        _check(path, os.fstat(file.fileno()))
+        return file.read()
+
+
+def _check(path: Path, found: os.stat_result) -> None:
+    """Raises CheckpointError for what another user owns or may write to, and for links."""
+    if stat.S_ISLNK(found.st_mode):
+        what = "is a symbolic link; remedy: give the path that it leads to"
+    elif not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
+        what = "is neither a file nor a folder; remedy: another folder for commits"
+    elif found.st_uid not in (os.geteuid(), 0):
+        what = f"belongs to user {found.st_uid}; remedy: a folder of your own for commits"
+    elif found.st_mode & _OTHERS and not _sticky(found.st_mode):
+        what = (
+            f"can be written to by other users (mode {stat.S_IMODE(found.st_mode):o}); remedy: "
+            f"look at what is there, then chmod go-w {path}"
+        )
+    else:
+        return
+    raise CheckpointError(f"elastic training does not trust {path}, which {what}")
+
+
+def _sticky(mode: int) -> bool:
+    """Whether others may add to a folder, but not replace what is there."""
+    return stat.S_ISDIR(mode) and bool(mode & stat.S_ISVTX)

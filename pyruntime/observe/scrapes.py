@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small HTTP server for metrics: one thread with an event loop, a limited number of connections,
+and a time limit for each, since anybody who reaches the port may connect."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+App = Callable[[dict[str, Any], Callable[[str, list[tuple[str, str]]], object]], Iterable[bytes]]
+
+_MOST = 64  # connections; beyond these the oldest one has to go
+_PATIENCE = 5.0  # seconds for a request and the reading of its answer
+_LONGEST = 1 << 14  # bytes of a request
+_BACKLOG = 128
+
+
+class ScrapeServer:
+    """Answers each request by a WSGI application until close()."""
+
+    def __init__(self, address: str, port: int, app: App) -> None:
+        """Raises OSError where the port is taken, or the address is none of this host's."""
+        self._app = app
+        self._open: dict[asyncio.Task[Any], None] = {}  # the oldest first
+        family, _, _, _, where = socket.getaddrinfo(
+            address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind(where)
+            self._socket.listen(_BACKLOG)
+        except BaseException:
+            self._socket.close()
+            raise
+        self._end = asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(lambda loop, context: None)  # no descriptor is left, say
+        self._thread = threading.Thread(target=self._run, name="farandole.metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops answering."""
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join()
+
+    def forget(self) -> None:
+        """In a forked child, which has no such thread: gives the port up."""
+        self._socket.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._answer_all())
+        self._loop.close()
+
+    async def _answer_all(self) -> None:
+        server = await asyncio.start_server(self._serve, sock=self._socket, limit=_LONGEST)
+        await self._end.wait()
+        server.close()
+        ending = list(self._open)
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open[task] = None
+        if len(self._open) > _MOST:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.cancel()
+        try:
+            with contextlib.suppress(
+                OSError, EOFError, ValueError, asyncio.TimeoutError, asyncio.LimitOverrunError
+            ):
+                await asyncio.wait_for(self._answer(reader, writer), _PATIENCE)
+        except asyncio.CancelledError:
+            pass
+        finally:
+            self._open.pop(task, None)
+            writer.transport.abort()  # which waits for nobody
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        writer.write(self._respond(head))
+        writer.write_eof()
+        await writer.drain()
+        while await reader.read(_LONGEST):  # until the other side has all, and closes
+            pass
+
+    def _respond(self, head: str) -> bytes:
+        first, *lines = head.split("\r\n")
+        words = first.split(" ")
+        told: list[str] = ["HTTP/1.0 400 Bad Request"]
+        body = b""
+        if len(words) == 3:
+            path, _, query = words[1].partition("?")
+            named = (line.partition(":") for line in lines if line)
+            headers = {name.strip().lower(): value.strip() for name, _, value in named}
+            environ: dict[str, Any] = {
+                "REQUEST_METHOD": words[0],
+                "PATH_INFO": path,
+                "QUERY_STRING": query,
+            }
+            for name in ("accept", "accept-encoding"):
+                if name in headers:
+                    environ["HTTP_" + name.upper().replace("-", "_")] = headers[name]
+
+            def start(status: str, fields: list[tuple[str, str]]) -> None:
+                told[:] = [f"HTTP/1.0 {status}", *(f"{name}: {value}" for name, value in fields)]
+
+            body = b"".join(self._app(environ, start))
+        told += [f"Content-Length: {len(body)}", "Connection: close", "", ""]
+        return "\r\n".join(told).encode("latin-1") + body

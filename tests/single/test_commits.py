@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commits of elastic training on the disk: what they hold, and what is refused: files and folders
+of other users, links, pickles, and files that are damaged or made to do damage."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import random
+import resource
+import signal
+import stat
+from collections import Counter, OrderedDict, namedtuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import farandole as fd
+from farandole.commits import FILE, read_commit, write_commit
+
+Point = namedtuple("Point", "x y")
+OTHER = 65_534  # a user that is not this one
+
+VALUES: dict[str, Any] = {
+    "plain": [1, -(2**70), 0.1, float("inf"), True, None, "naïve", {}],
+    "keys": {1: "a", (2, "b"): [3], None: {"$": 4}, False: 5},
+    "ordered": OrderedDict(b=1, a=2),
+    "counted": Counter("abca"),
+    "groups": (1, ("x",), {3, 4}, frozenset({(5, 6)}), []),
+    "bytes": [b"", b"\x00\xff", bytearray(b"abc")],
+    "complex": 3 - 4j,
+    "nan": np.array([np.nan, -0.0, 1e-310]),
+    "arrays": [np.arange(6).reshape(2, 3), np.zeros((0, 4), "f4"), np.array(7, "u2")],
+    "times": np.array(["2026-01-02", "NaT"], "M8[s]"),
+    "texts": np.array(["a", "bcd"]),
+    "turned": np.asfortranarray(np.arange(12.0).reshape(3, 4)).T,
+    "brain": np.arange(5).astype(ml_dtypes.bfloat16),
+    "number": np.float32(1.5),
+    "point": Point(np.arange(3), [Point(1, 2)]),
+    "__metadata__": np.arange(2),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "kept" / "call-1"
+
+
+def same(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (np.ndarray, np.generic)):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+def test_values_come_back_with_their_types(folder: Path) -> None:
+    write_commit(folder, VALUES, 2)
+    found = read_commit(folder, VALUES)
+    assert found is not None
+    assert found.keys() == VALUES.keys()
+    for name, value in VALUES.items():
+        assert same(found[name], value), name
+    found["arrays"][0][:] = 0  # it is the reader's own
+
+
+def test_tensors_and_states_of_torch(folder: Path) -> None:
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    values = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "tensors": [torch.randn(4, 3).T, torch.arange(3).bfloat16(), torch.empty(0, 2)],
+        "more": (torch.tensor(True), torch.tensor([1 + 2j], dtype=torch.complex64)),
+    }
+    write_commit(folder, values, 2)
+    found = read_commit(folder, {})
+    assert found is not None
+    for name, value in values.items():
+        assert same(found[name], value), name
+    assert found["model"]._metadata == values["model"]._metadata
+
+
+def test_the_format_is_that_of_checkpoints(folder: Path) -> None:
+    """The library reads it, and so does load_checkpoint's reader, which compares all checksums."""
+    from safetensors.numpy import load_file
+
+    from farandole.torch.checkpoints.file import Checkpoint, read
+
+    values = {"weights": torch.arange(6.0).reshape(2, 3), "step": 7, "seen": np.arange(3)}
+    write_commit(folder, values, 2)
+    assert load_file(folder / FILE)["weights"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    found = read(folder / FILE)
+    assert isinstance(found, Checkpoint)
+    assert found.document["shared"]["step"] == 7
+    assert (folder / FILE).stat().st_size % 8 == 0
+
+
+class Own:
+    pass
+
+
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Own(), r"state, step\.a\.1, is of type Own.* holds .*tensors of PyTorch"),
+        (lambda: 0, r"step\.a\.1, is of type function"),
+        (np.array([Own()]), r"step\.a\.1, is of type ndarray"),
+        (np.zeros(2, "i4,f4"), r"step\.a\.1, is of type ndarray"),
+        (torch.zeros(2, dtype=torch.complex128), r"step\.a\.1: .*view_as_real"),
+        (torch.zeros(2).to_sparse(), r"step\.a\.1: .*to_dense"),
+        (CYCLE, "contains itself"),
+    ],
+)
+def test_what_no_file_holds(folder: Path, value: Any, text: str) -> None:
+    write_commit(folder, {"step": 3}, 2)
+    with pytest.raises(TypeError, match=text):
+        write_commit(folder, {"step": {"a": [1, value]}}, 2)
+    assert read_commit(folder, {}) == {"step": 3}, "the one before is whole"
+
+
+def test_a_named_tuple_needs_its_class(folder: Path) -> None:
+    write_commit(folder, {"point": Point(1, 2)}, 1)
+    for like in ({}, {"point": (1, 2)}, {"point": namedtuple("Point", "x y z")(1, 2, 3)}):
+        with pytest.raises(fd.CheckpointError, match="a Point, a named tuple"):
+            read_commit(folder, like)
+
+
+def test_nothing_there(folder: Path) -> None:
+    assert read_commit(folder, {}) is None
+    folder.mkdir(parents=True, mode=0o700)
+    assert read_commit(folder, {}) is None
+
+
+# ---- whose it is
+
+
+def owned_by_another(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root gives files away")
+    os.chown(path, OTHER, -1)
+
+
+def linked(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "of another": (owned_by_another, "belongs to user 65534"),
+    "of the group": (lambda path: path.chmod(path.stat().st_mode | stat.S_IWGRP), "chmod go-w"),
+    "of all": (lambda path: path.chmod(path.stat().st_mode | stat.S_IWOTH), "chmod go-w"),
+    "a link": (linked, "symbolic link"),
+}
+
+
+@pytest.mark.parametrize("how", REFUSED)
+@pytest.mark.parametrize("which", ["kept", "call-1", FILE])
+def test_what_others_may_write_to(folder: Path, which: str, how: str) -> None:
+    """It is refused by the reader; a folder by the writer too, who replaces files."""
+    write_commit(folder, {"step": 3}, 2)
+    change, text = REFUSED[how]
+    path = {"kept": folder.parent, "call-1": folder, FILE: folder / FILE}[which]
+    change(path)
+    with pytest.raises(fd.CheckpointError, match=f"{path}, which .*{text}"):
+        read_commit(folder, {})
+    if which != FILE:
+        with pytest.raises(fd.CheckpointError, match=f"{path}, which .*{text}"):
+            write_commit(folder, {"step": 4}, 2)
+    else:
+        write_commit(folder, {"step": 4}, 2)
+        assert read_commit(folder, {}) == {"step": 4}
+
+
+def test_a_sticky_folder_is_no_danger(folder: Path) -> None:
+    """As /tmp: others may add to it, and replace nothing."""
+    folder.parent.mkdir()
+    folder.parent.chmod(0o1777)
+    write_commit(folder, {"step": 3}, 2)
+    assert read_commit(folder, {}) == {"step": 3}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / FILE).stat().st_mode) == 0o600
+
+
+def test_a_sticky_file_is_one(folder: Path) -> None:
+    write_commit(folder, {"step": 3}, 2)
+    (folder / FILE).chmod(0o1666)
+    with pytest.raises(fd.CheckpointError, match="chmod go-w"):
+        read_commit(folder, {})
+
+
+def test_a_link_where_the_new_file_is_written(folder: Path, tmp_path: Path) -> None:
+    """It goes; what it leads to stays as it is."""
+    write_commit(folder, {"step": 3}, 2)
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    (folder / "commit.new").symlink_to(victim)
+    write_commit(folder, {"step": 4}, 2)
+    assert victim.read_text() == "kept"
+    assert read_commit(folder, {}) == {"step": 4}
+
+
+def test_a_pipe_is_not_waited_for(folder: Path) -> None:
+    folder.mkdir(parents=True, mode=0o700)
+    os.mkfifo(folder / FILE, 0o600)
+    with pytest.raises(fd.CheckpointError, match="neither a file nor a folder"):
+        read_commit(folder, {})
+
+
+# ---- what is in it
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("/tmp/reading-ran-code",)
+
+
+@pytest.fixture
+def no_code() -> Iterator[None]:
+    yield
+    assert not Path("/tmp/reading-ran-code").exists()
+
+
+@pytest.mark.usefixtures("no_code")
+@pytest.mark.parametrize("name", ["elastic.pickle", FILE])
+def test_a_pickle_is_not_read(folder: Path, name: str) -> None:
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / name).write_bytes(pickle.dumps(Evil()))
+    text = "was pickled by an old farandole" if name != FILE else "damaged"
+    with pytest.raises(fd.CheckpointError, match=text):
+        read_commit(folder, {})
+
+
+def made(header: Any, data: bytes = b"") -> bytes:
+    encoded = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(encoded).to_bytes(8, "little") + encoded + data
+
+
+def told(document: Any) -> dict[str, str]:
+    """Metadata that fit: whoever writes a file may write checksums too."""
+    text = document if isinstance(document, str) else json.dumps(document)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return {"farandole": text, "farandole.sha256": digest}
+
+
+def shared(tree: Any, dtype: str = "U8", shape: Any = (8,), places: Any = (0, 8)) -> bytes:
+    digest = hashlib.sha256(f"torch.uint8 {tuple(shape)}".encode() + b"12345678").hexdigest()
+    document = {"format": 1, "shared": {"x": tree}, "digests": {"t": digest}}
+    tensor = {"dtype": dtype, "shape": shape, "data_offsets": places}
+    return made({"__metadata__": told(document), "t": tensor}, b"12345678")
+
+
+def array(dtype: str, shape: Any = (1,)) -> dict[str, Any]:
+    return {"$": "array", "dtype": dtype, "shape": shape, "name": "t"}
+
+
+MALFORMED = {
+    "empty": b"",
+    "short": b"\x10\0\0",
+    "header of 2**63": (2**63).to_bytes(8, "little") + b"{}",
+    "header of 1 GB": (10**9).to_bytes(8, "little") + b"{}",
+    "no JSON": made(b"{oh no"),
+    "no text": made(b"\xff\xfe{}"),
+    "deep": made(b"[" * 100_000 + b"]" * 100_000),
+    "deep document": made({"__metadata__": told("[" * 100_000 + "]" * 100_000)}),
+    "a list": made([1, 2]),
+    "no metadata": made({}),
+    "no document": made({"__metadata__": told([])}),
+    "another checksum": made({"__metadata__": {**told({}), "farandole": "[]"}}),
+    "a newer format": made({"__metadata__": told({"format": 9})}),
+    "shape of 2**62": shared(1, shape=(2**31, 2**31), places=(0, 8)),
+    "shape less than 0": shared(1, shape=(-2, -4)),
+    "behind the end": shared(1, places=(0, 2**40)),
+    "before the begin": shared(1, places=(-8, 0)),
+    "backwards": shared(1, places=(8, 0)),
+    "unknown dtype": shared(1, dtype="OBJECT"),
+    "array of objects": shared(array("O")),
+    "array of structures": shared(array("i4,O")),
+    "array of another size": shared(array("<f8", (2, 2**40))),
+    "unknown kind": shared({"$": "code", "name": "t"}),
+    "kind that is a list": shared({"$": ["tuple"]}),
+    "unknown name": shared({"$": "bytes", "name": "u"}),
+    "keys that are lists": shared({"$": "dict", "pairs": [[[1], 2]]}),
+    "set of lists": shared({"$": "set", "members": [[]]}),
+    "number of 10000 digits": made({"__metadata__": told('{"format": ' + "1" * 10_000 + "}")}),
+}
+
+
+@pytest.mark.parametrize("how", MALFORMED)
+def test_malformed_files(folder: Path, how: str) -> None:
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / FILE).write_bytes(MALFORMED[how])
+    with pytest.raises(fd.CheckpointError, match=r"call-1/commit\.safetensors is damaged"):
+        read_commit(folder, {"x": Point(1, 2)})
+
+
+def test_a_made_file_can_be_read(folder: Path) -> None:
+    """So that the ones above are refused for what is wrong in them."""
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / FILE).write_bytes(shared(array("S8")))
+    assert read_commit(folder, {}) == {"x": np.array([b"12345678"])}
+
+
+def test_every_flipped_byte_is_noticed(folder: Path) -> None:
+    """Or changes nothing, as one in the header's spaces."""
+    write_commit(folder, VALUES, 2)
+    data = (folder / FILE).read_bytes()
+    draw = random.Random(3)
+    for place in draw.sample(range(len(data)), 300):
+        flipped = bytes([data[place] ^ 1 << draw.randrange(8)])
+        (folder / FILE).write_bytes(data[:place] + flipped + data[place + 1 :])
+        try:
+            found = read_commit(folder, VALUES)
+        except fd.CheckpointError:
+            continue
+        assert found is not None
+        assert all(same(found[name], value) for name, value in VALUES.items()), place
+
+
+def test_every_cut_is_noticed(folder: Path) -> None:
+    write_commit(folder, VALUES, 2)
+    data = (folder / FILE).read_bytes()
+    for length in random.Random(3).sample(range(len(data)), 300):
+        (folder / FILE).write_bytes(data[:length])
+        with pytest.raises(fd.CheckpointError):
+            read_commit(folder, VALUES)
+
+
+def test_a_disk_that_is_full(folder: Path) -> None:
+
+    write_commit(folder, {"x": 3}, 2)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(fd.CheckpointError, match="no commit was written to"):
+            write_commit(folder, {"x": np.arange(1000)}, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert read_commit(folder, {}) == {"x": 3}

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server of metrics: it ends with connections open, and a forked child gives its port up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from farandole.observe.scrapes import ScrapeServer
+
+
+def app(environ: dict[str, Any], start: Callable[..., object]) -> Iterable[bytes]:
+    start("200 OK", [("X-Of", environ["QUERY_STRING"])])
+    return [b"numbers of ", environ["PATH_INFO"].encode()]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def test_an_answer() -> None:
+    port = free_port()
+    server = ScrapeServer("127.0.0.1", port, app)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/x?rank=3", timeout=30) as answer:
+        assert answer.read() == b"numbers of /x"
+        assert answer.headers["X-Of"] == "rank=3"
+    with pytest.raises(OSError, match="in use"):
+        ScrapeServer("127.0.0.1", port, app)
+    server.close()
+
+
+@pytest.mark.filterwarnings("error")
+def test_it_ends_with_connections_open() -> None:
+    """And at once, even before it has begun."""
+    port = free_port()
+    before = threading.active_count()
+    ScrapeServer("127.0.0.1", port, app).close()
+    server = ScrapeServer("127.0.0.1", port, app)
+    strangers = [socket.create_connection(("127.0.0.1", port), 30) for _ in range(70)]
+    assert strangers[0].recv(1) == b"", "the newest 64 stay"
+    server.close()
+    assert threading.active_count() == before
+    for stranger in strangers:
+        with stranger, contextlib.suppress(ConnectionError):
+            assert stranger.recv(1) == b""
+    ScrapeServer("127.0.0.1", port, app).close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_gives_the_port_up() -> None:
+    port = free_port()
+    server = ScrapeServer("127.0.0.1", port, app)
+    mine, its = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        server.forget()
+        its.send(b"forgotten")
+        its.recv(1)
+        os._exit(0)
+    assert mine.recv(16) == b"forgotten"
+    server.close()
+    ScrapeServer("127.0.0.1", port, app).close()
+    mine.send(b"!")
+    assert os.waitpid(child, 0)[1] == 0
+    mine.close()
+    its.close()
