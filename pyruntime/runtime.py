@@ -25,7 +25,7 @@ from farandole.members import ProcessSet
 from farandole.observe import prometheus, stacks
 from farandole.parameter_shard import abandon_all
 from farandole.process_sets import add_process_set, forget_all
-from farandole.start import bootstrap, leaving, supervised
+from farandole.start import bootstrap, leaving, supervised, unmet
 from farandole.topology import local_size
 
 _BLOB_CAPACITY = 1 << 16  # bytes
@@ -58,6 +58,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     with _lock:
         if _job is not None:
             return
+        unmet.settle()
         if supervised.connect():
             leaving.install(_end)
         job = bootstrap.connect(comm, _parting)

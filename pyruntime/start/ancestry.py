@@ -60,6 +60,18 @@ def claim() -> None:
         os.environ[_MARK] = f"{_this_process()} {told}"
 
 
+def renew() -> None:
+    """Marks a rank again, whose variables were completed since; its children inherit them."""
+    if os.environ.get(_MARK, "").partition(" ")[0] == _this_process():
+        claim()
+
+
+def is_of_rank() -> bool:
+    """Whether a rank has started this process, and not the launcher."""
+    parent = os.environ.get(_MARK, "").partition(" ")[0]
+    return bool(parent) and parent != _this_process()
+
+
 def check() -> None:
     """Raises ShutdownError, with the remedy, in a process that is only the child of a rank."""
     if _forked:
@@ -75,7 +87,7 @@ def check() -> None:
         "under `if __name__ == '__main__':` only, which children started by 'spawn' skip, and hand "
         "rank() and size() to them as arguments; a child that is to be a world of its own is "
         "started without the launcher's variables (env -u OMPI_COMM_WORLD_RANK -u PMIX_NAMESPACE "
-        f"-u PMIX_RANK -u {_MARK} ...)"
+        f"-u PMIX_RANK -u RANK -u WORLD_SIZE -u {_MARK} ...)"
     )
 
 
