@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from farandole._library import check_count, ffi, lib
-from farandole.errors import ShutdownError
+from farandole.errors import LibraryError, ShutdownError
 
 _MARK = "_FARANDOLE_RANK_PROCESS"  # no setting: only init() writes and reads it
 
@@ -35,8 +35,14 @@ _forked = False
 
 
 def _this_process() -> str:
-    """Its pid and start time, since pids are reused."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    """Its pid and start time, since pids are reused. Raises LibraryError where none is told."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except OSError as reason:
+        raise LibraryError(
+            f"init(): farandole needs /proc, by which ranks see each other's processes: {reason}. "
+            "Remedy: mount it (`mount -t proc proc /proc`), or let the container have it"
+        ) from reason
     return f"{os.getpid()}@{fields[19]}"
 
 
