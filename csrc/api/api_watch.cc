@@ -43,8 +43,9 @@ FARANDOLE_API int32_t farandole_end_after(double seconds, const char* text, int3
     if (seconds >= 0) {
       std::vector<Watchdog::Awaited> awaited;
       for (int32_t i = 0; i < count; ++i) {
-        std::optional<PidFd> process = PidFd::open(processes[i], process_start_time(processes[i]).value_or(0));
-        if (process) awaited.push_back({std::move(*process), texts[i]});
+        const uint64_t start = process_start_time(processes[i]).value_or(0);
+        std::optional<PidFd> other = PidFd::open(processes[i], start);
+        if (other) awaited.push_back({std::move(*other), texts[i]});
       }
       limit = std::make_unique<Watchdog>(deadline_in(seconds), text, std::move(awaited));
     }

@@ -28,7 +28,8 @@ class Watchdog {
   Watchdog(Deadline deadline, std::string text, std::vector<Awaited> awaited)
       : awaited_(std::move(awaited)),
         thread_(start_thread("farandole-limit",
-                             [this, deadline, line = std::move(text)] { watch(deadline, line); })) {}
+                             [this, deadline, line = std::move(text)] { watch(deadline, line); })) {
+  }
   ~Watchdog() {
     over_.tell();
     thread_.join();

@@ -93,8 +93,9 @@ def complete() -> None:
     if os.environ.get("FARANDOLE_RENDEZVOUS"):
         return
     place = {name: str(value) for name, value in found.place.items()}
-    if all(os.environ.get(name, "").strip() in ("", place[name]) for name in ("RANK", "WORLD_SIZE")):
-        os.environ.update({k: v for k, v in place.items() if not os.environ.get(k, "").strip()})
+    told = {name: os.environ.get(name, "").strip() for name in place}
+    if all(told[name] in ("", place[name]) for name in ("RANK", "WORLD_SIZE")):
+        os.environ.update({name: value for name, value in place.items() if not told[name]})
 
 
 def launcher() -> Launcher:

@@ -46,8 +46,8 @@ def of_machine(reason: Exception) -> Exception:
     if number in (errno.EMFILE, errno.ENFILE):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return LibraryError(
-            f"init(): {reason}: this process may open {limit} files. Remedy: `ulimit -n 4096` where "
-            "the ranks start (`farandole doctor` says how many are needed)"
+            f"init(): {reason}: this process may open {limit} files. Remedy: `ulimit -n 4096` "
+            "where the ranks start (`farandole doctor` says how many are needed)"
         )
     if number == errno.EAGAIN or str(reason).startswith("can't start new thread"):
         return LibraryError(f"init(): {reason}. Remedy: {_THREADS}")

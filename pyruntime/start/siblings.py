@@ -54,8 +54,9 @@ class Siblings:
     def _find_launcher(self) -> int:
         """The process that has started this rank; 0: unknown."""
         process = os.getpid()
-        while process and (_environment(process) or {}).get(self._variable) == (
-            self._own[self._variable]
+        while (
+            process
+            and (_environment(process) or {}).get(self._variable) == (self._own[self._variable])
         ):
             found = _stat(process)
             process = found.parent if found else 0

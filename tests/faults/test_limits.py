@@ -45,8 +45,7 @@ def alone(source: str, *before: str, **variables: str) -> str:
 def test_few_files(files: int) -> None:
     """Counted with three that are open: others may come with the tests."""
     out = alone(
-        "os.closerange(3, 256)\n"
-        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({files},) * 2)\n"
+        f"os.closerange(3, 256)\nresource.setrlimit(resource.RLIMIT_NOFILE, ({files},) * 2)\n"
     )
     if files == 4096:
         assert out == "fine\n"
