@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,9 +71,11 @@ class Siblings:
 
     def dead(self) -> list[int]:
         """The ranks that have ended, ascending."""
-        if not self._launcher:
-            return []
-        present = self._look()
+        found = self._dead(_listed) if self._launcher else []
+        return self._dead(_children) if found else []  # the list may lack some while it changes
+
+    def _dead(self, children: Callable[[int], Iterable[int]]) -> list[int]:
+        present = self._look(children)
         if present is None:
             return []
         self._seen.update(present)
@@ -94,10 +96,10 @@ class Siblings:
                 return pids
             time.sleep(_PAUSE / 10)
 
-    def _look(self) -> dict[int, tuple[int, str]] | None:
+    def _look(self, children: Callable[[int], Iterable[int]]) -> dict[int, tuple[int, str]] | None:
         """Ranks that live now; None: it can't be told."""
         found = {}
-        for pid in _children(self._launcher):
+        for pid in children(self._launcher):
             process, words = _stat(pid), _environment(pid)
             if process is None or process.ended:
                 continue
@@ -118,7 +120,20 @@ def died(ranks: list[int]) -> str:
     )
 
 
+def _listed(parent: int) -> Iterable[int]:
+    """Its children by the kernel's own list, which few kernels lack."""
+    lists = [*Path(f"/proc/{parent}/task").glob("*/children")]
+    if not lists:
+        return _children(parent)
+    found: list[int] = []
+    for path in lists:
+        with contextlib.suppress(OSError):  # that thread has ended
+            found += map(int, path.read_text().split())
+    return found
+
+
 def _children(parent: int) -> Iterator[int]:
+    """The same by looking at all processes."""
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
             found = _stat(int(path.name))
