@@ -4,7 +4,7 @@
  * Functions that return int32_t return FARANDOLE_OK or an error code; farandole_error() then has the text for
  * the calling thread. "-code" is a negated error code. */
 
-#define FARANDOLE_ABI_VERSION 9
+#define FARANDOLE_ABI_VERSION 10
 
 /* Error codes; each has a Python class. */
 #define FARANDOLE_OK 0
@@ -163,8 +163,10 @@ void farandole_stacks(int32_t signal, int32_t pipe, const char* folders);
 /* Folders, separated by ':', in which to look for libnccl and libnvrtc; before farandole_prepare. */
 void farandole_library_folders(const char* folders);
 /* Ends this process with `text` on stderr after `seconds`, unless called again before; negative: never. For
- * calls that may block without a limit of their own, such as MPI_Init. */
-int32_t farandole_end_after(double seconds, const char* text);
+ * calls that may block without a limit of their own, such as MPI_Init. Before that with texts[i], if the i-th of
+ * `count` processes ends; FARANDOLE_E_PEER if one has ended already. */
+int32_t farandole_end_after(double seconds, const char* text, int32_t count,
+                            const int32_t* processes, const char* const* texts);
 /* Step 1: reads the settings and opens this rank's sockets. Returns the blob's length, or -code. */
 int32_t farandole_prepare(char* blob, int32_t capacity);
 /* Step 2, after an allgather of the blobs; world->node as MPI reports it: returns the rank whose memory this

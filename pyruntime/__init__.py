@@ -82,6 +82,7 @@ from farandole.process_sets import (
     remove_process_set,
 )
 from farandole.runtime import init, shutdown
+from farandole.start import unmet as _unmet
 from farandole.topology import (
     cross_rank,
     cross_size,
@@ -94,6 +95,7 @@ from farandole.topology import (
 )
 
 __version__ = text(lib.farandole_version())
+_unmet.watch()
 
 __all__ = [
     "Adasum",

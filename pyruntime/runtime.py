@@ -25,7 +25,7 @@ from farandole.members import ProcessSet
 from farandole.observe import prometheus, stacks
 from farandole.parameter_shard import abandon_all
 from farandole.process_sets import add_process_set, forget_all
-from farandole.start import bootstrap, leaving, supervised
+from farandole.start import bootstrap, leaving, limits, supervised, unmet
 from farandole.topology import local_size, not_initialized
 
 _BLOB_CAPACITY = 1 << 16  # bytes
@@ -58,9 +58,12 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     with _lock:
         if _job is not None:
             return
-        if supervised.connect():
-            leaving.install(_end)
-        job = bootstrap.connect(comm, _parting)
+        unmet.settle()
+        limits.check_files()
+        with limits.typed():
+            if supervised.connect():
+                leaving.install(_end)
+            job = bootstrap.connect(comm, _parting)
         agreement = _Agreement(job)
         try:
             sets = _start(agreement, process_sets)
@@ -170,7 +173,7 @@ def _start(agreement: _Agreement, process_sets: Any) -> list[ProcessSet]:
             if process_set.mpi_comm is not None:
                 job.world_ranks(process_set.mpi_comm)
     except Exception as reason:
-        failure = reason
+        failure = limits.of_machine(reason)
     ranks = [None if s.mpi_comm is not None else s.ranks for s in sets]
     met = agreement.agree(failure, (ranks, bytes(ffi.buffer(blob, length)), _world))
     different = [r for r, (theirs, _, _) in enumerate(met) if theirs != met[0][0]]
@@ -195,7 +198,7 @@ def _start(agreement: _Agreement, process_sets: Any) -> list[ProcessSet]:
             if job.rank == 0:
                 _advise()
         except (ImportError, OSError, Warning) as reason:
-            failure = reason
+            failure = limits.of_machine(reason)
     agreement.agree(failure, None, 2 * job.seconds + _START_EXTRA)
     return sets
 

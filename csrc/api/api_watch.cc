@@ -36,10 +36,19 @@ FARANDOLE_API int32_t farandole_dump(int32_t fd, const char* folder, const char*
   return guarded([&] { view_of(fd).dump(folder, reason); });
 }
 
-FARANDOLE_API int32_t farandole_end_after(double seconds, const char* text) {
+FARANDOLE_API int32_t farandole_end_after(double seconds, const char* text, int32_t count,
+                                          const int32_t* processes, const char* const* texts) {
   return guarded([&] {
     std::unique_ptr<Watchdog> limit;
-    if (seconds >= 0) limit = std::make_unique<Watchdog>(deadline_in(seconds), text);
+    if (seconds >= 0) {
+      std::vector<Watchdog::Awaited> awaited;
+      for (int32_t i = 0; i < count; ++i) {
+        const uint64_t start = process_start_time(processes[i]).value_or(0);
+        std::optional<PidFd> other = PidFd::open(processes[i], start);
+        if (other) awaited.push_back({std::move(*other), texts[i]});
+      }
+      limit = std::make_unique<Watchdog>(deadline_in(seconds), text, std::move(awaited));
+    }
     std::lock_guard lock(process().mutex);
     process().init_limit.swap(limit);
   });

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ends the process with a line on stderr unless destroyed before a deadline. Guards calls into code that may
-// block for ever and can't be interrupted.
+// Ends the process with a line on stderr unless destroyed before a deadline, and before any of some processes
+// ends. Guards calls into code that may block for ever and can't be interrupted.
 #pragma once
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
+#include "lib/os/process.h"
 #include "lib/os/thread.h"
 #include "runtime/exit_latch.h"
 
@@ -15,12 +20,16 @@ namespace farandole {
 
 class Watchdog {
  public:
-  Watchdog(Deadline deadline, std::string text)
-      : thread_(start_thread("farandole-limit", [this, deadline, line = std::move(text) + "\n"] {
-          if (over_.await(deadline)) return;
-          [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
-          _exit(1);
-        })) {}
+  struct Awaited {
+    PidFd process;
+    std::string text;  // said if it ends
+  };
+
+  Watchdog(Deadline deadline, std::string text, std::vector<Awaited> awaited)
+      : awaited_(std::move(awaited)),
+        thread_(start_thread("farandole-limit",
+                             [this, deadline, line = std::move(text)] { watch(deadline, line); })) {
+  }
   ~Watchdog() {
     over_.tell();
     thread_.join();
@@ -29,7 +38,27 @@ class Watchdog {
   Watchdog& operator=(const Watchdog&) = delete;
 
  private:
+  static constexpr std::chrono::milliseconds kPause{250};  // between two looks at the processes
+
+  void watch(Deadline deadline, const std::string& text) const {
+    while (!deadline.expired()) {
+      const Deadline pause = awaited_.empty() ? deadline : std::min(deadline, Deadline::in(kPause));
+      if (over_.await(pause)) return;
+      for (const Awaited& other : awaited_) {
+        if (other.process.exited()) end(other.text);
+      }
+    }
+    end(text);
+  }
+
+  [[noreturn]] static void end(const std::string& text) {
+    const std::string line = text + "\n";
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+    _exit(1);
+  }
+
   ExitLatch over_;
+  const std::vector<Awaited> awaited_;
   std::thread thread_;
 };
 

@@ -20,8 +20,10 @@ _FORWARDED_PREFIXES = (
 # Variables that a launcher sets for its ranks; a launcher started by a rank must not get them.
 _OF_A_RANK = re.compile(
     r"(PMIX_(?!MCA_)|PMI_|PMI2_|OMPI_COMM_WORLD_|OMPI_FILE_|OMPI_FIRST_RANKS|OMPI_UNIVERSE|PRTE_LAUNCHED"
-    r"|MPI_LOCAL|HYDI_|HYDRA_TMPDIR|FARANDOLE_(RENDEZVOUS|RANK|SIZE|SUPERVISOR|SUPERVISOR_KEY)$)"
+    r"|MPI_LOCAL|HYDI_|HYDRA_TMPDIR|FARANDOLE_(RENDEZVOUS|RANK|SIZE|SUPERVISOR|SUPERVISOR_KEY)$"
+    r"|TORCHELASTIC_|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME)$)"
 )
+_MEETING = ("MASTER_ADDR", "MASTER_PORT")  # a user's own, unless they come with a rank's RANK
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,19 @@ class Job:
     def names_to_forward(self) -> list[str]:
         """Variables that launchers have to forward to other hosts."""
         found = [x for x in os.environ if x in _FORWARDED or x.startswith(_FORWARDED_PREFIXES)]
-        kept = {x for x in found if not _OF_A_RANK.match(x)}
+        kept = {x for x in found if not is_inherited(x)}
         return sorted({*kept, *self.environment, *self.forwarded})
 
 
 def outer_environment(job: Job) -> dict[str, str]:
     """The launcher's environment: the caller's, without variables that make the caller a rank."""
-    kept = {k: v for k, v in os.environ.items() if not _OF_A_RANK.match(k)}
+    kept = {k: v for k, v in os.environ.items() if not is_inherited(k)}
     return {**kept, **job.environment}
+
+
+def is_inherited(name: str) -> bool:
+    """Whether this process has a variable because it is a rank itself, or a rank's child."""
+    return bool(_OF_A_RANK.match(name)) or (name in _MEETING and "RANK" in os.environ)
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:

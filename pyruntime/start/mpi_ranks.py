@@ -13,14 +13,14 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from farandole._library import lib
+from farandole._library import check_count, ffi, lib
 from farandole.errors import LibraryError, PeerError, ranks_text
-from farandole.start import joining, leaving, recruits
+from farandole.start import joining, leaving, recruits, siblings
 from farandole.start.bootstrap import GRACE, REMEDY, Bootstrap, Farewell, Parting
 from farandole.start.mpi_waits import LONGEST_PAUSE, Notes, Wait
 from farandole.start.survivors import Mail, Survivors, dead_ranks
@@ -327,7 +327,8 @@ def load(launcher: str, promised: int, seconds: float) -> Any:
         ours = not loaded and mpi4py.rc.finalize is None
         if ours:
             mpi4py.rc.finalize = False
-        with _bounded(seconds, promised, loaded), joining.limited(seconds):
+        others = {} if loaded or promised < 2 else siblings.Siblings().wait_for_birth()
+        with _bounded(seconds, promised, loaded, others), joining.limited(seconds):
             from mpi4py import MPI
     except (ImportError, RuntimeError) as reason:
         if promised > 1:
@@ -343,14 +344,15 @@ def load(launcher: str, promised: int, seconds: float) -> Any:
     if MPI.Is_finalized():
         raise LibraryError("MPI is finalised in this process: farandole cannot start any more")
     if not MPI.Is_initialized():  # the user has set mpi4py.rc.initialize = False
-        with _bounded(seconds, promised, False):
+        with _bounded(seconds, promised, False, siblings.Siblings().wait_for_birth()):
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
     return MPI
 
 
 @contextlib.contextmanager
-def _bounded(seconds: float, promised: int, loaded: bool) -> Any:
-    """A limit by the core's watchdog: MPI_Init blocks holding the GIL, so Python can't end it."""
+def _bounded(seconds: float, promised: int, loaded: bool, others: Mapping[int, int]) -> Any:
+    """A limit by the core's watchdog: MPI_Init blocks holding the GIL, so Python can't end it.
+    `others`: processes of ranks, by rank, whose end ends it too."""
     if loaded or promised < 2:
         yield
         return
@@ -358,11 +360,17 @@ def _bounded(seconds: float, promised: int, loaded: bool) -> Any:
         f"farandole: init() has waited {seconds:g} s in MPI_Init for the {promised} ranks of this "
         f"job, and ends this one: some have not come; {REMEDY}"
     )
-    lib.farandole_end_after(seconds, text.encode())
+    died = [f"farandole: PeerError: {siblings.died([rank])}".encode() for rank in others]
+    keep = [ffi.new("char[]", line) for line in died]
+    check_count(
+        lib.farandole_end_after(
+            seconds, text.encode(), len(others), list(others.values()), ffi.new("char*[]", keep)
+        )
+    )
     try:
         yield
     finally:
-        lib.farandole_end_after(-1.0, b"")
+        lib.farandole_end_after(-1.0, b"", 0, ffi.NULL, ffi.NULL)
 
 
 @functools.cache

@@ -18,6 +18,7 @@ import struct
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _CREDENTIALS = struct.Struct("iII")  # process, user, group
 _PAUSE = 0.02  # seconds between two looks whether the server is there
+_LOOK = 0.5  # seconds between two looks whether the others still live
 _WHO_SECONDS = 5.0  # for the server to answer who is missing
 _TIME = struct.Struct("ll")  # seconds, microseconds
 _CLIENT_SECONDS, _SERVER_SECONDS = 30, 2  # until a peer that stops in a message is dropped
@@ -36,10 +38,13 @@ class NotAll(TimeoutError):
     """Some ranks have not come in time; the text names them."""
 
 
-def connect(path: str, rank: int, wait: float = 0.0) -> Connection:
+def connect(
+    path: str, rank: int, wait: float = 0.0, check: Callable[[], None] = lambda: None
+) -> Connection:
     """Connects to the server at `path` as `rank`.
 
-    Raises OSError when nobody of this user listens there within `wait` seconds.
+    Raises OSError when nobody of this user listens there within `wait` seconds, and what `check`
+    raises, which is called now and then.
     """
     deadline = time.monotonic() + wait
     while True:
@@ -55,21 +60,27 @@ def connect(path: str, rank: int, wait: float = 0.0) -> Connection:
             plain.close()
             if time.monotonic() >= deadline:
                 raise
+            check()
             time.sleep(_PAUSE)
         except BaseException:
             plain.close()
             raise
 
 
-def exchange(connection: Connection, data: bytes, seconds: float = 60.0) -> list[bytes]:
+def exchange(
+    connection: Connection,
+    data: bytes,
+    seconds: float = 60.0,
+    check: Callable[[], None] = lambda: None,
+) -> list[bytes]:
     """Sends `data`; returns what each rank sent, in rank order.
 
     Raises ConnectionError when a rank has left, NotAll, naming the ranks, when some do not come
-    within `seconds`.
+    within `seconds`, and what `check` raises, which is called now and then.
     """
     try:
         connection.send(data)
-        if not connection.poll(seconds):
+        if not _answers(connection, seconds, check):
             connection.send(None)
             if not connection.poll(_WHO_SECONDS):
                 raise NotAll(_SERVER)
@@ -81,6 +92,16 @@ def exchange(connection: Connection, data: bytes, seconds: float = 60.0) -> list
     if isinstance(answer, str):
         raise NotAll(answer)
     return list(answer)
+
+
+def _answers(connection: Connection, seconds: float, check: Callable[[], None]) -> bool:
+    """Whether there is an answer within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if connection.poll(min(left, _LOOK)):
+            return True
+        check()
+    return connection.poll(0)
 
 
 def _socket() -> socket.socket:

@@ -16,6 +16,7 @@ import farandole
 from farandole import installed
 from farandole._library import is_of_core, lib, text
 from farandole.observe import flight_cli, top, trace_cli
+from farandole.start import unmet
 from farandole.tools import bench, doctor, settings, tune
 from farandole.tools import run as launch
 
@@ -94,6 +95,7 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
+    unmet.settle()  # under mpirun, too, a command that meets nobody is in order
     parser = argparse.ArgumentParser(
         prog="farandole",
         description="Allreduce for data-parallel training under mpirun.",

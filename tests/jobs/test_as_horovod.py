@@ -67,6 +67,12 @@ def test_spawned_processes_and_exit_codes(as_module: bool) -> None:
     ]
 
 
+def test_a_script_that_starts_itself_by_horovod_run() -> None:
+    result = alone("through_run.py", "--num-proc", "2", "--communication", "mpi")
+    assert result.returncode == 0, result.stderr
+    assert "results: [[0, 2, 'mpi'], [1, 2, 'mpi']]" in result.stdout
+
+
 def test_an_exception_keeps_its_traceback(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("VALUE = 3\n")
     script = tmp_path / "broken.py"
@@ -111,6 +117,12 @@ def test_modules_exist_and_run_names_mpirun(tmp_path: Path) -> None:
         "from horovod.common.basics import HorovodBasics\n"
         "basics = HorovodBasics(__file__, 'mpi_lib_v2'); basics.init(); assert basics.size() == 1\n"
         "assert horovod.run(max, (3, 4), num_proc=2, use_mpi=True) == [4, 4]\n"
+        "assert horovod.run(min, (3, 4), np=2, hosts=None, use_gloo=False) == [3, 3]\n"
+        "for numbers in ({'num_proc': 2, 'np': 3}, {'np': 1, 'min_np': 2}, {'num_proc': 0},\n"
+        "                {'np': 3, 'max_np': 2}, {'num_proc': 4, 'max_num_proc': 3}):\n"
+        "    try:\n        horovod.run(print, **numbers)\n"
+        "    except ValueError as e:\n        assert 'horovod.run(' in str(e), e\n"
+        "    else:\n        raise AssertionError(numbers)\n"
         "try:\n    horovod.run(print, num_proc=2, use_gloo=True)\n"
         "except ValueError as e:\n    assert 'use_gloo' in str(e)\n"
         "try:\n    check_extension('horovod.tensorflow', 'HOROVOD_WITH_TENSORFLOW', __file__)\n"

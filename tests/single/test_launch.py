@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`farandole run`: what it composes for each launcher; the one of this machine starts it."""
 
+import ast
 import os
 import shlex
 import subprocess
@@ -26,7 +27,12 @@ def _as_user_outside_a_job(monkeypatch):
 
 
 def words(launcher, job):
-    return " ".join(launcher.command(job))
+    """The command without the shell that tells each rank its place."""
+    line = launcher.command(job)
+    at = line.index("sh")
+    assert line[at + 1] == "-c"
+    assert line[at + 3] == "rank"
+    return " ".join(line[:at] + line[at + 4 :])
 
 
 def test_one_machine():
@@ -132,6 +138,85 @@ def test_a_launcher_does_not_see_that_a_rank_started_it(monkeypatch):
     seen = outer_environment(Job(command=("x",), ranks=1, environment={"NEW": "2"}))
     assert not {"PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_FD", "FARANDOLE_RANK"} & set(seen)
     assert {"PMIX_MCA_gds", "OMPI_MCA_smsc", "NEW", "FARANDOLE_RANK_X"} <= set(seen)
+
+
+# ---- what each rank is told
+
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+SLURM = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}
+
+
+def told(launcher, job, variables):
+    """What a rank of that launcher sees, whose own variables are these."""
+    line = launcher.command(job)
+    show = [sys.executable, "-c", "import os; print(dict(os.environ))"]
+    shell = [*line[line.index("sh") :][:4], *show]
+    done = subprocess.run(shell, env={"PATH": os.environ["PATH"], **variables}, capture_output=True)
+    seen = ast.literal_eval(done.stdout.decode())
+    return [seen[name] for name in PLACE]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "variables"),
+    [
+        (
+            FIVE,
+            {
+                "OMPI_COMM_WORLD_RANK": "5",
+                "OMPI_COMM_WORLD_SIZE": "8",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+            },
+        ),
+        (
+            Hydra("mpiexec"),
+            {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"},
+        ),
+        (Srun("srun", "pmix"), {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}),
+        (Srun("srun", "pmix"), {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "4"}),
+    ],
+)
+def test_each_rank_is_told_its_place_by_torchruns_names(launcher, variables, monkeypatch):
+    *place, port = told(launcher, FAR, {**variables, "RANK": "77"})
+    assert place == ["5", "8", "1", "4", "a"]
+    assert 1024 <= int(port) < 65536
+    monkeypatch.setenv("MASTER_PORT", "29511")  # the user's own
+    assert told(launcher, FAR, variables)[-2:] == ["a", "29511"]
+    monkeypatch.setenv("RANK", "0")  # the variables of a rank that starts a job
+    assert told(launcher, FAR, variables)[-1] != "29511"
+    assert "MASTER_PORT" not in outer_environment(FAR)
+    assert "RANK" not in outer_environment(FAR)
+    assert told(launcher, PLAIN, variables)[4] == "localhost"
+
+
+def test_tasks_that_differ_by_node_give_no_wrong_number():
+    uneven = {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2(x3),1(x2)"}
+    assert told(Srun("srun", "pmix"), FAR, uneven)[:4] == ["5", "8", "1", ""]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "first"),
+    [
+        ("SLURM_JOB_NODELIST", "rack[04-07,9]n,other", "rack04n"),
+        ("SLURM_JOB_NODELIST", "gpu-7,gpu-9", "gpu-7"),
+        ("LSB_HOSTS", "h3 h3 h4", "h3"),
+    ],
+)
+def test_rank_0_is_on_the_first_host_of_an_allocation(variable, value, first, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID" if "SLURM" in variable else "LSB_JOBID", "7")
+    monkeypatch.setenv(variable, value)
+    assert told(FIVE, PLAIN, {})[4] == first
+
+
+def test_slurm_starts_in_the_order_of_its_nodes():
+    job = Job(command=("x",), ranks=2, hosts=(Host("n10", 1), Host("n9", 1)))
+    assert told(Srun("srun", "pmix"), job, SLURM)[4] == "n9"
+    assert told(FIVE, job, {})[4] == "n10"
+
+
+def test_several_programs_are_left_to_the_launcher():
+    several = Job(command=("python", "a.py", ":", "-np", "2", "python", "b.py"), ranks=2)
+    assert "sh" not in FIVE.command(several)
 
 
 # ---- which launcher

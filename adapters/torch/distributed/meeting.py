@@ -28,7 +28,7 @@ from farandole import runtime, topology
 from farandole.calls.requests import Call, Op, refuse
 from farandole.errors import FarandoleError, PeerError, StallError
 from farandole.objects import broadcast_object
-from farandole.start import launchers
+from farandole.start import launchers, unmet
 from farandole.start.bootstrap import REMEDY, Bootstrap, Farewell, Parting
 from farandole.start.launchers import TORCHRUN
 
@@ -57,6 +57,7 @@ def has_launcher() -> bool:
 
 
 def _meet(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -> Met:
+    unmet.settle()
     asked = {
         key: int(values[0])
         for key, values in parse_qs(urlparse(url).query).items()

@@ -8,7 +8,10 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <system_error>
 #include <utility>
+
+#include "base/error.h"
 
 namespace farandole {
 
@@ -34,7 +37,13 @@ class AllSignalsBlocked {
 
 std::thread start_thread(const std::string& name, std::function<void()> run) {
   AllSignalsBlocked blocked;
-  std::thread thread(std::move(run));
+  std::thread thread;
+  try {
+    thread = std::thread(std::move(run));
+  } catch (const std::system_error& reason) {
+    throw_system_error("cannot start the thread " + name, reason.code().value(),
+                       "raise the limit of threads (ulimit -u, or pids.max of the cgroup)");
+  }
   pthread_setname_np(thread.native_handle(), name.substr(0, 15).c_str());
   return thread;
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,8 +27,13 @@ def run(
     func: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    num_proc: int = 1,
+    num_proc: int | None = None,
     *,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
     hosts: str | None = None,
     hostfile: str | None = None,
     start_timeout: float | None = None,
@@ -36,7 +42,11 @@ def run(
     verbose: Any = None,
     **others: Any,
 ) -> list[Any]:
-    """farandole.run() with Horovod's argument names. ValueError for other launchers' ones."""
+    """farandole.run() with Horovod's argument names, `np` and its like for `num_proc` too.
+
+    So many ranks start and stay: limits bound their number, by default the highest. Raises
+    ValueError where the numbers leave none, and for the arguments of other launchers.
+    """
     refused = [name for name, value in others.items() if value and name not in _GRANTED]
     if refused:
         raise ValueError(f"horovod.run({refused[0]}=...) has no meaning here: see `farandole run`")
@@ -44,7 +54,11 @@ def run(
         func,
         args,
         kwargs,
-        np=num_proc,
+        np=_ranks(
+            _one("num_proc", num_proc, "np", np),
+            _one("min_num_proc", min_num_proc, "min_np", min_np),
+            _one("max_num_proc", max_num_proc, "max_np", max_np),
+        ),
         hosts=hosts,
         hostfile=hostfile,
         launcher_args=shlex.split(mpi_args or ""),
@@ -52,3 +66,27 @@ def run(
         executable=executable,
         verbose=bool(verbose),
     )
+
+
+def _one(name: str, value: int | None, alias: str, other: int | None) -> int | None:
+    """The number that an argument or its older name gives. ValueError if they differ."""
+    if value is not None and other is not None and value != other:
+        raise ValueError(f"horovod.run({name}={value}, {alias}={other}): one of them")
+    return other if value is None else value
+
+
+def _ranks(number: int | None, least: int | None, most: int | None) -> int:
+    """How many ranks start. ValueError if limits leave no number, or not this one."""
+    if number is None:
+        number = next((limit for limit in (most, least) if limit is not None), 1)
+    if number < (least or 1) or number > (most or number):
+        raise ValueError(
+            f"horovod.run(): {number} ranks, of at least {least or 1} and at most {most or number}"
+        )
+    if number != (least or number) or number != (most or number):
+        warnings.warn(
+            f"horovod.run() starts {number} ranks and stays with them; a job whose ranks come and "
+            "go is `farandole run --min-np N --max-np M`",
+            stacklevel=3,
+        )
+    return number

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What init() needs of the machine, and where that ends: an error with the remedy instead of the
+system's own, or of a crash in MPI."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+from collections.abc import Iterator
+
+from farandole.errors import LibraryError
+
+_FILES = 16  # that init() opens at least; with fewer Open MPI crashes
+_THREADS = "raise the limit of threads (ulimit -u, or pids.max of the cgroup)"
+
+
+def check_files() -> None:
+    """Raises LibraryError if this process may open too few files."""
+    opened: list[int] = []
+    try:
+        with typed():
+            opened.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(_FILES))
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def typed() -> Iterator[None]:
+    """A context in which the end of files or threads raises LibraryError."""
+    try:
+        yield
+    except Exception as reason:
+        error = of_machine(reason)
+        if error is reason:
+            raise
+        raise error from reason
+
+
+def of_machine(reason: Exception) -> Exception:
+    """A LibraryError with the remedy if the error tells that files or threads have run out; else
+    the error itself."""
+    number = reason.errno if isinstance(reason, OSError) else None
+    if number in (errno.EMFILE, errno.ENFILE):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return LibraryError(
+            f"init(): {reason}: this process may open {limit} files. Remedy: `ulimit -n 4096` "
+            "where the ranks start (`farandole doctor` says how many are needed)"
+        )
+    if number == errno.EAGAIN or str(reason).startswith("can't start new thread"):
+        return LibraryError(f"init(): {reason}. Remedy: {_THREADS}")
+    return reason

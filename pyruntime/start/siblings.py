@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The other ranks' processes on this host, before they have connected: whether one has ended, so
+that the others need not wait for it. By /proc, and only where that is certain. For init().
+
+A launcher's children have what it told them in the environment that they began with. Where /proc
+shows another picture (containers, other users, programs that overwrite their environment) nothing
+is concluded, and the wait has its limit as ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from farandole.errors import PeerError, ranks_text
+from farandole.start import launchers
+from farandole.start.launchers import TORCHRUN
+
+_BIRTH = 5.0  # seconds for a launcher to start all of its processes
+_PAUSE = 0.5  # between two looks
+_JOB = (  # what tells one job of a launcher from another
+    *("PMIX_NAMESPACE", "PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID", "FARANDOLE_RENDEZVOUS"),
+    *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+)
+
+
+class _Process(NamedTuple):
+    parent: int
+    ended: bool  # nobody has asked for its exit code yet
+    start: str  # clock ticks after boot
+
+
+class Siblings:
+    """The ranks of this job whose processes /proc shows."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._next = 0.0
+        self._seen: dict[int, tuple[int, str]] = {}  # rank: its process, and when that began
+        address = os.environ.get("FARANDOLE_RENDEZVOUS", "")
+        found = launchers.launcher()
+        self._variable = "FARANDOLE_RANK" if address else found.rank_variable
+        self._own = _environment(os.getpid()) or {}
+        here = found.place.get("LOCAL_WORLD_SIZE") == found.size and not address
+        # Whoever sets torchrun's variables may start one process after the other, by hand.
+        at_once = found is not TORCHRUN or "TORCHELASTIC_RUN_ID" in self._own
+        self._expected = set(range(found.size)) if here and at_once else set[int]()
+        self._launcher = self._find_launcher() if self._own.get(self._variable) else 0
+
+    def _find_launcher(self) -> int:
+        """The process that has started this rank; 0: unknown."""
+        process = os.getpid()
+        while (
+            process
+            and (_environment(process) or {}).get(self._variable) == (self._own[self._variable])
+        ):
+            found = _stat(process)
+            process = found.parent if found else 0
+        return process
+
+    def check(self) -> None:
+        """Raises PeerError if a rank has ended before it came. Looks into /proc twice a second."""
+        if self._launcher and time.monotonic() >= self._next:
+            self._next = time.monotonic() + _PAUSE
+            if dead := self.dead():
+                raise PeerError(died(dead))
+
+    def dead(self) -> list[int]:
+        """The ranks that have ended, ascending."""
+        found = self._dead(_listed) if self._launcher else []
+        return self._dead(_children) if found else []  # the list may lack some while it changes
+
+    def _dead(self, children: Callable[[int], Iterable[int]]) -> list[int]:
+        present = self._look(children)
+        if present is None:
+            return []
+        self._seen.update(present)
+        dead = {rank for rank, (pid, start) in self._seen.items() if not _lives(pid, start)}
+        if time.monotonic() > self._began + _BIRTH:
+            dead |= self._expected - set(self._seen)
+        return sorted(dead - set(present))
+
+    def wait_for_birth(self) -> dict[int, int]:
+        """The processes of the other ranks, by rank, as far as they can be seen, once all have
+        started that should be here. Raises PeerError if one has ended."""
+        while True:
+            if dead := self.dead():
+                raise PeerError(died(dead))
+            own = os.getpid()
+            pids = {rank: pid for rank, (pid, _) in self._seen.items() if pid != own}
+            if not self._seen or self._expected <= set(self._seen):
+                return pids
+            time.sleep(_PAUSE / 10)
+
+    def _look(self, children: Callable[[int], Iterable[int]]) -> dict[int, tuple[int, str]] | None:
+        """Ranks that live now; None: it can't be told."""
+        found = {}
+        for pid in children(self._launcher):
+            process, words = _stat(pid), _environment(pid)
+            if process is None or process.ended:
+                continue
+            if not words:  # it lives, and does not show what it was told
+                return None
+            rank = words.get(self._variable, "")
+            if rank.isdecimal() and all(words.get(k) == self._own.get(k) for k in _JOB):
+                found[int(rank)] = pid, process.start
+        return found
+
+
+def died(ranks: list[int]) -> str:
+    """The text of the error."""
+    return (
+        f"init(): {ranks_text(ranks)} ended before coming to the rendezvous of all ranks; see the "
+        "output of that process. Remedy: every rank must call init(), also one without data of "
+        f"its own; {launchers.ALONE}"
+    )
+
+
+def _listed(parent: int) -> Iterable[int]:
+    """Its children by the kernel's own list, which few kernels lack."""
+    lists = [*Path(f"/proc/{parent}/task").glob("*/children")]
+    if not lists:
+        return _children(parent)
+    found: list[int] = []
+    for path in lists:
+        with contextlib.suppress(OSError):  # that thread has ended
+            found += map(int, path.read_text().split())
+    return found
+
+
+def _children(parent: int) -> Iterator[int]:
+    """The same by looking at all processes."""
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal():
+            found = _stat(int(path.name))
+            if found is not None and found.parent == parent:
+                yield int(path.name)
+
+
+def _stat(pid: int) -> _Process | None:
+    """None: there is no such process, or no /proc."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return _Process(int(fields[1]), fields[0] in "ZX", fields[19])
+    return None
+
+
+def _lives(pid: int, start: str) -> bool:
+    found = _stat(pid)
+    return found is not None and not found.ended and found.start == start
+
+
+def _environment(pid: int) -> dict[str, str] | None:
+    """The variables that a process began with; empty or None: they can't be seen."""
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return None
+    return dict(word.split("=", 1) for word in text.split("\0") if "=" in word[1:])

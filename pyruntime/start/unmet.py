@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that a launcher started as one of several, and that never meets the others, says so:
+else N processes would train N models in silence. For the import of farandole, init() and the
+adapters."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+from farandole.start import ancestry, launchers
+
+_REMEDY = (
+    "Remedy: call init() of farandole, or init_process_group(), before the model is made; a script "
+    "that looks for RANK finds it under `farandole run`, or after `import farandole.torch`; "
+    f"{launchers.ALONE}"
+)
+_open = False  # whether something may still be to be said
+
+
+def watch() -> None:
+    """Begins, where a launcher tells this process that it is one of several."""
+    global _open
+    found = launchers.launcher()
+    alone = os.environ.get("FARANDOLE_RENDEZVOUS") == "none"
+    if found.size <= 1 or found.rank < 0 or alone or is_child():
+        return
+    _open = True
+    if not _is_helper():
+        atexit.register(_end)
+
+
+def is_open() -> bool:
+    """Whether this process is one of several and, as far as is known, has not met the others."""
+    return _open
+
+
+def is_child() -> bool:
+    """Whether another process of the job has started this one, and not the launcher."""
+    parent = getattr(sys.modules.get("multiprocessing.process"), "parent_process", lambda: None)
+    return parent() is not None or ancestry.is_of_rank()
+
+
+def settle() -> None:
+    """Notes that this process meets the others, or need not."""
+    global _open
+    _open = False
+
+
+def tell_training() -> None:
+    """Called when a model has been trained for a step."""
+    if _open and not _met_by_mpi():
+        _say("has made an optimizer step", "each trains a model of its own")
+    settle()
+
+
+def _end() -> None:
+    failed = hasattr(sys, "last_type")  # by an exception, which has been told
+    if _open and not failed and not _met_by_mpi():
+        _say("ends", "if they wait for it, they wait in vain")
+
+
+def _say(what: str, so: str) -> None:
+    found = launchers.launcher()
+    text = f"farandole: this process, rank {found.rank} of the {found.size} of {found}, {what}"
+    print(f"{text} without having met the others: {so}. {_REMEDY}", file=sys.stderr, flush=True)
+
+
+def _met_by_mpi() -> bool:
+    """Whether the program uses MPI itself, whose start has met all."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and bool(mpi.Is_initialized())
+
+
+def _is_helper() -> bool:
+    """Whether the program is no script: `python -c`, a session, one of farandole's own commands."""
+    main = sys.modules.get("__main__")
+    name = getattr(getattr(main, "__spec__", None), "name", "")
+    return not hasattr(main, "__file__") or name.startswith("farandole.")

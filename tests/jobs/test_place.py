@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""N processes are one job or say that they are not: scripts that look at RANK, under every
+launcher, and processes that meet nobody."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.mpirun import MPI_ENVIRONMENT, find_mpirun, mpirun
+from harness.process import PATIENCE, Process
+
+FARANDOLE = str(Path(sys.executable).with_name("farandole"))
+OPEN_MPI = "Open MPI" in subprocess.check_output([find_mpirun(), "--version"], text=True)
+
+# The shape of scripts for torchrun: without RANK it is one process, and trains alone. Each rank has
+# data of its own. Arguments: the backend, and what to import.
+SCRIPT = """
+import importlib, os, sys
+import torch
+import torch.distributed as dist
+
+backend, *modules = sys.argv[1:]
+for module in modules:
+    importlib.import_module(module)
+rank = int(os.environ.get("RANK", -1))
+ddp = rank != -1
+data = float(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or rank)
+torch.manual_seed(11)
+model = torch.nn.Linear(3, 1, bias=False)
+before = model.weight.detach().clone()
+if ddp:
+    dist.init_process_group(backend)
+    assert (dist.get_rank(), dist.get_world_size()) == (rank, int(os.environ["WORLD_SIZE"]))
+    assert 0 <= int(os.environ["LOCAL_RANK"]) < int(os.environ["LOCAL_WORLD_SIZE"])
+    model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), 1.0)
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.full((1, 3), data)).sum().backward()
+    optimizer.step()
+moved = (before - next(iter(model.parameters()))).flatten().tolist()
+print(f"moved by {moved[0]:.3f}.", flush=True)
+if ddp:
+    dist.destroy_process_group()
+"""
+ALONE = "without having met the others"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def farandole_run(*words: str, ranks: int = 2) -> str:
+    """The output of a job that ends well."""
+    job = Process([FARANDOLE, "run", "-np", str(ranks), *words], MPI_ENVIRONMENT)
+    try:
+        result = job.wait(PATIENCE)
+        assert result is not None, job.output
+        return result.check().out
+    finally:
+        job.kill()
+
+
+@pytest.mark.parametrize("words", [["gloo"], ["farandole", "farandole.torch"]])
+def test_farandole_run_makes_one_model(script: str, words: list[str]) -> None:
+    out = farandole_run(sys.executable, script, *words, ranks=3)
+    assert out.count("moved by 2.000.") == 3, out  # twice the mean of 0, 1, 2
+    assert ALONE not in out
+
+
+@pytest.mark.parametrize("backend", ["farandole", "gloo"])
+def test_mpirun_and_an_import_make_one_model(script: str, backend: str) -> None:
+    command = [sys.executable, script, backend, "farandole.torch"]
+    out = mpirun(command, 2, PATIENCE).check().out
+    assert out.count("moved by 1.000.") == 2, out
+    assert ALONE not in out
+
+
+def test_the_import_may_come_after_init(tmp_path: Path) -> None:
+    path = tmp_path / "late.py"
+    path.write_text(
+        "import os, subprocess, sys\n"
+        "import farandole\n"
+        "farandole.init()\n"
+        "assert 'RANK' not in os.environ\n"
+        "import farandole.torch\n"
+        "assert os.environ['RANK'] == str(farandole.rank())\n"
+        "child = [sys.executable, '-c', 'import farandole; farandole.init()']\n"
+        "print(subprocess.run(child, capture_output=True, text=True).stderr, flush=True)\n"
+    )
+    out = mpirun([sys.executable, str(path)], 2, PATIENCE).check().out
+    assert len(re.findall(r"ShutdownError: process \d+ is a child of rank", out)) == 2, out
+
+
+TRAINS = """
+import os, torch
+{module}
+assert "RANK" in os.environ
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 1.0)
+for _ in range(3):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (TRAINS.format(module="import farandole.torch"), "has made an optimizer step"),
+        ("import farandole", "ends"),
+    ],
+)
+def test_who_meets_nobody_says_so_once(tmp_path: Path, program: str, said: str) -> None:
+    path = tmp_path / "alone.py"
+    path.write_text(program)
+    out = mpirun([sys.executable, str(path)], 2, PATIENCE).check().out
+    for rank in range(2):
+        assert len(re.findall(rf"rank {rank} of the 2 of .*, {said} {ALONE}", out)) == 1, out
+    assert out.count(ALONE) == 2
+    assert "Remedy: call init() of farandole" in out
+
+
+def one_after_the_other(*commands: list[str]) -> str:
+    """The output of two ranks that run these, each in its turn."""
+    line = " && ".join(shlex.join(command) for command in commands)
+    return mpirun(["sh", "-c", line], 2, PATIENCE).check().out
+
+
+def test_helpers_say_nothing() -> None:
+    out = one_after_the_other(
+        [sys.executable, "-c", "import farandole"],
+        [sys.executable, "-m", "farandole", "config"],
+        [FARANDOLE, "check"],
+    )
+    assert out.count("core build") == 2, out
+    assert ALONE not in out
+
+
+QUIET = (
+    "import farandole\nfrom mpi4py import MPI\nassert MPI.COMM_WORLD.Get_size() == 2",
+    "import farandole\nfarandole.init()\nfarandole.shutdown()",
+    "import os\nos.environ['FARANDOLE_RENDEZVOUS'] = 'none'\nimport farandole",
+)
+
+
+@pytest.mark.parametrize("program", QUIET)
+def test_who_meets_the_others_or_wants_to_be_alone_says_nothing(
+    tmp_path: Path, program: str
+) -> None:
+    path = tmp_path / "quiet.py"
+    path.write_text(program)
+    assert ALONE not in mpirun([sys.executable, str(path)], 2, PATIENCE).check().out
+
+
+def test_children_of_a_process_that_met_nobody_say_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "parent.py"
+    path.write_text(
+        "import multiprocessing, sys\n"
+        "import farandole\n"
+        "def work(): print('worked', flush=True)\n"
+        "if __name__ == '__main__':\n"
+        "    child = multiprocessing.get_context('spawn').Process(target=work)\n"
+        "    child.start()\n"
+        "    child.join()\n"
+    )
+    out = mpirun([sys.executable, str(path)], 2, PATIENCE).check().out
+    assert out.count("worked") == 2
+    assert out.count(ALONE) == 2, out  # the ranks themselves
+
+
+def test_torchruns_own_scripts_say_nothing(script: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    job = Process([*command, script, "farandole", "farandole.torch"], MPI_ENVIRONMENT)
+    try:
+        result = job.wait(PATIENCE)
+        assert result is not None, job.output
+        assert result.check().out.count("moved by 1.000.") == 2
+        assert ALONE not in result.out
+    finally:
+        job.kill()
