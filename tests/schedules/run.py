@@ -37,11 +37,11 @@ PROGRAM = Path(__file__).with_name("program.py")
 # A stop that passes is shorter than any of these, whatever else the machine does.
 LIMITS = {
     "FARANDOLE_STALL_WARN": "1",
-    "FARANDOLE_STALL_ABORT": "5",
-    "FARANDOLE_PEER_TIMEOUT": "6",
-    "FARANDOLE_INIT_TIMEOUT": "12",
-    "FARANDOLE_SHUTDOWN_TIMEOUT": "12",
+    "FARANDOLE_STALL_ABORT": "4",
+    "FARANDOLE_PEER_TIMEOUT": "5",
+    "FARANDOLE_INIT_TIMEOUT": "8",
 }
+_ENDS = {"FARANDOLE_SHUTDOWN_TIMEOUT": "6"}  # a day, where a supervisor must see to it
 _PATIENCE = 60.0 * SLOWNESS  # seconds without anything that a rank tells, or that happens
 _POLL = 0.02  # seconds between looks at processes, whose ends are no events
 
@@ -143,7 +143,8 @@ class _Job:
 
     def start(self) -> None:
         """Starts it, or starts it anew."""
-        environment = {**MPI_ENVIRONMENT, **LIMITS, **(self.hosts.environment() if self.hosts else {})}
+        environment = {**MPI_ENVIRONMENT, **LIMITS, **({} if self.kind.supervised else _ENDS)}
+        environment |= self.hosts.environment() if self.hosts else {}
         for number, (command, own) in enumerate(self._commands()):
             process = Process(command, {**environment, **own})
             self._stack.callback(process.kill)

@@ -15,8 +15,8 @@ __all__ = ["complaints"]
 
 SOON = 30.0 * SLOWNESS  # seconds: the longest of the limits twice, on a machine that is busy
 # What an error tells the reader to do.
-_REMEDY = r"remed|see its own output|kill -CONT|stack|File \"|network|host|farandole doctor|again"
-_ENDED_BY_MPI = r"prterun|mpirun|PRTE|PMIx|signal 9|died|MPI_ABORT|left: "
+_REMEDY = r"remed|see its own output|kill -CONT|is down|doctor|sets (this limit|how long)|drop_last"
+_ENDED_BY_MPI = r"prterun|mpirun|PRTE|PMIx|signal 9|died|MPI_ABORT|MPI_INIT|left: "
 
 
 def complaints(schedule: Schedule, outcome: Outcome) -> list[str]:
