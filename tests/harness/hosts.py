@@ -86,20 +86,21 @@ class SimulatedHosts:
 
     def up(self) -> None:
         """Makes the bridge or the wire, the namespaces and the links."""
-        wired = self._seed is not None
-        if wired:
+        master = ""
+        if self._seed is not None:
             own = self.port(len(self.names))
             _run(f"ip netns add {self._middle}")
             _run(f"ip link add {self._bridge} type veth peer name {own} netns {self._middle}")
             _run(f"{self._ip} link set {own} up")
         else:
+            master = f"master {self._bridge}"
             _run(f"ip link add {self._bridge} type bridge")
         _run(f"ip addr add {self._net}.254/24 dev {self._bridge}")
         _run(f"ip link set {self._bridge} up")
         for i, name in enumerate(self.names):
             _run(f"ip netns add {name}")
             _run(f"{self._ip} link add {self.port(i)} type veth peer name eth0 netns {name}")
-            _run(f"{self._ip} link set {self.port(i)} {'' if wired else f'master {self._bridge}'} up")
+            _run(f"{self._ip} link set {self.port(i)} {master} up")
             _run(f"ip -n {name} addr add {self.address(i)}/24 dev eth0")
             _run(f"ip -n {name} link set eth0 up")
             _run(f"ip -n {name} link set lo up")
@@ -115,7 +116,7 @@ class SimulatedHosts:
         return "ip" if self._seed is None else f"ip -n {self._middle}"
 
     def weather(self, weather: Weather) -> dict[str, int]:
-        """Changes what the wire does, as Wire.set(): host i is its port i, this machine the last."""
+        """Changes what the wire does, as Wire.set(): host i is port i, this machine the last."""
         if self._wire is None:
             raise ValueError("these hosts have a bridge: give a seed, for a wire")
         return self._wire.set(weather)

@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-__all__ = ["Weather", "Wire", "pids_in"]
+__all__ = ["Weather", "Wire", "inside", "pids_in"]
 
 _CLONE_NEWNET = 0x40000000
 _SOL_PACKET, _IGNORE_OUTGOING = 263, 23
@@ -130,7 +130,9 @@ class _Forwarder:
         # When due, in the order of their coming, to which port.
         self._held: list[tuple[float, int, int, bytes]] = []
         self._serial = 0
-        self._last: dict[tuple[int, int], float] = {}  # when the last frame from port to port is due
+        self._last: dict[
+            tuple[int, int], float
+        ] = {}  # when the last frame from port to port is due
         self.counts = dict.fromkeys(
             ("carried", "lost", "duplicated", "reordered", "cut", "failed"), 0
         )
@@ -213,7 +215,7 @@ class _Forwarder:
 
 
 @contextlib.contextmanager
-def _inside(namespace: str) -> Iterator[None]:
+def inside(namespace: str) -> Iterator[None]:
     """A context in this network namespace; empty: where the process is."""
     if not namespace:
         yield
@@ -298,9 +300,9 @@ def _main() -> None:
     setup = json.loads(sys.argv[1])
     try:
         for namespace, device in setup["far"]:
-            with _inside(namespace):
+            with inside(namespace):
                 _switch_offloads_off(device)
-        with _inside(setup["namespace"]):
+        with inside(setup["namespace"]):
             ports = [_open(port) for port in setup["ports"]]
         _forward(_Forwarder(ports, setup["seed"]), ports)
     finally:

@@ -8,15 +8,18 @@ import pytest
 from harness.hosts import why_not
 from schedules.schedule import draw
 
+DEFAULT = "50"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seeds", default="50", help="schedules to run: so many, or FIRST:LAST")
+    parser.addoption("--seeds", default=DEFAULT, help="schedules to run: so many, or FIRST:LAST")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test a seed, named after it."""
     if "seed" in metafunc.fixturenames:
-        first, colon, last = metafunc.config.getoption("--seeds").partition(":")
+        # The default again: pytest may come here without having asked for options.
+        first, colon, last = metafunc.config.getoption("--seeds", DEFAULT).partition(":")
         seeds = range(int(first), int(last) + 1) if colon else range(int(first))
         names = [f"{seed}-{draw(seed).kind.value}" for seed in seeds]
         metafunc.parametrize("seed", seeds, ids=names)

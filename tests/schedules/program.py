@@ -19,8 +19,6 @@ from typing import Any
 
 import numpy as np
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
-
 import farandole as fd
 import farandole.elastic
 from farandole.start.launchers import launched_rank
@@ -81,7 +79,7 @@ def main() -> None:
     signal.signal(signal.SIGUSR2, hang)
     line.tell("begin")
     fd.init()
-    state = farandole.elastic.ObjectState(steps=0, seen=[], weights=begin(ELEMENTS))
+    state: Any = farandole.elastic.ObjectState(steps=0, seen=[], weights=begin(ELEMENTS))
 
     def train(state: Any) -> None:
         while state.steps < STEPS:

@@ -28,7 +28,7 @@ from harness.process import SLOWNESS, JobError, Process, wait_until_gone
 from harness.supervised import farandole_run
 from harness.wire import Weather, pids_in
 from harness.worlds import ULFM
-from schedules.schedule import BEGIN, LAUNCHER, SUPERVISOR, WIRE, Act, Fault, Kind, Schedule
+from schedules.schedule import BEGIN, LAUNCHER, SUPERVISOR, Act, Fault, Kind, Schedule
 from schedules.training import STEPS
 
 __all__ = ["LIMITS", "Outcome", "Told", "run"]
@@ -143,7 +143,8 @@ class _Job:
 
     def start(self) -> None:
         """Starts it, or starts it anew."""
-        environment = {**MPI_ENVIRONMENT, **LIMITS, **({} if self.kind.supervised else _ENDS)}
+        environment = {**MPI_ENVIRONMENT, **LIMITS, "PYTHONPATH": str(PROGRAM.parents[1])}
+        environment |= {} if self.kind.supervised else _ENDS
         environment |= self.hosts.environment() if self.hosts else {}
         for number, (command, own) in enumerate(self._commands()):
             process = Process(command, {**environment, **own})
@@ -270,6 +271,11 @@ class _Injector:
         if all(fault.step != step for fault in self._faults):
             (self._folder / f"past-{step}").touch()
 
+    def let_all_go(self) -> None:
+        """A later start of the job waits for nothing."""
+        for step in range(STEPS + 1):
+            (self._folder / f"past-{step}").touch()
+
     def _note(self, text: str) -> None:
         self._outcome.last = time.monotonic()
         self._outcome.happened.append((self._outcome.last, text))
@@ -284,11 +290,7 @@ class _Injector:
             if self._signal(pid, number[fault.act], f"{fault} ({pid})") and fault.ends_ranks:
                 self._outcome.victims.add(pid)
             if fault.lasts is not None:
-                again = f"{fault.whom} goes on"
-                self._at(
-                    time.monotonic() + fault.lasts,
-                    lambda: self._signal(pid, signal.SIGCONT, again) and None,
-                )
+                self._at(time.monotonic() + fault.lasts, lambda: self._go_on(pid, fault))
         else:
             self._note(f"not there any more: {fault}")
         self._let_go(fault.step)
@@ -306,9 +308,15 @@ class _Injector:
         assert isinstance(whom, int)
         return self._outcome.of(whom, "begin")[-1].pid
 
+    def _go_on(self, pid: int, fault: Fault) -> None:
+        self._signal(pid, signal.SIGCONT, f"{fault.whom} goes on ({pid})")
+
     def _signal(self, pid: int, number: int, text: str) -> bool:
         """Only a process of this job: numbers are used again."""
-        ours = str(self._folder) in _command(pid) or pid in (self._job.launcher(), *self._job.sessions)
+        ours = str(self._folder) in _command(pid) or pid in (
+            self._job.launcher(),
+            *self._job.sessions,
+        )
         if ours:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -347,19 +355,15 @@ def run(schedule: Schedule) -> Outcome:
         stack.callback(listener.close)
         job = _Job(schedule, folder, stack)
         injector = _Injector(schedule, job, folder, outcome)
-        job.start()
-        injector.go(listener.changed)
-        outcome.out = job.output()
-        if not outcome.hung:
-            outcome.left = job.left()
-        if any(fault.whom == SUPERVISOR and fault.act is Act.KILL for fault in schedule.faults):
-            if not outcome.hung and not outcome.left:
-                outcome.happened.append((time.monotonic(), "the job is started once more"))
-                for step in range(STEPS + 1):
-                    (folder / f"past-{step}").touch()
-                job.start()
-                injector.go(listener.changed)
-                outcome.out += "\n---- once more\n" + job.output()
-                outcome.left = "" if outcome.hung else job.left()
-        outcome.code = job.processes[0].returncode
+        starts = 1 + any(f.whom == SUPERVISOR and f.act is Act.KILL for f in schedule.faults)
+        for start in range(starts):
+            outcome.happened.append((time.monotonic(), f"start {start + 1} of {starts}"))
+            job.start()
+            injector.go(listener.changed)
+            outcome.out += job.output()
+            outcome.code = job.processes[0].returncode
+            outcome.left = "" if outcome.hung else job.left()
+            if outcome.hung or outcome.left:
+                break
+            injector.let_all_go()
     return outcome

@@ -17,6 +17,7 @@ from schedules.training import STEPS
 __all__ = ["BEGIN", "KINDS", "Act", "Fault", "Kind", "Schedule", "draw"]
 
 BEGIN = -1  # the step that a rank is at before init()
+FAIR = Weather()
 LAUNCHER, SUPERVISOR, WIRE = "launcher", "supervisor", "wire"
 
 
@@ -68,7 +69,7 @@ class Fault:
     whom: int | str  # a rank, or LAUNCHER, SUPERVISOR, WIRE
     lasts: float | None = None  # seconds; None: for ever
     free: bool = False  # ranks do not wait for it, so that it may fall into what follows the step
-    weather: Weather = Weather()
+    weather: Weather = FAIR
 
     @property
     def ends_ranks(self) -> bool:
@@ -155,22 +156,20 @@ def _possible(faults: list[Fault], kind: Kind, ranks: int) -> tuple[Fault, ...]:
 
 
 def _fault(random_: random.Random, kind: Kind, ranks: int) -> Fault:
-    others = {
+    others: dict[Kind, list[str]] = {
         Kind.FORK: [],
         Kind.MPIRUN: [LAUNCHER],
         Kind.HOSTS: [WIRE, WIRE],
         Kind.WORLDS: [],
         Kind.SUPERVISED: [LAUNCHER, SUPERVISOR],
         Kind.SUPERVISED_HOSTS: [LAUNCHER, SUPERVISOR, WIRE, WIRE],
-    }[kind]
-    whom = random_.choice([*others, *[random_.randrange(ranks)] * 4])
+    }
+    all_: list[int | str] = [*others[kind], *[random_.randrange(ranks)] * 4]
+    whom = random_.choice(all_)
     if whom == WIRE:
         return _weather(random_, kind)
-    acts = {
-        LAUNCHER: (Act.KILL, Act.STOP),
-        SUPERVISOR: (Act.KILL, Act.STOP),
-    }.get(str(whom), (Act.KILL, Act.KILL, Act.STOP, Act.STOP, Act.HANG))
-    act = random_.choice(acts)
+    acts = [Act.KILL, Act.KILL, Act.STOP, Act.STOP]
+    act = random_.choice([*acts, Act.HANG] if isinstance(whom, int) else acts)
     # A person who stops a launcher goes on, or ends it; a supervisor ends it itself.
     patient = whom == SUPERVISOR or (whom == LAUNCHER and not kind.supervised)
     brief = act is Act.STOP and (patient or random_.random() < 0.5)

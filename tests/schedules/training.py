@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the jobs train: numbers that no change of the number of ranks, and no order of additions, can
-change, because all are integers below 2**53; one sample that is missed or counted twice does."""
+"""What the jobs train. All numbers are integers below 2**53, so that neither the number of ranks
+nor the order of additions changes them; a sample that is missed or counted twice does."""
 
 from __future__ import annotations
 
