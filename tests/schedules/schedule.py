@@ -8,8 +8,9 @@ falls on the same place whenever it is repeated, however fast the machine is.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 from harness.wire import Weather
 from schedules.training import STEPS
@@ -126,10 +127,11 @@ def draw(seed: int) -> Schedule:
     kind = KINDS[seed % len(KINDS)]
     hosts = random_.choice(_HOSTS) if kind.wired else (random_.randint(2, 4),)
     elements = random_.choice(_ELEMENTS)
-    count = random_.choice((1, 1, 2, 2, 3))
+    count = random_.choice((1, 1, 2) if kind.wired else (1, 1, 2, 2, 3))
     drawn = [_fault(random_, kind, sum(hosts)) for _ in range(count)]
-    if kind.wired and all(fault.act is not Act.WEATHER for fault in drawn):
-        drawn.append(_weather(random_, kind))
+    if kind.wired:  # some weather before all else
+        first = _weather(random_, kind)
+        drawn.insert(0, replace(first, step=min(fault.step for fault in [first, *drawn])))
     drawn.sort(key=lambda fault: fault.step)
     return Schedule(seed, kind, hosts, elements, _possible(drawn, kind, sum(hosts)))
 
@@ -159,15 +161,13 @@ def _fault(random_: random.Random, kind: Kind, ranks: int) -> Fault:
     others: dict[Kind, list[str]] = {
         Kind.FORK: [],
         Kind.MPIRUN: [LAUNCHER],
-        Kind.HOSTS: [WIRE, WIRE],
+        Kind.HOSTS: [],
         Kind.WORLDS: [],
-        Kind.SUPERVISED: [LAUNCHER, SUPERVISOR],
-        Kind.SUPERVISED_HOSTS: [LAUNCHER, SUPERVISOR, WIRE, WIRE],
+        Kind.SUPERVISED: [LAUNCHER, LAUNCHER, SUPERVISOR],
+        Kind.SUPERVISED_HOSTS: [LAUNCHER, SUPERVISOR],
     }
-    all_: list[int | str] = [*others[kind], *[random_.randrange(ranks)] * 4]
+    all_: list[int | str] = [*others[kind], *[random_.randrange(ranks)] * 3]
     whom = random_.choice(all_)
-    if whom == WIRE:
-        return _weather(random_, kind)
     acts = [Act.KILL, Act.KILL, Act.STOP, Act.STOP]
     act = random_.choice([*acts, Act.HANG] if isinstance(whom, int) else acts)
     # A person who stops a launcher goes on, or ends it; a supervisor ends it itself.
@@ -197,13 +197,11 @@ def _weather(random_: random.Random, kind: Kind) -> Fault:
         cut = Weather(cut=pairs)
         return Fault(step, after, Act.WEATHER, WIRE, lasts, free, cut)
     scale = 0.03 if what == "light" else 0.2
-    weather = Weather(
-        loss=random_.choice((0.0, random_.uniform(0.0, scale))),
-        duplicate=random_.choice((0.0, random_.uniform(0.0, scale))),
-        reorder=random_.choice((0.0, random_.uniform(0.0, scale))),
-        delay=random_.choice((0.0, random_.uniform(0.0, scale / 5))),
-        jitter=random_.choice((0.0, random_.uniform(0.0, scale / 5))),
-    )
+    most = {"loss": scale, "duplicate": scale, "reorder": scale}
+    most |= {"delay": scale / 5, "jitter": scale / 5}
+    chosen = random_.sample(sorted(most), random_.randint(1, len(most)))
+    values: dict[str, Any] = {name: random_.uniform(0.0, most[name]) for name in chosen}
+    weather = Weather(**values)
     if what == "light":
         return Fault(BEGIN, 0.0, Act.WEATHER, WIRE, None, True, weather)
     return Fault(step, after, Act.WEATHER, WIRE, random_.uniform(0.5, 3.0), free, weather)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from harness.wire import Weather
+from schedules.conftest import DEFAULT
 from schedules.run import Outcome, Told
-from schedules.schedule import BEGIN, SUPERVISOR, WIRE, Act, Fault, Kind, Schedule, draw
+from schedules.schedule import BEGIN, LAUNCHER, SUPERVISOR, WIRE, Act, Fault, Kind, Schedule, draw
 from schedules.training import STEPS, seen, undisturbed
 from schedules.verdict import SOON, complaints
 
@@ -35,6 +36,16 @@ def test_all_that_can_happen_is_drawn() -> None:
         assert any(getattr(fault.weather, name) for _, fault in faults), name
     cuts = {fault.weather.cut for _, fault in faults}
     assert cuts == {(), ((0, 1),), ((1, 0),), ((0, 1), (1, 0))}
+
+
+def test_ci_has_some_of_all() -> None:
+    drawn = [draw(seed) for seed in range(int(DEFAULT))]
+    for whom in (LAUNCHER, SUPERVISOR, WIRE):
+        assert any(fault.whom == whom and fault.ends_ranks for s in drawn for fault in s.faults)
+    for kind in Kind:
+        acts = {fault.act for s in drawn if s.kind is kind for fault in s.faults}
+        assert acts >= {Act.KILL, Act.STOP}, kind
+        assert kind.wired <= (Act.WEATHER in acts)
 
 
 @pytest.mark.parametrize("kind", Kind)
