@@ -3,5 +3,6 @@
 and supervisor, and a wire between the hosts that does harm.
 
 `schedule` draws what happens from a seed, `training` says what is trained, `program` trains it,
-`run` starts a job and does to it what the schedule says, `verdict` judges how it has ended.
+`job` starts the ranks, `run` does to them what the schedule says, `outcome` has what came of it,
+and `verdict` judges that.
 """

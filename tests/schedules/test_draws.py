@@ -11,7 +11,7 @@ import pytest
 
 from harness.wire import Weather
 from schedules.conftest import DEFAULT
-from schedules.run import Outcome, Told
+from schedules.outcome import Outcome, Told
 from schedules.schedule import BEGIN, LAUNCHER, SUPERVISOR, WIRE, Act, Fault, Kind, Schedule, draw
 from schedules.training import STEPS, seen, undisturbed
 from schedules.verdict import SOON, complaints
@@ -96,6 +96,7 @@ def judged(fault: Fault, *words: Told, kind: Kind = Kind.FORK, **more: Any) -> s
 
 def test_ends_that_are_right() -> None:
     assert not judged(KILLED, error(), code=1)
+    assert not judged(KILLED, error("the connection to ranks 0, 1-3 has ended; remedy: try it"))
     assert not judged(KILLED, done(0))
     assert not judged(CUT, done(0), done(1), kind=Kind.HOSTS)
     assert not judged(KILLED, kind=Kind.MPIRUN, out="prterun: rank 1 ended on signal 9")
@@ -108,7 +109,7 @@ WRONG = {
     "other bits": lambda: judged(KILLED, done(0, digest="0123")),
     "counted samples otherwise": lambda: judged(KILLED, done(0, seen=[*seen(), 3])),
     "raised PeerError": lambda: judged(KILLED, error(typed=False)),
-    "names no rank": lambda: judged(KILLED, error("it died; see its own output")),
+    "does not name the rank": lambda: judged(KILLED, error("rank 0 died; see its own output")),
     "names no remedy": lambda: judged(KILLED, error("rank 1 is gone")),
     "ended without a word": lambda: judged(KILLED),
     "heard of it after": lambda: judged(KILLED, error(at=0.6 + SOON)),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 
 from harness.process import SLOWNESS
-from schedules.run import Outcome, Told
+from schedules.outcome import Outcome, Told
 from schedules.schedule import LAUNCHER, Act, Kind, Schedule
 from schedules.training import seen, undisturbed
 
@@ -77,8 +77,24 @@ def _wrong_end(schedule: Schedule, outcome: Outcome, rank: int) -> list[str]:
     late = last.at - outcome.last
     if late > SOON:
         wrong.append(f"rank {rank} heard of it after {late:.1f} s")
-    if not re.search(r"\branks? \d", text):
-        wrong.append(f"rank {rank}'s error names no rank: {text}")
+    if not _named(text) & (_culprits(schedule) or set(range(schedule.ranks)) - {rank}):
+        wrong.append(f"rank {rank}'s error does not name the rank: {text}")
     if not re.search(_REMEDY, text):
         wrong.append(f"rank {rank}'s error names no remedy: {text}")
     return wrong
+
+
+def _culprits(schedule: Schedule) -> set[int]:
+    """The ranks that end the job; none: the launcher or the wire does."""
+    ends = [fault.whom for fault in schedule.faults if fault.ends_ranks]
+    return {whom for whom in ends if isinstance(whom, int)}
+
+
+def _named(text: str) -> set[int]:
+    """The ranks in a text: `rank 3`, `ranks 0, 2-5`."""
+    found = set[int]()
+    for listed in re.findall(r"\branks? (\d+(?:-\d+)?(?:(?:, | and )\d+(?:-\d+)?)*)", text):
+        for part in re.split(r", | and ", listed):
+            first, _, last = part.partition("-")
+            found |= set(range(int(first), int(last or first) + 1))
+    return found
