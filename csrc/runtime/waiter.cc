@@ -37,10 +37,28 @@ void Waiter::look_at_leader() {
   const std::string text = watch_.leader_process().text();
   if (verdict == StoppedProcess::Verdict::kWarn)
     return log(LogLevel::kWarning, "no progress: " + text);
-  calls_.report(Leave{true, "no progress: " + text});  // for when the leader runs again
-  calls_.job.fail(
-      {ErrorCode::kStall, "no progress: " + text + " (FARANDOLE_STALL_ABORT sets this limit)"});
+  give_up({ErrorCode::kStall, "no progress: " + text + " (FARANDOLE_STALL_ABORT sets this limit)"});
+}
+
+void Waiter::give_up(Failure failure) {
+  calls_.report(Leave{true, failure.text});  // for when the leader runs again
+  calls_.job.fail(std::move(failure));
   driver_.ring();
+}
+
+// No process of another host is in sight, and its kernel answers for it as long as it only stands still.
+void Waiter::probe_job_leader(Probe& probe, Handle handle) {
+  if (!probe.until.expired()) return;
+  if (probe.number != 0) {
+    std::unique_lock lock(calls_.mutex);
+    const bool answered = calls_.questions.take(probe.number).has_value();
+    lock.unlock();
+    if (!answered) give_up(watch_.job_leader_silent());
+    probe.number = 0;
+  } else {
+    probe.number = inquire(handle);
+  }
+  probe.until = watch_.job_leader_answers();
 }
 
 WaitEnd Waiter::wait(std::span<const Handle> wanted, Deadline deadline, Failure& failure) {
@@ -52,18 +70,20 @@ WaitEnd Waiter::wait(std::span<const Handle> wanted, Deadline deadline, Failure&
   const Wanted held(gpu_, wanted);
   const Handle first = wanted[ready];
   Waiting waiting(watch_.recorder(), first, calls_.handles.label_of(first));
+  Probe probe{watch_.job_leader_answers()};
   for (;;) {
-    const Deadline look = watch_.leader_process().next_look();
+    const Deadline look = std::min(watch_.leader_process().next_look(), probe.until);
     if (driver_.await(done, std::min(deadline, look)))
       return failure ? WaitEnd::kFailed : WaitEnd::kDone;
     look_at_leader();
+    probe_job_leader(probe, first);
     if (!deadline.expired() && look.expired()) continue;
     waiting.over = false;
     return WaitEnd::kTimeIsUp;  // or a signal
   }
 }
 
-std::string Waiter::explain(Handle handle, Deadline deadline) {
+uint64_t Waiter::inquire(Handle handle) {
   uint64_t number = 0;
   {
     std::lock_guard lock(calls_.mutex);
@@ -71,11 +91,17 @@ std::string Waiter::explain(Handle handle, Deadline deadline) {
     std::optional<CallKey> key = calls_.pending.key_of(handle);
     if (!key) key = calls_.posted.key_of(handle);
     if (joined) key = CallKey{*joined, "", 0};
-    if (!key) return "all ranks have submitted it, and its bytes are under way";
+    if (!key) return 0;
     number = calls_.questions.ask();
     calls_.reporter.pass(Inquire{number, *key, joined.has_value()}, 0);
   }
   driver_.after_submit();
+  return number;
+}
+
+std::string Waiter::explain(Handle handle, Deadline deadline) {
+  const uint64_t number = inquire(handle);
+  if (number == 0) return "all ranks have submitted it, and its bytes are under way";
   std::optional<std::string> text;
   auto answered = [&] {
     if (!text) {

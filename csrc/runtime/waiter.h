@@ -28,7 +28,16 @@ class Waiter {
   std::string explain(Handle handle, Deadline deadline);
 
  private:
+  // A question to rank 0, which a wait asks when it lasts; rank 0 need only answer.
+  struct Probe {
+    Deadline until;  // of the pause before it, then of the answer
+    uint64_t number = 0;  // 0: not asked
+  };
   void look_at_leader();
+  void probe_job_leader(Probe& probe, Handle handle);
+  void give_up(Failure failure);
+  // The number of a question about the call; 0: all ranks have submitted it.
+  uint64_t inquire(Handle handle);
 
   RankCalls& calls_;
   Driver& driver_;
