@@ -121,7 +121,12 @@ class Job:
 
     def stacks(self) -> str:
         """Of all Python processes, wherever they are."""
-        return python_stacks(processes_of_sessions(self.sessions))
+        sessions = set(self.sessions)
+        for name in self.hosts.names if self.hosts else ():
+            for pid in pids_in(name):
+                with contextlib.suppress(ProcessLookupError):  # it may end while we look
+                    sessions.add(os.getsid(pid))
+        return python_stacks(processes_of_sessions(sessions))
 
     def left(self) -> str:
         """What is left when it has ended; waits for what is about to end."""

@@ -35,6 +35,7 @@ class _Injector:
         self._faults = list(schedule.faults)
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0
+        self._healed = False
 
     def go(self, changed: threading.Condition) -> None:
         """Returns when the job has ended; sets `hung` if it does not."""
@@ -135,13 +136,18 @@ class _Injector:
         return False
 
     def _help(self) -> None:
-        """Where nobody else does it, and all others have ended, a person ends those that hang."""
+        """A person repairs a link when all have ended, and then ends those that hang."""
         if self._schedule.kind.supervised or self._due:
             return
-        begun = {told.pid for told in self._outcome.told}
-        if {pid for pid in begun - self._outcome.victims if _command(pid)}:
+        outcome = self._outcome
+        begun = {told.pid for told in outcome.told}
+        last = [outcome.of(rank, "end", "error") for rank in range(self._schedule.ranks)]
+        if all(last) and self._job.hosts and not self._healed:
+            self._healed = True
+            self._set(Weather(), "all have said how they end: MPI's own end gets a fair wire")
+        if any(_command(pid) for pid in begun - outcome.victims):
             return
-        for pid in self._outcome.victims & begun:
+        for pid in outcome.victims & begun:
             if str(self._folder) in _command(pid):
                 self._signal(pid, signal.SIGKILL, f"all others have ended: {pid} is ended")
 

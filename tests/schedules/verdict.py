@@ -91,9 +91,11 @@ def _culprits(schedule: Schedule) -> set[int]:
 
 
 def _named(text: str) -> set[int]:
-    """The ranks in a text: `rank 3`, `ranks 0, 2-5`."""
+    """The ranks in a text: `rank 3`, `ranks 0, 2-5`; members of the world are ranks too."""
     found = set[int]()
-    for listed in re.findall(r"\branks? (\d+(?:-\d+)?(?:(?:, | and )\d+(?:-\d+)?)*)", text):
+    for listed in re.findall(
+        r"\b(?:rank|member)s? (\d+(?:-\d+)?(?:(?:, | and )\d+(?:-\d+)?)*)", text
+    ):
         for part in re.split(r", | and ", listed):
             first, _, last = part.partition("-")
             found |= set(range(int(first), int(last or first) + 1))
