@@ -55,7 +55,8 @@ Deadline RankWatch::job_leader_answers() const {
 Failure RankWatch::job_leader_silent() const {
   return {ErrorCode::kStall,
           "no progress: " + job_leader_ +
-              ", which leads the job, does not answer: its process is stopped by a signal or a debugger "
+              ", which leads the job, does not answer: its process is stopped by a signal or a "
+              "debugger "
               "(`kill -CONT` there lets it go on), or gets no time on that machine "
               "(FARANDOLE_STALL_ABORT sets this limit)"};
 }

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/waiter.h"
 
+#include <algorithm>
+#include <chrono>
+
 #include "base/error.h"
 #include "base/logging.h"
 
 namespace farandole {
 namespace {
+
+constexpr std::chrono::milliseconds kFirstProbe{100};  // before a wait thinks of its leader
 
 // Records how long a caller blocks; a wait that was interrupted and repeated counts once.
 struct Waiting {
@@ -47,8 +52,12 @@ void Waiter::give_up(Failure failure) {
 }
 
 // No process of another host is in sight, and its kernel answers for it as long as it only stands still.
-void Waiter::probe_job_leader(Probe& probe, Handle handle) {
-  if (!probe.until.expired()) return;
+Deadline Waiter::probe_job_leader(Handle handle) {
+  std::lock_guard probes_lock(probes_mutex_);
+  const auto [at, is_new] = probes_.try_emplace(handle, Probe{watch_.job_leader_answers()});
+  has_probes_ = true;
+  Probe& probe = at->second;
+  if (is_new || !probe.until.expired()) return probe.until;
   if (probe.number != 0) {
     std::unique_lock lock(calls_.mutex);
     const bool answered = calls_.questions.take(probe.number).has_value();
@@ -58,7 +67,14 @@ void Waiter::probe_job_leader(Probe& probe, Handle handle) {
   } else {
     probe.number = inquire(handle);
   }
-  probe.until = watch_.job_leader_answers();
+  return probe.until = watch_.job_leader_answers();
+}
+
+void Waiter::forget_probe(Handle handle) {
+  if (!has_probes_.load(std::memory_order_relaxed)) return;
+  std::lock_guard lock(probes_mutex_);
+  probes_.erase(handle);
+  has_probes_ = !probes_.empty();
 }
 
 WaitEnd Waiter::wait(std::span<const Handle> wanted, Deadline deadline, Failure& failure) {
@@ -70,13 +86,16 @@ WaitEnd Waiter::wait(std::span<const Handle> wanted, Deadline deadline, Failure&
   const Wanted held(gpu_, wanted);
   const Handle first = wanted[ready];
   Waiting waiting(watch_.recorder(), first, calls_.handles.label_of(first));
-  Probe probe{watch_.job_leader_answers()};
+  const bool probes = !watch_.job_leader_answers().is_never();
+  Deadline probe = probes ? Deadline::in(kFirstProbe) : Deadline::never();
   for (;;) {
-    const Deadline look = std::min(watch_.leader_process().next_look(), probe.until);
-    if (driver_.await(done, std::min(deadline, look)))
+    const Deadline look = std::min(watch_.leader_process().next_look(), probe);
+    if (driver_.await(done, std::min(deadline, look))) {
+      forget_probe(first);
       return failure ? WaitEnd::kFailed : WaitEnd::kDone;
+    }
     look_at_leader();
-    probe_job_leader(probe, first);
+    if (probes) probe = probe_job_leader(first);
     if (!deadline.expired() && look.expired()) continue;
     waiting.over = false;
     return WaitEnd::kTimeIsUp;  // or a signal
