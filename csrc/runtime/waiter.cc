@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "base/error.h"
 #include "base/logging.h"
@@ -53,21 +54,27 @@ void Waiter::give_up(Failure failure) {
 
 // No process of another host is in sight, and its kernel answers for it as long as it only stands still.
 Deadline Waiter::probe_job_leader(Handle handle) {
-  std::lock_guard probes_lock(probes_mutex_);
-  const auto [at, is_new] = probes_.try_emplace(handle, Probe{watch_.job_leader_answers()});
-  has_probes_ = true;
-  Probe& probe = at->second;
-  if (is_new || !probe.until.expired()) return probe.until;
-  if (probe.number != 0) {
-    std::unique_lock lock(calls_.mutex);
-    const bool answered = calls_.questions.take(probe.number).has_value();
-    lock.unlock();
-    if (!answered) give_up(watch_.job_leader_silent());
-    probe.number = 0;
-  } else {
-    probe.number = inquire(handle);
+  const Deadline until = watch_.job_leader_answers();
+  uint64_t asked = 0;
+  {
+    std::lock_guard lock(probes_mutex_);
+    const auto [at, is_new] = probes_.try_emplace(handle, Probe{until});
+    has_probes_ = true;
+    if (is_new || !at->second.until.expired()) return at->second.until;
+    at->second.until = until;
+    asked = std::exchange(at->second.number, 0);
   }
-  return probe.until = watch_.job_leader_answers();
+  if (asked == 0) {
+    const uint64_t number = inquire(handle);
+    std::lock_guard lock(probes_mutex_);
+    if (const auto at = probes_.find(handle); at != probes_.end()) at->second.number = number;
+    return until;
+  }
+  std::unique_lock lock(calls_.mutex);
+  const bool answered = calls_.questions.take(asked).has_value();
+  lock.unlock();
+  if (!answered) give_up(watch_.job_leader_silent());
+  return until;
 }
 
 void Waiter::forget_probe(Handle handle) {
