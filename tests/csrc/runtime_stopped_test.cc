@@ -135,10 +135,11 @@ TEST(ranks_of_other_hosts_learn_that_the_job_s_leader_stopped) {
       }
       Floats data = values_of(rank, 10);
       const Failure failure = self.wait({self.submit(allreduce(data, "small"))});
+      self.bootstrap.tell(kOver);
       CHECK_EQ(failure.code, ErrorCode::kStall);
       CHECK(contains(failure.text, "rank 0 on "));
       CHECK(contains(failure.text, "kill -CONT"));
-      self.bootstrap.tell(kOver);
+      self.bootstrap.await(kOver, 2);  // else its end is what the other one hears of
       _exit(0);
     } catch (const std::exception& error) {
       std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
