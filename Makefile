@@ -80,7 +80,7 @@ test-jobs: venv programs ## whole jobs: elastic ones, launchers, examples; on ho
 test-schedules: venv ## 50 jobs to which random things happen: kills, stops, hangs, a wire that does harm; ARGS="--seeds 17:17" repeats one
 	$(PYTEST) $(call paths,tests/schedules) -n $$((3 * $(JOBS))) --dist worksteal $(ARGS)
 
-soak-schedules: ## 500 of them, within an hour and a half on 2 cores
+soak-schedules: ## 500 of them: about half an hour on 2 cores
 	$(MAKE) --no-print-directory test-schedules ARGS="--seeds 500 $(ARGS)"
 
 test-examples: venv ## the tests of properties, with many more examples
