@@ -56,7 +56,7 @@ venv: core build/mypy $(VENV)/.install-stamp ## .venv with all dependencies, the
 
 # ---- tests ------------------------------------------------------------------------------------------------------
 
-.PHONY: test test-all test-cpp test-single test-parallel test-examples test-jobs test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-c10d test-matrix test-recipes test-jax test-tensorflow test-keras docs
+.PHONY: test test-all test-cpp test-single test-parallel test-examples test-jobs test-schedules soak-schedules test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-c10d test-matrix test-recipes test-jax test-tensorflow test-keras docs
 test: venv programs ## the tests to run before a commit: about 12 minutes on 2 cores; phase by phase
 	$(BIN)/python tools/phases.py test
 
@@ -76,6 +76,12 @@ test-parallel: venv programs ## the tests under mpirun; ARGS="--ranks 2 --inner 
 
 test-jobs: venv programs ## whole jobs: elastic ones, launchers, examples; on hosts simulated by namespaces too (root, iproute2)
 	$(PYTEST) $(call paths,tests/jobs tests/hosts) -n $$((3 * $(JOBS))) --dist worksteal $(ARGS)
+
+test-schedules: venv ## 50 jobs to which random things happen: kills, stops, hangs, a wire that does harm; ARGS="--seeds 17:17" repeats one
+	$(PYTEST) $(call paths,tests/schedules) -n $$((3 * $(JOBS))) --dist worksteal $(ARGS)
+
+soak-schedules: ## 500 of them: about half an hour on 2 cores
+	$(MAKE) --no-print-directory test-schedules ARGS="--seeds 500 $(ARGS)"
 
 test-examples: venv ## the tests of properties, with many more examples
 	$(PYTEST) $$(grep -l '^@given' tests/parallel/*.py) --inner=--hypothesis-profile=long $(ARGS)
@@ -210,7 +216,7 @@ CXX_FILES = $$(git ls-files --cached --others --exclude-standard '*.h' '*.cc')
 lint: venv ## ruff, mypy, clang-format, hadolint, the layout: changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	MYPYPATH=build/mypy:tests $(BIN)/mypy -p farandole -p harness -p strangers
+	MYPYPATH=build/mypy:tests $(BIN)/mypy -p farandole -p harness -p strangers -p schedules
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	$(BIN)/hadolint Dockerfile
 	$(PYTEST) -q tests/single/test_layout.py

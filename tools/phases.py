@@ -104,6 +104,7 @@ SANITIZE = tuple(
     for what in ("address,undefined", "thread")
 )
 JOBS = Phase("test-jobs", 10)
+SCHEDULES = Phase("test-schedules", 6)  # what needs hosts skips itself, and says why
 WHEEL = Phase("test-wheel", 6, lacks=_no_index, pytest=False)
 # Its programs are drawn by a fixed seed, as many as its seconds allow.
 STRANGERS = Phase(
@@ -125,6 +126,7 @@ SUITES = {
         *QUICK,
         *SANITIZE,
         JOBS,
+        SCHEDULES,
         Phase("test-examples", 4),
         Phase("test-hosts", 20, lacks=hosts.why_not),
         Phase("test-mpich", 8, lacks=_no_index),
@@ -142,6 +144,7 @@ SUITES = {
     "ci": (
         *SANITIZE,
         JOBS,
+        SCHEDULES,
         WHEEL,
         DOCS,
         RECIPES,

@@ -21,6 +21,7 @@ RankWatch::RankWatch(const Config& config, const Topology& topology, Fabric& fab
       topology_(topology),
       fabric_(fabric),
       pids_(pids_in_sight(peer_infos)),
+      job_leader_("rank 0 on " + peer_infos[0].host),
       stack_reporter_(std::make_unique<StackReporter>(stacks)) {
   open_recorder(began_ns, deadline);
   const Rank leader = topology_.leader();
@@ -44,6 +45,20 @@ void RankWatch::start(std::span<const PeerInfo> peer_infos, OnDeath on_death) {
 void RankWatch::stop() {
   deaths_.reset();
   stack_reporter_.reset();
+}
+
+Deadline RankWatch::job_leader_answers() const {
+  if (config_.stall_abort <= 0 || topology_.rank == 0 || pids_[0] != 0) return Deadline::never();
+  return Deadline::in(nanoseconds(config_.stall_abort));
+}
+
+Failure RankWatch::job_leader_silent() const {
+  return {ErrorCode::kStall,
+          "no progress: " + job_leader_ +
+              ", which leads the job, does not answer: its process is stopped by a signal or a "
+              "debugger "
+              "(`kill -CONT` there lets it go on), or gets no time on that machine "
+              "(FARANDOLE_STALL_ABORT sets this limit)"};
 }
 
 std::string RankWatch::why_standing(Rank rank) const {

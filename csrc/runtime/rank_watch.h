@@ -33,6 +33,11 @@ class RankWatch {
   // ---- Any thread
   Recorder& recorder() { return *recorder_; }
   StoppedProcess& leader_process() { return *leader_process_; }
+  // Until when rank 0 has to answer a question of a rank that waits. Never: it is this one, or on this host,
+  // where it is seen to be stopped, or FARANDOLE_STALL_ABORT is 0.
+  Deadline job_leader_answers() const;
+  // The failure of a rank whose question rank 0 has not answered by then.
+  Failure job_leader_silent() const;
   // Calls `tell` with this process's stacks, or that it does not answer; later, on another thread.
   void ask_for_stacks(std::function<void(std::string)> tell) {
     stack_reporter_->ask(std::move(tell));
@@ -61,6 +66,7 @@ class RankWatch {
   const Topology& topology_;
   Fabric& fabric_;
   const std::vector<pid_t> pids_;  // by rank; 0: on another host, or not visible
+  const std::string job_leader_;   // rank 0 and its host
   std::unique_ptr<Recorder> recorder_;
   std::unique_ptr<StoppedProcess> leader_process_;
   std::unique_ptr<StackReporter> stack_reporter_;

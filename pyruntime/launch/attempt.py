@@ -306,7 +306,7 @@ class Attempt:
             return Ending.PROGRAM if own else Ending.BROKEN, text
         all_ = len(lasts) == len(self._numbers())
         if what == {What.DONE} and (all_ or self.job.ulfm):
-            if self.code <= 0:
+            if self.code <= 0 or self._terminated:  # by the supervisor: the code is its doing
                 return Ending.FINISHED, ""
             text = f"all ranks ended well, but the launcher with {self.code}"
             return Ending.PROGRAM, f"{text}: an exit code that the program chose"

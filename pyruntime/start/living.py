@@ -13,7 +13,7 @@ from farandole.start import leaving
 from farandole.start.bootstrap import GRACE, REMEDY, Bootstrap, Farewell, Parting
 from farandole.start.mpi_ranks import abort
 from farandole.start.mpi_waits import LONGEST_PAUSE
-from farandole.start.survivors import Survivors
+from farandole.start.survivors import Survivors, died_in_init
 
 
 class Living(Bootstrap):
@@ -68,7 +68,7 @@ class Living(Bootstrap):
         for rank, text in self._mail.heard(("failed", self._number)).items():
             raise PeerError(f"init(): rank {self._members.index(rank)} failed there: {text}")
         if dead := self._dead():
-            raise PeerError(f"init(): {ranks_text(dead)} died while the ranks met")
+            raise died_in_init(dead)
 
     def _dead(self) -> list[int]:
         dead = self._mail.dead()

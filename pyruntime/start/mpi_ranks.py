@@ -19,11 +19,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from farandole._library import check_count, ffi, lib
-from farandole.errors import LibraryError, PeerError, ranks_text
+from farandole.errors import FarandoleError, LibraryError, PeerError, ranks_text
 from farandole.start import joining, leaving, recruits, siblings
 from farandole.start.bootstrap import GRACE, REMEDY, Bootstrap, Farewell, Parting
 from farandole.start.mpi_waits import LONGEST_PAUSE, Notes, Wait
-from farandole.start.survivors import Mail, Survivors, dead_ranks
+from farandole.start.survivors import Mail, Survivors, dead_ranks, died_in_init
 
 _LAST_GRACE = 30.0  # seconds that a process's end waits for ranks that may be unreachable
 
@@ -68,7 +68,7 @@ class Mpi(Bootstrap):
             self._wait = Wait(notes, seconds, functools.partial(_check_lives, mpi, self._comm))
             names = self.allgather(mpi.Get_processor_name().encode())
         except mpi.Exception as reason:
-            raise _failed(reason) from reason
+            raise _failed(mpi, base, reason) from reason
         except BaseException as reason:
             self.abandon(reason)
             raise
@@ -124,7 +124,7 @@ class Mpi(Bootstrap):
         try:
             return self._allgather(data, seconds)
         except self.mpi.Exception as reason:
-            raise _failed(reason) from reason
+            raise _failed(self.mpi, self._comm, reason) from reason
 
     def _allgather(self, data: bytes, seconds: float | None) -> list[bytes]:
         counts = np.zeros(self.size, np.int64)
@@ -267,12 +267,16 @@ def _check(
 def _check_lives(mpi: Any, comm: Any) -> None:
     """Raises PeerError if MPI knows that a rank has died, under ULFM."""
     if dead := dead_ranks(mpi, comm):
-        raise PeerError(f"init(): {ranks_text(dead)} died while the ranks met")
+        raise died_in_init(dead)
 
 
-def _failed(reason: BaseException) -> LibraryError:
+def _failed(mpi: Any, comm: Any, reason: BaseException) -> FarandoleError:
+    """The error of a rank whose MPI has failed: it names the dead, where MPI knows them."""
+    if dead := dead_ranks(mpi, comm):
+        return died_in_init(dead)
     return LibraryError(
-        f"init(): MPI failed while the ranks met: {reason}; a rank that has died does not come back"
+        f"init(): MPI failed while the ranks met: {reason}; a rank that has died does not come "
+        "back: see the output of the others, and start the job anew"
     )
 
 

@@ -48,6 +48,14 @@ def dead_ranks(mpi: Any, comm: Any) -> list[int]:
     return sorted(found)
 
 
+def died_in_init(dead: list[int]) -> PeerError:
+    """The error of a rank whose init() these ranks have ended by their deaths."""
+    return PeerError(
+        f"init(): {ranks_text(dead)} died while the ranks met; see the output there for the reason "
+        "(killed, out of memory, crashed?); or the network between the hosts is down"
+    )
+
+
 class Mail:
     """Messages between ranks of a communicator, of which some may have died."""
 

@@ -113,6 +113,47 @@ TEST(all_others_learn_that_a_member_stopped_in_mid_bucket) {
 // It can't tell: its waiters look themselves.
 TEST(the_others_learn_that_a_leader_stopped) { CHECK(worst_of_some(2, 0, 1) > 0); }
 
+// On another host nobody sees its process, and its kernel keeps the connections alive.
+TEST(ranks_of_other_hosts_learn_that_the_job_s_leader_stopped) {
+  const std::vector<Rank> nodes = {0, 1, 1};
+  const int ranks = static_cast<int>(nodes.size());
+  LocalBootstrap bootstrap(ranks);
+  Children children;
+  for (int rank = 0; rank < ranks; ++rank) {
+    children.push_back(fork_bound());
+    if (children.back() > 0) continue;
+    try {
+      Config config = test_config();
+      config.stall_abort = 0.5;
+      TestRank self(bootstrap, rank, config, nodes);
+      self.start();
+      self.check_usable();
+      self.bootstrap.barrier();
+      if (rank == 0) {
+        raise(SIGSTOP);
+        _exit(0);
+      }
+      Floats data = values_of(rank, 10);
+      const Failure failure = self.wait({self.submit(allreduce(data, "small"))});
+      self.bootstrap.tell(kOver);
+      CHECK_EQ(failure.code, ErrorCode::kStall);
+      CHECK(contains(failure.text, "rank 0 on "));
+      CHECK(contains(failure.text, "kill -CONT"));
+      self.bootstrap.await(kOver, 2);  // else its end is what the other one hears of
+      _exit(0);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+    }
+    _exit(1);
+  }
+  int status = 0;
+  CHECK_EQ(waitpid(children[0], &status, WUNTRACED), children[0]);
+  CHECK(WIFSTOPPED(status));
+  bootstrap.await(kOver, static_cast<uint32_t>(ranks - 1));
+  kill(children[0], SIGCONT);
+  children.end_well();
+}
+
 TEST(a_stop_that_ends_in_time_is_no_error) {
   LocalBootstrap bootstrap(2);
   Children children;

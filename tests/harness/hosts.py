@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts simulated on this machine: network namespaces joined by a bridge, each with its own name,
-processes, System V memory and /dev/shm, so that memory shared by mistake fails. Needs root."""
+"""Hosts simulated on this machine: network namespaces joined by a bridge, or by a wire that does
+harm (harness.wire), each with its own name, processes, System V memory and /dev/shm, so that memory
+shared by mistake fails. Needs root."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from harness.wire import Weather, Wire, pids_in
 
 __all__ = ["SimulatedHosts", "simulated_hosts", "why_not"]
 
@@ -49,11 +52,15 @@ def why_not() -> str:
 class SimulatedHosts:
     """The hosts, `ranks[i]` places on host i; made by simulated_hosts()."""
 
-    def __init__(self, folder: Path, ranks: Sequence[int]) -> None:
+    def __init__(self, folder: Path, ranks: Sequence[int], seed: int | None = None) -> None:
+        """`seed`: of the wire's harm; None: there is a bridge instead."""
         self.ranks = list(ranks)
         self.tag = f"{os.getpid() % 100000}"
         self.names = [f"fh{self.tag}h{i}" for i in range(len(ranks))]
-        self._bridge = f"fb{self.tag}"
+        self._seed = seed
+        self._wire: Wire | None = None
+        self._bridge = f"fb{self.tag}"  # or this machine's own end of the wire
+        self._middle = f"fh{self.tag}w"  # where the wire's ports are
         self._net = f"10.{20 + os.getpid() % 200}.{os.getpid() // 200 % 250}"
         self._agent = folder / "agent"
         # Not below `folder`: the name of a socket that Python makes there has at most 107 bytes.
@@ -78,31 +85,55 @@ class SimulatedHosts:
         return {"PRTE_MCA_rmaps_default_mapping_policy": "slot"}
 
     def up(self) -> None:
-        """Makes the bridge, the namespaces and the links."""
-        _run(f"ip link add {self._bridge} type bridge")
+        """Makes the bridge or the wire, the namespaces and the links."""
+        master = ""
+        if self._seed is not None:
+            own = self.port(len(self.names))
+            _run(f"ip netns add {self._middle}")
+            _run(f"ip link add {self._bridge} type veth peer name {own} netns {self._middle}")
+            _run(f"{self._ip} link set {own} up")
+        else:
+            master = f"master {self._bridge}"
+            _run(f"ip link add {self._bridge} type bridge")
         _run(f"ip addr add {self._net}.254/24 dev {self._bridge}")
         _run(f"ip link set {self._bridge} up")
         for i, name in enumerate(self.names):
             _run(f"ip netns add {name}")
-            _run(f"ip link add {self.port(i)} type veth peer name eth0 netns {name}")
-            _run(f"ip link set {self.port(i)} master {self._bridge} up")
+            _run(f"{self._ip} link add {self.port(i)} type veth peer name eth0 netns {name}")
+            _run(f"{self._ip} link set {self.port(i)} {master} up")
             _run(f"ip -n {name} addr add {self.address(i)}/24 dev eth0")
             _run(f"ip -n {name} link set eth0 up")
             _run(f"ip -n {name} link set lo up")
+        if self._seed is not None:
+            ports = [self.port(i) for i in range(len(self.names) + 1)]
+            far = [*((name, "eth0") for name in self.names), ("", self._bridge)]
+            every = [*self.names, self._middle]
+            self._wire = Wire(self._middle, ports, far, every, self._seed)
+
+    @property
+    def _ip(self) -> str:
+        """`ip` where the ports are."""
+        return "ip" if self._seed is None else f"ip -n {self._middle}"
+
+    def weather(self, weather: Weather) -> dict[str, int]:
+        """Changes what the wire does, as Wire.set(): host i is port i, this machine the last."""
+        if self._wire is None:
+            raise ValueError("these hosts have a bridge: give a seed, for a wire")
+        return self._wire.set(weather)
 
     def address(self, host: int) -> str:
         """A host's address."""
         return f"{self._net}.{host + 1}"
 
     def port(self, host: int) -> str:
-        """The bridge's end of a host's link."""
+        """The near end of a host's link: the bridge's port, or the wire's."""
         return f"fv{self.tag}p{host}"
 
     def shape(self, rate: str, hosts: Sequence[int] | None = None) -> None:
         """Limits the links of `hosts` (None: all) to `rate` (as tc has it: 1gbit), both ways."""
         shaped = f"root tbf rate {rate} burst 256kb latency 50ms"
         for host in range(len(self.names)) if hosts is None else hosts:
-            _run(f"tc qdisc replace dev {self.port(host)} {shaped}")
+            _run(f"{self._ip.replace('ip', 'tc', 1)} qdisc replace dev {self.port(host)} {shaped}")
             _run(f"ip netns exec {self.names[host]} tc qdisc replace dev eth0 {shaped}")
 
     def allow_only(self, *ports: tuple[int, int]) -> None:
@@ -118,7 +149,7 @@ class SimulatedHosts:
 
     def set_link(self, host: int, up: bool) -> None:
         """Pulls a host's cable, or plugs it in."""
-        _run(f"ip link set {self.port(host)} {'up' if up else 'down'}")
+        _run(f"{self._ip} link set {self.port(host)} {'up' if up else 'down'}")
 
     def kill(self, host: int) -> None:
         """Kills everything on a host, MPI's daemon included; it is there for new processes."""
@@ -140,14 +171,16 @@ class SimulatedHosts:
             self._kill(name)
             subprocess.run(["ip", "link", "del", self.port(i)], capture_output=True)
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        if self._wire is not None:
+            self._wire.close()
+        subprocess.run(["ip", "netns", "del", self._middle], capture_output=True)
         subprocess.run(["ip", "link", "del", self._bridge], capture_output=True)
         shutil.rmtree(self._rooms, ignore_errors=True)
 
     @staticmethod
     def pids(name: str) -> list[int]:
         """Processes in a host's network namespace."""
-        listed = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
-        return [int(pid) for pid in listed.stdout.split()]
+        return pids_in(name)
 
     def _kill(self, name: str) -> None:
         """What runs there now; not what a job starts there when it notices.
@@ -173,9 +206,11 @@ def _is_inside(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def simulated_hosts(folder: Path, ranks: Sequence[int]) -> Iterator[SimulatedHosts]:
-    """Hosts that are gone when the block is left, however it is left."""
-    hosts = SimulatedHosts(folder, ranks)
+def simulated_hosts(
+    folder: Path, ranks: Sequence[int], seed: int | None = None
+) -> Iterator[SimulatedHosts]:
+    """Hosts that are gone when the block is left, however it is left; `seed`: see there."""
+    hosts = SimulatedHosts(folder, ranks, seed)
     try:
         hosts.up()
         yield hosts

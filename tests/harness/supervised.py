@@ -19,6 +19,7 @@ __all__ = [
     "TRAINING",
     "SupervisedJob",
     "check",
+    "farandole_run",
     "results",
     "story",
     "supervised_job",
@@ -75,16 +76,19 @@ def main():
 """
 
 
+def farandole_run(options: Sequence[str], argv: Sequence[str]) -> list[str]:
+    """The command that runs `argv` under a supervisor."""
+    command = [str(Path(sys.executable).with_name("farandole")), "run", "--elastic"]
+    return [*command, *options, "--", *argv]
+
+
 class SupervisedJob:
     """A running `farandole run --elastic`; `process` gives its output and waits for parts of it."""
 
     def __init__(
         self, options: Sequence[str], argv: Sequence[str], env: Mapping[str, str] | None = None
     ) -> None:
-        command = [str(Path(sys.executable).with_name("farandole")), "run", "--elastic"]
-        self.process = Process(
-            [*command, *options, "--", *argv], {**MPI_ENVIRONMENT, **(env or {})}
-        )
+        self.process = Process(farandole_run(options, argv), {**MPI_ENVIRONMENT, **(env or {})})
 
     def finish(self, timeout: float = PATIENCE) -> JobResult:
         """Wait for the end; after `timeout` seconds kill all and raise JobError with stacks."""

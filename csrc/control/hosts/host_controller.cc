@@ -51,7 +51,10 @@ std::string HostController::rank_on_host(Rank rank) const {
 
 std::string HostController::how_lost(Rank leader) const {
   const std::string trouble = setup_.hosts->trouble_of(leader);
-  if (trouble.empty()) return " has ended: that rank died";
+  if (trouble.empty()) {
+    return " has ended: that rank died; see its own output for the reason (killed, out of memory, "
+           "crashed?)";
+  }
   return " is lost (" + trouble + "): that host or the network between the hosts is down";
 }
 
