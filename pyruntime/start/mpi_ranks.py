@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from farandole._library import check_count, ffi, lib
-from farandole.errors import FarandoleError, LibraryError, PeerError, ranks_text
+from farandole.errors import FarandoleError, LibraryError
 from farandole.start import joining, leaving, recruits, siblings
 from farandole.start.bootstrap import GRACE, REMEDY, Bootstrap, Farewell, Parting
 from farandole.start.mpi_waits import LONGEST_PAUSE, Notes, Wait

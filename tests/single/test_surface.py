@@ -242,7 +242,7 @@ def test_submodules_are_attributes(horovod: Any) -> None:
 
 
 def test_a_call_before_init_names_what_was_imported(horovod: Any) -> None:
-    with pytest.raises(ValueError, match="^Horovod has not been initialized: call init"):
+    with pytest.raises(ValueError, match=r"^Horovod has not been initialized: call init"):
         hvd.rank()
 
 
