@@ -89,7 +89,10 @@ class _Agreement:
         class."""
         told = None if failure is None else (_kind(failure), leaving.describe(failure))
         met = self.job.allgather(json.dumps((told, data)).encode(), seconds)
-        answers = [json.loads(answer) for answer in met]
+        try:
+            answers = [json.loads(answer) for answer in met]
+        except ValueError as reason:
+            raise FarandoleError(f"init(): a rank sent what no rank sends: {reason}") from reason
         texts: dict[str, list[int]] = {}
         kinds: list[str] = []
         for rank, (error, _) in enumerate(answers):

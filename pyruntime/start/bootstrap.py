@@ -132,7 +132,7 @@ class _Solo(Bootstrap):
         pass
 
 
-class _Rendezvous(Bootstrap):
+class SocketBootstrap(Bootstrap):
     """Ranks of one host that a launcher without MPI started, through a Unix socket."""
 
     def __init__(
@@ -193,7 +193,7 @@ def _of_address(address: str, seconds: float) -> Bootstrap:
         raise ValueError(f"FARANDOLE_RENDEZVOUS={address}: must be unix:<path> or none")
     rank, size = int(os.environ["FARANDOLE_RANK"]), int(os.environ["FARANDOLE_SIZE"])
     try:
-        return _Rendezvous(path, rank, size, seconds)
+        return SocketBootstrap(path, rank, size, seconds)
     except OSError as error:
         raise LibraryError(
             f"init(): nobody answers at FARANDOLE_RENDEZVOUS={address}: {error}; the launcher "
@@ -207,7 +207,7 @@ def _of_torchrun(seconds: float) -> Bootstrap:
     path = torchrun.open_rendezvous()
     remedy = f"{REMEDY}; {torchrun.remedy()}"
     try:
-        return _Rendezvous(path, TORCHRUN.rank, TORCHRUN.size, seconds, seconds, remedy)
+        return SocketBootstrap(path, TORCHRUN.rank, TORCHRUN.size, seconds, seconds, remedy)
     except OSError as error:
         raise StallError(
             f"init(): rank 0 did not come to the rendezvous of all ranks within {seconds:g} s "

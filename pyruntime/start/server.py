@@ -67,7 +67,8 @@ class Server(ABC):
     def close(self) -> None:
         """Hangs up on all and ends the thread."""
         self._wake_writer.close()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # which may collect garbage
+            self._thread.join()
 
     def __enter__(self: S) -> S:
         return self
