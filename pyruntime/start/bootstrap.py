@@ -175,7 +175,11 @@ class SocketBootstrap(Bootstrap):
         return Parting(farewell, lambda: said)
 
     def abandon(self, reason: BaseException) -> None:
-        self._connection.close()  # the others notice
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Leaves without a word; the others notice."""
+        self._connection.close()
 
 
 def _seconds() -> float:

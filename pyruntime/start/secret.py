@@ -60,7 +60,7 @@ def usual_file() -> Path:
 def _read(path: Path) -> bytes:
     # Neither a pipe that nobody writes to nor a terminal is waited for.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    with open(descriptor, "rb") as file:
+    try:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             raise PermissionError("it is no file")
@@ -68,7 +68,9 @@ def _read(path: Path) -> bytes:
             raise PermissionError(f"it belongs to user {about.st_uid}, not to this one")
         if about.st_mode & 0o077:
             raise PermissionError(f"others may use it too; remedy: chmod 600 {path}")
-        return file.read(_MOST).strip()
+        return os.read(descriptor, _MOST).strip()
+    finally:
+        os.close(descriptor)
 
 
 def _long_enough(secret: bytes, where: str) -> bytes:

@@ -139,6 +139,7 @@ class StoreBootstrap(Bootstrap):
         self.node = [hosts.index(host) for host in hosts]
         if len(set(hosts)) == 1:
             self._socket = self._at_socket()
+            finalize(self, self._socket.hang_up).atexit = False
             return
         if wrong is not None:
             raise wrong
