@@ -18,7 +18,7 @@ import socket
 import struct
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from farandole.start.line import Line, connect_local, limit_calls
@@ -26,6 +26,7 @@ from farandole.start.server import Guest, Server, listen_at
 from farandole.start.session import Frames
 
 _PAUSE = 0.02  # seconds between two looks whether the server is there
+_LOOK = 0.5  # seconds between two calls of `check`
 _WHO_SECONDS = 5.0  # for the server to answer who is missing
 _CLIENT_SECONDS, _SERVER_SECONDS = 30, 2  # until a peer that stops in a message is dropped
 _SERVER = "rank 0 (or the launcher, if it serves the rendezvous)"
@@ -38,10 +39,13 @@ class NotAll(TimeoutError):
     """Some ranks have not come in time; the text names them."""
 
 
-def connect(path: str, rank: int, wait: float = 0.0) -> Line:
+def connect(
+    path: str, rank: int, wait: float = 0.0, check: Callable[[], None] = lambda: None
+) -> Line:
     """Connects to the server at `path` as `rank`.
 
-    Raises OSError when nobody of this user listens there within `wait` seconds.
+    Raises OSError when nobody of this user listens there within `wait` seconds, and what `check`
+    raises, which is called now and then.
     """
     deadline = time.monotonic() + wait
     while True:
@@ -50,24 +54,27 @@ def connect(path: str, rank: int, wait: float = 0.0) -> Line:
         except ConnectionRefusedError:
             if time.monotonic() >= deadline:
                 raise
+            check()
             time.sleep(_PAUSE)
         else:
             line.send(str(rank).encode())
             return line
 
 
-def exchange(line: Line, data: bytes, seconds: float = 60.0) -> list[bytes]:
+def exchange(
+    line: Line, data: bytes, seconds: float = 60.0, check: Callable[[], None] = lambda: None
+) -> list[bytes]:
     """Sends `data`; returns what each rank sent, in rank order.
 
     Raises ConnectionError when a rank has left, NotAll, naming the ranks, when some do not come
-    within `seconds`.
+    within `seconds`, and what `check` raises, which is called now and then.
     """
     try:
         line.send(_DATA + data)
-        answer = _answer(line, seconds)
+        answer = _answer(line, seconds, check)
         if not answer:
             line.send(_WHO)
-            answer = _answer(line, _WHO_SECONDS)
+            answer = _answer(line, _WHO_SECONDS, check)
     except (OSError, EOFError) as error:
         raise ConnectionError("the rendezvous was closed: another rank has left") from error
     if not answer.startswith(_ALL):
@@ -75,12 +82,17 @@ def exchange(line: Line, data: bytes, seconds: float = 60.0) -> list[bytes]:
     return _unpacked(answer[1:])
 
 
-def _answer(line: Line, seconds: float) -> bytes:
+def _answer(line: Line, seconds: float, check: Callable[[], None]) -> bytes:
     """The server's, b"" if it is not there in time."""
-    try:
-        return line.receive(seconds)
-    except TimeoutError:
-        return b""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        try:
+            return line.receive(min(left, _LOOK))
+        except TimeoutError:
+            if left <= _LOOK:
+                return b""
+        check()
 
 
 def _packed(parts: Sequence[bytes]) -> bytes:
