@@ -108,12 +108,9 @@ class _Agreement:
 
 
 # Classes that exist on every rank and are made from a text.
-_KINDS: dict[str, type[Exception]] = {
-    kind.__name__: kind
-    for kind in (
-        *(FarandoleError, *FarandoleError.__subclasses__()),
-        *(ValueError, TypeError, ImportError, OSError, Warning),
-    )
+_BUILT_IN: tuple[type[Exception], ...] = (ValueError, TypeError, ImportError, OSError, Warning)
+_KINDS = {
+    kind.__name__: kind for kind in (FarandoleError, *FarandoleError.__subclasses__(), *_BUILT_IN)
 }
 
 

@@ -151,6 +151,7 @@ class SocketBootstrap(Bootstrap):
         self._connection = rendezvous.connect(path, rank, wait)
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
+        """The data of every rank, in rank order. Raises StallError and PeerError."""
         limit = self.seconds if seconds is None else seconds
         try:
             return rendezvous.exchange(self._connection, data, limit)
@@ -165,6 +166,7 @@ class SocketBootstrap(Bootstrap):
             ) from error
 
     def close(self, farewell: Farewell, failed: bool, broken: bool) -> Parting:
+        """Says farewell to the ranks that leave within GRACE, and hangs up."""
         said: list[Farewell] | None = None
         try:
             answers = rendezvous.exchange(self._connection, farewell.encode(), GRACE)
@@ -175,6 +177,7 @@ class SocketBootstrap(Bootstrap):
         return Parting(farewell, lambda: said)
 
     def abandon(self, reason: BaseException) -> None:
+        """Hangs up in the middle of init()."""
         self.hang_up()
 
     def hang_up(self) -> None:

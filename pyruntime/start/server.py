@@ -118,7 +118,8 @@ class Server(ABC):
         finally:
             for guest in [*self._strangers, *self._guests]:
                 self._forget(guest)
-            for end in (*self._listeners, self._wake_reader, self._selector):
+            self._selector.close()
+            for end in (*self._listeners, self._wake_reader):
                 end.close()
 
     def _step(self) -> bool:

@@ -133,7 +133,9 @@ def test_a_relay_between_a_rank_and_its_supervisor(
     rank.send(Said(What.HERE, "h").encode())
     word = events.get(timeout=PATIENCE)
     assert isinstance(word, Word)
-    assert word.said == Said(What.HERE, "h"), "a relay that changes nothing is no better than a wire"
+    assert word.said == Said(What.HERE, "h"), (
+        "a relay that changes nothing is no better than a wire"
+    )
     relay.speak()
     word = events.get(timeout=PATIENCE)
     assert isinstance(word, Word)
@@ -193,7 +195,7 @@ def silent(stack: ExitStack, address: str, count: int) -> list[socket.socket]:
 
 
 def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def fetch(address: str, key: str, rank: int) -> bytes:
@@ -282,7 +284,7 @@ def test_garbage(stack: ExitStack, here: bool, data: bytes) -> None:
 @pytest.mark.parametrize("here", [True, False])
 def test_a_wrong_key(here: bool) -> None:
     with ResultServer(1, b"secret work", here) as door:
-        with pytest.raises(ConnectionError, match="hung up|reset"):
+        with pytest.raises(ConnectionError, match=r"hung up|reset"):
             reach(door.address, bytes(32))
         assert not door.here
         assert fetch(door.address, door.key, 0) == b"secret work"
@@ -299,7 +301,9 @@ def test_what_is_no_rank(word: bytes) -> None:
         assert not door.here
 
 
-@pytest.mark.parametrize("word", [b"", b"{}", b'["here"]', b'["nothing", ""]', b"\xff", b"[1, 2, 3]"])
+@pytest.mark.parametrize(
+    "word", [b"", b"{}", b'["here"]', b'["nothing", ""]', b"\xff", b"[1, 2, 3]"]
+)
 def test_what_no_rank_says(word: bytes) -> None:
     events: SimpleQueue[Event] = SimpleQueue()
     with (

@@ -10,7 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import Store
+from torch.distributed import PrefixStore, TCPStore
 
 from harness.hosts import SimulatedHosts, simulated_hosts
 from harness.process import PATIENCE, JobResult, Process
@@ -119,7 +120,9 @@ def test_hosts_without_a_secret_are_refused(program: str, tmp_path: Path) -> Non
         results = launch(hosts, two_ranks(hosts, program, "FARANDOLE_JOB_SECRET="))
     for result in results:
         assert result.returncode != 0
-        text = "LibraryError: init(): the ranks are on several hosts and meet by torch.distributed's"
+        text = (
+            "LibraryError: init(): the ranks are on several hosts and meet by torch.distributed's"
+        )
         assert text in result.out, result.out
         assert "ranks 0, 1 have no secret" in result.out
         assert "openssl rand -hex 32 > " in result.out

@@ -48,8 +48,8 @@ _LONGEST_PAUSE = 0.25  # seconds between two looks into a store
 _STORE = "torch.distributed store"  # the name of its address's broadcast
 _SOCKET, _NAME = "\0farandole-", 32  # of ranks of one host: the name's beginning, what follows
 _TRUSTED = (
-    "farandole: FARANDOLE_TRUST_NETWORK=1: the job's keys pass torch.distributed's store, which any "
-    "process that reaches it can read"
+    "farandole: FARANDOLE_TRUST_NETWORK=1: the job's keys pass torch.distributed's store, which "
+    "any process that reaches it can read"
 )
 _handlers: dict[str, Callable[..., Met]] = _rendezvous_handlers
 _of_torch = _handlers["env"]
@@ -331,7 +331,7 @@ class _Trust(Enum):
 
 @dataclass(frozen=True)
 class _Place:
-    """What a rank tells before the ranks know whether they share a host; nothing of it is secret."""
+    """What a rank tells before the ranks know whether they share a host. Anybody may read it."""
 
     host: str
     trust: _Trust
