@@ -108,15 +108,16 @@ class _Agreement:
 
 
 # Classes that exist on every rank and are made from a text.
-_BUILT_IN: tuple[type[Exception], ...] = (ValueError, TypeError, ImportError, OSError, Warning)
-_KINDS = {
-    kind.__name__: kind for kind in (FarandoleError, *FarandoleError.__subclasses__(), *_BUILT_IN)
-}
+_KNOWN: list[type[Exception]] = [
+    *(FarandoleError, *FarandoleError.__subclasses__()),
+    *(ValueError, TypeError, ImportError, OSError, Warning),
+]
+_KINDS = {kind.__name__: kind for kind in _KNOWN}
 
 
 def _kind(error: Exception) -> str:
     """The name of the nearest of them in the class hierarchy."""
-    known = (k.__name__ for k in type(error).__mro__ if _KINDS.get(k.__name__) is k)
+    known = (kind.__name__ for kind in type(error).__mro__ if kind in _KNOWN)
     return next(known, FarandoleError.__name__)
 
 

@@ -165,8 +165,8 @@ def test_a_recorded_meeting_cannot_be_used_again(
     calls = [ranks.submit(job.allgather, b"old") for job in first]
     assert [call.result(LONG) for call in calls] == [[b"old", b"old"]] * 2
     inner, old = PrefixStore("farandole", store), meeting_of(store)
-    victim = ranks.submit(StoreBootstrap, store, 1, 2, LONG)
     ticket = before = inner.get("ticket of 1").decode()
+    victim = ranks.submit(StoreBootstrap, store, 1, 2, LONG)
     while ticket == before:
         ticket = inner.get("ticket of 1").decode()
     inner.set(f"meeting of {ticket}", old)
