@@ -95,6 +95,12 @@ def of_another_user(stack: ExitStack, name: str, role: str) -> subprocess.Popen[
     return process
 
 
+def told(process: subprocess.Popen[str]) -> str:
+    """What else it prints."""
+    assert process.stdout is not None
+    return process.stdout.read()
+
+
 @as_root
 def test_another_user_listens_in_the_place_of_the_supervisor(
     stack: ExitStack, under_supervisor: Callable[[str], None]
@@ -104,14 +110,14 @@ def test_another_user_listens_in_the_place_of_the_supervisor(
     under_supervisor(f"@{name}")
     with pytest.raises(farandole.LibraryError, match="another user's process listens there"):
         supervised.connect()
-    assert stranger.communicate(timeout=PATIENCE)[0] == "0\n", "it is told nothing"
+    assert told(stranger) == "0\n", "it is told nothing"
 
 
 @as_root
 def test_another_user_calls(stack: ExitStack) -> None:
     door = stack.enter_context(ResultServer(1, b"work", True))
     stranger = of_another_user(stack, door.address[1:], "call")
-    assert stranger.communicate(timeout=PATIENCE)[0] == "b''\n"
+    assert told(stranger) == "b''\n"
     with reach(door.address, bytes.fromhex(door.key)) as rank:
         rank.send(b"0")
         assert rank.receive(PATIENCE) == b"work"
@@ -123,7 +129,7 @@ def test_another_user_at_the_rendezvous(stack: ExitStack) -> None:
     name = f"farandole-test-{os.getpid()}"
     meeting = stack.enter_context(RendezvousServer(1, f"\0{name}"))
     stranger = of_another_user(stack, name, "call")
-    assert stranger.communicate(timeout=PATIENCE)[0] == "b''\n"
+    assert told(stranger) == "b''\n"
     with connect(meeting.path, 0) as rank:
         assert exchange(rank, b"mine") == [b"mine"]
     of_another_user(stack, f"{name}-2", "listen")
