@@ -108,10 +108,8 @@ class _Agreement:
 
 
 # Classes that exist on every rank and are made from a text.
-_KNOWN: list[type[Exception]] = [
-    *(FarandoleError, *FarandoleError.__subclasses__()),
-    *(ValueError, TypeError, ImportError, OSError, Warning),
-]
+_KNOWN: list[type[Exception]] = [ValueError, TypeError, ImportError, OSError, Warning]
+_KNOWN += [FarandoleError, *FarandoleError.__subclasses__()]
 _KINDS = {kind.__name__: kind for kind in _KNOWN}
 
 
