@@ -17,6 +17,8 @@ _OF_LAUNCHERS = {
     *("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "FARANDOLE_RUN_KEY"),
     "HOROVOD_DYNAMIC_PROCESS_SETS",
 }
+_SECRETS = {"FARANDOLE_JOB_SECRET"}
+HIDDEN = "(hidden)"  # shown instead of a secret
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Variable:
     alias: str  # the HOROVOD_ name of the same meaning, or ""
     default: str
     meaning: str
-    value: str  # the value in force
+    value: str  # the value in force; a secret's is HIDDEN
     job_wide: bool  # rank 0's value holds for all ranks
     source: str  # of the value: "default", "tuning file", "environment" or "rank 0"
 
@@ -95,7 +97,7 @@ def config() -> list[Variable]:
             text(row.alias),
             text(row.fallback),
             text(row.meaning),
-            text(row.value),
+            HIDDEN if text(row.value) and text(row.name) in _SECRETS else text(row.value),
             bool(row.job_wide),
             text(row.source),
         )

@@ -5,9 +5,8 @@ does the end of the process; a lock lets in one thread at a time."""
 from __future__ import annotations
 
 import contextlib
-import io
+import json
 import os
-import pickle
 import sys
 import threading
 import time
@@ -89,12 +88,16 @@ class _Agreement:
     def agree(
         self, failure: Exception | None, data: Any, seconds: float | None = None
     ) -> list[Any]:
-        """Allgathers `data`; if any rank passes a failure, all raise, in the first one's class."""
+        """Allgathers `data`, as JSON; if any rank passes a failure, all raise, in the first one's
+        class."""
         told = None if failure is None else (_kind(failure), leaving.describe(failure))
-        met = self.job.allgather(pickle.dumps((told, data)), seconds)
-        answers = [_Harmless(io.BytesIO(answer)).load() for answer in met]
+        met = self.job.allgather(json.dumps((told, data)).encode(), seconds)
+        try:
+            answers = [json.loads(answer) for answer in met]
+        except ValueError as reason:
+            raise FarandoleError(f"init(): a rank sent what no rank sends: {reason}") from reason
         texts: dict[str, list[int]] = {}
-        kinds: list[type[Exception]] = []
+        kinds: list[str] = []
         for rank, (error, _) in enumerate(answers):
             if error is not None:
                 kinds.append(error[0])
@@ -102,35 +105,21 @@ class _Agreement:
         if kinds:
             self.agreed = True
             text = "; ".join(f"rank {', '.join(map(str, r))}: {t}" for t, r in texts.items())
-            raise kinds[0](f"farandole.init() failed on {text}") from failure
+            kind = _KINDS.get(kinds[0], FarandoleError)
+            raise kind(f"farandole.init() failed on {text}") from failure
         return [theirs for _, theirs in answers]
 
 
 # Classes that exist on every rank and are made from a text.
-_KINDS: set[type[Exception]] = {
-    FarandoleError,
-    *FarandoleError.__subclasses__(),
-    ValueError,
-    TypeError,
-    ImportError,
-    OSError,
-    Warning,
-}
+_KNOWN: list[type[Exception]] = [ValueError, TypeError, ImportError, OSError, Warning]
+_KNOWN += [FarandoleError, *FarandoleError.__subclasses__()]
+_KINDS = {kind.__name__: kind for kind in _KNOWN}
 
 
-class _Harmless(pickle.Unpickler):
-    """Loads plain values and those classes: whoever reaches torchrun's store can write to it."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        for kind in _KINDS:
-            if (kind.__module__, kind.__name__) == (module, name):
-                return kind
-        raise pickle.UnpicklingError(f"init(): a rank sent {module}.{name}, which no rank sends")
-
-
-def _kind(error: Exception) -> type[Exception]:
-    """The nearest of them in the class hierarchy."""
-    return next((kind for kind in type(error).__mro__ if kind in _KINDS), FarandoleError)
+def _kind(error: Exception) -> str:
+    """The name of the nearest of them in the class hierarchy."""
+    known = (kind.__name__ for kind in type(error).__mro__ if kind in _KNOWN)
+    return next(known, FarandoleError.__name__)
 
 
 def _undo(agreement: _Agreement, reason: BaseException) -> None:
@@ -175,7 +164,7 @@ def _start(agreement: _Agreement, process_sets: Any) -> list[ProcessSet]:
     except Exception as reason:
         failure = limits.of_machine(reason)
     ranks = [None if s.mpi_comm is not None else s.ranks for s in sets]
-    met = agreement.agree(failure, (ranks, bytes(ffi.buffer(blob, length)), _world))
+    met = agreement.agree(failure, (ranks, bytes(ffi.buffer(blob, length)).hex(), _world))
     different = [r for r, (theirs, _, _) in enumerate(met) if theirs != met[0][0]]
     if different:
         agreement.agreed = True
@@ -184,7 +173,7 @@ def _start(agreement: _Agreement, process_sets: Any) -> list[ProcessSet]:
             f"{met[different[0]][0]}"
         )
     failure = None
-    blobs = [blob for _, blob, _ in met]
+    blobs = [bytes.fromhex(theirs) for _, theirs, _ in met]
     _world = 1 + max(world for _, _, world in met)  # a rank that has joined knows of none before
     leader = _with_world(job, job.node, blobs, lib.farandole_probe)
     if leader < 0:

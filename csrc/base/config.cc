@@ -153,6 +153,17 @@ const Variable kVariables[] = {
     {"FARANDOLE_RENDEZVOUS", "", "",
      "unix:PATH of a rendezvous server: ranks meet there instead of in MPI; none: a world of one",
      kOwn, &Config::rendezvous},
+    {"FARANDOLE_JOB_SECRET", "", "",
+     "what only the ranks know, 16 characters at least, where they meet by a store of torch on "
+     "several hosts; empty: in a file",
+     kOwn, &Config::job_secret},
+    {"FARANDOLE_JOB_SECRET_FILE", "", "",
+     "file with that secret, of this user and of mode 600; empty: farandole/job-secret in the "
+     "configuration directory, if it is there; none: no file",
+     kOwn, &Config::job_secret_file},
+    {"FARANDOLE_TRUST_NETWORK", "", "0",
+     "1: they meet there without a secret too: nobody but the job reaches the network", kOwn,
+     &Config::trust_network, between(0, 1)},
     {"FARANDOLE_RANK", "", "-1", "this rank, with FARANDOLE_RENDEZVOUS", kOwn, &Config::rank,
      between(-1)},
     {"FARANDOLE_SIZE", "", "-1", "number of ranks, with FARANDOLE_RENDEZVOUS", kOwn, &Config::size,

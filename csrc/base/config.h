@@ -58,6 +58,9 @@ struct Config {
   int64_t stack_signal;  // -1: the first free real-time signal; 0: off
   // Read by the Python package
   std::string rendezvous;
+  std::string job_secret;
+  std::string job_secret_file;
+  int64_t trust_network;
   int64_t rank;
   int64_t size;
   std::string checkpoint_dir;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One start of a supervised job: the launcher, what its ranks say, and how it has ended. For the
-supervisor, on its thread; one thread waits for the launcher and one hears each rank."""
+supervisor, on its thread; one thread waits for the launcher and one hears the ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from enum import Enum
-from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -24,7 +23,8 @@ from farandole.launch.door import Door
 from farandole.launch.job import Job, outer_environment
 from farandole.launch.launchers import Launcher
 from farandole.launch.processes import LocalProcesses
-from farandole.start.supervised import ADDRESS, KEY, Said, What, Whereabouts
+from farandole.start.server import Guest
+from farandole.start.supervised import ADDRESS, KEY, LEAVE, Said, What, Whereabouts
 
 _TICK = 1.0  # seconds; after each the supervisor looks at the hosts
 _LINGER = 10.0  # seconds for a launcher to end when all ranks have, one has failed, or by SIGTERM
@@ -82,46 +82,39 @@ class _Line(Door):
 
     def __init__(self, ranks: int, here: bool, events: SimpleQueue[Event]) -> None:
         self._events = events
-        self._open = set[Connection]()
-        self._lock = threading.Lock()
         self._leaving = False
         super().__init__(ranks, here)
 
     def ask_to_leave(self) -> None:
         """Asks all ranks, those that come later too."""
-        with self._lock:
+
+        def ask() -> None:
             self._leaving = True
-            for connection in self._open:
-                with contextlib.suppress(OSError):  # it is gone
-                    connection.send_bytes(b"leave")
+            for guest in list(self._guests):
+                self._send(guest, LEAVE)
 
-    def _welcome(self, connection: Connection, rank: int) -> None:
-        _notice_lost_hosts(connection)
-        with self._lock:
-            self._open.add(connection)
-            if self._leaving:
-                connection.send_bytes(b"leave")
-        try:
-            while True:
-                self._events.put(Word(self, rank, connection.recv()))
-        finally:
-            with self._lock:
-                self._open.remove(connection)
-            self._events.put(Word(self, rank, None))
+        self.soon(ask)
+
+    def _came(self, guest: Guest) -> None:
+        _notice_lost_hosts(guest.connection)
+        if self._leaving:
+            self._send(guest, LEAVE)
+
+    def _heard(self, guest: Guest, message: bytes) -> None:
+        self._events.put(Word(self, guest.rank, Said.decode(message)))
+
+    def _gone(self, guest: Guest) -> None:
+        self._events.put(Word(self, guest.rank, None))
 
 
-def _notice_lost_hosts(connection: Connection) -> None:
+def _notice_lost_hosts(connection: socket.socket) -> None:
     """Makes the connection end if the other host is silent for FARANDOLE_PEER_TIMEOUT."""
     seconds = max(4, int(float(setting("FARANDOLE_PEER_TIMEOUT"))))
     options = {socket.TCP_KEEPIDLE: seconds // 2, socket.TCP_KEEPINTVL: seconds // 4}
-    with socket.socket(fileno=connection.fileno()) as other:
-        try:
-            if other.family == socket.AF_INET:
-                other.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                for option, value in {**options, socket.TCP_KEEPCNT: 2}.items():
-                    other.setsockopt(socket.IPPROTO_TCP, option, value)
-        finally:
-            other.detach()  # it is the connection's
+    if connection.family == socket.AF_INET:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in {**options, socket.TCP_KEEPCNT: 2}.items():
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Attempt:
@@ -130,7 +123,7 @@ class Attempt:
     def __init__(self, launcher: Launcher, job: Job, events: SimpleQueue[Event]) -> None:
         self._events = events
         self._line = _Line(job.ranks, job.here, events)
-        ours = {ADDRESS: self._line.addresses(), KEY: self._line.key}
+        ours = {ADDRESS: self._line.address, KEY: self._line.key}
         self.job = replace(job, environment={**job.environment, **ours})
         self._command = launcher.command(self.job)
         self._ranks: dict[int, _Rank] = {}

@@ -15,16 +15,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import cloudpickle
 
 from farandole.errors import FarandoleError, PeerError, ShutdownError, StallError
 from farandole.launch.job import Job, outer_environment, parse_hostfile, parse_hosts
 from farandole.launch.launchers import find
-
-if TYPE_CHECKING:
-    from farandole.launch.result_server import Outcome, ResultServer
+from farandole.launch.result_server import KEY, Outcome, ResultServer
 
 R = TypeVar("R")
 _GRACE = 5.0  # seconds for a launcher to end its ranks, and for their last results to arrive
@@ -70,9 +68,6 @@ def run(
         >>> farandole.run(train, (3,), np=2)  # doctest: +SKIP
         [(0, 3), (1, 3)]
     """
-    # Imported late: multiprocessing stores the module that is __main__ at its import.
-    from farandole.launch.result_server import KEY, ResultServer
-
     if np < 1:
         raise ValueError(f"farandole.run(np={np}): at least 1")
     if hosts and hostfile:

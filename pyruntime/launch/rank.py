@@ -11,16 +11,17 @@ import traceback
 
 import cloudpickle
 
-from farandole.launch.result_server import KEY, Outcome, visit
+from farandole.launch.result_server import KEY, Outcome
 from farandole.start import launchers
+from farandole.start.line import reach
 
 
 def main(address: str) -> None:
     """Fetches the function, calls it, sends its result or exception. Raises the exception too, so
     that the other ranks fail as with any failing rank."""
-    with visit(address, os.environ.pop(KEY)) as server:
-        server.send(launchers.launched_rank())
-        work = server.recv_bytes()
+    with reach(address, bytes.fromhex(os.environ.pop(KEY))) as server:
+        server.send(str(launchers.launched_rank()).encode())
+        work = server.receive()
         try:
             search_path, function = pickle.loads(work)
             sys.path[:] = [*search_path, *(x for x in sys.path if x not in search_path)]
@@ -30,9 +31,9 @@ def main(address: str) -> None:
             data = b""
             with contextlib.suppress(Exception):  # of any kind: pickling runs the user's classes
                 data = cloudpickle.dumps(error)
-            server.send(Outcome(data, traceback.format_exc()))
+            server.send(Outcome(data, traceback.format_exc()).encode())
             raise
-        server.send(outcome)
+        server.send(outcome.encode())
 
 
 if __name__ == "__main__":

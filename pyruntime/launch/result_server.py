@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server of farandole.run(): ranks fetch their work from it and send it their results. One
-thread serves each."""
+"""The server of farandole.run(): ranks fetch their work from it and send it their results."""
 
 from __future__ import annotations
 
+import struct
 import threading
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 
-from farandole.launch.door import Door, call
+from farandole.launch.door import Door
+from farandole.start.server import Guest
 
 KEY = "FARANDOLE_RUN_KEY"  # the variable with the key; arguments would be visible to other users
+_LENGTH = struct.Struct("!Q")
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,17 @@ class Outcome:
 
     data: bytes
     failure: str = ""
+
+    def encode(self) -> bytes:
+        """As one message."""
+        failure = self.failure.encode(errors="replace")
+        return b"".join([_LENGTH.pack(len(failure)), failure, self.data])
+
+    @classmethod
+    def decode(cls, message: bytes) -> Outcome:
+        """The inverse of encode(). Nothing is unpickled here."""
+        end = _LENGTH.size + _LENGTH.unpack_from(message)[0]
+        return cls(message[end:], message[_LENGTH.size : end].decode())
 
 
 class ResultServer(Door):
@@ -32,17 +44,22 @@ class ResultServer(Door):
         self.changed = threading.Condition()
         super().__init__(ranks, here)
 
-    def _welcome(self, connection: Connection, rank: int) -> None:
+    def settle(self, seconds: float) -> None:
+        """After the ranks have ended: waits for results under way, `seconds` for each at most."""
         with self.changed:
-            self.here.add(rank)
+            self.changed.wait_for(lambda: not self._guests, seconds * len(self._guests))
+
+    def _came(self, guest: Guest) -> None:
+        with self.changed:
+            self.here.add(guest.rank)
             self.changed.notify_all()
-        connection.send_bytes(self._work)
-        outcome = connection.recv()
+        self._send(guest, self._work)
+
+    def _heard(self, guest: Guest, message: bytes) -> None:
         with self.changed:
-            self.outcomes[rank] = outcome
+            self.outcomes[guest.rank] = Outcome.decode(message)
             self.changed.notify_all()
 
-
-def visit(address: str, key: str) -> Connection:
-    """A rank's connection: it sends its rank, receives its work, sends an Outcome."""
-    return call(address, bytes.fromhex(key))
+    def _gone(self, guest: Guest) -> None:
+        with self.changed:
+            self.changed.notify_all()

@@ -133,7 +133,7 @@ class _Solo(Bootstrap):
         pass
 
 
-class _Rendezvous(Bootstrap):
+class SocketBootstrap(Bootstrap):
     """Ranks of one host that a launcher without MPI started, through a Unix socket."""
 
     def __init__(
@@ -153,6 +153,7 @@ class _Rendezvous(Bootstrap):
         self._connection = rendezvous.connect(path, rank, wait, self._siblings.check)
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
+        """The data of every rank, in rank order. Raises StallError and PeerError."""
         limit = self.seconds if seconds is None else seconds
         try:
             return rendezvous.exchange(self._connection, data, limit, self._siblings.check)
@@ -167,6 +168,7 @@ class _Rendezvous(Bootstrap):
             ) from error
 
     def close(self, farewell: Farewell, failed: bool, broken: bool) -> Parting:
+        """Says farewell to the ranks that leave within GRACE, and hangs up."""
         said: list[Farewell] | None = None
         try:
             answers = rendezvous.exchange(self._connection, farewell.encode(), GRACE)
@@ -177,7 +179,12 @@ class _Rendezvous(Bootstrap):
         return Parting(farewell, lambda: said)
 
     def abandon(self, reason: BaseException) -> None:
-        self._connection.close()  # the others notice
+        """Hangs up in the middle of init()."""
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Leaves without a word; the others notice."""
+        self._connection.close()
 
 
 def _seconds() -> float:
@@ -195,7 +202,7 @@ def _of_address(address: str, seconds: float) -> Bootstrap:
         raise ValueError(f"FARANDOLE_RENDEZVOUS={address}: must be unix:<path> or none")
     rank, size = int(os.environ["FARANDOLE_RANK"]), int(os.environ["FARANDOLE_SIZE"])
     try:
-        return _Rendezvous(path, rank, size, seconds)
+        return SocketBootstrap(path, rank, size, seconds)
     except OSError as error:
         raise LibraryError(
             f"init(): nobody answers at FARANDOLE_RENDEZVOUS={address}: {error}; the launcher "
@@ -209,7 +216,7 @@ def _of_torchrun(seconds: float) -> Bootstrap:
     path = torchrun.open_rendezvous()
     remedy = f"{REMEDY}; {torchrun.remedy()}"
     try:
-        return _Rendezvous(path, TORCHRUN.rank, TORCHRUN.size, seconds, seconds, remedy)
+        return SocketBootstrap(path, TORCHRUN.rank, TORCHRUN.size, seconds, seconds, remedy)
     except OSError as error:
         raise StallError(
             f"init(): rank 0 did not come to the rendezvous of all ranks within {seconds:g} s "

@@ -8,26 +8,23 @@ A thread `farandole.supervisor` reads what the supervisor says.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
-import struct
 import threading
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from farandole.errors import LibraryError
 from farandole.start.launchers import launched_rank
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
+from farandole.start.line import Line, reach
 
 ADDRESS, KEY = "FARANDOLE_SUPERVISOR", "FARANDOLE_SUPERVISOR_KEY"  # set by the supervisor
-
-_ATTEMPT = 5.0  # seconds for one of the supervisor's addresses to answer
+LEAVE = b"leave"  # what the supervisor says
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # that announce a preemption
 
 
@@ -48,6 +45,16 @@ class Said(NamedTuple):
 
     what: What
     text: str = ""
+
+    def encode(self) -> bytes:
+        """As JSON."""
+        return json.dumps([self.what.value, self.text]).encode()
+
+    @classmethod
+    def decode(cls, message: bytes) -> Said:
+        """The inverse of encode(). Raises ValueError."""
+        what, text = json.loads(message)
+        return cls(What(what), str(text))
 
 
 class Whereabouts(NamedTuple):
@@ -79,15 +86,15 @@ class _Line:
     """The connection to the supervisor, and whether this rank shall leave."""
 
     def __init__(self) -> None:
-        self.connection: Connection | None = None
+        self.connection: Line | None = None
         self.asked = False  # by the supervisor
         self.signalled = False
         self.left = False
 
-    def listen(self, connection: Connection) -> None:
+    def listen(self, connection: Line) -> None:
         """Returns when the supervisor has asked this rank to leave, or has ended."""
         with contextlib.suppress(OSError, EOFError):
-            connection.recv_bytes()
+            connection.receive()
         self.asked = True
 
 
@@ -102,9 +109,16 @@ def connect() -> bool:
         return False
     # Taken away: jobs that this rank may start are not the supervisor's.
     address, secret = os.environ.pop(ADDRESS), bytes.fromhex(os.environ.pop(KEY, ""))
-    connection = _reach(address, secret)
-    connection.send(launched_rank())
-    connection.send(Said(What.HERE, str(Whereabouts.own())))
+    try:
+        connection = reach(address, secret)
+        connection.send(str(launched_rank()).encode())
+        connection.send(Said(What.HERE, str(Whereabouts.own())).encode())
+    except OSError as reason:
+        raise LibraryError(
+            f"init(): farandole run --elastic can't be reached ({reason}); remedy: it must still "
+            "run; let TCP connections from this host to its host through; without it, start "
+            f"without {ADDRESS}"
+        ) from reason
     _line.connection = connection
     threading.Thread(
         target=_line.listen, args=(connection,), name="farandole.supervisor", daemon=True
@@ -112,50 +126,10 @@ def connect() -> bool:
     return True
 
 
-def _reach(address: str, secret: bytes) -> Connection:
-    """A connection to one of the addresses: an abstract socket's (@name), or names and numbers,
-    and a port. Raises LibraryError."""
-    from multiprocessing import AuthenticationError  # late: see farandole.launch.function
-    from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
-
-    hosts, colon, port = address.rpartition(":")
-    if not colon:
-        try:
-            return Client(address.replace("@", "\0"), authkey=secret)
-        except (OSError, EOFError, AuthenticationError) as reason:
-            raise LibraryError(
-                f"init(): farandole run --elastic can't be reached ({reason}); remedy: it must "
-                f"still run, in the same network namespace; else start without {ADDRESS}"
-            ) from reason
-    reasons = []
-    for host in hosts.split(","):
-        try:
-            with socket.create_connection((host, int(port)), _ATTEMPT) as reached:
-                reached.settimeout(None)
-                connection: Connection = Connection(os.dup(reached.fileno()))
-                _limit(reached, _ATTEMPT)  # a stranger who listens there may say nothing
-                answer_challenge(connection, secret)
-                deliver_challenge(connection, secret)
-                _limit(reached, 0.0)
-            return connection
-        except (OSError, EOFError, AuthenticationError) as reason:
-            reasons.append(f"{host}: {reason}")
-    raise LibraryError(
-        f"init(): farandole run --elastic can't be reached at port {port} ({'; '.join(reasons)}); "
-        "remedy: let TCP connections from this host to that one through"
-    )
-
-
-def _limit(reached: socket.socket, seconds: float) -> None:
-    """Sets how long a read may take; 0: for ever."""
-    limit = struct.pack("@ll", int(seconds), 0)
-    reached.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-
-
 def _tell(said: Said) -> None:
     if _line.connection is not None:
         with contextlib.suppress(OSError):  # it has ended
-            _line.connection.send(said)
+            _line.connection.send(said.encode())
 
 
 def tell_commit() -> None:

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """farandole.run(): results in rank order, exceptions as themselves, ranks that say nothing."""
 
-import contextlib
-import multiprocessing
 import os
 import signal
 import tempfile
-from multiprocessing.connection import Client
+import threading
 
 import numpy as np
 import pytest
 
 import farandole
-from farandole.launch import door
-from farandole.launch.result_server import ResultServer
+from farandole.launch.result_server import Outcome, ResultServer
 from farandole.start import supervised
+from farandole.start.line import reach
 
 
 class OfTheScript(Exception):
@@ -94,16 +92,28 @@ def test_ranks_that_do_not_start_are_named(tmp_path):
         farandole.run(sums, (1.0,), np=2, launcher=str(launcher), start_timeout=0.5)
 
 
-def address_of(home):
-    _, colon, port = home.address.rpartition(":")
-    return ("127.0.0.1", int(port)) if colon else home.address.replace("@", "\0")
-
-
 def test_a_door_here_needs_no_file(tmp_path, monkeypatch):
     """A Unix socket's path has 107 bytes at most, and one with a colon would look like TCP's."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("a:b" * 40)))
-    with ResultServer(1, b"work", True) as home, Client(address_of(home)):
+    with ResultServer(1, b"work", True) as home, reach(home.address, bytes.fromhex(home.key)):
         assert "/" not in home.address
+
+
+@pytest.mark.parametrize("size", [0, 1, 5 << 20])
+def test_results_that_come_late(size):
+    """settle() waits for what a rank has begun to send when the launcher has ended."""
+    result = os.urandom(size)
+    with ResultServer(1, b"work", True) as home:
+        guest = reach(home.address, bytes.fromhex(home.key))
+        guest.send(b"0")
+        assert guest.receive() == b"work"
+        found = []
+        waiting = threading.Thread(target=lambda: (home.settle(60.0), found.append(home.outcomes)))
+        waiting.start()
+        guest.send(Outcome(result).encode())
+        guest.close()
+        waiting.join()
+        assert found == [{0: Outcome(result)}]
 
 
 def test_a_supervisor_that_is_gone_is_named(monkeypatch):
@@ -111,38 +121,3 @@ def test_a_supervisor_that_is_gone_is_named(monkeypatch):
     monkeypatch.setenv(supervised.KEY, "00")
     with pytest.raises(farandole.LibraryError, match=r"--elastic can't be reached .*refused"):
         supervised.connect()
-
-
-@pytest.mark.parametrize("here", [True, False])
-def test_strangers_are_sent_away(here):
-    with ResultServer(1, b"secret work", here) as home:
-        with pytest.raises(multiprocessing.AuthenticationError):
-            Client(address_of(home), authkey=b"wrong")
-        with Client(address_of(home), authkey=bytes.fromhex(home.key)) as guest:
-            guest.send(0)
-            assert guest.recv_bytes() == b"secret work"
-
-
-@pytest.mark.parametrize("here", [True, False])
-def test_silent_strangers_do_not_block_the_door(here):
-    with contextlib.ExitStack() as stack:
-        home = stack.enter_context(ResultServer(2, b"work", here))
-        strangers = [stack.enter_context(Client(address_of(home))) for _ in range(3)]
-        for rank in (0, 1):
-            guest = stack.enter_context(Client(address_of(home), authkey=bytes.fromhex(home.key)))
-            guest.send(rank)
-            assert guest.recv_bytes() == b"work"
-        assert home.here == {0, 1}
-        for stranger in strangers:
-            stranger.recv_bytes()  # the challenge: the door has heard them, too
-
-
-@pytest.mark.parametrize("here", [True, False])
-def test_a_caller_who_says_nothing_is_sent_away(here, monkeypatch):
-    monkeypatch.setattr(door, "_PATIENCE", 0.1)
-    with ResultServer(1, b"", here) as home, Client(address_of(home)) as stranger:
-        stranger.recv_bytes()  # a challenge, which it does not answer
-        with pytest.raises(EOFError):
-            stranger.recv_bytes()
-    home.settle(0.0)
-    assert not home._guests

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,9 +14,8 @@ from torch.distributed import HashStore, PrefixStore
 
 from farandole.errors import StallError
 from farandole.torch.distributed.meeting import StoreBootstrap
+from harness.meetings import LONG, SECRET, SHORT, exchange, met, on_hosts
 from harness.process import PATIENCE, Process
-
-LONG, SHORT = 60.0, 0.3  # seconds
 
 
 @pytest.fixture
@@ -28,18 +27,6 @@ def store() -> HashStore:
 def ranks() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:
         yield pool
-
-
-def met(jobs: list[Future[StoreBootstrap]]) -> list[StoreBootstrap]:
-    return [job.result(LONG) for job in jobs]
-
-
-def exchange(ranks: ThreadPoolExecutor, jobs: list[StoreBootstrap]) -> None:
-    """Every rank receives what every rank of this very meeting has sent."""
-    for number in range(2):
-        told = [f"{number} of {job.rank}".encode() for job in jobs]
-        calls = [ranks.submit(job.allgather, data) for job, data in zip(jobs, told, strict=True)]
-        assert all(call.result(LONG) == told for call in calls)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -88,8 +75,10 @@ def test_worlds_of_other_sizes_in_one_store(store: HashStore, ranks: ThreadPoolE
 
 
 def test_a_wait_that_timed_out_leaves_the_meeting_usable(
-    store: HashStore, ranks: ThreadPoolExecutor
+    store: HashStore, ranks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    on_hosts(monkeypatch)
+    monkeypatch.setenv("FARANDOLE_JOB_SECRET", SECRET)
     first, second = met([ranks.submit(StoreBootstrap, store, r, 2, LONG) for r in range(2)])
     with pytest.raises(StallError, match=r"ranks \[1\]"):
         first.allgather(b"0", SHORT)

@@ -10,27 +10,34 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum
 from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 from uuid import uuid4
+from weakref import finalize
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import _rendezvous_handlers
 
 from farandole import runtime, topology
 from farandole.calls.requests import Call, Op, refuse
-from farandole.errors import FarandoleError, PeerError, StallError
+from farandole.config import setting
+from farandole.errors import FarandoleError, LibraryError, PeerError, StallError, ranks_text
 from farandole.objects import broadcast_object
 from farandole.start import launchers, unmet
-from farandole.start.bootstrap import REMEDY, Bootstrap, Farewell, Parting
+from farandole.start.bootstrap import REMEDY, Bootstrap, Farewell, Parting, SocketBootstrap
 from farandole.start.launchers import TORCHRUN
+from farandole.start.rendezvous import RendezvousServer
+from farandole.start.secret import SECRET, Seal, job_secret, remedy
 
 __all__ = ["StoreBootstrap", "has_launcher", "install", "of_torchrun"]
 
@@ -39,6 +46,11 @@ _PLACE = {"rank": "RANK", "world_size": "WORLD_SIZE"}  # in a URL, and in the en
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 _LONGEST_PAUSE = 0.25  # seconds between two looks into a store
 _STORE = "torch.distributed store"  # the name of its address's broadcast
+_SOCKET, _NAME = "\0farandole-", 32  # of ranks of one host: the name's beginning, what follows
+_TRUSTED = (
+    "farandole: FARANDOLE_TRUST_NETWORK=1: the job's keys pass torch.distributed's store, which "
+    "any process that reaches it can read"
+)
 _handlers: dict[str, Callable[..., Met]] = _rendezvous_handlers
 _of_torch = _handlers["env"]
 
@@ -98,10 +110,18 @@ class StoreBootstrap(Bootstrap):
     meeting has a name that nobody has used, by which the ranks agree that they all are there now:
     every rank but 0 has a ticket for its attempt; rank 0 answers each with the meeting's name, and
     says go when all holders of the latest tickets have said that they are here.
+
+    Whoever reaches the store can read it and write to it, so no key passes it. Ranks of one host
+    learn by it only the random name of a Unix socket, and go on there; ranks of several hosts seal
+    what they write with the job's secret.
     """
 
     def __init__(self, store: Store, rank: int, size: int, seconds: float) -> None:
-        """Collective; ranks may meet several times in one store, also after some gave up."""
+        """Collective; ranks may meet several times in one store, also after some gave up.
+
+        Raises StallError, naming the ranks that do not come, and LibraryError where ranks of
+        several hosts have no secret.
+        """
         self.rank, self.size, self.seconds = rank, size, seconds
         self._store = PrefixStore("farandole", store)
         deadline = time.monotonic() + seconds
@@ -109,19 +129,72 @@ class StoreBootstrap(Bootstrap):
             meeting = self._open(deadline) if rank == 0 else self._find(deadline)
         self._store = PrefixStore(meeting, self._store)
         self._rounds = count()
-        hosts = self.allgather(_host())
+        self._seal: Seal | None = None
+        self._socket: SocketBootstrap | None = None
+        secret, wrong = _own_secret()
+        trusts = setting("FARANDOLE_TRUST_NETWORK") == "1" and wrong is None
+        own = _Trust.SECRET if secret else _Trust.NETWORK if trusts else _Trust.NOTHING
+        told = self.allgather(_Place(_host(), own, uuid4().hex).encode())
+        places = [_Place.decode(rank, text) for rank, text in enumerate(told)]
+        hosts = [place.host for place in places]
         self.node = [hosts.index(host) for host in hosts]
+        if len(set(hosts)) == 1:
+            self._socket = self._at_socket()
+            finalize(self, self._socket.hang_up).atexit = False
+            return
+        if wrong is not None:
+            raise wrong
+        _check_trust(own, places)
+        if secret:
+            self._seal = Seal(secret, b"".join(told))
+        elif rank == 0:
+            print(_TRUSTED, file=sys.stderr, flush=True)
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
-        """As in Bootstrap. Nothing is unpickled: a store lets anyone write who can reach it."""
+        """As in Bootstrap."""
+        if self._socket is not None:
+            return self._socket.allgather(data, seconds)
         limit, number = self.seconds if seconds is None else seconds, next(self._rounds)
         keys = [f"{number}/{rank}" for rank in range(self.size)]
+        if self._seal is not None:
+            data = self._seal.close(keys[self.rank], data)
         with _store_answers():
             self._store.set(keys[self.rank], data.hex())
             if _until(lambda: self._are(keys), time.monotonic() + limit):
-                return [bytes.fromhex(self._store.get(key).decode()) for key in keys]
+                return [self._read(rank, key) for rank, key in enumerate(keys)]
             missing = [rank for rank, key in enumerate(keys) if not self._are([key])]
         raise self._stalled(missing, limit)
+
+    def _read(self, rank: int, key: str) -> bytes:
+        try:
+            data = bytes.fromhex(self._get(key))
+            return data if self._seal is None else self._seal.open(key, data)
+        except ValueError as reason:
+            raise LibraryError(
+                f"init(): torch.distributed's store has for rank {rank} what that rank, if it has "
+                f"this one's secret, did not write ({reason}); a stranger writes to the store, or "
+                f"{SECRET} differs there; {remedy()}"
+            ) from reason
+
+    def _at_socket(self) -> SocketBootstrap:
+        """A socket of rank 0, to which only processes of this user are let."""
+        name, deadline = uuid4().hex, time.monotonic() + self.seconds
+        with _store_answers():
+            if self.rank == 0:
+                server = RendezvousServer(self.size, _SOCKET + name)
+                finalize(self, server.close).atexit = False  # it lives as long as this rank
+                self._store.set("socket", name)
+            elif not _until(lambda: self._are(["socket"]), deadline):
+                raise self._stalled([0], self.seconds)
+            else:
+                name = self._get("socket")
+        try:
+            return SocketBootstrap(_SOCKET + name[:_NAME], self.rank, self.size, self.seconds)
+        except OSError as reason:
+            raise PeerError(
+                f"init(): rank 0 does not answer at the socket that torch.distributed's store "
+                f"names: {reason}; rank 0 has ended, or a stranger writes to the store"
+            ) from reason
 
     def _open(self, deadline: float) -> str:
         """Rank 0's side of the meeting."""
@@ -178,7 +251,7 @@ class StoreBootstrap(Bootstrap):
 
     def _get(self, key: str) -> str:
         """What is there; "" if nothing is."""
-        return self._store.get(key).decode() if self._are([key]) else ""
+        return self._store.get(key).decode(errors="replace") if self._are([key]) else ""
 
     def _stalled(self, missing: list[int], limit: float) -> StallError:
         return StallError(
@@ -187,11 +260,13 @@ class StoreBootstrap(Bootstrap):
         )
 
     def close(self, farewell: Farewell, failed: bool, broken: bool) -> Parting:
-        """As in Bootstrap, without a farewell."""
+        """As in Bootstrap, without a farewell: the same ranks may meet again."""
         return Parting(farewell, lambda: None)  # the store may have ended with rank 0
 
     def abandon(self, reason: BaseException) -> None:
-        """Nothing: the others' wait has a limit."""
+        """Hangs up where there is a socket; else the others' wait has a limit."""
+        if self._socket is not None:
+            self._socket.abandon(reason)
 
 
 def of_torchrun(seconds: float) -> Bootstrap:
@@ -247,7 +322,59 @@ def _until(there: Callable[[], bool], deadline: float) -> bool:
     return True
 
 
-def _host() -> bytes:
+class _Trust(Enum):
+    """By what a rank trusts what it reads in the store."""
+
+    SECRET = "secret"  # by the job's secret
+    NETWORK = "network"  # FARANDOLE_TRUST_NETWORK=1
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What a rank tells before the ranks know whether they share a host. Anybody may read it."""
+
+    host: str
+    trust: _Trust
+    number: str  # at random, so that no other meeting has the same seals
+
+    def encode(self) -> bytes:
+        return "\n".join([self.host, self.trust.value, self.number]).encode()
+
+    @classmethod
+    def decode(cls, rank: int, told: bytes) -> _Place:
+        try:
+            host, trust, number = told.decode().split("\n")
+            return cls(host, _Trust(trust), number)
+        except ValueError as reason:
+            raise LibraryError(
+                f"init(): a stranger writes to torch.distributed's store: {told[:80]!r} for rank "
+                f"{rank}; {remedy()}"
+            ) from reason
+
+
+def _host() -> str:
     """What ranks that can share memory have in common: a machine's start, and a network."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-    return boot + str(Path("/proc/self/ns/net").stat().st_ino).encode()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
+
+
+def _own_secret() -> tuple[bytes, LibraryError | None]:
+    """This rank's, or why it can't be used: the others must hear of it first."""
+    try:
+        return job_secret(), None
+    except LibraryError as reason:
+        return b"", reason
+
+
+def _check_trust(own: _Trust, places: Sequence[_Place]) -> None:
+    """Raises LibraryError, on every rank, unless all ranks have a secret, or all do without."""
+    have = {each: [r for r, place in enumerate(places) if place.trust is each] for each in _Trust}
+    if own is _Trust.NOTHING or len(have[own]) < len(places):
+        without = ranks_text(have[_Trust.NOTHING] or have[_Trust.NETWORK])
+        raise LibraryError(
+            "init(): the ranks are on several hosts and meet by torch.distributed's store, which "
+            f"any process that reaches it can read; {without} "
+            f"{'has' if without.startswith('rank ') else 'have'} no secret to hide keys from "
+            f"it; {remedy()}"
+        )

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who listens where a rank's supervisor or rendezvous should be, and who calls them as another user
+or as no rank: ranks are told of it in time, and strangers gain nothing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from queue import SimpleQueue
+
+import pytest
+
+import farandole
+from farandole.launch.attempt import _Line
+from farandole.launch.result_server import ResultServer
+from farandole.start import line, supervised
+from farandole.start.line import Line, connect_local, reach
+from farandole.start.rendezvous import RendezvousServer, connect, exchange
+from farandole.start.session import Frames
+from harness.process import PATIENCE
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as found:
+        yield found
+
+
+@pytest.fixture
+def under_supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """under_supervisor(address): this process takes itself for a rank of a supervisor there."""
+
+    def set_(address: str) -> None:
+        monkeypatch.setenv(supervised.ADDRESS, address)
+        monkeypatch.setenv(supervised.KEY, "00" * 32)
+
+    yield set_
+    assert supervised._line.connection is None
+
+
+def test_a_supervisor_that_is_silent(
+    under_supervisor: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped one, say: init() waits for a time only."""
+    monkeypatch.setattr(line, "_ATTEMPT", 0.2)
+    name = f"farandole-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        under_supervisor(f"@{name}")
+        with pytest.raises(farandole.LibraryError, match=r"can't be reached .*it is silent"):
+            supervised.connect()
+
+
+def test_a_supervisor_that_does_not_know_the_key(under_supervisor: Callable[[str], None]) -> None:
+    with _Line(1, True, SimpleQueue()) as door:
+        under_supervisor(door.address)
+        with pytest.raises(farandole.LibraryError, match="can't be reached"):
+            supervised.connect()
+
+
+STRANGER = """
+import os, socket, sys
+os.setuid(65534)
+name = "\\0" + sys.argv[1]
+end = socket.socket(socket.AF_UNIX)
+if sys.argv[2] == "listen":
+    end.bind(name)
+    end.listen()
+    print("here", flush=True)
+    caller, _ = end.accept()
+    print(len(caller.recv(100)))
+else:
+    end.connect(name)
+    print("here", flush=True)
+    print(end.recv(100))
+"""
+
+
+def of_another_user(stack: ExitStack, name: str, role: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STRANGER, name, role], stdout=subprocess.PIPE, text=True
+    )
+    stack.enter_context(process)
+    stack.callback(process.kill)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    return process
+
+
+def told(process: subprocess.Popen[str]) -> str:
+    """What else it prints."""
+    assert process.stdout is not None
+    return process.stdout.read()
+
+
+@as_root
+def test_another_user_listens_in_the_place_of_the_supervisor(
+    stack: ExitStack, under_supervisor: Callable[[str], None]
+) -> None:
+    name = f"farandole-test-{os.getpid()}"
+    stranger = of_another_user(stack, name, "listen")
+    under_supervisor(f"@{name}")
+    with pytest.raises(farandole.LibraryError, match="another user's process listens there"):
+        supervised.connect()
+    assert told(stranger) == "0\n", "it is told nothing"
+
+
+@as_root
+def test_another_user_calls(stack: ExitStack) -> None:
+    door = stack.enter_context(ResultServer(1, b"work", True))
+    stranger = of_another_user(stack, door.address[1:], "call")
+    assert told(stranger) == "b''\n"
+    with reach(door.address, bytes.fromhex(door.key)) as rank:
+        rank.send(b"0")
+        assert rank.receive(PATIENCE) == b"work"
+
+
+@as_root
+def test_another_user_at_the_rendezvous(stack: ExitStack) -> None:
+    """At both ends: the name, made from torchrun's variables, can be guessed."""
+    name = f"farandole-test-{os.getpid()}"
+    meeting = stack.enter_context(RendezvousServer(1, f"\0{name}"))
+    stranger = of_another_user(stack, name, "call")
+    assert told(stranger) == "b''\n"
+    with connect(meeting.path, 0) as rank:
+        assert exchange(rank, b"mine") == [b"mine"]
+    of_another_user(stack, f"{name}-2", "listen")
+    with pytest.raises(PermissionError, match="another user's process"):
+        connect(f"\0{name}-2", 0)
+
+
+def local(server_: RendezvousServer) -> Line:
+    return connect_local(server_.path, Frames(), PATIENCE)
+
+
+@pytest.mark.parametrize("word", [b"1", b"-1", b"x" * 1000, pickle.dumps(0)])
+def test_what_is_no_rank_at_the_rendezvous(stack: ExitStack, word: bytes) -> None:
+    """It is sent away, and the ranks go on."""
+    meeting = stack.enter_context(RendezvousServer(1))
+    rank = stack.enter_context(connect(meeting.path, 0))
+    stranger = stack.enter_context(local(meeting))
+    stranger.send(word)
+    with pytest.raises(EOFError):
+        stranger.receive(PATIENCE)
+    assert exchange(rank, b"mine") == [b"mine"]

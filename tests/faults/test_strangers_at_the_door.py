@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strangers at the doors of farandole.run() and the supervisor, and between a rank and its door:
+they gain nothing, and the ranks are served. tests/single/test_session.py changes single bits."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from farandole.launch.attempt import Event, Word, _Line
+from farandole.launch.result_server import Outcome, ResultServer
+from farandole.start import line, server
+from farandole.start.line import reach
+from farandole.start.supervised import Said, What
+from harness.process import PATIENCE
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as found:
+        yield found
+
+
+class Marker:
+    """What a stranger wants unpickled: it leaves a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return Path.touch, (self.path,)
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Iterator[Marker]:
+    made = Marker(tmp_path / "marker")
+    yield made
+    assert not made.path.exists(), "a stranger's code has run"
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def at_own_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets callers here use TCP: else they go by the door's Unix socket."""
+    monkeypatch.setattr(line, "_is_own", lambda number: False)
+
+
+# ---- between a rank and its door
+
+
+class Relay:
+    """Listens at an address that the rank believes to be the door's, as another user could on an
+    address that both hosts have. Passes all on until both ends are content; then it speaks."""
+
+    def __init__(self, port: int, to_door: bytes, to_rank: bytes) -> None:
+        self._port, self._words = port, (to_door, to_rank)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.done = threading.Event()  # the door has hung up on it
+        self._ends: list[socket.socket] = []
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        rank, _ = self._listener.accept()
+        door = socket.create_connection(("127.0.0.1", self._port))
+        self._ends = [rank, door]
+        threading.Thread(target=self._pump, args=(door, rank), daemon=True).start()
+        self._pump(rank, door)
+
+    def _pump(self, source: socket.socket, to: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                to.sendall(data)
+        if source is self._ends[1]:
+            self.done.set()
+
+    def speak(self) -> None:
+        """To both, in the name of the other."""
+        for end, words in zip(reversed(self._ends), self._words, strict=True):
+            with suppress(OSError):
+                end.sendall(words)
+
+    def close(self) -> None:
+        for end in (self._listener, *self._ends):
+            end.close()
+
+
+def old_frame(pickled: bytes) -> bytes:
+    """A message of multiprocessing.connection."""
+    return struct.pack("!i", len(pickled)) + pickled + bytes(32)
+
+
+def new_frame(pickled: bytes) -> bytes:
+    """One of a session, with a MAC that the stranger has to guess."""
+    return struct.pack("!I", len(pickled)) + pickled + bytes(32)
+
+
+@pytest.mark.parametrize("frame", [old_frame, new_frame])
+def test_a_relay_between_a_rank_and_its_supervisor(
+    stack: ExitStack,
+    marker: Marker,
+    monkeypatch: pytest.MonkeyPatch,
+    frame: Callable[[bytes], bytes],
+) -> None:
+    at_own_addresses(monkeypatch)
+    events: SimpleQueue[Event] = SimpleQueue()
+    door = stack.enter_context(_Line(1, False, events))
+    words = frame(pickle.dumps(marker))
+    relay = Relay(port_of(door.address), words, words)
+    stack.callback(relay.close)
+    rank = stack.enter_context(reach(relay.address, bytes.fromhex(door.key)))
+    rank.send(b"0")
+    rank.send(Said(What.HERE, "h").encode())
+    word = events.get(timeout=PATIENCE)
+    assert isinstance(word, Word)
+    assert word.said == Said(What.HERE, "h"), (
+        "a relay that changes nothing is no better than a wire"
+    )
+    relay.speak()
+    word = events.get(timeout=PATIENCE)
+    assert isinstance(word, Word)
+    assert word.said is None, "it hangs up, and nothing has been heard"
+    with pytest.raises((OSError, EOFError)):
+        rank.receive(PATIENCE)
+
+
+@pytest.mark.parametrize("frame", [old_frame, new_frame])
+def test_a_relay_between_a_rank_and_its_work(
+    stack: ExitStack,
+    marker: Marker,
+    monkeypatch: pytest.MonkeyPatch,
+    frame: Callable[[bytes], bytes],
+) -> None:
+    """Of farandole.run(), whose work and results are pickled."""
+    at_own_addresses(monkeypatch)
+    door = stack.enter_context(ResultServer(1, b"work", False))
+    result = frame(Outcome(pickle.dumps(marker)).encode())
+    relay = Relay(port_of(door.address), result, frame(pickle.dumps(marker)))
+    stack.callback(relay.close)
+    rank = stack.enter_context(reach(relay.address, bytes.fromhex(door.key)))
+    rank.send(b"0")
+    assert rank.receive(PATIENCE) == b"work"
+    relay.speak()
+    assert relay.done.wait(PATIENCE)
+    with pytest.raises((OSError, EOFError)):
+        rank.receive(PATIENCE)
+    assert not door.outcomes
+
+
+def test_own_addresses_are_skipped() -> None:
+    """Another user may listen there: the door of this host is at its Unix socket."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        address = f"@farandole-nobody,127.0.0.1:{stranger.getsockname()[1]}"
+        with pytest.raises(ConnectionError, match=r"127\.0\.0\.1: it is this host's own address"):
+            reach(address, bytes(32))
+        stranger.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            stranger.accept()
+
+
+def test_no_door_offers_the_hosts_own_loopback() -> None:
+    with ResultServer(1, b"", False) as door:
+        places = door.address.rpartition(":")[0].split(",")
+        assert places[0].startswith("@farandole-")
+        assert not [place for place in places if place.startswith(("127.", "localhost"))]
+
+
+# ---- who says nothing, or the wrong thing
+
+
+def silent(stack: ExitStack, address: str, count: int) -> list[socket.socket]:
+    """Strangers who connect and wait."""
+    where = ("127.0.0.1", port_of(address))
+    return [stack.enter_context(socket.create_connection(where)) for _ in range(count)]
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def fetch(address: str, key: str, rank: int) -> bytes:
+    """What a rank's work is."""
+    with reach(address, bytes.fromhex(key)) as there:
+        there.send(str(rank).encode())
+        return there.receive(PATIENCE)
+
+
+def test_a_flood_of_silent_strangers(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads and descriptors have a bound, and every rank is served by TCP."""
+    at_own_addresses(monkeypatch)
+    door = stack.enter_context(ResultServer(2, b"work", False))
+    threads, files = threading.active_count(), descriptors()
+    place = f"127.0.0.1:{port_of(door.address)}"
+    strangers = silent(stack, door.address, 300)
+    assert [fetch(place, door.key, rank) for rank in range(2)] == [b"work"] * 2
+    assert threading.active_count() == threads
+    assert descriptors() - files - len(strangers) <= server._STRANGERS + 2
+    strangers[0].settimeout(PATIENCE)
+    assert strangers[0].recv(1) == b"", "the oldest had to go"
+    assert fetch(place, door.key, 0) == b"work"
+
+
+def test_a_silent_stranger_has_to_go(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ResultServer, "patience", 0.1)
+    door = stack.enter_context(ResultServer(1, b"", False))
+    (stranger,) = silent(stack, door.address, 1)
+    stranger.settimeout(PATIENCE)
+    assert stranger.recv(1) == b""
+
+
+FEW = """
+import resource, sys
+from farandole.launch.result_server import ResultServer
+with ResultServer(1, b"work", False) as door:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30))
+    print(door.address, door.key, flush=True)
+    sys.stdin.read()
+    print(sorted(door.here), flush=True)
+"""
+
+
+def test_a_door_without_descriptors_goes_on(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_own_addresses(monkeypatch)
+    process = subprocess.Popen(
+        [sys.executable, "-c", FEW], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    stack.enter_context(process)
+    stack.callback(process.kill)
+    assert process.stdout is not None
+    address, key = process.stdout.readline().split()
+    silent(stack, address, 100)
+    assert fetch(f"127.0.0.1:{port_of(address)}", key, 0) == b"work"
+    out, _ = process.communicate(timeout=PATIENCE)
+    assert out == "[0]\n"
+
+
+GARBAGE = [b"GET / HTTP/1.1\r\n\r\n", bytes(200), b"\xff" * 200, os.urandom(4096)]
+
+
+@pytest.mark.parametrize("data", GARBAGE, ids=["http", "zeros", "ones", "random"])
+@pytest.mark.parametrize("here", [True, False])
+def test_garbage(stack: ExitStack, here: bool, data: bytes) -> None:
+    """A stranger who says it is sent away at once, and told nothing; by the Unix socket too, where
+    the stranger is of this user and does not know the key."""
+    door = stack.enter_context(ResultServer(1, b"work", here))
+    if here:
+        stranger = stack.enter_context(socket.socket(socket.AF_UNIX))
+        stranger.connect(door.address.replace("@", "\0"))
+    else:
+        (stranger,) = silent(stack, door.address, 1)
+    began = time.monotonic()
+    stranger.settimeout(PATIENCE)
+    said = b""
+    with suppress(OSError):  # what is left unread makes the end a reset
+        stranger.sendall(data)
+        said = stranger.recv(100)
+    assert said == b""
+    assert time.monotonic() - began < ResultServer.patience
+    assert fetch(door.address, door.key, 0) == b"work"
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_wrong_key(here: bool) -> None:
+    with ResultServer(1, b"secret work", here) as door:
+        with pytest.raises(ConnectionError, match=r"hung up|reset"):
+            reach(door.address, bytes(32))
+        assert not door.here
+        assert fetch(door.address, door.key, 0) == b"secret work"
+
+
+@pytest.mark.parametrize("word", [b"-1", b"1.5", b"", b"\xff", b"9" * 100, b"[0]"])
+def test_what_is_no_rank(word: bytes) -> None:
+    """Of one who knows the key."""
+    with ResultServer(1, b"work", True) as door:
+        with reach(door.address, bytes.fromhex(door.key)) as guest:
+            guest.send(word)
+            with pytest.raises(EOFError):
+                guest.receive(PATIENCE)
+        assert not door.here
+
+
+@pytest.mark.parametrize(
+    "word", [b"", b"{}", b'["here"]', b'["nothing", ""]', b"\xff", b"[1, 2, 3]"]
+)
+def test_what_no_rank_says(word: bytes) -> None:
+    events: SimpleQueue[Event] = SimpleQueue()
+    with (
+        _Line(1, True, events) as door,
+        reach(door.address, bytes.fromhex(door.key)) as guest,
+    ):
+        guest.send(b"0")
+        guest.send(word)
+        heard = events.get(timeout=PATIENCE)
+        assert isinstance(heard, Word)
+        assert heard.said is None
+        with pytest.raises(queue.Empty):
+            events.get_nowait()

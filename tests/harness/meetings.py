@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Meetings in a store of c10d, whose ranks are threads of one process."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+from torch._C._distributed_c10d import Store
+
+from farandole.torch.distributed import meeting
+from farandole.torch.distributed.meeting import StoreBootstrap
+
+__all__ = ["LONG", "SECRET", "SHORT", "exchange", "met", "on_hosts", "start"]
+
+LONG, SHORT = 60.0, 0.3  # seconds
+SECRET = "a secret of the job's own"
+
+
+def start(ranks: ThreadPoolExecutor, store: Store, size: int) -> list[Future[StoreBootstrap]]:
+    """All ranks of a meeting come."""
+    return [ranks.submit(StoreBootstrap, store, r, size, LONG) for r in range(size)]
+
+
+def met(jobs: list[Future[StoreBootstrap]]) -> list[StoreBootstrap]:
+    """The ranks, when they have met."""
+    return [job.result(LONG) for job in jobs]
+
+
+def exchange(ranks: ThreadPoolExecutor, jobs: list[StoreBootstrap]) -> None:
+    """Every rank receives what every rank of this very meeting has sent."""
+    for number in range(2):
+        told = [f"{number} of {job.rank}".encode() for job in jobs]
+        calls = [ranks.submit(job.allgather, data) for job, data in zip(jobs, told, strict=True)]
+        assert all(call.result(LONG) == told for call in calls)
+
+
+def on_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank, a thread of its own, takes itself for one on a host of its own."""
+    monkeypatch.setattr(meeting, "_host", lambda: f"host {threading.get_ident()}")
