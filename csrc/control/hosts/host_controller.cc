@@ -52,7 +52,7 @@ std::string HostController::rank_on_host(Rank rank) const {
 std::string HostController::how_lost(Rank leader) const {
   const std::string trouble = setup_.hosts->trouble_of(leader);
   if (trouble.empty()) return " has ended: that rank died";
-  return " is lost (" + trouble + "): that host or the network between the hosts is down";
+  return " is lost: " + trouble;
 }
 
 Failure HostController::broke_protocol(Rank rank, const Error& error) {
