@@ -54,9 +54,8 @@ Relayed relay(const Key128& key) {
     peers.push_back(std::move(peer));
     return std::make_unique<End>(std::move(peers));
   };
-  std::thread leaf([&] {
-    middle.leaf = end_of(tcp_connect(kLeaf, kRoot, trap.address(), key, patience()));
-  });
+  std::thread leaf(
+      [&] { middle.leaf = end_of(tcp_connect(kLeaf, kRoot, trap.address(), key, patience())); });
   std::thread root([&] {
     middle.root = end_of(std::move(listener.accept(kRoot, {kLeaf}, key, patience()).front()));
   });

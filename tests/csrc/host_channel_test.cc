@@ -4,6 +4,8 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -117,6 +119,40 @@ TEST(more_strangers_than_there_is_room_for_lock_nobody_out) {
     for (size_t i = 0; i < TcpListener::kMaxStrangers + 20; ++i) kept.push_back(probe(address));
   });
   check_talk(pair);
+}
+
+// Hundreds, who come before and after the peer: the listener keeps no more than its bound, and each for its time only.
+TEST(hundreds_of_silent_strangers_are_bounded_in_number_and_time) {
+  constexpr size_t kCrowd = 600;
+  TcpListener listener;
+  const Key128 key = random_key();
+  std::vector<Fd> kept;
+  const auto come = [&](size_t strangers) {
+    for (size_t i = 0; i < strangers; ++i) {
+      kept.push_back(probe(listener.address()));
+      if (i % 3 != 0) continue;  // a third begin well, and say no more
+      CHECK(::send(kept.back().get(), "farand3\n", 8, MSG_NOSIGNAL) > 0);
+    }
+  };
+  const auto alive = [&kept] {
+    return static_cast<size_t>(std::ranges::count_if(kept, [](const Fd& fd) {
+      std::byte one;
+      return recv(fd.get(), &one, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN;
+    }));
+  };
+  come(kCrowd);
+  const int64_t began = now_ns();
+  std::thread leaf([&] { tcp_connect(7, 0, listener.address(), key, patience()); });
+  CHECK_EQ(listener.accept(0, {7}, key, patience()).size(), size_t{1});
+  leaf.join();
+  CHECK(now_ns() - began < 4'000'000'000);  // they cost the peer no time limit of theirs
+  CHECK(alive() <= TcpListener::kMaxStrangers);
+  come(kCrowd / 4);
+  CHECK(!listener.take(0, 7, 1, key));
+  CHECK(alive() <= TcpListener::kMaxStrangers);
+  CHECK_THROWS(listener.accept(0, {8}, key, Deadline::in(std::chrono::seconds(6))),
+               ErrorCode::kPeer);
+  CHECK_EQ(alive(), size_t{0});
 }
 
 TEST(a_wrong_key_or_a_wrong_rank_gets_nowhere) {

@@ -109,7 +109,9 @@ TEST(ranks_of_other_networks_are_not_called_where_this_host_itself_listens) {
   own.tcp.hosts = {"10.0.0.1", "172.17.0.1", "127.0.0.1", "::1"};
   peer.tcp = {{"10.0.0.2", "172.17.0.1", "127.0.0.1", "127.0.1.1", "::1"}, 4711};
   const auto hosts = [&] { return way_to(peer, own).hosts; };
-  CHECK(hosts() == peer.tcp.hosts);  // one network: jobs whose hosts are simulated, or without any but loopback
+  CHECK(
+      hosts() ==
+      peer.tcp.hosts);  // one network: jobs whose hosts are simulated, or without any but loopback
   peer.net_namespace = 7;
   CHECK(hosts() == std::vector<std::string>{"10.0.0.2"});
   peer.net_namespace = own.net_namespace;

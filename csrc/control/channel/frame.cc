@@ -19,9 +19,9 @@ struct Head {
 constexpr size_t kMacBytes = sizeof(Mac128);
 
 [[noreturn]] void throw_altered(const char* what) {
-  throw Error(ErrorCode::kPeer,
-              std::string(what) + ": somebody on the network between the hosts has changed, "
-                                  "repeated or left out what that rank sent");
+  throw Error(ErrorCode::kPeer, std::string(what) +
+                                    ": somebody on the network between the hosts has changed, "
+                                    "repeated or left out what that rank sent");
 }
 
 }  // namespace

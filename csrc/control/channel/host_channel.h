@@ -53,10 +53,10 @@ class HostChannel {
     FrameReader reader;            // likewise
     FrameWriter writer;            // guarded by the mutex, like all below
     std::deque<ByteString> out;
-    size_t out_done = 0;           // bytes sent of the first one
-    uint32_t events = 0;           // that epoll waits for
-    bool broken = false;           // for sending
-    bool ended = false;            // shut down for writing
+    size_t out_done = 0;  // bytes sent of the first one
+    uint32_t events = 0;  // that epoll waits for
+    bool broken = false;  // for sending
+    bool ended = false;   // shut down for writing
   };
 
   void run();

@@ -220,8 +220,7 @@ bool TcpListener::undecided(Unproved& unproved, int32_t own, const Key128& key) 
     if (!greeted) continue;
     const bool proved = equal_keys(got, unproved.wanted);
     if (proved && send_whole(unproved.fd.get(), std::span(&kWelcome, 1))) {
-      proved_.push_back(
-          {unproved.rank, std::move(unproved.fd), unproved.line, unproved.session});
+      proved_.push_back({unproved.rank, std::move(unproved.fd), unproved.line, unproved.session});
     }
     return false;
   }
