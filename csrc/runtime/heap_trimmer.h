@@ -28,8 +28,8 @@ class HeapTrimmer {
 
   // The clock's full ten seconds: ranks whose clocks agree hold up the same step.
   static constexpr std::chrono::nanoseconds kInterval = std::chrono::seconds(10);
-  // How long nothing is trimmed after a trim that took so long and gave back so much, which will be faulted in again:
-  // both cost at most a thousandth of the time.
+  // How long nothing is trimmed after a trim that took so much of the CPU and gave back so much, which will be faulted in
+  // again: both cost at most a five-hundredth of the time.
   static std::chrono::nanoseconds pause_after(std::chrono::nanoseconds took, size_t gave_back);
 
  private:
