@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Broadcast and allgather of Python objects of any size, as pickled bytes. Public calls, for any
-thread."""
+thread.
+
+Unpickling runs code, so bytes that may have been altered between hosts are never unpickled. Inputs
+of at most 1 KiB travel in control messages, which carry a MAC under the job's key and a number in
+their order. There each pickle is announced by its digest, so it counts for that one call only.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import index
 from typing import Any, TypeVar, overload
 
@@ -15,17 +21,52 @@ import numpy as np
 from farandole import topology
 from farandole.calls.public_call import collective_then
 from farandole.calls.requests import Op
+from farandole.errors import PeerError
 from farandole.members import ProcessSet, global_process_set
 from farandole.ops import allgather, broadcast_
 
 T = TypeVar("T")
-_HEADER = 8  # bytes: the length of one rank's pickle, little-endian
 _LENGTH = "{}.length"
+_COUNT, _DIGEST = 8, 32  # bytes of a head: the length of a pickle, little-endian, and its digest
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-def _pickled(obj: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _between_hosts() -> bool:
+    """Whether bytes leave a host's memory in this job; alike on all ranks."""
+    return topology.local_size() < topology.size()
+
+
+def _pickled(obj: Any) -> Bytes:
     """The pickle as uint8, shape (bytes,)."""
     return np.frombuffer(cloudpickle.dumps(obj), np.uint8)
+
+
+def _digest(data: Bytes) -> bytes:
+    """None is needed where only this user's processes can touch the bytes: zeros."""
+    if not _between_hosts():
+        return bytes(_DIGEST)
+    return hashlib.blake2b(data.data, digest_size=_DIGEST).digest()
+
+
+def _head(data: Bytes) -> Bytes:
+    """What announces a pickle, writable."""
+    return np.frombuffer(bytearray(data.size.to_bytes(_COUNT, "little") + _digest(data)), np.uint8)
+
+
+def _length(head: Bytes) -> int:
+    return int.from_bytes(head[:_COUNT].tobytes(), "little")
+
+
+def _opened(data: Bytes, head: Bytes, rank: int, call: str, name: str | None) -> Any:
+    """Unpickles what `rank` has announced. Raises PeerError if it is something else."""
+    if _digest(data) != head[_COUNT:].tobytes():
+        raise PeerError(
+            f"{call}{'' if name is None else f' {name!r}'}: the object of rank {rank} was altered "
+            "between the hosts, and is not unpickled; whoever did that can reach the network "
+            "between the hosts: use a private one, or a tunnel"
+        )
+    return pickle.loads(data.data)
 
 
 @overload
@@ -52,7 +93,8 @@ def broadcast_object(
     """The object of `root_rank` on every rank; the root gets its own back.
 
     What other ranks pass is not looked at, and may be None. Any size, over 2 GiB too. If pickling
-    fails on the root, all ranks raise its error.
+    fails on the root, all ranks raise its error. Raises PeerError if somebody has altered the
+    object on its way between hosts; it is not unpickled.
 
     Examples:
         >>> hvd.broadcast_object({"epoch": 3}, root_rank=0)
@@ -65,14 +107,14 @@ def broadcast_object(
 
     def meet() -> Any:
         nonlocal data
-        length = np.array([data.size], np.int64)
-        broadcast_(length, root, name=length_name, process_set=process_set)
+        head = _head(data)
+        broadcast_(head, root, name=length_name, process_set=process_set)
         if not is_root:
-            data = np.empty(int(length[0]), np.uint8)
+            data = np.empty(_length(head), np.uint8)
         elif not data.flags.writeable:  # the root only reads it, so in place saves a copy
             data = np.asarray(memoryview(bytearray(data)))
         broadcast_(data, root, name=bytes_name, process_set=process_set)
-        return obj if is_root else pickle.loads(data.data)
+        return obj if is_root else _opened(data, head, root, "broadcast_object", name)
 
     return meet
 
@@ -83,23 +125,35 @@ def allgather_object(
 ) -> Callable[[], list[T]]:
     """Every rank's object, in rank order. Any size.
 
-    If pickling fails on a rank, its error is raised on all ranks.
+    If pickling fails on a rank, its error is raised on all ranks. Raises PeerError if somebody has
+    altered an object on its way between hosts; it is not unpickled.
 
     Examples:
         >>> hvd.allgather_object("a node's name")
         ["a node's name"]
     """
     data = _pickled(obj)
-    header = np.frombuffer(len(data).to_bytes(_HEADER, "little"), np.uint8)
-    mine = np.concatenate([header, data])
+    head = _head(data)
 
     def meet() -> list[T]:
-        packed = allgather(mine, name=name, process_set=process_set).data
-        objects, at = [], 0
-        while at < len(packed):
-            begin = at + _HEADER
-            at = begin + int.from_bytes(packed[at:begin], "little")
-            objects.append(pickle.loads(packed[begin:at]))
-        return objects
+        if not _between_hosts():  # one call is enough: each length is read before its bytes
+            packed = allgather(np.concatenate([head, data]), name=name, process_set=process_set)
+            return list(_unpacked(packed))
+        heads = allgather(head, name=name, process_set=process_set).reshape(-1, head.size)
+        packed = allgather(data, name=name and f"{name}.bytes", process_set=process_set)
+        parts = np.split(packed, np.cumsum([_length(one) for one in heads])[:-1])
+        return [
+            _opened(part, one, rank, "allgather_object", name)
+            for part, one, rank in zip(parts, heads, process_set.ranks or (), strict=True)
+        ]
 
     return meet
+
+
+def _unpacked(packed: Bytes) -> Iterator[Any]:
+    """The objects of pickles in a row, each behind its head."""
+    at = 0
+    while at < packed.size:
+        begin = at + _COUNT + _DIGEST
+        at = begin + _length(packed[at:begin])
+        yield pickle.loads(packed[begin:at].data)

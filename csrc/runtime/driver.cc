@@ -32,9 +32,10 @@ void Driver::after_submit() {
 // For threads that don't drive; the driver checks has_work() itself.
 bool Driver::work_is_left() const { return !setup_.wakeup.driven() && setup_.engine.has_work(); }
 
-// Nobody drives, and the background thread would sleep past the engine's next tick.
+// Nobody drives, and the background thread would sleep past the engine's next tick, or the heap's.
 bool Driver::sleeps_past_tick() const {
-  return !setup_.wakeup.driven() && setup_.engine.next_tick() < Deadline::at(sleeps_until_ns_);
+  const Deadline until = Deadline::at(sleeps_until_ns_);
+  return !setup_.wakeup.driven() && (setup_.engine.next_tick() < until || heap_.due() < until);
 }
 
 // An exception from the engine ends the job: reports it to all ranks.
@@ -54,7 +55,9 @@ bool Driver::guarded(Step&& step) {
 }
 
 bool Driver::step() {
-  return guarded([this] { return setup_.engine.step(); });
+  const bool moved = guarded([this] { return setup_.engine.step(); });
+  if (moved) heap_.used();
+  return moved;
 }
 
 // Drives until done() or the deadline; false: a signal came. The caller must hold the role.
@@ -112,7 +115,9 @@ void Driver::background() {
       setup_.wakeup.stop_driving([] { return false; });
     }
     if (moved) continue;
-    const Deadline tick = setup_.wakeup.driven() ? Deadline::never() : setup_.engine.next_tick();
+    heap_.trim();
+    const Deadline tick = std::min(
+        heap_.due(), setup_.wakeup.driven() ? Deadline::never() : setup_.engine.next_tick());
     sleeps_until_ns_ = tick.ns();
     setup_.wakeup.wait(Sleeper::kBackground, ticket, wanted, tick);
   }

@@ -13,6 +13,7 @@
 #include "lib/ipc/event_count.h"
 #include "runtime/calls/rank_calls.h"
 #include "runtime/engine/engine.h"
+#include "runtime/heap_trimmer.h"
 #include "runtime/spin.h"
 
 namespace farandole {
@@ -57,6 +58,7 @@ class Driver {
   void ask_scheduler();
 
   Setup setup_;
+  HeapTrimmer heap_;
   std::atomic<bool> quit_{false};
   std::atomic<uint64_t> sleeps_{0};
   std::atomic<int64_t> sleeps_until_ns_{0};  // when the background thread wakes up; max: never

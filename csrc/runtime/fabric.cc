@@ -80,7 +80,8 @@ void Fabric::link_leaders(TcpListener& listener, std::span<const PeerInfo> peer_
   const Key128& key = peer_infos[0].key;
   std::vector<TcpPeer> peers;
   if (tree_.parent >= 0) {
-    const TcpAddress& address = peer_infos[static_cast<size_t>(tree_.parent)].tcp;
+    const TcpAddress address = way_to(peer_infos[static_cast<size_t>(tree_.parent)],
+                                      peer_infos[static_cast<size_t>(topology_.rank)]);
     peers.push_back(tcp_connect(topology_.rank, tree_.parent, address, key, deadline));
   }
   std::ranges::move(listener.accept(topology_.rank, below, key, deadline),

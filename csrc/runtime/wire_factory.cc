@@ -25,7 +25,7 @@ OpenWire by_tcp(const Config& config, Rank own, std::span<const PeerInfo> peer_i
   std::vector<Rank> mute;
   for (const PeerInfo& peer_info : peer_infos) {
     if (peer_info.tcp.port == 0) mute.push_back(static_cast<Rank>(ends->addresses.size()));
-    ends->addresses.push_back(peer_info.tcp);
+    ends->addresses.push_back(way_to(peer_info, peer_infos[static_cast<size_t>(own)]));
   }
   if (mute.empty()) {
     return [ends](const std::vector<Rank>& ranks, uint64_t number) {

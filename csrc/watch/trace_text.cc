@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "watch/trace_text.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
@@ -29,9 +27,7 @@ std::string op_of(const FlightEvent& event) { return upper(name_of(static_cast<O
 }  // namespace
 
 TraceFile::TraceFile(const std::string& path, const FlightPage& page)
-    : page_(page),
-      who_(page.identity.read()->value),
-      file_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
+    : page_(page), who_(page.identity.read()->value), file_(create_file(path)) {
   if (!file_) throw_system_error("cannot write the timeline " + path, errno);
   head();
   flush();

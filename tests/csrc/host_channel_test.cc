@@ -1,85 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // The channel between hosts, and everybody else who knocks at its door.
-#include "control/channel/host_channel.h"
-
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <chrono>
-#include <condition_variable>
-#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 
-#include "check.h"
+#include "channel_end.h"
 #include "lib/ipc/unix_socket.h"
-#include "lib/net/tcp_socket.h"
 #include "local_bootstrap.h"
 
 namespace farandole::check {
 namespace {
-
-constexpr std::chrono::milliseconds kTimeout{5000};
-
-ByteString bytes_of(const std::string& text) {
-  auto bytes = std::as_bytes(std::span(text));
-  return {bytes.begin(), bytes.end()};
-}
-
-// What has come on a channel, waited for message by message.
-class ChannelInbox {
- public:
-  // What the channel calls when something has come.
-  void ring() {
-    std::lock_guard lock(mutex_);
-    ++rings_;
-    rung_.notify_all();
-  }
-
-  // The next message of this peer; empty: it is gone.
-  ByteString next(HostChannel& channel, Rank from) {
-    for (;;) {
-      const int seen = rings();
-      channel.drain([&](Rank r, ByteView m) { got_[r].emplace_back(m.begin(), m.end()); });
-      if (!got_[from].empty()) break;
-      std::unique_lock lock(mutex_);
-      if (!rung_.wait_for(lock, std::chrono::seconds(60), [&] { return rings_ > seen; })) {
-        fail("no message came");
-      }
-    }
-    ByteString message = std::move(got_[from].front());
-    got_[from].pop_front();
-    return message;
-  }
-
- private:
-  int rings() {
-    std::lock_guard lock(mutex_);
-    return rings_;
-  }
-  std::mutex mutex_;
-  std::condition_variable rung_;
-  int rings_ = 0;
-  std::map<Rank, std::deque<ByteString>> got_;
-};
-
-// One leader: its connections, and what has come on them.
-class End {
- public:
-  explicit End(std::vector<TcpPeer> peers)
-      : channel_(std::move(peers), kTimeout, [this] { inbox_.ring(); }) {}
-  HostChannel& channel() { return channel_; }
-  ByteString next(Rank from) { return inbox_.next(channel_, from); }
-
- private:
-  ChannelInbox inbox_;
-  HostChannel channel_;
-};
 
 struct Pair {
   std::unique_ptr<End> root, leaf;
@@ -167,7 +107,7 @@ TEST(strangers_change_nothing) {
     CHECK(::send(web.get(), request, sizeof request, MSG_NOSIGNAL) > 0);
     kept.push_back(std::move(web));
     Fd hasty = probe(address);  // begins well, and says no more
-    CHECK(::send(hasty.get(), "farand2\n", 8, MSG_NOSIGNAL) > 0);
+    CHECK(::send(hasty.get(), "farand3\n", 8, MSG_NOSIGNAL) > 0);
     kept.push_back(std::move(hasty));
   });
   check_talk(pair);
@@ -179,6 +119,40 @@ TEST(more_strangers_than_there_is_room_for_lock_nobody_out) {
     for (size_t i = 0; i < TcpListener::kMaxStrangers + 20; ++i) kept.push_back(probe(address));
   });
   check_talk(pair);
+}
+
+// Hundreds, who come before and after the peer: the listener keeps no more than its bound, and each for its time only.
+TEST(hundreds_of_silent_strangers_are_bounded_in_number_and_time) {
+  constexpr size_t kCrowd = 600;
+  TcpListener listener;
+  const Key128 key = random_key();
+  std::vector<Fd> kept;
+  const auto come = [&](size_t strangers) {
+    for (size_t i = 0; i < strangers; ++i) {
+      kept.push_back(probe(listener.address()));
+      if (i % 3 != 0) continue;  // a third begin well, and say no more
+      CHECK(::send(kept.back().get(), "farand3\n", 8, MSG_NOSIGNAL) > 0);
+    }
+  };
+  const auto alive = [&kept] {
+    return static_cast<size_t>(std::ranges::count_if(kept, [](const Fd& fd) {
+      std::byte one;
+      return recv(fd.get(), &one, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN;
+    }));
+  };
+  come(kCrowd);
+  const int64_t began = now_ns();
+  std::thread leaf([&] { tcp_connect(7, 0, listener.address(), key, patience()); });
+  CHECK_EQ(listener.accept(0, {7}, key, patience()).size(), size_t{1});
+  leaf.join();
+  CHECK(now_ns() - began < 4'000'000'000);  // they cost the peer no time limit of theirs
+  CHECK(alive() <= TcpListener::kMaxStrangers);
+  come(kCrowd / 4);
+  CHECK(!listener.take(0, 7, 1, key));
+  CHECK(alive() <= TcpListener::kMaxStrangers);
+  CHECK_THROWS(listener.accept(0, {8}, key, Deadline::in(std::chrono::seconds(6))),
+               ErrorCode::kPeer);
+  CHECK_EQ(alive(), size_t{0});
 }
 
 TEST(a_wrong_key_or_a_wrong_rank_gets_nowhere) {
@@ -216,11 +190,11 @@ TEST(garbage_on_a_link_ends_that_link_only) {
   peers.push_back({1, Fd(ends[0])});
   peers.push_back({2, Fd(good[0])});
   End end(std::move(peers));
-  const std::string huge = "\xff\xff\xff\xff, they said";
+  const std::string huge = "\xff\xff\xff\xff, they said, and said again";
   CHECK(::send(mad.get(), huge.data(), huge.size(), MSG_NOSIGNAL) > 0);
   CHECK(end.next(1).empty());
-  const char hello[] = {2, 0, 0, 0, 'o', 'k'};
-  CHECK_EQ(::send(friendly.get(), hello, sizeof hello, MSG_NOSIGNAL), 6);
+  const ByteString hello = FrameWriter(TcpSession().receives).frame(bytes_of("ok"));
+  CHECK_EQ(::send(friendly.get(), hello.data(), hello.size(), MSG_NOSIGNAL), hello.size());
   CHECK(end.next(2) == bytes_of("ok"));
 }
 

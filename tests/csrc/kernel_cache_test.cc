@@ -100,6 +100,16 @@ TEST(a_spoiled_file_is_compiled_anew) {
   }
 }
 
+TEST(a_file_that_others_may_write_is_not_loaded) {
+  const Cache cache;
+  load();
+  const fs::path file = cache.files().at(0);
+  CHECK_EQ(chmod(file.c_str(), 0666), 0);
+  CHECK(compiles());
+  load();  // in place of it, a file of this user's own
+  CHECK(!compiles());
+}
+
 TEST(a_cache_that_can_not_be_used_costs_a_compilation) {
   const Cache cache;
   overwrite(cache.folder() / "farandole", "a file where the folder should be");

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <map>
 #include <tuple>
 
@@ -95,6 +96,16 @@ void check_agreement(std::span<const PeerInfo> peer_infos) {
     throw Error(ErrorCode::kMismatch, "the ranks run different builds of farandole: " +
                                           text_of(builds) + "; install the same one everywhere");
   }
+}
+
+TcpAddress way_to(const PeerInfo& peer, const PeerInfo& own) {
+  TcpAddress way = peer.tcp;
+  if (peer.boot_id == own.boot_id && peer.net_namespace == own.net_namespace) return way;
+  std::erase_if(way.hosts, [&own](const std::string& host) {
+    const bool loopback = host.starts_with("127.") || host == "::1";
+    return loopback || std::ranges::find(own.tcp.hosts, host) != own.tcp.hosts.end();
+  });
+  return way;
 }
 
 Rank nearest_leader(Rank own, const std::vector<Rank>& node, std::span<const PeerInfo> peer_infos) {

@@ -40,6 +40,10 @@ PeerInfo own_peer_info(const Config& config, const UnixListener& listener, const
 // can reach: containers on one machine may be separated. That is this rank's leader.
 Rank nearest_leader(Rank own, const std::vector<Rank>& node, std::span<const PeerInfo> peer_infos);
 
+// Where `own` calls `peer`. In another network never at an address that `own` has itself, loopback and a container
+// bridge's for example: who listens there is somebody else.
+TcpAddress way_to(const PeerInfo& peer, const PeerInfo& own);
+
 // Throws Error(kMismatch) naming the ranks if their builds differ.
 void check_agreement(std::span<const PeerInfo> peer_infos);
 

@@ -50,6 +50,8 @@ HostChannel::HostChannel(std::vector<TcpPeer> peers, std::chrono::milliseconds t
     Link& link = links_[peer.rank];
     link.rank = peer.rank;
     link.fd = std::move(peer.fd);
+    link.writer = FrameWriter(peer.session.sends);
+    link.reader = FrameReader(peer.session.receives);
     limit_silence(link.fd.get(), timeout);
     watch(link, EPOLL_CTL_ADD);
   }
@@ -127,9 +129,7 @@ void HostChannel::send(Rank peer, ByteView message) {
   auto found = links_.find(peer);
   if (found == links_.end() || found->second.broken || found->second.ended) return;
   Link& link = found->second;
-  ByteString framed;
-  Encoder(framed).put_bytes(message);
-  link.out.push_back(std::move(framed));
+  link.out.push_back(link.writer.frame(message));
   if (link.out.size() > 1) return;  // the thread is already sending
   write(link);
   if (!link.out.empty()) watch(link, EPOLL_CTL_MOD);
@@ -186,7 +186,7 @@ void HostChannel::read(Link& link) {
     ssize_t n = recv(link.fd.get(), chunk_.data(), chunk_.size(), MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) return;
-    if (n <= 0) return close(link, n < 0 ? errno : 0);
+    if (n <= 0) return close(link, n < 0 ? trouble_with(errno) : "");
     link.arrived.insert(link.arrived.end(), chunk_.begin(), chunk_.begin() + n);
     take_messages(link);
     if (!link.open || std::cmp_less(n, chunk_.size())) return;
@@ -195,26 +195,29 @@ void HostChannel::read(Link& link) {
 
 void HostChannel::take_messages(Link& link) {
   size_t at = 0;
-  uint32_t size = 0;
-  while (link.arrived.size() - at >= sizeof size) {
-    std::memcpy(&size, link.arrived.data() + at, sizeof size);
-    if (size == 0 || size > kMaxMessage) return close(link, EBADMSG);  // no message of it counts
-    if (link.arrived.size() - at - sizeof size < size) break;
-    auto begin = link.arrived.begin() + static_cast<ptrdiff_t>(at + sizeof size);
-    deliver(link.rank, ByteString(begin, begin + size));
-    at += sizeof size + size;
+  try {
+    while (const auto frame = link.reader.next(ByteView(link.arrived).subspan(at))) {
+      deliver(link.rank, ByteString(frame->message.begin(), frame->message.end()));
+      at += frame->bytes;
+    }
+  } catch (const Error& altered) {
+    return close(link, altered.what());  // nothing behind it counts
   }
   link.arrived.erase(link.arrived.begin(), link.arrived.begin() + static_cast<ptrdiff_t>(at));
 }
 
 // ECONNRESET and EPIPE count as the peer's own end: they come when a process with unread messages is killed.
-void HostChannel::close(Link& link, int error_number) {
-  link.open = false;
-  const bool its_own = error_number == 0 || error_number == ECONNRESET || error_number == EPIPE;
-  std::string trouble = its_own ? "" : std::strerror(error_number);
+std::string HostChannel::trouble_with(int error_number) const {
+  if (error_number == ECONNRESET || error_number == EPIPE) return "";
+  std::string text = std::strerror(error_number);
   if (error_number == ETIMEDOUT) {
-    trouble += " after " + std::to_string(timeout_.count() / 1000) + " s, FARANDOLE_PEER_TIMEOUT";
+    text += " after " + std::to_string(timeout_.count() / 1000) + " s, FARANDOLE_PEER_TIMEOUT";
   }
+  return text + ": that host or the network between the hosts is down";
+}
+
+void HostChannel::close(Link& link, std::string trouble) {
+  link.open = false;
   {
     std::lock_guard lock(inbox_mutex_);
     troubles_[link.rank] = std::move(trouble);

@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/types.h"
+#include "control/channel/frame.h"
 #include "control/protocol/codec.h"
 #include "lib/net/tcp_socket.h"
 
@@ -40,21 +41,22 @@ class HostChannel {
   using Visitor = std::function<void(Rank, ByteView)>;
   bool drain(const Visitor& visit);
   bool has_message() const { return has_message_; }
-  // Why the connection to a peer ended; empty: the peer itself ended it.
+  // Why the connection to a peer ended, and what that means; empty: the peer itself ended it.
   std::string trouble_of(Rank peer) const;
 
  private:
-  static constexpr uint32_t kMaxMessage = 256U << 20;  // a larger size is a protocol error
   struct Link {
     Rank rank = 0;
     Fd fd;
     std::atomic<bool> open{true};  // for receiving
-    ByteString arrived;            // beginning of a message; the thread only
-    std::deque<ByteString> out;    // guarded by the mutex, like all below
-    size_t out_done = 0;           // bytes sent of the first one
-    uint32_t events = 0;           // that epoll waits for
-    bool broken = false;           // for sending
-    bool ended = false;            // shut down for writing
+    ByteString arrived;            // beginning of a frame; the thread only
+    FrameReader reader;            // likewise
+    FrameWriter writer;            // guarded by the mutex, like all below
+    std::deque<ByteString> out;
+    size_t out_done = 0;  // bytes sent of the first one
+    uint32_t events = 0;  // that epoll waits for
+    bool broken = false;  // for sending
+    bool ended = false;   // shut down for writing
   };
 
   void run();
@@ -65,7 +67,9 @@ class HostChannel {
   bool say_last();
   void read(Link& link);
   void take_messages(Link& link);
-  void close(Link& link, int error_number);
+  // As the last that is heard of this peer; empty: it has ended the connection.
+  void close(Link& link, std::string trouble);
+  std::string trouble_with(int error_number) const;
   void write(Link& link);
   void watch(Link& link, int operation);
   void deliver(Rank from, ByteString message);

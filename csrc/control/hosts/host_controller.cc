@@ -55,7 +55,7 @@ std::string HostController::how_lost(Rank leader) const {
     return " has ended: that rank died; see its own output for the reason (killed, out of memory, "
            "crashed?)";
   }
-  return " is lost (" + trouble + "): that host or the network between the hosts is down";
+  return " is lost: " + trouble;
 }
 
 Failure HostController::broke_protocol(Rank rank, const Error& error) {

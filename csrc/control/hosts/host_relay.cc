@@ -107,6 +107,8 @@ void HostRelay::close() {
   encoded_.clear();
   encode(Entry(abort), encoded_);
   publish(encoded_);
+  // Where only what comes from above is lost, the hosts above learn why from here; else nobody reads this.
+  report(setup_.topology.rank, Lost{std::move(abort.failure)});
 }
 
 }  // namespace farandole

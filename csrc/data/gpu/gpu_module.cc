@@ -50,7 +50,7 @@ std::string KernelCache::seal(const std::string& image) const {
 }
 
 std::string KernelCache::read() const {
-  std::string image = read_text_file(path_);
+  std::string image = read_own_file(path_);
   if (image.size() <= kSealBytes) return {};
   const std::string sealed = image.substr(image.size() - kSealBytes);
   image.resize(image.size() - kSealBytes);

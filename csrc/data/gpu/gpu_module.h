@@ -18,7 +18,8 @@ class KernelCache {
   // ~/.cache/farandole.
   KernelCache(const nvrtc::Api& nvrtc, const std::string& source, int capability);
 
-  // Empty: there is none, or it is not what write() was given: the driver would read beyond the end of half an image.
+  // Empty: there is none, or other users may write it, or it is not what write() was given: the driver would read beyond
+  // the end of half an image.
   std::string read() const;
   // Where it cannot be kept, the next process compiles as well.
   void write(const std::string& image) const;

@@ -33,7 +33,7 @@ constexpr int kTcpBacklog = 1024;
 // answer:  the listener's nonce, its proof                            listener -> caller
 // proof:   the caller's proof                                        caller -> listener
 // welcome: one byte: the listener keeps the connection               listener -> caller
-constexpr char kMagic[8] = {'f', 'a', 'r', 'a', 'n', 'd', '2', '\n'};
+constexpr char kMagic[8] = {'f', 'a', 'r', 'a', 'n', 'd', '3', '\n'};
 constexpr size_t kHello = 8 + 4 + 8 + 16;
 constexpr size_t kAnswer = 16 + 16;
 constexpr size_t kProof = 16;
@@ -45,24 +45,29 @@ void append(std::vector<std::byte>& out, const void* data, size_t size) {
 }
 
 // What a proof covers: who speaks, both ranks, the line and both nonces, so that no proof can be replayed or
-// reflected.
+// reflected. The session's keys are hashes of the same, of other purposes.
 struct Talk {
   int32_t caller, listener;
   TcpLine line;
   const std::byte* caller_nonce;
   const std::byte* listener_nonce;
 
-  std::vector<std::byte> proof_of(char speaker, const Key128& key) const {
+  Mac128 hash_of(char purpose, const Key128& key) const {
     std::vector<std::byte> text;
-    append(text, &speaker, 1);
+    append(text, &purpose, 1);
     append(text, &caller, sizeof caller);
     append(text, &listener, sizeof listener);
     append(text, &line, sizeof line);
     append(text, caller_nonce, 16);
     append(text, listener_nonce, 16);
-    const Mac128 mac = siphash128(key, text);
+    return siphash128(key, text);
+  }
+  std::vector<std::byte> proof_of(char speaker, const Key128& key) const {
+    const Mac128 mac = hash_of(speaker, key);
     return {mac.begin(), mac.end()};
   }
+  TcpSession of_caller(const Key128& key) const { return {hash_of('c', key), hash_of('l', key)}; }
+  TcpSession of_listener(const Key128& key) const { return {hash_of('l', key), hash_of('c', key)}; }
 };
 
 void prepare(int fd) {
@@ -90,7 +95,7 @@ bool send_whole(int fd, std::span<const std::byte> bytes) {
          static_cast<ssize_t>(bytes.size());
 }
 
-// Of all interfaces that are up; loopback last, for jobs on one machine.
+// Of all interfaces that are up; loopback last, for ranks of the same network only (see way_to in peer_info.h).
 std::vector<std::string> own_addresses() {
   std::vector<std::string> real, loopback;
   ifaddrs* first = nullptr;
@@ -170,9 +175,9 @@ std::vector<TcpPeer> TcpListener::accept(int32_t own, const std::vector<int32_t>
   for (;;) {
     look(own, key);  // once: a peer proved between here and wait() would not wake the wait
     std::erase_if(missing, [&](int32_t rank) {
-      Fd fd = take_proved(rank, kControlLine);
-      if (!fd) return false;
-      peers.push_back({rank, std::move(fd)});
+      TcpPeer peer = take_proved(rank, kControlLine);
+      if (!peer.fd) return false;
+      peers.push_back(std::move(peer));
       return true;
     });
     if (missing.empty()) return peers;
@@ -187,16 +192,16 @@ std::vector<TcpPeer> TcpListener::accept(int32_t own, const std::vector<int32_t>
 
 Fd TcpListener::take(int32_t own, int32_t rank, TcpLine line, const Key128& key) {
   look(own, key);
-  return take_proved(rank, line);
+  return take_proved(rank, line).fd;
 }
 
-Fd TcpListener::take_proved(int32_t rank, TcpLine line) {
+TcpPeer TcpListener::take_proved(int32_t rank, TcpLine line) {
   const auto found = std::ranges::find_if(
       proved_, [&](const TcpPeer& peer) { return peer.rank == rank && peer.line == line; });
   if (found == proved_.end()) return {};
-  Fd fd = std::move(found->fd);
+  TcpPeer peer = std::move(*found);
   proved_.erase(found);
-  return fd;
+  return peer;
 }
 
 void TcpListener::look(int32_t own, const Key128& key) {
@@ -215,7 +220,7 @@ bool TcpListener::undecided(Unproved& unproved, int32_t own, const Key128& key) 
     if (!greeted) continue;
     const bool proved = equal_keys(got, unproved.wanted);
     if (proved && send_whole(unproved.fd.get(), std::span(&kWelcome, 1))) {
-      proved_.push_back({unproved.rank, std::move(unproved.fd), unproved.line});
+      proved_.push_back({unproved.rank, std::move(unproved.fd), unproved.line, unproved.session});
     }
     return false;
   }
@@ -235,6 +240,7 @@ bool TcpListener::answer(Unproved& unproved, int32_t own, const Key128& key) {
   const std::vector<std::byte> mine = talk.proof_of('L', key);
   append(answer, mine.data(), mine.size());
   unproved.wanted = talk.proof_of('C', key);
+  unproved.session = talk.of_listener(key);
   unproved.received.clear();
   return send_whole(unproved.fd.get(), answer);
 }
@@ -256,7 +262,7 @@ bool TcpCaller::step() {
 }
 
 void TcpCaller::dial() {
-  if (address_.hosts.empty()) return hang_up("it has no address", true);
+  if (address_.hosts.empty()) return hang_up("it has no address of its own", true);
   stage_ = Stage::kConnecting;
   due_ = Deadline::in(kConnectPatience);
   fd_ = begin_to_connect(address_.hosts[next_], address_.port);
@@ -292,6 +298,7 @@ void TcpCaller::hear() {
     const Talk talk{own_, rank_, line_, nonce_.data(), received_.data()};
     const bool proved = equal_keys(std::span(received_).subspan(16), talk.proof_of('L', key_));
     if (!proved || !send_whole(fd_.get(), talk.proof_of('C', key_))) return wrong();
+    session_ = talk.of_caller(key_);
   }
   if (!receive_up_to(fd_.get(), kAnswer + 1, received_)) return wrong();
   if (received_.size() > kAnswer) stage_ = Stage::kProved;
@@ -338,7 +345,7 @@ TcpPeer tcp_connect(int32_t own, int32_t rank, const TcpAddress& address, const 
     }
     caller.wait(deadline);
   }
-  return {rank, std::move(caller.fd())};
+  return {rank, std::move(caller.fd()), kControlLine, caller.session()};
 }
 
 }  // namespace farandole

@@ -26,11 +26,19 @@ struct TcpAddress {
 using TcpLine = uint64_t;
 constexpr TcpLine kControlLine = 0;
 
+// Keys by which the ends of one connection can authenticate what follows the handshake. They follow from the job's
+// key and both nonces, so no other connection ever has the same, and whoever relays the handshake does not know them.
+struct TcpSession {
+  Key128 sends{};
+  Key128 receives{};
+};
+
 // A connection, non-blocking, to a rank that has proved its identity.
 struct TcpPeer {
   int32_t rank = 0;
   Fd fd;
   TcpLine line = kControlLine;
+  TcpSession session = {};
 };
 
 class TcpListener {
@@ -55,9 +63,10 @@ class TcpListener {
     TcpLine line = 0;                      // as claimed
     std::vector<std::byte> received = {};  // of its next message
     std::vector<std::byte> wanted = {};    // the proof it must send
+    TcpSession session = {};               // once it has
   };
   void look(int32_t own, const Key128& key);
-  Fd take_proved(int32_t rank, TcpLine line);
+  TcpPeer take_proved(int32_t rank, TcpLine line);
   bool undecided(Unproved& unproved, int32_t own, const Key128& key);
   bool answer(Unproved& unproved, int32_t own, const Key128& key);
 
@@ -75,6 +84,7 @@ class TcpCaller {
   // Does what is possible now. True: fd() is the connection.
   bool step();
   Fd& fd() { return fd_; }
+  const TcpSession& session() const { return session_; }
   void wait(Deadline deadline) const;
   // All addresses have refused for this long. A silent one (its rank may be busy) starts the time anew.
   bool refused_for(std::chrono::nanoseconds time) const;
@@ -99,6 +109,7 @@ class TcpCaller {
   size_t next_ = 0;                       // index of the address to try
   Key128 nonce_{};
   std::vector<std::byte> received_;
+  TcpSession session_;
   std::string tried_, tried_before_;  // errors in this round, in the previous one
   Fd fd_;
 };

@@ -2,23 +2,101 @@
 #include "lib/os/text_file.h"
 
 #include <fcntl.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <fstream>
+#include <optional>
 #include <sstream>
 
 #include "base/error.h"
-#include "lib/os/fd.h"
 
 namespace farandole {
+namespace {
+
+constexpr int kFresh = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+constexpr mode_t kMode = 0644;
+constexpr mode_t kOthersWrite = S_IWGRP | S_IWOTH;
+
+std::optional<struct stat> look_at(int folder, const char* name) {
+  const Fd fd(openat(folder, name, O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  struct stat found{};
+  if (!fd || fstat(fd.get(), &found) != 0) return std::nullopt;
+  return found;
+}
+
+// In a folder for all, like /tmp, others can put a link to anywhere, or a pipe. Linux has the same rule where
+// fs.protected_symlinks is 1.
+bool trusted(int folder, const struct stat& found) {
+  struct stat where{};
+  if (fstat(folder, &where) != 0) return false;
+  const bool for_all = (where.st_mode & S_ISVTX) != 0 && (where.st_mode & S_IWOTH) != 0;
+  return !for_all || found.st_uid == geteuid() || found.st_uid == where.st_uid;
+}
+
+// The folder `name` in `folder`; with errno if there is none, or a link to it that may not be followed.
+Fd enter(int folder, const char* name) {
+  constexpr int kFolder = O_PATH | O_DIRECTORY | O_CLOEXEC;
+  Fd inner(openat(folder, name, kFolder | O_NOFOLLOW));
+  if (inner) return inner;
+  const int reason = errno;
+  const auto found = look_at(folder, name);
+  if (!found || !S_ISLNK(found->st_mode)) {
+    errno = reason;
+    return {};
+  }
+  if (trusted(folder, *found)) return Fd(openat(folder, name, kFolder));
+  errno = EACCES;
+  return {};
+}
+
+// The folder at the end of `path`, piece by piece; what is missing is made if `makes`.
+Fd walk(const std::string& path, bool makes) {
+  Fd at(open(path.starts_with('/') ? "/" : ".", O_PATH | O_DIRECTORY | O_CLOEXEC));
+  std::istringstream pieces(path);
+  for (std::string piece; at && std::getline(pieces, piece, '/');) {
+    if (piece.empty()) continue;
+    if (makes && mkdirat(at.get(), piece.c_str(), 0755) != 0 && errno != EEXIST) return {};
+    at = enter(at.get(), piece.c_str());
+  }
+  return at;
+}
+
+// A file's folder and its name in it.
+struct Place {
+  explicit Place(const std::string& path)
+      : folder(walk(path.substr(0, path.find_last_of('/') + 1), false)),
+        name(path.substr(path.find_last_of('/') + 1)) {}
+  Fd folder;
+  std::string name;
+};
+
+// Nobody can have put something at such a name before.
+std::string unforeseen(const std::string& name) {
+  uint64_t random = 0;
+  if (getrandom(&random, sizeof random, 0) != sizeof random)
+    random = static_cast<uint64_t>(getpid());
+  return name + "." + std::to_string(random) + ".tmp";
+}
+
+}  // namespace
 
 std::string read_text_file(const std::string& path) {
   std::ostringstream text;
   text << std::ifstream(path).rdbuf();  // what an error in the middle leaves; it does not throw
   return text.str();
+}
+
+std::string read_own_file(const std::string& path) {
+  const Fd fd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  struct stat found{};
+  if (!fd || fstat(fd.get(), &found) != 0 || !S_ISREG(found.st_mode)) return {};
+  if (found.st_uid != geteuid() || (found.st_mode & kOthersWrite) != 0) return {};
+  return read_text_file("/proc/self/fd/" + std::to_string(fd.get()));
 }
 
 bool write_whole(int fd, std::string_view text) {
@@ -30,26 +108,46 @@ bool write_whole(int fd, std::string_view text) {
   return true;
 }
 
+Fd create_file(const std::string& path) {
+  const Place place(path);
+  const char* const name = place.name.c_str();
+  for (int attempt = 0; place.folder && attempt < 3; ++attempt) {
+    Fd fresh(openat(place.folder.get(), name, kFresh, kMode));
+    if (fresh || errno != EEXIST) return fresh;
+    const auto found = look_at(place.folder.get(), name);
+    if (!found) continue;
+    if (S_ISREG(found->st_mode)) {  // not written into: it may be another name of a file elsewhere
+      if (unlinkat(place.folder.get(), name, 0) != 0) return {};
+      continue;
+    }
+    if (trusted(place.folder.get(), *found)) {
+      return Fd(openat(place.folder.get(), name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kMode));
+    }
+    errno = EACCES;
+    return {};
+  }
+  return {};
+}
+
 void write_text_file(const std::string& path, const std::string& text) {
-  const std::string fresh = path + "." + std::to_string(::getpid()) + ".tmp";
-  const auto give_up = [&fresh](const std::string& what) {
+  const Place place(path);
+  const int folder = place.folder.get();
+  if (!place.folder) throw_system_error("cannot write " + path, errno);
+  const std::string fresh = unforeseen(place.name);
+  const auto give_up = [&](const std::string& what) {
     const int reason = errno;
-    ::unlink(fresh.c_str());
+    unlinkat(folder, fresh.c_str(), 0);
     throw_system_error(what, reason);
   };
-  const Fd fd(open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (!fd || !write_whole(fd.get(), text)) give_up("cannot write " + fresh);
-  if (std::rename(fresh.c_str(), path.c_str()) != 0) give_up("cannot make " + path);
+  const Fd fd(openat(folder, fresh.c_str(), kFresh, kMode));
+  if (!fd || !write_whole(fd.get(), text)) give_up("cannot write " + path);
+  if (renameat(folder, fresh.c_str(), folder, place.name.c_str()) != 0) {
+    give_up("cannot make " + path);
+  }
 }
 
 void make_folder(const std::string& path) {
-  for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
-    const std::string folder = path.substr(0, end);
-    if (::mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) {
-      throw_system_error("cannot make the folder " + folder, errno);
-    }
-    if (end == std::string::npos) return;
-  }
+  if (!walk(path, true)) throw_system_error("cannot make the folder " + path, errno);
 }
 
 }  // namespace farandole
