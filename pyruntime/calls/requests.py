@@ -16,6 +16,7 @@ from farandole._library import check_count, ffi, lib
 from farandole.arrays.buffers import NOWHERE, Buffer
 from farandole.calls import leases
 from farandole.calls.leases import lend, lend_all
+from farandole.errors import MismatchError
 
 
 class Op(IntEnum):
@@ -215,7 +216,11 @@ def submit(call: Call, buffers: Sequence[Buffer], outputs: Sequence[Buffer] = ()
     return numbers
 
 
-_REFUSALS = ((TypeError, lib.FARANDOLE_E_TYPE), (RuntimeError, lib.FARANDOLE_E_LIBRARY))
+_REFUSALS = (
+    (TypeError, lib.FARANDOLE_E_TYPE),
+    (MismatchError, lib.FARANDOLE_E_MISMATCH),
+    (RuntimeError, lib.FARANDOLE_E_LIBRARY),
+)
 
 
 def told(reason: Exception) -> Exception:

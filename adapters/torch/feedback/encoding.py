@@ -90,14 +90,6 @@ class Feedback:
         self._like = parameter
         return self._begin(None)
 
-    def ensure(self, parameter: Tensor) -> None:
-        """As receive()."""
-        self.receive(parameter)
-
-    def lost(self) -> int:
-        """As in Encoding; 0: it has not kept what it submitted."""
-        return 0
-
     def submit(self, input: int, _output: int, _memory: object) -> int:
         """Submits the next call; `input` 0: without this rank's part. Returns its handle."""
         op, tensor = self._ask
@@ -245,7 +237,7 @@ def release(gradients: Iterable[Gradient]) -> None:
 
 
 def commit(gradients: Iterable[Gradient]) -> None:
-    """Keeps the state after a round, of all gradients that the user has not reset."""
+    """Keeps the state after a round."""
     for gradient in gradients:
-        if isinstance(gradient.encoding, Feedback) and not gradient.is_reset():
+        if isinstance(gradient.encoding, Feedback):
             gradient.encoding.commit()

@@ -19,6 +19,8 @@ from farandole.torch.gradients.bucket_view import BucketView
 from farandole.torch.gradients.rows import Rows
 from farandole.torch.kind import prepare
 
+EACH = 2 << 10  # bytes added per gradient, so that at most 32 are sent by one call
+
 
 class Encoding:
     """Converts a gradient to the tensor that is sent and back; submits that tensor to the core."""
@@ -28,13 +30,13 @@ class Encoding:
         "_compressor",
         "_context",
         "_device",
-        "_dtype",
         "_group",
         "_key",
-        "_numel",
         "_sparse_as_dense",
         "_sparse_dim",
         "_tensor",
+        "dtype",
+        "numel",
         "number",
         "submit",
         "view",
@@ -59,14 +61,14 @@ class Encoding:
         self._tensor: PreparedTensor | PreparedOnGpu | None = None
         self.view: BucketView | None = None  # where gradients are to be
         self._key: tuple[torch.dtype, torch.Size, torch.device] | None = None
-        self._dtype: torch.dtype | None = None  # of gradients that are sent unchanged
+        self.dtype: torch.dtype | None = None  # of gradients that are sent unchanged
         self._device: torch.device | None = None  # theirs
-        self._numel = -1
+        self.numel = -1
         # (input address, output address, what keeps them alive) -> handle
         self.submit: Callable[[int, int, object], int]
-        # The core's number of the tensor and a gradient's bytes, if gradients in their parameter's
-        # form are reduced unchanged and in place on the CPU. 0: they are not, or it is not known
-        # yet.
+        # The core's number of the tensor, and a gradient's share of the bytes that are sent by one
+        # call, if gradients of this form are reduced unchanged and in place on the CPU. 0: they are
+        # not, or it is not known yet.
         self.number = self.weight = 0
 
     def rows(self, like: Tensor, sparse_dim: int) -> Rows:
@@ -82,7 +84,7 @@ class Encoding:
 
     def carries(self, grad: Tensor) -> bool:
         """Whether it has the same form as the last one, which was sent unchanged."""
-        same = grad.dtype is self._dtype and grad.numel() == self._numel
+        same = grad.dtype is self.dtype and grad.numel() == self.numel
         return same and grad.device == self._device and grad.is_contiguous()
 
     def encode(self, grad: Tensor) -> Tensor | None:
@@ -107,22 +109,17 @@ class Encoding:
         own = self._compressor is Compression.none and wire is grad
         plain = own and not grad.is_complex() and grad.numel() > 1
         if plain:
-            self._dtype, self._numel, self._device = grad.dtype, grad.numel(), grad.device
+            self.dtype, self.numel, self._device = grad.dtype, grad.numel(), grad.device
         else:
-            self._dtype, self._numel, self._device = None, -1, None
+            self.dtype, self.numel, self._device = None, -1, None
         on_cpu = isinstance(self._tensor, PreparedTensor)
         if plain and self.view is None and on_cpu:
-            self.number, self.weight = self._tensor.number, wire.nbytes  # type: ignore[union-attr]
+            self.number, self.weight = self._tensor.number, wire.nbytes + EACH  # type: ignore[union-attr]
         return wire
 
     def refuse(self, reason: Exception) -> None:
         """Tells the peers that this rank can't send its gradient, and why."""
         refuse(self._call, reason)
-
-    def ensure(self, parameter: Tensor) -> None:
-        """Makes `submit` usable before anything has been sent."""
-        if self._tensor is None:
-            self.receive(parameter)
 
     def receive(self, parameter: Tensor) -> Tensor:
         """A tensor for the result, in the form that is sent, if this rank sends nothing."""
@@ -133,10 +130,6 @@ class Encoding:
             wire = wire.contiguous()
         self._prepare(wire)
         return wire
-
-    def lost(self) -> int:
-        """As in PreparedTensor."""
-        return 0 if self._tensor is None else self._tensor.lost()
 
     def decode(self, wire: Tensor, _handle: int) -> Tensor:
         """The result in the gradient's form; may be `wire` itself."""
@@ -180,4 +173,4 @@ class Encoding:
             self._carry_nothing()
 
     def _carry_nothing(self) -> None:
-        self._dtype, self._numel, self.number, self.weight = None, -1, 0, 0
+        self.dtype, self.numel, self.number, self.weight = None, -1, 0, 0
