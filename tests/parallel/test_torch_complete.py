@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""complete_after_backward: every test of the optimizer once more, and DDP's promises."""
+"""Gradients are complete when backward() returns: DDP's promises."""
 
 from __future__ import annotations
 
@@ -13,14 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import farandole.torch as hvd
-from harness.borrowed import borrow, optimizers_with
 from harness.toys import assert_same, batch, grad_is, joined, loss_of, network, push, total, toys
-
-# Of those only whose ranks make equally many passes.
-THE_OPTIMIZERS = ("torch_amp", "torch_optimizer", "torch_weights")
-_plain = hvd.DistributedOptimizer
-complete = optimizers_with("complete_after_backward")
-globals().update(borrow(THE_OPTIMIZERS, "complete"))
 
 together = pytest.mark.ranks(2, 3, 4)
 
@@ -319,30 +312,3 @@ def test_backward_raises_typed_errors_on_all_ranks() -> None:
         q.requires_grad_(False)
     with pytest.raises(hvd.MismatchError):
         push(p)
-
-
-@together
-def test_an_early_touch_without_the_option_names_it() -> None:
-    ps = [nn.Parameter(torch.zeros(4)) for _ in range(2)]
-    optimizer = _plain(torch.optim.SGD(ps, lr=1.0))
-    loss: Any = ps[0].sum() + (ps[1].sum() if hvd.rank() == 0 else 0.0)
-    loss.backward()
-    if hvd.rank() == 0:
-        torch.nn.utils.clip_grad_norm_(ps, 1.0)
-    else:
-        with pytest.raises(RuntimeError, match="complete_after_backward=True"):
-            torch.nn.utils.clip_grad_norm_(ps, 1.0)
-    optimizer.step()
-
-
-@together
-def test_code_below_python_meets_the_reduced_gradient_without_the_option() -> None:
-    p = nn.Parameter(torch.zeros(4))
-    optimizer = _plain(torch.optim.SGD([p], lr=1.0))
-    push(p)
-    with torch._C.DisableTorchFunctionSubclass():
-        assert p.grad is not None
-        norm = torch.linalg.vector_norm(p.grad)
-    assert norm.item() == 2 * total(hvd.Average, [0])
-    optimizer.step()
-    assert p.tolist() == [-total(hvd.Average, [0])] * 4

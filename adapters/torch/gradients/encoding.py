@@ -26,21 +26,8 @@ class Encoding:
     """Converts a gradient to the tensor that is sent and back; submits that tensor to the core."""
 
     __slots__ = (
-        "_call",
-        "_compressor",
-        "_context",
-        "_device",
-        "_group",
-        "_key",
-        "_sparse_as_dense",
-        "_sparse_dim",
-        "_tensor",
-        "dtype",
-        "numel",
-        "number",
-        "submit",
-        "view",
-        "weight",
+        *("_call", "_compressor", "_context", "_device", "_group", "_key", "_sparse_as_dense"),
+        *("_sparse_dim", "_tensor", "dtype", "numel", "number", "submit", "view", "weight"),
     )
     missing = staticmethod(is_absent)  # of a finished handle: no rank had a gradient
 

@@ -201,11 +201,12 @@ class Gradient:
         home, view = self.grad, self.view
         if view is not None and not self.static and view.fits(result):
             home = view.ready(result)
-        elif home is None or not (self.static or home._base is not None):
+        if home is None or home is result or home.layout is not result.layout:
             return result
-        if result is home or home.layout is not result.layout or home.shape != result.shape:
-            return result
-        return home.copy_(result)
+        keeps = self.static or home._base is not None or home is not self.grad
+        if result.layout is torch.strided and (keeps or home.stride() != result.stride()):
+            return home.copy_(result) if home.shape == result.shape else result
+        return result
 
     def forget(self) -> None:
         """Leaves the round."""

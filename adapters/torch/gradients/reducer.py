@@ -91,6 +91,8 @@ class Reducer:
         self.room = ROOM
         self._memory: set[int] = set()  # addresses that the round reduces
         self._sparse = 0  # RoundState's
+        self._divisor = 1  # of a mean over passes
+        self.scale = 1.0  # what this rank's gradients are multiplied by before they are sent
 
     def _start(self) -> None:
         """Makes the scope's name and round; again after shutdown() and init()."""
@@ -171,19 +173,14 @@ class Reducer:
         self.capturing = cuda.is_capturing(parameter)
         if self.capturing:
             return
-        if self._passes == 0:
-            self._notice_reset(parameter)
+        if self._reduced and self._passes == 0:  # or has a model's own zero_grad() reset all?
+            others = [g.parameter.grad for g in self.gradients if g.parameter is not parameter]
+            self._reduced = not others or any(grad is not None for grad in others)
         self._passes += 1
         self._counted += not self.holding
         if not self.holding and self._counted >= self.wanted:
             self.begin()
             self.sending = True
-
-    def _notice_reset(self, arriving: Tensor | None = None) -> None:
-        """A model's own zero_grad() leaves nothing to add to, either."""
-        others = [g.parameter.grad for g in self.gradients if g.parameter is not arriving]
-        if self._reduced and others and all(grad is None for grad in others):
-            self._reduced = False
 
     def end_pass(self) -> None:
         """Closes the pass's round, if it reduces. To be called at the end of the outermost pass."""
@@ -191,15 +188,6 @@ class Reducer:
         self.inside = lambda: None
         if sending:
             self.close(at_step=False)
-
-    @property
-    def scale(self) -> float:
-        """What this rank's gradients are multiplied by before they are sent."""
-        return self.factor / self._divisor
-
-    @property
-    def _divisor(self) -> int:
-        return max(1, self._passes) if self._mean else 1
 
     def send(self) -> None:
         """Sends what was taken and waits to be sent. Raises the core's error."""
@@ -265,6 +253,8 @@ class Reducer:
                 self.lay_out()
         self.round.begin()
         self._memory.clear()
+        self._divisor = max(1, self._passes) if self._mean else 1
+        self.scale = self.factor / self._divisor
         self.quick = self.scale == 1.0
         adds = self.averages and not self.kept and self._divisor == 1
         if self._reduced and not (adds or self.again):
@@ -282,15 +272,13 @@ class Reducer:
         return self._refused(type(reason)(f"the gradient of {gradient.name}: {reason}"))
 
     def _refused(self, reason: Exception) -> Exception:
-        """Refuses all gradients not yet sent, so that their names are free for the next round."""
+        # All gradients not yet sent, so that their names are free for the next round.
         if not self.round.closed:
-            self._refuse_rest(reason)
+            for gradient in self._rest():
+                gradient.encoding.refuse(reason)
             self.round.refuse(reason)
-        return self._failed(reason)
-
-    def _refuse_rest(self, reason: Exception) -> None:
-        for gradient in self._rest():
-            gradient.encoding.refuse(reason)
+        self.abandon()
+        return reason
 
     def _rest(self) -> list[Gradient]:
         """Gradients not yet sent that the round has to include, with data or without."""
@@ -308,7 +296,9 @@ class Reducer:
         self.hook()
         if len(current.sent) < len(self.gradients):
             for gradient in self._rest():
-                self._check_owned(gradient)
+                if _owners.get(id(gradient.parameter)) is not gradient:
+                    text = "belongs to a newer DistributedOptimizer: one at a time may reduce it"
+                    raise self._refused(RuntimeError(f"{gradient.name} {text}"))
                 gradient.take()
                 gradient.send()
         joins = requests.joins(self._settings.process_set)
@@ -316,11 +306,6 @@ class Reducer:
             self._joins, self._steps = joins, 0
         equal = int(at_step), self._steps, len(current.sent), self._divisor
         current.close(RoundState(int(self.late), self._sparse, *equal))
-
-    def _check_owned(self, gradient: Gradient) -> None:
-        if _owners.get(id(gradient.parameter)) is not gradient:
-            text = "belongs to a newer DistributedOptimizer: one at a time may reduce it"
-            raise self._refused(RuntimeError(f"{gradient.name} {text}"))
 
     def synchronize(self, timeout: float | None = None, at_step: bool = False) -> None:
         """Blocks until `.grad` of all parameters is reduced: equal on all ranks.
@@ -338,10 +323,11 @@ class Reducer:
     def _finish(self, limit: Limit) -> None:
         current = self.round
         heard = current.hear(limit)
-        if isinstance(heard, MismatchError):  # others may wait for this rank's unsent gradients
-            self._refuse_rest(heard)
         if isinstance(heard, Exception):
-            raise self._failed(heard)
+            for gradient in self._rest():  # others may wait for them
+                gradient.encoding.refuse(heard)
+            self.abandon()
+            raise heard
         self._wait(limit)
         final = not (heard.late or heard.sparse)
         if self.kept:
@@ -382,12 +368,8 @@ class Reducer:
             if failure is None and self.kept:
                 failure, more = go_on(current)
             if failure is not None:
-                raise self._failed(failure)
-
-    def _failed(self, reason: Exception) -> Exception:
-        """Abandons a round that has failed on some rank. Returns the error."""
-        self.abandon()
-        return reason
+                self.abandon()
+                raise failure
 
     # ---- between passes
 
