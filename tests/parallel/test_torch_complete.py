@@ -125,28 +125,8 @@ def test_used_by_one_rank_only() -> None:
 
 
 @together
-def test_who_has_no_backward_pass_meets_the_others_at_step() -> None:
-    (p,), optimizer = toys()
-    for _ in range(2):
-        optimizer.zero_grad()
-        if hvd.rank() == 0:
-            push(p)
-            grad_is(p, 12.0 / hvd.size())
-        optimizer.step()
-    grad_is(p, 12.0 / hvd.size())
-
-
-CHANGES: dict[str, Callable[[Any], Any]] = {
-    "clipped": lambda p: torch.nn.utils.clip_grad_norm_([p], 1e-3),
-    "replaced": lambda p: setattr(p, "grad", torch.ones(4)),
-    "reset": lambda p: setattr(p, "grad", None),
-}
-
-
-@together
-@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("way", ["no pass", "no_sync", "a pass too few"])
-def test_nobody_changes_gradients_that_others_get_at_step(way: str, change: str) -> None:
+def test_who_leaves_a_pass_out_is_told_on_all_ranks(way: str) -> None:
     passes = 2 if way == "a pass too few" else 1
     (p,), optimizer = toys(backward_passes_per_step=passes)
 
@@ -154,21 +134,21 @@ def test_nobody_changes_gradients_that_others_get_at_step(way: str, change: str)
         for k in range(count):
             push(p, k)
 
+    for _ in range(2):
+        backward(passes)
+        optimizer.step()
+        optimizer.zero_grad()
+        with pytest.raises(hvd.MismatchError, match=r"optimizer\.synchronize\(\) in its place"):
+            if hvd.rank() == 0:
+                backward(passes)
+            else:
+                with optimizer.no_sync() if way == "no_sync" else nullcontext():
+                    backward(passes - (way != "no_sync"))
+                optimizer.step()
+        optimizer.zero_grad()
     backward(passes)
+    grad_is(p, total(hvd.Average, range(passes)))
     optimizer.step()
-    optimizer.zero_grad()
-    if hvd.rank() == 0:
-        backward(passes)
-        CHANGES[change](p)
-        with pytest.raises(hvd.MismatchError, match=r"group\[0\]\[0\] was changed.*and rank "):
-            optimizer.step()
-    else:
-        with optimizer.no_sync() if way == "no_sync" else nullcontext():
-            backward(passes - (way != "no_sync"))
-            optimizer.step()
-    optimizer.zero_grad()
-    with pytest.raises(hvd.MismatchError, match=r"equally often, and backward\(\)"):
-        backward(passes)
 
 
 @together
@@ -209,7 +189,7 @@ def test_a_pass_too_few_is_named_in_the_error() -> None:
     push(p)
     if hvd.rank() != 0:
         optimizer.step()
-    with pytest.raises(hvd.MismatchError, match=r"equally often, and backward\(\)"):
+    with pytest.raises(hvd.MismatchError, match=r"call step\(\) and backward\(\) equally often"):
         push(p)
 
 
@@ -239,8 +219,16 @@ def _again(call: Any) -> Any:
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("head", [True, False], ids=["with a head", "checkpoints only"])
-def test_reentrant_checkpoints_are_one_pass(head: bool, depth: int) -> None:
+@pytest.mark.parametrize("several", [False, True])
+def test_reentrant_checkpoints_are_one_pass(head: bool, depth: int, several: bool) -> None:
+    """`several`: of two optimizers, one begins within a nested pass."""
     model, optimizer, reference, plain = both(lambda: Segments(head, depth))
+    if several:
+        inner: Any = torch.optim.SGD(list(model.layers[0].parameters()), lr=0.0)  # type: ignore[index,union-attr]
+        inner = hvd.DistributedOptimizer(inner)
+        outer = [p for g in optimizer.param_groups for p in g["params"]][2:]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(outer, lr=0.1, momentum=0.9))
+        plain.param_groups[0]["params"] = list(reference.parameters())[2:]
     for step in range(3):
         for net, data in (model, batch(hvd.rank(), step)), (reference, joined(step)):
             net.zero_grad()
@@ -251,22 +239,6 @@ def test_reentrant_checkpoints_are_one_pass(head: bool, depth: int) -> None:
         optimizer.step()
         plain.step()
         assert_same(model, reference)
-
-
-def test_a_pass_that_failed_is_followed_by_one_that_does_not() -> None:
-    (p, q), optimizer = toys(2)
-
-    def fail(_grad: Tensor) -> None:
-        raise ArithmeticError("no")
-
-    hidden = q * 2
-    hidden.register_hook(fail)
-    with pytest.raises(ArithmeticError):
-        (p.sum() * 3 + hidden.sum()).backward()
-    optimizer.zero_grad()
-    push(p)
-    assert type(p.grad) is Tensor
-    grad_is(p, total(hvd.Average, [0]))
 
 
 def test_sparse_rows() -> None:

@@ -272,13 +272,18 @@ class Reducer:
         return self._refused(type(reason)(f"the gradient of {gradient.name}: {reason}"))
 
     def _refused(self, reason: Exception) -> Exception:
-        # All gradients not yet sent, so that their names are free for the next round.
         if not self.round.closed:
-            for gradient in self._rest():
-                gradient.encoding.refuse(reason)
             self.round.refuse(reason)
-        self.abandon()
+        self._refuse_rest(reason)
         return reason
+
+    def _refuse_rest(self, reason: Exception) -> None:
+        """Abandons the round. Every rank sends or refuses every gradient, so that none waits for
+        another, and all names are free for the next round."""
+        for gradient in self.gradients:
+            if gradient.handle is None:
+                gradient.encoding.refuse(reason)
+        self.abandon()
 
     def _rest(self) -> list[Gradient]:
         """Gradients not yet sent that the round has to include, with data or without."""
@@ -324,9 +329,7 @@ class Reducer:
         current = self.round
         heard = current.hear(limit)
         if isinstance(heard, Exception):
-            for gradient in self._rest():  # others may wait for them
-                gradient.encoding.refuse(heard)
-            self.abandon()
+            self._refuse_rest(heard)
             raise heard
         self._wait(limit)
         final = not (heard.late or heard.sparse)
