@@ -301,11 +301,6 @@ class PreparedTensor:
         """
         return lend(self.start, input, output, memory)
 
-    def lost(self) -> int:
-        """The handle of what submit() has sent when a signal handler's exception came out of it;
-        0: nothing."""
-        return max(0, int(lib.farandole_last_of_tensor(self.number)))
-
     def close(self, forget: Any = lib.farandole_forget_tensor) -> None:
         """Forgets the tensor, as the end of this object does."""
         forget(self.number)
@@ -316,13 +311,13 @@ class PreparedTensor:
 class PreparedOnGpu:
     """A prepared tensor on a GPU, submitted in the caller's current stream."""
 
-    __slots__ = ("_current", "_tensor", "close", "lost", "stream")
+    __slots__ = ("_current", "_tensor", "close", "stream")
 
     def __init__(self, tensor: PreparedTensor, current: Callable[[], int]) -> None:
         """`current` returns that stream."""
         self._tensor = tensor
         self._current = current
-        self.close, self.lost = tensor.close, tensor.lost
+        self.close = tensor.close
         self.stream = 0  # of the last submission
 
     def submit(self, input: int, output: int, memory: object) -> int:
