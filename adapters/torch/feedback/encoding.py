@@ -35,7 +35,7 @@ class Feedback:
     result is not finite, leaves it as it was.
     """
 
-    weight = number = stream = 0  # as in Encoding
+    weight = stream = 0  # as in Encoding
     grouped = False
 
     def __init__(

@@ -37,8 +37,7 @@ from farandole.torch.gradients.pass_end import Pass, of_task, task_id
 ROOM = 64 << 10  # most bytes that wait to be sent together; see Encoding.weight
 
 _taken, _grad = attrgetter("grad"), attrgetter("parameter.grad")
-_parameter, _number = attrgetter("parameter"), attrgetter("encoding.number")
-_numel, _dtype = attrgetter("encoding.numel"), attrgetter("encoding.dtype")
+_parameter, _form = attrgetter("parameter"), attrgetter("encoding.form")
 _base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # before torch 2.2
 _set_grad: Any = _base.grad.__set__
 _dtype_of, _is_on_cpu = _base.dtype.__get__, _base.is_cpu.__get__
@@ -173,7 +172,7 @@ class Reducer:
         self.capturing = cuda.is_capturing(parameter)
         if self.capturing:
             return
-        if self._reduced and self._passes == 0:  # or has a model's own zero_grad() reset all?
+        if self._reduced and self._passes == 0 and not self._adds():  # or has the model reset all?
             others = [g.parameter.grad for g in self.gradients if g.parameter is not parameter]
             self._reduced = not others or any(grad is not None for grad in others)
         self._passes += 1
@@ -202,12 +201,13 @@ class Reducer:
 
     def _send_together(self, batch: list[Gradient]) -> None:
         grads = [*map(_taken, batch)]
+        numbers_of_core, dtypes, numels = zip(*map(_form, batch), strict=True)
         storages = [*map(Tensor.untyped_storage, grads)]
         alike = (
-            [*map(Tensor.numel, grads)] == [*map(_numel, batch)]
-            and [*map(_dtype_of, grads)] == [*map(_dtype, batch)]
-            and all(map(Tensor.is_contiguous, grads))
+            (*map(_dtype_of, grads),) == dtypes
+            and (*map(Tensor.numel, grads),) == numels
             and all(map(_is_on_cpu, grads))
+            and all(map(Tensor.is_contiguous, grads))
         )
         if not (alike and have_own_memory(storages)):
             for gradient in batch:
@@ -221,12 +221,11 @@ class Reducer:
             raise self.refuse(batch[0], reason) from None
         numbers = leases.numbers_of([0] * len(batch))
         try:
-            leases.lend_prepared([*map(_number, batch)], addresses, numbers, storages)
+            leases.lend_prepared(numbers_of_core, addresses, numbers, storages)
         finally:
             for gradient, number in zip(batch, numbers, strict=True):
-                if number:
-                    gradient.handle = number
-                    self.round.sent.append(gradient)
+                gradient.handle = number or None
+            self.round.sent += batch if all(numbers) else [g for g in batch if g.handle]
 
     def claim(self, addresses: Sequence[int], gradients: Sequence[Gradient]) -> None:
         """Notes memory that the round reduces. Raises RuntimeError for the same memory twice."""
@@ -256,8 +255,7 @@ class Reducer:
         self._divisor = max(1, self._passes) if self._mean else 1
         self.scale = self.factor / self._divisor
         self.quick = self.scale == 1.0
-        adds = self.averages and not self.kept and self._divisor == 1
-        if self._reduced and not (adds or self.again):
+        if self._reduced and not (self._adds() and self._divisor == 1 or self.again):
             raise self._refused(
                 ValueError(
                     f"{self.round.scope}: gradients are reduced already, and what is added to them "
@@ -267,6 +265,10 @@ class Reducer:
                 )
             )
 
+    def _adds(self) -> bool:
+        """Whether what is added to a result can be reduced with it, by a divisor of 1."""
+        return self.averages and not self.kept
+
     def refuse(self, gradient: Gradient, reason: Exception) -> Exception:
         """Ends the round on all ranks, since this one can't send a gradient. Returns the error."""
         return self._refused(type(reason)(f"the gradient of {gradient.name}: {reason}"))
@@ -274,16 +276,16 @@ class Reducer:
     def _refused(self, reason: Exception) -> Exception:
         if not self.round.closed:
             self.round.refuse(reason)
-        self._refuse_rest(reason)
+            self._refuse_rest(reason)
+        self.abandon()
         return reason
 
     def _refuse_rest(self, reason: Exception) -> None:
-        """Abandons the round. Every rank sends or refuses every gradient, so that none waits for
+        """Every rank sends or refuses every gradient of a round that fails: so none waits for
         another, and all names are free for the next round."""
         for gradient in self.gradients:
             if gradient.handle is None:
                 gradient.encoding.refuse(reason)
-        self.abandon()
 
     def _rest(self) -> list[Gradient]:
         """Gradients not yet sent that the round has to include, with data or without."""
@@ -330,6 +332,7 @@ class Reducer:
         heard = current.hear(limit)
         if isinstance(heard, Exception):
             self._refuse_rest(heard)
+            self.abandon()
             raise heard
         self._wait(limit)
         final = not (heard.late or heard.sparse)

@@ -53,7 +53,7 @@ class Rows:
     Values are sent uncompressed. Dense gradients among sparse ones are made sparse.
     """
 
-    weight = number = 0  # as in Encoding
+    weight = 0  # as in Encoding
     missing = staticmethod(is_absent)  # as in Encoding
 
     def __init__(
