@@ -234,7 +234,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     _process_set: ProcessSet
 
     def step(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
-        """The optimizer's own step, on reduced gradients; it reduces those that no pass has reduced.
+        """The optimizer's own step, on reduced gradients; it reduces those that no pass has.
 
         timeout: seconds, as in synchronize(), for the wait before the step; not with a closure.
         """

@@ -136,19 +136,21 @@ SECOND: dict[str, tuple[int, dict[str, Any]]] = {
 @pytest.mark.parametrize("end", ["zero_grad", "step", "model"])
 @pytest.mark.parametrize("kind", SECOND)
 def test_a_second_reduction_that_can_not_be_told_from_the_first(kind: str, end: str) -> None:
+
+    def reduce() -> None:
+        for _ in range(passes):
+            push_each((p, 0), (q, 0))
+
     passes, options = SECOND[kind]
     p, q = (torch.nn.Parameter(torch.zeros(5000)) for _ in range(2))
     optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD([p, q], lr=1.0), **options)
     for _ in range(2):
-        for _ in range(passes):
-            push_each((p, 0), (q, 0))
+        reduce()
         with pytest.raises(ValueError, match=r"no_sync\(\) or backward_passes_per_step"):
-            for _ in range(passes):
-                push_each((p, 0), (q, 0))
+            reduce()
         optimizer.zero_grad()
     for _ in range(2):  # what may come between two
-        for _ in range(passes):
-            push_each((p, 0), (q, 0))
+        reduce()
         assert p.grad is not None
         first = p.grad[:1].tolist()
         if end == "step":
@@ -273,8 +275,6 @@ def test_join() -> None:
         grad_is(p, total(hvd.Sum, [k], active))
         grad_is(q, total(hvd.Sum, [0], active))
     assert hvd.join() == hvd.size() - 1
-
-
 
 
 def test_forms_that_change_are_not_sent_as_before() -> None:

@@ -12,7 +12,17 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import farandole.torch as hvd
-from harness.feedback import KINDS, MODELS, SHAPE, gradient, push, push_each, same_everywhere, sgd, weight
+from harness.feedback import (
+    KINDS,
+    MODELS,
+    SHAPE,
+    gradient,
+    push,
+    push_each,
+    same_everywhere,
+    sgd,
+    weight,
+)
 
 several = pytest.mark.ranks(2, 3, 4)
 each = pytest.mark.parametrize("kind", KINDS)
@@ -164,8 +174,8 @@ def test_what_is_not_finite_leaves_no_trace(kind: str) -> None:
 @several
 @each
 def test_passes_no_sync_and_zero_grad(kind: str) -> None:
-    """Two optimizers: one gets each gradient in parts. What is reset before it is sent, or added up,
-    changes nothing."""
+    """Two optimizers: one gets each gradient in parts. What is reset before it is sent changes
+    nothing."""
     whole, parts = weight(), weight()
     one = sgd(whole, kind=kind)
     two = sgd(parts, kind=kind, backward_passes_per_step=2)
@@ -200,8 +210,8 @@ def test_gradients_that_arrive_after_they_were_sent(kind: str) -> None:
     model = MODELS[kind](hvd.size())
     grads = [[gradient(r, step) for r in range(hvd.size())] for step in (0, 1)]
     x = torch.ones((), dtype=torch.float64, requires_grad=True)
-    for one in grads:
-        run = lambda x, g=one[hvd.rank()]: x + (p * g).sum()  # noqa: E731
+    for one in [each[hvd.rank()] for each in grads]:
+        run = lambda x, g=one: x + (p * g).sum()  # noqa: E731
         x = checkpoint(run, x, use_reentrant=True)
     x.backward()
     optimizer.step()

@@ -92,7 +92,9 @@ def test_many_tables_learned_together() -> None:
         optimizer.zero_grad()
         rows_of = [torch.tensor([i, hvd.rank()]) for i in range(len(ps))]
         used = [i for i in range(len(ps)) if (i + hvd.rank() + step) % 2 == 0]
-        torch.stack([embedding(rows_of[i], ps[i], sparse=True).sum() for i in used]).sum().backward()
+        torch.stack(
+            [embedding(rows_of[i], ps[i], sparse=True).sum() for i in used]
+        ).sum().backward()
         for i, p in enumerate(ps):
             rows = [[i, r] if (i + r + step) % 2 == 0 else [] for r in ranks]
             if any(rows):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import numpy as np
@@ -184,7 +183,7 @@ def test_one_tensor_as_the_gradient_of_two_parameters() -> None:
 
 @several
 def test_a_gradient_of_another_form() -> None:
-    """torch lets `.grad.data` alone have one. In a pass it meets autograd's error; in step() ours."""
+    """torch lets `.grad.data` alone have one. In a pass it meets autograd's error, else ours."""
     (p, q), optimizer = toys(2)
     p.grad = torch.ones(4)
     p.grad.data = torch.ones(6)
@@ -204,6 +203,7 @@ def test_a_gradient_of_another_form() -> None:
     grad_is(q, 1.0)
 
 
+@pytest.mark.filterwarnings("ignore:Using backward")  # torch on what it can't collect
 def test_gradients_that_require_gradients() -> None:
     (p, q), optimizer = toys(2)
     for k in range(3):

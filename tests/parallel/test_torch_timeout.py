@@ -75,7 +75,9 @@ def test_only_the_step_is_missing() -> None:
     with optimizer.no_sync():
         (p * (hvd.rank() + 1.0)).sum().backward()
     if hvd.rank() == 0:
-        assert "gradients of group[0][0]: not done within the timeout of 0.05 s" in stalled(optimizer)
+        assert "gradients of group[0][0]: not done within the timeout of 0.05 s" in stalled(
+            optimizer
+        )
     meet("step")
     optimizer.step()
     assert p.tolist() == [-hvd.size() * (hvd.size() + 1) / 2] * 3000

@@ -164,9 +164,8 @@ class LoopRunner:
                     optimizer.step()
 
     def _interrupted(self, own: bool) -> None:
-        with suppress(KeyboardInterrupt):
-            with interrupted_soon() if own else nullcontext():
-                self._synchronize()
+        with suppress(KeyboardInterrupt), interrupted_soon() if own else nullcontext():
+            self._synchronize()
 
     def _raise(self, then: str) -> None:
         try:

@@ -98,8 +98,8 @@ def batch(rank: int, number: int) -> Tensor:
 
 
 def loss_of(net: Net, x: Tensor, used: bool, form: str = "plain") -> Any:
-    """`form` penalty: and the size of its gradients, by a second derivative; again: the head is used
-    in three reentrant segments, whose passes are parts of the pass."""
+    """`form` penalty: and the size of its gradients, by a second derivative; again: the head is
+    used in three reentrant segments, whose passes are parts of the pass."""
     hidden = torch.tanh(net.first(x))
     if form == "again":
         total: Any = (net.second(hidden) - x[:, :2]).square().mean()

@@ -138,12 +138,12 @@ class Gradient:
 
     def _send_data(self, wire: Tensor) -> None:
         view, sent, grad = self.view, wire, self.grad
-        if view is not None and grad is not None and not (self.static or view.holds(grad)):
-            if self.encoding.carries(wire) and view.fits(wire):
-                wire = view.ready(wire)
-                if view.at == NOWHERE:  # on the CPU; frees torch's memory for the next gradient
-                    _copy(sent, wire)
-                    self.grad = sent = wire
+        away = view is not None and grad is not None and not (self.static or view.holds(grad))
+        if away and view is not None and self.encoding.carries(wire) and view.fits(wire):
+            wire = view.ready(wire)
+            if view.at == NOWHERE:  # on the CPU; frees torch's memory for the next gradient
+                _copy(sent, wire)
+                self.grad = sent = wire
         self.wire = wire
         self._submit(address_of(sent), wire, (wire.untyped_storage(), sent.untyped_storage()))
 

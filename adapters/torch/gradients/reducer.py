@@ -58,7 +58,7 @@ class Reducer:
     in_place = True  # gradients are reduced in their own memory
 
     def __init__(self, settings: Settings, wanted: int, mean: bool) -> None:
-        """`wanted`: passes outside of no_sync() until one reduces; `mean`: divide by their number."""
+        """`wanted`: passes until one reduces, without those in no_sync(); `mean`: of all passes."""
         self._settings = settings
         self._mean = mean
         self.wanted = wanted
@@ -70,7 +70,9 @@ class Reducer:
         self.in_buckets = False  # gradient_as_bucket_view
         self.holding = False  # no_sync(): gradients stay local
         self.factor = 1.0  # of this rank's gradients: its weight
-        self._passes = self._counted = 0  # since the last round: all, and those outside of no_sync()
+        self._passes = self._counted = (
+            0  # since the last round: all, and those outside of no_sync()
+        )
         self._reduced = False  # a round has ended since the last step() or zero_grad()
         self.settled = False  # nothing has arrived since
         self._steps = 0  # step() calls since the last join()
@@ -255,7 +257,7 @@ class Reducer:
         self._divisor = max(1, self._passes) if self._mean else 1
         self.scale = self.factor / self._divisor
         self.quick = self.scale == 1.0
-        if self._reduced and not (self._adds() and self._divisor == 1 or self.again):
+        if self._reduced and not ((self._adds() and self._divisor == 1) or self.again):
             raise self._refused(
                 ValueError(
                     f"{self.round.scope}: gradients are reduced already, and what is added to them "
