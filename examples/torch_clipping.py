@@ -4,8 +4,8 @@
     mpirun -np 4 python examples/torch_clipping.py           # or -np 2, or under torchrun
     python examples/torch_clipping.py                        # alone: a world of one
 
-When backward() returns, `.grad` holds the average of all ranks, as with PyTorch's DDP. Expected at any
-number of ranks up to 16, in seconds:
+When backward() returns, `.grad` holds the average of all ranks, as with PyTorch's DDP. Expected at
+any number of ranks up to 16, in seconds:
 
     parameters identical on all ranks: yes
     equal to one process with all data: yes

@@ -16,6 +16,15 @@ from farandole.calls.arguments import check
 from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Adasum, Average, ReduceOp
 from farandole.torch.adasum import Deltas, DeltaStep
+from farandole.torch.arguments import (
+    Groups,
+    Settings,
+    assign,
+    check_options,
+    default_name,
+    factor_of,
+    parameter_names,
+)
 from farandole.torch.compiling import stay_outside
 from farandole.torch.compression import (
     Choice,
@@ -25,15 +34,6 @@ from farandole.torch.compression import (
     chooser,
 )
 from farandole.torch.feedback.compressor import State, load
-from farandole.torch.gradients.arguments import (
-    Groups,
-    Settings,
-    assign,
-    check_options,
-    default_name,
-    factor_of,
-    parameter_names,
-)
 from farandole.torch.gradients.reducer import Reducer
 from farandole.torch.kind import check_parameter
 from farandole.torch.sharded.layout import heard_by_all

@@ -116,11 +116,10 @@ class Round(Generic[M]):
         Raises StallError at the limit. Then, and after a signal handler's exception, the round
         stays as it is.
         """
-        failure = None if self._consensus is None else self._wait([self._consensus], limit)
-        if failure is not None:
-            return failure
-        handle, self._consensus = self._consensus, None
-        if handle is not None:
+        if self._consensus is not None:
+            if failure := self._wait([self._consensus], limit):
+                return failure
+            handle, self._consensus = self._consensus, None
             leases.end([handle])
         count = len(RoundState._fields)
         state = RoundState(*self._words[:count])

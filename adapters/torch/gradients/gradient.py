@@ -4,8 +4,7 @@ thread that waits). Used by the Reducer only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from operator import attrgetter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from farandole.arrays.buffers import NOWHERE
 from farandole.torch.feedback.encoding import Sending
 from farandole.torch.grad_mode import without_grad
+from farandole.torch.gradients.batch import claim, have_own_memory
 from farandole.torch.gradients.bucket_view import BucketView
 from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.gradients.pass_end import task_id
@@ -21,10 +21,6 @@ from farandole.torch.kind import address_of
 
 if TYPE_CHECKING:
     from farandole.torch.gradients.reducer import Reducer
-
-_users: Callable[[int], int] = torch._C._storage_Use_Count
-_number_of = attrgetter("_cdata")
-_ALONE = 2  # references to a storage that one tensor uses: the tensor's, and the caller's
 
 
 class Gradient:
@@ -131,7 +127,7 @@ class Gradient:
                 grad = grad.detach().clone()  # autograd's, of several parameters perhaps
             address = address_of(grad)  # raises if it has no memory
             if reducer.in_place and self.view is None:
-                reducer.claim([address], [self])
+                claim(reducer, [address], [self])
             self.grad = grad
         scale = reducer.scale
         return self.encoding.encode(grad if scale == 1.0 else grad * scale)
@@ -221,15 +217,6 @@ class Gradient:
         self.forget()
 
 
-def have_own_memory(storages: Iterable[torch.UntypedStorage]) -> bool:
-    """Whether one tensor alone uses each of them.
-
-    If gradients pass only through views, torch lets those of several parameters, or the tensor
-    that the user gave to backward(), share memory.
-    """
-    return set(map(_users, map(_number_of, storages))) <= {_ALONE}
-
-
 def fitted(grad: Tensor, parameter: Tensor, name: str) -> tuple[Tensor | None, str | None]:
     """(the gradient in its parameter's present form, None), or (None, error text).
 
@@ -243,20 +230,6 @@ def fitted(grad: Tensor, parameter: Tensor, name: str) -> tuple[Tensor | None, s
         f"the gradient of {name} has shape {[*grad.shape]}, and the parameter has become one of "
         f"{[*parameter.shape]}: change a parameter's shape between step() and backward()"
     )
-
-
-def check_alone(gradient: Gradient, others: Iterable[Gradient]) -> None:
-    """Raises RuntimeError if another parameter has its gradient in the same memory."""
-    grad = gradient.grad
-    for other in others:
-        theirs = other.grad
-        if other is gradient or grad is None or theirs is None or theirs.layout is not grad.layout:
-            continue
-        if grad.numel() and theirs.data_ptr() == grad.data_ptr():
-            raise RuntimeError(
-                f"{gradient.name} and {other.name} have their gradients in the same memory; give "
-                "each parameter a .grad of its own"
-            )
 
 
 @without_grad

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from operator import attrgetter
@@ -25,22 +25,21 @@ from farandole.members import size_of
 from farandole.ops import Average
 from farandole.topology import rank
 from farandole.torch import cuda
+from farandole.torch.arguments import Settings
 from farandole.torch.compression import Compression, check_feedback
 from farandole.torch.feedback.compressor import FeedbackCompressor, State
 from farandole.torch.feedback.encoding import Feedback, commit, go_on, release
-from farandole.torch.gradients.arguments import Settings
+from farandole.torch.gradients.batch import send_together
 from farandole.torch.gradients.bucket_view import lay_out
 from farandole.torch.gradients.encoding import Encoding
-from farandole.torch.gradients.gradient import Gradient, check_alone, have_own_memory
+from farandole.torch.gradients.gradient import Gradient
 from farandole.torch.gradients.pass_end import Pass, of_task, task_id
 
 ROOM = 64 << 10  # most bytes that wait to be sent together; see Encoding.weight
 
-_taken, _grad = attrgetter("grad"), attrgetter("parameter.grad")
-_parameter, _form = attrgetter("parameter"), attrgetter("encoding.form")
+_taken, _parameter = attrgetter("grad"), attrgetter("parameter")
 _base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # before torch 2.2
 _set_grad: Any = _base.grad.__set__
-_dtype_of, _is_on_cpu = _base.dtype.__get__, _base.is_cpu.__get__
 
 _serials = count()
 _all: WeakSet[Reducer] = WeakSet()
@@ -90,7 +89,7 @@ class Reducer:
         self.late = self.again = False  # this rank, any rank needs another round
         self.batch: list[Gradient] = []  # of what was taken, to be sent together
         self.room = ROOM
-        self._memory: set[int] = set()  # addresses that the round reduces
+        self.memory: set[int] = set()  # addresses that the round reduces
         self._sparse = 0  # RoundState's
         self._divisor = 1  # of a mean over passes
         self.scale = 1.0  # what this rank's gradients are multiplied by before they are sent
@@ -197,45 +196,9 @@ class Reducer:
             self.room = ROOM
             try:
                 if batch:
-                    self._send_together(batch)
+                    send_together(self, batch)
             finally:
                 del self.batch[: len(batch)]
-
-    def _send_together(self, batch: list[Gradient]) -> None:
-        grads = [*map(_taken, batch)]
-        numbers_of_core, dtypes, numels = zip(*map(_form, batch), strict=True)
-        storages = [*map(Tensor.untyped_storage, grads)]
-        alike = (
-            (*map(_dtype_of, grads),) == dtypes
-            and (*map(Tensor.numel, grads),) == numels
-            and all(map(_is_on_cpu, grads))
-            and all(map(Tensor.is_contiguous, grads))
-        )
-        if not (alike and have_own_memory(storages)):
-            for gradient in batch:
-                if gradient.handle is None:
-                    gradient.send()
-            return
-        addresses = [*map(Tensor.data_ptr, grads)]
-        try:
-            self.claim(addresses, batch)
-        except RuntimeError as reason:
-            raise self.refuse(batch[0], reason) from None
-        numbers = leases.numbers_of([0] * len(batch))
-        try:
-            leases.lend_prepared(numbers_of_core, addresses, numbers, storages)
-        finally:
-            for gradient, number in zip(batch, numbers, strict=True):
-                gradient.handle = number or None
-            self.round.sent += batch if all(numbers) else [g for g in batch if g.handle]
-
-    def claim(self, addresses: Sequence[int], gradients: Sequence[Gradient]) -> None:
-        """Notes memory that the round reduces. Raises RuntimeError for the same memory twice."""
-        before = len(self._memory)
-        self._memory.update(addresses)
-        if len(self._memory) < before + len(addresses):
-            for gradient in gradients:
-                check_alone(gradient, self.gradients)
 
     def note_sparse(self, gradient: Gradient) -> None:
         """Tells all ranks at the end of the round that it is sparse; one in each round."""
@@ -253,7 +216,7 @@ class Reducer:
             if self.in_buckets:  # an earlier job's memory may no longer be shared
                 self.lay_out()
         self.round.begin()
-        self._memory.clear()
+        self.memory.clear()
         self._divisor = max(1, self._passes) if self._mean else 1
         self.scale = self.factor / self._divisor
         self.quick = self.scale == 1.0

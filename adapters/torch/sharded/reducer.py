@@ -18,7 +18,7 @@ from farandole.calls.handles import wait_until
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet
 from farandole.ops import Max
-from farandole.torch.gradients.arguments import Settings
+from farandole.torch.arguments import Settings
 from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.gradients.gradient import Gradient
 from farandole.torch.gradients.reducer import Reducer
