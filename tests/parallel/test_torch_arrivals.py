@@ -80,7 +80,7 @@ def test_a_second_arrival(op: Any, options: str, late: str) -> None:
     for k in range(3):
         optimizer.zero_grad()
         again = late == "all ranks" or hvd.rank() == k % hvd.size()
-        (segments(p, 3 if again else 1) + (q * value(hvd.rank(), k)).sum()).backward()
+        (segments(p, 4 if again else 1) + (q * value(hvd.rank(), k)).sum()).backward()
         grad_is(p, total(op, [0]))
         grad_is(q, total(op, [k]))
         optimizer.step()

@@ -173,7 +173,8 @@ class Reducer:
         self.capturing = cuda.is_capturing(parameter)
         if self.capturing:
             return
-        if self._reduced and self._passes == 0 and not self._adds():  # or has the model reset all?
+        if self._reduced and self._passes == 0 and (self._mean or not self._adds()):
+            # Or has the model's own zero_grad() reset all?
             others = [g.parameter.grad for g in self.gradients if g.parameter is not parameter]
             self._reduced = not others or any(grad is not None for grad in others)
         self._passes += 1
