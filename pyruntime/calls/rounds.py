@@ -51,7 +51,7 @@ class RoundState(NamedTuple):
     """One rank's view of the round that it closes; after the allreduce, the largest values."""
 
     late: int  # 1: gradients have arrived after theirs had been sent
-    sparse: int  # an unexpectedly sparse gradient, as in Reducer.note_sparse; 0: none
+    sparse: int  # an unexpectedly sparse gradient, (number << 8) + sparse_dim; 0: none
     # Equal on all ranks:
     at_step: int  # 1: step() closes it; 0: a backward pass or synchronize()
     steps: int  # earlier step() calls since the last join()

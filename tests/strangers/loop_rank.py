@@ -106,7 +106,7 @@ class LoopRunner:
             raise Mistake
 
         net, x = self._net, batch(self._rank, 78)
-        hidden = torch.tanh(net.first(x))
+        hidden: Any = torch.tanh(net.first(x))
         hidden.register_hook(fail)
         try:
             (net.second(hidden).sum() + net.head(hidden).sum()).backward()

@@ -107,7 +107,8 @@ class Gradient:
                 wire = self._encoded(grad)
                 if wire is None:  # other ranks may not know that it is sparse
                     self.sparse_dim = grad.sparse_dim()
-                    self.reducer.note_sparse(self)
+                    number = self.reducer.gradients.index(self)
+                    self.reducer.sparse = (number << 8) + self.sparse_dim
             if wire is None:
                 self.wire = self.encoding.receive(self.parameter)
                 self._submit(0, self.wire, self.wire)

@@ -60,6 +60,8 @@ class Reducer:
         """`wanted`: passes until one reduces, without those in no_sync(); `mean`: of all passes."""
         self._settings = settings
         self._mean = mean
+        # What is added to a result can be reduced with it; by a divisor of 1, without feedback.
+        self.adds = settings.reduce_op == Average
         self.wanted = wanted
         self.averages = settings.reduce_op == Average
         self.serial = next(_serials)  # equal on all ranks, up to a constant
@@ -90,7 +92,7 @@ class Reducer:
         self.batch: list[Gradient] = []  # of what was taken, to be sent together
         self.room = ROOM
         self.memory: set[int] = set()  # addresses that the round reduces
-        self._sparse = 0  # RoundState's
+        self.sparse = 0  # RoundState's
         self._divisor = 1  # of a mean over passes
         self.scale = 1.0  # what this rank's gradients are multiplied by before they are sent
 
@@ -131,6 +133,7 @@ class Reducer:
         if isinstance(compressor, FeedbackCompressor):
             check_feedback(compressor, name, s.reduce_op, in_buckets=self.in_buckets)
             state = self.kept.setdefault(name, {})
+            self.adds = False
             if size_of(s.process_set) > 1:
                 return Feedback(call, compressor, state, parameter)
             compressor = Compression.none
@@ -173,7 +176,7 @@ class Reducer:
         self.capturing = cuda.is_capturing(parameter)
         if self.capturing:
             return
-        if self._reduced and self._passes == 0 and (self._mean or not self._adds()):
+        if self._reduced and self._passes == 0 and (self._mean or not self.adds):
             # Or has the model's own zero_grad() reset all?
             others = [g.parameter.grad for g in self.gradients if g.parameter is not parameter]
             self._reduced = not others or any(grad is not None for grad in others)
@@ -185,9 +188,8 @@ class Reducer:
 
     def end_pass(self) -> None:
         """Closes the pass's round, if it reduces. To be called at the end of the outermost pass."""
-        sending, self.sending, self.task = self.sending, False, None
-        self.inside = lambda: None
-        if sending:
+        self.inside, self.task = (lambda: None), None
+        if self.sending:
             self.close(at_step=False)
 
     def send(self) -> None:
@@ -200,10 +202,6 @@ class Reducer:
                     send_together(self, batch)
             finally:
                 del self.batch[: len(batch)]
-
-    def note_sparse(self, gradient: Gradient) -> None:
-        """Tells all ranks at the end of the round that it is sparse; one in each round."""
-        self._sparse = (self.gradients.index(gradient) << 8) + gradient.sparse_dim
 
     # ---- rounds
 
@@ -221,7 +219,7 @@ class Reducer:
         self._divisor = max(1, self._passes) if self._mean else 1
         self.scale = self.factor / self._divisor
         self.quick = self.scale == 1.0
-        if self._reduced and not ((self._adds() and self._divisor == 1) or self.again):
+        if self._reduced and not ((self.adds and self._divisor == 1) or self.again):
             raise self._refused(
                 ValueError(
                     f"{self.round.scope}: gradients are reduced already, and what is added to them "
@@ -230,10 +228,6 @@ class Reducer:
                     "accumulate, use no_sync() or backward_passes_per_step"
                 )
             )
-
-    def _adds(self) -> bool:
-        """Whether what is added to a result can be reduced with it, by a divisor of 1."""
-        return self.averages and not self.kept
 
     def refuse(self, gradient: Gradient, reason: Exception) -> Exception:
         """Ends the round on all ranks, since this one can't send a gradient. Returns the error."""
@@ -253,12 +247,11 @@ class Reducer:
             if gradient.handle is None:
                 gradient.encoding.refuse(reason)
 
-    def _rest(self) -> list[Gradient]:
-        """Gradients not yet sent that the round has to include, with data or without."""
-        return [g for g in self.gradients if g.handle is None and g.wanted()]
-
     def close(self, at_step: bool) -> None:
-        """Sends the rest of the round and submits the consensus; does not wait."""
+        """Sends the rest of the round and submits the consensus; does not wait.
+
+        `at_step`: step() does it, unless it ends a pass that an exception has left open.
+        """
         current = self.round
         if current.closed:
             return
@@ -268,7 +261,7 @@ class Reducer:
         self.send()
         self.hook()
         if len(current.sent) < len(self.gradients):
-            for gradient in self._rest():
+            for gradient in [g for g in self.gradients if g.handle is None and g.wanted()]:
                 if _owners.get(id(gradient.parameter)) is not gradient:
                     text = "belongs to a newer DistributedOptimizer: one at a time may reduce it"
                     raise self._refused(RuntimeError(f"{gradient.name} {text}"))
@@ -277,8 +270,9 @@ class Reducer:
         joins = requests.joins(self._settings.process_set)
         if joins != self._joins:  # ranks that joined early have made fewer steps
             self._joins, self._steps = joins, 0
-        equal = int(at_step), self._steps, len(current.sent), self._divisor
-        current.close(RoundState(int(self.late), self._sparse, *equal))
+        equal = int(at_step and not self.sending), self._steps, len(current.sent), self._divisor
+        current.close(RoundState(int(self.late), self.sparse, *equal))
+        self.sending = False
 
     def synchronize(self, timeout: float | None = None, at_step: bool = False) -> None:
         """Blocks until `.grad` of all parameters is reduced: equal on all ranks.
@@ -310,7 +304,7 @@ class Reducer:
         if self.kept:
             release(current.sent)
         handles = current.end()
-        self.late, self._sparse, self.again = False, 0, not final
+        self.late, self.sparse, self.again = False, 0, not final
         if final:
             self._passes = self._counted = 0
             self.settled = self._reduced = True
