@@ -173,10 +173,11 @@ def test_sparse_gradients_made_dense() -> None:
 @together
 def test_sparse_gradients_are_refused_on_all() -> None:
     table = nn.Embedding(11, 3, sparse=hvd.rank() == 1)
-    hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0), shard_state=True)
-
+    plain = torch.optim.SGD(table.parameters(), lr=1.0)
+    optimizer = hvd.DistributedOptimizer(plain, shard_state=True)
     with pytest.raises((TypeError, hvd.FarandoleError), match="sparse_as_dense=True"):
         table(torch.tensor([1])).sum().backward()
+    assert not optimizer.state
 
 
 @together

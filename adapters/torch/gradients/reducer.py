@@ -92,7 +92,7 @@ class Reducer:
         self.batch: list[Gradient] = []  # of what was taken, to be sent together
         self.room = ROOM
         self.memory: set[int] = set()  # addresses that the round reduces
-        self.sparse = 0  # RoundState's
+        self.sparse = self._at_step = 0  # RoundState's
         self._divisor = 1  # of a mean over passes
         self.scale = 1.0  # what this rank's gradients are multiplied by before they are sent
 
@@ -270,7 +270,9 @@ class Reducer:
         joins = requests.joins(self._settings.process_set)
         if joins != self._joins:  # ranks that joined early have made fewer steps
             self._joins, self._steps = joins, 0
-        equal = int(at_step and not self.sending), self._steps, len(current.sent), self._divisor
+        if not self.again:
+            self._at_step = int(at_step and not self.sending)
+        equal = self._at_step, self._steps, len(current.sent), self._divisor
         current.close(RoundState(int(self.late), self.sparse, *equal))
         self.sending = False
 
