@@ -116,8 +116,9 @@ def test_a_pass_that_failed_is_finished_by_step() -> None:
     assert all(one == same[0] for one in same)
 
 
-def test_a_pass_that_failed_on_all_ranks_is_followed_by_one_that_does_not() -> None:
-    (p, q), optimizer = toys(2)
+@pytest.mark.parametrize("groups", [0, 1])
+def test_a_pass_that_failed_on_all_ranks_is_followed_by_one_that_does_not(groups: int) -> None:
+    (p, q), optimizer = toys(2, groups=groups)
     for way in ("zero_grad", "nothing", "zero_grad", "model"):
         failing(p, q)
         if way == "zero_grad":

@@ -110,12 +110,16 @@ class Gradient:
                     number = self.reducer.gradients.index(self)
                     self.reducer.sparse = (number << 8) + self.sparse_dim
             if wire is None:
-                self.wire = self.encoding.receive(self.parameter)
-                self._submit(0, self.wire, self.wire)
+                self.send_nothing()
             else:
                 self._send_data(wire)
         except (TypeError, ValueError, RuntimeError) as reason:
             raise self.reducer.refuse(self, reason) from None
+
+    def send_nothing(self) -> None:
+        """Takes part in the reduction without data."""
+        self.wire = self.encoding.receive(self.parameter)
+        self._submit(0, self.wire, self.wire)
 
     @without_grad
     def _encoded(self, grad: Tensor) -> Tensor | None:

@@ -242,8 +242,11 @@ class Reducer:
 
     def _refuse_rest(self, reason: Exception) -> None:
         """Every rank sends or refuses every gradient of a round that fails: so none waits for
-        another, and all names are free for the next round."""
+        another, and all names are free for the next round. A group is completed without data."""
         for gradient in self.gradients:
+            if gradient.handle is None and gradient.encoding.grouped:
+                with suppress(Exception):
+                    gradient.send_nothing()
             if gradient.handle is None:
                 gradient.encoding.refuse(reason)
 
