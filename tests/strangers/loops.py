@@ -143,9 +143,11 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
             continue
         if word == "step" and arguments[0] in _INSTEAD.get(loop.kind, {}):
             arguments = [_INSTEAD[loop.kind][arguments[0]], arguments[1]]
+        if word in ("backward", "fail") and reduced and not loop.linear:
+            continue
         if word == "backward":
-            if reduced and not loop.linear:
-                continue
+            if loop.op == "Min":  # of what each rank has: none of it missing
+                arguments = [[True] * len(arguments[0]), *arguments[1:]]
             arrived += 1
             counted += not arguments[1]
             if not arguments[1] and counted >= loop.passes:
