@@ -26,7 +26,10 @@ FEATURES = (
 )
 
 _ENDS = (["zero"], ["drop"])  # forms of raise
-_INSTEAD = {"sharded": {"clip": "clip_own"}, "split": {"clip_own": "clip", "closure": "plain"}}
+_INSTEAD = {
+    "sharded": {"clip": "clip_own", "timeout_drop": "timeout"},
+    "split": {"clip_own": "clip", "closure": "plain"},
+}
 _PLAIN = {"backward", "step:plain", "zero:optimizer_none", "loop:late", "loop:memory"}
 
 
