@@ -175,13 +175,11 @@ def links_job() -> None:
     torch.set_num_threads(1)
     for name, compression in compressors().items():
         p = nn.Parameter(torch.zeros(2048, ELEMENTS // 2048))
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD([p], lr=1.0), compression=compression, complete_after_backward=True
-        )
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), compression=compression)
         grad = torch.randn(p.shape)
         seconds, computing = [], []
         for call in range(CALLS + 1):
-            p.grad = None
+            optimizer.zero_grad()
             hvd.barrier()
             before, begin, cpu = sent(), time.perf_counter(), time.process_time()
             p.backward(grad)

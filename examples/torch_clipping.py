@@ -4,8 +4,8 @@
     mpirun -np 4 python examples/torch_clipping.py           # or -np 2, or under torchrun
     python examples/torch_clipping.py                        # alone: a world of one
 
-complete_after_backward=True is what makes it possible: when backward() returns, `.grad` holds the
-average of all ranks, as with PyTorch's DDP. Expected at any number of ranks up to 16, in seconds:
+When backward() returns, `.grad` holds the average of all ranks, as with PyTorch's DDP. Expected at
+any number of ranks up to 16, in seconds:
 
     parameters identical on all ranks: yes
     equal to one process with all data: yes
@@ -54,7 +54,6 @@ def main() -> None:
         torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
         named_parameters=model.named_parameters(),
         backward_passes_per_step=2,
-        complete_after_backward=True,
     )
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     norms = train(optimizer, model, slice(hvd.rank(), None, hvd.size()))

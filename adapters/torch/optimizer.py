@@ -16,6 +16,15 @@ from farandole.calls.arguments import check
 from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Adasum, Average, ReduceOp
 from farandole.torch.adasum import Deltas, DeltaStep
+from farandole.torch.arguments import (
+    Groups,
+    Settings,
+    assign,
+    check_options,
+    default_name,
+    factor_of,
+    parameter_names,
+)
 from farandole.torch.compiling import stay_outside
 from farandole.torch.compression import (
     Choice,
@@ -25,11 +34,7 @@ from farandole.torch.compression import (
     chooser,
 )
 from farandole.torch.feedback.compressor import State, load
-from farandole.torch.gradients.groups import Groups, assign
-from farandole.torch.gradients.names import default_name, parameter_names
 from farandole.torch.gradients.reducer import Reducer
-from farandole.torch.gradients.settings import Settings, check_options
-from farandole.torch.gradients.weights import factor_of
 from farandole.torch.kind import check_parameter
 from farandole.torch.sharded.layout import heard_by_all
 
@@ -51,7 +56,6 @@ def DistributedOptimizer(
     *,
     accumulate: Literal["sum", "mean"] = "sum",
     gradient_as_bucket_view: bool = False,
-    complete_after_backward: bool = False,
     shard_state: bool | Literal["elementwise"] = False,
 ) -> ReducingOptimizer[Wrapped]:
     """Makes `optimizer` reduce gradients over the ranks, and returns it: the very same object.
@@ -66,8 +70,9 @@ def DistributedOptimizer(
         compression: a class with compress and decompress, a FeedbackCompressor, or a function
             (name, parameter) -> one. With error feedback: op Average or Sum, dense gradients, no
             groups, no gradient_as_bucket_view; small parameters are sent uncompressed.
-        backward_passes_per_step: a gradient is reduced after this many arrivals, or at step().
-        accumulate: whether these passes are summed, as in plain torch, or averaged.
+        backward_passes_per_step: every so many passes outside of no_sync() reduce; the others only
+            accumulate.
+        accumulate: whether the passes of one reduction are summed, as in plain torch, or averaged.
         op: Average, Sum, Min, Max or Product of the ranks' gradients. With Adasum each rank steps
             on its own gradients, and step() combines the ranks' steps.
         gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average
@@ -82,28 +87,25 @@ def DistributedOptimizer(
             copied there on the CPU; on a GPU its result is written there. The tensor there becomes
             `.grad`. A tensor kept from `.grad` changes with the next step; clone it. Not with
             Adasum.
-        complete_after_backward: backward() returns when the gradients are reduced, as that of
-            DistributedDataParallel: each `.grad` is a plain tensor then, also that of a parameter
-            which only other ranks have used, and may be read and changed. Each backward() outside
-            of no_sync() is collective: all ranks make equally many. One that leaves it out, or
-            whose pass reaches no parameter, calls synchronize() in its place; else it gets
-            gradients in step(), and no other rank may change them before. Not with Adasum.
         shard_state: each rank keeps the state of its part of every parameter, 1 / size() of it, and
             updates that part (ZeRO stages 1 and 2, Rajbhandari et al., 2020): gradients are
             reduce-scattered in the backward pass and step() gathers the parameters. Making it is
             collective. For optimizers that update each element by itself, as SGD, Adam and AdamW
             do: steps of a copy on small tensors, whole and divided, show it; 'elementwise' leaves
-            that out. Between backward() and step() a `.grad` can be scaled, clamped and zeroed;
+            that out. After backward() a `.grad` can be scaled, clamped and zeroed;
             what needs all of it raises RuntimeError, so clip by the method clip_grad_norm_().
             state_dict() is collective, and sharded_state_dict() is not. Not with Adasum,
             gradient_as_bucket_view, compressors other than Compression.fp16 and bf16,
             add_param_group(), join() and elastic training.
         process_set: the ranks that reduce; on others the optimizer stays local.
 
-    Gradients that are missing on some ranks count as zeros; on all, they stay None. Without
-    complete_after_backward the first use of a `.grad` after backward() waits for the reduction of
-    all, as synchronize() does. Raises ValueError for wrong arguments, and when farandole is not
-    initialised.
+    When backward() returns, each `.grad` is reduced: a plain tensor, to be clipped, logged or
+    changed by any means. A gradient that is missing on some ranks counts as zeros there; one that
+    is missing on all stays None. Each backward() outside of no_sync() is collective, so all ranks
+    make equally many; one that leaves it out calls synchronize() in its place. step() reduces what
+    no pass has: after no_sync(), or gradients written by hand. What is sent is what `.grad` holds:
+    with another op than Average reset gradients after each step. Raises ValueError for wrong
+    arguments, and when farandole is not initialised.
 
     Examples:
         >>> model = torch.nn.Linear(3, 2)
@@ -118,8 +120,7 @@ def DistributedOptimizer(
         check(backward_passes_per_step=backward_passes_per_step)
         _check(optimizer)
         check_options(
-            *(op, gradient_predivide_factor, accumulate),
-            *(gradient_as_bucket_view, complete_after_backward, shard_state),
+            *(op, gradient_predivide_factor, accumulate, gradient_as_bucket_view, shard_state),
         )
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         names = parameter_names(optimizer, named_parameters)
@@ -134,7 +135,6 @@ def DistributedOptimizer(
             compressor_of=chooser(compression),
             sparse_as_dense=sparse_as_dense,
             groups=assign(parameters, groups, num_groups),
-            complete_after_backward=complete_after_backward,
         )
         divided = _divided(optimizer, names, settings, process_set, shard_state)
     alone = not process_set.included() or process_set.size() == 1
@@ -234,7 +234,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     _process_set: ProcessSet
 
     def step(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
-        """The optimizer's own step, on reduced gradients; a closure's gradients are reduced too.
+        """The optimizer's own step, on reduced gradients; it reduces those that no pass has.
 
         timeout: seconds, as in synchronize(), for the wait before the step; not with a closure.
         """
@@ -246,8 +246,8 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         if reducer is not None:
             if callable(closure):
                 args, kwargs = args[1:], {**kwargs, "closure": self._reduced(closure)}
-            elif not reducer.settled or reducer.apart >= 0:
-                reducer.before_step(timeout)
+            elif not reducer.settled:
+                reducer.synchronize(timeout, at_step=True)
         result = self._step_alone(*args, **kwargs)
         if reducer is not None:
             reducer.stepped()
@@ -266,27 +266,31 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         return (self._inner_step or super().step)(*args, **kwargs)
 
     def _reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """`closure`, after which what its passes have only accumulated is reduced."""
+
         def call() -> Any:
             loss = closure()
-            self.synchronize()
+            if self._reducer is not None:
+                self._reducer.synchronize(at_step=True)
             return loss
 
         return call
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Blocks until the gradients of all parameters are reduced, in `.grad`.
+        """Reduces the gradients of all parameters, in `.grad`, if the last pass has not.
 
-        For code between backward() and step(): clipping, GradScaler.unscale_(), logging.
-        Collective. step() notices that it has been called. Raises StallError after `timeout`
-        seconds, naming gradients and missing ranks; the reduction continues, and this
-        or step() must be called again before the next backward() or zero_grad().
+        Collective: in the place of a backward pass that this rank leaves out, or on all ranks after
+        passes that only accumulate. After a signal, or an exception in a backward pass, it ends
+        what is under way, as step() does; zero_grad() gives that up. Raises StallError after
+        `timeout` seconds, naming gradients and missing ranks; it may be called again then.
         """
         if self._reducer is not None:
             self._reducer.synchronize(timeout)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """A context in which step() reduces nothing, unless a reduction is under way."""
+        """A context in which step() reduces nothing, for Horovod's recipe; step() alone does as
+        well."""
         reducer = self._reducer
         if reducer is not None and not reducer.round.open:
             reducer.settled = True
@@ -296,28 +300,29 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     def no_sync(self) -> Iterator[None]:
         """A context in which gradients only accumulate; later passes, or step(), reduce them."""
         reducer = self._reducer
-        before = reducer is not None and reducer.passes.holding
-        if reducer is not None:
-            reducer.change_passes(holding=True)
+        if reducer is None:
+            yield
+            return
+        before, reducer.holding = reducer.holding, True
         try:
             yield
         finally:
-            if reducer is not None:
-                reducer.change_passes(holding=before)
+            reducer.holding = before
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """As torch's; it waits for reductions under way and drops their results, on all ranks."""
+        """As torch's; gives up what an exception in a backward pass has left unfinished, of which
+        the other ranks get an error."""
         if self._reducer is not None:
             self._reducer.reset()
         super().zero_grad(*args, **kwargs)
 
     def clip_grad_norm_(self, max_norm: float, *args: Any, **kwargs: Any) -> Tensor:
-        """Reduces the gradients, scales them to a total norm of `max_norm` at most, returns it.
+        """Scales the gradients to a total norm of `max_norm` at most, returns it; as synchronize()
+        it reduces them, if the last pass has not.
 
-        Further arguments as in torch.nn.utils.clip_grad_norm_. Collective.
+        Further arguments as in torch.nn.utils.clip_grad_norm_.
         """
-        if self._reducer is not None:
-            self._reducer.synchronize(once=True)
+        self.synchronize()
         parameters = [p for group in self.param_groups for p in group["params"]]
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, *args, **kwargs)
 
@@ -335,13 +340,13 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         if self._reducer is not None:
             scope, averages = self._reducer.round.scope, self._reducer.averages
             factor = factor_of(weight, averages, f"{scope}.weight", self._process_set)
-            self._reducer.change_passes(factor=factor)
+            self._reducer.factor = factor
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes the number of arrivals before a gradient is reduced. ValueError below 1."""
+        """Changes the number of passes of which one reduces. ValueError below 1."""
         check(backward_passes_per_step=passes)
         if self._reducer is not None:
-            self._reducer.change_passes(wanted=passes)
+            self._reducer.wanted = passes
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; the new parameters' gradients are reduced too."""
@@ -373,17 +378,6 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         if self._reducer is not None:
             shapes = {g.name: g.parameter.shape for g in self._reducer.gradients}
             load(state, self._reducer.kept, shapes)
-
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """GradScaler.step() reads this before it reads gradients, so reading it reduces them."""
-        if self._reducer is not None:
-            self._reducer.synchronize(once=True)
-        return bool(self.__dict__.get("_step_supports_amp_scaling", False))
-
-    @_step_supports_amp_scaling.setter
-    def _step_supports_amp_scaling(self, value: bool) -> None:
-        self.__dict__["_step_supports_amp_scaling"] = value
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are plain optimizers of the original class."""

@@ -16,6 +16,7 @@ from farandole._library import check_count, ffi, lib
 from farandole.arrays.buffers import NOWHERE, Buffer
 from farandole.calls import leases
 from farandole.calls.leases import lend, lend_all
+from farandole.errors import MismatchError
 
 
 class Op(IntEnum):
@@ -215,7 +216,11 @@ def submit(call: Call, buffers: Sequence[Buffer], outputs: Sequence[Buffer] = ()
     return numbers
 
 
-_REFUSALS = ((TypeError, lib.FARANDOLE_E_TYPE), (RuntimeError, lib.FARANDOLE_E_LIBRARY))
+_REFUSALS = (
+    (TypeError, lib.FARANDOLE_E_TYPE),
+    (MismatchError, lib.FARANDOLE_E_MISMATCH),
+    (RuntimeError, lib.FARANDOLE_E_LIBRARY),
+)
 
 
 def told(reason: Exception) -> Exception:
@@ -296,11 +301,6 @@ class PreparedTensor:
         """
         return lend(self.start, input, output, memory)
 
-    def lost(self) -> int:
-        """The handle of what submit() has sent when a signal handler's exception came out of it;
-        0: nothing."""
-        return max(0, int(lib.farandole_last_of_tensor(self.number)))
-
     def close(self, forget: Any = lib.farandole_forget_tensor) -> None:
         """Forgets the tensor, as the end of this object does."""
         forget(self.number)
@@ -311,13 +311,13 @@ class PreparedTensor:
 class PreparedOnGpu:
     """A prepared tensor on a GPU, submitted in the caller's current stream."""
 
-    __slots__ = ("_current", "_tensor", "close", "lost", "stream")
+    __slots__ = ("_current", "_tensor", "close", "stream")
 
     def __init__(self, tensor: PreparedTensor, current: Callable[[], int]) -> None:
         """`current` returns that stream."""
         self._tensor = tensor
         self._current = current
-        self.close, self.lost = tensor.close, tensor.lost
+        self.close = tensor.close
         self.stream = 0  # of the last submission
 
     def submit(self, input: int, output: int, memory: object) -> int:

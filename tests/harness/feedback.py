@@ -44,8 +44,15 @@ def sgd(*ps: nn.Parameter, kind: str = "topk", **options: Any) -> Any:
     return hvd.DistributedOptimizer(torch.optim.SGD(list(ps), lr=1.0), named, **options)
 
 
-def push(p: nn.Parameter, grad: Tensor) -> None:
-    (p * grad).sum().backward()  # type: ignore[no-untyped-call]
+def push(p: Tensor, grad: Tensor) -> None:
+    """A backward pass with this gradient."""
+    push_each((p, grad))
+
+
+def push_each(*pairs: tuple[Tensor, Tensor]) -> None:
+    """One backward pass with a gradient for each parameter."""
+    loss: Any = sum((p * grad).sum() for p, grad in pairs)
+    loss.backward()
 
 
 def same_everywhere(x: Tensor) -> None:

@@ -23,7 +23,12 @@ def value(rank: int, k: int = 0) -> float:
 
 def push(p: Tensor, k: int = 0) -> None:
     """A backward pass that adds value(own rank, k) to p.grad."""
-    loss: Any = (p * value(hvd.rank(), k)).sum()
+    push_each((p, k))
+
+
+def push_each(*pairs: tuple[Tensor, int]) -> None:
+    """One backward pass that adds value(own rank, k) to p.grad for each pair of p and k."""
+    loss: Any = sum((p * value(hvd.rank(), k)).sum() for p, k in pairs)
     loss.backward()
 
 

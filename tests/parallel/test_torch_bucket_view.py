@@ -22,8 +22,12 @@ THE_OPTIMIZERS = (
     *("torch_amp", "torch_arrivals", "torch_changes", "torch_optimizer", "torch_sparse"),
     "torch_weights",
 )
-# There the user's own tensor stays `.grad`, here it is replaced; and a time limit is tested once.
-LEFT_OUT = ("test_set_to_none_false_keeps_the_tensor", "test_cost_of_hooks")
+# There the user's own tensor stays `.grad`, here it is replaced.
+# Error feedback does not go with views.
+LEFT_OUT = (
+    "test_set_to_none_false_keeps_the_tensor",
+    "test_a_second_reduction_that_can_not_be_told_from_the_first",
+)
 in_buckets = optimizers_with("gradient_as_bucket_view")
 globals().update(borrow(THE_OPTIMIZERS, "in_buckets", LEFT_OUT))
 
@@ -122,8 +126,7 @@ def train(view: bool, **options: Any) -> Iterator[list[Tensor]]:
         with optimizer.no_sync():
             loss_of(model, batch(hvd.rank(), step, 0)).backward()
         loss_of(model, batch(hvd.rank(), step, 1)).backward()
-        if step > 2:
-            optimizer.synchronize()
+        if step > 2 and "op" not in options:
             loss_of(model, batch(hvd.rank(), step, 2)).backward()
         optimizer.clip_grad_norm_(1.0)
         optimizer.step()
@@ -159,10 +162,10 @@ def test_a_foreign_gradient_is_replaced() -> None:
     assert p.grad is not None
     p.grad.data = torch.zeros(4)  # as Module.to() does
     push(p, 1)
-    optimizer.synchronize()
     grad_is(p, total(hvd.Average, [1]))
+    optimizer.step()
     p.grad = torch.full((4,), 4.0 * hvd.rank())
-    optimizer.synchronize()
+    optimizer.step()
     grad_is(p, sum(4.0 * r for r in range(hvd.size())) / hvd.size())
     p.data = p.data.double()
     p.grad = None

@@ -13,53 +13,27 @@ import torch
 from torch import nn
 
 import farandole.torch as hvd
-from harness.toys import grad_is, push, total, toys, value
+from harness.toys import grad_is, push, push_each, total, toys, value
 
-# ---- resets
-
-
-def test_zero_grad_drops_what_is_under_way() -> None:
-    (p, q), optimizer = toys(2)
-    for k in range(3):
-        push(p, 3)
-        if hvd.rank() == 0:
-            push(q, 3)
-        optimizer.zero_grad()
-        grad_is(p, None)
-        grad_is(q, None)
-        push(p, k)
-        optimizer.step()
-        grad_is(p, total(hvd.Average, [k]))
-        grad_is(q, None)
-        p.grad = None
+# ---- resets and edits
 
 
-def test_model_zero_grad_drops_too() -> None:
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("whose", ["optimizer", "model"])
+def test_resets_between_steps_and_between_passes(whose: str, to_none: bool) -> None:
     (p, q), optimizer = toys(2)
     model = nn.ParameterList([p, q])
     for k in range(3):
-        push(p, 3)
-        push(q, 3)
-        model.zero_grad()  # behind the optimizer's back, as in many GAN scripts
-        push(q, k)
-        push(p, k + 1)
+        push_each((p, 3), *([(q, 3)] if hvd.rank() == 0 else []))
+        if whose == "optimizer":
+            optimizer.zero_grad(set_to_none=to_none)
+        else:
+            model.zero_grad(set_to_none=to_none)
+        push(p, k)
         optimizer.step()
-        grad_is(p, total(hvd.Average, [k + 1]))
-        grad_is(q, total(hvd.Average, [k]))
-        model.zero_grad()
-
-
-def test_model_zero_grad_with_another_order_of_arrival() -> None:
-    (p, q, r), optimizer = toys(3)
-    push(p, 3)
-    nn.ParameterList([p, q, r]).zero_grad()
-    push(r, 1)  # was not under way: goes into the old window, and stays valid
-    push(p, 2)  # was: begins the new window
-    push(q, 1)
-    optimizer.step()
-    grad_is(p, total(hvd.Average, [2]))
-    grad_is(q, total(hvd.Average, [1]))
-    grad_is(r, total(hvd.Average, [1]))
+        grad_is(p, total(hvd.Average, [k]))
+        grad_is(q, None if to_none else 0.0)
+        model.zero_grad(set_to_none=to_none)
 
 
 def test_step_after_model_zero_grad() -> None:
@@ -71,62 +45,32 @@ def test_step_after_model_zero_grad() -> None:
     assert p.tolist() == [0.0] * 4
 
 
-def test_whoever_touches_a_gradient_gets_the_reduced_one() -> None:
+def test_gradients_may_be_changed_by_any_means() -> None:
     (p, q), optimizer = toys(2)
     whole = total(hvd.Average, [0])
-    push(p)
-    push(q)
-    assert p.grad is not None
-    p.grad.mul_(2)
-    optimizer.step()
-    grad_is(p, 2 * whole)
-    grad_is(q, whole)
-    optimizer.zero_grad()
-    push(p)
-    p.grad = p.grad * 2
-    optimizer.step()
-    grad_is(p, 2 * whole)
-    grad_is(q, None)
-    optimizer.zero_grad()
-    push(p)
-    p.grad.data.clamp_(max=1)
-    optimizer.step()
-    grad_is(p, min(1.0, whole))
-
-
-@pytest.mark.ranks(2, 3, 4)
-def test_replacing_a_gradient_under_way_is_an_error() -> None:
-    (p,), optimizer = toys()
-    push(p)
-    p.grad = torch.ones(4)
-    with pytest.raises(RuntimeError, match=r"was replaced while .* complete_after_backward=True"):
+    edits: list[Any] = [
+        lambda: p.grad.mul_(2),
+        lambda: setattr(p, "grad", p.grad * 2),
+        lambda: p.grad.data.clamp_(max=1),
+        lambda: setattr(p, "grad", torch.ones(4)),
+        lambda: setattr(p, "grad", None),
+    ]
+    for edit, expected in zip(edits, [2 * whole, 2 * whole, 1.0, 1.0, None], strict=True):
+        push_each((p, 0), (q, 0))
+        edit()
         optimizer.step()
-    optimizer.zero_grad()
-    push(p)
-    optimizer.step()
-    grad_is(p, total(hvd.Average, [0]))
-
-
-@pytest.mark.ranks(2, 3, 4)
-def test_dropping_on_one_rank_is_an_error_on_the_others() -> None:
-    (p,), optimizer = toys()
-    push(p)
-    if hvd.rank() == 0:
+        grad_is(p, expected)
+        grad_is(q, whole)
         optimizer.zero_grad()
-    else:
-        with pytest.raises(hvd.MismatchError, match="another rank has dropped by zero_grad"):
-            optimizer.step()
-    assert float(hvd.allreduce(torch.ones(()), op=hvd.Sum)) == hvd.size()
 
 
 @pytest.mark.ranks(2, 3, 4)
 def test_freezing_on_one_rank_is_an_error_on_all() -> None:
     (p, q), optimizer = toys(2)
-    push(p)
     if hvd.rank() == 1:
         q.requires_grad_(False)
     with pytest.raises(hvd.MismatchError, match="tensors is 1 on one rank, 2 on another"):
-        optimizer.step()
+        push(p)
     assert float(hvd.allreduce(torch.ones(()), op=hvd.Sum)) == hvd.size()
     q.requires_grad_(True)
     for k in range(2):
@@ -142,9 +86,9 @@ def test_freezing_on_one_rank_is_an_error_on_all() -> None:
 def test_different_shapes_are_an_error_on_all() -> None:
     p = nn.Parameter(torch.zeros(3 + hvd.rank() % 2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("layer.weight", p)])
-    p.sum().backward()
     with pytest.raises(hvd.MismatchError, match=r"layer\.weight"):
-        optimizer.step()
+        p.sum().backward()
+    optimizer.zero_grad()
     assert float(hvd.allreduce(torch.ones(()), op=hvd.Sum)) == hvd.size()
 
 
@@ -176,19 +120,15 @@ def test_frozen_with_a_gradient(way: str, op: Any) -> None:
     """torch steps such a parameter: with what all ranks have, once reduced."""
     (p, q), optimizer = toys(2, op=op, backward_passes_per_step=1 + (way == "passes"))
     with optimizer.no_sync() if way == "no_sync" else nullcontext():
-        push(p, 1)
         if way != "by hand":
-            push(q)
+            push_each((p, 1), (q, 0))
     q.requires_grad_(False)
     if way == "by hand":
         q.grad = torch.full((4,), value(hvd.rank()))
     push(p, 2)
     optimizer.step()
-    assert p.tolist() == [-total(op, [1, 2])] * 4
+    assert p.tolist() == [-total(op, [2] if way == "by hand" else [1, 2])] * 4
     assert q.tolist() == [-total(op, [0])] * 4
-    push(p, 3)
-    optimizer.step()  # nobody has reset q.grad: as it was
-    assert q.tolist() == [-2 * total(op, [0])] * 4
 
 
 def test_frozen_at_construction() -> None:
@@ -231,8 +171,8 @@ def test_another_dtype_between_backward_and_step() -> None:
     (p, q), optimizer = toys(2)
     for k, dtype in enumerate((torch.float64, torch.float16, torch.float32)):
         optimizer.zero_grad()
-        push(p, k)
-        push(q, k + 1)
+        with optimizer.no_sync():
+            push_each((p, k), (q, k + 1))
         nn.ParameterList([p, q]).to(dtype)
         optimizer.step()
         assert p.grad is not None
@@ -244,15 +184,14 @@ def test_another_dtype_between_backward_and_step() -> None:
 @pytest.mark.ranks(2, 3, 4)  # alone, nobody reduces: torch's own optimizer says it
 def test_another_shape_between_backward_and_step() -> None:
     (p, q), optimizer = toys(2)
-    push(p)
-    push(q, 1)
+    with optimizer.no_sync():
+        push_each((p, 0), (q, 1))
     p.data = torch.zeros(6)
     with pytest.raises(RuntimeError, match=r"has shape \[4\].* become one of \[6\]: change"):
         optimizer.step()
     grad_is(q, total(hvd.Average, [1]))
     optimizer.zero_grad()
     push(p, 1)
-    optimizer.step()
     assert p.grad is not None
     assert p.grad.tolist() == [total(hvd.Average, [1])] * 6
 
@@ -261,13 +200,12 @@ def test_another_dtype_while_unused_and_back() -> None:
     (p, q), optimizer = toys(2)
     for k, dtype in enumerate((torch.float32, torch.float64, torch.float32, torch.float32)):
         p.data = p.data.to(dtype)
-        push(q, k)
         everywhere = dtype is torch.float32
-        if everywhere or hvd.rank() == 0:
-            push(p, k + 1)
-        optimizer.step()
+        used = everywhere or hvd.rank() == 0
+        push_each((q, k), *([(p, k + 1)] if used else []))
         alone = value(0, k + 1) / hvd.size()
         grad_is(p, total(hvd.Average, [k + 1]) if everywhere else alone)
+        optimizer.step()
         optimizer.zero_grad()
 
 
@@ -312,10 +250,7 @@ def test_two_optimizers_step_in_different_orders() -> None:
     for k in range(4):
         for optimizer in (first, second):
             optimizer.zero_grad()
-        push(p, k)
-        push(q, k + 1)
-        if hvd.rank() == 0:
-            push(unused)
+        push_each((q, k + 1), (p, k), *([(unused, 0)] if hvd.rank() == 0 else []))
         order = [first, second] if hvd.rank() % 2 else [second, first]
         for optimizer in order:
             optimizer.step()

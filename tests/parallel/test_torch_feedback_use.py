@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import farandole.torch as hvd
-from harness.feedback import KINDS, MODELS, SHAPE, gradient, push, sgd, weight
+from harness.feedback import KINDS, MODELS, SHAPE, gradient, push, push_each, sgd, weight
 
 several = pytest.mark.ranks(2, 3, 4)
 each = pytest.mark.parametrize("kind", KINDS)
@@ -154,10 +154,8 @@ def test_a_compressor_that_raises_on_one_rank_ends_the_step_on_all(fails: int) -
     p, q = weight(), weight()
     optimizer = sgd(p, q, compression=Signs(fails))
     for step in range(2):
-        push(p, gradient(hvd.rank(), step))
-        push(q, gradient(hvd.rank(), step))
         with pytest.raises((RuntimeError, ValueError), match=r"no signs|no mean"):
-            optimizer.step()
+            push_each((p, gradient(hvd.rank(), step)), (q, gradient(hvd.rank(), step)))
         optimizer.zero_grad()
     hvd.allreduce(torch.ones(1), name="after")
 
@@ -175,11 +173,9 @@ def test_one_that_raises_where_a_gradient_is_missing() -> None:
     p, q = weight(), weight()
     optimizer = sgd(p, q, compression=NoZeros())
     for step in range(2):
-        push(p, gradient(hvd.rank(), step))
-        if hvd.rank() != 1:
-            push(q, gradient(hvd.rank(), step))
+        pairs = [(p, gradient(hvd.rank(), step)), (q, gradient(hvd.rank(), step))]
         with pytest.raises((RuntimeError, ValueError), match="no zeros"):
-            optimizer.step()
+            push_each(*pairs[: 1 if hvd.rank() == 1 else 2])
         optimizer.zero_grad()
     hvd.allreduce(torch.ones(1), name="after")
 
@@ -189,10 +185,11 @@ def test_after_a_timeout_the_step_goes_on() -> None:
     p = weight()
     optimizer = sgd(p, kind="int8", op=hvd.Sum)
     model = MODELS["int8"](hvd.size())
-    push(p, gradient(hvd.rank(), 0))
+    with optimizer.no_sync():
+        push(p, gradient(hvd.rank(), 0))
     if hvd.rank() == 0:
         with pytest.raises(hvd.StallError):
-            optimizer.synchronize(timeout=0.05)
+            optimizer.step(timeout=0.05)
         hvd.send(torch.ones(1), destination=1)
     elif hvd.rank() == 1:
         hvd.recv(torch.ones(1), source=0)

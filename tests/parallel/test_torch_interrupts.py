@@ -1,64 +1,132 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C at every moment of a step: the next call ends it, and all ranks get the same numbers."""
+"""Exceptions in a backward pass, and Ctrl-C in its wait: the round stays open until step() or
+synchronize() ends it, or zero_grad() or another pass gives it up."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from mpi4py import MPI
+from torch import Tensor
 
 import farandole.torch as hvd
-from harness.interrupts import at_every_moment, interrupted
-from harness.toys import grad_is, push, total, toys
+from harness.in_flight import late, soon_interrupted
+from harness.toys import grad_is, push, push_each, total, toys
+
+pytestmark = pytest.mark.ranks(2, 3, 4)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "views": {"gradient_as_bucket_view": True},
     "groups": {"groups": 1},
-    "mean": {"accumulate": "mean", "backward_passes_per_step": 2},
+    "sum": {"op": hvd.Sum},
+    "mean": {"accumulate": "mean"},
     "half": {"compression": hvd.Compression.fp16},
-    "feedback": {"compression": hvd.Compression.topk(0.5)},
+    "sharded": {"shard_state": True},
 }
 
 
-@pytest.mark.parametrize(("name", "late"), [("synchronize", False), ("step", True)])
+@pytest.mark.parametrize("end", ["step", "synchronize"])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_step(options: str, late: bool, name: str) -> None:
-    """`late`: another backward pass has come after the first was sent."""
-    known: list[Any] = []
-
-    def attempt(moment: int) -> bool:
+def test_the_wait_of_a_pass_is_interrupted(options: str, end: str) -> None:
+    op = OPTIONS[options].get("op", hvd.Average)
+    (p, q, r), optimizer = toys(3, **OPTIONS[options])
+    push_each((p, 0), (q, 0))  # what takes long the first time is no wait
+    optimizer.step()
+    for k in range(3):
+        before = [x.tolist()[0] for x in (p, q, r)]
         optimizer.zero_grad()
-        for k in range(3 if late else 1):
-            push(ps[0], k)
-        if hvd.rank() == 0 or (options, late) == ("mean", True):  # else it is a MismatchError
-            push(ps[1])
-        was = interrupted(getattr(optimizer, name), moment)
-        grads = [None if p.grad is None else p.grad.tolist() for p in ps]
-        known[:] = known or [grads]  # of a first attempt that nobody has interrupted
-        assert grads == known[0]
+        if late():
+            MPI.COMM_WORLD.Barrier()
+            push(p, k)
+        else:
+            with soon_interrupted():
+                push_each((p, k), *([(q, k)] if hvd.rank() == 0 else []))
+            assert p.grad is None
+            MPI.COMM_WORLD.Barrier()
+            getattr(optimizer, end)()
+        if end == "synchronize" or late():
+            optimizer.step()
+        moved = [b - x.tolist()[0] for b, x in zip(before, (p, q, r), strict=True)]
+        assert moved == [total(op, [k]), total(op, [k], [0]), 0.0]
+
+
+def failing(p: Tensor, q: Tensor) -> None:
+    """A pass that ends after p's gradient has arrived."""
+
+    def fail(_grad: Tensor) -> None:
+        raise ArithmeticError
+
+    hidden = q * 2
+    hidden.register_hook(fail)
+    with pytest.raises(ArithmeticError):
+        (p.sum() * 3 + hidden.sum()).backward()
+
+
+GIVEN_UP: dict[str, Callable[[Tensor, Any], None]] = {
+    "zero_grad": lambda p, optimizer: optimizer.zero_grad(),
+    "another pass": lambda p, optimizer: push(p),
+    "gone": lambda p, optimizer: optimizer._reducer.detach(),
+}
+
+
+@pytest.mark.parametrize("way", GIVEN_UP)
+def test_a_pass_that_failed_on_one_rank_is_given_up(way: str) -> None:
+    """The others' calls end with an error that says so."""
+    (p, q), optimizer = toys(2)
+    if late():
+        failing(p, q)
+        if way == "another pass":
+            with suppress(hvd.MismatchError):  # the others begin another round, or none
+                push(p)
+        else:
+            GIVEN_UP[way](p, optimizer)
+    else:
+        with pytest.raises(hvd.MismatchError, match=r"has given up its backward pass"):
+            push_each((p, 0), (q, 0))
+        if way == "another pass":
+            optimizer.synchronize()
+    if way == "gone":
+        return
+    optimizer.zero_grad()
+    for k in range(2):
+        push_each((p, k), (q, k + 1))
+        grad_is(p, total(hvd.Average, [k]))
+        grad_is(q, total(hvd.Average, [k + 1]))
         optimizer.step()
-        return was
-
-    ps, optimizer = toys(3, **OPTIONS[options])
-    attempt(1 << 30)
-    at_every_moment(attempt)
-
-
-def test_zero_grad() -> None:
-    """It drops what is under way, on all ranks, and nothing of it is seen later."""
-
-    def attempt(moment: int) -> bool:
-        for p in ps:
-            push(p, 2)
-        was = interrupted(optimizer.zero_grad, moment)
-        for p in ps:
-            push(p)
-        optimizer.step()
-        for p in ps:
-            grad_is(p, total(hvd.Average, [0]))
         optimizer.zero_grad()
-        return was
 
-    ps, optimizer = toys(3)
-    at_every_moment(attempt)
+
+def test_a_pass_that_failed_is_finished_by_step() -> None:
+    """With what had arrived on this rank by then."""
+    (p, q), optimizer = toys(2, op=hvd.Sum)
+    if late():
+        failing(p, q)
+        optimizer.synchronize()
+    else:
+        push_each((p, 0), (q, 1))
+    others = range(hvd.size() - 1)
+    grad_is(q, total(hvd.Sum, [1], others))
+    assert p.grad is not None
+    assert p.grad.tolist()[0] in (total(hvd.Sum, [0], others), total(hvd.Sum, [0], others) + 3.0)
+    same = hvd.allgather_object(p.grad.tolist())
+    assert all(one == same[0] for one in same)
+
+
+@pytest.mark.parametrize("groups", [0, 1])
+def test_a_pass_that_failed_on_all_ranks_is_followed_by_one_that_does_not(groups: int) -> None:
+    (p, q), optimizer = toys(2, groups=groups)
+    for way in ("zero_grad", "nothing", "zero_grad", "model"):
+        failing(p, q)
+        if way == "zero_grad":
+            optimizer.zero_grad()
+        if way == "model":
+            p.grad = q.grad = None
+        push(p)
+        assert type(p.grad) is Tensor
+        grad_is(p, total(hvd.Average, [0]))
+        optimizer.step()
+        optimizer.zero_grad()

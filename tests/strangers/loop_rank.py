@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,18 @@ class Mistake(Exception):
     """Of the user's own code."""
 
 
+class Negated:
+    """A user's compressor, which loses nothing of a sum."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return -tensor, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, _context: Any) -> torch.Tensor:
+        return -tensor
+
+
 class LoopRunner:
     """One loop on one rank."""
 
@@ -34,7 +46,6 @@ class LoopRunner:
         self._loop, self._rank, self._ranks, self._stage = loop, rank, ranks, stage
         self._built = self._number = 0
         self._canaries = Canaries()
-        self._reset = False  # model.zero_grad(): the next pass ends what is under way
         self.found: list[tuple[Any, ...]] = []  # ("state", arrays) or ("wrong", text)
 
     def run(self) -> None:
@@ -50,18 +61,31 @@ class LoopRunner:
         self._look()
 
     def _build(self) -> None:
+        self._net = Net(self._built, self._loop.width)
+        named = list(self._net.named_parameters())
+        parts = [named[:2], named[2:]] if self._loop.kind == "split" else [named]
+        with self._stage.blocked():
+            self._optimizers: list[Any] = [self._distributed(part) for part in parts]
+        self._built += 1
+
+    def _distributed(self, named: list[tuple[str, Any]]) -> Any:
         loop = self._loop
-        self._net = Net(self._built, loop.width)
-        self._optimizer: Any = hvd.DistributedOptimizer(
-            plain_optimizer(loop, self._net),
-            self._net.named_parameters() if loop.named else None,
+        options: dict[str, Any] = {"gradient_as_bucket_view": loop.views}
+        if loop.kind == "sharded":
+            options = {"shard_state": True}
+        if loop.kind == "feedback":
+            options = {"compression": hvd.Compression.topk(1.0)}  # loses nothing
+        if loop.kind == "compressed" and loop.op != "Min":
+            options |= {"compression": Negated}
+        return hvd.DistributedOptimizer(
+            plain_optimizer(loop, [p for _, p in named]),
+            named if loop.named else None,
             backward_passes_per_step=loop.passes,
             op=getattr(hvd, loop.op),
-            num_groups=loop.groups,
+            num_groups=0 if loop.kind == "feedback" else loop.groups,
             accumulate="mean" if loop.mean else "sum",
-            gradient_as_bucket_view=loop.views,
+            **options,
         )
-        self._built += 1
 
     # ---- moves
 
@@ -69,45 +93,60 @@ class LoopRunner:
         x = batch(self._rank, self._number)
         self._number += 1
         own = used[self._rank % len(used)]
-        held = self._optimizer.no_sync() if hold else nullcontext()
-        ends = self._stage.blocked() if self._reset else nullcontext()
-        self._reset = False
-        with held, ends:
+        with ExitStack() as stack:
+            for optimizer in self._optimizers if hold else []:
+                stack.enter_context(optimizer.no_sync())
+            stack.enter_context(self._stage.blocked())
             loss_of(self._net, x, own, form).backward()
 
+    def _fail(self) -> None:
+        """A pass that ends in its midst, on all ranks, and is dropped."""
+
+        def fail(_grad: torch.Tensor) -> None:
+            raise Mistake
+
+        net, x = self._net, batch(self._rank, 78)
+        hidden: Any = torch.tanh(net.first(x))
+        hidden.register_hook(fail)
+        try:
+            (net.second(hidden).sum() + net.head(hidden).sum()).backward()
+        except Mistake:
+            self._zero("optimizer_none")
+
     def _zero(self, form: str) -> None:
-        whose = self._optimizer if form.startswith("optimizer") else self._net
-        self._reset = whose is self._net
-        with self._stage.blocked():
+        for whose in self._optimizers if form.startswith("optimizer") else [self._net]:
             whose.zero_grad(set_to_none=form.endswith("none"))
 
     def _step(self, form: str, ranks: list[bool]) -> None:
         own = bool(ranks) and ranks[self._rank % len(ranks)]
         if form.startswith("timeout") and own:
             self._lose_patience(gives_up=form == "timeout_drop")
-        elif form == "interrupt" and own:
-            self._interrupted()
         else:
-            self._whole_step(form)
+            self._whole_step(form, own)
         if form == "timeout_drop":
             self._rebuild(True)
         else:
             self._tell()
 
-    def _whole_step(self, form: str) -> None:
+    def _whole_step(self, form: str, own: bool) -> None:
         with self._stage.blocked():
+            if form == "interrupt":
+                self._interrupted(own)
+            if form in ("clip", "interrupt"):
+                self._synchronize()
             if form == "clip":
-                self._optimizer.synchronize()
                 torch.nn.utils.clip_grad_norm_(self._net.parameters(), CLIP)
             elif form == "clip_own":
-                self._optimizer.clip_grad_norm_(CLIP)
-            if form == "closure":
-                self._optimizer.step(self._closure)
-            else:
-                self._optimizer.step()
+                self._optimizers[0].clip_grad_norm_(CLIP)
+            for optimizer in self._optimizers:
+                optimizer.step(*([self._closure] if form == "closure" else []))
+
+    def _synchronize(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.synchronize()
 
     def _closure(self) -> Any:
-        self._optimizer.zero_grad()
+        self._zero("optimizer_none")
         loss = loss_of(self._net, batch(self._rank, self._number), True)
         self._number += 1
         loss.backward()
@@ -115,21 +154,18 @@ class LoopRunner:
 
     def _lose_patience(self, gives_up: bool) -> None:
         """A step with a limit, which is made again unless this rank drops everything."""
-        try:
-            self._optimizer.step(timeout=TIMEOUT)
-        except fd.StallError:
-            if not gives_up:
+        for optimizer in self._optimizers:
+            try:
+                optimizer.step(timeout=TIMEOUT)
+            except fd.StallError:
+                if gives_up:
+                    return
                 with self._stage.blocked():
-                    self._optimizer.step()
+                    optimizer.step()
 
-    def _interrupted(self) -> None:
-        try:
-            with interrupted_soon():
-                self._optimizer.synchronize()
-        except KeyboardInterrupt:
-            pass
-        with self._stage.blocked():
-            self._optimizer.step()
+    def _interrupted(self, own: bool) -> None:
+        with suppress(KeyboardInterrupt), interrupted_soon() if own else nullcontext():
+            self._synchronize()
 
     def _raise(self, then: str) -> None:
         try:
@@ -141,14 +177,14 @@ class LoopRunner:
                 self._zero("optimizer_none")
 
     def _rebuild(self, collect: bool) -> None:
-        del self._optimizer, self._net
+        del self._optimizers, self._net
         if collect:
             gc.collect()
         self._build()
 
     def _edit(self) -> None:
         with self._stage.blocked():
-            self._optimizer.synchronize()
+            self._synchronize()
         for p in self._net.parameters():
             if p.grad is not None:
                 p.grad.mul_(0.5)
@@ -156,14 +192,15 @@ class LoopRunner:
     def _copy(self) -> None:
         """A copy is plain: it trains by itself and disturbs nobody."""
         net = copy.deepcopy(self._net)
-        optimizer = plain_optimizer(self._loop, net)
+        optimizer = plain_optimizer(self._loop, list(net.parameters()))
         loss_of(net, batch(self._rank, 77), True).backward()
         optimizer.step()
 
     def _broadcast(self, root: int) -> None:
         with self._stage.blocked():
             hvd.broadcast_parameters(self._net.state_dict(), root % self._ranks)
-            hvd.broadcast_optimizer_state(self._optimizer, root % self._ranks)
+            for optimizer in self._optimizers:
+                hvd.broadcast_optimizer_state(optimizer, root % self._ranks)
 
     def _late(self, rank: int) -> None:
         if rank % self._ranks == self._rank:
@@ -179,7 +216,8 @@ class LoopRunner:
     def _tell(self) -> None:
         parameters = list(self._net.parameters())
         state: State = [p.detach().numpy().copy() for p in parameters]
-        state += [None if p.grad is None else np.array(p.grad.numpy()) for p in parameters]
+        if self._loop.kind != "sharded":
+            state += [None if p.grad is None else np.array(p.grad.numpy()) for p in parameters]
         self.found.append(("state", state))
 
     def _look(self) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,7 @@ def states(loop: Loop, ranks: int) -> list[State]:
 
 
 class _Model:
-    """One set of parameters, since all ranks' are equal, and each rank's gradients since the last
-    reduction."""
+    """One set of parameters, since all ranks' are equal, and what `.grad` holds on each rank."""
 
     def __init__(self, loop: Loop, ranks: int) -> None:
         self._loop, self._ranks = loop, ranks
@@ -35,15 +35,15 @@ class _Model:
 
     def _build(self) -> None:
         self._net = Net(self._built, self._loop.width)
-        self._optimizer = plain_optimizer(self._loop, self._net)
+        self._optimizer = plain_optimizer(self._loop, list(self._net.parameters()))
         self._built += 1
-        self._reset()
+        count = len(list(self._net.parameters()))
+        self._grads: list[list[Tensor | None]] = [[None] * count for _ in range(self._ranks)]
+        self._count_anew()
 
-    def _reset(self) -> None:
-        self._local: list[list[Tensor | None]] = [
-            [None] * len(list(self._net.parameters())) for _ in range(self._ranks)
-        ]
-        self._passes = self._reduced = 0  # since the last reduction; in this step, before that
+    def _count_anew(self) -> None:
+        self._passes = self._counted = 0  # since the last reduction
+        self._settled = False  # nothing has come since
 
     def run(self) -> list[State]:
         for word, *arguments in steps(self._loop):
@@ -53,57 +53,58 @@ class _Model:
                 self._zero(arguments[0])
             elif word == "step":
                 self._step(arguments[0])
-            elif word == "raise":
-                self._after_raise(arguments[0])
-            elif word == "rebuild":
+            elif word == "fail" or (word, arguments[:1]) == ("raise", ["zero"]):
+                self._zero("optimizer_none")
+            elif word == "rebuild" or (word, arguments[:1]) == ("raise", ["drop"]):
                 self._build()
             elif word == "edit":
                 self._reduce()
-                for p in self._net.parameters():
-                    if p.grad is not None:
-                        p.grad.mul_(0.5)
+                self._change(lambda g: g * 0.5)
         return self._seen
 
     def _backward(self, used: list[bool], hold: bool, form: str) -> None:
         parameters = list(self._net.parameters())
-        for rank, local in enumerate(self._local):
+        for rank, own in enumerate(self._grads):
             loss = loss_of(self._net, batch(rank, self._number), used[rank % len(used)], form)
-            for i, g in enumerate(torch.autograd.grad(loss, parameters, allow_unused=True)):
-                if g is not None:
-                    old = local[i]
-                    local[i] = g if old is None else old + g
+            for p in parameters:
+                p.grad = None
+            loss.backward()
+            for i, p in enumerate(parameters):
+                old, g = own[i], p.grad
+                own[i] = old if g is None else g if old is None else old + g
         self._number += 1
         self._passes += 1
+        self._counted += not hold
+        self._settled = False
+        if not hold and self._counted >= self._loop.passes:
+            self._reduce()
+
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        self._grads = [[None if g is None else change(g) for g in own] for own in self._grads]
 
     def _zero(self, form: str) -> None:
-        for i, p in enumerate(self._net.parameters()):
-            if p.grad is None and any(local[i] is not None for local in self._local):
-                p.grad = torch.zeros_like(p)  # of whatever some rank has accumulated
-        self._reset()
-        self._net.zero_grad(set_to_none=form.endswith("none"))
-
-    def _after_raise(self, then: str) -> None:
-        if then == "drop":
-            self._build()
-        elif then == "zero":
-            self._zero("optimizer_none")
+        if form.endswith("none"):
+            self._grads = [[None] * len(own) for own in self._grads]
+        else:
+            self._change(torch.zeros_like)
+        if form.startswith("optimizer"):
+            self._count_anew()
 
     def _reduce(self) -> None:
-        passes = self._passes + self._reduced
+        if self._settled:
+            return
         for i, p in enumerate(self._net.parameters()):
-            parts = [local[i] for local in self._local]
-            if self._loop.mean and self._reduced and p.grad is not None:
-                p.grad *= self._reduced / passes
-            if all(part is None for part in parts):
-                continue
-            total = self._combine([torch.zeros_like(p) if g is None else g for g in parts])
-            p.grad = total if p.grad is None else p.grad + total
-        self._reset()
-        self._reduced = passes
+            parts = [own[i] for own in self._grads]
+            if any(part is not None for part in parts):
+                total = self._combine([torch.zeros_like(p) if g is None else g for g in parts])
+                for own in self._grads:
+                    own[i] = total
+        self._count_anew()
+        self._settled = True
 
     def _combine(self, parts: list[Tensor]) -> Tensor:
         if self._loop.mean:
-            parts = [part / (self._passes + self._reduced) for part in parts]
+            parts = [part / max(1, self._passes) for part in parts]
         stack = torch.stack(parts).detach()
         if self._loop.op == "Min":
             return stack.amin(0)
@@ -111,18 +112,26 @@ class _Model:
 
     def _step(self, form: str) -> None:
         if form == "closure":
+            self._zero("optimizer_none")
             self._backward([True] * self._ranks, False, "plain")
         self._reduce()
+        parameters = list(self._net.parameters())
+        for p, g in zip(parameters, self._grads[0], strict=True):
+            p.grad = None if g is None else g.detach().clone()
         if form.startswith("clip"):
-            torch.nn.utils.clip_grad_norm_(self._net.parameters(), CLIP)
+            torch.nn.utils.clip_grad_norm_(parameters, CLIP)
         if form == "timeout_drop":  # nothing is said of what has been stepped
             self._build()
             return
         self._optimizer.step()
-        self._reset()
-        parameters = list(self._net.parameters())
+        self._grads = [
+            [None if p.grad is None else p.grad.clone() for p in parameters]
+            for _ in range(self._ranks)
+        ]
+        self._count_anew()
         state: State = [p.detach().numpy().copy() for p in parameters]
-        state += [None if p.grad is None else p.grad.numpy().copy() for p in parameters]
+        if self._loop.kind != "sharded":  # else each rank has a part of them
+            state += [None if p.grad is None else p.grad.numpy().copy() for p in parameters]
         self._seen.append(state)
 
 
@@ -133,7 +142,7 @@ def difference(loop: Loop, got: list[State], right: list[State]) -> str:
     if len(got) != len(right):
         return f"{len(got)} steps instead of {len(right)}"
     for step, (ours, theirs) in enumerate(zip(got, right, strict=True)):
-        for name, x, y in zip(names, ours, theirs, strict=True):
+        for name, x, y in zip(names[: len(theirs)], ours, theirs, strict=True):
             if text := _compare(x, y):
                 return f"after step {step} {name} {text}"
     return ""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 __all__ = ["CLIP", "FEATURES", "Loop", "Net", "batch", "loss_of", "plain_optimizer", "steps"]
 
@@ -16,14 +17,19 @@ CLIP = 0.1  # the norm that gradients are clipped to
 
 # What STRANGERS_WITHOUT may name: moves and their forms.
 FEATURES = (
-    *("backward", "backward:penalty", "backward:query", "backward:hold", "backward:unused"),
-    *("zero:optimizer_none", "zero:optimizer_zero", "zero:model_none", "zero:model_zero"),
-    *("step:plain", "step:clip", "step:clip_own", "step:closure", "step:timeout"),
-    *("step:timeout_drop", "step:interrupt", "raise", "rebuild", "copy", "loop:late"),
-    *("loop:memory", "broadcast", "edit", "mean", "views", "passes", "op:Sum", "op:Min", "groups"),
+    *("backward", "backward:penalty", "backward:query", "backward:again", "backward:hold"),
+    *("backward:unused", "fail", "zero:optimizer_none", "zero:optimizer_zero", "zero:model_none"),
+    *("zero:model_zero", "step:plain", "step:clip", "step:clip_own", "step:closure"),
+    *("step:timeout", "step:timeout_drop", "step:interrupt", "raise", "rebuild", "copy"),
+    *("loop:late", "loop:memory", "broadcast", "edit", "mean", "views", "passes", "op:Sum"),
+    *("op:Min", "groups", "kind:sharded", "kind:split", "kind:compressed", "kind:feedback"),
 )
 
-_ENDS = (["optimizer_none"], ["optimizer_zero"], ["zero"], ["drop"])  # forms of zero and raise
+_ENDS = (["zero"], ["drop"])  # forms of raise
+_INSTEAD = {
+    "sharded": {"clip": "clip_own", "timeout_drop": "timeout"},
+    "split": {"clip_own": "clip", "closure": "plain"},
+}
 _PLAIN = {"backward", "step:plain", "zero:optimizer_none", "loop:late", "loop:memory"}
 
 
@@ -40,6 +46,12 @@ class Loop:
     named: bool = True
     width: int = 4
     optimizer: str = "sgd"
+    kind: str = "plain"  # or one of the above; split: two optimizers
+
+    @property
+    def linear(self) -> bool:
+        """Whether what comes after a reduction can be reduced with its result."""
+        return self.op == "Average" and not self.mean and self.kind != "feedback"
 
     def text(self) -> str:
         """One line of JSON."""
@@ -52,6 +64,7 @@ class Loop:
         used |= {"mean"} if self.mean else set()
         used |= {"views"} if self.views else set()
         used |= {"groups"} if self.groups else set()
+        used |= {f"kind:{self.kind}"}
         for word, *arguments in self.moves:
             used.add(word)
             if word in ("step", "zero"):
@@ -88,8 +101,15 @@ def batch(rank: int, number: int) -> Tensor:
 
 
 def loss_of(net: Net, x: Tensor, used: bool, form: str = "plain") -> Any:
-    """`form` penalty: and the size of its gradients, by a second derivative."""
+    """`form` penalty: and the size of its gradients, by a second derivative; again: the head is
+    used in three reentrant segments, whose passes are parts of the pass."""
     hidden = torch.tanh(net.first(x))
+    if form == "again":
+        total: Any = (net.second(hidden) - x[:, :2]).square().mean()
+        for _ in range(3):
+            add = lambda t, h: t + net.head(h).square().mean()  # noqa: E731
+            total = checkpoint(add, total, hidden, use_reentrant=True)
+        return total
     loss: Any = (net.second(hidden) - x[:, :2]).square().mean()
     if used:
         loss = loss + net.head(hidden).square().mean()
@@ -103,55 +123,48 @@ def loss_of(net: Net, x: Tensor, used: bool, form: str = "plain") -> Any:
     return loss + sum((g.square().sum() for g in gradients if g is not None), torch.zeros(()))
 
 
-def plain_optimizer(loop: Loop, net: Net) -> torch.optim.Optimizer:
+def plain_optimizer(loop: Loop, parameters: list[Any]) -> torch.optim.Optimizer:
     """What one process would use."""
     if loop.optimizer == "adam":
-        return torch.optim.Adam(net.parameters(), lr=0.01)
+        return torch.optim.Adam(parameters, lr=0.01)
     momentum = 0.9 if loop.optimizer == "momentum" else 0.0
-    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=momentum)
+    return torch.optim.SGD(parameters, lr=0.1, momentum=momentum)
 
 
 def steps(loop: Loop) -> list[tuple[Any, ...]]:
     """The moves that mean something, in the same words.
 
-    A minimum is of what each rank has accumulated for one step: no pass beyond those, none of it
-    missing. Gradients that are under way are zeroed by their optimizer only, as farandole says. A
-    mean has no pass beyond those after one in which ranks used different layers. A rank that gives
-    up a step has promised no second reduction in it, for which the others would wait.
+    What can't be told from a reduction's result comes after the step only, and gradients of another
+    op than Average are reset between steps, as farandole says. A sharded optimizer's state and
+    gradients are not copied; two optimizers are not clipped by one of them, and take no closure.
     """
     found: list[tuple[Any, ...]] = []
-    arrived = 0  # backward passes since gradients were last reduced or reset
-    apart = False  # in one of them ranks used different layers
-    settled = False  # since then all have synchronized
-    linear = loop.op in ("Average", "Sum")
+    arrived = counted = 0  # passes since the last reduction: all, and those outside of no_sync()
+    reduced = False  # since the last step or reset
     for word, *arguments in loop.moves:
-        if word == "backward":
-            used, hold, form = arguments
-            if not linear:
-                if arrived >= loop.passes:
-                    continue
-                used, hold = [True] * len(used), False
-            if not arrived:
-                apart = False
-            if loop.mean and apart and arrived >= loop.passes:
-                continue
-            arrived += 1
-            settled = False
-            apart |= len({*used}) > 1
-            found.append((word, used, hold, form))
+        if word in ("copy", "broadcast") and loop.kind == "sharded":
             continue
-        if (word, arguments[:1]) == ("zero", ["model_zero"]) and arrived:
-            arguments = ["optimizer_zero"]
-        if (word, arguments[:1]) == ("step", ["timeout_drop"]) and arrived > loop.passes:
-            arguments = ["timeout", arguments[1]]
-        if word == "step" and arguments[0] == "interrupt" and settled:
-            arguments = ["plain", []]  # nothing is left to wait for, so nobody waits
-        ends = word in ("step", "rebuild") or arguments[:1] in _ENDS
-        settled = word == "edit" or (settled and not ends)
-        if word == "step" and arguments[0] == "closure":
-            found.append(("zero", "optimizer_none"))
-        if word in ("zero", "step", "rebuild", "edit") or arguments[:1] == ["drop"]:
-            arrived = 0
+        if word == "step" and arguments[0] in _INSTEAD.get(loop.kind, {}):
+            arguments = [_INSTEAD[loop.kind][arguments[0]], arguments[1]]
+        if word in ("backward", "fail") and reduced and not loop.linear:
+            continue
+        if word == "backward":
+            if loop.op == "Min":  # of what each rank has: none of it missing
+                arguments = [[True] * len(arguments[0]), *arguments[1:]]
+            arrived += 1
+            counted += not arguments[1]
+            if not arguments[1] and counted >= loop.passes:
+                arrived, counted, reduced = 0, 0, True
+        elif word == "edit":
+            if arrived and reduced and not loop.linear:
+                continue
+            arrived, counted, reduced = 0, 0, True
+        elif word in ("step", "zero", "fail", "rebuild") or arguments[:1] in _ENDS:
+            if word == "zero" and (arrived or not loop.linear):  # the model's counts no passes anew
+                arguments = [arguments[0].replace("model", "optimizer")]
+            arrived, counted, reduced = 0, 0, False
         found.append((word, *arguments))
+        if word == "step" and loop.op != "Average":
+            found.append(("zero", "optimizer_none"))
     found.append(("step", "plain", []))
     return found

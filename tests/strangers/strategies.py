@@ -130,6 +130,10 @@ def loops(without: frozenset[str] = frozenset()) -> Strategy:
         named=st.booleans(),
         width=st.sampled_from([4, 1500]),
         optimizer=st.sampled_from(["sgd", "momentum", "adam"]),
+        kind=_picked(
+            ["plain", "plain", "sharded", "split", "compressed", "feedback"],
+            _less("kind:", without),
+        ),
     )
 
 
@@ -143,7 +147,7 @@ def _loop_moves(without: frozenset[str]) -> Strategy:
     every = st.just([True] * MOST_RANKS)
     used = every if "unused" in backward else st.one_of(every, _FLAGS)
     hold = st.just(False) if "hold" in backward else st.sampled_from([False, False, True])
-    forms = _picked(["plain", "plain", "plain", "penalty", "query"], backward)
+    forms = _picked(["plain", "plain", "plain", "penalty", "query", "again"], backward)
     zero = ["optimizer_none", "optimizer_zero", "model_none", "model_zero"]
     step = ["plain"] * 3 + ["clip", "clip_own", "closure", "timeout", "timeout_drop", "interrupt"]
     after = st.sampled_from(["zero", "go_on", "drop"])
@@ -152,6 +156,7 @@ def _loop_moves(without: frozenset[str]) -> Strategy:
         "backward": (6, _move("backward", used, hold, forms)),
         "step": (3, _move("step", _picked(step, _less("step:", without)), _FLAGS)),
         "zero": (3, _move("zero", _picked(zero, _less("zero:", without)))),
+        "fail": (1, _move("fail")),
         "raise": (1, _move("raise", after)),
         "rebuild": (1, _move("rebuild", flag())),
         "copy": (1, _move("copy")),

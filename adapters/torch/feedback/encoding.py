@@ -35,7 +35,7 @@ class Feedback:
     result is not finite, leaves it as it was.
     """
 
-    weight = number = stream = 0  # as in Encoding
+    weight = stream = 0  # as in Encoding
     grouped = False
 
     def __init__(
@@ -89,14 +89,6 @@ class Feedback:
         """The tensor in which this rank gets the first result, though it sends nothing."""
         self._like = parameter
         return self._begin(None)
-
-    def ensure(self, parameter: Tensor) -> None:
-        """As receive()."""
-        self.receive(parameter)
-
-    def lost(self) -> int:
-        """As in Encoding; 0: it has not kept what it submitted."""
-        return 0
 
     def submit(self, input: int, _output: int, _memory: object) -> int:
         """Submits the next call; `input` 0: without this rank's part. Returns its handle."""
@@ -245,7 +237,7 @@ def release(gradients: Iterable[Gradient]) -> None:
 
 
 def commit(gradients: Iterable[Gradient]) -> None:
-    """Keeps the state after a round, of all gradients that the user has not reset."""
+    """Keeps the state after a round."""
     for gradient in gradients:
-        if isinstance(gradient.encoding, Feedback) and not gradient.is_reset():
+        if isinstance(gradient.encoding, Feedback):
             gradient.encoding.commit()

@@ -65,10 +65,6 @@ class BucketView:
             self._make(grad)
         return self.tensor
 
-    def vacate(self, base: Tensor) -> Tensor:
-        """`base`, copied if in a window, where all ranks have to reduce at the same place."""
-        return base.clone() if self.at != NOWHERE and base is self.tensor else base
-
 
 def lay_out(gradients: Iterable[Gradient], process_set: int) -> None:
     """Allocates memory for the gradients of dense, contiguous parameters, dtype by dtype.

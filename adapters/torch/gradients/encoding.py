@@ -19,26 +19,16 @@ from farandole.torch.gradients.bucket_view import BucketView
 from farandole.torch.gradients.rows import Rows
 from farandole.torch.kind import prepare
 
+_NONE = 0, None, -1  # a form: nothing is sent unchanged
+EACH = 2 << 10  # bytes added per gradient, so that at most 32 are sent by one call
+
 
 class Encoding:
     """Converts a gradient to the tensor that is sent and back; submits that tensor to the core."""
 
     __slots__ = (
-        "_call",
-        "_compressor",
-        "_context",
-        "_device",
-        "_dtype",
-        "_group",
-        "_key",
-        "_numel",
-        "_sparse_as_dense",
-        "_sparse_dim",
-        "_tensor",
-        "number",
-        "submit",
-        "view",
-        "weight",
+        *("_call", "_compressor", "_context", "_device", "_group", "_key", "_sparse_as_dense"),
+        *("_sparse_dim", "_tensor", "form", "submit", "view", "weight"),
     )
     missing = staticmethod(is_absent)  # of a finished handle: no rank had a gradient
 
@@ -59,15 +49,14 @@ class Encoding:
         self._tensor: PreparedTensor | PreparedOnGpu | None = None
         self.view: BucketView | None = None  # where gradients are to be
         self._key: tuple[torch.dtype, torch.Size, torch.device] | None = None
-        self._dtype: torch.dtype | None = None  # of gradients that are sent unchanged
+        # The core's number of the tensor; dtype and elements of gradients that are sent unchanged.
+        self.form: tuple[int, torch.dtype | None, int] = _NONE
         self._device: torch.device | None = None  # theirs
-        self._numel = -1
         # (input address, output address, what keeps them alive) -> handle
         self.submit: Callable[[int, int, object], int]
-        # The core's number of the tensor and a gradient's bytes, if gradients in their parameter's
-        # form are reduced unchanged and in place on the CPU. 0: they are not, or it is not known
-        # yet.
-        self.number = self.weight = 0
+        # A gradient's share of the bytes that are sent by one call, if those of this form are
+        # reduced in place on the CPU. 0: they are not, or it is not known yet.
+        self.weight = 0
 
     def rows(self, like: Tensor, sparse_dim: int) -> Rows:
         """The encoding to use instead, once a gradient was sparse on any rank."""
@@ -78,11 +67,11 @@ class Encoding:
     def use_view(self, view: BucketView | None) -> None:
         """Sets the memory where gradients are to be."""
         self.view = view
-        self._carry_nothing()
+        self.form, self.weight = _NONE, 0
 
     def carries(self, grad: Tensor) -> bool:
         """Whether it has the same form as the last one, which was sent unchanged."""
-        same = grad.dtype is self._dtype and grad.numel() == self._numel
+        same = (grad.dtype, grad.numel()) == self.form[1:]
         return same and grad.device == self._device and grad.is_contiguous()
 
     def encode(self, grad: Tensor) -> Tensor | None:
@@ -106,23 +95,18 @@ class Encoding:
         # Strides do not show a lazy view of complex tensors, or of one element.
         own = self._compressor is Compression.none and wire is grad
         plain = own and not grad.is_complex() and grad.numel() > 1
+        self.form, self.weight = _NONE, 0
         if plain:
-            self._dtype, self._numel, self._device = grad.dtype, grad.numel(), grad.device
-        else:
-            self._dtype, self._numel, self._device = None, -1, None
-        on_cpu = isinstance(self._tensor, PreparedTensor)
-        if plain and self.view is None and on_cpu:
-            self.number, self.weight = self._tensor.number, wire.nbytes  # type: ignore[union-attr]
+            on_cpu = isinstance(self._tensor, PreparedTensor)
+            number = self._tensor.number if on_cpu else 0  # type: ignore[union-attr]
+            self.form, self._device = (number, grad.dtype, grad.numel()), grad.device
+            if on_cpu and self.view is None:
+                self.weight = wire.nbytes + EACH
         return wire
 
     def refuse(self, reason: Exception) -> None:
         """Tells the peers that this rank can't send its gradient, and why."""
         refuse(self._call, reason)
-
-    def ensure(self, parameter: Tensor) -> None:
-        """Makes `submit` usable before anything has been sent."""
-        if self._tensor is None:
-            self.receive(parameter)
 
     def receive(self, parameter: Tensor) -> Tensor:
         """A tensor for the result, in the form that is sent, if this rank sends nothing."""
@@ -133,10 +117,6 @@ class Encoding:
             wire = wire.contiguous()
         self._prepare(wire)
         return wire
-
-    def lost(self) -> int:
-        """As in PreparedTensor."""
-        return 0 if self._tensor is None else self._tensor.lost()
 
     def decode(self, wire: Tensor, _handle: int) -> Tensor:
         """The result in the gradient's form; may be `wire` itself."""
@@ -177,7 +157,4 @@ class Encoding:
             self._tensor = prepare(self._call, wire, self._group, in_place=True, place=at)
             self._key = key
             self.submit = self._tensor.submit
-            self._carry_nothing()
-
-    def _carry_nothing(self) -> None:
-        self._dtype, self._numel, self.number, self.weight = None, -1, 0, 0
+            self.form, self.weight = _NONE, 0

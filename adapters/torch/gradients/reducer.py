@@ -1,73 +1,100 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reducer: all gradients of one optimizer, from hooks (autograd's threads) to its step. Used by
-DistributedOptimizer; a lock lets one thread at a time close a round."""
+"""The reducer: all gradients of one optimizer, from hooks (autograd's threads) to the end of the
+backward pass or to step(). Used by DistributedOptimizer; a lock lets one thread at a time close a
+round, another one send."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from operator import attrgetter, is_
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from operator import attrgetter
+from typing import Any
+from weakref import WeakSet, WeakValueDictionary
 
+import torch
 from torch import Tensor
 
 from farandole.calls import leases, requests
 from farandole.calls.requests import Call, Op
-from farandole.calls.rounds import NEVER, Limit, Round, RoundState
+from farandole.calls.rounds import Limit, Round, RoundState
 from farandole.errors import MismatchError
 from farandole.members import size_of
 from farandole.ops import Average
 from farandole.topology import rank
 from farandole.torch import cuda
+from farandole.torch.arguments import Settings
 from farandole.torch.compression import Compression, check_feedback
 from farandole.torch.feedback.compressor import FeedbackCompressor, State
 from farandole.torch.feedback.encoding import Feedback, commit, go_on, release
-from farandole.torch.gradients import ownership
-from farandole.torch.gradients.aliases import claim
-from farandole.torch.gradients.arrivals import Arrivals
+from farandole.torch.gradients.batch import send_together
 from farandole.torch.gradients.bucket_view import lay_out
 from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.gradients.gradient import Gradient
-from farandole.torch.gradients.passes import PassEnd, Passes, fingerprint
-from farandole.torch.gradients.resets import ALL_RESET, await_arrivals, count_anew, what_is_reset
-from farandole.torch.gradients.settings import Settings
-from farandole.torch.gradients.settling import settle, settle_plain
+from farandole.torch.gradients.pass_end import Pass, of_task, task_id
 
-_grad, _shown = attrgetter("parameter.grad"), attrgetter("shown")
+ROOM = 64 << 10  # most bytes that wait to be sent together; see Encoding.weight
+
+_taken, _parameter = attrgetter("grad"), attrgetter("parameter")
+_base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # before torch 2.2
+_set_grad: Any = _base.grad.__set__
+
+_serials = count()
+_all: WeakSet[Reducer] = WeakSet()
+_owners: WeakValueDictionary[int, Gradient] = WeakValueDictionary()  # by the parameter's id
 
 
 class Reducer:
-    """Reduces gradients round by round.
+    """Reduces gradients round by round, in backward passes; step() closes what no pass has closed.
 
-    A round closes at step(). Gradients that arrive after they were sent are reduced in another
-    round of the same step(); all ranks learn that by the step consensus.
+    Gradients that arrive after theirs were sent are reduced in another round of the same pass; all
+    ranks learn that by the consensus.
     """
 
     _kind = Gradient  # how one is reduced
-    take = staticmethod(claim)
+    in_place = True  # gradients are reduced in their own memory
 
-    def __init__(self, settings: Settings, passes: int, mean: bool) -> None:
-        """`passes`: arrivals of a gradient before it is sent; `mean`: divide it by their number."""
+    def __init__(self, settings: Settings, wanted: int, mean: bool) -> None:
+        """`wanted`: passes until one reduces, without those in no_sync(); `mean`: of all passes."""
         self._settings = settings
+        self._mean = mean
+        # What is added to a result can be reduced with it; by a divisor of 1, without feedback.
+        self.adds = settings.reduce_op == Average
+        self.wanted = wanted
         self.averages = settings.reduce_op == Average
-        self.passes = Passes(passes, mean)
-        self.pass_end = PassEnd(self._pass_ended) if settings.complete_after_backward else None
+        self.serial = next(_serials)  # equal on all ranks, up to a constant
         self.gradients: list[Gradient] = []
         self.kept: dict[str, State] = {}  # by parameter: what compressors with error feedback keep
         self._unhooked: list[Gradient] = []
-        self.arrivals = Arrivals(self)  # gradients to be sent together
-        self.regular = True  # each gradient of this round was sent once, with data
-        self.quick = False  # arriving gradients are sent at once, unchanged
-        self.again = False  # gradients arrived after they were sent
-        self.settled = False  # nothing has arrived since the last synchronize()
         self.in_buckets = False  # gradient_as_bucket_view
-        self.turn = 0  # step() calls
-        self._lock = threading.RLock()  # of synchronize()
-        self.thread: int | None = None  # the thread that steps; a backward pass may run on another
-        self.apart = -1  # a rank that came to a round in step(), where others came in backward()
-        self._intact = False  # no gradient was reset when the round was closed just now
-        self.complaint: str | None = None  # of a gradient settled in this round
-        self._returning = False  # a signal came as synchronize() had settled all: it is repeated
+        self.holding = False  # no_sync(): gradients stay local
+        self.factor = 1.0  # of this rank's gradients: its weight
+        self._passes = self._counted = (
+            0  # since the last round: all, and those outside of no_sync()
+        )
+        self._reduced = False  # a round has ended since the last step() or zero_grad()
+        self.settled = False  # nothing has arrived since
+        self._steps = 0  # step() calls since the last join()
+        self._lock = threading.RLock()
+        self._leave_pass()
         self._start()
+        _all.add(self)
+
+    def _leave_pass(self) -> None:
+        self.inside: Callable[[], Pass | None] = lambda: None  # a weak reference, during a pass
+        self.task: int | None = None  # autograd's that runs
+        self.sending = False  # arriving gradients are taken and sent
+        self.quick = False  # many by one call, unchanged
+        self.capturing = False  # the pass becomes part of a CUDA graph
+        self.late = self.again = False  # this rank, any rank needs another round
+        self.batch: list[Gradient] = []  # of what was taken, to be sent together
+        self.room = ROOM
+        self.memory: set[int] = set()  # addresses that the round reduces
+        self.sparse = self._at_step = 0  # RoundState's
+        self._divisor = 1  # of a mean over passes
+        self.scale = 1.0  # what this rank's gradients are multiplied by before they are sent
 
     def _start(self) -> None:
         """Makes the scope's name and round; again after shutdown() and init()."""
@@ -83,7 +110,11 @@ class Reducer:
     def add(self, parameter: Tensor, name: str) -> None:
         """Begins to reduce a parameter's gradients; the newest optimizer to do so wins."""
         gradient = self._kind(self, parameter, name, self._encoding(parameter, name))
-        ownership.adopt(gradient)
+        older = _owners.get(id(parameter))
+        if older is not None:
+            older.reducer.give_up("another optimizer has taken its parameters")
+            older.unhook()
+        _owners[id(parameter)] = gradient
         self.gradients.append(gradient)
         self._unhooked.append(gradient)
 
@@ -102,6 +133,7 @@ class Reducer:
         if isinstance(compressor, FeedbackCompressor):
             check_feedback(compressor, name, s.reduce_op, in_buckets=self.in_buckets)
             state = self.kept.setdefault(name, {})
+            self.adds = False
             if size_of(s.process_set) > 1:
                 return Feedback(call, compressor, state, parameter)
             compressor = Compression.none
@@ -115,53 +147,67 @@ class Reducer:
                     gradient.hook()
             self._unhooked = [g for g in self._unhooked if not g.parameter.requires_grad]
 
-    def _pass_ended(self) -> None:
-        if self.round.open and not self.passes.holding:
-            self.synchronize(once=True)
-
     def detach(self) -> None:
-        """Ends the reducer, when the optimizer is gone; gradients may be under way."""
+        """Ends the reducer, when the optimizer is gone."""
         for gradient in self.gradients:
             gradient.unhook()
-        self.abandon()
+        self.give_up("its optimizer is gone")
 
     # ---- backward passes
 
-    def change_passes(
-        self,
-        *,
-        holding: bool | None = None,
-        factor: float | None = None,
-        wanted: int | None = None,
-    ) -> None:
-        """Sets these fields of Passes, from the next arrival on; None: as it was."""
-        self.arrivals.send()
-        passes = self.passes
-        if holding is not None:
-            passes.holding = holding
-        if factor is not None:
-            passes.factor = factor
-        if wanted is not None:
-            passes.wanted = wanted
-            await_arrivals(self)
-        self.quick = self.round.open and passes.plain
+    def enter(self, parameter: Tensor) -> None:
+        """To be called by the first hook of each of autograd's tasks, that of this parameter.
 
-    def refuse(self, gradient: Gradient, reason: Exception) -> Exception:
-        """Ends the round on all ranks, since this one can't send a gradient. Returns the error.
-
-        It refuses all gradients not yet sent, so that their names are free for the next round.
+        Raises ValueError, on all ranks, if gradients that were reduced before can't be added to.
         """
-        reason = type(reason)(f"the gradient of {gradient.name}: {reason}")
-        for other in self.gradients:
-            if other.handle is None and other.wanted():
-                other.encoding.refuse(reason)
-        self.round.refuse(reason)
-        return self._failed(reason)
+        with self._lock:
+            task = task_id()
+            if self.inside() is None:  # the outermost pass that this reducer knows of begins
+                self.give_up("another backward pass has begun")
+                self.settled = False
+                try:
+                    of_task(task).add(self)
+                except RuntimeError:  # not in a pass of autograd's engine: step() will reduce
+                    return
+                self._begin_pass(parameter)
+            self.task = task
+
+    def _begin_pass(self, parameter: Tensor) -> None:
+        self.capturing = cuda.is_capturing(parameter)
+        if self.capturing:
+            return
+        if self._reduced and self._passes == 0 and (self._mean or not self.adds):
+            # Or has the model's own zero_grad() reset all?
+            others = [g.parameter.grad for g in self.gradients if g.parameter is not parameter]
+            self._reduced = not others or any(grad is not None for grad in others)
+        self._passes += 1
+        self._counted += not self.holding
+        if not self.holding and self._counted >= self.wanted:
+            self.begin()
+            self.sending = True
+
+    def end_pass(self) -> None:
+        """Closes the pass's round, if it reduces. To be called at the end of the outermost pass."""
+        self.inside, self.task = (lambda: None), None
+        if self.sending:
+            self.close(at_step=False)
+
+    def send(self) -> None:
+        """Sends what was taken and waits to be sent. Raises the core's error."""
+        with self._lock:
+            batch = self.batch[:]
+            self.room = ROOM
+            try:
+                if batch:
+                    send_together(self, batch)
+            finally:
+                del self.batch[: len(batch)]
 
     # ---- rounds
 
     def begin(self) -> None:
-        """To be called before the first gradient of a round is sent."""
+        """To be called before the first gradient of a round is sent. Raises ValueError, on all
+        ranks, if its results can't be added to those of the step's last one."""
         if self._generation != requests.generation():
             self._start()
             for gradient in self.gradients:
@@ -169,179 +215,119 @@ class Reducer:
             if self.in_buckets:  # an earlier job's memory may no longer be shared
                 self.lay_out()
         self.round.begin()
-        self.quick = self.passes.plain
-        ownership.opened(self)
-
-    def synchronize(
-        self, timeout: float | None = None, once: bool = False, stepping: bool = False
-    ) -> None:
-        """Blocks until `.grad` of all parameters is reduced: equal on all ranks.
-
-        `once`: unless that has been done since the last arrival; `stepping`: step() does it, so
-        the user has looked at gradients before, if at all. One thread at a time. Raises
-        StallError after `timeout` seconds. Then, and after a signal handler's exception, the round
-        and its consensus stay submitted: this must be called again before anything else happens
-        to the gradients.
-        """
-        limit = Limit.of(timeout)
-        try:
-            with self._lock:
-                if once:
-                    self.thread = threading.get_ident()
-                returning, self._returning = self._returning, False
-                if self.settled and (once or returning):
-                    return
-                if self.round.dropping:  # a zero_grad() was interrupted
-                    self._finish(keep=False, limit=limit)
-                self.settled = False
-                while not self.settled:
-                    self._finish(keep=True, limit=limit, stepping=stepping)
-        except BaseException:
-            self._returning = self.settled
-            raise
-
-    def touched(self, gradient: Gradient, pending: Tensor) -> None:
-        """Synchronizes when the user needs a gradient, if its `.grad` is still `pending`.
-
-        Raises RuntimeError if a gradient comes from other ranks only, since a list of gradients
-        that the user made before lacks it.
-        """
-        with self._lock:
-            if gradient.parameter.grad is not pending:  # another thread has synchronized
-                return
-            missing = [g for g in self.gradients if g.parameter.grad is None]
-            self.synchronize()
-        for gradient in missing:
-            if gradient.parameter.grad is not None:
-                raise RuntimeError(
-                    f"the gradient of {gradient.name} comes from other ranks only: use "
-                    "DistributedOptimizer(..., complete_after_backward=True), or call "
-                    "optimizer.synchronize() before gradients are used between backward() and "
-                    "step()"
+        self.memory.clear()
+        self._divisor = max(1, self._passes) if self._mean else 1
+        self.scale = self.factor / self._divisor
+        self.quick = self.scale == 1.0
+        if self._reduced and not ((self.adds and self._divisor == 1) or self.again):
+            raise self._refused(
+                ValueError(
+                    f"{self.round.scope}: gradients are reduced already, and what is added to them "
+                    "now can't be told apart (op Average alone allows it, without error feedback "
+                    "or a mean over passes): call step() or optimizer.zero_grad() in between; to "
+                    "accumulate, use no_sync() or backward_passes_per_step"
                 )
-
-    def before_step(self, timeout: float | None) -> None:
-        """For step(): synchronizes, unless that has been done since the last arrival.
-
-        Raises MismatchError if this rank has changed gradients which another rank got in step()
-        only, so that their steps would differ.
-        """
-        self.synchronize(timeout, once=True, stepping=True)
-        if self.apart < 0:
-            return
-        pairs = ((g, g.parameter.grad) for g in self.gradients)
-        changed = next((g for g, grad in pairs if g.delivered.changed(grad, self.turn)), None)
-        if changed is not None:
-            raise MismatchError(
-                f"{self.round.scope}: the gradient of {changed.name} was changed after backward() "
-                f"and before step(), and rank {self.apart} got it in step() only, unchanged: with "
-                "complete_after_backward=True all ranks make equally many backward passes; one "
-                "that leaves a pass out calls optimizer.synchronize() in its place"
             )
 
-    def stepped(self) -> None:
-        """To be called after the optimizer's step."""
-        self.passes.count_anew()
-        if self.passes.mean or not self.averages:  # else averaging a result again changes nothing
-            for gradient in self.gradients:
-                gradient.delivered.stepped()
-        # All at once: a signal handler that has raised before leads to no other round.
-        self.settled, self.apart, self.turn = False, -1, self.turn + 1
-        self._steps += 1
+    def refuse(self, gradient: Gradient, reason: Exception) -> Exception:
+        """Ends the round on all ranks, since this one can't send a gradient. Returns the error."""
+        return self._refused(type(reason)(f"the gradient of {gradient.name}: {reason}"))
 
-    def drop(self) -> None:
-        """Ends the round and drops its results, after gradients have been reset.
+    def _refused(self, reason: Exception) -> Exception:
+        if not self.round.closed:
+            self.round.refuse(reason)
+            self._refuse_rest(reason)
+        self.abandon()
+        return reason
 
-        Gradients that were sent since the reset (by the backward pass that is running) are kept,
-        reduced.
-        """
-        self.round.check_not_promised()
-        self.arrivals.send()
-        sent = [] if self.round.closed else [g for g in self.round.sent if g.shown is not None]
-        self._finish(keep=False, carried=sum(not g.is_reset() for g in sent))
-
-    def reset(self) -> None:
-        """For zero_grad(): ends the round, and restarts the counts."""
-        self.round.check_not_promised()
-        self.thread = threading.get_ident()
-        self.arrivals.take_back()
-        if self.round.open:
-            self._finish(keep=False)
+    def _refuse_rest(self, reason: Exception) -> None:
+        """Every rank sends or refuses every gradient of a round that fails: so none waits for
+        another, and all names are free for the next round. A group is completed without data."""
         for gradient in self.gradients:
-            gradient.restore()
-        count_anew(self)
-        self.settled, self.apart, self.turn = False, -1, self.turn + 1
-        self.hook()
+            if gradient.handle is None and gradient.encoding.grouped:
+                with suppress(Exception):
+                    gradient.send_nothing()
+            if gradient.handle is None:
+                gradient.encoding.refuse(reason)
 
-    def close(self, keep: bool, carried: int = 0, stepping: bool = False) -> None:
-        """Sends the rest of the round and submits the step consensus; does not wait."""
+    def close(self, at_step: bool) -> None:
+        """Sends the rest of the round and submits the consensus; does not wait.
+
+        `at_step`: step() does it, unless it ends a pass that an exception has left open.
+        """
         current = self.round
-        self.arrivals.send()
         if current.closed:
             return
         if not current.open:
             self.begin()
             current = self.round
+        self.send()
         self.hook()
-        rest = not self.regular or len(current.sent) < len(self.gradients)
-        late, sparse = self._send_rest(keep) if rest else (0, 0)
+        if len(current.sent) < len(self.gradients):
+            for gradient in [g for g in self.gradients if g.handle is None and g.wanted()]:
+                if _owners.get(id(gradient.parameter)) is not gradient:
+                    text = "belongs to a newer DistributedOptimizer: one at a time may reduce it"
+                    raise self._refused(RuntimeError(f"{gradient.name} {text}"))
+                gradient.take()
+                gradient.send()
         joins = requests.joins(self._settings.process_set)
         if joins != self._joins:  # ranks that joined early have made fewer steps
             self._joins, self._steps = joins, 0
-        sent = current.sent
-        self._intact = keep and all(map(is_, map(_grad, sent), map(_shown, sent)))
-        reset = 0 if self._intact or not keep else what_is_reset(self.gradients)
-        compared = self.passes.mean and (keep or carried) and reset != ALL_RESET
-        pairs = [g.divisors() for g in self.gradients] if compared else []
-        came = (0, 0) if self.pass_end is None else (0, 1 + rank()) if stepping else (1, 0)
-        equal = self._steps, len(sent), carried, fingerprint(self.passes.divisor, pairs), reset
-        current.close(RoundState(late, int(not keep), sparse, *came, *equal))
+        if not self.again:
+            self._at_step = int(at_step and not self.sending)
+        equal = self._at_step, self._steps, len(current.sent), self._divisor
+        current.close(RoundState(int(self.late), self.sparse, *equal))
+        self.sending = False
 
-    def _send_rest(self, keep: bool) -> tuple[int, int]:
-        """Sends the gradients left; returns RoundState's `late` and `sparse`."""
-        late = sparse = 0
-        for number, gradient in enumerate(self.gradients):
-            if gradient.handle is None and gradient.wanted():
-                gradient.send_rest(keep)
-            late += gradient.late is not None
-            if gradient.sparse_dim:
-                sparse = (number << 8) + gradient.sparse_dim
-        return late, sparse
+    def synchronize(self, timeout: float | None = None, at_step: bool = False) -> None:
+        """Blocks until `.grad` of all parameters is reduced: equal on all ranks.
 
-    def _finish(
-        self, keep: bool, carried: int = 0, limit: Limit = NEVER, stepping: bool = False
-    ) -> None:
-        for other in ownership.others(self, threading.get_ident()):
-            other.close(keep=True)
-        before = self.round.closed
-        self.close(keep, carried, stepping)
-        intact = self._intact and not before
+        Nothing is done if nothing has arrived since the last time; `at_step`: step() does it. One
+        thread at a time. Raises StallError after `timeout` seconds. Then, and after a signal
+        handler's exception, the round stays as it is: this may be called again.
+        """
+        limit = Limit.of(timeout)
+        with self._lock:
+            while not self.settled:
+                self.close(at_step)
+                self._finish(limit)
+
+    def _finish(self, limit: Limit) -> None:
         current = self.round
         heard = current.hear(limit)
-        if isinstance(heard, MismatchError):  # others may wait for this rank's unsent gradients
-            for gradient in self.gradients:
-                if gradient.handle is None:
-                    gradient.encoding.refuse(heard)
         if isinstance(heard, Exception):
-            raise self._failed(heard)
+            self._refuse_rest(heard)
+            self.abandon()
+            raise heard
         self._wait(limit)
-        self.again = heard.late > 0 or heard.sparse > 0
-        if heard.early and heard.stepping:
-            self.apart = heard.stepping - 1
-        rest = [g for g in current.sent if g.handle is not None]
-        if intact:
-            rest = settle_plain(rest)
-        if self.kept and (keep or carried):
-            commit(rest)
-        settle(rest, keep and heard.reset != ALL_RESET)
+        final = not (heard.late or heard.sparse)
+        if self.kept:
+            commit(current.sent)
+        complaint = self._deliver(final)
         if heard.sparse:  # one gradient; the next round tells of the others
             self.gradients[heard.sparse >> 8].gather(heard.sparse & 0xFF)
-        complaint = self.complaint if keep else None
-        if not keep:
-            self.passes.count_anew()
-        leases.end(self._end_round(settled=keep and not self.again and complaint is None))
+        if self.kept:
+            release(current.sent)
+        handles = current.end()
+        self.late, self.sparse, self.again = False, 0, not final
+        if final:
+            self._passes = self._counted = 0
+            self.settled = self._reduced = True
+        leases.end(handles)
         if complaint is not None:
             raise RuntimeError(complaint)
+
+    def _deliver(self, final: bool) -> str | None:
+        sent = self.round.sent
+        if final and not self.again:
+            plain = [g for g in sent if g.wire is None and g.handle is not None]
+            with suppress(RuntimeError):  # a parameter's form has changed: one by one, then
+                deque(map(_set_grad, map(_parameter, plain), map(_taken, plain)), 0)
+                for gradient in plain:
+                    gradient.handle = gradient.grad = None
+        self.again = self.again or not final
+        texts = [g.deliver(final) for g in sent if g.handle is not None]
+        return next((text for text in texts if text), None)
 
     def _wait(self, limit: Limit) -> None:
         """Waits for the gradients, some of which take several calls."""
@@ -353,30 +339,51 @@ class Reducer:
             if failure is None and self.kept:
                 failure, more = go_on(current)
             if failure is not None:
-                raise self._failed(failure)
+                self.abandon()
+                raise failure
 
-    def _failed(self, reason: Exception) -> Exception:
-        """Abandons a round that has failed on some rank. Returns the error."""
-        self.round.fail()
-        self.abandon()
-        return reason
+    # ---- between passes
+
+    def give_up(self, why: str) -> None:
+        """Ends a round that an exception has left open; the peers' calls get an error."""
+        if not self.round.open:
+            return
+        text = f"{self.round.scope}: rank {rank()} has given up its backward pass: {why}"
+        reason = MismatchError(f"{text} before step() or synchronize() could end it")
+        self._refused(reason)
 
     def abandon(self) -> None:
         """Ends the round without results."""
-        self.round.drop()
-        self.arrivals.take_back()
-        for gradient in self.round.sent:
-            gradient.forget()
-        self.passes.count_anew()
-        self._end_round(settled=False)
-
-    def _end_round(self, settled: bool) -> Sequence[int]:
-        self.quick, self.regular = False, True
-        ownership.ended(self)
-        if self.passes.wanted > 1:
-            await_arrivals(self)
+        sent = self.round.sent
+        self.round.abandon()
         if self.kept:
-            release(self.round.sent)
-        handles = self.round.end()
-        self.settled, self.complaint = settled, None
-        return handles
+            release(sent)
+        for gradient in self.gradients:
+            gradient.lose()
+        self._leave_pass()
+        self._passes = self._counted = 0
+        self.settled = False
+
+    def reset(self) -> None:
+        """For zero_grad(): gives up what is under way, and restarts the counts."""
+        self.give_up("zero_grad() was called")
+        for gradient in self.gradients:
+            gradient.base = None
+        self._passes = self._counted = 0
+        self.settled = self._reduced = False
+        self.hook()
+
+    def stepped(self) -> None:
+        """To be called after the optimizer's step."""
+        self._passes = self._counted = 0
+        self.settled = self._reduced = False
+        self._steps += 1
+
+
+def _abandon_all() -> None:
+    for reducer in list(_all):
+        if reducer.round.open:
+            reducer.abandon()
+
+
+requests.on_restart(_abandon_all)  # what was under way has ended with the runtime

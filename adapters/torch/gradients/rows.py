@@ -53,7 +53,7 @@ class Rows:
     Values are sent uncompressed. Dense gradients among sparse ones are made sparse.
     """
 
-    weight = number = 0  # as in Encoding
+    weight = 0  # as in Encoding
     missing = staticmethod(is_absent)  # as in Encoding
 
     def __init__(
@@ -68,15 +68,11 @@ class Rows:
         if call.reduce_op == Average:
             self._factor /= size_of(call.process_set)
         self.stream = 0  # the CUDA stream of the last submission
-        self.ensure(like)
+        self._rows = no_rows(like, sparse_dim)
 
     def refuse(self, reason: Exception) -> None:
         """As in Encoding."""
         refuse(self._call, reason)
-
-    def ensure(self, parameter: Tensor) -> None:
-        """Makes `submit` usable before anything has been sent."""
-        self._rows = no_rows(parameter, self._sparse_dim)
 
     def carries(self, _grad: Tensor) -> bool:
         """False: no gradient is sent unchanged."""
@@ -89,7 +85,7 @@ class Rows:
 
     def receive(self, parameter: Tensor) -> Tensor:
         """A tensor in the form that is sent, if this rank sends nothing."""
-        self.ensure(parameter)
+        self._rows = no_rows(parameter, self._sparse_dim)
         return self._rows
 
     def submit(self, input: int, _output: int, memory: object) -> int:
@@ -99,10 +95,6 @@ class Rows:
         self.stream = tensor.stream if isinstance(tensor, PreparedOnGpu) else 0
         tensor.close()
         return handle
-
-    def lost(self) -> int:
-        """As in Encoding; 0: the tensor that was sent is gone."""
-        return 0
 
     def decode(self, _wire: Tensor, handle: int) -> Tensor:
         """The sum or average of a finished handle: sparse, coalesced."""

@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farandole.torch.gradients.pending import FORM
 from farandole.torch.state import map_nested
 
-_FORM = FORM | {
-    getattr(Tensor, name).__get__ for name in ("grad_fn", "requires_grad", "is_leaf", "_version")
+_FORM = {
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim")),
+    *(getattr(Tensor, name).__get__ for name in ("is_cuda", "is_cpu", "is_sparse", "_base")),
+    *(getattr(Tensor, name).__get__ for name in ("grad_fn", "requires_grad", "is_leaf")),
+    *(Tensor._version.__get__, Tensor.requires_grad_, Tensor.element_size),  # type: ignore[attr-defined]
+    *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_floating_point),
 }
-_FORM |= {Tensor.requires_grad_, Tensor.element_size}
 # What is done to each element by itself, so to a part as to the whole. Methods without underscores.
 _METHODS = frozenset(
     (

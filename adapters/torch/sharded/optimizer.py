@@ -14,10 +14,10 @@ from torch import Tensor
 
 from farandole.members import ProcessSet
 from farandole.objects import allgather_object
+from farandole.torch.arguments import Settings
 from farandole.torch.compression import Compression
 from farandole.torch.grad_mode import without_grad
 from farandole.torch.gradients.reducer import Reducer
-from farandole.torch.gradients.settings import Settings
 from farandole.torch.optimizer import ReducingOptimizer, Wrapped
 from farandole.torch.sharded.elementwise import why_not
 from farandole.torch.sharded.layout import LAYOUT, MEETING, Part, check_alike, layout_of

@@ -18,10 +18,10 @@ from farandole.calls.handles import wait_until
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet
 from farandole.ops import Max
+from farandole.torch.arguments import Settings
 from farandole.torch.gradients.encoding import Encoding
 from farandole.torch.gradients.gradient import Gradient
 from farandole.torch.gradients.reducer import Reducer
-from farandole.torch.gradients.settings import Settings
 from farandole.torch.kind import address_of, prepare
 from farandole.torch.sharded.grad import ShardedGrad
 from farandole.torch.sharded.layout import Part
@@ -102,25 +102,56 @@ class ShardEncoding(Encoding):
 
 
 class ShardGradient(Gradient):
-    """As Gradient; the whole gradient's memory is released as soon as it has been reduced."""
+    """As Gradient; the whole gradient's memory is released as soon as it has been reduced.
 
-    __slots__ = ()
+    Autograd can't add to a ShardedGrad, so that is set aside before: the result is added to it.
+    """
 
-    def _submit(self, input: int, output: int, memory: object) -> None:
-        try:
-            super()._submit(input, output, memory)
-        finally:
-            if input and self.handle is not None and isinstance(self.encoding, ShardEncoding):
-                self.wire, self.encoding.kept = self.encoding.kept, None
-                self.unsent, self.sent_version = None, None
-                reducer: Any = self.reducer
-                reducer.note_sent(self.handle, self.wire, self.parameter.nbytes)
+    __slots__ = ("_node",)
+
+    def hook(self) -> None:
+        """As in Gradient; also before each accumulation."""
+        super().hook()
+        with torch.inference_mode(False), torch.enable_grad():
+            p: Any = self.parameter
+            self._node = p.expand_as(p).grad_fn.next_functions[0][0]
+        after, before = self.remove, self._node.register_prehook(self._before).remove
+
+        def remove() -> None:
+            before()
+            if after is not None:
+                after()
+
+        self.remove = remove
+
+    def _before(self, _gradients: Any) -> None:
+        if self.grad is None:
+            self.take()
+
+    def take(self) -> None:
+        """As in Gradient; what is reduced already is not sent again."""
+        grad = self.parameter.grad
+        if isinstance(grad, ShardedGrad):
+            self.base, self.parameter.grad = grad, None
+        elif grad is None and not self.reducer.again:
+            self.base = None  # reset by the user
+        elif self.reducer.round.open:
+            super().take()
+
+    def _submit(self, input: int, output: Tensor | None, memory: object) -> None:
+        super()._submit(input, output, memory)
+        if input and self.handle is not None and isinstance(self.encoding, ShardEncoding):
+            self.grad = self.wire = self.encoding.kept
+            self.encoding.kept = None
+            reducer: Any = self.reducer
+            reducer.note_sent(self.handle, self.wire, self.parameter.nbytes)
 
 
 class ShardReducer(Reducer):
     """As Reducer, for gradients of which each rank keeps its part."""
 
     _kind = ShardGradient
+    in_place = False  # gradients are read only, and their memory may be another's in the same round
 
     def __init__(
         self,
@@ -146,9 +177,6 @@ class ShardReducer(Reducer):
         plain = super()._encoding(parameter, name)
         assert isinstance(plain, Encoding)  # Division takes no compressor with error feedback
         return ShardEncoding(plain, self._parts[id(parameter)], grad_of)
-
-    def take(self, address: int, gradient: Gradient) -> None:
-        """Nothing: gradients are read only, and the memory may be another's in the same round."""
 
     def note_sent(self, handle: int, kept: object, nbytes: int) -> None:
         """Releases gradients that have been reduced, but for what is kept of each.
