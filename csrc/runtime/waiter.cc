@@ -45,7 +45,6 @@ void Waiter::look_at_leader() {
 
 WaitEnd Waiter::wait(std::span<const Handle> wanted, Deadline deadline, Failure& failure) {
   size_t ready = 0;
-  calls_.await(wanted);
   auto done = [&] { return calls_.handles.finished(wanted, ready, failure); };
   if (done()) return failure ? WaitEnd::kFailed : WaitEnd::kDone;
   calls_.expedite();
@@ -73,7 +72,7 @@ std::string Waiter::explain(Handle handle, Deadline deadline) {
     if (joined) key = CallKey{*joined, "", 0};
     if (!key) return "all ranks have submitted it, and its bytes are under way";
     number = calls_.questions.ask();
-    calls_.reporter.pass(Inquire{number, *key, joined.has_value()}, 0);
+    calls_.reporter.pass(Inquire{number, *key, joined.has_value()});
   }
   driver_.after_submit();
   std::optional<std::string> text;
@@ -93,7 +92,6 @@ std::string Waiter::explain(Handle handle, Deadline deadline) {
 }
 
 bool Waiter::done(Handle handle) {
-  calls_.await({&handle, 1});
   const bool over = calls_.handles.done(handle);
   if (!over) calls_.expedite();
   return over;

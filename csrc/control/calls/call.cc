@@ -44,8 +44,14 @@ void Call::arrive(int member, const Request& request, bool same, const Contribut
   if (agrees) inputs_.add(member, signature(), given);
 }
 
-bool Call::arrive_all(const MemberSlice& members) {
-  if (signature().traits().ragged() || !terms_.agreed()) return false;
+bool Call::arrive_plain(int member) {
+  if (!takes_plain() || !arrived_.insert(member)) return false;
+  inputs_.add_plain(member);
+  return true;
+}
+
+bool Call::arrive_plain(const MemberSlice& members) {
+  if (!takes_plain()) return false;
   if (!arrived_.insert_all(members.first_word, members.words, members.count)) return false;
   inputs_.add_all(members);
   return true;

@@ -35,17 +35,14 @@ class Call {
   const Request& request() const { return terms_.request(); }
   const Signature& signature() const { return request().signature; }
   size_t bytes() const { return inputs_.bytes(signature()); }
-  // Whether all reports so far agree with the definition of its id and have an input.
-  bool plain() const {
-    return !terms_.redefines() && terms_.agreed() && inputs_.count() == arrived_.count() &&
-           !given_up_;
-  }
 
   // Takes a member's report. `same`: it has this call's id, so the request is the same. Throws
   // Error(kInternal) if the member has reported already or its contribution is invalid.
   void arrive(int member, const Request& request, bool same, const Contribution& contribution);
-  // Takes reports with input and the call's own terms from several members; false: not applicable, no change.
-  bool arrive_all(const MemberSlice& members);
+  // Takes plain contributions under the call's id from one member, or from several; false: not applicable, no
+  // change.
+  bool arrive_plain(int member);
+  bool arrive_plain(const MemberSlice& members);
   // Notes other terms of a member that this call does without (by_members): the call will fail.
   void contradict(int member, const Request& request) { terms_.add(member, request, arrived_); }
   // Takes a member that has joined, or does not take part; it has no buffer.
@@ -71,6 +68,10 @@ class Call {
 
  private:
   void take(int member);
+  // Whether a plain contribution under its id adds nothing but an input.
+  bool takes_plain() const {
+    return !terms_.redefines() && terms_.agreed() && !given_up_ && !signature().traits().ragged();
+  }
 
   bool open_ = false;
   bool queued_ = false;

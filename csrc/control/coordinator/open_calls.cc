@@ -53,7 +53,6 @@ void OpenCalls::open(SetState& set, Definition& definition, Call& call, const Re
 void OpenCalls::retire(Call& call) {
   Definition& definition = *registry_.at(call.id());
   --definition.uses;
-  if (definition.prediction) --definition.prediction->open;
   call.close();
 }
 
