@@ -239,8 +239,7 @@ TEST(a_joined_rank_submits_nothing) {
     Handle join = self.submit({FARANDOLE_JOIN, {}, nullptr, nullptr, ""});
     if (self.rank == 0) {
       CHECK_THROWS(self.submit(allreduce(data)), ErrorCode::kInvalidArgument);
-      CHECK_THROWS(self.runtime()->submitter().submit(kept, data.data(), data.data()),
-                   ErrorCode::kInvalidArgument);
+      CHECK_THROWS(self.submit(kept, data), ErrorCode::kInvalidArgument);
       CHECK_THROWS(self.submit({FARANDOLE_JOIN, {}, nullptr, nullptr, ""}),
                    ErrorCode::kInvalidArgument);
       self.bootstrap.tell(0);
