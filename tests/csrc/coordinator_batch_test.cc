@@ -102,7 +102,7 @@ TEST(a_batch_that_no_rank_would_send_is_an_error) {
 
 // The ranks of a host report a batch at once, whether their calls are regular or not.
 TEST(a_host_speaks_for_its_ranks) {
-  for (const std::string& irregular : {"", "join", "early", "odd"}) {
+  for (const std::string& irregular : std::vector<std::string>{"", "join", "early", "odd"}) {
     Job job = taught(4);
     const int host = job.coordinator().add_group({2, 3});
     job.submit_together(0, kThree);

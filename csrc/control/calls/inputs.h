@@ -56,8 +56,8 @@ class Inputs {
   }
 
   int members_ = 0;
-  MemberMask with_input_;
   int count_ = 0;
+  MemberMask with_input_;
   int rode_along_ = 0;
   std::vector<int64_t> rows_;
   ByteString payloads_;          // concatenated

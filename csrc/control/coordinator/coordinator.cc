@@ -139,27 +139,27 @@ void Coordinator::ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_
 
 bool Coordinator::ready_at_once(RankGroup& group, Definition& known, uint64_t sequence,
                                 int64_t now_ns) {
-  SetState* set = sets_.find(known.request.set);
+  SetState* set = sets_.find(known.call.is_open() ? known.call.set() : known.request.set);
   if (!set || known.forgetting || !set->left.empty() || !set->joined.empty()) return false;
   const MemberSlice& members = group.slice_of(set->id, set->ranks);
   if (members.count == 0) return true;
-  Call& call = find_call(*set, known, known.request, sequence, now_ns);
+  Call& call = known.call.is_open() ? known.call
+                                    : find_call(*set, known, known.request, sequence, now_ns);
   if (call.id() != known.id || !call.arrive_plain(members)) return false;
   call.note(static_cast<int>(64 * members.first_word) + std::countr_zero(members.words.front()),
             now_ns);
-  settle(*set, call);
+  if (call.complete() || !set->broken.empty()) settle(*set, call);
   return true;
 }
 
 // What is irregular goes the way of all reports.
 void Coordinator::ready(Rank from, uint32_t id, int64_t now_ns) {
   Definition* known = calls_.registry().at(id);
-  SetState* set = known && !known->forgetting ? sets_.find(known->request.set) : nullptr;
+  Call* call = known && !known->forgetting ? &known->call : nullptr;
+  SetState* set = call && call->is_open() ? sets_.find(call->set()) : nullptr;
   const int member = set && set->left.empty() ? set->member_of(from) : -1;
-  if (member < 0 || by_members(known->request)) return ready(from, plain_ready(id, 0), now_ns);
-  Call& call = find_call(*set, *known, known->request, 0, now_ns);
-  if (!call.arrive_plain(member)) return ready(from, plain_ready(id, 0), now_ns);
-  arrived(*set, call, from, member, now_ns);
+  if (member < 0 || !call->arrive_plain(member)) return ready(from, plain_ready(id, 0), now_ns);
+  arrived(*set, *call, from, member, now_ns);
 }
 
 // After a report.
