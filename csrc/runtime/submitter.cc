@@ -17,9 +17,11 @@ namespace {
 // or one that moves in a bucket anyway: the others go with it, so that all ranks add them in the same order.
 bool rides_along(std::span<const Submitter::Prepared> batch) {
   constexpr size_t kMany = 8;
-  return batch.size() < kMany && std::ranges::all_of(batch, [](const Submitter::Prepared& one) {
-           return one.call->submission.recorded.bytes <= kTinyBytes;
-         });
+  return batch.size() < kMany && std::ranges::all_of(
+                                     batch,
+                                     [](const Submitter::Prepared& one) {
+                                       return one.call->submission.recorded.bytes <= kTinyBytes;
+                                     });
 }
 
 Submission submission_of(const Submitter::Prepared& prepared) {

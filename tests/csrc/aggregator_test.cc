@@ -144,7 +144,7 @@ TEST(batches_leave_when_all_ranks_have_sent_them) {
   CHECK_EQ(message.size(), size_t{1});
   CHECK(std::get<ReadyMany>(message[0]).ids == (IdRuns{9, 8}));
   CHECK(leader.speakers().back().empty());  // all
-  Ready empty;  // the same call without an input
+  Ready empty;                              // the same call without an input
   empty.id = 7;
   leader.report(3, empty, kMs);
   message = leader.message(kMs);
@@ -154,12 +154,14 @@ TEST(batches_leave_when_all_ranks_have_sent_them) {
   CHECK(std::get<ReadyMany>(message[1]).ids == IdRuns{7});
   CHECK(leader.speakers()[2] == std::vector<Rank>{2});
   CHECK_EQ(leader.take(Aggregator::kPatienceNs), 2);  // each of one rank
-  CHECK(leader.speakers()[3] == std::vector<Rank>{2} && leader.speakers()[4] == std::vector<Rank>{3});
+  CHECK(leader.speakers()[3] == std::vector<Rank>{2} &&
+        leader.speakers()[4] == std::vector<Rank>{3});
 }
 
 // Else the coordinator would take calls that a rank made before its join for those of a rank that has joined.
 TEST(what_a_rank_reports_after_its_batches_does_not_overtake_them) {
-  for (const Report& last : {Report(Join{}), Report(Refuse{}), Report(Leave{}), Report(Forgot{5})}) {
+  for (const Report& last :
+       {Report(Join{}), Report(Refuse{}), Report(Leave{}), Report(Forgot{5})}) {
     RootController leader;
     leader.report(2, ReadyMany{{5, 6}}, 0);
     leader.report(3, ReadyMany{{6}}, 0);

@@ -17,9 +17,9 @@ using Log = std::vector<Entry>;
 
 // "define run": what a log holds.
 inline std::string kinds(const Log& log) {
-  constexpr const char* kNames[] = {
-      "define", "forget", "run",   "result", "fail",       "joined",   "open_set", "close_set",
-      "abort",  "stop",   "where", "inform", "set_up",     "matched"};
+  constexpr const char* kNames[] = {"define", "forget",   "run",       "result", "fail",
+                                    "joined", "open_set", "close_set", "abort",  "stop",
+                                    "where",  "inform",   "set_up",    "matched"};
   std::string text;
   for (const Entry& entry : log)
     text += (text.empty() ? "" : " ") + std::string(kNames[entry.index()]);

@@ -150,8 +150,7 @@ TEST(a_batch_ends_at_its_first_error) {
     const std::string names[] = {"before", "bad", "after"};
     std::vector<CheckedCall> calls;
     for (const std::string& name : names) {
-      calls.push_back(
-          self.runtime()->submitter().make_persistent(allreduce(ten, name).request()));
+      calls.push_back(self.runtime()->submitter().make_persistent(allreduce(ten, name).request()));
     }
     Floats before = ten, after = ten;
     const bool overlaps = self.rank == 0;  // input and output in part

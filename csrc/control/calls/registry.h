@@ -18,9 +18,10 @@ struct Definition {
   int uses = 0;            // calls in flight
   bool published = false;  // its Define is in the log
   bool forgetting = false;
-  Call call;  // named requests only: the call in flight. Here, because most reports need no more than these
+  Call
+      call;  // named requests only: the call in flight. Here, because most reports need no more than these
   Request request;
-  MemberMask forgotten;    // ranks that have dropped it; used while forgetting
+  MemberMask forgotten;  // ranks that have dropped it; used while forgetting
   std::list<uint32_t>::iterator recency;
 };
 

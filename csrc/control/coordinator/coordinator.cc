@@ -143,8 +143,8 @@ bool Coordinator::ready_at_once(RankGroup& group, Definition& known, uint64_t se
   if (!set || known.forgetting || !set->left.empty() || !set->joined.empty()) return false;
   const MemberSlice& members = group.slice_of(set->id, set->ranks);
   if (members.count == 0) return true;
-  Call& call = known.call.is_open() ? known.call
-                                    : find_call(*set, known, known.request, sequence, now_ns);
+  Call& call =
+      known.call.is_open() ? known.call : find_call(*set, known, known.request, sequence, now_ns);
   if (call.id() != known.id || !call.arrive_plain(members)) return false;
   call.note(static_cast<int>(64 * members.first_word) + std::countr_zero(members.words.front()),
             now_ns);

@@ -16,7 +16,8 @@ constexpr uint64_t kMaxUnnamedAhead = 1 << 20;  // calls that a rank may be ahea
 void OpenCalls::check_place(const Request& request, uint64_t sequence) {
   CallKey key;
   key.sequence = sequence;
-  if (key.index_in_group() < static_cast<uint64_t>(std::max(request.signature.group_size, 1))) return;
+  if (key.index_in_group() < static_cast<uint64_t>(std::max(request.signature.group_size, 1)))
+    return;
   throw Error(ErrorCode::kInternal, "a call has a place outside its group");
 }
 

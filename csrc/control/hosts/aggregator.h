@@ -99,7 +99,7 @@ class Aggregator {
   KnownById ids_;
   bool leaving_ = false;  // a rank leaves: forward everything at once
   std::map<Key, Pending> pending_;
-  ByteString out_;                              // records
+  ByteString out_;                             // records
   std::map<std::vector<Rank>, IdRuns> ready_;  // more of them, one for each row
 
   const bool gathers_above_;

@@ -56,7 +56,8 @@ struct Reading {
       const auto run = in.get<IdRuns::Run>();
       const size_t before = value.runs().size();
       const bool sound = run.first > 0 && run.count > 0 &&
-                         run.count <= IdRuns::kMost - value.size() && run.first + run.count > run.count;
+                         run.count <= IdRuns::kMost - value.size() &&
+                         run.first + run.count > run.count;
       if (sound) value.add(run);
       if (value.runs().size() == before) malformed();  // or it continues the one before
     }

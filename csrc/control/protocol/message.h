@@ -173,7 +173,7 @@ struct Run {  // the set's lane moves these bytes
   uint64_t bucket = 0;
   std::vector<Item> items;
   IdRuns plain = {};  // after the items, and each the same as its plain_item()
-  bool gpu = false;  // on the GPU lane
+  bool gpu = false;   // on the GPU lane
 };
 struct Result {  // complete at once: holds the result, or no member had a buffer
   SetId set = kWorldSet;

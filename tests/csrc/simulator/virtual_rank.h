@@ -10,8 +10,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "program.h"
 #include "control/protocol/message.h"
+#include "program.h"
 
 namespace farandole::simulation {
 
@@ -128,7 +128,7 @@ class VirtualRank {
   uint64_t next_post_ = 0;
   std::map<std::string, uint32_t> interned_;  // requests of unnamed calls
   std::vector<const Request*> by_id_;
-  IdRuns batch_;        // ready, and not yet reported
+  IdRuns batch_;           // ready, and not yet reported
   bool in_batch_ = false;  // the call being made is one of several
   bool expedited_ = false;
   std::vector<uint8_t> outcomes_;  // by call; 0: none yet
