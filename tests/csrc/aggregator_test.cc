@@ -196,7 +196,7 @@ TEST(an_expedite_follows_reports_held_for_another_rank) {
   CHECK(std::holds_alternative<Expedite>(message[1]));
 }
 
-TEST(a_payload_waits_20_ms_for_the_other_ranks) {
+TEST(a_payload_waits_for_the_other_ranks) {
   RootController leader;
   Ready ready;
   ready.id = 1;

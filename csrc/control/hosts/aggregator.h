@@ -24,8 +24,9 @@ void for_each_record(ByteView message, const std::vector<Rank>& below, const Rec
 
 class Aggregator {
  public:
-  // How long an incomplete report waits for the other ranks.
-  static constexpr int64_t kPatienceNs = 20'000'000;
+  // How long an incomplete report waits for the other ranks. No call goes on before they have reported, so it is
+  // of use only to tell who is missing; and one by one they cost the root much more.
+  static constexpr int64_t kPatienceNs = 50'000'000;
 
   // Time between two batches. It doubles from the shortest to the longest, and starts anew after a pause of
   // twice the longest.
