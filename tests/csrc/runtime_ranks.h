@@ -127,9 +127,8 @@ class TestRank {
     for (const Ask& ask : asks) requests.push_back(ask.request());
     return runtime_->submitter().submit(requests);
   }
-  // A prepared call, in place.
-  Handle submit(const CheckedCall& prepared, Floats& data) {
-    Submitter::Prepared one{&prepared, data.data(), data.data()};
+  Handle submit(const CheckedCall& prepared, const void* input, void* output) {
+    Submitter::Prepared one{&prepared, input, output};
     runtime_->submitter().submit({&one, 1});
     return one.handle;
   }
