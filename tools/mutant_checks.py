@@ -21,7 +21,7 @@ CALLS = " ".join(
 # program with its arguments, or files for pytest, run on two ranks.
 CHECKS: dict[str, Sequence[str]] = {
     "csrc/control": (
-        *("coordinator_test", "prediction_test", "aggregator_test", "message_test"),
+        *("coordinator_test", "aggregator_test", "message_test"),
         *("simulator_test --seeds 1000 small", "runtime_test", CALLS),
     ),
     "csrc/control/bootstrap": ("runtime_test",),
@@ -42,7 +42,6 @@ CHECKS: dict[str, Sequence[str]] = {
     "csrc/data/gpu/gpu_module": ("kernel_cache_test", "gpu_adasum_test"),
     "csrc/data/nccl": ("nccl_split_test", "nccl_backend_test", "gpu_runtime_test"),
     "csrc/runtime": ("runtime_test", "gpu_runtime_test", CALLS),
-    "csrc/runtime/calls/reporter": ("prediction_test", "simulator_test --seeds 1000 small"),
     "csrc/runtime/calls/numerics": ("finite_test", "tests/parallel/test_numerics.py"),
     "csrc/runtime/gpu": ("gpu_runtime_test",),
 }

@@ -91,7 +91,6 @@ class Root {
   static Coordinator::Settings settings(int ranks) {
     Coordinator::Settings settings;
     settings.size = ranks;
-    settings.predictions = 0;  // prediction is measured by host_scale
     return settings;
   }
 
@@ -104,13 +103,13 @@ class Root {
   // What all ranks report for this request in the next step.
   void learn(const Define& define) {
     Ready ready;
-    ready.id = define.id;
-    if (define.id == 0) ready.request = define.request;
+    ready.request = define.request;
     ready.contribution.has_input = true;
+    const Report report = define.id == 0 ? Report(ready) : ReadyMany{{define.id}};
     std::string number = define.request.name.substr(define.request.name.rfind('.') + 1);
     ByteString& bytes = next_[std::stoul(number)];
     bytes.clear();
-    encode(Report(ready), bytes);
+    encode(report, bytes);
     if (define.id == 0) reports_[std::stoul(number)] = bytes;
   }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one training step costs rank 0 when hosts' leaders speak for their ranks and the step is predicted:
-// messages, bytes and CPU time, for 8 to 16,384 ranks, 8 a host, tensors in reverse order, each rank's with
-// 5 % lognormal jitter. `host_scale [TENSORS [RANKS ...]]` prints a table; 1,000 tensors by default.
+// What one training step costs rank 0 when hosts' leaders speak for their ranks: messages, bytes and CPU time, for 8
+// to 16,384 ranks, 8 a host, tensors in reverse order, each rank's with 5 % lognormal jitter. The tensors have the
+// sizes of a ResNet-50's, and are reported one by one, or in batches as the torch adapter makes them. `host_scale
+// [TENSORS [RANKS ...]]` prints a table; 1,000 tensors by default.
 #include <time.h>
 
 #include <algorithm>
@@ -26,7 +27,30 @@ constexpr int kSteps = 5;
 constexpr double kStepSeconds = 0.1;  // from the first gradient to the last
 constexpr double kJitter = 0.05;      // of each gradient's time
 constexpr double kRound = 1e-4;       // what comes in this time is one batch
-constexpr int64_t kElements = 25'600;
+constexpr int64_t kRoom =
+    64 << 10;  // most bytes that wait for others, as in adapters/torch/gradients/arrivals.py
+constexpr int64_t kEach = 2 << 10;  // added for each tensor
+
+// Of the gradients of as many ResNet-50s as have so many.
+std::vector<int64_t> elements_of(int tensors) {
+  std::vector<int64_t> model;
+  const auto layer = [&](int64_t in, int64_t out, int64_t kernel) {
+    for (int64_t elements : {in * out * kernel * kernel, out, out}) model.push_back(elements);
+  };
+  layer(3, 64, 7);
+  int64_t in = 64;
+  for (auto [width, blocks] : {std::pair{64, 3}, {128, 4}, {256, 6}, {512, 3}}) {
+    for (int block = 0; block < blocks; ++block) {
+      layer(in, width, 1), layer(width, width, 3), layer(width, 4 * width, 1);
+      if (block == 0) layer(in, 4 * width, 1);
+      in = 4 * width;
+    }
+  }
+  model.push_back(2048 * 1000), model.push_back(1000);
+  std::vector<int64_t> elements;
+  for (size_t t = 0; std::cmp_less(t, tensors); ++t) elements.push_back(model[t % model.size()]);
+  return elements;
+}
 
 int64_t cpu_ns() {
   timespec time{};
@@ -51,8 +75,12 @@ struct Arrival {
 
 class World {
  public:
-  World(int ranks, int tensors, int predictions)
-      : ranks_(ranks), tensors_(tensors), coordinator_(settings(ranks, predictions)) {
+  World(int ranks, int tensors, bool batched)
+      : ranks_(ranks),
+        tensors_(tensors),
+        batched_(batched),
+        elements_(elements_of(tensors)),
+        coordinator_(settings(ranks)) {
     for (Rank r = 0; r < ranks; ++r) nodes_.push_back(r - r % kRanksPerHost);
     for (Rank leader = 0; leader < ranks; leader += kRanksPerHost) {
       HostTree tree = HostTree::of(leader, nodes_);
@@ -111,46 +139,51 @@ class World {
   }
   // Of a time in this step: the clock of the job goes on from step to step.
   int64_t ns(double seconds) const { return static_cast<int64_t>((begun_ + seconds) * 1e9); }
-  static Coordinator::Settings settings(int ranks, int predictions) {
+  static Coordinator::Settings settings(int ranks) {
     Coordinator::Settings settings;
     settings.size = ranks;
-    settings.predictions = predictions;
     return settings;
   }
 
   // All ranks report all at once: not measured. At first by name, then by id.
   void warm_up() {
     for (int t = tensors_ - 1; t >= 0; --t) {
+      if (auto known = ids_.find(t); known != ids_.end()) {
+        coordinator_.receive_all(world_, ReadyMany{{known->second}}, 0);
+        continue;
+      }
       Ready ready;
       ready.contribution.has_input = true;
-      auto known = ids_.find(t);
-      if (known != ids_.end()) ready.id = known->second;
-      if (known == ids_.end()) {
-        ready.request = {kWorldSet, "grad." + std::to_string(t), {}, {}};
-        ready.request.signature.shape = {kElements};
-      }
-      if (predictions_.empty()) coordinator_.receive_all(world_, ready, 0);
+      ready.request = {kWorldSet, "grad." + std::to_string(t), {}, {}};
+      ready.request.signature.shape = {elements_[static_cast<size_t>(t)]};
+      for (Rank rank = 0; rank < ranks_; ++rank) coordinator_.receive(rank, ready, 0);
     }
-    for (int i = 0; i < 8; ++i) publish();
+    for (int i = 0; i < 64; ++i) publish();
   }
 
-  // Who reports what, and when: the predictions once they are there, else every tensor.
+  // Which report every rank makes of a tensor.
+  std::vector<size_t> cut_into_reports() {
+    std::vector<size_t> report_of(static_cast<size_t>(tensors_));
+    ReadyMany many;
+    int64_t room = kRoom;
+    reports_.clear();
+    for (int t = tensors_ - 1; t >= 0; --t) {
+      const auto tensor = static_cast<size_t>(t);
+      many.ids.add(ids_.at(t));
+      report_of[tensor] = reports_.size();
+      room -= 4 * elements_[tensor] + kEach;
+      if (batched_ && room > 0 && t > 0) continue;
+      encode(Report(std::exchange(many, {})), reports_.emplace_back());
+      room = kRoom;
+    }
+    return report_of;
+  }
+
+  // Who reports what, and when: a batch with its last tensor.
   std::vector<Arrival> arrivals(std::mt19937_64& random) {
     std::lognormal_distribution<double> jitter(0, kJitter);
     std::vector<Arrival> arrivals;
-    std::vector<size_t> report_of(static_cast<size_t>(tensors_));
-    reports_.clear();
-    for (auto& [tensor, id] : ids_) {
-      Ready ready;
-      ready.id = id;
-      ready.contribution.has_input = true;
-      report_of[static_cast<size_t>(tensor)] = reports_.size();
-      if (predictions_.empty()) encode(Report(ready), reports_.emplace_back());
-    }
-    for (auto& [prediction, tensors] : predictions_) {
-      for (int t : tensors) report_of[static_cast<size_t>(t)] = reports_.size();
-      encode(Report(ReadyAll{prediction}), reports_.emplace_back());
-    }
+    const std::vector<size_t> report_of = cut_into_reports();
     std::vector<double> when(reports_.size());
     for (Rank rank = 0; rank < ranks_; ++rank) {
       std::ranges::fill(when, 0);
@@ -229,10 +262,6 @@ class World {
       const std::string& name = define->request.name;
       int tensor = std::atoi(name.c_str() + name.rfind('.') + 1);
       ids_[tensor] = define->id;
-      tensor_of_[define->id] = tensor;
-    }
-    if (auto* prediction = std::get_if<Predict>(&entry)) {
-      for (uint32_t id : prediction->ids) predictions_[prediction->id].push_back(tensor_of_.at(id));
     }
     if (auto* run = std::get_if<Run>(&entry)) {
       coordinator_.receive(0, Done{run->set, run->bucket}, 0);
@@ -241,14 +270,14 @@ class World {
 
   const int ranks_;
   const int tensors_;
+  const bool batched_;
+  const std::vector<int64_t> elements_;
   Coordinator coordinator_;
   std::vector<Rank> nodes_;
   std::vector<Host> hosts_;
   std::map<Rank, int> groups_;  // by leader
   int world_;
   std::map<int, uint32_t> ids_;  // by tensor
-  std::map<uint32_t, int> tensor_of_;
-  std::map<uint32_t, std::vector<int>> predictions_;
   std::vector<ByteString> reports_;
   std::vector<std::pair<Rank, const ByteString*>> local_;
   std::vector<Entry> entries_;
@@ -257,15 +286,15 @@ class World {
   double begun_ = 0;  // this step, in seconds
 };
 
-void measure(int ranks, int tensors, int predictions) {
+void measure(int ranks, int tensors, bool batched) {
   std::mt19937_64 random(static_cast<uint64_t>(ranks));
-  World world(ranks, tensors, predictions);
+  World world(ranks, tensors, batched);
   std::vector<Cost> costs;
   for (int step = 0; step < kSteps; ++step) costs.push_back(world.step(random));
   std::ranges::sort(costs, {}, &Cost::cpu_ns);
   const Cost& cost = costs[costs.size() / 2];
-  std::printf("%6d %6d  %-9s %9ld %9ld %10.1f %8.1f %8.3f\n", ranks, ranks / kRanksPerHost,
-              predictions ? "predicted" : "plain", static_cast<long>(cost.messages),
+  std::printf("%6d %6d  %-10s %9ld %9ld %10.1f %8.1f %8.3f\n", ranks, ranks / kRanksPerHost,
+              batched ? "batches" : "one by one", static_cast<long>(cost.messages),
               static_cast<long>(cost.most), static_cast<double>(cost.bytes) / 1e3,
               static_cast<double>(cost.entry_bytes) / 1e3, static_cast<double>(cost.cpu_ns) / 1e6);
   std::fflush(stdout);
@@ -277,13 +306,13 @@ int main(int argc, char** argv) {
   const int tensors = argc > 1 ? std::atoi(argv[1]) : 1000;
   std::printf("%d tensors a step, %d ranks a host; medians of %d steps\n", tensors, kRanksPerHost,
               kSteps);
-  std::printf("%6s %6s  %-9s %9s %9s %10s %8s %8s\n", "ranks", "hosts", "step", "messages",
+  std::printf("%6s %6s  %-10s %9s %9s %10s %8s %8s\n", "ranks", "hosts", "step", "messages",
               "a leader", "KB in", "KB log", "CPU ms");
   std::vector<int> sizes{8, 64, 512, 4096, 16384};
   if (argc > 2) sizes.clear();
   for (int i = 2; i < argc; ++i) sizes.push_back(std::atoi(argv[i]));
   for (int ranks : sizes) {
-    if (ranks <= 512) measure(ranks, tensors, 0);
-    measure(ranks, tensors, 8);
+    if (ranks <= 512) measure(ranks, tensors, false);
+    measure(ranks, tensors, true);
   }
 }

@@ -193,10 +193,24 @@ FARANDOLE_API int64_t farandole_submit_buffer(int64_t tensor, const void* input,
 FARANDOLE_API int32_t farandole_submit_buffers(const int64_t* tensors, const uintptr_t* buffers,
                                                int32_t count, int64_t* handles) {
   return guarded([&] {
-    for (int32_t i = 0; i < count; ++i) {
+    const auto known = known_requests(span_of(tensors, count));
+    std::vector<Submitter::Prepared> batch;
+    batch.reserve(known.size());
+    for (size_t i = 0; i < known.size(); ++i) {
       void* const buffer = reinterpret_cast<void*>(buffers[i]);
-      handles[i] = persistent_request(tensors[i])->submit(buffer, buffer);
+      batch.push_back({&known[i]->call, buffer, buffer});
     }
+    std::exception_ptr error;
+    try {
+      if (!known.empty()) known.front()->runtime->submitter().submit(batch);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    for (size_t i = 0; i < known.size() && batch[i].handle != 0; ++i) {
+      handles[i] = known[i]->last = batch[i].handle;
+    }
+    if (error) std::rethrow_exception(error);
+    if (std::cmp_less(known.size(), count)) persistent_request(tensors[known.size()]);  // throws
   });
 }
 

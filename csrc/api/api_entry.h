@@ -28,8 +28,10 @@ namespace farandole {
 // A request kept by farandole_tensor, with its runtime, so that one look-up finds both.
 struct PersistentRequest {
   int64_t submit(const void* input, void* output, uint64_t stream = 0) const {
-    last = runtime->submitter().submit(call, input, output, stream);
-    return last;
+    Submitter::Prepared one{&call, input, output, stream};
+    runtime->submitter().submit({&one, 1});
+    last = one.handle;
+    return one.handle;
   }
 
   std::shared_ptr<Runtime> runtime;
@@ -167,6 +169,20 @@ inline std::shared_ptr<Runtime> runtime() {
     throw Error(ErrorCode::kShutdown, "farandole has not been initialized: call init() first");
   }
   return process().runtime;
+}
+
+// These, up to the first that is not known: references, as below.
+inline std::vector<std::shared_ptr<const PersistentRequest>> known_requests(
+    std::span<const int64_t> tensors) {
+  std::vector<std::shared_ptr<const PersistentRequest>> known;
+  known.reserve(tensors.size());
+  std::lock_guard lock(process().persistent_mutex);
+  for (int64_t tensor : tensors) {
+    auto found = process().persistent.find(tensor);
+    if (found == process().persistent.end()) break;
+    known.push_back(found->second);
+  }
+  return known;
 }
 
 // Returns a reference, because shutdown() may clear the table meanwhile.

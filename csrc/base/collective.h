@@ -63,7 +63,6 @@ struct CollectiveTraits {
   Rows rows = Rows::kNone;
   Root root = Root::kNone;
   bool rides_along = false;  // small inputs travel in the report, the result in the log; no backend
-  bool predicted = false;    // the same in every step, so one report may stand for several calls
   bool windowed = false;     // on GPUs it may work in a window (memory registered with NCCL)
   bool changes_sets = false;  // adds or removes a process set: all ranks of the world take part
   End end = End::kNone;
@@ -103,7 +102,7 @@ struct CollectiveTraits {
 // clang-format off
 inline constexpr std::array<CollectiveTraits, 12> kCollectives = {{
     {.name = "allreduce", .pattern = Pattern::kReduceToAll,
-     .rides_along = true, .predicted = true, .windowed = true},
+     .rides_along = true, .windowed = true},
     {.name = "broadcast", .pattern = Pattern::kOneToAll, .root = Root::kRank, .rides_along = true},
     {.name = "allgather", .pattern = Pattern::kEachToAll, .rows = Rows::kBrought, .rides_along = true},
     {.name = "reducescatter", .pattern = Pattern::kReduceToOwners, .rows = Rows::kKept},

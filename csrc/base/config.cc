@@ -33,10 +33,6 @@ const Variable kVariables[] = {
      &Config::cache_capacity, between(1)},
     {"FARANDOLE_PROCESS_SETS", "", "64", "process sets alive at once, the world among them",
      kJobWide, &Config::max_process_sets, between(1, 1 << 20)},
-    {"FARANDOLE_PREDICTIONS", "", "8",
-     "groups in which a training step that repeats is predicted: so many short reports a step and "
-     "rank; 0: every tensor is reported",
-     kJobWide, &Config::predictions, between(0, 1000)},
     {"FARANDOLE_JOIN_AVERAGE", "", "all",
      "what Average divides by once ranks have joined: 'all' ranks, or the 'active' ones", kJobWide,
      &Config::join_average, one_of("all, active")},

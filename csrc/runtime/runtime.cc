@@ -16,7 +16,6 @@ namespace {
 Coordinator::Settings coordinator_settings(const Config& config, const Topology& topology) {
   Coordinator::Settings settings;
   settings.size = topology.size;
-  settings.prediction_tiny = topology.local_size() == topology.size;
   settings.fusion_bytes = static_cast<size_t>(config.fusion_bytes);
   settings.gpu_fusion_bytes = static_cast<size_t>(config.gpu_fusion_bytes);
   settings.gpu_backend = config.gpu_backend;
@@ -27,7 +26,6 @@ Coordinator::Settings coordinator_settings(const Config& config, const Topology&
   settings.max_sets = static_cast<int>(config.max_process_sets);
   settings.stall_warn_ns = nanoseconds(config.stall_warn).count();
   settings.stall_abort_ns = nanoseconds(config.stall_abort).count();
-  settings.predictions = static_cast<int>(config.predictions);
   return settings;
 }
 

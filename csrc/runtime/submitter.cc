@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/submitter.h"
 
+#include <algorithm>
 #include <exception>
 #include <set>
 #include <utility>
@@ -10,6 +11,28 @@
 #include "runtime/calls/numerics.h"
 
 namespace farandole {
+namespace {
+
+// A bucket takes two round trips where a report with its input takes one, and costs less than many of these. Many,
+// or one that moves in a bucket anyway: the others go with it, so that all ranks add them in the same order.
+bool rides_along(std::span<const Submitter::Prepared> batch) {
+  constexpr size_t kMany = 8;
+  return batch.size() < kMany && std::ranges::all_of(
+                                     batch,
+                                     [](const Submitter::Prepared& one) {
+                                       return one.call->submission.recorded.bytes <= kTinyBytes;
+                                     });
+}
+
+Submission submission_of(const Submitter::Prepared& prepared) {
+  Submission submission = prepared.call->submission;
+  submission.input = static_cast<const std::byte*>(prepared.input);
+  submission.output = static_cast<std::byte*>(prepared.output);
+  submission.stream = prepared.stream;
+  return submission;
+}
+
+}  // namespace
 
 void Submitter::check_open() const {
   if (closed_) {
@@ -34,20 +57,8 @@ void Submitter::describe(CheckedCall& checked) {
   for (int64_t n : checked.submission.shape) recorded.bytes *= static_cast<uint64_t>(n);
 }
 
-// Peers' calls fail with the same text, before a NaN can spread.
-void Submitter::check_numerics(const Request& request, const Submission& submission) {
-  const Failure unsound = numerics_of(request, submission, own_);
-  if (!unsound) return;
-  {
-    std::lock_guard lock(calls_.mutex);
-    check_open();
-    refuse_locked(request, unsound);
-  }
-  driver_.after_submit();
-  throw Error(unsound.code, unsound.text);
-}
-
-Handle Submitter::enter(const Request& request, Submission submission) {
+// `rides`: its input may travel in the report.
+Handle Submitter::enter(const Request& request, Submission submission, bool rides) {
   submission.handle =
       calls_.handles.create(submission.recorded.name, submission.device != kCpuDevice);
   submission.recorded.call = submission.handle;
@@ -68,17 +79,18 @@ Handle Submitter::enter(const Request& request, Submission submission) {
     return handle;
   }
   Contribution given = contribution_of(request, submission, own_);
+  if (!rides) given.has_payload = false, given.payload = {};
   if (paired) {
     calls_.posted.add(std::move(submission));
-    calls_.reporter.pass(Post{request, sequence, std::move(given)}, handle);
+    calls_.reporter.pass(Post{request, sequence, std::move(given)});
     return handle;
   }
   if (const uint32_t id = calls_.pending.submit_known(request, submission)) {
-    calls_.reporter.pass_known(id, std::move(given), handle);
+    calls_.reporter.pass_known(id, std::move(given));
     return handle;
   }
   if (auto news = calls_.pending.submit(request, std::move(submission), std::move(given))) {
-    calls_.reporter.pass(std::move(*news), handle);
+    calls_.reporter.pass(*news);
   }
   return handle;
 }
@@ -113,6 +125,7 @@ std::vector<Handle> Submitter::submit(std::span<const farandole_request> request
       refuse_all(requests, {e.code(), e.what()}, false);
       error = std::current_exception();
     }
+    calls_.reporter.pass_batch();
   }
   driver_.after_submit();
   if (error) std::rethrow_exception(error);
@@ -174,35 +187,51 @@ CheckedCall Submitter::make_persistent(const farandole_request& request) {
   return checked;
 }
 
-Handle Submitter::submit(const CheckedCall& persistent, const void* input, void* output,
-                         uint64_t stream) {
-  Handle handle = 0;
-  Submission submission = persistent.submission;
-  submission.input = static_cast<const std::byte*>(input);
-  submission.output = static_cast<std::byte*>(output);
-  if (check_numerics_) check_numerics(persistent.request, submission);
+// Peers' calls fail with the same text as an argument error, or a NaN before it can spread.
+void Submitter::submit(std::span<Prepared> batch) {
+  size_t sound = batch.size();
+  Failure unsound;
+  for (size_t i = 0; check_numerics_ && !unsound && i < batch.size(); ++i) {
+    unsound = numerics_of(batch[i].call->request, submission_of(batch[i]), own_);
+    if (unsound) sound = i;
+  }
   std::exception_ptr error;
   {
     std::lock_guard lock(calls_.mutex);
     check_open();
-    const ProcessSet& set = working_set(persistent.request, calls_.sets);
-    const bool paired = persistent.request.signature.traits().paired();
-    if (!paired) calls_.pending.check_free(persistent.request, submission, persistent.record);
-    submission.stream = stream;
+    const bool rides = rides_along(batch);
     try {
-      check_buffers(persistent.request, submission, set);
-      gpus_.window_range_of(persistent.request);
-      Submission* one = &submission;
-      gpus_.mark_produced({&one, 1});
-      handle = enter(persistent.request, std::move(submission));
-    } catch (const Error& e) {
-      refuse_locked(persistent.request, {e.code(), e.what()});
+      for (Prepared& one : batch.first(sound)) one.handle = enter(one, rides);
+      if (unsound) {
+        refuse_locked(batch[sound].call->request, unsound);
+        throw Error(unsound.code, unsound.text);
+      }
+    } catch (...) {
       error = std::current_exception();
     }
+    calls_.reporter.pass_batch();
   }
   driver_.after_submit();
   if (error) std::rethrow_exception(error);
-  return handle;
+}
+
+Handle Submitter::enter(const Prepared& prepared, bool rides) {
+  const Request& request = prepared.call->request;
+  Submission submission = submission_of(prepared);
+  const ProcessSet& set = working_set(request, calls_.sets);
+  if (!request.signature.traits().paired()) {
+    calls_.pending.check_free(request, submission, prepared.call->record);
+  }
+  try {
+    check_buffers(request, submission, set);
+    gpus_.window_range_of(request);
+    Submission* one = &submission;
+    gpus_.mark_produced({&one, 1});
+    return enter(request, std::move(submission), rides);
+  } catch (const Error& e) {
+    refuse_locked(request, {e.code(), e.what()});
+    throw;
+  }
 }
 
 void Submitter::refuse(const farandole_request& request, const Failure& why) {
@@ -232,7 +261,7 @@ void Submitter::refuse_locked(const Request& request, const Failure& why) {
   }
   if (request.signature.traits().paired()) return refuse_message(request, std::move(failure));
   if (auto news = calls_.pending.refuse(request, std::move(failure))) {
-    calls_.reporter.pass(std::move(*news), 0);
+    calls_.reporter.pass(*news);
   }
 }
 
@@ -242,7 +271,7 @@ void Submitter::refuse_message(const Request& request, Failure why) {
   const bool any = request.peer == kAnyRank && request.signature.traits().end == End::kReceiver;
   const bool known = any || (set.member_of(request.peer) >= 0 && request.peer != own_);
   if (!known || request.tag < 0) return;
-  calls_.reporter.pass(Post{request, calls_.posted.skip(), {}, std::move(why)}, 0);
+  calls_.reporter.pass(Post{request, calls_.posted.skip(), {}, std::move(why)});
 }
 
 // A repeated name is one call for the peers, and refusing the first call of a group refuses the group.

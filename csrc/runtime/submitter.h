@@ -28,8 +28,16 @@ class Submitter {
   std::vector<Handle> submit(std::span<const farandole_request> requests);
   // Checks a request once, to submit it repeatedly.
   CheckedCall make_persistent(const farandole_request& request);
-  Handle submit(const CheckedCall& persistent, const void* input, void* output,
-                uint64_t stream = 0);
+  // Submits prepared requests in order, up to the first that fails, whose error it throws; sets the handles of
+  // those before.
+  struct Prepared {
+    const CheckedCall* call;
+    const void* input;
+    void* output;
+    uint64_t stream = 0;
+    Handle handle = 0;
+  };
+  void submit(std::span<Prepared> batch);
   void refuse(const farandole_request& request, const Failure& why);
   // How many unnamed calls (a group counts once) this rank has made in the set.
   int64_t count_unnamed(SetId set);
@@ -38,13 +46,13 @@ class Submitter {
 
  private:
   void check_open() const;
-  void check_numerics(const Request& request, const Submission& submission);
   // ---- Under RankCalls::mutex
   CheckedCall take_in_one(const farandole_request& request);
   std::vector<CheckedCall> take_in_all(std::span<const farandole_request> requests);
   void name_group(std::vector<CheckedCall>& all, size_t size);
   void describe(CheckedCall& checked);  // fills in what the recorder shows
-  Handle enter(const Request& request, Submission submission);
+  Handle enter(const Request& request, Submission submission, bool rides = true);
+  Handle enter(const Prepared& prepared, bool rides);
   void refuse_locked(const Request& request, const Failure& why);
   void refuse_message(const Request& request, Failure why);
   void refuse_all(std::span<const farandole_request> requests, const Failure& why, bool free_only);

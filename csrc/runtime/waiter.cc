@@ -86,7 +86,6 @@ void Waiter::forget_probe(Handle handle) {
 
 WaitEnd Waiter::wait(std::span<const Handle> wanted, Deadline deadline, Failure& failure) {
   size_t ready = 0;
-  calls_.await(wanted);
   auto done = [&] { return calls_.handles.finished(wanted, ready, failure); };
   if (done()) return failure ? WaitEnd::kFailed : WaitEnd::kDone;
   calls_.expedite();
@@ -119,7 +118,7 @@ uint64_t Waiter::inquire(Handle handle) {
     if (joined) key = CallKey{*joined, "", 0};
     if (!key) return 0;
     number = calls_.questions.ask();
-    calls_.reporter.pass(Inquire{number, *key, joined.has_value()}, 0);
+    calls_.reporter.pass(Inquire{number, *key, joined.has_value()});
   }
   driver_.after_submit();
   return number;
@@ -145,7 +144,6 @@ std::string Waiter::explain(Handle handle, Deadline deadline) {
 }
 
 bool Waiter::done(Handle handle) {
-  calls_.await({&handle, 1});
   const bool over = calls_.handles.done(handle);
   if (!over) calls_.expedite();
   return over;

@@ -26,10 +26,7 @@ class RootController {
     aggregator_.receive(from, bytes, now);
   }
   void ready(uint32_t id, int64_t now) {
-    Ready ready;
-    ready.id = id;
-    ready.contribution.has_input = true;
-    for (Rank r : {2, 3}) report(r, ready, now);
+    for (Rank r : {2, 3}) report(r, ReadyMany{{id}}, now);
   }
   // What leaves now.
   std::vector<Report> message(int64_t now) {
@@ -37,16 +34,28 @@ class RootController {
     std::vector<Report> records;
     const ByteString message = aggregator_.take(now);
     if (message.empty()) return records;
-    for_each_record(message, {2, 3}, [&](const auto&, ByteView report) {
+    for_each_record(message, {2, 3}, [&](const auto& ranks, ByteView report) {
       records.push_back(decode_report(report));
+      speakers_.push_back(ranks);
     });
     return records;
   }
-  int take(int64_t now) { return static_cast<int>(message(now).size()); }
+  // How many reports leave now, each of the calls of a batch counted.
+  int take(int64_t now) {
+    size_t reports = 0;
+    for (const Report& report : message(now)) {
+      const auto* many = std::get_if<ReadyMany>(&report);
+      reports += many ? many->ids.size() : 1;
+    }
+    return static_cast<int>(reports);
+  }
+  // Who makes the reports that have left so far; none: all.
+  const std::vector<std::vector<Rank>>& speakers() const { return speakers_; }
   int64_t next_tick() const { return aggregator_.next_tick(); }
 
  private:
   Aggregator aggregator_;
+  std::vector<std::vector<Rank>> speakers_;
 };
 
 TEST(a_report_after_a_pause_is_sent_at_once) {
@@ -62,12 +71,12 @@ TEST(a_step_of_a_thousand_tensors_costs_few_messages) {
   for (int tensors : {100, 161, 1000, 2000}) {
     RootController leader;
     const int64_t step = 100 * kMs;
-    int messages = 0, records = 0, oldest = 0;
+    int messages = 0, reports = 0, oldest = 0;
     int64_t longest = 0;
     auto serve = [&](int64_t now) {
       const int sent = leader.take(now);
       messages += sent > 0;
-      records += sent;
+      reports += sent;
       if (sent == 0) return;
       longest = std::max(longest, now - step * oldest / tensors);
       oldest += sent;
@@ -79,7 +88,8 @@ TEST(a_step_of_a_thousand_tensors_costs_few_messages) {
       serve(now);
     }
     while (leader.next_tick() != INT64_MAX) serve(leader.next_tick());
-    CHECK_EQ(records, tensors);
+    CHECK_EQ(reports, tensors);
+    CHECK_EQ(leader.speakers().size(), static_cast<size_t>(messages));  // one record each
     CHECK(messages <= 20);
     CHECK(longest <= Aggregator::kLongestGatherNs);
   }
@@ -123,6 +133,45 @@ TEST(a_report_that_is_not_ready_sends_what_waits) {
   CHECK_EQ(leader.take(40), 2);
 }
 
+// Ranks may cut their batches differently: what all have reported leaves together, and each id once.
+TEST(batches_leave_when_all_ranks_have_sent_them) {
+  RootController leader;
+  leader.report(2, ReadyMany{{7, 8, 9, 3}}, 0);
+  CHECK_EQ(leader.take(0), 0);
+  leader.report(3, ReadyMany{{9, 8}}, 0);
+  leader.report(3, ReadyMany{{12}}, 0);
+  std::vector<Report> message = leader.message(0);
+  CHECK_EQ(message.size(), size_t{1});
+  CHECK(std::get<ReadyMany>(message[0]).ids == (IdRuns{9, 8}));
+  CHECK(leader.speakers().back().empty());  // all
+  Ready empty;                              // the same call without an input
+  empty.id = 7;
+  leader.report(3, empty, kMs);
+  message = leader.message(kMs);
+  CHECK_EQ(message.size(), size_t{2});
+  CHECK_EQ(std::get<Ready>(message[0]).id, uint32_t{7});
+  CHECK(leader.speakers()[1] == std::vector<Rank>{3});
+  CHECK(std::get<ReadyMany>(message[1]).ids == IdRuns{7});
+  CHECK(leader.speakers()[2] == std::vector<Rank>{2});
+  CHECK_EQ(leader.take(Aggregator::kPatienceNs), 2);  // each of one rank
+  CHECK(leader.speakers()[3] == std::vector<Rank>{2} &&
+        leader.speakers()[4] == std::vector<Rank>{3});
+}
+
+// Else the coordinator would take calls that a rank made before its join for those of a rank that has joined.
+TEST(what_a_rank_reports_after_its_batches_does_not_overtake_them) {
+  for (const Report& last :
+       {Report(Join{}), Report(Refuse{}), Report(Leave{}), Report(Forgot{5})}) {
+    RootController leader;
+    leader.report(2, ReadyMany{{5, 6}}, 0);
+    leader.report(3, ReadyMany{{6}}, 0);
+    leader.report(2, last, 0);
+    const std::vector<Report> message = leader.message(0);
+    CHECK_EQ(message.size(), size_t{3});
+    CHECK_EQ(message[2].index(), last.index());
+  }
+}
+
 // An Expedite is of use where somebody gathers; to the root it would be one message more.
 TEST(an_expedite_is_forwarded_where_the_host_above_batches) {
   for (bool gathers_above : {false, true}) {
@@ -137,20 +186,17 @@ TEST(an_expedite_is_forwarded_where_the_host_above_batches) {
 // To the host above, a rank that says that it is ready for something does not wait.
 TEST(an_expedite_follows_reports_held_for_another_rank) {
   RootController leader(true);
-  Ready ready;
-  ready.id = 1;
-  ready.contribution.has_input = true;
-  leader.report(2, ready, 0);
+  leader.report(2, ReadyMany{{1}}, 0);
   leader.report(2, Expedite{}, 0);
   CHECK_EQ(leader.take(0), 1);
-  leader.report(3, ready, 0);
+  leader.report(3, ReadyMany{{1}}, 0);
   const std::vector<Report> message = leader.message(0);
   CHECK_EQ(message.size(), size_t{2});
-  CHECK(std::holds_alternative<Ready>(message[0]));
+  CHECK(std::holds_alternative<ReadyMany>(message[0]));
   CHECK(std::holds_alternative<Expedite>(message[1]));
 }
 
-TEST(a_payload_waits_20_ms_for_the_other_ranks) {
+TEST(a_payload_waits_for_the_other_ranks) {
   RootController leader;
   Ready ready;
   ready.id = 1;

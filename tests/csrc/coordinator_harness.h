@@ -17,9 +17,9 @@ using Log = std::vector<Entry>;
 
 // "define run": what a log holds.
 inline std::string kinds(const Log& log) {
-  constexpr const char* kNames[] = {
-      "define", "forget", "run",   "result", "fail",       "joined",   "open_set", "close_set",
-      "abort",  "stop",   "where", "inform", "prediction", "dissolve", "set_up",   "matched"};
+  constexpr const char* kNames[] = {"define", "forget",   "run",       "result", "fail",
+                                    "joined", "open_set", "close_set", "abort",  "stop",
+                                    "where",  "inform",   "set_up",    "matched"};
   std::string text;
   for (const Entry& entry : log)
     text += (text.empty() ? "" : " ") + std::string(kNames[entry.index()]);
@@ -133,10 +133,21 @@ class Job {
     ready.contribution = given;
     report(from, ready);
   }
+  // One report of calls that the log has defined.
+  void submit_together(Rank from, const std::vector<Request>& requests) {
+    ReadyMany many;
+    for (const Request& request : requests) {
+      for (auto& [id, known] : table_) {
+        if (known.set == request.set && known.name == request.name) many.ids.add(id);
+      }
+    }
+    report(from, many);
+  }
   void submit_all(const Request& request, const Contribution& given = input()) {
     for (Rank r = 0; r < size_; ++r) submit(r, request, given);
   }
 
+  // Calls of a bucket as the ranks take them: all as items.
   Log publish() {
     Log log;
     coordinator_.publish(log);
@@ -146,6 +157,10 @@ class Job {
       entry = decode_entry(bytes);
       if (auto* define = std::get_if<Define>(&entry)) table_[define->id] = define->request;
       if (auto* forget = std::get_if<Forget>(&entry)) table_.erase(forget->id);
+      if (auto* open = std::get_if<OpenSet>(&entry)) {
+        members_[open->set] = static_cast<int>(open->ranks.size());
+      }
+      if (auto* run = std::get_if<Run>(&entry)) list_all(*run);
     }
     return log;
   }
@@ -165,7 +180,15 @@ class Job {
   int reports() const { return reports_; }
 
  private:
+  void list_all(Run& run) {
+    run.plain.for_each([&](uint32_t id) {
+      run.items.push_back(plain_item(id, table_.at(id).signature, members_.at(run.set)));
+    });
+    run.plain.clear();
+  }
+
   int size_;
+  std::map<SetId, int> members_{{kWorldSet, size_}};
   Coordinator coordinator_;
   int64_t now_ = 0;
   int reports_ = 0;

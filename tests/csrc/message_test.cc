@@ -92,10 +92,7 @@ void same(const Inquire& a, const Inquire& b) {
 }
 void same(const Expedite&, const Expedite&) {}
 void same(const Lost& a, const Lost& b) { same_failure(a.failure, b.failure); }
-void same(const ReadyAll& a, const ReadyAll& b) { CHECK_EQ(a.prediction, b.prediction); }
-void same(const Withdraw& a, const Withdraw& b) {
-  CHECK(a.prediction == b.prediction && a.awaited == b.awaited && a.ready == b.ready);
-}
+void same(const ReadyMany& a, const ReadyMany& b) { CHECK(a.ids == b.ids); }
 void same(const Define& a, const Define& b) {
   CHECK_EQ(a.id, b.id), same_request(a.request, b.request);
 }
@@ -108,12 +105,8 @@ void same(const Run& a, const Run& b) {
     CHECK(x.id == y.id && x.sequence == y.sequence && x.divisor == y.divisor);
     CHECK(x.absent == y.absent && x.rows == y.rows);
   }
-  CHECK(a.predictions == b.predictions);
+  CHECK(a.plain == b.plain);
 }
-void same(const Predict& a, const Predict& b) {
-  CHECK(a.id == b.id && a.set == b.set && a.ids == b.ids);
-}
-void same(const Dissolve& a, const Dissolve& b) { CHECK_EQ(a.id, b.id); }
 void same(const Result& a, const Result& b) {
   CHECK(a.set == b.set && a.id == b.id && a.sequence == b.sequence && a.absent == b.absent);
   CHECK(a.rows == b.rows && a.payload == b.payload);
@@ -282,7 +275,7 @@ TEST(a_huge_count_is_not_believed) {
     }
   });
   ByteString run = encoded(Entry(Run{0, 1, std::vector<Item>(3)}));
-  size_t count_at = run.size() - 3 * 28 - 4 - 4;  // no predictions
+  size_t count_at = run.size() - 3 * 28 - 4 - 4;  // no plain ones
   CHECK_EQ(run[count_at], std::byte{3});
   run[count_at] = std::byte{4};  // one more than its bytes have room for
   CHECK(!decodes(run, false));
@@ -298,6 +291,42 @@ TEST(only_written_values_are_read) {
   CHECK(!decodes(ByteString{static_cast<std::byte>(kReportKinds)}, true));
   CHECK(!decodes(ByteString{static_cast<std::byte>(kEntryKinds)}, false));
   CHECK(!decodes({}, true));
+}
+
+TEST(ids_that_follow_each_other_take_no_room) {
+  IdRuns ids{7, 8, 9};
+  const size_t one_run = encoded(Report(ReadyMany{ids})).size();
+  for (uint32_t id = 10; id < 1000; ++id) ids.add(id);
+  CHECK_EQ(encoded(Report(ReadyMany{ids})).size(), one_run);
+  ids.add(7);
+  ids.add(6);
+  CHECK_EQ(encoded(Report(ReadyMany{ids})).size(), one_run + 2 * sizeof(IdRuns::Run));
+  std::vector<uint32_t> all;
+  const Report report = decode_report(encoded(Report(ReadyMany{ids})));
+  std::get<ReadyMany>(report).ids.for_each([&](uint32_t id) { all.push_back(id); });
+  CHECK_EQ(all.size(), size_t{995});
+  CHECK(all[0] == 7 && all[992] == 999 && all[993] == 7 && all[994] == 6);
+}
+
+// Runs that encode() would not write: of no id, of id 0, too long, that go on where the one before ends.
+TEST(only_runs_of_ids_that_may_be_are_read) {
+  const auto reads = [](std::initializer_list<IdRuns::Run> runs) {
+    ByteString bytes = encoded(Report(ReadyMany{}));
+    bytes.resize(1);
+    Encoder out(bytes);
+    out.put(static_cast<uint32_t>(runs.size()));
+    for (const IdRuns::Run& run : runs) out.put(run);
+    return bytes;
+  };
+  const auto most = static_cast<uint32_t>(IdRuns::kMost);
+  CHECK(decodes(reads({{5, 3}, {9, 1}, {1, 7}}), true));
+  CHECK(decodes(reads({{5, most}}), true));
+  CHECK(!decodes(reads({{5, 3}, {8, 1}}), true));
+  CHECK(!decodes(reads({{5, 0}}), true));
+  CHECK(!decodes(reads({{0, 3}}), true));
+  CHECK(!decodes(reads({{5, most + 1}}), true));
+  CHECK(!decodes(reads({{5, most}, {1, 1}}), true));
+  CHECK(!decodes(reads({{UINT32_MAX, 2}}), true));
 }
 
 }  // namespace farandole

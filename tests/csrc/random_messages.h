@@ -63,6 +63,15 @@ inline Failure random_failure(Random& random) {
 
 inline uint32_t random_id(Random& random) { return static_cast<uint32_t>(random.next()) | 1; }
 
+inline IdRuns random_ids(Random& random) {
+  IdRuns ids;
+  for (size_t runs = random.below(5); runs > 0; --runs) {
+    ids.add({1 + static_cast<uint32_t>(random.below(1 << 20)),
+             1 + static_cast<uint32_t>(random.below(1000))});
+  }
+  return ids;
+}
+
 inline SetUp random_set_up(Random& random) {
   return {static_cast<SetId>(random.next()),
           random_text(random, 20),
@@ -95,17 +104,16 @@ inline Report random_report(Random& random, size_t kind, ByteString& storage) {
     case 4: return Forgot{random_id(random)};
     case 5: return Leave{random.chance(0.5), random_text(random, 300)};
     case 6: return StackReport{random.chance(0.5), random_text(random, 300)};
-    case 11:
+    case 10:
       return UseGpu{random_text(random, 16), random.between(0, 4095), random_text(random, 20),
                     random_text(random, 40)};
-    case 12: return random_set_up(random);
-    case 13: return Expedite{};
-    case 14:
+    case 11: return random_set_up(random);
+    case 12: return Expedite{};
+    case 13:
       return Post{random_request(random), random.next(), random_contribution(random, storage),
                   random_failure(random)};
     case 7: return Inquire{random.next(), random_key(random), random.chance(0.5)};
-    case 8: return ReadyAll{random_id(random)};
-    case 9: return Withdraw{random_id(random), random.chance(0.5), random_numbers<int32_t>(random)};
+    case 8: return ReadyMany{random_ids(random)};
     default: return Lost{random_failure(random)};
   }
 }
@@ -116,7 +124,7 @@ inline Run random_run(Random& random) {
     run.items.push_back({random_id(random), random.next(), static_cast<int64_t>(random.next()),
                          random_numbers<int32_t>(random), random_numbers<int64_t>(random)});
   }
-  run.predictions = random_numbers<uint32_t>(random);
+  run.plain = random_ids(random);
   run.gpu = random.chance(0.5);
   return run;
 }
@@ -142,13 +150,11 @@ inline Entry random_entry(Random& random, size_t kind) {
     case 8: return Abort{random_failure(random)};
     case 9: return Stop{};
     case 10: return CollectStacks{random_numbers<int32_t>(random)};
-    case 14: return random_set_up(random);
+    case 12: return random_set_up(random);
     case 11: return Inform{random.between(0, 4095), random.next(), random_text(random, 300)};
-    case 12: return Predict{random_id(random), set, random_numbers<uint32_t>(random)};
-    case 15:
+    default:
       return Matched{set,           random.next(),           random.between(0, 4095),
                      random.next(), random.between(0, 4095), random.next()};
-    default: return Dissolve{random_id(random)};
   }
 }
 

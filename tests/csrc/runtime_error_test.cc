@@ -193,9 +193,9 @@ TEST(buffers_that_overlap_in_part_are_refused) {
         Failure failure;
         try {
           const farandole_request request = ask.request();
-          Submitter& submitter = self.runtime()->submitter();
           const Handle handle =
-              kept ? submitter.submit(submitter.make_persistent(request), ask.input, ask.output)
+              kept ? self.submit(self.runtime()->submitter().make_persistent(request), ask.input,
+                                 ask.output)
                    : self.submit(ask);
           CHECK(!bad);
           failure = self.wait({handle});
@@ -239,8 +239,7 @@ TEST(a_joined_rank_submits_nothing) {
     Handle join = self.submit({FARANDOLE_JOIN, {}, nullptr, nullptr, ""});
     if (self.rank == 0) {
       CHECK_THROWS(self.submit(allreduce(data)), ErrorCode::kInvalidArgument);
-      CHECK_THROWS(self.runtime()->submitter().submit(kept, data.data(), data.data()),
-                   ErrorCode::kInvalidArgument);
+      CHECK_THROWS(self.submit(kept, data.data(), data.data()), ErrorCode::kInvalidArgument);
       CHECK_THROWS(self.submit({FARANDOLE_JOIN, {}, nullptr, nullptr, ""}),
                    ErrorCode::kInvalidArgument);
       self.bootstrap.tell(0);

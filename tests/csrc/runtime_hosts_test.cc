@@ -106,7 +106,7 @@ TEST(sets_within_a_host_move_large_tensors) {
       adds.push_back(self.submit(add));
     }
     self.finish(adds);
-    for (int round = 0; round < 8; ++round) {  // the later ones are predicted
+    for (int round = 0; round < 8; ++round) {
       std::vector<Floats> data;
       std::vector<Handle> handles;
       for (int t = 0; t < 4; ++t) data.push_back(values_of(self.rank, 40'000));

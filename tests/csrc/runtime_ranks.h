@@ -127,6 +127,11 @@ class TestRank {
     for (const Ask& ask : asks) requests.push_back(ask.request());
     return runtime_->submitter().submit(requests);
   }
+  Handle submit(const CheckedCall& prepared, const void* input, void* output) {
+    Submitter::Prepared one{&prepared, input, output};
+    runtime_->submitter().submit({&one, 1});
+    return one.handle;
+  }
   // Empty: all are done.
   Failure wait(const std::vector<Handle>& handles) {
     const Deadline deadline = patience();

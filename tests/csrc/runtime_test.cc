@@ -184,7 +184,7 @@ TEST(persistent_requests_are_submitted_again_and_again) {
         self.runtime()->submitter().make_persistent(allreduce(data, "kept").request());
     for (int i = 0; i < 50; ++i) {
       data = values_of(self.rank, data.size());
-      self.finish(self.runtime()->submitter().submit(kept, data.data(), data.data()));
+      self.finish(self.submit(kept, data.data(), data.data()));
       CHECK(data == sum_over(self.size, data.size()));
     }
   });

@@ -80,10 +80,7 @@ void run_seeds(int first, int count, const std::function<int(check::Random&)>& r
                static_cast<long>(all.buckets), static_cast<long>(all.forgotten));
   std::fprintf(stderr, "     %ld reports of whole hosts, and %ld of hosts below hosts\n",
                static_cast<long>(all.group_reports), static_cast<long>(all.nested_reports));
-  std::fprintf(stderr,
-               "     %ld predictions, published %ld times, reported %ld times, %ld awaited\n",
-               static_cast<long>(all.predictions), static_cast<long>(all.prediction_rounds),
-               static_cast<long>(all.ready_alls), static_cast<long>(all.awaited_splits));
+  std::fprintf(stderr, "     %ld batches\n", static_cast<long>(all.batches));
   constexpr const char* kNames[] = {"done",    "absent",    "mismatch", "invalid",
                                     "refused", "peer gone", "stalled",  "skipped"};
   for (size_t i = 0; i < std::size(kNames); ++i) {
@@ -91,8 +88,7 @@ void run_seeds(int first, int count, const std::function<int(check::Random&)>& r
     CHECK(count < 200 || all.ends[kOutcomes[i]] > count / 20);  // else the programs test too little
   }
   CHECK(count < 200 || (all.duplicates > 0 && all.forgotten > 0 && all.notices > 0));
-  CHECK(count < 200 || (all.predictions > count / 20 && all.prediction_rounds > count / 20));
-  CHECK(count < 200 || (all.awaited_splits > count / 100 && all.group_reports > count));
+  CHECK(count < 200 || (all.batches > count && all.group_reports > count));
   CHECK(count < 200 || all.nested_reports > count / 20);
 }
 

@@ -11,6 +11,7 @@ void Call::open(CallKey key, uint32_t id, const Request* defined, const Request&
                 int members, int64_t now_ns) {
   open_ = true;
   queued_ = false;
+  set_ = key.set;
   key_ = std::move(key);
   id_ = id;
   if (members_ != members) arrived_ = MemberMask(members);
@@ -20,6 +21,7 @@ void Call::open(CallKey key, uint32_t id, const Request* defined, const Request&
   inputs_.begin(members);
   times_ = {now_ns, now_ns};
   given_up_ = {};
+  takes_plain_ = defined && !signature().traits().ragged() && !by_members(*defined);
 }
 
 void Call::close() {
@@ -39,13 +41,22 @@ void Call::arrive(int member, const Request& request, bool same, const Contribut
     throw Error(ErrorCode::kInternal,
                 "a rank brings to " + text_of(key_, request) + " what it could not have");
   }
-  if (!agrees || !terms_.agreed()) terms_.add(member, request, arrived_);
+  if (!agrees || !terms_.agreed()) {
+    terms_.add(member, request, arrived_);
+    takes_plain_ = false;
+  }
   take(member);
   if (agrees) inputs_.add(member, signature(), given);
 }
 
-bool Call::arrive_all(const MemberSlice& members) {
-  if (signature().traits().ragged() || !terms_.agreed()) return false;
+bool Call::arrive_plain(int member) {
+  if (!takes_plain_ || !arrived_.insert(member)) return false;
+  inputs_.add_plain(member);
+  return true;
+}
+
+bool Call::arrive_plain(const MemberSlice& members) {
+  if (!takes_plain_) return false;
   if (!arrived_.insert_all(members.first_word, members.words, members.count)) return false;
   inputs_.add_all(members);
   return true;

@@ -25,9 +25,13 @@ class Call {
   void queue() { queued_ = true; }
   bool is_queued() const { return queued_; }
   // Fails it before all members have reported: late ones fail at once. Only for unnamed calls.
-  void give_up(Failure failure) { given_up_ = std::move(failure); }
+  void give_up(Failure failure) {
+    given_up_ = std::move(failure);
+    takes_plain_ = false;
+  }
   const Failure& given_up() const { return given_up_; }
 
+  SetId set() const { return set_; }
   const CallKey& key() const { return key_; }
   uint32_t id() const { return id_; }
   const Terms& terms() const { return terms_; }
@@ -35,19 +39,19 @@ class Call {
   const Request& request() const { return terms_.request(); }
   const Signature& signature() const { return request().signature; }
   size_t bytes() const { return inputs_.bytes(signature()); }
-  // Whether all reports so far agree with the definition of its id and have an input.
-  bool plain() const {
-    return !terms_.redefines() && terms_.agreed() && inputs_.count() == arrived_.count() &&
-           !given_up_;
-  }
 
   // Takes a member's report. `same`: it has this call's id, so the request is the same. Throws
   // Error(kInternal) if the member has reported already or its contribution is invalid.
   void arrive(int member, const Request& request, bool same, const Contribution& contribution);
-  // Takes reports with input and the call's own terms from several members; false: not applicable, no change.
-  bool arrive_all(const MemberSlice& members);
+  // Takes plain contributions under the call's id from one member, or from several; false: not applicable, no
+  // change.
+  bool arrive_plain(int member);
+  bool arrive_plain(const MemberSlice& members);
   // Notes other terms of a member that this call does without (by_members): the call will fail.
-  void contradict(int member, const Request& request) { terms_.add(member, request, arrived_); }
+  void contradict(int member, const Request& request) {
+    terms_.add(member, request, arrived_);
+    takes_plain_ = false;
+  }
   // Takes a member that has joined, or does not take part; it has no buffer.
   void arrive_joined(int member);
   // Takes a member's refusal; the call fails once all have reported.
@@ -72,15 +76,19 @@ class Call {
  private:
   void take(int member);
 
+  // What each plain contribution touches comes first, to be in few cache lines.
   bool open_ = false;
   bool queued_ = false;
-  CallKey key_;
+  // A plain contribution under its id adds nothing but an input: all agree with its definition.
+  bool takes_plain_ = false;
+  SetId set_ = kWorldSet;
   uint32_t id_ = 0;
   int members_ = 0;
   MemberMask arrived_;
-  Terms terms_;
   Inputs inputs_;
   Times times_;
+  CallKey key_;
+  Terms terms_;
   Failure given_up_;
 };
 

@@ -18,14 +18,15 @@ class Inputs {
   // sizes again.
   static bool sound(const Signature& signature, const Contribution& given, int members);
   void add(int member, const Signature& signature, const Contribution& given) {
-    if (given.has_input) {
-      with_input_.insert(member);
-      ++count_;
-    }
+    if (given.has_input) add_plain(member);
     if (signature.traits().ragged()) add_rows(member, signature, given);
     if (given.has_payload) add_payload(member, given.payload);
   }
-  // Takes members with an input and nothing else.
+  // Take members with an input and nothing else.
+  void add_plain(int member) {
+    with_input_.insert(member);
+    ++count_;
+  }
   void add_all(const MemberSlice& members);
   // Takes a member that has joined.
   void add_none(const Signature& signature) { rows_.resize(told_rows(signature)); }
@@ -55,8 +56,8 @@ class Inputs {
   }
 
   int members_ = 0;
-  MemberMask with_input_;
   int count_ = 0;
+  MemberMask with_input_;
   int rode_along_ = 0;
   std::vector<int64_t> rows_;
   ByteString payloads_;          // concatenated

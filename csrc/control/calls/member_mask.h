@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <map>
@@ -15,12 +16,13 @@ namespace farandole {
 
 class MemberMask {
  public:
-  explicit MemberMask(int members = 0)
-      : members_(members), words_((static_cast<size_t>(members) + 63) / 64) {}
+  explicit MemberMask(int members = 0) : members_(members) {
+    if (size() > kFew) many_.resize(size());
+  }
 
   // False: the member was in it already.
   bool insert(int member) {
-    uint64_t& word = words_[static_cast<size_t>(member) / 64];
+    uint64_t& word = words()[static_cast<size_t>(member) / 64];
     uint64_t bit = uint64_t{1} << (member % 64);
     if (word & bit) return false;
     word |= bit;
@@ -30,21 +32,22 @@ class MemberMask {
   // Adds the mask `words`, which starts at `first_word` and has `count` members. False: some were in it
   // already, and nothing has changed.
   bool insert_all(size_t first_word, const std::vector<uint64_t>& words, int count) {
+    uint64_t* own = this->words() + first_word;
     for (size_t w = 0; w < words.size(); ++w) {
-      if (words_[first_word + w] & words[w]) return false;
+      if (own[w] & words[w]) return false;
     }
-    for (size_t w = 0; w < words.size(); ++w) words_[first_word + w] |= words[w];
+    for (size_t w = 0; w < words.size(); ++w) own[w] |= words[w];
     count_ += count;
     return true;
   }
   bool contains(int member) const {
-    return (words_[static_cast<size_t>(member) / 64] >> (member % 64)) & 1;
+    return (words()[static_cast<size_t>(member) / 64] >> (member % 64)) & 1;
   }
   int count() const { return count_; }
   bool empty() const { return count_ == 0; }
   bool full() const { return count_ == members_; }
   void clear() {
-    std::fill(words_.begin(), words_.end(), 0);
+    std::fill_n(words(), size(), 0);
     count_ = 0;
   }
 
@@ -54,8 +57,8 @@ class MemberMask {
  private:
   std::vector<int32_t> collect(uint64_t flip) const {
     std::vector<int32_t> found;
-    for (size_t w = 0; w < words_.size(); ++w) {
-      for (uint64_t bits = words_[w] ^ flip; bits != 0; bits &= bits - 1) {
+    for (size_t w = 0; w < size(); ++w) {
+      for (uint64_t bits = words()[w] ^ flip; bits != 0; bits &= bits - 1) {
         auto member = static_cast<int32_t>(w * 64) + std::countr_zero(bits);
         if (member >= members_) break;  // padding bits that `flip` has set
         found.push_back(member);
@@ -63,9 +66,15 @@ class MemberMask {
     }
     return found;
   }
+  static constexpr size_t kFew = 8;
+  size_t size() const { return (static_cast<size_t>(members_) + 63) / 64; }  // in words
+  uint64_t* words() { return size() > kFew ? many_.data() : few_.data(); }
+  const uint64_t* words() const { return size() > kFew ? many_.data() : few_.data(); }
+
   int members_;
   int count_ = 0;
-  std::vector<uint64_t> words_;
+  std::array<uint64_t, kFew> few_{};  // most sets need no more memory, nor another cache line
+  std::vector<uint64_t> many_;        // else
 };
 
 // Some members of a set, as words of a MemberMask of that set.

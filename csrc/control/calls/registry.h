@@ -13,19 +13,15 @@
 
 namespace farandole {
 
-struct PredictedGroup;
-
 struct Definition {
   uint32_t id = 0;
-  Request request;
-  Call call;               // named requests only: the call in flight
   int uses = 0;            // calls in flight
   bool published = false;  // its Define is in the log
   bool forgetting = false;
-  PredictedGroup* prediction = nullptr;  // that it belongs to now
-  bool ends_prediction = false;          // a rank waited for it inside a prediction
-  uint64_t completed = 0;                // number of its last call, in order of completion
-  MemberMask forgotten;                  // ranks that have dropped it; used while forgetting
+  Call
+      call;  // named requests only: the call in flight. Here, because most reports need no more than these
+  Request request;
+  MemberMask forgotten;  // ranks that have dropped it; used while forgetting
   std::list<uint32_t>::iterator recency;
 };
 

@@ -35,6 +35,21 @@ void check_request(const Request& request) {
   }
 }
 
+Ready plain_ready(uint32_t id, uint64_t sequence) {
+  Ready ready;
+  ready.id = id;
+  ready.sequence = sequence;
+  ready.contribution.has_input = true;
+  return ready;
+}
+
+// Ids of a report mostly follow each other, and most are out of the caches: saves a quarter of its time.
+void fetch(const Definition* definition) {
+  constexpr size_t kLine = 64, kRead = 256;  // bytes
+  const auto* at = reinterpret_cast<const std::byte*>(definition);
+  for (size_t i = 0; at && i < kRead; i += kLine) __builtin_prefetch(at + i);
+}
+
 Failure blame_leavers(const SetState& set, const CallKey& key, const Request& request) {
   std::vector<Rank> gone;
   for (int m : set.left.members()) gone.push_back(set.ranks[static_cast<size_t>(m)]);
@@ -56,14 +71,12 @@ Failure blame_stayers(const std::vector<Rank>& stay, Rank from, const Leave& lea
 
 Coordinator::Coordinator(Settings settings)
     : settings_(std::move(settings)),
-      sets_(settings_.size, settings_.max_sets, settings_.repeats),
+      sets_(settings_.size, settings_.max_sets),
       calls_(settings_.size, settings_.capacity, outbox_),
       posts_(outbox_),
       stalls_(settings_, sets_, calls_, posts_, outbox_),
-      predictor_(settings_, sets_, calls_.registry(), outbox_,
-                 [this](Rank from, const Ready& its, int64_t now_ns) { ready(from, its, now_ns); }),
       backends_(settings_, sets_, outbox_),
-      publisher_({settings_, sets_, calls_, posts_, predictor_, backends_, stalls_, outbox_}),
+      publisher_({settings_, sets_, calls_, posts_, backends_, stalls_, outbox_}),
       rules_(calls_, publisher_),
       messages_({sets_, calls_, publisher_, posts_, stalls_, outbox_}) {}
 
@@ -77,21 +90,19 @@ void Coordinator::receive(Rank from, const Report& report, int64_t now_ns) {
   std::visit(Overloaded{
                  [](const Ready&) {},
                  [&](const Refuse& r) { refuse(from, r, now_ns); },
-                 [&](const Join& r) { join(from, r, now_ns); },
+                 [&](const Join& r) { join(from, r); },
                  [&](const Done& r) { done(from, r, now_ns); },
                  [&](const Forgot& r) { calls_.registry().forgot(r.id, from); },
-                 [&](const Leave& r) { leave(from, r, now_ns); },
+                 [&](const Leave& r) { leave(from, r); },
                  [&](const StackReport& r) { stalls_.answered(from, r, now_ns); },
                  [&](const Inquire& r) {
                    SetState* set = sets_.of(r.key.set, from);
-                   if (set) predictor_.dissolve_all(*set, now_ns);
                    outbox_.write(Inform{from, r.number, stalls_.explain(set, r, now_ns)});
                  },
                  [&](const Lost& r) { lose(from, r.failure); },
-                 [&](const ReadyAll& r) {
-                   if (predictor_.ready(from, r, now_ns)) stalls_.heard(from, now_ns);
+                 [&](const ReadyMany& r) {
+                   r.ids.for_each([&](uint32_t id) { ready(from, id, now_ns); });
                  },
-                 [&](const Withdraw& r) { predictor_.withdraw(from, r, now_ns); },
                  [&](const UseGpu& r) { backends_.describe(from, r); },
                  [&](const SetUp& r) {
                    if (SetState* set = sets_.of(r.set, from)) backends_.ask(*set, from, r);
@@ -107,51 +118,73 @@ int Coordinator::add_group(std::vector<Rank> ranks) {
   return static_cast<int>(groups_.size()) - 1;
 }
 
-// The usual reports of a step cost a few word operations for a whole host; others go rank by rank.
+// Its calls cost a few word operations for a whole host.
 void Coordinator::receive_all(int number, const Report& report, int64_t now_ns) {
   RankGroup& group = groups_.at(static_cast<size_t>(number));
   now_ns_ = now_ns;
   if (broken_) return;
-  const auto* plain = std::get_if<Ready>(&report);
-  const auto* prediction = std::get_if<ReadyAll>(&report);
-  if ((plain && ready(group, *plain, now_ns)) ||
-      (prediction && predictor_.ready(group, *prediction, now_ns))) {
-    for (Rank rank : group.ranks) stalls_.heard(rank, now_ns);
-    return;
+  if (const auto* many = std::get_if<ReadyMany>(&report)) {
+    many->ids.for_each([&](uint32_t id) {
+      fetch(calls_.registry().at(id + 1));
+      ready(group, id, 0, now_ns);
+    });
+  } else if (const auto* one = std::get_if<Ready>(&report); one && one->contribution.plain()) {
+    ready(group, one->id, one->sequence, now_ns);
+  } else {
+    throw Error(ErrorCode::kInternal, "a host reports for all what differs between ranks");
   }
-  SetId id = kWorldSet;
-  const Definition* known = plain ? calls_.registry().at(plain->id) : nullptr;
-  if (known) id = known->request.set;
-  if (prediction) id = predictor_.set_of(prediction->prediction);
-  SetState* set = sets_.find(id);
+  for (Rank rank : group.ranks) stalls_.heard(rank, now_ns);
+}
+
+void Coordinator::ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_t now_ns) {
+  Definition* known = calls_.registry().at(id);
+  if (!known) throw Error(ErrorCode::kInternal, "a host reports an unknown id");
+  if (ready_at_once(group, *known, sequence, now_ns)) return;
+  const SetState* set = sets_.find(known->request.set);
+  const std::vector<Rank> members = set ? set->ranks : numbers_below(settings_.size);
   for (Rank rank : group.ranks) {
-    if (!set || set->member_of(rank) >= 0) receive(rank, report, now_ns);
+    if (index_in(members, rank) >= 0) ready(rank, plain_ready(id, sequence), now_ns);
   }
 }
 
-bool Coordinator::ready(RankGroup& group, const Ready& ready, int64_t now_ns) {
-  const Contribution& given = ready.contribution;
-  Definition* known = calls_.registry().at(ready.id);
-  bool plain = given.has_input && !given.has_payload && given.rows == 0 && given.splits.empty();
-  if (!plain || ready.id == 0 || !known || known->forgetting || known->prediction) return false;
-  SetState* set = sets_.find(known->request.set);
-  if (!set || !set->left.empty() || !set->joined.empty()) return false;
+bool Coordinator::ready_at_once(RankGroup& group, Definition& known, uint64_t sequence,
+                                int64_t now_ns) {
+  SetState* set = sets_.find(known.call.is_open() ? known.call.set() : known.request.set);
+  if (!set || known.forgetting || !set->left.empty() || !set->joined.empty()) return false;
   const MemberSlice& members = group.slice_of(set->id, set->ranks);
   if (members.count == 0) return true;
-  Call& call = find_call(*set, *known, known->request, ready.sequence, now_ns);
-  if (call.terms().redefines() || call.id() != ready.id || call.given_up()) return false;
-  if (!call.arrive_all(members)) return false;
+  Call& call =
+      known.call.is_open() ? known.call : find_call(*set, known, known.request, sequence, now_ns);
+  if (call.id() != known.id || !call.arrive_plain(members)) return false;
   call.note(static_cast<int>(64 * members.first_word) + std::countr_zero(members.words.front()),
             now_ns);
-  settle(*set, call);
+  if (call.complete() || !set->broken.empty()) settle(*set, call);
   return true;
+}
+
+// What is irregular goes the way of all reports.
+void Coordinator::ready(Rank from, uint32_t id, int64_t now_ns) {
+  Definition* known = calls_.registry().at(id);
+  Call* call = known && !known->forgetting ? &known->call : nullptr;
+  SetState* set = call && call->is_open() ? sets_.find(call->set()) : nullptr;
+  const int member = set && set->left.empty() ? set->member_of(from) : -1;
+  if (member < 0 || !call->arrive_plain(member)) return ready(from, plain_ready(id, 0), now_ns);
+  arrived(*set, *call, from, member, now_ns);
+}
+
+// After a report.
+void Coordinator::arrived(SetState& set, Call& call, Rank from, int member, int64_t now_ns) {
+  call.note(member, now_ns);
+  if (call.complete() && set.members() > 1) {
+    outbox_.came_last(from, now_ns - call.times().since_ns);
+  }
+  stalls_.heard(from, now_ns);
+  if (call.complete() || call.given_up() || !set.broken.empty()) settle(set, call);
 }
 
 // The call of this request; opened if this is its first report.
 Call& Coordinator::find_call(SetState& set, Definition& definition, const Request& request,
                              uint64_t sequence, int64_t now_ns) {
-  if (definition.prediction && !definition.call.is_open())
-    predictor_.take_apart(definition, now_ns);
   Call& call = calls_.slot(set, definition, request, sequence);
   if (call.is_open()) return call;
   calls_.open(set, definition, call, request, sequence, now_ns);
@@ -176,8 +209,6 @@ void Coordinator::ready(Rank from, const Ready& ready, int64_t now_ns) {
   // An id that is being forgotten may already have a successor under its name.
   bool current = known && !known->forgetting;
   Definition& definition = current ? *known : calls_.registry().intern(request);
-  bool unforeseen = definition.prediction && (!known || !ready.contribution.has_input);
-  if (unforeseen) predictor_.dissolve(*definition.prediction, now_ns);
   Call& call = find_call(*set, definition, request, ready.sequence, now_ns);
   bool same = current && !call.terms().redefines() && call.id() == ready.id;
   if (by_members(request) && call.arrived().contains(from) && !call.terms().match(request, same)) {
@@ -185,12 +216,7 @@ void Coordinator::ready(Rank from, const Ready& ready, int64_t now_ns) {
   } else {
     call.arrive(set->member_of(from), request, same, ready.contribution);
   }
-  call.note(set->member_of(from), now_ns);
-  if (call.complete() && set->members() > 1) {
-    outbox_.came_last(from, now_ns - call.times().since_ns);
-  }
-  stalls_.heard(from, now_ns);
-  settle(*set, call);
+  arrived(*set, call, from, set->member_of(from), now_ns);
 }
 
 void Coordinator::refuse(Rank from, const Refuse& refuse, int64_t now_ns) {
@@ -201,7 +227,6 @@ void Coordinator::refuse(Rank from, const Refuse& refuse, int64_t now_ns) {
                              set ? blame_leavers(*set, refuse.key, request) : removed(request.set));
   }
   Definition& definition = calls_.registry().intern(request);
-  if (definition.prediction) predictor_.dissolve(*definition.prediction, now_ns);
   Call& call = find_call(*set, definition, request, refuse.key.sequence, now_ns);
   call.refuse(set->member_of(from), refuse.failure);
   settle(*set, call);
@@ -219,10 +244,9 @@ void Coordinator::done(Rank from, const Done& done, int64_t now_ns) {
   if (!done.gpu && lane.moving()) stalls_.expect_progress(now_ns, now_ns);
 }
 
-void Coordinator::join(Rank from, const Join& join, int64_t now_ns) {
+void Coordinator::join(Rank from, const Join& join) {
   SetState* set = sets_.of(join.set, from);
   if (!set) return;
-  predictor_.dissolve_all(*set, now_ns);
   int member = set->member_of(from);
   bool again = !set->joined.insert(member);
   // After a rank has left, joins end early, and the next join may come before its rank has read that.
@@ -245,7 +269,7 @@ void Coordinator::join(Rank from, const Join& join, int64_t now_ns) {
   set->drop_groups();
 }
 
-void Coordinator::leave(Rank from, const Leave& leave, int64_t now_ns) {
+void Coordinator::leave(Rank from, const Leave& leave) {
   if (leave.failed && sets_.has_left(from)) {
     return lose(from, blame_stayers(sets_.staying(), from, leave));
   }
@@ -256,7 +280,6 @@ void Coordinator::leave(Rank from, const Leave& leave, int64_t now_ns) {
   for (auto& [id, set] : sets_) {
     const int member = set->member_of(from);
     if (broken_ || member < 0) continue;
-    predictor_.dissolve_all(*set, now_ns);
     set->left.insert(member);
     for (Call* call : calls_.waiting(*set)) {
       calls_.give_up(*set, *call, blame_leavers(*set, call->key(), call->request()));
@@ -314,13 +337,12 @@ void Coordinator::publish(std::vector<Entry>& log) {
 
 int64_t Coordinator::next_tick() const {
   if (broken_ || stopped_) return std::numeric_limits<int64_t>::max();
-  return std::min(stalls_.next_tick(), predictor_.next_tick());
+  return stalls_.next_tick();
 }
 
 void Coordinator::tick(int64_t now_ns) {
   if (now_ns < next_tick() || broken_ || stopped_) return;
   now_ns_ = now_ns;
-  predictor_.tick(now_ns);
   Failure failure = stalls_.tick(now_ns);
   if (!failure) return;
   broken_ = true;

@@ -18,7 +18,6 @@
 #include "control/coordinator/set_table.h"
 #include "control/coordinator/settings.h"
 #include "control/coordinator/stall_monitor.h"
-#include "control/coordinator/step_predictor.h"
 
 namespace farandole {
 
@@ -32,7 +31,8 @@ class Coordinator {
   void receive(Rank from, const Report& report, int64_t now_ns);
   // Registers ranks that may report together, those of a host and below; returns the group's number.
   int add_group(std::vector<Rank> ranks);
-  // A ReadyAll, or a Ready with input and an id, from all ranks of the group that are in its set.
+  // A ReadyMany, or a Ready with an id and a plain contribution, from all ranks of the group that are in the call's
+  // set.
   void receive_all(int group, const Report& report, int64_t now_ns);
   // A rank has died or can't go on: the job fails with this.
   void lose(Rank rank, Failure failure);
@@ -52,16 +52,18 @@ class Coordinator {
 
   // For tests and metrics.
   size_t definitions() const { return calls_.registry().size(); }
-  size_t predictions() const { return predictor_.size(); }
 
  private:
   void ready(Rank from, const Ready& ready, int64_t now_ns);
-  // For many ranks at once; false: the ranks have to be taken one by one.
-  bool ready(RankGroup& group, const Ready& ready, int64_t now_ns);
+  // With a plain contribution, of one rank or of a group. False: its ranks have to be taken one by one.
+  void ready(Rank from, uint32_t id, int64_t now_ns);
+  void ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_t now_ns);
+  bool ready_at_once(RankGroup& group, Definition& known, uint64_t sequence, int64_t now_ns);
+  void arrived(SetState& set, Call& call, Rank from, int member, int64_t now_ns);
   void refuse(Rank from, const Refuse& refuse, int64_t now_ns);
-  void join(Rank from, const Join& join, int64_t now_ns);
+  void join(Rank from, const Join& join);
   void done(Rank from, const Done& done, int64_t now_ns);
-  void leave(Rank from, const Leave& leave, int64_t now_ns);
+  void leave(Rank from, const Leave& leave);
 
   Call& find_call(SetState& set, Definition& definition, const Request& request, uint64_t sequence,
                   int64_t now_ns);
@@ -74,7 +76,6 @@ class Coordinator {
   OpenCalls calls_;
   PostTable posts_;
   StallMonitor stalls_;
-  StepPredictor predictor_;
   BackendPolicy backends_;
   Publisher publisher_;
   GroupRules rules_;

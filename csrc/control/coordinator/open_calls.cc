@@ -14,8 +14,10 @@ constexpr uint64_t kMaxUnnamedAhead = 1 << 20;  // calls that a rank may be ahea
 }  // namespace
 
 void OpenCalls::check_place(const Request& request, uint64_t sequence) {
-  const uint64_t index_in_group = CallKey{request.set, request.name, sequence}.index_in_group();
-  if (index_in_group < static_cast<uint64_t>(std::max(request.signature.group_size, 1))) return;
+  CallKey key;
+  key.sequence = sequence;
+  if (key.index_in_group() < static_cast<uint64_t>(std::max(request.signature.group_size, 1)))
+    return;
   throw Error(ErrorCode::kInternal, "a call has a place outside its group");
 }
 
@@ -53,7 +55,6 @@ void OpenCalls::open(SetState& set, Definition& definition, Call& call, const Re
 void OpenCalls::retire(Call& call) {
   Definition& definition = *registry_.at(call.id());
   --definition.uses;
-  if (definition.prediction) --definition.prediction->open;
   call.close();
 }
 

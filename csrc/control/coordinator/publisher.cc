@@ -55,7 +55,6 @@ Item item_of(const Call& call, int64_t divisor) {
 
 void Publisher::queue(SetState& set, Call& call) {
   call.queue();
-  parts_.calls.registry().at(call.id())->completed = ++completed_;
   if (finishes_at_once(call)) {
     set.at_once.push_back(&call);
   } else if (call.signature().device != kCpuDevice) {
@@ -76,7 +75,7 @@ void Publisher::flush(int64_t now_ns) {
 }
 
 void Publisher::flush(SetState& set, int64_t now_ns) {
-  for (Call* call : set.at_once) finish_at_once(set, *call, now_ns);
+  for (Call* call : set.at_once) finish_at_once(set, *call);
   set.at_once.clear();
   while (!set.host.ready.empty() && may_run(set.host)) run_bucket(set, false, now_ns);
   while (!set.gpu.ready.empty() && may_run(set.gpu)) {
@@ -84,7 +83,6 @@ void Publisher::flush(SetState& set, int64_t now_ns) {
   }
   parts_.calls.drop_finished(set);
   end_join(set);
-  parts_.predictor.predict(set, now_ns);
 }
 
 // Keeps few buckets in flight. Once all ranks have left, the rest goes out, because Stop must be last.
@@ -108,19 +106,18 @@ void Publisher::define(Call& call) {
   }
 }
 
-void Publisher::finish_at_once(SetState& set, Call& call, int64_t now_ns) {
+void Publisher::finish_at_once(SetState& set, Call& call) {
   const Signature& s = call.signature();
   if (s.op == Op::kAddSet) {
     add_set(call.key(), s.shape, by_members(call.request()));
   } else if (s.op == Op::kRemoveSet) {
-    remove_set(call.key(), s.root, now_ns);
+    remove_set(call.key(), s.root);
   } else {
     Result result{
         set.id, call.id(), call.key().sequence, call.inputs().absent(), call.inputs().rows(), {}};
     if (!call.inputs().absent()) result.payload = payload_of(set, call);
     define(call);
     parts_.outbox.write(std::move(result));
-    parts_.predictor.saw(set, call);
   }
   parts_.calls.retire(call);
 }
@@ -152,7 +149,7 @@ void Publisher::add_set(const CallKey& key, std::span<const int64_t> wanted, boo
   parts_.outbox.write(OpenSet{id, std::move(ranks), key});
 }
 
-void Publisher::remove_set(const CallKey& key, SetId id, int64_t now_ns) {
+void Publisher::remove_set(const CallKey& key, SetId id) {
   SetState* set = id <= kWorldSet ? nullptr : parts_.sets.find(id);
   const std::string name = "process set " + std::to_string(id);
   if (!set) {
@@ -160,7 +157,6 @@ void Publisher::remove_set(const CallKey& key, SetId id, int64_t now_ns) {
     return parts_.outbox.write(Fail{key, std::move(failure)});
   }
   Failure failure{ErrorCode::kInvalidArgument, name + " was removed while calls were under way"};
-  parts_.predictor.dissolve_all(*set, now_ns);
   for (Call* call : parts_.calls.all(*set)) parts_.calls.fail(*call, failure);
   parts_.posts.fail_if(
       [&](const Posted& posted) { return posted.request().set == id ? failure : Failure{}; });
@@ -176,52 +172,52 @@ bool Publisher::open_gpu(SetState& set) {
     parts_.backends.open(set);
     return true;
   } catch (const Error& error) {
-    Call& call = *std::get<Call*>(set.gpu.ready.front());
+    Call& call = *set.gpu.ready.front();
     set.gpu.ready.pop_front();
     parts_.calls.fail(call, {error.code(), error.what()});
     return false;
   }
 }
 
-// Takes calls and predictions from the front until the bucket is full. Calls of a group stay together. Host
+void Publisher::add(Run& run, const SetState& set, const Call& call) const {
+  Item item = item_of(call, divisor_of(set, call));
+  const bool plain = call.key().named() && item.absent.empty() && item.rows.empty() &&
+                     item.divisor == plain_item(item.id, call.signature(), set.members()).divisor;
+  if (plain && !run.plain.full()) {
+    run.plain.add(item.id);
+  } else {
+    run.items.push_back(std::move(item));
+  }
+}
+
+// Takes calls from the front until the bucket is full. Calls of a group stay together. Host
 // and GPU memory have separate lanes and limits, so neither waits for the other.
 void Publisher::run_bucket(SetState& set, bool gpu, int64_t now_ns) {
   LaneQueue& lane = gpu ? set.gpu : set.host;
   const size_t most = gpu ? parts_.settings.gpu_fusion_bytes : parts_.settings.fusion_bytes;
-  std::vector<Item> items;
-  std::vector<uint32_t> predictions;
+  Run run{set.id, lane.published + 1, {}, {}, gpu};
   size_t bytes = 0;
   std::string group;
   while (!lane.ready.empty()) {
-    const bool begun = !items.empty() || !predictions.empty();
-    if (auto* waiting = std::get_if<PredictedGroup*>(&lane.ready.front())) {
-      PredictedGroup& prediction = **waiting;
-      if (begun && bytes + prediction.bytes > most) break;
-      group.clear();
-      bytes += prediction.bytes;
-      lane.ready.pop_front();
-      prediction.end_round();
-      predictions.push_back(prediction.id);
-      continue;
-    }
-    Call& call = *std::get<Call*>(lane.ready.front());
+    Call& call = *lane.ready.front();
     const std::string& its_group = call.request().group;
+    const size_t items = run.items.size() + run.plain.size();
     bool bound = !its_group.empty() && its_group == group;
-    bool full = bytes + call.bytes() > most || items.size() >= kMaxItems;
-    if (begun && full && !bound) break;
+    bool full = bytes + call.bytes() > most || items >= kMaxItems;
+    if (items > 0 && full && !bound) break;
     group = its_group;
     bytes += call.bytes();
     lane.ready.pop_front();
     define(call);
-    items.push_back(item_of(call, divisor_of(set, call)));
-    parts_.predictor.saw(set, call);
+    add(run, set, call);
     parts_.calls.retire(call);
   }
   if (!lane.moving()) {
     lane.moving_since_ns = now_ns;
     if (!gpu) parts_.stalls.expect_progress(now_ns, now_ns);
   }
-  parts_.outbox.write(Run{set.id, ++lane.published, std::move(items), std::move(predictions), gpu});
+  ++lane.published;
+  parts_.outbox.write(std::move(run));
 }
 
 // Ends a join when all have joined or some can't any more; but only after the last call is published, because

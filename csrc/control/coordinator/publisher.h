@@ -9,7 +9,6 @@
 #include "control/coordinator/post_table.h"
 #include "control/coordinator/settings.h"
 #include "control/coordinator/stall_monitor.h"
-#include "control/coordinator/step_predictor.h"
 
 namespace farandole {
 
@@ -20,7 +19,6 @@ class Publisher {
     SetTable& sets;
     OpenCalls& calls;
     PostTable& posts;
-    StepPredictor& predictor;
     BackendPolicy& backends;
     StallMonitor& stalls;
     Outbox& outbox;
@@ -35,18 +33,18 @@ class Publisher {
  private:
   void flush(SetState& set, int64_t now_ns);
   void define(Call& call);
-  void finish_at_once(SetState& set, Call& call, int64_t now_ns);
+  void finish_at_once(SetState& set, Call& call);
   ByteString payload_of(const SetState& set, const Call& call) const;
   int64_t divisor_of(const SetState& set, const Call& call) const;
   void add_set(const CallKey& key, std::span<const int64_t> ranks, bool alone);
-  void remove_set(const CallKey& key, SetId id, int64_t now_ns);
+  void remove_set(const CallKey& key, SetId id);
   bool may_run(const LaneQueue& lane) const;
   bool open_gpu(SetState& set);
+  void add(Run& run, const SetState& set, const Call& call) const;
   void run_bucket(SetState& set, bool gpu, int64_t now_ns);
   void end_join(SetState& set);
 
   const Parts parts_;
-  uint64_t completed_ = 0;      // calls
   std::set<SetId> busy_pairs_;  // with calls to publish
 };
 

@@ -13,8 +13,8 @@ Failure removed(SetId set) {
   return {ErrorCode::kInvalidArgument, "process set " + std::to_string(set) + " was removed"};
 }
 
-SetTable::SetTable(int world_size, int max_sets, int repeats)
-    : world_size_(world_size), max_sets_(max_sets), repeats_(repeats), left_(world_size) {
+SetTable::SetTable(int world_size, int max_sets)
+    : world_size_(world_size), max_sets_(max_sets), left_(world_size) {
   open(numbers_below(world_size));
 }
 
@@ -70,7 +70,6 @@ SetState& SetTable::add(SetId id, std::vector<Rank> ranks) {
   set->ranks = std::move(ranks);
   set->joined = MemberMask(members);
   set->left = MemberMask(members);
-  set->cycle = Cycle(repeats_);
   for (int m = 0; m < members; ++m) {  // somebody may have left while the set was asked for
     if (left_.contains(set->rank_of(m))) set->left.insert(m);
   }

@@ -8,49 +8,20 @@
 #include <ranges>
 #include <span>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "control/calls/call.h"
 #include "control/calls/member_mask.h"
-#include "control/coordinator/cycle.h"
 #include "control/coordinator/outbox.h"
 
 namespace farandole {
 
-// A prediction: calls that the members of a set may report together.
-struct PredictedGroup {
-  uint32_t id = 0;
-  SetId set = kWorldSet;
-  std::vector<uint32_t> ids;  // not evicted while the prediction exists
-  size_t bytes = 0;           // moved by one round
-
-  // The current round. A member reports the prediction, or its calls one by one. While all report the
-  // prediction, `arrived` counts them; once one call is open by itself, reports of the prediction count as
-  // reports of its calls, and `open` counts open calls. One of the two is always empty.
-  MemberMask arrived;
-  int open = 0;
-  int64_t since_ns = 0;
-  bool queued = false;  // complete; waits for its lane
-
-  bool closing = false;  // Dissolve is in the log
-  MemberMask split;      // world ranks that have sent their Withdraw
-  int members = 0;
-
-  bool idle() const { return arrived.empty() && open == 0; }
-  bool waits() const { return !closing && !queued && !idle(); }
-  void end_round() {
-    arrived.clear();
-    queued = false;
-  }
-};
-
 // A set's calls on one kind of memory, which its members' lane moves in buckets.
 struct LaneQueue {
-  std::deque<std::variant<Call*, PredictedGroup*>> ready;  // complete and agreed, not published
-  uint64_t published = 0;                                  // buckets
-  uint64_t done = 0;                                       // as reported by the set's lowest rank
-  int64_t moving_since_ns = 0;                             // start of the bucket that moves now
+  std::deque<Call*> ready;      // complete and agreed, not published
+  uint64_t published = 0;       // buckets
+  uint64_t done = 0;            // as reported by the set's lowest rank
+  int64_t moving_since_ns = 0;  // start of the bucket that moves now
   bool moving() const { return published > done; }
 };
 
@@ -86,7 +57,6 @@ struct SetState {
   std::vector<Call*> at_once;  // complete and agreed; their log entry completes them
   LaneQueue host;
   LaneQueue gpu;
-  Cycle cycle{0};  // detects repeated steps
 
   int members() const { return static_cast<int>(ranks.size()); }
   Rank rank_of(int member) const { return ranks[static_cast<size_t>(member)]; }
@@ -104,8 +74,8 @@ Failure removed(SetId set);
 
 class SetTable {
  public:
-  // Starts with the world's set. `repeats`: see Cycle.
-  SetTable(int world_size, int max_sets, int repeats);
+  // Starts with the world's set.
+  SetTable(int world_size, int max_sets);
 
   // The set of a report. nullptr: it was removed, which the rank may not know yet. Throws Error(kInternal) if
   // the rank should know that it is no member.
@@ -148,7 +118,6 @@ class SetTable {
 
   const int world_size_;
   const int max_sets_;
-  const int repeats_;
   std::map<SetId, std::unique_ptr<SetState>> sets_;
   std::map<std::pair<Rank, Rank>, SetId> pairs_;  // the lower rank first
   SetId next_ = kWorldSet;

@@ -20,12 +20,6 @@ struct CoordinatorSettings {
   int max_sets = 64;                         // process sets alive at once, the world included
   int64_t stall_warn_ns = 10'000'000'000;    // 0: never
   int64_t stall_abort_ns = 300'000'000'000;  // 0: never
-  int predictions = 8;                       // predictions per step; 0: none
-  size_t prediction_bytes = 1 << 20;  // least size, unless the step ends or a rank waits there
-  int repeats = 2;                    // of a step before it is predicted
-  // Whether inputs of at most kTinyBytes are predicted, too. Only if the backend adds them in member order as
-  // the coordinator does; between hosts it does not, and prediction must not change a sum's bits.
-  bool prediction_tiny = true;
 };
 
 }  // namespace farandole

@@ -10,18 +10,9 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kRemembered = 1 << 14;  // twice the number of ids in use
-
-// The same bytes from every rank: an input, and nothing that differs.
-bool uniform(const Ready& ready) {
-  const Contribution& given = ready.contribution;
-  return ready.id != 0 && given.has_input && !given.has_payload && given.rows == 0 &&
-         given.splits.empty();
-}
-
 // Whether a report's meaning is independent of the rank's earlier reports.
 bool free_of_order(const Report& report) {
-  return std::holds_alternative<Ready>(report) || std::holds_alternative<Done>(report) ||
+  return says_ready(report) || std::holds_alternative<Done>(report) ||
          std::holds_alternative<Post>(report) || std::holds_alternative<StackReport>(report) ||
          std::holds_alternative<Inquire>(report);
 }
@@ -47,12 +38,6 @@ Aggregator::Aggregator(int size, std::vector<Rank> below, bool gathers_above)
   read(OpenSet{kWorldSet, numbers_below(size), {}});
 }
 
-// Marks as gone. Ids are reused, prediction numbers are not: only the last of those are kept.
-void Aggregator::take_back(KnownById& table, uint32_t id) {
-  if (auto found = table.find(id); found != table.end()) found->second.gone = true;
-  while (table.size() > kRemembered && table.begin()->second.gone) table.erase(table.begin());
-}
-
 void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>& child,
                          ByteView bytes, int64_t now_ns) {
   const Report report = decode_report(bytes);
@@ -61,75 +46,141 @@ void Aggregator::receive(const std::vector<Rank>& ranks, const std::vector<Rank>
     expediting_.insert(ranks.begin(), ranks.end());
     return;
   }
-  const SetBelow* set = nullptr;
-  Key key{};
-  bool plain = true;
-  bool gone = false;
-  auto look_up = [&](const KnownById& table, uint32_t id) {
-    auto known = table.find(id);
-    if (known == table.end()) return;
-    set = &sets_.at(known->second.set);
-    gone = known->second.gone;
-  };
-  if (auto* ready = std::get_if<Ready>(&report)) {
-    look_up(ids_, ready->id);
-    key = {Kind::kCall, ready->id, ready->sequence};
-    plain = uniform(*ready);
-  } else if (auto* all = std::get_if<ReadyAll>(&report)) {
-    look_up(predictions_, all->prediction);
-    key = {Kind::kPrediction, all->prediction, 0};
+  Source source{ranks, child};
+  if (const auto* many = std::get_if<ReadyMany>(&report)) {
+    receive_many(*many, source, now_ns);
+  } else {
+    receive_one(report, bytes, source, now_ns);
   }
-  std::vector<Rank> who = ranks;
-  if (ranks.empty()) {  // all members below that child
-    if (!set) throw Error(ErrorCode::kInternal, "a host reports for all what is not known here");
-    std::ranges::set_intersection(child, set->ranks, std::back_inserter(who));
-  }
-  if (says_ready(report)) {
-    for (Rank rank : who) expediting_.erase(rank);
+}
+
+// What all ranks below report alike comes together again, however each rank's batches are cut.
+void Aggregator::receive_many(const ReadyMany& many, Source& source, int64_t now_ns) {
+  many.ids.for_each([&](uint32_t id) {
+    const Known* call = known(id);
+    const std::vector<Rank>& who = members_of(source, call);
+    stop_expediting(who);
+    if (!holds(call)) return record_ready(who, id);
+    Pending& pending = hear({id, 0}, who, now_ns);
+    pending.plain.insert(pending.plain.end(), who.begin(), who.end());
+    release_if_whole({id, 0}, pending, call->set);
+  });
+}
+
+void Aggregator::receive_one(const Report& report, ByteView bytes, Source& source, int64_t now_ns) {
+  const auto* ready = std::get_if<Ready>(&report);
+  const Known* call = ready ? known(ready->id) : nullptr;
+  const std::vector<Rank>& who = members_of(source, call);
+  if (ready) {
+    stop_expediting(who);
   } else {
     urgent_ = true;
   }
-  if (set && !gone && !set->straight && !leaving_)
-    return hold(key, *set, who, plain, bytes, now_ns);
+  if (holds(call)) {
+    const Key key{ready->id, ready->sequence};
+    Pending& pending = hear(key, who, now_ns);
+    if (ready->contribution.plain()) {
+      pending.plain.insert(pending.plain.end(), who.begin(), who.end());
+      pending.report.assign(bytes.begin(), bytes.end());
+    } else {
+      pending.others.emplace_back(who, ByteString(bytes.begin(), bytes.end()));
+    }
+    return release_if_whole(key, pending, call->set);
+  }
   if (!free_of_order(report)) release_all();
   if (auto* join = std::get_if<Join>(&report); join && sets_.contains(join->set)) {
     sets_.at(join->set).straight = true;
   }
   leaving_ = leaving_ || std::holds_alternative<Leave>(report);
-  expedite_told_ = expedite_told_ && !says_ready(report);
+  expedite_told_ = expedite_told_ && !ready;
   record(who, bytes);
 }
 
-// Holds a report until all members below have reported it, in whatever way.
-void Aggregator::hold(const Key& key, const SetBelow& set, const std::vector<Rank>& ranks,
-                      bool plain, ByteView report, int64_t now_ns) {
+// nullptr: its call has no id, or one that the log has not told yet.
+const Aggregator::Known* Aggregator::known(uint32_t id) const {
+  auto found = ids_.find(id);
+  return found == ids_.end() ? nullptr : &found->second;
+}
+
+// Those who report this call.
+const std::vector<Rank>& Aggregator::members_of(Source& source, const Known* call) {
+  const SetBelow* set = call ? &sets_.at(call->set) : nullptr;
+  if (source.ranks.empty() && !set) {
+    throw Error(ErrorCode::kInternal, "a host reports for all what is not known here");
+  }
+  const std::vector<Rank>& who = source.ranks.empty() ? source.members : source.ranks;
+  if (source.ranks.empty() && source.set != set) {
+    source.members.clear();
+    std::ranges::set_intersection(source.child, set->ranks, std::back_inserter(source.members));
+    source.set = set;
+  }
+  return who;
+}
+
+// They have made another call, so their users wait no longer.
+void Aggregator::stop_expediting(const std::vector<Rank>& ranks) {
+  if (expediting_.empty()) return;
+  for (Rank rank : ranks) expediting_.erase(rank);
+}
+
+// Whether reports of it wait for those of the other members below.
+bool Aggregator::holds(const Known* call) const {
+  return call && !call->gone && !leaving_ && !sets_.at(call->set).straight;
+}
+
+Aggregator::Pending& Aggregator::hear(const Key& key, const std::vector<Rank>& ranks,
+                                      int64_t now_ns) {
   Pending& pending = pending_[key];
   if (pending.heard == 0) pending.since_ns = now_ns;
   pending.heard += static_cast<int>(ranks.size());
-  if (plain) {
-    pending.plain.insert(pending.plain.end(), ranks.begin(), ranks.end());
-    pending.report.assign(report.begin(), report.end());
-  } else {
-    pending.others.emplace_back(ranks, ByteString(report.begin(), report.end()));
-  }
-  if (std::cmp_less(pending.heard, set.ranks.size())) return;
-  release(pending, &set);
+  return pending;
+}
+
+// In whatever way the members below have reported it.
+void Aggregator::release_if_whole(const Key& key, const Pending& pending, SetId set) {
+  const SetBelow& whole = sets_.at(set);
+  if (std::cmp_less(pending.heard, whole.ranks.size())) return;
+  release(key, pending, &whole);
   pending_.erase(key);
 }
 
-void Aggregator::release(const Pending& pending, const SetBelow* whole) {
+void Aggregator::release(const Key& key, const Pending& pending, const SetBelow* whole) {
   expedite_told_ = false;
   for (const auto& [ranks, report] : pending.others) record(ranks, report);
   if (pending.plain.empty()) return;
-  bool all = whole && pending.plain.size() == whole->ranks.size();
-  record(all ? std::vector<Rank>{} : pending.plain, pending.report);
+  std::vector<Rank> ranks = pending.plain;
+  if (whole && ranks.size() == whole->ranks.size()) ranks.clear();
+  if (!pending.report.empty()) return record(ranks, pending.report);
+  std::ranges::sort(ranks);
+  record_ready(ranks, key.first);
 }
 
 void Aggregator::release_all() {
-  for (auto& [key, pending] : std::exchange(pending_, {})) release(pending, nullptr);
+  for (auto& [key, pending] : std::exchange(pending_, {})) release(key, pending, nullptr);
+}
+
+// Records of ready calls are free of order among themselves, but no other record overtakes them.
+void Aggregator::record_ready(const std::vector<Rank>& ranks, uint32_t id) {
+  expedite_told_ = false;
+  IdRuns& ids = ready_[ranks];
+  ids.add(id);
+  if (ids.full()) write_ready();
+}
+
+void Aggregator::write_ready() {
+  for (auto& [ranks, ids] : std::exchange(ready_, {})) {
+    ByteString report;
+    encode(Report(ReadyMany{std::move(ids)}), report);
+    write(ranks, report);
+  }
 }
 
 void Aggregator::record(const std::vector<Rank>& ranks, ByteView report) {
+  write_ready();
+  write(ranks, report);
+}
+
+void Aggregator::write(const std::vector<Rank>& ranks, ByteView report) {
   if (out_.empty()) Encoder(out_).put(uint32_t{0});
   uint32_t records;
   std::memcpy(&records, out_.data(), sizeof records);
@@ -150,43 +201,40 @@ void Aggregator::tell_expedite() {
 
 ByteString Aggregator::take(int64_t now_ns) {
   tell_expedite();
-  if (out_.empty() || (!expedites() && now_ns < sent_ns_ + gather_ns_)) return {};
+  if (nothing_waits() || (!expedites() && now_ns < sent_ns_ + gather_ns_)) return {};
   const bool burst = !expedites() && now_ns < sent_ns_ + 2 * kLongestGatherNs;
   gather_ns_ = burst ? std::min(2 * gather_ns_, kLongestGatherNs) : kShortestGatherNs;
   sent_ns_ = now_ns;
   urgent_ = false;
+  write_ready();
   return std::exchange(out_, {});
 }
 
 void Aggregator::read(const Entry& entry) {
   if (auto* define = std::get_if<Define>(&entry)) ids_[define->id] = {define->request.set};
-  if (auto* forget = std::get_if<Forget>(&entry)) take_back(ids_, forget->id);
+  if (auto* forget = std::get_if<Forget>(&entry)) ids_.at(forget->id).gone = true;
   if (auto* open = std::get_if<OpenSet>(&entry)) {
     std::ranges::set_intersection(open->ranks, below_, std::back_inserter(sets_[open->set].ranks));
   }
-  if (auto* prediction = std::get_if<Predict>(&entry))
-    predictions_[prediction->id] = {prediction->set};
-  // Late reports of a closed set or a dissolved prediction are forwarded at once.
+  // Late reports of a closed set are forwarded at once.
   if (auto* close = std::get_if<CloseSet>(&entry)) sets_.at(close->set).straight = true;
-  if (auto* dissolve = std::get_if<Dissolve>(&entry)) take_back(predictions_, dissolve->id);
   if (auto* joined = std::get_if<Joined>(&entry); joined && sets_.contains(joined->set)) {
     sets_.at(joined->set).straight = false;
   }
-  bool gone = std::holds_alternative<CloseSet>(entry) || std::holds_alternative<Dissolve>(entry);
-  if (gone) release_all();
+  if (std::holds_alternative<CloseSet>(entry)) release_all();
 }
 
 void Aggregator::tick(int64_t now_ns) {
   std::erase_if(pending_, [&](const auto& entry) {
     if (now_ns < entry.second.since_ns + kPatienceNs) return false;
-    release(entry.second, nullptr);
+    release(entry.first, entry.second, nullptr);
     return true;
   });
 }
 
 int64_t Aggregator::next_tick() const {
   int64_t next = std::numeric_limits<int64_t>::max();
-  if (!out_.empty()) next = expedites() ? 0 : sent_ns_ + gather_ns_;
+  if (!nothing_waits()) next = expedites() ? 0 : sent_ns_ + gather_ns_;
   for (auto& [key, pending] : pending_) next = std::min(next, pending.since_ns + kPatienceNs);
   return next;
 }

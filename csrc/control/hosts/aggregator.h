@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Combines the reports of a host's ranks, and of the hosts below it, for the host above: equal ones become
-// one record "all of us report this". A pure state machine: reports, log entries and the time go in, records
-// come out. To the coordinator some reports just come a little late: those of one call leave together, and
-// calls leave in batches during a step, to save messages. The first after a pause, and those that a user
-// waits for, leave at once.
+// one record "all of us report this", and those of several calls one record of their ids. A pure state machine:
+// reports, log entries and the time go in, records come out. To the coordinator some reports just come a little
+// late: those of one call leave together, and calls leave in batches during a step, to save messages. The first
+// after a pause, and those that a user waits for, leave at once.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <set>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -25,8 +24,9 @@ void for_each_record(ByteView message, const std::vector<Rank>& below, const Rec
 
 class Aggregator {
  public:
-  // How long an incomplete report waits for the other ranks.
-  static constexpr int64_t kPatienceNs = 20'000'000;
+  // How long an incomplete report waits for the other ranks. No call goes on before they have reported, so it is
+  // of use only to tell who is missing; and one by one they cost the root much more.
+  static constexpr int64_t kPatienceNs = 50'000'000;
 
   // Time between two batches. It doubles from the shortest to the longest, and starts anew after a pause of
   // twice the longest.
@@ -49,12 +49,11 @@ class Aggregator {
   ByteString take(int64_t now_ns);
 
  private:
-  enum class Kind : uint8_t { kCall, kPrediction };
-  using Key = std::tuple<Kind, uint32_t, uint64_t>;  // id, sequence
+  using Key = std::pair<uint32_t, uint64_t>;  // id, sequence
   struct Pending {
     int heard = 0;            // ranks that have reported it
-    std::vector<Rank> plain;  // those with identical reports
-    ByteString report;
+    std::vector<Rank> plain;  // those with plain contributions
+    ByteString report;        // theirs; empty: the id says it all
     std::vector<std::pair<std::vector<Rank>, ByteString>> others;
     int64_t since_ns = 0;
   };
@@ -69,22 +68,40 @@ class Aggregator {
   };
   using KnownById = std::map<uint32_t, Known>;
 
-  static void take_back(KnownById& table, uint32_t id);
-  void hold(const Key& key, const SetBelow& set, const std::vector<Rank>& ranks, bool plain,
-            ByteView report, int64_t now_ns);
-  void release(const Pending& pending, const SetBelow* whole);
+  // Who reports, as receive() takes it.
+  struct Source {
+    const std::vector<Rank>& ranks;
+    const std::vector<Rank>& child;
+    // Of the set last asked for.
+    const SetBelow* set = nullptr;
+    std::vector<Rank> members = {};
+  };
+
+  void receive_many(const ReadyMany& many, Source& source, int64_t now_ns);
+  void receive_one(const Report& report, ByteView bytes, Source& source, int64_t now_ns);
+  const Known* known(uint32_t id) const;
+  const std::vector<Rank>& members_of(Source& source, const Known* known);
+  bool holds(const Known* known) const;
+  void stop_expediting(const std::vector<Rank>& ranks);
+  Pending& hear(const Key& key, const std::vector<Rank>& ranks, int64_t now_ns);
+  void release_if_whole(const Key& key, const Pending& pending, SetId set);
+  void release(const Key& key, const Pending& pending, const SetBelow* whole);
   void release_all();
   void record(const std::vector<Rank>& ranks, ByteView report);
+  void record_ready(const std::vector<Rank>& ranks, uint32_t id);
+  void write_ready();
+  void write(const std::vector<Rank>& ranks, ByteView report);
   void tell_expedite();
+  bool nothing_waits() const { return out_.empty() && ready_.empty(); }
   bool expedites() const { return urgent_ || !expediting_.empty(); }
 
   std::vector<Rank> below_;
   std::map<SetId, SetBelow> sets_;
   KnownById ids_;
-  KnownById predictions_;
   bool leaving_ = false;  // a rank leaves: forward everything at once
   std::map<Key, Pending> pending_;
-  ByteString out_;
+  ByteString out_;                             // records
+  std::map<std::vector<Rank>, IdRuns> ready_;  // more of them, one for each row
 
   const bool gathers_above_;
   bool urgent_ = false;        // out_ holds other reports than readiness

@@ -21,6 +21,10 @@ struct Writing {
   void operator()(const Dimensions& value) { out.put_numbers<int64_t>(value); }
   void operator()(const ByteString& value) { out.put_bytes(value); }
   void operator()(const ByteView& value) { out.put_bytes(value); }
+  void operator()(const IdRuns& value) {
+    resize(value.runs());
+    for (const IdRuns::Run& run : value.runs()) out.put(run);
+  }
   template <class T>
   void resize(const std::vector<T>& items) {
     out.put(static_cast<uint32_t>(items.size()));
@@ -30,6 +34,10 @@ struct Writing {
     out.put(static_cast<int32_t>(value));
   }
 };
+
+[[noreturn]] void malformed() {
+  throw Error(ErrorCode::kInternal, "a control message is malformed");
+}
 
 struct Reading {
   Decoder in;
@@ -42,8 +50,18 @@ struct Reading {
   void operator()(std::vector<int64_t>& value) { value = in.get_vector<int64_t>(); }
   void operator()(Dimensions& value) { value = in.get_vector<int64_t>(); }
   void operator()(std::vector<int32_t>& value) { value = in.get_vector<int32_t>(); }
-  void operator()(std::vector<uint32_t>& value) { value = in.get_vector<uint32_t>(); }
   void operator()(ByteView& value) { value = in.get_bytes(); }
+  void operator()(IdRuns& value) {
+    for (uint32_t runs = in.get_count(sizeof(IdRuns::Run)); runs > 0; --runs) {
+      const auto run = in.get<IdRuns::Run>();
+      const size_t before = value.runs().size();
+      const bool sound = run.first > 0 && run.count > 0 &&
+                         run.count <= IdRuns::kMost - value.size() &&
+                         run.first + run.count > run.count;
+      if (sound) value.add(run);
+      if (value.runs().size() == before) malformed();  // or it continues the one before
+    }
+  }
   void operator()(ByteString& value) {
     ByteView bytes = in.get_bytes();
     value.assign(bytes.begin(), bytes.end());
@@ -110,7 +128,7 @@ void visit(V& v, auto& x) {
   } else if constexpr (std::is_same_v<T, Run>) {
     v(x.set), v(x.bucket), v(x.gpu), v.resize(x.items);
     for (auto& item : x.items) visit(v, item);
-    v(x.predictions);
+    v(x.plain);
   } else if constexpr (std::is_same_v<T, Result>) {
     v(x.set), v(x.id), v(x.sequence), v(x.absent), v(x.rows), v(x.payload);
   } else if constexpr (std::is_same_v<T, Joined>) {
@@ -126,14 +144,8 @@ void visit(V& v, auto& x) {
         v(x.ranks);
   } else if constexpr (std::is_same_v<T, Abort> || std::is_same_v<T, Lost>) {
     visit(v, x.failure);
-  } else if constexpr (std::is_same_v<T, ReadyAll>) {
-    v(x.prediction);
-  } else if constexpr (std::is_same_v<T, Withdraw>) {
-    v(x.prediction), v(x.awaited), v(x.ready);
-  } else if constexpr (std::is_same_v<T, Predict>) {
-    v(x.id), v(x.set), v(x.ids);
-  } else if constexpr (std::is_same_v<T, Dissolve>) {
-    v(x.id);
+  } else if constexpr (std::is_same_v<T, ReadyMany>) {
+    v(x.ids);
   } else {
     static_assert(std::is_same_v<T, Stop> || std::is_same_v<T, Expedite>);
   }

@@ -8,6 +8,7 @@
 
 #include "base/types.h"
 #include "control/protocol/codec.h"
+#include "control/protocol/id_runs.h"
 
 namespace farandole {
 
@@ -56,6 +57,8 @@ struct Contribution {
   int64_t rows = 0;             // if CollectiveTraits::ragged(): this rank's first dimension
   std::vector<int64_t> splits;  // if CollectiveTraits::splits(): rows for each member
   ByteView payload;             // points into the message
+  // An input and nothing else: the same from every rank.
+  bool plain() const { return has_input && !has_payload && rows == 0 && splits.empty(); }
 };
 constexpr size_t kTinyBytes = 1024;
 
@@ -65,6 +68,10 @@ struct Ready {
   Request request;
   uint64_t sequence = 0;  // unnamed calls
   Contribution contribution;
+};
+// This rank is ready for these named calls, with plain contributions: the same as a Ready for each, in order.
+struct ReadyMany {
+  IdRuns ids;
 };
 // One end of a message: a send or a receive. The coordinator matches the two.
 struct Post {
@@ -105,17 +112,6 @@ struct Inquire {        // asks whom this call waits for; answered by Inform
   CallKey key;
   bool join = false;  // about this set's join; the key then has no name
 };
-// Replaces one Ready, with input and nothing else, for every call of the prediction.
-struct ReadyAll {
-  uint32_t prediction = 0;
-};
-// The rank's last report about a prediction: it is ready for these positions and reports the others by
-// itself. Sent because its user waits for one of the calls (`awaited`), or after Dissolve.
-struct Withdraw {
-  uint32_t prediction = 0;
-  bool awaited = false;
-  std::vector<int32_t> ready = {};  // in order of submission
-};
 // Sent by the leader of the rank's host, or the leader above: the rank is gone.
 struct Lost {
   Failure failure;
@@ -146,10 +142,10 @@ struct SetUp {
 // leaders; the coordinator ignores it.
 struct Expedite {};
 using Report = std::variant<Ready, Refuse, Join, Done, Forgot, Leave, StackReport, Inquire,
-                            ReadyAll, Withdraw, Lost, UseGpu, SetUp, Expedite, Post>;
+                            ReadyMany, Lost, UseGpu, SetUp, Expedite, Post>;
 
 inline bool says_ready(const Report& report) {
-  return std::holds_alternative<Ready>(report) || std::holds_alternative<ReadyAll>(report);
+  return std::holds_alternative<Ready>(report) || std::holds_alternative<ReadyMany>(report);
 }
 
 // ---- Log entries: coordinator to all ranks, in one total order
@@ -168,13 +164,16 @@ struct Item {  // one call in a bucket
   std::vector<int32_t> absent;  // member indices without input
   std::vector<int64_t> rows;    // as Part::rows
 };
+// Of a named call about which there is nothing to tell but its id.
+inline Item plain_item(uint32_t id, const Signature& signature, int members) {
+  return {id, 0, traits_of(signature.reduce_op).divides ? members : 1, {}, {}};
+}
 struct Run {  // the set's lane moves these bytes
   SetId set = kWorldSet;
   uint64_t bucket = 0;
   std::vector<Item> items;
-  // Whole predictions, after the items; no member lacks an input.
-  std::vector<uint32_t> predictions = {};
-  bool gpu = false;  // on the GPU lane
+  IdRuns plain = {};  // after the items, and each the same as its plain_item()
+  bool gpu = false;   // on the GPU lane
 };
 struct Result {  // complete at once: holds the result, or no member had a buffer
   SetId set = kWorldSet;
@@ -227,18 +226,8 @@ struct Inform {  // the answer to one rank's Inquire
   uint64_t number = 0;
   std::string text;
 };
-// A prediction: these calls of a set have repeated together. Members may now report them by ReadyAll; those
-// who have begun the current round without it do so from the next round on.
-struct Predict {
-  uint32_t id = 0;  // never reused
-  SetId set = kWorldSet;
-  std::vector<uint32_t> ids;
-};
-struct Dissolve {  // ends a prediction; members that have not sent a Withdraw answer with one
-  uint32_t id = 0;
-};
 using Entry = std::variant<Define, Forget, Run, Result, Fail, Joined, OpenSet, CloseSet, Abort,
-                           Stop, CollectStacks, Inform, Predict, Dissolve, SetUp, Matched>;
+                           Stop, CollectStacks, Inform, SetUp, Matched>;
 
 void encode(const Report& report, ByteString& out);
 void encode(const Entry& entry, ByteString& out);

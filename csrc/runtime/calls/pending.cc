@@ -179,11 +179,6 @@ const PendingTable::Known& PendingTable::known(uint32_t id) const {
   return *by_id_[id];
 }
 
-bool PendingTable::under_way(uint32_t id) const {
-  const NamedRequest* record = known(id).named;
-  return record && record->reported;
-}
-
 std::optional<Submission> PendingTable::take(uint32_t id, uint64_t sequence) {
   const auto& [request, record] = known(id);
   if (!request.name.empty()) return take(record);

@@ -97,8 +97,6 @@ class PendingTable {
   void define(const Define& define);
   void forget(uint32_t id);
   const Request& request_of(uint32_t id) const { return known(id).request; }
-  // A named call of this id was submitted, and the log has not settled it.
-  bool under_way(uint32_t id) const;
   // This rank's submission of a call that the log settles; nullopt: it has none (it has joined).
   std::optional<Submission> take(uint32_t id, uint64_t sequence);
   std::optional<Submission> take(const CallKey& key);

@@ -6,7 +6,6 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 
@@ -56,9 +55,9 @@ struct RankCalls {
   JobState job;
 
   // Sends one report to the coordinator at once.
-  void report(Report report) {
+  void report(const Report& report) {
     std::lock_guard lock(mutex);
-    reporter.send(std::move(report));
+    reporter.send(report);
   }
   // Reports this rank's join() once no report before it waits, because a rank that has joined reports nothing.
   // Under `mutex`.
@@ -68,12 +67,7 @@ struct RankCalls {
     set->join_told = true;
     reporter.send(Join{id, std::exchange(set->join_failure, {})});
   }
-  // See Reporter. Skip the mutex when there is nothing to do.
-  void await(std::span<const Handle> wanted) {
-    if (!reporter.withholds()) return;
-    std::lock_guard lock(mutex);
-    reporter.await(wanted);
-  }
+  // See Reporter. Skips the mutex when there is nothing to do.
   void expedite() {
     if (!reporter.may_expedite()) return;
     std::lock_guard lock(mutex);

@@ -43,7 +43,7 @@ Part part_of(const Item& item, const Request& request, const ProcessSet& set,
 // Allocates the outputs whose size only negotiation could tell.
 BucketMaker::Made BucketMaker::make(const Run& run, const ProcessSet& set, uint64_t log_position,
                                     const std::shared_ptr<GpuDevice>& device) {
-  const std::vector<Item> items = items_of(run, set);
+  const std::vector<Item> items = items_of(run, set.members());
   std::vector<std::optional<Submission>> taken;
   taken.reserve(items.size());
   {
@@ -89,27 +89,26 @@ void BucketMaker::follow(Made& made, const Run& run, bool lowest) {
   };
 }
 
-// The run's calls, including those of its predictions.
-std::vector<Item> BucketMaker::items_of(const Run& run, const ProcessSet& set) const {
+// All of the run's calls.
+std::vector<Item> BucketMaker::items_of(const Run& run, int members) const {
   std::vector<Item> items = run.items;
-  for (uint32_t prediction : run.predictions) {
-    for (uint32_t id : calls_.reporter.ids_of(prediction)) {
-      const bool average = traits_of(calls_.pending.request_of(id).signature.reduce_op).divides;
-      items.push_back({id, 0, average ? set.members() : 1, {}, {}});
-    }
-  }
+  items.reserve(items.size() + run.plain.size());
+  run.plain.for_each([&](uint32_t id) {
+    items.push_back(plain_item(id, calls_.pending.request_of(id).signature, members));
+  });
   return items;
 }
 
 std::string BucketMaker::label_of(const Run& run) {
   std::lock_guard lock(calls_.mutex);
   std::string label = "bucket " + std::to_string(run.bucket);
-  const size_t shown = std::min(run.items.size(), kNamesOfLabel);
+  const std::vector<Item> items = items_of(run, 1);
+  const size_t shown = std::min(items.size(), kNamesOfLabel);
   for (size_t i = 0; i < shown; ++i) {
-    const std::string& name = calls_.pending.request_of(run.items[i].id).name;
+    const std::string& name = calls_.pending.request_of(items[i].id).name;
     label += (i == 0 ? ": " : ", ") + (name.empty() ? "unnamed" : name);
   }
-  const size_t left = run.items.size() - shown;
+  const size_t left = items.size() - shown;
   return left == 0 ? label : label + " and " + std::to_string(left) + " more";
 }
 

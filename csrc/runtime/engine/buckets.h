@@ -47,7 +47,7 @@ class Finisher {
   std::set<ErrorCode> told_;
 };
 
-// The driver only. It reads requests, sets and predictions without the mutex, because only log entries change
+// The driver only. It reads requests and sets without the mutex, because only log entries change
 // them and only the driver reads the log.
 class BucketMaker {
  public:
@@ -66,7 +66,7 @@ class BucketMaker {
   std::string label_of(const Run& run);
 
  private:
-  std::vector<Item> items_of(const Run& run, const ProcessSet& set) const;
+  std::vector<Item> items_of(const Run& run, int members) const;
   void follow(Made& made, const Run& run, bool lowest);
 
   RankCalls& calls_;

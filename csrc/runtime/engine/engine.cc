@@ -130,10 +130,6 @@ void Engine::apply(const Entry& entry) {
                    calls_.pending.forget(e.id);
                    calls_.reporter.send(Forgot{e.id});
                  },
-                 [&](const Dissolve& e) {
-                   std::lock_guard lock(calls_.mutex);
-                   calls_.reporter.close(e);
-                 },
                  [&](const Abort& e) { break_down(e.failure); },
                  [&](const Stop&) {
                    calls_.job.stop();
@@ -268,13 +264,6 @@ void Engine::on(const CloseSet& close) {
   if (mine) finisher_.finish(std::move(*mine), valued(close.set));
 }
 
-void Engine::on(const Predict& prediction) {
-  std::lock_guard lock(calls_.mutex);
-  ProcessSet* set = calls_.sets.find(prediction.set);
-  if (calls_.job.broken() || !set || set->member < 0) return;
-  calls_.reporter.open(prediction, [this](uint32_t id) { return calls_.pending.under_way(id); });
-}
-
 void Engine::on(const Inform& inform) {
   if (inform.to != topology_.rank) return;
   {
@@ -327,7 +316,6 @@ void Engine::break_down(const Failure& failure) {
   std::lock_guard lock(calls_.mutex);
   calls_.pending.clear();
   calls_.posted.clear();
-  calls_.reporter.clear();
   calls_.sets.clear_joins();
   calls_.handles.fail_all(failure);
 }

@@ -61,7 +61,6 @@ class Engine {
   void on(const Matched& matched);
   void on(const OpenSet& open);
   void on(const CloseSet& close);
-  void on(const Predict& prediction);
   void on(const Inform& inform);
   void on(const SetUp& step);
   void act_on(Failure found);

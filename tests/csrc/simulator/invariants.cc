@@ -20,10 +20,7 @@ void Statistics::add(const Statistics& other) {
   duplicates += other.duplicates;
   forgotten += other.forgotten;
   notices += other.notices;
-  predictions += other.predictions;
-  prediction_rounds += other.prediction_rounds;
-  ready_alls += other.ready_alls;
-  awaited_splits += other.awaited_splits;
+  batches += other.batches;
   group_reports += other.group_reports;
   nested_reports += other.nested_reports;
   deaths += other.deaths;
@@ -35,10 +32,6 @@ void Simulator::check_entry(const Entry& entry) {
   if (auto* define = std::get_if<Define>(&entry)) check_definition(*define);
   if (auto* run = std::get_if<Run>(&entry)) check_bucket(*run);
   if (std::holds_alternative<Abort>(entry)) aborted_ = true;
-  if (auto* prediction = std::get_if<Predict>(&entry)) check_prediction(*prediction);
-  if (auto* dissolve = std::get_if<Dissolve>(&entry)) {
-    CHECK_EQ(predictions_.erase(dissolve->id), size_t{1});
-  }
   if (auto* forget = std::get_if<Forget>(&entry)) {
     CHECK_EQ(table_.erase(forget->id), size_t{1});
     dropped_[forget->id];
@@ -69,40 +62,30 @@ void Simulator::check_bucket(const Run& run) {
   buckets.published = run.bucket;
   bool all_left = left_ == members_.size();  // what is left goes out at once
   CHECK(all_left || buckets.published - buckets.done <= kMaxOutstanding);
-  CHECK(!run.items.empty() || !run.predictions.empty());
-  size_t bytes = 0;
-  for (uint32_t prediction : run.predictions) {
-    CHECK_EQ(predictions_.at(prediction).set, run.set);
-    for (uint32_t id : predictions_.at(prediction).ids) bytes += table_.at(id).signature.bytes();
-    ++statistics_.prediction_rounds;
-  }
-  CHECK(run.predictions.size() < 2 || bytes <= program_.settings.fusion_bytes);
-  std::string group;
-  for (size_t i = 0; i < run.items.size(); ++i) {
-    const Request& request = table_.at(run.items[i].id);
+  size_t calls = 0, bytes = 0, largest = 0;
+  std::map<std::string, size_t> groups;  // bytes
+  auto add = [&](const Request& request, size_t its_bytes) {
     CHECK_EQ(request.set, run.set);
-    int64_t rows = 0;
-    for (int64_t n : run.items[i].rows) rows += n;
+    ++calls;
+    bytes += its_bytes;
+    const std::string own = "one call: " + std::to_string(calls);
+    size_t& together = groups[request.group.empty() ? own : request.group];
+    largest = std::max(largest, together += its_bytes);
+  };
+  for (const Item& item : run.items) {
+    const Request& request = table_.at(item.id);
     const Signature& s = request.signature;
-    bytes += run.items[i].rows.empty()
-                 ? s.bytes()
-                 : static_cast<size_t>(rows * s.row_elements()) * size_of(s.dtype);
-    bool bound = !request.group.empty() && request.group == group;
-    bool first = i == 0 && run.predictions.empty();
-    CHECK(first || bound || bytes <= program_.settings.fusion_bytes);
-    group = request.group;
+    int64_t rows = 0;
+    for (int64_t n : item.rows) rows += n;
+    add(request, item.rows.empty()
+                     ? s.bytes()
+                     : static_cast<size_t>(rows * s.row_elements()) * size_of(s.dtype));
   }
-}
-
-// Of calls of one set that are in no other prediction.
-void Simulator::check_prediction(const Predict& prediction) {
-  CHECK(prediction.ids.size() > 1);
-  for (uint32_t id : prediction.ids) {
-    CHECK_EQ(table_.at(id).set, prediction.set);
-    for (const auto& [number, other] : predictions_) CHECK_EQ(std::ranges::count(other.ids, id), 0);
-  }
-  CHECK(predictions_.emplace(prediction.id, prediction).second);
-  ++statistics_.predictions;
+  run.plain.for_each([&](uint32_t id) { add(table_.at(id), table_.at(id).signature.bytes()); });
+  CHECK(calls > 0);
+  // Only the last call may be too much, if it is the first, or bound to the one before by their group.
+  CHECK(calls == 1 || groups.size() < calls || bytes <= program_.settings.fusion_bytes);
+  CHECK(bytes - largest <= program_.settings.fusion_bytes);
 }
 
 void Simulator::settled(int call, const Run& run, const Item& item) {

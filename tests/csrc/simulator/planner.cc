@@ -18,9 +18,6 @@ Planner::Planner(uint64_t seed, int size) : random_(seed * 8191 + static_cast<ui
   s.max_sets = random_.between(2, 6);
   s.stall_warn_ns = random_.chance(0.5) ? kAbortAfter / 3 : 0;
   s.stall_abort_ns = kAbortAfter;
-  s.predictions = random_.between(0, 4);
-  s.repeats = random_.between(1, 2);
-  s.prediction_bytes = random_.chance(0.5) ? 0 : s.prediction_bytes;
   if (random_.chance(0.5)) s.capacity += 40;
   PlannedSet world;
   world.ranks.resize(static_cast<size_t>(size));

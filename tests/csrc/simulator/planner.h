@@ -67,6 +67,8 @@ class Planner {
   // Actions
   void act(Rank rank, Action action);
   void all_ranks(Action action);
+  double batched_share();
+  void end_batch(Rank rank);
   void submit(Rank rank, const std::vector<int>& order);
   void submit_and_wait(Rank rank, const std::vector<int>& order);
 

@@ -21,17 +21,35 @@ void Planner::add_window() {
 
 void Planner::submit(Rank rank, const std::vector<int>& order) {
   std::vector<int> waits;
+  const double batched = batched_share();
   for (int c : order) {
     if (!takes_part(c, rank)) continue;
-    act(rank, {Kind::kSubmit, c});
+    act(rank, {Kind::kSubmit, c, random_.chance(batched)});
     if (random_.chance(0.05)) act(rank, {Kind::kDuplicate, c});
     waits.push_back(c);
   }
+  end_batch(rank);
   random_.shuffle(waits);
   if (random_.chance(0.5)) {
     for (int c : waits) act(rank, {Kind::kWait, c});
   }
   if (random_.chance(0.7)) act(rank, {Kind::kWaitAll});
+}
+
+// Of a rank's submissions in a window: none, some or most share a batch with the next.
+double Planner::batched_share() {
+  const double kind = random_.unit();
+  return kind < 0.4 ? 0 : kind < 0.7 ? 0.3 : 0.9;
+}
+
+// What follows is no submission.
+void Planner::end_batch(Rank rank) {
+  auto& actions = program_.actions[static_cast<size_t>(rank)];
+  for (auto action = actions.rbegin(); action != actions.rend(); ++action) {
+    if (action->kind == Kind::kDuplicate) continue;
+    action->more = false;
+    return;
+  }
 }
 
 void Planner::work_window(int of_set) {
@@ -157,9 +175,11 @@ void Planner::come_too_late(const std::vector<int>& calls, const std::vector<Ran
 }
 
 void Planner::submit_and_wait(Rank rank, const std::vector<int>& order) {
+  const double batched = batched_share();
   for (int c : order) {
-    if (takes_part(c, rank)) act(rank, {Kind::kSubmit, c});
+    if (takes_part(c, rank)) act(rank, {Kind::kSubmit, c, random_.chance(batched)});
   }
+  end_batch(rank);
   act(rank, {Kind::kWaitAll, 1});
 }
 

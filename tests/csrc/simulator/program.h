@@ -69,6 +69,7 @@ struct Action {
   };
   Kind kind;
   int64_t value = 0;
+  bool more = false;  // of a kSubmit: the next one is of the same batch
 };
 
 struct Program {

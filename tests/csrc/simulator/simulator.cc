@@ -166,8 +166,7 @@ void Simulator::take(Rank from, const Report& report) {
   if (auto* done = std::get_if<Done>(&report)) buckets_[done->set].done = done->bucket;
   if (auto* forgot = std::get_if<Forgot>(&report)) dropped_[forgot->id].insert(from);
   left_ += std::holds_alternative<Leave>(report);
-  statistics_.ready_alls += std::holds_alternative<ReadyAll>(report);
-  if (auto* split = std::get_if<Withdraw>(&report)) statistics_.awaited_splits += split->awaited;
+  if (auto* many = std::get_if<ReadyMany>(&report)) statistics_.batches += many->ids.size() > 1;
 }
 
 void Simulator::publish() {

@@ -25,10 +25,7 @@ struct Statistics {
   int64_t duplicates = 0;
   int64_t forgotten = 0;
   int64_t notices = 0;
-  int64_t predictions = 0;        // that the log made
-  int64_t prediction_rounds = 0;  // published whole
-  int64_t ready_alls = 0;
-  int64_t awaited_splits = 0;
+  int64_t batches = 0;         // reports of several calls
   int64_t group_reports = 0;   // of all ranks of a host at once
   int64_t nested_reports = 0;  // those of a host below a host
   int64_t deaths = 0;          // at any moment, not as planned
@@ -119,7 +116,6 @@ class Simulator final : public Surroundings {
   void publish();
   void check_entry(const Entry& entry);
   void check_bucket(const Run& run);
-  void check_prediction(const Predict& prediction);
   void check_definition(const Define& define);
   void check_end();
   void check_calls();
@@ -150,7 +146,6 @@ class Simulator final : public Surroundings {
   };
   std::map<SetId, Buckets> buckets_;
   std::map<uint32_t, Request> table_;
-  std::map<uint32_t, Predict> predictions_;     // of the log, not yet taken back
   std::map<uint32_t, std::set<Rank>> dropped_;  // ids being forgotten, and who has
   std::vector<uint64_t> bucket_of_;             // by call; 0: none
   std::vector<bool> checked_;                   // by call

@@ -23,10 +23,9 @@ std::string call(uint32_t id, uint64_t sequence) {
   return " " + std::to_string(id) + "/" + std::to_string(sequence);
 }
 
-template <class T>
-std::string numbers(const std::vector<T>& values) {
+std::string numbers(const IdRuns& ids) {
   std::string text;
-  for (T value : values) text += " " + std::to_string(value);
+  ids.for_each([&](uint32_t id) { text += " " + std::to_string(id); });
   return text;
 }
 
@@ -53,13 +52,7 @@ struct Text {
   std::string operator()(const Inquire& r) const { return "inquire " + text_of(r.key); }
 
   std::string operator()(const Lost& r) const { return "lost: " + r.failure.text; }
-  std::string operator()(const ReadyAll& r) const {
-    return "ready for prediction " + std::to_string(r.prediction);
-  }
-  std::string operator()(const Withdraw& r) const {
-    return "split prediction " + std::to_string(r.prediction) + (r.awaited ? ", awaited" : "") +
-           ", ready: " + numbers(r.ready);
-  }
+  std::string operator()(const ReadyMany& r) const { return "ready for" + numbers(r.ids); }
 
   std::string operator()(const Define& e) const {
     CallKey key{e.request.set, e.request.name, 0};
@@ -69,8 +62,7 @@ struct Text {
   std::string operator()(const Run& e) const {
     std::string text = "run " + std::to_string(e.bucket) + " in set " + std::to_string(e.set) + ":";
     for (const Item& item : e.items) text += call(item.id, item.sequence);
-    if (!e.predictions.empty()) text += "; predictions" + numbers(e.predictions);
-    return text;
+    return e.plain.empty() ? text : text + "; plain" + numbers(e.plain);
   }
   std::string operator()(const Result& e) const {
     return (e.absent ? "absent" : "result") + call(e.id, e.sequence);
@@ -103,11 +95,6 @@ struct Text {
   std::string operator()(const Inform& e) const {
     return "rank " + std::to_string(e.to) + " reads: " + e.text;
   }
-  std::string operator()(const Predict& e) const {
-    return "prediction " + std::to_string(e.id) + " in set " + std::to_string(e.set) + ":" +
-           numbers(e.ids);
-  }
-  std::string operator()(const Dissolve& e) const { return "dissolve " + std::to_string(e.id); }
 };
 
 }  // namespace

@@ -36,14 +36,14 @@ void VirtualRank::step() {
   while (!dead_ && !left_ && next_action_ < actions.size()) {
     if (!perform(actions[next_action_])) return;
     ++next_action_;
-    if (world_.pause_here()) return world_.step_after(rank_, 0);
+    if (!in_batch_ && world_.pause_here()) return world_.step_after(rank_, 0);
   }
 }
 
 bool VirtualRank::perform(const Action& action) {
   int value = static_cast<int>(action.value);
   switch (action.kind) {
-    case Kind::kSubmit: return submit(value);
+    case Kind::kSubmit: return submit(value, action.more);
     case Kind::kDuplicate: {
       const PlannedCall& call = planned(value);
       auto id = ids_.find(call.set);
@@ -74,7 +74,7 @@ VirtualRank::OpenedSet* VirtualRank::set_of(int planned_set, SetId& id) {
   return &sets_.at(id);
 }
 
-bool VirtualRank::submit(int index) {
+bool VirtualRank::submit(int index, bool more) {
   const PlannedCall& call = planned(index);
   SetId id = 0;
   OpenedSet* set = set_of(call.set, id);
@@ -89,9 +89,11 @@ bool VirtualRank::submit(int index) {
   }
   bool named = !request.name.empty();
   if (known && named && name_of(id, request.name).call >= 0) {  // a careful user waits
-    await({name_of(id, request.name).call});
+    in_batch_ = false;
+    hurry();
     return false;
   }
+  in_batch_ = in_batch_ || more;  // its inputs don't ride along
   ++in_flight_;
   if (aborted_) {
     end(index, kPeerGone);
@@ -104,6 +106,8 @@ bool VirtualRank::submit(int index) {
   } else {
     report_call(index, member, std::move(request), *set);
   }
+  if (!more) send_batch();
+  in_batch_ = more;
   return true;
 }
 
@@ -136,7 +140,9 @@ void VirtualRank::report_call(int index, int member, Request request, OpenedSet&
   ByteString storage;
   if (ready.id == 0) ready.request = std::move(request);
   ready.contribution = contribution_of(program_, index, member, storage);
-  report(ready, index);
+  if (in_batch_) ready.contribution.has_payload = false, ready.contribution.payload = {};
+  if (key.named() && ready.id != 0 && ready.contribution.plain()) return batch_.add(ready.id);
+  report(ready);
 }
 
 // A refused one is over at once; only the other end hears of it.
@@ -156,45 +162,42 @@ void VirtualRank::post(int index, int member, Request request) {
   if (call.roles[static_cast<size_t>(member)] == Role::kRefuse) {
     post.refusal = {ErrorCode::kWrongType, "refused"};
     end(index, kRefused);
-    return report(post, index);
+    return report(post);
   }
   ByteString storage;
   if (sends) post.contribution = contribution_of(program_, index, member, storage);
   posted_[post.number] = index;
-  report(post, index);
+  report(post);
 }
 
-void VirtualRank::report(const Report& report, int call) {
-  report_combiner_.pass(Report(report), call, passed_);
-  send();
+void VirtualRank::report(const Report& report) {
+  send_batch();
+  send(report);
 }
 
-void VirtualRank::send() {
-  for (const Report& report : std::exchange(passed_, {})) {
-    if (says_ready(report)) expedited_ = false;
-    world_.report(rank_, report);
-  }
+void VirtualRank::send(const Report& report) {
+  if (says_ready(report)) expedited_ = false;
+  world_.report(rank_, report);
 }
 
-void VirtualRank::await(const std::vector<int>& calls) {
-  report_combiner_.await(std::vector<int64_t>(calls.begin(), calls.end()), passed_);
-  if (!std::exchange(expedited_, true)) passed_.push_back(Expedite{});
-  send();
+void VirtualRank::send_batch() {
+  if (!batch_.empty()) send(ReadyMany{std::exchange(batch_, {})});
+}
+
+void VirtualRank::hurry() {
+  send_batch();
+  if (!std::exchange(expedited_, true)) report(Expedite{});
 }
 
 // A call that it refused itself is over for the caller at once.
 bool VirtualRank::wait(int index) {
   if (refused_.contains(index) || outcome(index) != 0) return true;
-  await({index});
+  hurry();
   return false;
 }
 
 bool VirtualRank::wait_all(bool refused_too) {
-  std::vector<int> all;
-  for (size_t c = 0; report_combiner_.withheld() > 0 && c < outcomes_.size(); ++c) {
-    if (outcomes_[c] == 0) all.push_back(static_cast<int>(c));
-  }
-  await(all);
+  hurry();
   return std::cmp_equal(in_flight_, refused_too ? 0 : refused_.size());
 }
 

@@ -10,8 +10,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "control/protocol/message.h"
 #include "program.h"
-#include "runtime/calls/reporter.h"
 
 namespace farandole::simulation {
 
@@ -89,11 +89,9 @@ class VirtualRank {
   void on(const CollectStacks& where);
   void on(const Inform& inform);
   void on(const SetUp& step);
-  void on(const Predict& prediction);
-  void on(const Dissolve& dissolve);
 
   bool perform(const Action& action);  // false: must wait
-  bool submit(int call);
+  bool submit(int call, bool more);
   void report_call(int call, int member, Request request, OpenedSet& set);
   void post(int call, int member, Request request);
   bool wait(int call);
@@ -105,9 +103,10 @@ class VirtualRank {
 
   OpenedSet* set_of(int planned, SetId& id);
   Name& name_of(SetId set, const std::string& name) { return names_[{set, name}]; }
-  void report(const Report& report, int call = -1);  // by way of the report_combiner
-  void send();
-  void await(const std::vector<int>& calls);
+  void report(const Report& report);
+  void send(const Report& report);
+  void send_batch();
+  void hurry();  // a user waits
   void take_item(const Run& run, const Item& item, std::vector<int>& calls);
   int take(const CallKey& key);  // the call that the log settles; -1: not ours
   int take(uint32_t id, uint64_t sequence);
@@ -129,8 +128,8 @@ class VirtualRank {
   uint64_t next_post_ = 0;
   std::map<std::string, uint32_t> interned_;  // requests of unnamed calls
   std::vector<const Request*> by_id_;
-  ReportCombiner report_combiner_;
-  std::vector<Report> passed_;
+  IdRuns batch_;           // ready, and not yet reported
+  bool in_batch_ = false;  // the call being made is one of several
   bool expedited_ = false;
   std::vector<uint8_t> outcomes_;  // by call; 0: none yet
   int in_flight_ = 0;

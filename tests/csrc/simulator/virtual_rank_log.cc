@@ -120,19 +120,6 @@ void VirtualRank::take_item(const Run& run, const Item& item, std::vector<int>& 
   world_.settled(call, run, item);
 }
 
-void VirtualRank::on(const Predict& prediction) {
-  auto set = sets_.find(prediction.set);
-  if (aborted_ || set == sets_.end()) return;
-  if (program_.sets[static_cast<size_t>(set->second.planned)].member_of(rank_) < 0) return;
-  report_combiner_.open(
-      prediction, [&](uint32_t id) { return name_of(by_id_[id]->set, by_id_[id]->name).reported; });
-}
-
-void VirtualRank::on(const Dissolve& dissolve) {
-  report_combiner_.close(dissolve.id, passed_);
-  send();
-}
-
 void VirtualRank::on(const Run& run) {
   std::vector<int> calls;
   auto found = sets_.find(run.set);
@@ -141,13 +128,11 @@ void VirtualRank::on(const Run& run) {
   const PlannedSet& planned_set = program_.sets[static_cast<size_t>(set.planned)];
   if (planned_set.member_of(rank_) < 0) return;
   for (const Item& item : run.items) take_item(run, item, calls);
-  for (uint32_t prediction : run.predictions) {
-    if (aborted_) break;
-    for (uint32_t id : report_combiner_.ids_of(prediction)) {
-      bool average = by_id_[id]->signature.reduce_op == ReduceOp::kAverage;
-      take_item(run, {id, 0, average ? std::ssize(planned_set.ranks) : 1, {}, {}}, calls);
-    }
-  }
+  run.plain.for_each([&](uint32_t id) {
+    if (id >= by_id_.size() || !by_id_[id]) fail("the log names an id that it has not defined");
+    bool average = by_id_[id]->signature.reduce_op == ReduceOp::kAverage;
+    take_item(run, {id, 0, average ? std::ssize(planned_set.ranks) : 1, {}, {}}, calls);
+  });
   set.lane.emplace_back(run.bucket, std::move(calls));
   if (set.lane.size() == 1) world_.start_lane(rank_, run.set);
 }
@@ -233,7 +218,7 @@ void VirtualRank::on(const CloseSet& close) {
 
 void VirtualRank::on(const Abort&) {
   if (std::exchange(aborted_, true)) fail("the job is aborted twice");
-  report_combiner_.clear();
+  batch_.clear();
   for (size_t call = 0; call < outcomes_.size(); ++call) {
     bool in_flight = false;
     const PlannedCall& mine = planned(static_cast<int>(call));
