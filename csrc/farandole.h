@@ -4,7 +4,7 @@
  * Functions that return int32_t return FARANDOLE_OK or an error code; farandole_error() then has the text for
  * the calling thread. "-code" is a negated error code. */
 
-#define FARANDOLE_ABI_VERSION 10
+#define FARANDOLE_ABI_VERSION 11
 
 /* Error codes; each has a Python class. */
 #define FARANDOLE_OK 0
@@ -201,9 +201,6 @@ int64_t farandole_submit_buffer(int64_t tensor, const void* input, void* output)
 /* Submits several in place: sets handles[i] for each, up to the first that fails, whose code is returned. */
 int32_t farandole_submit_buffers(const int64_t* tensors, const uintptr_t* buffers, int32_t count,
                                  int64_t* handles);
-/* The handle of a tensor's last submission, for callers that an exception has kept from taking it; 0: none that
- * is not released. */
-int64_t farandole_last_of_tensor(int64_t tensor);
 void farandole_forget_tensor(int64_t tensor);
 /* Tells the peers of `name` that this rank can't take part: they fail with this code and text instead of
  * waiting. With a group's name, and unnamed, it holds for all tensors that the peers submit. A refused join

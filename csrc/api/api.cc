@@ -207,17 +207,10 @@ FARANDOLE_API int32_t farandole_submit_buffers(const int64_t* tensors, const uin
       error = std::current_exception();
     }
     for (size_t i = 0; i < known.size() && batch[i].handle != 0; ++i) {
-      handles[i] = known[i]->last = batch[i].handle;
+      handles[i] = batch[i].handle;
     }
     if (error) std::rethrow_exception(error);
     if (std::cmp_less(known.size(), count)) persistent_request(tensors[known.size()]);  // throws
-  });
-}
-
-FARANDOLE_API int64_t farandole_last_of_tensor(int64_t tensor) {
-  return negated([&]() -> int64_t {
-    const auto known = persistent_request(tensor);
-    return known->runtime->handles().has(known->last) ? known->last.load() : 0;
   });
 }
 

@@ -30,13 +30,11 @@ struct PersistentRequest {
   int64_t submit(const void* input, void* output, uint64_t stream = 0) const {
     Submitter::Prepared one{&call, input, output, stream};
     runtime->submitter().submit({&one, 1});
-    last = one.handle;
     return one.handle;
   }
 
   std::shared_ptr<Runtime> runtime;
   CheckedCall call;
-  mutable std::atomic<int64_t> last = 0;  // handle
 };
 
 // All that outlives a runtime. Never destroyed, because threads may use it during process exit.

@@ -127,26 +127,6 @@ TEST(a_shutdown_while_a_thread_submits_is_an_error_there) {
   }
 }
 
-TEST(the_last_handle_of_a_tensor_is_known_until_it_is_released) {
-  init_alone();
-  Floats data(20, 1);
-  const Ask ask = allreduce(data, "prepared");
-  const farandole_request request = ask.request();
-  const int64_t tensor = farandole_tensor(&request);
-  CHECK_EQ(farandole_last_of_tensor(tensor), 0);
-  for (int round = 0; round < 2; ++round) {
-    const int64_t handle = farandole_submit_tensor(tensor, address(data), address(data));
-    CHECK(handle > 0);
-    CHECK_EQ(farandole_last_of_tensor(tensor), handle);
-    CHECK_EQ(farandole_wait(&handle, 1, 60), FARANDOLE_OK);
-    CHECK_EQ(farandole_last_of_tensor(tensor), handle);
-    farandole_release(handle);
-    CHECK_EQ(farandole_last_of_tensor(tensor), 0);
-  }
-  shut_down();
-  CHECK(farandole_last_of_tensor(tensor) < 0);
-}
-
 // Each number is that of its own tensor; the first that fails ends the call.
 TEST(several_prepared_tensors_go_in_one_call) {
   init_alone();

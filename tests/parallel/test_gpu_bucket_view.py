@@ -16,7 +16,7 @@ import farandole.torch as hvd
 from farandole._library import lib
 from harness.borrowed import borrow
 from harness.torch_on_double import gpu, pretend
-from harness.toys import assert_same, batch, grad_is, loss_of, network, push, total, toys
+from harness.toys import assert_same, batch, grad_is, loss_of, network, push, push_each, total, toys
 
 pytestmark = pytest.mark.world("double")  # the GPU double stays in a process
 
@@ -104,8 +104,7 @@ def test_process_sets_have_windows_of_their_own() -> None:
         before = gpu().placed_bytes()
         for optimizer in (of_pair, of_all):
             optimizer.zero_grad(set_to_none=turn == 1)
-        for x in (extra, p, q):
-            push(x, turn)
+        push_each((extra, turn), (p, turn), (q, turn))
         of_pair.synchronize()
         of_all.synchronize()
         members = [0, 1] if hvd.rank() < 2 else [hvd.rank()]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -89,12 +89,9 @@ def capture() -> Iterator[None]:
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("views", [False, True])
 def test_a_backward_pass_that_a_graph_repeats(views: bool) -> None:
-    """Refused where it would send; in no_sync() it may be captured, and every step() sends."""
+    """A captured pass only accumulates, in no_sync() or not, and every step() sends."""
     (p,), optimizer = toys(gradient_as_bucket_view=views)
-    with capture(), pytest.raises(ValueError, match="CUDA graph"):
-        push(p)
-    optimizer.zero_grad()
-    with capture(), optimizer.no_sync():
+    with capture(), optimizer.no_sync() if views else nullcontext():
         push(p)
     assert p.grad is not None
     written = p.grad.numpy()  # a replay tells torch nothing, nor any hook

@@ -123,11 +123,6 @@ bool Handles::done(Handle handle) {
   return slot_of(handle).state != State::kUnderWay;
 }
 
-bool Handles::has(Handle handle) {
-  std::lock_guard lock(mutex_);
-  return find(handle) != nullptr;
-}
-
 bool Handles::settled(Handle handle) {
   std::lock_guard lock(mutex_);
   return slot_of(handle).state == State::kDone;

@@ -63,7 +63,6 @@ class Handles {
   void settle(Handle handle, const Failure* failure);
   // Completes all calls in flight with this failure.
   void fail_all(const Failure& failure);
-  bool has(Handle handle);         // not released; false for unknown ones
   bool done(Handle handle);        // done or launched
   bool settled(Handle handle);     // its buffers are no longer in use
   bool unlaunched(Handle handle);  // a GPU call in flight, not yet launched
