@@ -225,6 +225,7 @@ format: $(VENV)/.deps-stamp ## rewrite to the style
 build/mypy:
 	mkdir -p $@/farandole && find $@/farandole -xtype l -delete
 	ln -sfn $(abspath pyruntime)/*.py $(abspath pyruntime/py.typed) $(abspath $(dir $(wildcard pyruntime/*/__init__.py))) $(abspath adapters)/* $@/farandole/
+	ln -sfn $(abspath adapters)/torch/path/*.py $@/
 
 # ---- products ---------------------------------------------------------------------------------------------------
 
