@@ -8,9 +8,9 @@ so too, from 2.5 on (farandole_autoload). This module is all that such an import
 
 from __future__ import annotations
 
-import farandole_autoload
 import torch.distributed as dist
 
+import farandole_autoload
 from farandole.start import ancestry, launchers, unmet
 
 __all__ = ["register"]

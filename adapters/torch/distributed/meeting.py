@@ -17,7 +17,6 @@ from datetime import timedelta
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore

@@ -63,8 +63,10 @@ def _launchers() -> Any:
     if name in sys.modules:
         return sys.modules[name]
     package = find_spec(_PACKAGE)
-    folder = Path((package and package.submodule_search_locations or [""])[0])
-    spec = spec_from_file_location("farandole_launchers", folder / "start" / "launchers.py")
+    assert package is not None
+    assert package.submodule_search_locations
+    file = Path(package.submodule_search_locations[0]) / "start" / "launchers.py"
+    spec = spec_from_file_location("farandole_launchers", file)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
