@@ -130,7 +130,7 @@ address: venv build/mypy $(ADDRESS)/.stamp
 	$(BIN)/ninja -C build/release -j $(JOBS) --quiet gpu_double
 	$(CMAKE) -S csrc -B build/address -DFARANDOLE_TESTS=OFF -DFARANDOLE_SANITIZE=address --log-level=WARNING >/dev/null
 	$(BIN)/ninja -C build/address -j $(JOBS) --quiet farandole
-	cd $(ADDRESS)/lib/python*/site-packages && rm -rf farandole && cp -rL $(abspath build/mypy)/farandole . && \
+	cd $(ADDRESS)/lib/python*/site-packages && rm -rf farandole && cp -rL $(abspath build/mypy)/* . && \
 	  mkdir farandole/lib && cp $(abspath build/address/libfarandole.so csrc/farandole.h) farandole/lib
 	sed 's#^\#!.*#\#!$(abspath $(ADDRESS))/bin/python#' $(BIN)/farandole > $(ADDRESS)/bin/farandole
 	chmod +x $(ADDRESS)/bin/farandole && ln -sf $(BIN)/py-spy $(ADDRESS)/bin
@@ -231,6 +231,7 @@ format: $(VENV)/.deps-stamp ## rewrite to the style
 build/mypy:
 	mkdir -p $@/farandole && find $@/farandole -xtype l -delete
 	ln -sfn $(abspath pyruntime)/*.py $(abspath pyruntime/py.typed) $(abspath $(dir $(wildcard pyruntime/*/__init__.py))) $(abspath adapters)/* $@/farandole/
+	ln -sfn $(abspath adapters)/torch/path/*.py $@/
 
 # ---- products ---------------------------------------------------------------------------------------------------
 

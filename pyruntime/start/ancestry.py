@@ -14,8 +14,7 @@ from pathlib import Path
 
 from farandole._library import check_count, ffi, lib
 from farandole.errors import LibraryError, ShutdownError
-
-_MARK = "_FARANDOLE_RANK_PROCESS"  # no setting: only init() writes and reads it
+from farandole.start.launchers import RANK_PROCESS
 
 # Variables by which launchers identify one process, or its job.
 _TOLD = (
@@ -56,25 +55,25 @@ def _told() -> str:
         try:
             found.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
         except OSError:  # a child that lacks the descriptor: as its parent
-            found.append(os.environ.get(_MARK, "").rpartition(" ")[2])
+            found.append(os.environ.get(RANK_PROCESS, "").rpartition(" ")[2])
     return " ".join(found)
 
 
 def claim() -> None:
     """Marks this process as a rank, for its children. Does nothing without a launcher."""
     if told := _told():
-        os.environ[_MARK] = f"{_this_process()} {told}"
+        os.environ[RANK_PROCESS] = f"{_this_process()} {told}"
 
 
 def renew() -> None:
     """Marks a rank again, whose variables were completed since; its children inherit them."""
-    if os.environ.get(_MARK, "").partition(" ")[0] == _this_process():
+    if os.environ.get(RANK_PROCESS, "").partition(" ")[0] == _this_process():
         claim()
 
 
 def is_of_rank() -> bool:
     """Whether a rank has started this process, and not the launcher."""
-    parent = os.environ.get(_MARK, "").partition(" ")[0]
+    parent = os.environ.get(RANK_PROCESS, "").partition(" ")[0]
     return bool(parent) and parent != _this_process()
 
 
@@ -82,7 +81,7 @@ def check() -> None:
     """Raises ShutdownError, with the remedy, in a process that is only the child of a rank."""
     if _forked:
         check_count(lib.farandole_counters(ffi.NULL, 0))  # raises the core's error
-    parent, _, told = os.environ.get(_MARK, "").partition(" ")
+    parent, _, told = os.environ.get(RANK_PROCESS, "").partition(" ")
     inherited = bool(parent) and parent != _this_process() and told == _told()
     if not inherited:
         return
@@ -93,7 +92,7 @@ def check() -> None:
         "under `if __name__ == '__main__':` only, which children started by 'spawn' skip, and hand "
         "rank() and size() to them as arguments; a child that is to be a world of its own is "
         "started without the launcher's variables (env -u OMPI_COMM_WORLD_RANK -u PMIX_NAMESPACE "
-        f"-u PMIX_RANK -u RANK -u WORLD_SIZE -u {_MARK} ...)"
+        f"-u PMIX_RANK -u RANK -u WORLD_SIZE -u {RANK_PROCESS} ...)"
     )
 
 

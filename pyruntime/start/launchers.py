@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a launcher tells each process that it starts: its rank, and how many there are. For the
-bootstrap, doctor and farandole.run()."""
+bootstrap, doctor and farandole.run(); and for `import torch`, which loads this file without the
+package (farandole_autoload): nothing of it is imported here at once."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ import os
 import re
 from dataclasses import dataclass
 
-from farandole.errors import LibraryError
-
+# No setting: init() marks a rank's process by it, for its children. See ancestry.
+RANK_PROCESS = "_FARANDOLE_RANK_PROCESS"
 ALONE = "FARANDOLE_RENDEZVOUS=none makes this process a world of one, whatever variables say"
 
 
@@ -107,6 +108,8 @@ def launcher() -> Launcher:
 def check() -> None:
     """Raises LibraryError where torchrun's variables contradict MPI's launcher or each other, and
     where `accelerate launch` has started one process of several."""
+    from farandole.errors import LibraryError
+
     chosen = launcher()
     size, rank = os.environ.get("WORLD_SIZE", ""), os.environ.get("RANK", "")
     if chosen.size <= 1 and ((size.strip() and not TORCHRUN.size) or TORCHRUN.rank >= 1):

@@ -6,8 +6,11 @@ adapters."""
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
+import re
 import sys
+from pathlib import Path
 
 from farandole.start import ancestry, launchers
 
@@ -68,9 +71,14 @@ def _say(what: str, so: str) -> None:
 
 
 def _met_by_mpi() -> bool:
-    """Whether the program uses MPI itself, whose start has met all."""
-    mpi = sys.modules.get("mpi4py.MPI")
-    return mpi is not None and bool(mpi.Is_initialized())
+    """Whether the program uses MPI itself, whose start has met all; by whatever package."""
+    maps = Path("/proc/self/maps").read_text()
+    answer = ctypes.c_int()
+    for path in set(re.findall(r"/\S*/lib(?:mpi|mpich)(?:_cray)?\.so[.\d]*$", maps, re.MULTILINE)):
+        ctypes.CDLL(path).MPI_Initialized(ctypes.byref(answer))
+        if answer.value:
+            return True
+    return False
 
 
 def _is_helper() -> bool:

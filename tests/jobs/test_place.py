@@ -85,6 +85,52 @@ def test_mpirun_and_an_import_make_one_model(script: str, backend: str) -> None:
     assert ALONE not in out
 
 
+@pytest.mark.parametrize("backend", ["farandole", "gloo"])
+def test_no_import_is_needed(script: str, backend: str) -> None:
+    command = [sys.executable, script, backend]
+    for out in (mpirun(command, 2, PATIENCE).check().out, farandole_run(*command)):
+        assert out.count("moved by 1.000.") == 2, out
+        assert ALONE not in out
+
+
+@pytest.mark.parametrize(
+    "variable", [("FARANDOLE_RENDEZVOUS", "none"), ("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")]
+)
+def test_who_asks_for_it_trains_alone(script: str, variable: tuple[str, str]) -> None:
+    env = dict([variable])
+    out = mpirun([sys.executable, script, "farandole"], 2, PATIENCE, env).check().out
+    assert out.count("moved by 0.000.") == out.count("moved by 2.000.") == 1, out
+    assert ALONE not in out
+
+
+def test_a_launchers_place_costs_no_import(tmp_path: Path) -> None:
+    path = tmp_path / "infer.py"
+    path.write_text(
+        "import os, sys\n"
+        "import torch\n"
+        "assert os.environ['WORLD_SIZE'] == '2'\n"
+        "assert {'farandole', 'mpi4py'}.isdisjoint(sys.modules)\n"
+    )
+    assert ALONE not in mpirun([sys.executable, str(path)], 2, PATIENCE).check().out
+
+
+def test_a_child_of_a_rank_gets_no_place(tmp_path: Path) -> None:
+    """With RANK it would pass for another process than its parent's child, and enter MPI."""
+    path = tmp_path / "child.py"
+    path.write_text(
+        "import subprocess, sys\n"
+        "import farandole\n"
+        "farandole.init()\n"
+        "program = 'import os, torch, farandole; print(os.getenv(\"RANK\")); farandole.init()'\n"
+        "child = [sys.executable, '-c', program]\n"
+        "result = subprocess.run(child, capture_output=True, text=True)\n"
+        "print(result.stdout, result.stderr, flush=True)\n"
+    )
+    out = mpirun([sys.executable, str(path)], 2, PATIENCE).check().out
+    assert len(re.findall(r"ShutdownError: process \d+ is a child of rank", out)) == 2, out
+    assert len(re.findall(r"^None", out, re.MULTILINE)) == 2, out
+
+
 def test_the_import_may_come_after_init(tmp_path: Path) -> None:
     path = tmp_path / "late.py"
     path.write_text(
@@ -117,6 +163,7 @@ for _ in range(3):
     ("program", "said"),
     [
         (TRAINS.format(module="import farandole.torch"), "has made an optimizer step"),
+        (TRAINS.format(module=""), "has made an optimizer step"),
         ("import farandole", "ends"),
     ],
 )
@@ -146,7 +193,20 @@ def test_helpers_say_nothing() -> None:
     assert ALONE not in out
 
 
+# What no module of Python has started: as Horovod does, or petsc4py.
+LIBMPI = """
+import atexit, ctypes, re
+from pathlib import Path
+from mpi4py import rc
+rc.initialize = False
+import mpi4py.MPI
+maps = Path("/proc/self/maps").read_text()
+library = ctypes.CDLL(re.search(r"/.*/libmpi.so.*", maps)[0])
+library.MPI_Init(None, None)
+atexit.register(library.MPI_Finalize)
+"""
 QUIET = (
+    TRAINS.format(module=LIBMPI),
     "import farandole\nfrom mpi4py import MPI\nassert MPI.COMM_WORLD.Get_size() == 2",
     "import farandole\nfarandole.init()\nfarandole.shutdown()",
     "import os\nos.environ['FARANDOLE_RENDEZVOUS'] = 'none'\nimport farandole",

@@ -20,13 +20,10 @@ from enum import Enum
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs, urlparse
 from uuid import uuid4
 from weakref import finalize
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed.rendezvous import _rendezvous_handlers
 
 from farandole import runtime, topology
 from farandole.calls.requests import Call, Op, refuse
@@ -39,10 +36,9 @@ from farandole.start.launchers import TORCHRUN
 from farandole.start.rendezvous import RendezvousServer
 from farandole.start.secret import SECRET, Seal, job_secret, remedy
 
-__all__ = ["StoreBootstrap", "has_launcher", "install", "of_torchrun"]
+__all__ = ["StoreBootstrap", "has_launcher", "meet", "of_torchrun"]
 
 Met = Iterator[tuple[Store, int, int]]  # c10d's: the store, this rank, how many there are
-_PLACE = {"rank": "RANK", "world_size": "WORLD_SIZE"}  # in a URL, and in the environment
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 _LONGEST_PAUSE = 0.25  # seconds between two looks into a store
 _STORE = "torch.distributed store"  # the name of its address's broadcast
@@ -51,13 +47,6 @@ _TRUSTED = (
     "farandole: FARANDOLE_TRUST_NETWORK=1: the job's keys pass torch.distributed's store, which "
     "any process that reaches it can read"
 )
-_handlers: dict[str, Callable[..., Met]] = _rendezvous_handlers
-_of_torch = _handlers["env"]
-
-
-def install() -> None:
-    """Replaces c10d's handler of env://, which goes on to serve where its variables are set."""
-    _handlers["env"] = _meet
 
 
 def has_launcher() -> bool:
@@ -68,18 +57,12 @@ def has_launcher() -> bool:
     return named or (found.size > 0 and not (found is TORCHRUN and found.rank < 0))
 
 
-def _meet(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -> Met:
+def meet(asked: dict[str, int], timeout: timedelta) -> Met | None:
+    """What env:// gives where farandole's ranks find each other; None where nothing says who they
+    are. Collective. Raises ValueError where `asked`, a "rank" or "world_size", is not theirs."""
     unmet.settle()
-    asked = {
-        key: int(values[0])
-        for key, values in parse_qs(urlparse(url).query).items()
-        if key in _PLACE
-    }
-    wanted = [*_ADDRESS, *(_PLACE[key] for key in _PLACE if key not in asked)]
-    told = all(os.environ.get(name) for name in wanted)
-    if told or not (topology.is_initialized() or has_launcher()):
-        yield from _of_torch(url, timeout=timeout, **kwargs)
-        return
+    if not (topology.is_initialized() or has_launcher()):
+        return None
     runtime.init()
     own = {"rank": topology.rank(), "world_size": topology.size()}
     if asked | own != own | asked:
@@ -89,7 +72,7 @@ def _meet(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -
         )
         refuse(Call(Op.BROADCAST, f"{_STORE}.length"), reason)
         raise reason
-    yield _open_store(timeout), own["rank"], own["world_size"]
+    return iter([(_open_store(timeout), own["rank"], own["world_size"])])
 
 
 def _open_store(timeout: timedelta) -> TCPStore:
