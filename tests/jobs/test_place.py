@@ -195,11 +195,12 @@ def test_helpers_say_nothing() -> None:
 
 # What no module of Python has started: as Horovod does, or petsc4py.
 LIBMPI = """
-import atexit, ctypes, re
+import atexit, ctypes, re, sys
 from pathlib import Path
 from mpi4py import rc
 rc.initialize = False
 import mpi4py.MPI
+del sys.modules["mpi4py.MPI"]
 maps = Path("/proc/self/maps").read_text()
 library = ctypes.CDLL(re.search(r"/.*/libmpi.so.*", maps)[0])
 library.MPI_Init(None, None)
