@@ -58,7 +58,6 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         if _job is not None:
             return
         unmet.settle()
-        limits.check_files()
         with limits.typed():
             if supervised.connect():
                 leaving.install(_end)

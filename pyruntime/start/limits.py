@@ -17,7 +17,8 @@ _THREADS = "raise the limit of threads (ulimit -u, or pids.max of the cgroup)"
 
 
 def check_files() -> None:
-    """Raises LibraryError if this process may open too few files."""
+    """Raises LibraryError if this process may open too few files. To be called before MPI starts,
+    whose ranks can't tell each other; without MPI the ranks meet first, and all get the error."""
     opened: list[int] = []
     try:
         with typed():

@@ -20,7 +20,7 @@ import numpy as np
 
 from farandole._library import check_count, ffi, lib
 from farandole.errors import FarandoleError, LibraryError
-from farandole.start import joining, leaving, recruits, siblings
+from farandole.start import joining, leaving, limits, recruits, siblings
 from farandole.start.bootstrap import GRACE, REMEDY, Bootstrap, Farewell, Parting
 from farandole.start.mpi_waits import LONGEST_PAUSE, Notes, Wait
 from farandole.start.survivors import Mail, Survivors, dead_ranks, died_in_init
@@ -324,6 +324,7 @@ def load(launcher: str, promised: int, seconds: float) -> Any:
     ends with a line that says so. Raises LibraryError.
     """
     loaded = "mpi4py.MPI" in sys.modules
+    limits.check_files()
     try:
         import mpi4py
 

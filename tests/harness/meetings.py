@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 
 import pytest
 from torch._C._distributed_c10d import Store
@@ -37,5 +37,6 @@ def exchange(ranks: ThreadPoolExecutor, jobs: list[StoreBootstrap]) -> None:
 
 
 def on_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every rank, a thread of its own, takes itself for one on a host of its own."""
-    monkeypatch.setattr(meeting, "_host", lambda: f"host {threading.get_ident()}")
+    """Every rank takes itself for one on a host of its own, in each meeting another one."""
+    numbers = count()
+    monkeypatch.setattr(meeting, "_host", lambda: f"host {next(numbers)}")

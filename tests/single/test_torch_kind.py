@@ -14,9 +14,8 @@ from torch import nn
 
 from farandole.arrays.buffers import DTYPES, EMPTY, Memory
 from farandole.arrays.kinds import kind_of
+from farandole.torch.arguments import assign, parameter_names
 from farandole.torch.compression import Compression, chooser
-from farandole.torch.gradients.groups import assign
-from farandole.torch.gradients.names import parameter_names
 from farandole.torch.kind import TorchKind, address_of, describe, is_lazy
 from harness.wrapped_tensors import WRAPPED, Held, inside
 

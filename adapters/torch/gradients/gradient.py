@@ -128,7 +128,9 @@ class Gradient:
         if grad.layout is torch.strided:
             if 0 in grad.stride() and grad.numel() > 1:  # expanded: has no memory for the result
                 grad = grad.contiguous()
-            elif grad._base is None and not have_own_memory([grad.untyped_storage()]):
+            elif not (
+                self.static or grad._base is not None or have_own_memory([grad.untyped_storage()])
+            ):
                 grad = grad.detach().clone()  # autograd's, of several parameters perhaps
             address = address_of(grad)  # raises if it has no memory
             if reducer.in_place and self.view is None:
