@@ -28,7 +28,7 @@ constexpr double kStepSeconds = 0.1;  // from the first gradient to the last
 constexpr double kJitter = 0.05;      // of each gradient's time
 constexpr double kRound = 1e-4;       // what comes in this time is one batch
 constexpr int64_t kRoom =
-    64 << 10;  // most bytes that wait for others, as in adapters/torch/gradients/arrivals.py
+    64 << 10;  // most bytes that wait for others, as in adapters/torch/gradients/batch.py
 constexpr int64_t kEach = 2 << 10;  // added for each tensor
 
 // Of the gradients of as many ResNet-50s as have so many.

@@ -43,6 +43,8 @@ TABLE: dict[str, tuple[str, ...]] = {
     "horovod.data.data_loader_base": ("farandole.as_horovod.loaders",),
     "horovod.metadata": ("horovod:__version__",),
     "horovod.runner": ("horovod:run",),
+    "horovod.runner.util": (),
+    "horovod.runner.util.threads": ("farandole.as_horovod.util:in_thread",),
     # ---- PyTorch
     "horovod.torch": ("farandole.torch", "farandole.as_horovod.util:check_extension"),
     "horovod.torch.compression": (

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from farandole.errors import HorovodVersionMismatchError
@@ -35,6 +36,7 @@ __all__ = [
     "gloo_built",
     "gpu_available",
     "handle_average_backwards_compatibility",
+    "in_thread",
     "is_iterable",
     "is_version_greater_equal_than",
     "mpi_built",
@@ -93,6 +95,27 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 def check_num_rank_power_of_2(num_rank: int) -> bool:
     """Whether Adasum can work with so many ranks: farandole's can with any number."""
     return num_rank > 0
+
+
+def in_thread(
+    target: Callable[..., Any],
+    args: Sequence[Any] = (),
+    name: str | None = None,
+    daemon: bool = True,
+    silent: bool = False,
+) -> threading.Thread:
+    """Calls `target(*args)` on a new thread, and returns it; `silent`: its errors are dropped."""
+
+    def quiet() -> None:
+        with suppress(Exception):
+            target(*args)
+
+    def loud() -> None:
+        target(*args)
+
+    thread = threading.Thread(target=quiet if silent else loud, name=name, daemon=daemon)
+    thread.start()
+    return thread
 
 
 def is_iterable(x: Any) -> bool:
