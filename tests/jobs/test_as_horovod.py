@@ -60,7 +60,7 @@ def test_spawned_processes_and_exit_codes(as_module: bool) -> None:
     result = alone(*program, "7", "--x", "-m")
     assert result.returncode == 7, result.stderr
     assert result.stdout.splitlines() == [
-        "child of size 1, horovod.common.basics",
+        "child of size 1, farandole.as_horovod.basics",
         "1 SUM",
         "argv: ['7', '--x', '-m'] __main__ True",
         "late: Answer 0.28.1",
