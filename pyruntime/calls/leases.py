@@ -49,20 +49,33 @@ def in_flight() -> list[tuple[int, object]]:
     return [lease for lease in list(_held.items()) if lib.farandole_settled(lease[0]) == 0]
 
 
-def lend(start: Callable[[Any, Any], int], input: Any, output: Any, memory: object) -> int:
+def lend(
+    start: Callable[[Any, Any], int],
+    input: Any,
+    output: Any,
+    memory: object,
+    made: list[int] | None = None,
+) -> int:
     """Submits by `start(input, output)`, which returns a handle or -code; returns the handle.
 
     `memory` is kept until the handle is settled. Raises the core's error; then nothing is lent.
+    `made`, an empty list, gets what `start` returns, also where a signal handler raises: then a
+    number above 0 is a handle that the caller has.
     """
+    made = [] if made is None else made
     if _dropped:
         sweep()
     try:
-        number = start(input, output)
+        made.extend(map(start, (input,), (output,)))  # one step: no signal is heard within it
+        number = made[0]
         if number > 0:
             _held[number] = memory
             return number
     except BaseException:
-        _stranded.append(memory)  # the core may have taken the call before the signal came
+        if made and made[0] > 0:
+            _held[made[0]] = memory
+        else:
+            _stranded.append(memory)  # a `start` in Python may have submitted it
         raise
     raise error(-number)
 

@@ -293,13 +293,13 @@ class PreparedTensor:
             lib.farandole_submit_tensor_on, self.number
         )
 
-    def submit(self, input: int, output: int, memory: object) -> int:
+    def submit(self, input: int, output: int, memory: object, made: list[int] | None = None) -> int:
         """Submits with these addresses (input 0: the identity); returns the core's handle.
 
-        `memory` is what they point into. After a wait the caller ends the handle by
-        farandole.calls.leases.
+        `memory` is what they point into, `made` as in lend(). After a wait the caller ends the
+        handle by farandole.calls.leases.
         """
-        return lend(self.start, input, output, memory)
+        return lend(self.start, input, output, memory, made)
 
     def close(self, forget: Any = lib.farandole_forget_tensor) -> None:
         """Forgets the tensor, as the end of this object does."""
@@ -320,8 +320,9 @@ class PreparedOnGpu:
         self.close = tensor.close
         self.stream = 0  # of the last submission
 
-    def submit(self, input: int, output: int, memory: object) -> int:
+    def submit(self, input: int, output: int, memory: object, made: list[int] | None = None) -> int:
         """As in PreparedTensor; `memory` is kept until the GPU is done with it."""
         self.stream = stream = self._current()
         start = self._tensor.start_on
-        return lend(lambda source, target: start(source, target, stream), input, output, memory)
+        on_stream = lambda source, target: start(source, target, stream)  # noqa: E731
+        return lend(on_stream, input, output, memory, made)

@@ -100,9 +100,13 @@ class Round(Generic[M]):
     def close(self, state: RoundState) -> None:
         """Submits the consensus of all ranks, after all tensors. Does not wait."""
         assert self._tensor is not None
-        self._words = words = array("q", [*state, *(-x for x in state[_LARGEST:])])
-        address = words.buffer_info()[0]
-        self._consensus = self._tensor.submit(address, address, words)
+        if self._consensus is None:  # else a signal came as this was called before
+            self._words = words = array("q", [*state, *(-x for x in state[_LARGEST:])])
+            address, made = words.buffer_info()[0], list[int]()
+            try:
+                self._tensor.submit(address, address, words, made)
+            finally:
+                self._consensus = made[0] if made and made[0] > 0 else None
         self.renew()
         self.closed = True
 

@@ -73,7 +73,7 @@ class LoopRunner:
         options: dict[str, Any] = {"gradient_as_bucket_view": loop.views}
         if loop.kind == "sharded":
             options = {"shard_state": True}
-        if loop.kind == "feedback":
+        if loop.kind == "feedback" and loop.op != "Min":
             options = {"compression": hvd.Compression.topk(1.0)}  # loses nothing
         if loop.kind == "compressed" and loop.op != "Min":
             options |= {"compression": Negated}

@@ -90,7 +90,9 @@ class Feedback:
         self._like = parameter
         return self._begin(None)
 
-    def submit(self, input: int, _output: int, _memory: object) -> int:
+    def submit(
+        self, input: int, _output: int, _memory: object, made: list[int] | None = None
+    ) -> int:
         """Submits the next call; `input` 0: without this rank's part. Returns its handle."""
         op, tensor = self._ask
         call, whole = self._named(op), describe(tensor, in_place=True)
@@ -102,6 +104,8 @@ class Feedback:
                 call = replace(call, splits=(int(input != 0),) * self._ranks)
             numbers = submit(call, [whole if input else describe(tensor[:0])])
         self._calls += 1
+        if made is not None:
+            made.append(int(numbers[0]))
         return int(numbers[0])
 
     def _named(self, op: Op) -> Call:

@@ -52,8 +52,8 @@ class Encoding:
         # The core's number of the tensor; dtype and elements of gradients that are sent unchanged.
         self.form: tuple[int, torch.dtype | None, int] = _NONE
         self._device: torch.device | None = None  # theirs
-        # (input address, output address, what keeps them alive) -> handle
-        self.submit: Callable[[int, int, object], int]
+        # (input address, output address, what keeps them alive, `made` of lend()) -> handle
+        self.submit: Callable[[int, int, object, list[int]], int]
         # A gradient's share of the bytes that are sent by one call, if those of this form are
         # reduced in place on the CPU. 0: they are not, or it is not known yet.
         self.weight = 0

@@ -152,8 +152,13 @@ class Gradient:
 
     def _submit(self, input: int, output: Tensor | None, memory: object) -> None:
         target = 0 if output is None else address_of(output)
-        self.handle = self.encoding.submit(input, target, memory)
-        self.reducer.round.sent.append(self)
+        made: list[int] = []
+        try:
+            self.encoding.submit(input, target, memory, made)
+        finally:  # a signal handler's exception loses no handle: step() goes on from here
+            if made and made[0] > 0:
+                self.handle = made[0]
+                self.reducer.round.sent.append(self)
 
     def gather(self, sparse_dim: int) -> None:
         """Sends it as gathered rows from now on, on all ranks."""

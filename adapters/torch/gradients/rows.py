@@ -88,10 +88,12 @@ class Rows:
         self._rows = no_rows(parameter, self._sparse_dim)
         return self._rows
 
-    def submit(self, input: int, _output: int, memory: object) -> int:
+    def submit(
+        self, input: int, _output: int, memory: object, made: list[int] | None = None
+    ) -> int:
         """Gathers the last tensor of encode(); `input` 0: sends nothing. Returns a handle."""
         tensor = prepare(self._call, self._rows, self._group, in_place=False)
-        handle = tensor.submit(input, 0, memory)
+        handle = tensor.submit(input, 0, memory, made)
         self.stream = tensor.stream if isinstance(tensor, PreparedOnGpu) else 0
         tensor.close()
         return handle

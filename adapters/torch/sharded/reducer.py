@@ -74,13 +74,13 @@ class ShardEncoding(Encoding):
         self._prepare(wire)
         return self._room()
 
-    def submit(self, input: int, output: int, memory: object) -> int:
+    def submit(self, input: int, output: int, memory: object, made: list[int] | None = None) -> int:
         """As in PreparedTensor; of what is sent, this rank's part is received in `kept`."""
         assert self._tensor is not None
         if input == 0:
-            return self._tensor.submit(0, output, memory)
+            return self._tensor.submit(0, output, memory, made)
         assert self.kept is not None
-        return self._tensor.submit(input, address_of(self.kept), (memory, self.kept))
+        return self._tensor.submit(input, address_of(self.kept), (memory, self.kept), made)
 
     def decode(self, wire: Tensor, _handle: int) -> Tensor:
         """The gradient of which this rank has received its part."""
