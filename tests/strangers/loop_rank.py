@@ -159,7 +159,7 @@ class LoopRunner:
                 optimizer.step(timeout=TIMEOUT)
             except fd.StallError:
                 if gives_up:
-                    return
+                    continue  # the others wait for all optimizers' gradients
                 with self._stage.blocked():
                     optimizer.step()
 
