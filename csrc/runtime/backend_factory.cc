@@ -103,6 +103,10 @@ std::unique_ptr<Lane> BackendFactory::lane_across_hosts(SetId id, const ProcessS
   setup.sizes.most_chunk = setup.wire->most_bytes();
   setup.slots = blocks.slots;
   setup.silence = config_.stall_abort;
+  for (const Rank rank : set.ranks) {
+    setup.names.push_back("rank " + std::to_string(rank) + " on " +
+                          fabric_.host_names()[static_cast<size_t>(rank)]);
+  }
   setup.watch = phases_of_(id);
   return std::make_unique<Lane>(std::make_unique<HierarchicalBackend>(std::move(setup)));
 }

@@ -147,11 +147,18 @@ TEST(a_silent_wire_is_an_error) {
   setup.wire = network->counter(0);
   setup.sizes = {1024, 64, 0};
   setup.silence = 0.05;
+  for (size_t i = 0; i < host.size(); ++i) setup.names.push_back("the one called " + std::to_string(i));
   HierarchicalBackend backend(std::move(setup));
   const BucketSpec specs = {plain(Op::kAllreduce, 100, 2)};
   const MemberBucket bucket(specs, 0, 2);
   backend.begin(bucket.parts());
-  CHECK_THROWS(drive(backend, wakeup), ErrorCode::kStall);
+  try {
+    drive(backend, wakeup);
+    CHECK(false);
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::kStall);
+    CHECK(std::string(error.what()).find("the one called ") != std::string::npos);
+  }
   backend.abort();
   CHECK_THROWS(backend.begin(bucket.parts()), ErrorCode::kInternal);
 }

@@ -47,7 +47,7 @@ HierarchicalBackend::HierarchicalBackend(Setup setup)
       member_(setup.member),
       locals_(hosts_.members_of(hosts_.host_of(member_))),
       slots_(static_cast<uint64_t>(setup.slots)),
-      patience_(nanoseconds(setup.silence).count()),
+      patience_(nanoseconds(setup.silence).count(), std::move(setup.names)),
       watch_(std::move(setup.watch)),
       wakeups_(std::move(setup.wakeups)),
       progress_(setup.memory, static_cast<int>(locals_.size())),
@@ -178,10 +178,10 @@ std::string HierarchicalBackend::awaited() const {
   for (uint64_t b = at_.settled; b < at_.staged; ++b) {
     const BlockTransfer& f = transfer(b);
     for (const MessageQueue* queue : {&f.partials_in, &f.results_in}) {
-      if (queue->under_way()) return "waiting for member " + std::to_string(queue->next().peer);
+      if (queue->under_way()) return "waiting for " + patience_.name(queue->next().peer);
     }
     for (const MessageQueue* queue : {&f.partials_out, &f.results_out}) {
-      if (queue->under_way()) return "member " + std::to_string(queue->next().peer) + " takes none";
+      if (queue->under_way()) return patience_.name(queue->next().peer) + " takes none";
     }
   }
   return "none under way";

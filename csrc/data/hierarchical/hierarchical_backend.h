@@ -27,7 +27,9 @@ namespace farandole {
 class WirePatience {
  public:
   // `silence_ns`: limit without a message while a bucket is in flight; 0: none.
-  explicit WirePatience(int64_t silence_ns) : silence_ns_(silence_ns) {}
+  // `names`: of all members, by which an error calls them.
+  WirePatience(int64_t silence_ns, std::vector<std::string> names)
+      : silence_ns_(silence_ns), names_(std::move(names)) {}
 
   void start() { last_message_ = now_ns(), interval_ = kShortest; }
   // Something has moved: poll again soon.
@@ -42,11 +44,16 @@ class WirePatience {
   }
   Deadline next_look() const { return Deadline::at(next_look_); }
   int64_t silence_ns() const { return silence_ns_; }
+  std::string name(int member) const {
+    const auto index = static_cast<size_t>(member);
+    return index < names_.size() ? names_[index] : "member " + std::to_string(member);
+  }
 
  private:
   static constexpr int64_t kShortest = 10'000;
   static constexpr int64_t kLongest = 200'000;
   const int64_t silence_ns_;
+  const std::vector<std::string> names_;
   int64_t interval_ = 0;      // until the next poll
   int64_t next_look_ = 0;     // time of the next poll
   int64_t last_message_ = 0;  // when one was completed, or a bucket began
@@ -68,6 +75,7 @@ class HierarchicalBackend final : public Backend {
     HierarchicalSchedule::Sizes sizes = {};
     int slots = kSlots;  // equal on all members
     double silence = 0;  // seconds without a message until a bucket fails; 0: never
+    std::vector<std::string> names = {};  // of all members, for the error of a silent wire
     PhaseWatch watch = {};
   };
   static constexpr int kSlots = 16;
