@@ -57,7 +57,7 @@ def test_programs_of_pages_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_lines_are_short(page: Path) -> None:
     for number, line in enumerate(page.read_text().splitlines(), 1):
-        assert len(line) <= MOST_COLUMNS, f"{page.name}:{number}"
+        assert len(line) <= MOST_COLUMNS or line.startswith("|"), f"{page.name}:{number}"
 
 
 @pytest.mark.parametrize("page", ROOTS, ids=lambda page: page.name)
