@@ -21,17 +21,27 @@ BANNED = (
     (r"\b(begin|begins|beginning|begun|began)\b", "a round begins", "start"),
     (r"\bbeside\b", "farandole beside MPI", "next to; compared with"),
     (r"(?<!there )\bis no (?!longer|more)\w+", "an int is no name", "is not a"),
-    (r"\bof (its|their|your|his|our|one's) own(?=[.,;:)]|$| (and|for|in|over)\b)", "a job of its own", "its own job"),
+    (
+        r"\bof (its|their|your|his|our|one's) own(?=[.,;:)]|$| (and|for|in|over)\b)",
+        "a job of its own",
+        "its own job",
+    ),
     (r"\bof ours\b", "threads of ours", "farandole's"),
     (r"(^|[.:;] |\| )Where\b", "Where it fails, call it", "If"),
-    (r"\banother (order|name|number|shape|op|dtype|amount|version|way)\b", "in another order", "a different"),
+    (
+        r"\banother (order|name|number|shape|op|dtype|amount|version|way)\b",
+        "in another order",
+        "a different",
+    ),
     (r"\ba whole (program|script)\b", "a whole program", "complete"),
 )
 
 
 def _prose(page: Path) -> str:
     """The page without blocks and spans of code; lines stay where they are."""
-    text = re.sub(r"^ *```.*?^ *```", lambda m: "\n" * m[0].count("\n"), page.read_text(), flags=re.M | re.S)
+    text = re.sub(
+        r"^ *```.*?^ *```", lambda m: "\n" * m[0].count("\n"), page.read_text(), flags=re.M | re.S
+    )
     return re.sub(r"`[^`\n]*`", "`", text)
 
 
