@@ -125,7 +125,10 @@ def _reference(package: Any, same_as: Any = None) -> Iterator[str]:
     same = [n for n, x in found.items() if same_as and getattr(same_as, n, None) is x]
     if same:
         page = "api.md" if same_as is farandole else ""
-        links = (f"[`{n}`]({page}#{_place(found[n])})" if _has_entry(found[n]) else n for n in same)
+        links = [
+            f"[`{n}`]({page}#{_place(found[n])})" if _has_entry(found[n]) else f"`{n}`"
+            for n in same
+        ]
         yield f"The same as in `{same_as.__name__}`: {', '.join(links)}.\n"
     groups: dict[str, list[str]] = {title: [] for title, _ in _GROUPS}
     for name, one in found.items():
