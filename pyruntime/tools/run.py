@@ -188,7 +188,7 @@ def _rules(options: argparse.Namespace, job: Job) -> Rules | None:
         raise ValueError("--restarts and --elastic-timeout must be at least 0")
     grace = job.environment.get("FARANDOLE_GRACE") or setting("FARANDOLE_GRACE")
     if not re.fullmatch(r"\d+(\.\d*)?", grace):
-        raise ValueError(f"FARANDOLE_GRACE={grace!r} is no number of seconds")
+        raise ValueError(f"FARANDOLE_GRACE={grace!r} is not a number of seconds")
     shortest, longest = options.blacklist_cooldown_range
     if not 0 <= shortest <= longest:
         raise ValueError(f"--blacklist-cooldown-range {shortest:g} {longest:g}: 0 <= MIN <= MAX")
@@ -239,7 +239,7 @@ def job_of(options: argparse.Namespace) -> Job:
     if not command:
         raise ValueError("no command; for example: farandole run -np 2 python train.py")
     if options.hosts and options.hostfile:
-        raise ValueError("-H or --hostfile, not both")
+        raise ValueError("pass -H or --hostfile, not both")
     hosts = parse_hosts(options.hosts) if options.hosts else ()
     hosts = parse_hostfile(options.hostfile) if options.hostfile else hosts
     ranks = options.num_proc or options.max_np or sum(host.slots for host in hosts)
@@ -281,7 +281,7 @@ def _check_program(command: Sequence[str], ranks: int) -> None:
         hint = f"it is here, but not executable: did you mean ./{program}, or chmod +x?"
     else:
         hint = "it is not in PATH"
-    raise ValueError(f"{program} is no program that can be started: {hint}")
+    raise ValueError(f"{program} is not a program that can be started: {hint}")
 
 
 def _environment(options: argparse.Namespace) -> tuple[dict[str, str], tuple[str, ...]]:
