@@ -120,7 +120,7 @@ def _commands() -> Iterator[str]:
 
 def _reference(package: Any, same_as: Any = None) -> Iterator[str]:
     """The public names, by what they are for; a link for those that `same_as` has too."""
-    yield f"# {package.__name__}\n\n{(package.__doc__ or '').splitlines()[0]}\n"
+    yield f"# {package.__name__}\n\n{_first_sentence(package.__doc__)}\n"
     found = {name: getattr(package, name) for name in sorted(package.__all__)}
     same = [n for n, x in found.items() if same_as and getattr(same_as, n, None) is x]
     if same:
@@ -145,6 +145,10 @@ def _reference(package: Any, same_as: Any = None) -> Iterator[str]:
         if entries:
             yield f"## {title}\n"
             yield from entries
+
+
+def _first_sentence(document: str | None) -> str:
+    return re.split(r"(?<=\.)\s", document or "")[0]
 
 
 def _group(module: str) -> str:
@@ -183,7 +187,7 @@ _CUPY = """
 def _read(name: str) -> Iterator[str]:
     """The names that a package adds to farandole's, or has in place of them."""
     tree = ast.parse((ROOT / "adapters" / name / "__init__.py").read_text())
-    yield f"# farandole.{name}\n\n{(ast.get_docstring(tree) or '').splitlines()[0]}\n"
+    yield f"# farandole.{name}\n\n{_first_sentence(ast.get_docstring(tree))}\n"
     yield f"See [how to use it]({name}.md). All names of [`farandole`](api.md) are here too.\n"
     yield "## Names of this package\n"
     rooms = []
