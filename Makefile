@@ -198,7 +198,7 @@ test-matrix: venv wheel ## the torch tests on the oldest supported torch and on 
 # No --quiet, which hides warnings from --strict.
 docs: venv build/docs/.stamp ## the site of docs/ in build/site; fails on a broken link or anchor; then the types, with pyright
 	NO_MKDOCS_2_WARNING=1 LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/docs/bin/python -m mkdocs build --strict
-	$(PYTEST) tests/single/test_site.py tests/single/test_types.py
+	$(PYTEST) tests/site tests/single/test_types.py
 
 # ---- GPUs: on top of what $(PYTHON) has installed; without network tools/gpu_carry.sh comes first, elsewhere --------------
 
