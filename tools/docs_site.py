@@ -115,7 +115,8 @@ def _commands() -> Iterator[str]:
     parser = cli.parser()
     (commands,) = (x for x in parser._actions if isinstance(x.choices, dict))
     for name, command in {"": parser, **commands.choices}.items():
-        yield f"## farandole {name}\n\n```text\n{command.format_help()}```\n"
+        text = command.format_help().replace(str(Path.home()), "~")
+        yield f"## farandole {name}\n\n```text\n{text}```\n"
 
 
 def _reference(package: Any, same_as: Any = None) -> Iterator[str]:

@@ -38,7 +38,7 @@ examples:
   farandole check
   farandole check --json | jq -r '."MPI library"'
 
-It looks only; `farandole doctor` judges and tests.
+It only shows; `farandole doctor` judges and tests.
 """
 
 
