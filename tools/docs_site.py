@@ -153,9 +153,8 @@ def _first_sentence(document: str | None) -> str:
 
 
 def _group(module: str) -> str:
-    rooms = module.split(".")[1:]
-    rooms = rooms[1:] if rooms[0] == "torch" and len(rooms) > 1 else rooms
-    return next(title for title, modules in _GROUPS if rooms[0] in modules.split())
+    rooms = set(module.split("."))
+    return next((title for title, modules in _GROUPS if rooms & set(modules.split())), "Training")
 
 
 def _has_entry(one: Any) -> bool:
