@@ -111,7 +111,7 @@ class Blocks(trees.Elements):
             import jax.numpy
 
             return jax.numpy.asarray(trees.decode(tree["array"], self))
-        raise TypeError(f"nothing is known of {tree[KIND]!r}")
+        raise TypeError(f"unknown kind {tree[KIND]!r}")
 
     def _put(self, path: str, block: Block) -> str:
         while path in self.found or path == _METADATA:
@@ -182,8 +182,8 @@ def read_commit(folder: Path, like: dict[str, Any]) -> dict[str, Any] | None:
     except (Exception, RecursionError) as reason:  # of many classes, by what is wrong
         text = f"{type(reason).__name__}: {reason}"
         raise CheckpointError(
-            f"the commit {path} is damaged, or not of this program ({text}); remedy: begin anew, "
-            "in another folder"
+            f"the commit {path} is damaged, or not of this program ({text}); remedy: start "
+            "again in a different folder"
         ) from reason
 
 
@@ -224,7 +224,7 @@ def _parsed(data: bytes) -> tuple[dict[str, Any], dict[str, Block]]:
         raise ValueError("its description has changed")
     document: dict[str, Any] = json.loads(text)
     if document["format"] != FORMAT:
-        raise ValueError("it is of a newer farandole: update this one")
+        raise ValueError("a newer farandole wrote it: update this one")
     found = {}
     for name, told in header.items():
         dtype, size = _DTYPES[told["dtype"]]
@@ -233,7 +233,7 @@ def _parsed(data: bytes) -> tuple[dict[str, Any], dict[str, Block]]:
         if min(shape, default=0) < 0 or not begin <= first <= last <= len(data):
             raise ValueError(f"{name} is not in the file")
         if prod(shape) * size != last - first:
-            raise ValueError(f"{name} has not the bytes of its shape {shape}")
+            raise ValueError(f"{name} does not have the bytes of its shape {shape}")
         flat = np.frombuffer(data, np.uint8, last - first, first).copy()  # to be written to
         found[name] = Block(dtype, shape, flat)
     digests = {name: block.digest() for name, block in found.items()}
@@ -292,7 +292,7 @@ def _bytes_of(place: int, path: Path) -> bytes:
             os.stat(_PICKLED, dir_fd=place, follow_symlinks=False)
             raise CheckpointError(
                 f"{path.with_name(_PICKLED)} was pickled by an old farandole, and reading it could "
-                "run code: it is not read; remedy: begin anew, in another folder"
+                "run code: it is not read; remedy: start again in a different folder"
             ) from None
         raise
     # Not waiting for somebody to write, if it is a pipe by now.

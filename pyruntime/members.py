@@ -34,7 +34,7 @@ class ProcessSet:
             if self.ranks and not 0 <= self.ranks[0] <= self.ranks[-1] < 2**31:
                 raise ValueError(f"a process set holds ranks, from 0 to size() - 1, not {ranks}")
             if not self.ranks or len(set(ranks)) < len(ranks):
-                raise ValueError(f"a process set holds each rank once, and one at least: {ranks}")
+                raise ValueError(f"a process set holds one rank or more, each only once: {ranks}")
 
     def size(self) -> int | None:
         """Number of members; None before registration."""

@@ -272,7 +272,7 @@ class ParameterServer:
             )
         unknown = places[(places < 0) | (places >= count)] if places.size else places
         if unknown.size:
-            raise ValueError(f"row {unknown[0]} is none of the table's, which are 0 to {count - 1}")
+            raise ValueError(f"the table has rows 0 to {count - 1}, and not {unknown[0]}")
         return places.astype(np.int64)
 
     def _by_owner(self, places: Array) -> list[tuple[int, Array]]:

@@ -215,7 +215,7 @@ class Server(threading.Thread):
             self._shard.lost = rank if self._shard.lost is None else self._shard.lost
             self._shard.fail(
                 PeerError(
-                    f"rank {rank} serves its part of a ParameterServer no more: its own calls "
+                    f"rank {rank} no longer serves its part of a ParameterServer: its own calls "
                     "raise the reason, or it left the job without leaving the ParameterServer "
                     "first, by `with` or close()"
                 )

@@ -94,7 +94,7 @@ class _Agreement:
         try:
             answers = [json.loads(answer) for answer in met]
         except ValueError as reason:
-            raise FarandoleError(f"init(): a rank sent what no rank sends: {reason}") from reason
+            raise FarandoleError(f"init(): a rank got what no rank sends: {reason}") from reason
         texts: dict[str, list[int]] = {}
         kinds: list[str] = []
         for rank, (error, _) in enumerate(answers):

@@ -143,8 +143,8 @@ def _named(tree: dict[str, Any], elements: Elements, like: Any) -> Any:
     fits = kind.__name__ == tree["class"] and _is_named_tuple(kind)
     if not fits or len(kind._fields) != len(members):
         raise TypeError(
-            f"a {tree['class']}, a named tuple, was written where the program has a "
-            f"{kind.__name__} now: give it a value of the same class at the start"
+            f"the file has a {tree['class']}, a named tuple, and the program a "
+            f"{kind.__name__}: start with a value of the same class"
         )
     return kind(*(decode(x, elements, like[i]) for i, x in enumerate(members)))
 

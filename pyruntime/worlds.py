@@ -134,7 +134,7 @@ class Worlds:
                 f"{counted(size, 'rank')} left, of FARANDOLE_MIN_NP={self._least}: {dead} has died"
             )
         if found.commits == _NONE and found.dead:
-            raise PeerError(f"nobody is left that has the state: {dead} has died")
+            raise PeerError(f"no living rank has the state: {dead} has died")
 
     def leave(self, cause: str) -> None:
         """Tells the others that this rank goes on in no further world."""

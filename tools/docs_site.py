@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of mkdocs: the pages that are made from the package and the README, and links to files
-outside of docs/, which must be there."""
+"""Hooks of mkdocs: pages made from the package, the command and the README, and links to files
+outside of docs/, which must exist. Pages of frameworks that are not installed are read from source.
+"""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,20 +17,57 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 import farandole
+import farandole.elastic
+import farandole.numpy
 import farandole.torch
+from farandole.tools import cli
+from farandole.torch import elastic as torch_elastic
 
 ROOT = Path(__file__).resolve().parents[1]
-_OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)[^)]*\)")
+SOURCES = ROOT / "build" / "docs" / "source"  # mkdocs.yml names it too
+SOURCES.mkdir(parents=True, exist_ok=True)  # before mkdocstrings looks for it
+TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # pages, too
+_OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)(#[^)]*)?\)")
+# Headings of a reference: what is defined in these modules, below farandole or its adapter.
+_GROUPS = (
+    ("Start and stop", "runtime launch topology"),
+    ("Training", "optimizer sync_batch_norm ddp_hook diloco learning_rate sharded"),
+    ("Collectives", "ops collectives mpi_ops objects calls"),
+    ("State and parameters", "elastic functions parameters parameter_server sampler"),
+    ("Compression", "compression feedback"),
+    ("Checkpoints", "checkpoints"),
+    ("Messages", "messages"),
+    ("Process sets", "members process_sets"),
+    ("Memory", "arrays memory"),
+    ("Observing", "observe config"),
+    ("Errors", "errors"),
+    ("What is built in", "features"),
+)
 
 
 def on_files(files: Any, config: Any) -> Any:
     """Adds the generated pages."""
+    for name in _READ:  # as packages by other names: griffe has `farandole` by inspection
+        folder = SOURCES / f"farandole_{name}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for file in (ROOT / "adapters" / name).glob("[a-z]*.py"):
+            (folder / file.name).symlink_to(file)
+        (folder / "__init__.py").touch()
     pages = {
         "index.md": _at_top("README.md"),
-        **{name: _at_top(name) for name in ("CONTRIBUTING.md", "SECURITY.md")},
+        **{name: _at_top(name) for name in TOP[1:]},
         "settings.md": "\n".join(_settings()),
-        "api.md": "\n".join(_reference(farandole, inherited=())),
-        "api-torch.md": "\n".join(_reference(farandole.torch, farandole.__all__)),
+        "commands.md": "\n".join(_commands()),
+        "api.md": "\n".join(_reference(farandole)),
+        "api-torch.md": "\n".join(_reference(farandole.torch, farandole)),
+        "api-numpy.md": "\n".join(_reference(farandole.numpy, farandole)) + _CUPY,
+        "api-elastic.md": "\n".join(
+            x
+            for package, same_as in ((farandole.elastic, None), (torch_elastic, farandole.elastic))
+            for x in _reference(package, same_as)
+        ),
+        **{f"api-{x}.md": "\n".join(_read(x)) for x in _READ},
     }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
@@ -35,11 +75,15 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """A link to `../file` becomes its path: the site has no sources, and they no address yet."""
+    """A link to `../file` becomes its page or its path: the site has no sources, and they have no
+    address yet."""
 
     def path(found: re.Match[str]) -> str:
         if not (ROOT / found[2]).exists():
             raise PluginError(f"{page.file.src_uri} links to ../{found[2]}, which is not there")
+        if found[2] in TOP:
+            name = found[2].replace("README", "index")
+            return f"[{found[1]}]({name}{found[3] or ''})"
         text = found[1].strip("`")
         return f"`{found[2]}`" if found[2].endswith(text) else f"{text} (`{found[2]}`)"
 
@@ -48,7 +92,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def _at_top(name: str) -> str:
     """A page of the top folder, whose links lead into docs/."""
-    return re.sub(r"(\]\(|\]: )docs/", r"\1", (ROOT / name).read_text())
+    text = re.sub(r"(\]\(|\]: )docs/", r"\1", (ROOT / name).read_text())
+    return text.replace("](README.md", "](index.md")
 
 
 def _settings() -> Iterator[str]:
@@ -65,25 +110,127 @@ def _settings() -> Iterator[str]:
         yield ", ".join([*facts, *([f"Horovod's name `{one.alias}`"] if one.alias else [])]) + "\n"
 
 
-def _reference(package: Any, inherited: Any) -> Iterator[str]:
-    """The public calls and classes, but those that a package of names `inherited` has too."""
-    yield f"# {package.__name__}\n"
-    yield f"{(package.__doc__ or '').splitlines()[0]}\n"
+def _commands() -> Iterator[str]:
+    yield "# Commands\n"
+    parser = cli.parser()
+    (commands,) = (x for x in parser._actions if isinstance(x.choices, dict))
+    for name, command in {"": parser, **commands.choices}.items():
+        text = command.format_help().replace(str(Path.home()), "~")
+        yield f"## farandole {name}\n\n```text\n{text}```\n"
+
+
+def _reference(package: Any, same_as: Any = None) -> Iterator[str]:
+    """The public names, by what they are for; a link for those that `same_as` has too."""
+    yield f"# {package.__name__}\n\n{_first_sentence(package.__doc__)}\n"
     found = {name: getattr(package, name) for name in sorted(package.__all__)}
-    found = {n: x for n, x in found.items() if inspect.isfunction(x) or inspect.isclass(x)}
-    same = [n for n, x in found.items() if n in inherited and getattr(farandole, n) is x]
+    same = [n for n, x in found.items() if same_as and getattr(same_as, n, None) is x]
     if same:
-        links = ", ".join(f"[`{name}`](api.md#{_place(found[name])})" for name in same)
-        yield f"The same as in `farandole`: {links}.\n"
-    for one in filter(inspect.isfunction, found.values()):  # griffe documents what a call wraps
-        one.__signature__ = inspect.signature(one)
-        vars(one).pop("__wrapped__", None)
-    for kind in (inspect.isfunction, inspect.isclass):
-        for name, one in found.items():
-            if kind(one) and name not in same and name == one.__name__:
-                yield f"::: {_place(one)}\n"
+        page = "api.md" if same_as is farandole else ""
+        links = [
+            f"[`{n}`]({page}#{_place(found[n])})" if _has_entry(found[n]) else f"`{n}`"
+            for n in same
+        ]
+        yield f"The same as in `{same_as.__name__}`: {', '.join(links)}.\n"
+    groups: dict[str, list[str]] = {title: [] for title, _ in _GROUPS}
+    for name, one in found.items():
+        if name in same:
+            continue
+        if not _has_entry(one) or name != one.__name__:  # a value, a module, a second name
+            groups.setdefault("Values and second names", []).append(f"- `{name}`: {_value(one)}\n")
+            continue
+        if inspect.isfunction(one):  # griffe documents what a call wraps
+            one.__signature__ = inspect.signature(one)
+            vars(one).pop("__wrapped__", None)
+        groups[_group(one.__module__)].append(f"::: {_place(one)}\n")
+    for title, entries in groups.items():
+        if entries:
+            yield f"## {title}\n"
+            yield from entries
+
+
+def _first_sentence(document: str | None) -> str:
+    return re.split(r"(?<=\.)\s", document or "")[0]
+
+
+def _group(module: str) -> str:
+    rooms = set(module.split("."))
+    return next((title for title, modules in _GROUPS if rooms & set(modules.split())), "Training")
+
+
+def _has_entry(one: Any) -> bool:
+    return inspect.isfunction(one) or inspect.isclass(one)
+
+
+def _value(one: Any) -> str:
+    if inspect.ismodule(one):
+        return f"[elastic training](api-elastic.md), `{one.__name__}`"
+    if inspect.isclass(one):
+        return f"`{one.__name__}`"
+    if isinstance(one, farandole.ReduceOp):
+        return "a [`ReduceOp`](api.md#farandole.calls.arguments.ReduceOp)"
+    return f"`{type(one).__name__.strip('_')}`"
 
 
 def _place(one: Any) -> str:
     """Where it is defined, which no module of the same name can hide."""
     return f"{one.__module__}.{one.__name__}"
+
+
+# ---- packages that may not be importable here
+
+_READ = ("jax", "tensorflow", "keras")
+_CUPY = """
+`farandole.cupy` has the same names for CuPy's arrays ([GPUs](gpu.md#cupy)).
+"""
+
+
+def _read(name: str) -> Iterator[str]:
+    """The names that a package adds to farandole's, or has in place of them."""
+    tree = ast.parse((ROOT / "adapters" / name / "__init__.py").read_text())
+    yield f"# farandole.{name}\n\n{_first_sentence(ast.get_docstring(tree))}\n"
+    yield f"See [how to use it]({name}.md). All names of [`farandole`](api.md) are here too.\n"
+    yield "## Names of this package\n"
+    rooms = []
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
+            yield from _entry(f"farandole.{name}.{ast.unparse(node.value)}")
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+            yield f"- `{ast.unparse(node.targets[0])}`: `{node.value.id}`\n"
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("farandole."):
+            continue
+        for one in node.names:
+            if one.name in ("callbacks", "elastic"):
+                rooms.append(one.name)
+            elif one.asname not in (None, one.name):
+                yield f"- `{one.asname}`: `{one.name}`\n"
+            elif one.name not in ("*", "calls", "collectives", "__all__", "__version__"):
+                yield from _entry(f"{node.module}.{one.name}")
+    if name == "keras":  # by its __getattr__
+        yield "- `Compression`: that of the backend's package\n"
+    for room in rooms:
+        yield f"## farandole.{name}.{room}\n"
+        for node in _source(f"farandole.{name}.{room}"):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and re.match(
+                "[A-Z]|run$", node.name
+            ):
+                yield from _entry(f"farandole.{name}.{room}.{node.name}")
+
+
+def _source(module: str) -> list[ast.stmt]:
+    path = ROOT / "adapters" / Path(*module.split(".")[1:])
+    return ast.parse(path.with_suffix(".py").read_text()).body
+
+
+def _entry(place: str) -> Iterator[str]:
+    """What is defined there, by source if it is of an adapter."""
+    _, package, *_ = place.split(".")
+    if not (ROOT / "adapters" / package).is_dir():
+        yield f"::: {place}\n"
+        return
+    module, name = place.rsplit(".", 1)
+    made = re.compile(rf"{name} = \w+\((\w+)\)")  # allreduce = one(grouped_allreduce)
+    if found := next(filter(None, (made.fullmatch(ast.unparse(x)) for x in _source(module))), None):
+        yield f"### {name}\n\n`{found[1]}` for one tensor.\n"
+    else:
+        alias = place.replace("farandole.", "farandole_", 1)
+        yield f"::: {alias}\n    options:\n      force_inspection: false\n"

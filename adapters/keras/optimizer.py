@@ -96,8 +96,10 @@ def DistributedOptimizer(
             gradient_accumulation_steps; gradients are reduced in the last of them.
         average_aggregated_gradients: whether these batches' gradients are averaged, not summed.
         process_set: the ranks that reduce.
-        name, device_dense, device_sparse, num_groups, groups, scale_local_gradients: accepted for
-            compatibility with Horovod, and not used: all gradients are reduced as one group.
+
+    farandole accepts name, device_dense, device_sparse, num_groups, groups and
+    scale_local_gradients for compatibility with Horovod and ignores them: it reduces all gradients
+    as one group.
 
     Raises ValueError and TypeError for wrong options, ImportError for a backend without adapter.
 

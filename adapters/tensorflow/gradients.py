@@ -100,8 +100,9 @@ def DistributedGradientTape(
         gradient_predivide_factor: f divides by f before the sum and by size / f after it; Average
             only.
         process_set: the ranks that reduce.
-        device_dense, device_sparse, num_groups, groups, scale_local_gradients: accepted for
-            compatibility with Horovod, and not used: all gradients are reduced as one group.
+
+    farandole accepts device_dense, device_sparse, num_groups, groups and scale_local_gradients for
+    compatibility with Horovod and ignores them: it reduces all gradients as one group.
 
     Raises ValueError and TypeError for wrong options.
 

@@ -158,7 +158,7 @@ class DiLoCo:
             if free := [name for name, p in self._left_out.items() if p.requires_grad]:
                 raise ValueError(
                     f"{self._scope}: {free[0]} was frozen when the DiLoCo was made, and no longer "
-                    "is: make a new DiLoCo where parameters begin to train"
+                    "is: make a new DiLoCo when parameters start to train"
                 )
             sums = [checksum(x) for x in self._common]
             words = [self._process_set.rank() or 0, self._steps, self._rounds, *sums]

@@ -49,7 +49,7 @@ def broadcast_parameters(
     for which, x in pairs:
         if not isinstance(x, Tensor):
             raise TypeError(
-                f"params holds {which!r} of type {type(x).__name__}, which is no tensor: send it "
+                f"params holds {which!r} of type {type(x).__name__}, not a tensor: send it "
                 "by broadcast_object"
             )
         try:
@@ -142,7 +142,7 @@ def broadcast_optimizer_state(
         if any(count != skeleton.counts for count in counts):
             raise ValueError(
                 f"optimizers have different parameters: groups of {skeleton.counts} on rank "
-                f"{chosen}, over the ranks {counts}; build them alike on all ranks"
+                f"{chosen}, over the ranks {counts}; build the same on all ranks"
             )
         received = tensors if root else describe_tensors(skeleton, optimizer)
         named = {str(i): tensor for i, tensor in enumerate(received)}

@@ -36,7 +36,7 @@ def linear_warmup(
         [0.1]
     """
     if warmup_steps < 0:
-        raise ValueError(f"warmup_steps is 0 at least, not {warmup_steps}")
+        raise ValueError(f"warmup_steps must be at least 0, not {warmup_steps}")
     full = float(process_set.size() or 1) if scale is None else scale
 
     def factor(step: int) -> float:

@@ -177,5 +177,5 @@ def synchronize(handle: Handle[T]) -> T:
 
 def _checked(handle: Handle[T]) -> Handle[T]:
     if not isinstance(handle, Handle):
-        raise ValueError(f"{handle!r} is no handle of an asynchronous call")
+        raise ValueError(f"{handle!r} is not a handle of an asynchronous call")
     return handle

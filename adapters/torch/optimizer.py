@@ -328,7 +328,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
 
     def sharded_state_dict(self) -> dict[str, Any]:
         """This rank's part of the state; raises ValueError unless made with shard_state=True."""
-        raise ValueError("this optimizer keeps all of its state: save state_dict()")
+        raise ValueError("this optimizer is not sharded: save state_dict()")
 
     def set_weight(self, weight: float) -> None:
         """Makes the average a weighted one from the next backward pass on, as for unequal batches.

@@ -19,10 +19,11 @@ void check_sockets(Rank own, Rank parent, std::vector<Rank> needed,
                 [&](Rank rank) { return peer_infos[static_cast<size_t>(rank)].tcp.port != 0; });
   if (needed.empty()) return;
   std::ranges::sort(needed);
-  throw Error(ErrorCode::kLibrary,
-              "the ranks sit on several hosts, and " + text_of_ranks(needed) +
-                  " can't open a TCP socket, by which the hosts agree on what to reduce; allow "
-                  "sockets there (container or sandbox settings)");
+  throw Error(
+      ErrorCode::kLibrary,
+      "the ranks are on several hosts, but " + text_of_ranks(needed) +
+          " can't open a TCP socket, which the hosts need to agree on what to reduce; allow "
+          "sockets there (container or sandbox settings)");
 }
 
 }  // namespace

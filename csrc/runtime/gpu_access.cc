@@ -48,7 +48,7 @@ int GpuAccess::device_of(uint64_t address) {
   if (!driver_) driver_ = cuda::open(config_.cuda_library);
   int ordinal = 0;
   driver_->check(driver_->pointer_attribute(&ordinal, cuda::kPointerOrdinal, address),
-                 "cuPointerGetAttribute: this is no memory of a GPU");
+                 "cuPointerGetAttribute: this is not GPU memory");
   return ordinal;
 }
 

@@ -27,10 +27,9 @@ Deadline Leaver::say(bool failed, const std::string& why) {
 // The coordinator's failure names the ranks that stay; without it, rank 0 does not answer.
 Failure Leaver::why_alone() const {
   if (calls_.job.broken()) return calls_.job.failure();
-  return {ErrorCode::kStall,
-          watch_.leader_process().stands()
-              ? watch_.leader_process().text()
-              : "shutdown(): rank 0, which leads the job, does not answer any more"};
+  return {ErrorCode::kStall, watch_.leader_process().stands()
+                                 ? watch_.leader_process().text()
+                                 : "shutdown(): rank 0, which leads the job, no longer answers"};
 }
 
 Failure Leaver::gave_up() const {

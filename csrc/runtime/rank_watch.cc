@@ -57,14 +57,14 @@ Failure RankWatch::job_leader_silent() const {
           "no progress: " + job_leader_ +
               ", which leads the job, does not answer: its process is stopped by a signal or a "
               "debugger "
-              "(`kill -CONT` there lets it go on), or gets no time on that machine "
+              "(`kill -CONT` there resumes it), or gets no time on that machine "
               "(FARANDOLE_STALL_ABORT sets this limit)"};
 }
 
 std::string RankWatch::why_standing(Rank rank) const {
   const pid_t pid = pids_[static_cast<size_t>(rank)];
   if (pid == 0 || !is_stopped(pid)) return {};
-  return "pid " + std::to_string(pid) + ": `kill -CONT " + std::to_string(pid) + "` lets it go on";
+  return "pid " + std::to_string(pid) + ": `kill -CONT " + std::to_string(pid) + "` resumes it";
 }
 
 // Process numbers by rank; 0: on another host, or in a PID namespace where the number means another process.

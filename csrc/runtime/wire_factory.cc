@@ -33,8 +33,8 @@ OpenWire by_tcp(const Config& config, Rank own, std::span<const PeerInfo> peer_i
     };
   }
   throw Error(ErrorCode::kLibrary,
-              "the ranks sit on several hosts, and " + text_of_ranks(mute) +
-                  " can't open a TCP socket, by which inputs travel between them; allow sockets "
+              "the ranks are on several hosts, but " + text_of_ranks(mute) +
+                  " can't open a TCP socket, which carries inputs between hosts; allow sockets "
                   "there (container or sandbox settings), or start the job by mpirun, mpiexec or "
                   "srun, with mpi4py installed");
 }
@@ -47,7 +47,7 @@ OpenWire wire_factory(const Config& config, Rank own, std::span<const PeerInfo> 
   const std::string& wanted = config.wire;
   if (wanted == "mpi" && mpi == nullptr) {
     throw Error(ErrorCode::kLibrary,
-                "FARANDOLE_WIRE=mpi, and there is no MPI: start the job by mpirun, mpiexec or "
+                "FARANDOLE_WIRE=mpi, but the job has no MPI: start the job by mpirun, mpiexec or "
                 "srun, with mpi4py installed");
   }
   // Preferred because MPI also uses networks faster than TCP.

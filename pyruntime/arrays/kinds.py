@@ -112,7 +112,7 @@ def _find(x: Any) -> Kind:
         if kind.matches(x):
             return kind
     raise TypeError(
-        f"{type(x).__name__} is no array: pass a NumPy array, a tensor, or an object with the "
+        f"{type(x).__name__} is not an array: pass a NumPy array, a tensor, or an object with the "
         "buffer protocol, __array_interface__ or DLPack (for numbers: numpy.asarray(x))"
     )
 

@@ -105,9 +105,9 @@ def read_dumps(folder: Path) -> list[Page]:
         try:
             found = json.loads(file.read_text(errors="replace"))
         except json.JSONDecodeError as reason:
-            raise ValueError(f"{file} is no whole dump: {reason}") from reason
+            raise ValueError(f"{file} is not a complete dump: {reason}") from reason
         if not isinstance(found, dict) or found.get("format") != _FORMAT:
-            raise ValueError(f"{file} is no dump of this version of farandole")
+            raise ValueError(f"{file} is not a dump of this version of farandole")
         dumps.append(found)
     return sorted(dumps, key=lambda found: int(found["rank"]))
 

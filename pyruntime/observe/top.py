@@ -197,7 +197,7 @@ def _show(job: flight.Job, out: Console) -> bool:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show what the ranks of a running job on this host do; the job needs no flag for it."""
+    """Show what the ranks of a running job on this host are doing."""
     jobs = flight.jobs_of(options.pids)
     if not jobs:
         print("farandole top: no running farandole job of this user on this host", file=sys.stderr)

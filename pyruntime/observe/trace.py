@@ -50,7 +50,7 @@ def _events(path: Path) -> list[Event]:
                 found = json.loads("\n".join(kept).rstrip(",") + "]")
                 break
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise ValueError(f"{path} is no trace of one rank (give rank 0's own, not a merged one)")
+        raise ValueError(f"{path} is not one rank's trace (give rank 0's own, not a merged one)")
     return list(found)
 
 
@@ -59,7 +59,7 @@ def read(path: Path) -> RankTrace:
     events = _events(path)
     about = next((e.get("args") for e in events if e.get("name") == "farandole"), None)
     if not isinstance(about, dict) or not about.keys() >= _MEMBERS:
-        raise ValueError(f"{path} is no trace of farandole")
+        raise ValueError(f"{path} is not a trace of farandole")
     # An offset within the error of its measurement counts as 0: one host has one clock.
     offset = about["clock_ns"] if abs(about["clock_ns"]) > about["clock_error_ns"] else 0
     for event in events:

@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-s", "--sizes", type=_sizes, metavar="LIST", help="these instead, e.g. 4,64K,1M")
     add("-n", "--calls", type=_whole(1), metavar="N", help="timed calls (6 to 1000, by size)")
     peers = ["zerocopy", "gloo", "mpi", "numpy"]
-    text = "measured beside farandole: " + ", ".join(peers)
+    text = "compared with farandole: " + ", ".join(peers)
     add("--peers", type=_names(peers), default=[], metavar="LIST", help=text)
     add("--json", type=Path, metavar="FILE", help="settings and rows as JSON")
     add("--plot", type=Path, metavar="FILE", help="size against bandwidth; needs matplotlib")
@@ -103,7 +103,7 @@ def _refusal(options: argparse.Namespace) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    """How fast the collectives are here, beside others; fails where a result is wrong."""
+    """Measure the collectives, and other libraries for comparison; fail if a result is wrong."""
     from farandole.tools import bench_peers, bench_report, bench_timing
 
     if options.sizes is None and options.begin > options.end:

@@ -38,7 +38,7 @@ examples:
   farandole check
   farandole check --json | jq -r '."MPI library"'
 
-It looks only; `farandole doctor` judges and tests.
+It only shows; `farandole doctor` judges and tests.
 """
 
 
@@ -93,22 +93,27 @@ examples:
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
-    unmet.settle()  # under mpirun, too, a command that meets nobody is in order
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Of the command with all its subcommands; docs/ shows their help."""
+    whole = argparse.ArgumentParser(
         prog="farandole",
         description="Allreduce for data-parallel training under mpirun.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=farandole.__version__)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    whole.add_argument("--version", action="version", version=farandole.__version__)
+    commands = whole.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (run, add_arguments) in _COMMANDS.items():
         command = commands.add_parser(name, help=run.__doc__, description=run.__doc__)
         command.set_defaults(run=run)
         add_arguments(command)
-    options = parser.parse_args(arguments)
+    return whole
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    unmet.settle()  # under mpirun, too, a command that meets nobody is in order
+    options = parser().parse_args(arguments)
     try:
         code = int(options.run(options))
         sys.stdout.flush()

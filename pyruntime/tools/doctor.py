@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """What this machine offers and what is wrong; under mpirun also a test of every backend."""
+    """Check this machine; under mpirun also test every backend."""
     report = _print_json if options.json else _print_table
     findings = [finding for check in CHECKS for finding in _examine(check, check.__name__)]
     if options.no_self_test:

@@ -31,7 +31,7 @@ examples:
   farandole run -np 4 -x DATA=/data --mpi-args="--mca smsc ^cma" python train.py
 
 It is a thin layer: --dry-run shows the command, and that command alone does the same.
-horovodrun's options are taken where they mean something here; the others say why they are not.
+It takes horovodrun's options that mean something here, and says why it refuses the others.
 """
 
 # horovodrun's options that are settings: option -> Horovod's variable, the value's unit, meaning.
@@ -116,15 +116,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--verbose", action="store_true", help="show the command before it starts")
     text = "auto (srun in a Slurm allocation that has pmix, else mpirun), or a program"
     add("--launcher", default="auto", metavar="WHICH", help=text)
-    text = "set or forward a variable of the environment for all ranks; may come again"
+    text = "set or forward a variable of the environment for all ranks; repeat it for more"
     add("-x", "--env", action="append", default=[], metavar="NAME[=VALUE]", help=text)
     add("--oversubscribe", action="store_true", help="more ranks than slots on the hosts of -H")
     add("--ulfm", action="store_true", help="survivors outlive a rank's death (Open MPI 5)")
     text = 'the launcher\'s own words for binding; default: none, as in "--bind-to none"'
     add("--binding-args", type=shlex.split, metavar="WORDS", help=text)
-    text = "further words for the launcher, behind all others"
+    text = "further arguments for the launcher, after all others"
     add("--mpi-args", type=shlex.split, default=[], metavar="WORDS", help=text)
-    add("--tag-output", action="store_true", help="output lines begin with their rank")
+    add("--tag-output", action="store_true", help="start each output line with its rank")
     add("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true")
     add("--output-filename", metavar="PREFIX", help="files for the ranks' output")
     text = "of the network, e.g. eth0,ib0"
@@ -149,20 +149,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_elastic_arguments(group: argparse._ArgumentGroup) -> None:
     """Declares the options of --elastic."""
     add = group.add_argument
-    text = "start all ranks anew when one or a host is lost; also if one of the next three is given"
+    text = "restart all ranks when a rank or a host is lost; the next three imply it"
     add("--elastic", action="store_true", help=text)
-    text = "go on with so many ranks at least; default: -np"
+    text = "continue with at least this many ranks; default: -np"
     add("--min-np", "--min-num-proc", type=_count, metavar="N", help=text)
-    text = "take so many ranks at most; default: -np, or all slots"
+    text = "use at most this many ranks; default: -np, or all slots"
     add("--max-np", "--max-num-proc", type=_count, metavar="N", help=text)
-    text = "a command that prints the present hosts, lines `a:4`; it is run once a second"
+    text = "a command that prints the available hosts, one `a:4` a line; runs once a second"
     add("--host-discovery-script", default="", metavar="COMMAND", help=text)
     text = "ranks on a host whose line has no number; default: 1"
     add("--slots-per-host", "--slots", type=_count, default=1, metavar="N", help=text)
-    text = "seconds that a host is left out after its first failure, doubled each time, and at most"
+    text = "seconds to leave out a host after its first failure, doubled each time up to MAX"
     cooldown = ("--blacklist-cooldown-range",)
     add(*cooldown, type=float, nargs=2, default=(10.0, 600.0), metavar=("MIN", "MAX"), help=text)
-    text = "restarts that may follow each other without a commit; default: 3"
+    text = "restarts in a row without a commit; default: 3"
     add("--restarts", type=int, default=3, metavar="N", help=text)
     text = "seconds to wait for hosts for --min-np ranks; default: 600"
     add("--elastic-timeout", type=float, default=600.0, metavar="SECONDS", help=text)
@@ -188,7 +188,7 @@ def _rules(options: argparse.Namespace, job: Job) -> Rules | None:
         raise ValueError("--restarts and --elastic-timeout must be at least 0")
     grace = job.environment.get("FARANDOLE_GRACE") or setting("FARANDOLE_GRACE")
     if not re.fullmatch(r"\d+(\.\d*)?", grace):
-        raise ValueError(f"FARANDOLE_GRACE={grace!r} is no number of seconds")
+        raise ValueError(f"FARANDOLE_GRACE={grace!r} is not a number of seconds")
     shortest, longest = options.blacklist_cooldown_range
     if not 0 <= shortest <= longest:
         raise ValueError(f"--blacklist-cooldown-range {shortest:g} {longest:g}: 0 <= MIN <= MAX")
@@ -207,7 +207,7 @@ def _rules(options: argparse.Namespace, job: Job) -> Rules | None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Start a program on many ranks through the launcher of MPI or Slurm that is here."""
+    """Start a program on several ranks with this machine's launcher, MPI's or Slurm's."""
     if options.check_build:
         from farandole.tools import cli
 
@@ -239,7 +239,7 @@ def job_of(options: argparse.Namespace) -> Job:
     if not command:
         raise ValueError("no command; for example: farandole run -np 2 python train.py")
     if options.hosts and options.hostfile:
-        raise ValueError("-H or --hostfile, not both")
+        raise ValueError("pass -H or --hostfile, not both")
     hosts = parse_hosts(options.hosts) if options.hosts else ()
     hosts = parse_hostfile(options.hostfile) if options.hostfile else hosts
     ranks = options.num_proc or options.max_np or sum(host.slots for host in hosts)
@@ -281,7 +281,7 @@ def _check_program(command: Sequence[str], ranks: int) -> None:
         hint = f"it is here, but not executable: did you mean ./{program}, or chmod +x?"
     else:
         hint = "it is not in PATH"
-    raise ValueError(f"{program} is no program that can be started: {hint}")
+    raise ValueError(f"{program} is not a program that can be started: {hint}")
 
 
 def _environment(options: argparse.Namespace) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -48,13 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=_seconds, default=60.0, metavar="S", help="how long to search (60)")
     text = f"the file to write ({usual_path()})"
     add("--output", type=Path, default=usual_path(), metavar="FILE", help=text)
-    text = "settings must be so much faster than the defaults to be written (0.03)"
+    text = "write settings only if they are this much faster than the defaults (0.03)"
     add("--least-gain", type=float, default=0.03, metavar="PART", help=text)
     add("--dry-run", action="store_true", help="write nothing")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Finds block size, staging depth and fusion threshold for this machine, and keeps them."""
+    """Find block size, staging depth and fusion threshold for this machine, and save them."""
     from farandole.tools import bench_report
 
     begin()

@@ -220,7 +220,7 @@ TEST(a_stall_is_warned_about_and_given_up) {
   auto notices = job.coordinator().take_notices();
   CHECK_EQ(notices.size(), 1);
   contains(notices[0], "'x' (allreduce): ranks 0, 2 waiting for 10 s, rank 1 missing");
-  contains(notices[0], "rank 1 has not made a single call");
+  contains(notices[0], "rank 1 has made no call yet");
   contains(notices[0], "\n    in load_data");
   job.at(13);
   CHECK_EQ(kinds(job.tick()), "");

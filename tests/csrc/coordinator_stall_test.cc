@@ -33,7 +33,7 @@ TEST(a_notice_names_ranks_that_make_calls_in_different_orders) {
   contains(text, "'first' (allreduce): rank 0 waiting for 20 s, rank 1 missing");
   contains(text,
            "rank 1 waits in 'second' (allreduce), which rank 0 lacks: the ranks make these "
-           "calls in another order");
+           "calls in different orders");
   contains(text, "rank 0 waits in 'first' (allreduce), which rank 1 lacks");
   contains(text, "\n    File \"train.py\", line 11");
   contains(text, "\n    File \"train.py\", line 10");
@@ -57,7 +57,7 @@ TEST(a_notice_points_to_a_name_one_letter_apart) {
   job.submit(2, tensor("layer1.weights"));
   contains(notice_of(job),
            "rank 2 waits in 'layer1.weights' (allreduce), which ranks 0, 1 lack: is "
-           "it the same tensor under another name?");
+           "it the same tensor under a different name?");
 }
 
 TEST(near_names_are_few_letters_apart) {
@@ -78,8 +78,8 @@ TEST(a_notice_says_that_a_rank_does_not_use_a_tensor) {
   job.publish();
   job.report(0, Done{kWorldSet, 1});
   contains(notice_of(job),
-           "rank 1 has made other calls since, the last 5.0 s ago: this tensor is "
-           "unused there");
+           "rank 1 has made other calls since, the last 5.0 s ago: it does not use "
+           "this tensor");
 }
 
 TEST(a_notice_says_that_a_rank_is_out_of_data) {
@@ -90,8 +90,8 @@ TEST(a_notice_says_that_a_rank_is_out_of_data) {
   job.at(2);
   job.submit(0, tensor("x"));
   contains(notice_of(job),
-           "rank 1 has made no call for 20.0 s: it is out of data (join(), or "
-           "drop_last)");
+           "rank 1 has made no call for 20.0 s: it has run out of data (use join() "
+           "or drop_last)");
 }
 
 TEST(a_notice_names_the_first_and_the_last_rank_that_wait) {
@@ -125,7 +125,7 @@ TEST(a_rank_that_is_asked_again_is_not_silent) {
   CHECK_EQ(kinds(job.tick()), "where");
   job.at(30);
   const std::string text = only<Fail>(job.tick()).failure.text;
-  contains(text, "rank 1 has not made a single call");
+  contains(text, "rank 1 has made no call yet");
   contains(text, "File \"train.py\", line 11");
 }
 

@@ -52,7 +52,7 @@ def main() -> int:
 The last result of `make soak` ({datetime.date.today()}, {machine}).
 In each job one rank, chosen by the seed, is killed (SIGKILL) up to 6 ms into its work. Passed means
 that every survivor got a `PeerError` naming the dead rank within 2 s, that later calls failed
-alike, that every process ended, and that no process or file of ours was left.
+alike, that every process ended, and that no process or file of the job was left.
 
 | ranks | jobs | passed | all together |
 |---|---|---|---|

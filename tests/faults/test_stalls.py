@@ -44,15 +44,15 @@ CASES = {
     ),
     "near name": (
         "told(lambda: fd.allreduce(x, name='wanted_')); stuck_here(60)",
-        r"waits in 'wanted_' \(allreduce\).*is it the same tensor under another name\?",
+        r"waits in 'wanted_' \(allreduce\).*is it the same tensor under a different name\?",
     ),
     "unused": (
         "[fd.allreduce(x, name='all') for _ in range(2)]; stuck_here(60)",
-        r"rank 1 has made other calls since.*this tensor is unused there",
+        r"rank 1 has made other calls since.*it does not use this tensor",
     ),
     "out of data": (
         "stuck_here(60)",
-        r"rank 1 has made no call for .*out of data \(join\(\), or drop_last\)",
+        r"rank 1 has made no call for .*run out of data \(use join\(\) or drop_last\)",
     ),
     "busy python": (
         "exec('while True: pass')",
@@ -199,7 +199,7 @@ for step in range(3 if rank == 1 else 4):
         assert "PeerError" in job.ranks[rank].output
         gone = r"^PeerError .*ranks? [\d, ]*\b1\b.* finished normally and left"
         assert re.search(gone, job.ranks[rank].output, re.MULTILINE)
-        assert "join(), or drop_last" in job.ranks[rank].output
+        assert "use join() or drop_last" in job.ranks[rank].output
 
 
 def test_a_timeout_says_who_is_missing(fork_ranks):

@@ -347,7 +347,7 @@ def test_what_does_not_fit_the_signature(call: str, named: bool) -> None:
 def test_errors_name_argument_value_and_remedy() -> None:
     with pytest.raises(TypeError, match=r"allreduce 'grad': op is 'Sum', of type str: pass one of"):
         fd.allreduce(np.ones(2), op="Sum", name="grad")
-    with pytest.raises(TypeError, match=r"tensors\[1\]: NoneType is no array: pass"):
+    with pytest.raises(TypeError, match=r"tensors\[1\]: NoneType is not an array: pass"):
         hvd.grouped_allreduce([torch.ones(1), None], name="pair")
     with pytest.raises(ValueError, match=r"root_rank is -1, of type int: pass a rank of the world"):
         hvd.broadcast(torch.ones(1), -1)

@@ -112,7 +112,7 @@ OTHERS: dict[str, Row] = {
         f"{call} of {handle!r}": (
             lambda c=call, h=handle: getattr(hvd, c)(h),
             ValueError,
-            "no handle",
+            "is not a handle",
         )
         for call in ("poll", "synchronize")
         for handle in (None, 17, "handle")
@@ -144,8 +144,8 @@ def test_a_number_of_groups_by_its_old_name() -> None:
 
 
 UNSENDABLE: list[tuple[Any, str]] = [
-    (1.0, "float is no array"),
-    ([1, 2], "list is no array"),
+    (1.0, "float is not an array"),
+    ([1, 2], "list is not an array"),
     (None, "NoneType"),
     (np.array(["a"]), "<U1"),
     (np.zeros(2, "datetime64[s]"), "datetime64"),

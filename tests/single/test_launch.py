@@ -308,7 +308,7 @@ def test_a_dry_run_shows_what_would_run(capsys):
         (["-np", "2", "--launcher", "/nowhere/mpirun", "true"], "no /nowhere/mpirun here"),
         (["-np", "2", "--launcher", "slurm", "true"], "Slurm's is srun: --launcher srun"),
         (["-np", "2", "train.py"], "did you mean `farandole run -np 2 python train.py`?"),
-        (["-np", "2", "nosuchprogram"], "nosuchprogram is no program that can be started"),
+        (["-np", "2", "nosuchprogram"], "nosuchprogram is not a program that can be started"),
     ],
 )
 def test_what_is_missing_is_said(arguments, says, capsys):

@@ -141,7 +141,7 @@ def test_a_supervisor_outlives_its_reader(monkeypatch: pytest.MonkeyPatch) -> No
         ("--min-np 3 -H localhost:2", "2 slots never take 3 ranks"),
         ("-np 3 --elastic --oversubscribe -H localhost:2", "2 slots never take 3 ranks"),
         ("-np 1 --elastic --elastic-timeout nan", "must be at least 0"),
-        ("-np 1 --elastic -x FARANDOLE_GRACE=soon", "FARANDOLE_GRACE='soon' is no number"),
+        ("-np 1 --elastic -x FARANDOLE_GRACE=soon", "FARANDOLE_GRACE='soon' is not a number"),
         ("-np 1 --elastic --restarts -1", "--restarts and --elastic-timeout must be at least 0"),
         ("-np 1 --elastic --blacklist-cooldown-range 5 1", "0 <= MIN <= MAX"),
         ("-np 1 --reset-limit 3", "--restarts limits"),

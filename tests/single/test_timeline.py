@@ -60,7 +60,7 @@ def test_a_trace_cut_anywhere_can_be_read(tmp_path):
         assert found == trace.read(path).events
         assert found[1:] == events[: len(found) - 1]
     path.write_text("[]")
-    with pytest.raises(ValueError, match="no trace of farandole"):
+    with pytest.raises(ValueError, match="not a trace of farandole"):
         trace.read(path)
 
 

@@ -325,7 +325,7 @@ def _load(state: Mapping[str, Any], values: dict[str, Any], warn: bool) -> dict[
     if unknown := objects.keys() - values.keys():
         known = sorted(name for name in values if "/" not in name)
         raise ValueError(
-            f"{_LOAD}: state has {sorted(unknown)}, of which the checkpoint knows nothing: it has "
+            f"{_LOAD}: state has {sorted(unknown)}, which the checkpoint does not have: it has "
             f"{known}"
         )
     for name, x in objects.items():

@@ -124,7 +124,7 @@ def _checked(path: Path) -> Checkpoint:
         raise CheckpointError(f"the checkpoint {path} is damaged: its description has changed")
     document: dict[str, Any] = json.loads(text)
     if document["format"] != FORMAT:
-        raise CheckpointError(f"the checkpoint {path} is of a newer farandole: update this one")
+        raise CheckpointError(f"a newer farandole wrote the checkpoint {path}: update this one")
     found = {name: digest(x) for name, x in tensors.items()}
     if found != document["digests"]:
         changed = {name for name, _ in found.items() ^ document["digests"].items()}

@@ -91,8 +91,8 @@ class ResumableLoader(Generic[T_co]):
         if not here and state_dict["begun"] and not hasattr(self._sampler, "state_dict"):
             warnings.warn(
                 f"the checkpoint was written by {state_dict['ranks']} ranks, and these are "
-                f"{_ranks()}: the epoch begins again, because a place in it belongs to one number "
-                "of ranks; with farandole.torch.elastic.ElasticSampler its rest is dealt out anew",
+                f"{_ranks()}: the epoch starts again, because a place in it belongs to one number "
+                "of ranks; with farandole.torch.elastic.ElasticSampler its rest is dealt out again",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -43,7 +43,7 @@ class _TensorElements(trees.Elements):
     def decode(self, tree: dict[str, Any]) -> Tensor:
         """As in Elements."""
         if tree[trees.KIND] != "tensor":
-            raise ValueError(f"nothing is known of {tree[trees.KIND]!r}")
+            raise ValueError(f"unknown kind {tree[trees.KIND]!r}")
         return self._tensors[tree["name"]]
 
 

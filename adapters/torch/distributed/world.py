@@ -35,8 +35,8 @@ def create(options: Any) -> FarandoleGroup:
         ranks = list(range(options.group_size))
     elif not topology.is_initialized():
         raise ValueError(
-            "new_group(backend='farandole') beside another default backend: call farandole.init() "
-            "on every rank before"
+            "new_group(backend='farandole') and a different default backend: call "
+            "farandole.init() on every rank first"
         )
     whole = not options.global_ranks_in_group
     _made[_WORLDS] += whole

@@ -58,7 +58,8 @@ class FeedbackCompressor(ABC):
                 first call sends nothing.
             state: tensors kept from step to step beside the residual; set entries, and do not write
                 into the old tensors. They are kept only if the result is finite.
-            ranks, rank: how many ranks reduce, and this rank's number among them.
+            ranks: how many ranks reduce.
+            rank: this rank's number among them.
 
         All ranks make the same calls with tensors of equal shape and dtype. Returns (the sum over
         the ranks, the part of `tensor` that this rank has put into it), both of the shape of

@@ -38,7 +38,7 @@ BackendKind BackendPolicy::backend_of(const SetState& set) {
               "cupy.cuda.Device(farandole.local_rank()).use(), or before JAX's first array "
               "jax.config.update('jax_cuda_visible_devices', str(farandole.local_rank())). If they "
               "are meant to share it, set "
-              "FARANDOLE_SHARED_GPU=host (through host memory), or nccl where NCCL is told to "
+              "FARANDOLE_SHARED_GPU=host (through host memory), or nccl if NCCL is told to "
               "allow it (NCCL_MULTI_RANK_GPU_ENABLE=1, or a different NCCL_HOSTID in each rank)");
     }
     if (settings_.shared_gpu == "host") return BackendKind::kStaged;

@@ -56,14 +56,14 @@ Failure blame_leavers(const SetState& set, const CallKey& key, const Request& re
   return {ErrorCode::kPeer, text_of_ranks(gone) + " finished normally and left, so " +
                                 text_of(key, request) +
                                 " can't complete; all ranks must make the same number of calls "
-                                "(uneven data: join(), or drop_last)"};
+                                "(if the data is uneven, use join() or drop_last)"};
 }
 
 // Blames the ranks that still stay, for a rank that has left normally and no longer waits for them.
 Failure blame_stayers(const std::vector<Rank>& stay, Rank from, const Leave& leave) {
   return {ErrorCode::kStall,
           "rank " + std::to_string(from) + " waited in shutdown(), or at its end, for " +
-              text_of_ranks(stay) + " to leave too, and goes without: " + leave.text +
+              text_of_ranks(stay) + " to leave too, and leaves without them: " + leave.text +
               "; every rank must call shutdown() or end"};
 }
 

@@ -110,7 +110,8 @@ std::string cause_of(const WaitingCall& call, Rank rank, const RankState& state,
                      const std::vector<WaitingCall>& all, int64_t now_ns) {
   if (state.stopped) return "is stopped by a signal or a debugger";
   if (call.moving || state.silent) {
-    return "does not answer, not even its background thread: frozen, swapping, or without a core";
+    return "does not answer, and neither does its background thread: it is frozen, swaps, or has "
+           "no core";
   }
   if (call.end != End::kNone) {
     if (const WaitingCall* other = its_message(call, rank, all)) {
@@ -123,13 +124,14 @@ std::string cause_of(const WaitingCall& call, Rank rank, const RankState& state,
     const std::string lack =
         text_of_ranks(other->missing) + " lack" + (other->missing.size() == 1 ? "s" : "") + ": ";
     if (near_names(other->name, call.name)) {
-      return its + lack + "is it the same tensor under another name?";
+      return its + lack + "is it the same tensor under a different name?";
     }
-    return its + lack + "the ranks make these calls in another order, or under a condition that " +
+    return its + lack +
+           "the ranks make these calls in different orders, or under a condition that " +
            "differs between them";
   }
   if (state.heard_ns < 0) {
-    return "has not made a single call: it computes or loads data, hangs, or runs other code";
+    return "has made no call yet: it is starting, computes, hangs, or runs different code";
   }
   if (state.heard_ns > call.since_ns && call.end != End::kNone) {
     return "has made other calls since, the last " + tenths(now_ns - state.heard_ns) +
@@ -137,11 +139,10 @@ std::string cause_of(const WaitingCall& call, Rank rank, const RankState& state,
   }
   if (state.heard_ns > call.since_ns) {
     return "has made other calls since, the last " + tenths(now_ns - state.heard_ns) +
-           " ago: this tensor is unused there (a condition in the model?), or exists on some ranks "
-           "only";
+           " ago: it does not use this tensor (a condition in the model?), or does not have it";
   }
   return "has made no call for " + tenths(now_ns - state.heard_ns) +
-         ": it is out of data (join(), or drop_last), computes, or hangs";
+         ": it has run out of data (use join() or drop_last), computes, or hangs";
 }
 
 std::string causes_of(const std::vector<WaitingCall>& calls, const std::vector<WaitingCall>& all,

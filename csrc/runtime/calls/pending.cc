@@ -36,7 +36,7 @@ void PendingTable::check_free(const Request& request, Submission& submission,
   throw NameTaken(
       ErrorCode::kInvalidArgument,
       "'" + request.name +
-          "' is in flight already on this rank; wait for it first, or use another name");
+          "' is in flight already on this rank; wait for it first, or use a different name");
 }
 
 bool PendingTable::in_flight(const Request& request) const {

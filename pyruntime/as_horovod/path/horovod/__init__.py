@@ -71,7 +71,7 @@ def run(
 def _one(name: str, value: int | None, alias: str, other: int | None) -> int | None:
     """The number that an argument or its older name gives. ValueError if they differ."""
     if value is not None and other is not None and value != other:
-        raise ValueError(f"horovod.run({name}={value}, {alias}={other}): one of them")
+        raise ValueError(f"horovod.run({name}={value}, {alias}={other}): pass only one of them")
     return other if value is None else value
 
 

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the pages are written: the list of words of CONTRIBUTING.md's rule on language."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOP = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")]
+LATER = {"architecture.md", "elastic.md"}  # rewritten with what they describe
+PAGES = [*TOP, *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in LATER)]
+
+# A pattern, what it finds, and what to write.
+BANNED = (
+    (r"\banew\b", "started anew", "again; restarts"),
+    (r"\bas ever\b", "clip as ever", "as usual"),
+    (r"\b(is|are|was|were) told (of|by)\b", "a rank is told of it", "who reports it?"),
+    (r"\b(begin|begins|beginning|begun|began)\b", "a round begins", "start"),
+    (r"\bbeside\b", "farandole beside MPI", "next to; compared with"),
+    (r"(?<!there )\bis no (?!longer|more)\w+", "an int is no name", "is not a"),
+    (
+        r"\bof (its|their|your|his|our|one's) own(?=[.,;:)]|$| (and|for|in|over)\b)",
+        "a job of its own",
+        "its own job",
+    ),
+    (r"\bof ours\b", "threads of ours", "farandole's"),
+    (r"(^|[.:;] |\| )Where\b", "Where it fails, call it", "If"),
+    (
+        r"\banother (order|name|number|shape|op|dtype|amount|version|way)\b",
+        "in another order",
+        "a different",
+    ),
+    (r"\ba whole (program|script)\b", "a whole program", "complete"),
+)
+
+
+def _prose(page: Path) -> str:
+    """The page without blocks and spans of code; lines stay where they are."""
+    text = re.sub(
+        r"^ *```.*?^ *```", lambda m: "\n" * m[0].count("\n"), page.read_text(), flags=re.M | re.S
+    )
+    return re.sub(r"`[^`\n]*`", "`", text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_page_has_a_banned_word(page: Path) -> None:
+    lines = enumerate(_prose(page).splitlines(), 1)
+    found = [
+        f"{page.name}:{number}: {match[0].strip()!r}; write: {instead}"
+        for number, line in lines
+        for pattern, _, instead in BANNED
+        if (match := re.search(pattern, line))
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(("pattern", "text"), [row[:2] for row in BANNED])
+def test_the_list_finds_what_it_bans(pattern: str, text: str) -> None:
+    assert re.search(pattern, text)
