@@ -23,7 +23,8 @@ class Started {
     int threads = 2, provided = 0, major = -1, minor = -1;
     const auto abi = function<int(int*, int*)>("MPI_Abi_get_version");
     open_mpi_self_ = dlsym(library_, "ompi_mpi_comm_self");
-    standard_ = open_mpi_self_ == nullptr && abi != nullptr && abi(&major, &minor) == 0 && major > 0;
+    standard_ =
+        open_mpi_self_ == nullptr && abi != nullptr && abi(&major, &minor) == 0 && major > 0;
     if (standard_) threads = 2048;
     if (all_threads) {
       threads = standard_ ? mpi_abi::Standard::kThreadMultiple : mpi_abi::Mpich::kThreadMultiple;
@@ -59,8 +60,7 @@ class Started {
   const int mpich_self_ = 0x44000001;
 };
 
-inline void with_mpi(const std::function<void(Started&)>& body,
-                     bool all_threads = true) {
+inline void with_mpi(const std::function<void(Started&)>& body, bool all_threads = true) {
   if (Started::path().empty()) skip("FARANDOLE_TEST_MPI names no MPI library");
   run_in_fork([&] {
     Started mpi(all_threads);

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What csrc/lib/mpi/mpi_abi.h says about each MPI's ABI, against the headers of the wheels; and messages by
-each library, whatever its file is called."""
+"""What csrc/lib/mpi/mpi_abi.h says about each MPI's ABI, against the headers of the wheels; and
+messages by each library, whatever its file is called."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_our_description_is_the_headers(name: str, header: str, abi: str, tmp_pa
     [("openmpi", "libmpi.so.40"), ("mpich", "libmpi.so.12"), ("mpich", "libmpi_abi.so.1")],
 )
 def test_messages_by_each_library(name: str, library: str, renamed: bool) -> None:
-    """`renamed`: its file and its soname, as the libraries of HPE Cray and others have their own."""
+    """`renamed`: its file and its soname, as HPE Cray's library and others have their own."""
     path = unpacked(name) / "lib" / library
     if renamed:
         other = path.with_name(library.replace("libmpi", "libour"))

@@ -116,15 +116,15 @@ def _meet(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -
 def _meet_by_launcher(
     url: str, timeout: timedelta = timedelta(minutes=30), **_: Any
 ) -> Iterator[Any]:
-    """The handler of mpi://, for any backend: ranks of mpirun, srun or another launcher meet through it, and
-    no variable names an address. Raises RuntimeError where no launcher has started this process."""
+XX
+    it, without an address. Raises RuntimeError where no launcher has started this process."""
     from farandole.torch.distributed import meeting
 
     met = meeting.meet(_asked(url), timeout)
     if met is None:
         raise RuntimeError(
-            "mpi://: no launcher has started this process. Remedy: start it by `mpirun -np 4 python "
-            "train.py`, srun or `farandole run`"
+            "mpi://: no launcher has started this process. Remedy: start it by `mpirun -np 4 "
+            "python train.py`, srun or `farandole run`"
         )
     yield from met
 
