@@ -116,8 +116,8 @@ def _meet(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -
 def _meet_by_launcher(
     url: str, timeout: timedelta = timedelta(minutes=30), **_: Any
 ) -> Iterator[Any]:
-XX
-    it, without an address. Raises RuntimeError where no launcher has started this process."""
+    """The handler of mpi://, for any backend: ranks of mpirun, srun or another launcher meet by it,
+    without an address. Raises RuntimeError where no launcher has started this process."""
     from farandole.torch.distributed import meeting
 
     met = meeting.meet(_asked(url), timeout)
