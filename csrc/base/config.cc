@@ -92,6 +92,10 @@ const Variable kVariables[] = {
      "how inputs travel between hosts: mpi, tcp (sockets of our own), or auto: MPI in a job that "
      "has one, else TCP",
      kJobWide, &Config::wire, one_of("auto, tcp, mpi")},
+    {"FARANDOLE_INTERFACE", "", "",
+     "network interfaces by which hosts reach this one: the beginning of a name (ib), =NAME, an "
+     "address or a network (10.1.0.0/16), several with commas; ^ before all: all but these",
+     kOwn, &Config::interface},
     {"FARANDOLE_GPU_FUSION_THRESHOLD", "", "64M",
      "as FARANDOLE_FUSION_THRESHOLD, for tensors on GPUs", kJobWide, &Config::gpu_fusion_bytes},
     {"FARANDOLE_GPU_BACKEND", "", "auto",

@@ -31,7 +31,7 @@ void check_sockets(Rank own, Rank parent, std::vector<Rank> needed,
 Fabric::Fabric(const Config& config, const Topology& topology, std::span<const PeerInfo> peer_infos,
                const void* mpi_comm)
     : config_(config), topology_(topology) {
-  if (topology_.local_size() < topology_.size && mpi_comm != nullptr) {
+  if (topology_.local_size() < topology_.size && mpi_comm != nullptr && config_.wire != "tcp") {
     mpi_ = MpiComm::borrow(mpi_comm);
   }
   for (const PeerInfo& peer_info : peer_infos) host_names_.push_back(peer_info.host);

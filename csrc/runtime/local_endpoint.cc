@@ -14,7 +14,7 @@ LocalEndpoint::LocalEndpoint(Config its_config, StackSource its_stacks,
     : config(std::move(its_config)),
       key(random_key()),
       listener(key),
-      hosts(),
+      hosts(config.interface),
       stacks(its_stacks),
       arena(std::move(its_arena)) {}
 

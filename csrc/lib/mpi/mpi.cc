@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/mpi/mpi.h"
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
 #include "lib/mpi/mpi_abi.h"
@@ -59,14 +61,11 @@ class CommOf final : public MpiComm {
   }
 
   void check_usable() {
-    int initialized = 0, finalized = 0, threads = 0;
-    check(mpi_.initialized(&initialized), "MPI_Initialized");
+    int finalized = 0, threads = 0;
     check(mpi_.finalized(&finalized), "MPI_Finalized");
-    if (initialized == 0 || finalized != 0) {
-      throw Error(ErrorCode::kLibrary, "MPI is not running in this process");
-    }
+    if (finalized != 0) throw Error(ErrorCode::kLibrary, "MPI has ended in this process");
     check(mpi_.query_thread(&threads), "MPI_Query_thread");
-    if (threads >= mpi_abi::kThreadMultiple) return;
+    if (threads >= Abi::kThreadMultiple) return;
     throw Error(ErrorCode::kLibrary,
                 "MPI was initialised for calls from one thread at a time; between hosts farandole "
                 "calls it beside the program. Remedy: leave mpi4py.rc.thread_level at 'multiple', "
@@ -121,24 +120,60 @@ class CommOf final : public MpiComm {
   typename Abi::Comm comm_;
 };
 
-// nullptr: this library is not loaded.
-template <class Abi>
-std::unique_ptr<MpiComm> try_borrow(const void* handle) {
-  std::optional<DynamicLibrary> library = DynamicLibrary::find_loaded({Abi::kLibrary});
-  if (!library) return nullptr;
-  return std::make_unique<CommOf<Abi>>(std::move(*library), handle);
+// The MPI that runs in this process, whatever its file is called; nullopt: none. By a name that no profiling
+// library defines, which wrap MPI's functions.
+std::optional<DynamicLibrary> running_mpi() {
+  for (DynamicLibrary& library : DynamicLibrary::that_define("PMPI_Initialized")) {
+    int initialized = 0;
+    const auto ask = library.require<int(int*)>("PMPI_Initialized");
+    if (ask(&initialized) == mpi_abi::kSuccess && initialized != 0) return std::move(library);
+  }
+  return std::nullopt;
+}
+
+// What the library says of itself, its first line; empty: nothing.
+std::string version_text(const DynamicLibrary& mpi) {
+  constexpr size_t kLongest = 8192;  // of the standard ABI, the largest of all
+  const auto ask = mpi.find<int(char*, int*)>("MPI_Get_library_version");
+  std::string text(kLongest, '\0');
+  int length = 0;
+  if (ask == nullptr || ask(text.data(), &length) != mpi_abi::kSuccess) return "";
+  return text.substr(0, text.find_first_of(std::string_view("\n\0", 2)));
+}
+
+bool has_standard_abi(const DynamicLibrary& mpi) {
+  const auto ask = mpi.find<int(int*, int*)>("MPI_Abi_get_version");
+  int major = -1, minor = -1;  // what a library says that has another one
+  return ask != nullptr && ask(&major, &minor) == mpi_abi::kSuccess && major >= 1;
+}
+
+bool has_abi_of_mpich(const std::string& version) {
+  const auto names = {"MPICH", "Intel(R) MPI", "MVAPICH", "ParaStation"};  // CRAY MPICH too
+  return std::ranges::any_of(
+      names, [&](const char* name) { return version.find(name) != std::string::npos; });
 }
 
 }  // namespace
 
 std::unique_ptr<MpiComm> MpiComm::borrow(const void* handle) {
-  if (auto comm = try_borrow<mpi_abi::OpenMpi>(handle)) return comm;
-  if (auto comm = try_borrow<mpi_abi::Mpich>(handle)) return comm;
+  std::optional<DynamicLibrary> mpi = running_mpi();
+  if (!mpi) throw Error(ErrorCode::kLibrary, "MPI is not running in this process");
+  const std::string version = version_text(*mpi);
+  if (mpi->find<void>("ompi_mpi_comm_world") != nullptr) {
+    return std::make_unique<CommOf<mpi_abi::OpenMpi>>(std::move(*mpi), handle);
+  }
+  if (has_standard_abi(*mpi)) {
+    return std::make_unique<CommOf<mpi_abi::Standard>>(std::move(*mpi), handle);
+  }
+  if (has_abi_of_mpich(version)) {
+    return std::make_unique<CommOf<mpi_abi::Mpich>>(std::move(*mpi), handle);
+  }
   throw Error(ErrorCode::kLibrary,
-              std::string("neither ") + mpi_abi::OpenMpi::kLibrary + " (Open MPI) nor " +
-                  mpi_abi::Mpich::kLibrary +
-                  " (MPICH) is loaded: between hosts farandole sends by the MPI that mpi4py uses. "
-                  "Remedy: use one of these two, or one that is binary compatible with them");
+              mpi->name() + " (\"" + version +
+                  "\") has none of the binary interfaces that farandole knows: Open MPI's "
+                  "(ompi_mpi_comm_world), MPICH's (MPI_Get_library_version names MPICH, Intel, "
+                  "MVAPICH or ParaStation), MPI 5's (MPI_Abi_get_version). Remedy: set "
+                  "FARANDOLE_WIRE=tcp, with which farandole sends by TCP between hosts");
 }
 
 MpiRequest::MpiRequest(MpiRequest&& other) noexcept

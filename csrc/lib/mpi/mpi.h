@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Point-to-point messages through the MPI that this process already runs (Open MPI or MPICH, found at run
-// time). Used by mpi_wire. Any thread; errors are kLibrary with MPI's error text.
+// Point-to-point messages through the MPI that this process already runs (any with one of the ABIs in
+// mpi_abi.h, found by its symbols). Used by mpi_wire. Any thread; errors are kLibrary with MPI's error text.
 #pragma once
 
 #include <cstddef>
@@ -38,8 +38,8 @@ class MpiRequest {
 // A communicator owned by the caller; it must outlive this object and its requests.
 class MpiComm {
  public:
-  // `handle`: address of an MPI_Comm of the loaded library. Throws if no supported MPI is loaded or it was
-  // not initialised with MPI_THREAD_MULTIPLE.
+  // `handle`: address of an MPI_Comm of the library that runs. Throws if none runs, if its ABI is unknown, or
+  // if it was not initialised with MPI_THREAD_MULTIPLE.
   static std::unique_ptr<MpiComm> borrow(const void* handle);
   virtual ~MpiComm() = default;
 

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// The binary interfaces of Open MPI and MPICH, so that one binary serves both without either's mpi.h.
-// tests/single/test_mpi_abi.py compares every line with both headers.
+// The binary interfaces of MPI libraries, so that one binary serves all of them without anyone's mpi.h: Open
+// MPI's, MPICH's (its family has it too: Cray, Intel, MVAPICH, ParaStation), and the standard one of MPI 5.0,
+// chapter 20. tests/single/test_mpi_abi.py compares every line with the headers.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "lib/os/dl.h"
 
 namespace farandole::mpi_abi {
 
-// The same in both.
-constexpr int kSuccess = 0;
-constexpr int kThreadMultiple = 3;
+constexpr int kSuccess = 0;  // the same in all
 
 struct OpenMpi {
-  static constexpr const char* kLibrary = "libmpi.so.40";
+  static constexpr int kThreadMultiple = 3;
   using Comm = void*;
   using Datatype = void*;
   using Errhandler = void*;
@@ -36,7 +36,7 @@ struct OpenMpi {
 };
 
 struct Mpich {
-  static constexpr const char* kLibrary = "libmpi.so.12";
+  static constexpr int kThreadMultiple = 3;
   using Comm = int;
   using Datatype = int;
   using Errhandler = int;
@@ -53,6 +53,27 @@ struct Mpich {
   static int predefined(const DynamicLibrary&, int handle) { return handle; }
 };
 
+struct Standard {
+  static constexpr int kThreadMultiple = 4096;
+  using Comm = void*;
+  using Datatype = void*;
+  using Errhandler = void*;
+  using Request = void*;
+  struct Status {
+    int source, tag, error, internal[5];
+  };
+  static constexpr int kTagUpperBound = 501;
+  static constexpr int kErrorTextBytes = 512;
+
+  // Handles are pointers, predefined ones small numbers.
+  static constexpr int kByte = 0x247;
+  static constexpr int kErrorsReturn = 0x143;
+  static constexpr int kRequestNull = 0x180;
+  static void* predefined(const DynamicLibrary&, int handle) {
+    return reinterpret_cast<void*>(static_cast<uintptr_t>(handle));
+  }
+};
+
 // The functions we call, with their prototypes, looked up by name.
 template <class Abi>
 struct Functions {
@@ -62,7 +83,6 @@ struct Functions {
   using Request = typename Abi::Request;
   using Status = typename Abi::Status;
 
-  int (*initialized)(int* flag);
   int (*finalized)(int* flag);
   int (*query_thread)(int* provided);
   int (*error_string)(int code, char* text, int* length);
@@ -78,7 +98,6 @@ struct Functions {
   int (*request_free)(Request* request);
 
   explicit Functions(const DynamicLibrary& mpi) {
-    mpi.fill(initialized, "MPI_Initialized");
     mpi.fill(finalized, "MPI_Finalized");
     mpi.fill(query_thread, "MPI_Query_thread");
     mpi.fill(error_string, "MPI_Error_string");

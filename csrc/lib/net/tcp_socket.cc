@@ -3,8 +3,6 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -20,6 +18,7 @@
 #include "base/error.h"
 #include "base/types.h"
 #include "lib/ipc/unix_socket.h"
+#include "lib/net/interfaces.h"
 
 namespace farandole {
 namespace {
@@ -95,28 +94,6 @@ bool send_whole(int fd, std::span<const std::byte> bytes) {
          static_cast<ssize_t>(bytes.size());
 }
 
-// Of all interfaces that are up; loopback last, for ranks of the same network only (see way_to in peer_info.h).
-std::vector<std::string> own_addresses() {
-  std::vector<std::string> real, loopback;
-  ifaddrs* first = nullptr;
-  if (getifaddrs(&first) != 0) return {"127.0.0.1"};
-  for (ifaddrs* i = first; i; i = i->ifa_next) {
-    if (!i->ifa_addr || !(i->ifa_flags & IFF_UP)) continue;
-    int family = i->ifa_addr->sa_family;
-    if (family != AF_INET && family != AF_INET6) continue;
-    char text[NI_MAXHOST];
-    socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    if (getnameinfo(i->ifa_addr, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0)
-      continue;
-    bool local = (i->ifa_flags & IFF_LOOPBACK) != 0;
-    bool link_local = std::strncmp(text, "fe80:", 5) == 0;  // not valid on another host
-    if (!link_local) (local ? loopback : real).push_back(text);
-  }
-  freeifaddrs(first);
-  real.insert(real.end(), loopback.begin(), loopback.end());
-  return real;
-}
-
 Fd listen_on(int family) {
   Fd fd(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return {};
@@ -164,8 +141,10 @@ Fd listening_socket() {
 
 }  // namespace
 
-TcpListener::TcpListener() : guarded_(listening_socket(), kMaxStrangers) {
-  if (guarded_.fd() >= 0) address_ = {own_addresses(), port_of(guarded_.fd())};
+TcpListener::TcpListener(const std::string& interface)
+    : guarded_(listening_socket(), kMaxStrangers) {
+  const std::vector<std::string> own = addresses_of(interfaces(), interface);
+  if (guarded_.fd() >= 0) address_ = {own, port_of(guarded_.fd())};
 }
 
 std::vector<TcpPeer> TcpListener::accept(int32_t own, const std::vector<int32_t>& ranks,

@@ -43,8 +43,9 @@ struct TcpPeer {
 
 class TcpListener {
  public:
-  // Listens on all interfaces; on a machine without usable sockets the address has port 0.
-  TcpListener();
+  // Listens on all interfaces, and tells the addresses of some (addresses_of() in interfaces.h). On a machine
+  // without usable sockets the address has port 0.
+  explicit TcpListener(const std::string& interface = "");
   const TcpAddress& address() const { return address_; }
 
   // Waits for a control connection from each of these ranks. Connections that fail the proof are dropped at

@@ -2,6 +2,9 @@
 #include "lib/os/dl.h"
 
 #include <dlfcn.h>
+#include <link.h>
+
+#include <set>
 
 #include "base/error.h"
 
@@ -44,6 +47,25 @@ DynamicLibrary DynamicLibrary::open(const std::vector<std::string>& names, const
   std::string error;
   if (std::optional<DynamicLibrary> library = try_open(names, &error)) return *std::move(library);
   throw Error(ErrorCode::kLibrary, "no " + what + ": " + error + "; " + remedy);
+}
+
+std::vector<DynamicLibrary> DynamicLibrary::that_define(const char* symbol) {
+  std::vector<std::string> names;  // the loader holds its lock during the walk
+  const auto note = [](dl_phdr_info* info, size_t, void* into) {
+    static_cast<std::vector<std::string>*>(into)->push_back(info->dlpi_name);
+    return 0;
+  };
+  dl_iterate_phdr(note, &names);
+  std::vector<DynamicLibrary> found;
+  std::set<const void*> seen;
+  for (const std::string& name : names) {
+    void* handle = dlopen(name.empty() ? nullptr : name.c_str(), kFlags | RTLD_NOLOAD);
+    void* address = handle == nullptr ? nullptr : dlsym(handle, symbol);  // of what it needs, too
+    Dl_info definer;
+    if (address == nullptr || dladdr(address, &definer) == 0) continue;
+    if (seen.insert(address).second) found.push_back(DynamicLibrary(handle, definer.dli_fname));
+  }
+  return found;
 }
 
 std::string DynamicLibrary::folder_of(const char* symbol) const {

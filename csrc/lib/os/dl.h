@@ -20,6 +20,9 @@ class DynamicLibrary {
   // The first of `names` that the process has already loaded; loads nothing.
   static std::optional<DynamicLibrary> find_loaded(const std::vector<std::string>& names);
 
+  // Those that the process has loaded and that define this symbol themselves.
+  static std::vector<DynamicLibrary> that_define(const char* symbol);
+
   const std::string& name() const { return name_; }
   // The folder of the library that defines this symbol; empty: unknown.
   std::string folder_of(const char* symbol) const;

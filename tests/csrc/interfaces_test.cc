@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/net/interfaces.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "check.h"
+
+using namespace farandole;
+using namespace farandole::check;
+
+namespace {
+
+const std::vector<Interface> kHost = {{"lo", "127.0.0.1", true},
+                                      {"eth0", "10.1.2.3", false},
+                                      {"eth10", "10.2.0.9", false},
+                                      {"ib0", "192.168.7.1", false},
+                                      {"eth0", "2001:db8::5", false}};
+
+std::string taken(const std::string& wanted) {
+  std::string text;
+  for (const std::string& address : addresses_of(kHost, wanted)) text += address + " ";
+  return text;
+}
+
+}  // namespace
+
+TEST(interfaces_are_named_by_prefix_name_address_or_network) {
+  CHECK_EQ(taken(""), "10.1.2.3 10.2.0.9 192.168.7.1 2001:db8::5 127.0.0.1 ");
+  CHECK_EQ(taken("eth"), "10.1.2.3 10.2.0.9 2001:db8::5 127.0.0.1 ");
+  CHECK_EQ(taken("=eth0"), "10.1.2.3 2001:db8::5 127.0.0.1 ");
+  CHECK_EQ(taken("ib,=eth10"), "10.2.0.9 192.168.7.1 127.0.0.1 ");
+  CHECK_EQ(taken("10.0.0.0/8"), "10.1.2.3 10.2.0.9 127.0.0.1 ");
+  CHECK_EQ(taken("10.1.0.0/15"), "10.1.2.3 127.0.0.1 ");
+  CHECK_EQ(taken("10.2.0.9"), "10.2.0.9 127.0.0.1 ");
+  CHECK_EQ(taken("2001:db8::/32"), "2001:db8::5 127.0.0.1 ");
+  CHECK_EQ(taken("^eth,lo"), "192.168.7.1 127.0.0.1 ");
+  CHECK_EQ(taken("lo"), "127.0.0.1 ");
+}
+
+TEST(what_names_no_interface_is_an_error_that_lists_them) {
+  try {
+    addresses_of(kHost, "wlan");
+    CHECK(false);
+  } catch (const Error& error) {
+    CHECK(std::string(error.what()).find("it has eth0 10.1.2.3, eth10") != std::string::npos);
+  }
+  for (const char* wrong : {"^lo,eth,ib", "10.0.0.0/33", "10.0.0/8", "eth0/8", "10.0.0.0/x"}) {
+    CHECK_THROWS(addresses_of(kHost, wrong), ErrorCode::kInvalidArgument);
+  }
+}
+
+TEST(the_interfaces_of_this_host) {
+  const std::vector<Interface> all = interfaces();
+  CHECK(std::ranges::any_of(all, [](const Interface& one) { return one.loopback; }));
+}
