@@ -230,7 +230,7 @@ format: $(VENV)/.deps-stamp ## rewrite to the style
 .PHONY: build/mypy
 build/mypy:
 	mkdir -p $@/farandole && find $@/farandole -xtype l -delete
-	ln -sfn $(abspath pyruntime)/*.py $(abspath pyruntime/py.typed) $(abspath $(dir $(wildcard pyruntime/*/__init__.py))) $(abspath adapters)/* $@/farandole/
+	ln -sfn $(abspath pyruntime)/*.py $(abspath pyruntime/py.typed) $(abspath $(dir $(wildcard pyruntime/*/__init__.py))) $(abspath adapters)/* $(abspath extras) $@/farandole/
 	ln -sfn $(abspath adapters)/torch/path/*.py $@/
 
 # ---- products ---------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 """Commits of elastic training on the disk: one safetensors file in a folder of the user's own,
 written as a whole or not at all, and checked when read. For rank 0, on the thread that commits.
 
-Document and checksums are those of farandole.torch's checkpoints, and so are the trees.
+Document and checksums are those of torch's checkpoints, and so are the trees.
 """
 
 from __future__ import annotations
@@ -63,11 +63,12 @@ class Block(NamedTuple):
     shape: tuple[int, ...]
     flat: Flat
 
-    def digest(self) -> str:
-        """As farandole.torch.checkpoints.state.digest() has it."""
-        hasher = hashlib.sha256(f"torch.{self.dtype} {self.shape}".encode())
-        hasher.update(self.flat.data)
-        return hasher.hexdigest()
+
+def digest(dtype: str, shape: tuple[int, ...], flat: Flat) -> str:
+    """SHA-256 of a tensor's dtype, shape and elements."""
+    hasher = hashlib.sha256(f"torch.{dtype} {shape}".encode())
+    hasher.update(flat.data)
+    return hasher.hexdigest()
 
 
 class Blocks(trees.Elements):
@@ -91,12 +92,12 @@ class Blocks(trees.Elements):
         """As in Elements. A framework that nobody has imported has no arrays here."""
         torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
         if torch is not None and isinstance(value, torch.Tensor):
-            from farandole.torch.checkpoints.state import as_block
+            from farandole.torch.blocks import as_block, held
 
-            dtype, shape, flat = as_block(value, path)
-            if dtype not in _CODES:
-                raise TypeError(f"state, {path}: safetensors has no {dtype}")
-            return {KIND: "tensor", "name": self._put(path, Block(dtype, shape, flat))}
+            block = Block(*as_block(held(value, path)))
+            if block.dtype not in _CODES:
+                raise TypeError(f"state, {path}: safetensors has no {block.dtype}")
+            return {KIND: "tensor", "name": self._put(path, block)}
         if jax is not None and isinstance(value, jax.Array):
             return {KIND: "jax", "array": trees.encode(_as_numpy(value, path), path, self)}
         return None
@@ -104,7 +105,7 @@ class Blocks(trees.Elements):
     def decode(self, tree: dict[str, Any]) -> Any:
         """As in Elements."""
         if tree[KIND] == "tensor":
-            from farandole.torch.checkpoints.state import of_block
+            from farandole.torch.blocks import of_block
 
             return of_block(*self.found[tree["name"]])
         if tree[KIND] == "jax":
@@ -188,7 +189,7 @@ def read_commit(folder: Path, like: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _document(shared: dict[str, Tree], blocks: Blocks, ranks: int) -> str:
-    digests = {name: block.digest() for name, block in blocks.found.items()}
+    digests = {name: digest(*block) for name, block in blocks.found.items()}
     own: list[dict[str, Tree]] = [{}] * ranks
     return json.dumps(
         {"format": FORMAT, "ranks": ranks, "shared": shared, "digests": digests, "own": own}
@@ -236,7 +237,7 @@ def _parsed(data: bytes) -> tuple[dict[str, Any], dict[str, Block]]:
             raise ValueError(f"{name} has not the bytes of its shape {shape}")
         flat = np.frombuffer(data, np.uint8, last - first, first).copy()  # to be written to
         found[name] = Block(dtype, shape, flat)
-    digests = {name: block.digest() for name, block in found.items()}
+    digests = {name: digest(*block) for name, block in found.items()}
     if digests != document["digests"]:
         changed = {name for name, _ in digests.items() ^ document["digests"].items()}
         raise ValueError(f"{min(changed)} has changed")

@@ -22,7 +22,6 @@ from farandole.errors import RETRIED, FarandoleError, StallError
 from farandole.installed import nvidia_folders
 from farandole.members import ProcessSet
 from farandole.observe import prometheus, stacks
-from farandole.parameter_shard import abandon_all
 from farandole.process_sets import add_process_set, forget_all
 from farandole.start import bootstrap, leaving, limits, supervised, unmet
 from farandole.topology import local_size, not_initialized
@@ -310,7 +309,7 @@ def _leave(
         broken = bool(lib.farandole_broken())
         interrupt: BaseException | None = None
         try:
-            abandon_all()
+            requests.leave()
             failure = _leave_core(cause, limit)
         except BaseException as reason:  # Ctrl-C, or the limit: stop waiting
             interrupt = reason

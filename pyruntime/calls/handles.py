@@ -233,6 +233,13 @@ def wait_until(handles: Any, deadline: float | None) -> int:
             return code
 
 
+def done_within(handle: Handle[Any], seconds: float) -> bool:
+    """Whether it is done or failed, after so many seconds at most; of one tensor. In one sleep:
+    for threads that handle no signals."""
+    numbers = handle._numbers
+    return numbers is None or bool(lib.farandole_wait(numbers_of(numbers), 1, seconds) != _PENDING)
+
+
 def is_under_way(number: int) -> bool:
     """Whether this core handle is neither done nor failed."""
     return bool(lib.farandole_poll(number) == 0)

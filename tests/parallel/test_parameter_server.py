@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import farandole as hvd
-from farandole import parameter_server, parameter_shard
+from farandole.extras.parameter_server import shard, worker
 
 ROWS, WIDTH = 23, 3
 several = pytest.mark.ranks(2, 3, 4)
@@ -47,7 +47,7 @@ def await_signal(source: int) -> None:
 def test_all_that_is_pushed_arrives_once(
     staleness: int | None, idle: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parameter_shard, "still_here_seconds", lambda: idle)
+    monkeypatch.setattr(shard, "still_here_seconds", lambda: idle)
     with hvd.ParameterServer((ROWS, WIDTH), "float64", staleness=staleness) as server:
         for step in range(6):
             server.push(*drawn(hvd.rank(), step))
@@ -265,8 +265,8 @@ class Interrupt:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, nth: int, after: bool) -> None:
         self.left, self.after = nth, after
         for name in ("send_async", "recv_async"):
-            function = partial(self._call, getattr(parameter_server, name))
-            monkeypatch.setattr(parameter_server, name, function)
+            function = partial(self._call, getattr(worker, name))
+            monkeypatch.setattr(worker, name, function)
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.left -= 1

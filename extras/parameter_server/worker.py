@@ -13,13 +13,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from farandole.calls.public_call import collective_then
-from farandole.calls.requests import Op
-from farandole.errors import FarandoleError, MismatchError, StallError
-from farandole.members import ProcessSet, global_process_set
-from farandole.messages import recv_async, send_async
-from farandole.objects import allgather_object
-from farandole.parameter_shard import (
+from farandole import (
+    FarandoleError,
+    MismatchError,
+    ProcessSet,
+    StallError,
+    allgather_object,
+    global_process_set,
+    recv_async,
+    send_async,
+)
+from farandole.extension import Argument, check, heard_by_all, integer, is_factor
+from farandole.extras.parameter_server.shard import (
     BODY,
     DONE,
     NAME,
@@ -86,7 +91,7 @@ class ParameterServer:
         staleness: int | None = 0,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        self._terms, shard, self._tag = _parameter_server(
+        self._terms, shard, self._tag = _meet(
             shape, dtype, initial, update, staleness, process_set
         )
         self._set = process_set
@@ -282,43 +287,73 @@ class ParameterServer:
         return [(owner, mine) for owner, mine in parts if len(mine)]
 
 
-@collective_then(Op.ALLGATHER, unnamed=NAME)
-def _parameter_server(
+def _shape_fault(value: Any) -> type[Exception] | None:
+    if not isinstance(value, (list, tuple)):
+        return TypeError
+    faults = [integer(size, 1, 2**63 - 1) for size in value]
+    return next((fault for fault in faults if fault), None if value else ValueError)
+
+
+def _dtype_fault(value: Any) -> type[Exception] | None:
+    try:
+        return None if value is not None and np.dtype(value).kind in "fiu" else ValueError
+    except TypeError:
+        return TypeError
+
+
+_ARGUMENTS = {
+    "shape": Argument("pass a list of ints, one at least, none of them 0", _shape_fault),
+    "dtype": Argument("pass a float or integer type of NumPy", _dtype_fault),
+    "initial": Argument(
+        "pass a number that is not NaN, or a function (rows) -> their first values",
+        lambda value: None if callable(value) else is_factor(value),
+    ),
+    "update": Argument(
+        "pass 'add' or a function (old, values) -> new",
+        lambda value: None if callable(value) or str(value) == "add" else ValueError,
+    ),
+    "staleness": Argument(
+        "pass an int, 0 at least, or None for no bound",
+        lambda value: None if value is None else integer(value, 0, 2**62),
+    ),
+}
+
+
+def _meet(
     shape: Sequence[int],
     dtype: DTypeLike,
     initial: float | Callable[[Array], ArrayLike],
     update: Literal["add"] | Update,
     staleness: int | None,
     process_set: ProcessSet,
-) -> Callable[[], tuple[Terms, Shard, int]]:
+) -> tuple[Terms, Shard, int]:
     """What all ranks agree on, this rank's rows, and the server's first tag."""
-    bound = None if staleness is None else index(staleness)
-    terms = Terms(
-        tuple(index(n) for n in shape),
-        np.dtype(dtype).name,
-        "a function" if callable(initial) else float(initial),
-        "a function" if callable(update) else update,
-        bound,
-    )
-    rank, ranks = process_set.rank() or 0, process_set.size() or 1
-    rows = np.arange(rank, terms.shape[0], ranks)
-    values = np.empty((len(rows), *terms.shape[1:]), terms.dtype)
-    first = np.asarray(initial(rows) if callable(initial) else initial)
-    check_held(first, terms.dtype, "initial values")
-    values[...] = first
-    shard = Shard(values, np.add if update == "add" else update, ranks, bound)
-
-    def meet() -> tuple[Terms, Shard, int]:
-        global _made
-        told = allgather_object((terms, _made), NAME, process_set)
-        made = max(one[1] for one in told)
-        _made = made + 1
-        for other, (others, _) in enumerate(told):
-            if others != terms:
-                raise MismatchError(
-                    f"{NAME}: rank {rank} makes it with {terms}, rank {other} with {others}: "
-                    "give all ranks the same"
-                )
-        return terms, shard, _FIRST_TAG + TAGS * made
-
-    return meet
+    global _made
+    with heard_by_all(process_set, NAME):
+        given = {"shape": shape, "dtype": dtype, "initial": initial, "update": update}
+        check(_ARGUMENTS, **given, staleness=staleness, process_set=process_set)
+        bound = None if staleness is None else index(staleness)
+        terms = Terms(
+            tuple(index(n) for n in shape),
+            np.dtype(dtype).name,
+            "a function" if callable(initial) else float(initial),
+            "a function" if callable(update) else update,
+            bound,
+        )
+        rank, ranks = process_set.rank() or 0, process_set.size() or 1
+        rows = np.arange(rank, terms.shape[0], ranks)
+        values = np.empty((len(rows), *terms.shape[1:]), terms.dtype)
+        first = np.asarray(initial(rows) if callable(initial) else initial)
+        check_held(first, terms.dtype, "initial values")
+        values[...] = first
+        shard = Shard(values, np.add if update == "add" else update, ranks, bound)
+    told = allgather_object((terms, _made), NAME, process_set)
+    made = max(one[1] for one in told)
+    _made = made + 1
+    for other, (others, _) in enumerate(told):
+        if others != terms:
+            raise MismatchError(
+                f"{NAME}: rank {rank} makes it with {terms}, rank {other} with {others}: "
+                "give all ranks the same"
+            )
+    return terms, shard, _FIRST_TAG + TAGS * made

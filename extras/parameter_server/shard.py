@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank's part of a ParameterServer: its rows, all workers' clocks, and the thread that answers
-other ranks. Used by parameter_server.py only."""
+other ranks. Used by worker.py only."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from farandole._library import lib
-from farandole.calls.handles import Handle
-from farandole.calls.leases import numbers_of
-from farandole.config import setting
-from farandole.errors import FarandoleError, PeerError, ShutdownError, StallError
-from farandole.members import ProcessSet
-from farandole.messages import recv, recv_async, send, send_async
+from farandole import (
+    FarandoleError,
+    Handle,
+    PeerError,
+    ProcessSet,
+    ShutdownError,
+    StallError,
+    recv,
+    recv_async,
+    send,
+    send_async,
+)
+from farandole.extension import done_within, on_leave, setting
 
 Array = NDArray[Any]
 Update = Callable[[Array, Array], Array]
@@ -146,6 +152,7 @@ class Shard:
             raise self.failure.with_traceback(None)
 
 
+@on_leave
 def abandon_all() -> None:
     """Tells the other ranks that this one leaves the job, with tables that they may still need."""
     for server in list(_servers):
@@ -190,7 +197,7 @@ class Server(threading.Thread):
     def _serve(self) -> None:
         header = np.empty(2, np.int64)
         handle = recv_async(header, tag=self._tag + REQUEST, name=NAME, process_set=self._set)
-        while not self._wait(handle):
+        while not done_within(handle, self._idle):
             self._say_still_here()
         source = handle.wait()
         kind, number = header.tolist()  # the rows of a request, a clock, or a lost rank
@@ -220,11 +227,6 @@ class Server(threading.Thread):
                     "first, by `with` or close()"
                 )
             )
-
-    def _wait(self, handle: Handle[int]) -> bool:
-        """Whether it is done; False after a while. One sleep: this thread handles no signals."""
-        numbers = numbers_of(handle._numbers)
-        return bool(lib.farandole_wait(numbers, 1, self._idle) != lib.FARANDOLE_PENDING)
 
     def _say_still_here(self) -> None:
         """To those who have taken the last one. Raises if a rank has left the job."""

@@ -13,11 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farandole.calls import requests
-from farandole.calls.requests import Call, Op, refuse
-from farandole.members import ProcessSet, global_process_set, set_id
-from farandole.ops import Sum
-from farandole.torch.collectives.reductions import allreduce_
+from farandole import ProcessSet, Sum, global_process_set
+from farandole.extension import Call, Op, generation, refuse, set_id
+from farandole.torch import allreduce_
 
 _UNNAMED = "layer"
 # Numbers of layers that use a name since init(), by generation, process set and name.
@@ -104,7 +102,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         Chosen at the first use in training, not when the layer is built: a layer that only one
         rank builds takes no name.
         """
-        here = requests.generation(), set_id(self.process_set)
+        here = generation(), set_id(self.process_set)
         if self._claim is None or self._claim[0] != here:
             with _taking:
                 _taken[here, self._name] += 1

@@ -9,11 +9,8 @@ from collections.abc import Callable
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from farandole.calls.public_call import collective_then
-from farandole.calls.requests import Op
-from farandole.errors import MismatchError, ranks_text
-from farandole.members import ProcessSet, global_process_set
-from farandole.objects import allgather_object
+from farandole import MismatchError, ProcessSet, allgather_object, global_process_set
+from farandole.extension import Op, collective_then, ranks_text
 
 
 def linear_warmup(

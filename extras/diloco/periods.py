@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farandole.errors import MismatchError, ranks_text
-from farandole.torch.grad_mode import without_grad
-from farandole.torch.kind import describe
+from farandole import MismatchError
+from farandole.extension import ranks_text
+from farandole.torch.extension import describe, without_grad
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes of an element
 

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farandole.calls.arguments import check
-from farandole.calls.handles import Handle
-from farandole.members import ProcessSet, global_process_set
-from farandole.torch.collectives.reductions import allreduce_async_
+from farandole import Handle, ProcessSet, global_process_set
+from farandole.extension import check
+from farandole.torch import allreduce_async_
 
 _numbers = count()
 

@@ -11,17 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farandole.calls import requests
-from farandole.calls.arguments import check
-from farandole.calls.handles import Handle
-from farandole.calls.requests import Call, Op, refuse_all
-from farandole.members import ProcessSet, global_process_set, set_id
-from farandole.objects import allgather_object
-from farandole.parameters import wait_for_all
-from farandole.torch.collectives.exchange import allgather_async
-from farandole.torch.collectives.reductions import grouped_allreduce_async_
-from farandole.torch.functions import broadcast_tensors
-from farandole.torch.periods import (
+from farandole import Handle, ProcessSet, allgather_object, global_process_set
+from farandole.extension import FLAG, Call, Op, Scope, check, heard_by_all, refuse_all, set_id
+from farandole.extras.diloco.periods import (
     agree_on_making,
     agree_on_place,
     check_state,
@@ -30,7 +22,7 @@ from farandole.torch.periods import (
     difference_of,
     outer_step,
 )
-from farandole.torch.sharded.layout import heard_by_all
+from farandole.torch import allgather_async, broadcast_parameters, grouped_allreduce_async_
 
 _MEETING = "DiLoCo"  # name of the calls in which all ranks make one
 
@@ -91,7 +83,7 @@ class DiLoCo:
         MismatchError where parameters or options differ between the ranks.
         """
         with heard_by_all(process_set, _MEETING):
-            check(process_set=process_set, every=every, overlap=overlap)
+            check({"overlap": FLAG}, process_set=process_set, every=every, overlap=overlap)
             self._params, self._left_out = checked(params, outer_optimizer)
         self._outer = outer_optimizer
         self._every = int(every)
@@ -99,7 +91,7 @@ class DiLoCo:
         self._process_set = process_set
         self._alone = not process_set.included()
         self._steps = self._rounds = 0
-        self._generation, self._scope = -1, ""
+        self._scope = Scope(_MEETING, process_set)
         self._handles: tuple[Handle[Tensor], Handle[list[Tensor]]] | None = None
         self._delayed: list[Tensor] | None = None  # overlap: reduced, and not applied yet
         if not self._alone:
@@ -117,14 +109,9 @@ class DiLoCo:
         told = allgather_object(own, name=_MEETING, process_set=self._process_set)
         ranks = self._process_set.ranks or []
         agree_on_making(_MEETING, ranks, told)
-        broadcast_tensors(self._params, ranks[0], f"{_MEETING}.parameter", self._process_set)
-        self._name()
-
-    def _name(self) -> None:
-        """Chooses the name of its calls; again after shutdown() and init()."""
-        if self._generation != requests.generation():
-            self._generation = requests.generation()
-            self._scope = requests.next_scope(_MEETING, set_id(self._process_set))
+        name = f"{_MEETING}.parameter"
+        broadcast_parameters(self._params, ranks[0], self._process_set, name=name)
+        _ = self._scope.name  # numbered in the order in which they are made
 
     def step(self) -> bool:
         """Counts a step of the inner optimizer; returns whether an outer step has followed.
@@ -151,13 +138,12 @@ class DiLoCo:
 
     def _begin(self) -> None:
         """Starts to reduce the outer gradient."""
-        self._name()
-        number = set_id(self._process_set)
-        state, outer = f"{self._scope}.state", f"{self._scope}.outer gradient"
+        number, scope = set_id(self._process_set), self._scope.name
+        state, outer = f"{scope}.state", f"{scope}.outer gradient"
         try:
             if free := [name for name, p in self._left_out.items() if p.requires_grad]:
                 raise ValueError(
-                    f"{self._scope}: {free[0]} was frozen when the DiLoCo was made, and no longer "
+                    f"{scope}: {free[0]} was frozen when the DiLoCo was made, and no longer "
                     "is: make a new DiLoCo where parameters begin to train"
                 )
             sums = [checksum(x) for x in self._common]
@@ -178,10 +164,13 @@ class DiLoCo:
         if self._handles is None:
             return
         (state, outer), self._handles = self._handles, None
-        wait_for_all([state, outer])
+        try:
+            rows = state.wait().tolist()
+        finally:
+            grads = outer.wait()
         ranks, names = self._process_set.ranks or [], list(self._params)
-        agree_on_place(self._scope, ranks, names, state.wait().tolist())
-        self._delayed = outer.wait()
+        agree_on_place(self._scope.name, ranks, names, rows)
+        self._delayed = grads
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs beside the model and the inner optimizer.

@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from farandole.errors import CheckpointError
-from farandole.torch.checkpoints.file import Checkpoint, read
-from farandole.torch.checkpoints.state import Tensors, decode, encode
-from farandole.trees import Tree
+from farandole import CheckpointError
+from farandole.extras.checkpoints.file import Checkpoint, read
+from farandole.extras.checkpoints.state import Tensors, Tree, decode, encode
+from farandole.torch import merge_sharded_state_dicts
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Trees = dict[str, Tree]  # by entry
@@ -101,11 +100,10 @@ def _for_ranks(checkpoint: Checkpoint, ranks: int) -> Parcel:
 
 def _join(name: str, trees: Trees, tensors: Tensors, own: list[tuple[Tensors, Trees]]) -> None:
     """Replaces the ranks' parts of a sharded optimizer by its full state."""
-    merge = import_module("farandole.torch.sharded.layout").merge_sharded_state_dicts
     parts = [decode((trees | theirs)[name], tensors | some) for some, theirs in own]
     for some, theirs in [(tensors, trees), *own]:
         theirs.pop(name, None)
         for tensor in [tensor for tensor in some if tensor.startswith(name)]:
             del some[tensor]
     whole = name.removesuffix(PART)
-    trees[whole] = encode(merge(parts), whole, tensors)
+    trees[whole] = encode(merge_sharded_state_dicts(parts), whole, tensors)

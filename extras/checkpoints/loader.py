@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 
 from torch.utils.data import DataLoader
 
-from farandole import topology
-from farandole.torch.checkpoints.state import random_state, set_random_state
+from farandole import is_initialized, size
+from farandole.extras.checkpoints.state import random_state, set_random_state
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -121,4 +121,4 @@ class ResumableLoader(Generic[T_co]):
 
 
 def _ranks() -> int:
-    return topology.size() if topology.is_initialized() else 1
+    return size() if is_initialized() else 1

@@ -20,14 +20,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from farandole.calls.public_call import collective_then
-from farandole.calls.requests import Op
-from farandole.errors import CheckpointError
-from farandole.members import ProcessSet, global_process_set, set_id
-from farandole.objects import allgather_object, broadcast_object
-from farandole.ops import alltoall, scatter
-from farandole.torch.checkpoints.file import Checkpoint, need_safetensors, write
-from farandole.torch.checkpoints.parcel import (
+from farandole import (
+    CheckpointError,
+    ProcessSet,
+    allgather_object,
+    alltoall,
+    broadcast_object,
+    global_process_set,
+    scatter,
+)
+from farandole.extension import COUNT, FLAG, Argument, Op, collective_then, set_id
+from farandole.extras.checkpoints.file import Checkpoint, need_safetensors, write
+from farandole.extras.checkpoints.parcel import (
     COMPRESSION,
     PART,
     RANDOM,
@@ -36,16 +40,14 @@ from farandole.torch.checkpoints.parcel import (
     pack,
     unpack,
 )
-from farandole.torch.checkpoints.state import (
+from farandole.extras.checkpoints.state import (
     Tensors,
     decode,
-    digest,
     encode,
     random_state,
     set_random_state,
 )
-from farandole.torch.functions import broadcast_tensors
-from farandole.torch.sharded.layout import LAYOUT
+from farandole.torch.extension import broadcast_tensors, digest_of
 
 _SAVE, _LOAD = "save_checkpoint", "load_checkpoint"  # their calls' names
 Outcome = tuple[str | None, str | None]  # of a write: its path, or its error
@@ -111,7 +113,35 @@ def _report() -> None:
             print(f"farandole: {outcome[1]}", file=sys.stderr)
 
 
-@collective_then(Op.ALLGATHER, unnamed=_SAVE)
+def _path_fault(value: Any) -> type[Exception] | None:
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
+        return TypeError
+    return None if os.fspath(value) and "\0" not in os.fspath(value) else ValueError
+
+
+def _state_fault(value: Any) -> type[Exception] | None:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        return TypeError
+    return ValueError if any(not name or "/" in name for name in value) else None
+
+
+_PATH = Argument("pass a path as a text or pathlib.Path", _path_fault)
+ARGUMENTS = {
+    "folder": _PATH._replace(means="of the checkpoints; it is made where it is missing"),
+    "path": _PATH._replace(means="a file, or a folder of checkpoints; rank 0's counts"),
+    "state": Argument(
+        "pass a dict whose keys are texts without '/', such as {'model': model, 'epoch': 3}",
+        _state_fault,
+        "objects with state_dict() and load_state_dict(), as models, optimizers, schedulers, "
+        "samplers and loaders, torch's Generators, and values: numbers, texts, tensors, NumPy's "
+        "arrays, and lists and dicts of these",
+    ),
+    "keep": COUNT._replace(means="how many checkpoints stay in the folder; older ones are removed"),
+    "wait": FLAG._replace(means="whether to return when it is written"),
+}
+
+
+@collective_then(Op.ALLGATHER, unnamed=_SAVE, rows=ARGUMENTS)
 def save_checkpoint(
     folder: str | os.PathLike[str],
     state: Mapping[str, Any],
@@ -158,7 +188,7 @@ def save_checkpoint(
         outcome,
         wait,
         {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()},
-        {name: digest(x) for name, x in tensors.items()},
+        {name: digest_of(x) for name, x in tensors.items()},
     )
 
     def meet() -> CheckpointWrite:
@@ -215,7 +245,7 @@ def _states(state: Mapping[str, Any], process_set: ProcessSet) -> Iterator[tuple
     for name, value in state.items():
         part = _part_of(value)
         if part is not None:
-            if (part[LAYOUT]["part"], part[LAYOUT]["parts"]) != place:
+            if (part["layout"]["part"], part["layout"]["parts"]) != place:
                 raise ValueError(
                     f"state, {name}: the ranks that save are not those over which this optimizer's "
                     "state is divided: give both the same process_set, or save its state_dict()"
@@ -247,7 +277,7 @@ def _gather(mine: Bytes, process_set: ProcessSet) -> list[Bytes]:
     return np.split(all_, np.cumsum(lengths)[:-1])
 
 
-@collective_then(Op.BROADCAST, "{}.length", unnamed=f"{_LOAD}.length")
+@collective_then(Op.BROADCAST, "{}.length", unnamed=f"{_LOAD}.length", rows=ARGUMENTS)
 def load_checkpoint(
     path: str | os.PathLike[str],
     state: Mapping[str, Any],

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from farandole.commits import CHECKSUM, DOCUMENT, FORMAT
-from farandole.errors import CheckpointError
-from farandole.torch.checkpoints.state import Tensors, digest
+from farandole import CheckpointError
+from farandole.extension import CHECKSUM, DOCUMENT, FORMAT
+from farandole.extras.checkpoints.state import Tensors
+from farandole.torch.extension import digest_of
 
 _NAME = re.compile(r"checkpoint-(\d{8,})\.safetensors")
 _FILES = (".safetensors", ".pt", ".pth")  # a path that ends so is no folder
@@ -125,7 +126,7 @@ def _checked(path: Path) -> Checkpoint:
     document: dict[str, Any] = json.loads(text)
     if document["format"] != FORMAT:
         raise CheckpointError(f"the checkpoint {path} is of a newer farandole: update this one")
-    found = {name: digest(x) for name, x in tensors.items()}
+    found = {name: digest_of(x) for name, x in tensors.items()}
     if found != document["digests"]:
         changed = {name for name, _ in found.items() ^ document["digests"].items()}
         raise CheckpointError(f"the checkpoint {path} is damaged: {min(changed)} has changed")

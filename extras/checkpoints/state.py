@@ -4,7 +4,6 @@ generators. For checkpoints, on the thread that saves or loads."""
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from farandole import trees
-from farandole.torch.kind import check
-from farandole.trees import Tree
+from farandole.extension import trees
+from farandole.torch.extension import held
 
+Tree = trees.Tree
 Tensors = dict[str, Tensor]  # on the CPU and contiguous
 
 
@@ -60,51 +59,13 @@ def decode(tree: Tree, tensors: Tensors) -> Any:
     return trees.decode(tree, _TensorElements(tensors))
 
 
-def as_block(x: Tensor, path: str) -> tuple[str, tuple[int, ...], trees.Flat]:
-    """The dtype's name, the shape and the bytes of a tensor, for farandole.commits.
-
-    Raises TypeError or ValueError, with the path, for one that no file holds.
-    """
-    held: Tensors = {}
-    x = held[_put(held, path, x)]
-    return str(x.dtype).removeprefix("torch."), tuple(x.shape), _flat(x)
-
-
-def of_block(dtype: str, shape: tuple[int, ...], flat: trees.Flat) -> Tensor:
-    """The inverse of as_block(), over the same memory; on the CPU."""
-    known: torch.dtype = getattr(torch, dtype)
-    if not flat.size:
-        return torch.empty(shape, dtype=known)
-    return torch.from_numpy(flat).view(known).reshape(shape)
-
-
 def _put(tensors: Tensors, path: str, x: Tensor) -> str:
     """Adds a tensor, under a name that is still free; returns the name."""
-    try:
-        check(x)
-        if x.dtype is torch.complex128:
-            raise TypeError("safetensors knows no complex128: save torch.view_as_real(x)")
-    except (TypeError, ValueError) as reason:
-        raise type(reason)(f"state, {path}: {reason}") from reason
+    x = held(x, path)
     while path in tensors:
         path += "'"
-    tensors[path] = x.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    tensors[path] = x
     return path
-
-
-def digest(x: Tensor) -> str:
-    """SHA-256 of a tensor's dtype, shape and elements."""
-    hasher = hashlib.sha256(f"{x.dtype} {tuple(x.shape)}".encode())
-    hasher.update(_flat(x).data)
-    return hasher.hexdigest()
-
-
-def _flat(x: Tensor) -> trees.Flat:
-    """The elements of a contiguous tensor on the CPU."""
-    if not x.numel():
-        return np.empty(0, np.uint8)
-    # x.numpy() would forbid storage.resize_() for good
-    return np.from_dlpack(x.reshape(-1).view(torch.uint8)).view(np.uint8)
 
 
 def random_state() -> dict[str, Any]:
