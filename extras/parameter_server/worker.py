@@ -91,9 +91,7 @@ class ParameterServer:
         staleness: int | None = 0,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        self._terms, shard, self._tag = _meet(
-            shape, dtype, initial, update, staleness, process_set
-        )
+        self._terms, shard, self._tag = _meet(shape, dtype, initial, update, staleness, process_set)
         self._set = process_set
         self._rank, self._ranks = process_set.rank() or 0, process_set.size() or 1
         self._shard = shard

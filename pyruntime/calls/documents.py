@@ -23,9 +23,7 @@ Raises:
 _EXAMPLES = "\nExamples:\n"
 
 
-def complete(
-    doc: str, arguments: Iterable[str], rows: Mapping[str, Argument] = ARGUMENTS
-) -> str:
+def complete(doc: str, arguments: Iterable[str], rows: Mapping[str, Argument] = ARGUMENTS) -> str:
     """A docstring with its arguments and errors, before its examples if there are any."""
     text, examples, code = inspect.cleandoc(doc).partition(_EXAMPLES)
     lines = [_line(name, rows) for name in arguments]

@@ -62,6 +62,7 @@ PYTHON_LADDER = (
         "_library",
         "xla",
         "config",
+        "compression",
         "topology",
         "members",
         "start",
@@ -93,7 +94,16 @@ FRAMEWORKS = {"torch", "cupy", "jax", "keras", "mpi4py", "tensorflow"}  # import
 
 def sources() -> list[Path]:
     """Every source file of the repository that is not built or installed."""
-    folders = ["csrc", "pyruntime", "adapters", "extras", "tests", "examples", "benchmarks", "tools"]
+    folders = [
+        "csrc",
+        "pyruntime",
+        "adapters",
+        "extras",
+        "tests",
+        "examples",
+        "benchmarks",
+        "tools",
+    ]
     found = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     found += [ROOT / name for name in ("setup.py", "Makefile", "pyproject.toml", ".ci/run")]
     kept = SOURCES | {".txt", ""}

@@ -20,7 +20,7 @@ from farandole.calls.requests import Call, PreparedOnGpu, PreparedTensor, begin_
 from farandole.members import ProcessSet
 
 _MOST = 4096  # remembered calls; the oldest are dropped first
-_repeats: dict[Hashable, Repeat] = {}
+_prepared: dict[Hashable, PreparedCall] = {}
 _preparing = threading.Lock()
 # Types of arguments that can't change; an array as a factor may hold another value next time.
 _LASTING = (type(None), int, float, str, type, ProcessSet)
@@ -61,13 +61,13 @@ def again(
     """Submits the call if it repeats a remembered one; else returns None. `by_name`: a name stands
     for one call."""
     try:
-        repeat = _repeats.get(_key_of(function, array, args, kwargs, by_name))
-        if repeat is None or repeat.kwargs != kwargs or repeat.args != args:
+        prepared = _prepared.get(_key_of(function, array, args, kwargs, by_name))
+        if prepared is None or prepared.kwargs != kwargs or prepared.args != args:
             return None
     except (TypeError, ValueError):  # an argument that has no hash, or cannot be compared
         return None
     try:
-        return repeat.start(array)
+        return prepared.start(array)
     except Exception as reason:
         if is_of_core(reason):  # the core has reported a wrong submission to the peers
             raise told(reason) from None
@@ -79,29 +79,29 @@ def remember(
     array: Any,
     args: Any,
     kwargs: dict[str, Any],
-    repeat: Repeat,
+    prepared: PreparedCall,
     by_name: bool = True,
 ) -> None:
     """Remembers a call that has been made once."""
     if not all(isinstance(value, _LASTING) for value in (*args, *kwargs.values())):
         return
-    repeat.args = tuple(map(_exactly, args))
-    repeat.kwargs = {key: _exactly(value) for key, value in kwargs.items()}
+    prepared.args = tuple(map(_exactly, args))
+    prepared.kwargs = {key: _exactly(value) for key, value in kwargs.items()}
     try:
-        _repeats[_key_of(function, array, args, kwargs, by_name)] = repeat
+        _prepared[_key_of(function, array, args, kwargs, by_name)] = prepared
     except TypeError:
         return
-    if len(_repeats) > _MOST:
-        for key in list(_repeats)[: _MOST // 4]:  # a copy: other threads go on
-            _repeats.pop(key, None)
+    if len(_prepared) > _MOST:
+        for key in list(_prepared)[: _MOST // 4]:  # a copy: other threads go on
+            _prepared.pop(key, None)
 
 
 def clear() -> None:
     """Forgets all: names and process set numbers may have another meaning from now on."""
-    _repeats.clear()
+    _prepared.clear()
 
 
-class Repeat:
+class PreparedCall:
     """A call whose result has its input's form, for arrays of the same form as the first one."""
 
     __slots__ = (

@@ -13,7 +13,7 @@ import torch
 
 import farandole as fd
 import farandole.torch as hvd
-from farandole.calls import repeats
+from farandole.calls import prepared
 from farandole.calls.leases import lend
 
 pytestmark = pytest.mark.ranks(1, 2, 3)
@@ -93,9 +93,9 @@ def test_what_was_prepared_for_one_device_is_not_used_on_another(call: str) -> N
 
 def test_they_are_known_and_forgotten() -> None:
     def seen() -> int:
-        return len(repeats._repeats)
+        return len(prepared._prepared)
 
-    repeats.clear()
+    prepared.clear()
     for turn in range(TURNS):
         fd.allreduce_(np.full(3, mine(turn)), name="known")
     assert seen() == 1
@@ -115,13 +115,13 @@ def test_they_are_known_and_forgotten() -> None:
 
 
 def test_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    repeats.clear()
-    monkeypatch.setattr(repeats, "_MOST", 5)
+    prepared.clear()
+    monkeypatch.setattr(prepared, "_MOST", 5)
     for turn in range(TURNS):
         for i in range(7):
             x = np.full(3, mine(turn))
             assert fd.allreduce(x, op=fd.Sum, name=f"many {i}").tolist() == [total(turn)] * 3
-    assert len(repeats._repeats) == 5
+    assert len(prepared._prepared) == 5
 
 
 def test_what_cannot_be_changed_in_place() -> None:
@@ -279,7 +279,7 @@ def test_what_a_signal_handler_raises_is_neither_lost_nor_a_second_call(
         lend(*args)
         raise TimeoutError("the handler's")
 
-    monkeypatch.setattr(repeats, "lend", interrupted)
+    monkeypatch.setattr(prepared, "lend", interrupted)
     with pytest.raises(TimeoutError, match="the handler's"):
         fd.allreduce_async_(x, name="interrupted")
     assert fd.metrics()["tensors_submitted"] == before + 1
