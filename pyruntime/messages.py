@@ -23,6 +23,7 @@ from farandole.calls import prepared
 from farandole.calls.arguments import ARGUMENTS
 from farandole.calls.handles import Handle, OneHandle, value_of
 from farandole.calls.leases import lend
+from farandole.calls.prepared import PreparedCall
 from farandole.calls.public_call import collective
 from farandole.calls.requests import Call, Op, submit
 from farandole.members import ProcessSet, denoted, global_process_set, members_of, set_id
@@ -50,7 +51,7 @@ def _known(op: Op, peer: str) -> Any:
     return calls
 
 
-class _Again(Repeat):
+class _Again(PreparedCall):
     """A message on the same terms as an earlier one, of an array of the same form; on a CPU."""
 
     __slots__ = ("_collect", "_source", "_what")

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 
 import pytest
 from torch._C._distributed_c10d import Store
+from torch.distributed import HashStore
 
 from farandole.torch.distributed import meeting
 from farandole.torch.distributed.meeting import StoreBootstrap
 
-__all__ = ["LONG", "SECRET", "SHORT", "exchange", "met", "on_hosts", "start"]
+__all__ = ["LONG", "SECRET", "SHORT", "exchange", "hosts", "met", "ranks", "start", "store"]
 
 LONG, SHORT = 60.0, 0.3  # seconds
 SECRET = "a secret of the job's own"
@@ -36,7 +38,19 @@ def exchange(ranks: ThreadPoolExecutor, jobs: list[StoreBootstrap]) -> None:
         assert all(call.result(LONG) == told for call in calls)
 
 
-def on_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def store() -> HashStore:
+    return HashStore()
+
+
+@pytest.fixture
+def ranks() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rank takes itself for one on a host of its own, in each meeting another one."""
     numbers = count()
     monkeypatch.setattr(meeting, "_host", lambda: f"host {next(numbers)}")

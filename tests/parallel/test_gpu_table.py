@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table that tests/gpu runs on cards, on the GPU double: the table itself is right."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -40,8 +42,10 @@ class Double:
         return (raw.astype(np.uint32) << 16).view(np.float32)
 
 
-@pytest.fixture(scope="module")
-def double():
+@pytest.fixture(params=["nccl", "host"], scope="module")
+def double(request):
+    fd.shutdown()
+    os.environ["FARANDOLE_GPU_BACKEND"] = request.param
     fd.init()  # before the fixture that does so for each test
     return Double(fd.rank())
 

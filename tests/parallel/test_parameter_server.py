@@ -125,19 +125,6 @@ def test_first_values_and_updates_of_ones_own() -> None:
         assert server.pull([]).shape == (0, WIDTH)
 
 
-def test_a_dense_vector_and_two_servers_at_once() -> None:
-    with (
-        hvd.ParameterServer((4,), "int32") as one,
-        hvd.ParameterServer((9, 1, 2), "float64") as two,
-    ):
-        one.push(None, [1, 2, 3, 4])
-        two.push([8], np.ones((1, 1, 2)))
-        one.clock()
-        two.clock()
-        np.testing.assert_array_equal(one.pull(), hvd.size() * np.array([1, 2, 3, 4]))
-        np.testing.assert_array_equal(two.pull([8]), np.full((1, 1, 2), float(hvd.size())))
-
-
 @pytest.mark.ranks(3, 4)
 def test_in_a_process_set() -> None:
     members = [0, hvd.size() - 1]
@@ -235,28 +222,6 @@ def test_beside_collectives_and_messages_of_the_users_own() -> None:
             table = server.pull()
         each = (epoch + 1) * hvd.size() * (hvd.size() + 1) / 2
         assert table[:, 0].tolist() == [each] * 4 + [0, 4 * each]
-
-
-@several
-def test_a_rank_that_leaves_early_or_by_an_error_holds_up_nobody() -> None:
-    last = hvd.size() - 1
-
-    def work() -> None:
-        with hvd.ParameterServer((5, 1), staleness=0) as server:
-            if hvd.rank() == last:
-                raise ZeroDivisionError
-            for _ in range(5):
-                server.push(None, np.ones((5, 1)))
-                server.clock()
-                server.pull()
-            assert server.clocks[last] == INF
-
-    if hvd.rank() == last:
-        with pytest.raises(ZeroDivisionError):
-            work()
-    else:
-        work()
-    hvd.barrier()
 
 
 class Interrupt:

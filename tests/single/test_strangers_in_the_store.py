@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,23 +20,9 @@ from farandole.errors import LibraryError, PeerError
 from farandole.start.secret import job_secret
 from farandole.torch.distributed import meeting
 from farandole.torch.distributed.meeting import StoreBootstrap
-from harness.meetings import LONG, SECRET, exchange, met, on_hosts, start
+from harness.meetings import LONG, SECRET, exchange, hosts, met, ranks, start, store
 
-
-@pytest.fixture
-def store() -> HashStore:
-    return HashStore()
-
-
-@pytest.fixture
-def ranks() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as pool:
-        yield pool
-
-
-@pytest.fixture
-def hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_hosts(monkeypatch)
+__all__ = ["hosts", "ranks", "store"]
 
 
 @pytest.mark.usefixtures("hosts")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,19 +13,10 @@ from torch.distributed import HashStore, PrefixStore
 
 from farandole.errors import StallError
 from farandole.torch.distributed.meeting import StoreBootstrap
-from harness.meetings import LONG, SECRET, SHORT, exchange, met, on_hosts
+from harness.meetings import LONG, SECRET, SHORT, exchange, hosts, met, ranks, store
 from harness.process import PATIENCE, Process
 
-
-@pytest.fixture
-def store() -> HashStore:
-    return HashStore()
-
-
-@pytest.fixture
-def ranks() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as pool:
-        yield pool
+__all__ = ["hosts", "ranks", "store"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -74,10 +64,10 @@ def test_worlds_of_other_sizes_in_one_store(store: HashStore, ranks: ThreadPoolE
             StoreBootstrap(attempt, size - 1, size, SHORT)
 
 
+@pytest.mark.usefixtures("hosts")
 def test_a_wait_that_timed_out_leaves_the_meeting_usable(
     store: HashStore, ranks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_hosts(monkeypatch)
     monkeypatch.setenv("FARANDOLE_JOB_SECRET", SECRET)
     first, second = met([ranks.submit(StoreBootstrap, store, r, 2, LONG) for r in range(2)])
     with pytest.raises(StallError, match=r"ranks \[1\]"):
