@@ -18,6 +18,7 @@ except ModuleNotFoundError as _reason:
         "farandole.torch needs PyTorch, which is not installed: `pip install torch`"
     ) from _reason
 
+from farandole.c10d import register as _register
 from farandole.errors import (
     CheckpointError,
     FarandoleError,
@@ -32,7 +33,6 @@ from farandole.objects import allgather_object, broadcast_object
 from farandole.observe.metrics import log_metrics, metrics
 from farandole.torch import elastic
 from farandole.torch.compression import Compression
-from farandole.torch.distributed import register as _register
 from farandole.torch.feedback.compressor import FeedbackCompressor
 from farandole.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from farandole.torch.memory import empty

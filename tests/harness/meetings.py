@@ -11,8 +11,8 @@ import pytest
 from torch._C._distributed_c10d import Store
 from torch.distributed import HashStore
 
-from farandole.torch.distributed import meeting
-from farandole.torch.distributed.meeting import StoreBootstrap
+from farandole.c10d import meeting
+from farandole.c10d.meeting import StoreBootstrap
 
 __all__ = ["LONG", "SECRET", "SHORT", "exchange", "hosts", "met", "ranks", "start", "store"]
 

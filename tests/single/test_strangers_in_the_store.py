@@ -16,10 +16,10 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import FileStore, HashStore, PrefixStore
 
 import farandole
+from farandole.c10d import meeting
+from farandole.c10d.meeting import StoreBootstrap
 from farandole.errors import LibraryError, PeerError
 from farandole.start.secret import job_secret
-from farandole.torch.distributed import meeting
-from farandole.torch.distributed.meeting import StoreBootstrap
 from harness.meetings import LONG, SECRET, exchange, hosts, met, ranks, start, store
 
 __all__ = ["hosts", "ranks", "store"]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore, PrefixStore
 
+from farandole.c10d.meeting import StoreBootstrap
 from farandole.errors import StallError
-from farandole.torch.distributed.meeting import StoreBootstrap
 from harness.meetings import LONG, SECRET, SHORT, exchange, hosts, met, ranks, store
 from harness.process import PATIENCE, Process
 

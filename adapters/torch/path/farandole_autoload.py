@@ -92,7 +92,7 @@ def register() -> None:
 
 
 def _create(options: Any, _: Any) -> Any:
-    from farandole.torch.distributed.world import create
+    from farandole.c10d.world import create
 
     return create(options)
 
@@ -107,7 +107,7 @@ def _meet(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -
             importlib.import_module(f"{_PACKAGE}.start.unmet").settle()
         yield from of_torch(url, timeout=timeout, **kwargs)
         return
-    from farandole.torch.distributed import meeting
+    from farandole.c10d import meeting
 
     met = meeting.meet(asked, timeout)
     yield from (of_torch(url, timeout=timeout, **kwargs) if met is None else met)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from farandole.c10d.sparse import elements_of, sum_into
 from farandole.calls.requests import Op
 from farandole.errors import MismatchError
 from farandole.ops import Average, Max, Min, Product, Sum
-from farandole.torch.distributed.sparse import elements_of, sum_into
 from farandole.torch.kind import check, is_lazy
 
 __all__ = ["PLANS", "Options", "Plan", "one", "room_of"]

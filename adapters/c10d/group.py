@@ -17,15 +17,15 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from farandole.arrays.buffers import check_apart
+from farandole.c10d import messages
+from farandole.c10d.calls import PLANS, Options, Plan, Tensors
+from farandole.c10d.work import Futures, GroupWork
 from farandole.calls.handles import Handle, take, wait_until
 from farandole.calls.leases import in_flight
 from farandole.calls.requests import NOTHING, Call, Op, is_told, refuse, submit, told
 from farandole.errors import ShutdownError
 from farandole.ops import _handle, describe
 from farandole.process_sets import ProcessSet, disband_process_set
-from farandole.torch.distributed import messages
-from farandole.torch.distributed.calls import PLANS, Options, Plan, Tensors
-from farandole.torch.distributed.work import Futures, GroupWork
 from farandole.torch.grad_mode import write
 
 __all__ = ["FarandoleGroup"]
@@ -150,7 +150,7 @@ class FarandoleGroup(ProcessGroup):
         device_types: Any = None,
     ) -> ProcessGroup | None:
         """A group of these ranks of this one, made by them alone; None on others."""
-        from farandole.torch.distributed.world import split
+        from farandole.c10d.world import split
 
         name = group_name or f"{self._name}:{ranks}"
         group: FarandoleGroup | None = split(self, ranks, name, timeout or self._timeout)

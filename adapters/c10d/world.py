@@ -8,10 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 from farandole import runtime, topology
+from farandole.c10d.group import FarandoleGroup
+from farandole.c10d.meeting import StoreBootstrap, has_launcher
 from farandole.calls.requests import Call, Op, on_restart, refuse
 from farandole.process_sets import form_process_set
-from farandole.torch.distributed.group import FarandoleGroup
-from farandole.torch.distributed.meeting import StoreBootstrap, has_launcher
 
 __all__ = ["create", "split"]
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from farandole.c10d.calls import Tensors, one, room_of
+from farandole.c10d.work import Futures, GroupWork
 from farandole.messages import recv_async, send_async
-from farandole.torch.distributed.calls import Tensors, one, room_of
-from farandole.torch.distributed.work import Futures, GroupWork
 from farandole.torch.grad_mode import write
 
 
