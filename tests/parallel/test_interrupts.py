@@ -17,13 +17,12 @@ import numpy as np
 import pytest
 import torch
 
-import farandole
 import farandole as fd
-import farandole.torch
+import farandole.torch as hvd
 
 # ---- an interrupt at a chosen moment of farandole's own Python code, instead of a random one
 
-_ROOMS = {Path(m.__file__ or "").resolve().parent for m in (farandole, farandole.torch)}
+_ROOMS = {Path(m.__file__ or "").resolve().parent for m in (fd, hvd)}
 _MODES = torch.autograd.grad_mode.__file__
 _HANDLING = ("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 
@@ -49,10 +48,10 @@ def interrupted_at(moment: int) -> Iterator[Callable[[], bool]]:
 
 def interrupted(call: Callable[[], Any], moment: int) -> bool:
     """Calls it, on one rank interrupted at that moment and then again; whether it was."""
-    if moment % farandole.size() != farandole.rank():
+    if moment % fd.size() != fd.rank():
         call()
         return False
-    with interrupted_at(moment // farandole.size()) as was:
+    with interrupted_at(moment // fd.size()) as was:
         try:
             call()
         except KeyboardInterrupt:
@@ -67,11 +66,11 @@ def interrupted(call: Callable[[], Any], moment: int) -> bool:
 def at_every_moment(attempt: Callable[[int], bool], least: int = 20) -> None:
     """attempt(moment) for all moments on all ranks; it returns whether there was such a moment."""
     moment = over = 0
-    while over < farandole.size():
+    while over < fd.size():
         was = attempt(moment)
         moment += 1
-        over = 0 if farandole.allreduce(np.array(float(was)), op=farandole.Sum).item() else over + 1
-    assert moment > least * farandole.size()
+        over = 0 if fd.allreduce(np.array(float(was)), op=fd.Sum).item() else over + 1
+    assert moment > least * fd.size()
 
 
 class _Trace:
