@@ -12,7 +12,8 @@ from farandole.compression import Cast, Identity
 
 
 def _shortens(array: Any, dtype: Any) -> bool:
-    return jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize > dtype.itemsize
+    floating = jnp.issubdtype(array.dtype, jnp.floating)
+    return bool(floating and array.dtype.itemsize > dtype.itemsize)
 
 
 def _cast(array: Any, dtype: Any) -> Any:

@@ -8,8 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 
 import pytest
-from torch._C._distributed_c10d import Store
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore, Store
 
 from farandole.c10d import meeting
 from farandole.c10d.meeting import StoreBootstrap
