@@ -231,7 +231,7 @@ format: $(VENV)/.deps-stamp ## rewrite to the style
 build/mypy:
 	mkdir -p $@/farandole && find $@/farandole -xtype l -delete
 	ln -sfn $(abspath pyruntime)/*.py $(abspath pyruntime/py.typed) $(abspath $(dir $(wildcard pyruntime/*/__init__.py))) $(abspath adapters)/* $(abspath extras) $@/farandole/
-	ln -sfn $(abspath adapters)/torch/path/*.py $@/
+	ln -sfn $(abspath adapters)/c10d/path/*.py $@/
 
 # ---- products ---------------------------------------------------------------------------------------------------
 
