@@ -9,7 +9,7 @@ import pytest
 import farandole as fd
 from farandole.arrays.buffers import DTYPES, Buffer
 from farandole.arrays.cuda_array import CudaArray
-from harness import gpu_collectives
+from harness.collectives import CHECKS
 from harness.gpu_double import Gpu, use_double
 
 use_double()
@@ -51,6 +51,6 @@ def double(request):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "bool", "bfloat16"])
-@pytest.mark.parametrize("check", gpu_collectives.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_collective(double, check, dtype):
     check(double, dtype)
