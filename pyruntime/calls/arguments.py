@@ -314,3 +314,19 @@ def check(rows: Mapping[str, Argument] = OPTIONS, /, **values: Any) -> None:
         fault = row.fault(value)
         if fault is not None:
             raise wrong(name, value, row, fault)
+
+
+def factors_of(op: int, divisor: float, process_set: ProcessSet) -> tuple[float, float]:
+    """What gradients are multiplied by before and after their reduction, for the option
+    gradient_predivide_factor. Raises what is wrong with it, or another of these options."""
+    check(op=op, gradient_predivide_factor=divisor, process_set=process_set)
+    if divisor != 1.0 and op != ReduceOp.AVERAGE:
+        raise ValueError("gradient_predivide_factor goes with op=Average only: leave one out")
+    return 1.0 / divisor, float(divisor)
+
+
+def check_compression(compression: Any) -> None:
+    """Raises what is wrong with a compressor."""
+    row = ARGUMENTS["compression"]
+    if fault := row.fault(compression):
+        raise wrong("compression", compression, row, fault)
