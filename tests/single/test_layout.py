@@ -69,7 +69,7 @@ PYTHON_LADDER = (
         "installed",
         "output",
     ),
-    *("arrays", "calls", "observe", "process_sets", "adasum_gpu"),
+    *("arrays", "calls", "observe", "process_sets"),
     *("ops", "messages", "objects"),
     "extension",
     *("adasum", "parameters", "runtime", "features", "worlds", "elastic", "launch", "__init__"),
