@@ -14,15 +14,15 @@ from farandole.calls.arguments import COUNT, FLAG, Argument, check, integer, is_
 from farandole.calls.handles import done_within
 from farandole.calls.public_call import collective_then, heard_by_all
 from farandole.calls.requests import Call, Op, Scope, generation, on_leave, refuse, refuse_all
-from farandole.commits import CHECKSUM, DOCUMENT, FORMAT
+from farandole.commits import DOCUMENT, check_digests, document_of, metadata_of
 from farandole.config import setting
 from farandole.errors import ranks_text
 from farandole.members import set_id
 
-__all__ = ["CHECKSUM", "COUNT", "DOCUMENT", "FLAG", "FORMAT", "Argument", "Call", "Op", "Scope"]
-__all__ += ["check", "collective_then", "done_within", "generation", "heard_by_all", "integer"]
-__all__ += ["is_factor", "on_leave", "ranks_text", "refuse", "refuse_all", "set_id", "setting"]
-__all__ += ["trees"]
+__all__ = ["COUNT", "DOCUMENT", "FLAG", "Argument", "Call", "Op", "Scope", "check"]
+__all__ += ["check_digests", "collective_then", "document_of", "done_within", "generation"]
+__all__ += ["heard_by_all", "integer", "is_factor", "metadata_of", "on_leave", "ranks_text"]
+__all__ += ["refuse", "refuse_all", "set_id", "setting", "trees"]
 
 
 def late(module: str, extras: Mapping[str, str]) -> Callable[[str], Any]:

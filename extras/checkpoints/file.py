@@ -5,8 +5,6 @@ and checked when read. For rank 0 alone, on the thread that saves or loads."""
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import re
 import shutil
@@ -16,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from farandole import CheckpointError
-from farandole.extension import CHECKSUM, DOCUMENT, FORMAT
+from farandole.extension import DOCUMENT, check_digests, document_of, metadata_of
 from farandole.extras.checkpoints.state import Tensors
 from farandole.torch.extension import digest_of
 
@@ -49,8 +47,7 @@ def write(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    text = json.dumps({"format": FORMAT, **checkpoint.document})
-    metadata = {DOCUMENT: text, CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
+    metadata = metadata_of(checkpoint.document)
     part = folder / _PART
     try:
         if not folder.exists():
@@ -120,16 +117,11 @@ def _checked(path: Path) -> Checkpoint:
         raise CheckpointError(f"the checkpoint {path} is missing or damaged: {reason}") from reason
     if DOCUMENT not in metadata:
         raise CheckpointError(f"{path} was not written by farandole.torch.save_checkpoint")
-    text = metadata[DOCUMENT]
-    if hashlib.sha256(text.encode()).hexdigest() != metadata.get(CHECKSUM):
-        raise CheckpointError(f"the checkpoint {path} is damaged: its description has changed")
-    document: dict[str, Any] = json.loads(text)
-    if document["format"] != FORMAT:
-        raise CheckpointError(f"the checkpoint {path} is of a newer farandole: update this one")
-    found = {name: digest_of(x) for name, x in tensors.items()}
-    if found != document["digests"]:
-        changed = {name for name, _ in found.items() ^ document["digests"].items()}
-        raise CheckpointError(f"the checkpoint {path} is damaged: {min(changed)} has changed")
+    try:
+        document = document_of(metadata)
+        check_digests({name: digest_of(x) for name, x in tensors.items()}, document)
+    except ValueError as reason:
+        raise CheckpointError(f"the checkpoint {path} is damaged: {reason}") from reason
     return Checkpoint(document, tensors)
 
 
