@@ -18,6 +18,7 @@ COMMAND = [sys.executable, "-m", "farandole.as_horovod"]
 # makes a real stall, which is to end soon.
 ONE_AFTER_THE_OTHER = f"""
 import os, runpy, sys
+import horovod.torch as hvd
 lines = "amp.py --epochs 2", "amp.py --fp16-allreduce", "elastic.py"
 for arguments in map(str.split, lines):
     sys.argv[:] = arguments
@@ -28,6 +29,7 @@ for arguments in map(str.split, lines):
         runpy.run_path({str(SCRIPTS)!r} + "/" + arguments[0], run_name="__main__")
     except SystemExit as end:
         assert not end.code, arguments
+    hvd.shutdown()
 """
 
 
