@@ -231,8 +231,8 @@ format: $(VENV)/.deps-stamp ## rewrite to the style
 .PHONY: build/mypy
 build/mypy:
 	mkdir -p $@/farandole && find $@/farandole -xtype l -delete
-	ln -sfn $(abspath pyruntime)/*.py $(abspath pyruntime/py.typed) $(abspath $(dir $(wildcard pyruntime/*/__init__.py))) $(abspath adapters)/* $@/farandole/
-	ln -sfn $(abspath adapters)/torch/path/*.py $@/
+	ln -sfn $(abspath pyruntime)/*.py $(abspath pyruntime/py.typed) $(abspath $(dir $(wildcard pyruntime/*/__init__.py))) $(abspath adapters)/* $(abspath extras) $@/farandole/
+	ln -sfn $(abspath adapters)/c10d/path/*.py $@/
 
 # ---- products ---------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from farandole import adasum_gpu, ops
+from farandole import ops
 from farandole._library import check, ffi, lib
 from farandole.arrays.buffers import DTYPES, Buffer, check_apart, dtype_of
 from farandole.arrays.cuda_array import CudaArray
@@ -186,7 +186,7 @@ def _dot_products(tensors: list[Array | CudaArray], label: str, process_set: Pro
 def _gram(stripes: Array | CudaArray, members: int) -> Float64:
     """(p, p) dot products of the rows of (p * n,), in float64."""
     if isinstance(stripes, CudaArray):
-        return adasum_gpu.gram(stripes, members)
+        return _gram_on_gpu(stripes, members)
     stripes = stripes.reshape(members, -1)
     total = np.zeros((len(stripes), len(stripes)))
     with np.errstate(all="ignore"):
@@ -232,7 +232,7 @@ def _flat(buffer: Buffer) -> Array | CudaArray:
 def _scaled(source: Buffer, factor: float, target: Buffer) -> Array | CudaArray:
     """The source times a factor, in the target's memory; 16-bit floats in new float32 memory."""
     if source.device >= 0:
-        return adasum_gpu.scaled(source, factor, target)
+        return _scaled_on_gpu(source, factor, target)
     x, y = _widened(_raw(source)), _raw(target)
     wide = y if y.dtype == x.dtype else np.empty_like(x)
     np.multiply(x, factor, out=wide, casting="same_kind")
@@ -269,7 +269,7 @@ def _widened(raw: Array) -> Array:
 def _store(wide: Array | CudaArray, target: Buffer) -> None:
     """Writes numbers to the buffer, rounded to nearest even."""
     if isinstance(wide, CudaArray):
-        adasum_gpu.store(wide, target)
+        _store_on_gpu(wide, target)
         return
     raw = _raw(target)
     if raw.dtype == np.uint16:
@@ -278,3 +278,45 @@ def _store(wide: Array | CudaArray, target: Buffer) -> None:
         raw[:] = np.where(np.isnan(wide), 0x7FC0, rounded)
     elif raw.__array_interface__["data"] != wide.__array_interface__["data"]:
         raw[:] = wide
+
+
+# ---- on a GPU, by the core's kernels
+
+
+def _gram_on_gpu(stripes: CudaArray, members: int) -> Float64:
+    """(members, members) dot products of the rows of (members * n,), in float64; it waits."""
+    dots = np.zeros((members, members))
+    elements = stripes.shape[0] // members
+    if elements > 0:
+        rows, dtype = stripes.address, DTYPES.index(stripes.dtype)
+        out = ffi.from_buffer("double[]", dots, require_writable=True)
+        check(
+            lib.farandole_gpu_dots(
+                stripes.device, dtype, rows, members, elements, stripes.stream, out
+            )
+        )
+    return dots
+
+
+def _scaled_on_gpu(source: Buffer, factor: float, target: Buffer) -> CudaArray:
+    """The flat source times a factor, in the target's memory; 16-bit floats as new float32."""
+    wide = CudaArray.over(target)
+    if DTYPES[source.dtype] in ("float16", "bfloat16"):  # added in float32
+        count = prod(source.shape)
+        wide = CudaArray.empty(DTYPES.index("float32"), (count,), target.device, target.stream)
+    _scale_on_gpu(wide, CudaArray.over(source), factor)
+    return wide
+
+
+def _store_on_gpu(wide: CudaArray, target: Buffer) -> None:
+    """Writes what _scaled_on_gpu() gave to the target, rounded to nearest even."""
+    if wide.dtype != DTYPES[target.dtype]:
+        _scale_on_gpu(CudaArray.over(target), wide, 1.0)
+
+
+def _scale_on_gpu(target: CudaArray, source: CudaArray, factor: float) -> None:
+    count = source.shape[0]
+    if count > 0:
+        to, of = (DTYPES.index(x.dtype) for x in (target, source))
+        addresses = (to, target.address, of, source.address)
+        check(lib.farandole_gpu_scale(target.device, *addresses, count, factor, source.stream))

@@ -2,7 +2,7 @@
 """Commits of elastic training on the disk: one safetensors file in a folder of the user's own,
 written as a whole or not at all, and checked when read. For rank 0, on the thread that commits.
 
-Document and checksums are those of farandole.torch's checkpoints, and so are the trees.
+Document and checksums are those of torch's checkpoints, and so are the trees.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,11 +63,36 @@ class Block(NamedTuple):
     shape: tuple[int, ...]
     flat: Flat
 
-    def digest(self) -> str:
-        """As farandole.torch.checkpoints.state.digest() has it."""
-        hasher = hashlib.sha256(f"torch.{self.dtype} {self.shape}".encode())
-        hasher.update(self.flat.data)
-        return hasher.hexdigest()
+
+def digest(dtype: str, shape: tuple[int, ...], flat: Flat) -> str:
+    """SHA-256 of a tensor's dtype, shape and elements."""
+    hasher = hashlib.sha256(f"torch.{dtype} {shape}".encode())
+    hasher.update(flat.data)
+    return hasher.hexdigest()
+
+
+def metadata_of(document: dict[str, Any]) -> dict[str, str]:
+    """What describes a file: the document and its checksum."""
+    text = json.dumps({"format": FORMAT, **document})
+    return {DOCUMENT: text, CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
+
+
+def document_of(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """The document. Raises ValueError for one that has changed, or is of a newer format."""
+    text = metadata[DOCUMENT]
+    if hashlib.sha256(text.encode()).hexdigest() != metadata.get(CHECKSUM):
+        raise ValueError("its description has changed")
+    document: dict[str, Any] = json.loads(text)
+    if document["format"] != FORMAT:
+        raise ValueError("it is of a newer farandole: update this one")
+    return document
+
+
+def check_digests(digests: dict[str, str], document: dict[str, Any]) -> None:
+    """Raises ValueError where a tensor is not the one that was written."""
+    if digests != document["digests"]:
+        changed = {name for name, _ in digests.items() ^ document["digests"].items()}
+        raise ValueError(f"{min(changed)} has changed")
 
 
 class Blocks(trees.Elements):
@@ -91,12 +116,12 @@ class Blocks(trees.Elements):
         """As in Elements. A framework that nobody has imported has no arrays here."""
         torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
         if torch is not None and isinstance(value, torch.Tensor):
-            from farandole.torch.checkpoints.state import as_block
+            from farandole.torch.blocks import as_block, held
 
-            dtype, shape, flat = as_block(value, path)
-            if dtype not in _CODES:
-                raise TypeError(f"state, {path}: safetensors has no {dtype}")
-            return {KIND: "tensor", "name": self._put(path, Block(dtype, shape, flat))}
+            block = Block(*as_block(held(value, path)))
+            if block.dtype not in _CODES:
+                raise TypeError(f"state, {path}: safetensors has no {block.dtype}")
+            return {KIND: "tensor", "name": self._put(path, block)}
         if jax is not None and isinstance(value, jax.Array):
             return {KIND: "jax", "array": trees.encode(_as_numpy(value, path), path, self)}
         return None
@@ -104,7 +129,7 @@ class Blocks(trees.Elements):
     def decode(self, tree: dict[str, Any]) -> Any:
         """As in Elements."""
         if tree[KIND] == "tensor":
-            from farandole.torch.checkpoints.state import of_block
+            from farandole.torch.blocks import of_block
 
             return of_block(*self.found[tree["name"]])
         if tree[KIND] == "jax":
@@ -139,10 +164,12 @@ def write_commit(folder: Path, values: dict[str, Any], ranks: int) -> None:
     blocks = Blocks()
     try:
         shared = {name: trees.encode(x, name, blocks) for name, x in values.items()}
-        text = _document(shared, blocks, ranks)
+        digests = {name: digest(*block) for name, block in blocks.found.items()}
+        document = {"ranks": ranks, "shared": shared, "digests": digests, "own": [{}] * ranks}
+        metadata = metadata_of(document)
     except RecursionError:
         raise TypeError("the state contains itself, or is nested too deeply for a file") from None
-    header = _header(text, blocks.found)
+    header = _header(metadata, blocks.found)
     try:
         with _opened(folder, make=True) as place:
             with contextlib.suppress(FileNotFoundError):
@@ -187,17 +214,8 @@ def read_commit(folder: Path, like: dict[str, Any]) -> dict[str, Any] | None:
         ) from reason
 
 
-def _document(shared: dict[str, Tree], blocks: Blocks, ranks: int) -> str:
-    digests = {name: block.digest() for name, block in blocks.found.items()}
-    own: list[dict[str, Tree]] = [{}] * ranks
-    return json.dumps(
-        {"format": FORMAT, "ranks": ranks, "shared": shared, "digests": digests, "own": own}
-    )
-
-
-def _header(text: str, found: dict[str, Block]) -> bytes:
-    checksum = hashlib.sha256(text.encode()).hexdigest()
-    header: dict[str, Any] = {_METADATA: {DOCUMENT: text, CHECKSUM: checksum}}
+def _header(metadata: dict[str, str], found: dict[str, Block]) -> bytes:
+    header: dict[str, Any] = {_METADATA: metadata}
     begin = 0
     for name, block in found.items():
         place = [begin, begin + block.flat.nbytes]
@@ -218,13 +236,7 @@ def _parsed(data: bytes) -> tuple[dict[str, Any], dict[str, Block]]:
     if length > _LONGEST_HEADER or begin > len(data):
         raise ValueError(f"its header has {length} bytes, the file {len(data)}")
     header = json.loads(data[_LENGTH.size : begin])
-    metadata = header.pop(_METADATA)
-    text = metadata[DOCUMENT]
-    if hashlib.sha256(text.encode()).hexdigest() != metadata[CHECKSUM]:
-        raise ValueError("its description has changed")
-    document: dict[str, Any] = json.loads(text)
-    if document["format"] != FORMAT:
-        raise ValueError("a newer farandole wrote it: update this one")
+    document = document_of(header.pop(_METADATA))
     found = {}
     for name, told in header.items():
         dtype, size = _DTYPES[told["dtype"]]
@@ -236,10 +248,7 @@ def _parsed(data: bytes) -> tuple[dict[str, Any], dict[str, Block]]:
             raise ValueError(f"{name} does not have the bytes of its shape {shape}")
         flat = np.frombuffer(data, np.uint8, last - first, first).copy()  # to be written to
         found[name] = Block(dtype, shape, flat)
-    digests = {name: block.digest() for name, block in found.items()}
-    if digests != document["digests"]:
-        changed = {name for name, _ in digests.items() ^ document["digests"].items()}
-        raise ValueError(f"{min(changed)} has changed")
+    check_digests({name: digest(*block) for name, block in found.items()}, document)
     return document, found
 
 

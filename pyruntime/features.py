@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from farandole.installed import cards, nccl_version
 from farandole.runtime import met_by
 from farandole.start.living import Living
@@ -42,26 +44,6 @@ def mpi_built() -> bool:
     return True
 
 
-def gloo_enabled() -> bool:
-    """False: farandole has a shared-memory backend of its own.
-
-    Examples:
-        >>> hvd.gloo_enabled()
-        False
-    """
-    return False
-
-
-def gloo_built() -> bool:
-    """False: farandole has a shared-memory backend of its own.
-
-    Examples:
-        >>> hvd.gloo_built()
-        False
-    """
-    return False
-
-
 def nccl_built() -> int:
     """NCCL's version code (22707 for 2.27.7), as found at run time; 0 without a GPU or NCCL.
 
@@ -82,31 +64,19 @@ def cuda_built() -> bool:
     return cards() > 0
 
 
-def rocm_built() -> bool:
-    """False: there is no ROCm backend.
+def _never(name: str, why: str) -> Callable[[], bool]:
+    """A question whose answer is no."""
 
-    Examples:
-        >>> hvd.rocm_built()
-        False
-    """
-    return False
+    def ask() -> bool:
+        return False
 
-
-def ddl_built() -> bool:
-    """False: IBM DDL is not supported.
-
-    Examples:
-        >>> hvd.ddl_built()
-        False
-    """
-    return False
+    ask.__name__ = ask.__qualname__ = name
+    ask.__doc__ = f"False: {why}.\n\nExamples:\n    >>> hvd.{name}()\n    False\n"
+    return ask
 
 
-def ccl_built() -> bool:
-    """False: oneCCL is not used.
-
-    Examples:
-        >>> hvd.ccl_built()
-        False
-    """
-    return False
+gloo_enabled = _never("gloo_enabled", "farandole has a shared-memory backend of its own")
+gloo_built = _never("gloo_built", "farandole has a shared-memory backend of its own")
+rocm_built = _never("rocm_built", "there is no ROCm backend")
+ddl_built = _never("ddl_built", "IBM DDL is not supported")
+ccl_built = _never("ccl_built", "oneCCL is not used")

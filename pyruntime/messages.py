@@ -19,12 +19,12 @@ from typing import Any, TypeVar, cast
 
 from farandole._library import ffi
 from farandole.arrays.buffers import Buffer
-from farandole.calls import repeats
+from farandole.calls import prepared
 from farandole.calls.arguments import ARGUMENTS
 from farandole.calls.handles import Handle, OneHandle, value_of
 from farandole.calls.leases import lend
+from farandole.calls.prepared import PreparedCall
 from farandole.calls.public_call import collective
-from farandole.calls.repeats import Repeat
 from farandole.calls.requests import Call, Op, submit
 from farandole.members import ProcessSet, denoted, global_process_set, members_of, set_id
 from farandole.ops import _blocking, _handle, describe
@@ -51,7 +51,7 @@ def _known(op: Op, peer: str) -> Any:
     return calls
 
 
-class _Again(Repeat):
+class _Again(PreparedCall):
     """A message on the same terms as an earlier one, of an array of the same form; on a CPU."""
 
     __slots__ = ("_collect", "_source", "_what")
@@ -85,12 +85,12 @@ def _repeating(start: _C) -> _C:
         if not args:
             return start(**kwargs)
         array, *terms = args
-        again = repeats.again(start, array, tuple(terms), kwargs, by_name=False)
+        again = prepared.again(start, array, tuple(terms), kwargs, by_name=False)
         if again is not None:
             return again
         handle = start(*args, **kwargs)
-        if handle.repeat is not None:
-            repeats.remember(start, array, tuple(terms), kwargs, handle.repeat, by_name=False)
+        if handle.prepared is not None:
+            prepared.remember(start, array, tuple(terms), kwargs, handle.prepared, by_name=False)
         return handle
 
     return cast("_C", call)
@@ -128,7 +128,7 @@ def send_async(
         submit(call, [buffer]), [buffer], [tensor], lambda _: None, what, timeout
     )
     if buffer.device < 0:
-        handle.repeat = _Again(call, tensor, buffer, None, handle)
+        handle.prepared = _Again(call, tensor, buffer, None, handle)
     return handle
 
 
@@ -166,7 +166,7 @@ def recv_async(
     handle: Handle[int] = _handle(numbers, [buffer], [tensor], collect, what, timeout)
     if buffer.device < 0:
         known = None if source is None else index(source)
-        handle.repeat = _Again(call, tensor, buffer, known, handle)
+        handle.prepared = _Again(call, tensor, buffer, known, handle)
     return handle
 
 

@@ -23,13 +23,13 @@ import numpy as np
 
 from farandole.arrays.buffers import Buffer, check_apart
 from farandole.arrays.kinds import Kind, kind_of
-from farandole.calls import documents, repeats
+from farandole.calls import documents, prepared
 from farandole.calls.arguments import ReduceOp as ReduceOp
 from farandole.calls.arguments import shown
 from farandole.calls.gpu_handle import GpuHandle
 from farandole.calls.handles import Handle, take, value_of
+from farandole.calls.prepared import PreparedCall
 from farandole.calls.public_call import collective, collective_then
-from farandole.calls.repeats import Repeat
 from farandole.calls.requests import (
     MIRRORED,
     NOTHING,
@@ -48,7 +48,7 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
-_again = repeats.again
+_again = prepared.again
 _MISSING: Any = object()  # stands for a tensor that the caller left out, or passed by name
 
 
@@ -79,7 +79,7 @@ def _start(
 
     handle = _handle(submit(call, inputs, outputs), inputs, tensors, collect, call, timeout)
     if len(tensors) == 1 and call.op in MIRRORED and (in_place or kinds[0].gives_itself()):
-        handle.repeat = Repeat(call, tensors[0], inputs[0], in_place, timeout)
+        handle.prepared = PreparedCall(call, tensors[0], inputs[0], in_place, timeout)
     return handle
 
 
@@ -139,8 +139,8 @@ def _single(
         if tensor is _MISSING:
             return by_name(args, kwargs)
         handle = start([tensor], *args, **kwargs)
-        if handle.repeat is not None:
-            repeats.remember(start, tensor, args, kwargs, handle.repeat)
+        if handle.prepared is not None:
+            prepared.remember(start, tensor, args, kwargs, handle.prepared)
         return handle.map(lambda results: results[0])
 
     def by_name(args: Any, kwargs: Any) -> Handle[T]:

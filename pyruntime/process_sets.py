@@ -10,7 +10,7 @@ from typing import Any
 
 from farandole import topology
 from farandole.arrays.buffers import Buffer
-from farandole.calls import repeats
+from farandole.calls import prepared
 from farandole.calls.handles import Handle, value_of
 from farandole.calls.public_call import collective_then
 from farandole.calls.requests import NOTHING, Call, Op, allow_threads, submit
@@ -108,7 +108,7 @@ def remove_process_set(process_set: ProcessSet) -> Callable[[], bool]:
         Handle(submit(call, [NOTHING]), _value, what).wait()
         process_set.process_set_id = None
         registered.remove(process_set)
-        repeats.clear()
+        prepared.clear()
         return True
 
     return meet
@@ -157,14 +157,14 @@ def disband_process_set(process_set: ProcessSet, name: str) -> None:
     call = Call(Op.REMOVE_SET, name, root=number, by_members=True)
     with contextlib.suppress(FarandoleError):  # the job has ended
         Handle(submit(call, [shape]), _value, name)
-    repeats.clear()
+    prepared.clear()
 
 
 def forget_all() -> None:
     """Unregisters every set. shutdown() calls this."""
     while registered:
         registered.pop().process_set_id = None
-    repeats.clear()
+    prepared.clear()
 
 
 def _value(numbers: Any) -> int:

@@ -17,18 +17,17 @@ from typing import Any
 from farandole._library import check_count, ffi, lib
 from farandole._library import error as core_error
 from farandole.calls import leases, requests
+from farandole.calls.handles import SLICE
 from farandole.config import without_effect
 from farandole.errors import RETRIED, FarandoleError, StallError
 from farandole.installed import nvidia_folders
 from farandole.members import ProcessSet
 from farandole.observe import prometheus, stacks
-from farandole.parameter_shard import abandon_all
 from farandole.process_sets import add_process_set, forget_all
 from farandole.start import bootstrap, leaving, limits, supervised, unmet
 from farandole.topology import local_size, not_initialized
 
 _BLOB_CAPACITY = 1 << 16  # bytes
-_SLICE = 0.15  # seconds between looks at Python's signals
 _START_EXTRA = 10.0  # seconds: some ranks still start the core while others wait for the outcome
 _lock = threading.RLock()
 _job: bootstrap.Bootstrap | None = None
@@ -285,7 +284,7 @@ def _leave_core(cause: str, limit: float | None = None) -> Exception | None:
     """Stops the core; returns its error, if any. `cause`: of this rank's failure; empty: none."""
     deadline = float("inf") if limit is None else time.monotonic() + limit
     while True:  # in slices, so that Ctrl-C works
-        code = lib.farandole_shutdown(int(bool(cause)), cause.encode(), _SLICE)
+        code = lib.farandole_shutdown(int(bool(cause)), cause.encode(), SLICE)
         if code != lib.FARANDOLE_PENDING:
             break
         if time.monotonic() > deadline:
@@ -310,7 +309,7 @@ def _leave(
         broken = bool(lib.farandole_broken())
         interrupt: BaseException | None = None
         try:
-            abandon_all()
+            requests.leave()
             failure = _leave_core(cause, limit)
         except BaseException as reason:  # Ctrl-C, or the limit: stop waiting
             interrupt = reason

@@ -52,7 +52,7 @@ RESULTS = HOME / "results.jsonl"
 PASSED = HOME / "passed.json"
 LINES = HOME / "lines"  # of Python, and the tests that run them
 UNDER_TEST = HOME / "original.json"  # the file that holds a mutant now, as it was
-MUTATED = ("csrc/control", "csrc/data", "csrc/runtime", "pyruntime", "adapters")
+MUTATED = ("csrc/control", "csrc/data", "csrc/runtime", "pyruntime", "extras", "adapters")
 ENOUGH_SECONDS = (
     400.0  # of tests that run the line of a mutant of Python; watched side by side, so slow
 )

@@ -34,7 +34,7 @@ def settings(data: Path, tree: Path) -> str:
 parallel = true
 data_file = {data}/lines
 context = ${{{_NOW}-}}
-include = {tree}/pyruntime/*, {tree}/adapters/*
+include = {tree}/pyruntime/*, {tree}/adapters/*, {tree}/extras/*
 disable_warnings = no-data-collected
 """
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jax import numpy as jnp
 
-from farandole.calls.arguments import ARGUMENTS, check, wrong
+from farandole.calls.arguments import check, check_compression
 from farandole.calls.public_call import collective_then
 from farandole.calls.requests import Op
 from farandole.jax.collectives import allreduce, broadcast
@@ -36,9 +36,7 @@ def _reducer(
 ) -> Callable[[Any], Any]:
     """What reduces a pytree of gradients. Raises the error about a wrong option."""
     check(op=op, process_set=process_set)
-    row = ARGUMENTS["compression"]
-    if fault := row.fault(compression):
-        raise wrong("compression", compression, row, fault)
+    check_compression(compression)
 
     def reduce(gradients: Any) -> Any:
         leaves, form = jax.tree.flatten(gradients)

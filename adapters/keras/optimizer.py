@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from farandole.calls.arguments import ARGUMENTS, check, shown, wrong
+from farandole.calls.arguments import check, check_compression, factors_of, shown
 from farandole.members import ProcessSet, global_process_set
 from farandole.ops import Average
 
@@ -108,21 +108,16 @@ def DistributedOptimizer(
         >>> type(optimizer).__name__
         'SGD'
     """
-    check(op=op, process_set=process_set)
-    check(gradient_predivide_factor=gradient_predivide_factor)
+    before, after = factors_of(op, gradient_predivide_factor, process_set)
     check(backward_passes_per_step=backward_passes_per_step)
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor goes with op=Average only: leave one out")
-    row = ARGUMENTS["compression"]
-    if compression is not None and (fault := row.fault(compression)):
-        raise wrong("compression", compression, row, fault)
+    if compression is not None:
+        check_compression(compression)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"optimizer is {shown(optimizer)}: pass a keras.optimizers.Optimizer")
     if isinstance(optimizer, ReducingOptimizer):
         raise ValueError("optimizer is distributed already: wrap it once")
     _check_scaling(optimizer)
     calls()
-    after = float(gradient_predivide_factor)
     if backward_passes_per_step > 1:
         if optimizer.built or optimizer.gradient_accumulation_steps:
             raise ValueError(
@@ -139,7 +134,7 @@ def DistributedOptimizer(
         "_farandole",
         {
             "op": op,
-            "factors": (1.0 / gradient_predivide_factor, after),
+            "factors": (before, after),
             "compression": compression,
             "sparse_as_dense": sparse_as_dense,
             "process_set": process_set,

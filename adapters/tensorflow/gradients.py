@@ -9,21 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole.calls.arguments import ARGUMENTS, check, wrong
+from farandole.calls.arguments import check_compression, factors_of
 from farandole.members import ProcessSet, global_process_set
 from farandole.ops import Average
 from farandole.tensorflow.collectives import grouped_allreduce
 from farandole.tensorflow.compression import Compression
-
-
-def check_options(op: int, factor: float, compression: Any, process_set: ProcessSet) -> None:
-    """Raises the error about a wrong option of those that reduce gradients."""
-    check(op=op, gradient_predivide_factor=factor, process_set=process_set)
-    if factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor goes with op=Average only: leave one out")
-    row = ARGUMENTS["compression"]
-    if fault := row.fault(compression):
-        raise wrong("compression", compression, row, fault)
 
 
 def reduce_gradients(
@@ -113,12 +103,13 @@ def DistributedGradientTape(
         >>> hvd.DistributedGradientTape(tape).gradient(loss, x).numpy()
         array([2., 4.], dtype=float32)
     """
-    check_options(op, gradient_predivide_factor, compression, process_set)
+    factors = factors_of(op, gradient_predivide_factor, process_set)
+    check_compression(compression)
     if not isinstance(gradtape, tf.GradientTape):
         raise TypeError(f"gradtape is a {type(gradtape).__name__}: pass a tf.GradientTape")
     gradtape._options = {
         "op": op,
-        "factors": (1.0 / gradient_predivide_factor, gradient_predivide_factor),
+        "factors": factors,
         "compression": compression,
         "sparse_as_dense": sparse_as_dense,
         "process_set": process_set,

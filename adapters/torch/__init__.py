@@ -7,6 +7,8 @@ hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 """
 
+from typing import TYPE_CHECKING
+
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as _reason:
@@ -16,6 +18,7 @@ except ModuleNotFoundError as _reason:
         "farandole.torch needs PyTorch, which is not installed: `pip install torch`"
     ) from _reason
 
+from farandole.c10d import register as _register
 from farandole.errors import (
     CheckpointError,
     FarandoleError,
@@ -25,24 +28,41 @@ from farandole.errors import (
     ShutdownError,
     StallError,
 )
+from farandole.extension import late as _late
 from farandole.objects import allgather_object, broadcast_object
 from farandole.observe.metrics import log_metrics, metrics
 from farandole.torch import elastic
-from farandole.torch.checkpoints.checkpoint import CheckpointWrite, load_checkpoint, save_checkpoint
-from farandole.torch.checkpoints.loader import ResumableLoader
 from farandole.torch.compression import Compression
-from farandole.torch.ddp_hook import DDPHookState, ddp_comm_hook
-from farandole.torch.diloco import DiLoCo
-from farandole.torch.distributed import register as _register
 from farandole.torch.feedback.compressor import FeedbackCompressor
 from farandole.torch.functions import broadcast_optimizer_state, broadcast_parameters
-from farandole.torch.learning_rate import check_learning_rate, linear_warmup
 from farandole.torch.memory import empty
 from farandole.torch.mpi_ops import *  # noqa: F403
 from farandole.torch.mpi_ops import __all__ as _calls
 from farandole.torch.optimizer import DistributedOptimizer, ReducingOptimizer
 from farandole.torch.sharded.layout import merge_sharded_state_dicts
-from farandole.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
+
+if TYPE_CHECKING:
+    from farandole.extras.checkpoints import (
+        CheckpointWrite,
+        ResumableLoader,
+        load_checkpoint,
+        save_checkpoint,
+    )
+    from farandole.extras.ddp_hook import DDPHookState, ddp_comm_hook
+    from farandole.extras.diloco import DiLoCo
+    from farandole.extras.learning_rate import check_learning_rate, linear_warmup
+    from farandole.extras.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
+else:  # they import this package
+    __getattr__ = _late(
+        __name__,
+        {
+            "checkpoints": "CheckpointWrite ResumableLoader load_checkpoint save_checkpoint",
+            "ddp_hook": "DDPHookState ddp_comm_hook",
+            "diloco": "DiLoCo",
+            "learning_rate": "check_learning_rate linear_warmup",
+            "sync_batch_norm": "SyncBatchNorm convert_sync_batchnorm",
+        },
+    )
 
 __all__ = [
     "CheckpointError",

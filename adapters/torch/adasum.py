@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from farandole import ops
-from farandole.calls import requests
-from farandole.members import ProcessSet, set_id
+from farandole.calls.requests import Scope
+from farandole.members import ProcessSet
 from farandole.ops import Adasum, Max
 from farandole.torch.compression import Compressor
 from farandole.torch.grad_mode import without_grad
@@ -31,17 +31,13 @@ class Deltas:
         self.process_set = process_set
         self._compressor_of = compressor_of
         self._names = list(names)
-        self._generation = -1
-        self._scope = ""
+        self._scope = Scope("adasum optimizer", process_set)
         self._starts: list[tuple[str, Tensor, Tensor]] = []
 
     @property
     def scope(self) -> str:
         """The optimizer's name in calls; changes after shutdown() and init()."""
-        if self._generation != requests.generation():
-            self._generation = requests.generation()
-            self._scope = requests.next_scope("adasum optimizer", set_id(self.process_set))
-        return self._scope
+        return self._scope.name
 
     @without_grad
     def begin(self, optimizer: torch.optim.Optimizer) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from farandole import ops
 from farandole.calls.arguments import number, shown
 from farandole.members import ProcessSet
-from farandole.ops import Adasum, Average
+from farandole.ops import Adasum
 from farandole.torch.compression import AnyCompressor
 
 Groups = int | Sequence[Sequence[Tensor]] | None
@@ -36,12 +36,8 @@ class Settings:
     groups: dict[int, tuple[int, int]]  # parameter's id -> (group, its number of members)
 
 
-def check_options(
-    op: int, predivide: float, accumulate: str, views: bool, shard_state: bool | str
-) -> None:
+def check_options(op: int, accumulate: str, views: bool, shard_state: bool | str) -> None:
     """Raises ValueError for options that do not go together."""
-    if predivide != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor goes with op=Average only")
     if accumulate not in ("sum", "mean"):
         raise ValueError(f"accumulate is 'sum' or 'mean', not {accumulate!r}")
     if shard_state not in (False, True, "elementwise"):

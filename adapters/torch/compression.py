@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from farandole.compression import Cast, Identity
 from farandole.ops import Average, Sum
 from farandole.torch.feedback.compressor import FeedbackCompressor
 from farandole.torch.feedback.compressors import Int8, OneBit, PowerSGD, TopK
@@ -32,35 +33,13 @@ AnyCompressor = Compressor | FeedbackCompressor
 Choice = AnyCompressor | Callable[[str, Tensor], AnyCompressor]
 
 
-class _Identity:
-    """Sends tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        return tensor
+def _shortens(tensor: Tensor, dtype: torch.dtype) -> bool:
+    return tensor.is_floating_point() and tensor.element_size() > dtype.itemsize
 
 
-class _Cast:
-    """Sends floating-point tensors in a shorter dtype; the sum itself is taken in float32."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-
-    def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
-        if not tensor.is_floating_point() or tensor.element_size() <= self.dtype.itemsize:
-            return tensor, None
-        check(tensor)  # torch's cast would read beyond a storage that was shrunk
-        return tensor.to(self.dtype), tensor.dtype
-
-    def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
-        return tensor if ctx is None else tensor.to(ctx)
-
-    def __repr__(self) -> str:
-        return f"Compression({self.dtype})"
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    check(tensor)  # torch's cast would read beyond a storage that was shrunk
+    return tensor.to(dtype)
 
 
 class Compression:
@@ -70,9 +49,9 @@ class Compression:
     with error feedback, for DistributedOptimizer.
     """
 
-    none = _Identity
-    fp16 = _Cast(torch.float16)
-    bf16 = _Cast(torch.bfloat16)
+    none = Identity
+    fp16 = Cast(torch.float16, _shortens, _cast)
+    bf16 = Cast(torch.bfloat16, _shortens, _cast)
     topk = TopK
     powersgd = PowerSGD
     int8 = Int8

@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import torch
 from torch import Tensor
 
-from farandole.calls.arguments import check
+from farandole.calls.arguments import check, factors_of
 from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Adasum, Average, ReduceOp
 from farandole.torch.adasum import Deltas, DeltaStep
@@ -116,12 +116,10 @@ def DistributedOptimizer(
         >>> optimizer.zero_grad()
     """
     with heard_by_all(process_set) if shard_state else nullcontext():
-        check(op=op, process_set=process_set, gradient_predivide_factor=gradient_predivide_factor)
+        before, after = factors_of(op, gradient_predivide_factor, process_set)
         check(backward_passes_per_step=backward_passes_per_step)
         _check(optimizer)
-        check_options(
-            *(op, gradient_predivide_factor, accumulate, gradient_as_bucket_view, shard_state),
-        )
+        check_options(op, accumulate, gradient_as_bucket_view, shard_state)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         names = parameter_names(optimizer, named_parameters)
         for parameter, name in zip(parameters, names, strict=True):
@@ -130,8 +128,8 @@ def DistributedOptimizer(
         settings = Settings(
             process_set=set_id(process_set),
             reduce_op=ReduceOp(op),
-            prescale=1.0 / gradient_predivide_factor,
-            postscale=gradient_predivide_factor,
+            prescale=before,
+            postscale=after,
             compressor_of=chooser(compression),
             sparse_as_dense=sparse_as_dense,
             groups=assign(parameters, groups, num_groups),

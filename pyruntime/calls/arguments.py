@@ -5,7 +5,6 @@ wrapper of public calls checks by it, on the caller's thread."""
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Set
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -75,7 +74,8 @@ def _anything(_: Any) -> Fault:
     return None
 
 
-def _integer(value: Any, least: int, most: int) -> Fault:
+def integer(value: Any, least: int, most: int = _LARGEST_RANK) -> Fault:
+    """What is wrong with a value that should be an int of this range."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         return TypeError
     try:
@@ -100,7 +100,8 @@ def number(value: Any) -> float | None:
         return math.nan
 
 
-def _is_factor(value: Any) -> Fault:
+def is_factor(value: Any) -> Fault:
+    """What is wrong with a value that should be a number."""
     if type(value) is float and value == value:
         return None
     as_float = number(value)
@@ -121,13 +122,13 @@ def _is_timeout(value: Any) -> Fault:
 def _is_op(value: Any) -> Fault:
     if value is None or type(value) is ReduceOp:
         return None
-    return _integer(value, 0, len(_OPS) - 1)
+    return integer(value, 0, len(_OPS) - 1)
 
 
 def _is_average(value: Any) -> Fault:
     if value is None or isinstance(value, (bool, np.bool_)):
         return None
-    return _integer(value, 0, 1)
+    return integer(value, 0, 1)
 
 
 def _is_name(value: Any) -> Fault:
@@ -153,7 +154,7 @@ def _is_process_set(value: Any) -> Fault:
 
 
 def _is_root(value: Any) -> Fault:
-    return _integer(value, 0, _LARGEST_RANK)
+    return integer(value, 0, _LARGEST_RANK)
 
 
 def _is_source(value: Any) -> Fault:
@@ -161,7 +162,7 @@ def _is_source(value: Any) -> Fault:
 
 
 def _is_tag(value: Any) -> Fault:
-    return _integer(value, 0, 2**63 - 1)
+    return integer(value, 0, 2**63 - 1)
 
 
 def _is_list(value: Any) -> Fault:
@@ -186,13 +187,13 @@ def _is_compression(value: Any) -> Fault:
 
 
 def _is_share(value: Any) -> Fault:
-    return None if value is None else _is_factor(value)
+    return None if value is None else is_factor(value)
 
 
 def _is_passes(value: Any) -> Fault:
     if number(value) is not None and not hasattr(value, "__index__"):
         return ValueError
-    return _integer(value, 1, _LARGEST_RANK)
+    return integer(value, 1, _LARGEST_RANK)
 
 
 def _is_divisor(value: Any) -> Fault:
@@ -209,37 +210,13 @@ _ARRAYS = Argument(
 _FACTOR = "pass a number that is not NaN"
 
 
-def _is_path(value: Any) -> Fault:
-    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
-        return TypeError
-    return None if os.fspath(value) and "\0" not in os.fspath(value) else ValueError
-
-
-def _is_state(value: Any) -> Fault:
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        return TypeError
-    return ValueError if any(not name or "/" in name for name in value) else None
-
-
 def _is_flag(value: Any) -> Fault:
     return None if isinstance(value, bool) else TypeError
 
 
-def _is_shape(value: Any) -> Fault:
-    if not isinstance(value, (list, tuple)):
-        return TypeError
-    faults = [_integer(size, 1, 2**63 - 1) for size in value]
-    return next((fault for fault in faults if fault), None if value else ValueError)
-
-
-def _is_real_dtype(value: Any) -> Fault:
-    try:
-        return None if value is not None and np.dtype(value).kind in "fiu" else ValueError
-    except TypeError:
-        return TypeError
-
-
-_PATH = "pass a path as a text or pathlib.Path"
+# Rows that several have.
+COUNT = Argument("pass an int, 1 at least", _is_passes)
+FLAG = Argument("pass True or False", _is_flag)
 
 
 def _checked_later(means: str) -> Argument:
@@ -263,8 +240,8 @@ ARGUMENTS: dict[str, Argument] = {
         _is_op,
     ),
     "average": Argument("pass True or False, or op= in its place", _is_average),
-    "prescale_factor": Argument(_FACTOR, _is_factor, "inputs are multiplied by it"),
-    "postscale_factor": Argument(_FACTOR, _is_factor, "results are multiplied by it"),
+    "prescale_factor": Argument(_FACTOR, is_factor, "inputs are multiplied by it"),
+    "postscale_factor": Argument(_FACTOR, is_factor, "results are multiplied by it"),
     "compression": Argument(
         "pass Compression.none, fp16 or bf16, or a class with compress and decompress (one with "
         "error feedback goes with DistributedOptimizer, which keeps what it loses)",
@@ -314,35 +291,6 @@ ARGUMENTS: dict[str, Argument] = {
     "params": _checked_later(
         "a dict of arrays, such as model.state_dict(), or a list of arrays or of (name, array)"
     ),
-    "folder": Argument(_PATH, _is_path, "of the checkpoints; it is made where it is missing"),
-    "path": Argument(_PATH, _is_path, "a file, or a folder of checkpoints; rank 0's counts"),
-    "state": Argument(
-        "pass a dict whose keys are texts without '/', such as {'model': model, 'epoch': 3}",
-        _is_state,
-        "objects with state_dict() and load_state_dict(), as models, optimizers, schedulers, "
-        "samplers and loaders, torch's Generators, and values: numbers, texts, tensors, NumPy's "
-        "arrays, and lists and dicts of these",
-    ),
-    "keep": Argument(
-        "pass an int, 1 at least",
-        lambda value: _integer(value, 1, _LARGEST_RANK),
-        "how many checkpoints stay in the folder; older ones are removed",
-    ),
-    "wait": Argument("pass True or False", _is_flag, "whether to return when it is written"),
-    "shape": Argument("pass a list of ints, one at least, none of them 0", _is_shape),
-    "dtype": Argument("pass a float or integer type of NumPy", _is_real_dtype),
-    "initial": Argument(
-        "pass a number that is not NaN, or a function (rows) -> their first values",
-        lambda value: None if callable(value) else _is_factor(value),
-    ),
-    "update": Argument(
-        "pass 'add' or a function (old, values) -> new",
-        lambda value: None if callable(value) or str(value) == "add" else ValueError,
-    ),
-    "staleness": Argument(
-        "pass an int, 0 at least, or None for no bound",
-        lambda value: None if value is None else _integer(value, 0, 2**62),
-    ),
     "optimizer": _checked_later("an optimizer of torch.optim, or one that derives from it"),
 }
 
@@ -353,16 +301,32 @@ OPTIONS: dict[str, Argument] = {
         lambda value: TypeError if value is None else _is_op(value),
     ),
     "process_set": ARGUMENTS["process_set"],
-    "backward_passes_per_step": Argument("pass an int, 1 at least", _is_passes),
-    "every": Argument("pass an int, 1 at least", _is_passes),
-    "overlap": Argument("pass True or False", _is_flag),
+    "backward_passes_per_step": COUNT,
+    "every": COUNT,
     "gradient_predivide_factor": Argument("pass a finite number other than 0", _is_divisor),
 }
 
 
-def check(**values: Any) -> None:
+def check(rows: Mapping[str, Argument] = OPTIONS, /, **values: Any) -> None:
     """Raises what is wrong with the first wrong one of these options, by their names."""
     for name, value in values.items():
-        fault = OPTIONS[name].fault(value)
+        row = rows.get(name) or OPTIONS[name]
+        fault = row.fault(value)
         if fault is not None:
-            raise wrong(name, value, OPTIONS[name], fault)
+            raise wrong(name, value, row, fault)
+
+
+def factors_of(op: int, divisor: float, process_set: ProcessSet) -> tuple[float, float]:
+    """What gradients are multiplied by before and after their reduction, for the option
+    gradient_predivide_factor. Raises what is wrong with it, or another of these options."""
+    check(op=op, gradient_predivide_factor=divisor, process_set=process_set)
+    if divisor != 1.0 and op != ReduceOp.AVERAGE:
+        raise ValueError("gradient_predivide_factor goes with op=Average only: leave one out")
+    return 1.0 / divisor, float(divisor)
+
+
+def check_compression(compression: Any) -> None:
+    """Raises what is wrong with a compressor."""
+    row = ARGUMENTS["compression"]
+    if fault := row.fault(compression):
+        raise wrong("compression", compression, row, fault)

@@ -7,9 +7,9 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from farandole.calls.arguments import ARGUMENTS
+from farandole.calls.arguments import ARGUMENTS, Argument
 
 _RAISES = """\
 Raises:
@@ -23,10 +23,10 @@ Raises:
 _EXAMPLES = "\nExamples:\n"
 
 
-def complete(doc: str, arguments: Iterable[str]) -> str:
+def complete(doc: str, arguments: Iterable[str], rows: Mapping[str, Argument] = ARGUMENTS) -> str:
     """A docstring with its arguments and errors, before its examples if there are any."""
     text, examples, code = inspect.cleandoc(doc).partition(_EXAMPLES)
-    lines = [_line(name) for name in arguments]
+    lines = [_line(name, rows) for name in arguments]
     sections = ["Arguments:\n" + "\n".join(lines) + "\n"] * bool(lines) + [_RAISES]
     return "\n\n".join([text.rstrip(), *(s.rstrip() for s in sections)]) + (
         "\n" + examples + code if examples else ""
@@ -47,6 +47,6 @@ def of_waiting(doc: str) -> str:
     return doc.replace("_async", "").replace(".wait()", "")
 
 
-def _line(name: str) -> str:
-    text = f"{name}: {ARGUMENTS[name].said}."
+def _line(name: str, rows: Mapping[str, Argument] = ARGUMENTS) -> str:
+    text = f"{name}: {rows[name].said}."
     return textwrap.fill(text, 100, initial_indent=4 * " ", subsequent_indent=8 * " ")

@@ -20,7 +20,7 @@ from farandole.errors import ShutdownError, StallError
 
 T = TypeVar("T")
 R = TypeVar("R")
-_SLICE = 0.15  # seconds between looks at Python's signals: Ctrl-C works within 0.2 s
+SLICE = 0.15  # seconds between looks at Python's signals: Ctrl-C works within 0.2 s
 _ANSWER_SECONDS = 1.0  # for the coordinator to answer whom a call waits for
 _EXPLANATION_BYTES = 1 << 14
 _OK, _PENDING = lib.FARANDOLE_OK, lib.FARANDOLE_PENDING
@@ -42,7 +42,7 @@ class Handle(Generic[T]):
         "_timeout",
         "_value",
         "_what",
-        "repeat",
+        "prepared",
     )
 
     def __init__(
@@ -62,7 +62,7 @@ class Handle(Generic[T]):
         self._lock: Any = None  # made by the first wait that needs it
         self._error: Exception | None = None
         self._value: T
-        self.repeat: Any = None  # how the call can be made again: a repeats.Repeat
+        self.prepared: Any = None  # to make the call again: a prepared.PreparedCall
 
     def wait(self, timeout: float | None = None) -> T:
         """Blocks until done and returns the result.
@@ -167,7 +167,7 @@ class OneHandle(Handle[T]):
         numbers = self._numbers
         plain = timeout is None and self._timeout is None and self._collect is None
         mine = plain and numbers is not None and self._epoch == _epoch()
-        if mine and _finish(numbers[0], _SLICE) == _OK:  # in one thread at most
+        if mine and _finish(numbers[0], SLICE) == _OK:  # in one thread at most
             self._numbers = None
             _end_one(numbers[0], None)
             return self._value
@@ -224,13 +224,20 @@ def wait_until(handles: Any, deadline: float | None) -> int:
     if count == 0:  # an empty group
         return int(_OK)
     numbers = numbers_of(handles)
-    wait = _SLICE
+    wait = SLICE
     while True:
         if deadline is not None:
-            wait = max(0.0, min(_SLICE, deadline - monotonic()))
+            wait = max(0.0, min(SLICE, deadline - monotonic()))
         code = int(lib.farandole_wait(numbers, count, wait))
         if code != _PENDING or (deadline is not None and monotonic() >= deadline):
             return code
+
+
+def done_within(handle: Handle[Any], seconds: float) -> bool:
+    """Whether it is done or failed, after so many seconds at most; of one tensor. In one sleep:
+    for threads that handle no signals."""
+    numbers = handle._numbers
+    return numbers is None or bool(lib.farandole_wait(numbers_of(numbers), 1, seconds) != _PENDING)
 
 
 def is_under_way(number: int) -> bool:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from farandole.calls.arguments import ARGUMENTS, shown, wrong
+from farandole.calls.arguments import ARGUMENTS, Argument, shown, wrong
 from farandole.calls.documents import complete
 from farandole.calls.requests import Call, Op, is_told, refuse_all, told
 from farandole.members import denoted, global_process_set
@@ -61,15 +62,17 @@ def collective_then(
     unnamed: str | None = None,
     tell: Callable[[list[Call], Exception], None] = refuse_all,
     calls: Callable[[dict[str, Any]], list[Call]] | None = None,
+    rows: Mapping[str, Argument] = ARGUMENTS,
 ) -> Callable[[Callable[P, Callable[[], R]]], Callable[P, R]]:
     """As `collective`, for functions that only prepare, and return a function that makes the calls.
 
     Errors in that second function are reported by the calls it makes. `tell` reports errors to
-    the peers; it gets several calls if it can't be known which one they make.
+    the peers; it gets several calls if it can't be known which one they make. `rows`: of arguments
+    that the table has not.
     """
 
     def decorate(prepare: Callable[P, Callable[[], R]]) -> Callable[P, R]:
-        checks = _Checks(prepare, op, first, unnamed, tell, calls)
+        checks = _Checks(prepare, op, first, unnamed, tell, calls, {**ARGUMENTS, **rows})
 
         @functools.wraps(prepare)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -90,6 +93,16 @@ def collective_then(
     return decorate
 
 
+@contextmanager
+def heard_by_all(process_set: Any, meeting: str) -> Iterator[None]:
+    """Within it an error is told to the ranks that meet in an allgather of this name, too."""
+    try:
+        yield
+    except Exception as reason:
+        refuse_all([Call(Op.ALLGATHER, meeting, number) for number in denoted(process_set)], reason)
+        raise
+
+
 def is_collective(function: object) -> bool:
     """Whether a public function, or one that it wraps, is checked here."""
     return hasattr(inspect.unwrap(function, stop=lambda f: hasattr(f, "_checks")), "_checks")  # type: ignore[arg-type]
@@ -106,6 +119,7 @@ class _Checks:
         unnamed: str | None,
         tell: Callable[[list[Call], Exception], None] = refuse_all,
         calls: Callable[[dict[str, Any]], list[Call]] | None = None,
+        rows: Mapping[str, Argument] = ARGUMENTS,
     ) -> None:
         # The name for errors, whichever form of the call was used.
         plain = function.__name__.strip("_").removesuffix("_async")
@@ -117,13 +131,14 @@ class _Checks:
         self._calls = calls or self._named
         self._signature = inspect.signature(function)
         self._order = list(self._signature.parameters)
-        unknown = [name for name in self._order if name not in ARGUMENTS]
+        unknown = [name for name in self._order if name not in rows]
         if unknown:
             raise TypeError(
                 f"{self._name}: give {', '.join(unknown)} a row in farandole.calls.arguments"
             )
         self._about_sets = op in (Op.ADD_SET, Op.REMOVE_SET)  # these are calls of the world
-        self._faults = {name: ARGUMENTS[name].fault for name in self._order}
+        self._rows = rows
+        self._faults = {name: rows[name].fault for name in self._order}
         if self._about_sets:
             self._faults = {name: lambda _: None for name in self._order}
         self._in_order = [self._faults[name] for name in self._order]
@@ -131,7 +146,7 @@ class _Checks:
     def documented(self, function: Any) -> str:
         """The function's docstring, with its arguments and errors."""
         arguments = [] if self._about_sets else self._order  # theirs is no set of the call's
-        return complete(function.__doc__ or "", arguments)
+        return complete(function.__doc__ or "", arguments, self._rows)
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raises the error of the first wrong argument; what does not fit raises by itself."""
@@ -140,14 +155,14 @@ class _Checks:
                 return
             fault = self._in_order[i](value)
             if fault is not None:
-                raise wrong(self._order[i], value, ARGUMENTS[self._order[i]], fault)
+                raise wrong(self._order[i], value, self._rows[self._order[i]], fault)
         for name, value in kwargs.items():
             check = self._faults.get(name)
             if check is None:
                 return
             fault = check(value)
             if fault is not None:
-                raise wrong(name, value, ARGUMENTS[name], fault)
+                raise wrong(name, value, self._rows[name], fault)
 
     def _unbound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError | None:
         """The error if they do not fit the signature."""

@@ -17,6 +17,7 @@ from farandole.arrays.buffers import NOWHERE, Buffer
 from farandole.calls import leases
 from farandole.calls.leases import lend, lend_all
 from farandole.errors import MismatchError
+from farandole.members import ProcessSet, set_id
 
 
 class Op(IntEnum):
@@ -70,11 +71,24 @@ _generation = 0
 _joins: Counter[int] = Counter()  # join() calls of this rank, by process set
 _scopes: Counter[tuple[int, str, int]] = Counter()  # by generation, kind and process set
 _at_restart: list[Callable[[], None]] = []
+_at_leave: list[Callable[[], None]] = []
 
 
 def on_restart(forget: Callable[[], None]) -> None:
     """Registers a function that every init() calls, to forget what was under way before."""
     _at_restart.append(forget)
+
+
+def on_leave(say: Callable[[], None]) -> Callable[[], None]:
+    """Registers a function that is called when this rank leaves the job, while it can send."""
+    _at_leave.append(say)
+    return say
+
+
+def leave() -> None:
+    """Lets all who want to say something before this rank leaves. shutdown() calls this."""
+    for say in _at_leave:
+        say()
 
 
 def restart() -> None:
@@ -100,6 +114,25 @@ def next_scope(kind: str, process_set: int) -> str:
     key = (_generation, kind, process_set)
     _scopes[key] += 1
     return f"{kind}.{_scopes[key] - 1}"
+
+
+class Scope:
+    """The name of an object's calls; another one after shutdown() and init()."""
+
+    def __init__(self, kind: str, process_set: ProcessSet) -> None:
+        """As next_scope(), at the first use."""
+        self._kind = kind
+        self._set = process_set
+        self._generation = -1
+        self._name = ""
+
+    @property
+    def name(self) -> str:
+        """For now."""
+        if self._generation != _generation:
+            self._generation = _generation
+            self._name = next_scope(self._kind, set_id(self._set))
+        return self._name
 
 
 def joins(process_set: int) -> int:

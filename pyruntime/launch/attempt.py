@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from farandole.config import setting
 from farandole.errors import counted, ranks_text
+from farandole.launch.commands import Launcher
 from farandole.launch.door import Door
 from farandole.launch.job import Job, outer_environment
-from farandole.launch.launchers import Launcher
 from farandole.launch.processes import LocalProcesses
 from farandole.start.server import Guest
 from farandole.start.supervised import ADDRESS, KEY, LEAVE, Said, What, Whereabouts

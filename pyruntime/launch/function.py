@@ -20,8 +20,8 @@ from typing import IO, Any, TypeVar
 import cloudpickle
 
 from farandole.errors import FarandoleError, PeerError, ShutdownError, StallError
+from farandole.launch.commands import find
 from farandole.launch.job import Job, outer_environment, parse_hostfile, parse_hosts
-from farandole.launch.launchers import find
 from farandole.launch.result_server import KEY, Outcome, ResultServer
 
 R = TypeVar("R")

@@ -18,8 +18,8 @@ from queue import SimpleQueue
 
 from farandole.errors import counted
 from farandole.launch.attempt import Attempt, Ending, Event, Signal, say
+from farandole.launch.commands import Launcher
 from farandole.launch.job import Host, Job
-from farandole.launch.launchers import Launcher
 from farandole.launch.roster import Blacklist, Roster, places, plan, ranks_on
 
 PREEMPTED = 75  # the exit code if a signal ended the job before it had finished: start it again

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from farandole.errors import counted, from_code, ranks_text
-from farandole.observe.flight_calls import (
+from farandole.observe.flight import (
     Call,
+    Page,
     Shared,
     calls_of,
     members_of,
@@ -17,7 +17,6 @@ from farandole.observe.flight_calls import (
     shared_calls,
 )
 
-Page = dict[str, Any]
 _MOST = 10  # lines about one kind of trouble
 _USUAL_NS = 100_000_000  # a call that is younger is no finding: ranks are never in step exactly
 

@@ -22,8 +22,7 @@ from rich.table import Table
 
 from farandole.errors import FarandoleError, counted
 from farandole.observe import flight
-from farandole.observe.flight import Page
-from farandole.observe.flight_calls import message_text
+from farandole.observe.flight import Page, message_text
 from farandole.output import console
 
 _EVENTS = 512  # events read for the step rate

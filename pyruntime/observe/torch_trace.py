@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from farandole.observe.flight_calls import Call, members_of, shared_calls
-
-Page = dict[str, Any]
+from farandole.observe.flight import Call, Page, members_of, shared_calls
 
 # Format version 2.10 of torch 2.5 and newer; it knows the backends and operations of c10d only.
 _VERSION = "2.10"
@@ -54,7 +52,7 @@ def _entry(page: Page, call: Call, number: int, sequence: int) -> dict[str, Any]
         return time + epoch if time else None
 
     return {
-        "frames": [{"name": call.name or f"unnamed {call.order}", "filename": "", "line": 0}],
+        "frames": [{"name": call.label, "filename": "", "line": 0}],
         "record_id": number,
         "pg_id": call.process_set,
         "process_group": (str(call.process_set), f"process set {call.process_set}"),

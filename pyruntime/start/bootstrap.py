@@ -227,7 +227,7 @@ def _of_torchrun(seconds: float) -> Bootstrap:
 def _between_hosts(seconds: float) -> Bootstrap:
     torchrun.check()
     try:
-        from farandole.torch.distributed.meeting import of_torchrun
+        from farandole.c10d.meeting import of_torchrun
     except ImportError as error:
         raise LibraryError(
             f"WORLD_SIZE says {TORCHRUN.size} processes, of which some run on other hosts "

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import farandole
 from farandole import installed
 from farandole._library import is_of_core, lib, text
-from farandole.observe import flight_cli, top, trace_cli
+from farandole.observe import flight_cli, top, trace
 from farandole.start import unmet
 from farandole.tools import bench, doctor, settings, tune
 from farandole.tools import run as launch
@@ -77,7 +77,7 @@ _COMMANDS: dict[str, tuple[_Run, _Declare]] = {
     "export": (flight_cli.run_export, flight_cli.add_export_arguments),
     "run": (launch.run, launch.add_arguments),
     "top": (top.run, top.add_arguments),
-    "trace": (trace_cli.run, trace_cli.add_arguments),
+    "trace": (trace.run, trace.add_arguments),
     "tune": (tune.run, tune.add_arguments),
 }
 

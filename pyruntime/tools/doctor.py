@@ -22,8 +22,7 @@ from farandole.output import console
 from farandole.start.bootstrap import Coming, Farewell, connect
 from farandole.start.launchers import launched_rank, promised_ranks
 from farandole.tools.doctor_backends import BACKENDS
-from farandole.tools.doctor_checks import CHECKS
-from farandole.tools.finding import Finding, Level
+from farandole.tools.doctor_checks import CHECKS, Finding, Level
 
 _TROUBLE = (Level.ERROR, Level.WARNING)
 _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}

@@ -15,7 +15,7 @@ import numpy as np
 
 from farandole.errors import counted
 from farandole.installed import cards
-from farandole.tools.finding import Finding, Level
+from farandole.tools.doctor_checks import Finding, Level
 
 _SIZES = {"rides along": 10, "one block": 10_000, "many blocks": 1_000_000}  # float32 elements
 

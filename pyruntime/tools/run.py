@@ -16,8 +16,8 @@ from typing import Any
 
 import farandole
 from farandole.config import setting
+from farandole.launch.commands import find
 from farandole.launch.job import Job, outer_environment, parse_hostfile, parse_hosts
-from farandole.launch.launchers import find
 from farandole.launch.roster import ranks_on
 from farandole.launch.supervisor import Rules, supervise
 

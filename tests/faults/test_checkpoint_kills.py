@@ -21,8 +21,8 @@ KILLER = """
 import os, random, signal, sys, traceback
 from pathlib import Path
 import torch
-from farandole.torch.checkpoints.file import Checkpoint, read, write
-from farandole.torch.checkpoints.state import digest
+from farandole.extras.checkpoints.file import Checkpoint, read, write
+from farandole.torch.extension import digest_of
 
 torch.set_num_threads(1)  # threads and forks do not go together
 kills, folder = int(sys.argv[1]), Path(sys.argv[2])
@@ -33,7 +33,7 @@ def save(n, acknowledge):
     while True:
         n += 1
         x = torch.full((SIZE,), float(n))
-        document = {"shared": {"n": n}, "digests": {"x": digest(x)}, "own": [{}], "ranks": 1}
+        document = {"shared": {"n": n}, "digests": {"x": digest_of(x)}, "own": [{}], "ranks": 1}
         write(folder, Checkpoint(document, {"x": x}), keep=2)
         os.write(acknowledge, n.to_bytes(8, "little"))
 
@@ -132,7 +132,7 @@ def test_another_rank_dies(
     fork_ranks: Callable[..., ForkJob], tmp_path: Path, moment: str, left: int
 ) -> None:
     """What has been gathered before is written; else the file before stays."""
-    from farandole.torch.checkpoints.file import Checkpoint, read
+    from farandole.extras.checkpoints.file import Checkpoint, read
 
     folder = tmp_path / "run"
     source = OF_TWO.replace("FOLDER", repr(str(folder))).replace("MOMENT", repr(moment))

@@ -147,24 +147,6 @@ def test_the_line_under_mpirun_comes_at_once(mpi_ranks):
     assert min(delays) <= 0.2
 
 
-WHEN = {
-    "before a collective": "raise ValueError('boom')",
-    "during a collective": "h = fd.allreduce_async(x, name='other'); raise ValueError('boom')",
-    "after a collective": "fd.allreduce(x, name='of the others'); raise ValueError('boom')",
-}
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("when", WHEN)
-def test_an_exception(fork_ranks, when, ranks):
-    source = START + f"if rank == 1:\n    {WHEN[when]}\nwait_for_peer()\n"
-    job = fork_ranks(source, ranks)
-    results = job.finish()
-    assert [r.returncode for r in results] == [int(rank == 1) for rank in range(ranks)]
-    for rank in set(range(ranks)) - {1}:
-        assert "rank 1 left: ValueError: boom" in job.ranks[rank].output
-
-
 # What a machine may lack: every rank gets the same error at init(), and all end.
 SHORTAGES = {
     "files": (

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from farandole.observe import flight
-from farandole.observe.flight_calls import calls_of
+from farandole.observe.flight import calls_of
 from farandole.tools import cli
 
 HEAD = """

@@ -90,15 +90,6 @@ def test_under_mpirun(mpi_ranks, way):
 
 
 @pytest.mark.parametrize("leave", ["os._exit(7)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_sudden_death_without_mpi(fork_ranks, leave):
-    job = fork_ranks(program(leave), 3)
-    results = job.finish()
-    check_peers(job.output(), 3, "died")
-    assert results[1].returncode in (7, -signal.SIGKILL)
-    assert results[0].returncode == results[2].returncode == 1
-
-
-@pytest.mark.parametrize("leave", ["os._exit(7)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_sudden_death_under_mpirun(mpi_ranks, leave):
     # MPI itself ends the survivors here: no hang, no residue, and a line that names the dead rank,
     # unless the launcher (MPICH's) is so fast that only its own is seen.

@@ -229,35 +229,6 @@ except fd.StallError as error:
     assert re.search(f"rank 1, rank 3 {NAMED}", job.output()), job.output()
 
 
-def test_a_rank_that_does_not_leave(mpi_ranks):
-    source = (
-        HEAD
-        + """
-fd.init()
-if rank == 0:
-    try:
-        fd.shutdown()
-    except fd.StallError as error:
-        print(f"rank {rank} got StallError: {error}", flush=True)
-    assert not fd.is_initialized()
-    WORLD.send("gave up", 1)
-else:
-    WORLD.recv(source=0)
-    try:
-        fd.allreduce(np.ones(1))
-    except fd.StallError as error:
-        print(f"rank {rank} got StallError: {error}", flush=True)
-    fd.shutdown()
-fd.init()
-check()
-"""
-    )
-    result = mpi_ranks(source, 2, {"FARANDOLE_SHUTDOWN_TIMEOUT": "0.5"}).finish(60).check()
-    said = "got StallError: rank 0 waited in shutdown.*for rank 1 to leave too"
-    assert len(re.findall(said, result.out)) == 2, result.out
-    assert result.out.count("is fine") == 2, result.out
-
-
 @in_session
 def test_shutdown_is_interrupted(mpi_ranks):
     source = (

@@ -226,11 +226,11 @@ server.close()
 def test_a_server_that_runs_out_of_memory(fork_ranks: Start) -> None:
     """What its thread raises reaches the worker, and all others by a message."""
     program = f"""{HEAD}
-from farandole import parameter_shard
+from farandole.extras.parameter_server import shard
 if rank == 1:
     def scarce(*_, **__):
         raise MemoryError("no memory for a push")
-    parameter_shard.Server._body = scarce
+    shard.Server._body = scarce
 try:
     with fd.ParameterServer((size,), staleness=0) as server:
         if rank == 0:

@@ -169,21 +169,6 @@ assert faulthandler.unregister(taken[0] - 1)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_swapped_order_simply_works(fork_ranks, ranks):
-    source = (
-        HEAD
-        + """
-names = ["a", "b", "c"][:: 1 if rank % 2 else -1]
-handles = {name: fd.allreduce_async(x, op=fd.Sum, name=name) for name in names}
-for name in "abc":
-    assert handles[name].wait()[0] == size * (size + 1) / 2
-"""
-    )
-    job = fork_ranks(source, ranks, QUICK)
-    assert [r.returncode for r in job.finish()] == [0] * ranks, job.output()
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
 def test_the_last_batch_only_on_some_ranks(fork_ranks, ranks):
     source = (
         HEAD

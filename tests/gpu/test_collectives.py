@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 import farandole as fd
-from harness import gpu_collectives
-from harness.gpu_arrays import Cupy
+from harness.collectives import CHECKS
+from harness.gpu_arrays import CASES, LIBRARIES, Cupy
 
 
-@pytest.mark.parametrize(("library", "dtype"), gpu_collectives.CASES)
-@pytest.mark.parametrize("check", gpu_collectives.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(("library", "dtype"), CASES)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_collective(check, library, dtype):
-    gpu_collectives.run(check, library, dtype)
+    check(LIBRARIES[library](), dtype)
 
 
 @pytest.mark.ranks(4)

@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from harness import gpu_collectives
+from harness.collectives import CHECKS
+from harness.gpu_arrays import LIBRARIES
 
 os.environ["FARANDOLE_GPU_BACKEND"] = "host"  # read by init(), which comes later
 
@@ -14,6 +15,6 @@ FEW = [("cupy", "float32"), ("cupy", "uint8"), ("torch", "bfloat16")]
 
 
 @pytest.mark.parametrize(("library", "dtype"), FEW)
-@pytest.mark.parametrize("check", gpu_collectives.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_collective(check, library, dtype):
-    gpu_collectives.run(check, library, dtype)
+    check(LIBRARIES[library](), dtype)

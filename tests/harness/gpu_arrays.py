@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from harness.arrays import Array
+from harness.arrays import DTYPES, Array
 
-__all__ = ["LIBRARIES", "Cupy", "Library", "OnGpu", "Torch", "slow"]
+__all__ = ["CASES", "LIBRARIES", "Arrays", "Cupy", "Library", "Torch", "slow"]
 
 _SLOW = r"""
 extern "C" __global__ void slow(unsigned long long nanoseconds) {
@@ -24,8 +24,8 @@ extern "C" __global__ void slow(unsigned long long nanoseconds) {
 """
 
 
-class OnGpu(Protocol):
-    """Arrays on a GPU, there and back; all work is queued in the current stream, get() waits."""
+class Arrays(Protocol):
+    """A library's arrays, there and back; all work is queued in the current stream, get() waits."""
 
     def put(self, x: Array, dtype: str) -> Any:
         """An array of this dtype with these values; bfloat16 from float32."""
@@ -34,7 +34,7 @@ class OnGpu(Protocol):
         """The values; bfloat16 as float32."""
 
 
-class Library(OnGpu, Protocol):
+class Library(Arrays, Protocol):
     """And streams."""
 
     def full(self, count: int, value: float) -> Any:
@@ -119,6 +119,9 @@ class Torch:
 
 
 LIBRARIES: dict[str, type[Cupy] | type[Torch]] = {"cupy": Cupy, "torch": Torch}
+# Torch shares what is beneath with CuPy: those of its dtypes that differ, or matter most.
+CASES = [("cupy", dtype) for dtype in DTYPES]
+CASES += [("torch", dtype) for dtype in ("bfloat16", "float16", "float32", "int64", "bool")]
 
 
 @functools.cache

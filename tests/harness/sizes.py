@@ -26,7 +26,6 @@ TABLE: tuple[tuple[tuple[int, ...], str, str], ...] = (
         "blocks, stripes, halving, sets and own states come out differently for each",
     ),
     ((2, 3, 4), "horovod_defects torch_sparse", "so were the defects that they remember"),
-    ((2, 3), "message_strangers", "pairs, and rings whose neighbours differ"),
     ((1, 4), "torch_checkpoint", "from one to many, and from many to one"),
     ((2, 3, 4), "point_to_point", "rings, pairs that share a rank, and pairs that do not"),
     (
@@ -36,7 +35,7 @@ TABLE: tuple[tuple[tuple[int, ...], str, str], ...] = (
     ),
     (
         (1, 2),
-        "float8 gpu_arrays repeats torch_strangers torch_weights torch_workers tune",
+        "float8 gpu_arrays prepared torch_strangers torch_weights torch_workers tune",
         "a pair will do",
     ),
     (
@@ -53,8 +52,7 @@ TABLE: tuple[tuple[tuple[int, ...], str, str], ...] = (
     ((2,), "gpu_torch", "NCCL rounds a third in its own way"),
     (
         (3,),
-        "horovod_errors torch_distributed torch_distributed_groups torch_distributed_messages "
-        "torch_kept",
+        "torch_distributed torch_distributed_groups torch_distributed_messages torch_kept",
         "alone, nothing is reduced",
     ),
     ((2, 3), "torch_feedback torch_feedback_use", "a pair, and ranks that differ in more"),

@@ -6,17 +6,15 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from harness.mpirun import MPI_ENVIRONMENT, find_mpirun, mpirun
+from harness.mpirun import MPI_ENVIRONMENT, mpirun
 from harness.process import PATIENCE, Process
 
 FARANDOLE = str(Path(sys.executable).with_name("farandole"))
-OPEN_MPI = "Open MPI" in subprocess.check_output([find_mpirun(), "--version"], text=True)
 
 # The shape of scripts for torchrun: without RANK it is one process, and trains alone. Each rank has
 # data of its own. Arguments: the backend, and what to import.

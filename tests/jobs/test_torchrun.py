@@ -132,14 +132,6 @@ def test_a_rank_that_never_comes(start, absent):
         assert "WORLD_SIZE says 3 processes, which must all be on this host" in result.out
 
 
-def test_variables_without_torchrun(start):
-    port = free_port()
-    jobs = [start([sys.executable], **place(rank, 2, port)) for rank in range(2)]
-    out = "".join(finish(job).check().out for job in jobs)
-    for rank in range(2):
-        assert out.count(f"rank {rank} of 2 has 3.") == 2
-
-
 def test_a_port_that_changes_in_a_living_process(start):
     port = free_port()
     jobs = [start([sys.executable], "moves", **place(rank, 2, port), **LIMIT) for rank in range(2)]

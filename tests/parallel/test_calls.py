@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How calls meet: names, order, handles, groups, kinds of arrays."""
 
-import array
 import gc
 import random
 
@@ -39,12 +38,6 @@ def test_names_meet_in_any_order():
         for name in reversed(names):
             expected = total(fd.size()) * int(name[7:])
             assert handles[name].wait().tolist() == [expected] * 3
-
-
-def test_unnamed_calls_meet_by_order():
-    handles = [fd.allreduce_async(ones_of(fd.rank(), (i + 1,)) * i, op=fd.Sum) for i in range(100)]
-    for i, handle in enumerate(handles):
-        assert handle.wait().tolist() == [total(fd.size()) * i] * (i + 1)
 
 
 def test_unnamed_calls_of_different_operations_meet_by_order():
@@ -107,29 +100,6 @@ def test_groups_of_the_other_collectives():
     assert scattered[1].tolist() == [[size, size]]
     copies = fd.grouped_broadcast([ones_of(rank), ones_of(rank, (1,))], root_rank=size - 1)
     assert [x.tolist() for x in copies] == [[size] * 3, [size]]
-
-
-def test_empty_group():
-    assert fd.grouped_allreduce([]) == []
-
-
-def test_kinds_come_back():
-    expected = total(fd.size())
-    value = fd.rank() + 1
-    for x, kind in [
-        (np.full(3, value, "i4"), np.ndarray),
-        (array.array("i", [value] * 3), array.array),
-        (memoryview(np.full(3, value, "i4")), memoryview),
-    ]:
-        result = fd.allreduce(x, op=fd.Sum)
-        assert isinstance(result, kind)
-        assert list(result) == [expected] * 3
-    assert isinstance(fd.broadcast(bytearray([value] * 2), 0), bytearray)
-    assert fd.broadcast(bytes([value] * 2), 0).tobytes() == b"\1\1"
-
-
-def test_scalars():
-    assert fd.allreduce(np.float32(fd.rank()), op=fd.Max) == fd.size() - 1
 
 
 def test_strided_arrays_are_read_as_they_look():

@@ -191,12 +191,6 @@ def test_what_all_ranks_refuse(case):
         call()
 
 
-@pytest.mark.parametrize("factor", ["prescale_factor", "postscale_factor"])
-def test_an_infinite_factor_is_applied(factor):
-    infinite = fd.allreduce(np.ones(3), name="scaled", **{factor: float("inf")})
-    assert np.isinf(infinite).all()
-
-
 @pytest.mark.parametrize("op", [fd.Sum, fd.Adasum])
 @pytest.mark.parametrize("adapter", [np.asarray, torch.from_numpy])
 def test_a_group_in_place_shares_no_memory(adapter, op):

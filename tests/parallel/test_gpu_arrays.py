@@ -13,14 +13,12 @@ from farandole.adasum import coefficients
 from farandole.arrays import dlpack
 from farandole.arrays.cuda_array import CudaArray
 from farandole.calls import leases
-from harness.arrays import COMPLEX, FLOATS, assert_same, data, has_op, reduced, rows_of
+from harness.arrays import assert_same, data, reduced
 from harness.gpu_double import Array, Gpu, use_double
 
 pytestmark = pytest.mark.world("double")  # the GPU double stays in a process
 
 use_double()
-DTYPES = ["uint8", "int64", "float16", "float32", "float64", "complex64", "bool"]
-SHAPES = [(), (7,), (3, 5), (0,), (300_000,)]
 OUT_OF_MEMORY = 2
 
 
@@ -37,87 +35,10 @@ def everyone(shape, dtype, salt=0):
     return [data(rank, shape, dtype, salt) for rank in range(fd.size())]
 
 
-def is_exact(dtype, op):
-    return op != "Average" or dtype not in FLOATS + COMPLEX
-
-
 def test_nccl_of_the_double_runs_between_processes(gpu):
     x = gpu.array(np.full(100, fd.rank() + 1.0, "f4"))
     assert fd.allreduce_(x, op=fd.Sum) is x
     assert gpu.read(x).tolist() == [fd.size() * (fd.size() + 1) / 2] * 100
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", ["Average", "Sum", "Max"])
-def test_allreduce(gpu, dtype, op):
-    if not has_op(dtype, op):
-        return
-    for shape in SHAPES:
-        inputs = everyone(shape, dtype)
-        mine = gpu.array(inputs[fd.rank()])
-        result = fd.allreduce(mine, op=getattr(fd, op), name=f"{dtype}.{op}.{shape}")
-        assert isinstance(result, CudaArray)
-        assert_same(gpu.read(result), reduced(op, inputs), is_exact(dtype, op))
-        assert_same(gpu.read(mine), inputs[fd.rank()])
-        assert fd.allreduce_(mine, op=getattr(fd, op)) is mine
-        assert_same(gpu.read(mine), reduced(op, inputs), is_exact(dtype, op))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_broadcast(gpu, dtype):
-    for shape in SHAPES:
-        inputs = everyone(shape, dtype)
-        mine = gpu.array(inputs[fd.rank()])
-        root = fd.size() - 1
-        assert_same(gpu.read(fd.broadcast(mine, root)), inputs[root])
-        assert fd.broadcast_(mine, root) is mine
-        assert_same(gpu.read(mine), inputs[root])
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "float32", "complex64"])
-@pytest.mark.parametrize(
-    "rows", [lambda r: r, lambda r: r + 1, lambda r: 4000 * (r % 2), lambda r: 0]
-)
-def test_allgather(gpu, dtype, rows):
-    fd.allreduce(gpu.array(np.zeros(1)))  # an array without elements does not say where it lies
-    inputs = [data(r, (rows(r), 3), dtype) for r in range(fd.size())]
-    result = fd.allgather(gpu.array(inputs[fd.rank()]))
-    assert_same(gpu.read(result), np.concatenate(inputs))
-
-
-@pytest.mark.parametrize("rows", [1, 7, 4000])
-def test_reducescatter(gpu, rows):
-    inputs = everyone((rows, 3), "float32")
-    result = fd.reducescatter(gpu.array(inputs[fd.rank()]), op=fd.Sum)
-    expected = reduced("Sum", inputs)[rows_of(fd.rank(), rows, fd.size())]
-    assert_same(gpu.read(result), expected)
-
-
-@pytest.mark.parametrize("scale", [1, 500])
-def test_alltoall(gpu, scale):
-    size, rank = fd.size(), fd.rank()
-    splits = [[scale * ((sender + to) % 3) for to in range(size)] for sender in range(size)]
-    inputs = [data(r, (sum(splits[r]) + 2, 3), "float32") for r in range(size)]  # 2 rows stay
-    output, received = fd.alltoall(gpu.array(inputs[rank]), splits[rank])
-    parts = []
-    for sender in range(size):
-        begin = sum(splits[sender][:rank])
-        parts.append(inputs[sender][begin : begin + splits[sender][rank]])
-    assert_same(gpu.read(output), np.concatenate(parts))
-    assert received.tolist() == [splits[sender][rank] for sender in range(size)]
-
-
-@pytest.mark.parametrize("scale", [0, 1, 500])
-def test_scatter(gpu, scale):
-    fd.allreduce(gpu.array(np.zeros(1)))  # an array without elements does not say where it lies
-    splits = [scale * (r % 3 + 1) for r in range(fd.size())]  # all or none: the double counts calls
-    for root in range(fd.size()):
-        whole = data(root, (sum(splits) + 2, 3), "float32")  # 2 rows stay
-        mine = gpu.array(whole if fd.rank() == root else np.full((4, 3), 9, "float32"))
-        start = sum(splits[: fd.rank()])
-        result = fd.scatter(mine, root, splits)
-        assert isinstance(result, CudaArray)
-        assert_same(gpu.read(result), whole[start : start + splits[fd.rank()]])
 
 
 def test_groups_of_gpu_and_cpu_memory(gpu):

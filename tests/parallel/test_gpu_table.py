@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table that tests/gpu runs on cards, on the GPU double: the table itself is right."""
 
+import os
+
 import numpy as np
 import pytest
 
 import farandole as fd
 from farandole.arrays.buffers import DTYPES, Buffer
 from farandole.arrays.cuda_array import CudaArray
-from harness import gpu_collectives
+from harness.collectives import CHECKS
 from harness.gpu_double import Gpu, use_double
 
 use_double()
@@ -40,13 +42,15 @@ class Double:
         return (raw.astype(np.uint32) << 16).view(np.float32)
 
 
-@pytest.fixture(scope="module")
-def double():
+@pytest.fixture(params=["nccl", "host"], scope="module")
+def double(request):
+    fd.shutdown()
+    os.environ["FARANDOLE_GPU_BACKEND"] = request.param
     fd.init()  # before the fixture that does so for each test
     return Double(fd.rank())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "bool", "bfloat16"])
-@pytest.mark.parametrize("check", gpu_collectives.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_collective(double, check, dtype):
     check(double, dtype)

@@ -36,7 +36,7 @@ def threads() -> None:
     torch.set_num_threads(1)
 
 
-globals().update(borrow(["repeats", *_OF_TORCH], "on_double", _LEFT_OUT, fixtures=["momentum"]))
+globals().update(borrow(["prepared", *_OF_TORCH], "on_double", _LEFT_OUT, fixtures=["momentum"]))
 test_adasum_of_tensors = load("adasum", "on_double").test_torch
 
 

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import farandole as hvd
-from farandole import parameter_server, parameter_shard
+from farandole.extras.parameter_server import shard, worker
 
 ROWS, WIDTH = 23, 3
 several = pytest.mark.ranks(2, 3, 4)
@@ -47,7 +47,7 @@ def await_signal(source: int) -> None:
 def test_all_that_is_pushed_arrives_once(
     staleness: int | None, idle: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parameter_shard, "still_here_seconds", lambda: idle)
+    monkeypatch.setattr(shard, "still_here_seconds", lambda: idle)
     with hvd.ParameterServer((ROWS, WIDTH), "float64", staleness=staleness) as server:
         for step in range(6):
             server.push(*drawn(hvd.rank(), step))
@@ -123,19 +123,6 @@ def test_first_values_and_updates_of_ones_own() -> None:
             np.testing.assert_array_equal(row, np.full(WIDTH, value, np.float32))
         np.testing.assert_array_equal(rows[0], rows[2])
         assert server.pull([]).shape == (0, WIDTH)
-
-
-def test_a_dense_vector_and_two_servers_at_once() -> None:
-    with (
-        hvd.ParameterServer((4,), "int32") as one,
-        hvd.ParameterServer((9, 1, 2), "float64") as two,
-    ):
-        one.push(None, [1, 2, 3, 4])
-        two.push([8], np.ones((1, 1, 2)))
-        one.clock()
-        two.clock()
-        np.testing.assert_array_equal(one.pull(), hvd.size() * np.array([1, 2, 3, 4]))
-        np.testing.assert_array_equal(two.pull([8]), np.full((1, 1, 2), float(hvd.size())))
 
 
 @pytest.mark.ranks(3, 4)
@@ -237,36 +224,14 @@ def test_beside_collectives_and_messages_of_the_users_own() -> None:
         assert table[:, 0].tolist() == [each] * 4 + [0, 4 * each]
 
 
-@several
-def test_a_rank_that_leaves_early_or_by_an_error_holds_up_nobody() -> None:
-    last = hvd.size() - 1
-
-    def work() -> None:
-        with hvd.ParameterServer((5, 1), staleness=0) as server:
-            if hvd.rank() == last:
-                raise ZeroDivisionError
-            for _ in range(5):
-                server.push(None, np.ones((5, 1)))
-                server.clock()
-                server.pull()
-            assert server.clocks[last] == INF
-
-    if hvd.rank() == last:
-        with pytest.raises(ZeroDivisionError):
-            work()
-    else:
-        work()
-    hvd.barrier()
-
-
 class Interrupt:
     """Raises KeyboardInterrupt once, just before or after a module's n-th message."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, nth: int, after: bool) -> None:
         self.left, self.after = nth, after
         for name in ("send_async", "recv_async"):
-            function = partial(self._call, getattr(parameter_server, name))
-            monkeypatch.setattr(parameter_server, name, function)
+            function = partial(self._call, getattr(worker, name))
+            monkeypatch.setattr(worker, name, function)
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.left -= 1

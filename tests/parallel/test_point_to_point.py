@@ -77,15 +77,6 @@ def test_dtypes_and_shapes(dtype: str) -> None:
     assert_same(got, data(source, (2, 6), dtype).reshape(3, 4))
 
 
-def test_sends_of_any_layout() -> None:
-    to, source = neighbours()
-    got = np.zeros((5, 3))
-    handle = fd.recv_async(got, source)
-    fd.send(data(fd.rank(), (3, 10), "float64")[:, ::2].T, to)
-    handle.wait()
-    assert_same(got, np.ascontiguousarray(data(source, (3, 10), "float64")[:, ::2].T))
-
-
 @pytest.mark.parametrize("elements", [3, 70_000])
 def test_all_pairs_at_once(elements: int) -> None:
     gots = {rank: np.zeros((4, elements)) for rank in peers()}
@@ -169,17 +160,6 @@ def test_random_traffic_beside_collectives(seed: int) -> None:
     assert all(next(sums).wait()[0] == sum(range(fd.size())) for _ in range(2))
 
 
-def test_many_epochs() -> None:
-    to, source = neighbours()
-    got, sent = np.zeros(300), np.zeros(300)
-    for epoch in range(300):
-        sent[:] = epoch * 10 + fd.rank()
-        handle = fd.recv_async(got, source)
-        fd.send(sent, to)
-        assert handle.wait() == source
-        assert got[0] == got[-1] == epoch * 10 + source
-
-
 def test_threads() -> None:
     def work(tag: int) -> int:
         to, source = neighbours()
@@ -235,17 +215,6 @@ def test_torch_tensors() -> None:
     assert hvd.send(sent.t(), to) is None
     assert hvd.synchronize(handle) == source
     assert got.tolist() == [source + 1] * 6
-
-
-def test_torch_refuses_what_it_cannot_fill() -> None:
-    to, source = neighbours()
-    for wrong in (torch.zeros(2, 2).t()[:1], torch.zeros(3).expand(2, 3)):
-        if wrong.is_contiguous():
-            continue
-        with pytest.raises(ValueError, match="contiguous"):
-            hvd.recv(wrong, source, tag=fd.rank())
-        with pytest.raises((ValueError, fd.FarandoleError), match=f"rank {to} refused"):
-            hvd.send(torch.zeros(wrong.numel()), to, tag=to)
 
 
 # ---- a stranger's use
@@ -393,3 +362,123 @@ def test_shutdown_with_messages_under_way() -> None:
         fd.send(got, to)
     MPI.COMM_WORLD.Barrier()
     fd.init()
+
+
+# ---- as people use them who have read no documentation
+
+
+def test_the_first_message_beside_the_first_unnamed_call() -> None:
+    """A pair that opens once took that call for its own."""
+    fd.shutdown()
+    fd.init()
+    to, source = neighbours()
+    sums = [fd.allreduce_async(np.full(70_000, fd.rank() + 1.0), op=fd.Sum) for _ in range(3)]
+    got = np.zeros(1)
+    handle = fd.recv_async(got, source)
+    fd.send(np.full(1, float(fd.rank())), to)
+    assert handle.wait() == got[0] == source
+    assert all(one.wait()[-1] == fd.size() * (fd.size() + 1) / 2 for one in sums)
+
+
+def test_thousands_that_nobody_waits_for() -> None:
+    """All handles and arrays are dropped at once, and every tag is new."""
+    to, source = neighbours()
+    count = 5000
+    sums = [fd.allreduce_async(np.full(70_000, fd.rank() + 1.0), op=fd.Sum) for _ in range(3)]
+    got = np.zeros((count, 3))
+    for i in range(count):
+        fd.send_async(np.full(3, i + 0.25 * fd.rank()), to, tag=i)
+        fd.recv_async(got[i], source, tag=i)
+        if i % 1000 == 0:
+            gc.collect()
+    last = np.zeros(1)
+    handle = fd.recv_async(last, source)
+    fd.send(np.ones(1), to)
+    handle.wait()
+    assert (got == np.arange(count)[:, None] + 0.25 * source).all()
+    assert all(one.wait()[0] == fd.size() * (fd.size() + 1) / 2 for one in sums)
+
+
+def test_views() -> None:
+    """Into a row, into a column's copy, from a slice, from a tensor that requires grad."""
+    to, source = neighbours()
+    table = torch.zeros(4, 3)
+    rows = [hvd.recv_async(row, source, tag=1) for row in table[1:3]]
+    column = np.arange(12.0).reshape(4, 3) + fd.rank()
+    for k in (0, 1):
+        hvd.send(torch.from_numpy(column).float().t()[k, :3].requires_grad_(), to, tag=1)
+    assert [handle.wait() for handle in rows] == [source] * 2
+    assert table[1:3].tolist() == [[k + 3.0 * i + source for i in range(3)] for k in (0, 1)]
+    assert table[0].tolist() == table[3].tolist() == [0.0] * 3
+    with pytest.raises(ValueError, match="contiguous"):
+        hvd.recv(table[:, 0], source, tag=2)
+    with pytest.raises(ValueError, match=rf"rank {to} refused: .*contiguous"):
+        hvd.send(torch.zeros(4), to, tag=2)
+
+
+def test_the_same_call_with_other_arrays() -> None:
+    """What is prepared for one form is not used for another, nor across threads or peers."""
+    to, source = neighbours()
+    forms: list[Any] = [
+        lambda i: np.full(3, i + 0.5 * fd.rank()),
+        lambda i: np.full((2, 2), i + 0.5 * fd.rank(), np.float32),
+        lambda i: torch.full((3,), i + 0.5 * fd.rank()),
+        lambda i: torch.full((0,), 1.0),
+        lambda i: torch.full((300, 2), i + 0.5 * fd.rank()).t(),
+    ]
+    for i in range(4):
+        for form in forms:
+            sent = form(i)
+            got = form(0).copy() if isinstance(sent, np.ndarray) else form(0).contiguous()
+            for name in (None, "named"):
+                got *= 0
+                handle = fd.recv_async(got, source, name=name)
+                assert fd.send(sent, to, name=name) is None
+                assert handle.wait() == source
+                assert (got == i + 0.5 * source).all()
+            anyone = fd.recv_async(got)
+            fd.send(sent, to)
+            assert anyone.wait() == source
+
+
+@pytest.mark.parametrize("elements", [1, 300_000])
+def test_both_send_first(elements: int) -> None:
+    """A send may wait for its receive: this hangs, but not in silence; posted sends don't."""
+    if fd.rank() > 1:
+        return
+    peer = 1 - fd.rank()
+    x, y = np.full(elements, fd.rank() + 1.0), np.zeros(elements)
+    early = fd.send_async(x, peer, tag=1)
+    fd.recv(np.zeros(1), peer, tag=2) if fd.rank() else fd.send(np.zeros(1), peer, tag=2)
+    with pytest.raises(fd.StallError, match=r"both send, and neither has a receive") as error:
+        early.wait(timeout=0.5)
+    MPI.COMM_WORLD.sendrecv(None, peer, source=peer)  # both have waited
+    assert f"rank {peer} has posted send of rank {peer} to rank {fd.rank()} with tag 1" in str(
+        error.value
+    )
+    fd.recv(y, peer, tag=1)
+    early.wait()
+    assert y[-1] == peer + 1
+    late = fd.send_async(x, peer)
+    fd.recv(y, peer)
+    late.wait()
+
+
+@pytest.mark.ranks(3)
+def test_in_a_set_while_another_rank_has_joined() -> None:
+    """Ranks are those in the set; a join of the world ends no messages in the set."""
+    pair = fd.add_process_set([1, 2])
+    got = np.zeros(2)
+    if pair.included():
+        own = pair.rank()
+        assert own is not None
+        for i in range(3):
+            if own == 0:
+                fd.send(np.full(2, i + 1.0), 1, process_set=pair, tag=i)
+                fd.recv(got, 1, process_set=pair, tag=i)
+                assert got.tolist() == [-1.0 - i] * 2
+            else:
+                assert fd.recv(got, process_set=pair, tag=i) == 0
+                fd.send(-got, 0, process_set=pair, tag=i)
+    fd.join()
+    fd.remove_process_set(pair)

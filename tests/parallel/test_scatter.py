@@ -40,13 +40,6 @@ def test_uneven(dtype: str) -> None:
         assert_same(whole, data(root, whole.shape, dtype, salt=root))
 
 
-def test_equal_parts_of_rank_0() -> None:
-    whole = data(0, (4 * fd.size(), 3), "float32")
-    mine = whole if fd.rank() == 0 else data(fd.rank(), (fd.rank(), 3), "float32")
-    for result in (fd.scatter(mine), fd.scatter_async(mine).wait()):
-        assert_same(result, whole[4 * fd.rank() : 4 * fd.rank() + 4])
-
-
 def test_many_in_flight() -> None:
     """Named and unnamed, waited for in another order than they were made in."""
     n = fd.size()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import warnings
 from collections import Counter, OrderedDict
@@ -355,11 +354,3 @@ def test_another_number_of_ranks(folder: Path) -> None:
     left = {i for part in fd.allgather_object(list(sampler)) for i in part}
     assert done | left == set(data)
     assert not done & left
-
-
-def test_json_is_all_that_describes_it(folder: Path) -> None:
-    path = hvd.save_checkpoint(folder, some_state()).wait()
-    with safe_open(path, "pt") as file:
-        document = json.loads(file.metadata()["farandole"])
-    assert document["format"] == 1
-    assert document["ranks"] == fd.size()

@@ -18,7 +18,7 @@ from torch import nn
 
 import farandole as fd
 import farandole.torch as hvd
-from farandole.torch.checkpoints import checkpoint
+from farandole.extras.checkpoints import checkpoint
 from harness.checkpoints import bits, folder
 
 __all__ = ["folder"]
@@ -67,7 +67,7 @@ def test_a_damaged_file_is_refused_and_the_one_before_it_offered(folder: Path, h
 def test_every_flipped_byte_is_noticed(folder: Path) -> None:
     """Or changes nothing, as one in the header's spaces."""
     path = hvd.save_checkpoint(folder, {"x": torch.arange(4.0), "n": 7}).wait()
-    from farandole.torch.checkpoints.file import Checkpoint, CheckpointError, read
+    from farandole.extras.checkpoints.file import Checkpoint, CheckpointError, read
 
     if fd.rank() == 0:
         data, right = path.read_bytes(), read(path)

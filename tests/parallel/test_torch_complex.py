@@ -192,34 +192,6 @@ def test_gradients(options: str, dtype: torch.dtype, who: str) -> None:
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("options", GRADIENTS)
-def test_gradients_that_are_negated(options: str) -> None:
-    """Of a single number: the imaginary part of a conjugated one."""
-    n = hvd.size()
-    p = nn.Parameter(torch.tensor(1.0))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=0.0), **GRADIENTS[options])
-
-    def gradient(parameter: Tensor, rank: int, turn: int) -> None:
-        real = torch.tensor(2.0 + rank + turn)
-        (torch.complex(real, parameter).conj() * (1 + 3j)).abs().backward()
-        assert parameter.grad.is_neg()
-
-    for turn in range(TURNS):
-        total = 0.0
-        for rank in range(n):
-            q = torch.tensor(1.0, requires_grad=True)
-            gradient(q, rank, turn)
-            total += q.grad.item()
-        real = torch.tensor(2.0 + hvd.rank() + turn)
-        (torch.complex(real, p).conj() * (1 + 3j)).abs().backward()
-        optimizer.synchronize()
-        expected = total if options == "Sum" else total / n
-        tolerance = 0.02 if options == "compressed" else 1e-5
-        assert p.grad.item() == pytest.approx(expected, rel=tolerance)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def test_gradients_that_the_user_sets_and_accumulates() -> None:
     """Lazy `.grad` from elsewhere, two passes for a step, and one more pass after a reduction."""
     n = hvd.size()

@@ -142,20 +142,6 @@ def test_parameters_are_the_first_ranks() -> None:
     assert_same(model, network())
 
 
-def test_every_step_with_plain_sgd_is_synchronous_sgd() -> None:
-    model, alone = network(), network()
-    inner, optimizer = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, alone))
-    diloco = hvd.DiLoCo(model.parameters(), every=1)
-    for step in range(4):
-        one_step(model, inner, hvd.rank(), step)
-        assert diloco.step()
-        optimizer.zero_grad()
-        for rank in range(hvd.size()):
-            (loss_of(alone, batch(rank, step)) / hvd.size()).backward()
-        optimizer.step()
-    assert_same(model, alone)
-
-
 def test_mixed_dtypes_frozen_parameters_and_buffers() -> None:
     model = Mixed()
     frozen = model.first.weight.clone()
@@ -264,18 +250,6 @@ def test_a_state_of_another_kind_is_refused() -> None:
 @pytest.fixture(params=[False, True])
 def overlap(request: Any) -> bool:
     return bool(request.param)
-
-
-def test_a_raise_between_two_steps_and_a_dropped_one(overlap: bool) -> None:
-    training = Training(overlap=overlap)
-    training.train(range(EVERY + 1))
-    with pytest.raises(ArithmeticError):
-        raise ArithmeticError  # a bad batch, of which the loop takes notice
-    training.train(range(EVERY + 1, 2 * EVERY))
-    del training.diloco, training.outer
-    again = Training(overlap=overlap)
-    again.train(range(2 * EVERY))
-    assert same_on_all(again.model)
 
 
 @together

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 import farandole
 import farandole.torch as hvd
-from farandole.torch import mpi_ops
 from harness.toys import everyone, own
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64]
@@ -133,27 +131,3 @@ def test_sparse_allreduce(threshold: float | None) -> None:
     assert result.is_coalesced()
     with pytest.raises(ValueError, match="sparse COO"):
         hvd.sparse_allreduce_async(x.to_dense(), "dense", hvd.Sum)
-
-
-def test_neutral_calls_take_tensors() -> None:
-    result = farandole.allreduce(torch.ones(3, dtype=torch.bfloat16), op=farandole.Sum)
-    assert isinstance(result, Tensor)
-    assert result.dtype is torch.bfloat16
-    assert result.tolist() == [hvd.size()] * 3
-
-
-def test_wrong_tensors() -> None:
-    x = torch.zeros(4, 6)
-    assert torch.equal(hvd.allreduce(x.t()), x.t())  # out of place: copied
-    with pytest.raises(ValueError, match="not contiguous"):
-        hvd.allreduce_(x.t())
-    with pytest.raises(TypeError, match="layout"):
-        hvd.allreduce(torch.eye(3).to_sparse())
-    with pytest.raises(TypeError, match="meta"):
-        hvd.allreduce(torch.zeros(3, device="meta"))
-    assert float(hvd.allreduce(torch.ones(()), op=hvd.Sum)) == hvd.size()
-
-
-def test_is_homogeneous() -> None:
-    places = hvd.allgather_object(hvd.local_size())
-    assert mpi_ops.is_homogeneous() == (len(set(places)) == 1)

@@ -229,21 +229,6 @@ def test_pickles() -> None:
     as_joined(loaded, pickle.loads(pickle.dumps(plain)), 1)  # neither has gradients
 
 
-def test_two_models_of_one_class() -> None:
-    models = [hvd.convert_sync_batchnorm(net(seed)) for seed in range(2)]
-    plain = [net(seed) for seed in range(2)]
-    for step in range(2):
-        for model, reference in zip(models, plain, strict=True):
-            as_joined(model, reference, step)
-        both = sum(model(batch(hvd.rank(), (3,), torch.float64)).pow(3).sum() for model in models)
-        both.backward()
-        for model in [*models, *plain]:
-            model.zero_grad()
-            for layer in model.modules():  # they have seen one batch more, or not
-                if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-                    layer.reset_running_stats()
-
-
 def test_two_models_in_two_threads() -> None:
     """In another order on each rank: names of their own make that right."""
     models = [hvd.convert_sync_batchnorm(net(i), name=f"model {i}") for i in range(2)]

@@ -101,7 +101,7 @@ def test_the_format_is_that_of_checkpoints(folder: Path) -> None:
     """The library reads it, and so does load_checkpoint's reader, which compares all checksums."""
     from safetensors.numpy import load_file
 
-    from farandole.torch.checkpoints.file import Checkpoint, read
+    from farandole.extras.checkpoints.file import Checkpoint, read
 
     values = {"weights": torch.arange(6.0).reshape(2, 3), "step": 7, "seen": np.arange(3)}
     write_commit(folder, values, 2)

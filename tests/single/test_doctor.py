@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from farandole.tools import doctor_checks
-from farandole.tools.finding import Level
+from farandole.tools.doctor_checks import Level
 from harness.mpirun import mpirun
 
 DOCTOR = [

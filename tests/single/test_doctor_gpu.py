@@ -12,10 +12,9 @@ DOUBLE = Path(__file__).resolve().parents[2] / "build" / "release" / "tests" / "
 LIBRARIES = {f"FARANDOLE_{name}_LIBRARY": str(DOUBLE) for name in ("CUDA", "NCCL", "NVRTC")}
 NO_DRIVER = {"FARANDOLE_CUDA_LIBRARY": "/no/such/folder/libcuda.so.1"}
 LOOK = """
-from farandole.tools.doctor_gpu import CHECKS
-for check in CHECKS:
-    for finding in check():
-        print(finding.level.name, finding.name, finding.text, finding.remedy, sep="; ")
+from farandole.tools.doctor_checks import _gpus
+for finding in _gpus():
+    print(finding.level.name, finding.name, finding.text, finding.remedy, sep="; ")
 """
 built = pytest.mark.skipif(not DOUBLE.exists(), reason="needs `make programs`")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from farandole.observe.flight_calls import shared_calls
+from farandole.observe.flight import shared_calls
 
 
 def page(rank: int, submitted: int, position: int = 0, negotiated: int = 0) -> dict[str, Any]:

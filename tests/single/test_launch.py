@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from farandole.launch.commands import Hydra, OpenMpi, Srun, find
 from farandole.launch.job import Host, Job, outer_environment, parse_hostfile, parse_hosts
-from farandole.launch.launchers import Hydra, OpenMpi, Srun, find
 from farandole.tools import cli
 
 FIVE, FOUR = OpenMpi("mpirun", (5, 0, 11)), OpenMpi("mpirun", (4, 1, 4))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 from collections.abc import Iterator
@@ -61,18 +62,30 @@ PYTHON_LADDER = (
         "_library",
         "xla",
         "config",
+        "compression",
         "topology",
         "members",
         "start",
         "installed",
         "output",
     ),
-    *("arrays", "calls", "observe", "process_sets", "adasum_gpu"),
+    *("arrays", "calls", "observe", "process_sets"),
     *("ops", "messages", "objects"),
-    *("parameter_shard", "parameter_server"),
+    "extension",
     *("adasum", "parameters", "runtime", "features", "worlds", "elastic", "launch", "__init__"),
     *("as_horovod", "tools", "__main__"),
 )
+# Extra, a package or module of extras/ -> the packages whose public names it may import: those in
+# `__all__` of each, and of its module `extension`. Nothing else names an extra but these packages
+# themselves, which show it to users and import it late.
+EXTRAS = {
+    "checkpoints": ("farandole", "farandole.torch"),
+    "ddp_hook": ("farandole", "farandole.torch"),
+    "diloco": ("farandole", "farandole.torch"),
+    "learning_rate": ("farandole",),
+    "parameter_server": ("farandole",),
+    "sync_batch_norm": ("farandole", "farandole.torch"),
+}
 # Parts of the package that describe a framework's arrays; none knows another.
 ADAPTERS = {"torch", "numpy", "cupy", "jax", "tensorflow"}
 
@@ -81,7 +94,16 @@ FRAMEWORKS = {"torch", "cupy", "jax", "keras", "mpi4py", "tensorflow"}  # import
 
 def sources() -> list[Path]:
     """Every source file of the repository that is not built or installed."""
-    folders = ["csrc", "pyruntime", "adapters", "tests", "examples", "benchmarks", "tools"]
+    folders = [
+        "csrc",
+        "pyruntime",
+        "adapters",
+        "extras",
+        "tests",
+        "examples",
+        "benchmarks",
+        "tools",
+    ]
     found = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     found += [ROOT / name for name in ("setup.py", "Makefile", "pyproject.toml", ".ci/run")]
     kept = SOURCES | {".txt", ""}
@@ -225,7 +247,8 @@ def python_files() -> list[Path]:
 
 
 def test_a_python_class_has_one_job() -> None:
-    for path in [*python_files(), *(ROOT / "adapters").rglob("*.py")]:
+    rooms = ("adapters", "extras")
+    for path in [*python_files(), *(path for x in rooms for path in (ROOT / x).rglob("*.py"))]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 functions = [x.name for x in node.body if isinstance(x, ast.FunctionDef)]
@@ -251,6 +274,31 @@ def test_python_imports_follow_the_ladder() -> None:
             if name.split(".")[0] == "farandole" and there != parts[0]:
                 allowed = rung[there] < rung[parts[0]]
                 assert allowed, f"{path.relative_to(ROOT)} imports {name}, which stands on it"
+
+
+def public_names(package: str) -> set[str]:
+    modules = (importlib.import_module(name) for name in (package, f"{package}.extension"))
+    return {f"{module.__name__}.{name}" for module in modules for name in module.__all__}
+
+
+def test_extras_stand_on_public_names() -> None:
+    for path in (ROOT / "extras").rglob("*.py"):
+        parts = path.relative_to(ROOT / "extras").with_suffix("").parts
+        if parts == ("__init__",):
+            continue
+        assert parts[0] in EXTRAS, f"{path}: give it a row in EXTRAS"
+        allowed = set().union(*map(public_names, EXTRAS[parts[0]]))
+        for name in imported_modules(path):
+            own = name.startswith(f"farandole.extras.{parts[0]}.")
+            foreign = name.split(".")[0] != "farandole"
+            assert foreign or own or name in allowed, f"{path} imports {name}, which is not public"
+
+
+def test_the_core_names_no_extra() -> None:
+    show = {ROOT / "pyruntime/__init__.py", ROOT / "adapters/torch/__init__.py"}
+    for path in {*python_files(), *(ROOT / "adapters").rglob("*.py")} - show:
+        named = [name for name in imported_modules(path) if name.startswith("farandole.extras")]
+        assert not named, f"{path} imports {named}"
 
 
 def test_runtime_knows_no_framework_at_import() -> None:

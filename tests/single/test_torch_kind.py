@@ -17,7 +17,7 @@ from farandole.arrays.kinds import kind_of
 from farandole.torch.arguments import assign, parameter_names
 from farandole.torch.compression import Compression, chooser
 from farandole.torch.kind import TorchKind, address_of, describe, is_lazy
-from harness.wrapped_tensors import WRAPPED, Held, inside
+from harness.wrapped_tensors import WRAPPED, Held
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -135,17 +135,6 @@ def test_wrappers_of_other_tensors(name: str, form: str) -> None:
             describe(wrapped, in_place)
     with pytest.raises(TypeError, match=f"{name} cannot be sent"):
         address_of(wrapped)
-
-
-@pytest.mark.parametrize("transform", ["vmap", "grad", "functionalize"])
-def test_tensors_inside_functional_transforms(transform: str) -> None:
-    def run(x: torch.Tensor) -> None:
-        assert type(x) is torch.Tensor
-        with pytest.raises(TypeError, match=r"Tensor cannot be sent, .*vmap, grad, functionalize"):
-            describe(x)
-        assert TorchKind().lent(x, x.dtype, x.shape, True)[0] == 0
-
-    inside(transform, torch.ones(3), run)
 
 
 def test_subclasses_that_hold_their_elements() -> None:

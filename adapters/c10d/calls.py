@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each collective of c10d means as one call of the core. Used by group.py, in any thread.
+
+A plan function takes the group, c10d's arguments and its options. It checks what the core can't
+know. Tensors that are not contiguous are sent from copies, and written by `finish`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from farandole.c10d.sparse import elements_of, sum_into
+from farandole.calls.requests import Op
+from farandole.errors import MismatchError
+from farandole.ops import Average, Max, Min, Product, Sum
+from farandole.torch.kind import check, is_lazy
+
+__all__ = ["PLANS", "Options", "Plan", "one", "room_of"]
+
+Tensors = Sequence[Tensor]
+Nested = Sequence[Sequence[Tensor]] | Sequence[Tensor]
+# The core's memory for the outputs that have none, and the rows received from each member.
+Received = Sequence[tuple[Tensor, tuple[int, ...]]]
+Finish = Callable[[Received], None]
+
+_OPS = {
+    ReduceOp.SUM: Sum,
+    ReduceOp.AVG: Average,
+    ReduceOp.MIN: Min,
+    ReduceOp.MAX: Max,
+    ReduceOp.PRODUCT: Product,
+}
+_BITWISE = {
+    ReduceOp.BAND: torch.bitwise_and,
+    ReduceOp.BOR: torch.bitwise_or,
+    ReduceOp.BXOR: torch.bitwise_xor,
+}
+
+
+@dataclass
+class Options:
+    """c10d's options that matter here. `root` is a rank of the group; timeout in seconds."""
+
+    op: Any = ReduceOp.SUM
+    root: int = 0
+    timeout: Any = None
+
+
+@dataclass
+class Plan:
+    """One call. `outputs`: memory to write, None: the core's own, or, in a reduction, nowhere."""
+
+    op: Op
+    inputs: Tensors
+    outputs: Sequence[Tensor | None]
+    results: Tensors  # c10d's, complete after `finish`
+    finish: Finish
+    terms: dict[str, Any] = field(default_factory=dict)  # more fields of Call
+
+
+def one(x: Tensor | Tensors) -> Tensor:
+    """c10d's lists of tensors are of one each: it had several GPUs in a process once."""
+    if isinstance(x, Tensor):
+        return x
+    if len(x) != 1:
+        raise ValueError(f"a rank brings one tensor, not a list of {len(x)}")
+    return x[0]
+
+
+def _many(xs: Nested | Tensor) -> list[Tensor]:
+    if isinstance(xs, Tensor):
+        return [xs]
+    nested = [x for x in xs if not isinstance(x, Tensor)]
+    if len(nested) > 1:
+        raise ValueError(f"a rank brings one list of tensors, not {len(nested)}")
+    return list(nested[0] if nested else xs)  # type: ignore[arg-type]
+
+
+def _dense(x: Tensor) -> Tensor:
+    """`x`, or a copy if its elements don't lie in order."""
+    check(x)
+    x = x.detach()
+    return (
+        x if x.is_contiguous() and not is_lazy(x) else x.resolve_conj().resolve_neg().contiguous()
+    )
+
+
+def room_of(x: Tensor) -> Tensor:
+    """`x`, or memory for its values if its elements don't lie in order."""
+    check(x)
+    dense = x.is_contiguous() and not is_lazy(x)
+    return x.detach() if dense else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _write(results: Tensors, wires: Tensors, _: Received = ()) -> None:
+    for x, wire in zip(results, wires, strict=True):
+        if x.data_ptr() != wire.data_ptr() or not x.is_contiguous():
+            x.copy_(wire.view(x.shape))
+
+
+def _kind(op: Any) -> Any:
+    """A reduction without its factor."""
+    return getattr(op, "op", op)
+
+
+def _terms(op: Any) -> dict[str, Any]:
+    kind = _kind(op)
+    if kind == ReduceOp.PREMUL_SUM:
+        factor = getattr(op, "factor", None)
+        return {
+            "reduce_op": Sum,
+            "prescale": float(op.__getstate__()[1] if factor is None else factor),
+        }
+    if kind not in _OPS:
+        raise TypeError(f"{kind} is taken by all_reduce and reduce only")
+    return {"reduce_op": _OPS[kind]}
+
+
+def _root_of(group: Any, root: int) -> int:
+    if not 0 <= root < group.size():
+        raise ValueError(f"root {root} is no rank of a group of {group.size()}")
+    return int(group.ranks[root])
+
+
+def _is_bitwise(options: Options) -> bool:
+    return _kind(options.op) in _BITWISE
+
+
+def _alike(what: str, tensors: Tensors, count: int, like: Tensor) -> None:
+    if len(tensors) != count:
+        raise ValueError(f"{what}: a list of {len(tensors)} tensors for {count} ranks")
+    for i, x in enumerate(tensors):
+        if x.shape != like.shape or x.dtype != like.dtype:
+            raise ValueError(
+                f"{what}[{i}] has shape {tuple(x.shape)} and dtype {x.dtype}, this rank's other "
+                f"tensor {tuple(like.shape)} and {like.dtype}; they must be alike"
+            )
+
+
+# ---- reductions
+
+
+def _allreduce(group: Any, tensors: Tensors | Tensor, options: Options) -> Plan:
+    x = one(tensors)
+    if x.layout is not torch.sparse_coo:
+        return _reduced(group, [x], options)
+    op = _kind(options.op)
+    if op not in (ReduceOp.SUM, ReduceOp.AVG):
+        raise TypeError(f"sparse tensors can be summed or averaged only, not {op}")
+    finish = sum_into(x, group.label, group.size() if op == ReduceOp.AVG else 1)
+    return Plan(Op.ALLGATHER, elements_of(x), [None] * 3, [x], finish)
+
+
+def _allreduce_coalesced(group: Any, tensors: Tensors, options: Options) -> Plan:
+    return _reduced(group, tensors, options)
+
+
+def _reduced(group: Any, xs: Tensors, options: Options, keep: bool = True) -> Plan:
+    """`keep`: whether this rank takes the result."""
+    if _is_bitwise(options):
+        return _combined(group, xs, options, keep)
+    wires = [_dense(x) for x in xs]
+    for i, wire in enumerate(wires):  # a tensor may be listed twice
+        if any(wire.data_ptr() == other.data_ptr() for other in wires[:i]):
+            wires[i] = wire.clone()
+    finish = partial(_write, xs, wires) if keep else _write_nothing
+    outputs = wires if keep else [None] * len(wires)
+    return Plan(Op.ALLREDUCE, wires, outputs, xs, finish, _terms(options.op))
+
+
+def _write_nothing(_: Received) -> None:
+    pass
+
+
+def _combined(group: Any, xs: Tensors, options: Options, keep: bool) -> Plan:
+    """A bitwise reduction, which the core has not: of all ranks' values, by each rank."""
+    wholes = [torch.empty((group.size(), *x.shape), dtype=x.dtype, device=x.device) for x in xs]
+    combine = _BITWISE[_kind(options.op)]
+    if any(x.is_floating_point() or x.is_complex() for x in xs):
+        raise TypeError(f"{options.op} is defined for integers and bool, not {xs[0].dtype}")
+
+    def finish(_: Received) -> None:
+        for x, whole in zip(xs, wholes, strict=True):
+            total = whole[0]
+            for rows in whole[1:]:
+                total = combine(total, rows)
+            if keep:
+                x.copy_(total)
+
+    plan = _gathered(group, wholes, xs)
+    return Plan(plan.op, plan.inputs, plan.outputs, xs, finish)
+
+
+def _reduce(group: Any, tensors: Tensors | Tensor, options: Options) -> Plan:
+    _root_of(group, options.root)
+    return _reduced(group, [one(tensors)], options, keep=options.root == group.rank())
+
+
+def _reduce_scatter(group: Any, outputs: Any, inputs: Nested, options: Options) -> Plan:
+    y, xs = one(outputs), _many(inputs)
+    _alike("input_list", xs, group.size(), y)
+    return _scattered(group, [y], [torch.stack([_dense(x) for x in xs])], options)
+
+
+def _reduce_scatter_single(group: Any, output: Any, input: Any, options: Options) -> Plan:
+    return _scattered(group, _many(output), _many(input), options)
+
+
+def _scattered(group: Any, ys: Tensors, wholes: Tensors, options: Options) -> Plan:
+    wires = [_parted("input", whole, y, group.size()) for y, whole in zip(ys, wholes, strict=True)]
+    targets = [room_of(y) for y in ys]
+    finish = partial(_write, ys, targets)
+    return Plan(Op.REDUCESCATTER, wires, targets, ys, finish, _terms(options.op))
+
+
+def _parted(what: str, whole: Tensor, part: Tensor, size: int) -> Tensor:
+    """`whole` as one row for each rank; a row is like `part`."""
+    if whole.numel() != size * part.numel() or whole.dtype != part.dtype:
+        raise ValueError(
+            f"{what} has shape {tuple(whole.shape)} and dtype {whole.dtype}: for {size} ranks and "
+            f"a part of shape {tuple(part.shape)} it needs {size * part.numel()} elements of "
+            f"{part.dtype}"
+        )
+    return _dense(whole).view(size, *part.shape)
+
+
+# ---- what is sent to all, or collected
+
+
+def _broadcast(group: Any, tensors: Tensors | Tensor, options: Options) -> Plan:
+    xs = [one(tensors)]
+    wires = [_dense(x) for x in xs]
+    root = {"root": _root_of(group, options.root)}
+    return Plan(Op.BROADCAST, wires, wires, xs, partial(_write, xs, wires), root)
+
+
+def _gathered(group: Any, wholes: Tensors, parts: Tensors) -> Plan:
+    """Each rank brings one row, so that ranks with other sizes get an error, not other rows."""
+    rooms = [room_of(whole) for whole in wholes]
+    for room, part in zip(rooms, parts, strict=True):
+        _parted("output", room, part, group.size())
+    rows = [_dense(x).unsqueeze(0) for x in parts]
+    return Plan(Op.ALLGATHER, rows, rooms, wholes, partial(_write, wholes, rooms))
+
+
+def _all_gather_single(group: Any, output: Any, input: Any, options: Options) -> Plan:
+    return _gathered(group, _many(output), _many(input))
+
+
+def _allgather(group: Any, outputs: Nested, tensors: Tensors | Tensor, options: Options) -> Plan:
+    return _listed(group, [_many(outputs)], [one(tensors)])
+
+
+def _allgather_coalesced(group: Any, outputs: Any, tensors: Tensors, options: Options) -> Plan:
+    return _listed(group, [[ys[i] for ys in outputs] for i in range(len(tensors))], tensors)
+
+
+def _listed(group: Any, lists: Sequence[Tensors], tensors: Tensors) -> Plan:
+    wholes = []
+    for ys, x in zip(lists, tensors, strict=True):
+        _alike("output_list", ys, group.size(), x)
+        wholes.append(torch.empty((group.size(), *x.shape), dtype=x.dtype, device=x.device))
+
+    def finish(_: Received) -> None:
+        for ys, whole in zip(lists, wholes, strict=True):
+            for y, row in zip(ys, whole, strict=True):
+                y.copy_(row)
+
+    plan = _gathered(group, wholes, tensors)
+    return Plan(plan.op, plan.inputs, plan.outputs, [y for ys in lists for y in ys], finish)
+
+
+def _gather(group: Any, outputs: Nested, tensors: Tensors | Tensor, options: Options) -> Plan:
+    """An alltoall in which all rows go to the root; one more dimension tells it from others."""
+    x, size, root = one(tensors), group.size(), options.root
+    _root_of(group, root)
+    ys = _many(outputs) if root == group.rank() else []
+    if root == group.rank():
+        _alike("gather_list", ys, size, x)
+    row = _dense(x).reshape(1, *x.shape, 1)
+
+    def finish(received: Received) -> None:
+        ((whole, counts),) = received
+        wanted = tuple(1 if ys else 0 for _ in range(size))
+        _check_counts(group, "gather", counts, wanted)
+        for y, rows in zip(ys, whole, strict=True):
+            y.copy_(rows.view(y.shape))
+
+    splits = tuple(1 if rank == root else 0 for rank in range(size))
+    return Plan(Op.ALLTOALL, [row], [None], ys, finish, {"splits": splits})
+
+
+def _scatter(group: Any, outputs: Any, inputs: Nested, options: Options) -> Plan:
+    y, root = one(outputs), _root_of(group, options.root)
+    whole = torch.empty((0, *y.shape), dtype=y.dtype, device=y.device)
+    if options.root == group.rank():
+        xs = _many(inputs)
+        _alike("scatter_list", xs, group.size(), y)
+        whole = torch.stack([_dense(x) for x in xs])
+    target = room_of(y)
+    return Plan(Op.SCATTER, [whole], [target], [y], partial(_write, [y], [target]), {"root": root})
+
+
+def _check_counts(group: Any, what: str, counts: Sequence[int], wanted: Sequence[int]) -> None:
+    wrong = [i for i, (n, m) in enumerate(zip(counts, wanted, strict=True)) if n != m]
+    if wrong:
+        sent = ", ".join(
+            f"rank {group.ranks[i]} has sent {counts[i]}, not {wanted[i]}" for i in wrong
+        )
+        raise MismatchError(f"{what} in {group.label}: on rank {group.ranks[group.rank()]}: {sent}")
+
+
+def _alltoall(group: Any, outputs: Tensors, inputs: Tensors, options: Options) -> Plan:
+    for what, tensors in (("input_list", inputs), ("output_list", outputs)):
+        if len(tensors) != group.size():
+            raise ValueError(f"{what}: a list of {len(tensors)} tensors for {group.size()} ranks")
+    wire = torch.cat([_dense(x).view(-1) for x in inputs])
+
+    def finish(received: Received) -> None:
+        ((flat, counts),) = received
+        _check_counts(group, "all_to_all, elements", counts, [y.numel() for y in outputs])
+        for y, part in zip(outputs, torch.split(flat, list(counts)), strict=True):
+            y.copy_(part.view(y.shape))
+
+    splits = {"splits": tuple(x.numel() for x in inputs)}
+    return Plan(Op.ALLTOALL, [wire], [None], outputs, finish, splits)
+
+
+def _all_to_all_single(
+    group: Any, output: Tensor, input: Tensor, out: Any, into: Any, options: Options
+) -> Plan:
+    wanted, splits = (_rows(*pair, group.size()) for pair in ((output, out), (input, into)))
+
+    def finish(received: Received) -> None:
+        ((whole, counts),) = received
+        _check_counts(group, "all_to_all_single, rows", counts, wanted)
+        output.copy_(whole.view(output.shape))
+
+    return Plan(Op.ALLTOALL, [_dense(input)], [None], [output], finish, {"splits": splits})
+
+
+def _rows(x: Tensor, splits: Any, size: int) -> tuple[int, ...]:
+    if x.dim() == 0:
+        raise ValueError("a tensor without dimensions has no rows to send")
+    even = not splits and len(x) % size == 0
+    rows = [len(x) // size] * size if even else list(splits or ())
+    if len(rows) != size or sum(rows) != len(x):
+        raise ValueError(
+            f"split sizes {list(splits or ())} don't divide {len(x)} rows among {size} ranks"
+        )
+    return tuple(rows)
+
+
+def _barrier(group: Any, options: Options) -> Plan:
+    return Plan(Op.BARRIER, [], [], [], _write_nothing)
+
+
+# By c10d's name of the method: the function, and the names of its options that may be given by
+# position in place of an options object.
+PLANS: dict[str, tuple[Op, Callable[..., Plan], tuple[str, ...]]] = {
+    "allreduce": (Op.ALLREDUCE, _allreduce, ("op", "timeout")),
+    "allreduce_coalesced": (Op.ALLREDUCE, _allreduce_coalesced, ("op", "timeout")),
+    "reduce": (Op.ALLREDUCE, _reduce, ("root", "op", "timeout")),
+    "reduce_scatter": (Op.REDUCESCATTER, _reduce_scatter, ("op", "timeout")),
+    "reduce_scatter_single": (Op.REDUCESCATTER, _reduce_scatter_single, ("op", "timeout")),
+    "reduce_scatter_single_coalesced": (Op.REDUCESCATTER, _reduce_scatter_single, ("op",)),
+    "broadcast": (Op.BROADCAST, _broadcast, ("root", "timeout")),
+    "allgather": (Op.ALLGATHER, _allgather, ("timeout",)),
+    "allgather_coalesced": (Op.ALLGATHER, _allgather_coalesced, ("timeout",)),
+    "all_gather_single": (Op.ALLGATHER, _all_gather_single, ("timeout",)),
+    "all_gather_single_coalesced": (Op.ALLGATHER, _all_gather_single, ("timeout",)),
+    "gather": (Op.ALLTOALL, _gather, ("root", "timeout")),
+    "scatter": (Op.SCATTER, _scatter, ("root", "timeout")),
+    "alltoall": (Op.ALLTOALL, _alltoall, ("timeout",)),
+    "all_to_all_single": (Op.ALLTOALL, _all_to_all_single, ("timeout",)),
+    "barrier": (Op.BARRIER, _barrier, ("timeout",)),
+}
+# Names that c10d uses or has used for the same.
+PLANS |= {
+    "_allgather_base": PLANS["all_gather_single"],
+    "allgather_into_tensor_coalesced": PLANS["all_gather_single_coalesced"],
+    "_reduce_scatter_base": PLANS["reduce_scatter_single"],
+    "reduce_scatter_tensor_coalesced": PLANS["reduce_scatter_single_coalesced"],
+    "alltoall_base": PLANS["all_to_all_single"],
+}

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process group that torch.distributed's users call. Any thread may call it.
+
+Its calls have no names: they are matched by their order in the group, which is that of a process
+set of its own. torch asks for one order on all ranks, whichever threads call.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from farandole.arrays.buffers import check_apart
+from farandole.c10d import messages
+from farandole.c10d.calls import PLANS, Options, Plan, Tensors
+from farandole.c10d.work import Futures, GroupWork
+from farandole.calls.handles import Handle, take, wait_until
+from farandole.calls.leases import in_flight
+from farandole.calls.requests import NOTHING, Call, Op, is_told, refuse, submit, told
+from farandole.errors import ShutdownError
+from farandole.ops import _handle, describe
+from farandole.process_sets import ProcessSet, disband_process_set
+from farandole.torch.grad_mode import write
+
+__all__ = ["FarandoleGroup"]
+
+_MANY = 1000  # numbers kept
+
+
+class FarandoleGroup(ProcessGroup):
+    """A group of ranks. Its collectives are those of c10d, each by a row of PLANS."""
+
+    supports_splitting = True
+    supports_coalescing = False
+    supports_time_estimate = False
+    options = None
+
+    def __init__(self, members: ProcessSet, label: str, timeout: timedelta, store: Any) -> None:
+        """`members`: a set that this group alone uses; `label`: its name in errors."""
+        self.ranks: list[int] = members.ranks or []
+        place: Any = (members.rank(), len(self.ranks))  # an __init__ that has no stub
+        super().__init__(*place)
+        self.label = label
+        self._set = members
+        self._store = store
+        self._timeout = timeout
+        self._futures = Futures()
+        self._calls = 0
+        self._numbers: list[int] = []  # the core's, of calls that may be under way
+        self._name = self._description = ""
+        self._end = weakref.finalize(self, _end, members, label, self._futures)
+        self._end.atexit = False
+
+    # ---- calls
+
+    def start(self, kind: str, *args: Any, **kwargs: Any) -> GroupWork:
+        """Begins the collective of that name in c10d. An error is told to the others, too."""
+        op, plan_of, names = PLANS[kind]
+        number = self._number_of_set(kind)
+        self._calls += 1
+        if len(self._numbers) > _MANY:
+            self._in_flight()
+        try:
+            count = plan_of.__code__.co_argcount - 2
+            args, options = _options(names, args, kwargs, count)
+            return self._submit(kind, plan_of(self, *args, options), options)
+        except Exception as reason:
+            if not is_told(reason):
+                refuse(Call(op, process_set=number), reason)
+            raise told(reason) from reason.__cause__
+
+    def _submit(self, kind: str, plan: Plan, options: Options) -> GroupWork:
+        call = Call(plan.op, process_set=self._set.process_set_id or 0, **plan.terms)
+        kinds, inputs = describe(plan.inputs, in_place=False)
+        outputs = [NOTHING if y is None else describe([y], True)[1][0] for y in plan.outputs]
+        if call.op is Op.ALLREDUCE:
+            check_apart(inputs)
+        earlier = self._in_flight() if call.op is Op.BARRIER else ()
+        numbers = submit(call, inputs or [NOTHING], outputs)
+        self._numbers.extend(numbers)
+
+        def collect(handles: Any) -> list[Tensor]:
+            for number in earlier:  # dropped ones, too
+                wait_until((number,), None)
+            received = []
+            if call.op in (Op.ALLTOALL, Op.ALLGATHER) and plan.outputs[0] is None:
+                rows = zip(kinds, handles, inputs, plan.inputs, strict=True)
+                for k, number, buffer, x in rows:
+                    memory, counts = take(number, buffer, k.stream(x))
+                    received.append((k.wrap(memory, x), counts))
+            write(plan.results, lambda: plan.finish(received))
+            return list(plan.results)
+
+        seconds = self._timeout.total_seconds() if options.timeout is None else options.timeout
+        what = f"{kind}, call {self._calls} in {self.label}"
+        handle: Handle[list[Tensor]] = _handle(numbers, inputs, plan.inputs, collect, what, seconds)
+        devices = {x.device for x in plan.results if x.device.type != "cpu"}
+        return GroupWork(handle, self._futures, sorted(devices, key=str))
+
+    def send(self, tensors: Tensors, destination: int, tag: int = 0) -> GroupWork:
+        """As in c10d; an error is told to the receiver."""
+        return messages.send(tensors, destination, **self._terms("send", tag))
+
+    def recv(self, tensors: Tensors, source: int, tag: int = 0) -> GroupWork:
+        """As in c10d; an error is told to the sender."""
+        return messages.receive(tensors, source, **self._terms("recv", tag))
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> GroupWork:
+        """As in c10d: the work's source_rank() tells who has sent."""
+        return messages.receive(tensors, None, **self._terms("recv", tag))
+
+    def _terms(self, kind: str, tag: int) -> dict[str, Any]:
+        self._number_of_set(kind)
+        seconds = self._timeout.total_seconds()
+        return {"tag": tag, "name": self.label, "process_set": self._set, "timeout": seconds}
+
+    def _number_of_set(self, kind: str) -> int:
+        if self._set.process_set_id is None:
+            raise ShutdownError(f"{kind}: {self.label} was destroyed, or farandole has shut down")
+        return self._set.process_set_id
+
+    def _in_flight(self) -> list[int]:
+        """The group's calls that have not ended; whatever becomes of them, c10d's barrier waits."""
+        self._numbers = sorted({number for number, _ in in_flight()}.intersection(self._numbers))
+        return self._numbers
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """A barrier whose time-out names every rank that is missing, whatever `wait_all_ranks`;
+        one of 0 does not wait."""
+        least = None if timeout is None else max(timeout, timedelta(microseconds=1))
+        self.start("barrier", timeout=least).wait()
+
+    # ---- what c10d asks of a group
+
+    def split_group(
+        self,
+        ranks: list[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> ProcessGroup | None:
+        """A group of these ranks of this one, made by them alone; None on others."""
+        from farandole.c10d.world import split
+
+        name = group_name or f"{self._name}:{ranks}"
+        group: FarandoleGroup | None = split(self, ranks, name, timeout or self._timeout)
+        if group is not None:
+            group._set_group_name(name)
+            group._set_group_desc(group_desc or "")
+        return group
+
+    def shutdown(self) -> None:
+        """Ends this rank's part; what is under way goes on."""
+        self._end()
+
+    abort = shutdown
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """For calls from now on."""
+        self._timeout = timeout
+
+    _set_default_timeout = set_timeout
+
+    def getBackendName(self) -> str:
+        """As in init_process_group."""
+        return "farandole"
+
+    name = _get_backend_name = getBackendName
+
+    def get_group_store(self) -> Any:
+        """c10d's store, which farandole does not use."""
+        return self._store
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        cuda = [torch.device("cuda")] if torch.cuda.is_available() else []
+        return [torch.device("cpu"), *cuda]
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, text: str) -> None:
+        self._description = text
+
+    @property
+    def group_name(self) -> Any:
+        """c10d's name of the group."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """c10d's description of the group."""
+        return self._description
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing to do: the core counts."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._calls
+
+    def __repr__(self) -> str:
+        return f"<FarandoleGroup {self._name!r} of ranks {self.ranks}>"
+
+
+def _options(
+    names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any], count: int
+) -> tuple[tuple[Any, ...], Options]:
+    """`count` arguments of a call, and the rest as options: c10d's object, or one by one."""
+    args, rest = args[:count], args[count:]
+    given: Any = kwargs.pop("opts", None)
+    if rest and hasattr(rest[0], "timeout"):
+        given, rest = rest[0], ()
+    options = Options(**dict(zip(names, rest, strict=False)))
+    for name in names:
+        setattr(options, name, kwargs.pop(name, getattr(options, name)))
+    if given is not None:
+        options.op = getattr(given, "reduceOp", options.op)
+        options.root = getattr(given, "rootRank", options.root)
+        options.timeout = given.timeout
+    if isinstance(options.timeout, timedelta):
+        seconds = options.timeout.total_seconds()
+        options.timeout = seconds if seconds > 0 else None
+    return (*args, *kwargs.values()), options
+
+
+def _end(members: ProcessSet, label: str, futures: Futures) -> None:
+    futures.close()
+    disband_process_set(members, f"end of {label}")
+
+
+def _method(kind: str) -> Callable[..., GroupWork]:
+    def method(self: FarandoleGroup, *args: Any, **kwargs: Any) -> GroupWork:
+        return self.start(kind, *args, **kwargs)
+
+    method.__name__ = method.__qualname__ = kind
+    return method
+
+
+for _kind in PLANS:
+    setattr(FarandoleGroup, _kind, _method(_kind))

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ParameterServer: a table that ranks change and read at their own pace. For users; one thread of
+each rank at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from operator import index
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from farandole import (
+    FarandoleError,
+    MismatchError,
+    ProcessSet,
+    StallError,
+    allgather_object,
+    global_process_set,
+    recv_async,
+    send_async,
+)
+from farandole.extension import Argument, check, heard_by_all, integer, is_factor
+from farandole.extras.parameter_server.shard import (
+    BODY,
+    DONE,
+    NAME,
+    PULL,
+    PUSH,
+    REPLY,
+    REQUEST,
+    TAGS,
+    TICK,
+    Server,
+    Shard,
+    Terms,
+    Update,
+    check_held,
+)
+
+Array = NDArray[Any]
+_FIRST_TAG = 1 << 61  # the tags of servers count up from here; those of users are smaller
+_LOOK_SECONDS = 1.0
+_made = 0  # servers so far; as many as the most of any rank that took part in the last one
+
+
+class ParameterServer:
+    """A table of rows, spread over the ranks, which all of them push to and pull from.
+
+    Each rank is a worker and, in a thread, the server of its rows (row r belongs to rank r % n), so
+    the table may be larger than one rank's memory. Workers do not wait for each other but for
+    this: a worker whose clock is c reads when every worker's clock is at least c - staleness, and
+    then sees all that was pushed before these clocks (stale synchronous parallel: Ho et al., 2013).
+    staleness 0 is as synchronous as an allreduce; None lets all run freely.
+
+    Arguments:
+        shape: of the table; the first dimension counts rows.
+        dtype: NumPy's, of the table and all values.
+        initial: a number, or a function (rows as int64) -> their first values.
+        update: "add", or a function (old rows, pushed values) -> new rows, as
+            `lambda old, grad: old - 0.1 * grad`; it runs in the rows' rank.
+        staleness: clocks by which a worker may be ahead of the slowest one; None: any.
+        process_set: the ranks that take part; each of them makes it, in the same order.
+
+    In a `with` block each rank's table is served until all ranks have left theirs. A rank that
+    leaves with an exception does not wait, and holds up no other. Raises MismatchError on all
+    ranks if they differ in arguments; of functions only that they are some is compared. When a rank
+    dies, every call raises PeerError. A rank that is slow all the time slows all others unless
+    staleness is None.
+
+    Examples:
+        >>> with farandole.ParameterServer((1000, 4), staleness=2) as server:
+        ...     server.push([3, 5], np.ones((2, 4), "float32"))
+        ...     server.clock()
+        ...     rows = server.pull([3, 999])
+        1
+        >>> rows.shape
+        (2, 4)
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: DTypeLike = "float32",
+        *,
+        initial: float | Callable[[Array], ArrayLike] = 0,
+        update: Literal["add"] | Update = "add",
+        staleness: int | None = 0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        self._terms, shard, self._tag = _meet(shape, dtype, initial, update, staleness, process_set)
+        self._set = process_set
+        self._rank, self._ranks = process_set.rank() or 0, process_set.size() or 1
+        self._shard = shard
+        self._clock = 0
+        self._left = ""  # why, once this worker has
+        self._sent: list[Any] = []  # handles of what may be under way
+        self._server = Server(shard, self._terms, self._tag, process_set)
+        if self._ranks > 1:
+            self._server.start()
+
+    def push(self, rows: ArrayLike | None, values: ArrayLike) -> None:
+        """Sends values for rows; returns when they are on their way. clock() waits for them.
+
+        Arguments:
+            rows: int indices, of one dimension; those that come twice are added up first. None:
+                all rows.
+            values: of shape (rows, *table.shape[1:]).
+
+        Raises ValueError for other shapes and unknown rows, PeerError if a rank has died.
+        """
+        places = self._rows(rows)
+        given = np.asarray(values)
+        check_held(given, self._terms.dtype, "values")
+        given = given.astype(self._terms.dtype, copy=False)
+        if given.shape != (len(places), *self._terms.shape[1:]):
+            raise ValueError(
+                f"values have shape {given.shape}; {len(places)} rows of the table have "
+                f"{(len(places), *self._terms.shape[1:])}"
+            )
+        unique, where = np.unique(places, return_inverse=True)
+        if len(unique) < len(places):
+            summed = np.zeros((len(unique), *given.shape[1:]), given.dtype)
+            np.add.at(summed, where.reshape(-1), given)
+            places, given = unique, summed
+        with self._whole():
+            self._settle()
+            for owner, mine in self._by_owner(places):
+                at = places[mine] // self._ranks
+                if owner == self._rank:
+                    self._shard.push(at, given[mine])
+                    self._server.tell_failure()
+                    self._shard.check()
+                else:
+                    self._sent += self._ask(owner, PUSH, at, given[mine])
+
+    def pull(self, rows: ArrayLike | None = None) -> Array:
+        """The rows' values, new enough; waits for slower workers if need be.
+
+        `rows` as in push(). Returns an array (rows, *table.shape[1:]). Raises ValueError for
+        unknown rows, PeerError if a rank has died.
+        """
+        places = self._rows(rows)
+        self._shard.wait_fresh(self._clock)
+        result = np.empty((len(places), *self._terms.shape[1:]), self._terms.dtype)
+        with self._whole():
+            replies = []
+            for owner, mine in self._by_owner(places):
+                at = places[mine] // self._ranks
+                if owner == self._rank:
+                    result[mine] = self._shard.pull(at)
+                    continue
+                into = np.empty(8 + result[mine].nbytes, np.uint8)
+                tag = self._tag + REPLY
+                reply = recv_async(into, owner, tag=tag, name=NAME, process_set=self._set)
+                replies.append((mine, into, [*self._ask(owner, PULL, at), reply]))
+            for mine, into, handles in replies:
+                self._wait(handles)
+                failed = int(into[:8].view(np.int64)[0])
+                if failed >= 0:
+                    raise FarandoleError(
+                        f"rank {failed} can't serve its rows: its own calls raise the reason"
+                    )
+                result[mine] = into[8:].view(result.dtype).reshape(-1, *result.shape[1:])
+        return result
+
+    def clock(self) -> int:
+        """Ends this worker's turn: what it has pushed counts for the others. Returns its clock."""
+        self._check()
+        with self._whole():
+            self._settle()  # servers take what is pushed before what others ask for after this
+            self._clock += 1
+            self._sent = self._tell(TICK, self._clock)
+        return self._clock
+
+    @property
+    def clocks(self) -> list[float]:
+        """All workers' clocks as far as this rank knows; infinity: it has left."""
+        return list(self._shard.clocks)
+
+    def close(self, wait: bool = True) -> None:
+        """Leaves; with `wait` when all ranks have. The end of a `with` block calls it."""
+        if not self._left:
+            self._left = "is closed"
+            try:
+                self._settle()
+            finally:
+                if not self._shard.alone:
+                    self._wait(self._tell(DONE, float("inf")))
+        if wait:
+            self._shard.wait_all_left()
+            if self._server.is_alive():
+                self._server.join()
+            self._shard.check()
+
+    def __enter__(self) -> ParameterServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: object, _where: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            with suppress(FarandoleError):  # the block's own error matters
+                self.close(wait=False)
+
+    def _check(self) -> None:
+        self._shard.check()
+        if self._left:
+            raise ValueError(f"this ParameterServer {self._left}")
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Leaves after an exception, as a Ctrl-C: some servers have heard of the call, some not."""
+        try:
+            yield
+        except BaseException as reason:
+            with suppress(FarandoleError):
+                self.close(wait=False)
+            self._left = f"has been left, as {type(reason).__name__} broke off a call: make another"
+            raise
+
+    def _settle(self) -> None:
+        """Waits for what this worker has sent so far."""
+        sent, self._sent = self._sent, []
+        self._wait(sent)
+
+    def _tell(self, kind: int, clock: float) -> list[Any]:
+        """Tells all servers the clock; returns what to wait for."""
+        header = np.array([kind, self._clock])
+        self._shard.tick(self._rank, clock)  # first: nothing may follow DONE
+        others = [owner for owner in range(self._ranks) if owner != self._rank]
+        return [self._send(header, owner, REQUEST) for owner in others]
+
+    def _wait(self, handles: list[Any]) -> None:
+        """For all; raises within seconds, too, if a server has failed and takes no message."""
+        for handle in handles:
+            while True:
+                try:
+                    handle.wait(_LOOK_SECONDS)
+                    break
+                except StallError as late:
+                    if not late.under_way:
+                        raise
+                    self._shard.check()
+
+    def _ask(self, owner: int, kind: int, places: Array, values: Array | None = None) -> list[Any]:
+        """Sends a request; returns what to wait for. The body comes first: a server that has heard
+        of a request has all that it needs, whatever becomes of this worker."""
+        header = np.array([kind, len(places)])
+        parts = [places.view(np.uint8)]
+        if values is not None:
+            parts.append(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+        return [
+            self._send(np.concatenate(parts), owner, BODY),
+            self._send(header, owner, REQUEST),
+        ]
+
+    def _send(self, message: Array, owner: int, what: int) -> Any:
+        return send_async(message, owner, tag=self._tag + what, name=NAME, process_set=self._set)
+
+    def _rows(self, rows: ArrayLike | None) -> Array:
+        self._check()
+        count = self._terms.shape[0]
+        if rows is None:
+            return np.arange(count)
+        places = np.asarray(rows)
+        if places.ndim != 1 or (places.size and places.dtype.kind not in "iu"):
+            raise ValueError(
+                f"rows are of shape {places.shape} and {places.dtype}: pass a list of ints"
+            )
+        unknown = places[(places < 0) | (places >= count)] if places.size else places
+        if unknown.size:
+            raise ValueError(f"the table has rows 0 to {count - 1}, and not {unknown[0]}")
+        return places.astype(np.int64)
+
+    def _by_owner(self, places: Array) -> list[tuple[int, Array]]:
+        """(rank, which of the places are its), for ranks that have some."""
+        owners = places % self._ranks
+        parts = [(r, np.flatnonzero(owners == r)) for r in range(self._ranks)]
+        return [(owner, mine) for owner, mine in parts if len(mine)]
+
+
+def _shape_fault(value: Any) -> type[Exception] | None:
+    if not isinstance(value, (list, tuple)):
+        return TypeError
+    faults = [integer(size, 1, 2**63 - 1) for size in value]
+    return next((fault for fault in faults if fault), None if value else ValueError)
+
+
+def _dtype_fault(value: Any) -> type[Exception] | None:
+    try:
+        return None if value is not None and np.dtype(value).kind in "fiu" else ValueError
+    except TypeError:
+        return TypeError
+
+
+_ARGUMENTS = {
+    "shape": Argument("pass a list of ints, one at least, none of them 0", _shape_fault),
+    "dtype": Argument("pass a float or integer type of NumPy", _dtype_fault),
+    "initial": Argument(
+        "pass a number that is not NaN, or a function (rows) -> their first values",
+        lambda value: None if callable(value) else is_factor(value),
+    ),
+    "update": Argument(
+        "pass 'add' or a function (old, values) -> new",
+        lambda value: None if callable(value) or str(value) == "add" else ValueError,
+    ),
+    "staleness": Argument(
+        "pass an int, 0 at least, or None for no bound",
+        lambda value: None if value is None else integer(value, 0, 2**62),
+    ),
+}
+
+
+def _meet(
+    shape: Sequence[int],
+    dtype: DTypeLike,
+    initial: float | Callable[[Array], ArrayLike],
+    update: Literal["add"] | Update,
+    staleness: int | None,
+    process_set: ProcessSet,
+) -> tuple[Terms, Shard, int]:
+    """What all ranks agree on, this rank's rows, and the server's first tag."""
+    global _made
+    with heard_by_all(process_set, NAME):
+        given = {"shape": shape, "dtype": dtype, "initial": initial, "update": update}
+        check(_ARGUMENTS, **given, staleness=staleness, process_set=process_set)
+        bound = None if staleness is None else index(staleness)
+        terms = Terms(
+            tuple(index(n) for n in shape),
+            np.dtype(dtype).name,
+            "a function" if callable(initial) else float(initial),
+            "a function" if callable(update) else update,
+            bound,
+        )
+        rank, ranks = process_set.rank() or 0, process_set.size() or 1
+        rows = np.arange(rank, terms.shape[0], ranks)
+        values = np.empty((len(rows), *terms.shape[1:]), terms.dtype)
+        first = np.asarray(initial(rows) if callable(initial) else initial)
+        check_held(first, terms.dtype, "initial values")
+        values[...] = first
+        shard = Shard(values, np.add if update == "add" else update, ranks, bound)
+    told = allgather_object((terms, _made), NAME, process_set)
+    made = max(one[1] for one in told)
+    _made = made + 1
+    for other, (others, _) in enumerate(told):
+        if others != terms:
+            raise MismatchError(
+                f"{NAME}: rank {rank} makes it with {terms}, rank {other} with {others}: "
+                "give all ranks the same"
+            )
+    return terms, shard, _FIRST_TAG + TAGS * made

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch normalisation over the batches of all ranks: one reduction forward, one backward. A layer
+for users' models; backward passes run on autograd's threads."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from farandole import ProcessSet, Sum, global_process_set
+from farandole.extension import Call, Op, generation, refuse, set_id
+from farandole.torch import allreduce_
+
+_UNNAMED = "layer"
+# Numbers of layers that use a name since init(), by generation, process set and name.
+_taken: Counter[tuple[tuple[int, int], str]] = Counter()
+_taking = threading.Lock()
+
+
+class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
+    """BatchNorm1d, 2d and 3d whose statistics are those of the joined batch of all ranks.
+
+    Inputs are (N, C, ...), N may differ between ranks and may be 0; C is num_features. In eval mode
+    and in a process set of one rank it is plain batch normalisation.
+
+    name: matches the layer across ranks and names it in errors; convert_sync_batchnorm uses its
+    path in the model. Layers without a name, and those that share one (copies, two models of one
+    class), are matched by the order of their first use in training, which must be the same on all
+    ranks. Layers that a rank builds but does not use do not count.
+
+    Examples:
+        >>> layer = hvd.SyncBatchNorm(3)
+        >>> layer(torch.ones(4, 3)).shape
+        torch.Size([4, 3])
+    """
+
+    _name = _UNNAMED  # for old pickles, which lack it
+    _claim: tuple[tuple[int, int], str] | None = None  # ((generation, process set), its name)
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_set: ProcessSet = global_process_set,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+        self.process_set = process_set
+        if name is not None:
+            self._name = name
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(
+                f"{self}, {self._name!r}: expected an input of 2 dimensions at least, got "
+                f"{input.dim()}"
+            )
+        if input.shape[1] != self.num_features:
+            raise ValueError(
+                f"{self}, {self._name!r}: expected {self.num_features} channels in dimension 1, "
+                f"got an input of shape {tuple(input.shape)}"
+            )
+        if not input.is_floating_point():
+            raise TypeError(f"{self}, {self._name!r}: expected floats, not {input.dtype}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, C, ...) to the same shape and dtype.
+
+        Raises ValueError for fewer dimensions or other channels, TypeError for other dtypes than
+        floats; in training on all ranks, if one has the error.
+        """
+        whole_batch = self.training or self.running_mean is None
+        if not whole_batch or self.process_set.size() == 1:
+            return super().forward(input)
+        name = self._wire_name()
+        try:
+            self._check_input_dim(input)
+        except (TypeError, ValueError) as reason:
+            call = Call(Op.ALLREDUCE, f"{name}.forward", set_id(self.process_set))
+            refuse(call, reason)
+            raise
+        normalise: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _Normalise.apply
+        y, mean, variance, count = normalise(
+            input, self.weight, self.bias, self.eps, name, self.process_set
+        )
+        if self.training and self.running_mean is not None:
+            self._track(mean, variance * (count / (count - 1).clamp(min=1)))
+        return y
+
+    def _wire_name(self) -> str:
+        """The name of its calls: its own, with a number if other layers use that.
+
+        Chosen at the first use in training, not when the layer is built: a layer that only one
+        rank builds takes no name.
+        """
+        here = generation(), set_id(self.process_set)
+        if self._claim is None or self._claim[0] != here:
+            with _taking:
+                _taken[here, self._name] += 1
+                number = _taken[here, self._name]
+            only = number == 1 and self._name != _UNNAMED
+            self._claim = here, f"sync_batch_norm.{self._name}{'' if only else f'#{number}'}"
+        return self._claim[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Drops the claimed name: copies and pickles choose another one."""
+        return {key: value for key, value in self.__dict__.items() if key != "_claim"}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
+        """Copies the layer but not its process set."""
+        memo[id(self.process_set)] = self.process_set
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
+        return made
+
+    def _track(self, mean: Tensor, variance: Tensor) -> None:
+        """Updates the running statistics by those of this batch; `variance` is unbiased."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        share = self.momentum
+        if share is None:  # momentum None: the mean over all batches
+            share = 1.0 / float(self.num_batches_tracked)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_(variance.to(self.running_var.dtype), share)
+
+    @classmethod
+    def convert_sync_batchnorm(
+        cls,
+        module: torch.nn.Module,
+        process_set: ProcessSet = global_process_set,
+        name: str | None = None,
+    ) -> torch.nn.Module:
+        """As the function of the same name."""
+        return convert_sync_batchnorm(module, process_set, name)
+
+
+def convert_sync_batchnorm(
+    module: torch.nn.Module,
+    process_set: ProcessSet = global_process_set,
+    name: str | None = None,
+) -> torch.nn.Module:
+    """`module` with every batch normalisation in it replaced; parameters and buffers are kept.
+
+    Convert before the optimizer is built. Returns a new module if `module` itself is replaced.
+    Layers are named by their path in `module`, after the prefix `name`, by default the name of
+    module's class: give one if ranks use two models of one class in different orders, or from
+    two threads. `process_set`: whose batches are joined. Raises ValueError for lazy layers, which
+    have no channels yet.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
+        >>> type(hvd.convert_sync_batchnorm(model)[1]).__name__
+        'SyncBatchNorm'
+    """
+    return _converted(module, process_set, name or type(module).__name__, {})
+
+
+def _converted(
+    module: torch.nn.Module,
+    process_set: ProcessSet,
+    way: str,
+    done: dict[torch.nn.Module, torch.nn.Module],
+) -> torch.nn.Module:
+    """`way`: the name of `module`; `done`: converted modules, as one may occur twice."""
+    if module not in done:
+        done[module] = module
+        if isinstance(module, SyncBatchNorm):
+            if module._name == _UNNAMED and module._claim is None:
+                module._name = way
+        elif isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            done[module] = _layer_like(module, process_set, way)
+        else:
+            for key, child in list(module._modules.items()):
+                if child is not None:
+                    setattr(module, key, _converted(child, process_set, f"{way}.{key}", done))
+    return done[module]
+
+
+def _layer_like(
+    plain: torch.nn.modules.batchnorm._BatchNorm, process_set: ProcessSet, name: str
+) -> SyncBatchNorm:
+    """A layer with the same parameter and buffer objects as `plain`."""
+    if isinstance(plain, torch.nn.modules.lazy.LazyModuleMixin):
+        raise ValueError(f"{name} is a {type(plain).__name__}: run one batch through it first")
+    layer = SyncBatchNorm(
+        plain.num_features,
+        plain.eps,
+        plain.momentum,
+        plain.affine,
+        plain.track_running_stats,
+        process_set,
+        name,
+    )
+    layer._parameters.update(plain._parameters)
+    layer._buffers.update(plain._buffers)
+    return layer.train(plain.training)
+
+
+class _Normalise(torch.autograd.Function):
+    """Returns (y, mean, biased variance, count): statistics of the joined batch, float64."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        name: str,
+        process_set: ProcessSet,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        channels = x.shape[1]
+        others = [d for d in range(x.dim()) if d != 1]
+        count = x.numel() // channels
+        wide = x.double() if x.dtype is torch.float64 else x.float()
+        mean = wide.mean(others).double() if count else wide.new_zeros(channels).double()
+        spread = (wide - _along(mean, x)).square().sum(others).double()
+        own = mean.new_full((1,), count)  # filled by a kernel, so that the host does not wait
+        sums = torch.cat([mean * count, spread + mean * mean * count, own])
+        allreduce_(sums, None, f"{name}.forward", Sum, process_set=process_set)
+        total = sums[-1]
+        mean = sums[:channels] / total
+        variance = (sums[channels:-1] / total - mean * mean).clamp(min=0)
+        inverse = (variance + eps).rsqrt()
+        ctx.save_for_backward(x, weight, mean, inverse, total)
+        ctx.name, ctx.process_set = name, process_set
+        scale = inverse if weight is None else inverse * weight
+        shift = -mean * scale if bias is None else bias - mean * scale
+        y = wide * _along(scale, x) + _along(shift, x)
+        ctx.mark_non_differentiable(mean, variance, total)
+        return y.to(x.dtype), mean, variance, total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor, *_statistics: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, inverse, total = ctx.saved_tensors
+        others = [d for d in range(x.dim()) if d != 1]
+        wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+        dy_wide, centred = dy.to(wide), x.to(wide) - _along(mean, x)
+        sum_dy = dy_wide.sum(others).double()
+        sum_dy_centred = (dy_wide * centred).sum(others).double()
+        d_weight = None if weight is None else (sum_dy_centred * inverse).to(weight.dtype)
+        d_bias = sum_dy.to(dy.dtype if weight is None else weight.dtype)
+        sums = torch.cat([sum_dy, sum_dy_centred])
+        allreduce_(sums, None, f"{ctx.name}.backward", Sum, process_set=ctx.process_set)
+        mean_dy, mean_dy_centred = (sums / total).chunk(2)
+        scale = inverse if weight is None else inverse * weight
+        slope = mean_dy_centred * inverse * inverse
+        dx = (dy_wide - _along(mean_dy, x) - centred * _along(slope, x)) * _along(scale, x)
+        needs = ctx.needs_input_grad
+        return (
+            dx.to(x.dtype),
+            d_weight if needs[1] else None,
+            d_bias if needs[2] else None,
+            None,
+            None,
+            None,
+        )
+
+
+def _along(channels: Tensor, x: Tensor) -> Tensor:
+    """Reshapes (C,) to (1, C, 1, ...), in the dtype of the arithmetic on `x`."""
+    dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+    return channels.to(dtype).view(1, -1, *[1] * (x.dim() - 2))

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls on one array that are repeated in every step of a training loop: prepared once. For the
+calls on one array, on any thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from farandole._library import is_of_core
+from farandole.arrays.buffers import EMPTY, Buffer
+from farandole.arrays.kinds import kind_of
+from farandole.calls.gpu_handle import GpuHandle
+from farandole.calls.handles import Handle, OneHandle
+from farandole.calls.leases import lend
+from farandole.calls.requests import Call, PreparedOnGpu, PreparedTensor, begin_unnamed, told
+from farandole.members import ProcessSet
+
+_MOST = 4096  # remembered calls; the oldest are dropped first
+_prepared: dict[Hashable, PreparedCall] = {}
+_preparing = threading.Lock()
+# Types of arguments that can't change; an array as a factor may hold another value next time.
+_LASTING = (type(None), int, float, str, type, ProcessSet)
+
+
+class _Exactly:
+    """Equals only a number of the same type: True, which is not a rank, differs from 1."""
+
+    __slots__ = ("_type", "_value")
+    __hash__ = None  # type: ignore[assignment]  # keys hold the user's own values
+
+    def __init__(self, value: float) -> None:
+        self._type, self._value = type(value), value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is self._type and other == self._value
+
+
+def _exactly(value: object) -> object:
+    return _Exactly(value) if isinstance(value, (int, float)) else value
+
+
+def _key_of(
+    function: object, array: Any, args: Any, kwargs: dict[str, Any], by_name: bool
+) -> Hashable:
+    """The key of a call: its name; for others, of which there are many, all terms and the array's
+    form."""
+    name = kwargs.get("name")
+    if name is not None and by_name:
+        return function, name
+    form = getattr(array, "dtype", None), getattr(array, "shape", None)
+    return function, args, *kwargs.values(), form
+
+
+def again(
+    function: object, array: Any, args: Any, kwargs: dict[str, Any], by_name: bool = True
+) -> Handle[Any] | None:
+    """Submits the call if it repeats a remembered one; else returns None. `by_name`: a name stands
+    for one call."""
+    try:
+        prepared = _prepared.get(_key_of(function, array, args, kwargs, by_name))
+        if prepared is None or prepared.kwargs != kwargs or prepared.args != args:
+            return None
+    except (TypeError, ValueError):  # an argument that has no hash, or cannot be compared
+        return None
+    try:
+        return prepared.start(array)
+    except Exception as reason:
+        if is_of_core(reason):  # the core has reported a wrong submission to the peers
+            raise told(reason) from None
+        raise  # a signal handler's, perhaps after the core took the call: never twice
+
+
+def remember(
+    function: object,
+    array: Any,
+    args: Any,
+    kwargs: dict[str, Any],
+    prepared: PreparedCall,
+    by_name: bool = True,
+) -> None:
+    """Remembers a call that has been made once."""
+    if not all(isinstance(value, _LASTING) for value in (*args, *kwargs.values())):
+        return
+    prepared.args = tuple(map(_exactly, args))
+    prepared.kwargs = {key: _exactly(value) for key, value in kwargs.items()}
+    try:
+        _prepared[_key_of(function, array, args, kwargs, by_name)] = prepared
+    except TypeError:
+        return
+    if len(_prepared) > _MOST:
+        for key in list(_prepared)[: _MOST // 4]:  # a copy: other threads go on
+            _prepared.pop(key, None)
+
+
+def clear() -> None:
+    """Forgets all: names and process set numbers may have another meaning from now on."""
+    _prepared.clear()
+
+
+class PreparedCall:
+    """A call whose result has its input's form, for arrays of the same form as the first one."""
+
+    __slots__ = (
+        "_buffer",
+        "_call",
+        "_device",
+        "_dtype",
+        "_in_place",
+        "_kind",
+        "_lent",
+        "_shape",
+        "_submit",
+        "_tensor",
+        "_timeout",
+        "_type",
+        "args",
+        "kwargs",
+    )
+
+    def __init__(
+        self, call: Call, array: Any, buffer: Buffer, in_place: bool, timeout: float | None
+    ) -> None:
+        """`buffer` describes `array`; neither is kept alive."""
+        self._call = call
+        self._type = type(array)
+        self._kind = kind_of(array)
+        self._dtype = getattr(array, "dtype", None)
+        self._shape = buffer.shape
+        # None: the CPU
+        self._device = getattr(array, "device", None) if buffer.device >= 0 else None
+        self._buffer = replace(buffer, pointer=EMPTY, owner=None)  # only the form counts
+        self._in_place = in_place
+        self._timeout = timeout
+        self._tensor: PreparedTensor | None = None
+        self._lent = self._kind.lent
+        # The prepared submission of a named call in place on the CPU.
+        self._submit: Callable[[Any, Any], int] | None = None
+        self.args: Any = ()
+        self.kwargs: dict[str, Any] = {}
+
+    def start(self, array: Any) -> Handle[Any] | None:
+        """Submits it for `array`, or returns None if that has another form."""
+        if type(array) is not self._type:
+            return None
+        pointer, memory = self._lent(array, self._dtype, self._shape, self._in_place, self._device)
+        if not pointer:
+            return None
+        if self._submit is None:
+            return self._start(array, pointer, memory)
+        number = lend(self._submit, pointer, pointer, memory)
+        return OneHandle(number, array, self._call, self._timeout)
+
+    def _start(self, array: Any, pointer: Any, memory: object) -> Handle[Any] | None:
+        kind, device = self._kind, self._device
+        result, output = array, pointer
+        if not self._in_place:
+            try:
+                result = kind.empty(array)
+            except RuntimeError:  # a GPU lacks memory: peers must be told
+                return None
+            output, written = kind.lent(result, self._dtype, self._shape, True, device)
+            memory = memory, written
+        tensor = self._tensor
+        if tensor is None:
+            tensor = self._prepare()
+            if self._in_place and device is None and self._call.name is not None:
+                self._submit = tensor.start
+        if self._call.name is None:
+            begin_unnamed(self._call)
+        if device is not None:
+            stream = partial(kind.stream, array)
+            number = PreparedOnGpu(tensor, stream).submit(pointer, output, memory)
+            return GpuHandle([number], lambda _: result, self._call, self._timeout, stream)
+        number = lend(tensor.start, pointer, output, memory)
+        return OneHandle(number, result, self._call, self._timeout)
+
+    def _prepare(self) -> PreparedTensor:
+        with _preparing:  # another thread may be preparing it too
+            if self._tensor is None:
+                pointers = self._kind.gives_pointers
+                self._tensor = PreparedTensor(self._call, self._buffer, pointers=pointers)
+            return self._tensor
