@@ -84,7 +84,7 @@ def document_of(metadata: Mapping[str, str]) -> dict[str, Any]:
         raise ValueError("its description has changed")
     document: dict[str, Any] = json.loads(text)
     if document["format"] != FORMAT:
-        raise ValueError("it is of a newer farandole: update this one")
+        raise ValueError("a newer farandole wrote it: update this one")
     return document
 
 
