@@ -256,7 +256,7 @@ Failure work_until_failure(TestRank& self, const UserStream& stream, bool drives
   while (!deadline.expired()) {
     try {
       const Handle handle = self.submit(on_gpu(allreduce(data, "late"), self.rank, stream));
-      while (!drives && !self.runtime()->waiter().done(handle) && !deadline.expired()) {
+      while (!drives && !self.runtime()->driver().done(handle) && !deadline.expired()) {
         std::this_thread::yield();
       }
       if (Failure failure = self.wait({handle})) return failure;

@@ -18,7 +18,7 @@ class Gradients {
   Gradients(TestRank& self, int tensors) : self_(self) {
     for (int t = 0; t < tensors; ++t) {
       data_.emplace_back(t % 3 == 0 ? 5 : 300 + 100 * static_cast<size_t>(t));
-      calls_.push_back(self.runtime()->submitter().make_persistent(
+      calls_.push_back(self.runtime()->submitter().prepare(
           allreduce(data_.back(), "grad." + std::to_string(t)).request()));
     }
   }
@@ -26,7 +26,7 @@ class Gradients {
 
   // Submits these in one batch.
   std::vector<Handle> submit(int step, const std::vector<int>& tensors) {
-    std::vector<Submitter::Prepared> batch;
+    std::vector<Prepared> batch;
     for (int t : tensors) {
       Floats& data = data_[static_cast<size_t>(t)];
       data = values_of(self_.rank + step, data.size());
@@ -90,7 +90,7 @@ TEST(a_wait_for_one_of_a_batch_gets_its_tensor) {
     for (int step = 0; step < kSteps; ++step) {
       const std::vector<Handle> first = gradients.submit(step, {0, 1, 2, 3});
       const Deadline deadline = patience();
-      while (self.rank == 0 && !self.runtime()->waiter().done(first[2])) CHECK(!deadline.expired());
+      while (self.rank == 0 && !self.runtime()->driver().done(first[2])) CHECK(!deadline.expired());
       if (self.rank > 0) self.finish(first[2]);
       gradients.check(step, {2});
       self.finish(gradients.submit(step, {4, 5, 6, 7, 8}));
@@ -150,11 +150,11 @@ TEST(a_batch_ends_at_its_first_error) {
     const std::string names[] = {"before", "bad", "after"};
     std::vector<CheckedCall> calls;
     for (const std::string& name : names) {
-      calls.push_back(self.runtime()->submitter().make_persistent(allreduce(ten, name).request()));
+      calls.push_back(self.runtime()->submitter().prepare(allreduce(ten, name).request()));
     }
     Floats before = ten, after = ten;
     const bool overlaps = self.rank == 0;  // input and output in part
-    std::vector<Submitter::Prepared> batch{{&calls[0], before.data(), before.data()},
+    std::vector<Prepared> batch{{&calls[0], before.data(), before.data()},
                                            {&calls[1], ten.data(), ten.data()},
                                            {&calls[2], after.data(), after.data()}};
     if (overlaps) batch[1] = {&calls[1], one_more.data(), one_more.data() + 1};

@@ -145,7 +145,7 @@ TEST(a_rank_may_leave_while_threads_submit) {
             request = ask.request();
             Failure failure;
             Handle handle = runtime->submitter().submit({&request, 1}).front();
-            while (runtime->waiter().wait({&handle, 1}, patience(), failure) ==
+            while (runtime->driver().wait({&handle, 1}, patience(), failure) ==
                    WaitEnd::kTimeIsUp) {
             }
             if (failure) throw Error(failure.code, failure.text);

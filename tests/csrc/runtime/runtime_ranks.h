@@ -128,7 +128,7 @@ class TestRank {
     return runtime_->submitter().submit(requests);
   }
   Handle submit(const CheckedCall& prepared, const void* input, void* output) {
-    Submitter::Prepared one{&prepared, input, output};
+    Prepared one{&prepared, input, output};
     runtime_->submitter().submit({&one, 1});
     return one.handle;
   }
@@ -137,7 +137,7 @@ class TestRank {
     const Deadline deadline = patience();
     for (;;) {
       Failure failure;
-      if (runtime_->waiter().wait(handles, deadline, failure) != WaitEnd::kTimeIsUp) return failure;
+      if (runtime_->driver().wait(handles, deadline, failure) != WaitEnd::kTimeIsUp) return failure;
       if (deadline.expired()) fail("rank " + std::to_string(rank) + " hung in wait()");
     }
   }

@@ -60,7 +60,7 @@ TEST(an_unknown_handle_among_others_is_an_error) {
     Handle handle = self.submit(allreduce(data, "known"));
     if (self.rank == 0) self.bootstrap.tell(0);
     const std::vector<Handle> handles{handle, handle + 1000};
-    CHECK_THROWS(self.runtime()->waiter().wait(handles, patience(), failure),
+    CHECK_THROWS(self.runtime()->driver().wait(handles, patience(), failure),
                  ErrorCode::kInvalidArgument);
     self.finish(handle);
     CHECK_THROWS(self.runtime()->handles().done(handle), ErrorCode::kInvalidArgument);
@@ -95,7 +95,7 @@ TEST(a_wait_ends_at_its_deadline) {
       Failure failure;
       for (auto delay : {0ms, 1ms, 20ms}) {
         const Deadline deadline = Deadline::in(delay);
-        CHECK_EQ(self.runtime()->waiter().wait({&handle, 1}, deadline, failure),
+        CHECK_EQ(self.runtime()->driver().wait({&handle, 1}, deadline, failure),
                  WaitEnd::kTimeIsUp);
         CHECK(deadline.expired());
         CHECK(!self.runtime()->handles().done(handle));
@@ -128,7 +128,7 @@ TEST(a_signal_ends_a_wait) {
     for (int i = 0; i < 2; ++i) {
       waiters.emplace_back([&] {
         Failure failure;
-        CHECK_EQ(self.runtime()->waiter().wait({&handle, 1}, patience(), failure),
+        CHECK_EQ(self.runtime()->driver().wait({&handle, 1}, patience(), failure),
                  WaitEnd::kTimeIsUp);
         returned.fetch_add(1);
         futex_wake(returned, 2, kFutexAnyBit);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "data/backend/lane.h"
+#include "data/backend/backend.h"
 
 #include <utility>
 

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// This rank's submitted calls, and the requests that the log has assigned to ids.
+// What a rank knows of its calls: process sets, submitted calls, requests that the log has given ids, questions. Parts of
+// RankCalls, under its mutex.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
@@ -11,11 +14,42 @@
 #include <utility>
 #include <vector>
 
+#include "control/channel/shm_channel.h"
 #include "control/protocol/message.h"
 #include "runtime/calls/handles.h"
 #include "watch/recorder.h"
 
 namespace farandole {
+
+struct ProcessSet {
+  std::vector<Rank> ranks;  // ascending
+  int member = -1;          // this rank's index; -1: no member
+  RecordedCall join;        // this rank's join() in flight; call 0: it has not joined
+  bool join_told = false;   // to the coordinator
+  Failure join_failure;     // sent with this rank's next join()
+  bool joined() const { return join.call != 0; }
+  int members() const { return static_cast<int>(ranks.size()); }
+  int member_of(Rank rank) const { return index_in(ranks, rank); }  // -1: no member
+};
+
+class ProcessSets {
+ public:
+  explicit ProcessSets(Rank own) : own_(own) {}
+  void open(SetId id, std::vector<Rank> ranks);
+  void close(SetId id) { sets_.erase(id); }
+  // nullptr: no such set.
+  ProcessSet* find(SetId id);
+  // Throws Error(kInvalidArgument) if there is no such set or this rank is no member.
+  ProcessSet& own(SetId id);
+  // The set whose join has this handle; nullopt: none.
+  std::optional<SetId> joined_by(Handle handle) const;
+  // The job has failed: no join() will be answered.
+  void clear_joins();
+
+ private:
+  Rank own_;
+  std::map<SetId, ProcessSet> sets_;
+};
 
 class GpuEvent;
 
@@ -30,9 +64,9 @@ struct Submission {
   uint64_t stream = 0;                   // on which the buffers are produced
   std::shared_ptr<GpuEvent> produced;    // event recorded on it
   struct NamedRequest* named = nullptr;  // found by check_free() or submit()
-  uint64_t persistent = 0;      // number of the persistent request that it repeats; 0: none
-  uint64_t index_in_group = 0;  // if it is unnamed; 0: first
-  int64_t value = 0;            // of the outcome; a receive's: who sends
+  uint64_t prepared = 0;                 // number of the prepared request that it repeats; 0: none
+  uint64_t index_in_group = 0;           // if it is unnamed; 0: first
+  int64_t value = 0;                     // of the outcome; a receive's: who sends
   RecordedCall recorded;
 };
 
@@ -43,7 +77,7 @@ struct NamedRequest {
   const std::string name;
   bool listed = true;  // still in the table
   uint32_t id = 0;     // from the log; 0: not yet, or forgotten
-  uint64_t same = 0;   // the id's request equals the persistent request of this number
+  uint64_t same = 0;   // the id's request equals the prepared request of this number
   bool in_flight = false;
   bool reported = false;  // in flight, and not yet settled by the log
   Submission submission;
@@ -67,12 +101,11 @@ struct NameTaken : Error {
   using Error::Error;
 };
 
-// Not thread-safe: the caller holds RankCalls::mutex.
 class PendingTable {
  public:
   bool in_flight(const Request& request) const;
   // Throws NameTaken(kInvalidArgument) if a call of this name is in flight. Call before submit(). `record`:
-  // cached in a persistent request; if empty or no longer listed, it is looked up.
+  // cached in a prepared request; if empty or no longer listed, it is looked up.
   void check_free(const Request& request, Submission& submission,
                   std::shared_ptr<NamedRequest>& record) const;
   // The sequence of the next unnamed call of this set. Calls of a group after its first get theirs when the
@@ -124,7 +157,7 @@ class PendingTable {
   static std::string interned_key(const Request& request);
   NamedRequest& named(const Request& request);
   Ready ready_of(NamedRequest& record, const Request& request, Contribution contribution) const;
-  bool stands_for(NamedRequest& record, const Request& request, uint64_t persistent) const;
+  bool stands_for(NamedRequest& record, const Request& request, uint64_t prepared) const;
   const Known& known(uint32_t id) const;
   std::optional<Submission> take(NamedRequest* record);
   NamedRequest* refused_first(const Request& request) const;
@@ -137,6 +170,91 @@ class PendingTable {
   std::unordered_map<std::string, uint32_t> interned_;  // signatures of unnamed calls
   std::vector<std::optional<Known>> by_id_;
   size_t refusals_ = 0;  // records that are refused
+};
+
+// Sends and receives that have not met their other end.
+class PostedCalls {
+ public:
+  explicit PostedCalls(Rank own) : own_(own) {}
+
+  // The number of the next one, which a refused call takes, too.
+  uint64_t next() const { return next_; }
+  uint64_t skip() { return next_++; }
+  void add(Submission submission) { waiting_.emplace(next_++, std::move(submission)); }
+  // It has met its other end, or failed; nullopt: the job has failed before.
+  std::optional<Submission> take(uint64_t number) {
+    auto node = waiting_.extract(number);
+    return node ? std::optional(std::move(node.mapped())) : std::nullopt;
+  }
+  // The call of this handle; nullopt: not here.
+  std::optional<CallKey> key_of(Handle handle) const {
+    for (const auto& [number, submission] : waiting_) {
+      if (submission.handle == handle) return CallKey{submission.recorded.set, {}, number, own_};
+    }
+    return std::nullopt;
+  }
+  void clear() { waiting_.clear(); }
+
+ private:
+  const Rank own_;
+  uint64_t next_ = 0;
+  std::map<uint64_t, Submission> waiting_;
+};
+
+// This rank's questions to the coordinator (Inquire) and the answers.
+class Questions {
+ public:
+  uint64_t ask() { return ++last_; }
+  void answer(uint64_t number, std::string text) {
+    answers_[number] = std::move(text);
+    // The asking thread may have given up, so old answers are dropped.
+    if (answers_.size() > kMaxAnswers) answers_.erase(answers_.begin());
+  }
+  // nullopt: no answer yet.
+  std::optional<std::string> take(uint64_t number) {
+    auto answer = answers_.extract(number);
+    return answer ? std::optional(std::move(answer.mapped())) : std::nullopt;
+  }
+
+ private:
+  static constexpr size_t kMaxAnswers = 64;
+  uint64_t last_ = 0;
+  std::map<uint64_t, std::string> answers_;
+};
+
+// How a rank's reports reach the coordinator. Calls that a rank submits together leave in one report. Under the
+// mutex, except where marked.
+class Reporter {
+ public:
+  // `gathered`: leaders between this rank and the coordinator hold reports back for a moment.
+  Reporter(MemberChannel& channel, bool gathered) : channel_(channel), gathered_(gathered) {}
+
+  // Does not wake the leader.
+  void pass(const Report& report);
+  // The same for a Ready with this id. If its contribution is plain it waits for pass_batch(), at the latest for
+  // the next report.
+  void pass_known(uint32_t id, Contribution&& given);
+  void pass_batch();
+  // Wakes the leader.
+  void send(const Report& report);
+  // A user waits: leaders hold back no report of this rank until its next call.
+  void expedite();
+  // Any thread: whether expedite() would do something.
+  bool may_expedite() const { return gathered_ && !expedited_; }
+  // Any thread: whether something was passed since the last call, so that the leader has to be woken.
+  bool take_news() { return news_.exchange(false); }
+  // Retries reports that found the ring full; false: it still is.
+  bool flush();
+
+ private:
+  void write(const Report& report);
+
+  MemberChannel& channel_;
+  const bool gathered_;
+  Report batch_ = ReadyMany{};
+  ByteString encoded_;
+  std::atomic<bool> expedited_{false};
+  std::atomic<bool> news_{false};
 };
 
 }  // namespace farandole

@@ -1,12 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/calls/pending.h"
+#include "runtime/calls/tables.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "base/error.h"
 
 namespace farandole {
+
+void ProcessSets::open(SetId id, std::vector<Rank> ranks) {
+  ProcessSet set;
+  set.ranks = std::move(ranks);
+  set.member = set.member_of(own_);
+  sets_[id] = std::move(set);
+}
+
+ProcessSet* ProcessSets::find(SetId id) {
+  auto found = sets_.find(id);
+  return found == sets_.end() ? nullptr : &found->second;
+}
+
+ProcessSet& ProcessSets::own(SetId id) {
+  ProcessSet* set = find(id);
+  if (!set) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "there is no process set " + std::to_string(id) +
+                    "; was it removed, or never added with add_process_set()?");
+  }
+  if (set->member < 0) {
+    throw Error(ErrorCode::kInvalidArgument, "rank " + std::to_string(own_) +
+                                                 " is not in process set " + std::to_string(id) +
+                                                 " of " + text_of_ranks(set->ranks));
+  }
+  return *set;
+}
+
+std::optional<SetId> ProcessSets::joined_by(Handle handle) const {
+  for (const auto& [id, set] : sets_) {
+    if (set.join.call == handle) return id;
+  }
+  return std::nullopt;
+}
+
+void ProcessSets::clear_joins() {
+  for (auto& [id, set] : sets_) set.join = {};
+}
+
 std::shared_ptr<NamedRequest> PendingTable::find(SetId set, const std::string& name) const {
   auto names = named_.find(set);
   if (names == named_.end()) return nullptr;
@@ -87,19 +127,19 @@ NamedRequest* PendingTable::refused_first(const Request& request) const {
 uint32_t PendingTable::submit_known(const Request& request, Submission& submission) {
   NamedRequest* record = submission.named;
   if (!record || record->refused || refused_first(request)) return 0;
-  if (!stands_for(*record, request, submission.persistent)) return 0;
+  if (!stands_for(*record, request, submission.prepared)) return 0;
   record->submission = std::move(submission);
   record->in_flight = record->reported = true;
   return record->id;
 }
 
-// Caches the result of comparing a persistent request.
+// Caches the result of comparing a prepared request.
 bool PendingTable::stands_for(NamedRequest& record, const Request& request,
-                              uint64_t persistent) const {
+                              uint64_t prepared) const {
   if (record.id == 0) return false;
-  if (persistent != 0 && record.same == persistent) return true;
+  if (prepared != 0 && record.same == prepared) return true;
   if (!same_terms(request_of(record.id), request)) return false;
-  record.same = persistent;
+  record.same = prepared;
   return true;
 }
 
@@ -124,7 +164,7 @@ Ready PendingTable::ready_of(NamedRequest& record, const Request& request,
   Ready ready;
   ready.contribution = std::move(contribution);
   record.reported = true;
-  if (stands_for(record, request, record.submission.persistent)) {
+  if (stands_for(record, request, record.submission.prepared)) {
     ready.id = record.id;
   } else {
     ready.request = request;
@@ -275,6 +315,49 @@ void PendingTable::clear() {
   named_.clear();
   unnamed_.clear();
   refusals_ = 0;
+}
+
+void Reporter::pass(const Report& report) {
+  pass_batch();
+  write(report);
+}
+
+void Reporter::pass_known(uint32_t id, Contribution&& given) {
+  if (!given.plain()) return pass(Ready{id, {}, 0, std::move(given)});
+  IdRuns& ids = std::get<ReadyMany>(batch_).ids;
+  ids.add(id);
+  if (ids.full()) pass_batch();
+}
+
+void Reporter::pass_batch() {
+  IdRuns& ids = std::get<ReadyMany>(batch_).ids;
+  if (ids.empty()) return;
+  write(batch_);
+  ids.clear();
+}
+
+void Reporter::write(const Report& report) {
+  if (expedited_ && says_ready(report)) expedited_ = false;
+  encoded_.clear();
+  encode(report, encoded_);
+  channel_.report(encoded_);
+  news_.store(true, std::memory_order_release);
+}
+
+void Reporter::send(const Report& report) {
+  pass(report);
+  if (take_news()) channel_.wake_leader();
+}
+
+bool Reporter::flush() {
+  if (!channel_.can_flush()) return false;
+  channel_.flush();
+  channel_.wake_leader();
+  return true;
+}
+
+void Reporter::expedite() {
+  if (!expedited_.exchange(true)) send(Expedite{});
 }
 
 }  // namespace farandole
