@@ -9,11 +9,11 @@
 
 namespace farandole {
 
-CheckedCall Submitter::check(const farandole_request& request) {
+CheckedCall Submitter::check(const farandole_request& request, bool repeats) {
   const ProcessSet set = calls_.set_of(name_of_request(request));
   CheckedCall call = check_request(request, set, own_);
   call.request.signature.window_range = gpus_.window_range_of(call.request);
-  check_buffers(call.request, call.submission, set);
+  if (!repeats) check_buffers(call.request, call.submission, set);
   return call;
 }
 
@@ -26,7 +26,7 @@ std::vector<Handle> Submitter::submit(std::span<const farandole_request> request
     if (unsound) throw Error(unsound.code, unsound.text);
     gpus_.open(requests);
     std::vector<CheckedCall> calls;
-    for (const farandole_request& request : requests) calls.push_back(check(request));
+    for (const farandole_request& request : requests) calls.push_back(check(request, false));
     gpus_.mark_produced(calls);
     handles = calls_.submit(std::move(calls));
   } catch (const NameTaken& e) {
@@ -43,7 +43,7 @@ std::vector<Handle> Submitter::submit(std::span<const farandole_request> request
 
 CheckedCall Submitter::prepare(const farandole_request& request) {
   gpus_.open({&request, 1});
-  CheckedCall call = check(request);
+  CheckedCall call = check(request, true);
   const ReduceOpTraits& reduction = traits_of(call.request.signature.reduce_op);
   if (reduction.declared) {
     throw Error(

@@ -26,7 +26,8 @@ class Submitter {
   void refuse(const farandole_request& request, const Failure& why);
 
  private:
-  CheckedCall check(const farandole_request& request);
+  // `repeats`: it is submitted later, with other buffers.
+  CheckedCall check(const farandole_request& request, bool repeats);
   Failure fault_of(Prepared& prepared);
   void refuse(std::span<const farandole_request> requests, const Error& why, bool free_only);
 
