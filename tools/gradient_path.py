@@ -5,7 +5,7 @@ Builds the core with -finstrument-functions in the checkout's build/path, and le
 repeat a step. Prints each file that rank 0 (leader and coordinator) enters, in the order of first
 visit, with the number of other files from which it is entered while it is not under way already:
 one that several files enter is visited again. x.h counts as x.cc. What everything uses is left out
-(base, lib, watch, kernels' headers, Python's __init__) unless --all is given.
+(base, lib, watch) unless --all is given.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ LEFT_OUT = (
 
 
 class Event(ctypes.Structure):
+    """As in TRACER."""
+
     _fields_ = (("where", ctypes.c_ssize_t), ("thread", ctypes.c_int), ("enters", ctypes.c_int))
 
 
@@ -59,7 +61,8 @@ def build(root: Path) -> Path:
     """The package with an instrumented core, and the tracer beside it."""
     folder = root / "build" / "path"
     tools = root / ".venv" / "bin"
-    flags = "-Wno-subobject-linkage -finstrument-functions -finstrument-functions-exclude-file-list=/usr/"
+    flags = "-Wno-subobject-linkage -finstrument-functions"
+    flags += " -finstrument-functions-exclude-file-list=/usr/"
     cmake = [tools / "cmake", "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"]
     cmake += ["-S", root / "csrc", "-B", folder, f"-DCMAKE_CXX_FLAGS={flags}"]
     cmake += ["-DCMAKE_UNITY_BUILD=ON", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=0"]  # a third of the time

@@ -86,7 +86,7 @@ void Publisher::judge(SetState& set, Call& call) {
 // The first failure fails the group's complete calls at once, and the others when they are complete. Only the
 // call that leads it fails last: users wait for that one first, and may make the same call again when it fails.
 void Publisher::judge_group(SetState& set, Call& call, const std::vector<Terms::Group>& groups,
-                             const Failure& failure) {
+                            const Failure& failure) {
   const Request& terms = call.request();
   const bool leads = groups.size() == 1 && terms.group == groups[0].name &&
                      !follows(terms, call.key().index_in_group());
@@ -237,9 +237,8 @@ void Publisher::add_set(const CallKey& key, std::span<const int64_t> wanted, boo
   }
   std::vector<Rank> ranks(wanted.begin(), wanted.end());
   if (alone) {
-    parts_.sets.bar(
-        key.name, {ErrorCode::kMismatch,
-                   "'" + key.name + "' is a process set of " + text_of_ranks(ranks) + " already"});
+    parts_.sets.bar(key.name, {ErrorCode::kMismatch, "'" + key.name + "' is a process set of " +
+                                                         text_of_ranks(ranks) + " already"});
   }
   const SetId id = parts_.sets.open(ranks);
   parts_.outbox.write(OpenSet{id, std::move(ranks), key});

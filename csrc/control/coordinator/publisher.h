@@ -40,7 +40,7 @@ class Publisher {
   Failure verdict(const SetState& set, Call& call) const;
   // One call of these groups is complete. `failure`: that call's; code kOk: all agree.
   void judge_group(SetState& set, Call& call, const std::vector<Terms::Group>& groups,
-                    const Failure& failure);
+                   const Failure& failure);
   void fail_group(CallGroup& group, bool whole);
   // Whether a complete, failing call is the first of a group and fails the whole group.
   bool break_group(SetState& set, Call& call, const Failure& failure);
