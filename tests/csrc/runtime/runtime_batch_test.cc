@@ -155,8 +155,8 @@ TEST(a_batch_ends_at_its_first_error) {
     Floats before = ten, after = ten;
     const bool overlaps = self.rank == 0;  // input and output in part
     std::vector<Prepared> batch{{&calls[0], before.data(), before.data()},
-                                           {&calls[1], ten.data(), ten.data()},
-                                           {&calls[2], after.data(), after.data()}};
+                                {&calls[1], ten.data(), ten.data()},
+                                {&calls[2], after.data(), after.data()}};
     if (overlaps) batch[1] = {&calls[1], one_more.data(), one_more.data() + 1};
     if (overlaps) {
       CHECK_THROWS(self.runtime()->submitter().submit(batch), ErrorCode::kInvalidArgument);
