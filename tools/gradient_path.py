@@ -4,8 +4,8 @@
 Builds the core with -finstrument-functions in the checkout's build/path, and lets two ranks on CPUs
 repeat a step. Prints each file that rank 0 (leader and coordinator) enters, in the order of first
 visit, with the number of other files from which it is entered while it is not under way already:
-one that several files enter is visited again. x.h counts as x.cc. What everything uses is left out
-(base, lib, watch) unless --all is given.
+one that several files enter is visited again. x.h counts as x.cc, the kernels as one. What
+everything uses (base, lib, watch) is left out unless --all is given.
 """
 
 from __future__ import annotations
@@ -42,13 +42,7 @@ PLAIN void trace(long file, int enters) { add(-1 - file, enters); }
 PLAIN void listen_now(int yes) { listens = yes; }
 PLAIN long traced(struct event** first) { *first = events; return count; }
 """
-LEFT_OUT = (
-    "csrc/base/",
-    "csrc/lib/",
-    "csrc/watch/",
-    "csrc/data/backend/backend",
-    "pyruntime/errors",
-)
+LEFT_OUT = ("csrc/base/", "csrc/lib/", "csrc/watch/")
 
 
 class Event(ctypes.Structure):
@@ -116,10 +110,13 @@ def events_of_a_step(tracer: ctypes.CDLL) -> tuple[list[Event], list[str]]:
 
 
 def source_of(name: str) -> str:
-    """A path in the repository, without its suffix if it is of C++."""
-    name = name.split("/site/farandole/")[-1].removeprefix("/")
-    if name.startswith("csrc/"):
-        return name.rsplit(".", 1)[0]
+    """A path in the repository, without its suffix if it is of C++. The kernels are one."""
+    if "csrc/" in name:
+        name = "csrc/" + name.rsplit("csrc/", 1)[1].rsplit(".", 1)[0]
+        return "csrc/kernels" if name.startswith("csrc/kernels/") else name
+    if "farandole_kernels" in name:
+        return "csrc/kernels"
+    name = name.split("/site/farandole/")[-1]
     adapter = name.startswith(("torch/", "numpy/"))
     return f"{'adapters' if adapter else 'pyruntime'}/{name}"
 
