@@ -16,10 +16,15 @@ namespace {
 constexpr int32_t kMaxDimensions = 64;
 constexpr size_t kMaxName = 4096;
 
+// "allreduce 'x'"
+std::string title_of(const Request& request) {
+  const std::string name = request.name.empty() ? "unnamed" : "'" + request.name + "'";
+  return std::string(name_of(request.signature.op)) + " " + name;
+}
+
 [[noreturn]] void refuse(const Request& request, const std::string& why,
                          ErrorCode code = ErrorCode::kInvalidArgument) {
-  std::string what = request.name.empty() ? "unnamed" : "'" + request.name + "'";
-  throw Error(code, std::string(name_of(request.signature.op)) + " " + what + ": " + why);
+  throw Error(code, title_of(request) + ": " + why);
 }
 
 template <class E>
@@ -263,12 +268,10 @@ Failure numerics_of(const Request& request, const Submission& submission, Rank o
   for (int64_t n : submission.shape) elements *= static_cast<size_t>(n);
   const size_t bad = kernels::first_not_finite(signature.dtype, submission.input, elements);
   if (bad == elements) return {};
-  const std::string name = request.name.empty() ? "unnamed" : "'" + request.name + "'";
-  return {ErrorCode::kInvalidArgument, std::string(name_of(signature.op)) + " " + name +
-                                           ": the input of rank " + std::to_string(own) +
-                                           " holds NaN or infinity, first at element " +
-                                           std::to_string(bad) + " of " + std::to_string(elements) +
-                                           " (FARANDOLE_CHECK_NUMERICS=1 looks for it)"};
+  return {ErrorCode::kInvalidArgument,
+          title_of(request) + ": the input of rank " + std::to_string(own) +
+              " holds NaN or infinity, first at element " + std::to_string(bad) + " of " +
+              std::to_string(elements) + " (FARANDOLE_CHECK_NUMERICS=1 looks for it)"};
 }
 
 Failure numerics_of(std::span<const farandole_request> requests, Rank own) {
