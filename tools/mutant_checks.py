@@ -42,7 +42,10 @@ CHECKS: dict[str, Sequence[str]] = {
     "csrc/data/gpu/gpu_module": ("kernel_cache_test", "gpu_adasum_test"),
     "csrc/data/nccl": ("nccl_split_test", "nccl_backend_test", "gpu_runtime_test"),
     "csrc/runtime": ("runtime_test", "gpu_runtime_test", CALLS),
-    "csrc/runtime/calls/numerics": ("finite_test", "tests/parallel/test_numerics.py"),
+    "csrc/runtime/calls/request_checks": (
+        *("runtime_test", "finite_test"),
+        *("tests/parallel/test_numerics.py", CALLS),
+    ),
     "csrc/runtime/gpu": ("gpu_runtime_test",),
 }
 

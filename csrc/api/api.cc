@@ -110,8 +110,8 @@ FARANDOLE_API int32_t farandole_shutdown(int32_t failed, const char* text, doubl
       std::lock_guard lock(process().mutex);
       ended->failure = leaving->leaver().gave_up();
       if (process().runtime == leaving) process().runtime.reset();
-      std::lock_guard persistent_lock(process().persistent_mutex);
-      process().persistent.clear();
+      std::lock_guard prepared_lock(process().prepared_mutex);
+      process().prepared.clear();
     }
     if (!ended) return FARANDOLE_OK;
     // Here the promise is kept that nobody uses the user's buffers, or MPI, after a shutdown: the runtime is
@@ -168,15 +168,15 @@ FARANDOLE_API int32_t farandole_submit(const farandole_request* requests, int32_
 FARANDOLE_API int64_t farandole_tensor(const farandole_request* request) {
   return negated([&]() -> int64_t {
     auto here = runtime();
-    CheckedCall call = here->submitter().make_persistent(*request);
-    auto persistent = std::make_shared<const PersistentRequest>(std::move(here), std::move(call));
+    CheckedCall call = here->submitter().prepare(*request);
+    auto prepared = std::make_shared<const PreparedCall>(std::move(here), std::move(call));
     std::lock_guard lock(process().mutex);
-    if (process().runtime != persistent->runtime) {
+    if (process().runtime != prepared->runtime) {
       throw Error(ErrorCode::kShutdown, "this rank has shut down; call init() first");
     }
-    std::lock_guard persistent_lock(process().persistent_mutex);
-    const int64_t number = process().next_persistent++;
-    process().persistent.emplace(number, std::move(persistent));
+    std::lock_guard prepared_lock(process().prepared_mutex);
+    const int64_t number = process().next_prepared++;
+    process().prepared.emplace(number, std::move(prepared));
     return number;
   });
 }
@@ -187,14 +187,14 @@ FARANDOLE_API int64_t farandole_submit_tensor(int64_t tensor, uintptr_t input, u
 }
 
 FARANDOLE_API int64_t farandole_submit_buffer(int64_t tensor, const void* input, void* output) {
-  return negated([&]() -> int64_t { return persistent_request(tensor)->submit(input, output); });
+  return negated([&]() -> int64_t { return prepared_call(tensor)->submit(input, output); });
 }
 
 FARANDOLE_API int32_t farandole_submit_buffers(const int64_t* tensors, const uintptr_t* buffers,
                                                int32_t count, int64_t* handles) {
   return guarded([&] {
-    const auto known = known_requests(span_of(tensors, count));
-    std::vector<Submitter::Prepared> batch;
+    const auto known = prepared_calls(span_of(tensors, count));
+    std::vector<Prepared> batch;
     batch.reserve(known.size());
     for (size_t i = 0; i < known.size(); ++i) {
       void* const buffer = reinterpret_cast<void*>(buffers[i]);
@@ -210,14 +210,14 @@ FARANDOLE_API int32_t farandole_submit_buffers(const int64_t* tensors, const uin
       handles[i] = batch[i].handle;
     }
     if (error) std::rethrow_exception(error);
-    if (std::cmp_less(known.size(), count)) persistent_request(tensors[known.size()]);  // throws
+    if (std::cmp_less(known.size(), count)) prepared_call(tensors[known.size()]);  // throws
   });
 }
 
 FARANDOLE_API void farandole_forget_tensor(int64_t tensor) {
   if (process().forked) return;
-  std::lock_guard lock(process().persistent_mutex);
-  process().persistent.erase(tensor);
+  std::lock_guard lock(process().prepared_mutex);
+  process().prepared.erase(tensor);
 }
 
 FARANDOLE_API int32_t farandole_refuse(const farandole_request* request, int32_t code,
@@ -227,18 +227,20 @@ FARANDOLE_API int32_t farandole_refuse(const farandole_request* request, int32_t
 }
 
 FARANDOLE_API int64_t farandole_count_unnamed(int32_t process_set) {
-  return negated([&]() -> int64_t { return runtime()->submitter().count_unnamed(process_set); });
+  return negated([&]() -> int64_t {
+    return static_cast<int64_t>(runtime()->calls().count_unnamed(process_set));
+  });
 }
 
 FARANDOLE_API int32_t farandole_poll(int64_t handle) {
-  return negated([&]() -> int32_t { return runtime()->waiter().done(handle); });
+  return negated([&]() -> int32_t { return runtime()->driver().done(handle); });
 }
 
 namespace {
 
 int32_t wait_in(Runtime& here, std::span<const Handle> handles, double seconds) {
   Failure failure;
-  switch (here.waiter().wait(handles, deadline_in(seconds), failure)) {
+  switch (here.driver().wait(handles, deadline_in(seconds), failure)) {
     case WaitEnd::kDone: return FARANDOLE_OK;
     case WaitEnd::kTimeIsUp: return FARANDOLE_PENDING;
     case WaitEnd::kFailed: break;
@@ -264,7 +266,7 @@ FARANDOLE_API int32_t farandole_finish(int64_t handle, double seconds) {
 FARANDOLE_API int32_t farandole_explain(int64_t handle, double seconds, char* text,
                                         int32_t capacity) {
   return negated([&]() -> int32_t {
-    const std::string found = runtime()->waiter().explain(handle, deadline_in(seconds));
+    const std::string found = runtime()->driver().explain(handle, deadline_in(seconds));
     const size_t room = static_cast<size_t>(std::max(capacity, 1)) - 1;
     const size_t length = found.copy(text, room);
     if (capacity > 0) text[length] = '\0';
@@ -353,7 +355,7 @@ FARANDOLE_API int32_t farandole_counters(farandole_counter* rows, int32_t capaci
     const farandole_counter counters[] = {
         {"rescued_wakeups", static_cast<int64_t>(rescued_wakeups())},
         {"mapped_bytes", here ? static_cast<int64_t>(here->mapped_bytes()) : 0},
-        {"sleeps", here ? static_cast<int64_t>(here->sleeps()) : 0},
+        {"sleeps", here ? static_cast<int64_t>(here->driver().sleeps()) : 0},
     };
     if (const size_t n = rows_in(capacity, std::size(counters))) std::copy_n(counters, n, rows);
     return static_cast<int32_t>(std::size(counters));

@@ -26,9 +26,9 @@
 namespace farandole {
 
 // A request kept by farandole_tensor, with its runtime, so that one look-up finds both.
-struct PersistentRequest {
+struct PreparedCall {
   int64_t submit(const void* input, void* output, uint64_t stream = 0) const {
-    Submitter::Prepared one{&call, input, output, stream};
+    Prepared one{&call, input, output, stream};
     runtime->submitter().submit({&one, 1});
     return one.handle;
   }
@@ -44,9 +44,9 @@ struct Process {
   std::shared_ptr<Runtime> runtime;  // in a forked child: the parent's, for its topology
   std::shared_ptr<ExitLatch> ended;  // told when the (last) runtime is destroyed
   std::unique_ptr<Watchdog> init_limit;
-  std::mutex persistent_mutex;
-  std::unordered_map<int64_t, std::shared_ptr<const PersistentRequest>> persistent;
-  int64_t next_persistent = 1;
+  std::mutex prepared_mutex;
+  std::unordered_map<int64_t, std::shared_ptr<const PreparedCall>> prepared;
+  int64_t next_prepared = 1;
   std::atomic<bool> forked{false};
   std::vector<std::string> library_folders;
   std::mutex on_gpu_mutex;
@@ -170,24 +170,24 @@ inline std::shared_ptr<Runtime> runtime() {
 }
 
 // These, up to the first that is not known: references, as below.
-inline std::vector<std::shared_ptr<const PersistentRequest>> known_requests(
+inline std::vector<std::shared_ptr<const PreparedCall>> prepared_calls(
     std::span<const int64_t> tensors) {
-  std::vector<std::shared_ptr<const PersistentRequest>> known;
+  std::vector<std::shared_ptr<const PreparedCall>> known;
   known.reserve(tensors.size());
-  std::lock_guard lock(process().persistent_mutex);
+  std::lock_guard lock(process().prepared_mutex);
   for (int64_t tensor : tensors) {
-    auto found = process().persistent.find(tensor);
-    if (found == process().persistent.end()) break;
+    auto found = process().prepared.find(tensor);
+    if (found == process().prepared.end()) break;
     known.push_back(found->second);
   }
   return known;
 }
 
 // Returns a reference, because shutdown() may clear the table meanwhile.
-inline std::shared_ptr<const PersistentRequest> persistent_request(int64_t tensor) {
-  std::unique_lock lock(process().persistent_mutex);
-  auto found = process().persistent.find(tensor);
-  if (found == process().persistent.end()) {
+inline std::shared_ptr<const PreparedCall> prepared_call(int64_t tensor) {
+  std::unique_lock lock(process().prepared_mutex);
+  auto found = process().prepared.find(tensor);
+  if (found == process().prepared.end()) {
     lock.unlock();
     runtime();  // throws if not initialised, the likelier reason
     throw Error(ErrorCode::kInvalidArgument,

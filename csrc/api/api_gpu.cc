@@ -23,8 +23,8 @@ FARANDOLE_API void farandole_library_folders(const char* folders) {
 FARANDOLE_API int64_t farandole_submit_tensor_on(int64_t tensor, uintptr_t input, uintptr_t output,
                                                  uint64_t stream) {
   return negated([&]() -> int64_t {
-    return persistent_request(tensor)->submit(reinterpret_cast<const void*>(input),
-                                              reinterpret_cast<void*>(output), stream);
+    return prepared_call(tensor)->submit(reinterpret_cast<const void*>(input),
+                                         reinterpret_cast<void*>(output), stream);
   });
 }
 

@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "data/backend/backend.h"
-#include "data/backend/lane.h"
-#include "runtime/calls/process_sets.h"
+#include "runtime/calls/tables.h"
 #include "runtime/fabric.h"
 
 namespace farandole {

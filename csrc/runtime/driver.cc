@@ -1,13 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/driver.h"
 
+#include <chrono>
 #include <exception>
+#include <utility>
 
 #include "base/error.h"
 #include "base/logging.h"
 #include "lib/os/thread.h"
 
 namespace farandole {
+namespace {
+
+constexpr std::chrono::milliseconds kFirstProbe{100};  // before a wait thinks of its leader
+
+// Records how long a caller blocks; a wait that was interrupted and repeated counts once.
+struct Waiting {
+  Recorder& recorder;
+  bool over = true;
+  Waiting(Recorder& its_recorder, Handle first, uint32_t name) : recorder(its_recorder) {
+    recorder.wait_begins(first, name);
+  }
+  ~Waiting() { recorder.wait_ends(over); }
+};
+
+// With FARANDOLE_GPU_ORDER=program, GPU buckets are launched only while somebody waits for them.
+struct Wanted {
+  GpuBuckets& gpu;
+  std::span<const Handle> handles;
+  Wanted(GpuBuckets& its_gpu, std::span<const Handle> its_handles)
+      : gpu(its_gpu), handles(its_handles) {
+    gpu.want(handles);
+  }
+  ~Wanted() { gpu.unwant(handles); }
+};
+
+}  // namespace
 
 // Held by the thread that drives. Its destructor gives the role back and wakes whoever should drive now: for
 // work that is left, or for a tick earlier than the background thread's wake-up time.
@@ -22,7 +50,7 @@ struct Driver::Role {
 // Non-leaders wake the leader to read their reports. The leader reads its own at once, which often saves
 // waking its background thread.
 void Driver::after_submit() {
-  if (!setup_.calls.reporter.take_news()) return;
+  if (!setup_.calls.take_news()) return;
   if (!setup_.leads) return setup_.channel.wake_leader();
   if (!setup_.wakeup.try_drive()) return setup_.wakeup.notify();
   Role role{*this};
@@ -91,6 +119,103 @@ bool Driver::await(const std::function<bool()>& done, Deadline deadline) {
     }
   }
   return true;
+}
+
+// A stopped leader can't report itself, so its waiting ranks have to notice.
+void Driver::look_at_leader() {
+  const StoppedProcess::Verdict verdict = setup_.watch.leader_process().look();
+  if (verdict == StoppedProcess::Verdict::kMoves) return;
+  const std::string text = setup_.watch.leader_process().text();
+  if (verdict == StoppedProcess::Verdict::kWarn)
+    return log(LogLevel::kWarning, "no progress: " + text);
+  give_up({ErrorCode::kStall, "no progress: " + text + " (FARANDOLE_STALL_ABORT sets this limit)"});
+}
+
+void Driver::give_up(Failure failure) {
+  setup_.calls.report(Leave{true, failure.text});  // for when the leader runs again
+  setup_.calls.job.fail(std::move(failure));
+  ring();
+}
+
+// No process of another host is in sight, and its kernel answers for it as long as it only stands still.
+Deadline Driver::probe_job_leader(Handle handle) {
+  const Deadline until = setup_.watch.job_leader_answers();
+  uint64_t asked = 0;
+  {
+    std::lock_guard lock(probes_mutex_);
+    const auto [at, is_new] = probes_.try_emplace(handle, Probe{until});
+    has_probes_ = true;
+    if (is_new || !at->second.until.expired()) return at->second.until;
+    at->second.until = until;
+    asked = std::exchange(at->second.number, 0);
+  }
+  if (asked == 0) {
+    const uint64_t number = ask(handle);
+    std::lock_guard lock(probes_mutex_);
+    if (const auto at = probes_.find(handle); at != probes_.end()) at->second.number = number;
+    return until;
+  }
+  if (!setup_.calls.answer(asked)) give_up(setup_.watch.job_leader_silent());
+  return until;
+}
+
+void Driver::forget_probe(Handle handle) {
+  if (!has_probes_.load(std::memory_order_relaxed)) return;
+  std::lock_guard lock(probes_mutex_);
+  probes_.erase(handle);
+  has_probes_ = !probes_.empty();
+}
+
+WaitEnd Driver::wait(std::span<const Handle> wanted, Deadline deadline, Failure& failure) {
+  size_t ready = 0;
+  auto done = [&] { return setup_.calls.handles.finished(wanted, ready, failure); };
+  if (done()) return failure ? WaitEnd::kFailed : WaitEnd::kDone;
+  setup_.calls.expedite();
+  const Wanted held(setup_.engine.gpu(), wanted);
+  const Handle first = wanted[ready];
+  Waiting waiting(setup_.watch.recorder(), first, setup_.calls.handles.label_of(first));
+  const bool probes = !setup_.watch.job_leader_answers().is_never();
+  Deadline probe = probes ? Deadline::in(kFirstProbe) : Deadline::never();
+  for (;;) {
+    const Deadline look = std::min(setup_.watch.leader_process().next_look(), probe);
+    if (await(done, std::min(deadline, look))) {
+      forget_probe(first);
+      return failure ? WaitEnd::kFailed : WaitEnd::kDone;
+    }
+    look_at_leader();
+    if (probes) probe = probe_job_leader(first);
+    if (!deadline.expired() && look.expired()) continue;
+    waiting.over = false;
+    return WaitEnd::kTimeIsUp;  // or a signal
+  }
+}
+
+uint64_t Driver::ask(Handle handle) {
+  const uint64_t number = setup_.calls.ask(handle);
+  if (number != 0) after_submit();
+  return number;
+}
+
+std::string Driver::explain(Handle handle, Deadline deadline) {
+  const uint64_t number = ask(handle);
+  if (number == 0) return "all ranks have submitted it, and its bytes are under way";
+  std::optional<std::string> text;
+  auto answered = [&] {
+    if (!text) text = setup_.calls.answer(number);
+    return text || setup_.calls.job.broken();
+  };
+  while (!await(answered, deadline) && !deadline.expired()) {
+  }
+  if (text) return *text;
+  if (setup_.calls.job.broken()) return setup_.calls.job.failure().text;
+  return setup_.watch.leader_process().stands() ? setup_.watch.leader_process().text()
+                                                : "rank 0, which leads the job, does not answer";
+}
+
+bool Driver::done(Handle handle) {
+  const bool over = setup_.calls.handles.done(handle);
+  if (!over) setup_.calls.expedite();
+  return over;
 }
 
 // For the background thread.

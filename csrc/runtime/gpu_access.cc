@@ -87,25 +87,28 @@ WindowRange GpuAccess::window_range_of(const Request& request) const {
   return range;
 }
 
-// Records one event per stream: the bucket waits for work queued there before this call.
-void GpuAccess::mark_produced(std::span<Submission* const> submissions) const {
+std::shared_ptr<GpuEvent> GpuAccess::event_in(uint64_t stream) const {
+  GpuDevice& device = *gpu_->device();
+  if (device.is_capturing(stream_of(stream))) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "the current stream is being captured into a CUDA graph; a negotiated call can't be "
+        "part of a graph: call it before or after the captured step (a backward pass is "
+        "captured in optimizer.no_sync(), and optimizer.step() called outside)");
+  }
+  std::shared_ptr<GpuEvent> event = device.recorded(stream_of(stream));
+  gpu_->windows().use(stream_of(stream));
+  return event;
+}
+
+void GpuAccess::mark_produced(std::span<CheckedCall> calls) const {
   std::map<uint64_t, std::shared_ptr<GpuEvent>> events;
-  for (Submission* one : submissions) {
-    if (one->device == kCpuDevice) continue;
-    std::shared_ptr<GpuEvent>& event = events[one->stream];
-    if (!event) {
-      GpuDevice& device = *gpu_->device();
-      if (device.is_capturing(stream_of(one->stream))) {
-        throw Error(
-            ErrorCode::kInvalidArgument,
-            "the current stream is being captured into a CUDA graph; a negotiated call can't be "
-            "part of a graph: call it before or after the captured step (a backward pass is "
-            "captured in optimizer.no_sync(), and optimizer.step() called outside)");
-      }
-      event = device.recorded(stream_of(one->stream));
-      gpu_->windows().use(stream_of(one->stream));
-    }
-    one->produced = event;
+  for (CheckedCall& call : calls) {
+    Submission& one = call.submission;
+    if (one.device == kCpuDevice) continue;
+    std::shared_ptr<GpuEvent>& event = events[one.stream];
+    if (!event) event = event_in(one.stream);
+    one.produced = event;
   }
 }
 

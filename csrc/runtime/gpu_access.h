@@ -8,7 +8,7 @@
 #include <mutex>
 #include <span>
 
-#include "runtime/calls/pending.h"
+#include "runtime/calls/request_checks.h"
 #include "runtime/gpu/rank_gpu.h"
 
 struct farandole_request;
@@ -38,7 +38,10 @@ class GpuAccess {
 
   // ---- For requests whose GPU is open
   WindowRange window_range_of(const Request& request) const;
-  void mark_produced(std::span<Submission* const> submissions) const;
+  // An event in the stream: work that waits for it sees what is queued there now.
+  std::shared_ptr<GpuEvent> event_in(uint64_t stream) const;
+  // Records one event per stream: the bucket waits for work queued there before this call.
+  void mark_produced(std::span<CheckedCall> calls) const;
 
  private:
   const Config& config_;

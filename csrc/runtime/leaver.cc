@@ -10,7 +10,7 @@ namespace farandole {
 // Reports the leave; returns until when this rank waits for the others.
 Deadline Leaver::say(bool failed, const std::string& why) {
   std::lock_guard lock(mutex_);
-  submitter_.close();
+  calls_.close();
   const bool again = std::exchange(said_, true);
   if (again && (said_failed_ || !failed)) return limit_;
   // Leaving a broken job is not a normal leave.

@@ -8,15 +8,13 @@
 
 #include "runtime/driver.h"
 #include "runtime/rank_watch.h"
-#include "runtime/submitter.h"
 
 namespace farandole {
 
 class Leaver {
  public:
-  Leaver(const Config& config, RankCalls& calls, Submitter& submitter, Driver& driver,
-         RankWatch& watch)
-      : config_(config), calls_(calls), submitter_(submitter), driver_(driver), watch_(watch) {}
+  Leaver(const Config& config, RankCalls& calls, Driver& driver, RankWatch& watch)
+      : config_(config), calls_(calls), driver_(driver), watch_(watch) {}
 
   // Waits until `deadline`; true: this rank has left and its runtime may be destroyed. Idempotent; a normal
   // leave may be turned into a failed one.
@@ -30,7 +28,6 @@ class Leaver {
 
   const Config& config_;
   RankCalls& calls_;
-  Submitter& submitter_;
   Driver& driver_;
   RankWatch& watch_;
   mutable std::mutex mutex_;  // guards all below

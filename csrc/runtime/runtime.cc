@@ -2,12 +2,12 @@
 #include "runtime/runtime.h"
 
 #include <algorithm>
+#include <optional>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
 #include "base/logging.h"
-#include "control/hosts/host_relay.h"
-#include "control/hosts/root_controller.h"
 #include "kernels/kernels.h"
 
 namespace farandole {
@@ -100,10 +100,15 @@ void Runtime::open_leader() {
 
 void Runtime::open_engine() {
   // Rank 0's host has no relay that batches reports.
-  calls_ = std::make_unique<RankCalls>(topology_.rank, *channel_, topology_.leader() != 0);
+  calls_ = std::make_unique<RankCalls>(RankCalls::Setup{
+      topology_.rank, *channel_, topology_.leader() != 0, watch_->recorder(),
+      // The first failure of a kind may explain later ones, while a script may handle the same error again and again.
+      [this, told = std::set<ErrorCode>()](const Failure& failure) mutable {
+        const bool ends_well = failure.code == ErrorCode::kShutdown;
+        if (!ends_well && told.insert(failure.code).second) watch_->dump_own(failure.text);
+      }});
   engine_ = std::make_unique<Engine>(Engine::Setup{
       topology_, fabric_->links(), *channel_, leader_.get(), *calls_, watch_->recorder(),
-      [this](const Failure& failure) { watch_->dump_own(failure.text); },
       [this](SetId id, const ProcessSet& set, Segment& staging, Feeds feeds) {
         return backends_->open_lane(id, set, staging, feeds);
       },
@@ -114,26 +119,21 @@ void Runtime::open_engine() {
       }});
   gpus_ = std::make_unique<GpuAccess>(
       config_, calls_->handles, [this] { fabric_->wakeup().notify(); },
-      [this](RankGpu& gpu) {
-        std::lock_guard lock(calls_->mutex);
-        engine_->use_gpu(gpu);
-      });
+      [this](RankGpu& gpu) { engine_->use_gpu(gpu); });
   driver_ = std::make_unique<Driver>(
-      Driver::Setup{*engine_, *calls_, fabric_->wakeup(), *channel_, fabric_->leads(),
+      Driver::Setup{*engine_, *calls_, *watch_, fabric_->wakeup(), *channel_, fabric_->leads(),
                     Spin(config_.spin_us, topology_.local_size()), config_.priority == "realtime"});
   submitter_ = std::make_unique<Submitter>(topology_.rank, config_.check_numerics != 0, *calls_,
-                                           *gpus_, *driver_, watch_->recorder());
-  waiter_ = std::make_unique<Waiter>(*calls_, *driver_, engine_->gpu(), *watch_);
-  leaver_ = std::make_unique<Leaver>(config_, *calls_, *submitter_, *driver_, *watch_);
+                                           *gpus_, *driver_);
+  leaver_ = std::make_unique<Leaver>(config_, *calls_, *driver_, *watch_);
 }
 
 std::vector<Rank> Runtime::ranks_of(SetId set) {
-  std::lock_guard lock(calls_->mutex);
-  ProcessSet* found = calls_->sets.find(set);
+  std::optional<ProcessSet> found = calls_->find_set(set);
   if (!found) {
     throw Error(ErrorCode::kInvalidArgument, "there is no process set " + std::to_string(set));
   }
-  return found->ranks;
+  return std::move(found->ranks);
 }
 
 }  // namespace farandole

@@ -18,7 +18,6 @@
 #include "runtime/local_endpoint.h"
 #include "runtime/rank_watch.h"
 #include "runtime/submitter.h"
-#include "runtime/waiter.h"
 
 namespace farandole {
 
@@ -34,8 +33,9 @@ class Runtime {
 
   // ---- Any thread
   Submitter& submitter() { return *submitter_; }
-  Waiter& waiter() { return *waiter_; }
+  Driver& driver() { return *driver_; }
   Leaver& leaver() { return *leaver_; }
+  RankCalls& calls() { return *calls_; }
   Handles& handles() { return calls_->handles; }
   bool broken() const { return calls_->job.broken(); }
   void forked() { fabric_->forked(); }
@@ -44,7 +44,6 @@ class Runtime {
   const Config& config() const { return config_; }
   GpuAccess& gpus() { return *gpus_; }
   RankWatch& watch() { return *watch_; }
-  uint64_t sleeps() const { return driver_->sleeps(); }
   // Bytes of this rank that peers have read or written in place (zero copy).
   uint64_t mapped_bytes() const {
     return fabric_->arenas() ? fabric_->arenas()->mapped_bytes() : 0;
@@ -66,7 +65,6 @@ class Runtime {
   std::unique_ptr<GpuAccess> gpus_;  // goes before the engine: its lane ends the engine's calls
   std::unique_ptr<Driver> driver_;
   std::unique_ptr<Submitter> submitter_;
-  std::unique_ptr<Waiter> waiter_;
   std::unique_ptr<Leaver> leaver_;
 };
 

@@ -15,7 +15,7 @@ from harness.process import Process, check_no_residue
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / os.environ.get("FARANDOLE_TEST_BUILD", "build/release")
-FILES = [path.stem for path in sorted(Path(__file__).parent.glob("*_test.cc"))]
+FILES = [path.stem for path in sorted(Path(__file__).parent.rglob("*_test.cc"))]
 FAMILIES = tuple(file.removesuffix("test") for file in FILES)  # x_: x_y_test.cc is part of x_test
 PROGRAMS = [file for file in FILES if not file.removesuffix("_test").startswith(FAMILIES)]
 SECONDS = 280

@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "control/protocol/message.h"
+#include "control/protocol/random_messages.h"
 #include "fuzzer.h"
-#include "random_messages.h"
 
 using namespace farandole;
 

@@ -48,7 +48,6 @@ LADDER = {
     "watch": ("base", "lib/"),
     "runtime/calls": ("base", "kernels", "lib/", "control/", "data/backend", "watch"),
     "runtime/gpu": ("base", "lib/", "control/protocol", "data/"),
-    "runtime/engine": ("base", "lib/", "control/", "data/", "watch", "runtime/"),
     "runtime": ("base", "kernels", "lib/", "control/", "data/", "watch", "runtime/"),
     "api": ("base", "lib/os", "lib/xla", "watch", "runtime"),
 }

@@ -77,7 +77,6 @@ Coordinator::Coordinator(Settings settings)
       stalls_(settings_, sets_, calls_, posts_, outbox_),
       backends_(settings_, sets_, outbox_),
       publisher_({settings_, sets_, calls_, posts_, backends_, stalls_, outbox_}),
-      rules_(calls_, publisher_),
       messages_({sets_, calls_, publisher_, posts_, stalls_, outbox_}) {}
 
 void Coordinator::receive(Rank from, const Report& report, int64_t now_ns) {
@@ -158,7 +157,7 @@ bool Coordinator::ready_at_once(RankGroup& group, Definition& known, uint64_t se
   if (call.id() != known.id || !call.arrive_plain(members)) return false;
   call.note(static_cast<int>(64 * members.first_word) + std::countr_zero(members.words.front()),
             now_ns);
-  if (call.complete() || !set->broken.empty()) settle(*set, call);
+  if (call.complete() || !set->broken.empty()) publisher_.judge(*set, call);
   return true;
 }
 
@@ -179,7 +178,7 @@ void Coordinator::arrived(SetState& set, Call& call, Rank from, int member, int6
     outbox_.came_last(from, now_ns - call.times().since_ns);
   }
   stalls_.heard(from, now_ns);
-  if (call.complete() || call.given_up() || !set.broken.empty()) settle(set, call);
+  if (call.complete() || call.given_up() || !set.broken.empty()) publisher_.judge(set, call);
 }
 
 // The call of this request; opened if this is its first report.
@@ -202,7 +201,7 @@ void Coordinator::ready(Rank from, const Ready& ready, int64_t now_ns) {
     CallKey key{request.set, request.name, ready.sequence};
     return outbox_.fail_late(key, set ? blame_leavers(*set, key, request) : removed(request.set));
   }
-  const Failure* past = by_members(request) ? sets_.settled(request.name) : nullptr;
+  const Failure* past = by_members(request) ? sets_.barred(request.name) : nullptr;
   if (past) {
     return outbox_.fail_late({request.set, request.name, 0}, *past);
   }
@@ -229,7 +228,7 @@ void Coordinator::refuse(Rank from, const Refuse& refuse, int64_t now_ns) {
   Definition& definition = calls_.registry().intern(request);
   Call& call = find_call(*set, definition, request, refuse.key.sequence, now_ns);
   call.refuse(set->member_of(from), refuse.failure);
-  settle(*set, call);
+  publisher_.judge(*set, call);
 }
 
 void Coordinator::done(Rank from, const Done& done, int64_t now_ns) {
@@ -256,7 +255,7 @@ void Coordinator::join(Rank from, const Join& join) {
   for (Call* call : calls_.all(*set)) {
     if (call->arrived().contains(member)) continue;
     call->arrive_joined(member);
-    settle(*set, *call);
+    publisher_.judge(*set, *call);
   }
   messages_.join(*set);
   if (!set->joined.full()) return;
@@ -294,35 +293,6 @@ void Coordinator::lose(Rank rank, Failure failure) {
   if (broken_ || stopped_) return;
   broken_ = true;
   outbox_.write(Abort{std::move(failure)});
-}
-
-// Errors that show only when all have reported.
-Failure Coordinator::verdict(const SetState& set, Call& call) const {
-  if (auto failure = call.terms().failure(call.key(), set.ranks)) return *failure;
-  const Signature& s = call.signature();
-  if (s.traits().rooted()) {
-    int root = s.root < 0 || s.root >= settings_.size ? -1 : set.member_of(s.root);
-    if (root < 0 || !call.inputs().has(root)) {
-      return {ErrorCode::kInvalidArgument,
-              text_of(call.key(), call.request()) + ": root rank " + std::to_string(s.root) +
-                  " brings no tensor: it is not in the process set, or it has joined"};
-    }
-  }
-  return {};
-}
-
-void Coordinator::settle(SetState& set, Call& call) {
-  if (call.given_up()) outbox_.fail_late(call.key(), call.given_up());
-  if (!set.broken.empty() && rules_.settle_broken(set, call)) return;
-  if (!call.complete()) return;
-  if (call.given_up()) return calls_.retire(call);
-  Failure failure = verdict(set, call);
-  if (failure && by_members(call.request())) sets_.settle_name(call.key().name, failure);
-  if (failure && rules_.break_group(set, call, failure)) return;
-  auto groups = call.terms().groups();
-  if (!groups.empty()) return rules_.settle(set, call, groups, failure);
-  if (failure) return calls_.fail(call, failure);
-  publisher_.queue(set, call);
 }
 
 void Coordinator::publish(std::vector<Entry>& log) {

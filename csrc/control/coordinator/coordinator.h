@@ -9,7 +9,6 @@
 
 #include "control/calls/member_mask.h"
 #include "control/coordinator/backend_policy.h"
-#include "control/coordinator/group_rules.h"
 #include "control/coordinator/messages.h"
 #include "control/coordinator/open_calls.h"
 #include "control/coordinator/outbox.h"
@@ -67,8 +66,6 @@ class Coordinator {
 
   Call& find_call(SetState& set, Definition& definition, const Request& request, uint64_t sequence,
                   int64_t now_ns);
-  void settle(SetState& set, Call& call);  // if complete: ready, grouped or failed
-  Failure verdict(const SetState& set, Call& call) const;
 
   const Settings settings_;
   Outbox outbox_;
@@ -78,7 +75,6 @@ class Coordinator {
   StallMonitor stalls_;
   BackendPolicy backends_;
   Publisher publisher_;
-  GroupRules rules_;
   Messages messages_;
   std::vector<RankGroup> groups_;
   int64_t now_ns_ = 0;  // time of the last report or tick

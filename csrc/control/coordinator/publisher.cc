@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "control/coordinator/publisher.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -52,6 +53,101 @@ Item item_of(const Call& call, int64_t divisor) {
 }
 
 }  // namespace
+
+// Errors that show only when all have reported.
+Failure Publisher::verdict(const SetState& set, Call& call) const {
+  if (auto failure = call.terms().failure(call.key(), set.ranks)) return *failure;
+  const Signature& s = call.signature();
+  if (s.traits().rooted()) {
+    int root = s.root < 0 || s.root >= parts_.settings.size ? -1 : set.member_of(s.root);
+    if (root < 0 || !call.inputs().has(root)) {
+      return {ErrorCode::kInvalidArgument,
+              text_of(call.key(), call.request()) + ": root rank " + std::to_string(s.root) +
+                  " brings no tensor: it is not in the process set, or it has joined"};
+    }
+  }
+  return {};
+}
+
+void Publisher::judge(SetState& set, Call& call) {
+  if (call.given_up()) parts_.outbox.fail_late(call.key(), call.given_up());
+  if (!set.broken.empty() && end_broken(set, call)) return;
+  if (!call.complete()) return;
+  if (call.given_up()) return parts_.calls.retire(call);
+  Failure failure = verdict(set, call);
+  if (failure && by_members(call.request())) parts_.sets.bar(call.key().name, failure);
+  if (failure && break_group(set, call, failure)) return;
+  auto groups = call.terms().groups();
+  if (!groups.empty()) return judge_group(set, call, groups, failure);
+  if (failure) return parts_.calls.fail(call, failure);
+  queue(set, call);
+}
+
+// The first failure fails the group's complete calls at once, and the others when they are complete. Only the
+// call that leads it fails last: users wait for that one first, and may make the same call again when it fails.
+void Publisher::judge_group(SetState& set, Call& call, const std::vector<Terms::Group>& groups,
+                            const Failure& failure) {
+  const Request& terms = call.request();
+  const bool leads = groups.size() == 1 && terms.group == groups[0].name &&
+                     !follows(terms, call.key().index_in_group());
+  if (failure && !leads) parts_.calls.fail(call, failure);
+  for (const auto& [name, size] : groups) {  // one, unless the members disagree
+    CallGroup& group = set.groups[name];
+    bool whole = ++group.complete >= size;
+    if (failure && !group.failure) group.failure = failure;
+    if (leads) group.leader = &call;
+    if (leads || !failure) group.calls.push_back(&call);
+    if (group.failure) {
+      fail_group(group, whole);
+    } else if (whole) {
+      for (Call* member : group.calls) queue(set, *member);
+    }
+    if (whole) set.groups.erase(name);
+  }
+}
+
+void Publisher::fail_group(CallGroup& group, bool whole) {
+  for (Call* member : std::exchange(group.calls, {})) {
+    if (member != group.leader) parts_.calls.fail(*member, group.failure);
+  }
+  if (whole && group.leader) parts_.calls.fail(*group.leader, group.failure);
+}
+
+bool Publisher::break_group(SetState& set, Call& call, const Failure& failure) {
+  const std::vector<Terms::Led> led = call.terms().led(call.key().index_in_group(), call.arrived());
+  if (led.empty() || !call.terms().uneven()) return false;
+  BrokenGroup& group = set.broken.emplace_back(BrokenGroup{&call, {}, 0, failure});
+  for (const auto& [name, followers, members] : led) {
+    group.names.push_back(name);
+    group.reports += static_cast<size_t>(followers) * static_cast<size_t>(members);
+    set.groups.erase(name);
+  }
+  end_broken(set, call);
+  return true;
+}
+
+// Waits for all announced reports of the group: a late report after its end would begin a new call.
+bool Publisher::end_broken(SetState& set, const Call& call) {
+  const std::string& name = call.request().group;
+  auto group = std::ranges::find_if(set.broken, [&](const BrokenGroup& broken) {
+    return broken.first == &call || std::ranges::count(broken.names, name) > 0;
+  });
+  if (group == set.broken.end()) return false;
+  std::vector<Call*> calls;
+  size_t reports = 0;
+  for (Call* other : parts_.calls.all(set)) {
+    const bool one_of_it = std::ranges::count(group->names, other->request().group) > 0 &&
+                           follows(other->request(), other->key().index_in_group());
+    if (!one_of_it) continue;
+    calls.push_back(other);
+    reports += other->terms().outspoken(other->arrived()).size();
+  }
+  if (reports < group->reports) return true;
+  calls.push_back(group->first);
+  for (Call* failed : calls) parts_.calls.end(set, *failed, group->failure);
+  set.broken.erase(group);
+  return true;
+}
 
 void Publisher::queue(SetState& set, Call& call) {
   call.queue();
@@ -141,9 +237,8 @@ void Publisher::add_set(const CallKey& key, std::span<const int64_t> wanted, boo
   }
   std::vector<Rank> ranks(wanted.begin(), wanted.end());
   if (alone) {
-    parts_.sets.settle_name(
-        key.name, {ErrorCode::kMismatch,
-                   "'" + key.name + "' is a process set of " + text_of_ranks(ranks) + " already"});
+    parts_.sets.bar(key.name, {ErrorCode::kMismatch, "'" + key.name + "' is a process set of " +
+                                                         text_of_ranks(ranks) + " already"});
   }
   const SetId id = parts_.sets.open(ranks);
   parts_.outbox.write(OpenSet{id, std::move(ranks), key});

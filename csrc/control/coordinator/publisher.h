@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns ready calls into log entries: results known at once, process sets, and buckets for the lanes.
+// What becomes of calls that all ranks have reported: whether they fail, alone or with their group, and else log entries:
+// results known at once, process sets, and buckets for the lanes.
 #pragma once
 
 #include <set>
+#include <vector>
 
 #include "control/coordinator/backend_policy.h"
 #include "control/coordinator/open_calls.h"
@@ -25,6 +27,9 @@ class Publisher {
   };
   explicit Publisher(const Parts& parts) : parts_(parts) {}
 
+  // After a report of the call. If it is complete: fails it, queues it, or lets it wait for its group: either all calls
+  // of a group are published or none.
+  void judge(SetState& set, Call& call);
   // Takes a call that is complete and agreed.
   void queue(SetState& set, Call& call);
   // Writes all entries that can go out now, for all sets.
@@ -32,6 +37,15 @@ class Publisher {
 
  private:
   void flush(SetState& set, int64_t now_ns);
+  Failure verdict(const SetState& set, Call& call) const;
+  // One call of these groups is complete. `failure`: that call's; code kOk: all agree.
+  void judge_group(SetState& set, Call& call, const std::vector<Terms::Group>& groups,
+                   const Failure& failure);
+  void fail_group(CallGroup& group, bool whole);
+  // Whether a complete, failing call is the first of a group and fails the whole group.
+  bool break_group(SetState& set, Call& call, const Failure& failure);
+  // Whether a call, complete or not, belongs to a broken group and ends with it.
+  bool end_broken(SetState& set, const Call& call);
   void define(Call& call);
   void finish_at_once(SetState& set, Call& call);
   ByteString payload_of(const SetState& set, const Call& call) const;

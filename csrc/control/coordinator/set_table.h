@@ -27,7 +27,7 @@ struct LaneQueue {
 
 // Calls that are published together or not at all.
 struct CallGroup {
-  int settled = 0;           // calls that are complete
+  int complete = 0;          // calls
   std::vector<Call*> calls;  // that wait for the others
   Call* leader = nullptr;    // the one of them whose name the group has, or the first unnamed one
   Failure failure;           // of one call, and so of all
@@ -94,11 +94,11 @@ class SetTable {
 
   // What a call by_members came to, for ranks that report its name afterwards: they have other members in mind.
   // Kept for good, because a rank may be late by any time.
-  void settle_name(const std::string& name, Failure failure) { settled_.emplace(name, failure); }
+  void bar(const std::string& name, Failure failure) { barred_.emplace(name, failure); }
   // nullptr: nothing yet.
-  const Failure* settled(const std::string& name) const {
-    auto found = settled_.find(name);
-    return found == settled_.end() ? nullptr : &found->second;
+  const Failure* barred(const std::string& name) const {
+    auto found = barred_.find(name);
+    return found == barred_.end() ? nullptr : &found->second;
   }
 
   // The rank counts as gone in all sets, also in those opened later. Allowed in any state of the job.
@@ -122,7 +122,7 @@ class SetTable {
   std::map<std::pair<Rank, Rank>, SetId> pairs_;  // the lower rank first
   SetId next_ = kWorldSet;
   MemberMask left_;  // world ranks
-  std::map<std::string, Failure> settled_;
+  std::map<std::string, Failure> barred_;
 };
 
 }  // namespace farandole

@@ -1,9 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "control/hosts/host_controller.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "base/error.h"
+#include "base/logging.h"
 
 namespace farandole {
+namespace {
+
+std::vector<Rank> ranks_below(const Topology& topology, const HostTree& tree) {
+  std::vector<Rank> ranks = topology.local;
+  for (const HostTree::Branch& child : tree.children) {
+    ranks.insert(ranks.end(), child.ranks.begin(), child.ranks.end());
+  }
+  std::ranges::sort(ranks);
+  return ranks;
+}
+
+}  // namespace
 
 void HostController::publish(ByteView entry) {
   setup_.channel.publish(entry);
@@ -67,6 +83,200 @@ Failure HostController::host_is_gone(const HostTree::Branch& branch) const {
   return {ErrorCode::kPeer, "the connection to " + rank_on_host(branch.leader) +
                                 ", which speaks for " + text_of_ranks(branch.ranks) + "," +
                                 how_lost(branch.leader)};
+}
+
+// ---- On rank 0
+
+RootController::RootController(Coordinator::Settings settings, Setup setup, OnStall on_stall,
+                               OnLate on_late)
+    : HostController(std::move(setup)),
+      coordinator_(settings),
+      on_stall_(std::move(on_stall)),
+      on_late_(std::move(on_late)) {
+  for (const HostTree::Branch& child : setup_.tree.children) {
+    groups_[child.leader] = coordinator_.add_group(child.ranks);
+  }
+}
+
+bool RootController::step() {
+  const int64_t now = now_ns();
+  bool moved = setup_.channel.drain([this, now](Rank from, ByteView message) {
+    receive(from, message, [&](const Report& report) { coordinator_.receive(from, report, now); });
+  });
+  if (setup_.hosts) {
+    moved |= setup_.hosts->drain([this](Rank child, ByteView message) { hear(child, message); });
+  }
+  for (auto& [rank, failure] : take_lost()) {
+    coordinator_.lose(rank, std::move(failure));
+    moved = true;
+  }
+  if (now >= coordinator_.next_tick()) {
+    coordinator_.tick(now);
+    moved = true;
+  }
+  if (!moved) return false;
+  publish_all();
+  for (const std::string& notice : coordinator_.take_notices()) {
+    log(LogLevel::kWarning, notice);
+    on_stall_(notice);
+  }
+  coordinator_.take_late_ranks(late_);
+  for (const auto& late : late_) on_late_(late.rank, late.after_ns);
+  return true;
+}
+
+void RootController::publish_all() {
+  coordinator_.publish(entries_);
+  for (Entry& entry : entries_) {
+    if (auto* abort = std::get_if<Abort>(&entry)) log(LogLevel::kError, abort->failure.text);
+    if (auto* where = std::get_if<CollectStacks>(&entry)) {
+      answer_for_stopped(where->ranks, [this](Rank rank, const StackReport& answer) {
+        coordinator_.receive(rank, answer, now_ns());
+      });
+    }
+    encoded_.clear();
+    prepare(entry);
+    encode(entry, encoded_);
+    publish(encoded_);
+  }
+  entries_.clear();
+  send_down();
+}
+
+// An invalid report ends the job with an error that names its rank.
+template <class Receive>
+void RootController::receive(Rank from, ByteView message, Receive&& receive) {
+  try {
+    receive(decode_report(message));
+  } catch (const Error& error) {
+    coordinator_.lose(from, broke_protocol(from, error));
+  }
+}
+
+void RootController::hear(Rank child, ByteView message) {
+  const auto& children = setup_.tree.children;
+  auto branch = std::ranges::find(children, child, &HostTree::Branch::leader);
+  if (message.empty()) return coordinator_.lose(child, host_is_gone(*branch));
+  auto check_request = [&](const std::vector<Rank>& ranks, ByteView bytes) {
+    receive(ranks.empty() ? child : ranks.front(), bytes, [&](const Report& report) {
+      if (ranks.empty()) return coordinator_.receive_all(groups_.at(child), report, now_ns());
+      for (Rank rank : ranks) coordinator_.receive(rank, report, now_ns());
+    });
+  };
+  try {
+    for_each_record(message, branch->ranks, check_request);
+  } catch (const Error& error) {
+    coordinator_.lose(child, broke_protocol(child, error));
+  }
+}
+
+// Shares the memory that the entry needs; without memory, turns the entry into a failure.
+void RootController::prepare(Entry& entry) {
+  if (auto* gpu = std::get_if<SetUp>(&entry); gpu && gpu->backend == BackendKind::kStaged) {
+    share_staging(gpu->set, gpu->ranks);
+  }
+  auto* open = std::get_if<OpenSet>(&entry);
+  if (!open) return;
+  try {
+    share_staging(open->set, open->ranks);
+  } catch (const Error& error) {
+    // Calls of a pair follow its opening at once.
+    if (is_pair(open->set)) return void(entry = Abort{{error.code(), error.what()}});
+    coordinator_.withdraw_set(open->set);
+    entry = Fail{CallKey(open->key), {error.code(), error.what()}};
+  }
+}
+
+// ---- On the leaders of other hosts
+
+HostRelay::HostRelay(Setup setup)
+    : HostController(std::move(setup)),
+      aggregator_(setup_.topology.size, ranks_below(setup_.topology, setup_.tree),
+                  setup_.tree.parent != 0) {}
+
+bool HostRelay::step() {
+  const int64_t now = now_ns();
+  bool moved = setup_.channel.drain([&](Rank from, ByteView message) {
+    try {
+      aggregator_.receive(from, message, now);
+    } catch (const Error& error) {
+      report(from, Lost{broke_protocol(from, error)});
+    }
+  });
+  moved |= setup_.hosts->drain([this](Rank peer, ByteView message) { hear(peer, message); });
+  for (auto& [rank, failure] : take_lost()) {
+    report(rank, Lost{std::move(failure)});
+    moved = true;
+  }
+  if (now >= aggregator_.next_tick()) {
+    aggregator_.tick(now);
+    moved = true;
+  }
+  if (!moved) return false;
+  if (ByteString up = aggregator_.take(now_ns()); !up.empty())
+    setup_.hosts->send(setup_.tree.parent, up);
+  send_down();
+  return true;
+}
+
+void HostRelay::hear(Rank peer, ByteView message) {
+  const bool above = peer == setup_.tree.parent;
+  if (above) return message.empty() ? close() : read_log(message);
+  auto child = std::ranges::find(setup_.tree.children, peer, &HostTree::Branch::leader);
+  if (message.empty()) {
+    if (!over_) report(peer, Lost{host_is_gone(*child)});
+    return;
+  }
+  try {
+    for_each_record(message, child->ranks, [&](const std::vector<Rank>& ranks, ByteView bytes) {
+      aggregator_.receive(ranks, child->ranks, bytes, now_ns());
+    });
+  } catch (const Error& error) {
+    report(peer, Lost{broke_protocol(peer, error)});
+  }
+}
+
+void HostRelay::read_log(ByteView entries) {
+  Decoder in(entries);
+  while (!in.empty()) {
+    ByteView bytes = in.get_bytes();
+    const Entry entry = decode_entry(bytes);
+    aggregator_.read(entry);
+    read(entry);
+    publish(bytes);
+  }
+}
+
+void HostRelay::read(const Entry& entry) {
+  over_ = over_ || std::holds_alternative<Abort>(entry) || std::holds_alternative<Stop>(entry);
+  if (auto* open = std::get_if<OpenSet>(&entry)) share_staging(open->set, open->ranks);
+  auto* gpu = std::get_if<SetUp>(&entry);
+  if (gpu && gpu->backend == BackendKind::kStaged) share_staging(gpu->set, gpu->ranks);
+  if (auto* where = std::get_if<CollectStacks>(&entry)) {
+    answer_for_stopped(where->ranks,
+                       [this](Rank rank, const StackReport& answer) { report(rank, answer); });
+  }
+}
+
+void HostRelay::report(Rank from, const Report& report) {
+  encoded_.clear();
+  encode(report, encoded_);
+  aggregator_.receive(from, encoded_, now_ns());
+}
+
+// The link to the host above has ended: aborts the hosts below.
+void HostRelay::close() {
+  if (std::exchange(over_, true)) return;
+  const Rank above = setup_.tree.parent;
+  Abort abort{{ErrorCode::kPeer, "the connection to " + rank_on_host(above) + ", through which " +
+                                     rank_on_host(setup_.topology.rank) +
+                                     " hears of the other hosts," + how_lost(above)}};
+  log(LogLevel::kError, abort.failure.text);
+  encoded_.clear();
+  encode(Entry(abort), encoded_);
+  publish(encoded_);
+  // Where only what comes from above is lost, the hosts above learn why from here; else nobody reads this.
+  report(setup_.topology.rank, Lost{std::move(abort.failure)});
 }
 
 }  // namespace farandole

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a host's leader does for its ranks: reads their reports and distributes the log. Subclasses:
-// RootController on rank 0, with the coordinator; HostRelay on the leaders of other hosts.
+// What a host's leader does for its ranks: reads their reports and distributes the log; on rank 0 with the coordinator,
+// on the leaders of other hosts by passing both on.
 #pragma once
 
 #include <atomic>
@@ -14,6 +14,8 @@
 #include "control/bootstrap/host_links.h"
 #include "control/channel/host_channel.h"
 #include "control/channel/shm_channel.h"
+#include "control/coordinator/coordinator.h"
+#include "control/hosts/aggregator.h"
 #include "control/hosts/host_tree.h"
 #include "control/protocol/message.h"
 
@@ -86,6 +88,53 @@ class HostController {
   std::mutex lost_mutex_;
   std::vector<std::pair<Rank, Failure>> lost_;
   std::atomic<bool> has_lost_{false};
+};
+
+// Rank 0's: feeds reports to the coordinator and publishes its log.
+class RootController final : public HostController {
+ public:
+  // Called on the driver with a stall warning.
+  using OnStall = std::function<void(const std::string&)>;
+  // Called on the driver: this rank was the last to be ready, by so many nanoseconds.
+  using OnLate = std::function<void(Rank, int64_t)>;
+  RootController(Coordinator::Settings settings, Setup setup, OnStall on_stall, OnLate on_late);
+
+  bool step() override;
+  Deadline next_tick() const override { return Deadline::at(coordinator_.next_tick()); }
+
+ private:
+  template <class Receive>
+  void receive(Rank from, ByteView message, Receive&& receive);
+  void hear(Rank child, ByteView message);
+  void publish_all();
+  void prepare(Entry& entry);
+
+  Coordinator coordinator_;
+  OnStall on_stall_;
+  OnLate on_late_;
+  std::map<Rank, int> groups_;  // by child leader
+  std::vector<Entry> entries_;
+  std::vector<Coordinator::LateRank> late_;
+  ByteString encoded_;
+};
+
+// Every other host's: passes reports up and the log down.
+class HostRelay final : public HostController {
+ public:
+  explicit HostRelay(Setup setup);
+  bool step() override;
+  Deadline next_tick() const override { return Deadline::at(aggregator_.next_tick()); }
+
+ private:
+  void hear(Rank peer, ByteView message);
+  void read_log(ByteView entries);
+  void read(const Entry& entry);
+  void report(Rank from, const Report& report);
+  void close();
+
+  Aggregator aggregator_;
+  ByteString encoded_;
+  bool over_ = false;  // Abort or Stop was read, or the link above was lost
 };
 
 }  // namespace farandole

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The interface of all backends. A Backend moves the bytes of one process set on one kind of memory. All
-// members give it the same buckets in the same order (the log's). Called by the driver, through Lane.
+// The interface of all backends, and the lane that calls them. A Backend moves the bytes of one process set on one kind
+// of memory. All members give it the same buckets in the same order (the log's).
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/error.h"
 #include "base/types.h"
 
 namespace farandole {
@@ -81,6 +83,41 @@ class Backend {
   virtual Deadline look_again() const { return Deadline::never(); }
   // Drops the bucket in flight. No peer accesses our buffers afterwards, and step() must not be called.
   virtual void abort() = 0;
+};
+
+// One bucket as this rank sees it. `begun`, if set, is called before its first byte moves. `done` is called
+// once: with nullptr after the last byte has moved, or with the failure.
+struct Bucket {
+  std::vector<Part> parts;
+  std::function<void()> begun;
+  std::function<void(const Failure*)> done;
+};
+
+// Which buckets a lane carries. A set may have a lane of each kind, and their messages must not mix.
+enum class Feeds { kHost, kGpu };
+
+// The queue of a process set's buckets, carried out one at a time in log order. Lanes of different sets don't wait for
+// each other. The driver only.
+class Lane {
+ public:
+  explicit Lane(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {}
+
+  void push(Bucket bucket) { buckets_.push_back(std::move(bucket)); }
+  // Moves one block of the oldest bucket. False: it waits for peers, or there is no bucket.
+  bool step();
+  // Whether step() would make progress.
+  bool ready() const { return !buckets_.empty() && (!begun_ || backend_->ready()); }
+  // When to call step() without a wake-up.
+  Deadline look_again() const { return begun_ ? backend_->look_again() : Deadline::never(); }
+  // A bucket is in flight, so a short spin may pay off.
+  bool busy() const { return begun_; }
+  // Fails all buckets; afterwards no peer accesses our buffers.
+  void abort(const Failure& failure);
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  std::deque<Bucket> buckets_;
+  bool begun_ = false;
 };
 
 }  // namespace farandole

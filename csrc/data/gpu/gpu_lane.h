@@ -10,7 +10,7 @@
 #include <memory>
 #include <variant>
 
-#include "data/backend/lane.h"
+#include "data/backend/backend.h"
 #include "data/gpu/gpu_backend.h"
 #include "data/gpu/gpu_completions.h"
 #include "lib/gpu/nvtx.h"

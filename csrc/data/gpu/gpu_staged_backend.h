@@ -8,7 +8,7 @@
 #include <functional>
 #include <memory>
 
-#include "data/backend/lane.h"
+#include "data/backend/backend.h"
 #include "data/gpu/gpu_backend.h"
 #include "data/gpu/gpu_completions.h"
 

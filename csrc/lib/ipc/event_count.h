@@ -28,7 +28,7 @@ inline uint64_t rescued_wakeups() { return g_rescued_wakeups.load(); }
 //   wait(kBackground, prepare(), [&] { return has_work() && !driven(); }, deadline); }
 // A caller: if (try_drive()) { until done: work, else wait(kCaller, prepare(), has_work, deadline);
 //   stop_driving(has_work); } else it sleeps elsewhere until the driver has finished its call.
-// A driving caller sleeps in wait() and nowhere else. tests/csrc/event_protocol_test.cc proves both.
+// A driving caller sleeps in wait() and nowhere else. tests/csrc/lib/ipc/event_protocol_test.cc proves both.
 class alignas(64) EventCount {
  public:
   EventCount() = default;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/calls/handles.h"
 
+#include <functional>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -9,6 +11,13 @@
 #include "lib/os/futex.h"
 
 namespace farandole {
+namespace {
+
+int64_t sum(const std::vector<int64_t>& values) {
+  return std::accumulate(values.begin(), values.end(), int64_t{0});
+}
+
+}  // namespace
 
 void FreeMemory::operator()(std::byte* memory) const {
   if (device) {
@@ -31,6 +40,41 @@ OwnedMemory allocate(size_t bytes, const std::shared_ptr<GpuDevice>& device) {
                 "no memory for a result of " + std::to_string(bytes) + " bytes");
   }
   return OwnedMemory(memory, {nullptr});
+}
+
+std::vector<int64_t> rows_of(const std::vector<int64_t>& told, const Signature& signature,
+                             int members) {
+  if (signature.traits().rows != Rows::kKept) return told;
+  std::vector<int64_t> rows;
+  for (int m = 0; m < members; ++m) rows.push_back(kept_rows(signature.rows(), m, members));
+  return rows;
+}
+
+Outcome outcome_of(const Signature& signature, const std::vector<int64_t>& rows, int member,
+                   int members, Dimensions shape, std::byte* output,
+                   const std::shared_ptr<GpuDevice>& device) {
+  Outcome outcome;
+  outcome.shape = std::move(shape);
+  outcome.output = output;
+  auto own = static_cast<size_t>(member);
+  switch (signature.traits().rows) {
+    case Rows::kBrought: outcome.shape[0] = sum(rows); break;
+    case Rows::kKept: outcome.shape[0] = rows[own]; break;
+    case Rows::kPairs:
+      for (size_t at = own; at < rows.size(); at += static_cast<size_t>(members)) {
+        outcome.received.push_back(rows[at]);
+      }
+      outcome.shape[0] = sum(outcome.received);
+      break;
+    case Rows::kNone: return outcome;
+  }
+  if (!outcome.output) {
+    int64_t elements = std::accumulate(outcome.shape.begin(), outcome.shape.end(), int64_t{1},
+                                       std::multiplies<>());
+    outcome.owned = allocate(static_cast<size_t>(elements) * size_of(signature.dtype), device);
+    outcome.output = outcome.owned.get();
+  }
+  return outcome;
 }
 
 Handles::Slot* Handles::find(Handle handle) {
@@ -89,8 +133,13 @@ void Handles::free(Slot& slot, uint32_t index) {
 void Handles::end(Handle handle, Outcome&& outcome) {
   auto index = static_cast<uint32_t>(handle);
   Slot& slot = slots_.at(index - 1);
+  if (slot.state != State::kLaunched) {
+    slot.outcome = std::move(outcome);
+  } else {
+    slot.outcome.past.reset();
+    if (outcome.failure) slot.outcome.failure = std::move(outcome.failure);
+  }
   slot.state = State::kDone;
-  slot.outcome = std::move(outcome);
   if (slot.released) free(slot, index);
 }
 
@@ -144,16 +193,6 @@ void Handles::launch(Handle handle, Outcome outcome) {
     slot.outcome = std::move(outcome);
   }
   announce();
-}
-
-void Handles::settle(Handle handle, const Failure* failure) {
-  std::lock_guard lock(mutex_);
-  auto index = static_cast<uint32_t>(handle);
-  Slot& slot = slots_.at(index - 1);
-  slot.state = State::kDone;
-  slot.outcome.past.reset();
-  if (failure) slot.outcome.failure = *failure;
-  if (slot.released) free(slot, index);
 }
 
 bool Handles::finished(std::span<const Handle> handles, size_t& ready, Failure& failure) {

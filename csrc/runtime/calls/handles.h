@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/dimensions.h"
 #include "base/error.h"
+#include "base/types.h"
 
 namespace farandole {
 
@@ -42,6 +43,16 @@ struct Outcome {
   std::shared_ptr<GpuEvent> past;  // launched on a GPU: complete after this event of our stream
 };
 
+// The rows of a call, as Part::rows, from those in its log entry.
+std::vector<int64_t> rows_of(const std::vector<int64_t>& told, const Signature& signature,
+                             int members);
+
+// Shape and memory of a call's result, for the member of a set. `rows`: from rows_of(). `shape`: of the input;
+// `output`: null: to be allocated, where the result's size was unknown.
+Outcome outcome_of(const Signature& signature, const std::vector<int64_t>& rows, int member,
+                   int members, Dimensions shape, std::byte* output,
+                   const std::shared_ptr<GpuDevice>& device);
+
 // The table of handles. Any thread. Unknown handles throw Error(kInvalidArgument).
 class Handles {
  public:
@@ -58,9 +69,9 @@ class Handles {
     }
     announce();
   }
-  // Launched on a GPU: waiters continue, but the buffers stay in use until settle().
+  // Launched on a GPU: waiters continue, but the buffers stay in use until it is finished, which keeps the outcome, but
+  // for a failure.
   void launch(Handle handle, Outcome outcome);
-  void settle(Handle handle, const Failure* failure);
   // Completes all calls in flight with this failure.
   void fail_all(const Failure& failure);
   bool done(Handle handle);        // done or launched

@@ -1,78 +1,149 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of one rank: the state that submitting threads and the driver share.
+// The calls of one rank, from submission to outcome: the state that submitting threads and the driver share.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
-#include <map>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
-#include <utility>
+#include <vector>
 
+#include "data/backend/backend.h"
 #include "runtime/calls/handles.h"
 #include "runtime/calls/job_state.h"
-#include "runtime/calls/pending.h"
-#include "runtime/calls/posted_calls.h"
-#include "runtime/calls/process_sets.h"
-#include "runtime/calls/reporter.h"
+#include "runtime/calls/request_checks.h"
+#include "runtime/calls/tables.h"
 
 namespace farandole {
 
-// This rank's questions to the coordinator (Inquire) and the answers.
-class Questions {
- public:
-  uint64_t ask() { return ++last_; }
-  void answer(uint64_t number, std::string text) {
-    answers_[number] = std::move(text);
-    // The asking thread may have given up, so old answers are dropped.
-    if (answers_.size() > kMaxAnswers) answers_.erase(answers_.begin());
-  }
-  // nullopt: no answer yet.
-  std::optional<std::string> take(uint64_t number) {
-    auto answer = answers_.extract(number);
-    return answer ? std::optional(std::move(answer.mapped())) : std::nullopt;
-  }
-
- private:
-  static constexpr size_t kMaxAnswers = 64;
-  uint64_t last_ = 0;
-  std::map<uint64_t, std::string> answers_;
+// One submission of a prepared call.
+struct Prepared {
+  const CheckedCall* call;
+  const void* input;
+  void* output;
+  uint64_t stream = 0;
+  Handle handle = 0;                             // set by submit()
+  std::shared_ptr<GpuEvent> produced = nullptr;  // as Submission's
+  Submission submission() const;
 };
 
-struct RankCalls {
-  RankCalls(Rank own, MemberChannel& channel, bool gathered)
-      : posted(own), sets(own), reporter(channel, gathered) {}
+// What happens to one call of this rank when its bucket ends.
+struct Ending {
+  Submission submission;
+  Outcome outcome;
+  bool launched = false;  // on a GPU: the outcome was published already
+};
 
-  std::mutex mutex;  // guards the next five
-  PendingTable pending;
-  PostedCalls posted;
-  ProcessSets sets;
-  Reporter reporter;
-  Questions questions;
+// A Run entry as this rank's buffers. When the bucket ends, its calls end, and the coordinator hears of it.
+struct BegunRun {
+  Bucket bucket;
+  std::shared_ptr<std::vector<Ending>> endings;
+  std::string label;  // "bucket 7: conv.weight, conv.bias and 3 more", for profilers
+};
+
+class RankCalls {
+ public:
+  struct Setup {
+    Rank own;
+    MemberChannel& channel;
+    bool gathered;  // see Reporter
+    Recorder& recorder;
+    std::function<void(const Failure&)> on_failure;  // of the job or a call; called by the driver
+  };
+  explicit RankCalls(Setup setup)
+      : own_(setup.own),
+        recorder_(setup.recorder),
+        on_failure_(std::move(setup.on_failure)),
+        posted_(setup.own),
+        sets_(setup.own),
+        reporter_(setup.channel, setup.gathered) {}
 
   // These have locks of their own.
   Handles handles;
   JobState job;
 
-  // Sends one report to the coordinator at once.
-  void report(const Report& report) {
-    std::lock_guard lock(mutex);
-    reporter.send(report);
-  }
-  // Reports this rank's join() once no report before it waits, because a rank that has joined reports nothing.
-  // Under `mutex`.
-  void tell_join(SetId id) {
-    ProcessSet* set = sets.find(id);
-    if (!set || !set->joined() || set->join_told || pending.owes_reports(id)) return;
-    set->join_told = true;
-    reporter.send(Join{id, std::exchange(set->join_failure, {})});
-  }
+  // ---- Users' threads. What makes calls throws kShutdown or the job's failure once there can be none.
+  // The set of a call that is to be made. Throws kInvalidArgument if this rank makes none in it.
+  ProcessSet set_of(const Request& request);
+  // nullopt: no such set.
+  std::optional<ProcessSet> find_set(SetId id);
+  // Enters all or none; throws kInvalidArgument, of which the peers are not told.
+  std::vector<Handle> submit(std::vector<CheckedCall> calls);
+  // In order, up to the first that fails, whose error it throws, and tells peers unless its name is in flight.
+  void submit(std::span<Prepared> batch);
+  // Gives a checked call what it needs to be submitted repeatedly.
+  void prepare(CheckedCall& call);
+  // The peers' calls of these names fail. A repeated name is one call for the peers, and refusing the first call of
+  // a group refuses the group. `free_only`: not the names in flight.
+  void refuse(std::span<const Request> names, const Failure& why, bool free_only = false);
+  // How many unnamed calls (a group counts once) this rank has made in the set.
+  uint64_t count_unnamed(SetId set);
+  // This rank leaves: there are no more calls.
+  void close() { closed_ = true; }
+  // Asks the coordinator whom the call waits for; the number of the question. 0: all ranks have submitted it.
+  uint64_t ask(Handle handle);
+  // nullopt: no answer yet.
+  std::optional<std::string> answer(uint64_t number);
   // See Reporter. Skips the mutex when there is nothing to do.
-  void expedite() {
-    if (!reporter.may_expedite()) return;
-    std::lock_guard lock(mutex);
-    reporter.expedite();
-  }
+  void expedite();
+
+  // ---- Any thread
+  // Sends one report to the coordinator at once.
+  void report(const Report& report);
+  bool take_news() { return reporter_.take_news(); }  // see Reporter
+
+  // ---- The driver. It reads requests and sets without the mutex, because only log entries change them.
+  bool flush();  // see Reporter
+  void on(const Define& define);
+  void on(const Forget& forget);
+  void on(const Fail& fail);
+  void on(const Joined& joined);
+  void on(const Matched& matched);
+  void on(const OpenSet& open);
+  void on(const CloseSet& close);
+  void on(const Inform& inform);
+  // `device`: for outputs on a GPU.
+  void on(const Result& result, uint64_t log_position, const std::shared_ptr<GpuDevice>& device);
+  // `labelled`: wants BegunRun::label.
+  BegunRun begin(const Run& run, uint64_t log_position, const std::shared_ptr<GpuDevice>& device,
+                 bool labelled);
+  // Ends calls: frees their names, tells the recorder, completes the handles. Each step for all at once.
+  // `failure`: of all; null: see each outcome.
+  void settle(std::span<Ending> endings, const Failure* failure);
+  // On a GPU a call ends twice: launch() lets waiters continue, settle() frees the buffers.
+  void launch(Ending& ending, const std::shared_ptr<GpuEvent>& past);
+  // Refuses new calls; once nothing moves any more, clear() fails what waits.
+  void break_down(const Failure& failure);
+  void clear(const Failure& failure);
+
+ private:
+  void check_open() const;
+  // ---- Under the mutex
+  void describe(CheckedCall& call);  // fills in what the recorder shows
+  Handle enter(const Request& request, Submission submission, bool rides);
+  Handle enter(const Prepared& prepared, bool rides);
+  void refuse(const Request& request, const Failure& why);
+  void free_name(const Submission& submission);
+  void tell_join(SetId id);
+  // ---- The driver
+  void finish(std::optional<Submission> mine,
+              Outcome outcome);  // nullopt: this rank has no such call
+
+  const Rank own_;
+  Recorder& recorder_;
+  const std::function<void(const Failure&)> on_failure_;
+  std::atomic<bool> closed_{false};
+  std::mutex mutex_;  // guards all below
+  PendingTable pending_;
+  PostedCalls posted_;
+  ProcessSets sets_;
+  Reporter reporter_;
+  Questions questions_;
+  uint64_t prepared_ = 0;  // how many calls are
 };
 
 }  // namespace farandole

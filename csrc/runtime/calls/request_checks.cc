@@ -16,10 +16,15 @@ namespace {
 constexpr int32_t kMaxDimensions = 64;
 constexpr size_t kMaxName = 4096;
 
+// "allreduce 'x'"
+std::string title_of(const Request& request) {
+  const std::string name = request.name.empty() ? "unnamed" : "'" + request.name + "'";
+  return std::string(name_of(request.signature.op)) + " " + name;
+}
+
 [[noreturn]] void refuse(const Request& request, const std::string& why,
                          ErrorCode code = ErrorCode::kInvalidArgument) {
-  std::string what = request.name.empty() ? "unnamed" : "'" + request.name + "'";
-  throw Error(code, std::string(name_of(request.signature.op)) + " " + what + ": " + why);
+  throw Error(code, title_of(request) + ": " + why);
 }
 
 template <class E>
@@ -146,7 +151,7 @@ const ProcessSet& working_set(const Request& request, ProcessSets& sets) {
   return set;
 }
 
-CheckedCall check_request(const farandole_request& raw, ProcessSets& sets, Rank own) {
+CheckedCall check_request(const farandole_request& raw, const ProcessSet& set, Rank own) {
   CheckedCall taken;
   Request& request = taken.request = name_of_request(raw);
   Signature& s = request.signature;
@@ -154,7 +159,6 @@ CheckedCall check_request(const farandole_request& raw, ProcessSets& sets, Rank 
   s.reduce_op = checked<ReduceOp>(request, raw.reduce_op, kReduceOpCount, "reduce op");
   s.dtype = checked<DType>(request, raw.dtype, kDTypeCount, "dtype");
   const CollectiveTraits& traits = s.traits();
-  const ProcessSet& set = working_set(request, sets);
   if (raw.device < kCpuDevice) refuse(request, "no such device");
   s.device = raw.device == kCpuDevice ? kCpuDevice : kAnyGpu;
   if (request.name.size() > kMaxName) refuse(request, "the name is longer than 4096 bytes");
@@ -254,6 +258,39 @@ Contribution contribution_of(const Request& request, const Submission& mine, Ran
   given.has_payload = bytes <= kTinyBytes;
   if (given.has_payload) given.payload = {mine.input, bytes};
   return given;
+}
+
+Failure numerics_of(const Request& request, const Submission& submission, Rank own) {
+  const Signature& signature = request.signature;
+  const bool here = signature.device == kCpuDevice && signature.traits().moves_bytes();
+  if (!brings_input(signature, own) || !here || submission.input == nullptr) return {};
+  size_t elements = 1;
+  for (int64_t n : submission.shape) elements *= static_cast<size_t>(n);
+  const size_t bad = kernels::first_not_finite(signature.dtype, submission.input, elements);
+  if (bad == elements) return {};
+  return {ErrorCode::kInvalidArgument,
+          title_of(request) + ": the input of rank " + std::to_string(own) +
+              " holds NaN or infinity, first at element " + std::to_string(bad) + " of " +
+              std::to_string(elements) + " (FARANDOLE_CHECK_NUMERICS=1 looks for it)"};
+}
+
+Failure numerics_of(std::span<const farandole_request> requests, Rank own) {
+  for (const farandole_request& raw : requests) {
+    const bool sound =
+        raw.dtype >= 0 && raw.dtype < kDTypeCount && raw.ndim >= 0 &&
+        std::all_of(raw.shape, raw.shape + raw.ndim, [](int64_t n) { return n >= 0; });
+    if (!sound) continue;
+    Request request = name_of_request(raw);
+    request.signature.dtype = static_cast<DType>(raw.dtype);
+    request.signature.device = raw.device;
+    const bool sends = request.signature.traits().end == End::kSender;
+    request.signature.root = sends ? own : raw.root;
+    Submission submission;
+    submission.shape = Dimensions({raw.shape, static_cast<size_t>(raw.ndim)});
+    submission.input = static_cast<const std::byte*>(raw.input);
+    if (Failure failure = numerics_of(request, submission, own)) return failure;
+  }
+  return {};
 }
 
 }  // namespace farandole

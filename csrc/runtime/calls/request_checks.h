@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns a user's request into what is sent: checks every argument. Used by Submitter.
+// Turns a user's request into what is sent: checks every argument, and inputs for NaN and infinity if that is wanted.
+// Used by Submitter and RankCalls.
 #pragma once
 
-#include "runtime/calls/pending.h"
-#include "runtime/calls/process_sets.h"
+#include <span>
+
+#include "runtime/calls/tables.h"
 
 struct farandole_request;
 
@@ -12,7 +14,7 @@ namespace farandole {
 struct CheckedCall {
   Request request;
   Submission submission;  // without a handle yet
-  // Of a persistent request: cache for PendingTable::check_free(). Under RankCalls::mutex.
+  // Of a prepared call: cache for PendingTable::check_free(). Under RankCalls::mutex.
   mutable std::shared_ptr<NamedRequest> record = {};
 };
 
@@ -22,8 +24,9 @@ Request name_of_request(const farandole_request& raw);
 // The set of a request. Throws Error(kInvalidArgument) if this rank is no member or has joined.
 const ProcessSet& working_set(const Request& request, ProcessSets& sets);
 
-// Throws Error(kInvalidArgument or kWrongType) naming the request and the remedy. Does not check buffers.
-CheckedCall check_request(const farandole_request& raw, ProcessSets& sets, Rank own);
+// Throws Error(kInvalidArgument or kWrongType) naming the request and the remedy. Does not check buffers. `set`: its
+// working_set().
+CheckedCall check_request(const farandole_request& raw, const ProcessSet& set, Rank own);
 
 // Throws Error(kInvalidArgument) if input and output overlap, except in place as farandole.h allows. For
 // outputs sized by negotiation, checks only the bytes known locally.
@@ -32,5 +35,10 @@ void check_buffers(const Request& request, const Submission& mine, const Process
 // What is sent with the report: row counts and, if small, the input itself, as a pointer into the user's
 // buffer.
 Contribution contribution_of(const Request& request, const Submission& mine, Rank own);
+
+// FARANDOLE_CHECK_NUMERICS: the first NaN or infinity in the input of a call; code kOk: none, or this rank has no input.
+Failure numerics_of(const Request& request, const Submission& submission, Rank own);
+// The first such failure of these requests. Ignores invalid arguments: check_request() reports those.
+Failure numerics_of(std::span<const farandole_request> requests, Rank own);
 
 }  // namespace farandole

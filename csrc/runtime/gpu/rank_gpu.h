@@ -8,7 +8,7 @@
 
 #include "base/config.h"
 #include "control/protocol/message.h"
-#include "data/backend/lane.h"
+#include "data/backend/backend.h"
 #include "data/gpu/gpu_adasum.h"
 #include "data/gpu/gpu_lane.h"
 #include "data/gpu/gpu_mover.h"

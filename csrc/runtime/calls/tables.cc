@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/calls/tables.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace farandole {
+
+void ProcessSets::open(SetId id, std::vector<Rank> ranks) {
+  ProcessSet set;
+  set.ranks = std::move(ranks);
+  set.member = set.member_of(own_);
+  sets_[id] = std::move(set);
+}
+
+ProcessSet* ProcessSets::find(SetId id) {
+  auto found = sets_.find(id);
+  return found == sets_.end() ? nullptr : &found->second;
+}
+
+ProcessSet& ProcessSets::own(SetId id) {
+  ProcessSet* set = find(id);
+  if (!set) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "there is no process set " + std::to_string(id) +
+                    "; was it removed, or never added with add_process_set()?");
+  }
+  if (set->member < 0) {
+    throw Error(ErrorCode::kInvalidArgument, "rank " + std::to_string(own_) +
+                                                 " is not in process set " + std::to_string(id) +
+                                                 " of " + text_of_ranks(set->ranks));
+  }
+  return *set;
+}
+
+std::optional<SetId> ProcessSets::joined_by(Handle handle) const {
+  for (const auto& [id, set] : sets_) {
+    if (set.join.call == handle) return id;
+  }
+  return std::nullopt;
+}
+
+void ProcessSets::clear_joins() {
+  for (auto& [id, set] : sets_) set.join = {};
+}
+
+std::shared_ptr<NamedRequest> PendingTable::find(SetId set, const std::string& name) const {
+  auto names = named_.find(set);
+  if (names == named_.end()) return nullptr;
+  auto found = names->second.find(name);
+  return found == names->second.end() ? nullptr : found->second;
+}
+
+std::string PendingTable::interned_key(const Request& request) {
+  ByteString bytes;
+  encode(Entry(Define{0, request}), bytes);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+NamedRequest& PendingTable::named(const Request& request) {
+  auto& slot = named_[request.set][request.name];
+  if (!slot) slot = std::make_shared<NamedRequest>(request.set, request.name);
+  return *slot;
+}
+
+void PendingTable::check_free(const Request& request, Submission& submission,
+                              std::shared_ptr<NamedRequest>& record) const {
+  if (!record || !record->listed) {
+    record = request.name.empty() ? nullptr : find(request.set, request.name);
+  }
+  submission.named = record.get();
+  if (!submission.named || !submission.named->in_flight) return;
+  throw NameTaken(
+      ErrorCode::kInvalidArgument,
+      "'" + request.name +
+          "' is in flight already on this rank; wait for it first, or use a different name");
+}
+
+bool PendingTable::in_flight(const Request& request) const {
+  const auto record = request.name.empty() ? nullptr : find(request.set, request.name);
+  return record && record->in_flight;
+}
+
+std::optional<Report> PendingTable::submit(const Request& request, Submission submission,
+                                           Contribution contribution) {
+  if (request.name.empty()) {
+    Ready ready;
+    ready.contribution = std::move(contribution);
+    UnnamedCalls& calls = unnamed_[request.set];
+    ready.sequence = next_unnamed(request.set, submission.index_in_group);
+    calls.next += submission.index_in_group == 0;
+    calls.waiting.emplace(ready.sequence, std::move(submission));
+    auto known = interned_.find(interned_key(request));
+    if (known != interned_.end()) {
+      ready.id = known->second;
+    } else {
+      ready.request = request;
+    }
+    return ready;
+  }
+  if (!submission.named) submission.named = &named(request);
+  NamedRequest& record = *submission.named;
+  record.submission = std::move(submission);
+  record.in_flight = true;
+  NamedRequest* first = refused_first(request);
+  if (!record.refused && !first) return ready_of(record, request, std::move(contribution));
+  record.held = {request, std::move(contribution)};
+  if (!record.refused) first->followers.push_back(request.name);
+  return std::nullopt;
+}
+
+uint64_t PendingTable::next_unnamed(SetId set, uint64_t index_in_group) {
+  const uint64_t next = unnamed_[set].next;
+  return index_in_group == 0 ? next : (index_in_group << kFollowerShift) + next - 1;
+}
+
+// Later calls of a group wait with its refused first call, because peers may not have ended that group yet.
+NamedRequest* PendingTable::refused_first(const Request& request) const {
+  if (refusals_ == 0 || !follows(request, 0)) return nullptr;
+  auto first = find(request.set, request.group);
+  return first && first->refused ? first.get() : nullptr;
+}
+
+uint32_t PendingTable::submit_known(const Request& request, Submission& submission) {
+  NamedRequest* record = submission.named;
+  if (!record || record->refused || refused_first(request)) return 0;
+  if (!stands_for(*record, request, submission.prepared)) return 0;
+  record->submission = std::move(submission);
+  record->in_flight = record->reported = true;
+  return record->id;
+}
+
+// Caches the result of comparing a prepared request.
+bool PendingTable::stands_for(NamedRequest& record, const Request& request,
+                              uint64_t prepared) const {
+  if (record.id == 0) return false;
+  if (prepared != 0 && record.same == prepared) return true;
+  if (!same_terms(request_of(record.id), request)) return false;
+  record.same = prepared;
+  return true;
+}
+
+std::optional<CallKey> PendingTable::key_of(Handle handle) const {
+  for (const auto& [set, names] : named_) {
+    for (const auto& [name, record] : names) {
+      if (record->in_flight && record->submission.handle == handle && record->reported) {
+        return CallKey{set, name, 0};
+      }
+    }
+  }
+  for (const auto& [set, calls] : unnamed_) {
+    for (const auto& [sequence, submission] : calls.waiting) {
+      if (submission.handle == handle) return CallKey{set, "", sequence};
+    }
+  }
+  return std::nullopt;
+}
+
+Ready PendingTable::ready_of(NamedRequest& record, const Request& request,
+                             Contribution contribution) const {
+  Ready ready;
+  ready.contribution = std::move(contribution);
+  record.reported = true;
+  if (stands_for(record, request, record.submission.prepared)) {
+    ready.id = record.id;
+  } else {
+    ready.request = request;
+  }
+  return ready;
+}
+
+std::optional<Report> PendingTable::refuse(const Request& request, Failure failure) {
+  if (request.name.empty()) {
+    return Refuse{{request.set, "", unnamed_[request.set].next++}, std::move(failure)};
+  }
+  NamedRequest& record = named(request);
+  if (record.in_flight) {
+    record.later.push_back(std::move(failure));
+    return std::nullopt;
+  }
+  if (std::exchange(record.refused, true)) {
+    record.refusals.push_back(std::move(failure));
+    return std::nullopt;
+  }
+  ++refusals_;
+  return Refuse{{request.set, request.name, 0}, std::move(failure)};
+}
+
+void PendingTable::define(const Define& define) {
+  if (by_id_.size() <= define.id) by_id_.resize(define.id + 1);
+  by_id_[define.id] = {define.request};
+  if (define.request.name.empty()) {
+    interned_[interned_key(define.request)] = define.id;
+    return;
+  }
+  NamedRequest& record = named(define.request);
+  record.id = define.id;
+  record.same = 0;
+  by_id_[define.id]->named = &record;
+}
+
+void PendingTable::forget(uint32_t id) {
+  const auto& [request, record] = known(id);
+  if (request.name.empty()) interned_.erase(interned_key(request));
+  if (record) {
+    if (record->id == id) record->id = 0;
+    drop_unknown(*record);
+  }
+  by_id_[id].reset();
+}
+
+const PendingTable::Known& PendingTable::known(uint32_t id) const {
+  if (id >= by_id_.size() || !by_id_[id]) {
+    throw Error(ErrorCode::kInternal, "the log names an id that it has not defined");
+  }
+  return *by_id_[id];
+}
+
+std::optional<Submission> PendingTable::take(uint32_t id, uint64_t sequence) {
+  const auto& [request, record] = known(id);
+  if (!request.name.empty()) return take(record);
+  return take(CallKey{request.set, "", sequence});
+}
+
+std::optional<Submission> PendingTable::take(NamedRequest* record) {
+  if (!record || !record->reported) return std::nullopt;
+  record->reported = false;
+  return std::move(record->submission);
+}
+
+std::optional<Submission> PendingTable::take(const CallKey& key) {
+  if (key.named()) return take(find(key.set, key.name).get());
+  auto& waiting = unnamed_[key.set].waiting;
+  auto found = waiting.find(key.sequence);
+  if (found == waiting.end()) return std::nullopt;
+  Submission submission = std::move(found->second);
+  waiting.erase(found);
+  return submission;
+}
+
+bool PendingTable::owes_reports(SetId set) const {
+  auto names = named_.find(set);
+  return names != named_.end() && std::ranges::any_of(names->second, [](const auto& entry) {
+           const NamedRequest& record = *entry.second;
+           return !record.refusals.empty() || record.held || !record.later.empty();
+         });
+}
+
+std::optional<Submission> PendingTable::fail(const CallKey& key, std::vector<Report>& next) {
+  const auto found = key.named() ? find(key.set, key.name) : nullptr;
+  if (!found || !found->refused) return take(key);
+  NamedRequest& record = *found;
+  if (!record.refusals.empty()) {
+    next.push_back(Refuse{key, std::move(record.refusals.front())});
+    record.refusals.pop_front();
+    return std::nullopt;
+  }
+  record.refused = false;
+  --refusals_;
+  auto report = [&](NamedRequest& waiting) {
+    auto held = std::exchange(waiting.held, std::nullopt);
+    if (held) next.push_back(ready_of(waiting, held->request, std::move(held->contribution)));
+  };
+  report(record);
+  for (const std::string& name : std::exchange(record.followers, {})) {
+    auto follower = find(key.set, name);
+    if (follower && !follower->refused) report(*follower);
+  }
+  drop_unknown(record);
+  return std::nullopt;
+}
+
+std::optional<Report> PendingTable::finish(const Submission& submission) {
+  if (!submission.named) return std::nullopt;
+  NamedRequest& record = *submission.named;
+  record.in_flight = false;
+  std::optional<Report> next;
+  if (!record.later.empty()) {
+    Failure first = std::move(record.later.front());
+    record.later.pop_front();
+    record.refusals = std::exchange(record.later, {});
+    record.refused = true;
+    ++refusals_;
+    next = Refuse{{record.set, record.name, 0}, std::move(first)};
+  }
+  drop_unknown(record);
+  return next;
+}
+
+// Drops an unused name that has no id.
+void PendingTable::drop_unknown(const NamedRequest& record) {
+  if (record.id != 0 || !record.idle() || !record.listed) return;
+  auto names = named_.find(record.set);
+  auto found = names->second.find(record.name);
+  found->second->listed = false;
+  names->second.erase(found);
+}
+
+// Never decreases: once a rank has left, a join may end while calls of this rank are in flight.
+void PendingTable::resume(SetId set, uint64_t next_sequence) {
+  uint64_t& next = unnamed_[set].next;
+  next = std::max(next, next_sequence);
+}
+
+void PendingTable::clear() {
+  for (auto& known : by_id_) {
+    if (known) known->named = nullptr;
+  }
+  for (auto& [set, names] : named_) {
+    for (auto& [name, record] : names) record->listed = false;
+  }
+  named_.clear();
+  unnamed_.clear();
+  refusals_ = 0;
+}
+
+void Reporter::pass(const Report& report) {
+  pass_batch();
+  write(report);
+}
+
+void Reporter::pass_known(uint32_t id, Contribution&& given) {
+  if (!given.plain()) return pass(Ready{id, {}, 0, std::move(given)});
+  IdRuns& ids = std::get<ReadyMany>(batch_).ids;
+  ids.add(id);
+  if (ids.full()) pass_batch();
+}
+
+void Reporter::pass_batch() {
+  IdRuns& ids = std::get<ReadyMany>(batch_).ids;
+  if (ids.empty()) return;
+  write(batch_);
+  ids.clear();
+}
+
+void Reporter::write(const Report& report) {
+  if (expedited_ && says_ready(report)) expedited_ = false;
+  encoded_.clear();
+  encode(report, encoded_);
+  channel_.report(encoded_);
+  news_.store(true, std::memory_order_release);
+}
+
+void Reporter::send(const Report& report) {
+  pass(report);
+  if (take_news()) channel_.wake_leader();
+}
+
+bool Reporter::flush() {
+  if (!channel_.can_flush()) return false;
+  channel_.flush();
+  channel_.wake_leader();
+  return true;
+}
+
+void Reporter::expedite() {
+  if (!expedited_.exchange(true)) send(Expedite{});
+}
+
+}  // namespace farandole

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a rank knows of its calls: process sets, submitted calls, requests that the log has given ids, questions. Parts of
+// RankCalls, under its mutex.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "control/channel/shm_channel.h"
+#include "control/protocol/message.h"
+#include "runtime/calls/handles.h"
+#include "watch/recorder.h"
+
+namespace farandole {
+
+struct ProcessSet {
+  std::vector<Rank> ranks;  // ascending
+  int member = -1;          // this rank's index; -1: no member
+  RecordedCall join;        // this rank's join() in flight; call 0: it has not joined
+  bool join_told = false;   // to the coordinator
+  Failure join_failure;     // sent with this rank's next join()
+  bool joined() const { return join.call != 0; }
+  int members() const { return static_cast<int>(ranks.size()); }
+  int member_of(Rank rank) const { return index_in(ranks, rank); }  // -1: no member
+};
+
+class ProcessSets {
+ public:
+  explicit ProcessSets(Rank own) : own_(own) {}
+  void open(SetId id, std::vector<Rank> ranks);
+  void close(SetId id) { sets_.erase(id); }
+  // nullptr: no such set.
+  ProcessSet* find(SetId id);
+  // Throws Error(kInvalidArgument) if there is no such set or this rank is no member.
+  ProcessSet& own(SetId id);
+  // The set whose join has this handle; nullopt: none.
+  std::optional<SetId> joined_by(Handle handle) const;
+  // The job has failed: no join() will be answered.
+  void clear_joins();
+
+ private:
+  Rank own_;
+  std::map<SetId, ProcessSet> sets_;
+};
+
+class GpuEvent;
+
+// One tensor in flight, as this rank submitted it.
+struct Submission {
+  Handle handle = 0;
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+  Dimensions shape;             // of the input, with this rank's first dimension
+  std::vector<int64_t> splits;  // as in Contribution
+  int32_t device = kCpuDevice;
+  uint64_t stream = 0;                   // on which the buffers are produced
+  std::shared_ptr<GpuEvent> produced;    // event recorded on it
+  struct NamedRequest* named = nullptr;  // found by check_free() or submit()
+  uint64_t prepared = 0;                 // number of the prepared request that it repeats; 0: none
+  uint64_t index_in_group = 0;           // if it is unnamed; 0: first
+  int64_t value = 0;                     // of the outcome; a receive's: who sends
+  RecordedCall recorded;
+};
+
+// A name that this rank uses.
+struct NamedRequest {
+  NamedRequest(SetId its_set, std::string its_name) : set(its_set), name(std::move(its_name)) {}
+  const SetId set;  // with `name`, its key in the table
+  const std::string name;
+  bool listed = true;  // still in the table
+  uint32_t id = 0;     // from the log; 0: not yet, or forgotten
+  uint64_t same = 0;   // the id's request equals the prepared request of this number
+  bool in_flight = false;
+  bool reported = false;  // in flight, and not yet settled by the log
+  Submission submission;
+
+  // A refusal is this rank's report of one call. Until the log has answered it, later actions under this name
+  // wait here: further refusals, then the submission in flight.
+  bool refused = false;
+  std::deque<Failure> refusals;
+  struct Held {
+    Request request;
+    Contribution contribution;
+  };
+  std::optional<Held> held;
+  std::deque<Failure> later;  // refusals made during the call in flight, for the time after it
+  std::vector<std::string> followers;  // calls of its group that wait for the same answer
+  bool idle() const { return !in_flight && !refused; }
+};
+
+// A second call under a name in flight: an error of this rank only, because peers make that call once.
+struct NameTaken : Error {
+  using Error::Error;
+};
+
+class PendingTable {
+ public:
+  bool in_flight(const Request& request) const;
+  // Throws NameTaken(kInvalidArgument) if a call of this name is in flight. Call before submit(). `record`:
+  // cached in a prepared request; if empty or no longer listed, it is looked up.
+  void check_free(const Request& request, Submission& submission,
+                  std::shared_ptr<NamedRequest>& record) const;
+  // The sequence of the next unnamed call of this set. Calls of a group after its first get theirs when the
+  // first has been submitted.
+  uint64_t next_unnamed(SetId set, uint64_t index_in_group = 0);
+  // Both return the report for the coordinator; nullopt: fail() returns it later, when it may be sent.
+  std::optional<Report> submit(const Request& request, Submission submission,
+                               Contribution contribution);
+  // The same for a call that its id describes, all but the contribution: returns the id. 0: not possible, and
+  // `submission` is unchanged.
+  uint32_t submit_known(const Request& request, Submission& submission);
+  // A send or receive that has met its other end: this unnamed call of its pair, which needs no report.
+  void submit(SetId pair, uint64_t sequence, Submission submission) {
+    unnamed_[pair].waiting.emplace(sequence, std::move(submission));
+  }
+  std::optional<Report> refuse(const Request& request, Failure failure);
+
+  // The call of this handle; nullopt: the log has settled it.
+  std::optional<CallKey> key_of(Handle handle) const;
+
+  // ---- For log entries
+  void define(const Define& define);
+  void forget(uint32_t id);
+  const Request& request_of(uint32_t id) const { return known(id).request; }
+  // This rank's submission of a call that the log settles; nullopt: it has none (it has joined).
+  std::optional<Submission> take(uint32_t id, uint64_t sequence);
+  std::optional<Submission> take(const CallKey& key);
+  // This rank's submission of a failed call. If the failure answers a refusal, `next` receives the reports
+  // that may be sent now.
+  std::optional<Submission> fail(const CallKey& key, std::vector<Report>& next);
+  // Whether reports of this set wait for fail() or finish().
+  bool owes_reports(SetId set) const;
+  // The call is over and its name free. Returns the report of a refusal made meanwhile.
+  std::optional<Report> finish(const Submission& submission);
+  void resume(SetId set, uint64_t next_sequence);  // after join
+  // The job has failed: drops everything.
+  void clear();
+
+ private:
+  struct UnnamedCalls {
+    uint64_t next = 0;
+    std::map<uint64_t, Submission> waiting;
+  };
+  // The request of an id.
+  struct Known {
+    Request request;
+    NamedRequest* named = nullptr;  // its record, if it has a name
+  };
+  static std::string interned_key(const Request& request);
+  NamedRequest& named(const Request& request);
+  Ready ready_of(NamedRequest& record, const Request& request, Contribution contribution) const;
+  bool stands_for(NamedRequest& record, const Request& request, uint64_t prepared) const;
+  const Known& known(uint32_t id) const;
+  std::optional<Submission> take(NamedRequest* record);
+  NamedRequest* refused_first(const Request& request) const;
+  void drop_unknown(const NamedRequest& record);
+
+  std::shared_ptr<NamedRequest> find(SetId set, const std::string& name) const;  // null: unknown
+
+  std::map<SetId, std::unordered_map<std::string, std::shared_ptr<NamedRequest>>> named_;
+  std::map<SetId, UnnamedCalls> unnamed_;
+  std::unordered_map<std::string, uint32_t> interned_;  // signatures of unnamed calls
+  std::vector<std::optional<Known>> by_id_;
+  size_t refusals_ = 0;  // records that are refused
+};
+
+// Sends and receives that have not met their other end.
+class PostedCalls {
+ public:
+  explicit PostedCalls(Rank own) : own_(own) {}
+
+  // The number of the next one, which a refused call takes, too.
+  uint64_t next() const { return next_; }
+  uint64_t skip() { return next_++; }
+  void add(Submission submission) { waiting_.emplace(next_++, std::move(submission)); }
+  // It has met its other end, or failed; nullopt: the job has failed before.
+  std::optional<Submission> take(uint64_t number) {
+    auto node = waiting_.extract(number);
+    return node ? std::optional(std::move(node.mapped())) : std::nullopt;
+  }
+  // The call of this handle; nullopt: not here.
+  std::optional<CallKey> key_of(Handle handle) const {
+    for (const auto& [number, submission] : waiting_) {
+      if (submission.handle == handle) return CallKey{submission.recorded.set, {}, number, own_};
+    }
+    return std::nullopt;
+  }
+  void clear() { waiting_.clear(); }
+
+ private:
+  const Rank own_;
+  uint64_t next_ = 0;
+  std::map<uint64_t, Submission> waiting_;
+};
+
+// This rank's questions to the coordinator (Inquire) and the answers.
+class Questions {
+ public:
+  uint64_t ask() { return ++last_; }
+  void answer(uint64_t number, std::string text) {
+    answers_[number] = std::move(text);
+    // The asking thread may have given up, so old answers are dropped.
+    if (answers_.size() > kMaxAnswers) answers_.erase(answers_.begin());
+  }
+  // nullopt: no answer yet.
+  std::optional<std::string> take(uint64_t number) {
+    auto answer = answers_.extract(number);
+    return answer ? std::optional(std::move(answer.mapped())) : std::nullopt;
+  }
+
+ private:
+  static constexpr size_t kMaxAnswers = 64;
+  uint64_t last_ = 0;
+  std::map<uint64_t, std::string> answers_;
+};
+
+// How a rank's reports reach the coordinator. Calls that a rank submits together leave in one report. Under the
+// mutex, except where marked.
+class Reporter {
+ public:
+  // `gathered`: leaders between this rank and the coordinator hold reports back for a moment.
+  Reporter(MemberChannel& channel, bool gathered) : channel_(channel), gathered_(gathered) {}
+
+  // Does not wake the leader.
+  void pass(const Report& report);
+  // The same for a Ready with this id. If its contribution is plain it waits for pass_batch(), at the latest for
+  // the next report.
+  void pass_known(uint32_t id, Contribution&& given);
+  void pass_batch();
+  // Wakes the leader.
+  void send(const Report& report);
+  // A user waits: leaders hold back no report of this rank until its next call.
+  void expedite();
+  // Any thread: whether expedite() would do something.
+  bool may_expedite() const { return gathered_ && !expedited_; }
+  // Any thread: whether something was passed since the last call, so that the leader has to be woken.
+  bool take_news() { return news_.exchange(false); }
+  // Retries reports that found the ring full; false: it still is.
+  bool flush();
+
+ private:
+  void write(const Report& report);
+
+  MemberChannel& channel_;
+  const bool gathered_;
+  Report batch_ = ReadyMany{};
+  ByteString encoded_;
+  std::atomic<bool> expedited_{false};
+  std::atomic<bool> news_{false};
+};
+
+}  // namespace farandole

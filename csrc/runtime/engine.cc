@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/logging.h"
+#include "base/overloaded.h"
+
+namespace farandole {
+namespace {
+
+constexpr std::chrono::seconds kStagingTimeout{10};
+
+}  // namespace
+
+void Lanes::open(SetId id, const ProcessSet& set, Segment staging) {
+  Opened opened{std::move(staging), nullptr};
+  opened.lane = make_(id, set, opened.staging, Feeds::kHost);
+  lanes_.emplace(id, std::move(opened));
+}
+
+Lane* Lanes::find(SetId id) {
+  auto found = lanes_.find(id);
+  return found == lanes_.end() ? nullptr : found->second.lane.get();
+}
+
+bool Lanes::step() {
+  bool moved = false;
+  for (auto& [id, opened] : lanes_) moved |= opened.lane->step();
+  return moved;
+}
+
+bool Lanes::ready() const {
+  return std::ranges::any_of(lanes_, [](const auto& one) { return one.second.lane->ready(); });
+}
+
+bool Lanes::busy() const {
+  return std::ranges::any_of(lanes_, [](const auto& one) { return one.second.lane->busy(); });
+}
+
+Deadline Lanes::look_again() const {
+  Deadline soonest = Deadline::never();
+  for (const auto& [id, opened] : lanes_) soonest = std::min(soonest, opened.lane->look_again());
+  return soonest;
+}
+
+void Lanes::abort(const Failure& failure) {
+  for (auto& [id, opened] : lanes_) opened.lane->abort(failure);
+}
+
+std::shared_ptr<GpuDevice> GpuBuckets::device() const {
+  RankGpu* gpu = gpu_;
+  return gpu ? gpu->device() : nullptr;
+}
+
+void GpuBuckets::push(SetId set, BegunRun run) {
+  GpuBucket launched{set, std::move(run.bucket.parts), std::move(run.label), {}, {}};
+  launched.launched = [this, endings = std::move(run.endings),
+                       begun = std::move(run.bucket.begun)](const std::shared_ptr<GpuEvent>& past) {
+    if (begun) begun();
+    for (Ending& ending : *endings) calls_.launch(ending, past);
+  };
+  launched.done = std::move(run.bucket.done);
+  gpu().lane().push(std::move(launched));
+}
+
+void GpuBuckets::set_up(const SetUp& step, const ProcessSet& set) {
+  if (RankGpu* gpu = gpu_) gpu->set_up(step, set.member, set.members());
+}
+
+bool GpuBuckets::ask_for_steps() {
+  gpu().windows().drop_past();
+  const auto wanted = gpu().lane().wants_step();
+  if (wanted) calls_.report(SetUp{wanted->first, wanted->second.name, wanted->second.bytes});
+  return wanted.has_value();
+}
+
+void GpuBuckets::want(std::span<const Handle> handles) {
+  RankGpu* gpu = gpu_;
+  if (!gpu || !gpu->holds_launches()) return;
+  std::lock_guard lock(wanted_mutex_);
+  wanted_.insert(handles.begin(), handles.end());
+}
+
+void GpuBuckets::unwant(std::span<const Handle> handles) {
+  RankGpu* gpu = gpu_;
+  if (!gpu || !gpu->holds_launches()) return;
+  std::lock_guard lock(wanted_mutex_);
+  for (Handle handle : handles) {
+    auto found = wanted_.find(handle);
+    if (found != wanted_.end()) wanted_.erase(found);
+  }
+}
+
+// In program order, launches only while the program waits for a bucket not yet launched. So NCCL work that
+// the program launches before or after that wait is in the same order relative to ours on all ranks.
+bool GpuBuckets::may_launch() const {
+  if (!gpu().holds_launches()) return true;
+  std::lock_guard lock(wanted_mutex_);
+  return std::ranges::any_of(wanted_,
+                             [&](Handle handle) { return calls_.handles.unlaunched(handle); });
+}
+
+bool GpuBuckets::step() {
+  RankGpu* gpu = gpu_;
+  return gpu && (ask_for_steps() || gpu->lane().step(may_launch()));
+}
+
+bool GpuBuckets::ready() const {
+  RankGpu* gpu = gpu_;
+  return gpu && gpu->lane().ready(may_launch());
+}
+
+Deadline GpuBuckets::look_again() const {
+  RankGpu* gpu = gpu_;
+  return gpu ? gpu->lane().look_again(may_launch()) : Deadline::never();
+}
+
+void GpuBuckets::close(SetId set, const Failure& failure) {
+  RankGpu* gpu = gpu_;
+  if (gpu) gpu->lane().close(set, failure);
+  staging_.erase(set);
+}
+
+// On normal shutdown, waits for launched buckets, whose results may still be on their way.
+void GpuBuckets::abort(const Failure& failure, bool together) {
+  RankGpu* gpu = gpu_;
+  if (!gpu) return;
+  if (failure.code == ErrorCode::kShutdown) gpu->lane().drain();
+  gpu->lane().abort(failure, together);
+}
+
+Engine::Engine(Setup setup)
+    : topology_(setup.topology),
+      links_(setup.links),
+      channel_(setup.channel),
+      leader_(setup.leader),
+      calls_(setup.calls),
+      recorder_(setup.recorder),
+      report_stacks_(std::move(setup.report_stacks)),
+      lanes_(std::move(setup.open_lane)),
+      gpu_(setup.calls) {
+  calls_.on(OpenSet{kWorldSet, numbers_below(topology_.size), {}});
+  lanes_.open(kWorldSet, *calls_.find_set(kWorldSet), std::move(setup.world_staging));
+}
+
+bool Engine::step() {
+  std::lock_guard lock(work_mutex_);
+  bool moved = control();
+  moved |= lanes_.step();
+  moved |= gpu_.step();
+  return moved;
+}
+
+bool Engine::control_step() {
+  std::lock_guard lock(work_mutex_);
+  return control();
+}
+
+bool Engine::say_last() {
+  std::lock_guard lock(work_mutex_);
+  return !calls_.job.stopped() && say();
+}
+
+// Sends own reports that found the ring full, and lets the leader work.
+bool Engine::say() {
+  bool moved = channel_.can_flush() && calls_.flush();
+  if (leader_) moved |= leader_->step();
+  return moved;
+}
+
+// Failures found locally come after the log, which may hold a better reason, or say that all have stopped.
+bool Engine::control() {
+  bool moved = say();
+  for (bool first = true; !log_closed_; first = false) {
+    ByteView message = channel_.next_entry();
+    if (message.empty()) break;
+    if (first) recorder_.cycle();
+    moved = true;
+    apply(decode_entry(message));
+  }
+  Failure found;
+  if (!calls_.job.take_found(found)) return moved;
+  act_on(std::move(found));
+  return true;
+}
+
+bool Engine::has_work() const {
+  std::lock_guard lock(work_mutex_);
+  if (calls_.job.failing() || (!log_closed_ && channel_.has_entry()) || channel_.can_flush())
+    return true;
+  if (leader_ && leader_->has_work()) return true;
+  return gpu_.ready() || lanes_.ready();
+}
+
+bool Engine::moving() const {
+  std::lock_guard lock(work_mutex_);
+  return lanes_.busy();
+}
+
+Deadline Engine::next_tick() const {
+  std::lock_guard lock(work_mutex_);
+  return std::min(
+      {lanes_.look_again(), gpu_.look_again(), leader_ ? leader_->next_tick() : Deadline::never()});
+}
+
+void Engine::use_gpu(RankGpu& gpu) {
+  calls_.report(gpu.describe(topology_.leader()));
+  gpu_.use(gpu);
+}
+
+void Engine::apply(const Entry& entry) {
+  ++log_position_;
+  std::visit(Overloaded{
+                 [&](const Run& e) { on(e); },
+                 [&](const Result& e) { calls_.on(e, log_position_, gpu_.device()); },
+                 [&](const OpenSet& e) { on(e); },
+                 [&](const CloseSet& e) { on(e); },
+                 [&](const SetUp& e) { on(e); },
+                 [&](const Abort& e) { break_down(e.failure); },
+                 [&](const Stop&) {
+                   calls_.job.stop();
+                   calls_.handles.announce();
+                 },
+                 [&](const CollectStacks& e) {
+                   if (std::ranges::count(e.ranks, topology_.rank) > 0) report_stacks_();
+                 },
+                 [&](const auto& e) { calls_.on(e); },
+             },
+             entry);
+}
+
+void Engine::on(const Run& run) {
+  Lane* lane = lanes_.find(run.set);
+  if (calls_.job.broken() || !lane) return;
+  const bool labelled = run.gpu && gpu_.gpu().names_ranges();
+  BegunRun begun = calls_.begin(run, log_position_, gpu_.device(), labelled);
+  if (run.gpu) return gpu_.push(run.set, std::move(begun));
+  lane->push(std::move(begun.bucket));
+}
+
+Segment Engine::take_staging(SetId id) {
+  return leader_ ? leader_->take_staging(id) : links_.receive(Deadline::in(kStagingTimeout));
+}
+
+void Engine::on(const OpenSet& open) {
+  const bool own = std::ranges::count(open.ranks, topology_.rank) > 0;
+  if (is_pair(open.set) && !own) return;
+  calls_.on(open);
+  if (own) lanes_.open(open.set, *calls_.find_set(open.set), take_staging(open.set));
+}
+
+void Engine::on(const CloseSet& close) {
+  if (Lane* lane = lanes_.find(close.set)) {
+    const Failure gone{
+        ErrorCode::kInvalidArgument,
+        "process set " + std::to_string(close.set) + " was removed while this call was under way"};
+    lane->abort(gone);
+    lanes_.close(close.set);
+    gpu_.close(close.set, gone);
+  }
+  calls_.on(close);
+}
+
+void Engine::on(const SetUp& step) {
+  const std::optional<ProcessSet> set = calls_.find_set(step.set);
+  if (!set || calls_.job.broken()) return;
+  if (step.backend == BackendKind::kLibrary) return gpu_.set_up(step, *set);
+  if (set->member < 0) return;
+  Segment& staging = gpu_.staging(step.set);
+  staging = take_staging(step.set);
+  gpu_.gpu().open_staged(step.set, lanes_.make(step.set, *set, staging), set->member,
+                         set->members());
+}
+
+void Engine::give_up(const Failure& failure) {
+  std::lock_guard lock(work_mutex_);
+  log_closed_ = true;
+  break_down(failure);
+}
+
+void Engine::act_on(Failure found) {
+  // After Stop, the death of a peer only means that it ended first.
+  if (calls_.job.stopped()) found = {ErrorCode::kShutdown, "farandole has been shut down"};
+  const bool over = calls_.job.broken() || calls_.job.stopped();
+  if (found.code == ErrorCode::kPeer && !over) log(LogLevel::kError, found.text);
+  break_down(found);
+}
+
+// Refuses new calls; the lanes release all buffers; then everything that waits fails.
+void Engine::break_down(const Failure& failure) {
+  if (calls_.job.broken()) return;
+  calls_.break_down(failure);
+  lanes_.abort(failure);
+  gpu_.abort(failure, calls_.job.stopped());
+  calls_.clear(failure);
+}
+
+}  // namespace farandole

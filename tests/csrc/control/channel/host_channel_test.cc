@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// The channel between hosts, and everybody else who knocks at its door.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "control/bootstrap/local_bootstrap.h"
+#include "control/channel/channel_end.h"
+#include "lib/ipc/unix_socket.h"
+
+namespace farandole::check {
+namespace {
+
+struct Pair {
+  std::unique_ptr<End> root, leaf;
+};
+
+// Rank 0 and rank 7, after `intrude` has tried what it can at the listener.
+Pair connect(const std::function<void(const TcpAddress&)>& intrude = {}) {
+  TcpListener listener;
+  const Key128 key = random_key();
+  if (intrude) intrude(listener.address());
+  Pair pair;
+  std::thread leaf([&] {
+    std::vector<TcpPeer> peers;
+    peers.push_back(tcp_connect(7, 0, listener.address(), key, patience()));
+    pair.leaf = std::make_unique<End>(std::move(peers));
+  });
+  std::vector<TcpPeer> peers = listener.accept(0, {7}, key, patience());
+  CHECK_EQ(peers.size(), size_t{1});
+  pair.root = std::make_unique<End>(std::move(peers));
+  leaf.join();
+  return pair;
+}
+
+void check_talk(Pair& pair) {
+  pair.root->channel().send(7, bytes_of("log"));
+  pair.leaf->channel().send(0, bytes_of("report"));
+  CHECK(pair.leaf->next(0) == bytes_of("log"));
+  CHECK(pair.root->next(7) == bytes_of("report"));
+}
+
+Fd probe(const TcpAddress& address) {
+  Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(address.port);
+  inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
+  CHECK_EQ(::connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof to), 0);
+  return fd;
+}
+
+}  // namespace
+
+TEST(leaders_meet_and_talk) {
+  Pair pair = connect();
+  check_talk(pair);
+}
+
+TEST(messages_of_all_sizes_come_whole_and_in_order) {
+  Pair pair = connect();
+  ByteString big(5 << 20);
+  for (size_t i = 0; i < big.size(); ++i) big[i] = static_cast<std::byte>(i * 31 >> 3);
+  for (int round = 0; round < 3; ++round) {
+    pair.root->channel().send(7, big);
+    pair.root->channel().send(7, bytes_of("after"));
+    pair.leaf->channel().send(0, big);
+  }
+  for (int round = 0; round < 3; ++round) {
+    CHECK(pair.leaf->next(0) == big);
+    CHECK(pair.leaf->next(0) == bytes_of("after"));
+    CHECK(pair.root->next(7) == big);
+  }
+}
+
+TEST(messages_before_an_end_arrive_and_the_end_is_noticed) {
+  Pair pair = connect();
+  pair.root->channel().send(7, bytes_of("last word"));
+  std::thread finish([&] {
+    pair.root->channel().finish(patience());
+    pair.root.reset();
+  });
+  CHECK(pair.leaf->next(0) == bytes_of("last word"));
+  CHECK(pair.leaf->next(0).empty());
+  pair.leaf->channel().send(0, bytes_of("nobody hears this"));
+  pair.leaf->channel().finish(patience());
+  finish.join();
+}
+
+TEST(strangers_change_nothing) {
+  std::vector<Fd> kept;
+  Pair pair = connect([&](const TcpAddress& address) {
+    kept.push_back(probe(address));  // a half-open connection
+    Fd scan = probe(address);        // a port scan
+    Fd web = probe(address);
+    const char request[] = "GET / HTTP/1.1\r\nHost: example\r\n\r\n";
+    CHECK(::send(web.get(), request, sizeof request, MSG_NOSIGNAL) > 0);
+    kept.push_back(std::move(web));
+    Fd hasty = probe(address);  // begins well, and says no more
+    CHECK(::send(hasty.get(), "farand3\n", 8, MSG_NOSIGNAL) > 0);
+    kept.push_back(std::move(hasty));
+  });
+  check_talk(pair);
+}
+
+TEST(more_strangers_than_there_is_room_for_lock_nobody_out) {
+  std::vector<Fd> kept;
+  Pair pair = connect([&](const TcpAddress& address) {
+    for (size_t i = 0; i < TcpListener::kMaxStrangers + 20; ++i) kept.push_back(probe(address));
+  });
+  check_talk(pair);
+}
+
+// Hundreds, who come before and after the peer: the listener keeps no more than its bound, and each for its time only.
+TEST(hundreds_of_silent_strangers_are_bounded_in_number_and_time) {
+  constexpr size_t kCrowd = 600;
+  TcpListener listener;
+  const Key128 key = random_key();
+  std::vector<Fd> kept;
+  const auto come = [&](size_t strangers) {
+    for (size_t i = 0; i < strangers; ++i) {
+      kept.push_back(probe(listener.address()));
+      if (i % 3 != 0) continue;  // a third begin well, and say no more
+      CHECK(::send(kept.back().get(), "farand3\n", 8, MSG_NOSIGNAL) > 0);
+    }
+  };
+  const auto alive = [&kept] {
+    return static_cast<size_t>(std::ranges::count_if(kept, [](const Fd& fd) {
+      std::byte one;
+      return recv(fd.get(), &one, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN;
+    }));
+  };
+  come(kCrowd);
+  const int64_t began = now_ns();
+  std::thread leaf([&] { tcp_connect(7, 0, listener.address(), key, patience()); });
+  CHECK_EQ(listener.accept(0, {7}, key, patience()).size(), size_t{1});
+  leaf.join();
+  CHECK(now_ns() - began < 4'000'000'000);  // they cost the peer no time limit of theirs
+  CHECK(alive() <= TcpListener::kMaxStrangers);
+  come(kCrowd / 4);
+  CHECK(!listener.take(0, 7, 1, key));
+  CHECK(alive() <= TcpListener::kMaxStrangers);
+  CHECK_THROWS(listener.accept(0, {8}, key, Deadline::in(std::chrono::seconds(6))),
+               ErrorCode::kPeer);
+  CHECK_EQ(alive(), size_t{0});
+}
+
+TEST(a_wrong_key_or_a_wrong_rank_gets_nowhere) {
+  TcpListener listener;
+  const Key128 key = random_key();
+  std::thread intruders([&] {
+    const Deadline soon = Deadline::in(std::chrono::milliseconds(300));
+    for (auto& [rank, wrong] : std::map<Rank, Key128>{{7, random_key()}, {9, key}}) {
+      try {
+        tcp_connect(rank, rank == 9 ? 3 : 0, listener.address(), wrong, soon);
+        fail("a stranger was let in");
+      } catch (const Error& error) {
+        CHECK_EQ(error.code(), ErrorCode::kPeer);
+      }
+    }
+  });
+  try {
+    listener.accept(0, {7}, key, Deadline::in(std::chrono::seconds(1)));
+    fail("a stranger was taken for rank 7");
+  } catch (const Error& error) {
+    CHECK_EQ(error.code(), ErrorCode::kPeer);
+    CHECK(std::string(error.what()).find("rank 7") != std::string::npos);
+  }
+  intruders.join();
+}
+
+// One end of a connection that a test writes by hand.
+TEST(garbage_on_a_link_ends_that_link_only) {
+  int ends[2];
+  CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+  int good[2];
+  CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, good), 0);
+  Fd mad(ends[1]), friendly(good[1]);
+  std::vector<TcpPeer> peers;
+  peers.push_back({1, Fd(ends[0])});
+  peers.push_back({2, Fd(good[0])});
+  End end(std::move(peers));
+  const std::string huge = "\xff\xff\xff\xff, they said, and said again";
+  CHECK(::send(mad.get(), huge.data(), huge.size(), MSG_NOSIGNAL) > 0);
+  CHECK(end.next(1).empty());
+  const ByteString hello = FrameWriter(TcpSession().receives).frame(bytes_of("ok"));
+  CHECK_EQ(::send(friendly.get(), hello.data(), hello.size(), MSG_NOSIGNAL), hello.size());
+  CHECK(end.next(2) == bytes_of("ok"));
+}
+
+TEST(proofs_are_those_of_siphash) {
+  Key128 key;
+  std::vector<std::byte> message;
+  for (size_t i = 0; i < 16; ++i) key[i] = static_cast<std::byte>(i);
+  auto hex = [&] {
+    std::string text;
+    for (std::byte b : siphash128(key, message)) {
+      char two[3];
+      std::snprintf(two, sizeof two, "%02x", static_cast<unsigned>(b));
+      text += two;
+    }
+    return text;
+  };
+  CHECK_EQ(hex(), "a3817f04ba25a8e66df67214c7550293");  // of the paper's authors
+  for (int i = 0; i < 15; ++i) message.push_back(static_cast<std::byte>(i));
+  CHECK_EQ(hex(), "5493e99933b0a8117e08ec0f97cfc3d9");
+}
+
+}  // namespace farandole::check

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// The coordinator, rule by rule: ranks that disagree, that refuse, or that are broken.
+#include "control/coordinator/coordinator_harness.h"
+
+namespace farandole {
+namespace {
+
+Failure failure_of(Job& job, const std::vector<Request>& by_rank) {
+  for (size_t r = 0; r < by_rank.size(); ++r) job.submit(static_cast<Rank>(r), by_rank[r]);
+  return only<Fail>(job.publish()).failure;
+}
+
+// The text of what two, then four ranks read when the last one differs.
+void mismatch(const Request& common, const Request& odd, const std::string& difference) {
+  for (int size : {2, 4}) {
+    Job job(size);
+    std::vector<Request> requests(static_cast<size_t>(size), common);
+    requests.back() = odd;
+    Failure failure = failure_of(job, requests);
+    CHECK(failure.code == ErrorCode::kMismatch);
+    contains(failure.text, "'x'");
+    std::string text = difference;
+    text.replace(text.find("%c"), 2, size == 2 ? "rank 0" : "ranks 0-2");
+    text.replace(text.find("%o"), 2, "rank " + std::to_string(size - 1));
+    contains(failure.text, text);
+    job.submit_all(common);  // usable as before
+    CHECK_EQ(kinds(job.publish()), "define run");
+  }
+}
+
+}  // namespace
+
+TEST(an_id_against_a_changed_request_is_a_mismatch) {
+  for (bool change_first : {true, false}) {
+    Job job(2);
+    job.submit_all(tensor("x", {1000}));
+    job.publish();
+    job.submit(change_first, tensor("x", {change_first ? 7 : 1000}));
+    job.submit(!change_first, tensor("x", {change_first ? 1000 : 7}));
+    Failure failure = only<Fail>(job.publish()).failure;
+    CHECK(failure.code == ErrorCode::kMismatch);
+    contains(failure.text, "(7,) on rank");
+    contains(failure.text, "(1000,) on rank");
+    job.submit_all(tensor("x", {1000}));
+    CHECK_EQ(kinds(job.publish()), "run");  // still defined as it was
+  }
+}
+
+TEST(every_field_of_a_signature_must_agree) {
+  Request common = tensor("x", {3, 400});
+  auto change = [&](auto&& change_it) {
+    Request odd = common;
+    change_it(odd);
+    return odd;
+  };
+  mismatch(common, tensor("x", {3, 401}), "shape is (3, 400) on %c, (3, 401) on %o");
+  mismatch(common, tensor("x", {1200}), "shape is (3, 400) on %c, (1200,) on %o");
+  mismatch(common, change([](Request& r) { r.signature.dtype = DType::kBFloat16; }),
+           "dtype is float32 on %c, bfloat16 on %o");
+  mismatch(common, change([](Request& r) { r.signature.op = Op::kReducescatter; }),
+           "operation is allreduce on %c, reducescatter on %o");
+  mismatch(common, change([](Request& r) { r.signature.reduce_op = ReduceOp::kMax; }),
+           "reduce op is Sum on %c, Max on %o");
+  mismatch(common, change([](Request& r) { r.signature.root = 1; }),
+           "root rank is -1 on %c, 1 on %o");
+  mismatch(common, change([](Request& r) { r.signature.prescale = 1 + 1e-15; }),
+           "prescale factor is 1 on %c, 1.000000000000001 on %o");
+  mismatch(common, change([](Request& r) { r.signature.postscale = 1e-9; }),
+           "postscale factor is 1 on %c, 1e-09 on %o");
+  mismatch(common, change([](Request& r) { r.signature.device = 0; }),
+           "device is CPU on %c, GPU on %o");
+  mismatch(common, grouped(common, "g", 1), "group is none on %c, 'g' on %o");
+  mismatch(grouped(common, "g", 1), grouped(common, "g", 2), "group size is 1 on %c, 2 on %o");
+}
+
+TEST(a_mismatch_names_every_opinion) {
+  Job job(6);
+  Failure failure = failure_of(job, {tensor("x", {1}), tensor("x", {2}), tensor("x", {1}),
+                                     tensor("x", {3}), tensor("x", {2}), tensor("x", {1})});
+  contains(failure.text, "shape is (1,) on ranks 0, 2, 5, (2,) on ranks 1, 4, (3,) on rank 3");
+}
+
+TEST(a_refusal_fails_the_peers_once_all_have_arrived) {
+  for (Rank refuser : {0, 1, 2}) {
+    Job job(3);
+    for (Rank r : {0, 1, 2}) {
+      CHECK_EQ(kinds(job.publish()), "");
+      if (r != refuser) job.submit(r, tensor("x"));
+      if (r == refuser) job.report(r, Refuse{{kWorldSet, "x", 0}, {ErrorCode::kWrongType, "bad"}});
+    }
+    Fail fail = only<Fail>(job.publish());
+    CHECK_EQ(fail.key.name, "x");
+    CHECK(fail.failure.code == ErrorCode::kWrongType);
+    CHECK_EQ(fail.failure.text, "bad");
+    job.submit_all(tensor("x"));
+    CHECK_EQ(kinds(job.publish()), "define run");
+  }
+}
+
+TEST(a_refused_unnamed_call_keeps_its_place) {
+  Job job(2);
+  job.submit(0, tensor(""));
+  job.submit(0, tensor("", {5}));
+  job.report(1, Refuse{{kWorldSet, "", 0}, {ErrorCode::kInvalidArgument, "bad"}});
+  Ready second;
+  second.sequence = 1;
+  second.request = tensor("", {5});
+  second.contribution = input();
+  job.report(1, second);
+  Log log = job.publish();
+  CHECK_EQ(kinds(log), "fail define run");
+  CHECK_EQ(only<Fail>(log).key.sequence, 0);
+  CHECK_EQ(only<Run>(log).items[0].sequence, 1);
+}
+
+TEST(an_unnamed_mismatch_is_found_and_the_order_goes_on) {
+  Job job(2);
+  job.submit_all(tensor("", {1}));
+  job.submit_all(tensor("", {2}));
+  job.publish();  // both signatures have ids now
+  job.submit(0, tensor("", {1}));
+  job.submit(1, tensor("", {2}));
+  Fail fail = only<Fail>(job.publish());
+  CHECK_EQ(fail.key.sequence, 2);
+  contains(fail.failure.text, "unnamed call 3 (allreduce)");
+  contains(fail.failure.text, "shape is (1,) on rank 0, (2,) on rank 1");
+  job.report(0, Done{kWorldSet, 1});
+  job.submit_all(tensor("", {2}));
+  CHECK_EQ(kinds(job.publish()), "run");
+}
+
+TEST(reports_that_break_the_protocol_throw) {
+  auto broken = [](auto&& act) {
+    Job job(2);
+    CHECK_THROWS(act(job), ErrorCode::kInternal);
+  };
+  broken([](Job& job) { job.report(0, Ready{99, {}, 0, input()}); });
+  broken([](Job& job) { job.submit(0, tensor("x")), job.submit(0, tensor("x")); });
+  broken([](Job& job) { job.report(0, Join{0}), job.report(0, Join{0}); });
+  broken([](Job& job) { job.report(0, Join{0}), job.submit(0, tensor("x")); });
+  broken([](Job& job) { job.submit(0, in_set(tensor("x"), 1)); });  // the next one's number
+  broken([](Job& job) {
+    job.submit_all(add_set_of({0}), no_input());
+    const SetId set = only<OpenSet>(job.publish()).set;
+    job.submit(0, in_set(add_set_of({1}), set), no_input());
+  });
+  broken([](Job& job) { job.report(0, Done{0, 1}); });
+  broken([](Job& job) { job.submit_all(tensor("x")), job.publish(), job.report(1, Done{0, 1}); });
+  broken([](Job& job) { job.submit(0, with_op(tensor("x"), Op::kJoin)); });
+  broken([](Job& job) { job.submit(0, tensor("x", {-5})); });
+  broken([](Job& job) { job.submit(0, tensor("x", {int64_t{1} << 40, int64_t{1} << 40})); });
+  broken([](Job& job) { job.submit(0, tensor("x", {3}), payload<float>({1, 2})); });
+  broken([](Job& job) {
+    job.submit(0, with_op(tensor("x", {1}), Op::kReducescatter), payload<float>({1}));
+  });
+  broken([](Job& job) { job.submit(0, tensor("x", {300}), payload(std::vector<float>(300))); });
+  broken([](Job& job) {
+    job.submit(0, with_op(tensor("x"), Op::kAllgather), {true, false, -1, {}, {}});
+  });
+  broken([](Job& job) {
+    job.submit(0, with_op(tensor("x"), Op::kAlltoall), {true, false, 3, {3}, {}});
+  });
+  broken([](Job& job) {
+    job.submit(0, with_op(tensor("x"), Op::kAlltoall), {true, false, 3, {2, 2}, {}});
+  });
+  broken([](Job& job) {  // without an input
+    job.submit(0, with_op(tensor("x"), Op::kAlltoall), {false, false, 0, {0, 0}, {}});
+  });
+  broken([](Job& job) {
+    Ready late{0, tensor(""), uint64_t{1} << 40, input()};
+    job.report(0, late);
+  });
+  broken([](Job& job) {  // an unnamed call that is over already
+    job.submit_all(tensor(""));
+    job.publish();
+    job.report(0, Ready{0, tensor(""), 0, input()});
+  });
+}
+
+}  // namespace farandole

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// The coordinator, rule by rule: ranks that leave, fail, or die.
+#include <limits>
+
+#include "control/coordinator/coordinator_harness.h"
+
+namespace farandole {
+
+TEST(a_rank_that_leaves_normally_fails_what_needs_it) {
+  Job job(3);
+  job.submit_all(add_set_of({0, 1}), no_input());
+  SetId others = only<OpenSet>(job.publish()).set;
+  job.submit_all(tensor("complete"));
+  job.submit(0, tensor("waits"));
+  job.submit(0, tensor(""));
+  job.report(2, Leave{false, ""});
+  Log log = job.publish();
+  CHECK_EQ(kinds(log), "fail fail define run");
+  for (const Fail& fail : all<Fail>(log)) {
+    CHECK(fail.failure.code == ErrorCode::kPeer);
+    contains(fail.failure.text, "rank 2 finished normally and left");
+  }
+  job.submit(1, tensor("waits"));
+  job.report(1, Refuse{{kWorldSet, "refused", 0}, {ErrorCode::kWrongType, "bad"}});
+  CHECK_EQ(kinds(job.publish()), "fail fail");
+  for (Rank r : {0, 1}) job.submit(r, in_set(tensor("x"), others));  // not its business
+  CHECK_EQ(only<Run>(job.publish()).set, others);
+}
+
+TEST(a_set_may_open_after_a_member_has_left) {
+  Job job(3);
+  job.submit_all(add_set_of({1, 2}), no_input());
+  job.report(2, Leave{false, ""});
+  OpenSet open = only<OpenSet>(job.publish());
+  job.submit(1, in_set(tensor("x"), open.set));
+  contains(only<Fail>(job.publish()).failure.text, "rank 2 finished normally and left");
+}
+
+TEST(a_join_never_waits_for_a_rank_that_has_left) {
+  Job job(3);
+  job.report(0, Join{kWorldSet});
+  job.report(2, Leave{false, ""});
+  CHECK_EQ(only<Joined>(job.publish()).last, 0);
+  job.report(1, Join{kWorldSet});
+  CHECK_EQ(only<Joined>(job.publish()).last, 1);
+}
+
+TEST(a_rank_that_leaves_in_failure_aborts_the_job) {
+  Job job(3);
+  job.submit_all(tensor("x"));
+  job.report(1, Leave{true, "ValueError: no data"});
+  Log log = job.publish();
+  CHECK_EQ(kinds(log), "abort");
+  CHECK(only<Abort>(log).failure.code == ErrorCode::kPeer);
+  contains(only<Abort>(log).failure.text, "rank 1 left: ValueError: no data");
+  job.submit(0, tensor("x"));  // late, and of no consequence
+  job.report(0, Join{kWorldSet});
+  CHECK_EQ(kinds(job.publish()), "");
+  for (Rank r : {0, 2}) job.report(r, Leave{true, "because of rank 1"});
+  CHECK_EQ(kinds(job.publish()), "stop");
+}
+
+TEST(a_lost_rank_aborts_the_job_once) {
+  Job job(2);
+  job.submit(0, tensor("x"));
+  job.coordinator().lose(1, {ErrorCode::kPeer, "rank 1 was killed by signal 9"});
+  job.coordinator().lose(1, {ErrorCode::kPeer, "again"});
+  Log log = job.publish();
+  CHECK_EQ(only<Abort>(log).failure.text, "rank 1 was killed by signal 9");
+  CHECK_EQ(job.coordinator().next_tick(), std::numeric_limits<int64_t>::max());
+  job.at(1000);
+  CHECK_EQ(kinds(job.tick()), "");
+  job.report(0, Leave{false, ""});
+  CHECK_EQ(kinds(job.publish()), "stop");
+}
+
+TEST(complete_calls_are_published_before_the_log_stops) {
+  Job job(2);
+  for (const char* name : {"a", "b", "c", "d"}) {
+    job.submit_all(tensor(name));
+    job.publish();
+  }
+  for (Rank r : {0, 1}) job.report(r, Leave{false, ""});
+  CHECK_EQ(kinds(job.publish()), "define define run stop");
+}
+
+TEST(the_log_stops_when_all_have_left) {
+  Job job(3);
+  for (Rank r : {1, 0}) {
+    job.report(r, Leave{false, ""});
+    CHECK_EQ(kinds(job.publish()), "");
+  }
+  job.report(2, Leave{false, ""});
+  CHECK_EQ(kinds(job.publish()), "stop");
+  job.coordinator().lose(0, {ErrorCode::kPeer, "its process has ended"});
+  CHECK_EQ(kinds(job.publish()), "");
+}
+
+}  // namespace farandole

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+// The coordinator, rule by rule: sends and receives.
+#include "control/coordinator/coordinator_harness.h"
+
+namespace farandole {
+namespace {
+
+struct End {
+  Rank peer = kAnyRank;
+  int64_t tag = 0;
+  int64_t elements = 1000;
+  DType dtype = DType::kFloat32;
+  SetId set = kWorldSet;
+};
+
+// The ranks number their posts as they like, so tests see which one an entry means.
+Post post_of(Op op, Rank from, uint64_t number, const End& end) {
+  Post post;
+  post.number = number;
+  post.request.set = end.set;
+  post.request.peer = end.peer;
+  post.request.tag = end.tag;
+  Signature& s = post.request.signature;
+  s.op = op;
+  s.dtype = end.dtype;
+  s.shape = {end.elements};
+  s.root = op == Op::kSend ? from : end.peer;
+  post.contribution.has_input = op == Op::kSend;
+  return post;
+}
+
+void send(Job& job, Rank from, uint64_t number, const End& end) {
+  job.report(from, post_of(Op::kSend, from, number, end));
+}
+void receive(Job& job, Rank from, uint64_t number, const End& end) {
+  job.report(from, post_of(Op::kReceive, from, number, end));
+}
+
+void check_matched(const Matched& matched, Rank sender, uint64_t sent, Rank receiver,
+                   uint64_t received) {
+  CHECK_EQ(matched.sender, sender);
+  CHECK_EQ(matched.sent, sent);
+  CHECK_EQ(matched.receiver, receiver);
+  CHECK_EQ(matched.received, received);
+}
+
+void check_fail(const Fail& fail, Rank rank, uint64_t number, ErrorCode code,
+                const std::string& text) {
+  CHECK_EQ(fail.key.poster, rank);
+  CHECK_EQ(fail.key.sequence, number);
+  CHECK(fail.failure.code == code);
+  contains(fail.failure.text, text);
+}
+
+}  // namespace
+
+TEST(a_send_and_a_receive_become_a_call_of_their_pair) {
+  Job job(4);
+  send(job, 3, 70, {.peer = 1, .tag = 5});
+  CHECK_EQ(kinds(job.publish()), "");
+  receive(job, 1, 20, {.peer = 3, .tag = 5});
+  Log log = job.publish();
+  CHECK_EQ(kinds(log), "open_set matched define run");
+  const auto open = only<OpenSet>(log);
+  CHECK(is_pair(open.set));
+  CHECK(open.ranks == (std::vector<Rank>{1, 3}));
+  const auto matched = only<Matched>(log);
+  CHECK_EQ(matched.pair, open.set);
+  check_matched(matched, 3, 70, 1, 20);
+  const auto define = only<Define>(log);
+  CHECK_EQ(define.request.set, open.set);
+  CHECK_EQ(define.request.signature.root, 3);
+  const auto run = only<Run>(log);
+  CHECK_EQ(run.set, open.set);
+  CHECK_EQ(run.items[0].sequence, matched.sequence);
+  receive(job, 3, 71, {.peer = 1});  // the other way, by the same pair
+  send(job, 1, 21, {.peer = 3});
+  log = job.publish();
+  CHECK_EQ(kinds(log), "matched define run");
+  CHECK_EQ(only<Run>(log).set, open.set);
+}
+
+TEST(messages_meet_by_ranks_and_tag_in_their_order) {
+  Job job(3);
+  for (uint64_t number : {0, 1, 2}) send(job, 0, number, {.peer = 1, .tag = number == 1 ? 9 : 4});
+  send(job, 2, 0, {.peer = 1, .tag = 4});
+  CHECK_EQ(kinds(job.publish()), "");
+  receive(job, 1, 0, {.peer = 0, .tag = 4});
+  receive(job, 1, 1, {.peer = 0, .tag = 4});
+  receive(job, 1, 2, {.peer = 0, .tag = 9});
+  receive(job, 1, 3, {.peer = 0, .tag = 4});
+  const auto matched = all<Matched>(job.publish());
+  CHECK_EQ(matched.size(), 3);
+  check_matched(matched[0], 0, 0, 1, 0);
+  check_matched(matched[1], 0, 2, 1, 1);
+  check_matched(matched[2], 0, 1, 1, 2);
+  receive(job, 1, 4, {.peer = 2, .tag = 4});
+  check_matched(only<Matched>(job.publish()), 2, 0, 1, 4);
+}
+
+TEST(a_receive_from_any_rank_meets_who_came_first) {
+  Job job(4);
+  send(job, 3, 0, {.peer = 1, .tag = 2});
+  send(job, 0, 0, {.peer = 1, .tag = 2});
+  send(job, 2, 0, {.peer = 1, .tag = 3});
+  receive(job, 1, 0, {.tag = 2});
+  check_matched(only<Matched>(job.publish()), 3, 0, 1, 0);
+  receive(job, 1, 1, {.tag = 2});
+  check_matched(only<Matched>(job.publish()), 0, 0, 1, 1);
+  receive(job, 1, 2, {.tag = 2});  // and a send meets the receive that was first
+  receive(job, 1, 3, {.peer = 0, .tag = 2});
+  send(job, 0, 1, {.peer = 1, .tag = 2});
+  check_matched(only<Matched>(job.publish()), 0, 1, 1, 2);
+  receive(job, 1, 4, {.tag = 2});
+  send(job, 0, 2, {.peer = 1, .tag = 2});
+  check_matched(only<Matched>(job.publish()), 0, 2, 1, 3);
+}
+
+TEST(a_small_message_travels_in_the_log) {
+  Job job(2);
+  const std::vector<float> values{1, 2, 3};
+  Post small = post_of(Op::kSend, 0, 0, {.peer = 1, .elements = 3});
+  small.contribution = payload(values);
+  job.report(0, small);
+  receive(job, 1, 0, {.peer = 0, .elements = 3});
+  Log log = job.publish();
+  CHECK_EQ(kinds(log), "open_set matched define result");
+  CHECK(values_of<float>(only<Result>(log).payload) == values);
+  CHECK_EQ(only<Result>(log).sequence, only<Matched>(log).sequence);
+}
+
+TEST(ends_that_disagree_both_fail) {
+  Job job(3);
+  send(job, 0, 5, {.peer = 2, .tag = 8, .elements = 4});
+  receive(job, 2, 6, {.peer = 0, .tag = 8, .elements = 3, .dtype = DType::kInt64});
+  const auto fails = all<Fail>(job.publish());
+  CHECK_EQ(fails.size(), 2);
+  check_fail(fails[0], 0, 5, ErrorCode::kMismatch, "send of rank 0 to rank 2 with tag 8");
+  check_fail(fails[1], 2, 6, ErrorCode::kMismatch, "has 3 elements of int64 (24 bytes)");
+  contains(fails[1].failure.text, "has 4 elements of float32 (16 bytes)");
+}
+
+TEST(a_refused_end_fails_the_other) {
+  Job job(2);
+  Post refused{{}, 3, {}, {ErrorCode::kWrongType, "bad"}};
+  refused.request.peer = 1;
+  refused.request.signature.op = Op::kSend;
+  job.report(0, refused);
+  receive(job, 1, 4, {.peer = 0});
+  check_fail(only<Fail>(job.publish()), 1, 4, ErrorCode::kWrongType, "bad");
+}
+
+TEST(a_joined_rank_neither_sends_nor_receives) {
+  Job job(3);
+  send(job, 1, 0, {.peer = 0, .tag = 1});
+  receive(job, 0, 0, {.peer = 1, .tag = 2});
+  receive(job, 2, 0, {.tag = 2});
+  job.report(1, Join{kWorldSet});
+  check_fail(only<Fail>(job.publish()), 0, 0, ErrorCode::kPeer, "rank 1 joined");
+  send(job, 0, 1, {.peer = 1});
+  check_fail(only<Fail>(job.publish()), 0, 1, ErrorCode::kPeer, "send of rank 0 to rank 1");
+  receive(job, 0, 2, {.peer = 1, .tag = 1});  // what it had sent before is there
+  check_matched(only<Matched>(job.publish()), 1, 0, 0, 2);
+  job.report(0, Join{kWorldSet});
+  check_fail(only<Fail>(job.publish()), 2, 0, ErrorCode::kPeer, "ranks 0, 1 joined");
+  job.report(2, Join{kWorldSet});
+  CHECK_EQ(kinds(job.publish()), "joined");
+  send(job, 0, 3, {.peer = 1});
+  receive(job, 1, 1, {.peer = 0});
+  CHECK_EQ(all<Matched>(job.publish()).size(), 1);
+}
+
+TEST(a_rank_that_leaves_fails_its_messages_alone) {
+  Job job(4);
+  send(job, 0, 0, {.peer = 2});
+  send(job, 2, 0, {.peer = 1});
+  receive(job, 3, 0, {.peer = 1});
+  job.report(2, Leave{false, ""});
+  const auto fails = all<Fail>(job.publish());
+  CHECK_EQ(fails.size(), 2);
+  for (const Fail& fail : fails) CHECK(fail.key.poster == 0 || fail.key.poster == 2);
+  send(job, 1, 0, {.peer = 3});
+  CHECK_EQ(all<Matched>(job.publish()).size(), 1);
+  receive(job, 1, 1, {.peer = 2});
+  check_fail(only<Fail>(job.publish()), 1, 1, ErrorCode::kPeer,
+             "rank 2 finished normally and left");
+}
+
+TEST(messages_of_a_set_end_with_it) {
+  Job job(3);
+  job.submit_all(add_set_of({0, 2}), no_input());
+  const SetId set = only<OpenSet>(job.publish()).set;
+  send(job, 0, 0, {.peer = 2});  // of the world: another message
+  receive(job, 2, 0, {.peer = 0, .set = set});
+  CHECK_EQ(kinds(job.publish()), "");
+  job.submit_all(remove_set_of(set), no_input());
+  check_fail(only<Fail>(job.publish()), 2, 0, ErrorCode::kInvalidArgument, "was removed");
+  send(job, 0, 1, {.peer = 2, .set = set});
+  check_fail(only<Fail>(job.publish()), 0, 1, ErrorCode::kInvalidArgument, "was removed");
+}
+
+TEST(pairs_are_no_process_sets_of_users) {
+  auto settings = Job::settings(2);
+  settings.max_sets = 2;
+  Job job(settings);
+  send(job, 0, 0, {.peer = 1});
+  receive(job, 1, 0, {.peer = 0});
+  const SetId pair = only<OpenSet>(job.publish()).set;
+  job.submit_all(add_set_of({1}), no_input());  // neither counted nor known
+  CHECK_EQ(only<OpenSet>(job.publish()).set, 1);
+  job.submit_all(remove_set_of(pair), no_input());
+  contains(only<Fail>(job.publish()).failure.text, "can't be removed");
+}
+
+TEST(few_buckets_of_a_pair_are_in_flight) {
+  Job job(2);
+  for (uint64_t n = 0; n < 5; ++n) {
+    send(job, 0, n, {.peer = 1});
+    receive(job, 1, n, {.peer = 0});
+    CHECK_EQ(all<Run>(job.publish()).size(), n < 2 ? 1 : 0);
+  }
+  job.report(0, Done{-1, 1});
+  const auto run = only<Run>(job.publish());
+  CHECK_EQ(run.items.size(), 3);
+  CHECK_EQ(run.items[2].sequence, 4);
+}
+
+TEST(a_message_that_nobody_meets_is_given_up) {
+  Job job(Job::impatient(3));
+  receive(job, 2, 7, {.peer = 0, .tag = 6});
+  receive(job, 1, 8, {.tag = 5});
+  job.report(2, Inquire{1, {kWorldSet, "", 7, 2}});
+  contains(only<Inform>(job.publish()).text, "receive of rank 2 from rank 0 with tag 6");
+  job.at(2);
+  const auto fails = all<Fail>(job.tick());
+  CHECK_EQ(fails.size(), 2);
+  check_fail(fails[0], 1, 8, ErrorCode::kStall, "rank 1 waiting for 2 s, ranks 0, 2 missing");
+  check_fail(fails[1], 2, 7, ErrorCode::kStall, "rank 2 waiting for 2 s, rank 0 missing");
+  send(job, 0, 0, {.peer = 2, .tag = 6});  // waits for another receive
+  CHECK_EQ(kinds(job.publish()), "");
+}
+
+TEST(why_the_ends_of_messages_do_not_meet) {
+  const auto cause = [](auto&& post_others) {
+    Job job(3);
+    send(job, 0, 0, {.peer = 1, .tag = 6});
+    post_others(job);
+    job.report(0, Inquire{1, {kWorldSet, "", 0, 0}});
+    return only<Inform>(job.publish()).text;
+  };
+  contains(cause([](Job& job) {
+             send(job, 1, 0, {.peer = 2});
+             send(job, 1, 1, {.peer = 0});
+             receive(job, 1, 2, {.peer = 0, .tag = 7});
+           }),
+           "rank 1 has posted receive of rank 1 from rank 0 with tag 7: the tags differ; its last "
+           "call was "
+           "0.0 s ago");
+  contains(cause([](Job& job) {
+             job.submit_all(add_set_of({0, 1}), no_input());
+             const SetId set = only<OpenSet>(job.publish()).set;
+             receive(job, 1, 0, {.tag = 6, .set = set});
+           }),
+           "from any rank with tag 6 in process set 1: the process sets differ");
+  contains(cause([](Job& job) {
+             send(job, 1, 0, {.peer = 2});
+             send(job, 1, 1, {.peer = 0, .tag = 6});
+           }),
+           "has posted send of rank 1 to rank 0 with tag 6: both send, and neither has a receive");
+  const std::string chain = cause([](Job& job) { send(job, 1, 0, {.peer = 2}); });
+  CHECK(chain.ends_with(
+      "rank 1 has posted send of rank 1 to rank 2 with tag 0; its last call was 0.0 s ago"));
+  contains(cause([](Job& job) {
+             job.at(1);
+             job.submit_all(tensor("other"));
+           }),
+           "has made other calls since, the last 0.0 s ago, but not the other end of this message");
+}
+
+TEST(an_impossible_post_breaks_the_protocol) {
+  const auto broken = [](const Post& post) {
+    Job job(2);
+    try {
+      job.report(0, post);
+    } catch (const Error& error) {
+      return CHECK(error.code() == ErrorCode::kInternal);
+    }
+    check::fail("it was taken");
+  };
+  broken(post_of(Op::kSend, 0, 0, {.peer = 0}));
+  broken(post_of(Op::kSend, 0, 0, {.peer = 2}));
+  broken(post_of(Op::kSend, 0, 0, {}));
+  broken(post_of(Op::kSend, 0, 0, {.peer = 1, .tag = -1}));
+  broken(post_of(Op::kSend, 0, 0, {.peer = 1, .elements = -1}));
+  broken(post_of(Op::kReceive, 1, 0, {.peer = 0}));
+  broken(post_of(Op::kAllreduce, 0, 0, {.peer = 1}));
+  Post empty = post_of(Op::kSend, 0, 0, {.peer = 1});
+  empty.contribution.has_input = false;
+  broken(empty);
+}
+
+}  // namespace farandole

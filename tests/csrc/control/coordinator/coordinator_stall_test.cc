@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// What people read about calls that wait: the cause that the coordinator's knowledge suggests.
+#include "control/coordinator/coordinator_harness.h"
+
+namespace farandole {
+namespace {
+
+Coordinator::Settings watchful(int ranks) {
+  auto settings = Job::settings(ranks);
+  settings.stall_warn_ns = 10'000'000'000;
+  settings.stall_abort_ns = 30'000'000'000;
+  return settings;
+}
+
+// The notice of a job whose calls have waited for their time, once every rank asked has answered.
+std::string notice_of(Job& job) {
+  job.at(20);
+  for (Rank rank : only<CollectStacks>(job.tick()).ranks) {
+    job.report(rank, StackReport{false, "File \"train.py\", line " + std::to_string(10 + rank)});
+  }
+  auto notices = job.coordinator().take_notices();
+  CHECK_EQ(notices.size(), 1);
+  return notices[0];
+}
+
+}  // namespace
+
+TEST(a_notice_names_ranks_that_make_calls_in_different_orders) {
+  Job job(watchful(2));
+  job.submit(0, tensor("first"));
+  job.submit(1, tensor("second"));
+  const std::string text = notice_of(job);
+  contains(text, "'first' (allreduce): rank 0 waiting for 20 s, rank 1 missing");
+  contains(text,
+           "rank 1 waits in 'second' (allreduce), which rank 0 lacks: the ranks make these "
+           "calls in different orders");
+  contains(text, "rank 0 waits in 'first' (allreduce), which rank 1 lacks");
+  contains(text, "\n    File \"train.py\", line 11");
+  contains(text, "\n    File \"train.py\", line 10");
+}
+
+TEST(calls_that_block_each_other_are_given_up_one_after_the_other) {
+  Job job(watchful(2));
+  job.submit(0, tensor("first"));
+  job.at(1);
+  job.submit(1, tensor("second"));
+  job.at(30);
+  contains(only<Fail>(job.tick()).failure.text, "rank 1 waits in 'second'");
+  job.report(0, StackReport{});  // asked only now
+  job.at(31);
+  contains(only<Fail>(job.tick()).failure.text, "rank 0 waits in 'first'");
+}
+
+TEST(a_notice_points_to_a_name_one_letter_apart) {
+  Job job(watchful(3));
+  for (Rank r : {0, 1}) job.submit(r, tensor("layer1.weight"));
+  job.submit(2, tensor("layer1.weights"));
+  contains(notice_of(job),
+           "rank 2 waits in 'layer1.weights' (allreduce), which ranks 0, 1 lack: is "
+           "it the same tensor under a different name?");
+}
+
+TEST(near_names_are_few_letters_apart) {
+  CHECK(near_names("grad.w", "grad.b"));
+  CHECK(near_names("allreduce.noname.1", "allreduce.noname.12"));
+  CHECK(near_names("layers.0.attention.weight", "layers.1.attention.wieght") == true);
+  CHECK(!near_names("x", "x"));
+  CHECK(!near_names("", "x"));
+  CHECK(!near_names("first", "second"));
+  CHECK(!near_names(std::string(1 << 20, 'a'), std::string(1 << 20, 'b')));
+}
+
+TEST(a_notice_says_that_a_rank_does_not_use_a_tensor) {
+  Job job(watchful(2));
+  job.submit(0, tensor("unused"));
+  job.at(15);
+  job.submit_all(tensor("used"));
+  job.publish();
+  job.report(0, Done{kWorldSet, 1});
+  contains(notice_of(job),
+           "rank 1 has made other calls since, the last 5.0 s ago: it does not use "
+           "this tensor");
+}
+
+TEST(a_notice_says_that_a_rank_is_out_of_data) {
+  Job job(watchful(2));
+  job.submit_all(tensor("x"));
+  job.publish();
+  job.report(0, Done{kWorldSet, 1});
+  job.at(2);
+  job.submit(0, tensor("x"));
+  contains(notice_of(job),
+           "rank 1 has made no call for 20.0 s: it has run out of data (use join() "
+           "or drop_last)");
+}
+
+TEST(a_notice_names_the_first_and_the_last_rank_that_wait) {
+  Job job(watchful(3));
+  job.submit(2, tensor("x"));
+  job.at(3);
+  job.submit(0, tensor("x"));
+  contains(notice_of(job),
+           "ranks 0, 2 waiting for 20 s (rank 2 first, rank 0 last, 3.0 s later), "
+           "rank 1 missing");
+}
+
+TEST(a_stopped_rank_is_named) {
+  Job job(watchful(2));
+  job.submit(0, tensor("x"));
+  job.at(10);
+  CHECK_EQ(kinds(job.tick()), "where");
+  job.report(1, StackReport{true, "pid 5"});
+  contains(job.coordinator().take_notices().at(0),
+           "rank 1 is stopped by a signal or a debugger\n    pid 5");
+}
+
+// Asked anew a moment before the end, it has had no time to answer.
+TEST(a_rank_that_is_asked_again_is_not_silent) {
+  Job job(watchful(2));
+  job.submit(0, tensor("x"));
+  job.at(10);
+  CHECK_EQ(kinds(job.tick()), "where");
+  job.report(1, StackReport{false, "File \"train.py\", line 11"});
+  job.at(29);
+  CHECK_EQ(kinds(job.tick()), "where");
+  job.at(30);
+  const std::string text = only<Fail>(job.tick()).failure.text;
+  contains(text, "rank 1 has made no call yet");
+  contains(text, "File \"train.py\", line 11");
+}
+
+TEST(a_stall_that_ends_in_time_is_not_reported) {
+  Job job(watchful(2));
+  job.submit(0, tensor("x"));
+  job.at(10);
+  CHECK_EQ(kinds(job.tick()), "where");
+  job.submit(1, tensor("x"));
+  job.publish();
+  job.report(0, Done{kWorldSet, 1});
+  job.report(1, StackReport{});
+  CHECK(job.coordinator().take_notices().empty());
+}
+
+// All have submitted; a member stands still while the bytes move.
+TEST(a_bucket_that_stands_still_breaks_the_job) {
+  Job job(watchful(3));
+  job.submit_all(tensor("x"));
+  CHECK_EQ(kinds(job.publish()), "define run");
+  job.at(10);
+  CHECK(only<CollectStacks>(job.tick()).ranks == (std::vector<Rank>{0, 1, 2}));
+  for (Rank r : {0, 2}) job.report(r, StackReport{});
+  CHECK(job.coordinator().take_notices().empty());
+  job.report(1, StackReport{true, "pid 7"});
+  contains(job.coordinator().take_notices().at(0), "nothing has moved for 10 s; rank 1 stuck");
+  job.at(30);
+  const Failure failure = only<Abort>(job.tick()).failure;
+  CHECK(failure.code == ErrorCode::kStall);
+  contains(failure.text, "rank 1 is stopped");
+}
+
+// As long as all answer, the machine is slow, or the tensor is huge.
+TEST(a_slow_bucket_is_waited_for) {
+  Job job(watchful(2));
+  job.submit_all(tensor("x"));
+  job.publish();
+  for (int64_t now = 10; now <= 100; now += 10) {
+    job.at(now);
+    CHECK_EQ(kinds(job.tick()), "where");
+    for (Rank r : {0, 1}) job.report(r, StackReport{});
+    contains(job.coordinator().take_notices().at(0), "nothing has moved for");
+    job.at(now + 2);
+    CHECK_EQ(kinds(job.tick()), "");
+    CHECK_EQ(job.coordinator().next_tick(), (now + 10) * 1'000'000'000);
+  }
+  job.report(0, Done{kWorldSet, 1});
+  job.at(110);
+  CHECK_EQ(kinds(job.tick()), "");
+  CHECK_EQ(job.coordinator().next_tick(), std::numeric_limits<int64_t>::max());
+}
+
+TEST(a_rank_may_ask_whom_its_call_waits_for) {
+  Job job(3);
+  job.submit(0, tensor("x"));
+  job.submit(2, tensor("x"));
+  job.submit(2, tensor(""));
+  job.at(4);
+  job.report(2, Inquire{7, {kWorldSet, "x", 0}, false});
+  Inform answer = only<Inform>(job.publish());
+  CHECK_EQ(answer.to, 2);
+  CHECK_EQ(answer.number, 7);
+  contains(answer.text, "'x' (allreduce): ranks 0, 2 waiting for 4 s, rank 1 missing");
+  job.report(2, Inquire{8, {kWorldSet, "", 0}, false});
+  contains(only<Inform>(job.publish()).text, "unnamed call 1 (allreduce): rank 2 waiting");
+  job.submit(1, tensor("x"));
+  job.publish();
+  job.report(0, Inquire{9, {kWorldSet, "x", 0}, false});
+  contains(only<Inform>(job.publish()).text, "all ranks have submitted it");
+  job.report(0, Join{kWorldSet});
+  job.report(0, Inquire{10, {kWorldSet, "", 0}, true});
+  contains(only<Inform>(job.publish()).text, "ranks 1, 2 not joined yet");
+}
+
+}  // namespace farandole

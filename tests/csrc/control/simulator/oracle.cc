@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+// Knows from the program alone how each call must end, and with what result.
+#include <algorithm>
+#include <set>
+
+#include "check.h"
+#include "control/simulator/program.h"
+
+namespace farandole::simulation {
+namespace {
+
+using Kind = Action::Kind;
+
+constexpr uint8_t kFailures = kMismatched | kInvalid | kRefused;
+
+const PlannedSet& set_of(const Program& program, const PlannedCall& call) {
+  return program.sets[static_cast<size_t>(call.set)];
+}
+
+bool reports(const PlannedCall& call, int member) {
+  Role role = call.roles[static_cast<size_t>(member)];
+  return role == Role::kInput || role == Role::kEmpty;
+}
+
+bool brings_input(const Program& program, const PlannedCall& call, int member) {
+  const Signature& s = call.request_of(member).signature;
+  bool holds =
+      !s.traits().rooted() || s.root == set_of(program, call).ranks[static_cast<size_t>(member)];
+  return call.roles[static_cast<size_t>(member)] == Role::kInput && s.op != Op::kBarrier && holds;
+}
+
+// What it ends with if nothing but its members' roles matters.
+uint8_t natural_end(const Program& program, const PlannedCall& call) {
+  if (std::ranges::count(call.roles, Role::kRefuse) > 0) return kRefused;
+  const Request* terms = nullptr;
+  bool input = false, root = false;
+  for (int m = 0; m < std::ssize(call.roles); ++m) {
+    if (!reports(call, m)) continue;
+    const Request& mine = call.request_of(m);
+    if (!terms) terms = &mine;
+    bool same = terms->signature == mine.signature && terms->group == mine.group;
+    if (!same) return kMismatched;
+    input = input || brings_input(program, call, m);
+    root = root || set_of(program, call).ranks[static_cast<size_t>(m)] == mine.signature.root;
+  }
+  if (!terms) return kDone;  // nobody calls
+  if (terms->signature.traits().rooted() && !(root && input)) return kInvalid;
+  return input || terms->signature.op == Op::kBarrier ? kDone : kAbsent;
+}
+
+// A failure fails the whole group.
+void foresee_groups(Program& program) {
+  std::map<int, uint8_t> failures;
+  for (const PlannedCall& call : program.calls) {
+    if (call.batch >= 0) failures[call.batch] |= call.allowed & kFailures;
+  }
+  for (PlannedCall& call : program.calls) {
+    bool fails_with_others = call.batch >= 0 && failures[call.batch] != 0;
+    if (fails_with_others && (call.allowed & kFailures) == 0) call.allowed = failures[call.batch];
+  }
+}
+
+struct ExitLatch {
+  Rank rank = -1;
+  Kind kind = Kind::kLeave;
+  std::set<int64_t> submitted;
+};
+
+// The rank that ends before its program does; rank -1: none.
+ExitLatch early_departure(const Program& program) {
+  for (size_t r = 0; r < program.actions.size(); ++r) {
+    const auto& actions = program.actions[r];
+    auto ends = [](const Action& a) {
+      return a.kind == Kind::kLeave || a.kind == Kind::kFail || a.kind == Kind::kDie;
+    };
+    auto end = std::ranges::find_if(actions, ends);
+    if (end + 1 == actions.end()) continue;
+    ExitLatch early{static_cast<Rank>(r), end->kind, {}};
+    for (auto a = actions.begin(); a != end; ++a) {
+      if (a->kind == Kind::kSubmit) early.submitted.insert(a->value);
+    }
+    return early;
+  }
+  return {};
+}
+
+// Calls that the leaver would have to be in fail; those that it was in may have been too late.
+void foresee_leave(Program& program, const ExitLatch& early) {
+  // The leave ends joins early: a message to a rank that had joined waits until it is given up. So does one
+  // from any rank, while others might send it.
+  const bool waits = std::ranges::any_of(program.calls, [&](const PlannedCall& call) {
+    if (!call.message()) return false;
+    const int member = set_of(program, call).member_of(early.rank);
+    return call.allowed == kPeerGone || (call.from_any && member == call.sender);
+  });
+  for (size_t c = 0; c < program.calls.size(); ++c) {
+    PlannedCall& call = program.calls[c];
+    const int member = set_of(program, call).member_of(early.rank);
+    if (member < 0) continue;
+    if (call.message() && member != call.sender && member != call.receiver) continue;
+    bool was_in = early.submitted.contains(static_cast<int64_t>(c));
+    if (was_in || call.joins || call.ended_by >= 0) {
+      call.allowed |= kPeerGone;
+    } else {
+      call.allowed = kPeerGone | (call.allowed & kStalled);
+    }
+    const bool refused = std::ranges::count(call.roles, Role::kRefuse) > 0;
+    if (call.message() && refused) call.allowed |= kRefused;  // at once, where it is refused
+  }
+  bool uncertain = std::ranges::any_of(program.calls, [&](const PlannedCall& call) {
+    if (call.ended_by < 0) return false;
+    return (program.calls[static_cast<size_t>(call.ended_by)].allowed & kPeerGone) != 0;
+  });
+  // What the removal of a set should have ended waits until it is given up, and others for its ranks; when these
+  // come, ranks that have given up waiting may have left.
+  for (PlannedCall& call : program.calls) {
+    if (uncertain || waits) call.allowed |= kStalled | kPeerGone;
+    if (call.ended_by >= 0 && uncertain) call.allowed |= kDone | kPeerGone;
+  }
+}
+
+void foresee_departure(Program& program) {
+  ExitLatch early = early_departure(program);
+  if (early.rank < 0 && !program.deaths) return;
+  if (early.rank >= 0 && early.kind == Kind::kLeave) foresee_leave(program, early);
+  if (program.deaths || early.kind != Kind::kLeave) {
+    for (PlannedCall& call : program.calls) call.allowed |= kPeerGone;
+  }
+  std::map<int, uint8_t> ends;  // of groups: what one may end with, all may
+  for (const PlannedCall& call : program.calls) {
+    if (call.batch >= 0) ends[call.batch] |= call.allowed & (kPeerGone | kStalled);
+  }
+  for (PlannedCall& call : program.calls) {
+    if (call.batch >= 0) call.allowed |= ends[call.batch];
+    for (int needed : {call.set, call.removes}) {
+      int added_by = needed < 0 ? -1 : program.sets[static_cast<size_t>(needed)].added_by;
+      bool lacks =
+          added_by >= 0 && (program.calls[static_cast<size_t>(added_by)].allowed & kPeerGone) != 0;
+      if (lacks) call.allowed |= kSkipped;
+    }
+  }
+}
+
+int32_t element(int call, int member, int64_t i) {
+  return static_cast<int32_t>((call * 31 + member * 17 + i * 7) % 1000) - 500;
+}
+
+int64_t rows_sent(int call, int member, Op op, int to) {
+  return op == Op::kAllgather ? (call + member) % 4 : (call + member + 2 * to) % 3;
+}
+
+std::vector<int64_t> rows_of(const Program& program, int index) {
+  const PlannedCall& call = program.calls[static_cast<size_t>(index)];
+  Op op = call.request.signature.op;
+  int n = static_cast<int>(call.roles.size());
+  std::vector<int64_t> rows;
+  if (!traits_of(op).ragged()) return rows;
+  for (int m = 0; m < n; ++m) {
+    bool given = brings_input(program, call, m);
+    if (op == Op::kScatter && !given) continue;  // the root's alone are told
+    for (int to = 0; to < (op == Op::kAllgather ? 1 : n); ++to) {
+      rows.push_back(given ? rows_sent(index, m, op, to) : 0);
+    }
+  }
+  return rows;
+}
+
+int64_t divisor_of(const Program& program, const PlannedCall& call) {
+  if (call.request.signature.reduce_op != ReduceOp::kAverage) return 1;
+  if (!program.settings.average_active) return std::ssize(call.roles);
+  return std::ssize(call.roles) - std::ranges::count(call.roles, Role::kMissing);
+}
+
+ByteString bytes_of(const std::vector<int32_t>& values) {
+  auto bytes = std::as_bytes(std::span(values));
+  return {bytes.begin(), bytes.end()};
+}
+
+std::vector<int32_t> reduced(const Program& program, int index, const std::vector<int>& inputs) {
+  const PlannedCall& call = program.calls[static_cast<size_t>(index)];
+  const Signature& s = call.request.signature;
+  std::vector<int32_t> values;
+  for (int64_t i = 0; i < s.elements(); ++i) {
+    int64_t sum = 0, most = INT32_MIN;
+    for (int m : inputs) {
+      sum += element(index, m, i);
+      most = std::max<int64_t>(most, element(index, m, i));
+    }
+    sum /= divisor_of(program, call);
+    values.push_back(static_cast<int32_t>(s.reduce_op == ReduceOp::kMax ? most : sum));
+  }
+  return values;
+}
+
+// What the members that bring an input must find at the end.
+std::vector<int32_t> result_of(const Program& program, int index) {
+  const PlannedCall& call = program.calls[static_cast<size_t>(index)];
+  const Signature& s = call.request.signature;
+  std::vector<int> inputs;
+  for (int m = 0; m < std::ssize(call.roles); ++m) {
+    if (brings_input(program, call, m)) inputs.push_back(m);
+  }
+  if (s.op == Op::kAllreduce) return reduced(program, index, inputs);
+  std::vector<int32_t> values;
+  for (int m : inputs) {
+    int64_t count = s.traits().pattern == Pattern::kOneToAll
+                        ? s.elements()
+                        : rows_sent(index, m, s.op, 0) * s.row_elements();
+    for (int64_t i = 0; i < count; ++i) values.push_back(element(index, m, i));
+  }
+  return values;
+}
+
+bool plain(const PlannedCall& call) { return call.odd.empty(); }
+
+}  // namespace
+
+void foresee(Program& program) {
+  for (PlannedCall& call : program.calls) {
+    if (call.allowed == 0) call.allowed = natural_end(program, call);
+  }
+  foresee_groups(program);
+  foresee_departure(program);
+}
+
+Contribution contribution_of(const Program& program, int index, int member, ByteString& storage) {
+  const PlannedCall& call = program.calls[static_cast<size_t>(index)];
+  const Signature& s = call.request_of(member).signature;
+  Contribution given;
+  given.has_input = brings_input(program, call, member);
+  int n = static_cast<int>(call.roles.size());
+  if (!given.has_input) return given;
+  if (s.traits().splits()) given.splits.assign(static_cast<size_t>(n), 0);
+  for (int to = 0; s.traits().splits() && to < n; ++to) {
+    given.splits[static_cast<size_t>(to)] = rows_sent(index, member, s.op, to);
+    given.rows += rows_sent(index, member, s.op, to);
+  }
+  if (s.op == Op::kAllgather) given.rows = rows_sent(index, member, s.op, 0);
+  if (!s.traits().rides_along) return given;
+  int64_t count = s.op == Op::kAllgather ? given.rows * s.row_elements() : s.elements();
+  size_t bytes = static_cast<size_t>(count) * size_of(s.dtype);
+  if (bytes > kTinyBytes) return given;
+  std::vector<int32_t> values;
+  for (size_t i = 0; i < bytes / sizeof(int32_t); ++i) {
+    values.push_back(element(index, member, static_cast<int64_t>(i)));
+  }
+  storage = bytes_of(values);
+  given.has_payload = true;
+  given.payload = storage;
+  return given;
+}
+
+void check_run(const Program& program, int index, const Item& item) {
+  const PlannedCall& call = program.calls[static_cast<size_t>(index)];
+  if (!plain(call)) return;
+  const Signature& s = call.request.signature;
+  int n = static_cast<int>(call.roles.size());
+  CHECK_EQ(item.divisor, divisor_of(program, call));
+  CHECK(item.rows == rows_of(program, index));
+  std::vector<int32_t> absent;
+  for (int m = 0; m < n; ++m) {
+    if (!s.traits().rooted() && !brings_input(program, call, m)) absent.push_back(m);
+  }
+  CHECK(item.absent == absent);
+}
+
+void check_result(const Program& program, int index, const Result& result) {
+  const PlannedCall& call = program.calls[static_cast<size_t>(index)];
+  if (!plain(call)) return;
+  CHECK(result.rows == rows_of(program, index));
+  bool barrier = call.request.signature.op == Op::kBarrier;
+  auto expected = result.absent || barrier ? std::vector<int32_t>{} : result_of(program, index);
+  CHECK(result.payload == bytes_of(expected));
+}
+
+}  // namespace farandole::simulation

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// The launch lane over the GPU double: what is given up halfway. Two ranks in one thread, of which one comes too late.
+#include "data/gpu/gpu_lane.h"
+
+#include "base/error.h"
+#include "data/nccl/nccl_backend.h"
+#include "data/nccl/nccl_members.h"
+
+using namespace farandole;
+using namespace farandole::check;
+
+namespace {
+
+constexpr std::chrono::seconds kPatience{60};
+constexpr size_t kNumbers = 1000;
+
+const Failure kGone{ErrorCode::kPeer, "rank 1 has died"};
+
+class LaneRank {
+ public:
+  LaneRank(const nccl::UniqueId& id, int member)
+      : device_(GpuDevice::open(gpu_library().cuda, member)),
+        mover_(std::make_shared<GpuModule>(device_, *gpu_library().nvrtc)),
+        lane_([] {}) {
+    const NcclCommunicator::Setup setup{gpu_library().nccl, device_,   member, 2,
+                                        kPatience,          kPatience, [] {}};
+    auto backend = std::make_unique<NcclBackend>(mover_, windows_, kWorldSet, setup);
+    backend->set_up({"key", std::string(id.bytes, sizeof id.bytes)});
+    lane_.open(kWorldSet, std::move(backend));
+  }
+
+  ~LaneRank() { lane_.abort(kGone, false); }
+  LaneRank(const LaneRank&) = delete;
+  LaneRank& operator=(const LaneRank&) = delete;
+
+  // Two tensors that share a call: a kernel packs them, and another one writes the results.
+  void push() {
+    GpuBucket bucket;
+    for (std::vector<float>& one : data) {
+      Part part;
+      part.signature.shape = {static_cast<int64_t>(one.size())};
+      part.input = part.output = reinterpret_cast<std::byte*>(one.data());
+      bucket.parts.push_back(part);
+    }
+    bucket.launched = [this](const std::shared_ptr<GpuEvent>&) { launched = true; };
+    bucket.done = [this](const Failure* failure) { ends.push_back(failure ? failure->text : ""); };
+    lane_.push(std::move(bucket));
+  }
+
+  void synchronize() { device_->recorded(device_->stream())->wait(); }
+  GpuLane& lane() { return lane_; }
+
+  std::vector<float> data[2] = {std::vector<float>(kNumbers, 1), std::vector<float>(kNumbers, 2)};
+  bool launched = false;
+  std::vector<std::string> ends;
+
+ private:
+  std::shared_ptr<GpuDevice> device_;
+  GpuMover mover_;
+  GpuWindows windows_;
+  GpuLane lane_;
+};
+
+}  // namespace
+
+// NCCL's kernel ends when its communicator is aborted, and what comes after it in the stream goes on.
+TEST(after_an_abort_nobody_writes_to_buffers) {
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    gpu_library().seed(seed);
+    const nccl::UniqueId id = new_nccl_id();
+    LaneRank rank(id, 0), late(id, 1);
+    rank.push();
+    while (!rank.launched) rank.lane().step(true);
+    rank.lane().abort(kGone, false);
+    CHECK_EQ(rank.ends.size(), size_t{1});
+    CHECK_EQ(rank.ends[0], kGone.text);
+    for (std::vector<float>& one : rank.data) one.assign(kNumbers, 7);  // they are the user's again
+    rank.synchronize();
+    for (const std::vector<float>& one : rank.data) {
+      CHECK(one == std::vector<float>(kNumbers, 7));
+    }
+  }
+  CHECK_EQ(gpu_library().alive(), 0);
+}
+
+// A set is removed between a bucket's launch and NCCL's answer.
+TEST(a_bucket_given_up_halfway_leaves_nothing) {
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    gpu_library().seed(seed);
+    const nccl::UniqueId id = new_nccl_id();
+    LaneRank rank(id, 0), late(id, 1);
+    gpu_library().hold_launches(true);
+    rank.push();
+    while (!rank.lane().step(true)) continue;
+    CHECK(!rank.launched);
+    // Nobody may launch: there is nothing to look at. With a launch that may go, the driver looks for 200 us, and a
+    // thread of ours later.
+    CHECK(rank.lane().look_again(false).is_never());
+    rank.lane().close(kWorldSet, kGone);
+    gpu_library().hold_launches(false);
+    CHECK_EQ(rank.ends.size(), size_t{1});
+    CHECK_EQ(rank.ends[0], kGone.text);
+  }
+  CHECK_EQ(gpu_library().alive(), 0);
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backend across hosts that are groups of threads: their layouts, blocks, buckets and memory. The test
+// brings the wires.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "data/backend/backend_conformance.h"
+#include "data/hierarchical/hierarchical_backend.h"
+
+namespace farandole::check {
+
+struct Shape {
+  HierarchicalSchedule::Sizes sizes;
+  int slots;
+};
+
+// Tiny blocks make many of them; one hop and two, one chunk and many, all occur.
+inline constexpr Shape kShapes[] = {{{512, 64, 0}, 2},       {{1024, 64, 100}, 4},
+                                    {{4096, 64, 0}, 3},      {{4096, 1024, 3000}, 2},
+                                    {{4096, 64, 0, 320}, 4}, {{64 * 1024, 4096, 16384}, 4}};
+
+// The host of each member: equal, unequal, interleaved, and alone.
+inline const std::vector<std::vector<int>> kHosts = {
+    {0, 1},          {0, 0, 1, 1},       {0, 0, 1},          {0, 1, 1, 1},       {0, 1, 2},
+    {0, 0, 1, 2},    {0, 1, 0, 1},       {0, 0, 1, 1, 2, 2}, {0, 1, 1, 2, 0, 1}, {0, 1, 2, 3, 4},
+    {0, 0, 0, 1, 1}, {0, 0, 0, 0, 1, 2}, {0, 0, 0}};
+
+inline BackendWorld hierarchical_world(
+    const std::vector<int>& host, const Shape& shape,
+    const std::function<std::unique_ptr<Wire>(int member)>& wire_of) {
+  const size_t bytes = HierarchicalBackend::bytes_needed(static_cast<int>(host.size()),
+                                                         shape.sizes.block_bytes, shape.slots);
+  const auto backend = [=](const BackendWorld::Place& place) -> std::unique_ptr<Backend> {
+    HierarchicalBackend::Setup setup{HostMap(host)};
+    const int own = setup.hosts.host_of(place.member);
+    setup.member = place.member;
+    setup.bytes = bytes;
+    setup.memory = place.memory + static_cast<size_t>(own) * bytes;
+    for (int member : setup.hosts.members_of(own)) {
+      setup.wakeups.push_back(place.wakeups[static_cast<size_t>(member)]);
+    }
+    setup.wire = wire_of(place.member);
+    setup.sizes = shape.sizes;
+    setup.slots = shape.slots;
+    return std::make_unique<HierarchicalBackend>(std::move(setup));
+  };
+  return BackendWorld(static_cast<int>(host.size()), bytes * host.size(), backend);
+}
+
+inline std::vector<BucketSpec> on_hosts(std::vector<BucketSpec> buckets,
+                                        const std::vector<int>& host) {
+  for (BucketSpec& bucket : buckets) {
+    for (PartSpec& spec : bucket) spec.host = host;
+  }
+  return buckets;
+}
+
+inline std::vector<BucketSpec> random_buckets(Random& random, const std::vector<int>& host,
+                                              size_t count, size_t most_parts,
+                                              size_t most_elements) {
+  std::vector<BucketSpec> buckets;
+  for (size_t i = 0; i < count; ++i) {
+    buckets.push_back(
+        random_bucket(random, static_cast<int>(host.size()), most_parts, most_elements));
+  }
+  return on_hosts(buckets, host);
+}
+
+inline PartSpec plain(Op op, int64_t elements, int members, DType dtype = DType::kFloat32) {
+  PartSpec spec;
+  Signature& signature = spec.part.signature;
+  signature.op = op;
+  signature.dtype = dtype;
+  signature.shape = {elements};
+  const auto n = static_cast<size_t>(members);
+  if (traits_of(op).rooted()) signature.root = 1 % members;
+  if (op == Op::kAllgather) spec.part.rows.assign(n, elements);
+  if (op == Op::kAlltoall) spec.part.rows.assign(n * n, elements);
+  if (op == Op::kReducescatter || op == Op::kScatter) spec.part.rows.assign(n, elements / members);
+  spec.seed = static_cast<uint64_t>(elements) * 7919 + 1;
+  return spec;
+}
+
+}  // namespace farandole::check

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// The NCCL backend over the GPU double: every collective, dtype and operator, and its ways to fail.
+#include "data/nccl/nccl_backend.h"
+
+#include "base/error.h"
+#include "data/backend/backend_conformance.h"
+#include "data/nccl/nccl_members.h"
+#include "lib/ipc/event_count.h"
+
+using namespace farandole;
+using namespace farandole::check;
+
+namespace {
+
+constexpr std::chrono::seconds kPatience{60};
+
+// One member of a communicator: a thread with a GPU of its own.
+class Member {
+ public:
+  Member(const nccl::UniqueId& id, int member, int members,
+         std::chrono::nanoseconds patience = kPatience,
+         std::shared_ptr<const nccl::Api> api = gpu_library().nccl)
+      : wakeup_(reinterpret_cast<EventCount*>(segment_.data())),
+        device_(GpuDevice::open(gpu_library().cuda, member)),
+        mover_(std::make_shared<GpuModule>(device_, *gpu_library().nvrtc)),
+        backend_(mover_, windows_, kWorldSet,
+                 {std::move(api), device_, member, members, patience, patience,
+                  [this] { wakeup_->notify(); }}) {
+    backend_.set_up({"key", std::string(id.bytes, sizeof id.bytes)});
+  }
+
+  GpuBackend& backend() { return backend_; }
+  const std::shared_ptr<GpuDevice>& device() const { return device_; }
+  GpuWindows& windows() { return windows_; }
+
+  // As the engine does.
+  GpuWork launch(std::span<const Part> parts) {
+    backend_.begin(parts);
+    drive(backend_, *wakeup_);
+    return backend_.take_work();
+  }
+  // The results are there on return.
+  void run(std::span<const Part> parts) {
+    launch(parts).past->wait();
+    backend_.finished();
+  }
+  void run(const BucketSpec& specs, int member, int members) {
+    const MemberBucket bucket(specs, member, members);
+    run(bucket.parts());
+    bucket.check();
+  }
+
+ private:
+  Segment segment_ = Segment::create("wakeup", sizeof(EventCount), true);
+  EventCount* wakeup_;
+  std::shared_ptr<GpuDevice> device_;
+  GpuMover mover_;
+  GpuWindows windows_;
+  NcclBackend backend_;
+};
+
+void run_all(int members, const std::vector<BucketSpec>& buckets) {
+  const nccl::UniqueId id = new_nccl_id();
+  in_threads(members, [&](int me) {
+    Member member(id, me, members);
+    for (const BucketSpec& specs : buckets) member.run(specs, me, members);
+  });
+  CHECK_EQ(gpu_library().alive(), 0);
+}
+
+PartSpec whole(Op op, ReduceOp reduce, DType dtype, int64_t rows) {
+  PartSpec spec;
+  spec.whole = true;
+  spec.part.signature.op = op;
+  spec.part.signature.reduce_op = reduce;
+  spec.part.signature.dtype = dtype;
+  spec.part.signature.shape = {rows};
+  spec.seed = static_cast<uint64_t>(rows) * 7919 + static_cast<uint64_t>(dtype) + 1;
+  return spec;
+}
+
+}  // namespace
+
+TEST(every_dtype_and_operator_alone_and_packed) {
+  for (int members : {1, 2, 3}) {
+    std::vector<BucketSpec> buckets;
+    for (int type = 0; type < kDTypeCount; ++type) {
+      const auto dtype = static_cast<DType>(type);
+      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
+                          ReduceOp::kProduct}) {
+        if (!kernels::supports(dtype, op) || !traits_of(dtype).reduces_on_gpus()) continue;
+        for (double factor : {1.0, 0.5}) {
+          if (factor != 1.0 && dtype == DType::kBool) continue;
+          BucketSpec bucket;
+          for (int64_t rows : {1, 17, 1000}) {
+            PartSpec spec = whole(Op::kAllreduce, op, dtype, rows);
+            spec.part.signature.prescale = factor;
+            spec.part.signature.postscale = 1 / factor;
+            spec.part.divisor = op == ReduceOp::kAverage ? members : 1;
+            bucket.push_back(spec);
+          }
+          buckets.push_back({bucket[2]});
+          buckets.push_back(std::move(bucket));
+        }
+      }
+    }
+    run_all(members, buckets);
+  }
+}
+
+TEST(random_buckets_of_all_collectives) {
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    with_seed(seed, [](uint64_t its) {
+      gpu_library().seed(its);
+      Random random(its);
+      const int members = 1 + static_cast<int>(its % 4);
+      std::vector<BucketSpec> buckets;
+      for (int i = 0; i < 25; ++i) {
+        buckets.push_back(random_bucket(random, members, 8, 70'000));
+        std::erase_if(buckets.back(), [](const PartSpec& spec) {
+          const Signature& s = spec.part.signature;
+          return s.traits().reduces() && !traits_of(s.dtype).reduces_on_gpus();  // refused before
+        });
+        for (PartSpec& spec : buckets.back()) spec.whole = true;
+      }
+      run_all(members, buckets);
+    });
+  }
+}
+
+TEST(large_parts_are_reduced_where_they_are) {
+  NcclSchedule plan(0, 2);
+  std::vector<std::byte> memory(2 * NcclSchedule::kPackedBytes);
+  Part part;
+  part.signature.shape = {static_cast<int64_t>(memory.size() / sizeof(float))};
+  part.input = part.output = memory.data();
+  const std::vector<Part> parts(1, part);
+  plan.make(parts, 0);
+  CHECK(plan.pack.empty() && plan.unpack.empty());
+  CHECK_EQ(plan.scratch_bytes(), size_t{0});
+  CHECK_EQ(plan.calls.size(), size_t{1});
+  part.signature.reduce_op = ReduceOp::kAverage;
+  part.divisor = 2;
+  plan.make(std::span(&part, 1), 0);
+  CHECK(plan.pack.empty() && plan.unpack.empty());
+  CHECK_EQ(plan.calls[0].op, nccl::kAverage);
+}
+
+TEST(neighbours_in_a_window_are_one_call) {
+  NcclSchedule plan(0, 2);
+  std::vector<std::byte> memory(4096);
+  std::vector<Part> parts(4);
+  const uint64_t offsets[] = {0, 16, 64,
+                              80};  // floats: 3 and padding, 4; a gap; 4, 4 of another kind
+  for (size_t i = 0; i < parts.size(); ++i) {
+    parts[i].signature.shape = {i == 0 ? 3 : 4};
+    parts[i].signature.window_range = {1, memory.size(), offsets[i]};
+    parts[i].input = parts[i].output = memory.data() + offsets[i];
+  }
+  parts[3].signature.reduce_op = ReduceOp::kMax;
+  std::swap(parts[0], parts[1]);  // their order in the bucket does not matter
+  const auto base = static_cast<cuda::Address>(reinterpret_cast<uintptr_t>(memory.data()));
+  plan.make(parts, 0, {{1, base}});
+  CHECK(plan.pack.empty() && plan.unpack.empty());
+  CHECK_EQ(plan.scratch_bytes(), size_t{0});
+  CHECK_EQ(plan.calls.size(), size_t{3});
+  CHECK_EQ(plan.calls[0].input, base);
+  CHECK_EQ(plan.calls[0].count, size_t{8});
+  CHECK_EQ(plan.calls[1].input, base + 64);
+  CHECK_EQ(plan.calls[2].count, size_t{4});
+}
+
+// From 2.19 on; before windows.
+TEST(an_older_nccl_registers_buffers) {
+  auto old = std::make_shared<nccl::Api>(*gpu_library().nccl);
+  old->window_register = nullptr;
+  old->window_deregister = nullptr;
+  const nccl::UniqueId id = new_nccl_id();
+  in_threads(2, [&](int me) {
+    Member member(id, me, 2, kPatience, old);
+    const auto window = std::make_shared<GpuWindow>(member.device(), old,
+                                                    member.windows().next_number(kWorldSet), 4096);
+    member.windows().add(kWorldSet, window);
+    auto* const data = static_cast<float*>(window->data());
+    std::fill_n(data, 100, static_cast<float>(me + 1));
+    Part part;
+    part.signature.shape = {100};
+    part.signature.window_range = {window->number(), window->bytes(), 0};
+    part.input = part.output = static_cast<std::byte*>(window->data());
+    member.run(std::span(&part, 1));
+    CHECK_EQ(data[0], 3.0F);
+    CHECK_EQ(data[99], 3.0F);
+    window->close();
+  });
+  CHECK_EQ(gpu_library().alive(), 0);
+}
+
+TEST(a_lone_member_gives_up_in_time) {
+  Member member(new_nccl_id(), 0, 2, std::chrono::milliseconds(50));
+  const BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
+  CHECK_THROWS(member.run(specs, 0, 2), ErrorCode::kLibrary);
+  member.backend().abort();
+}
+
+// NCCL returns the error and a communicator, which is its caller's to abort.
+TEST(a_communicator_that_fails_at_once_is_given_back) {
+  gpu_library().break_rank(0, 6);
+  {
+    Member member(new_nccl_id(), 0, 2);
+    const BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
+    CHECK_THROWS(member.run(specs, 0, 2), ErrorCode::kLibrary);
+    member.backend().abort();
+  }
+  gpu_library().break_rank(0, 0);
+  CHECK_EQ(gpu_library().alive(), 0);
+}
+
+TEST(an_asynchronous_nccl_error_ends_the_work) {
+  const nccl::UniqueId id = new_nccl_id();
+  in_threads(2, [&](int me) {
+    Member member(id, me, 2);
+    const BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
+    member.run(specs, me, 2);
+    const MemberBucket bucket(specs, me, 2);
+    if (me == 1) return;  // leaves: member 0's kernel waits for it
+    const GpuWork work = member.launch(bucket.parts());
+    CHECK(!work.past->fired());
+    gpu_library().break_rank(0, 6);
+    const Deadline deadline = Deadline::in(kPatience);
+    while (!member.backend().failed() && !deadline.expired()) std::this_thread::yield();
+    CHECK_THROWS(member.backend().check(), ErrorCode::kLibrary);
+    member.backend().abort();
+    work.past->wait();
+  });
+  gpu_library().break_rank(0, 0);
+  CHECK_EQ(gpu_library().alive(), 0);
+}
+
+TEST(a_failing_launch_is_an_error_with_its_name) {
+  const nccl::UniqueId id = new_nccl_id();
+  Member member(id, 0, 1);
+  const BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
+  member.run(specs, 0, 1);
+  for (const char* function : {"ncclAllReduce", "ncclGroupEnd"}) {
+    gpu_library().fail(function, 0, 3);
+    CHECK_THROWS(member.run(specs, 0, 1), ErrorCode::kLibrary);
+    gpu_library().heal();
+  }
+  member.backend().abort();
+}
+
+TEST(memory_that_is_not_there_is_named_in_bytes) {
+  gpu_library().fail("cuMemAllocFromPoolAsync", 0, cuda::kOutOfMemory);
+  auto device = GpuDevice::open(gpu_library().cuda, 0);
+  std::string text;
+  try {
+    device->allocate(12345678, device->stream());
+  } catch (const Error& error) {
+    text = error.what();
+  }
+  gpu_library().heal();
+  CHECK(text.find("12345678 bytes") != std::string::npos);
+}

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/shm/shm_backend.h"
+
+#include <numeric>
+
+#include "base/error.h"
+#include "data/backend/backend_conformance.h"
+
+using namespace farandole;
+using namespace farandole::check;
+
+namespace {
+
+struct Shape {
+  size_t block_bytes;
+  int slots;
+  size_t direct_bytes;
+};
+
+// Tiny blocks make many of them; direct and striped allreduce both occur.
+constexpr Shape kShapes[] = {
+    {320, 2, 200}, {320, 4, 0}, {1024, 4, 1000}, {4096, 2, 2000}, {64 * 1024, 4, 16384}};
+
+std::vector<int> every_member(int members) {
+  std::vector<int> all(static_cast<size_t>(members));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+BackendWorld world_of(int members, const Shape& shape, Buffers buffers = Buffers::kPrivate) {
+  const auto make = [shape, buffers](const BackendWorld::Place& place) -> std::unique_ptr<Backend> {
+    ShmBackend::Setup setup = {place.member,  place.members,     place.memory, place.bytes,
+                               place.wakeups, shape.block_bytes, shape.slots,  shape.direct_bytes};
+    if (buffers != Buffers::kPrivate) {
+      setup.arenas = place.arenas;
+      setup.locals = every_member(place.members);
+    }
+    return std::make_unique<ShmBackend>(setup);
+  };
+  return BackendWorld(members, ShmBackend::bytes_needed(members, shape.block_bytes, shape.slots),
+                      make, buffers);
+}
+
+constexpr Buffers kEverywhere[] = {Buffers::kPrivate, Buffers::kShared, Buffers::kMixed};
+
+std::vector<BucketSpec> random_buckets(Random& random, int members, size_t count, size_t most_parts,
+                                       size_t most_elements) {
+  std::vector<BucketSpec> buckets;
+  for (size_t i = 0; i < count; ++i) {
+    buckets.push_back(random_bucket(random, members, most_parts, most_elements));
+  }
+  return buckets;
+}
+
+// One allreduce of float32, without factors.
+PartSpec plain(int64_t elements, ReduceOp op = ReduceOp::kSum) {
+  PartSpec spec;
+  spec.part.signature.reduce_op = op;
+  spec.part.signature.shape = {elements};
+  spec.seed = static_cast<uint64_t>(elements) * 7919 + 1;
+  return spec;
+}
+
+PartSpec plain(Op op, int64_t rows, int members) {
+  PartSpec spec = plain(rows);
+  spec.part.signature.op = op;
+  if (op == Op::kBroadcast) spec.part.signature.root = 0;
+  if (op == Op::kAllgather) spec.part.rows.assign(static_cast<size_t>(members), rows);
+  return spec;
+}
+
+}  // namespace
+
+TEST(every_op_dtype_and_shape) {
+  for (int members = 1; members <= 5; ++members) {
+    Random random(static_cast<uint64_t>(members));
+    const std::vector<BucketSpec> buckets = buckets_of_every_kind(random, members);
+    for (const Shape& shape : {kShapes[0], kShapes[2]}) {
+      for (Buffers where : kEverywhere) simulate(world_of(members, shape, where), buckets, random);
+    }
+  }
+}
+
+TEST(random_buckets_in_random_order) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    with_seed(seed, [](uint64_t s) {
+      Random random(s);
+      const int members = 1 + static_cast<int>(s % 5);
+      const Shape& shape = kShapes[s % std::size(kShapes)];
+      simulate(world_of(members, shape, kEverywhere[s % 3]),
+               random_buckets(random, members, 20, 12, 700), random);
+    });
+  }
+}
+
+TEST(fused_buckets_of_a_thousand_tiny_tensors) {
+  for (int members : {1, 2, 4}) {
+    Random random(77);
+    BucketSpec bucket;
+    for (int i = 0; i < 1500; ++i) {
+      const auto dtype = static_cast<DType>(i / 50 % kDTypeCount);
+      bucket.push_back(random_part(random, Op::kAllreduce, dtype, {i % 11}, members));
+    }
+    simulate(world_of(members, {ShmBackend::kBlockBytes, 4, ShmBackend::kDirectBytes}),
+             {bucket, bucket}, random);
+    simulate(world_of(members, {1024, 2, 400}), {bucket, bucket}, random);
+  }
+}
+
+TEST(threads_with_random_buckets) {
+  for (int members = 2; members <= 4; ++members) {
+    with_seed(static_cast<uint64_t>(100 + members), [members](uint64_t seed) {
+      Random random(seed);
+      const Shape& shape = kShapes[seed % std::size(kShapes)];
+      for (Buffers where : kEverywhere) {
+        run_threads(world_of(members, shape, where), random_buckets(random, members, 200, 6, 500));
+      }
+    });
+  }
+}
+
+TEST(processes_with_random_buckets) {
+  for (int members = 2; members <= 5; ++members) {
+    with_seed(static_cast<uint64_t>(200 + members), [members](uint64_t seed) {
+      Random random(seed);
+      const Shape& shape = kShapes[seed % std::size(kShapes)];
+      for (Buffers where : kEverywhere) {
+        run_forks(world_of(members, shape, where), random_buckets(random, members, 150, 6, 500));
+      }
+    });
+  }
+}
+
+TEST(large_tensors_in_blocks_of_default_size) {
+  const std::vector<BucketSpec> buckets = {
+      {plain(300'003)},
+      {plain(400'000, ReduceOp::kMax), plain(5), plain(170'001)},
+      {plain(Op::kBroadcast, 200'001, 3)},
+      {plain(Op::kAllgather, 100'001, 3)}};
+  const Shape shape = {ShmBackend::kBlockBytes, ShmBackend::kSlots, ShmBackend::kDirectBytes};
+  for (Buffers where : kEverywhere) {
+    run_threads(world_of(3, shape, where), buckets);
+    run_forks(world_of(3, shape, where), buckets);
+  }
+}
+
+// An expectation that uses no kernel of ours.
+TEST(sums_are_right) {
+  constexpr int kMembers = 3;
+  constexpr int64_t kElements = 5000;
+  const BackendWorld world = world_of(kMembers, kShapes[2]);
+  run_in_forks(kMembers, [&](int member) {
+    std::vector<float> values(kElements);
+    std::vector<int64_t> integers(kElements);
+    for (int64_t i = 0; i < kElements; ++i) {
+      values[static_cast<size_t>(i)] = static_cast<float>(i % 1000 + 1000 * member);
+      integers[static_cast<size_t>(i)] = i * i * (member + 1);
+    }
+    std::vector<Part> parts = {plain(kElements, ReduceOp::kAverage).part, plain(kElements).part};
+    parts[0].divisor = 2;
+    parts[1].signature.dtype = DType::kInt64;
+    parts[0].input = parts[0].output = reinterpret_cast<std::byte*>(values.data());
+    parts[1].input = parts[1].output = reinterpret_cast<std::byte*>(integers.data());
+    const std::unique_ptr<Backend> backend = world.backend(member);
+    backend->begin(parts);
+    drive(*backend, world.wakeup(member));
+    for (int64_t i = 0; i < kElements; ++i) {
+      CHECK_EQ(values[static_cast<size_t>(i)], static_cast<float>(3 * (i % 1000) + 3000) / 2);
+      CHECK_EQ(integers[static_cast<size_t>(i)], 6 * i * i);
+    }
+  });
+}
+
+// The root need not wait for anybody, and a receiver only for the root.
+TEST(broadcast_couples_receivers_to_the_root_alone) {
+  const BackendWorld world = world_of(3, kShapes[2]);
+  const BucketSpec broadcast = {plain(Op::kBroadcast, 200, 3)};
+  std::vector<std::unique_ptr<Backend>> backends;
+  for (int member = 0; member < 3; ++member) backends.push_back(world.backend(member));
+  const MemberBucket root(broadcast, 0, 3);
+  const MemberBucket second(broadcast, 1, 3);
+  backends[1]->begin(second.parts());
+  CHECK(!exhaust(*backends[1]));
+  backends[0]->begin(root.parts());
+  CHECK(exhaust(*backends[0]));
+  CHECK(exhaust(*backends[1]));
+  second.check();
+}
+
+TEST(staging_runs_ahead_by_the_number_of_slots) {
+  constexpr int kSlots = 4;
+  const BackendWorld world = world_of(2, {1024, kSlots, 0});
+  const BucketSpec bucket = {plain(10'000)};
+  const MemberBucket mine(bucket, 0, 2);
+  const std::unique_ptr<Backend> backend = world.backend(0);
+  backend->begin(mine.parts());
+  for (int block = 0; block < kSlots; ++block) CHECK(backend->step() == Progress::kMoved);
+  CHECK(backend->step() == Progress::kWaiting);
+  CHECK(!backend->ready());
+}
+
+TEST(nothing_to_move_is_finished_at_once) {
+  const BackendWorld world = world_of(2, kShapes[0]);
+  const std::unique_ptr<Backend> backend = world.backend(0);
+  backend->begin({});
+  CHECK(backend->ready());
+  CHECK(backend->step() == Progress::kFinished);
+  const BucketSpec empty = {plain(0), plain(Op::kAllgather, 0, 2)};
+  const MemberBucket bucket(empty, 0, 2);
+  backend->begin(bucket.parts());
+  CHECK(backend->step() == Progress::kFinished);
+}
+
+TEST(an_aborted_member_is_left_alone) {
+  const BackendWorld world = world_of(2, kShapes[0]);
+  const BucketSpec specs = {plain(5000)};
+  MemberBucket aborted(specs, 0, 2);
+  const MemberBucket other(specs, 1, 2);
+  const std::unique_ptr<Backend> backends[] = {world.backend(0), world.backend(1)};
+  backends[0]->begin(aborted.parts());
+  backends[1]->begin(other.parts());
+  for (int i = 0; i < 20; ++i) {
+    backends[0]->step();
+    backends[1]->step();
+  }
+  const size_t bytes = specs[0].part.signature.bytes();
+  const std::byte* const output = aborted.parts()[0].output;
+  const Bytes before(output, output + bytes);
+  backends[0]->abort();
+  CHECK(!exhaust(*backends[1]));
+  CHECK(std::equal(before.begin(), before.end(), output));
+  CHECK_THROWS(backends[0]->begin(aborted.parts()), ErrorCode::kInternal);
+}
+
+TEST(a_second_bucket_waits_for_the_first) {
+  const BackendWorld world = world_of(2, kShapes[0]);
+  const BucketSpec specs = {plain(500)};
+  const MemberBucket bucket(specs, 0, 2);
+  const std::unique_ptr<Backend> backend = world.backend(0);
+  backend->begin(bucket.parts());
+  CHECK_THROWS(backend->begin(bucket.parts()), ErrorCode::kInternal);
+}
+
+TEST(refuses_a_wrong_setup) {
+  alignas(64) static std::byte memory[256 * 1024];
+  EventCount wakeup;
+  const ShmBackend::Setup right = {0, 2, memory, sizeof memory, {&wakeup, &wakeup}, 1024, 4, 0};
+  ShmBackend backend(right);
+  ShmBackend::Setup wrong = right;
+  wrong.bytes = ShmBackend::bytes_needed(2, 1024, 4) - 1;
+  CHECK_THROWS(ShmBackend(wrong), ErrorCode::kInvalidArgument);
+  wrong = right;
+  wrong.block_bytes = 1000;
+  CHECK_THROWS(ShmBackend(wrong), ErrorCode::kInvalidArgument);
+  wrong = right;
+  wrong.block_bytes = 64;  // less than a cache line for each member
+  CHECK_THROWS(ShmBackend(wrong), ErrorCode::kInvalidArgument);
+  wrong = right;
+  wrong.wakeups = {&wakeup};
+  CHECK_THROWS(ShmBackend(wrong), ErrorCode::kInvalidArgument);
+  wrong = right;
+  wrong.member = 2;
+  CHECK_THROWS(ShmBackend(wrong), ErrorCode::kInvalidArgument);
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/shm/shm_schedule.h"
+
+#include <cstdlib>
+#include <new>
+
+#include "base/clock.h"
+#include "check.h"
+#include "data/backend/random_bucket.h"
+#include "data/shm/schedule_replay.h"
+
+using namespace farandole;
+using namespace farandole::check;
+
+namespace {
+
+size_t g_allocations = 0;
+
+constexpr Cut kCuts[] = {{320, 0}, {384, 200}, {1024, 1000}, {64 * 1024, 16384}};
+
+Part float_part(Op op, std::vector<int64_t> shape) {
+  static std::byte somewhere{};
+  Part part;
+  part.signature.op = op;
+  part.signature.shape = std::move(shape);
+  part.input = &somewhere;
+  return part;
+}
+
+void refuses(Part part) {
+  ShmSchedule plan(0, 2, 1024, 0);
+  CHECK_THROWS(plan.start({&part, 1}), ErrorCode::kInternal);
+}
+
+}  // namespace
+
+// Counted. Not inlined: gcc would see malloc and delete as a mismatched pair.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  ++g_allocations;
+  if (void* memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+TEST(every_byte_comes_from_where_it_should) {
+  for (uint64_t seed = 1; seed <= 150; ++seed) {
+    try {
+      Random random(seed);
+      const int members = 1 + static_cast<int>(seed % 5);
+      const BucketSpec specs = random_bucket(random, members, 15, 500);
+      ScheduleReplay(specs, members, kCuts[seed % std::size(kCuts)]).run();
+    } catch (...) {
+      std::fprintf(stderr, "failed with seed %llu\n", static_cast<unsigned long long>(seed));
+      throw;
+    }
+  }
+}
+
+TEST(tiny_tensors_share_a_block) {
+  const std::vector<Part> parts(1000, float_part(Op::kAllreduce, {1}));
+  const std::vector<Block> blocks = blocks_of(parts, 0, 2, {256 * 1024, 1024});
+  CHECK_EQ(blocks.size(), 1);
+  CHECK_EQ(blocks[0].owners, 2);
+  CHECK_EQ(blocks[0].reduces.size(), 512);  // 4,000 bytes, cut at a cache line
+}
+
+TEST(a_small_block_is_reduced_by_everybody) {
+  const std::vector<Part> parts = {float_part(Op::kAllreduce, {256})};
+  const std::vector<Block> blocks = blocks_of(parts, 1, 2, {256 * 1024, 2048});
+  CHECK_EQ(blocks.size(), 1);
+  CHECK_EQ(blocks[0].owners, 0);
+  CHECK_EQ(blocks[0].reduces.size(), 1);
+  CHECK(blocks[0].receives.empty());
+}
+
+TEST(stripes_are_even_and_aligned) {
+  const std::vector<Part> parts = {float_part(Op::kAllreduce, {300'000})};
+  for (int member = 0; member < 3; ++member) {
+    const std::vector<Block> blocks = blocks_of(parts, member, 3, {256 * 1024, 1024});
+    CHECK_EQ(blocks.size(), 5);
+    CHECK_EQ(blocks[0].reduces[0].slot % 64, 0);
+    CHECK(blocks[0].reduces[0].bytes >= 87'296);
+  }
+}
+
+TEST(alltoall_does_not_send_to_one_member_at_a_time) {
+  Part part = float_part(Op::kAlltoall, {-1});
+  part.rows.assign(9, 64);
+  const std::vector<Part> parts = {part};
+  for (int member = 0; member < 3; ++member) {
+    const std::vector<Block> blocks = blocks_of(parts, member, 3, {256, 0});
+    CHECK_EQ(blocks.size(), 3);
+    CHECK_EQ(blocks[0].receives.size(), 1);
+    CHECK_EQ(blocks[0].sources[0], (member + 2) % 3);
+    CHECK_EQ(blocks[1].sources[0], (member + 1) % 3);
+    CHECK_EQ(blocks[2].keeps.size(), 1);
+  }
+}
+
+TEST(more_than_two_to_the_31_elements) {
+  const int64_t elements = (int64_t{1} << 31) + 5;
+  const std::vector<Part> parts = {float_part(Op::kAllreduce, {elements})};
+  ShmSchedule plan(0, 2, 256 * 1024, 0);
+  plan.start(parts);
+  Block block;
+  size_t bytes = 0;
+  while (plan.next(block)) {
+    CHECK_EQ(block.reduces[0].output, bytes);  // the first stripe
+    bytes += block.reduces[0].bytes + (block.receives.empty() ? 0 : block.receives[0].bytes);
+  }
+  CHECK_EQ(bytes, static_cast<size_t>(elements) * 4);
+}
+
+TEST(planning_allocates_nothing_in_the_long_run) {
+  Random random(5);
+  const BucketSpec specs = random_bucket(random, 3, 40, 3000);
+  const std::vector<Part> parts = parts_of(specs, 1);
+  ShmSchedule plan(1, 3, 1024, 128);
+  Block block;
+  for (int round = 0; round < 2; ++round) {
+    g_allocations = 0;
+    plan.start(parts);
+    while (plan.next(block)) {
+    }
+  }
+  CHECK_EQ(g_allocations, 0);
+}
+
+TEST(planning_is_cheap) {
+  const std::vector<Part> parts(1000, float_part(Op::kAllreduce, {256}));
+  ShmSchedule plan(0, 4, 256 * 1024, 8192);
+  std::vector<Block> blocks(4);
+  int64_t best = INT64_MAX;
+  for (int round = 0; round < 20; ++round) {
+    const int64_t start = now_ns();
+    plan.start(parts);
+    for (Block& block : blocks) CHECK(plan.next(block));
+    best = std::min(best, now_ns() - start);
+  }
+  std::fprintf(stderr, "planned 1000 parts of 4 members: %.0f ns each\n",
+               static_cast<double>(best) / 1000);
+  CHECK(best < 1'000'000);
+}
+
+TEST(contradictions_are_refused) {
+  Part part = float_part(Op::kAllreduce, {3});
+  part.input = nullptr;
+  refuses(part);
+  part.present = {false, false};
+  refuses(part);
+  part.present = {true};
+  refuses(part);
+  part = float_part(Op::kBroadcast, {3});
+  refuses(part);  // no root
+  part.signature.root = 1;
+  part.present = {true, false};
+  refuses(part);
+  part = float_part(Op::kAllgather, {-1, 2});
+  refuses(part);  // no rows
+  part.rows = {1, -1};
+  refuses(part);
+  part.rows = {1, 1};
+  part.present = {true, false};
+  refuses(part);  // rows of an absent member
+  part = float_part(Op::kReducescatter, {4});
+  part.rows = {1, 2};
+  refuses(part);
+  part = float_part(Op::kAlltoall, {-1});
+  part.rows = {1, 2};
+  refuses(part);
+  part = float_part(Op::kJoin, {});
+  ShmSchedule plan(0, 2, 1024, 0);
+  Block block;
+  plan.start({&part, 1});
+  CHECK_THROWS(plan.next(block), ErrorCode::kInternal);
+}

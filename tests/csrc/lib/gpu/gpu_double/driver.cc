@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA driver's functions, over host memory. Signatures are those of lib/gpu/cuda.h.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "kernels/gpu_source.h"
+#include "lib/gpu/gpu_double/hardware.h"
+
+using namespace farandole;
+using cuda::Address;
+using cuda::Event;
+using cuda::Result;
+using cuda::Stream;
+
+struct CUctx_st {
+  int device;
+};
+
+namespace {
+
+constexpr int kDevices = 16;
+constexpr const char* kKernels[] = {gpu::kMoveKernel, gpu::kDotsKernel};
+constexpr Result kInvalidValue = 1;
+constexpr Result kInvalidImage = 200;
+constexpr Result kInvalidContext = 201;
+CUctx_st contexts[kDevices];
+thread_local std::vector<cuda::Context> current;
+
+// What NVRTC makes, as long as its own head says: the driver reads to that end, whatever it was given.
+const std::string image = "\177ELF" + std::string(5000, 'x') + "end";
+
+// What CUDA refuses without a context, so does the double.
+Result has_context() { return current.empty() ? kInvalidContext : cuda::kSuccess; }
+
+Result may_use(check::Hardware& hardware, Stream stream) {
+  const Result wrong = has_context();
+  return wrong ? wrong : hardware.unusable(stream);
+}
+
+template <class T>
+T* pointer(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+}  // namespace
+
+std::optional<int> check::current_device() {
+  return current.empty() ? std::nullopt : std::optional(current.back()->device);
+}
+
+extern "C" {
+
+Result cuInit(unsigned) {
+  return check::call("cuInit", [&](check::Hardware&) -> int { return 0; });
+}
+Result cuDriverGetVersion(int* version) {
+  *version = 13000;
+  return 0;
+}
+Result cuGetErrorName(Result, const char** name) {
+  *name = "CUDA_ERROR_OF_THE_DOUBLE";
+  return 0;
+}
+Result cuGetErrorString(Result, const char** text) {
+  *text = "as the test asked";
+  return 0;
+}
+Result cuDeviceGet(cuda::Device* device, int ordinal) {
+  return check::call("cuDeviceGet", [&](check::Hardware&) -> int {
+    if (ordinal < 0 || ordinal >= kDevices) return kInvalidValue;
+    *device = ordinal;
+    return 0;
+  });
+}
+Result cuDeviceGetName(char* name, int capacity, cuda::Device device) {
+  std::snprintf(name, static_cast<size_t>(capacity), "double %d", device);
+  return 0;
+}
+Result cuDeviceGetAttribute(int* value, int attribute, cuda::Device) {
+  *value = attribute == cuda::kComputeMajor ? 9 : attribute == cuda::kMemoryPoolsSupported ? 1 : 0;
+  return 0;
+}
+Result cuDeviceGetUuid_v2(cuda::Uuid* uuid, cuda::Device device) {
+  std::memset(uuid, 0, sizeof *uuid);
+  uuid->bytes[0] = static_cast<char>(device + 1);
+  return 0;
+}
+
+Result cuDevicePrimaryCtxRetain(cuda::Context* context, cuda::Device device) {
+  return check::call("cuDevicePrimaryCtxRetain", [&](check::Hardware& hardware) -> int {
+    contexts[device].device = device;
+    *context = &contexts[device];
+    ++hardware.alive;
+    return 0;
+  });
+}
+Result cuDevicePrimaryCtxRelease_v2(cuda::Device) {
+  return check::call("cuDevicePrimaryCtxRelease_v2", [&](check::Hardware& hardware) -> int {
+    --hardware.alive;
+    return 0;
+  });
+}
+Result cuCtxPushCurrent_v2(cuda::Context context) {
+  current.push_back(context);
+  return 0;
+}
+Result cuCtxPopCurrent_v2(cuda::Context* context) {
+  if (current.empty()) return kInvalidContext;
+  *context = current.back();
+  current.pop_back();
+  return 0;
+}
+Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return has_context();
+}
+
+Result cuStreamCreateWithPriority(Stream* stream, unsigned flags, int) {
+  return check::call("cuStreamCreateWithPriority", [&](check::Hardware& hardware) -> int {
+    if (Result wrong = has_context()) return wrong;
+    *stream = hardware.add_stream(current.back()->device, flags != cuda::kStreamNonBlocking);
+    return 0;
+  });
+}
+Result cuStreamDestroy_v2(Stream stream) {
+  return check::call("cuStreamDestroy_v2", [&](check::Hardware& hardware) -> int {
+    hardware.remove_stream(stream);
+    return 0;
+  });
+}
+Result cuStreamIsCapturing(Stream stream, int* status) {
+  return check::call("cuStreamIsCapturing", [&](check::Hardware& hardware) -> int {
+    if (!hardware.knows(stream)) return check::kInvalidHandle;
+    if (hardware.captured_beside(stream)) return check::kCaptureImplicit;
+    *status = hardware.stream_of(stream)->capturing;
+    return 0;
+  });
+}
+Result cuStreamWaitEvent(Stream stream, Event event, unsigned) {
+  return check::call("cuStreamWaitEvent", [&](check::Hardware& hardware) -> int {
+    if (Result wrong = may_use(hardware, stream)) return wrong;
+    hardware.push(stream, [passed = event->passed] { return *passed; }, [] {});
+    return 0;
+  });
+}
+
+Result cuEventCreate(Event* event, unsigned) {
+  return check::call("cuEventCreate", [&](check::Hardware& hardware) -> int {
+    if (Result wrong = has_context()) return wrong;
+    ++hardware.alive;
+    *event = new CUevent_st;
+    return 0;
+  });
+}
+Result cuEventDestroy_v2(Event event) {
+  return check::call("cuEventDestroy_v2", [&](check::Hardware& hardware) -> int {
+    --hardware.alive;
+    delete event;  // streams and hosts that wait have its point
+    return 0;
+  });
+}
+Result cuEventRecord(Event event, Stream stream) {
+  return check::call("cuEventRecord", [&](check::Hardware& hardware) -> int {
+    if (Result wrong = may_use(hardware, stream)) return wrong;
+    event->passed = std::make_shared<bool>(false);
+    hardware.push(stream, [passed = event->passed] { *passed = true; });
+    return 0;
+  });
+}
+Result cuEventQuery(Event event) {
+  return check::call("cuEventQuery", [&](check::Hardware& hardware) -> int {
+    if (Result spoiled = hardware.unsafe()) return spoiled;
+    return *event->passed ? 0 : cuda::kNotReady;
+  });
+}
+Result cuEventSynchronize(Event event) {
+  return check::call("cuEventSynchronize", [&](check::Hardware& hardware) -> int {
+    if (Result spoiled = hardware.unsafe()) return spoiled;
+    hardware.wait([passed = event->passed] { return *passed; });
+    return 0;
+  });
+}
+
+Result cuMemPoolCreate(cuda::Pool* pool, const cuda::PoolProperties*) {
+  return check::call("cuMemPoolCreate", [&](check::Hardware& hardware) -> int {
+    if (Result spoiled = hardware.unsafe()) return spoiled;
+    ++hardware.alive;
+    *pool = reinterpret_cast<cuda::Pool>(pool);  // never looked at
+    return 0;
+  });
+}
+Result cuMemPoolDestroy(cuda::Pool) {
+  return check::call("cuMemPoolDestroy", [&](check::Hardware& hardware) -> int {
+    if (Result spoiled = hardware.unsafe()) return spoiled;
+    --hardware.alive;
+    return 0;
+  });
+}
+Result cuMemPoolSetAttribute(cuda::Pool, int, void*) { return 0; }
+// Stream-ordered: what is read before the stream has come here is poison.
+Result cuMemAllocFromPoolAsync(Address* address, size_t bytes, cuda::Pool, Stream stream) {
+  return check::call("cuMemAllocFromPoolAsync", [&](check::Hardware& hardware) -> int {
+    if (Result wrong = may_use(hardware, stream)) return wrong;
+    void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+    std::memset(memory, 0xb5, bytes);
+    ++hardware.alive;
+    *address = reinterpret_cast<Address>(memory);
+    hardware.devices_of_memory[*address] = {current.back()->device, bytes};
+    hardware.push(stream, [] {});
+    return 0;
+  });
+}
+Result cuPointerGetAttribute(void* value, int attribute, Address address) {
+  return check::call("cuPointerGetAttribute", [&](check::Hardware& hardware) -> int {
+    const std::optional<int> device = hardware.device_of(address);
+    if (attribute != cuda::kPointerOrdinal || !device) return kInvalidValue;
+    *static_cast<int*>(value) = *device;
+    return 0;
+  });
+}
+Result cuMemFreeAsync(Address address, Stream stream) {
+  return check::call("cuMemFreeAsync", [&](check::Hardware& hardware) -> int {
+    if (Result wrong = may_use(hardware, stream)) return wrong;
+    if (hardware.stream_of(stream)->capturing != 0) return check::kCaptureUnsupported;
+    --hardware.alive;
+    hardware.devices_of_memory.erase(address);
+    hardware.push(stream, [address] { std::free(pointer<void>(address)); });
+    return 0;
+  });
+}
+Result cuMemcpyAsync(Address target, Address source, size_t bytes, Stream stream) {
+  return check::call("cuMemcpyAsync", [&](check::Hardware& hardware) -> int {
+    if (Result wrong = may_use(hardware, stream)) return wrong;
+    hardware.push(stream,
+                  [=] { std::memmove(pointer<void>(target), pointer<void>(source), bytes); });
+    return 0;
+  });
+}
+Result cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
+  return check::call("cuMemHostAlloc", [&](check::Hardware& hardware) -> int {
+    if (Result wrong = has_context()) return wrong;
+    if (Result spoiled = hardware.unsafe()) return spoiled;
+    ++hardware.alive;
+    *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    return 0;
+  });
+}
+Result cuMemFreeHost(void* memory) {
+  return check::call("cuMemFreeHost", [&](check::Hardware& hardware) -> int {
+    if (Result spoiled = hardware.unsafe()) return spoiled;
+    --hardware.alive;
+    std::free(memory);
+    return 0;
+  });
+}
+
+Result cuModuleLoadData(cuda::Module* module, const void* given) {
+  return check::call("cuModuleLoadData", [&](check::Hardware& hardware) -> int {
+    if (Result wrong = has_context()) return wrong;
+    if (Result spoiled = hardware.unsafe()) return spoiled;
+    if (std::memcmp(given, image.data(), 4) != 0) return kInvalidImage;
+    if (std::memcmp(given, image.data(), image.size()) != 0) {
+      std::fprintf(stderr, "GPU double: the image of a module is not what NVRTC has made\n");
+      std::abort();
+    }
+    ++hardware.alive;
+    *module = reinterpret_cast<cuda::Module>(module);
+    return 0;
+  });
+}
+Result cuModuleUnload(cuda::Module) {
+  return check::call("cuModuleUnload", [&](check::Hardware& hardware) -> int {
+    --hardware.alive;
+    return 0;
+  });
+}
+Result cuModuleGetFunction(cuda::Function* function, cuda::Module, const char* name) {
+  for (uintptr_t i = 0; i < std::size(kKernels); ++i) {
+    if (std::strcmp(name, kKernels[i]) != 0) continue;
+    *function = reinterpret_cast<cuda::Function>(i + 1);
+    return 0;
+  }
+  return 500;  // not found
+}
+Result cuLaunchKernel(cuda::Function function, unsigned blocks, unsigned, unsigned, unsigned,
+                      unsigned, unsigned, unsigned, Stream stream, void** parameters, void**) {
+  return check::call("cuLaunchKernel", [&](check::Hardware& hardware) -> int {
+    if (Result wrong = may_use(hardware, stream)) return wrong;
+    if (kKernels[reinterpret_cast<uintptr_t>(function) - 1] == gpu::kDotsKernel) {
+      const auto task = *static_cast<const gpu::DotTask*>(parameters[0]);
+      hardware.push(stream, [=] { check::dots_on_host(task, blocks); });
+      return 0;
+    }
+    const Address chunks = *static_cast<const Address*>(parameters[0]);
+    hardware.push(stream, [=] { check::move_on_host(pointer<void>(chunks), blocks); });
+    return 0;
+  });
+}
+
+// ---- NVRTC: nothing is compiled; the driver above knows the kernels
+
+using Program = void*;
+int nvrtcVersion(int* major, int* minor) {
+  *major = 13, *minor = 0;
+  return 0;
+}
+const char* nvrtcGetErrorString(int) { return "as the test asked"; }
+int nvrtcCreateProgram(Program* program, const char*, const char*, int, const char* const*,
+                       const char* const*) {
+  *program = nullptr;
+  return 0;
+}
+int nvrtcDestroyProgram(Program*) { return 0; }
+int nvrtcCompileProgram(Program, int, const char* const*) {
+  return check::call("nvrtcCompileProgram", [&](check::Hardware&) -> int { return 0; });
+}
+int nvrtcGetCUBINSize(Program, size_t* bytes) {
+  *bytes = image.size();
+  return 0;
+}
+int nvrtcGetCUBIN(Program, char* out) {
+  image.copy(out, image.size());
+  return 0;
+}
+int nvrtcGetPTXSize(Program, size_t* bytes) { return nvrtcGetCUBINSize(nullptr, bytes); }
+int nvrtcGetPTX(Program, char* out) { return nvrtcGetCUBIN(nullptr, out); }
+int nvrtcGetProgramLogSize(Program, size_t* bytes) { return nvrtcGetCUBINSize(nullptr, bytes); }
+int nvrtcGetProgramLog(Program, char* out) { return nvrtcGetCUBIN(nullptr, out); }
+
+}  // extern "C"

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// The move kernel in host code, written from its description in gpu_chunk.h.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "base/types.h"
+#include "kernels/gpu_chunk.h"
+#include "kernels/kernels_reference.h"
+#include "lib/gpu/gpu_double/hardware.h"
+
+namespace farandole::check {
+namespace {
+
+using gpu::Chunk;
+using Half = reference::SmallFloat<10, -14>;
+using Brain = reference::SmallFloat<7, -126>;
+
+template <class T>
+struct Plain {
+  using Stored = T;
+  using Computed = T;
+  static T decode(T value) { return value; }
+  static T encode(T value) { return value; }
+};
+
+template <class T>
+T saturated(double value) {
+  if (value >= static_cast<double>(std::numeric_limits<T>::max())) {
+    return std::numeric_limits<T>::max();
+  }
+  if (value <= static_cast<double>(std::numeric_limits<T>::min())) {
+    return std::numeric_limits<T>::min();
+  }
+  return static_cast<T>(value);
+}
+
+template <class From, class To>
+void convert(const Chunk& chunk) {
+  using Source = typename From::Stored;
+  using Target = typename To::Stored;
+  using Number = typename To::Computed;
+  for (unsigned i = 0; i < chunk.elements; ++i) {
+    Source raw;
+    std::memcpy(&raw, reinterpret_cast<const char*>(chunk.source) + i * sizeof raw, sizeof raw);
+    const auto value = From::decode(raw);
+    Target result;
+    if constexpr (std::is_integral_v<Number>) {
+      if (chunk.factor == 1.0) {
+        const auto whole = static_cast<__int128>(value) / chunk.divisor;
+        result = static_cast<Target>(whole);
+      } else {
+        result = saturated<Number>(static_cast<double>(value) * chunk.factor / chunk.divisor);
+      }
+    } else {
+      using Wide = std::conditional_t<std::is_same_v<Number, double>, double, float>;
+      result = To::encode(
+          static_cast<Number>(static_cast<Wide>(value) * static_cast<Wide>(chunk.factor) /
+                              static_cast<Wide>(chunk.divisor)));
+    }
+    std::memcpy(reinterpret_cast<char*>(chunk.target) + i * sizeof result, &result, sizeof result);
+  }
+}
+
+template <class From>
+void convert_from(const Chunk& chunk) {
+  switch (static_cast<DType>(chunk.to)) {
+    case DType::kUInt8: return convert<From, Plain<uint8_t>>(chunk);
+    case DType::kInt8: return convert<From, Plain<int8_t>>(chunk);
+    case DType::kUInt16: return convert<From, Plain<uint16_t>>(chunk);
+    case DType::kInt16: return convert<From, Plain<int16_t>>(chunk);
+    case DType::kUInt32: return convert<From, Plain<uint32_t>>(chunk);
+    case DType::kInt32: return convert<From, Plain<int32_t>>(chunk);
+    case DType::kUInt64: return convert<From, Plain<uint64_t>>(chunk);
+    case DType::kInt64: return convert<From, Plain<int64_t>>(chunk);
+    case DType::kFloat16: return convert<From, Half>(chunk);
+    case DType::kBFloat16: return convert<From, Brain>(chunk);
+    case DType::kFloat32: return convert<From, Plain<float>>(chunk);
+    default: return convert<From, Plain<double>>(chunk);
+  }
+}
+
+void convert_any(const Chunk& chunk) {
+  switch (static_cast<DType>(chunk.from)) {
+    case DType::kUInt8: return convert_from<Plain<uint8_t>>(chunk);
+    case DType::kInt8: return convert_from<Plain<int8_t>>(chunk);
+    case DType::kUInt16: return convert_from<Plain<uint16_t>>(chunk);
+    case DType::kInt16: return convert_from<Plain<int16_t>>(chunk);
+    case DType::kUInt32: return convert_from<Plain<uint32_t>>(chunk);
+    case DType::kInt32: return convert_from<Plain<int32_t>>(chunk);
+    case DType::kUInt64: return convert_from<Plain<uint64_t>>(chunk);
+    case DType::kInt64: return convert_from<Plain<int64_t>>(chunk);
+    case DType::kFloat16: return convert_from<Half>(chunk);
+    case DType::kBFloat16: return convert_from<Brain>(chunk);
+    case DType::kFloat32: return convert_from<Plain<float>>(chunk);
+    default: return convert_from<Plain<double>>(chunk);
+  }
+}
+
+}  // namespace
+
+void move_on_host(const void* chunks, unsigned count) {
+  for (unsigned i = 0; i < count; ++i) {
+    const Chunk& chunk = static_cast<const Chunk*>(chunks)[i];
+    auto* const target = reinterpret_cast<char*>(chunk.target);
+    if (chunk.kind == gpu::kCopyBytes) {
+      std::memmove(target, reinterpret_cast<const char*>(chunk.source), chunk.elements);
+    } else if (chunk.kind == gpu::kFill) {
+      const size_t size = size_of(static_cast<DType>(chunk.to));
+      for (unsigned k = 0; k < chunk.elements; ++k) {
+        std::memcpy(target + k * size, &chunk.pattern, size);
+      }
+    } else {
+      convert_any(chunk);
+    }
+  }
+}
+
+}  // namespace farandole::check

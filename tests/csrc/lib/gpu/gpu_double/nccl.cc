@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+// NCCL between threads of one process, or between processes (nccl_files.h). As in NCCL, a launch runs when
+// it has reached the front of its stream on every rank: launches in different orders never run.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/types.h"
+#include "lib/gpu/gpu_double/gpu_double.h"
+#include "lib/gpu/gpu_double/hardware.h"
+#include "lib/gpu/gpu_double/nccl_group.h"
+
+using namespace farandole;
+using check::Call;
+using check::dtype_of;
+using check::Group;
+using check::Hardware;
+using check::kInvalidArgument;
+using check::kInvalidUsage;
+using check::Launch;
+using check::open_group;
+using check::What;
+using nccl::Comm;
+using nccl::DataType;
+using nccl::RedOp;
+using nccl::Result;
+
+namespace {
+
+std::map<std::string, std::shared_ptr<Group>> groups;  // by unique id
+uint64_t next_id = 1;
+std::string algorithm;
+uint64_t placed_bytes = 0;
+
+}  // namespace
+
+Comm check::make_comm(Hardware& hardware, const nccl::UniqueId& id, int rank, int ranks) {
+  auto& group = groups[std::string(id.bytes, sizeof id.bytes)];
+  if (!group) group = std::make_shared<Group>();
+  group->ranks = ranks;
+  ++group->joined;
+  auto* comm = new ncclComm;
+  comm->group = group;
+  comm->rank = rank;
+  comm->files = NcclFiles::join(id, rank, ranks);
+  comm->id = id;
+  ++hardware.alive;
+  return comm;
+}
+
+namespace {
+
+// What ncclCommGetAsyncError says.
+Result state_of(Comm comm) {
+  const auto broken = check::broken_ranks.find(comm->rank);
+  if (broken != check::broken_ranks.end()) comm->state = broken->second;
+  return comm->state;
+}
+
+Result enqueue(Hardware& hardware, Comm comm, cuda::Stream stream, Call call) {
+  if (const Result early = check::ensure_ready(comm)) return comm->state = early;
+  if (call.op > nccl::kAverage) {
+    call.weight = comm->weights.at(static_cast<size_t>(call.op - 5));
+  }
+  const void* const buffer = call.output ? call.output : call.input;
+  if (!comm->registered.place_of(buffer, call.place)) return kInvalidUsage;
+  if (call.place != 0) placed_bytes += call.count * size_of(dtype_of(call.type));
+  open_group.calls.push_back({comm, stream, call});
+  return open_group.depth > 0 ? nccl::kSuccess : check::launch_pending(hardware);
+}
+
+Result collective(const char* name, What what, const void* input, void* output, size_t count,
+                  DataType type, RedOp op, int peer, Comm comm, cuda::Stream stream) {
+  if (open_group.depth > 0) open_group.used.try_emplace(comm, comm);
+  const check::OneThread alone(comm);
+  return check::call(name, [&](Hardware& hardware) -> int {
+    return enqueue(hardware, comm, stream,
+                   {what, static_cast<const std::byte*>(input), static_cast<std::byte*>(output),
+                    count, type, op, 1.0, peer});
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+void gpu_double_break_rank(int rank, int result) {
+  auto lock = Hardware::instance().lock();
+  if (result == 0) {
+    check::broken_ranks.erase(rank);
+  } else {
+    check::broken_ranks[rank] = result;
+  }
+}
+
+void gpu_double_hold_launches(bool held) {
+  auto lock = Hardware::instance().lock();
+  Hardware::instance().launches_held = held;
+}
+
+uint64_t gpu_double_placed_bytes() {
+  auto lock = Hardware::instance().lock();
+  return placed_bytes;
+}
+
+const char* gpu_double_algorithm() {
+  auto lock = Hardware::instance().lock();
+  return algorithm.c_str();
+}
+
+Result ncclGetVersion(int* version) {
+  *version = 22809;
+  return 0;
+}
+const char* ncclGetErrorString(Result) { return "as the test asked"; }
+const char* ncclGetLastError(Comm) { return "words of the double"; }
+
+Result ncclGetUniqueId(nccl::UniqueId* id) {
+  return check::call("ncclGetUniqueId", [&](Hardware&) -> int {
+    std::memset(id, 0, sizeof *id);
+    const uint64_t maker = static_cast<uint64_t>(getpid());
+    std::memcpy(id->bytes, &next_id, sizeof next_id);
+    std::memcpy(id->bytes + sizeof next_id, &maker, sizeof maker);
+    ++next_id;
+    return 0;
+  });
+}
+
+Result ncclCommInitRankConfig(Comm* comm, int ranks, nccl::UniqueId id, int rank,
+                              nccl::ConfigV21400* config) {
+  return check::call("ncclCommInitRankConfig", [&](Hardware& hardware) -> int {
+    if (config->magic != 0xcafebeef || config->blocking != 0) return kInvalidArgument;
+    const char* const pinned = std::getenv("NCCL_ALGO");
+    algorithm = pinned ? pinned : "";
+    *comm = check::make_comm(hardware, id, rank, ranks);
+    const auto all_joined = [made = *comm] {
+      return made->files ? made->files->all_joined() : made->group->joined == made->group->ranks;
+    };
+    check::begin_job(hardware, *comm, all_joined, [] {});
+    return state_of(*comm);  // 2.28.9 src/init.cc:2159
+  });
+}
+
+Result ncclCommGetAsyncError(Comm comm, Result* error) {
+  const check::OneThread alone(comm);
+  return check::call("ncclCommGetAsyncError", [&](Hardware&) -> int {
+    *error = state_of(comm);
+    return 0;
+  });
+}
+
+Result ncclCommAbort(Comm comm) {
+  const check::OneThread alone(comm);
+  return check::call("ncclCommAbort", [&](Hardware& hardware) -> int {
+    *comm->aborted = true;
+    check::drop_jobs(comm);
+    comm->registered.drop_all();
+    --hardware.alive;
+    delete comm;
+    hardware.changed();
+    return 0;
+  });
+}
+Result ncclCommFinalize(Comm comm) {
+  const check::OneThread alone(comm);
+  return check::call("ncclCommFinalize", [&](Hardware& hardware) -> int {
+    if (const Result early = check::ensure_ready(comm)) return early;
+    check::begin_job(hardware, comm, [] { return true; }, [] {});
+    return nccl::kInProgress;
+  });
+}
+Result ncclCommDestroy(Comm comm) {
+  const check::OneThread alone(comm);
+  return check::call("ncclCommDestroy", [&](Hardware& hardware) -> int {
+    if (const Result early = check::ensure_ready(comm)) return early;
+    if (!comm->registered.empty()) return kInvalidUsage;  // a leak: alive() tells
+    --hardware.alive;
+    delete comm;
+    return 0;
+  });
+}
+
+Result ncclRedOpCreatePreMulSum(RedOp* op, void* weight, DataType type, int residence, Comm comm) {
+  const check::OneThread alone(comm);
+  return check::call("ncclRedOpCreatePreMulSum", [&](Hardware&) -> int {
+    if (const Result early = check::ensure_ready(comm)) return early;
+    if (residence != nccl::kScalarHost) return kInvalidArgument;
+    const DType dtype = dtype_of(type);
+    double value = 0;
+    float single = 0;
+    uint16_t half = 0;
+    if (dtype == DType::kFloat64) {
+      std::memcpy(&value, weight, sizeof value);
+    } else if (dtype == DType::kFloat32) {
+      std::memcpy(&single, weight, sizeof single);
+      value = single;
+    } else if (dtype == DType::kBFloat16) {
+      std::memcpy(&half, weight, sizeof half);
+      const uint32_t bits = uint32_t{half} << 16;
+      std::memcpy(&single, &bits, sizeof single);
+      value = single;
+    } else {
+      return kInvalidArgument;  // the core scales these in float32, or in its own kernel
+    }
+    comm->weights.push_back(value);
+    *op = 4 + static_cast<int>(comm->weights.size());
+    return 0;
+  });
+}
+
+// Local, and the only one that asks for no readiness (2.28.9 src/register/register.cc:27).
+Result ncclCommRegister(const Comm comm, void* memory, size_t bytes, void** handle) {
+  const check::OneThread alone(comm);
+  return check::call("ncclCommRegister", [&](Hardware&) -> int {
+    *handle = comm->registered.add(memory, bytes);
+    return *handle ? 0 : kInvalidArgument;
+  });
+}
+Result ncclCommDeregister(const Comm comm, void* handle) {
+  const check::OneThread alone(comm);
+  return check::call("ncclCommDeregister", [&](Hardware&) -> int {
+    return comm->registered.drop(handle) ? 0 : kInvalidArgument;
+  });
+}
+// It says ncclSuccess while it goes on, alone and in a group (2.28.9 src/dev_runtime.cc:888: what ncclGroupEndInternal
+// returned is lost in NCCLCHECK), and the window is there at its end. 2.27.7 says ncclInProgress.
+Result ncclCommWindowRegister(Comm comm, void* memory, size_t bytes, nccl::Window* window,
+                              int flags) {
+  if (open_group.depth > 0) open_group.used.try_emplace(comm, comm);
+  const check::OneThread alone(comm);
+  return check::call("ncclCommWindowRegister", [&](Hardware& hardware) -> int {
+    if (const Result early = check::ensure_ready(comm)) return early;
+    if (flags != nccl::kWindowSymmetric) return kInvalidArgument;
+    *window = nullptr;
+    open_group.windows.push_back({comm, memory, bytes, window});
+    if (open_group.depth == 0) check::launch_pending(hardware);
+    return nccl::kSuccess;
+  });
+}
+Result ncclCommWindowDeregister(Comm comm, nccl::Window window) {
+  const check::OneThread alone(comm);
+  return check::call("ncclCommWindowDeregister", [&](Hardware&) -> int {
+    return comm->registered.drop(window) ? 0 : kInvalidArgument;
+  });
+}
+
+Result ncclGroupStart() {
+  ++open_group.depth;
+  return 0;
+}
+Result ncclGroupEnd() {
+  if (--open_group.depth > 0) return 0;
+  const auto group = std::exchange(open_group.used, {});
+  return check::call("ncclGroupEnd",
+                     [&](Hardware& hardware) -> int { return check::launch_pending(hardware); });
+}
+
+Result ncclAllReduce(const void* input, void* output, size_t count, DataType type, RedOp op,
+                     Comm comm, cuda::Stream stream) {
+  return collective("ncclAllReduce", What::kAllReduce, input, output, count, type, op, 0, comm,
+                    stream);
+}
+Result ncclBroadcast(const void* input, void* output, size_t count, DataType type, int root,
+                     Comm comm, cuda::Stream stream) {
+  return collective("ncclBroadcast", What::kBroadcast, input, output, count, type, 0, root, comm,
+                    stream);
+}
+Result ncclReduce(const void* input, void* output, size_t count, DataType type, RedOp op, int root,
+                  Comm comm, cuda::Stream stream) {
+  return collective("ncclReduce", What::kReduce, input, output, count, type, op, root, comm,
+                    stream);
+}
+Result ncclAllGather(const void* input, void* output, size_t count, DataType type, Comm comm,
+                     cuda::Stream stream) {
+  return collective("ncclAllGather", What::kAllGather, input, output, count, type, 0, 0, comm,
+                    stream);
+}
+Result ncclReduceScatter(const void* input, void* output, size_t count, DataType type, RedOp op,
+                         Comm comm, cuda::Stream stream) {
+  return collective("ncclReduceScatter", What::kReduceScatter, input, output, count, type, op, 0,
+                    comm, stream);
+}
+Result ncclSend(const void* input, size_t count, DataType type, int peer, Comm comm,
+                cuda::Stream stream) {
+  return collective("ncclSend", What::kSend, input, nullptr, count, type, 0, peer, comm, stream);
+}
+Result ncclRecv(void* output, size_t count, DataType type, int peer, Comm comm,
+                cuda::Stream stream) {
+  return collective("ncclRecv", What::kReceive, nullptr, output, count, type, 0, peer, comm,
+                    stream);
+}
+
+}  // extern "C"

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages of a real MPI, by a process that sends to itself. FARANDOLE_TEST_MPI is the library's path.
+#include "lib/mpi/mpi.h"
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "check.h"
+#include "lib/mpi/mpi_process.h"
+
+using namespace farandole;
+using namespace farandole::check;
+
+namespace {
+
+std::vector<std::byte> bytes_of(size_t count, int seed) {
+  std::vector<std::byte> bytes(count);
+  for (size_t i = 0; i < count; ++i) {
+    bytes[i] = static_cast<std::byte>(i * 131 + static_cast<size_t>(seed) * 29);
+  }
+  return bytes;
+}
+
+void await(MpiRequest& request) {
+  const Deadline deadline = Deadline::in(std::chrono::seconds(30));
+  while (request && !request.test()) CHECK(!deadline.expired());
+}
+
+}  // namespace
+
+TEST(messages_arrive_by_tag_and_in_order) {
+  with_mpi([](Started& mpi) {
+    const std::unique_ptr<MpiComm> comm = MpiComm::borrow(mpi.self());
+    CHECK(comm->largest_tag() >= 32767);
+    constexpr int kMany = 20;
+    const int tags[] = {0, comm->largest_tag()};
+    std::vector<std::vector<std::byte>> sent, received;
+    std::vector<MpiRequest> requests;
+    for (int i = 0; i < kMany; ++i) {
+      const size_t bytes = i == 0 ? 0 : size_t{1} << i;  // eager and by rendezvous
+      sent.push_back(bytes_of(bytes, i));
+      received.emplace_back(bytes);
+    }
+    for (int i = 0; i < kMany; ++i) {
+      const int size = static_cast<int>(sent[static_cast<size_t>(i)].size());
+      requests.push_back(comm->send(sent[static_cast<size_t>(i)].data(), size, 0, tags[i % 2]));
+    }
+    CHECK(!requests[0].test());  // synchronous: nobody has received it
+    for (int parity : {1, 0}) {
+      for (int i = parity; i < kMany; i += 2) {
+        std::vector<std::byte>& to = received[static_cast<size_t>(i)];
+        requests.push_back(comm->receive(to.data(), static_cast<int>(to.size()), 0, tags[parity]));
+      }
+    }
+    for (MpiRequest& request : requests) await(request);
+    CHECK(sent == received);
+  });
+}
+
+TEST(a_message_of_the_wrong_length_is_an_error) {
+  with_mpi([](Started& mpi) {
+    const std::unique_ptr<MpiComm> comm = MpiComm::borrow(mpi.self());
+    std::vector<std::byte> bytes(100);
+    const std::vector<std::byte> sent(50);
+    MpiRequest receive = comm->receive(bytes.data(), 100, 0, 7);
+    MpiRequest send = comm->send(sent.data(), 50, 0, 7);
+    CHECK_THROWS(await(receive), ErrorCode::kInternal);
+    MpiRequest shorter = comm->receive(bytes.data(), 10, 0, 7);
+    MpiRequest longer = comm->send(sent.data(), 50, 0, 7);
+    CHECK_THROWS(await(shorter), ErrorCode::kLibrary);
+    CHECK_THROWS(comm->send(sent.data(), 1, 99, 7), ErrorCode::kLibrary);  // no such rank
+  });
+}
+
+TEST(a_cancelled_receive_ends) {
+  with_mpi([](Started& mpi) {
+    const std::unique_ptr<MpiComm> comm = MpiComm::borrow(mpi.self());
+    std::byte byte{};
+    MpiRequest receive = comm->receive(&byte, 1, 0, 3);
+    CHECK(!receive.test());
+    receive.cancel();
+    await(receive);
+    MpiRequest second = comm->receive(&byte, 1, 0, 3);
+    const std::byte sent{42};
+    MpiRequest send = comm->send(&sent, 1, 0, 3);
+    await(second);
+    await(send);
+    CHECK_EQ(static_cast<int>(byte), 42);
+  });
+}
+
+TEST(fewer_thread_rights_are_refused) {
+  with_mpi([](Started& mpi) { CHECK_THROWS(MpiComm::borrow(mpi.self()), ErrorCode::kLibrary); },
+           false);
+}
+
+TEST(without_mpi_there_is_no_communicator) {
+  run_in_fork([] {
+    const int handle = 0;
+    CHECK_THROWS(MpiComm::borrow(&handle), ErrorCode::kLibrary);
+  });
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Streams that somebody captures into a CUDA graph, over the GPU double: what the core does meanwhile leaves them alone.
+#include "base/error.h"
+#include "runtime/gpu_ranks.h"
+
+using namespace farandole;
+using namespace farandole::check;
+
+namespace {
+
+// As cudaStreamCreate makes them, and CuPy: it and the default stream wait for each other.
+class BlockingStream {
+ public:
+  explicit BlockingStream(int device) : device_(GpuDevice::open(gpu_library().cuda, device)) {
+    const GpuDevice::Scope scope(*device_);
+    device_->api().check(device_->api().stream_create(&stream_, 0, 0), "a blocking stream");
+  }
+  ~BlockingStream() { device_->api().stream_destroy(stream_); }
+  BlockingStream(const BlockingStream&) = delete;
+  BlockingStream& operator=(const BlockingStream&) = delete;
+  cuda::Stream get() const { return stream_; }
+
+ private:
+  std::shared_ptr<GpuDevice> device_;
+  cuda::Stream stream_ = nullptr;
+};
+
+}  // namespace
+
+// CUDA allows no use of the default stream meanwhile; a closed window asks what is in it.
+TEST(the_default_stream_is_left_alone_while_a_blocking_stream_is_captured) {
+  run_gpu_jobs({1, 2}, [](TestRank& self) {
+    UserStream stream(self.rank);
+    const BlockingStream captured(self.rank);
+    const auto window = self.runtime()->gpus().open_window(self.rank, kWorldSet, 4096);
+    gpu_library().capture(captured.get());
+    window->close();
+    for (int i = 0; i < 20; ++i) {
+      Floats data = values_of(self.rank, 10);
+      finish_on(self, stream, {self.submit(on_gpu(allreduce(data), self.rank, stream))});
+    }
+    Floats data(10);
+    Ask in_default = on_gpu(allreduce(data), self.rank, stream);
+    in_default.stream = 0;
+    CHECK_THROWS(self.submit(in_default), ErrorCode::kInvalidArgument);
+    CHECK_EQ(gpu_library().end_capture(captured.get()), 0);
+  });
+  const auto device = GpuDevice::open(gpu_library().cuda, 0);
+  const BlockingStream captured(0);
+  const cuda::Address kept = device->allocate(100, nullptr);
+  gpu_library().capture(captured.get());
+  device->free(kept,
+               nullptr);  // not in our own stream: work in the default stream may still read it
+  int ordinal = -1;
+  CHECK_EQ(device->api().pointer_attribute(&ordinal, cuda::kPointerOrdinal, kept), 0);
+  CHECK_EQ(gpu_library().end_capture(captured.get()), 0);
+}
+
+TEST(memory_of_a_captured_stream_is_given_back_later_and_of_a_lost_one_in_our_own) {
+  {
+    const auto device = GpuDevice::open(gpu_library().cuda, 0);
+    auto other = std::make_unique<UserStream>(1);
+    const cuda::Stream stream = other->get();
+    const cuda::Address kept = device->allocate(100, stream);
+    gpu_library().capture(stream);
+    device->free(kept, stream);
+    int ordinal = -1;
+    const auto there = [&](cuda::Address address) {
+      return device->api().pointer_attribute(&ordinal, cuda::kPointerOrdinal, address) == 0;
+    };
+    CHECK(there(kept));
+    CHECK_EQ(gpu_library().end_capture(stream), 0);
+    const cuda::Address next = device->allocate(100, stream);
+    CHECK(next == kept || !there(kept));
+    other.reset();
+    device->free(next, stream);
+    CHECK(!there(next));
+  }
+  CHECK_EQ(gpu_library().alive(), 0);
+}

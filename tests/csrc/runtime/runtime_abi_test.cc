@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the C ABI hands out, and for how long: results, memory, texts and numbers, while another thread
+// shuts down.
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+
+#include "runtime/runtime_ranks.h"
+
+using namespace farandole;
+using namespace farandole::check;
+
+namespace {
+
+// More lengths than a Dimensions holds without memory of its own.
+const std::vector<int64_t> kLongShape{2, 3, 1, 1, 1, 1, 1};
+
+int64_t submitted(const Ask& ask) {
+  const farandole_request request = ask.request();
+  int64_t handle = 0;
+  CHECK_EQ(farandole_submit(&request, 1, &handle), FARANDOLE_OK);
+  return handle;
+}
+
+int64_t done(const Ask& ask) {
+  const int64_t handle = submitted(ask);
+  CHECK_EQ(farandole_wait(&handle, 1, 60), FARANDOLE_OK);
+  return handle;
+}
+
+// Its result is memory of the core's.
+Ask alltoall(Floats& data) {
+  return {FARANDOLE_ALLTOALL, kLongShape, data.data(), nullptr, "all to all"};
+}
+
+void check_long_result(const farandole_result& result) {
+  CHECK_EQ(result.ndim, kLongShape.size());
+  CHECK(std::equal(kLongShape.begin(), kLongShape.end(), result.shape));
+  CHECK_EQ(result.n_received, 1);
+  CHECK_EQ(result.received[0], 2);
+}
+
+bool maps_segments() {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (contains(line, "farandole-")) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+TEST(a_result_outlives_its_handle_and_its_runtime) {
+  init_alone();
+  Floats data = values_of(0, 6);
+  const int64_t handle = done(alltoall(data));
+  farandole_result result{};
+  CHECK_EQ(farandole_result_of(handle, &result), FARANDOLE_OK);
+  farandole_release(handle);
+  check_long_result(result);
+  std::thread other(shut_down);
+  other.join();
+  check_long_result(result);
+}
+
+// Each thread has its own.
+TEST(two_threads_take_their_own_results) {
+  init_alone();
+  Floats data = values_of(0, 6);
+  const int64_t mine = done(alltoall(data));
+  const int64_t other = done(allreduce(data, "another"));
+  farandole_result result{};
+  CHECK_EQ(farandole_result_of(mine, &result), FARANDOLE_OK);
+  std::thread asks([&] {
+    farandole_result theirs{};
+    CHECK_EQ(farandole_result_of(other, &theirs), FARANDOLE_OK);
+    CHECK_EQ(theirs.ndim, 1);
+    CHECK_EQ(theirs.n_received, 0);
+  });
+  asks.join();
+  check_long_result(result);
+  shut_down();
+}
+
+TEST(taking_a_result_without_memory_is_an_error) {
+  init_alone();
+  Floats data = values_of(0, 6);
+  const int64_t handle = done(alltoall(data));
+  void* const memory = farandole_take(handle);
+  CHECK(memory != nullptr);
+  CHECK_EQ(farandole_error_code(), FARANDOLE_OK);
+  CHECK(std::memcmp(memory, data.data(), data.size() * sizeof data[0]) == 0);
+  farandole_free(memory);
+  CHECK(farandole_take(handle) == nullptr);
+  CHECK_EQ(farandole_error_code(), FARANDOLE_E_ARGUMENT);
+  CHECK(contains(farandole_error(), "taken before"));
+  // As after the first take: nobody is led to freed memory.
+  farandole_result result{};
+  CHECK_EQ(farandole_result_of(handle, &result), FARANDOLE_OK);
+  CHECK(result.output == nullptr);
+
+  const int64_t in_place = done(allreduce(data, "in place"));
+  CHECK(farandole_take(in_place) == nullptr);
+  CHECK_EQ(farandole_error_code(), FARANDOLE_E_ARGUMENT);
+  CHECK(contains(farandole_error(), "caller's own"));
+
+  const int64_t late = done(alltoall(data));
+  shut_down();
+  CHECK(farandole_take(late) == nullptr);
+  CHECK_EQ(farandole_error_code(), FARANDOLE_E_SHUTDOWN);
+}
+
+// A caller that still drives in farandole_wait holds the runtime: shutdown waits for it.
+TEST(after_a_shutdown_no_thread_is_in_the_core) {
+  for (int round = 0; round < 40; ++round) {
+    init_alone();
+    std::atomic<uint32_t> inside{0};
+    Floats data(2000, 1);
+    std::vector<std::thread> waiters;
+    for (int t = 0; t < 2; ++t) {
+      waiters.emplace_back([&, t] {
+        // The other half of its group never comes.
+        Ask half = allreduce(data, "half " + std::to_string(t));
+        half.group = "group " + std::to_string(t);
+        half.group_size = 2;
+        const int64_t handle = submitted(half);
+        inside.fetch_add(1), futex_wake(inside, 1, kFutexAnyBit);
+        const int32_t code = farandole_wait(&handle, 1, 60);
+        CHECK(code == FARANDOLE_E_SHUTDOWN || code == FARANDOLE_E_PEER);
+      });
+    }
+    for (uint32_t seen = inside; seen < 2; seen = inside) {
+      futex_wait(inside, seen, kFutexAnyBit, patience());
+    }
+    shut_down();
+    CHECK(!maps_segments());  // the runtime is gone, with its threads and all that they used
+    for (std::thread& waiter : waiters) waiter.join();
+  }
+}
+
+TEST(a_handle_of_another_job_is_unknown) {
+  init_alone();
+  Floats data(3, 1);
+  const int64_t old = done(allreduce(data, "old"));
+  shut_down();
+  init_alone();
+  const int64_t handle = done(allreduce(data, "new"));
+  CHECK(handle != old);
+  CHECK_EQ(farandole_wait(&old, 1, 60), FARANDOLE_E_ARGUMENT);
+  CHECK(contains(farandole_error(), "before the last init()"));
+  farandole_release(old);
+  CHECK_EQ(farandole_wait(&handle, 1, 60), FARANDOLE_OK);
+  shut_down();
+}
+
+TEST(a_negative_number_of_rows_is_none) {
+  init_alone();
+  CHECK_EQ(farandole_set_ranks(0, nullptr, -1), 1);
+  CHECK(farandole_counters(nullptr, -1) > 0);
+  CHECK(farandole_variables(nullptr, -1) > 0);
+  int64_t handle = 0;
+  const farandole_request request{};
+  CHECK_EQ(farandole_submit(&request, -1, &handle), FARANDOLE_E_ARGUMENT);
+  CHECK_EQ(farandole_wait(&handle, -1, 1), FARANDOLE_E_ARGUMENT);
+  shut_down();
+}
+
+// What a rank is does not change in its forked child; whether it may work there does.
+TEST(a_forked_child_knows_where_it_stands) {
+  init_alone();
+  run_in_fork([] {
+    farandole_forked();
+    farandole_topology here{};
+    here.rank = 7;
+    CHECK_EQ(farandole_where(&here), FARANDOLE_OK);
+    CHECK_EQ(here.rank, 0);
+    CHECK_EQ(here.size, 1);
+    CHECK_EQ(here.local_size, 1);
+    CHECK_EQ(farandole_initialized(), 0);
+    CHECK_EQ(farandole_broken(), 0);
+    // Where an answer is a number, an error is a negative one.
+    CHECK_EQ(farandole_set_ranks(0, nullptr, 0), -FARANDOLE_E_SHUTDOWN);
+    CHECK_EQ(farandole_submit_buffer(1, nullptr, nullptr), -FARANDOLE_E_SHUTDOWN);
+    char peer_info[8];
+    CHECK_EQ(farandole_prepare(peer_info, sizeof peer_info), -FARANDOLE_E_SHUTDOWN);
+  });
+  shut_down();
+  run_in_fork([] {
+    farandole_forked();
+    farandole_topology here{};
+    CHECK_EQ(farandole_where(&here), FARANDOLE_E_SHUTDOWN);
+  });
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// Batches of prepared calls in real ranks: training loops, and what disturbs them.
+#include <algorithm>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/runtime_ranks.h"
+
+namespace farandole::check {
+namespace {
+
+constexpr int kSteps = 12;
+
+// A rank's prepared gradients of several sizes, some of them tiny.
+class Gradients {
+ public:
+  Gradients(TestRank& self, int tensors) : self_(self) {
+    for (int t = 0; t < tensors; ++t) {
+      data_.emplace_back(t % 3 == 0 ? 5 : 300 + 100 * static_cast<size_t>(t));
+      calls_.push_back(self.runtime()->submitter().prepare(
+          allreduce(data_.back(), "grad." + std::to_string(t)).request()));
+    }
+  }
+  int count() const { return static_cast<int>(data_.size()); }
+
+  // Submits these in one batch.
+  std::vector<Handle> submit(int step, const std::vector<int>& tensors) {
+    std::vector<Prepared> batch;
+    for (int t : tensors) {
+      Floats& data = data_[static_cast<size_t>(t)];
+      data = values_of(self_.rank + step, data.size());
+      batch.push_back({&calls_[static_cast<size_t>(t)], data.data(), data.data()});
+    }
+    self_.runtime()->submitter().submit(batch);
+    std::vector<Handle> handles;
+    for (const auto& one : batch) handles.push_back(one.handle);
+    return handles;
+  }
+  void check(int step, const std::vector<int>& tensors) const {
+    for (int t : tensors) {
+      const Floats& got = data_[static_cast<size_t>(t)];
+      Floats sum(got.size());
+      for (int r = 0; r < self_.size; ++r) {
+        Floats one = values_of(r + step, got.size());
+        for (size_t i = 0; i < sum.size(); ++i) sum[i] += one[i];
+      }
+      CHECK(got == sum);
+    }
+  }
+  // One step: all of them, cut into batches of so many.
+  void train(int step, int batch, bool backwards = false) {
+    std::vector<int> order = numbers_below(count());
+    if (backwards) std::ranges::reverse(order);
+    std::vector<Handle> handles;
+    for (size_t at = 0; at < order.size(); at += static_cast<size_t>(batch)) {
+      const auto size = std::min(static_cast<size_t>(batch), order.size() - at);
+      const auto first = order.begin() + static_cast<ptrdiff_t>(at);
+      for (Handle handle : submit(step, {first, first + static_cast<ptrdiff_t>(size)})) {
+        handles.push_back(handle);
+      }
+    }
+    self_.finish(handles);
+    check(step, order);
+  }
+
+ private:
+  TestRank& self_;
+  std::vector<Floats> data_;
+  std::vector<CheckedCall> calls_;
+};
+
+}  // namespace
+
+// By some ranks in batches, by others one by one, in another order or in other batches.
+TEST(ranks_may_cut_a_step_into_different_batches) {
+  run_jobs({1, 2, 3}, [](TestRank& self) {
+    Gradients gradients(self, 20);
+    for (int step = 0; step < kSteps; ++step) {
+      const int batch = step < 4 ? 20 : 1 + (self.rank * 5 + step) % 11;
+      gradients.train(step, batch, step % 5 == self.rank);
+    }
+  });
+}
+
+// Within a batch a rank waits for one call, or asks whether it is done.
+TEST(a_wait_for_one_of_a_batch_gets_its_tensor) {
+  run_jobs({2, 3}, [](TestRank& self) {
+    Gradients gradients(self, 9);
+    for (int step = 0; step < kSteps; ++step) {
+      const std::vector<Handle> first = gradients.submit(step, {0, 1, 2, 3});
+      const Deadline deadline = patience();
+      while (self.rank == 0 && !self.runtime()->driver().done(first[2])) CHECK(!deadline.expired());
+      if (self.rank > 0) self.finish(first[2]);
+      gradients.check(step, {2});
+      self.finish(gradients.submit(step, {4, 5, 6, 7, 8}));
+      std::vector<Handle> left{first[0], first[1], first[3]};
+      if (self.rank == 0) left.push_back(first[2]);
+      self.finish(left);
+      gradients.check(step, numbers_below(9));
+    }
+  });
+}
+
+// Rank 1 goes on when rank 0 tells it to, by other means than ours, and rank 0 has to wait first.
+TEST(ranks_that_also_wait_for_each_other_elsewhere_go_on) {
+  run_jobs({2}, [](TestRank& self) {
+    Gradients gradients(self, 5);
+    for (int step = 0; step < 4; ++step) gradients.train(step, 5);
+    if (self.rank == 0) {
+      const std::vector<Handle> batch = gradients.submit(4, {0, 1, 2, 3, 4});
+      self.finish({batch[0], batch[1]});
+      self.bootstrap.tell(1);
+      self.finish({batch[2], batch[3], batch[4]});
+    } else {
+      std::vector<Handle> first = gradients.submit(4, {0, 1});
+      self.bootstrap.await(1, 1);
+      self.finish(gradients.submit(4, {2, 3, 4}));
+      self.finish(first);
+    }
+    gradients.check(4, {0, 1, 2, 3, 4});
+  });
+}
+
+TEST(irregular_calls_do_not_break_a_batched_loop) {
+  run_jobs({2, 3}, [](TestRank& self) {
+    Gradients gradients(self, 6);
+    for (int round = 0; round < 3; ++round) {
+      for (int step = 0; step < 3; ++step) gradients.train(step, 6);
+      // A changed shape on one rank fails on all, and only that call.
+      Floats odd = values_of(self.rank, 700 + (self.rank == 0 ? 1 : 0));
+      const Handle one = self.submit(allreduce(odd, "grad.4"));
+      self.finish(gradients.submit(round, {1, 2}));
+      gradients.check(round, {1, 2});
+      CHECK_EQ(self.wait({one}).code, ErrorCode::kMismatch);
+      for (int step = 0; step < 3; ++step) gradients.train(step, 3);
+      Ask join;
+      join.op = FARANDOLE_JOIN;
+      self.run(join);
+    }
+  });
+}
+
+// The first that can't be submitted ends a batch, and its peers' call fails; those before it are reduced.
+TEST(a_batch_ends_at_its_first_error) {
+  run_jobs({2, 3}, [](TestRank& self) {
+    Gradients gradients(self, 6);
+    for (int step = 0; step < 3; ++step) gradients.train(step, 6);
+    Floats ten = values_of(self.rank, 10), one_more = values_of(self.rank, 11);
+    const std::string names[] = {"before", "bad", "after"};
+    std::vector<CheckedCall> calls;
+    for (const std::string& name : names) {
+      calls.push_back(self.runtime()->submitter().prepare(allreduce(ten, name).request()));
+    }
+    Floats before = ten, after = ten;
+    const bool overlaps = self.rank == 0;  // input and output in part
+    std::vector<Prepared> batch{{&calls[0], before.data(), before.data()},
+                                {&calls[1], ten.data(), ten.data()},
+                                {&calls[2], after.data(), after.data()}};
+    if (overlaps) batch[1] = {&calls[1], one_more.data(), one_more.data() + 1};
+    if (overlaps) {
+      CHECK_THROWS(self.runtime()->submitter().submit(batch), ErrorCode::kInvalidArgument);
+      CHECK(batch[0].handle != 0 && batch[1].handle == 0 && batch[2].handle == 0);
+      self.finish(batch[0].handle);
+      self.runtime()->submitter().submit(std::span(batch).subspan(2));
+    } else {
+      self.runtime()->submitter().submit(batch);
+      self.finish(batch[0].handle);
+      const Failure failure = self.wait({batch[1].handle});
+      CHECK(failure.code == ErrorCode::kInvalidArgument);
+      CHECK(contains(failure.text, "rank 0 refused") && contains(failure.text, "'bad'"));
+    }
+    self.finish(batch[2].handle);
+    CHECK(before == sum_over(self.size, 10) && after == sum_over(self.size, 10));
+  });
+}
+
+}  // namespace farandole::check

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that are killed: the others know it at once, by an error and by one line. Whoever has left may end.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "random.h"
+#include "runtime/runtime_ranks.h"
+
+using namespace farandole;
+using namespace farandole::check;
+
+namespace {
+
+// Returns when the last survivor knew of it: nanoseconds after the death.
+int64_t kill_one_of(int ranks, uint64_t seed) {
+  Random random(seed);
+  const int victim = static_cast<int>(random.below(static_cast<uint64_t>(ranks)));
+  const uint64_t us = random.below(6000);
+  LocalBootstrap bootstrap(ranks);
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const pid_t pid = fork_bound();
+    if (pid > 0) {
+      children.push_back(pid);
+      continue;
+    }
+    try {
+      TestRank self(bootstrap, rank, test_config());
+      self.start();
+      self.check_usable();
+      bootstrap.barrier();  // nobody dies before all have come so far
+      if (rank == victim) strike_in(static_cast<int64_t>(us), SIGKILL);
+      const Failure failure = work_until_failure(self);
+      bootstrap.time_of(rank) = now_ns();
+      CHECK_EQ(failure.code, ErrorCode::kPeer);
+      CHECK(contains(failure.text, "rank " + std::to_string(victim)));
+      check_broken(self, "rank " + std::to_string(victim));
+      self.leave();
+      _exit(0);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "seed %lu rank %d: %s\n", static_cast<unsigned long>(seed), rank,
+                   error.what());
+    }
+    _exit(1);
+  }
+  int64_t died = 0, last = 0;
+  for (int rank : {victim, 0, 1, 2, 3}) {
+    if (rank >= ranks || (rank == victim && died != 0)) continue;
+    int status = 0;
+    CHECK_EQ(waitpid(children[static_cast<size_t>(rank)], &status, 0),
+             children[static_cast<size_t>(rank)]);
+    if (rank == victim) {
+      CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+      died = now_ns();
+      continue;
+    }
+    CHECK_EQ(status, 0);
+    last = std::max(last, bootstrap.time_of(rank) - died);
+  }
+  CHECK_EQ(waitpid(-1, nullptr, WNOHANG), -1);  // none is left
+  return last;
+}
+
+}  // namespace
+
+// `--seeds 200 --ranks 4` for longer runs. A busy machine may make some of them late.
+TEST(a_killed_rank_fails_all_others_soon) {
+  const std::string seeds = option("seeds"), ranks = option("ranks");
+  std::vector<int64_t> delays;
+  for (uint64_t seed = 1; seed <= (seeds.empty() ? 20 : std::stoull(seeds)); ++seed) {
+    const int size = ranks.empty() ? 2 + static_cast<int>(seed % 3) : std::stoi(ranks);
+    delays.push_back(kill_one_of(size, seed));
+  }
+  std::ranges::sort(delays);
+  CHECK(delays.back() < 20'000'000'000);
+  CHECK(delays[delays.size() * 9 / 10] < 2'000'000'000);
+}
+
+namespace {
+
+// What `body` and its forks write to stderr.
+std::string stderr_of(const std::function<void()>& body) {
+  const int file = memfd_create("stderr", MFD_CLOEXEC);
+  const int before = dup(STDERR_FILENO);
+  CHECK(file >= 0 && before >= 0);
+  CHECK_EQ(fcntl(file, F_SETFL, O_APPEND), 0);  // or writes of two processes may land on each other
+  dup2(file, STDERR_FILENO);
+  body();
+  dup2(before, STDERR_FILENO);
+  close(before);
+  std::string text(static_cast<size_t>(lseek(file, 0, SEEK_END)), ' ');
+  CHECK_EQ(pread(file, text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
+  close(file);
+  return text;
+}
+
+void loud(Config& config) { config.log_level = "error"; }
+
+}  // namespace
+
+// The leader tells of its members; everyone of the leader, which can't.
+TEST(a_death_is_told_in_one_line) {
+  for (int victim = 0; victim < 3; ++victim) {
+    LocalBootstrap bootstrap(3);
+    const std::string text = stderr_of([&] {
+      std::vector<pid_t> children;
+      for (int rank = 0; rank < 3; ++rank) {
+        children.push_back(fork_bound());
+        if (children.back() > 0) continue;
+        try {
+          run_rank(bootstrap, rank, loud, [&](TestRank& self) {
+            self.check_usable();
+            self.bootstrap.barrier();
+            if (self.rank == victim) raise(SIGKILL);
+            Floats data(3);
+            self.fails(allreduce(data), ErrorCode::kPeer);
+          });
+        } catch (const std::exception&) {
+          _exit(1);
+        }
+        _exit(0);
+      }
+      for (pid_t child : children) CHECK_EQ(waitpid(child, nullptr, 0), child);
+    });
+    const auto lines = std::count(text.begin(), text.end(), '\n');
+    if (lines != (victim == 0 ? 2 : 1)) fail("not one line for each witness: " + text);
+    CHECK(contains(text, "rank " + std::to_string(victim) + " (pid "));
+  }
+}
+
+// Some processes end before others have read that all may.
+TEST(a_normal_end_is_no_death) {
+  const std::string text = stderr_of([] {
+    for (int round = 0; round < 15; ++round) {
+      for (int ranks : {2, 4}) {
+        run_job(Kind::kProcesses, ranks, [](TestRank& self) { self.check_usable(); }, loud);
+      }
+    }
+  });
+  if (!text.empty()) fail("a normal end was taken for a death: " + text);
+}
+
+// Nor is the end of a host a connection that was lost.
+TEST(hosts_that_end_normally_are_not_lost) {
+  const std::string text = stderr_of([] {
+    for (int round = 0; round < 5; ++round) {
+      LocalBootstrap bootstrap(4);
+      run_in_forks(4, [&](int rank) {
+        Config config = test_config();
+        loud(config);
+        TestRank self(bootstrap, rank, config, {0, 0, 2, 3});
+        self.start();
+        self.check_usable();
+        self.leave();
+      });
+    }
+  });
+  if (!text.empty()) fail("a normal end was taken for a loss: " + text);
+}

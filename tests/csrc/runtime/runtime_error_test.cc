@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bad calls: an error on every rank, and then life goes on.
+#include "random.h"
+#include "runtime/runtime_ranks.h"
+
+using namespace farandole;
+using namespace farandole::check;
+
+namespace {
+
+Ask wrong_dtype(Floats& data, std::string name) {
+  Ask ask = allreduce(data, std::move(name));
+  ask.dtype = FARANDOLE_BOOL;  // no sum of those
+  return ask;
+}
+
+// Until no rank comes too late for the others' patience.
+void insist(TestRank& self, const std::string& name) {
+  Floats data;
+  for (Failure failure{ErrorCode::kStall, ""}; failure;) {
+    CHECK_EQ(failure.code, ErrorCode::kStall);
+    data = values_of(self.rank, 2000);
+    Handle handle = self.submit(allreduce(data, name));
+    failure = self.wait({handle});
+    self.runtime()->handles().release(handle);
+  }
+  CHECK(data == sum_over(self.size, data.size()));
+}
+
+}  // namespace
+
+TEST(a_mismatch_fails_on_all_ranks) {
+  run_jobs({2, 3, 4}, [](TestRank& self) {
+    for (const char* name : {"tensor", "tensor", ""}) {
+      Floats data = values_of(self.rank, self.rank == 1 ? 4 : 5);
+      std::string text = self.fails(allreduce(data, name), ErrorCode::kMismatch);
+      CHECK(contains(text, "(4) on rank 1") || contains(text, "(4,) on rank 1"));
+      self.check_usable(name);
+    }
+  });
+}
+
+// The refusing rank may be first or last, and tries again before its peers have heard of it.
+TEST(a_refused_call_may_be_tried_again_at_once) {
+  run_jobs({2, 3, 4}, [](TestRank& self) {
+    for (int round = 0; round < 4; ++round) {
+      const bool refuses_first = round % 2 == 0;
+      const bool bad = self.rank == 1;
+      Floats data = values_of(self.rank, 300);
+      if (!bad && refuses_first) self.bootstrap.await(round, 1);
+      if (bad && !refuses_first) self.bootstrap.await(round, static_cast<uint32_t>(self.size) - 1);
+      if (bad) {
+        CHECK_THROWS(self.submit(wrong_dtype(data, "again")), ErrorCode::kWrongType);
+        Handle retry = self.submit(allreduce(data, "again"));
+        if (refuses_first) {  // the retry can't be done yet
+          CHECK_THROWS(self.submit(allreduce(data, "again")), ErrorCode::kInvalidArgument);
+          self.bootstrap.tell(round);
+        }
+        self.finish(retry);
+      } else {
+        Handle first = self.submit(allreduce(data, "again"));
+        if (!refuses_first) self.bootstrap.tell(round);
+        const Failure failure = self.wait({first});
+        CHECK_EQ(failure.code, ErrorCode::kWrongType);
+        CHECK(contains(failure.text, "rank 1"));
+        self.run(allreduce(data, "again"));
+      }
+      CHECK(data == sum_over(self.size, data.size()));
+    }
+  });
+}
+
+// Every attempt of one rank meets an attempt of the others.
+TEST(refusals_in_a_row_fail_as_many_calls) {
+  run_jobs({2, 3}, [](TestRank& self) {
+    Floats data = values_of(self.rank, 3);
+    if (self.rank == 0) {
+      for (int i = 0; i < 3; ++i) {
+        CHECK_THROWS(self.submit(wrong_dtype(data, "row")), ErrorCode::kWrongType);
+      }
+      self.bootstrap.tell(0);
+    } else {
+      self.bootstrap.await(0, 1);
+      for (int i = 0; i < 3; ++i) self.fails(allreduce(data, "row"), ErrorCode::kWrongType);
+    }
+    self.check_usable("row");
+  });
+}
+
+TEST(one_name_twice_in_a_group_is_refused_once) {
+  run_jobs({1, 2, 3}, [](TestRank& self) {
+    for (int round = 0; round < 2; ++round) {
+      Floats a = values_of(self.rank, 3);
+      Floats b = values_of(self.rank, 3);
+      if (self.rank == 0) {
+        CHECK_THROWS(self.submit(std::vector<Ask>{allreduce(a, "twin"), allreduce(b, "twin")}),
+                     ErrorCode::kInvalidArgument);
+      } else {
+        self.fails(allreduce(a, "twin"), ErrorCode::kInvalidArgument);
+      }
+      self.check_usable("twin");
+    }
+  });
+}
+
+TEST(a_name_in_flight_is_taken) {
+  run_jobs({2, 3}, [](TestRank& self) {
+    Floats data = values_of(self.rank, 300);
+    Floats other = values_of(self.rank, 300);
+    if (self.rank == 0) {
+      Handle handle = self.submit(allreduce(data, "taken"));
+      CHECK_THROWS(self.submit(allreduce(other, "taken")), ErrorCode::kInvalidArgument);
+      self.bootstrap.tell(0);
+      self.finish(handle);
+    } else {
+      self.bootstrap.await(0, 1);
+      self.run(allreduce(data, "taken"));
+    }
+    CHECK(data == sum_over(self.size, data.size()));
+    self.check_usable("taken");
+  });
+}
+
+TEST(refuse_tells_the_peers) {
+  run_jobs({2, 3}, [](TestRank& self) {
+    for (const char* name : {"unfit", ""}) {
+      Floats data = values_of(self.rank, 3);
+      Ask ask = allreduce(data, name);
+      if (self.rank == 0) {
+        self.runtime()->submitter().refuse(ask.request(),
+                                           {ErrorCode::kWrongType, "it is no array"});
+      } else {
+        CHECK(contains(self.fails(ask, ErrorCode::kWrongType), "it is no array"));
+      }
+      self.check_usable(name);
+    }
+  });
+}
+
+// One wrong argument each, and what the error says.
+struct Wrong {
+  void (*spoil)(Ask& ask);
+  const char* says;
+  ErrorCode code = ErrorCode::kInvalidArgument;
+};
+
+constexpr Wrong kWrong[] = {
+    {[](Ask& a) { a.set = 7; }, "there is no process set 7"},
+    {[](Ask& a) { a.op = 99; }, "unknown operation 99"},
+    {[](Ask& a) { a.reduce_op = -1; }, "unknown reduce op -1"},
+    {[](Ask& a) { a.dtype = 99; }, "unknown dtype 99"},
+    {[](Ask& a) { a.dtype = FARANDOLE_BOOL; }, "Sum of bool is not defined", ErrorCode::kWrongType},
+    {[](Ask& a) { a.device = -2; }, "no such device"},
+    {[](Ask& a) { a.name.assign(5000, 'x'); }, "longer than 4096 bytes"},
+    {[](Ask& a) { a.group = "g", a.group_size = 0; }, "a group needs at least one member"},
+    {[](Ask& a) { a.window = 1; }, "only allreduce of a tensor on a GPU"},
+    {[](Ask& a) { a.shape = {-1}; }, "negative length in shape"},
+    {[](Ask& a) { a.shape = {int64_t{1} << 40, int64_t{1} << 40}; }, "is too large"},
+    {[](Ask& a) { a.shape.assign(65, 1); }, "more than 64 dimensions"},
+    {[](Ask& a) { a.op = FARANDOLE_ALLGATHER, a.shape = {}; }, "a scalar has no first dimension"},
+    {[](Ask& a) { a.op = FARANDOLE_BROADCAST, a.root = 9; }, "root rank 9 is not among rank"},
+    {[](Ask& a) { a.op = FARANDOLE_ALLTOALL, a.splits = {1, 1, 1}; }, "splits has 3 entries"},
+    {[](Ask& a) { a.op = FARANDOLE_ALLTOALL, a.shape = {5}, a.splits = {6, 0}; }, "splits"},
+    // A process set may have any number of ranks; these are too many for the world only.
+    {[](Ask& a) { a.op = FARANDOLE_ADD_SET, a.shape.assign(100, 5); }, "process set"},
+    {[](Ask& a) { a.op = FARANDOLE_REMOVE_SET, a.shape = {}, a.root = 3; }, "process set 3"},
+    {[](Ask& a) { a.op = FARANDOLE_REMOVE_SET, a.set = 1; }, "there is no process set 1"},
+};
+
+TEST(a_wrong_argument_is_refused_on_all_ranks) {
+  run_jobs({1, 2}, [](TestRank& self) {
+    for (const Wrong& wrong : kWrong) {
+      Floats data(4);
+      Ask ask = allreduce(data);
+      wrong.spoil(ask);
+      const std::string text = self.fails(ask, wrong.code);
+      if (!contains(text, wrong.says)) fail("'" + text + "' does not say '" + wrong.says + "'");
+    }
+    self.check_usable();
+  });
+}
+
+// By both entries; the peers, whose buffers are apart, hear of it.
+TEST(buffers_that_overlap_in_part_are_refused) {
+  run_jobs({2, 3}, [](TestRank& self) {
+    const auto refused = [&self](Ask ask, int64_t input_at, int64_t output_at, bool wrong = true) {
+      Floats room(200), apart(200);
+      ask.input = room.data() + input_at;
+      const bool bad = self.rank == 1 && wrong;
+      ask.output = self.rank == 1 ? room.data() + output_at : apart.data();
+      ask.name = "overlap";
+      for (bool kept : {false, true}) {
+        Failure failure;
+        try {
+          const farandole_request request = ask.request();
+          const Handle handle =
+              kept ? self.submit(self.runtime()->submitter().prepare(request), ask.input,
+                                 ask.output)
+                   : self.submit(ask);
+          CHECK(!bad);
+          failure = self.wait({handle});
+          self.runtime()->handles().release(handle);
+        } catch (const Error& error) {
+          failure = {error.code(), error.what()};
+        }
+        CHECK_EQ(failure.code, wrong ? ErrorCode::kInvalidArgument : ErrorCode::kOk);
+        CHECK_EQ(contains(failure.text, "overlap"), wrong);
+      }
+    };
+    const auto n = static_cast<int64_t>(self.size);
+    const Ask sum{FARANDOLE_ALLREDUCE, {24}, nullptr, nullptr, ""};
+    refused(sum, 0, 1);
+    refused(sum, 23, 0);
+    refused(sum, 0, 24, false);
+    refused(sum, 5, 5, false);
+    refused({FARANDOLE_BROADCAST, {4, 6}, nullptr, nullptr, ""}, 2, 0);
+    refused({FARANDOLE_REDUCESCATTER, {24, 1}, nullptr, nullptr, ""}, 0, 3);
+    refused({FARANDOLE_REDUCESCATTER, {24, 1}, nullptr, nullptr, ""}, 0, 0, false);
+    refused({FARANDOLE_REDUCESCATTER, {24, 1}, nullptr, nullptr, ""}, 24 / n, 0, false);
+    refused({FARANDOLE_ALLGATHER, {24}, nullptr, nullptr, ""}, 0, 3);
+    refused({FARANDOLE_ALLGATHER, {24}, nullptr, nullptr, ""}, 24, 0, false);
+    refused({FARANDOLE_ALLTOALL, {24}, nullptr, nullptr, ""}, 0, 0);
+    refused({FARANDOLE_ALLTOALL, {24}, nullptr, nullptr, ""}, 0, 24, false);
+    Ask deal{FARANDOLE_SCATTER, {24}, nullptr, nullptr, ""};
+    refused(deal, 0, 0, false);  // rank 1 is not the root: nobody reads its input
+    deal.root = 1;
+    refused(deal, 0, 0);
+    refused(deal, 0, 24, false);
+    self.check_usable();
+  });
+}
+
+TEST(a_joined_rank_submits_nothing) {
+  run_jobs({2, 3}, [](TestRank& self) {
+    Floats data = values_of(self.rank, 3);
+    const CheckedCall kept =
+        self.runtime()->submitter().prepare(allreduce(data, "kept").request());
+    if (self.rank > 0) self.bootstrap.await(0, 1);
+    Handle join = self.submit({FARANDOLE_JOIN, {}, nullptr, nullptr, ""});
+    if (self.rank == 0) {
+      CHECK_THROWS(self.submit(allreduce(data)), ErrorCode::kInvalidArgument);
+      CHECK_THROWS(self.submit(kept, data.data(), data.data()), ErrorCode::kInvalidArgument);
+      CHECK_THROWS(self.submit({FARANDOLE_JOIN, {}, nullptr, nullptr, ""}),
+                   ErrorCode::kInvalidArgument);
+      self.bootstrap.tell(0);
+    }
+    self.finish(join);
+    CHECK_THROWS(self.submit(std::vector<Ask>(2, {FARANDOLE_JOIN, {}, nullptr, nullptr, ""})),
+                 ErrorCode::kInvalidArgument);
+    self.check_usable();
+  });
+}
+
+// Reports of it come after the set is gone for the coordinator.
+TEST(a_call_after_its_set_was_removed_fails) {
+  run_jobs({3}, [](TestRank& self) {
+    for (int round = 0; round < 10; ++round) {
+      const Handle added = self.submit({FARANDOLE_ADD_SET, {0, 1}, nullptr, nullptr, ""});
+      CHECK(!self.wait({added}));
+      Ask remove{FARANDOLE_REMOVE_SET, {}, nullptr, nullptr, ""};
+      self.runtime()->handles().look(
+          added, [&](const Outcome& outcome) { remove.root = static_cast<int>(outcome.value); });
+      // Rank 2 comes first: until all ranks have asked for the removal, calls of the set are in time.
+      Floats go(1);
+      Handle removed = 0;
+      if (self.rank == 2) removed = self.submit(remove);
+      self.run(allreduce(go, "go"));
+      if (self.rank != 2) removed = self.submit(remove);
+      // While these are submitted, this rank reads no log.
+      Floats data(3000);
+      Ask late = allreduce(data);
+      late.set = remove.root;
+      std::vector<Handle> handles;
+      try {
+        handles = self.submit(std::vector<Ask>(300, late));
+      } catch (const Error& error) {  // always on rank 2, which is not in the set
+        CHECK_EQ(error.code(), ErrorCode::kInvalidArgument);
+      }
+      for (Handle handle : handles) {
+        CHECK_EQ(self.wait({handle}).code, ErrorCode::kInvalidArgument);
+        self.runtime()->handles().release(handle);
+      }
+      self.finish(removed);
+    }
+    self.check_usable();
+  });
+}
+
+// A call that some ranks gave up is not the one that a late rank reports then.
+TEST(a_stall_ends_in_an_error) {
+  run_jobs(
+      {2, 3},
+      [](TestRank& self) {
+        for (const char* name : {"stalled", "stalled", ""}) {
+          const bool named = *name != 0;
+          Floats data = values_of(self.rank, 3000);
+          if (self.rank == 0) {
+            CHECK(contains(self.fails(allreduce(data, name), ErrorCode::kStall), "missing"));
+          }
+          self.bootstrap.barrier();
+          // An unnamed call has its place in the order, even if it comes late.
+          if (self.rank != 0 && !named) self.fails(allreduce(data, name), ErrorCode::kStall);
+          if (named) insist(self, name);
+          self.bootstrap.barrier();
+        }
+      },
+      [](Config& config) { config.stall_abort = 0.05; });
+}
+
+// The late rank's report and the news that the others gave up cross each other, now and then.
+TEST(a_report_that_crosses_a_stall_error_begins_a_new_call) {
+  constexpr int kNever = 31;
+  run_jobs(
+      {2, 3},
+      [](TestRank& self) {
+        Random random(static_cast<uint64_t>(self.rank + 1));
+        for (int round = 0; round < 15; ++round) {
+          const auto late =
+              std::chrono::microseconds(self.rank == 0 ? 0 : 99500 + random.below(1500));
+          self.bootstrap.await(kNever, 1, Deadline::in(late));
+          insist(self, "crossing");
+        }
+      },
+      // Also how long a bucket may take on a machine with other work.
+      [](Config& config) { config.stall_abort = 0.1; });
+}

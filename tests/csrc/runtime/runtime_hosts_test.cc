@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that believe they sit on several hosts: they share memory only where their node is the same, and
+// their leaders meet by TCP.
+#include <string>
+#include <vector>
+
+#include "control/hosts/host_tree.h"
+#include "lib/os/process.h"
+#include "runtime/runtime_ranks.h"
+
+namespace farandole::check {
+namespace {
+
+using Nodes = std::vector<Rank>;
+
+// Two hosts of two, one rank a host, unequal hosts, and ranks dealt out in turns.
+const std::vector<Nodes> kLayouts = {{0, 0, 2, 2}, {0, 1, 2}, {0, 0, 0, 3}, {0, 1, 0, 1}};
+
+void run_hosts(const Nodes& nodes, const Body& body, const Tune& tune = {}) {
+  const int ranks = static_cast<int>(nodes.size());
+  for (Kind kind : {Kind::kProcesses, Kind::kThreads}) {
+    LocalBootstrap bootstrap(ranks);
+    auto run = [&](int rank) {
+      Config config = test_config();
+      if (tune) tune(config);
+      TestRank self(bootstrap, rank, config, nodes);
+      self.start();
+      body(self);
+      self.leave();
+      CHECK_EQ(rescued_wakeups(), 0);
+    };
+    if (kind == Kind::kProcesses) {
+      run_in_forks(ranks, run);
+      continue;
+    }
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(run, rank);
+    for (std::thread& thread : threads) thread.join();
+  }
+}
+
+void check_tiny(TestRank& self, const std::string& name = {}) {
+  Floats data = values_of(self.rank, 50);
+  self.run(allreduce(data, name));
+  CHECK(data == sum_over(self.size, 50));
+}
+
+// All others learn who has died, and where.
+void die_while_all_wait(const Nodes& nodes, int victim) {
+  const int ranks = static_cast<int>(nodes.size());
+  LocalBootstrap bootstrap(ranks);
+  run_in_forks(ranks, [&](int rank) {
+    TestRank self(bootstrap, rank, test_config(), nodes);
+    self.start();
+    check_tiny(self);
+    if (rank == victim) {
+      bootstrap.await(1, static_cast<uint32_t>(ranks - 1));
+      std::_Exit(0);
+    }
+    Floats data = values_of(rank, 20);
+    const Handle never = self.submit(allreduce(data, "never"));
+    const int64_t began = now_ns();
+    bootstrap.tell(1);
+    const Failure failure = self.wait({never});
+    CHECK_EQ(failure.code, ErrorCode::kPeer);
+    CHECK(contains(failure.text, "rank " + std::to_string(victim)));
+    CHECK(contains(failure.text, "on " + host_name()));
+    CHECK(now_ns() - began < 20'000'000'000);
+    self.leave();
+  });
+}
+
+Ask barrier() {
+  Ask ask;
+  ask.op = FARANDOLE_BARRIER;
+  return ask;
+}
+
+}  // namespace
+
+TEST(hosts_agree_and_small_calls_work_between_them) {
+  for (const Nodes& nodes : kLayouts) {
+    run_hosts(nodes, [](TestRank& self) {
+      for (int round = 0; round < 20; ++round) {
+        check_tiny(self, "named");
+        check_tiny(self);
+        self.run(barrier());
+      }
+      Floats root = values_of(self.rank, 30);
+      Ask ask = allreduce(root, "from the last");
+      ask.op = FARANDOLE_BROADCAST;
+      ask.root = self.size - 1;
+      self.run(ask);
+      CHECK(root == values_of(self.size - 1, 30));
+    });
+  }
+}
+
+TEST(sets_within_a_host_move_large_tensors) {
+  run_hosts({0, 0, 2, 2}, [](TestRank& self) {
+    std::vector<Handle> adds;
+    for (std::vector<int64_t> ranks : {std::vector<int64_t>{0, 1}, {2, 3}, {1, 2}}) {
+      Ask add;
+      add.op = FARANDOLE_ADD_SET;
+      add.shape = ranks;
+      adds.push_back(self.submit(add));
+    }
+    self.finish(adds);
+    for (int round = 0; round < 8; ++round) {
+      std::vector<Floats> data;
+      std::vector<Handle> handles;
+      for (int t = 0; t < 4; ++t) data.push_back(values_of(self.rank, 40'000));
+      for (int t = 0; t < 4; ++t) {
+        Ask ask = allreduce(data[static_cast<size_t>(t)], "grad" + std::to_string(t));
+        ask.set = self.rank < 2 ? 1 : 2;
+        handles.push_back(self.submit(ask));
+      }
+      self.finish(handles);
+      Floats sum = values_of(self.rank ^ 1, 40'000);
+      const Floats mine = values_of(self.rank, sum.size());
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += mine[i];
+      for (const Floats& got : data) CHECK(got == sum);
+    }
+    if (self.rank == 1 || self.rank == 2) {
+      Floats data = values_of(self.rank, 20);
+      Ask ask = allreduce(data, "across");
+      ask.set = 3;
+      self.run(ask);
+      CHECK_EQ(data[0], 5.0F);
+    }
+  });
+}
+
+TEST(large_tensors_move_between_hosts_without_mpi) {
+  for (const Nodes& nodes : kLayouts) {
+    run_hosts(nodes, [](TestRank& self) {
+      const SetId set = add_set(self, {0, self.size - 1});
+      for (int round = 0; round < 4; ++round) {
+        Floats data = values_of(self.rank, 50'000);
+        Floats pair = values_of(self.rank, 30'000);
+        std::vector<Handle> handles = {self.submit(allreduce(data, "large"))};
+        if (self.rank == 0 || self.rank == self.size - 1) {
+          Ask ask = allreduce(pair, "of two");
+          ask.set = set;
+          handles.push_back(self.submit(ask));
+        }
+        self.finish(handles);
+        CHECK(data == sum_over(self.size, 50'000));
+        if (handles.size() == 2) CHECK_EQ(pair[1], 2.0F * static_cast<float>(self.size + 1));
+        check_tiny(self);
+      }
+    });
+  }
+}
+
+TEST(a_wire_that_cannot_be_had_is_an_error) {
+  LocalBootstrap bootstrap(2);
+  run_in_forks(2, [&](int rank) {
+    Config config = test_config();
+    config.wire = "mpi";
+    TestRank self(bootstrap, rank, config, {0, 1});
+    CHECK_THROWS(self.start(), ErrorCode::kLibrary);
+  });
+}
+
+TEST(a_death_amid_large_tensors_is_told_to_all) {
+  for (int victim : {1, 2}) {
+    LocalBootstrap bootstrap(4);
+    run_in_forks(4, [&](int rank) {
+      TestRank self(bootstrap, rank, test_config(), {0, 0, 2, 2});
+      self.start();
+      Floats warm = values_of(rank, 60'000);
+      Floats data = values_of(rank, 600'000);
+      Failure failure;
+      try {
+        failure = self.wait({self.submit(allreduce(warm, "warm"))});
+        const Handle under_way = self.submit(allreduce(data, "under way"));
+        if (rank == victim) std::_Exit(0);
+        if (!failure) failure = self.wait({under_way});
+      } catch (const Error& error) {  // the death may come before a call of this rank
+        failure = {error.code(), error.what()};
+      }
+      if (!failure) failure = work_until_failure(self);
+      CHECK_EQ(failure.code, ErrorCode::kPeer);
+      CHECK(contains(failure.text, "rank " + std::to_string(victim)));
+      CHECK(contains(failure.text, "on " + host_name()));
+      self.leave();
+    });
+  }
+}
+
+TEST(disagreements_name_ranks_of_all_hosts) {
+  run_hosts({0, 0, 2, 2}, [](TestRank& self) {
+    Floats data = values_of(self.rank, self.rank == 3 ? 21 : 20);
+    std::string text = self.fails(allreduce(data, "odd"), ErrorCode::kMismatch);
+    CHECK(contains(text, "ranks 0-2") && contains(text, "rank 3"));
+    check_tiny(self);
+  });
+}
+
+// 36 hosts, the last three below host 1; two ranks on the last one.
+Nodes more_hosts_than_link_to_the_root() {
+  Nodes nodes;
+  for (Rank r = 0; r < 37; ++r) nodes.push_back(std::min(r, 35));
+  return nodes;
+}
+
+TEST(hosts_below_hosts_agree) {
+  const Nodes nodes = more_hosts_than_link_to_the_root();
+  CHECK_EQ(HostTree::of(35, nodes).parent, 1);
+  run_hosts(nodes, [](TestRank& self) {
+    for (int round = 0; round < 10; ++round) {
+      check_tiny(self, "named");
+      check_tiny(self);
+    }
+    Floats data = values_of(self.rank, self.rank == 35 ? 21 : 20);
+    const std::string text = self.fails(allreduce(data, "odd"), ErrorCode::kMismatch);
+    CHECK(contains(text, "ranks 0-34") && contains(text, "rank 35"));
+    self.run(barrier());
+  });
+}
+
+TEST(a_death_below_a_host_is_told_to_all) {
+  // Of the last host, its leader, and the leader above.
+  for (int victim : {36, 35, 1}) die_while_all_wait(more_hosts_than_link_to_the_root(), victim);
+}
+
+TEST(a_stall_names_the_rank_on_the_other_host) {
+  run_hosts(
+      {0, 0, 2, 2},
+      [](TestRank& self) {
+        check_tiny(self);
+        if (self.rank == 3) {
+          self.bootstrap.await(1, 3);
+        } else {
+          Floats data = values_of(self.rank, 20);
+          std::string text = self.fails(allreduce(data, "late"), ErrorCode::kStall);
+          CHECK(contains(text, "rank 3") && contains(text, "late"));
+          self.bootstrap.tell(1);
+        }
+        check_tiny(self);
+      },
+      [](Config& config) { config.stall_abort = 0.5; });
+}
+
+TEST(joins_and_uneven_data_work_across_hosts) {
+  run_hosts({0, 0, 2, 2}, [](TestRank& self) {
+    for (int step = 0; step <= self.rank; ++step) {
+      Floats data = values_of(self.rank, 10);
+      self.run(allreduce(data, "loss"));
+    }
+    Ask join;
+    join.op = FARANDOLE_JOIN;
+    self.run(join);
+    check_tiny(self);
+  });
+}
+
+TEST(ranks_that_are_kept_apart_have_leaders_of_their_own) {
+  std::vector<PeerInfo> peer_infos(6);
+  for (size_t r = 0; r < peer_infos.size(); ++r)
+    peer_infos[r].boot_id = r < 4 ? "one boot" : "another";
+  peer_infos[2].net_namespace = peer_infos[3].net_namespace = 7;  // in a container of their own
+  std::vector<Rank> leaders;
+  for (Rank r = 0; r < 6; ++r) leaders.push_back(nearest_leader(r, {0, 0, 0, 0, 0, 5}, peer_infos));
+  CHECK(leaders == (std::vector<Rank>{0, 0, 2, 2, 4, 5}));
+}
+
+// One rank of a host dies, then a leader.
+TEST(deaths_reach_the_other_hosts) {
+  for (int victim : {1, 3, 2}) die_while_all_wait({0, 0, 2, 2}, victim);
+}
+
+}  // namespace farandole::check

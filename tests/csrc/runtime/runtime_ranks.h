@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+// Jobs of a few ranks around real Runtimes. Ranks are threads of this process, where TSan sees them, or
+// forked processes, which may be killed.
+#pragma once
+
+#include <signal.h>
+#include <time.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "control/bootstrap/local_bootstrap.h"
+#include "runtime/runtime.h"
+
+#include "base/abi.h"
+
+namespace farandole::check {
+
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// A request that owns what it points to, buffers apart.
+struct Ask {
+  int32_t op = FARANDOLE_ALLREDUCE;
+  std::vector<int64_t> shape;
+  const void* input = nullptr;
+  void* output = nullptr;
+  std::string name;
+  int32_t reduce_op = FARANDOLE_SUM;
+  int32_t dtype = FARANDOLE_FLOAT32;
+  int32_t root = 0;
+  int32_t set = 0;
+  std::string group = {};
+  int32_t group_size = 1;
+  std::vector<int64_t> splits = {};
+  int32_t device = -1;
+  uint64_t stream = 0;
+  uint32_t window = 0;
+  uint64_t place = 0;
+
+  farandole_request request() const {
+    farandole_request r{};
+    r.op = op, r.reduce_op = reduce_op, r.dtype = dtype, r.device = device;
+    r.root = root, r.process_set = set, r.prescale = r.postscale = 1.0;
+    r.ndim = static_cast<int32_t>(shape.size()), r.shape = shape.data();
+    r.input = input, r.output = output;
+    r.n_splits = static_cast<int32_t>(splits.size()), r.splits = splits.data();
+    r.name = name.empty() ? nullptr : name.c_str();
+    r.stream = stream, r.window = window, r.place = place;
+    r.group = group.empty() ? nullptr : group.c_str(), r.group_size = group_size;
+    return r;
+  }
+};
+
+using Floats = std::vector<float>;
+
+// Whole numbers: sums over ranks are exact.
+inline Floats values_of(int rank, size_t n) {
+  Floats values(n);
+  for (size_t i = 0; i < n; ++i) values[i] = static_cast<float>((rank + 1) * (1 + i % 97));
+  return values;
+}
+inline Floats sum_over(int ranks, size_t n) {
+  Floats sum(n);
+  for (size_t i = 0; i < n; ++i) {
+    sum[i] = static_cast<float>(ranks * (ranks + 1) / 2) * static_cast<float>(1 + i % 97);
+  }
+  return sum;
+}
+
+// In place.
+inline Ask allreduce(Floats& data, std::string name = {}) {
+  return {FARANDOLE_ALLREDUCE,
+          {static_cast<int64_t>(data.size())},
+          data.data(),
+          data.data(),
+          std::move(name)};
+}
+
+// One rank of a job, with calls shorter than the C ABI's.
+class TestRank {
+ public:
+  // nodes: by rank, the lowest rank on its host; empty: all are on one.
+  TestRank(LocalBootstrap& its_bootstrap, int its_rank, Config config, std::vector<Rank> nodes = {})
+      : bootstrap(its_bootstrap),
+        rank(its_rank),
+        size(its_bootstrap.ranks()),
+        config_(std::move(config)),
+        nodes_(std::move(nodes)) {
+    nodes_.resize(static_cast<size_t>(size));
+  }
+
+  // Ranks in processes or threads of one host.
+  void start() {
+    LocalEndpoint endpoint(config_);
+    std::vector<PeerInfo> peer_infos = bootstrap.exchange(rank, round_++, endpoint.peer_info());
+    enter(std::move(endpoint), peer_infos);
+  }
+  void enter(LocalEndpoint endpoint, const std::vector<PeerInfo>& peer_infos) {
+    Topology topology = Topology::of(rank, nodes_);
+    runtime_ = std::make_shared<Runtime>(std::move(endpoint), topology, peer_infos);
+  }
+  void leave() {
+    if (!runtime_) return;
+    if (!runtime_->leaver().leave(false, "", patience())) fail("leave() hung");
+    runtime_.reset();
+  }
+  // Lets go of the runtime as farandole_shutdown does; other threads may hold it still.
+  void leave_failed(const std::string& why) {
+    const bool over = runtime_->leaver().leave(true, why, patience());
+    runtime_.reset();
+    CHECK(over);
+  }
+
+  std::shared_ptr<Runtime> runtime() const { return runtime_; }
+  bool up() const { return runtime_ != nullptr; }
+
+  Handle submit(const Ask& ask) { return submit(std::vector<Ask>{ask}).front(); }
+  std::vector<Handle> submit(const std::vector<Ask>& asks) {
+    std::vector<farandole_request> requests;
+    for (const Ask& ask : asks) requests.push_back(ask.request());
+    return runtime_->submitter().submit(requests);
+  }
+  Handle submit(const CheckedCall& prepared, const void* input, void* output) {
+    Prepared one{&prepared, input, output};
+    runtime_->submitter().submit({&one, 1});
+    return one.handle;
+  }
+  // Empty: all are done.
+  Failure wait(const std::vector<Handle>& handles) {
+    const Deadline deadline = patience();
+    for (;;) {
+      Failure failure;
+      if (runtime_->driver().wait(handles, deadline, failure) != WaitEnd::kTimeIsUp) return failure;
+      if (deadline.expired()) fail("rank " + std::to_string(rank) + " hung in wait()");
+    }
+  }
+  void finish(const std::vector<Handle>& handles) {
+    if (Failure failure = wait(handles)) fail("a call failed: " + failure.text);
+    for (Handle handle : handles) runtime_->handles().release(handle);
+  }
+  void finish(Handle handle) { finish(std::vector<Handle>{handle}); }
+  void run(const Ask& ask) { finish(submit(ask)); }
+  // The call fails, now or later, with this code; returns the text.
+  std::string fails(const Ask& ask, ErrorCode code) {
+    Failure failure;
+    try {
+      failure = wait({submit(ask)});
+    } catch (const Error& error) {
+      failure = {error.code(), error.what()};
+    }
+    CHECK_EQ(failure.code, code);
+    return failure.text;
+  }
+  // All ranks can still do their ordinary work.
+  void check_usable(const std::string& name = {}) {
+    for (size_t n : {size_t{3}, size_t{5000}}) {
+      Floats data = values_of(rank, n);
+      run(allreduce(data, name));
+      CHECK(data == sum_over(size, n));
+    }
+  }
+
+  LocalBootstrap& bootstrap;
+  const int rank;
+  const int size;
+
+ private:
+  Config config_;
+  std::vector<Rank> nodes_;
+  uint64_t round_ = 0;
+  std::shared_ptr<Runtime> runtime_;
+};
+
+// Sends this process `signal` (SIGKILL, SIGSTOP) after so many microseconds, whatever it does then.
+inline void strike_in(int64_t us, int signal) {
+  sigevent event{};
+  event.sigev_notify = SIGEV_SIGNAL;
+  event.sigev_signo = signal;
+  timer_t timer;
+  CHECK_EQ(timer_create(CLOCK_MONOTONIC, &event, &timer), 0);
+  itimerspec when{};
+  when.it_value.tv_nsec = us * 1000 + 1;
+  CHECK_EQ(timer_settime(timer, 0, &when, nullptr), 0);
+}
+
+// Calls allreduce until the job breaks.
+inline Failure work_until_failure(TestRank& self) {
+  const Deadline deadline = patience();
+  while (!deadline.expired()) {
+    for (size_t n : {size_t{3}, size_t{3000}, size_t{60'000}}) {
+      Floats data = values_of(self.rank, n);
+      try {
+        Handle handle = self.submit(allreduce(data, "size " + std::to_string(n)));
+        if (Failure failure = self.wait({handle})) return failure;
+        self.runtime()->handles().release(handle);
+        CHECK(data == sum_over(self.size, n));
+      } catch (const Error& error) {
+        return {error.code(), error.what()};
+      }
+    }
+  }
+  fail("the job never broke");
+}
+
+inline void check_broken(TestRank& self, const std::string& says) {
+  Floats data(3);
+  for (int i = 0; i < 2; ++i) {
+    try {
+      self.submit(allreduce(data));
+      fail("a broken job takes calls");
+    } catch (const Error& error) {
+      CHECK_EQ(error.code(), ErrorCode::kPeer);
+      CHECK(contains(error.what(), says));
+    }
+  }
+}
+
+// Small blocks, so that a few kilobytes are many; quiet.
+inline Config test_config() {
+  Config config = read_config();
+  config.block_bytes = 4096;
+  config.stall_warn = 0;
+  config.log_level = "fatal";
+  return config;
+}
+
+enum class Kind { kThreads, kProcesses };
+using Tune = std::function<void(Config&)>;
+using Body = std::function<void(TestRank&)>;
+
+inline void run_rank(LocalBootstrap& bootstrap, int rank, const Tune& tune, const Body& body) {
+  Config config = test_config();
+  if (tune) tune(config);
+  TestRank self(bootstrap, rank, config);
+  self.start();
+  body(self);
+  self.leave();
+  CHECK_EQ(rescued_wakeups(), 0);
+}
+
+// Runs body on `ranks` ranks, from init to shutdown.
+inline void run_job(Kind kind, int ranks, const Body& body, const Tune& tune = {}) {
+  LocalBootstrap bootstrap(ranks);
+  if (kind == Kind::kProcesses) {
+    run_in_forks(ranks, [&](int rank) { run_rank(bootstrap, rank, tune, body); });
+    return;
+  }
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] { run_rank(bootstrap, rank, tune, body); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Both kinds of ranks, in jobs of these sizes.
+inline void run_jobs(std::vector<int> sizes, const Body& body, const Tune& tune = {}) {
+  for (int ranks : sizes) {
+    run_job(Kind::kProcesses, ranks, body, tune);
+    run_job(Kind::kThreads, ranks, body, tune);
+  }
+}
+
+// A process set of these ranks; all ranks call it.
+inline SetId add_set(TestRank& self, std::vector<int64_t> ranks) {
+  // The shape is the list of ranks.
+  const Handle handle = self.submit({FARANDOLE_ADD_SET, std::move(ranks), nullptr, nullptr, ""});
+  CHECK(!self.wait({handle}));
+  int64_t id = 0;
+  self.runtime()->handles().look(handle, [&](const Outcome& outcome) { id = outcome.value; });
+  self.runtime()->handles().release(handle);
+  return static_cast<SetId>(id);
+}
+
+// A world of one, by the C ABI.
+inline void init_alone() {
+  char peer_info[4096];
+  const int32_t bytes = farandole_prepare(peer_info, sizeof peer_info);
+  CHECK(bytes > 0);
+  const int32_t node = 0;
+  const char* const peer_infos[] = {peer_info};
+  const farandole_world world{0, 1, &node, peer_infos, &bytes, {}, 1};
+  CHECK_EQ(farandole_start(&world), FARANDOLE_OK);
+}
+
+inline void shut_down() { CHECK_EQ(farandole_shutdown(0, "", 60), FARANDOLE_OK); }
+
+}  // namespace farandole::check

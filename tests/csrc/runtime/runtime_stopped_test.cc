@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that stand still (SIGSTOP): the others are told who it is, and their buffers are theirs again.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "runtime/runtime_ranks.h"
+
+using namespace farandole;
+using namespace farandole::check;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr int kRefilled = 0;  // events
+constexpr int kOver = 1;
+constexpr float kMark = 7654321.0F;
+
+// What this rank's part of one big call ended with; its buffer is refilled then, and must stay so until
+// the stopped rank has gone on and ended too.
+void big_call(TestRank& self, int victim, long us) {
+  self.check_usable();
+  Floats data = values_of(self.rank, 8'000'000);
+  self.bootstrap.barrier();  // else one that is slow to fill its buffer may be what stalls
+  if (self.rank == victim) strike_in(us, SIGSTOP);
+  Failure failure;
+  try {
+    failure = self.wait({self.submit(allreduce(data, "big"))});
+  } catch (const Error& error) {
+    failure = {error.code(), error.what()};
+  }
+  if (failure && self.rank != victim) {
+    CHECK_EQ(failure.code, ErrorCode::kStall);
+    CHECK(contains(failure.text, "rank " + std::to_string(victim)));
+    CHECK(contains(failure.text, "stopped by a signal or a debugger"));
+    self.bootstrap.time_of(self.rank) = contains(failure.text, "nothing has moved") ? 2 : 1;
+  }
+  std::fill(data.begin(), data.end(), kMark);
+  self.bootstrap.tell(kRefilled);
+  self.bootstrap.await(kOver, 1);
+  CHECK(std::ranges::count(data, kMark) == std::ssize(data));
+}
+
+// None outlives its test, least of all a stopped one.
+struct Children : std::vector<pid_t> {
+  Children() = default;
+  Children(const Children&) = delete;
+  ~Children() {
+    for (pid_t pid : *this) kill(pid, SIGKILL);
+  }
+  void end_well() {
+    while (!empty()) {
+      const pid_t pid = back();
+      int status = 0;
+      CHECK_EQ(waitpid(pid, &status, 0), pid);
+      pop_back();
+      CHECK_EQ(status, 0);
+    }
+  }
+};
+
+// Returns what the others met: 0: the call was over before the stop, 1: a stall, 2: one in mid-bucket.
+int64_t stop_one_of(int ranks, int victim, long us) {
+  LocalBootstrap bootstrap(ranks);
+  Children children;
+  for (int rank = 0; rank < ranks; ++rank) {
+    children.push_back(fork_bound());
+    if (children.back() > 0) continue;
+    try {
+      Config config = test_config();
+      config.stall_abort = 0.3;
+      TestRank self(bootstrap, rank, config);
+      self.start();
+      big_call(self, victim, us);
+      _exit(0);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+    }
+    _exit(1);
+  }
+  auto child = [&](int rank) { return children[static_cast<size_t>(rank)]; };
+  int status = 0;
+  CHECK_EQ(waitpid(child(victim), &status, WUNTRACED), child(victim));
+  CHECK(WIFSTOPPED(status));
+  bootstrap.await(kRefilled, static_cast<uint32_t>(ranks - 1));
+  const bool was_over = bootstrap.told(kRefilled) == static_cast<uint32_t>(ranks);
+  kill(child(victim), SIGCONT);
+  bootstrap.await(kRefilled, static_cast<uint32_t>(ranks));
+  bootstrap.tell(kOver);
+  children.end_well();
+  return was_over ? 0 : bootstrap.time_of(victim == 0 ? 1 : 0).load();
+}
+
+// Stops at one moment after the other, three times at least and until somebody meets what is wanted.
+int64_t worst_of_some(int ranks, int victim, int64_t wanted) {
+  int64_t worst = 0;
+  for (long ms = 1; ms <= 3 || (ms <= 30 && worst < wanted); ++ms) {
+    worst = std::max(worst, stop_one_of(ranks, victim, 1000 * ms));
+  }
+  return worst;
+}
+
+}  // namespace
+
+TEST(all_others_learn_that_a_member_stopped_in_mid_bucket) {
+  for (int ranks : {2, 4}) CHECK_EQ(worst_of_some(ranks, 1, 2), 2);
+}
+
+// It can't tell: its waiters look themselves.
+TEST(the_others_learn_that_a_leader_stopped) { CHECK(worst_of_some(2, 0, 1) > 0); }
+
+// On another host nobody sees its process, and its kernel keeps the connections alive.
+TEST(ranks_of_other_hosts_learn_that_the_job_s_leader_stopped) {
+  const std::vector<Rank> nodes = {0, 1, 1};
+  const int ranks = static_cast<int>(nodes.size());
+  LocalBootstrap bootstrap(ranks);
+  Children children;
+  for (int rank = 0; rank < ranks; ++rank) {
+    children.push_back(fork_bound());
+    if (children.back() > 0) continue;
+    try {
+      Config config = test_config();
+      config.stall_abort = 0.5;
+      TestRank self(bootstrap, rank, config, nodes);
+      self.start();
+      self.check_usable();
+      self.bootstrap.barrier();
+      if (rank == 0) {
+        raise(SIGSTOP);
+        _exit(0);
+      }
+      Floats data = values_of(rank, 10);
+      const Failure failure = self.wait({self.submit(allreduce(data, "small"))});
+      self.bootstrap.tell(kOver);
+      CHECK_EQ(failure.code, ErrorCode::kStall);
+      CHECK(contains(failure.text, "rank 0 on "));
+      CHECK(contains(failure.text, "kill -CONT"));
+      self.bootstrap.await(kOver, 2);  // else its end is what the other one hears of
+      _exit(0);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+    }
+    _exit(1);
+  }
+  int status = 0;
+  CHECK_EQ(waitpid(children[0], &status, WUNTRACED), children[0]);
+  CHECK(WIFSTOPPED(status));
+  bootstrap.await(kOver, static_cast<uint32_t>(ranks - 1));
+  kill(children[0], SIGCONT);
+  children.end_well();
+}
+
+TEST(a_stop_that_ends_in_time_is_no_error) {
+  LocalBootstrap bootstrap(2);
+  Children children;
+  for (int rank = 0; rank < 2; ++rank) {
+    children.push_back(fork_bound());
+    if (children.back() > 0) continue;
+    try {
+      run_rank(
+          bootstrap, rank, [](Config& config) { config.stall_abort = 30; },
+          [](TestRank& self) {
+            self.check_usable();
+            self.bootstrap.barrier();
+            if (self.rank == 1) raise(SIGSTOP);
+            self.check_usable();
+          });
+    } catch (const std::exception&) {
+      _exit(1);
+    }
+    _exit(0);
+  }
+  int status = 0;
+  CHECK_EQ(waitpid(children[1], &status, WUNTRACED), children[1]);
+  CHECK(WIFSTOPPED(status));
+  kill(children[1], SIGCONT);
+  children.end_well();
+}

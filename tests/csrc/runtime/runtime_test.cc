@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a job does while all is well, and what it survives. How it ends is in runtime_end_test.cc.
+#include "runtime/runtime.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "runtime/runtime_ranks.h"
+
+using namespace farandole;
+using namespace farandole::check;
+
+namespace {
+
+// Tiny ones travel in the log; the last is many blocks.
+constexpr size_t kCallSizes[] = {0, 1, 5, 256, 257, 3000, 40'001};
+
+Floats ramp(int rank, size_t rows, size_t width) { return values_of(rank, rows * width); }
+
+// What the core allocated for the handle's result.
+Floats result_of(TestRank& self, Handle handle, std::vector<int64_t>* received = nullptr) {
+  Floats values;
+  self.runtime()->handles().look(handle, [&](const Outcome& outcome) {
+    const auto* data = reinterpret_cast<const float*>(outcome.output);
+    values.assign(data, data + std::accumulate(outcome.shape.begin(), outcome.shape.end(),
+                                               int64_t{1}, std::multiplies<>()));
+    if (received) *received = outcome.received;
+  });
+  return values;
+}
+
+void allreduce_all_sizes(TestRank& self, bool named) {
+  std::vector<Floats> data;
+  std::vector<Handle> handles;
+  for (size_t n : kCallSizes) {  // blocking
+    Floats one = values_of(self.rank, n);
+    self.run(allreduce(one, named ? "blocking " + std::to_string(n) : ""));
+    CHECK(one == sum_over(self.size, n));
+  }
+  for (int i = 0; i < 4; ++i) {
+    for (size_t n : kCallSizes) data.push_back(values_of(self.rank, n));
+  }
+  for (size_t i = 0; i < data.size(); ++i) {
+    // Named ones may come in another order on every rank.
+    size_t at = named ? (i * 5 + static_cast<size_t>(self.rank) * 3) % data.size() : i;
+    handles.push_back(self.submit(allreduce(data[at], named ? "async " + std::to_string(at) : "")));
+  }
+  self.finish(handles);
+  for (const Floats& one : data) CHECK(one == sum_over(self.size, one.size()));
+}
+
+void gather_rows(TestRank& self, size_t width) {
+  Floats mine = ramp(self.rank, static_cast<size_t>(self.rank) + 1, width);
+  Ask ask{FARANDOLE_ALLGATHER,
+          {self.rank + 1, static_cast<int64_t>(width)},
+          mine.data(),
+          nullptr,
+          "rows of " + std::to_string(width)};
+  Handle handle = self.submit(ask);
+  CHECK(!self.wait({handle}));
+  Floats expected;
+  for (int r = 0; r < self.size; ++r) {
+    Floats theirs = ramp(r, static_cast<size_t>(r) + 1, width);
+    expected.insert(expected.end(), theirs.begin(), theirs.end());
+  }
+  CHECK(result_of(self, handle) == expected);
+  self.runtime()->handles().release(handle);
+}
+
+void scatter_rows(TestRank& self, size_t width) {
+  size_t rows = static_cast<size_t>(self.size) * 2 + 1;  // rank 0 keeps 3, the others 2
+  Floats mine = ramp(self.rank, rows, width);
+  Ask ask{FARANDOLE_REDUCESCATTER,
+          {static_cast<int64_t>(rows), static_cast<int64_t>(width)},
+          mine.data(),
+          nullptr,
+          ""};
+  Handle handle = self.submit(ask);
+  CHECK(!self.wait({handle}));
+  Floats sum = sum_over(self.size, rows * width);
+  size_t first = self.rank == 0 ? 0 : static_cast<size_t>(self.rank) * 2 + 1;
+  size_t kept = self.rank == 0 ? 3 : 2;
+  CHECK(result_of(self, handle) ==
+        Floats(sum.begin() + static_cast<ptrdiff_t>(first * width),
+               sum.begin() + static_cast<ptrdiff_t>((first + kept) * width)));
+  self.runtime()->handles().release(handle);
+}
+
+// Rank r sends s+1 rows to rank s, each full of 100r + s.
+void exchange_rows(TestRank& self, size_t width) {
+  Ask ask{FARANDOLE_ALLTOALL, {0, static_cast<int64_t>(width)}, nullptr, nullptr, "to all"};
+  Floats mine;
+  for (int to = 0; to < self.size; ++to) {
+    ask.splits.push_back(to + 1);
+    ask.shape[0] += to + 1;
+    mine.resize(mine.size() + static_cast<size_t>(to + 1) * width,
+                static_cast<float>(100 * self.rank + to));
+  }
+  ask.input = mine.data();
+  Handle handle = self.submit(ask);
+  CHECK(!self.wait({handle}));
+  Floats expected;
+  for (int from = 0; from < self.size; ++from) {
+    expected.resize(expected.size() + static_cast<size_t>(self.rank + 1) * width,
+                    static_cast<float>(100 * from + self.rank));
+  }
+  std::vector<int64_t> received;
+  CHECK(result_of(self, handle, &received) == expected);
+  CHECK(received == std::vector<int64_t>(static_cast<size_t>(self.size), self.rank + 1));
+  self.runtime()->handles().release(handle);
+}
+
+// Rank r gets r + 1 rows, each full of what it is the first, second, ... row of all.
+void deal_rows(TestRank& self, int root, size_t width) {
+  const int n = self.size, all = n * (n + 1) / 2, first = self.rank * (self.rank + 1) / 2;
+  Floats mine;
+  Ask ask{FARANDOLE_SCATTER, {0, static_cast<int64_t>(width)}, nullptr, nullptr, "deal"};
+  ask.root = root;
+  if (self.rank == root) {
+    ask.shape[0] = all;
+    for (int row = 0; row < all; ++row) mine.resize(mine.size() + width, static_cast<float>(row));
+    for (int to = 0; to < n; ++to) ask.splits.push_back(to + 1);
+  }
+  ask.input = mine.data();
+  Handle handle = self.submit(ask);
+  CHECK(!self.wait({handle}));
+  Floats expected;
+  for (int row = first; row <= first + self.rank; ++row) {
+    expected.resize(expected.size() + width, static_cast<float>(row));
+  }
+  CHECK(result_of(self, handle) == expected);
+  self.runtime()->handles().release(handle);
+}
+
+}  // namespace
+
+TEST(allreduce_of_every_size) {
+  run_jobs({1, 2, 3, 4}, [](TestRank& self) {
+    allreduce_all_sizes(self, true);
+    allreduce_all_sizes(self, false);
+  });
+}
+
+TEST(every_collective) {
+  run_jobs({1, 2, 3, 4}, [](TestRank& self) {
+    for (size_t width : {size_t{2}, size_t{3001}}) {
+      gather_rows(self, width);
+      scatter_rows(self, width);
+      exchange_rows(self, width);
+      for (int root = 0; root < self.size; ++root) {
+        deal_rows(self, root, width);
+        Floats data = values_of(self.rank, width);
+        Ask ask{FARANDOLE_BROADCAST, {static_cast<int64_t>(width)}, data.data(), data.data(), ""};
+        ask.root = root;
+        self.run(ask);
+        CHECK(data == values_of(root, width));
+      }
+      self.run({FARANDOLE_BARRIER, {}, nullptr, nullptr, ""});
+    }
+  });
+}
+
+TEST(groups_are_all_or_none) {
+  run_jobs({1, 2, 4}, [](TestRank& self) {
+    for (int round = 0; round < 3; ++round) {
+      std::vector<Floats> data;
+      std::vector<Ask> asks;
+      for (size_t i = 0; i < 5; ++i) data.push_back(values_of(self.rank, 1 + i * 700));
+      for (size_t i = 0; i < 5; ++i) {
+        asks.push_back(allreduce(data[i], "member " + std::to_string(i)));
+        asks.back().group = "five";
+        asks.back().group_size = 5;
+      }
+      self.finish(self.submit(asks));
+      for (const Floats& one : data) CHECK(one == sum_over(self.size, one.size()));
+    }
+  });
+}
+
+TEST(prepared_calls_are_submitted_again_and_again) {
+  run_jobs({1, 2, 3}, [](TestRank& self) {
+    Floats data(500);
+    const CheckedCall kept =
+        self.runtime()->submitter().prepare(allreduce(data, "kept").request());
+    for (int i = 0; i < 50; ++i) {
+      data = values_of(self.rank, data.size());
+      self.finish(self.submit(kept, data.data(), data.data()));
+      CHECK(data == sum_over(self.size, data.size()));
+    }
+  });
+}
+
+TEST(process_sets_do_not_wait_for_each_other) {
+  run_jobs({4}, [](TestRank& self) {
+    const SetId low = add_set(self, {0, 1});
+    const SetId high = add_set(self, {2, 3});
+    const int first = self.rank < 2 ? 0 : 2;
+    auto work = [&](size_t n) {
+      Floats data = values_of(self.rank, n);
+      Ask ask = allreduce(data, "inside");
+      ask.set = self.rank < 2 ? low : high;
+      self.run(ask);
+      for (size_t i = 0; i < n; ++i) {
+        CHECK_EQ(data[i], static_cast<float>((2 * first + 3) * static_cast<int>(1 + i % 97)));
+      }
+    };
+    work(5), work(9000);
+    if (self.rank == 0) self.bootstrap.await(0, 2);  // the other set goes on meanwhile
+    work(9000), work(5);
+    if (self.rank >= 2) self.bootstrap.tell(0);
+    self.run({FARANDOLE_BARRIER, {}, nullptr, nullptr, ""});
+    Ask remove{FARANDOLE_REMOVE_SET, {}, nullptr, nullptr, ""};
+    remove.root = low;
+    self.run(remove);
+    Floats data(3);
+    Ask gone = allreduce(data, "gone");
+    gone.set = low;
+    self.fails(gone, ErrorCode::kInvalidArgument);
+    self.check_usable();
+  });
+}
+
+TEST(join_ends_uneven_work) {
+  run_jobs({1, 2, 3, 4}, [](TestRank& self) {
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      for (int i = 0; i <= self.rank; ++i) {
+        Floats data = values_of(self.rank, i % 2 ? 3 : 3000);
+        self.run(allreduce(data, i == 1 ? "" : "batch " + std::to_string(i)));
+        const float missing = static_cast<float>(i * (i + 1) / 2);  // ranks below i have joined
+        CHECK_EQ(data[0], static_cast<float>(self.size * (self.size + 1) / 2) - missing);
+      }
+      Handle join = self.submit({FARANDOLE_JOIN, {}, nullptr, nullptr, ""});
+      CHECK(!self.wait({join}));
+      self.runtime()->handles().look(
+          join, [&](const Outcome& outcome) { CHECK(outcome.value < self.size); });
+      self.runtime()->handles().release(join);
+    }
+    self.check_usable();
+  });
+}
+
+TEST(a_call_without_any_buffer_is_absent) {
+  run_jobs({1, 2, 3}, [](TestRank& self) {
+    for (size_t n : {size_t{4}, size_t{4000}}) {
+      Floats data = values_of(self.rank, n);
+      Ask ask = allreduce(data, "some");
+      if (self.rank > 0) ask.input = nullptr;
+      self.run(ask);
+      CHECK(data == values_of(0, n));
+      ask.name = "nobody";
+      ask.input = nullptr;
+      Handle handle = self.submit(ask);
+      CHECK(!self.wait({handle}));
+      self.runtime()->handles().look(handle, [](const Outcome& outcome) { CHECK(outcome.absent); });
+      self.runtime()->handles().release(handle);
+      CHECK(data == values_of(0, n));
+    }
+  });
+}
+
+// Names come and go: with two places for ids nearly every call is defined anew, and forgotten in flight.
+TEST(names_beyond_the_capacity_of_ids_still_work) {
+  run_jobs(
+      {1, 2, 3},
+      [](TestRank& self) {
+        for (int round = 0; round < 10; ++round) {
+          std::vector<Floats> data;
+          std::vector<Handle> handles;
+          for (size_t i = 0; i < 7; ++i) data.push_back(values_of(self.rank, 1 + i * 300));
+          for (size_t i = 0; i < data.size(); ++i) {
+            size_t at = (i + static_cast<size_t>(self.rank)) % data.size();
+            handles.push_back(self.submit(allreduce(data[at], "name " + std::to_string(at))));
+          }
+          self.run({FARANDOLE_BARRIER, {}, nullptr, nullptr, ""});
+          self.finish(handles);
+          for (const Floats& one : data) CHECK(one == sum_over(self.size, one.size()));
+        }
+      },
+      [](Config& config) { config.cache_capacity = 2; });
+}
+
+// Reports beyond the ring wait in the writer's memory, in order. One submit() rings nobody before its end.
+TEST(a_full_ring_loses_nothing) {
+  run_jobs({2, 3}, [](TestRank& self) {
+    constexpr size_t kCalls = 200;
+    const std::string padding(4000, 'x');
+    Floats data(kCalls, static_cast<float>(self.rank + 1));
+    std::vector<Ask> asks;
+    for (size_t i = 0; i < kCalls; ++i) {
+      asks.push_back({FARANDOLE_ALLREDUCE, {1}, &data[i], &data[i], std::to_string(i) + padding});
+    }
+    self.finish(self.submit(asks));
+    CHECK(data == Floats(kCalls, static_cast<float>(self.size * (self.size + 1) / 2)));
+  });
+}
