@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a Gradient is sent by a compressor with error feedback. Takes the place of the Gradient's
-Encoding; on autograd's threads and the one that steps."""
+"""How a Gradient is sent by a compressor with error feedback; on autograd's threads and the one
+that steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,29 +12,47 @@ from torch import Tensor
 from farandole.calls import leases
 from farandole.calls.handles import is_absent
 from farandole.calls.requests import Call, Op, refuse, submit
-from farandole.members import members_of
+from farandole.members import members_of, size_of
 from farandole.ops import Average, ReduceOp
 from farandole.topology import rank
+from farandole.torch.arguments import Settings
+from farandole.torch.compression import Compression, check_feedback
 from farandole.torch.feedback.compressor import RESIDUAL, Ask, FeedbackCompressor, State, Steps
-from farandole.torch.gradients.encoding import Encoding
-from farandole.torch.gradients.rows import Rows
+from farandole.torch.gradients.encoding import Encoding, Sending
 from farandole.torch.kind import describe, receive
 
-if TYPE_CHECKING:
-    from farandole.calls.rounds import Round
-    from farandole.torch.gradients.gradient import Gradient
+
+def sending(
+    settings: Settings,
+    kept: dict[str, State],
+    call: Call,
+    group: tuple[str | None, int],
+    parameter: Tensor,
+    name: str,
+) -> Sending:
+    """Makes what sends a parameter's gradients; as a Reducer's Maker, after two arguments.
+
+    `kept`: what compressors with error feedback keep, by the parameter's name.
+    """
+    compressor = settings.compressor_of(name, parameter)
+    if isinstance(compressor, FeedbackCompressor):
+        check_feedback(compressor, name, settings.reduce_op, in_buckets=settings.views)
+        state = kept.setdefault(name, {})
+        if size_of(settings.process_set) > 1:
+            return Feedback(call, compressor, state, parameter)
+        compressor = Compression.none
+    return Encoding(call, compressor, settings.sparse_as_dense, group)
 
 
-class Feedback:
-    """As an Encoding, of which one gradient takes a compressor's calls, one after another.
+class Feedback(Sending):
+    """Sends one gradient by a compressor's calls, one after another.
 
     The first is submitted when the gradient arrives, each next one when its predecessor is done on
     all ranks. State is kept when a result is delivered: a round that is dropped or fails, or whose
     result is not finite, leaves it as it was.
     """
 
-    weight = stream = 0  # as in Encoding
-    grouped = False
+    adds = False
 
     def __init__(
         self, call: Call, compressor: FeedbackCompressor, state: State, parameter: Tensor
@@ -47,10 +63,10 @@ class Feedback:
         self._state = state
         self._like = parameter
         members = members_of(call.process_set)
-        self._ranks, self._rank = len(members), members.index(rank())
+        self._place = len(members), members.index(rank())
         self._factor = call.prescale * call.postscale
         if call.reduce_op == Average:
-            self._factor /= self._ranks
+            self._factor /= len(members)
         self._steps: Steps | None = None  # the compressor's generator; None: to be run again
         self._ask: Ask
         self._tensor: Tensor | None = None  # what is reduced
@@ -64,17 +80,8 @@ class Feedback:
     # ---- sending
 
     def refuse(self, reason: Exception) -> None:
-        """As in Encoding."""
-        self._calls = 0
-        self.refuse_rest(reason)
-
-    def refuse_rest(self, reason: Exception) -> None:
-        """Tells the peers that this rank can't make the next call, and why."""
+        """As in Sending."""
         refuse(self._named(Op.ALLREDUCE), reason)
-
-    def carries(self, _grad: Tensor) -> bool:
-        """False: no gradient is sent unchanged."""
-        return False
 
     def encode(self, grad: Tensor) -> Tensor:
         """The tensor that is sent first."""
@@ -101,7 +108,7 @@ class Feedback:
             numbers = submit(call, [source], [whole])
         else:
             if op is Op.ALLTOALL:
-                call = replace(call, splits=(int(input != 0),) * self._ranks)
+                call = replace(call, splits=(int(input != 0),) * self._place[0])
             numbers = submit(call, [whole if input else describe(tensor[:0])])
         self._calls += 1
         if made is not None:
@@ -152,17 +159,17 @@ class Feedback:
         own = self._tensor
         assert own is not None
         kept = {key: x.to(own.device) for key, x in self._state.items() if key != RESIDUAL}
-        return self._compressor.reduce(own, kept, self._ranks, self._rank), kept
+        return self._compressor.reduce(own, kept, *self._place), kept
 
     # ---- going on
 
     @property
-    def unfinished(self) -> bool:
-        """Whether further calls, or the end of the compressor, follow the one under way."""
+    def unfinished(self) -> bool:  # type: ignore[override]
+        """As in Sending; or the end of the compressor follows."""
         return self._outcome is None and not self._nobody
 
     def proceed(self, handle: int) -> int:
-        """Goes on after a call that is done. Returns the next call's handle, or the same one."""
+        """As in Sending."""
         if len(self._done) == self._calls:  # a signal's exception has interrupted this
             self._steps = None
         else:
@@ -188,60 +195,22 @@ class Feedback:
     # ---- the end
 
     def missing(self, _handle: int) -> bool:
-        """Whether no rank has a gradient."""
+        """As in Sending."""
         return self._nobody
 
-    def commit(self) -> None:
-        """Keeps the state from now on, if the result is finite. May be called again."""
-        if self._outcome is not None and bool(torch.isfinite(self._reduced()).all()):
-            if self._present and self._tensor is not None:
-                self._next[RESIDUAL] = self._tensor - self._outcome[1]
-            self._state.update(self._next)
-
     def decode(self, _wire: Tensor, _handle: int) -> Tensor:
-        """The sum or average, of the gradient's dtype."""
-        return self._reduced()
+        """The sum or average, of the gradient's dtype. Keeps the state, if it is finite."""
+        assert self._outcome is not None
+        assert self._tensor is not None
+        total, sent = self._outcome
+        result = (total * self._factor).to(self._like.dtype)
+        if bool(torch.isfinite(result).all()):
+            if self._present:
+                self._next[RESIDUAL] = self._tensor - sent
+            self._state.update(self._next)
+        return result
 
     def end(self) -> None:
-        """Frees the memory of a round."""
+        """As in Sending."""
         self._steps = self._outcome = self._tensor = None
-        self._done, self._next = [], {}
-
-    def _reduced(self) -> Tensor:
-        assert self._outcome is not None
-        return (self._outcome[0] * self._factor).to(self._like.dtype)
-
-
-Sending = Encoding | Rows | Feedback  # how a Gradient is sent
-
-
-def go_on(current: Round[Gradient]) -> tuple[Exception | None, bool]:
-    """Makes the next calls of gradients that take several, once all calls under way are done.
-
-    Returns an error, after telling the peers, and whether calls are under way.
-    """
-    pairs = [(g, g.encoding) for g in current.sent if isinstance(g.encoding, Feedback)]
-    rest = [(gradient, encoding) for gradient, encoding in pairs if encoding.unfinished]
-    for i, (gradient, encoding) in enumerate(rest):
-        try:
-            gradient.handle = encoding.proceed(gradient.handle or 0)
-        except Exception as reason:
-            for _, other in rest[i:]:
-                other.refuse_rest(reason)
-            return reason, False
-    current.renew()
-    return None, bool(rest)
-
-
-def release(gradients: Iterable[Gradient]) -> None:
-    """Frees what a round has needed beside the state."""
-    for gradient in gradients:
-        if isinstance(gradient.encoding, Feedback):
-            gradient.encoding.end()
-
-
-def commit(gradients: Iterable[Gradient]) -> None:
-    """Keeps the state after a round."""
-    for gradient in gradients:
-        if isinstance(gradient.encoding, Feedback):
-            gradient.encoding.commit()
+        self._calls, self._done, self._next = 0, [], {}
