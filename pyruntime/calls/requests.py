@@ -323,6 +323,4 @@ class PreparedOnGpu:
     def submit(self, input: int, output: int, memory: object, made: list[int] | None = None) -> int:
         """As in PreparedTensor; `memory` is kept until the GPU is done with it."""
         self.stream = stream = self._current()
-        start = self._tensor.start_on
-        on_stream = lambda source, target: start(source, target, stream)  # noqa: E731
-        return lend(on_stream, input, output, memory, made)
+        return lend(self._tensor.start_on, input, output, memory, made, stream)

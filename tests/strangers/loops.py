@@ -155,12 +155,15 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
     What can't be told from a reduction's result comes after the step only, and gradients of another
     op than Average are reset between steps, as farandole says. A sharded optimizer's state and
     gradients are not copied; two optimizers are not clipped by one of them, and take no closure.
+    Sparse gradients are not clipped, and sparse momentum is not broadcast.
     """
     found: list[tuple[Any, ...]] = []
     arrived = counted = 0  # passes since the last reduction: all, and those outside of no_sync()
     reduced = False  # since the last step or reset
     for word, *arguments in loop.moves:
         if word in ("copy", "broadcast") and loop.kind == "sharded":
+            continue
+        if word == "broadcast" and loop.sparse and loop.optimizer == "momentum":
             continue
         if word == "step" and arguments[0] in _INSTEAD.get(loop.kind, {}):
             arguments = [_INSTEAD[loop.kind][arguments[0]], arguments[1]]

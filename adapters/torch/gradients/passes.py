@@ -23,12 +23,12 @@ _at_end = torch.autograd.Variable._execution_engine.queue_callback
 class Passes:
     """Which passes of an optimizer reduce; counted from each reduction, step or reset on."""
 
-    __slots__ = ("_counted", "_mean", "holding", "made", "reduced", "settled", "wanted")
+    __slots__ = ("_counted", "holding", "made", "mean", "reduced", "settled", "wanted")
 
     def __init__(self, wanted: int, mean: bool) -> None:
         """`wanted`: passes until one reduces, without those in no_sync(); `mean`: of all passes."""
         self.wanted = wanted
-        self._mean = mean
+        self.mean = mean
         self.holding = False  # no_sync(): gradients stay local
         self.restart(reduced=False)
 
@@ -47,7 +47,7 @@ class Passes:
     @property
     def divisor(self) -> int:
         """What gradients are divided by."""
-        return max(1, self.made) if self._mean else 1
+        return max(1, self.made) if self.mean else 1
 
 
 class Pass:

@@ -136,7 +136,8 @@ class Reducer:
         self.now.capturing = cuda.is_capturing(parameter)
         if self.now.capturing:
             return
-        if passes.reduced and passes.made == 0:  # or has the model's own zero_grad() reset all?
+        if passes.reduced and passes.made == 0 and (passes.mean or not self._is_linear()):
+            # Or has the model's own zero_grad() reset all?
             others = [g.parameter.grad for g in self.gradients if g.parameter is not parameter]
             passes.reduced = not others or any(grad is not None for grad in others)
         if passes.begin():
@@ -163,8 +164,7 @@ class Reducer:
                 lay_out(self.gradients, settings.process_set)
         self.round.begin()
         self.now.scale = self.factor / self.passes.divisor
-        linear = settings.reduce_op == Average and self.passes.divisor == 1
-        if self.passes.reduced and not (linear and all(g.encoding.adds for g in self.gradients)):
+        if self.passes.reduced and not (self.passes.divisor == 1 and self._is_linear()):
             raise self._refused(
                 ValueError(
                     f"{self.round.scope}: gradients are reduced already, and what is added to them "
@@ -173,6 +173,11 @@ class Reducer:
                     "accumulate, use no_sync() or backward_passes_per_step"
                 )
             )
+
+    def _is_linear(self) -> bool:
+        """Whether what was added to the step's last result can be reduced with it."""
+        average = self.settings.reduce_op == Average
+        return average and all(g.encoding.adds for g in self.gradients)
 
     def refuse(self, gradient: Gradient, reason: Exception) -> Exception:
         """Ends the round on all ranks, since this one can't send a gradient. Returns the error."""
