@@ -84,17 +84,17 @@ def lend(
     raise error(-number)
 
 
-def lend_all(requests: Any, count: int, memory: Sequence[object]) -> Any:
-    """Submits `count` farandole_requests at once; returns int64_t[] of their handles.
+def lend_all(requests: Any, memory: Sequence[object], numbers: Any) -> Any:
+    """Submits farandole_requests at once; returns `numbers`, zeros that get their handles, also
+    where a signal handler raises.
 
     `memory[i]` has to live for request i. Returns the core's error, which the peers get
     too, if it takes none of them; then nothing is lent.
     """
     if _dropped:
         sweep()
-    numbers = ffi.new("int64_t[]", count)
     try:
-        code = lib.farandole_submit(requests, count, numbers)
+        code = lib.farandole_submit(requests, len(numbers), numbers)
         if code == 0:
             _held.update(zip(numbers, memory, strict=True))
     except BaseException:

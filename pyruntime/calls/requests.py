@@ -197,8 +197,11 @@ def _of_nothing(call: Call, keep: list[Any]) -> Any:
     return requests
 
 
-def submit(call: Call, buffers: Sequence[Buffer], outputs: Sequence[Buffer] = ()) -> Any:
-    """Submits the tensors of one call, more than one as a group; returns int64_t[] of handles.
+def submit(
+    call: Call, buffers: Sequence[Buffer], outputs: Sequence[Buffer] = (), numbers: Any = None
+) -> Any:
+    """Submits the tensors of one call, more than one as a group; returns int64_t[] of handles:
+    `numbers`, if given, as in lend_all().
 
     A call without tensors has one handle too: it waits for the peers, which must have none either.
     Without `outputs` the core allocates, or there is nothing to write. Raises the core's error
@@ -209,11 +212,11 @@ def submit(call: Call, buffers: Sequence[Buffer], outputs: Sequence[Buffer] = ()
     outputs = outputs or [NOTHING] * len(buffers)
     requests, keep = _requests(call, buffers, [buffer.pointer for buffer in outputs])
     memory: list[object] = list(zip(buffers, outputs, strict=True)) or [None]
-    numbers = lend_all(requests, len(requests), memory)
+    made = lend_all(requests, memory, numbers or _new("int64_t[]", len(requests)))
     del keep
-    if isinstance(numbers, Exception):
-        raise told(numbers)
-    return numbers
+    if isinstance(made, Exception):
+        raise told(made)
+    return made
 
 
 _REFUSALS = (

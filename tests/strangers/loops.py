@@ -173,7 +173,8 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
             continue
         if word == "backward":
             if loop.op == "Min":  # of what each rank has: none of it missing
-                arguments = [[True] * len(arguments[0]), *arguments[1:]]
+                form = arguments[2].replace("again", "plain")  # nor in parts
+                arguments = [[True] * len(arguments[0]), arguments[1], form]
             arrived += 1
             counted += not arguments[1]
             if not arguments[1] and counted >= loop.passes:

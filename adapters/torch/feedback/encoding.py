@@ -71,7 +71,7 @@ class Feedback(Sending):
         self._ask: Ask
         self._tensor: Tensor | None = None  # what is reduced
         self._present = False  # this rank has a gradient
-        self._calls = 0  # submitted in this round
+        self._made: list[int] = []  # the handles of this round's calls
         self._done: list[Tensor] = []  # their results
         self._nobody = False  # no rank has a gradient
         self._outcome: tuple[Tensor, Tensor] | None = None
@@ -97,26 +97,27 @@ class Feedback(Sending):
         self._like = parameter
         return self._begin(None)
 
-    def submit(
-        self, input: int, _output: int, _memory: object, made: list[int] | None = None
-    ) -> int:
+    def submit(self, input: int, _output: int, _memory: object, made: list[int]) -> int:
         """Submits the next call; `input` 0: without this rank's part. Returns its handle."""
         op, tensor = self._ask
         call, whole = self._named(op), describe(tensor, in_place=True)
         if op is Op.ALLREDUCE:
-            source = whole if input else replace(whole, pointer=0)
-            numbers = submit(call, [source], [whole])
+            sent, outputs = whole if input else replace(whole, pointer=0), [whole]
         else:
             if op is Op.ALLTOALL:
                 call = replace(call, splits=(int(input != 0),) * self._place[0])
-            numbers = submit(call, [whole if input else describe(tensor[:0])])
-        self._calls += 1
-        if made is not None:
-            made.append(int(numbers[0]))
-        return int(numbers[0])
+            sent, outputs = whole if input else describe(tensor[:0]), []
+        numbers = leases.numbers_of([0])
+        try:
+            submit(call, [sent], outputs, numbers)
+        finally:  # as in Gradient
+            if numbers[0] > 0:
+                self._made.append(numbers[0])
+                made.append(numbers[0])
+        return self._made[-1]
 
     def _named(self, op: Op) -> Call:
-        name = f"{self._call.name}.{1 + self._calls}"
+        name = f"{self._call.name}.{1 + len(self._made)}"
         return replace(
             self._call, op=op, name=name, reduce_op=ReduceOp.SUM, prescale=1.0, postscale=1.0
         )
@@ -133,7 +134,7 @@ class Feedback(Sending):
             if residual is not None and residual.shape == own.shape:
                 own += residual.to(own.device)
         self._tensor, self._outcome, self._nobody = own, None, False
-        self._calls, self._done = 0, []
+        self._made, self._done = [], []
         return self._run()
 
     def _run(self) -> Tensor:
@@ -166,11 +167,13 @@ class Feedback(Sending):
     @property
     def unfinished(self) -> bool:  # type: ignore[override]
         """As in Sending; or the end of the compressor follows."""
-        return self._outcome is None and not self._nobody
+        return self._tensor is not None and self._outcome is None and not self._nobody
 
     def proceed(self, handle: int) -> int:
         """As in Sending."""
-        if len(self._done) == self._calls:  # a signal's exception has interrupted this
+        if handle != self._made[-1]:  # a signal has interrupted this
+            return self._made[-1]
+        if len(self._done) == len(self._made):  # so here
             self._steps = None
         else:
             result = self._result(handle)
@@ -181,9 +184,7 @@ class Feedback(Sending):
         self._run()
         if self._outcome is not None:
             return handle
-        number = self.submit(1, 0, None)
-        leases.end([handle])
-        return number
+        return self.submit(1, 0, None, [])
 
     def _result(self, handle: int) -> Tensor:
         op, tensor = self._ask
@@ -213,4 +214,4 @@ class Feedback(Sending):
     def end(self) -> None:
         """As in Sending."""
         self._steps = self._outcome = self._tensor = None
-        self._calls, self._done, self._next = 0, [], {}
+        self._made, self._done, self._next = [], [], {}

@@ -21,7 +21,7 @@ from farandole.calls import leases, requests
 from farandole.calls.requests import Call, Op
 from farandole.calls.rounds import Limit, Round, RoundState
 from farandole.errors import MismatchError
-from farandole.ops import Average
+from farandole.ops import Average, Sum
 from farandole.topology import rank
 from farandole.torch import cuda
 from farandole.torch.arguments import Settings
@@ -249,6 +249,13 @@ class Reducer:
             self.abandon()
             raise heard
         self._wait(limit)
+        if heard.late and self.settings.reduce_op not in (Average, Sum):
+            self.abandon()
+            raise ValueError(
+                f"{current.scope}: gradients have arrived several times in one backward pass, as "
+                "with reentrant checkpoints, and only op Average and Sum can be taken of each: use "
+                "checkpoint(..., use_reentrant=False)"
+            )
         final = not (heard.late or heard.sparse)
         now.again |= not final
         complaint = self._deliver(final)

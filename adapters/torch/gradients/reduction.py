@@ -118,6 +118,7 @@ class Reduction:
         Returns an error, after telling the peers, and whether calls are under way.
         """
         rest = [g for g in self.several if g.encoding.unfinished]
+        done = [g.handle for g in rest]
         for i, gradient in enumerate(rest):
             try:
                 gradient.handle = gradient.encoding.proceed(gradient.handle or 0)
@@ -126,6 +127,7 @@ class Reduction:
                     other.encoding.refuse(reason)
                 return reason, False
         self.reducer.round.renew()
+        leases.end([n for n, g in zip(done, rest, strict=True) if n != g.handle])
         return None, bool(rest)
 
 

@@ -81,9 +81,7 @@ class Rows(Sending):
         self._rows = no_rows(parameter, self._sparse_dim)
         return self._rows
 
-    def submit(
-        self, input: int, _output: int, memory: object, made: list[int] | None = None
-    ) -> int:
+    def submit(self, input: int, _output: int, memory: object, made: list[int]) -> int:
         """Gathers the last tensor of encode(); `input` 0: sends nothing. Returns a handle."""
         tensor = prepare(self._call, self._rows, self._group, in_place=False)
         handle = tensor.submit(input, 0, memory, made)
