@@ -141,8 +141,8 @@ class Reducer:
             others = [g.parameter.grad for g in self.gradients if g.parameter is not parameter]
             passes.reduced = not others or any(grad is not None for grad in others)
         if passes.begin():
-            self.begin()
             self.now.sending = True
+            self.begin()
 
     def end_pass(self) -> None:
         """Closes the pass's round, if it reduces. To be called at the end of the outermost pass."""
@@ -209,7 +209,7 @@ class Reducer:
         if current.closed:
             return
         if not current.open:
-            if not self.now.again:
+            if not (self.now.again or self.now.sending):
                 self.now.at_step = at_step
             self.begin()
             current = self.round
