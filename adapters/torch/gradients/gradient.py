@@ -98,6 +98,7 @@ class Gradient:
             self.grad = self.parameter.grad
             self.parameter.grad = None
 
+    @without_grad
     def send(self) -> None:
         """Begins the reduction of what was taken; without data if that is nothing."""
         grad, wire = self.grad, None
@@ -113,14 +114,14 @@ class Gradient:
             else:
                 self._send_data(wire)
         except (TypeError, ValueError, RuntimeError) as reason:
-            raise self.reducer.refuse(self, reason) from None
+            told = type(reason)(f"the gradient of {self.name}: {reason}")
+            raise self.reducer.refuse(told) from None
 
     def send_nothing(self) -> None:
         """Takes part in the reduction without data."""
         self.wire = self.encoding.receive(self.parameter)
         self._submit(0, self.wire, self.wire)
 
-    @without_grad
     def _encoded(self, grad: Tensor) -> Tensor | None:
         """The tensor to send; None: it needs another encoding, on all ranks."""
         if grad.layout is torch.strided:
@@ -143,8 +144,7 @@ class Gradient:
         if away and view is not None and self.encoding.carries(wire) and view.fits(wire):
             wire = view.ready(wire)
             if view.at == NOWHERE:  # on the CPU; frees torch's memory for the next gradient
-                _copy(sent, wire)
-                self.grad = sent = wire
+                self.grad = sent = wire.copy_(sent)
         self.wire = wire = self.encoding.target(wire)
         self._submit(address_of(sent), wire, (wire.untyped_storage(), sent.untyped_storage()))
 
@@ -237,8 +237,3 @@ def fitted(grad: Tensor, parameter: Tensor, name: str) -> tuple[Tensor | None, s
         f"the gradient of {name} has shape {[*grad.shape]}, and the parameter has become one of "
         f"{[*parameter.shape]}: change a parameter's shape between step() and backward()"
     )
-
-
-@without_grad
-def _copy(source: Tensor, target: Tensor) -> None:
-    target.copy_(source)

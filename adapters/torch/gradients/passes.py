@@ -69,7 +69,7 @@ class Pass:
         self._reducers[reducer] = None
         return ref(self)
 
-    def _ended(self) -> None:
+    def ended(self) -> None:
         """Called by autograd when a task is over. All rounds are closed before one is waited for,
         in an order that is equal on all ranks."""
         node = _node()
@@ -95,10 +95,6 @@ class Pass:
 
         hook = register(call)
 
-    def await_end(self) -> None:
-        """Raises RuntimeError outside of a backward pass of autograd's engine."""
-        _at_end(self._ended)
-
 
 _passes: WeakValueDictionary[int, Pass] = WeakValueDictionary()  # by autograd's task
 
@@ -111,6 +107,6 @@ def of_task(task: int, new: Pass | None = None) -> Pass:
     found = _passes.get(task)
     if found is None:
         found = new or Pass()
-        found.await_end()
+        _at_end(found.ended)
         _passes[task] = found
     return found

@@ -165,25 +165,20 @@ class Reducer:
         self.round.begin()
         self.now.scale = self.factor / self.passes.divisor
         if self.passes.reduced and not (self.passes.divisor == 1 and self._is_linear()):
-            raise self._refused(
-                ValueError(
-                    f"{self.round.scope}: gradients are reduced already, and what is added to them "
-                    "now can't be told apart (op Average alone allows it, without error feedback "
-                    "or a mean over passes): call step() or optimizer.zero_grad() in between; to "
-                    "accumulate, use no_sync() or backward_passes_per_step"
-                )
+            text = (
+                f"{self.round.scope}: gradients are reduced already, and only to averages, without "
+                "error feedback or a mean over passes, more can be added: call step() or "
+                "optimizer.zero_grad() before, or use no_sync() or backward_passes_per_step"
             )
+            raise self.refuse(ValueError(text))
 
     def _is_linear(self) -> bool:
         """Whether what was added to the step's last result can be reduced with it."""
         average = self.settings.reduce_op == Average
         return average and all(g.encoding.adds for g in self.gradients)
 
-    def refuse(self, gradient: Gradient, reason: Exception) -> Exception:
-        """Ends the round on all ranks, since this one can't send a gradient. Returns the error."""
-        return self._refused(type(reason)(f"the gradient of {gradient.name}: {reason}"))
-
-    def _refused(self, reason: Exception) -> Exception:
+    def refuse(self, reason: Exception) -> Exception:
+        """Ends the round on all ranks, since this one can't go on. Returns the error."""
         if not self.round.closed:
             self.round.refuse(reason)
             self._refuse_rest(reason)
@@ -220,7 +215,7 @@ class Reducer:
             for gradient in [g for g in self.gradients if g.handle is None and g.wanted()]:
                 if _owners.get(id(gradient.parameter)) is not gradient:
                     text = "belongs to a newer DistributedOptimizer: one at a time may reduce it"
-                    raise self._refused(RuntimeError(f"{gradient.name} {text}"))
+                    raise self.refuse(RuntimeError(f"{gradient.name} {text}"))
                 gradient.take()
                 gradient.send()
         steps = self._steps[requests.joins(process_set)]
@@ -302,7 +297,7 @@ class Reducer:
             return
         text = f"{self.round.scope}: rank {rank()} has given up its backward pass: {why}"
         reason = MismatchError(f"{text} before step() or synchronize() could end it")
-        self._refused(reason)
+        self.refuse(reason)
 
     def abandon(self) -> None:
         """Ends the round without results."""
