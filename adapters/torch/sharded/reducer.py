@@ -117,19 +117,17 @@ class ShardGradient(Gradient):
 
         self.remove = remove
 
-    def _before(self, _gradients: Any) -> None:
-        if self.grad is None:
-            self.take()
+    def _before(self, _gradients: Any = None) -> None:
+        grad = self.parameter.grad
+        if self.grad is None and isinstance(grad, ShardedGrad):
+            self.base, self.parameter.grad = grad, None
+        elif self.grad is None and grad is None and not self.reducer.now.again:
+            self.base = None  # reset by the user
 
     def take(self) -> None:
         """As in Gradient; what is reduced already is not sent again."""
-        grad = self.parameter.grad
-        if isinstance(grad, ShardedGrad):
-            self.base, self.parameter.grad = grad, None
-        elif grad is None and not self.reducer.now.again:
-            self.base = None  # reset by the user
-        elif self.reducer.round.open:
-            super().take()
+        self._before()
+        super().take()
 
     def _submit(self, input: int, output: Tensor, memory: object) -> None:
         super()._submit(input, output, memory)
