@@ -21,7 +21,7 @@ from harness.sharded import (
     sharded,
     train,
 )
-from harness.toys import assert_same, batch, joined, loss_of, network, push_each, toys, total
+from harness.toys import assert_same, batch, joined, loss_of, network, push_each, total, toys
 
 together = pytest.mark.ranks(2, 3, 4)
 
