@@ -34,6 +34,7 @@ class Settings:
     compressor_of: Callable[[str, Tensor], AnyCompressor]
     sparse_as_dense: bool
     groups: dict[int, tuple[int, int]]  # parameter's id -> (group, its number of members)
+    views: bool  # gradient_as_bucket_view
 
 
 def check_options(op: int, accumulate: str, views: bool, shard_state: bool | str) -> None:

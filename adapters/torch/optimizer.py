@@ -7,6 +7,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar, cast
 
 import torch
@@ -34,6 +36,8 @@ from farandole.torch.compression import (
     chooser,
 )
 from farandole.torch.feedback.compressor import State, load
+from farandole.torch.feedback.encoding import sending
+from farandole.torch.gradients.passes import Passes
 from farandole.torch.gradients.reducer import Reducer
 from farandole.torch.kind import check_parameter
 from farandole.torch.sharded.layout import heard_by_all
@@ -133,6 +137,7 @@ def DistributedOptimizer(
             compressor_of=chooser(compression),
             sparse_as_dense=sparse_as_dense,
             groups=assign(parameters, groups, num_groups),
+            views=gradient_as_bucket_view,
         )
         divided = _divided(optimizer, names, settings, process_set, shard_state)
     alone = not process_set.included() or process_set.size() == 1
@@ -146,20 +151,17 @@ def DistributedOptimizer(
         deltas = None if alone else Deltas(process_set, plain, names)
         kinds = (ReducingOptimizer,) if alone else (DeltaStep, ReducingOptimizer)
         return _adopt(optimizer, None, process_set, kinds, _deltas=deltas)
-    mean = accumulate == "mean"
+    passes = Passes(backward_passes_per_step, accumulate == "mean")
+    kept: dict[str, State] = {}
     reducer: Reducer | None = None
     if divided is not None and not alone:
-        reducer = divided.meet(settings, backward_passes_per_step, mean)
-    elif process_set.included() and (mean or not alone):
-        reducer = Reducer(settings, backward_passes_per_step, mean)
+        reducer = divided.meet(settings, passes)
+    elif process_set.included() and (accumulate == "mean" or not alone):
+        reducer = Reducer(settings, passes, partial(sending, settings, kept))
     if reducer is not None:
-        for parameter, name in zip(parameters, names, strict=True):
-            reducer.add(parameter, name)
-        if gradient_as_bucket_view:
-            reducer.lay_out()
-        reducer.hook()
+        reducer.add(parameters, names)
     if divided is None:
-        return _adopt(optimizer, reducer, process_set, (ReducingOptimizer,))
+        return _adopt(optimizer, reducer, process_set, (ReducingOptimizer,), _kept=kept)
     return _adopt(optimizer, reducer, process_set, (divided.kind,), _update=divided.begin(reducer))
 
 
@@ -230,6 +232,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     _reducer: Reducer | None  # None: no other rank to reduce with
     _inner_step: Callable[..., Any] | None  # if the user has replaced the object's step()
     _process_set: ProcessSet
+    _kept: Mapping[str, State] = MappingProxyType({})  # of compressors with error feedback
 
     def step(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
         """The optimizer's own step, on reduced gradients; it reduces those that no pass has.
@@ -244,7 +247,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         if reducer is not None:
             if callable(closure):
                 args, kwargs = args[1:], {**kwargs, "closure": self._reduced(closure)}
-            elif not reducer.settled:
+            elif not reducer.passes.settled:
                 reducer.synchronize(timeout, at_step=True)
         result = self._step_alone(*args, **kwargs)
         if reducer is not None:
@@ -291,21 +294,21 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         well."""
         reducer = self._reducer
         if reducer is not None and not reducer.round.open:
-            reducer.settled = True
+            reducer.passes.settled = True
         yield
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """A context in which gradients only accumulate; later passes, or step(), reduce them."""
-        reducer = self._reducer
-        if reducer is None:
+        if self._reducer is None:
             yield
             return
-        before, reducer.holding = reducer.holding, True
+        passes = self._reducer.passes
+        before, passes.holding = passes.holding, True
         try:
             yield
         finally:
-            reducer.holding = before
+            passes.holding = before
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """As torch's; gives up what an exception in a backward pass has left unfinished, of which
@@ -336,15 +339,15 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         if a weight is negative or all are 0, and with another op than Average.
         """
         if self._reducer is not None:
-            scope, averages = self._reducer.round.scope, self._reducer.averages
-            factor = factor_of(weight, averages, f"{scope}.weight", self._process_set)
-            self._reducer.factor = factor
+            name = f"{self._reducer.round.scope}.weight"
+            averages = self._reducer.settings.reduce_op == Average
+            self._reducer.factor = factor_of(weight, averages, name, self._process_set)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes the number of passes of which one reduces. ValueError below 1."""
         check(backward_passes_per_step=passes)
         if self._reducer is not None:
-            self._reducer.wanted = passes
+            self._reducer.passes.wanted = passes
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; the new parameters' gradients are reduced too."""
@@ -352,19 +355,15 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         if self._reducer is not None:
             group = len(self.param_groups) - 1
             parameters = self.param_groups[group]["params"]
-            for index, parameter in enumerate(parameters):
-                self._reducer.add(parameter, default_name(group, index))
-            if self._reducer.in_buckets:
-                self._reducer.lay_out(len(self._reducer.gradients) - len(parameters))
-            self._reducer.hook()
+            names = [default_name(group, index) for index in range(len(parameters))]
+            self._reducer.add(parameters, names)
 
     def compression_state_dict(self) -> dict[str, State]:
         """What compressors with error feedback keep on this rank, by parameter name; copies.
 
         For checkpoints, beside state_dict(), which holds none of it. Each rank has its own.
         """
-        kept = {} if self._reducer is None else self._reducer.kept
-        return {name: {key: x.clone() for key, x in one.items()} for name, one in kept.items()}
+        return {name: {k: x.clone() for k, x in one.items()} for name, one in self._kept.items()}
 
     def load_compression_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Goes on from what compression_state_dict() gave on this rank; between two steps.
@@ -375,7 +374,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         """
         if self._reducer is not None:
             shapes = {g.name: g.parameter.shape for g in self._reducer.gradients}
-            load(state, self._reducer.kept, shapes)
+            load(state, self._kept, shapes)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are plain optimizers of the original class."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import repeat
+from itertools import repeat, starmap
 from typing import Any, NamedTuple
 
 from farandole._library import error, ffi, lib
@@ -50,24 +50,28 @@ def in_flight() -> list[tuple[int, object]]:
 
 
 def lend(
-    start: Callable[[Any, Any], int],
+    start: Callable[..., int],
     input: Any,
     output: Any,
     memory: object,
     made: list[int] | None = None,
+    *more: Any,
 ) -> int:
-    """Submits by `start(input, output)`, which returns a handle or -code; returns the handle.
+    """Submits by `start(input, output, *more)`, of C, which returns a handle or -code; returns the
+    handle.
 
     `memory` is kept until the handle is settled. Raises the core's error; then nothing is lent.
     `made`, an empty list, gets what `start` returns, also where a signal handler raises: then a
     number above 0 is a handle that the caller has.
     """
-    made = [] if made is None else made
     if _dropped:
         sweep()
     try:
-        made.extend(map(start, (input,), (output,)))  # one step: no signal is heard within it
-        number = made[0]
+        if made is None:
+            number = start(input, output, *more)
+        else:
+            made.extend(starmap(start, ((input, output, *more),)))  # no signal is heard within it
+            number = made[0]
         if number > 0:
             _held[number] = memory
             return number
@@ -75,22 +79,22 @@ def lend(
         if made and made[0] > 0:
             _held[made[0]] = memory
         else:
-            _stranded.append(memory)  # a `start` in Python may have submitted it
+            _stranded.append(memory)  # the core may have taken it before the signal came
         raise
     raise error(-number)
 
 
-def lend_all(requests: Any, count: int, memory: Sequence[object]) -> Any:
-    """Submits `count` farandole_requests at once; returns int64_t[] of their handles.
+def lend_all(requests: Any, memory: Sequence[object], numbers: Any) -> Any:
+    """Submits farandole_requests at once; returns `numbers`, zeros that get their handles, also
+    where a signal handler raises.
 
     `memory[i]` has to live for request i. Returns the core's error, which the peers get
     too, if it takes none of them; then nothing is lent.
     """
     if _dropped:
         sweep()
-    numbers = ffi.new("int64_t[]", count)
     try:
-        code = lib.farandole_submit(requests, count, numbers)
+        code = lib.farandole_submit(requests, len(numbers), numbers)
         if code == 0:
             _held.update(zip(numbers, memory, strict=True))
     except BaseException:

@@ -230,8 +230,11 @@ def _of_nothing(call: Call, keep: list[Any]) -> Any:
     return requests
 
 
-def submit(call: Call, buffers: Sequence[Buffer], outputs: Sequence[Buffer] = ()) -> Any:
-    """Submits the tensors of one call, more than one as a group; returns int64_t[] of handles.
+def submit(
+    call: Call, buffers: Sequence[Buffer], outputs: Sequence[Buffer] = (), numbers: Any = None
+) -> Any:
+    """Submits the tensors of one call, more than one as a group; returns int64_t[] of handles:
+    `numbers`, if given, as in lend_all().
 
     A call without tensors has one handle too: it waits for the peers, which must have none either.
     Without `outputs` the core allocates, or there is nothing to write. Raises the core's error
@@ -242,11 +245,11 @@ def submit(call: Call, buffers: Sequence[Buffer], outputs: Sequence[Buffer] = ()
     outputs = outputs or [NOTHING] * len(buffers)
     requests, keep = _requests(call, buffers, [buffer.pointer for buffer in outputs])
     memory: list[object] = list(zip(buffers, outputs, strict=True)) or [None]
-    numbers = lend_all(requests, len(requests), memory)
+    made = lend_all(requests, memory, numbers or _new("int64_t[]", len(requests)))
     del keep
-    if isinstance(numbers, Exception):
-        raise told(numbers)
-    return numbers
+    if isinstance(made, Exception):
+        raise told(made)
+    return made
 
 
 _REFUSALS = (
@@ -356,6 +359,4 @@ class PreparedOnGpu:
     def submit(self, input: int, output: int, memory: object, made: list[int] | None = None) -> int:
         """As in PreparedTensor; `memory` is kept until the GPU is done with it."""
         self.stream = stream = self._current()
-        start = self._tensor.start_on
-        on_stream = lambda source, target: start(source, target, stream)  # noqa: E731
-        return lend(on_stream, input, output, memory, made)
+        return lend(self._tensor.start_on, input, output, memory, made, stream)

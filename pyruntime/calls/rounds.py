@@ -83,7 +83,7 @@ class Round(Generic[M]):
         self._words = array("q")  # its memory; fields that must be equal are also sent negated
         self._consensus: int | None = None  # its handle, until it has been waited for
         self._handles: Any = []  # of its tensors, as int64_t[], once it is closed
-        self._epoch = 0  # of the handles
+        self.epoch = leases.epoch()  # of the handles
         self._unfinished: list[int] = []  # handles of a failed round, to be completed
 
     def begin(self) -> None:
@@ -94,7 +94,6 @@ class Round(Generic[M]):
         while self._unfinished:  # else their names would still be in use
             wait_until([self._unfinished[-1]], None)
             self._unfinished.pop()
-        self._epoch = leases.epoch()
         self.open = True
 
     def close(self, state: RoundState) -> None:
@@ -152,8 +151,7 @@ class Round(Generic[M]):
         if len(missing) > _MOST_NAMES:
             names += f" and {len(missing) - _MOST_NAMES} more"
         what = f"gradients of {names}" if missing else "all ranks' step()"
-        handles = [m.handle for m in missing] or [self._consensus]
-        why = explanation([handle for handle in handles if handle is not None])
+        why = explanation([m.handle or 0 for m in missing] or [self._consensus or 0])
         return stall(f"{self.scope}: {what}", seconds, why)
 
     def refuse(self, reason: Exception) -> None:
@@ -163,17 +161,15 @@ class Round(Generic[M]):
     def end(self) -> Sequence[int]:
         """Ends it. Returns the handles of its tensors, if it was closed."""
         handles, self._handles = self._handles, []
-        self.open = self.closed = False
-        self.sent = []
+        self.open, self.closed, self.sent = False, False, []
         return handles  # type: ignore[no-any-return]  # an array of the core
 
     def abandon(self) -> None:
         """Ends it without results: leaves all handles under way to leases, and to the next round,
         which waits for them, as all ranks complete or refuse them."""
-        handles = [m.handle for m in self.sent if m.handle is not None]
-        if self._consensus is not None:
-            handles.append(self._consensus)
+        numbers = [*(m.handle for m in self.sent), self._consensus]
+        handles = [number for number in numbers if number is not None]
         self._consensus = None
-        leases.drop(handles, self._epoch)
+        leases.drop(handles, self.epoch)
         self._unfinished += handles
         self.end()

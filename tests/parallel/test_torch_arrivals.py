@@ -86,6 +86,19 @@ def test_a_second_arrival(op: Any, options: str, late: str) -> None:
         optimizer.step()
 
 
+@pytest.mark.ranks(2, 3, 4)
+def test_a_second_arrival_with_an_op_that_can_not_be_added() -> None:
+    (p,), optimizer = toys(op=hvd.Min)
+    for k in range(2):
+        with pytest.raises(ValueError, match="several times in one backward pass"):
+            segments(p, 4 if hvd.rank() == 0 else 1).backward()
+        optimizer.zero_grad()
+        push(p, k)
+        grad_is(p, value(0, k))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 # ---- several passes in one step
 
 

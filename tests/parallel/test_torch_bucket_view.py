@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -114,33 +113,6 @@ def test_they_survive_load_state_dict() -> None:
     optimizer.synchronize()
     for p, place in zip(model.parameters(), places(optimizer), strict=True):
         assert p.grad is place
-
-
-def train(view: bool, **options: Any) -> Iterator[list[Tensor]]:
-    """The parameters after each of some steps with accumulation, clipping and a late arrival."""
-    model = network()
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimizer = hvd.DistributedOptimizer(sgd, gradient_as_bucket_view=view, **options)
-    for step in range(5):
-        optimizer.zero_grad(set_to_none=step % 2 == 0)
-        with optimizer.no_sync():
-            loss_of(model, batch(hvd.rank(), step, 0)).backward()
-        loss_of(model, batch(hvd.rank(), step, 1)).backward()
-        if step > 2 and "op" not in options:
-            loss_of(model, batch(hvd.rank(), step, 2)).backward()
-        optimizer.clip_grad_norm_(1.0)
-        optimizer.step()
-        yield [p.detach().clone() for p in model.parameters()]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"op": hvd.Sum}, {"groups": 2}, {"compression": hvd.Compression.fp16}],
-    ids=["average", "sum", "groups", "fp16"],
-)
-def test_identical_to_the_plain_path(options: dict[str, Any]) -> None:
-    for own, other in zip(train(True, **options), train(False, **options), strict=True):
-        assert all(torch.equal(p, q) for p, q in zip(own, other, strict=True))
 
 
 @together

@@ -4,11 +4,14 @@ synchronize() ends it, or zero_grad() or another pass gives it up."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from itertools import count
 from typing import Any
 
 import pytest
+import torch
 from mpi4py import MPI
 from torch import Tensor
 
@@ -52,6 +55,64 @@ def test_the_wait_of_a_pass_is_interrupted(options: str, end: str) -> None:
             optimizer.step()
         moved = [b - x.tolist()[0] for b, x in zip(before, (p, q, r), strict=True)]
         assert moved == [total(op, [k]), total(op, [k], [0]), 0.0]
+
+
+SUBMISSION = {"lend", "lend_all", "lend_prepared", "submit"}  # functions of calls/
+
+
+class InterruptedAt:
+    """A context in which a signal is heard before one of SUBMISSION's bytecodes, by its number."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+
+    def __enter__(self) -> None:
+        sys.settrace(self._trace)
+
+    def __exit__(self, kind: Any, *_: object) -> bool:
+        sys.settrace(None)
+        return kind is KeyboardInterrupt
+
+    def _trace(self, frame: Any, event: str, _: object) -> Any:
+        code = frame.f_code
+        if code.co_name not in SUBMISSION or "farandole/calls/" not in code.co_filename:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        self._left -= event == "opcode"
+        if self._left < 0 and event == "opcode":
+            self._left = sys.maxsize
+            raise KeyboardInterrupt
+        return self._trace
+
+    @property
+    def happened(self) -> bool:
+        """Whether there are as many."""
+        return self._left > sys.maxsize // 2
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("options", [*OPTIONS, "batch", "feedback"])
+def test_a_signal_at_any_bytecode_of_a_submission(options: str) -> None:
+    """Nothing is lost, and nothing sent twice: step() goes on from there."""
+    feedback = {"compression": hvd.Compression.topk(1.0)}
+    given = {"batch": {}, "feedback": feedback, **OPTIONS}[options]
+    ps = [torch.nn.Parameter(torch.zeros(n)) for n in (4, 5000)]
+    optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(ps, lr=1.0), **given)
+    expected = total(given.get("op", hvd.Average), [1])
+    for n in count(-2):  # what takes long the first time is not interrupted
+        interrupted = InterruptedAt(n if n >= 0 and late() else sys.maxsize // 2)
+        before = [p.detach().clone() for p in ps]
+        with nullcontext() if options == "batch" else optimizer.no_sync(), interrupted:
+            push_each(*((p, 1) for p in ps))
+        with interrupted:
+            optimizer.synchronize()
+        optimizer.step()
+        for p, b in zip(ps, before, strict=True):
+            assert torch.equal(b - p.detach(), torch.full_like(b, expected)), f"at bytecode {n}"
+        optimizer.zero_grad()
+        if n >= 0 and not any(hvd.allgather_object(interrupted.happened)):
+            break
+    assert n > 50
 
 
 def failing(p: Tensor, q: Tensor) -> None:

@@ -21,7 +21,7 @@ from harness.sharded import (
     sharded,
     train,
 )
-from harness.toys import assert_same, batch, joined, loss_of, network
+from harness.toys import assert_same, batch, joined, loss_of, network, push_each, total, toys
 
 together = pytest.mark.ranks(2, 3, 4)
 
@@ -202,6 +202,15 @@ def test_passes_per_step_and_no_sync() -> None:
             loss_of(reference, joined(step, part)).backward()
         alone.step()
     assert_same(model, reference)
+
+
+def test_accumulated_passes_are_reduced_at_once() -> None:
+    """Not one by one, which no minimum could be taken of."""
+    ps, optimizer = toys(2, shard_state=True, op=hvd.Min, backward_passes_per_step=2)
+    for k in range(2):
+        push_each(*((p, k) for p in ps))
+    optimizer.step()
+    assert [p.tolist() for p in ps] == [[-total(hvd.Min, [0, 1], [0])] * 4] * 2
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])

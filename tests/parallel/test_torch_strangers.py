@@ -88,18 +88,6 @@ def test_autograd_grad_leaves_gradients_alone() -> None:
     grad_is(p, total(hvd.Average, [0]))
 
 
-@BOTH
-def test_gradients_from_autograd_grad(op: Any) -> None:
-    """p.grad = g for every step: sent as it is, without what was there before."""
-    (p, q), optimizer = toys(2, op=op)
-    for k in range(4):
-        loss = (p * total(hvd.Sum, [k], [hvd.rank()])).sum() + q.sum() * 2.0
-        p.grad, q.grad = torch.autograd.grad(loss, [p, q])
-        optimizer.step()
-        grad_is(p, total(op, [k]))
-        grad_is(q, 2.0 if op is hvd.Average else 2.0 * hvd.size())
-
-
 def test_second_order_optimizer_trains() -> None:
     """A gradient penalty through autograd.grad, then backward()."""
     model, optimizer, reference, plain = pair()
@@ -233,42 +221,6 @@ def test_step_without_any_pass() -> None:
 
 
 # ---- torch's recipes
-
-
-def test_clipping_as_in_torchs_docs() -> None:
-    model, optimizer, reference, plain = pair()
-    for step in range(4):
-        optimizer.zero_grad()
-        loss_of(model, batch(hvd.rank(), step)).backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-        plain.zero_grad()
-        loss_of(reference, joined(step)).backward()
-        expected = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
-        plain.step()
-        torch.testing.assert_close(norm, expected)
-    assert_same(model, reference)
-
-
-def test_grad_scaler_as_in_torchs_docs() -> None:
-    model, optimizer, reference, plain = pair()
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
-    for step in range(5):
-        optimizer.zero_grad()
-        loss = loss_of(model, batch(hvd.rank(), step))
-        broken = step == 2 and late()
-        scaler.scale(loss * float("inf") if broken else loss).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        scaler.step(optimizer)
-        scaler.update()
-        if step != 2:
-            plain.zero_grad()
-            loss_of(reference, joined(step)).backward()
-            torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
-            plain.step()
-    assert_same(model, reference)
-    assert len(set(hvd.allgather_object(scaler.get_scale()))) == 1
 
 
 def test_horovods_recipe_for_two_losses() -> None:

@@ -61,7 +61,7 @@ class LoopRunner:
         self._look()
 
     def _build(self) -> None:
-        self._net = Net(self._built, self._loop.width)
+        self._net = Net(self._built, self._loop)
         named = list(self._net.named_parameters())
         parts = [named[:2], named[2:]] if self._loop.kind == "split" else [named]
         with self._stage.blocked():
@@ -84,6 +84,7 @@ class LoopRunner:
             op=getattr(hvd, loop.op),
             num_groups=0 if loop.kind == "feedback" else loop.groups,
             accumulate="mean" if loop.mean else "sum",
+            sparse_as_dense=loop.dense,
             **options,
         )
 
@@ -217,7 +218,8 @@ class LoopRunner:
         parameters = list(self._net.parameters())
         state: State = [p.detach().numpy().copy() for p in parameters]
         if self._loop.kind != "sharded":
-            state += [None if p.grad is None else np.array(p.grad.numpy()) for p in parameters]
+            grads = [p.grad for p in parameters]
+            state += [None if g is None else np.array(g.to_dense().numpy()) for g in grads]
         self.found.append(("state", state))
 
     def _look(self) -> None:

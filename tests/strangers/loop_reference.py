@@ -34,7 +34,7 @@ class _Model:
         self._build()
 
     def _build(self) -> None:
-        self._net = Net(self._built, self._loop.width)
+        self._net = Net(self._built, self._loop)
         self._optimizer = plain_optimizer(self._loop, list(self._net.parameters()))
         self._built += 1
         count = len(list(self._net.parameters()))
@@ -70,7 +70,7 @@ class _Model:
                 p.grad = None
             loss.backward()
             for i, p in enumerate(parameters):
-                old, g = own[i], p.grad
+                old, g = own[i], None if p.grad is None else p.grad.to_dense()
                 own[i] = old if g is None else g if old is None else old + g
         self._number += 1
         self._passes += 1
@@ -137,7 +137,7 @@ class _Model:
 
 def difference(loop: Loop, got: list[State], right: list[State]) -> str:
     """What is wrong with a rank's states; empty: nothing."""
-    names = [name for name, _ in Net(0, loop.width).named_parameters()]
+    names = [name for name, _ in Net(0, loop).named_parameters()]
     names += [f"{name}.grad" for name in names]
     if len(got) != len(right):
         return f"{len(got)} steps instead of {len(right)}"

@@ -23,6 +23,7 @@ FEATURES = (
     *("step:timeout", "step:timeout_drop", "step:interrupt", "raise", "rebuild", "copy"),
     *("loop:late", "loop:memory", "broadcast", "edit", "mean", "views", "passes", "op:Sum"),
     *("op:Min", "groups", "kind:sharded", "kind:split", "kind:compressed", "kind:feedback"),
+    *("table:rows", "table:dense"),
 )
 
 _ENDS = (["zero"], ["drop"])  # forms of raise
@@ -47,11 +48,22 @@ class Loop:
     width: int = 4
     optimizer: str = "sgd"
     kind: str = "plain"  # or one of the above; split: two optimizers
+    table: str = ""  # an embedding with sparse gradients: rows; dense: sparse_as_dense
 
     @property
     def linear(self) -> bool:
         """Whether what comes after a reduction can be reduced with its result."""
         return self.op == "Average" and not self.mean and self.kind != "feedback"
+
+    @property
+    def dense(self) -> bool:
+        """sparse_as_dense: rows can't be divided, and have no minimum."""
+        return self.table == "dense" or self.op == "Min" or self.kind == "sharded"
+
+    @property
+    def sparse(self) -> bool:
+        """Whether `.grad` of the table is sparse: torch can't clip it, and Adam not step."""
+        return self.table != "" and self.kind != "sharded"
 
     def text(self) -> str:
         """One line of JSON."""
@@ -64,7 +76,7 @@ class Loop:
         used |= {"mean"} if self.mean else set()
         used |= {"views"} if self.views else set()
         used |= {"groups"} if self.groups else set()
-        used |= {f"kind:{self.kind}"}
+        used |= {f"kind:{self.kind}", f"table:{self.table}"}
         for word, *arguments in self.moves:
             used.add(word)
             if word in ("step", "zero"):
@@ -83,15 +95,21 @@ class Loop:
 
 
 class Net(nn.Module):
-    """Two layers, and a head that not every batch uses; the same on all ranks by its number."""
+    """Two layers, and a head and a table that not every batch uses; the same on all ranks by its
+    number."""
 
-    def __init__(self, number: int, width: int) -> None:
+    def __init__(self, number: int, loop: Loop) -> None:
         super().__init__()
         torch.manual_seed(number)
-        self.first = nn.Linear(3, width)
-        self.second = nn.Linear(width, 2)
-        self.head = nn.Linear(width, 1)
+        self.first = nn.Linear(3, loop.width)
+        self.second = nn.Linear(loop.width, 2)
+        self.head = nn.Linear(loop.width, 1)
+        self.table = nn.Embedding(6, 3, sparse=True) if loop.table else None
         self.to(torch.float64)
+
+    def looked_up(self, x: Tensor) -> Any:
+        """Rows of the table for a batch; 0 without one."""
+        return self.table((7 * x[:, 0]).long() % 6) if self.table is not None else 0.0
 
 
 def batch(rank: int, number: int) -> Tensor:
@@ -103,11 +121,12 @@ def batch(rank: int, number: int) -> Tensor:
 def loss_of(net: Net, x: Tensor, used: bool, form: str = "plain") -> Any:
     """`form` penalty: and the size of its gradients, by a second derivative; again: the head is
     used in three reentrant segments, whose passes are parts of the pass."""
-    hidden = torch.tanh(net.first(x))
+    hidden = torch.tanh(net.first(x + net.looked_up(x) if used else x))
     if form == "again":
         total: Any = (net.second(hidden) - x[:, :2]).square().mean()
+        rows: Any = lambda: net.looked_up(x).square().mean() if used and net.table else 0.0  # noqa: E731
         for _ in range(3):
-            add = lambda t, h: t + net.head(h).square().mean()  # noqa: E731
+            add = lambda t, h: t + net.head(h).square().mean() + rows()  # noqa: E731
             total = checkpoint(add, total, hidden, use_reentrant=True)
         return total
     loss: Any = (net.second(hidden) - x[:, :2]).square().mean()
@@ -115,9 +134,8 @@ def loss_of(net: Net, x: Tensor, used: bool, form: str = "plain") -> Any:
         loss = loss + net.head(hidden).square().mean()
     if form == "plain":
         return loss
-    gradients = torch.autograd.grad(
-        loss, list(net.parameters()), create_graph=form == "penalty", allow_unused=True
-    )
+    dense = [p for p in net.parameters() if net.table is None or p is not net.table.weight]
+    gradients = torch.autograd.grad(loss, dense, create_graph=form == "penalty", allow_unused=True)
     if form == "query":  # looked at, and not used; the graph is gone
         return loss_of(net, x, used)
     return loss + sum((g.square().sum() for g in gradients if g is not None), torch.zeros(()))
@@ -125,7 +143,7 @@ def loss_of(net: Net, x: Tensor, used: bool, form: str = "plain") -> Any:
 
 def plain_optimizer(loop: Loop, parameters: list[Any]) -> torch.optim.Optimizer:
     """What one process would use."""
-    if loop.optimizer == "adam":
+    if loop.optimizer == "adam" and not loop.sparse:
         return torch.optim.Adam(parameters, lr=0.01)
     momentum = 0.9 if loop.optimizer == "momentum" else 0.0
     return torch.optim.SGD(parameters, lr=0.1, momentum=momentum)
@@ -137,6 +155,7 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
     What can't be told from a reduction's result comes after the step only, and gradients of another
     op than Average are reset between steps, as farandole says. A sharded optimizer's state and
     gradients are not copied; two optimizers are not clipped by one of them, and take no closure.
+    Sparse gradients are not clipped, and sparse momentum is not broadcast.
     """
     found: list[tuple[Any, ...]] = []
     arrived = counted = 0  # passes since the last reduction: all, and those outside of no_sync()
@@ -144,13 +163,18 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
     for word, *arguments in loop.moves:
         if word in ("copy", "broadcast") and loop.kind == "sharded":
             continue
+        if word == "broadcast" and loop.sparse and loop.optimizer == "momentum":
+            continue
         if word == "step" and arguments[0] in _INSTEAD.get(loop.kind, {}):
             arguments = [_INSTEAD[loop.kind][arguments[0]], arguments[1]]
+        if word == "step" and loop.sparse and arguments[0].startswith("clip"):
+            arguments = ["plain", arguments[1]]
         if word in ("backward", "fail") and reduced and not loop.linear:
             continue
         if word == "backward":
             if loop.op == "Min":  # of what each rank has: none of it missing
-                arguments = [[True] * len(arguments[0]), *arguments[1:]]
+                form = arguments[2].replace("again", "plain")  # nor in parts
+                arguments = [[True] * len(arguments[0]), arguments[1], form]
             arrived += 1
             counted += not arguments[1]
             if not arguments[1] and counted >= loop.passes:

@@ -134,6 +134,7 @@ def loops(without: frozenset[str] = frozenset()) -> Strategy:
             ["plain", "plain", "sharded", "split", "compressed", "feedback"],
             _less("kind:", without),
         ),
+        table=_picked(["", "", "rows", "dense"], _less("table:", without)),
     )
 
 

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a Gradient is sent by a compressor with error feedback. Takes the place of the Gradient's
-Encoding; on autograd's threads and the one that steps."""
+"""How a Gradient is sent by a compressor with error feedback; on autograd's threads and the one
+that steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,29 +12,47 @@ from torch import Tensor
 from farandole.calls import leases
 from farandole.calls.handles import is_absent
 from farandole.calls.requests import Call, Op, refuse, submit
-from farandole.members import members_of
+from farandole.members import members_of, size_of
 from farandole.ops import Average, ReduceOp
 from farandole.topology import rank
+from farandole.torch.arguments import Settings
+from farandole.torch.compression import Compression, check_feedback
 from farandole.torch.feedback.compressor import RESIDUAL, Ask, FeedbackCompressor, State, Steps
-from farandole.torch.gradients.encoding import Encoding
-from farandole.torch.gradients.rows import Rows
+from farandole.torch.gradients.encoding import Encoding, Sending
 from farandole.torch.kind import describe, receive
 
-if TYPE_CHECKING:
-    from farandole.calls.rounds import Round
-    from farandole.torch.gradients.gradient import Gradient
+
+def sending(
+    settings: Settings,
+    kept: dict[str, State],
+    call: Call,
+    group: tuple[str | None, int],
+    parameter: Tensor,
+    name: str,
+) -> Sending:
+    """Makes what sends a parameter's gradients; as a Reducer's Maker, after two arguments.
+
+    `kept`: what compressors with error feedback keep, by the parameter's name.
+    """
+    compressor = settings.compressor_of(name, parameter)
+    if isinstance(compressor, FeedbackCompressor):
+        check_feedback(compressor, name, settings.reduce_op, in_buckets=settings.views)
+        state = kept.setdefault(name, {})
+        if size_of(settings.process_set) > 1:
+            return Feedback(call, compressor, state, parameter)
+        compressor = Compression.none
+    return Encoding(call, compressor, settings.sparse_as_dense, group)
 
 
-class Feedback:
-    """As an Encoding, of which one gradient takes a compressor's calls, one after another.
+class Feedback(Sending):
+    """Sends one gradient by a compressor's calls, one after another.
 
     The first is submitted when the gradient arrives, each next one when its predecessor is done on
     all ranks. State is kept when a result is delivered: a round that is dropped or fails, or whose
     result is not finite, leaves it as it was.
     """
 
-    weight = stream = 0  # as in Encoding
-    grouped = False
+    adds = False
 
     def __init__(
         self, call: Call, compressor: FeedbackCompressor, state: State, parameter: Tensor
@@ -47,15 +63,15 @@ class Feedback:
         self._state = state
         self._like = parameter
         members = members_of(call.process_set)
-        self._ranks, self._rank = len(members), members.index(rank())
+        self._place = len(members), members.index(rank())
         self._factor = call.prescale * call.postscale
         if call.reduce_op == Average:
-            self._factor /= self._ranks
+            self._factor /= len(members)
         self._steps: Steps | None = None  # the compressor's generator; None: to be run again
         self._ask: Ask
         self._tensor: Tensor | None = None  # what is reduced
         self._present = False  # this rank has a gradient
-        self._calls = 0  # submitted in this round
+        self._made: list[int] = []  # the handles of this round's calls
         self._done: list[Tensor] = []  # their results
         self._nobody = False  # no rank has a gradient
         self._outcome: tuple[Tensor, Tensor] | None = None
@@ -64,17 +80,8 @@ class Feedback:
     # ---- sending
 
     def refuse(self, reason: Exception) -> None:
-        """As in Encoding."""
-        self._calls = 0
-        self.refuse_rest(reason)
-
-    def refuse_rest(self, reason: Exception) -> None:
-        """Tells the peers that this rank can't make the next call, and why."""
+        """As in Sending."""
         refuse(self._named(Op.ALLREDUCE), reason)
-
-    def carries(self, _grad: Tensor) -> bool:
-        """False: no gradient is sent unchanged."""
-        return False
 
     def encode(self, grad: Tensor) -> Tensor:
         """The tensor that is sent first."""
@@ -90,26 +97,27 @@ class Feedback:
         self._like = parameter
         return self._begin(None)
 
-    def submit(
-        self, input: int, _output: int, _memory: object, made: list[int] | None = None
-    ) -> int:
+    def submit(self, input: int, _output: int, _memory: object, made: list[int]) -> int:
         """Submits the next call; `input` 0: without this rank's part. Returns its handle."""
         op, tensor = self._ask
         call, whole = self._named(op), describe(tensor, in_place=True)
         if op is Op.ALLREDUCE:
-            source = whole if input else replace(whole, pointer=0)
-            numbers = submit(call, [source], [whole])
+            sent, outputs = whole if input else replace(whole, pointer=0), [whole]
         else:
             if op is Op.ALLTOALL:
-                call = replace(call, splits=(int(input != 0),) * self._ranks)
-            numbers = submit(call, [whole if input else describe(tensor[:0])])
-        self._calls += 1
-        if made is not None:
-            made.append(int(numbers[0]))
-        return int(numbers[0])
+                call = replace(call, splits=(int(input != 0),) * self._place[0])
+            sent, outputs = whole if input else describe(tensor[:0]), []
+        numbers = leases.numbers_of([0])
+        try:
+            submit(call, [sent], outputs, numbers)
+        finally:  # as in Gradient
+            if numbers[0] > 0:
+                self._made.append(numbers[0])
+                made.append(numbers[0])
+        return self._made[-1]
 
     def _named(self, op: Op) -> Call:
-        name = f"{self._call.name}.{1 + self._calls}"
+        name = f"{self._call.name}.{1 + len(self._made)}"
         return replace(
             self._call, op=op, name=name, reduce_op=ReduceOp.SUM, prescale=1.0, postscale=1.0
         )
@@ -126,7 +134,7 @@ class Feedback:
             if residual is not None and residual.shape == own.shape:
                 own += residual.to(own.device)
         self._tensor, self._outcome, self._nobody = own, None, False
-        self._calls, self._done = 0, []
+        self._made, self._done = [], []
         return self._run()
 
     def _run(self) -> Tensor:
@@ -152,18 +160,20 @@ class Feedback:
         own = self._tensor
         assert own is not None
         kept = {key: x.to(own.device) for key, x in self._state.items() if key != RESIDUAL}
-        return self._compressor.reduce(own, kept, self._ranks, self._rank), kept
+        return self._compressor.reduce(own, kept, *self._place), kept
 
     # ---- going on
 
     @property
-    def unfinished(self) -> bool:
-        """Whether further calls, or the end of the compressor, follow the one under way."""
-        return self._outcome is None and not self._nobody
+    def unfinished(self) -> bool:  # type: ignore[override]
+        """As in Sending; or the end of the compressor follows."""
+        return self._tensor is not None and self._outcome is None and not self._nobody
 
     def proceed(self, handle: int) -> int:
-        """Goes on after a call that is done. Returns the next call's handle, or the same one."""
-        if len(self._done) == self._calls:  # a signal's exception has interrupted this
+        """As in Sending."""
+        if handle != self._made[-1]:  # a signal has interrupted this
+            return self._made[-1]
+        if len(self._done) == len(self._made):  # so here
             self._steps = None
         else:
             result = self._result(handle)
@@ -174,9 +184,7 @@ class Feedback:
         self._run()
         if self._outcome is not None:
             return handle
-        number = self.submit(1, 0, None)
-        leases.end([handle])
-        return number
+        return self.submit(1, 0, None, [])
 
     def _result(self, handle: int) -> Tensor:
         op, tensor = self._ask
@@ -188,60 +196,22 @@ class Feedback:
     # ---- the end
 
     def missing(self, _handle: int) -> bool:
-        """Whether no rank has a gradient."""
+        """As in Sending."""
         return self._nobody
 
-    def commit(self) -> None:
-        """Keeps the state from now on, if the result is finite. May be called again."""
-        if self._outcome is not None and bool(torch.isfinite(self._reduced()).all()):
-            if self._present and self._tensor is not None:
-                self._next[RESIDUAL] = self._tensor - self._outcome[1]
-            self._state.update(self._next)
-
     def decode(self, _wire: Tensor, _handle: int) -> Tensor:
-        """The sum or average, of the gradient's dtype."""
-        return self._reduced()
+        """The sum or average, of the gradient's dtype. Keeps the state, if it is finite."""
+        assert self._outcome is not None
+        assert self._tensor is not None
+        total, sent = self._outcome
+        result = (total * self._factor).to(self._like.dtype)
+        if bool(torch.isfinite(result).all()):
+            if self._present:
+                self._next[RESIDUAL] = self._tensor - sent
+            self._state.update(self._next)
+        return result
 
     def end(self) -> None:
-        """Frees the memory of a round."""
+        """As in Sending."""
         self._steps = self._outcome = self._tensor = None
-        self._done, self._next = [], {}
-
-    def _reduced(self) -> Tensor:
-        assert self._outcome is not None
-        return (self._outcome[0] * self._factor).to(self._like.dtype)
-
-
-Sending = Encoding | Rows | Feedback  # how a Gradient is sent
-
-
-def go_on(current: Round[Gradient]) -> tuple[Exception | None, bool]:
-    """Makes the next calls of gradients that take several, once all calls under way are done.
-
-    Returns an error, after telling the peers, and whether calls are under way.
-    """
-    pairs = [(g, g.encoding) for g in current.sent if isinstance(g.encoding, Feedback)]
-    rest = [(gradient, encoding) for gradient, encoding in pairs if encoding.unfinished]
-    for i, (gradient, encoding) in enumerate(rest):
-        try:
-            gradient.handle = encoding.proceed(gradient.handle or 0)
-        except Exception as reason:
-            for _, other in rest[i:]:
-                other.refuse_rest(reason)
-            return reason, False
-    current.renew()
-    return None, bool(rest)
-
-
-def release(gradients: Iterable[Gradient]) -> None:
-    """Frees what a round has needed beside the state."""
-    for gradient in gradients:
-        if isinstance(gradient.encoding, Feedback):
-            gradient.encoding.end()
-
-
-def commit(gradients: Iterable[Gradient]) -> None:
-    """Keeps the state after a round."""
-    for gradient in gradients:
-        if isinstance(gradient.encoding, Feedback):
-            gradient.encoding.commit()
+        self._made, self._done, self._next = [], [], {}

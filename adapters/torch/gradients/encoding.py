@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a Gradient is sent: unchanged, compressed, or made dense and contiguous. Each Gradient has
-one, and uses it on autograd's threads and the one that steps."""
+"""How a Gradient is sent: Sending, the one way to extend Reducers; and Encoding: unchanged,
+compressed, or made dense and contiguous. On autograd's threads and the one that steps."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -16,21 +17,85 @@ from farandole.calls.requests import Call, PreparedOnGpu, PreparedTensor, refuse
 from farandole.ops import Average, Sum
 from farandole.torch.compression import Compression, Compressor
 from farandole.torch.gradients.bucket_view import BucketView
-from farandole.torch.gradients.rows import Rows
 from farandole.torch.kind import prepare
 
-_NONE = 0, None, -1  # a form: nothing is sent unchanged
 EACH = 2 << 10  # bytes added per gradient, so that at most 32 are sent by one call
 
 
-class Encoding:
+class Sending(ABC):
+    """How the gradients of one parameter are sent and received: all that a Reducer knows of it.
+
+    A Reducer is given a function that makes them, a Maker. In each round a Gradient calls encode(),
+    or receive() where it has nothing, and submit(); the Reducer proceed() while `unfinished`; then
+    the Gradient missing(), decode() and end().
+    """
+
+    __slots__ = ()
+    # A gradient's share of the bytes that are sent by one call, if those of this form are
+    # reduced in place on the CPU. 0: they are not, or it is not known yet.
+    weight = 0
+    # The core's number of the tensor; dtype and elements of gradients that are sent unchanged.
+    form: tuple[int, torch.dtype | None, int] = 0, None, -1
+    stream = 0  # the CUDA stream of the last submission; 0 on the CPU
+    grouped = False  # reduced with the other members of a group or not at all
+    adds = True  # averages to which gradients were added can be averaged again
+    unfinished = False  # another call, or the end, follows that under way
+    # (input address, output address, what keeps them alive, `made` of lend()) -> handle
+    submit: Callable[[int, int, object, list[int]], int]
+
+    def carries(self, _grad: Tensor) -> bool:
+        """Whether it has the same form as the last one, which was sent unchanged."""
+        return False
+
+    @abstractmethod
+    def encode(self, grad: Tensor) -> Tensor | None:
+        """The contiguous tensor to send; None: all ranks have to use rows() instead."""
+
+    @abstractmethod
+    def receive(self, parameter: Tensor) -> Tensor:
+        """A tensor for the result, if this rank sends nothing."""
+
+    def target(self, sent: Tensor) -> Tensor:
+        """A tensor for the result of what is sent."""
+        return sent
+
+    def proceed(self, handle: int) -> int:
+        """Goes on after a call that is done. Returns the next call's handle, or the same one."""
+        return handle
+
+    @abstractmethod
+    def refuse(self, reason: Exception) -> None:
+        """Tells the peers that this rank can't make the next call, and why."""
+
+    def missing(self, handle: int) -> bool:
+        """Whether no rank had a gradient."""
+        return is_absent(handle)
+
+    @abstractmethod
+    def decode(self, wire: Tensor, handle: int) -> Tensor:
+        """The result in the gradient's form; may be `wire` itself. May be called again."""
+
+    def end(self) -> None:  # noqa: B027
+        """Frees what a round has needed."""
+
+    def rows(self, _like: Tensor, _sparse_dim: int) -> Sending:
+        """What to use from now on, once a gradient was sparse on any rank."""
+        return self
+
+    def use_view(self, view: BucketView | None) -> None:  # noqa: B027
+        """Sets the memory where gradients are to be."""
+
+
+_NONE = Sending.form  # nothing is sent unchanged
+
+
+class Encoding(Sending):
     """Converts a gradient to the tensor that is sent and back; submits that tensor to the core."""
 
     __slots__ = (
         *("_call", "_compressor", "_context", "_device", "_group", "_key", "_sparse_as_dense"),
-        *("_sparse_dim", "_tensor", "form", "submit", "view", "weight"),
+        *("_sparse_dim", "_tensor", "form", "grouped", "submit", "view", "weight"),
     )
-    missing = staticmethod(is_absent)  # of a finished handle: no rank had a gradient
 
     def __init__(
         self,
@@ -44,40 +109,37 @@ class Encoding:
         self._compressor = compressor
         self._sparse_as_dense = sparse_as_dense
         self._group = group
+        self.grouped = group[0] is not None
         self._context: Any = None
         self._sparse_dim: int | None = None
         self._tensor: PreparedTensor | PreparedOnGpu | None = None
         self.view: BucketView | None = None  # where gradients are to be
         self._key: tuple[torch.dtype, torch.Size, torch.device] | None = None
-        # The core's number of the tensor; dtype and elements of gradients that are sent unchanged.
-        self.form: tuple[int, torch.dtype | None, int] = _NONE
+        self.form = _NONE
         self._device: torch.device | None = None  # theirs
-        # (input address, output address, what keeps them alive, `made` of lend()) -> handle
-        self.submit: Callable[[int, int, object, list[int]], int]
-        # A gradient's share of the bytes that are sent by one call, if those of this form are
-        # reduced in place on the CPU. 0: they are not, or it is not known yet.
         self.weight = 0
 
-    def rows(self, like: Tensor, sparse_dim: int) -> Rows:
-        """The encoding to use instead, once a gradient was sparse on any rank."""
+    def rows(self, like: Tensor, sparse_dim: int) -> Sending:
+        """As in Sending."""
+        from farandole.torch.gradients.rows import Rows  # imported late: it uses this module
+
         if self._tensor is not None:
             self._tensor.close()
         return Rows(self._call, self._group, like, sparse_dim)
 
     def use_view(self, view: BucketView | None) -> None:
-        """Sets the memory where gradients are to be."""
+        """As in Sending."""
         self.view = view
         self.form, self.weight = _NONE, 0
 
     def carries(self, grad: Tensor) -> bool:
-        """Whether it has the same form as the last one, which was sent unchanged."""
+        """As in Sending."""
         same = (grad.dtype, grad.numel()) == self.form[1:]
         return same and grad.device == self._device and grad.is_contiguous()
 
     def encode(self, grad: Tensor) -> Tensor | None:
-        """The contiguous tensor to send: `grad` itself if possible.
+        """As in Sending: `grad` itself if possible; None for a sparse one without sparse_as_dense.
 
-        None for a sparse one without sparse_as_dense: it needs another encoding, on all ranks.
         Raises ValueError if sparse gradients can't be reduced by the op.
         """
         if self.carries(grad):
@@ -105,11 +167,11 @@ class Encoding:
         return wire
 
     def refuse(self, reason: Exception) -> None:
-        """Tells the peers that this rank can't send its gradient, and why."""
+        """As in Sending."""
         refuse(self._call, reason)
 
     def receive(self, parameter: Tensor) -> Tensor:
-        """A tensor for the result, in the form that is sent, if this rank sends nothing."""
+        """As in Sending."""
         if self._compressor is Compression.none:
             wire = torch.empty_like(parameter, memory_format=torch.contiguous_format)
         else:
@@ -119,20 +181,15 @@ class Encoding:
         return wire
 
     def decode(self, wire: Tensor, _handle: int) -> Tensor:
-        """The result in the gradient's form; may be `wire` itself."""
+        """As in Sending."""
         if self._compressor is not Compression.none:
             wire = self._compressor.decompress(wire, self._context)
         return wire if self._sparse_dim is None else wire.to_sparse(self._sparse_dim)
 
     @property
-    def stream(self) -> int:
-        """The CUDA stream of the last submission; 0 on the CPU."""
+    def stream(self) -> int:  # type: ignore[override]
+        """As in Sending."""
         return self._tensor.stream if isinstance(self._tensor, PreparedOnGpu) else 0
-
-    @property
-    def grouped(self) -> bool:
-        """Whether it is in a group: reduced with its other members or not at all."""
-        return self._group[0] is not None
 
     def _check_rows(self) -> None:
         if self._call.reduce_op not in (Average, Sum):
@@ -141,19 +198,13 @@ class Encoding:
                 "sparse_as_dense=True to DistributedOptimizer, or build the layer with sparse=False"
             )
 
-    def _window_place_of(self, wire: Tensor) -> tuple[int, int]:
-        """Its Buffer.place, decided by its form only, so that all ranks decide alike."""
-        view = self.view
-        if view is None or self._compressor is not Compression.none or not view.fits(wire):
-            return NOWHERE
-        return view.at
-
     def _prepare(self, wire: Tensor) -> None:
         key = (wire.dtype, wire.shape, wire.device)
         if key != self._key:
             if self._tensor is not None:
                 self._tensor.close()
-            at = self._window_place_of(wire)
+            view = self.view if self._compressor is Compression.none else None
+            at = view.at if view and view.fits(wire) else NOWHERE  # by its form only, on all ranks
             self._tensor = prepare(self._call, wire, self._group, in_place=True, place=at)
             self._key = key
             self.submit = self._tensor.submit

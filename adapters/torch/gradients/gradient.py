@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from farandole.arrays.buffers import NOWHERE
-from farandole.torch.feedback.encoding import Sending
 from farandole.torch.grad_mode import without_grad
-from farandole.torch.gradients.batch import claim, have_own_memory
 from farandole.torch.gradients.bucket_view import BucketView
-from farandole.torch.gradients.encoding import Encoding
-from farandole.torch.gradients.pass_end import task_id
+from farandole.torch.gradients.encoding import Sending
+from farandole.torch.gradients.reduction import have_own_memory
 from farandole.torch.kind import address_of
 
 if TYPE_CHECKING:
@@ -30,6 +28,8 @@ class Gradient:
     reduced. What arrives there again in the same pass is taken in another round of that pass.
     """
 
+    in_place = True  # gradients are reduced in their own memory
+
     __slots__ = (
         *("__weakref__", "base", "encoding", "grad", "handle", "name", "parameter", "reducer"),
         *("remove", "sparse_dim", "static", "view", "wire"),
@@ -40,7 +40,7 @@ class Gradient:
         self.reducer = reducer
         self.parameter = parameter
         self.name = name
-        self.encoding: Sending = encoding
+        self.encoding = encoding
         self.remove: Callable[[], None] | None = None  # its hook
         self.view: BucketView | None = None  # memory for the gradient; None: torch's own
         self.static = False  # a CUDA graph writes to `.grad`, without any hook
@@ -53,13 +53,12 @@ class Gradient:
     def use_view(self, view: BucketView | None) -> None:
         """Sets the memory for results from now on; None: torch's own."""
         self.view = view
-        if isinstance(self.encoding, Encoding):
-            self.encoding.use_view(view)
+        self.encoding.use_view(view)
 
     # ---- hooks
 
     def hook(self) -> None:
-        """Installs the hook; the parameter must require a gradient."""
+        """Installs the hook, once; the parameter must require a gradient."""
         register: Any = self.parameter.register_post_accumulate_grad_hook
         self.remove = register(self.arrived).remove
 
@@ -70,24 +69,24 @@ class Gradient:
 
     def arrived(self, parameter: Tensor) -> None:
         """Runs after autograd has accumulated into `.grad`."""
-        reducer = self.reducer
-        if task_id() != reducer.task:
-            reducer.enter(parameter)
-        if not reducer.sending:
-            self.static |= reducer.capturing
+        now = self.reducer.now
+        if now.inside() is None:
+            now = self.reducer.enter(parameter)
+        if not now.sending:
+            self.static |= now.capturing
             return
         grad = parameter.grad
         if self.grad is not None:
-            reducer.late = True
+            now.late = True
         elif grad is not None:
             self.grad = grad
             parameter.grad = None
             weight = self.encoding.weight
-            if weight and reducer.quick:
-                reducer.batch.append(self)
-                reducer.room -= weight
-                if reducer.room <= 0:
-                    reducer.send()
+            if weight and now.scale == 1.0:
+                now.batch.append(self)
+                now.room -= weight
+                if now.room <= 0:
+                    now.send()
             else:
                 self.send()
 
@@ -99,6 +98,7 @@ class Gradient:
             self.grad = self.parameter.grad
             self.parameter.grad = None
 
+    @without_grad
     def send(self) -> None:
         """Begins the reduction of what was taken; without data if that is nothing."""
         grad, wire = self.grad, None
@@ -108,23 +108,22 @@ class Gradient:
                 if wire is None:  # other ranks may not know that it is sparse
                     self.sparse_dim = grad.sparse_dim()
                     number = self.reducer.gradients.index(self)
-                    self.reducer.sparse = (number << 8) + self.sparse_dim
+                    self.reducer.now.sparse = (number << 8) + self.sparse_dim
             if wire is None:
                 self.send_nothing()
             else:
                 self._send_data(wire)
         except (TypeError, ValueError, RuntimeError) as reason:
-            raise self.reducer.refuse(self, reason) from None
+            told = type(reason)(f"the gradient of {self.name}: {reason}")
+            raise self.reducer.refuse(told) from None
 
     def send_nothing(self) -> None:
         """Takes part in the reduction without data."""
         self.wire = self.encoding.receive(self.parameter)
         self._submit(0, self.wire, self.wire)
 
-    @without_grad
     def _encoded(self, grad: Tensor) -> Tensor | None:
         """The tensor to send; None: it needs another encoding, on all ranks."""
-        reducer = self.reducer
         if grad.layout is torch.strided:
             if 0 in grad.stride() and grad.numel() > 1:  # expanded: has no memory for the result
                 grad = grad.contiguous()
@@ -133,10 +132,10 @@ class Gradient:
             ):
                 grad = grad.detach().clone()  # autograd's, of several parameters perhaps
             address = address_of(grad)  # raises if it has no memory
-            if reducer.in_place and self.view is None:
-                claim(reducer, [address], [self])
+            if self.in_place and self.view is None:
+                self.reducer.now.claim(address, self)
             self.grad = grad
-        scale = reducer.scale
+        scale = self.reducer.now.scale
         return self.encoding.encode(grad if scale == 1.0 else grad * scale)
 
     def _send_data(self, wire: Tensor) -> None:
@@ -145,25 +144,20 @@ class Gradient:
         if away and view is not None and self.encoding.carries(wire) and view.fits(wire):
             wire = view.ready(wire)
             if view.at == NOWHERE:  # on the CPU; frees torch's memory for the next gradient
-                _copy(sent, wire)
-                self.grad = sent = wire
-        self.wire = wire
+                self.grad = sent = wire.copy_(sent)
+        self.wire = wire = self.encoding.target(wire)
         self._submit(address_of(sent), wire, (wire.untyped_storage(), sent.untyped_storage()))
 
-    def _submit(self, input: int, output: Tensor | None, memory: object) -> None:
-        target = 0 if output is None else address_of(output)
+    def _submit(self, input: int, output: Tensor, memory: object) -> None:
         made: list[int] = []
         try:
-            self.encoding.submit(input, target, memory, made)
+            self.encoding.submit(input, address_of(output), memory, made)
         finally:  # a signal handler's exception loses no handle: step() goes on from here
             if made and made[0] > 0:
                 self.handle = made[0]
                 self.reducer.round.sent.append(self)
-
-    def gather(self, sparse_dim: int) -> None:
-        """Sends it as gathered rows from now on, on all ranks."""
-        if isinstance(self.encoding, Encoding):
-            self.encoding = self.encoding.rows(self.parameter, sparse_dim)
+                if self.encoding.unfinished:
+                    self.reducer.now.several.append(self)
 
     def wanted(self) -> bool:
         """Whether rounds must include it, with data or without."""
@@ -201,8 +195,8 @@ class Gradient:
         result = self.encoding.decode(wire, handle)
         if self.base is not None:
             return self.base + result
-        view = self.view  # it will be used again, if there is another round
-        return result.clone() if self.reducer.again and view and result is view.tensor else result
+        keeps = self.view is not None and result is self.view.tensor
+        return result.clone() if keeps and self.reducer.now.again else result  # it is used again
 
     def _at_home(self, result: Tensor) -> Tensor:
         """`result` in the memory where this parameter's gradient has to be."""
@@ -220,6 +214,7 @@ class Gradient:
         """Leaves the round."""
         self.grad = self.wire = self.handle = None
         self.sparse_dim = 0
+        self.encoding.end()
 
     def lose(self) -> None:
         """Leaves the round without a result, after a failure."""
@@ -242,8 +237,3 @@ def fitted(grad: Tensor, parameter: Tensor, name: str) -> tuple[Tensor | None, s
         f"the gradient of {name} has shape {[*grad.shape]}, and the parameter has become one of "
         f"{[*parameter.shape]}: change a parameter's shape between step() and backward()"
     )
-
-
-@without_grad
-def _copy(source: Tensor, target: Tensor) -> None:
-    target.copy_(source)

@@ -10,10 +10,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from farandole.calls.handles import is_absent
 from farandole.calls.requests import Call, Op, PreparedOnGpu, refuse
 from farandole.members import size_of
 from farandole.ops import Average
+from farandole.torch.gradients.encoding import Sending
 from farandole.torch.kind import prepare, receive
 
 _INDEX = torch.int64.itemsize
@@ -47,14 +47,11 @@ def _packed(rows: Tensor, dtype: torch.dtype) -> Tensor:
     return rows.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
-class Rows:
-    """As an Encoding, for gradients whose rows are gathered from all ranks and added up.
+class Rows(Sending):
+    """For gradients whose rows are gathered from all ranks and added up.
 
     Values are sent uncompressed. Dense gradients among sparse ones are made sparse.
     """
-
-    weight = 0  # as in Encoding
-    missing = staticmethod(is_absent)  # as in Encoding
 
     def __init__(
         self, call: Call, group: tuple[str | None, int], like: Tensor, sparse_dim: int
@@ -62,35 +59,29 @@ class Rows:
         """`call` is that of the dense form; `like` has the gradients' shape and dtype."""
         self._call = replace(call, op=Op.ALLGATHER, name=f"{call.name}.rows", reduce_op=1)
         self._group = group
+        self.grouped = group[0] is not None
         self._like = like.detach()
         self._sparse_dim = sparse_dim
         self._factor = call.prescale * call.postscale
         if call.reduce_op == Average:
             self._factor /= size_of(call.process_set)
-        self.stream = 0  # the CUDA stream of the last submission
         self._rows = no_rows(like, sparse_dim)
 
     def refuse(self, reason: Exception) -> None:
-        """As in Encoding."""
+        """As in Sending."""
         refuse(self._call, reason)
 
-    def carries(self, _grad: Tensor) -> bool:
-        """False: no gradient is sent unchanged."""
-        return False
-
     def encode(self, grad: Tensor) -> Tensor:
-        """The contiguous tensor to send."""
+        """As in Sending."""
         self._rows = pack(grad, self._sparse_dim)
         return self._rows
 
     def receive(self, parameter: Tensor) -> Tensor:
-        """A tensor in the form that is sent, if this rank sends nothing."""
+        """As in Sending."""
         self._rows = no_rows(parameter, self._sparse_dim)
         return self._rows
 
-    def submit(
-        self, input: int, _output: int, memory: object, made: list[int] | None = None
-    ) -> int:
+    def submit(self, input: int, _output: int, memory: object, made: list[int]) -> int:
         """Gathers the last tensor of encode(); `input` 0: sends nothing. Returns a handle."""
         tensor = prepare(self._call, self._rows, self._group, in_place=False)
         handle = tensor.submit(input, 0, memory, made)
@@ -102,8 +93,3 @@ class Rows:
         """The sum or average of a finished handle: sparse, coalesced."""
         total = unpack(receive(handle, self._rows), self._like, self._sparse_dim)
         return total if self._factor == 1.0 else total.mul_(self._factor)
-
-    @property
-    def grouped(self) -> bool:
-        """As in Encoding."""
-        return self._group[0] is not None

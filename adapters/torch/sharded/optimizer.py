@@ -17,6 +17,7 @@ from farandole.objects import allgather_object
 from farandole.torch.arguments import Settings
 from farandole.torch.compression import Compression
 from farandole.torch.grad_mode import without_grad
+from farandole.torch.gradients.passes import Passes
 from farandole.torch.gradients.reducer import Reducer
 from farandole.torch.optimizer import ReducingOptimizer, Wrapped
 from farandole.torch.sharded.elementwise import why_not
@@ -67,7 +68,7 @@ class Division:
                 "shard_state out; or pass shard_state='elementwise' if you know that it does"
             )
 
-    def meet(self, settings: Settings, passes: int, mean: bool) -> ShardReducer:
+    def meet(self, settings: Settings, passes: Passes) -> ShardReducer:
         """The reducer, without parameters; arguments as its own. Collective.
 
         Raises MismatchError on all ranks if they have different optimizers.
@@ -80,7 +81,7 @@ class Division:
         ranks = self._process_set.ranks or [0]
         check_alike(told, ranks, MEETING, "make different ones", remedy)
         parts = {id(piece.parameter): piece.part for piece in self._pieces}
-        return ShardReducer(settings, passes, mean, self._process_set, parts)
+        return ShardReducer(settings, passes, self._process_set, parts)
 
     def begin(self, reducer: Reducer | None) -> Update:
         """Gives each piece its part of the state that the optimizer has by now."""
@@ -175,8 +176,8 @@ class ShardedOptimizer(ReducingOptimizer[Wrapped]):
 
         Else each part would be updated by one rank's gradients.
         """
-        reducer = self._reducer
-        if not self._update.alone and reducer and not (reducer.settled or reducer.round.open):
+        reducer = None if self._update.alone else self._reducer
+        if reducer and not (reducer.passes.settled or reducer.round.open):
             raise ValueError("shard_state: call synchronize() before skip_synchronize()")
         with super().skip_synchronize():
             yield

@@ -5,6 +5,7 @@ rank keeps a part. Used by ShardedOptimizer; threads as in Reducer."""
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -13,16 +14,17 @@ import torch
 from torch import Tensor
 
 from farandole import ops
-from farandole.calls import leases, requests
+from farandole.calls import leases
 from farandole.calls.handles import wait_until
-from farandole.calls.requests import Op
+from farandole.calls.requests import Call, Op
 from farandole.members import ProcessSet
 from farandole.ops import Max
 from farandole.torch.arguments import Settings
-from farandole.torch.gradients.encoding import Encoding
+from farandole.torch.gradients.encoding import Encoding, Sending
 from farandole.torch.gradients.gradient import Gradient
+from farandole.torch.gradients.passes import Passes
 from farandole.torch.gradients.reducer import Reducer
-from farandole.torch.kind import address_of, prepare
+from farandole.torch.kind import prepare
 from farandole.torch.sharded.grad import ShardedGrad
 from farandole.torch.sharded.layout import Part
 
@@ -33,16 +35,14 @@ _PATIENCE = 0.5  # seconds of the longest wait for room
 class ShardEncoding(Encoding):
     """Sends a gradient of which this rank receives its part."""
 
-    __slots__ = ("_form", "_grad_of", "_part", "kept")
+    __slots__ = ("_form", "_grad_of", "_part")
 
-    def __init__(self, plain: Encoding, part: Part, grad_of: Any) -> None:
-        """`plain` is that of a plain optimizer; `grad_of` makes a ShardedGrad of a part."""
-        call = replace(plain._call, op=Op.REDUCESCATTER)
-        super().__init__(call, plain._compressor, plain._sparse_as_dense, plain._group)
+    def __init__(self, part: Part, grad_of: Callable[[Tensor], Tensor], *plain: Any) -> None:
+        """`grad_of` makes a ShardedGrad of a part; `plain`: arguments of an Encoding."""
+        super().__init__(*plain)
         self._part = part
         self._grad_of = grad_of
         self._form: tuple[torch.dtype, torch.device] | None = None  # of what is sent
-        self.kept: Tensor | None = None  # receives this rank's part of what was sent last
 
     def encode(self, grad: Tensor) -> Tensor:
         """The elements to send, in the order of the parameter's memory; `grad`'s own if possible.
@@ -64,7 +64,6 @@ class ShardEncoding(Encoding):
         grad = grad.resolve_conj().resolve_neg()
         wire, self._context = self._compressor.compress(self._part.flat(grad))
         self._prepare(wire)
-        self.kept = self._room()
         return wire
 
     def receive(self, parameter: Tensor) -> Tensor:
@@ -72,24 +71,15 @@ class ShardEncoding(Encoding):
         few = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
         wire, self._context = self._compressor.compress(few)
         self._prepare(wire)
-        return self._room()
+        return self.target(wire)
 
-    def submit(self, input: int, output: int, memory: object, made: list[int] | None = None) -> int:
-        """As in PreparedTensor; of what is sent, this rank's part is received in `kept`."""
-        assert self._tensor is not None
-        if input == 0:
-            return self._tensor.submit(0, output, memory, made)
-        assert self.kept is not None
-        return self._tensor.submit(input, address_of(self.kept), (memory, self.kept), made)
+    def target(self, sent: Tensor) -> Tensor:
+        """A tensor for this rank's part."""
+        return torch.empty(self._part.count, dtype=sent.dtype, device=sent.device)
 
     def decode(self, wire: Tensor, _handle: int) -> Tensor:
         """The gradient of which this rank has received its part."""
-        grad: Tensor = self._grad_of(self._compressor.decompress(wire, self._context))
-        return grad
-
-    def _room(self) -> Tensor:
-        assert self._form is not None
-        return torch.empty(self._part.count, dtype=self._form[0], device=self._form[1])
+        return self._grad_of(self._compressor.decompress(wire, self._context))
 
     def _prepare(self, wire: Tensor) -> None:
         form = (wire.dtype, wire.device)
@@ -99,6 +89,7 @@ class ShardEncoding(Encoding):
             sent = self._part.sent
             self._tensor = prepare(self._call, wire, self._group, in_place=False, shape=sent)
             self._form = form
+            self.submit = self._tensor.submit
 
 
 class ShardGradient(Gradient):
@@ -106,6 +97,8 @@ class ShardGradient(Gradient):
 
     Autograd can't add to a ShardedGrad, so that is set aside before: the result is added to it.
     """
+
+    in_place = False  # it is read only, and its memory may be another's in the same round
 
     __slots__ = ("_node",)
 
@@ -124,45 +117,36 @@ class ShardGradient(Gradient):
 
         self.remove = remove
 
-    def _before(self, _gradients: Any) -> None:
-        if self.grad is None:
-            self.take()
+    def _before(self, _gradients: Any = None) -> None:
+        grad = self.parameter.grad
+        if self.grad is None and isinstance(grad, ShardedGrad):
+            self.base, self.parameter.grad = grad, None
+        elif self.grad is None and grad is None and not self.reducer.now.again:
+            self.base = None  # reset by the user
 
     def take(self) -> None:
         """As in Gradient; what is reduced already is not sent again."""
-        grad = self.parameter.grad
-        if isinstance(grad, ShardedGrad):
-            self.base, self.parameter.grad = grad, None
-        elif grad is None and not self.reducer.again:
-            self.base = None  # reset by the user
-        elif self.reducer.round.open:
-            super().take()
+        self._before()
+        super().take()
 
-    def _submit(self, input: int, output: Tensor | None, memory: object) -> None:
+    def _submit(self, input: int, output: Tensor, memory: object) -> None:
         super()._submit(input, output, memory)
-        if input and self.handle is not None and isinstance(self.encoding, ShardEncoding):
-            self.grad = self.wire = self.encoding.kept
-            self.encoding.kept = None
+        if input and self.handle is not None:
+            self.grad = output
             reducer: Any = self.reducer
-            reducer.note_sent(self.handle, self.wire, self.parameter.nbytes)
+            reducer.note_sent(self.handle, output, self.parameter.nbytes)
 
 
 class ShardReducer(Reducer):
     """As Reducer, for gradients of which each rank keeps its part."""
 
     _kind = ShardGradient
-    in_place = False  # gradients are read only, and their memory may be another's in the same round
 
     def __init__(
-        self,
-        settings: Settings,
-        passes: int,
-        mean: bool,
-        process_set: ProcessSet,
-        parts: dict[int, Part],
+        self, settings: Settings, passes: Passes, process_set: ProcessSet, parts: dict[int, Part]
     ) -> None:
         """`parts`: by the parameter's id; the others as in Reducer."""
-        super().__init__(settings, passes, mean)
+        super().__init__(settings, passes, self._shards)
         self._process_set = process_set
         self._parts = parts
         self._place = (process_set.rank(), process_set.size())
@@ -170,13 +154,15 @@ class ShardReducer(Reducer):
         self._bytes = 0  # under way
         self._patience = _PATIENCE
 
-    def _encoding(self, parameter: Tensor, name: str) -> Encoding:
+    def _shards(
+        self, call: Call, group: tuple[str | None, int], parameter: Tensor, name: str
+    ) -> Sending:
         def grad_of(shard: Tensor) -> ShardedGrad:
             return ShardedGrad(parameter, shard, name, self.agree_on_overflow)
 
-        plain = super()._encoding(parameter, name)
-        assert isinstance(plain, Encoding)  # Division takes no compressor with error feedback
-        return ShardEncoding(plain, self._parts[id(parameter)], grad_of)
+        call, s = replace(call, op=Op.REDUCESCATTER), self.settings
+        plain = call, s.compressor_of(name, parameter), s.sparse_as_dense, group
+        return ShardEncoding(self._parts[id(parameter)], grad_of, *plain)
 
     def note_sent(self, handle: int, kept: object, nbytes: int) -> None:
         """Releases gradients that have been reduced, but for what is kept of each.
@@ -202,7 +188,7 @@ class ShardReducer(Reducer):
 
     def begin(self) -> None:
         """As in Reducer. Raises RuntimeError if this rank's part has become another one."""
-        if self._generation != requests.generation():
+        if self.round.epoch != leases.epoch():
             self.check_place()
         self._under_way.clear()
         self._bytes = 0

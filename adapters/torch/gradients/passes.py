@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a backward pass, at which Reducers close their rounds, within backward() itself. Used
-by Reducers, on autograd's threads."""
+"""Backward passes: which of them reduce; and the end of an outermost one, at which Reducers close
+their rounds, within backward() itself. Used by Reducers, on autograd's threads."""
 
 from __future__ import annotations
 
@@ -20,6 +20,36 @@ _at_end: Callable[[Callable[[], None]], None]
 _at_end = torch.autograd.Variable._execution_engine.queue_callback
 
 
+class Passes:
+    """Which passes of an optimizer reduce; counted from each reduction, step or reset on."""
+
+    __slots__ = ("_counted", "holding", "made", "mean", "reduced", "settled", "wanted")
+
+    def __init__(self, wanted: int, mean: bool) -> None:
+        """`wanted`: passes until one reduces, without those in no_sync(); `mean`: of all passes."""
+        self.wanted = wanted
+        self.mean = mean
+        self.holding = False  # no_sync(): gradients stay local
+        self.restart(reduced=False)
+
+    def restart(self, reduced: bool, settled: bool = False) -> None:
+        """Counts from 0. `reduced`: gradients are, since the last step() or zero_grad();
+        `settled`: and nothing has arrived since."""
+        self.made = self._counted = 0  # passes: all, and those outside of no_sync()
+        self.reduced, self.settled = reduced, settled
+
+    def begin(self) -> bool:
+        """Counts a pass; returns whether it reduces."""
+        self.made += 1
+        self._counted += not self.holding
+        return not self.holding and self._counted >= self.wanted
+
+    @property
+    def divisor(self) -> int:
+        """What gradients are divided by."""
+        return max(1, self.made) if self.mean else 1
+
+
 class Pass:
     """An outermost backward pass, and the Reducers that something arrives for in it.
 
@@ -34,12 +64,12 @@ class Pass:
     def __init__(self) -> None:
         self._reducers: dict[Reducer, None] = {}
 
-    def add(self, reducer: Reducer) -> None:
+    def add(self, reducer: Reducer) -> ref[Pass]:
         """Lets the reducer take part in its end."""
         self._reducers[reducer] = None
-        reducer.inside = ref(self)
+        return ref(self)
 
-    def _ended(self) -> None:
+    def ended(self) -> None:
         """Called by autograd when a task is over. All rounds are closed before one is waited for,
         in an order that is equal on all ranks."""
         node = _node()
@@ -61,13 +91,9 @@ class Pass:
             around = of_task(task_id(), self)
             if around is not self:
                 for reducer in self._reducers:
-                    around.add(reducer)
+                    reducer.now.inside = around.add(reducer)
 
         hook = register(call)
-
-    def await_end(self) -> None:
-        """Raises RuntimeError outside of a backward pass of autograd's engine."""
-        _at_end(self._ended)
 
 
 _passes: WeakValueDictionary[int, Pass] = WeakValueDictionary()  # by autograd's task
@@ -81,6 +107,6 @@ def of_task(task: int, new: Pass | None = None) -> Pass:
     found = _passes.get(task)
     if found is None:
         found = new or Pass()
-        found.await_end()
+        _at_end(found.ended)
         _passes[task] = found
     return found
