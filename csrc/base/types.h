@@ -66,9 +66,12 @@ struct Signature {
   bool operator==(const Signature&) const = default;
 };
 
-// Whether this rank's buffer is an input: with a root, only the root's is.
+// Whether this rank's buffer is an input, and whether it gets a result.
 inline bool brings_input(const Signature& signature, Rank rank) {
-  return !signature.traits().rooted() || signature.root == rank;
+  return !signature.traits().from_root() || signature.root == rank;
+}
+inline bool gets_result(const Signature& signature, Rank rank) {
+  return !signature.traits().to_root() || signature.root == rank;
 }
 
 }  // namespace farandole

@@ -59,6 +59,7 @@ void Submitter::describe(CheckedCall& checked) {
 
 // `rides`: its input may travel in the report.
 Handle Submitter::enter(const Request& request, Submission submission, bool rides) {
+  if (!gets_result(request.signature, own_)) submission.output = nullptr;
   submission.handle =
       calls_.handles.create(submission.recorded.name, submission.device != kCpuDevice);
   submission.recorded.call = submission.handle;

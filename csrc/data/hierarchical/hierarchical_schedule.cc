@@ -19,13 +19,13 @@ size_t widening(const Part& part) {
 }  // namespace
 
 int Chunk::reducer(const HostMap& hosts, int host) const {
-  if (receiver == kAll) return hosts.worker(host, stripe);
+  if (stripe != kAll) return hosts.worker(host, stripe);
   if (sender != kAll) return sender;
   return host == hosts.host_of(receiver) ? receiver : hosts.worker(host, hosts.local_of(receiver));
 }
 
 int Chunk::combiner(const HostMap& hosts, int host) const {
-  return receiver == kAll ? hosts.worker(host, stripe) : receiver;
+  return stripe != kAll ? hosts.worker(host, stripe) : receiver;
 }
 
 bool Chunk::needed_on(const HostMap& hosts, int host) const {

@@ -169,7 +169,8 @@ void ShmBackend::reduce() {
 void ShmBackend::reduce_range(const Block& block, const Range& range) {
   const Part& part = parts_[range.part];
   std::byte* const output = part.output == nullptr ? nullptr : part.output + range.output;
-  const bool shared = block.owners > 0;
+  const bool mine_alone = part.signature.traits().to_root() && part.signature.root == member_;
+  const bool shared = block.owners > 0 && !mine_alone;
   if (!shared && output == nullptr) return;
   scratch_.inputs.clear();
   for (int member = 0; member < members_; ++member) {
@@ -187,7 +188,7 @@ void ShmBackend::reduce_range(const Block& block, const Range& range) {
     return;
   }
   if (output != nullptr) scratch_.targets.push_back(output);
-  if (shared) exchange_.deliver(at_.reduced, range, scratch_.targets);
+  if (shared) exchange_.deliver(at_.reduced, range, part, scratch_.targets);
   combine(part, range.bytes, shared ? kChunkBytes : range.bytes);
 }
 
