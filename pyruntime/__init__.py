@@ -5,6 +5,7 @@ Horovod users change one line: `import farandole.torch as hvd`; `farandole.numpy
 framework. The calls here take arrays of every kind and return arrays of the same kind.
 """
 
+from farandole import ops
 from farandole._library import lib, text
 from farandole.arrays.arena import empty
 from farandole.calls.handles import Handle
@@ -35,45 +36,8 @@ from farandole.messages import recv, recv_async, send, send_async
 from farandole.objects import allgather_object, broadcast_object
 from farandole.observe.metrics import Histogram, Metrics, Straggler, log_metrics, metrics
 from farandole.observe.timeline import start_timeline, stop_timeline
-from farandole.ops import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    ReduceOp,
-    Sum,
-    allgather,
-    allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall,
-    alltoall_async,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_broadcast,
-    grouped_broadcast_,
-    grouped_broadcast_async,
-    grouped_broadcast_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    join,
-    reducescatter,
-    reducescatter_async,
-    scatter,
-    scatter_async,
-)
+from farandole.ops import *  # noqa: F403
+from farandole.ops import __all__ as __all__  # for mypy, as the last line is for others
 from farandole.parameter_server import ParameterServer
 from farandole.process_sets import (
     ProcessSet,
@@ -97,44 +61,24 @@ from farandole.topology import (
 __version__ = text(lib.farandole_version())
 _unmet.watch()
 
-__all__ = [
-    "Adasum",
-    "Average",
+__all__ = [  # noqa: F811
     "CheckpointError",
     "FarandoleError",
     "Handle",
     "Histogram",
     "LibraryError",
-    "Max",
     "Metrics",
-    "Min",
     "MismatchError",
     "ParameterServer",
     "PeerError",
     "ProcessSet",
-    "Product",
-    "ReduceOp",
     "ShutdownError",
     "StallError",
     "Straggler",
-    "Sum",
     "Variable",
     "__version__",
     "add_process_set",
-    "allgather",
-    "allgather_async",
     "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
     "broadcast_object",
     "ccl_built",
     "config",
@@ -146,22 +90,9 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_broadcast",
-    "grouped_broadcast_",
-    "grouped_broadcast_async",
-    "grouped_broadcast_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
     "init",
     "is_homogeneous",
     "is_initialized",
-    "join",
     "local_rank",
     "local_size",
     "log_metrics",
@@ -173,13 +104,9 @@ __all__ = [
     "rank",
     "recv",
     "recv_async",
-    "reducescatter",
-    "reducescatter_async",
     "remove_process_set",
     "rocm_built",
     "run",
-    "scatter",
-    "scatter_async",
     "send",
     "send_async",
     "shutdown",
@@ -187,6 +114,7 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
+__all__ += ops.__all__
 
 
 def __dir__() -> list[str]:

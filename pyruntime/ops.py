@@ -41,6 +41,46 @@ from farandole.calls.requests import (
 )
 from farandole.members import ProcessSet, global_process_set, set_id
 
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "ReduceOp",
+    "Sum",
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_broadcast",
+    "grouped_broadcast_",
+    "grouped_broadcast_async",
+    "grouped_broadcast_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "join",
+    "reducescatter",
+    "reducescatter_async",
+    "scatter",
+    "scatter_async",
+]
+
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")

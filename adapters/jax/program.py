@@ -123,7 +123,7 @@ def _reduced(call: Call) -> dict[str, Any]:
     return {"op": call.reduce_op, **scaled}
 
 
-_RULES = {
+RULES = {
     Op.ALLREDUCE: _Rule(
         Op.ALLREDUCE,
         lambda xs, call, common: ops.grouped_allreduce(xs, **_reduced(call), **common),
@@ -176,7 +176,7 @@ def results_of(avals: Sequence[Any], call: Call, place: Place, rows: int = -1) -
         if call.op not in MIRRORED:
             if not shape:
                 raise ValueError(_SCALAR)
-            of_result = rows if rows >= 0 else _RULES[call.op].rows(place, shape[0])
+            of_result = rows if rows >= 0 else RULES[call.op].rows(place, shape[0])
             shape = (of_result, *shape[1:])
         found.append(jax.core.ShapedArray(shape, aval.dtype))
     return found
@@ -191,7 +191,7 @@ def _shapes(*avals: Any, call: Call, place: Place, rows: int) -> tuple[list[Any]
 def _now(*arrays: Any, call: Call, place: Place, rows: int) -> list[Any]:
     """Outside of jit, as when JAX differentiates without compiling."""
     common: dict[str, Any] = {"name": call.name, "process_set": place.process_set}
-    return _RULES[call.op].now(tuple(map(jnp.asarray, arrays)), call, common)
+    return RULES[call.op].now(tuple(map(jnp.asarray, arrays)), call, common)
 
 
 def _lowered(ctx: Any, *operands: Any, call: Call, place: Place, rows: int) -> Any:
@@ -287,7 +287,7 @@ def _jvp(primals: Any, tangents: Any, *, call: Call, place: Place, rows: int) ->
 def _transposed(cotangents: Any, *inputs: Any, call: Call, place: Place, rows: int) -> Any:
     """How cotangents of the results come back to the inputs. All of a group come together."""
     given = [ad.instantiate_zeros(x) for x in cotangents]
-    back, rows, scale = replace(_named(call, "gradient"), op=_RULES[call.op].back, root=-1), -1, 1.0
+    back, rows, scale = replace(_named(call, "gradient"), op=RULES[call.op].back, root=-1), -1, 1.0
     if call.op is Op.REDUCESCATTER:
         back, rows = replace(back, prescale=1.0, postscale=1.0), inputs[0].aval.shape[0]
         scale = call.prescale * call.postscale

@@ -22,6 +22,17 @@ from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.forms import any_rows, one, public, same_shapes, tensors_of
 from farandole.tensorflow.graph import Run, asked_when_run, differentiable
 
+__all__ = [
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_variables",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "reducescatter",
+]
+
 
 def _reduce_op(op: int | None, average: bool | None) -> int:
     """The reduction of a call; `average` is Horovod's deprecated argument for it."""
