@@ -169,8 +169,7 @@ void ShmBackend::reduce() {
 void ShmBackend::reduce_range(const Block& block, const Range& range) {
   const Part& part = parts_[range.part];
   std::byte* const output = part.output == nullptr ? nullptr : part.output + range.output;
-  const bool mine_alone = part.signature.traits().to_root() && part.signature.root == member_;
-  const bool shared = block.owners > 0 && !mine_alone;
+  const bool shared = block.owners > 0 && part.signature.target() != member_;
   if (!shared && output == nullptr) return;
   scratch_.inputs.clear();
   for (int member = 0; member < members_; ++member) {
