@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from operator import index
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 
 from farandole.arrays.buffers import Buffer, check_apart
 from farandole.arrays.kinds import Kind, kind_of
-from farandole.calls import documents, repeats
+from farandole.calls import documents
 from farandole.calls.arguments import ReduceOp as ReduceOp
 from farandole.calls.arguments import shown
+from farandole.calls.forms import blocking, single
 from farandole.calls.gpu_handle import GpuHandle
 from farandole.calls.handles import Handle, take, value_of
 from farandole.calls.public_call import collective, collective_then
@@ -88,8 +88,6 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
-_again = repeats.again
-_MISSING: Any = object()  # stands for a tensor that the caller left out, or passed by name
 
 
 def _start(
@@ -165,70 +163,6 @@ def _handle(
             stream = functools.partial(kind_of(x).stream, x)
             return GpuHandle(numbers, collect, what, timeout, stream)
     return Handle(numbers, collect, what, timeout)
-
-
-def _single(
-    start: Callable[Concatenate[Sequence[T], P], Handle[list[T]]],
-) -> Callable[Concatenate[T, P], Handle[T]]:
-    """Makes the form for one array of a `grouped_` function."""
-
-    def call(tensor: T = _MISSING, /, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
-        again = _again(start, tensor, args, kwargs)
-        if again is not None:
-            return again
-        if tensor is _MISSING:
-            return by_name(args, kwargs)
-        handle = start([tensor], *args, **kwargs)
-        if handle.repeat is not None:
-            repeats.remember(start, tensor, args, kwargs, handle.repeat)
-        return handle.map(lambda results: results[0])
-
-    def by_name(args: Any, kwargs: Any) -> Handle[T]:
-        if "tensor" in kwargs:
-            return call(kwargs.pop("tensor"), *args, **kwargs)
-        given: Callable[..., Handle[T]] = start  # type: ignore[assignment]
-        return given(*args, **kwargs)  # raises the error about it
-
-    _document(call, start, "grouped_", "tensor")
-    return call
-
-
-def _one_of(grouped: Callable[Concatenate[Sequence[T], P], list[R]]) -> Callable[..., R]:
-    """As `_single`, of a `grouped_` function that waits."""
-
-    def call(tensor: T = _MISSING, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        if tensor is _MISSING and "tensor" in kwargs:
-            tensor = kwargs.pop("tensor")  # type: ignore[assignment]
-        if tensor is _MISSING:
-            return grouped(*args, **kwargs)[0]  # type: ignore[arg-type]  # says that it is missing
-        (result,) = grouped([tensor], *args, **kwargs)
-        return result
-
-    _document(call, grouped, "grouped_", "tensor")
-    return call
-
-
-def _blocking(start: Callable[P, Handle[R]]) -> Callable[P, R]:
-    """Makes the waiting form of an `_async` function."""
-
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return start(*args, **kwargs).wait()
-
-    _document(call, start, "_async")
-    return call
-
-
-def _document(call: Any, start: Any, less: str, first: str | None = None) -> None:
-    """Documents `call` as `start`, its name without `less`, its first argument named `first`."""
-    functools.update_wrapper(call, start)
-    change = documents.of_waiting if first is None else documents.of_one
-    call.__doc__ = change(start.__doc__ or "")
-    call.__name__ = call.__qualname__ = start.__name__.replace(less, "")
-    arguments = list(inspect.signature(start).parameters.values())
-    if first is not None:
-        only = inspect.Parameter.POSITIONAL_ONLY
-        arguments[0] = arguments[0].replace(name=first, annotation=Any, kind=only)
-    call.__signature__ = inspect.Signature(arguments)
 
 
 def _reduction(
@@ -401,26 +335,26 @@ def grouped_reducescatter_async(
     return _start(call, tensors, timeout)
 
 
-allreduce_async = _single(grouped_allreduce_async)
-allreduce_async_ = _single(grouped_allreduce_async_)
-broadcast_async = _single(grouped_broadcast_async)
-broadcast_async_ = _single(grouped_broadcast_async_)
-allgather_async = _single(grouped_allgather_async)
-reducescatter_async = _single(grouped_reducescatter_async)
+allreduce_async = single(grouped_allreduce_async)
+allreduce_async_ = single(grouped_allreduce_async_)
+broadcast_async = single(grouped_broadcast_async)
+broadcast_async_ = single(grouped_broadcast_async_)
+allgather_async = single(grouped_allgather_async)
+reducescatter_async = single(grouped_reducescatter_async)
 
-allreduce = _blocking(allreduce_async)
-allreduce_ = _blocking(allreduce_async_)
-broadcast = _blocking(broadcast_async)
-broadcast_ = _blocking(broadcast_async_)
-allgather = _blocking(allgather_async)
-reducescatter = _blocking(reducescatter_async)
+allreduce = blocking(allreduce_async)
+allreduce_ = blocking(allreduce_async_)
+broadcast = blocking(broadcast_async)
+broadcast_ = blocking(broadcast_async_)
+allgather = blocking(allgather_async)
+reducescatter = blocking(reducescatter_async)
 
-grouped_allreduce = _blocking(grouped_allreduce_async)
-grouped_allreduce_ = _blocking(grouped_allreduce_async_)
-grouped_broadcast = _blocking(grouped_broadcast_async)
-grouped_broadcast_ = _blocking(grouped_broadcast_async_)
-grouped_allgather = _blocking(grouped_allgather_async)
-grouped_reducescatter = _blocking(grouped_reducescatter_async)
+grouped_allreduce = blocking(grouped_allreduce_async)
+grouped_allreduce_ = blocking(grouped_allreduce_async_)
+grouped_broadcast = blocking(grouped_broadcast_async)
+grouped_broadcast_ = blocking(grouped_broadcast_async_)
+grouped_allgather = blocking(grouped_allgather_async)
+grouped_reducescatter = blocking(grouped_reducescatter_async)
 
 
 @collective(Op.BARRIER)
@@ -439,7 +373,7 @@ def _barrier_async(
     return Handle(submit(call, [NOTHING]), lambda _: None, call, timeout)
 
 
-barrier = _blocking(_barrier_async)
+barrier = blocking(_barrier_async)
 barrier.__name__ = barrier.__qualname__ = "barrier"
 
 
@@ -547,7 +481,7 @@ def alltoall(*args: Any, **kwargs: Any) -> Any:
 alltoall.__doc__ = documents.of_waiting(alltoall_async.__doc__ or "")
 alltoall.__wrapped__ = alltoall_async  # type: ignore[attr-defined]  # whose signature it has
 
-scatter = _blocking(scatter_async)
+scatter = blocking(scatter_async)
 
 
 # ---- join

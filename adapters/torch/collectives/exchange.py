@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from farandole import ops, topology
+from farandole.calls.forms import blocking, one_of, single
 from farandole.calls.handles import Handle
 from farandole.calls.public_call import collective, collective_then
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set
-from farandole.ops import Average, _blocking, _one_of, _single
+from farandole.ops import Average
 from farandole.torch.collectives.autograd import differentiable
 from farandole.torch.collectives.reductions import grouped_allreduce
 
@@ -40,7 +41,7 @@ def grouped_allgather_async(
     return ops.grouped_allgather_async(tensors, name=name, process_set=process_set)
 
 
-allgather_async = _single(grouped_allgather_async)
+allgather_async = single(grouped_allgather_async)
 
 
 @collective_then(Op.ALLGATHER)
@@ -63,7 +64,7 @@ def grouped_allgather(
     return lambda: _allgather(members, name, process_set)
 
 
-allgather = _one_of(grouped_allgather)
+allgather = one_of(grouped_allgather)
 
 
 def _allgather(
@@ -129,7 +130,7 @@ def broadcast_async_(
     return ops.broadcast_async_(tensor, root_rank, name=name, process_set=process_set)
 
 
-broadcast_ = _blocking(broadcast_async_)
+broadcast_ = blocking(broadcast_async_)
 
 
 @collective_then(Op.BROADCAST)
