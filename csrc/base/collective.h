@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/abi.h"
+
 namespace farandole {
 
 // Values are part of the C ABI (FARANDOLE_* in farandole.h) and of the wire: append only.
@@ -119,8 +121,8 @@ inline constexpr std::array<CollectiveTraits, 12> kCollectives = {{
 }};
 // clang-format on
 inline constexpr int32_t kOpCount = kCollectives.size();
-static_assert(static_cast<int32_t>(Op::kReceive) == kOpCount - 1,
-              "one row for each Op, in its order");
+static_assert(FARANDOLE_RECEIVE == kOpCount - 1 && static_cast<int32_t>(Op::kReceive) == FARANDOLE_RECEIVE,
+              "one row for each value of the header's enum, in its order");
 
 inline constexpr CollectiveTraits kNoCollective{.name = "unknown"};
 

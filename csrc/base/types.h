@@ -63,7 +63,9 @@ struct Signature {
   int64_t rows() const { return shape.empty() ? 1 : shape[0]; }
   int64_t row_elements() const;  // product of all dimensions but the first
   size_t row_bytes() const { return static_cast<size_t>(row_elements()) * size_of(dtype); }
-  Rank target() const { return traits().to_root() ? root : -1; }  // who alone gets the result; -1: all
+  Rank target() const {
+    return traits().to_root() ? root : -1;
+  }  // who alone gets the result; -1: all
   bool operator==(const Signature&) const = default;
 };
 
