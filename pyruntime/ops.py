@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 
+from farandole import topology
 from farandole.arrays.buffers import Buffer, check_apart
 from farandole.arrays.kinds import Kind, kind_of
 from farandole.calls import documents
@@ -72,9 +73,17 @@ __all__ = [
     "grouped_broadcast_",
     "grouped_broadcast_async",
     "grouped_broadcast_async_",
+    "grouped_reduce",
+    "grouped_reduce_",
+    "grouped_reduce_async",
+    "grouped_reduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
     "join",
+    "reduce",
+    "reduce_",
+    "reduce_async",
+    "reduce_async_",
     "reducescatter",
     "reducescatter_async",
     "scatter",
@@ -94,21 +103,23 @@ def _start(
     call: Call, tensors: Sequence[T], timeout: float | None, in_place: bool = False
 ) -> Handle[list[T]]:
     """Submits `call` over `tensors`: in place, into new arrays, or, if only negotiation tells the
-    results' shapes, into memory that the core allocates."""
+    results' shapes, into memory that the core allocates. A reduction to another rank gives the
+    tensors back."""
     tensors = list(tensors)
     if not tensors:
         return Handle(submit(call, []), lambda _: [], call, timeout)
     kinds, inputs = describe(tensors, in_place)
     results, outputs = tensors, inputs
-    if in_place and call.op is Op.ALLREDUCE:
+    if in_place and call.op is not Op.BROADCAST:
         check_apart(inputs)
-    if not in_place and call.op in MIRRORED:
+    same = in_place or (call.op is Op.REDUCE and _is_elsewhere(call.root))
+    if not same and call.op in MIRRORED:
         results, outputs = new_results(kinds, tensors, inputs)
-    elif not in_place:
+    elif not same:
         outputs = [NOTHING] * len(inputs)
 
     def collect(numbers: Any) -> list[T]:
-        if in_place:
+        if same:
             return results
         if call.op in MIRRORED:
             return sealed(kinds, results, tensors)
@@ -116,9 +127,13 @@ def _start(
         return [k.wrap(take(n, b, k.stream(x))[0], x) for k, n, b, x in rows]
 
     handle = _handle(submit(call, inputs, outputs), inputs, tensors, collect, call, timeout)
-    if len(tensors) == 1 and call.op in MIRRORED and (in_place or kinds[0].gives_itself()):
-        handle.repeat = Repeat(call, tensors[0], inputs[0], in_place, timeout)
+    if len(tensors) == 1 and call.op in MIRRORED and (same or kinds[0].gives_itself()):
+        handle.repeat = Repeat(call, tensors[0], inputs[0], same, timeout)
     return handle
+
+
+def _is_elsewhere(root: int) -> bool:
+    return topology.is_initialized() and root != topology.rank()
 
 
 def new_results(
@@ -172,14 +187,16 @@ def _reduction(
     postscale: float,
     name: str | None,
     process_set: ProcessSet,
+    root: int = -1,
 ) -> Call:
     reduce_op = Average if reduce_op is None else ReduceOp(reduce_op)
-    if op is Op.REDUCESCATTER and reduce_op is Adasum:
+    if op is not Op.ALLREDUCE and reduce_op is Adasum:
         raise ValueError(
             "op is Adasum, which is defined for allreduce only: pass Sum or Average, or allreduce "
-            "with op=Adasum and take your rows of it"
+            "with op=Adasum and take what you need of it"
         )
-    return Call(op, name, set_id(process_set), reduce_op, float(prescale), float(postscale))
+    factors = (float(prescale), float(postscale))
+    return Call(op, name, set_id(process_set), reduce_op, *factors, index(root))
 
 
 def _allreduce(
@@ -335,12 +352,68 @@ def grouped_reducescatter_async(
     return _start(call, tensors, timeout)
 
 
+@collective(Op.REDUCE)
+def grouped_reduce_async(
+    tensors: Sequence[T],
+    root_rank: int,
+    *,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Handle[list[T]]:
+    """postscale_factor * op(prescale_factor * x) on `root_rank` alone, by default the average.
+
+    Any shape, equal on all ranks as the dtype is. Any op but Adasum. A list is reduced together,
+    all of it or nothing. Returns a handle, whose wait() gives new arrays of the same kind on the
+    root, and elsewhere the arrays that were given, as they are.
+
+    Examples:
+        >>> hvd.grouped_reduce_async([np.ones(2)], root_rank=0, op=hvd.Sum).wait()
+        [array([1., 1.])]
+    """
+    factors = (prescale_factor, postscale_factor)
+    call = _reduction(Op.REDUCE, op, *factors, name, process_set, root_rank)
+    return _start(call, tensors, timeout)
+
+
+@collective(Op.REDUCE)
+def grouped_reduce_async_(
+    tensors: Sequence[T],
+    root_rank: int,
+    *,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Handle[list[T]]:
+    """The root's arrays become postscale_factor * op(prescale_factor * x) over the ranks, in place.
+
+    Those of other ranks stay as they are. Contiguous and writable, of equal shape and dtype on all
+    ranks; nobody else may touch them until the call is done. Any op but Adasum. Returns a handle,
+    whose wait() gives these very arrays.
+
+    Examples:
+        >>> hvd.grouped_reduce_async_([np.ones(2)], root_rank=0, postscale_factor=3.0).wait()
+        [array([3., 3.])]
+    """
+    factors = (prescale_factor, postscale_factor)
+    call = _reduction(Op.REDUCE, op, *factors, name, process_set, root_rank)
+    return _start(call, tensors, timeout, in_place=True)
+
+
 allreduce_async = single(grouped_allreduce_async)
 allreduce_async_ = single(grouped_allreduce_async_)
 broadcast_async = single(grouped_broadcast_async)
 broadcast_async_ = single(grouped_broadcast_async_)
 allgather_async = single(grouped_allgather_async)
 reducescatter_async = single(grouped_reducescatter_async)
+reduce_async = single(grouped_reduce_async)
+reduce_async_ = single(grouped_reduce_async_)
 
 allreduce = blocking(allreduce_async)
 allreduce_ = blocking(allreduce_async_)
@@ -348,6 +421,8 @@ broadcast = blocking(broadcast_async)
 broadcast_ = blocking(broadcast_async_)
 allgather = blocking(allgather_async)
 reducescatter = blocking(reducescatter_async)
+reduce = blocking(reduce_async)
+reduce_ = blocking(reduce_async_)
 
 grouped_allreduce = blocking(grouped_allreduce_async)
 grouped_allreduce_ = blocking(grouped_allreduce_async_)
@@ -355,6 +430,8 @@ grouped_broadcast = blocking(grouped_broadcast_async)
 grouped_broadcast_ = blocking(grouped_broadcast_async_)
 grouped_allgather = blocking(grouped_allgather_async)
 grouped_reducescatter = blocking(grouped_reducescatter_async)
+grouped_reduce = blocking(grouped_reduce_async)
+grouped_reduce_ = blocking(grouped_reduce_async_)
 
 
 @collective(Op.BARRIER)

@@ -32,7 +32,9 @@ __all__ = [
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_broadcast",
+    "grouped_reduce",
     "grouped_reducescatter",
+    "reduce",
     "reducescatter",
     "scatter",
 ]
@@ -118,6 +120,33 @@ def allreduce(
     return _meeting(call, tree, process_set, timeout)
 
 
+@collective_then(Op.REDUCE, calls=_calls(Op.REDUCE))
+def reduce(
+    tree: Tree,
+    root_rank: int,
+    *,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Callable[[], Tree]:
+    """postscale_factor * op(prescale_factor * x) on `root_rank` alone, by default the average.
+
+    Any shapes, equal on all ranks as the dtypes are. Any op but Adasum. Returns new arrays on the
+    root, and elsewhere the values that were given. The derivative, for Average and Sum, is that of
+    the root's result; what the others make of theirs has none.
+
+    Examples:
+        >>> hvd.reduce(jnp.ones(2), root_rank=0, op=hvd.Sum, prescale_factor=3.0)
+        Array([3., 3.], dtype=float32)
+    """
+    factors = (prescale_factor, postscale_factor)
+    call = _reduction(Op.REDUCE, op, *factors, name, process_set, root_rank)
+    return _meeting(call, tree, process_set, timeout)
+
+
 @collective_then(Op.REDUCESCATTER, calls=_calls(Op.REDUCESCATTER))
 def reducescatter(
     tree: Tree,
@@ -191,6 +220,7 @@ def broadcast(
 grouped_allgather = allgather
 grouped_allreduce = allreduce
 grouped_broadcast = broadcast
+grouped_reduce = reduce
 grouped_reducescatter = reducescatter
 
 

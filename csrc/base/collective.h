@@ -25,6 +25,7 @@ enum class Op : int32_t {
   kScatter = 9,
   kSend = 10,
   kReceive = 11,
+  kReduce = 12,
 };
 
 // How bytes get from inputs to outputs. Backends choose their algorithm by it.
@@ -103,7 +104,7 @@ struct CollectiveTraits {
 };
 
 // clang-format off
-inline constexpr std::array<CollectiveTraits, 12> kCollectives = {{
+inline constexpr std::array<CollectiveTraits, 13> kCollectives = {{
     {.name = "allreduce", .pattern = Pattern::kReduceToAll,
      .rides_along = true, .windowed = true},
     {.name = "broadcast", .pattern = Pattern::kOneToAll, .root = Root::kSource, .rides_along = true},
@@ -118,10 +119,12 @@ inline constexpr std::array<CollectiveTraits, 12> kCollectives = {{
     {.name = "send", .pattern = Pattern::kOneToAll, .root = Root::kSource,
      .rides_along = true, .end = End::kSender},
     {.name = "receive", .pattern = Pattern::kOneToAll, .root = Root::kSource, .end = End::kReceiver},
+    {.name = "reduce", .pattern = Pattern::kReduceToAll, .root = Root::kTarget, .rides_along = true},
 }};
 // clang-format on
 inline constexpr int32_t kOpCount = kCollectives.size();
-static_assert(FARANDOLE_RECEIVE == kOpCount - 1 && static_cast<int32_t>(Op::kReceive) == FARANDOLE_RECEIVE,
+static_assert(FARANDOLE_REDUCE == kOpCount - 1 &&
+                  static_cast<int32_t>(Op::kReduce) == FARANDOLE_REDUCE,
               "one row for each value of the header's enum, in its order");
 
 inline constexpr CollectiveTraits kNoCollective{.name = "unknown"};
