@@ -32,7 +32,8 @@ enum farandole_op {
   FARANDOLE_REMOVE_SET = 8, /* root: the set's id; alone as above: also its ranks */
   FARANDOLE_SCATTER = 9,    /* other ranks' inputs give dtype and trailing shape only */
   FARANDOLE_SEND = 10,      /* matched with the receive of `root` that has the same set and tag, */
-  FARANDOLE_RECEIVE = 11    /* first in, first out; dtype and number of elements have to agree */
+  FARANDOLE_RECEIVE = 11,   /* first in, first out; dtype and number of elements have to agree */
+  FARANDOLE_REDUCE = 12     /* only the root's output is written */
 };
 
 enum farandole_reduce_op {
@@ -71,8 +72,8 @@ typedef struct farandole_request {
   int32_t reduce_op;
   int32_t dtype;
   int32_t device; /* -1: CPU memory; otherwise a CUDA device */
-  /* World rank; for broadcast and scatter. send: the receiver; receive: the sender, or -1: any member that
-   * sends with this tag */
+  /* World rank; for broadcast, scatter and reduce. send: the receiver; receive: the sender, or -1: any member
+   * that sends with this tag */
   int32_t root;
   int32_t process_set;
   double prescale; /* result = postscale * reduce(prescale * input) */
@@ -80,7 +81,7 @@ typedef struct farandole_request {
   int32_t ndim;
   const int64_t* shape;
   const void* input; /* C-contiguous; NULL: this rank contributes the identity, or receives */
-  /* allreduce, broadcast: same shape as the input. May be the input (not alltoall, scatter); an allgather's
+  /* allreduce, broadcast, reduce: same shape as the input. May be the input (not alltoall, scatter); an allgather's
    * input may be where its rows belong; other overlaps are refused. NULL: the result is dropped, or, if only
    * negotiation knows its size (allgather, alltoall, reducescatter, scatter), allocated by the core: see
    * farandole_result */

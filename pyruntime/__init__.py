@@ -7,6 +7,7 @@ framework. The calls here take arrays of every kind and return arrays of the sam
 
 from typing import TYPE_CHECKING
 
+from farandole import ops
 from farandole._library import lib, text
 from farandole.arrays.arena import empty
 from farandole.calls.handles import Handle
@@ -38,45 +39,8 @@ from farandole.messages import recv, recv_async, send, send_async
 from farandole.objects import allgather_object, broadcast_object
 from farandole.observe.metrics import Histogram, Metrics, Straggler, log_metrics, metrics
 from farandole.observe.timeline import start_timeline, stop_timeline
-from farandole.ops import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    ReduceOp,
-    Sum,
-    allgather,
-    allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall,
-    alltoall_async,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_broadcast,
-    grouped_broadcast_,
-    grouped_broadcast_async,
-    grouped_broadcast_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    join,
-    reducescatter,
-    reducescatter_async,
-    scatter,
-    scatter_async,
-)
+from farandole.ops import *  # noqa: F403
+from farandole.ops import __all__ as __all__  # for mypy, as the last line is for others
 from farandole.process_sets import (
     ProcessSet,
     add_process_set,
@@ -104,44 +68,24 @@ else:  # they import this package
 __version__ = text(lib.farandole_version())
 _unmet.watch()
 
-__all__ = [
-    "Adasum",
-    "Average",
+__all__ = [  # noqa: F811
     "CheckpointError",
     "FarandoleError",
     "Handle",
     "Histogram",
     "LibraryError",
-    "Max",
     "Metrics",
-    "Min",
     "MismatchError",
     "ParameterServer",
     "PeerError",
     "ProcessSet",
-    "Product",
-    "ReduceOp",
     "ShutdownError",
     "StallError",
     "Straggler",
-    "Sum",
     "Variable",
     "__version__",
     "add_process_set",
-    "allgather",
-    "allgather_async",
     "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
     "broadcast_object",
     "ccl_built",
     "config",
@@ -153,22 +97,9 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_broadcast",
-    "grouped_broadcast_",
-    "grouped_broadcast_async",
-    "grouped_broadcast_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
     "init",
     "is_homogeneous",
     "is_initialized",
-    "join",
     "local_rank",
     "local_size",
     "log_metrics",
@@ -180,13 +111,9 @@ __all__ = [
     "rank",
     "recv",
     "recv_async",
-    "reducescatter",
-    "reducescatter_async",
     "remove_process_set",
     "rocm_built",
     "run",
-    "scatter",
-    "scatter_async",
     "send",
     "send_async",
     "shutdown",
@@ -194,6 +121,7 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
+__all__ += ops.__all__
 
 
 def __dir__() -> list[str]:

@@ -21,13 +21,14 @@ from farandole._library import ffi
 from farandole.arrays.buffers import Buffer
 from farandole.calls import prepared
 from farandole.calls.arguments import ARGUMENTS
+from farandole.calls.forms import blocking
 from farandole.calls.handles import Handle, OneHandle, value_of
 from farandole.calls.leases import lend
 from farandole.calls.prepared import PreparedCall
 from farandole.calls.public_call import collective
 from farandole.calls.requests import Call, Op, submit
 from farandole.members import ProcessSet, denoted, global_process_set, members_of, set_id
-from farandole.ops import _blocking, _handle, describe
+from farandole.ops import _handle, describe
 
 __all__ = ["recv", "recv_async", "send", "send_async"]
 
@@ -177,5 +178,5 @@ def _world_rank(what: str, rank: int, process_set: ProcessSet) -> int:
     raise ValueError(f"{what} is {rank}: the process set has ranks 0 to {len(ranks) - 1}")
 
 
-send = _blocking(send_async)
-recv = _blocking(recv_async)
+send = blocking(send_async)
+recv = blocking(recv_async)

@@ -14,18 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from operator import index
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 
+from farandole import topology
 from farandole.arrays.buffers import Buffer, check_apart
 from farandole.arrays.kinds import Kind, kind_of
-from farandole.calls import documents, prepared
+from farandole.calls import documents
 from farandole.calls.arguments import ReduceOp as ReduceOp
 from farandole.calls.arguments import shown
+from farandole.calls.forms import blocking, single
 from farandole.calls.gpu_handle import GpuHandle
 from farandole.calls.handles import Handle, take, value_of
 from farandole.calls.prepared import PreparedCall
@@ -41,6 +42,54 @@ from farandole.calls.requests import (
 )
 from farandole.members import ProcessSet, global_process_set, set_id
 
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "ReduceOp",
+    "Sum",
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_broadcast",
+    "grouped_broadcast_",
+    "grouped_broadcast_async",
+    "grouped_broadcast_async_",
+    "grouped_reduce",
+    "grouped_reduce_",
+    "grouped_reduce_async",
+    "grouped_reduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "join",
+    "reduce",
+    "reduce_",
+    "reduce_async",
+    "reduce_async_",
+    "reducescatter",
+    "reducescatter_async",
+    "scatter",
+    "scatter_async",
+]
+
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
@@ -48,29 +97,29 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
-_again = prepared.again
-_MISSING: Any = object()  # stands for a tensor that the caller left out, or passed by name
 
 
 def _start(
     call: Call, tensors: Sequence[T], timeout: float | None, in_place: bool = False
 ) -> Handle[list[T]]:
     """Submits `call` over `tensors`: in place, into new arrays, or, if only negotiation tells the
-    results' shapes, into memory that the core allocates."""
+    results' shapes, into memory that the core allocates. A reduction to another rank gives the
+    tensors back."""
     tensors = list(tensors)
     if not tensors:
         return Handle(submit(call, []), lambda _: [], call, timeout)
     kinds, inputs = describe(tensors, in_place)
     results, outputs = tensors, inputs
-    if in_place and call.op is Op.ALLREDUCE:
+    if in_place and call.op is not Op.BROADCAST:
         check_apart(inputs)
-    if not in_place and call.op in MIRRORED:
+    same = in_place or (call.op is Op.REDUCE and _is_elsewhere(call.root))
+    if not same and call.op in MIRRORED:
         results, outputs = new_results(kinds, tensors, inputs)
-    elif not in_place:
+    elif not same:
         outputs = [NOTHING] * len(inputs)
 
     def collect(numbers: Any) -> list[T]:
-        if in_place:
+        if same:
             return results
         if call.op in MIRRORED:
             return sealed(kinds, results, tensors)
@@ -78,9 +127,13 @@ def _start(
         return [k.wrap(take(n, b, k.stream(x))[0], x) for k, n, b, x in rows]
 
     handle = _handle(submit(call, inputs, outputs), inputs, tensors, collect, call, timeout)
-    if len(tensors) == 1 and call.op in MIRRORED and (in_place or kinds[0].gives_itself()):
-        handle.prepared = PreparedCall(call, tensors[0], inputs[0], in_place, timeout)
+    if len(tensors) == 1 and call.op in MIRRORED and (same or kinds[0].gives_itself()):
+        handle.prepared = PreparedCall(call, tensors[0], inputs[0], same, timeout)
     return handle
+
+
+def _is_elsewhere(root: int) -> bool:
+    return topology.is_initialized() and root != topology.rank()
 
 
 def new_results(
@@ -127,70 +180,6 @@ def _handle(
     return Handle(numbers, collect, what, timeout)
 
 
-def _single(
-    start: Callable[Concatenate[Sequence[T], P], Handle[list[T]]],
-) -> Callable[Concatenate[T, P], Handle[T]]:
-    """Makes the form for one array of a `grouped_` function."""
-
-    def call(tensor: T = _MISSING, /, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
-        again = _again(start, tensor, args, kwargs)
-        if again is not None:
-            return again
-        if tensor is _MISSING:
-            return by_name(args, kwargs)
-        handle = start([tensor], *args, **kwargs)
-        if handle.prepared is not None:
-            prepared.remember(start, tensor, args, kwargs, handle.prepared)
-        return handle.map(lambda results: results[0])
-
-    def by_name(args: Any, kwargs: Any) -> Handle[T]:
-        if "tensor" in kwargs:
-            return call(kwargs.pop("tensor"), *args, **kwargs)
-        given: Callable[..., Handle[T]] = start  # type: ignore[assignment]
-        return given(*args, **kwargs)  # raises the error about it
-
-    _document(call, start, "grouped_", "tensor")
-    return call
-
-
-def _one_of(grouped: Callable[Concatenate[Sequence[T], P], list[R]]) -> Callable[..., R]:
-    """As `_single`, of a `grouped_` function that waits."""
-
-    def call(tensor: T = _MISSING, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        if tensor is _MISSING and "tensor" in kwargs:
-            tensor = kwargs.pop("tensor")  # type: ignore[assignment]
-        if tensor is _MISSING:
-            return grouped(*args, **kwargs)[0]  # type: ignore[arg-type]  # says that it is missing
-        (result,) = grouped([tensor], *args, **kwargs)
-        return result
-
-    _document(call, grouped, "grouped_", "tensor")
-    return call
-
-
-def _blocking(start: Callable[P, Handle[R]]) -> Callable[P, R]:
-    """Makes the waiting form of an `_async` function."""
-
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return start(*args, **kwargs).wait()
-
-    _document(call, start, "_async")
-    return call
-
-
-def _document(call: Any, start: Any, less: str, first: str | None = None) -> None:
-    """Documents `call` as `start`, its name without `less`, its first argument named `first`."""
-    functools.update_wrapper(call, start)
-    change = documents.of_waiting if first is None else documents.of_one
-    call.__doc__ = change(start.__doc__ or "")
-    call.__name__ = call.__qualname__ = start.__name__.replace(less, "")
-    arguments = list(inspect.signature(start).parameters.values())
-    if first is not None:
-        only = inspect.Parameter.POSITIONAL_ONLY
-        arguments[0] = arguments[0].replace(name=first, annotation=Any, kind=only)
-    call.__signature__ = inspect.Signature(arguments)
-
-
 def _reduction(
     op: Op,
     reduce_op: int | None,
@@ -198,14 +187,16 @@ def _reduction(
     postscale: float,
     name: str | None,
     process_set: ProcessSet,
+    root: int = -1,
 ) -> Call:
     reduce_op = Average if reduce_op is None else ReduceOp(reduce_op)
-    if op is Op.REDUCESCATTER and reduce_op is Adasum:
+    if op is not Op.ALLREDUCE and reduce_op is Adasum:
         raise ValueError(
             "op is Adasum, which is defined for allreduce only: pass Sum or Average, or allreduce "
-            "with op=Adasum and take your rows of it"
+            "with op=Adasum and take what you need of it"
         )
-    return Call(op, name, set_id(process_set), reduce_op, float(prescale), float(postscale))
+    factors = (float(prescale), float(postscale))
+    return Call(op, name, set_id(process_set), reduce_op, *factors, index(root))
 
 
 def _allreduce(
@@ -361,26 +352,86 @@ def grouped_reducescatter_async(
     return _start(call, tensors, timeout)
 
 
-allreduce_async = _single(grouped_allreduce_async)
-allreduce_async_ = _single(grouped_allreduce_async_)
-broadcast_async = _single(grouped_broadcast_async)
-broadcast_async_ = _single(grouped_broadcast_async_)
-allgather_async = _single(grouped_allgather_async)
-reducescatter_async = _single(grouped_reducescatter_async)
+@collective(Op.REDUCE)
+def grouped_reduce_async(
+    tensors: Sequence[T],
+    root_rank: int,
+    *,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Handle[list[T]]:
+    """postscale_factor * op(prescale_factor * x) on `root_rank` alone, by default the average.
 
-allreduce = _blocking(allreduce_async)
-allreduce_ = _blocking(allreduce_async_)
-broadcast = _blocking(broadcast_async)
-broadcast_ = _blocking(broadcast_async_)
-allgather = _blocking(allgather_async)
-reducescatter = _blocking(reducescatter_async)
+    Any shape, equal on all ranks as the dtype is. Any op but Adasum. A list is reduced together,
+    all of it or nothing. Returns a handle, whose wait() gives new arrays of the same kind on the
+    root, and elsewhere the arrays that were given, as they are.
 
-grouped_allreduce = _blocking(grouped_allreduce_async)
-grouped_allreduce_ = _blocking(grouped_allreduce_async_)
-grouped_broadcast = _blocking(grouped_broadcast_async)
-grouped_broadcast_ = _blocking(grouped_broadcast_async_)
-grouped_allgather = _blocking(grouped_allgather_async)
-grouped_reducescatter = _blocking(grouped_reducescatter_async)
+    Examples:
+        >>> hvd.grouped_reduce_async([np.ones(2)], root_rank=0, op=hvd.Sum).wait()
+        [array([1., 1.])]
+    """
+    factors = (prescale_factor, postscale_factor)
+    call = _reduction(Op.REDUCE, op, *factors, name, process_set, root_rank)
+    return _start(call, tensors, timeout)
+
+
+@collective(Op.REDUCE)
+def grouped_reduce_async_(
+    tensors: Sequence[T],
+    root_rank: int,
+    *,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Handle[list[T]]:
+    """The root's arrays become postscale_factor * op(prescale_factor * x) over the ranks, in place.
+
+    Those of other ranks stay as they are. Contiguous and writable, of equal shape and dtype on all
+    ranks; nobody else may touch them until the call is done. Any op but Adasum. Returns a handle,
+    whose wait() gives these very arrays.
+
+    Examples:
+        >>> hvd.grouped_reduce_async_([np.ones(2)], root_rank=0, postscale_factor=3.0).wait()
+        [array([3., 3.])]
+    """
+    factors = (prescale_factor, postscale_factor)
+    call = _reduction(Op.REDUCE, op, *factors, name, process_set, root_rank)
+    return _start(call, tensors, timeout, in_place=True)
+
+
+allreduce_async = single(grouped_allreduce_async)
+allreduce_async_ = single(grouped_allreduce_async_)
+broadcast_async = single(grouped_broadcast_async)
+broadcast_async_ = single(grouped_broadcast_async_)
+allgather_async = single(grouped_allgather_async)
+reducescatter_async = single(grouped_reducescatter_async)
+reduce_async = single(grouped_reduce_async)
+reduce_async_ = single(grouped_reduce_async_)
+
+allreduce = blocking(allreduce_async)
+allreduce_ = blocking(allreduce_async_)
+broadcast = blocking(broadcast_async)
+broadcast_ = blocking(broadcast_async_)
+allgather = blocking(allgather_async)
+reducescatter = blocking(reducescatter_async)
+reduce = blocking(reduce_async)
+reduce_ = blocking(reduce_async_)
+
+grouped_allreduce = blocking(grouped_allreduce_async)
+grouped_allreduce_ = blocking(grouped_allreduce_async_)
+grouped_broadcast = blocking(grouped_broadcast_async)
+grouped_broadcast_ = blocking(grouped_broadcast_async_)
+grouped_allgather = blocking(grouped_allgather_async)
+grouped_reducescatter = blocking(grouped_reducescatter_async)
+grouped_reduce = blocking(grouped_reduce_async)
+grouped_reduce_ = blocking(grouped_reduce_async_)
 
 
 @collective(Op.BARRIER)
@@ -399,7 +450,7 @@ def _barrier_async(
     return Handle(submit(call, [NOTHING]), lambda _: None, call, timeout)
 
 
-barrier = _blocking(_barrier_async)
+barrier = blocking(_barrier_async)
 barrier.__name__ = barrier.__qualname__ = "barrier"
 
 
@@ -507,7 +558,7 @@ def alltoall(*args: Any, **kwargs: Any) -> Any:
 alltoall.__doc__ = documents.of_waiting(alltoall_async.__doc__ or "")
 alltoall.__wrapped__ = alltoall_async  # type: ignore[attr-defined]  # whose signature it has
 
-scatter = _blocking(scatter_async)
+scatter = blocking(scatter_async)
 
 
 # ---- join

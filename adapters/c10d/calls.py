@@ -199,8 +199,11 @@ def _combined(group: Any, xs: Tensors, options: Options, keep: bool) -> Plan:
 
 
 def _reduce(group: Any, tensors: Tensors | Tensor, options: Options) -> Plan:
-    _root_of(group, options.root)
-    return _reduced(group, [one(tensors)], options, keep=options.root == group.rank())
+    root = _root_of(group, options.root)
+    plan = _reduced(group, [one(tensors)], options, keep=options.root == group.rank())
+    if plan.op is Op.ALLREDUCE:
+        plan.op, plan.terms = Op.REDUCE, plan.terms | {"root": root}
+    return plan
 
 
 def _reduce_scatter(group: Any, outputs: Any, inputs: Nested, options: Options) -> Plan:
@@ -367,7 +370,7 @@ def _barrier(group: Any, options: Options) -> Plan:
 PLANS: dict[str, tuple[Op, Callable[..., Plan], tuple[str, ...]]] = {
     "allreduce": (Op.ALLREDUCE, _allreduce, ("op", "timeout")),
     "allreduce_coalesced": (Op.ALLREDUCE, _allreduce_coalesced, ("op", "timeout")),
-    "reduce": (Op.ALLREDUCE, _reduce, ("root", "op", "timeout")),
+    "reduce": (Op.REDUCE, _reduce, ("root", "op", "timeout")),
     "reduce_scatter": (Op.REDUCESCATTER, _reduce_scatter, ("op", "timeout")),
     "reduce_scatter_single": (Op.REDUCESCATTER, _reduce_scatter_single, ("op", "timeout")),
     "reduce_scatter_single_coalesced": (Op.REDUCESCATTER, _reduce_scatter_single, ("op",)),

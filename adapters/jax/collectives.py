@@ -20,9 +20,24 @@ from farandole.calls.arguments import shown
 from farandole.calls.public_call import collective_then
 from farandole.calls.requests import Call, Op
 from farandole.jax import kind as _kind  # noqa: F401 (registers JAX's arrays)
-from farandole.jax.program import UNNAMED, bind, place_of, results_of, run_alone
+from farandole.jax.program import RULES, UNNAMED, bind, place_of, results_of, run_alone
 from farandole.members import ProcessSet, denoted, global_process_set, set_id
 from farandole.ops import Adasum, _reduction
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_broadcast",
+    "grouped_reduce",
+    "grouped_reducescatter",
+    "reduce",
+    "reducescatter",
+    "scatter",
+]
 
 Tree = TypeVar("Tree")
 Meet = Callable[[], Tree]
@@ -56,20 +71,14 @@ def _calls(op: Op) -> Callable[[dict[str, Any]], list[Call]]:
     return calls
 
 
-def _meeting(
-    call: Call,
-    tree: Any,
-    grouped: Callable[..., Any],
-    process_set: ProcessSet,
-    timeout: float | None,
-    **options: Any,
-) -> Meet[Any]:
-    """What makes the call: `grouped` where there are values on a CPU, else an instruction."""
+def _meeting(call: Call, tree: Any, process_set: ProcessSet, timeout: float | None) -> Meet[Any]:
+    """What makes the call: the core where there are values on a CPU, else an instruction."""
     leaves, form = jax.tree.flatten(tree)
     arrays = list(map(jnp.asarray, leaves))  # within jit what was a number is traced then
     if not _in_program(arrays):
-        options |= {"name": call.name, "process_set": process_set, "timeout": timeout}
-        return lambda: jax.tree.unflatten(form, grouped(arrays, **options)) if arrays else tree
+        common: Any = {"name": call.name, "process_set": process_set, "timeout": timeout}
+        now = RULES[call.op].now
+        return lambda: jax.tree.unflatten(form, now(arrays, call, common)) if arrays else tree
     if timeout is not None:
         raise ValueError(
             f"timeout is {shown(timeout)} within jit or on a GPU, where nobody could take the call "
@@ -107,9 +116,35 @@ def allreduce(
         >>> jax.jit(hvd.allreduce)(jnp.arange(2.0))
         Array([0., 1.], dtype=float32)
     """
-    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
     call = _reduction(Op.ALLREDUCE, op, prescale_factor, postscale_factor, name, process_set)
-    return _meeting(call, tree, ops.grouped_allreduce, process_set, timeout, op=op, **factors)
+    return _meeting(call, tree, process_set, timeout)
+
+
+@collective_then(Op.REDUCE, calls=_calls(Op.REDUCE))
+def reduce(
+    tree: Tree,
+    root_rank: int,
+    *,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Callable[[], Tree]:
+    """postscale_factor * op(prescale_factor * x) on `root_rank` alone, by default the average.
+
+    Any shapes, equal on all ranks as the dtypes are. Any op but Adasum. Returns new arrays on the
+    root, and elsewhere the values that were given. The derivative, for Average and Sum, is that of
+    the root's result; what the others make of theirs has none.
+
+    Examples:
+        >>> hvd.reduce(jnp.ones(2), root_rank=0, op=hvd.Sum, prescale_factor=3.0)
+        Array([3., 3.], dtype=float32)
+    """
+    factors = (prescale_factor, postscale_factor)
+    call = _reduction(Op.REDUCE, op, *factors, name, process_set, root_rank)
+    return _meeting(call, tree, process_set, timeout)
 
 
 @collective_then(Op.REDUCESCATTER, calls=_calls(Op.REDUCESCATTER))
@@ -133,9 +168,8 @@ def reducescatter(
         >>> hvd.reducescatter(jnp.arange(3), op=hvd.Sum)
         Array([0, 1, 2], dtype=int32)
     """
-    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
     call = _reduction(Op.REDUCESCATTER, op, prescale_factor, postscale_factor, name, process_set)
-    return _meeting(call, tree, ops.grouped_reducescatter, process_set, timeout, op=op, **factors)
+    return _meeting(call, tree, process_set, timeout)
 
 
 @collective_then(Op.ALLGATHER, calls=_calls(Op.ALLGATHER))
@@ -157,7 +191,7 @@ def allgather(
         Array([0, 1, 2], dtype=int32)
     """
     call = Call(Op.ALLGATHER, name, set_id(process_set))
-    return _meeting(call, tree, ops.grouped_allgather, process_set, timeout)
+    return _meeting(call, tree, process_set, timeout)
 
 
 @collective_then(Op.BROADCAST, calls=_calls(Op.BROADCAST))
@@ -179,7 +213,15 @@ def broadcast(
         Array([0, 1, 2], dtype=int32)
     """
     call = Call(Op.BROADCAST, name, set_id(process_set), root=index(root_rank))
-    return _meeting(call, tree, ops.grouped_broadcast, process_set, timeout, root_rank=root_rank)
+    return _meeting(call, tree, process_set, timeout)
+
+
+# A list is a pytree.
+grouped_allgather = allgather
+grouped_allreduce = allreduce
+grouped_broadcast = broadcast
+grouped_reduce = reduce
+grouped_reducescatter = reducescatter
 
 
 @collective_then(Op.ALLTOALL, calls=_calls(Op.ALLTOALL))
@@ -207,7 +249,7 @@ def alltoall(
         return lambda: ops.alltoall(tensor, splits, **common)
     _check_equal_parts(splits)
     call = Call(Op.ALLTOALL, name, set_id(process_set))
-    return _meeting(call, tensor, list, process_set, timeout)
+    return _meeting(call, tensor, process_set, timeout)
 
 
 @collective_then(Op.SCATTER, calls=_calls(Op.SCATTER))
@@ -236,7 +278,7 @@ def scatter(
         return lambda: ops.scatter(tensor, root_rank, splits, **common)
     _check_equal_parts(splits)
     call = Call(Op.SCATTER, name, set_id(process_set), root=index(root_rank))
-    return _meeting(call, tensor, list, process_set, timeout)
+    return _meeting(call, tensor, process_set, timeout)
 
 
 def _check_equal_parts(splits: Any) -> None:

@@ -115,7 +115,7 @@ class _Rule(NamedTuple):
     rows: Callable[[Place, int], int] = lambda _, rows: rows  # of a result, by those of the input
 
 
-_REDUCTIONS = (Op.ALLREDUCE, Op.REDUCESCATTER)
+_REDUCTIONS = (Op.ALLREDUCE, Op.REDUCESCATTER, Op.REDUCE)
 
 
 def _reduced(call: Call) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _reduced(call: Call) -> dict[str, Any]:
     return {"op": call.reduce_op, **scaled}
 
 
-_RULES = {
+RULES = {
     Op.ALLREDUCE: _Rule(
         Op.ALLREDUCE,
         lambda xs, call, common: ops.grouped_allreduce(xs, **_reduced(call), **common),
@@ -133,8 +133,12 @@ _RULES = {
         lambda xs, call, common: ops.grouped_reducescatter(xs, **_reduced(call), **common),
         Place.rows,
     ),
+    Op.REDUCE: _Rule(
+        Op.BROADCAST,
+        lambda xs, call, common: ops.grouped_reduce(xs, call.root, **_reduced(call), **common),
+    ),
     Op.BROADCAST: _Rule(
-        Op.ALLREDUCE,
+        Op.REDUCE,
         lambda xs, call, common: ops.grouped_broadcast(xs, call.root, **common),
     ),
     Op.ALLGATHER: _Rule(
@@ -176,7 +180,7 @@ def results_of(avals: Sequence[Any], call: Call, place: Place, rows: int = -1) -
         if call.op not in MIRRORED:
             if not shape:
                 raise ValueError(_SCALAR)
-            of_result = rows if rows >= 0 else _RULES[call.op].rows(place, shape[0])
+            of_result = rows if rows >= 0 else RULES[call.op].rows(place, shape[0])
             shape = (of_result, *shape[1:])
         found.append(jax.core.ShapedArray(shape, aval.dtype))
     return found
@@ -191,7 +195,7 @@ def _shapes(*avals: Any, call: Call, place: Place, rows: int) -> tuple[list[Any]
 def _now(*arrays: Any, call: Call, place: Place, rows: int) -> list[Any]:
     """Outside of jit, as when JAX differentiates without compiling."""
     common: dict[str, Any] = {"name": call.name, "process_set": place.process_set}
-    return _RULES[call.op].now(tuple(map(jnp.asarray, arrays)), call, common)
+    return RULES[call.op].now(tuple(map(jnp.asarray, arrays)), call, common)
 
 
 def _lowered(ctx: Any, *operands: Any, call: Call, place: Place, rows: int) -> Any:
@@ -206,7 +210,10 @@ def _lowered(ctx: Any, *operands: Any, call: Call, place: Place, rows: int) -> A
         "factors": np.array([call.prescale, call.postscale], np.float64),
         "name": call.name or UNNAMED,
     }
-    lower = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True)
+    # What the core leaves as it is are the inputs.
+    aliases = {} if _gets_result(call, place) else {i: i for i in range(1, len(avals_in))}
+    options = {"has_side_effect": True, "operand_output_aliases": aliases}
+    lower = jax.ffi.ffi_lowering(_TARGET, **options)
     before = ctx.tokens_in.get(_effect)
     after, *results = lower(whole, before, *operands, **attributes)
     ctx.set_tokens_out(mlir.TokenSet({_effect: after}))
@@ -259,6 +266,15 @@ def run_alone(call: Call, arrays: Sequence[Any], place: Place) -> list[Any]:
 _LINEAR_OPS = (Average, Sum)
 
 
+def _gets_result(call: Call, place: Place) -> bool:
+    return call.op is not Op.REDUCE or call.root == place.rank
+
+
+def _nothing_of(x: Any) -> Any:
+    """Zeros that depend on `x`: else JAX would leave out the collective of their derivative."""
+    return jnp.where(False, x, jnp.zeros_like(x))
+
+
 def _is_linear(call: Call) -> bool:
     return call.op not in _REDUCTIONS or call.reduce_op in _LINEAR_OPS
 
@@ -280,23 +296,26 @@ def _jvp(primals: Any, tangents: Any, *, call: Call, place: Place, rows: int) ->
         real = [i for i, x in enumerate(primals) if jnp.issubdtype(x.dtype, jnp.inexact)]
         sent = [ad.instantiate_zeros(tangents[i]) for i in real]
         for i, x in zip(real, bind(_named(call, "tangent"), sent, place, rows), strict=True):
-            found[i] = x
+            found[i] = x if _gets_result(call, place) else _nothing_of(x)
     return results, found
 
 
 def _transposed(cotangents: Any, *inputs: Any, call: Call, place: Place, rows: int) -> Any:
     """How cotangents of the results come back to the inputs. All of a group come together."""
-    given = [ad.instantiate_zeros(x) for x in cotangents]
-    back, rows, scale = replace(_named(call, "gradient"), op=_RULES[call.op].back, root=-1), -1, 1.0
-    if call.op is Op.REDUCESCATTER:
-        back, rows = replace(back, prescale=1.0, postscale=1.0), inputs[0].aval.shape[0]
+    given, scale = [ad.instantiate_zeros(x) for x in cotangents], 1.0
+    op = RULES[call.op].back
+    root = call.root if op in (Op.REDUCE, Op.BROADCAST) else -1
+    back = replace(_named(call, "gradient"), op=op, root=root)
+    if call.op not in _REDUCTIONS:
+        back = replace(back, reduce_op=Sum)
+    elif op not in _REDUCTIONS:
+        back = replace(back, prescale=1.0, postscale=1.0)
         scale = call.prescale * call.postscale
         scale /= len(place.members) if call.reduce_op == Average else 1
-    elif call.op is not Op.ALLREDUCE:
-        back = replace(back, reduce_op=Sum)
+    rows = inputs[0].aval.shape[0] if call.op is Op.REDUCESCATTER else -1
     found = bind(back, given, place, rows)
-    if call.root >= 0 and place.rank != call.root:
-        return [jnp.zeros_like(x) for x in found]
+    if call.root >= 0 and place.rank != call.root and call.op is not Op.REDUCE:
+        return [_nothing_of(x) for x in found]
     return found if scale == 1.0 else [x * jnp.asarray(scale, x.dtype) for x in found]
 
 

@@ -23,22 +23,9 @@ from farandole import __version__ as __version__
 from farandole.errors import FarandoleError as HorovodInternalError
 from farandole.keras.optimizer import DistributedOptimizer
 from farandole.tensorflow import elastic
-from farandole.tensorflow.collectives import (  # type: ignore[assignment] # noqa: F401
-    allgather,
-    allreduce,
-    broadcast,
-    broadcast_variables,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    reducescatter,
-)
+from farandole.tensorflow.collectives import *  # type: ignore[assignment] # noqa: F403
 from farandole.tensorflow.compression import Compression
-from farandole.tensorflow.exchange import (  # type: ignore[assignment,no-redef] # noqa: F401
-    alltoall,
-    barrier,
-    scatter,
-)
+from farandole.tensorflow.exchange import *  # type: ignore[assignment,no-redef] # noqa: F403
 from farandole.tensorflow.gradients import DistributedGradientTape
 from farandole.tensorflow.graph import typed_errors
 from farandole.tensorflow.sync_batch_norm import SyncBatchNormalization
@@ -50,7 +37,7 @@ __all__ = [
     "DistributedOptimizer",
     "HorovodInternalError",
     "SyncBatchNormalization",
-    "broadcast_variables",
+    "broadcast_variables",  # noqa: F405
     "elastic",
     "typed_errors",
 ]

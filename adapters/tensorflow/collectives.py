@@ -22,6 +22,19 @@ from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.forms import any_rows, one, public, same_shapes, tensors_of
 from farandole.tensorflow.graph import Run, asked_when_run, differentiable
 
+__all__ = [
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_variables",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reduce",
+    "grouped_reducescatter",
+    "reduce",
+    "reducescatter",
+]
+
 
 def _reduce_op(op: int | None, average: bool | None) -> int:
     """The reduction of a call; `average` is Horovod's deprecated argument for it."""
@@ -193,14 +206,19 @@ def broadcast(
 
 
 def _broadcast(
-    tensors: Sequence[Any], root: int, name: str | None, process_set: ProcessSet
+    tensors: Sequence[Any],
+    root: int,
+    name: str | None,
+    process_set: ProcessSet,
+    back_op: int = Average,
 ) -> list[Any]:
+    """`back_op`: of the gradients."""
     run = functools.partial(ops.grouped_broadcast, root_rank=root, process_set=process_set)
 
     def gradient(gs: Sequence[Any], back: str) -> list[Any]:
-        means = _allreduce(gs, Average, (1.0, 1.0), back, process_set)
+        found = _allreduce(gs, back_op, (1.0, 1.0), back, process_set)
         here = tf.equal(asked_when_run(topology.rank), root)
-        return [tf.where(here, mean, tf.zeros_like(mean)) for mean in means]
+        return [tf.where(here, x, tf.zeros_like(x)) for x in found]
 
     shapes = same_shapes(tensors)
     return differentiable(Op.BROADCAST, name, process_set, tensors, run, gradient, shapes)
@@ -238,6 +256,54 @@ def broadcast_variables(
             variable.assign(value)
 
     return meet
+
+
+# ---- reduce
+
+
+@public(Op.REDUCE)
+def grouped_reduce(
+    tensors: Sequence[Any],
+    root_rank: int,
+    *,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[], list[Any]]:
+    """postscale_factor * op(prescale_factor * x) on `root_rank` alone, by default the average.
+
+    Any shape, equal on all ranks as the dtype is. Any op but Adasum. A list is reduced together,
+    all of it or nothing. Returns new tensors on the root, and elsewhere the values that were given.
+    The gradient, of Average and Sum, is on all ranks that of the root's result; what the others
+    make of theirs has none.
+
+    Examples:
+        >>> hvd.grouped_reduce([tf.ones(2)], root_rank=0, op=hvd.Sum, prescale_factor=3.0)
+        [<tf.Tensor: shape=(2,), dtype=float32, numpy=array([3., 3.], dtype=float32)>]
+    """
+    xs, factors, chosen = (
+        tensors_of(tensors),
+        (prescale_factor, postscale_factor),
+        _reduce_op(op, None),
+    )
+    grouped = functools.partial(ops.grouped_reduce, root_rank=root_rank)
+    run = _reducing(grouped, chosen, factors, process_set)
+
+    def gradient(gs: Sequence[Any], back: str) -> list[Any]:
+        if chosen not in (Average, Sum):
+            raise NotImplementedError("reduce has a gradient for Average and Sum only")
+        ranks = asked_when_run(process_set.size) if chosen == Average else 1
+        scale = factors[0] * factors[1] / tf.cast(ranks, tf.float64)
+        found = _broadcast(gs, root_rank, back, process_set, back_op=Sum)
+        return [g * tf.cast(scale, g.dtype) for g in found]
+
+    shapes = same_shapes(xs)
+    return lambda: differentiable(Op.REDUCE, name, process_set, xs, run, gradient, shapes)
+
+
+reduce = one(grouped_reduce)
 
 
 # ---- reducescatter

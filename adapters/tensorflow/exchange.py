@@ -15,6 +15,8 @@ from farandole.members import ProcessSet, global_process_set
 from farandole.tensorflow.forms import any_rows, public, tensors_of
 from farandole.tensorflow.graph import barrier_node, differentiable, next_name
 
+__all__ = ["alltoall", "barrier", "scatter"]
+
 
 @public(Op.ALLTOALL)
 def alltoall(

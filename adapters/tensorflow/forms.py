@@ -9,10 +9,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import tensorflow as tf
 
+from farandole.calls.forms import one_of
 from farandole.calls.public_call import collective_then
 from farandole.calls.requests import Call, Op
 from farandole.members import denoted, global_process_set
-from farandole.ops import _one_of
 from farandole.tensorflow.graph import Shapes, next_name
 
 P = ParamSpec("P")
@@ -40,7 +40,7 @@ def public(op: Op) -> Callable[[Callable[P, Callable[[], R]]], Callable[P, R]]:
 
 def one(grouped: Callable[..., list[R]]) -> Callable[..., R]:
     """The form for one tensor of a `grouped_` call."""
-    made: Callable[..., R] = tf.autograph.experimental.do_not_convert(_one_of(grouped))
+    made: Callable[..., R] = tf.autograph.experimental.do_not_convert(one_of(grouped))
     return made
 
 

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/abi.h"
+
 namespace farandole {
 
 // Values are part of the C ABI (FARANDOLE_* in farandole.h) and of the wire: append only.
@@ -23,13 +25,14 @@ enum class Op : int32_t {
   kScatter = 9,
   kSend = 10,
   kReceive = 11,
+  kReduce = 12,
 };
 
 // How bytes get from inputs to outputs. Backends choose their algorithm by it.
 enum class Pattern : uint8_t {
   kNone,            // no backend is involved
   kMeet,            // no bytes; returns when all members have come; no backend either
-  kReduceToAll,     // one result, received by all
+  kReduceToAll,     // one result, received by all (with a root: by that alone)
   kReduceToOwners,  // one result, of which each member receives its rows
   kOneToAll,        // the root's input, received by all
   kEachToAll,       // all inputs concatenated, received by all
@@ -50,8 +53,8 @@ constexpr int64_t kept_rows(int64_t rows, int member, int members) {
   return rows / members + (member < rows % members ? 1 : 0);
 }
 
-// What Signature::root means.
-enum class Root : uint8_t { kNone, kRank, kSet };
+// What Signature::root means: who alone has an input, who alone gets the result (both have to be there), or a set.
+enum class Root : uint8_t { kNone, kSource, kTarget, kSet };
 
 // Which end of a message between two ranks a call is. Its two ends are matched by PostTable; then the sender's
 // row is carried out as a collective of a process set of these two.
@@ -76,8 +79,9 @@ struct CollectiveTraits {
   }
   // It waits for one other rank, not for all members.
   constexpr bool paired() const { return end != End::kNone; }
-  // Only the root has an input.
-  constexpr bool rooted() const { return root == Root::kRank; }
+  constexpr bool from_root() const { return root == Root::kSource; }
+  constexpr bool to_root() const { return root == Root::kTarget; }
+  constexpr bool rooted() const { return from_root() || to_root(); }
   // Members may differ in the first dimension; the result's is known once all have reported.
   constexpr bool ragged() const { return rows == Rows::kBrought || rows == Rows::kPairs; }
   // Each member says how many rows it sends to each other member.
@@ -100,10 +104,10 @@ struct CollectiveTraits {
 };
 
 // clang-format off
-inline constexpr std::array<CollectiveTraits, 12> kCollectives = {{
+inline constexpr std::array<CollectiveTraits, 13> kCollectives = {{
     {.name = "allreduce", .pattern = Pattern::kReduceToAll,
      .rides_along = true, .windowed = true},
-    {.name = "broadcast", .pattern = Pattern::kOneToAll, .root = Root::kRank, .rides_along = true},
+    {.name = "broadcast", .pattern = Pattern::kOneToAll, .root = Root::kSource, .rides_along = true},
     {.name = "allgather", .pattern = Pattern::kEachToAll, .rows = Rows::kBrought, .rides_along = true},
     {.name = "reducescatter", .pattern = Pattern::kReduceToOwners, .rows = Rows::kKept},
     {.name = "alltoall", .pattern = Pattern::kEachToEach, .rows = Rows::kPairs},
@@ -111,15 +115,17 @@ inline constexpr std::array<CollectiveTraits, 12> kCollectives = {{
     {.name = "join"},
     {.name = "add_process_set", .changes_sets = true},
     {.name = "remove_process_set", .root = Root::kSet, .changes_sets = true},
-    {.name = "scatter", .pattern = Pattern::kEachToEach, .rows = Rows::kPairs, .root = Root::kRank},
-    {.name = "send", .pattern = Pattern::kOneToAll, .root = Root::kRank,
+    {.name = "scatter", .pattern = Pattern::kEachToEach, .rows = Rows::kPairs, .root = Root::kSource},
+    {.name = "send", .pattern = Pattern::kOneToAll, .root = Root::kSource,
      .rides_along = true, .end = End::kSender},
-    {.name = "receive", .pattern = Pattern::kOneToAll, .root = Root::kRank, .end = End::kReceiver},
+    {.name = "receive", .pattern = Pattern::kOneToAll, .root = Root::kSource, .end = End::kReceiver},
+    {.name = "reduce", .pattern = Pattern::kReduceToAll, .root = Root::kTarget, .rides_along = true},
 }};
 // clang-format on
 inline constexpr int32_t kOpCount = kCollectives.size();
-static_assert(static_cast<int32_t>(Op::kReceive) == kOpCount - 1,
-              "one row for each Op, in its order");
+static_assert(FARANDOLE_REDUCE == kOpCount - 1 &&
+                  static_cast<int32_t>(Op::kReduce) == FARANDOLE_REDUCE,
+              "one row for each value of the header's enum, in its order");
 
 inline constexpr CollectiveTraits kNoCollective{.name = "unknown"};
 

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "base/abi.h"
+
 namespace farandole {
 
 // Values are part of the C ABI (FARANDOLE_* in farandole.h) and of the wire: append only.
@@ -118,8 +120,9 @@ inline constexpr std::array<DTypeTraits, 17> kDTypes = {{
     detail::small("float8_e5m2", 1, DType::kFloat8E5M2, -1, 0x3c, 0x7c, 0x7c),
 }};
 inline constexpr int32_t kDTypeCount = kDTypes.size();
-static_assert(static_cast<int32_t>(DType::kFloat8E5M2) == kDTypeCount - 1,
-              "one row for each DType, in its order");
+static_assert(FARANDOLE_FLOAT8_E5M2 == kDTypeCount - 1 &&
+                  static_cast<int32_t>(DType::kFloat8E5M2) == FARANDOLE_FLOAT8_E5M2,
+              "one row for each value of the header's enum, in its order");
 
 constexpr const DTypeTraits& traits_of(DType dtype) {
   return kDTypes.at(static_cast<size_t>(dtype));

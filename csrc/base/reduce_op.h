@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/abi.h"
 #include "base/dtype.h"
 
 namespace farandole {
@@ -38,8 +39,9 @@ inline constexpr std::array<ReduceOpTraits, 6> kReduceOps = {{
     {.name = "Product", .identity = &DTypeTraits::one, .nccl = 1},
 }};
 inline constexpr int32_t kReduceOpCount = kReduceOps.size();
-static_assert(static_cast<int32_t>(ReduceOp::kProduct) == kReduceOpCount - 1,
-              "one row for each ReduceOp, in its order");
+static_assert(FARANDOLE_PRODUCT == kReduceOpCount - 1 &&
+                  static_cast<int32_t>(ReduceOp::kProduct) == FARANDOLE_PRODUCT,
+              "one row for each value of the header's enum, in its order");
 
 constexpr const ReduceOpTraits& traits_of(ReduceOp op) {
   return kReduceOps.at(static_cast<size_t>(op));

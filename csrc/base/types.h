@@ -63,12 +63,18 @@ struct Signature {
   int64_t rows() const { return shape.empty() ? 1 : shape[0]; }
   int64_t row_elements() const;  // product of all dimensions but the first
   size_t row_bytes() const { return static_cast<size_t>(row_elements()) * size_of(dtype); }
+  Rank target() const {
+    return traits().to_root() ? root : -1;
+  }  // who alone gets the result; -1: all
   bool operator==(const Signature&) const = default;
 };
 
-// Whether this rank's buffer is an input: with a root, only the root's is.
+// Whether this rank's buffer is an input, and whether it gets a result.
 inline bool brings_input(const Signature& signature, Rank rank) {
-  return !signature.traits().rooted() || signature.root == rank;
+  return !signature.traits().from_root() || signature.root == rank;
+}
+inline bool gets_result(const Signature& signature, Rank rank) {
+  return signature.target() < 0 || signature.target() == rank;
 }
 
 }  // namespace farandole

@@ -64,12 +64,12 @@ void Fabric::share_arena(std::shared_ptr<Arena> own, Deadline deadline) {
                                          ArenaDirectory(arena_directory_.data(), ranks));
 }
 
-void Fabric::link_hosts(TcpListener listener, std::span<const PeerInfo> peer_infos,
+void Fabric::link_hosts(TcpListener listener, WireEnds ends, std::span<const PeerInfo> peer_infos,
                         Deadline deadline) {
   if (topology_.local_size() == topology_.size) return;
   if (links_.leads()) link_leaders(listener, peer_infos, deadline);
-  open_wire_ = wire_factory(config_, topology_.rank, peer_infos, std::move(listener), mpi_.get(),
-                            host_names_);
+  open_wire_ = wire_factory({config_, topology_.rank, peer_infos, std::move(listener),
+                             std::move(ends), mpi_.get(), host_names_});
 }
 
 void Fabric::link_leaders(TcpListener& listener, std::span<const PeerInfo> peer_infos,

@@ -28,7 +28,8 @@ class Fabric {
                     std::span<const PeerInfo> peer_infos, size_t staging_bytes, Deadline deadline);
   void share_arena(std::shared_ptr<Arena> own, Deadline deadline);
   // Links each host's leader with its parent and children in the tree; then all ranks can open wires.
-  void link_hosts(TcpListener listener, std::span<const PeerInfo> peer_infos, Deadline deadline);
+  void link_hosts(TcpListener listener, WireEnds ends, std::span<const PeerInfo> peer_infos,
+                  Deadline deadline);
   // Sends what is queued for other hosts, if it can be by the deadline.
   void finish(Deadline deadline);
   // In a forked child: closes the connections. Otherwise a dead rank would go unnoticed while children of it

@@ -10,22 +10,29 @@
 namespace farandole {
 namespace {
 
-OpenWire by_mpi(MpiComm& mpi, const std::vector<std::string>& host_names) {
-  return [&mpi, &host_names](const std::vector<Rank>& ranks, uint64_t number) {
-    return std::make_unique<MpiWire>(mpi, ranks, host_names, number);
-  };
+OpenWire by_mpi(WireContext& context) {
+  if (context.mpi != nullptr) {
+    return [&mpi = *context.mpi, &names = context.host_names](const std::vector<Rank>& ranks,
+                                                              uint64_t number) {
+      return std::make_unique<MpiWire>(mpi, ranks, names, number);
+    };
+  }
+  if (context.config.wire == "auto") return {};
+  throw Error(ErrorCode::kLibrary,
+              "FARANDOLE_WIRE=mpi, but the job has no MPI: start the job by mpirun, mpiexec or "
+              "srun, with mpi4py installed");
 }
 
-OpenWire by_tcp(const Config& config, Rank own, std::span<const PeerInfo> peer_infos,
-                TcpListener listener, const std::vector<std::string>& host_names) {
-  auto ends = std::make_shared<TcpEnds>(
-      TcpEnds{own, peer_infos[0].key, std::move(listener), {}, host_names, {}});
-  ends->timeout =
-      std::chrono::duration_cast<std::chrono::milliseconds>(nanoseconds(config.peer_timeout));
+OpenWire by_tcp(WireContext& context) {
+  const std::span<const PeerInfo> peer_infos = context.peer_infos;
+  auto ends = std::make_shared<TcpEnds>(TcpEnds{
+      context.own, peer_infos[0].key, std::move(context.listener), {}, context.host_names, {}});
+  ends->timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
+      nanoseconds(context.config.peer_timeout));
   std::vector<Rank> mute;
   for (const PeerInfo& peer_info : peer_infos) {
     if (peer_info.tcp.port == 0) mute.push_back(static_cast<Rank>(ends->addresses.size()));
-    ends->addresses.push_back(way_to(peer_info, peer_infos[static_cast<size_t>(own)]));
+    ends->addresses.push_back(way_to(peer_info, peer_infos[static_cast<size_t>(context.own)]));
   }
   if (mute.empty()) {
     return [ends](const std::vector<Rank>& ranks, uint64_t number) {
@@ -39,20 +46,30 @@ OpenWire by_tcp(const Config& config, Rank own, std::span<const PeerInfo> peer_i
                   "srun, with mpi4py installed");
 }
 
+struct Transport {
+  const char* name;                                               // a value of FARANDOLE_WIRE
+  OpenWire (*meet)(WireContext&);                                 // empty: not here, on auto
+  std::shared_ptr<WireEnd> (*open_end)(const Config&) = nullptr;  // if it has addresses of its own
+};
+// On auto the first that is available: MPI also uses networks faster than TCP.
+constexpr Transport kTransports[] = {{"mpi", by_mpi}, {"tcp", by_tcp}};
+
 }  // namespace
 
-OpenWire wire_factory(const Config& config, Rank own, std::span<const PeerInfo> peer_infos,
-                      TcpListener listener, MpiComm* mpi,
-                      const std::vector<std::string>& host_names) {
-  const std::string& wanted = config.wire;
-  if (wanted == "mpi" && mpi == nullptr) {
-    throw Error(ErrorCode::kLibrary,
-                "FARANDOLE_WIRE=mpi, but the job has no MPI: start the job by mpirun, mpiexec or "
-                "srun, with mpi4py installed");
+WireEnds open_wire_ends(const Config& config) {
+  WireEnds ends;
+  for (const Transport& one : kTransports) {
+    if (one.open_end != nullptr) ends[one.name] = one.open_end(config);
   }
-  // Preferred because MPI also uses networks faster than TCP.
-  if (wanted == "mpi" || (wanted == "auto" && mpi != nullptr)) return by_mpi(*mpi, host_names);
-  return by_tcp(config, own, peer_infos, std::move(listener), host_names);
+  return ends;
+}
+
+OpenWire wire_factory(WireContext context) {
+  for (const Transport& one : kTransports) {
+    if (context.config.wire != "auto" && context.config.wire != one.name) continue;
+    if (OpenWire found = one.meet(context)) return found;
+  }
+  throw Error(ErrorCode::kInternal, "no transport between hosts");
 }
 
 }  // namespace farandole

@@ -35,6 +35,7 @@ class Op(IntEnum):
     SCATTER = lib.FARANDOLE_SCATTER
     SEND = lib.FARANDOLE_SEND
     RECEIVE = lib.FARANDOLE_RECEIVE
+    REDUCE = lib.FARANDOLE_REDUCE
 
     __hash__ = int.__hash__  # that of Enum is slow
 
@@ -58,7 +59,7 @@ class Call:
         return f"{self.op.name.lower()} {self.name!r}" if self.name else f"{self.op.name.lower()}"
 
 
-MIRRORED = (Op.ALLREDUCE, Op.BROADCAST)  # results have their input's shape
+MIRRORED = (Op.ALLREDUCE, Op.BROADCAST, Op.REDUCE)  # results have their input's shape
 NOTHING = Buffer(0, 0, (), None)  # for calls without a tensor, or that contribute the identity
 _NULL = ffi.NULL
 _UNORDERED = frozenset((Op.JOIN, Op.SEND, Op.RECEIVE))  # not matched by order

@@ -16,15 +16,13 @@ from farandole.observe.flight import Call, Page, members_of, shared_calls
 
 # Format version 2.10 of torch 2.5 and newer; it knows the backends and operations of c10d only.
 _VERSION = "2.10"
-_NAMES = {
-    "allreduce": "gloo:all_reduce",
-    "broadcast": "gloo:broadcast",
-    "allgather": "gloo:all_gather_v",
-    "reducescatter": "gloo:reduce_scatter_v",
-    "alltoall": "gloo:all_to_all",
-    "scatter": "gloo:scatter",
-    "barrier": "gloo:barrier",
+_NAMES = {  # where they differ from ours
+    "allreduce": "all_reduce",
+    "allgather": "all_gather_v",
+    "reducescatter": "reduce_scatter_v",
+    "alltoall": "all_to_all",
 }
+_OTHERS = ("join", "add_process_set", "remove_process_set")
 _STATES = {"submitted": "scheduled", "negotiated": "scheduled", "moving": "started"}
 _DTYPES = {
     "float16": "Half",
@@ -59,7 +57,7 @@ def _entry(page: Page, call: Call, number: int, sequence: int) -> dict[str, Any]
         "collective_seq_id": sequence,
         "p2p_seq_id": 0,
         "op_id": sequence,
-        "profiling_name": _NAMES[call.op],
+        "profiling_name": "gloo:" + _NAMES.get(call.op, call.op),
         "time_created_ns": wall(call.submitted) or 0,
         "input_sizes": [shape],
         "input_dtypes": [dtype],
@@ -119,7 +117,9 @@ def export(pages: Sequence[Page], prefix: str) -> list[Path]:
     for number, shared in enumerate(shared_calls(pages)):
         first = shared.first
         members = set(members_of(pages, first.process_set)) & by_rank.keys()
-        if first.op not in _NAMES or (shared.negotiated and members - shared.calls.keys()):
+        if first.is_message or first.op in _OTHERS:
+            continue
+        if shared.negotiated and members - shared.calls.keys():
             continue
         sequence = sequences[first.process_set] = sequences.get(first.process_set, -1) + 1
         for rank, call in shared.calls.items():

@@ -78,12 +78,16 @@ def arrays() -> dict[str, Any]:
 
 Good = Callable[[], dict[str, Any]]
 MODULES: dict[str, Any] = {"fd": fd, "hvd": hvd, "fnp": fnp}
-OF_ONE = ("allreduce", "allreduce_", "broadcast", "broadcast_", "allgather", "reducescatter")
+OF_ONE = (
+    *("allreduce", "allreduce_", "broadcast", "broadcast_", "allgather", "reducescatter"),
+    *("reduce", "reduce_"),
+)
 
 
 def root(call: str) -> dict[str, Any]:
     """Of scatter only the root's splits count: it is the rank that gives wrong ones."""
-    return {"broadcast": {"root_rank": 0}, "scatter": {"root_rank": last()}}.get(call, {})
+    roots = {"broadcast": 0, "reduce": 0, "scatter": last()}
+    return {"root_rank": roots[call]} if call in roots else {}
 
 
 def _goods() -> dict[str, Good]:

@@ -58,13 +58,13 @@ def reduction(op: Any, combine: Callable[[Array], Array], integers: bool = False
 
     def reduce(x: Tensor, n: int, rank: int, go: Any) -> list[Tensor]:
         go(dist.reduce, x, n - 1, op)
-        return [x] if rank == n - 1 else []
+        return [x]
 
     def whole(xs: list[Array], n: int, rank: int) -> list[Array]:
         return [combine(np.stack(xs))]
 
     def to_root(xs: list[Array], n: int, rank: int) -> list[Array]:
-        return whole(xs, n, rank) if rank == n - 1 else []
+        return whole(xs, n, rank) if rank == n - 1 else [xs[rank]]
 
     return [
         Case(f"all_reduce.{name}", all_reduce, whole, integers),

@@ -35,6 +35,8 @@ def _expected(call: Call, index: int, rank: int) -> list[Array]:
         return _received(call, {root: inputs[root]}, members, place)[:1]
     if t.op == "alltoall":
         return _received(call, inputs, members, place)
+    if t.op == "reduce" and rank != call.active[t.root % len(call.active)]:
+        return [inputs[rank]]
     total = _reduced(call, list(inputs.values()))
     if t.op == "reducescatter":
         total = total[rows_of(place, len(total), len(members))]
@@ -77,7 +79,7 @@ def difference(call: Call, rank: int, got: Sequence[tuple[str, Array]]) -> str:
 
 def _tolerance(call: Call, right: Array) -> float:
     t = call.tensor
-    if t.op not in ("allreduce", "reducescatter") or right.dtype.kind not in "fc":
+    if t.op not in ("allreduce", "reducescatter", "reduce") or right.dtype.kind not in "fc":
         return 0.0
     if op_of(t) == "Average" or t.dtype == "bfloat16":
         return float(_ROUNDING.get(t.dtype, 2 * np.finfo(right.dtype).eps))

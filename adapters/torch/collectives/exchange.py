@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""allgather, broadcast and alltoall on torch tensors, in all their forms: public calls, for any
-thread."""
+"""allgather, broadcast, reduce and alltoall on torch tensors, in all their forms: public calls, for
+any thread."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from farandole import ops, topology
+from farandole.calls.forms import blocking, one_of, single
 from farandole.calls.handles import Handle
 from farandole.calls.public_call import collective, collective_then
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set
-from farandole.ops import Average, _blocking, _one_of, _single
+from farandole.ops import Average, Sum
 from farandole.torch.collectives.autograd import differentiable
 from farandole.torch.collectives.reductions import grouped_allreduce
 
@@ -40,7 +41,7 @@ def grouped_allgather_async(
     return ops.grouped_allgather_async(tensors, name=name, process_set=process_set)
 
 
-allgather_async = _single(grouped_allgather_async)
+allgather_async = single(grouped_allgather_async)
 
 
 @collective_then(Op.ALLGATHER)
@@ -63,7 +64,7 @@ def grouped_allgather(
     return lambda: _allgather(members, name, process_set)
 
 
-allgather = _one_of(grouped_allgather)
+allgather = one_of(grouped_allgather)
 
 
 def _allgather(
@@ -129,7 +130,7 @@ def broadcast_async_(
     return ops.broadcast_async_(tensor, root_rank, name=name, process_set=process_set)
 
 
-broadcast_ = _blocking(broadcast_async_)
+broadcast_ = blocking(broadcast_async_)
 
 
 @collective_then(Op.BROADCAST)
@@ -148,15 +149,86 @@ def broadcast(
         >>> hvd.broadcast(torch.arange(3), root_rank=0)
         tensor([0, 1, 2])
     """
+    return lambda: _broadcast([tensor], root_rank, name, process_set)[0]
+
+
+def _broadcast(
+    tensors: Sequence[Tensor],
+    root: int,
+    name: str | None,
+    process_set: ProcessSet,
+    back_op: int = Average,
+) -> list[Tensor]:
+    """`back_op`: of the gradients."""
 
     def run(xs: Sequence[Tensor]) -> list[Tensor]:
-        return [broadcast_async(xs[0], root_rank, name, process_set).wait()]
+        if len(xs) == 1:  # a call that may be repeated
+            return [broadcast_async(xs[0], root, name, process_set).wait()]
+        return ops.grouped_broadcast(xs, root, name=name, process_set=process_set)
 
     def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
-        means = grouped_allreduce(gs, name=back, op=Average, process_set=process_set)
-        return means if topology.rank() == root_rank else [torch.zeros_like(means[0])]
+        found = grouped_allreduce(gs, name=back, op=back_op, process_set=process_set)
+        return found if topology.rank() == root else [torch.zeros_like(x) for x in found]
 
-    return lambda: differentiable("broadcast", name, process_set, [tensor], run, gradient)[0]
+    return differentiable("broadcast", name, process_set, tensors, run, gradient)
+
+
+# ---- reduce
+
+grouped_reduce_, grouped_reduce_async = ops.grouped_reduce_, ops.grouped_reduce_async
+grouped_reduce_async_ = ops.grouped_reduce_async_
+reduce_, reduce_async, reduce_async_ = ops.reduce_, ops.reduce_async, ops.reduce_async_
+
+
+@collective_then(Op.REDUCE)
+def grouped_reduce(
+    tensors: Sequence[Tensor],
+    root_rank: int,
+    *,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    timeout: float | None = None,
+) -> Callable[[], list[Tensor]]:
+    """postscale_factor * op(prescale_factor * x) on `root_rank` alone, by default the average.
+
+    Any shape, equal on all ranks as the dtype is. Any op but Adasum. A list is reduced together,
+    all of it or nothing. Returns new tensors on the root, and elsewhere the tensors that were
+    given. Differentiable for Average and Sum: all ranks get the gradient of the root's result; what
+    the others make of theirs has none.
+
+    Examples:
+        >>> hvd.grouped_reduce([torch.ones(2)], root_rank=0, op=hvd.Sum, postscale_factor=3.0)
+        [tensor([3., 3.])]
+    """
+    chosen = Average if op is None else op
+
+    def run(xs: Sequence[Tensor]) -> list[Tensor]:
+        return ops.grouped_reduce(
+            xs,
+            root_rank,
+            op=chosen,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            name=name,
+            process_set=process_set,
+            timeout=timeout,
+        )
+
+    def gradient(gs: Sequence[Tensor], back: str) -> list[Tensor]:
+        if chosen not in (Average, Sum):
+            raise NotImplementedError("reduce has a gradient for Average and Sum only")
+        scale = prescale_factor * postscale_factor
+        scale /= (process_set.size() or 1) if chosen == Average else 1
+        return [g * scale for g in _broadcast(gs, root_rank, back, process_set, back_op=Sum)]
+
+    members = list(tensors)
+    return lambda: differentiable("reduce", name, process_set, members, run, gradient)
+
+
+reduce = one_of(grouped_reduce)
 
 
 # ---- alltoall

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from farandole import ops
 from farandole.calls.arguments import shown
+from farandole.calls.forms import blocking, one_of, single
 from farandole.calls.handles import Handle
 from farandole.calls.public_call import collective, collective_then
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set
-from farandole.ops import Average, Sum, _blocking, _one_of, _single
+from farandole.ops import Average, Sum
 from farandole.torch.collectives.autograd import differentiable
 from farandole.torch.compression import Compression, Compressor, compressed
 
@@ -94,10 +95,10 @@ def grouped_allreduce_async_(
     )
 
 
-allreduce_async = _single(grouped_allreduce_async)
-allreduce_async_ = _single(grouped_allreduce_async_)
-allreduce_ = _blocking(allreduce_async_)
-grouped_allreduce_ = _blocking(grouped_allreduce_async_)
+allreduce_async = single(grouped_allreduce_async)
+allreduce_async_ = single(grouped_allreduce_async_)
+allreduce_ = blocking(allreduce_async_)
+grouped_allreduce_ = blocking(grouped_allreduce_async_)
 
 
 @collective_then(Op.ALLREDUCE)
@@ -128,7 +129,7 @@ def grouped_allreduce(
     )
 
 
-allreduce = _one_of(grouped_allreduce)
+allreduce = one_of(grouped_allreduce)
 
 
 def _allreduce(

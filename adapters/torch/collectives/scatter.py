@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from farandole import ops
+from farandole.calls.forms import one_of, single
 from farandole.calls.handles import Handle
 from farandole.calls.public_call import collective, collective_then
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set
-from farandole.ops import Average, Sum, _one_of, _single
+from farandole.ops import Average, Sum
 from farandole.torch.collectives.autograd import differentiable
 from farandole.torch.collectives.exchange import allgather, alltoall
 from farandole.torch.compression import Compression, Compressor, compressed
@@ -51,7 +52,7 @@ def grouped_reducescatter_async(
     )
 
 
-reducescatter_async = _single(grouped_reducescatter_async)
+reducescatter_async = single(grouped_reducescatter_async)
 
 
 @collective_then(Op.REDUCESCATTER)
@@ -81,7 +82,7 @@ def grouped_reducescatter(
     )
 
 
-reducescatter = _one_of(grouped_reducescatter)
+reducescatter = one_of(grouped_reducescatter)
 
 
 def _reducescatter(

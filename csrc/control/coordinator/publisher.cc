@@ -48,7 +48,7 @@ bool finishes_at_once(const Call& call) {
 Item item_of(const Call& call, int64_t divisor) {
   const Signature& s = call.signature();
   std::vector<int32_t> absent;
-  if (!s.traits().rooted()) absent = call.inputs().absent_members();
+  if (!s.traits().from_root()) absent = call.inputs().absent_members();
   return {call.id(), call.key().sequence, divisor, std::move(absent), call.inputs().rows()};
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 
@@ -19,13 +20,13 @@ size_t widening(const Part& part) {
 }  // namespace
 
 int Chunk::reducer(const HostMap& hosts, int host) const {
-  if (receiver == kAll) return hosts.worker(host, stripe);
+  if (stripe != kAll) return hosts.worker(host, stripe);
   if (sender != kAll) return sender;
   return host == hosts.host_of(receiver) ? receiver : hosts.worker(host, hosts.local_of(receiver));
 }
 
 int Chunk::combiner(const HostMap& hosts, int host) const {
-  return receiver == kAll ? hosts.worker(host, stripe) : receiver;
+  return stripe != kAll ? hosts.worker(host, stripe) : receiver;
 }
 
 bool Chunk::needed_on(const HostMap& hosts, int host) const {
@@ -58,7 +59,10 @@ bool HierarchicalSchedule::next(HierarchicalBlock& block) {
   for (;;) {
     block.clear();
     if (!lanes_.empty() && fill(block)) return true;
-    if (!run_.open([](const Part& part) { return kind_of(part.signature); })) return false;
+    const auto alike = [](const Part& part) {
+      return std::pair(kind_of(part.signature), part.signature.target());
+    };
+    if (!run_.open(alike)) return false;
     kind_ = kind_of(run_.front().signature);
     lanes_.assign(static_cast<size_t>(hosts_.members()), run_.lane());
   }
@@ -104,12 +108,16 @@ bool HierarchicalSchedule::fill_allreduce(HierarchicalBlock& block) {
   const size_t stripe = bytes / static_cast<size_t>(hosts_.stripes());
   // Between two hosts, one hop costs no more bytes than two, unless partial results are wider.
   const bool direct = stripe * (hosts - 1) <= sizes_.direct_bytes || (hosts <= 2 && !widens);
+  Chunk chunk;
+  chunk.receiver = run_.front().signature.target();
   homes_.assign(1, Chunk::kAll);
-  if (!direct) {
+  if (chunk.receiver != Chunk::kAll) {
+    homes_[0] = hosts_.host_of(chunk.receiver);
+  } else if (!direct) {
     homes_.resize(hosts);
     std::iota(homes_.begin(), homes_.end(), 0);
   }
-  cut_stripes(block, Chunk{}, 0, bytes, homes_);
+  cut_stripes(block, chunk, 0, bytes, homes_);
   return true;
 }
 

@@ -26,15 +26,15 @@ struct Piece {
 
 // How a chunk is processed: on every host with inputs, the reducer makes a partial result and sends it to the
 // combiners; a combiner makes the result and sends it to the relays of hosts that need it but don't combine.
-// Reducer, combiner and relay of a host are the same member, its worker, unless the chunk has a single sender
-// or receiver.
+// Reducer, combiner and relay of a host are the same member, its worker for the chunk's stripe; in a chunk without a
+// stripe, its single sender or receiver.
 struct Chunk {
   static constexpr int kAll = -1;
 
   int sender = kAll;    // member that sends it; kAll: all members' inputs are reduced
   int receiver = kAll;  // member that receives it
   int home = kAll;      // the one host that combines; kAll: all that need it, each for itself
-  int stripe = 0;
+  int stripe = kAll;
   size_t begin = 0;  // in the slot; a multiple of 16
   size_t wide_bytes = 0;
   size_t packed_bytes = 0;

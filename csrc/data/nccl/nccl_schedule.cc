@@ -30,6 +30,13 @@ bool are_neighbours(const Part& first, const Part& second) {
          aligned(a.offset + first.signature.bytes(), kPackAlignment) == b.offset;
 }
 
+NcclCall call_of(const Part& part, const NcclWire& wire, cuda::Address input, cuda::Address output,
+                 size_t count) {
+  const Rank target = part.signature.target();
+  const auto kind = target < 0 ? NcclCall::Kind::kAllReduce : NcclCall::Kind::kReduce;
+  return {kind, input, output, count, nccl_type(wire.type), wire.op, wire.weight, target};
+}
+
 }  // namespace
 
 bool may_be_placed(const Part& part) {
@@ -113,7 +120,8 @@ void NcclSchedule::plan_allreduces(std::vector<Reduction> reductions) {
     }
     const auto rest =
         std::stable_partition(reductions.begin(), reductions.end(), [&](const Reduction& other) {
-          return !goes_direct(other) && other.wire.same_call(first.wire);
+          return !goes_direct(other) && other.wire.same_call(first.wire) &&
+                 other.part->signature.target() == first.part->signature.target();
         });
     const std::span<const Reduction> same(reductions.begin(), rest);
     if (same.size() == 1) {
@@ -176,9 +184,12 @@ void NcclSchedule::plan_direct(const Reduction& one) {
     bring_in(one, input);
   }
   const bool through_scratch = !part.output || wire.type != wire.element || in_window(part.output);
-  if (through_scratch) output = input == address_of(part.input) ? take(bytes) : input;
-  calls.push_back({NcclCall::Kind::kAllReduce, input, output, one.numbers(), nccl_type(wire.type),
-                   wire.op, wire.weight});
+  if (!gets_result(part.signature, member_)) {
+    output = 0;
+  } else if (through_scratch) {
+    output = input == address_of(part.input) ? take(bytes) : input;
+  }
+  calls.push_back(call_of(part, wire, input, output, one.numbers()));
   if (part.output && (wire.converts_out() || output != address_of(part.output))) {
     unpack.convert(address_of(part.output), wire.element, output, wire.type, one.numbers(),
                    wire.factor_out, wire.divisor_out);
@@ -201,8 +212,7 @@ void NcclSchedule::plan_packed(std::span<const Reduction> some) {
     }
     at += aligned(one.numbers() * size_of(wire.type), kPackAlignment);
   }
-  calls.push_back({NcclCall::Kind::kAllReduce, buffer, buffer, bytes / size_of(wire.type),
-                   nccl_type(wire.type), wire.op, wire.weight});
+  calls.push_back(call_of(*some.front().part, wire, buffer, buffer, bytes / size_of(wire.type)));
 }
 
 // Every share is made in scratch memory where it may not be written at once: types that differ, or an

@@ -76,10 +76,11 @@ const std::byte* Exchange::reach(uint64_t block, const Range& range, int member)
   return input == kNowhere ? slot(block, range, member) : memory_of(member, input) + range.input;
 }
 
-void Exchange::deliver(uint64_t block, const Range& range, std::vector<std::byte*>& targets) const {
+void Exchange::deliver(uint64_t block, const Range& range, const Part& part,
+                       std::vector<std::byte*>& targets) const {
   bool all = arenas_ != nullptr;
   for (int member = 0; member < static_cast<int>(locals_.size()); ++member) {
-    if (member == member_) continue;
+    if (member == member_ || !gets_result(part.signature, member)) continue;
     const uint64_t output = seen(block, range, member).output;
     all = all && output != kNowhere;
     if (output != kNowhere) targets.push_back(memory_of(member, output) + range.output);

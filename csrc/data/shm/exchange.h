@@ -40,7 +40,8 @@ class Exchange {
   // Reduce phase: `member`'s input of the range.
   const std::byte* reach(uint64_t block, const Range& range, int member) const;
   // Reduce phase: appends to `targets` all places where peers expect the result.
-  void deliver(uint64_t block, const Range& range, std::vector<std::byte*>& targets) const;
+  void deliver(uint64_t block, const Range& range, const Part& part,
+               std::vector<std::byte*>& targets) const;
   // Memory for the range in a member's slot. In the reduce phase no peer reads my own any more.
   std::byte* slot(uint64_t block, const Range& range, int member) const {
     const size_t index = static_cast<size_t>(member) * slots_ + block % slots_;

@@ -169,7 +169,7 @@ void ShmBackend::reduce() {
 void ShmBackend::reduce_range(const Block& block, const Range& range) {
   const Part& part = parts_[range.part];
   std::byte* const output = part.output == nullptr ? nullptr : part.output + range.output;
-  const bool shared = block.owners > 0;
+  const bool shared = block.owners > 0 && part.signature.target() != member_;
   if (!shared && output == nullptr) return;
   scratch_.inputs.clear();
   for (int member = 0; member < members_; ++member) {
@@ -187,7 +187,7 @@ void ShmBackend::reduce_range(const Block& block, const Range& range) {
     return;
   }
   if (output != nullptr) scratch_.targets.push_back(output);
-  if (shared) exchange_.deliver(at_.reduced, range, scratch_.targets);
+  if (shared) exchange_.deliver(at_.reduced, range, part, scratch_.targets);
   combine(part, range.bytes, shared ? kChunkBytes : range.bytes);
 }
 

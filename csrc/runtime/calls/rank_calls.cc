@@ -234,6 +234,7 @@ Handle RankCalls::enter(const Prepared& prepared, bool rides) {
 
 // `rides`: its input may travel in the report.
 Handle RankCalls::enter(const Request& request, Submission submission, bool rides) {
+  if (!gets_result(request.signature, own_)) submission.output = nullptr;
   submission.handle = handles.create(submission.recorded.name, submission.device != kCpuDevice);
   submission.recorded.call = submission.handle;
   Handle handle = submission.handle;

@@ -25,7 +25,7 @@ bool reports(const PlannedCall& call, int member) {
 bool brings_input(const Program& program, const PlannedCall& call, int member) {
   const Signature& s = call.request_of(member).signature;
   bool holds =
-      !s.traits().rooted() || s.root == set_of(program, call).ranks[static_cast<size_t>(member)];
+      !s.traits().from_root() || s.root == set_of(program, call).ranks[static_cast<size_t>(member)];
   return call.roles[static_cast<size_t>(member)] == Role::kInput && s.op != Op::kBarrier && holds;
 }
 
@@ -40,11 +40,13 @@ uint8_t natural_end(const Program& program, const PlannedCall& call) {
     if (!terms) terms = &mine;
     bool same = terms->signature == mine.signature && terms->group == mine.group;
     if (!same) return kMismatched;
-    input = input || brings_input(program, call, m);
-    root = root || set_of(program, call).ranks[static_cast<size_t>(m)] == mine.signature.root;
+    const bool brings = brings_input(program, call, m);
+    input = input || brings;
+    root = root ||
+           (brings && set_of(program, call).ranks[static_cast<size_t>(m)] == mine.signature.root);
   }
   if (!terms) return kDone;  // nobody calls
-  if (terms->signature.traits().rooted() && !(root && input)) return kInvalid;
+  if (terms->signature.traits().rooted() && !root) return kInvalid;
   return input || terms->signature.op == Op::kBarrier ? kDone : kAbsent;
 }
 
@@ -200,7 +202,7 @@ std::vector<int32_t> result_of(const Program& program, int index) {
   for (int m = 0; m < std::ssize(call.roles); ++m) {
     if (brings_input(program, call, m)) inputs.push_back(m);
   }
-  if (s.op == Op::kAllreduce) return reduced(program, index, inputs);
+  if (s.traits().pattern == Pattern::kReduceToAll) return reduced(program, index, inputs);
   std::vector<int32_t> values;
   for (int m : inputs) {
     int64_t count = s.traits().pattern == Pattern::kOneToAll
@@ -259,7 +261,7 @@ void check_run(const Program& program, int index, const Item& item) {
   CHECK(item.rows == rows_of(program, index));
   std::vector<int32_t> absent;
   for (int m = 0; m < n; ++m) {
-    if (!s.traits().rooted() && !brings_input(program, call, m)) absent.push_back(m);
+    if (!s.traits().from_root() && !brings_input(program, call, m)) absent.push_back(m);
   }
   CHECK(item.absent == absent);
 }

@@ -61,15 +61,15 @@ int Planner::new_call(int of_set, Request request) {
 }
 
 Request Planner::random_request(int of_set, std::string name) {
-  constexpr Op kOps[] = {Op::kAllreduce, Op::kAllreduce,     Op::kAllreduce,
-                         Op::kBroadcast, Op::kReducescatter, Op::kAllgather,
-                         Op::kAlltoall,  Op::kScatter,       Op::kBarrier};
+  constexpr Op kOps[] = {Op::kAllreduce,     Op::kAllreduce, Op::kAllreduce, Op::kBroadcast,
+                         Op::kReducescatter, Op::kAllgather, Op::kAlltoall,  Op::kScatter,
+                         Op::kBarrier,       Op::kReduce};
   Request request{0, std::move(name), {}, {}};
   Signature& s = request.signature;
   s.op = kOps[random_.below(std::size(kOps))];
   s.dtype = DType::kInt32;
   constexpr ReduceOp kReduceOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMax};
-  if (s.op == Op::kAllreduce) s.reduce_op = kReduceOps[random_.below(3)];
+  if (s.traits().pattern == Pattern::kReduceToAll) s.reduce_op = kReduceOps[random_.below(3)];
   if (s.traits().rooted()) s.root = random_.pick(set(of_set).ranks);
   if (s.op == Op::kBarrier) return request;
   int64_t length = random_.chance(0.4) ? random_.between(0, 16) : random_.between(300, 9000);

@@ -185,7 +185,8 @@ inline Bytes expected_output(const PartSpec& spec, int member, int members) {
     result.insert(result.end(), first, first + static_cast<ptrdiff_t>(bytes));
   };
   switch (spec.part.signature.op) {
-    case Op::kAllreduce: return reduced(spec, members);
+    case Op::kAllreduce:
+    case Op::kReduce: return reduced(spec, members);
     case Op::kBroadcast: return input_of(spec, spec.part.signature.root, members);
     case Op::kReducescatter: {
       size_t before = 0;
@@ -311,8 +312,7 @@ class MemberBucket {
   Part make(const PartSpec& spec, Buffers& buffers) {
     Part part = spec.part;
     const Op op = part.signature.op;
-    const bool has_input =
-        part.has(member_) && (!traits_of(op).rooted() || part.signature.root == member_);
+    const bool has_input = part.has(member_) && brings_input(part.signature, member_);
     const Bytes values = input_of(spec, member_, members_);
     Bytes result(output_bytes(spec, member_, members_), kUntouched);
     size_t input_at = 0;
@@ -330,13 +330,19 @@ class MemberBucket {
     buffers.output = place(result);
     Buffer& source = in_place(spec) ? buffers.output : buffers.input;
     part.input = has_input ? source.data() + kMargin + input_at : nullptr;
-    part.output = drops(spec) && !in_place(spec) ? nullptr : buffers.output.data() + kMargin;
+    const bool dropped = !gets_result(part.signature, member_) || (drops(spec) && !in_place(spec));
+    part.output = dropped ? nullptr : buffers.output.data() + kMargin;
     return part;
   }
 
   void check(const PartSpec& spec, const Buffers& buffers) const {
     CHECK(buffers.input == with_margins(input_of(spec, member_, members_)));
-    const Bytes expected = expected_output(spec, member_, members_);
+    Bytes expected = expected_output(spec, member_, members_);
+    if (in_place(spec) && !gets_result(spec.part.signature, member_)) {
+      expected = input_of(spec, member_, members_);
+    } else if (!gets_result(spec.part.signature, member_)) {
+      std::ranges::fill(expected, kUntouched);
+    }
     if (drops(spec) && !in_place(spec)) {
       CHECK(buffers.output == with_margins(Bytes(expected.size(), kUntouched)));
       return;

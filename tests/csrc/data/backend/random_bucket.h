@@ -49,7 +49,7 @@ inline PartSpec random_part(Random& random, Op op, DType dtype, std::vector<int6
   signature.op = op;
   signature.dtype = dtype;
   signature.shape = std::move(shape);
-  const bool reduces = op == Op::kAllreduce || op == Op::kReducescatter;
+  const bool reduces = traits_of(op).reduces();
   if (reduces) signature.reduce_op = random_reduce_op(random, dtype);
   if (reduces && dtype != DType::kBool && one_in(random, 4)) {
     signature.prescale = 0.5;
@@ -58,9 +58,9 @@ inline PartSpec random_part(Random& random, Op op, DType dtype, std::vector<int6
   const auto n = static_cast<size_t>(members);
   const bool rooted = traits_of(op).rooted();
   if (rooted) signature.root = static_cast<Rank>(random.below(n));
-  if (!rooted && one_in(random, 4)) {
+  if (!traits_of(op).from_root() && one_in(random, 4)) {
     spec.part.present.assign(n, true);
-    const size_t stays = random.below(n);
+    const size_t stays = rooted ? static_cast<size_t>(signature.root) : random.below(n);
     for (size_t m = 0; m < n; ++m) spec.part.present[m] = m == stays || !one_in(random, 3);
   }
   if (signature.reduce_op == ReduceOp::kAverage) spec.part.divisor = members;
@@ -80,7 +80,7 @@ inline std::vector<BucketSpec> buckets_of_every_kind(Random& random, int members
                                                     {3, 5}, {0, 4}, {4, 0}, {1000}};
   std::vector<BucketSpec> buckets;
   for (Op op : {Op::kAllreduce, Op::kBroadcast, Op::kAllgather, Op::kReducescatter, Op::kAlltoall,
-                Op::kScatter}) {
+                Op::kScatter, Op::kReduce}) {
     for (int dtype = 0; dtype < kDTypeCount; ++dtype) {
       for (const auto& shape : shapes) {
         buckets.push_back({random_part(random, op, static_cast<DType>(dtype), shape, members)});
@@ -93,9 +93,9 @@ inline std::vector<BucketSpec> buckets_of_every_kind(Random& random, int members
 // At most `most_parts` tensors of any kind; now and then one of most_elements, else small ones.
 inline BucketSpec random_bucket(Random& random, int members, size_t most_parts,
                                 size_t most_elements) {
-  constexpr Op kOps[] = {Op::kAllreduce,     Op::kAllreduce, Op::kAllreduce,
-                         Op::kAllreduce,     Op::kBroadcast, Op::kAllgather,
-                         Op::kReducescatter, Op::kAlltoall,  Op::kScatter};
+  constexpr Op kOps[] = {Op::kAllreduce, Op::kAllreduce, Op::kAllreduce,     Op::kAllreduce,
+                         Op::kBroadcast, Op::kAllgather, Op::kReducescatter, Op::kAlltoall,
+                         Op::kScatter,   Op::kReduce,    Op::kReduce};
   BucketSpec bucket(1 + random.below(most_parts));
   Op op = kOps[random.below(std::size(kOps))];
   for (PartSpec& spec : bucket) {

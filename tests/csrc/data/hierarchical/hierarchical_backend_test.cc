@@ -130,6 +130,8 @@ TEST(links_carry_each_byte_once) {
   CHECK_EQ(crossing(plain(Op::kAllgather, kElements, 4), two, kUsual), 4 * kBytes);
   CHECK_EQ(crossing(plain(Op::kAlltoall, kElements, 4), two, kUsual), 8 * kBytes);
   CHECK_EQ(crossing(plain(Op::kScatter, kElements, 4), two, kUsual), kBytes / 2);
+  // Reduce: one partial sum from each host but the root's.
+  CHECK_EQ(crossing(plain(Op::kReduce, kElements, 6), three, kUsual), 2 * kBytes);
   // Reducescatter: one partial sum of every share, from each host without it.
   CHECK_EQ(crossing(plain(Op::kReducescatter, kElements, 4), two, kUsual), kBytes);
 }

@@ -168,7 +168,8 @@ class ScheduleReplay {
       return rows * spec.row_bytes();
     };
     switch (spec.part.signature.op) {
-      case Op::kAllreduce: expect(labels.size(), -1, 0, true); break;
+      case Op::kAllreduce:
+      case Op::kReduce: expect(labels.size(), -1, 0, true); break;
       case Op::kReducescatter: expect(labels.size(), -1, row_sum(0, m, 1), true); break;
       case Op::kBroadcast: expect(labels.size(), spec.part.signature.root, 0, false); break;
       case Op::kAllgather:
