@@ -33,7 +33,7 @@ from harness.process import JobError  # noqa: E402
 DOUBLE = ROOT / "build" / "release" / "tests" / "libgpu_double.so"
 LIBRARIES = ("CUDA", "NCCL", "NVRTC")
 
-# What tests/csrc/lib/gpu/gpu_double says, by ranks; read in NCCL 2.28.9. "alone": before the others call.
+# What tests/csrc/lib/gpu/gpu_double says, by ranks; read in NCCL 2.28.9. "alone": before others.
 FACTS = {
     1: {
         "init returns": 7,

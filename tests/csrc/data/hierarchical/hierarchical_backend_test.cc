@@ -149,7 +149,8 @@ TEST(a_silent_wire_is_an_error) {
   setup.wire = network->counter(0);
   setup.sizes = {1024, 64, 0};
   setup.silence = 0.05;
-  for (size_t i = 0; i < host.size(); ++i) setup.names.push_back("the one called " + std::to_string(i));
+  for (size_t i = 0; i < host.size(); ++i)
+    setup.names.push_back("the one called " + std::to_string(i));
   HierarchicalBackend backend(std::move(setup));
   const BucketSpec specs = {plain(Op::kAllreduce, 100, 2)};
   const MemberBucket bucket(specs, 0, 2);
