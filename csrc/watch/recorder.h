@@ -32,7 +32,7 @@ class Recorder {
  public:
   Recorder(FlightMemory memory, int local, FlightPage::Identity identity);
 
-  // ---- Under RankCalls::mutex
+  // ---- Under RankCalls::mutex_
   uint32_t label_of(std::string_view name) { return labels_.label_of(name); }
   void open_set(SetId set, const std::vector<Rank>& ranks);
   void close_set(SetId set);

@@ -73,10 +73,10 @@ class MessageReader {
 class MemberChannel {
  public:
   MemberChannel(const ShmLayout& layout, int local);
-  // Sends one report; under RankCalls::mutex. Does not wake the leader: see wake_leader().
+  // Sends one report; under RankCalls::mutex_. Does not wake the leader: see wake_leader().
   void report(ByteView message) { up_.push(message); }
   void wake_leader() { leader_wakeup_->notify(); }
-  // Sends reports that found no room at first; under RankCalls::mutex.
+  // Sends reports that found no room at first; under RankCalls::mutex_.
   void flush() { up_.flush(); }
   bool can_flush() const { return up_.can_flush(); }
   // The next log entry, valid until the next call; empty: none. The driver only.

@@ -14,7 +14,7 @@ namespace farandole {
 struct CheckedCall {
   Request request;
   Submission submission;  // without a handle yet
-  // Of a prepared call: cache for PendingTable::check_free(). Under RankCalls::mutex.
+  // Of a prepared call: cache for PendingTable::check_free(). Under RankCalls::mutex_.
   mutable std::shared_ptr<NamedRequest> record = {};
 };
 
