@@ -61,6 +61,8 @@ class Reducer:
         self.serial = next(_serials)  # equal on all ranks, up to a constant
         self.gradients: list[Gradient] = []
         self.factor = 1.0  # this rank's weight
+        # Whether what was added to the step's last result can be reduced with it.
+        self._linear = settings.reduce_op == Average
         self.lock = threading.RLock()
         self.now = Reduction(self)
         self._start()
@@ -97,7 +99,9 @@ class Reducer:
         )
         group, members = s.groups.get(id(parameter), (None, 1))
         label = None if group is None else f"{scope}.group.{group}"
-        return self._make(call, (label, members), parameter, name)
+        sending = self._make(call, (label, members), parameter, name)
+        self._linear &= sending.adds
+        return sending
 
     def hook(self) -> None:
         """Hooks parameters without hooks that require a gradient by now."""
@@ -136,7 +140,7 @@ class Reducer:
         self.now.capturing = cuda.is_capturing(parameter)
         if self.now.capturing:
             return
-        if passes.reduced and passes.made == 0 and (passes.mean or not self._is_linear()):
+        if passes.reduced and passes.made == 0 and (passes.mean or not self._linear):
             # Or has the model's own zero_grad() reset all?
             others = [g.parameter.grad for g in self.gradients if g.parameter is not parameter]
             passes.reduced = not others or any(grad is not None for grad in others)
@@ -164,18 +168,13 @@ class Reducer:
                 lay_out(self.gradients, settings.process_set)
         self.round.begin()
         self.now.scale = self.factor / self.passes.divisor
-        if self.passes.reduced and not (self.passes.divisor == 1 and self._is_linear()):
+        if self.passes.reduced and not (self.passes.divisor == 1 and self._linear):
             text = (
                 f"{self.round.scope}: gradients are reduced already, and only to averages, without "
                 "error feedback or a mean over passes, more can be added: call step() or "
                 "optimizer.zero_grad() before, or use no_sync() or backward_passes_per_step"
             )
             raise self.refuse(ValueError(text))
-
-    def _is_linear(self) -> bool:
-        """Whether what was added to the step's last result can be reduced with it."""
-        average = self.settings.reduce_op == Average
-        return average and all(g.encoding.adds for g in self.gradients)
 
     def refuse(self, reason: Exception) -> Exception:
         """Ends the round on all ranks, since this one can't go on. Returns the error."""
