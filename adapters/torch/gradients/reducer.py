@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import count
 from operator import attrgetter
 from typing import Any
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from farandole.errors import MismatchError
 from farandole.members import size_of
 from farandole.ops import Average
 from farandole.topology import rank
-from farandole.torch import cuda
+from farandole.torch import cuda, owners
 from farandole.torch.arguments import Settings
 from farandole.torch.compression import Compression, check_feedback
 from farandole.torch.feedback.compressor import FeedbackCompressor, State
@@ -43,7 +43,6 @@ _set_grad: Any = _base.grad.__set__
 
 _serials = count()
 _all: WeakSet[Reducer] = WeakSet()
-_owners: WeakValueDictionary[int, Gradient] = WeakValueDictionary()  # by the parameter's id
 
 
 class Reducer:
@@ -69,6 +68,7 @@ class Reducer:
         self.kept: dict[str, State] = {}  # by parameter: what compressors with error feedback keep
         self._unhooked: list[Gradient] = []
         self.in_buckets = False  # gradient_as_bucket_view
+        self.lent = False  # newer optimizers reduce some of its parameters
         self.holding = False  # no_sync(): gradients stay local
         self.factor = 1.0  # of this rank's gradients: its weight
         self._passes = self._counted = (
@@ -108,13 +108,9 @@ class Reducer:
     # ---- parameters
 
     def add(self, parameter: Tensor, name: str) -> None:
-        """Begins to reduce a parameter's gradients; the newest optimizer to do so wins."""
+        """Begins to reduce a parameter's gradients, also for older optimizers that have it."""
         gradient = self._kind(self, parameter, name, self._encoding(parameter, name))
-        older = _owners.get(id(parameter))
-        if older is not None:
-            older.reducer.give_up("another optimizer has taken its parameters")
-            older.unhook()
-        _owners[id(parameter)] = gradient
+        owners.take(gradient)
         self.gradients.append(gradient)
         self._unhooked.append(gradient)
 
@@ -150,7 +146,7 @@ class Reducer:
     def detach(self) -> None:
         """Ends the reducer, when the optimizer is gone."""
         for gradient in self.gradients:
-            gradient.unhook()
+            owners.give_back(gradient)
         self.give_up("its optimizer is gone")
 
     # ---- backward passes
@@ -264,10 +260,12 @@ class Reducer:
         self.send()
         self.hook()
         if len(current.sent) < len(self.gradients):
-            for gradient in [g for g in self.gradients if g.handle is None and g.wanted()]:
-                if _owners.get(id(gradient.parameter)) is not gradient:
-                    text = "belongs to a newer DistributedOptimizer: one at a time may reduce it"
-                    raise self._refused(RuntimeError(f"{gradient.name} {text}"))
+            try:
+                own = [g for g in self.gradients if g.handle is None and g.wanted()]
+                own = [g for g in own if not owners.foreign(g)]
+            except RuntimeError as reason:
+                raise self._refused(reason) from None
+            for gradient in own:
                 gradient.take()
                 gradient.send()
         joins = requests.joins(self._settings.process_set)
@@ -288,6 +286,8 @@ class Reducer:
         """
         limit = Limit.of(timeout)
         with self._lock:
+            if self.lent and at_step:
+                owners.reduce_elsewhere(self, timeout)
             while not self.settled:
                 self.close(at_step)
                 self._finish(limit)
