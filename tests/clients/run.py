@@ -95,7 +95,7 @@ SUITES = (
         ("-c", os.devnull, "{source}/test/parallel/test_torch.py"),
         repository=True,
         known={
-            "test_broadcast_state": "torch's Muon, or state that Horovod makes by a step of its own",
+            "test_broadcast_state": "torch's Muon, or state that only Horovod's step makes",
             "test_force_allreduce": "torch's Muon takes two-dimensional parameters only",
             "no_named_parameters": "reads Horovod's private _parameter_names, or follows from it",
             "duplicate_name": "the first call is done before the second, so it is no duplicate",
@@ -155,7 +155,7 @@ def run(suite: Suite, ranks: int, pattern: str) -> Outcomes:
         os.chdir(source or folder)
         try:
             number = ranks if suite.launched else 1
-            result = mpirun([*command, *arguments], number, extra, timeout=suite.seconds)
+            result = mpirun([*command, *arguments], number, timeout=suite.seconds, env=extra)
             print(result.out[-4000:], flush=True)
         except JobError as hung:
             print(hung, flush=True)
