@@ -56,7 +56,7 @@ venv: core build/mypy $(VENV)/.install-stamp ## .venv with all dependencies, the
 
 # ---- tests ------------------------------------------------------------------------------------------------------
 
-.PHONY: test test-all test-cpp test-single test-parallel test-examples test-jobs test-schedules soak-schedules test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-c10d test-matrix test-recipes test-jax test-tensorflow test-keras docs
+.PHONY: test test-all test-cpp test-single test-parallel test-examples test-jobs test-schedules soak-schedules test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-c10d test-clients test-matrix test-recipes test-jax test-tensorflow test-keras docs
 test: venv programs ## the tests to run before a commit: about 12 minutes on 2 cores; phase by phase
 	$(BIN)/python tools/phases.py test
 
@@ -191,6 +191,9 @@ test-keras: venv build/tensorflow/.stamp ## farandole.keras on each backend, in 
 
 test-c10d: venv build/c10d/.stamp ## PyTorch's own tests of c10d's collectives and of DDP, over the backend `farandole`
 	LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/c10d/bin/python tools/c10d_tests.py $(ARGS)
+
+test-clients: venv ## suites of other projects over farandole, unmodified (docs/clients.md); ARGS="ignite --ranks 2" picks
+	PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib $(BIN)/python tests/clients/run.py $(ARGS)
 
 test-matrix: venv wheel ## the torch tests on the oldest supported torch and on the newest
 	tools/test_matrix.sh $(PYTHON) $(ARGS)

@@ -47,7 +47,7 @@ class Deltas:
         names = [*self._names, *(f"parameter {i}" for i in later)]
         self._starts = [
             (name, p, p.detach().clone())
-            for name, p in zip(names, parameters, strict=True)
+            for name, p in zip(names, parameters, strict=False)  # some may have been taken out
             if p.requires_grad
         ]
 

@@ -49,6 +49,8 @@ class TorchKind(Kind):
         """As in Kind."""
         code, pointer = check(x)  # before any other access to `x`
         owner = x.detach()
+        if in_place:
+            _tell_autograd(x)
         if not x.is_contiguous() or is_lazy(x):
             if in_place:
                 raise ValueError(_not_in_place(x))
@@ -71,6 +73,8 @@ class TorchKind(Kind):
             begin, storage = x.storage_offset(), x.untyped_storage()
             if storage.nbytes() < x.nbytes + (begin and begin * x.element_size()):
                 return _NOT_LENT
+            if in_place:
+                _tell_autograd(x)
             return x.data_ptr() or address_of(x), storage
         except (RuntimeError, TypeError, ValueError):  # describe() raises the error
             return _NOT_LENT
@@ -91,6 +95,14 @@ class TorchKind(Kind):
             return cuda.tensor_over(memory, like)
         flat = np.asarray(memory).reshape(-1)  # as bytes: torch lacks some types, NumPy others
         return torch.from_numpy(flat.view(np.uint8)).view(like.dtype).view(memory.shape)
+
+
+def _tell_autograd(x: Tensor) -> None:
+    """Counts a change in place, so that a backward pass through the old values raises."""
+    try:
+        torch.autograd.graph.increment_version(x)
+    except RuntimeError:  # a tensor of torch.inference_mode()
+        return
 
 
 def device_and_stream(device: torch.device) -> tuple[int, int]:

@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import chain
+from operator import is_
 from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar, cast
 
@@ -17,6 +19,7 @@ from torch import Tensor
 from farandole.calls.arguments import check, factors_of
 from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Adasum, Average, ReduceOp
+from farandole.topology import is_initialized, size
 from farandole.torch.adasum import Deltas, DeltaStep
 from farandole.torch.arguments import (
     Groups,
@@ -43,7 +46,7 @@ from farandole.torch.kind import check_parameter
 from farandole.torch.sharded.layout import heard_by_all
 
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
-_distributed: dict[tuple[type, ...], type] = {}  # made classes, by their bases
+_made: dict[tuple[type, ...], type] = {}  # by the optimizer's own class and what is put before it
 
 
 def DistributedOptimizer(
@@ -111,6 +114,11 @@ def DistributedOptimizer(
     with another op than Average reset gradients after each step. Raises ValueError for wrong
     arguments, and when farandole is not initialised.
 
+    Parameters that come into `param_groups` later, by add_param_group() or by hand, are reduced
+    too. One that is in several optimizers with the same settings is reduced by the newest, for all
+    of them. A copy or a pickle does not reduce: its step() raises RuntimeError until it has been
+    made a DistributedOptimizer too.
+
     Examples:
         >>> model = torch.nn.Linear(3, 2)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -176,6 +184,8 @@ def _check(optimizer: torch.optim.Optimizer) -> None:
         raise ValueError(
             "LBFGS is not supported: its line search would take different steps on each rank"
         )
+    if isinstance(optimizer, _Copy):
+        optimizer.__class__ = _own(optimizer)
 
 
 def _divided(
@@ -202,21 +212,47 @@ def _adopt(
 ) -> ReducingOptimizer[Any]:
     """Changes the object's class to one derived from it and from `kinds`, which reduces."""
     stay_outside()
-    bases = (*kinds, type(optimizer))
-    if bases not in _distributed:
-        own = bases[-1]
-        names = {"__module__": own.__module__, "__qualname__": own.__qualname__}
-        _distributed[bases] = type(own.__name__, bases, names)
     inner = optimizer.__dict__.pop("step", None)
     if any(hasattr(inner, mark) for mark in _SCHEDULERS_MARKS):  # it would bypass our step()
         inner = None
-    optimizer.__class__ = _distributed[bases]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    optimizer.__class__ = _class_of(type(optimizer), kinds)
     optimizer.__dict__.update(
-        _reducer=reducer, _inner_step=inner, _process_set=process_set, **fields
+        _reducer=reducer,
+        _inner_step=inner,
+        _process_set=process_set,
+        _followed=parameters,
+        **fields,
     )
     if reducer is not None:
         weakref.finalize(optimizer, reducer.detach).atexit = False
     return cast("ReducingOptimizer[Any]", optimizer)
+
+
+class _Before(type):
+    """The metaclass of classes in which all other bases come before the first one, to which the
+    memory's layout belongs: an object may change its class whatever its own class derives from."""
+
+    def mro(cls) -> list[type]:
+        own, *kinds = cls.__bases__
+        before = (c for kind in kinds for c in kind.__mro__ if c not in own.__mro__)
+        return [cls, *dict.fromkeys(before), *own.__mro__]
+
+
+def _class_of(own: type, kinds: tuple[type, ...]) -> type:
+    """The class of optimizers of class `own` that have become `kinds`."""
+    bases = (own, *kinds)
+    if bases not in _made:
+        meta = type("_Before", (_Before, type(own)), {})
+        names = {"__module__": __name__, "__qualname__": own.__qualname__}
+        _made[bases] = meta(own.__name__, bases, names)
+    return _made[bases]
+
+
+def _own(optimizer: torch.optim.Optimizer) -> type:
+    """The optimizer's class before it became one of ours."""
+    kind = type(optimizer)
+    return kind.__bases__[0] if kind in _made.values() else kind
 
 
 # Marks of a scheduler on a step() that it has wrapped: current torch, torch before 2.3.
@@ -233,6 +269,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     _inner_step: Callable[..., Any] | None  # if the user has replaced the object's step()
     _process_set: ProcessSet
     _kept: Mapping[str, State] = MappingProxyType({})  # of compressors with error feedback
+    _followed: list[Tensor]  # the parameters that were in the groups last
 
     def step(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
         """The optimizer's own step, on reduced gradients; it reduces those that no pass has.
@@ -242,12 +279,13 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         self._opt_called = True  # torch's schedulers check it
         closure = args[0] if args else kwargs.get("closure")
         reducer = self._reducer
+        self._follow()
         if timeout is not None and callable(closure):
             raise ValueError("timeout does not go with a closure; synchronize() takes one")
         if reducer is not None:
             if callable(closure):
                 args, kwargs = args[1:], {**kwargs, "closure": self._reduced(closure)}
-            elif not reducer.passes.settled:
+            elif reducer.lent or not reducer.passes.settled:
                 reducer.synchronize(timeout, at_step=True)
         result = self._step_alone(*args, **kwargs)
         if reducer is not None:
@@ -315,6 +353,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         the other ranks get an error."""
         if self._reducer is not None:
             self._reducer.reset()
+        self._follow()
         super().zero_grad(*args, **kwargs)
 
     def clip_grad_norm_(self, max_norm: float, *args: Any, **kwargs: Any) -> Tensor:
@@ -352,11 +391,32 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; the new parameters' gradients are reduced too."""
         super().add_param_group(param_group)
-        if self._reducer is not None:
-            group = len(self.param_groups) - 1
-            parameters = self.param_groups[group]["params"]
-            names = [default_name(group, index) for index in range(len(parameters))]
-            self._reducer.add(parameters, names)
+        self._follow()
+
+    def _follow(self) -> None:
+        """Reduces the gradients of parameters that have come into the groups, by whatever way."""
+        reducer, lists = self._reducer, [group["params"] for group in self.param_groups]
+        same = sum(map(len, lists)) == len(self._followed)
+        if same and all(map(is_, chain(*lists), self._followed)):
+            return
+        self._followed = list(chain(*lists))
+        if reducer is None:
+            return
+        known = {id(gradient.parameter) for gradient in reducer.gradients}
+        taken = {gradient.name for gradient in reducer.gradients}
+        new, names = list[Tensor](), list[str]()
+        for number, parameters in enumerate(lists):
+            for index, parameter in enumerate(parameters):
+                if id(parameter) in known:
+                    continue
+                name = default_name(number, index)
+                if name in taken:  # of one that is, or was, in another place
+                    name = f"parameter {len(reducer.gradients) + len(new)}"
+                new.append(parameter)
+                names.append(name)
+        if new:
+            reducer.add(new, names)
+            reducer.passes.settled = False
 
     def compression_state_dict(self) -> dict[str, State]:
         """What compressors with error feedback keep on this rank, by parameter name; copies.
@@ -376,12 +436,38 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
             shapes = {g.name: g.parameter.shape for g in self._reducer.gradients}
             load(state, self._kept, shapes)
 
+    def __repr__(self) -> str:
+        return f"farandole.DistributedOptimizer: {super().__repr__()}"
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles are plain optimizers of the original class."""
-        plain = next(bases[-1] for bases, ours in _distributed.items() if ours is type(self))
-        return _blank, (plain,), self.__getstate__()
+        """Copies and pickles are optimizers of the original class, not yet distributed ones."""
+        reduces = self._reducer is not None or self.__dict__.get("_deltas") is not None
+        return _blank, (_own(self), reduces), self.__getstate__()
 
 
-def _blank(plain: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+class _Copy(torch.optim.Optimizer):
+    """A copy of an optimizer that reduces, whose parameters are others: it does not reduce."""
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises RuntimeError in a job of several ranks; alone it is the plain optimizer's."""
+        if is_initialized() and size() > 1:
+            raise RuntimeError(
+                f"this {type(self).__name__} is a copy of a DistributedOptimizer, or an unpickled "
+                "one, and would train on this rank's gradients alone: make it one too on all "
+                "ranks, optimizer = DistributedOptimizer(optimizer, model.named_parameters()), "
+                "with the copy of the model"
+            )
+        self.__class__ = _own(self)
+        self.__setstate__({})  # torch's own constructor prepares step() likewise
+        return type(self).step(self, *args, **kwargs)  # a scheduler may have wrapped this one
+
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _blank, (_own(self), True), self.__getstate__()
+
+
+def _blank(plain: type[torch.optim.Optimizer], reduced: bool) -> torch.optim.Optimizer:
     """An optimizer that has not been initialised, for unpickling."""
-    return plain.__new__(plain)
+    kind: Any = _class_of(plain, (_Copy,)) if reduced else plain
+    return cast("torch.optim.Optimizer", kind.__new__(kind))

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "watch/timeline.h"
 
+#include <chrono>
 #include <utility>
 
 #include "base/error.h"
@@ -11,6 +12,7 @@ namespace {
 
 constexpr size_t kEnough = 4096;    // events for which the writer is woken
 constexpr size_t kMost = 1u << 18;  // events in memory; more are dropped and counted
+constexpr auto kRest = std::chrono::milliseconds(50);  // until events are written however few
 
 }  // namespace
 
@@ -75,12 +77,14 @@ void Timeline::write_all() {
     batch.clear();
     {
       std::unique_lock lock(mutex_);
-      enough_.wait(lock, [this] { return stopping_ || events_.size() >= kEnough; });
+      // By this clock, because glibc before 2.30 waits by no other.
+      enough_.wait_until(lock, std::chrono::system_clock::now() + kRest,
+                         [this] { return stopping_ || events_.size() >= kEnough; });
       last = stopping_;
       std::swap(batch, events_);
     }
     for (const FlightEvent& event : batch) file_->write(event);
-    file_->flush();
+    if (!batch.empty()) file_->flush();
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writes this rank's events as a trace for Chrome or Perfetto. Other threads append events to memory; a
-// thread of its own writes the file and sleeps until enough have come.
+// thread of its own writes the file, twenty times a second or when many have come.
 #pragma once
 
 #include <atomic>

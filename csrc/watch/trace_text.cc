@@ -112,9 +112,11 @@ void TraceFile::submit(const FlightEvent& event) {
   OpenCall& call = open_[event.call];
   call.id = calls_++ * static_cast<uint64_t>(who_.size) + static_cast<uint64_t>(who_.rank);
   const std::string_view label = page_.labels.at(event.name);
-  call.name = label.empty() ? "unnamed " + std::to_string(event.sequence) : std::string(label);
+  const std::string name =
+      label.empty() ? "unnamed " + std::to_string(event.sequence) : std::string(label);
+  call.name = std::string(name_of(static_cast<Op>(event.op))) + "." + name;  // as in Horovod's
   const int64_t track = thread_of(event);
-  begin("X", "submit", call.name, event.time_ns);
+  begin("X", "submit", name, event.time_ns);
   json_.key("dur").microseconds(kSubmitNs).member("tid", track).key("args").open('{');
   json_.member("op", name_of(static_cast<Op>(event.op)));
   json_.member("dtype", name_of(static_cast<DType>(event.dtype))).member("bytes", event.bytes);

@@ -3,7 +3,8 @@
 
 mpirun -np 4 python -m farandole.as_horovod train.py --epochs 3
 
-`path/` has a package `horovod` with Horovod's module names and farandole's contents.
+`path/` has a package `horovod` with Horovod's module names and farandole's contents, and in bin/ a
+command `horovodrun`, which is `farandole run`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ FOLDER = str(Path(__file__).with_name("path"))
 
 
 def install() -> None:
-    """Makes `import horovod` load ours, here and in processes started from here.
+    """Makes `import horovod` load ours, here and in processes started from here, which find
+    `horovodrun` too.
 
     Raises RuntimeError if the real one has been imported already.
     """
@@ -25,6 +27,8 @@ def install() -> None:
         raise RuntimeError(f"Horovod itself has been imported already, from {module.__file__}")
     if FOLDER not in sys.path:
         sys.path.insert(0, FOLDER)
-    inherited = os.environ.get("PYTHONPATH", "")
-    if FOLDER not in inherited.split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [FOLDER, inherited]))
+    os.environ["AS_HOROVOD_PYTHON"] = sys.executable
+    for name, folder in {"PYTHONPATH": FOLDER, "PATH": str(Path(FOLDER, "bin"))}.items():
+        inherited = os.environ.get(name, "")
+        if folder not in inherited.split(os.pathsep):
+            os.environ[name] = os.pathsep.join(filter(None, [folder, inherited]))

@@ -181,7 +181,7 @@ class _Checks:
         given = dict(zip(self._order, args, strict=False)) | kwargs
         name = given.get("name")
         said = self._name if name is None else f"{self._name} {shown(name)}"
-        if type(reason) in (TypeError, ValueError):
+        if type(reason) in (TypeError, ValueError, NotImplementedError):
             reason = type(reason)(f"{said}: {reason}").with_traceback(reason.__traceback__)
         calls = self._calls(given)
         if calls:

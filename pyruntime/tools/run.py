@@ -57,7 +57,6 @@ _NO_AUTOTUNE = "tune once for the machine instead: `farandole tune`"
 _HIERARCHY = "how bytes travel follows from which ranks share a host; there is nothing to choose"
 _REFUSED = {
     "--cycle-time-ms": "there is no cycle: a rank speaks when it has something to say",
-    "--gloo": "ranks meet through MPI",
     "--jsrun": "start jsrun directly",
     "--tcp": 'give it to MPI: --mpi-args="--mca btl tcp,self"',
     "--config-file": "set FARANDOLE_ variables (`farandole config` lists them)",
@@ -137,8 +136,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(option, metavar="X", help=meaning)
     add("--no-stall-check", action="store_true", help="neither report nor end a stalled wait")
     add("--timeline-mark-cycles", action="store_true", help="as FARANDOLE_TIMELINE_MARK_CYCLES=1")
-    usual = ("--stall-check", "--mpi", "--disable-cache", "--no-timeline-mark-cycles")
-    for option in usual:  # always so here; accepted and ignored
+    usual = ("--stall-check", "--mpi", "--gloo", "--disable-cache", "--no-timeline-mark-cycles")
+    for option in usual:  # always so here, or without a meaning: accepted and ignored
         add(option, action="store_true", help=argparse.SUPPRESS)
     _add_elastic_arguments(parser.add_argument_group("elastic training"))
     for option in _REFUSED:

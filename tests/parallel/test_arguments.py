@@ -355,7 +355,7 @@ def test_errors_name_argument_value_and_remedy() -> None:
         hvd.grouped_allreduce([torch.ones(1), None], name="pair")
     with pytest.raises(ValueError, match=r"root_rank is -1, of type int: pass a rank of the world"):
         hvd.broadcast(torch.ones(1), -1)
-    with pytest.raises(ValueError, match="Adasum"):
+    with pytest.raises(NotImplementedError, match="Adasum"):
         hvd.reducescatter(torch.ones(4), op=hvd.Adasum)
     fd.barrier()
     if fd.rank() == last():
@@ -374,7 +374,7 @@ def test_reducescatter_with_adasum(dtype: torch.dtype) -> None:
     for everywhere in (True, False):
         for call in (hvd.reducescatter, fd.reducescatter):
             op = fd.Adasum if everywhere or fd.rank() == last() else fd.Max
-            with pytest.raises(ValueError, match="Adasum"):
+            with pytest.raises((NotImplementedError, fd.LibraryError), match="Adasum"):
                 call(x, op=op, name="rows")
 
 

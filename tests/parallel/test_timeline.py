@@ -57,6 +57,7 @@ def test_every_tensor_is_followed_from_submission_to_its_end(tmp_path):
             assert e["ts"] >= last.get(e["id"], 0)
             last[e["id"]] = e["ts"]
     assert not any(open_spans.values())
+    assert {f"allreduce.{name}" for name in NAMES} < {name for _, name in open_spans}
     starts = {e["id"] for e in events if e["ph"] == "s"}
     ends = {e["id"] for e in events if e["ph"] == "f"}
     assert len(starts) == 4 * STEPS

@@ -331,7 +331,9 @@ def test_switches_of_horovodrun_are_settings(capsys):
     assert shown[1:4] == [f"FARANDOLE_{switch}" for switch in switches]
 
 
-@pytest.mark.parametrize("option", ["--cycle-time-ms=3", "--gloo", "--reset-limit=2", "--autotune"])
+@pytest.mark.parametrize(
+    "option", ["--cycle-time-ms=3", "--jsrun", "--reset-limit=2", "--autotune"]
+)
 def test_options_without_a_meaning_say_why(option, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(["run", "-np", "2", option, "python", "x.py"])

@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import count
 from operator import attrgetter
 from typing import Any
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from farandole.calls.rounds import Limit, Round, RoundState
 from farandole.errors import MismatchError
 from farandole.ops import Average, Sum
 from farandole.topology import rank
-from farandole.torch import cuda
+from farandole.torch import cuda, owners
 from farandole.torch.arguments import Settings
 from farandole.torch.gradients.bucket_view import lay_out
 from farandole.torch.gradients.encoding import Sending
@@ -41,7 +41,6 @@ _set_grad: Any = _base.grad.__set__
 
 _serials = count()
 _all: WeakSet[Reducer] = WeakSet()
-_owners: WeakValueDictionary[int, Gradient] = WeakValueDictionary()  # by the parameter's id
 
 
 class Reducer:
@@ -61,6 +60,7 @@ class Reducer:
         self.serial = next(_serials)  # equal on all ranks, up to a constant
         self.gradients: list[Gradient] = []
         self.factor = 1.0  # this rank's weight
+        self.lent = False  # newer optimizers reduce some of its parameters
         # Whether what was added to the step's last result can be reduced with it.
         self._linear = settings.reduce_op == Average
         self.lock = threading.RLock()
@@ -78,15 +78,11 @@ class Reducer:
     # ---- parameters
 
     def add(self, parameters: Iterable[Tensor], names: Iterable[str]) -> None:
-        """Begins to reduce parameters' gradients; the newest optimizer to do so wins."""
+        """Begins to reduce parameters' gradients, also for older optimizers that have them."""
         begin = len(self.gradients)
         for parameter, name in zip(parameters, names, strict=True):
             gradient = self._kind(self, parameter, name, self._sending(parameter, name))
-            older = _owners.get(id(parameter))
-            if older is not None:
-                older.reducer.give_up("another optimizer has taken its parameters")
-                older.unhook()
-            _owners[id(parameter)] = gradient
+            owners.take(gradient)
             self.gradients.append(gradient)
         if self.settings.views:
             lay_out(self.gradients[begin:], self.settings.process_set)
@@ -112,7 +108,7 @@ class Reducer:
     def detach(self) -> None:
         """Ends the reducer, when the optimizer is gone."""
         for gradient in self.gradients:
-            gradient.unhook()
+            owners.give_back(gradient)
         self.give_up("its optimizer is gone")
 
     # ---- backward passes
@@ -211,10 +207,12 @@ class Reducer:
         now.send()
         if len(current.sent) < len(self.gradients):
             self.hook()
-            for gradient in [g for g in self.gradients if g.handle is None and g.wanted()]:
-                if _owners.get(id(gradient.parameter)) is not gradient:
-                    text = "belongs to a newer DistributedOptimizer: one at a time may reduce it"
-                    raise self.refuse(RuntimeError(f"{gradient.name} {text}"))
+            try:
+                own = [g for g in self.gradients if g.handle is None and g.wanted()]
+                own = [g for g in own if not owners.foreign(g)]
+            except RuntimeError as reason:
+                raise self.refuse(reason) from None
+            for gradient in own:
                 gradient.take()
                 gradient.send()
         steps = self._steps[requests.joins(process_set)]
@@ -231,6 +229,8 @@ class Reducer:
         """
         limit = Limit.of(timeout)
         with self.lock:
+            if self.lent and at_step:
+                owners.reduce_elsewhere(self, timeout)
             while not self.passes.settled:
                 self.close(at_step)
                 self._finish(limit)

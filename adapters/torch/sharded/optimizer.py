@@ -93,6 +93,12 @@ class Division:
         return Update(self._pieces, self._process_set, sharded)
 
 
+_LATE = (
+    "has come into the optimizer's groups after DistributedOptimizer(shard_state=True) divided "
+    "them: give the optimizer all parameters before; frozen ones may be among them"
+)
+
+
 def _check_apart(parameters: Sequence[Tensor], names: Sequence[str]) -> None:
     ends = sorted(
         (p.data_ptr(), p.data_ptr() + p.nbytes, name)
@@ -140,10 +146,10 @@ class ShardedOptimizer(ReducingOptimizer[Wrapped]):
     def _in_pieces(self) -> Iterator[None]:
         """The parameter groups hold this rank's pieces meanwhile."""
         held = [(group, group["params"]) for group in self.param_groups]
-        own = self._update.pieces
-        for group, whole in held:
-            group["params"] = [own[p].tensor for p in whole if own[p].tensor is not None]
         try:
+            for group, whole in held:
+                tensors = [self._piece(p).tensor for p in whole]
+                group["params"] = [tensor for tensor in tensors if tensor is not None]
             yield
         finally:
             for group, whole in held:
@@ -230,8 +236,14 @@ class ShardedOptimizer(ReducingOptimizer[Wrapped]):
                 piece.take(self.state, self.state.pop(piece.parameter, None), layout is None)
 
     def _pieces(self) -> list[Piece]:
-        own = self._update.pieces
-        return [own[p] for group in self.param_groups for p in group["params"]]
+        return [self._piece(p) for group in self.param_groups for p in group["params"]]
+
+    def _piece(self, parameter: Tensor) -> Piece:
+        """Raises RuntimeError for a parameter that was not there when the optimizer was made."""
+        piece = self._update.pieces.get(parameter)
+        if piece is None:
+            raise RuntimeError(f"a parameter of shape {tuple(parameter.shape)} {_LATE}")
+        return piece
 
     def _own_state(self) -> Iterator[tuple[Any, Any]]:
         """(parameter, state of this rank's piece of it); entries of no parameter as they are."""
@@ -255,10 +267,10 @@ class ShardedOptimizer(ReducingOptimizer[Wrapped]):
         """Raises ValueError: the parameters were divided when the optimizer was made."""
         if "_update" not in self.__dict__:  # torch's own constructor
             return super().add_param_group(param_group)
-        raise ValueError(
-            "shard_state=True does not go with add_param_group(): give the optimizer all groups "
-            "before DistributedOptimizer divides them; parameters that are frozen may be among them"
-        )
+        raise ValueError(f"add_param_group(): what is added {_LATE}")
+
+    def _follow(self) -> None:
+        """Does nothing: step() says which parameter has come too late, on all ranks."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Raises TypeError: this rank has a part of the state only."""

@@ -46,6 +46,7 @@ WaitingCall StallMonitor::view_of(const SetState& set, const Call& call) const {
   WaitingCall view;
   view.what = text_of(call.key(), call.request());
   view.name = call.key().name;
+  view.made_before = calls_.registry().at(call.id())->published;
   view.group = call.request().group;
   for (int m : call.terms().outspoken(call.arrived())) view.here.push_back(set.rank_of(m));
   for (int m : call.arrived().missing()) view.missing.push_back(set.rank_of(m));

@@ -32,6 +32,11 @@ std::string indented(const std::string& text) {
   return result;
 }
 
+// Probably: layers.1 and layers.2, which both ranks know from earlier steps, are two.
+bool same_tensor(const WaitingCall& a, const WaitingCall& b) {
+  return near_names(a.name, b.name) && !(a.made_before && b.made_before);
+}
+
 // A call that `rank` waits in and that lacks a rank which waits for `rank` in `call`: a deadlock.
 const WaitingCall* crossed(const WaitingCall& call, Rank rank,
                            const std::vector<WaitingCall>& all) {
@@ -41,7 +46,7 @@ const WaitingCall* crossed(const WaitingCall& call, Rank rank,
     const bool mutual =
         std::ranges::any_of(other.missing, [&](Rank r) { return has(call.here, r); });
     if (!mutual) continue;
-    if (near_names(other.name, call.name)) return &other;
+    if (same_tensor(other, call)) return &other;
     if (!found) found = &other;
   }
   return found;
@@ -123,7 +128,7 @@ std::string cause_of(const WaitingCall& call, Rank rank, const RankState& state,
     const std::string its = "waits in " + other->what + ", which ";
     const std::string lack =
         text_of_ranks(other->missing) + " lack" + (other->missing.size() == 1 ? "s" : "") + ": ";
-    if (near_names(other->name, call.name)) {
+    if (same_tensor(*other, call)) {
       return its + lack + "is it the same tensor under a different name?";
     }
     return its + lack +

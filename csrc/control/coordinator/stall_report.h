@@ -23,6 +23,7 @@ struct WaitingCall {
   Rank last = -1;
   int64_t since_ns = 0;
   int64_t last_ns = 0;
+  bool made_before = false;  // a call of this name has been complete once
   bool moving = false;  // all have submitted it; its bytes don't move, `missing` don't answer
   // ---- of a message's end that waits for the other one
   End end = End::kNone;

@@ -68,6 +68,17 @@ TEST(nothing_is_lost_between_threads) {
   CHECK_EQ(text.back(), ']');
 }
 
+TEST(it_can_be_read_while_it_is_written) {
+  Folder folder;
+  auto memory = page();
+  Timeline timeline(*memory);
+  timeline.start(folder.path("t.json"), false);
+  timeline.add(wait_event());
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  CHECK_EQ(count(read_text_file(folder.path("t.json")), "\"cat\":\"wait\""), 1);
+  timeline.stop();
+}
+
 TEST(start_and_stop_beside_writers) {
   Folder folder;
   auto memory = page();

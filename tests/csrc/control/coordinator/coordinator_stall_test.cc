@@ -60,6 +60,17 @@ TEST(a_notice_points_to_a_name_one_letter_apart) {
            "it the same tensor under a different name?");
 }
 
+TEST(tensors_known_from_earlier_steps_are_not_one) {
+  Job job(watchful(2));
+  for (const char* name : {"layers.1.weight", "layers.2.weight"}) {
+    job.submit_all(tensor(name));
+    job.publish();
+  }
+  job.submit(0, tensor("layers.1.weight"));
+  job.submit(1, tensor("layers.2.weight"));
+  contains(notice_of(job), "the ranks make these calls in another order");
+}
+
 TEST(near_names_are_few_letters_apart) {
   CHECK(near_names("grad.w", "grad.b"));
   CHECK(near_names("allreduce.noname.1", "allreduce.noname.12"));

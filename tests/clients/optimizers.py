@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every optimizer of torch and of the packages that are installed, plain and sharded, beside one
+process on the joined batch. Run in ranks by run.py; not by itself."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import farandole.torch as hvd
+
+PACKAGES = (
+    *("torch.optim", "pytorch_optimizer", "torch_optimizer"),
+    *("schedulefree", "prodigyopt", "lion_pytorch"),
+)
+STEPS = 3
+
+
+def classes() -> Iterator[Any]:
+    """All public ones, as parameters."""
+    for package in PACKAGES:
+        try:
+            module = importlib.import_module(package)
+        except ImportError:
+            continue
+        for name in sorted(dir(module)):
+            kind = getattr(module, name)
+            if not inspect.isclass(kind) or not issubclass(kind, torch.optim.Optimizer):
+                continue
+            if kind is not torch.optim.Optimizer and not name.startswith(("_", "Base")):
+                yield pytest.param(kind, id=f"{package}.{name}")
+
+
+def batch(rank: int, step: int) -> torch.Tensor:
+    """(4, 6) of a rank."""
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(4, 6, generator=generator)
+
+
+def network() -> nn.Module:
+    """The same on every call."""
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def train(net: nn.Module, optimizer: Any, data: Any) -> list[torch.Tensor]:
+    """The parameters afterwards."""
+    if hasattr(optimizer, "train"):
+        optimizer.train()
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        (net(data(step)).square().mean() * 10).backward()
+        optimizer.step()
+    return [p.detach() for p in net.parameters()]
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["plain", "sharded"])
+@pytest.mark.parametrize("kind", list(classes()))
+def test_as_one_process_on_all_data(kind: Any, sharded: bool) -> None:
+    twin, net = network(), network()
+    try:
+        reference = kind(twin.parameters(), lr=0.01)
+        everything = [torch.cat([batch(r, s) for r in range(hvd.size())]) for s in range(STEPS)]
+        expected = train(twin, reference, everything.__getitem__)
+    except Exception as reason:
+        pytest.skip(f"alone it does not take this: {type(reason).__name__}: {reason}")
+    try:
+        optimizer = hvd.DistributedOptimizer(
+            kind(net.parameters(), lr=0.01), net.named_parameters(), shard_state=sharded
+        )
+    except ValueError as reason:
+        pytest.skip(str(reason))
+    found = train(net, optimizer, lambda step: batch(hvd.rank(), step))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)

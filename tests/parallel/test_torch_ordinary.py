@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers that ordinary code makes: copied, changed by hand, of any base class, sharing
+parameters. None of them trains on one rank's gradients in silence."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import pickle
+from typing import Any, Generic, TypeVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import farandole.torch as hvd
+from harness.toys import assert_same, batch, grad_is, joined, loss_of, network, push, total, toys
+
+pytestmark = pytest.mark.ranks(2, 3)
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "a copy's copy": lambda x: copy.deepcopy(copy.deepcopy(x)),
+}
+T = TypeVar("T")
+
+
+# ---- copies
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def test_a_copy_raises_until_it_is_distributed(how: str, op: Any) -> None:
+    model = network()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), op=op)
+    loss_of(model, batch(hvd.rank(), 0)).backward()
+    optimizer.step()
+    twin, twins = COPIES[how]((model, optimizer))
+    assert isinstance(twins, torch.optim.SGD)
+    torch.testing.assert_close(twins.state_dict(), optimizer.state_dict())
+    loss_of(twin, batch(hvd.rank(), 1)).backward()
+    with pytest.raises(RuntimeError, match=r"copy of a DistributedOptimizer.*make it one too"):
+        twins.step()
+    twins.zero_grad()
+    twins = hvd.DistributedOptimizer(twins, twin.named_parameters(), op=op)
+    for own, stepper in ((model, optimizer), (twin, twins)):
+        stepper.zero_grad()
+        loss_of(own, batch(hvd.rank(), 1)).backward()
+        stepper.step()
+    assert_same(twin, model)
+
+
+def test_a_copy_steps_where_no_other_rank_is() -> None:
+    """After the job, as where a checkpoint is tried out; with a scheduler and step hooks."""
+    (p,), optimizer = toys()
+    kept = pickle.dumps(optimizer)
+    hvd.shutdown()
+    try:
+        alone = pickle.loads(kept)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(alone, 0.5)
+        calls: list[int] = []
+        alone.register_step_post_hook(lambda *_: calls.append(1))
+        (own,) = alone.param_groups[0]["params"]
+        for _ in range(2):
+            own.grad = torch.ones(4)
+            alone.step()
+            scheduler.step()
+        assert type(alone) is torch.optim.SGD
+        assert own.tolist() == [-1.5] * 4
+        assert calls == [1, 1]
+    finally:
+        hvd.init()
+    assert p.tolist() == [0.0] * 4
+
+
+def test_what_it_is_can_be_told() -> None:
+    _, optimizer = toys()
+    assert "farandole" in type(optimizer).__module__
+    assert repr(optimizer).startswith("farandole.DistributedOptimizer: SGD (")
+    with pytest.raises(ValueError, match="is a DistributedOptimizer already"):
+        hvd.DistributedOptimizer(optimizer)
+
+
+# ---- parameters that come by hand
+
+
+def _in_a_new_list(group: dict[str, Any], p: Tensor) -> None:
+    group["params"] = [*group["params"], p]
+
+
+def _in_place_of(group: dict[str, Any], p: Tensor) -> None:
+    group["params"] = [p]
+
+
+HANDS = {
+    "append": lambda o, p: o.param_groups[0]["params"].append(p),
+    "a new list": lambda o, p: _in_a_new_list(o.param_groups[0], p),
+    "instead": lambda o, p: _in_place_of(o.param_groups[0], p),
+    "a new group": lambda o, p: o.param_groups.append({**o.param_groups[0], "params": [p]}),
+}
+
+
+@pytest.mark.parametrize("hand", HANDS)
+@pytest.mark.parametrize("when", ["before zero_grad", "before backward", "before step"])
+@pytest.mark.parametrize("view", [False, True])
+def test_parameters_by_hand_are_reduced(hand: str, when: str, view: bool) -> None:
+    (p,), optimizer = toys(gradient_as_bucket_view=view)
+    push(p)
+    optimizer.step()
+    new = nn.Parameter(torch.zeros(4))
+    if when == "before zero_grad":
+        HANDS[hand](optimizer, new)
+    optimizer.zero_grad()
+    if when == "before backward":
+        HANDS[hand](optimizer, new)
+    push(new, 1)
+    if when == "before step":
+        HANDS[hand](optimizer, new)
+    optimizer.step()
+    grad_is(new, total(hvd.Average, [1]))
+    optimizer.zero_grad()
+    push(new, 2)  # within the pass by now
+    grad_is(new, total(hvd.Average, [2]))
+
+
+def test_too_late_for_a_sum() -> None:
+    (p,), optimizer = toys(op=hvd.Sum)
+    new = nn.Parameter(torch.zeros(4))
+    push(p)
+    push(new)
+    optimizer.param_groups[0]["params"].append(new)
+    with pytest.raises(ValueError, match="reduced already"):
+        optimizer.step()
+    optimizer.zero_grad()
+    push(new)
+    optimizer.step()
+    grad_is(new, total(hvd.Sum, [0]))
+
+
+@pytest.mark.parametrize("who", ["all", "rank 0"])
+def test_too_late_for_a_sharded_one(who: str) -> None:
+    (p,), optimizer = toys(shard_state=True)
+    push(p)
+    if who == "all" or hvd.rank() == 0:
+        optimizer.param_groups[0]["params"].append(nn.Parameter(torch.zeros(3)))
+    with pytest.raises(RuntimeError, match=r"shape \(3,\) has come into the optimizer's groups"):
+        optimizer.step()
+
+
+def test_an_assigned_state_dict() -> None:
+    model = network()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    model.load_state_dict({k: x.clone() for k, x in model.state_dict().items()}, assign=True)
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+    reference = network()
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for step in range(2):
+        for own, stepper, data in (
+            (model, optimizer, batch(hvd.rank(), step)),
+            (reference, plain, joined(step)),
+        ):
+            stepper.zero_grad()
+            loss_of(own, data).backward()
+            stepper.step()
+        assert_same(model, reference)
+
+
+# ---- base classes
+
+
+class Interface(abc.ABC, torch.optim.SGD):
+    """As pytorch-optimizer's."""
+
+
+class Parametric(Generic[T], torch.optim.SGD):
+    """Generic before Optimizer."""
+
+
+class Slotted(torch.optim.SGD):
+    """With a step() of its own."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [Interface, Parametric, Slotted])
+@pytest.mark.parametrize("options", [{}, {"shard_state": True}, {"op": hvd.Adasum}], ids=str)
+def test_any_base_class(kind: type[torch.optim.SGD], options: dict[str, Any]) -> None:
+    models = [network() for _ in range(2)]
+    kinds = [kind, torch.optim.SGD]
+    steppers = [
+        hvd.DistributedOptimizer(k(m.parameters(), lr=0.1, momentum=0.9), **options)
+        for k, m in zip(kinds, models, strict=True)
+    ]
+    assert isinstance(steppers[0], kind)
+    assert isinstance(steppers[0], hvd.ReducingOptimizer)
+    for model, stepper in zip(models, steppers, strict=True):
+        for step in range(2):
+            stepper.zero_grad()
+            loss_of(model, batch(hvd.rank(), step)).backward()
+            stepper.step()
+    assert_same(*models)
+
+
+# ---- one parameter in two optimizers
+
+
+def _losses(nets: list[nn.Module], data: tuple[Tensor, Tensor]) -> list[Tensor]:
+    x, y = data
+    return [(head(nets[0](x)) - y).square().mean() for head in nets[1:]]
+
+
+def _nets() -> list[nn.Module]:
+    torch.manual_seed(3)
+    return [layer.double() for layer in (nn.Linear(5, 6), nn.Linear(6, 1), nn.Linear(6, 1))]
+
+
+def _train(pair: list[Any], nets: list[nn.Module], data: Any, way: str) -> None:
+    for stepper in pair:
+        stepper.zero_grad()
+    losses = _losses(nets, data)
+    if way == "one after the other":
+        for loss, stepper in zip(losses, pair, strict=True):
+            stepper.zero_grad()
+            loss.backward(retain_graph=True)
+            stepper.step()
+            losses[1] = _losses(nets, data)[1]
+        return
+    if way == "both passes, both steps":
+        for loss in losses:
+            loss.backward(retain_graph=True)
+    else:
+        sum(losses).backward()
+    for stepper in pair if way != "newest first" else pair[::-1]:
+        stepper.step()
+
+
+@pytest.mark.parametrize(
+    "way", ["one after the other", "both passes, both steps", "one pass", "newest first"]
+)
+@pytest.mark.parametrize("held", [False, True])
+def test_one_parameter_in_two_optimizers(way: str, held: bool) -> None:
+    """A shared encoder of actor and critic; `held`: step() reduces what no_sync() has left."""
+    nets, twins = _nets(), _nets()
+    pairs = [
+        [torch.optim.SGD([*n[0].parameters(), *head.parameters()], lr=0.1) for head in n[1:]]
+        for n in (nets, twins)
+    ]
+    actor, critic = (hvd.DistributedOptimizer(stepper) for stepper in pairs[0])
+    for step in range(3):
+        if held:
+            with actor.no_sync(), critic.no_sync():
+                _train([actor, critic], nets, batch(hvd.rank(), step), way)
+        else:
+            _train([actor, critic], nets, batch(hvd.rank(), step), way)
+        _train(pairs[1], twins, joined(step), way)
+        for own, twin in zip(nets, twins, strict=True):
+            assert_same(own, twin)
+
+
+def test_the_older_one_gets_it_back() -> None:
+    (p,), older = toys()
+    newer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0))
+    push(p)
+    older.step()
+    grad_is(p, total(hvd.Average, [0]))
+    del newer
+    for _ in range(2):  # the second time in the pass
+        older.zero_grad()
+        push(p, 1)
+        older.step()
+        grad_is(p, total(hvd.Average, [1]))
+
+
+# ---- autograd
+
+
+@pytest.mark.parametrize("call", ["allreduce_", "broadcast_", "grouped_allreduce_"])
+def test_a_call_in_place_is_seen_by_autograd(call: str) -> None:
+    def run(x: Tensor) -> Any:
+        if call == "broadcast_":
+            return hvd.broadcast_(x, 0, name="seen")
+        given: Any = [x] if call.startswith("grouped") else x
+        return getattr(hvd, call)(given, name="seen")
+
+    for _ in range(3):  # the second time it takes the short way
+        w = torch.ones(3, requires_grad=True)
+        saved = w.exp()
+        run(saved)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            saved.sum().backward()
+        with torch.inference_mode():
+            run(torch.ones(3))
+        run(w)  # a leaf, as Horovod takes it
