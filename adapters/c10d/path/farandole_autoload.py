@@ -118,7 +118,7 @@ def _meet_by_launcher(
 ) -> Iterator[Any]:
     """The handler of mpi://, for any backend: ranks of mpirun, srun or another launcher meet by it,
     without an address. Raises RuntimeError where no launcher has started this process."""
-    from farandole.torch.distributed import meeting
+    from farandole.c10d import meeting
 
     met = meeting.meet(_asked(url), timeout)
     if met is None:
