@@ -246,7 +246,9 @@ fd.barrier()  # who left earlier would be another reason
     job.finish()
     assert re.search("rank 1 at .*MemoryError: no memory for a push", job.output()), job.output()
     for rank in (0, 2):
-        pattern = rf"^rank {rank} at .*PeerError: rank 1 serves its part of .* no more"
+        pattern = (
+            rf"^rank {rank} at .*PeerError: rank 1 no longer serves its part of a ParameterServer"
+        )
         assert re.search(pattern, job.ranks[rank].output, re.M), job.output()
 
 

@@ -52,7 +52,8 @@ TABLE: tuple[tuple[tuple[int, ...], str, str], ...] = (
     ((2,), "gpu_torch", "NCCL rounds a third in its own way"),
     (
         (3,),
-        "torch_distributed torch_distributed_groups torch_distributed_messages torch_kept",
+        "torch_distributed torch_distributed_groups torch_distributed_messages torch_kept "
+        "torch_ordinary",
         "alone, nothing is reduced",
     ),
     ((2, 3), "reduce torch_feedback torch_feedback_use", "a pair, and ranks that differ in more"),
