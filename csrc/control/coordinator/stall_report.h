@@ -24,7 +24,7 @@ struct WaitingCall {
   int64_t since_ns = 0;
   int64_t last_ns = 0;
   bool made_before = false;  // a call of this name has been complete once
-  bool moving = false;  // all have submitted it; its bytes don't move, `missing` don't answer
+  bool moving = false;       // all have submitted it; its bytes don't move, `missing` don't answer
   // ---- of a message's end that waits for the other one
   End end = End::kNone;
   int64_t tag = 0;

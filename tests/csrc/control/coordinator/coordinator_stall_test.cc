@@ -68,7 +68,7 @@ TEST(tensors_known_from_earlier_steps_are_not_one) {
   }
   job.submit(0, tensor("layers.1.weight"));
   job.submit(1, tensor("layers.2.weight"));
-  contains(notice_of(job), "the ranks make these calls in another order");
+  contains(notice_of(job), "the ranks make these calls in different orders");
 }
 
 TEST(near_names_are_few_letters_apart) {
