@@ -191,7 +191,7 @@ def _reduction(
 ) -> Call:
     reduce_op = Average if reduce_op is None else ReduceOp(reduce_op)
     if op is not Op.ALLREDUCE and reduce_op is Adasum:
-        raise NotImplementedError(
+        raise (NotImplementedError if op is Op.REDUCESCATTER else ValueError)(
             "op is Adasum, which is defined for allreduce only: pass Sum or Average, or allreduce "
             "with op=Adasum and take what you need of it"
         )

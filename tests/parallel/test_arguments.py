@@ -246,7 +246,10 @@ def run(call: str, arguments: dict[str, Any]) -> Any:
 
 TYPED = (TypeError, ValueError, fd.MismatchError, fd.LibraryError)
 # Of Python itself: they tell nobody which argument it was.
-PYTHONS_OWN = ("object has no attribute", "object is not", "not supported between", "unhashable")
+PYTHONS_OWN = (
+    *("object has no attribute", "object is not callable", "object is not iterable", "unhashable"),
+    *("object is not subscriptable", "not supported between"),
+)
 
 
 def fault_of(error: BaseException | None, seconds: float, mine: bool) -> str:
