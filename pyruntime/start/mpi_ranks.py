@@ -23,7 +23,7 @@ from farandole.errors import FarandoleError, LibraryError
 from farandole.start import joining, leaving, limits, recruits, siblings
 from farandole.start.bootstrap import GRACE, REMEDY, Bootstrap, Farewell, Parting
 from farandole.start.mpi_waits import LONGEST_PAUSE, Notes, Wait
-from farandole.start.survivors import Mail, Survivors, dead_ranks, died_in_init, outlives_deaths
+from farandole.start.survivors import Mail, Survivors, dead_ranks, died_in_init
 
 _LAST_GRACE = 30.0  # seconds that a process's end waits for ranks that may be unreachable
 
@@ -313,9 +313,7 @@ def abort(mpi: Any, rank: int) -> None:
         flush=True,
     )
     sys.stdout.flush()
-    # MPI ends those only that mpirun has started, and under ULFM not even those where several ranks
-    # abort at once (Open MPI 5.0.11).
-    recruits.end_all(started_by_mpirun=outlives_deaths())
+    recruits.end_all()  # MPI ends those only that mpirun has started
     mpi.COMM_WORLD.Abort(1)
 
 

@@ -162,14 +162,12 @@ def _environments() -> Iterator[tuple[int, list[str]]]:
             yield int(path.parent.name), path.read_text(errors="replace").split("\0")
 
 
-def end_all(started_by_mpirun: bool = False) -> None:
-    """Ends all other ranks of this job and host that have joined it, or shall; if
-    `started_by_mpirun`, the others too."""
+def end_all() -> None:
+    """Ends all ranks of this job and host that have joined it, or shall."""
     ours = f"PMIX_NAMESPACE={os.environ.get('PMIX_NAMESPACE', '').rpartition('@')[0]}@"
     for pid, words in _environments():
         joins = any(word.startswith(f"{joining.JOINS}=") for word in words)
-        wanted = (joins or started_by_mpirun) and pid != os.getpid()
-        if wanted and any(word.startswith(ours) for word in words):
+        if joins and pid != os.getpid() and any(word.startswith(ours) for word in words):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

@@ -37,9 +37,10 @@ def relay():
 with_world = runtime._with_world
 
 def with_world_altered(job, node, blobs, call):
-    own_port[:] = struct.unpack("<H", blobs[1][-2:])  # the last field of a rank's peer info
+    # The last field but one of a rank's peer info: no transport has addresses of its own.
+    own_port[:] = struct.unpack("<H", blobs[1][-6:-4])
     if rank == 0:
-        blobs = [blobs[0], blobs[1][:-2] + struct.pack("<H", there)]
+        blobs = [blobs[0], blobs[1][:-6] + struct.pack("<H", there) + blobs[1][-4:]]
     return with_world(job, node, blobs, call)
 
 runtime._with_world = with_world_altered

@@ -18,7 +18,7 @@ from harness.process import SLOWNESS
 from harness.wire import Weather
 from schedules.job import POLL, Job
 from schedules.outcome import Listener, Outcome
-from schedules.schedule import BEGIN, LAUNCHER, SUPERVISOR, Act, Fault, Schedule
+from schedules.schedule import BEGIN, LAUNCHER, SUPERVISOR, Act, Fault, Kind, Schedule
 from schedules.training import STEPS
 
 __all__ = ["run"]
@@ -145,9 +145,13 @@ class _Injector:
         if all(last) and self._job.hosts and not self._healed:
             self._healed = True
             self._set(Weather(), "all have said how they end: MPI's own end gets a fair wire")
-        if any(_command(pid) for pid in begun - outcome.victims):
-            return
-        for pid in outcome.victims & begun:
+        if not any(_command(pid) for pid in begun - outcome.victims):
+            self.end_victims()
+
+    def end_victims(self) -> None:
+        """Ends what hangs, when all others have ended. Under ULFM Open MPI 5.0.11's mpirun may leave
+        it when it ends, if several ranks call MPI_Abort at once."""
+        for pid in self._outcome.victims:
             if str(self._folder) in _command(pid):
                 self._signal(pid, signal.SIGKILL, f"all others have ended: {pid} is ended")
 
@@ -175,6 +179,8 @@ def run(schedule: Schedule) -> Outcome:
             outcome.happened.append((time.monotonic(), f"start {start + 1} of {starts}"))
             job.start()
             injector.go(listener.changed)
+            if schedule.kind is Kind.WORLDS:
+                injector.end_victims()
             outcome.out += job.output()
             outcome.code = job.processes[0].returncode
             outcome.left = "" if outcome.hung else job.left()
