@@ -149,8 +149,8 @@ class _Injector:
             self.end_victims()
 
     def end_victims(self) -> None:
-        """Ends what hangs, when all others have ended. Under ULFM Open MPI 5.0.11's mpirun may leave
-        it when it ends, if several ranks call MPI_Abort at once."""
+        """Ends what hangs, when all others have ended. Open MPI 5.0.11's mpirun may leave it when
+        it ends, under ULFM, if several ranks call MPI_Abort at once."""
         for pid in self._outcome.victims:
             if str(self._folder) in _command(pid):
                 self._signal(pid, signal.SIGKILL, f"all others have ended: {pid} is ended")
