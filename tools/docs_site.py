@@ -203,7 +203,10 @@ def _read(name: str) -> Iterator[str]:
                 rooms.append(one.name)
             elif one.asname not in (None, one.name):
                 yield f"- `{one.asname}`: `{one.name}`\n"
-            elif one.name not in ("*", "calls", "collectives", "__all__", "__version__"):
+            elif one.name == "*":
+                for public in _public(node.module or ""):
+                    yield from _entry(f"{node.module}.{public}")
+            elif one.name not in ("calls", "collectives", "__all__", "__version__"):
                 yield from _entry(f"{node.module}.{one.name}")
     if name == "keras":  # by its __getattr__
         yield "- `Compression`: that of the backend's package\n"
@@ -214,6 +217,14 @@ def _read(name: str) -> Iterator[str]:
                 "[A-Z]|run$", node.name
             ):
                 yield from _entry(f"farandole.{name}.{room}.{node.name}")
+
+
+def _public(module: str) -> list[str]:
+    """What a module of an adapter lists in its __all__."""
+    for node in _source(module):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    return []
 
 
 def _source(module: str) -> list[ast.stmt]:
