@@ -155,7 +155,8 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
     What can't be told from a reduction's result comes after the step only, and gradients of another
     op than Average are reset between steps, as farandole says. A sharded optimizer's state and
     gradients are not copied; two optimizers are not clipped by one of them, and take no closure.
-    Sparse gradients are not clipped, and sparse momentum is not broadcast.
+    Sparse gradients are not clipped, and sparse momentum is not broadcast. No rank gives up a step
+    that may take a second round for them, in which the others wait for it.
     """
     found: list[tuple[Any, ...]] = []
     arrived = counted = 0  # passes since the last reduction: all, and those outside of no_sync()
@@ -169,6 +170,8 @@ def steps(loop: Loop) -> list[tuple[Any, ...]]:
             arguments = [_INSTEAD[loop.kind][arguments[0]], arguments[1]]
         if word == "step" and loop.sparse and arguments[0].startswith("clip"):
             arguments = ["plain", arguments[1]]
+        if word == "step" and loop.sparse and arguments[0] == "timeout_drop":
+            arguments = ["timeout", arguments[1]]
         if word in ("backward", "fail") and reduced and not loop.linear:
             continue
         if word == "backward":
