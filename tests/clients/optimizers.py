@@ -76,6 +76,8 @@ def test_as_one_process_on_all_data(kind: Any, sharded: bool) -> None:
             kind(net.parameters(), lr=0.01), net.named_parameters(), shard_state=sharded
         )
     except ValueError as reason:
-        pytest.skip(str(reason))
+        if kind is torch.optim.LBFGS or (sharded and "is not known to update" in str(reason)):
+            pytest.skip(str(reason))
+        raise
     found = train(net, optimizer, lambda step: batch(hvd.rank(), step))
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
