@@ -71,6 +71,10 @@ SUITES = (
         "init",
         "pytest",
         (*_ALONE, str(HERE / "optimizers.py")),
+        known={
+            "Prodigy-sharded": "one distance of all parameters: MismatchError at step()",
+            "LoRARite-sharded": "its step fails on pieces, which are vectors, with its own error",
+        },
     ),
     Suite(
         "accelerate",
