@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What packages that stand on farandole use beside its public names: how an error of one rank
-reaches all, and how objects live through shutdown() and init(). Those in extras/ use nothing else.
-"""
+reaches all, how objects live through shutdown() and init(), calls by the core's handles. Those in
+extras/ use nothing else."""
 
 from __future__ import annotations
 
@@ -10,19 +10,32 @@ from importlib import import_module
 from typing import Any
 
 from farandole import trees
+from farandole.arrays.buffers import EMPTY
+from farandole.calls import leases
 from farandole.calls.arguments import COUNT, FLAG, Argument, check, integer, is_factor
-from farandole.calls.handles import done_within
+from farandole.calls.gpu_handle import GpuHandle
+from farandole.calls.handles import done_within, is_absent, wait_until
 from farandole.calls.public_call import collective_then, heard_by_all
-from farandole.calls.requests import Call, Op, Scope, generation, on_leave, refuse, refuse_all
+from farandole.calls.requests import (
+    Call,
+    Op,
+    Scope,
+    generation,
+    on_leave,
+    refuse,
+    refuse_all,
+    submit,
+)
 from farandole.commits import DOCUMENT, check_digests, document_of, metadata_of
 from farandole.config import setting
 from farandole.errors import ranks_text
-from farandole.members import set_id
+from farandole.members import members_of, set_id
 
 __all__ = ["COUNT", "DOCUMENT", "FLAG", "Argument", "Call", "Op", "Scope", "check"]
 __all__ += ["check_digests", "collective_then", "document_of", "done_within", "generation"]
 __all__ += ["heard_by_all", "integer", "is_factor", "metadata_of", "on_leave", "ranks_text"]
 __all__ += ["refuse", "refuse_all", "set_id", "setting", "trees"]
+__all__ += ["EMPTY", "GpuHandle", "is_absent", "leases", "members_of", "submit", "wait_until"]
 
 
 def late(module: str, extras: Mapping[str, str]) -> Callable[[str], Any]:

@@ -33,13 +33,11 @@ from farandole.objects import allgather_object, broadcast_object
 from farandole.observe.metrics import log_metrics, metrics
 from farandole.torch import elastic
 from farandole.torch.compression import Compression
-from farandole.torch.feedback.compressor import FeedbackCompressor
 from farandole.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from farandole.torch.memory import empty
 from farandole.torch.mpi_ops import *  # noqa: F403
 from farandole.torch.mpi_ops import __all__ as _calls
 from farandole.torch.optimizer import DistributedOptimizer, ReducingOptimizer
-from farandole.torch.sharded.layout import merge_sharded_state_dicts
 
 if TYPE_CHECKING:
     from farandole.extras.checkpoints import (
@@ -50,16 +48,21 @@ if TYPE_CHECKING:
     )
     from farandole.extras.ddp_hook import DDPHookState, ddp_comm_hook
     from farandole.extras.diloco import DiLoCo
+    from farandole.extras.feedback import FeedbackCompressor
     from farandole.extras.learning_rate import check_learning_rate, linear_warmup
+    from farandole.extras.sharded import merge_sharded_state_dicts
     from farandole.extras.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 else:  # they import this package
     __getattr__ = _late(
         __name__,
         {
+            "adasum": "AdasumOptimizer Deltas",
             "checkpoints": "CheckpointWrite ResumableLoader load_checkpoint save_checkpoint",
             "ddp_hook": "DDPHookState ddp_comm_hook",
             "diloco": "DiLoCo",
+            "feedback": "FeedbackCompressor Int8 OneBit PowerSGD TopK",
             "learning_rate": "check_learning_rate linear_warmup",
+            "sharded": "Division merge_sharded_state_dicts",
             "sync_batch_norm": "SyncBatchNorm convert_sync_batchnorm",
         },
     )

@@ -4,18 +4,21 @@ users, and for the calls and optimizers that take one."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Protocol, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from farandole.compression import Cast, Identity
-from farandole.ops import Average, Sum
-from farandole.torch.feedback.compressor import FeedbackCompressor
-from farandole.torch.feedback.compressors import Int8, OneBit, PowerSGD, TopK
 from farandole.torch.kind import check
+
+if TYPE_CHECKING:
+    from farandole.calls.requests import Call
+    from farandole.torch.gradients.encoding import Sending
 
 
 class Compressor(Protocol):
@@ -28,7 +31,25 @@ class Compressor(Protocol):
         """The reduced tensor in its original form."""
 
 
-AnyCompressor = Compressor | FeedbackCompressor
+class Sender(ABC):
+    """What `compression` takes beside Compressors: it sends gradients by a Sending of its own."""
+
+    @abstractmethod
+    def takes(self, parameter: Tensor) -> bool:
+        """Whether it sends this parameter's gradients, or they go uncompressed; equal on all
+        ranks."""
+
+    @abstractmethod
+    def check(self, name: str, op: int, views: bool, grouped: bool) -> None:
+        """Raises ValueError, with the parameter's name, if it does not go with another option."""
+
+    @abstractmethod
+    def sending(self, call: Call, parameter: Tensor, state: dict[str, Tensor]) -> Sending:
+        """Makes what sends a parameter's gradients, among several ranks. `call` is that of the
+        plain form; `state` is what is kept from step to step, changed in place."""
+
+
+AnyCompressor = Compressor | Sender
 # One compressor for all parameters, or a function (name, parameter) -> compressor.
 Choice = AnyCompressor | Callable[[str, Tensor], AnyCompressor]
 
@@ -42,6 +63,16 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype)
 
 
+class _Extra:
+    """A member that an extra package brings, imported when it is used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, _: object, _type: type) -> Any:
+        return getattr(import_module("farandole.torch"), self._name)
+
+
 class Compression:
     """The compressors that come with farandole.
 
@@ -52,10 +83,10 @@ class Compression:
     none = Identity
     fp16 = Cast(torch.float16, _shortens, _cast)
     bf16 = Cast(torch.bfloat16, _shortens, _cast)
-    topk = TopK
-    powersgd = PowerSGD
-    int8 = Int8
-    onebit = OneBit
+    topk = _Extra("TopK")
+    powersgd = _Extra("PowerSGD")
+    int8 = _Extra("Int8")
+    onebit = _Extra("OneBit")
 
 
 def compressed(
@@ -96,10 +127,10 @@ def chooser(choice: Choice) -> Callable[[str, Tensor], AnyCompressor]:
 
     The user's function is asked once for each parameter. Raises TypeError for any other value.
     """
-    if isinstance(choice, FeedbackCompressor):
+    if isinstance(choice, Sender):
         compressor = choice
         return lambda name, parameter: _taken(compressor, name, parameter)
-    if isinstance(choice, type) and issubclass(choice, FeedbackCompressor):
+    if isinstance(choice, type) and issubclass(choice, Sender):
         raise TypeError(
             f"compression is the class {choice.__name__}: pass an object, as {choice.__name__}()"
         )
@@ -116,7 +147,7 @@ def chooser(choice: Choice) -> Callable[[str, Tensor], AnyCompressor]:
 
 
 def _taken(compressor: AnyCompressor, name: str, parameter: Tensor) -> AnyCompressor:
-    if not isinstance(compressor, FeedbackCompressor):
+    if not isinstance(compressor, Sender):
         if hasattr(compressor, "compress") and hasattr(compressor, "decompress"):
             return compressor
         raise TypeError(
@@ -127,22 +158,3 @@ def _taken(compressor: AnyCompressor, name: str, parameter: Tensor) -> AnyCompre
         raise TypeError(f"parameter {name} is {parameter.dtype}: {compressor!r} takes real ones")
     real = parameter.is_floating_point()
     return compressor if real and compressor.takes(parameter) else Compression.none
-
-
-def check_feedback(
-    chosen: AnyCompressor, name: str, op: int, in_buckets: bool = False, grouped: bool = False
-) -> None:
-    """Raises ValueError if error feedback does not go with the op or another option."""
-    if not isinstance(chosen, FeedbackCompressor):
-        return
-    if op not in (Average, Sum):
-        raise ValueError(
-            f"parameter {name}: {chosen!r} goes with op=Average and Sum only: what it has lost of "
-            "one gradient is added to the next, which is right for sums"
-        )
-    if in_buckets or grouped:
-        what = "gradient_as_bucket_view" if in_buckets else "groups"
-        raise ValueError(
-            f"parameter {name}: {chosen!r} does not go with {what}: what is sent is not the "
-            "gradient itself; let compression= choose Compression.none for it"
-        )

@@ -13,7 +13,6 @@ from farandole.elastic import ObjectState, State, run
 from farandole.objects import broadcast_object
 from farandole.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from farandole.torch.sampler import ElasticSampler
-from farandole.torch.sharded.optimizer import is_divided
 
 __all__ = [
     "ElasticSampler",
@@ -72,7 +71,7 @@ class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
     """An optimizer, distributed or not. Raises ValueError for one whose state is divided."""
 
     def __init__(self, value: torch.optim.Optimizer) -> None:
-        if is_divided(value):
+        if getattr(value, "state_is_divided", False):
             raise ValueError(
                 "shard_state=True does not go with elastic training: the parts of ranks that are "
                 "lost would be lost with them"

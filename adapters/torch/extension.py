@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What packages that stand on farandole.torch use beside its public names and farandole.extension:
-checks of tensors, and tensors as bytes. Those in extras/ use nothing else."""
+checks of tensors, tensors as bytes or submitted repeatedly; and Sending, how the gradients of a
+parameter are sent, which a Sender makes. Those in extras/ use nothing else."""
 
 from farandole.torch.blocks import digest_of, held
+from farandole.torch.compression import Sender
 from farandole.torch.functions import broadcast_tensors
 from farandole.torch.grad_mode import without_grad
-from farandole.torch.kind import describe
+from farandole.torch.gradients.encoding import Sending
+from farandole.torch.kind import describe, device_and_stream, prepare, receive
+from farandole.torch.state import map_nested
 
-__all__ = ["broadcast_tensors", "describe", "digest_of", "held", "without_grad"]
+__all__ = ["Sender", "Sending", "broadcast_tensors", "describe", "device_and_stream", "digest_of"]
+__all__ += ["held", "map_nested", "prepare", "receive", "without_grad"]

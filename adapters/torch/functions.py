@@ -20,7 +20,6 @@ from farandole.parameters import PARAMETERS, agree_on_parameters, root_in, wait_
 from farandole.torch.collectives.exchange import broadcast_async_
 from farandole.torch.grad_mode import without_grad
 from farandole.torch.kind import describe
-from farandole.torch.sharded.optimizer import is_divided
 from farandole.torch.state import Skeleton, apply, describe_tensors, skeleton_of
 
 _STATE = "broadcast_optimizer_state"  # its calls' name, unless one is given
@@ -124,7 +123,7 @@ def broadcast_optimizer_state(
             f"optimizer is {shown(optimizer)}, of type {type(optimizer).__name__}: pass an "
             "optimizer of torch"
         )
-    if is_divided(optimizer) and optimizer.state:
+    if getattr(optimizer, "state_is_divided", False) and optimizer.state:
         raise ValueError(
             "each rank keeps a part of this optimizer's state (shard_state=True), so no rank has "
             "the whole to send: let all ranks load it, optimizer.load_state_dict()"

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib import import_module
 from itertools import chain
 from operator import is_
 from types import MappingProxyType
@@ -17,10 +18,10 @@ import torch
 from torch import Tensor
 
 from farandole.calls.arguments import check, factors_of
+from farandole.calls.public_call import heard_by_all
 from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Adasum, Average, ReduceOp
 from farandole.topology import is_initialized, size
-from farandole.torch.adasum import Deltas, DeltaStep
 from farandole.torch.arguments import (
     Groups,
     Settings,
@@ -31,19 +32,11 @@ from farandole.torch.arguments import (
     parameter_names,
 )
 from farandole.torch.compiling import stay_outside
-from farandole.torch.compression import (
-    Choice,
-    Compression,
-    Compressor,
-    check_feedback,
-    chooser,
-)
-from farandole.torch.feedback.compressor import State, load
-from farandole.torch.feedback.encoding import sending
+from farandole.torch.compression import Choice, Compression, Sender, chooser
+from farandole.torch.gradients.encoding import sending
 from farandole.torch.gradients.passes import Passes
 from farandole.torch.gradients.reducer import Reducer
 from farandole.torch.kind import check_parameter
-from farandole.torch.sharded.layout import heard_by_all
 
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
 _made: dict[tuple[type, ...], type] = {}  # by the optimizer's own class and what is put before it
@@ -127,7 +120,8 @@ def DistributedOptimizer(
         >>> optimizer.step()
         >>> optimizer.zero_grad()
     """
-    with heard_by_all(process_set) if shard_state else nullcontext():
+    extras: Any = import_module("farandole.torch")  # shows them; they import this module
+    with heard_by_all(process_set, extras.Division.MEETING) if shard_state else nullcontext():
         before, after = factors_of(op, gradient_predivide_factor, process_set)
         check(backward_passes_per_step=backward_passes_per_step)
         _check(optimizer)
@@ -147,30 +141,33 @@ def DistributedOptimizer(
             groups=assign(parameters, groups, num_groups),
             views=gradient_as_bucket_view,
         )
-        divided = _divided(optimizer, names, settings, process_set, shard_state)
+        if shard_state:
+            vouched = shard_state == "elementwise"
+            options = settings.compressor_of, process_set, vouched
+            division = extras.Division(optimizer, names, *options)
     alone = not process_set.included() or process_set.size() == 1
     for parameter, name in zip(parameters, names, strict=True):
         compressor = settings.compressor_of(name, parameter)
-        together = id(parameter) in settings.groups
-        check_feedback(compressor, name, op, gradient_as_bucket_view, together)
+        if isinstance(compressor, Sender):
+            compressor.check(name, op, gradient_as_bucket_view, id(parameter) in settings.groups)
     if op == Adasum:
-        # None has error feedback, as was checked.
-        plain = cast("Callable[[str, Tensor], Compressor]", settings.compressor_of)
-        deltas = None if alone else Deltas(process_set, plain, names)
-        kinds = (ReducingOptimizer,) if alone else (DeltaStep, ReducingOptimizer)
-        return _adopt(optimizer, None, process_set, kinds, _deltas=deltas)
-    passes = Passes(backward_passes_per_step, accumulate == "mean")
-    kept: dict[str, State] = {}
+        if alone:
+            return _adopt(optimizer, None, process_set, ReducingOptimizer)
+        deltas = extras.Deltas(process_set, settings.compressor_of, names)
+        return _adopt(optimizer, None, process_set, extras.AdasumOptimizer, _deltas=deltas)
+    kept: dict[str, dict[str, Tensor]] = {}
+    make = partial(sending, settings, kept)
+    if shard_state and not alone:
+        make = partial(division.meet(), settings.sparse_as_dense)
     reducer: Reducer | None = None
-    if divided is not None and not alone:
-        reducer = divided.meet(settings, passes)
-    elif process_set.included() and (accumulate == "mean" or not alone):
-        reducer = Reducer(settings, passes, partial(sending, settings, kept))
-    if reducer is not None:
+    if process_set.included() and (accumulate == "mean" or not alone):
+        passes = Passes(backward_passes_per_step, accumulate == "mean")
+        reducer = Reducer(settings, passes, make)
         reducer.add(parameters, names)
-    if divided is None:
-        return _adopt(optimizer, reducer, process_set, (ReducingOptimizer,), _kept=kept)
-    return _adopt(optimizer, reducer, process_set, (divided.kind,), _update=divided.begin(reducer))
+    if shard_state:
+        kind, fields = division.kind, {"_update": division.begin()}
+        return _adopt(optimizer, reducer, process_set, kind, **fields)
+    return _adopt(optimizer, reducer, process_set, ReducingOptimizer, _kept=kept)
 
 
 def _check(optimizer: torch.optim.Optimizer) -> None:
@@ -188,35 +185,20 @@ def _check(optimizer: torch.optim.Optimizer) -> None:
         optimizer.__class__ = _own(optimizer)
 
 
-def _divided(
-    optimizer: torch.optim.Optimizer,
-    names: list[str],
-    settings: Settings,
-    process_set: ProcessSet,
-    shard_state: bool | str,
-) -> Any:
-    """The Division of a sharded optimizer; None for others."""
-    if not shard_state:
-        return None
-    from farandole.torch.sharded.optimizer import Division  # imported late: it uses this module
-
-    return Division(optimizer, names, settings, process_set, shard_state == "elementwise")
-
-
 def _adopt(
     optimizer: torch.optim.Optimizer,
     reducer: Reducer | None,
     process_set: ProcessSet,
-    kinds: tuple[type, ...],
+    kind: type,
     **fields: Any,
 ) -> ReducingOptimizer[Any]:
-    """Changes the object's class to one derived from it and from `kinds`, which reduces."""
+    """Changes the object's class to one derived from it and from `kind`, which reduces."""
     stay_outside()
     inner = optimizer.__dict__.pop("step", None)
     if any(hasattr(inner, mark) for mark in _SCHEDULERS_MARKS):  # it would bypass our step()
         inner = None
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    optimizer.__class__ = _class_of(type(optimizer), kinds)
+    optimizer.__class__ = _class_of(type(optimizer), kind)
     optimizer.__dict__.update(
         _reducer=reducer,
         _inner_step=inner,
@@ -234,14 +216,13 @@ class _Before(type):
     memory's layout belongs: an object may change its class whatever its own class derives from."""
 
     def mro(cls) -> list[type]:
-        own, *kinds = cls.__bases__
-        before = (c for kind in kinds for c in kind.__mro__ if c not in own.__mro__)
-        return [cls, *dict.fromkeys(before), *own.__mro__]
+        own, kind = cls.__bases__
+        return [cls, *(c for c in kind.__mro__ if c not in own.__mro__), *own.__mro__]
 
 
-def _class_of(own: type, kinds: tuple[type, ...]) -> type:
-    """The class of optimizers of class `own` that have become `kinds`."""
-    bases = (own, *kinds)
+def _class_of(own: type, kind: type) -> type:
+    """The class of optimizers of class `own` that have become of `kind`."""
+    bases = own, kind
     if bases not in _made:
         meta = type("_Before", (_Before, type(own)), {})
         names = {"__module__": __name__, "__qualname__": own.__qualname__}
@@ -262,14 +243,24 @@ _SCHEDULERS_MARKS = ("_wrapped_by_lr_sched", "_with_counter")
 class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     """What DistributedOptimizer makes of an optimizer of class Wrapped, and what it can do beside.
 
-    Not to be made by its own constructor. The object still is the Wrapped that it was.
+    Not to be made by its own constructor. The object still is the Wrapped that it was. Extras
+    derive from it.
     """
 
     _reducer: Reducer | None  # None: no other rank to reduce with
     _inner_step: Callable[..., Any] | None  # if the user has replaced the object's step()
     _process_set: ProcessSet
-    _kept: Mapping[str, State] = MappingProxyType({})  # of compressors with error feedback
+    _kept: Mapping[str, dict[str, Tensor]] = MappingProxyType({})  # of Senders
     _followed: list[Tensor]  # the parameters that were in the groups last
+
+    @property
+    def state_is_divided(self) -> bool:
+        """Whether each rank has a part of its state only."""
+        return False
+
+    def _reduces(self) -> bool:
+        """Whether its copies would need other ranks, too."""
+        return self._reducer is not None
 
     def step(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
         """The optimizer's own step, on reduced gradients; it reduces those that no pass has.
@@ -330,10 +321,14 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     def skip_synchronize(self) -> Iterator[None]:
         """A context in which step() reduces nothing, for Horovod's recipe; step() alone does as
         well."""
-        reducer = self._reducer
-        if reducer is not None and not reducer.round.open:
-            reducer.passes.settled = True
+        if not self._settled() and self._reducer is not None:
+            self._reducer.passes.settled = True
         yield
+
+    def _settled(self) -> bool:
+        """Whether nothing is left to be reduced, but what is under way."""
+        reducer = self._reducer
+        return reducer is None or reducer.passes.settled or reducer.round.open
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -418,7 +413,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
             reducer.add(new, names)
             reducer.passes.settled = False
 
-    def compression_state_dict(self) -> dict[str, State]:
+    def compression_state_dict(self) -> dict[str, dict[str, Tensor]]:
         """What compressors with error feedback keep on this rank, by parameter name; copies.
 
         For checkpoints, beside state_dict(), which holds none of it. Each rank has its own.
@@ -432,17 +427,27 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         loads is lost. Alone it is dropped, as nothing is compressed then. Raises ValueError for
         unknown parameters and for residuals of another shape; then nothing is changed.
         """
-        if self._reducer is not None:
-            shapes = {g.name: g.parameter.shape for g in self._reducer.gradients}
-            load(state, self._kept, shapes)
+        if self._reducer is None:
+            return
+        unknown = sorted(set(state) - set(self._kept))
+        if unknown:
+            raise ValueError(
+                f"there is a residual of {', '.join(unknown)}, which this optimizer does not "
+                "compress with error feedback; it does so with "
+                f"{', '.join(self._kept) or 'no parameter'}"
+            )
+        for gradient in self._reducer.gradients:
+            gradient.encoding.check_state(gradient.name, state.get(gradient.name, {}))
+        for name, mine in self._kept.items():
+            mine.clear()
+            mine.update({key: x.detach().clone() for key, x in state.get(name, {}).items()})
 
     def __repr__(self) -> str:
         return f"farandole.DistributedOptimizer: {super().__repr__()}"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are optimizers of the original class, not yet distributed ones."""
-        reduces = self._reducer is not None or self.__dict__.get("_deltas") is not None
-        return _blank, (_own(self), reduces), self.__getstate__()
+        return _blank, (_own(self), self._reduces()), self.__getstate__()
 
 
 class _Copy(torch.optim.Optimizer):
@@ -469,5 +474,5 @@ class _Copy(torch.optim.Optimizer):
 
 def _blank(plain: type[torch.optim.Optimizer], reduced: bool) -> torch.optim.Optimizer:
     """An optimizer that has not been initialised, for unpickling."""
-    kind: Any = _class_of(plain, (_Copy,)) if reduced else plain
+    kind: Any = _class_of(plain, _Copy) if reduced else plain
     return cast("torch.optim.Optimizer", kind.__new__(kind))

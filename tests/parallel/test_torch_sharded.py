@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import farandole as fd
 import farandole.torch as hvd
 from farandole.calls import leases
-from farandole.torch.sharded import reducer as shard_reducer
+from farandole.extras.sharded import sending as shard_sending
 from harness.sharded import (
     MAKES,
     assert_states_equal,
@@ -58,8 +58,8 @@ def test_each_rank_keeps_its_part() -> None:
 @together
 def test_whole_gradients_are_freed_in_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stage 2: once reduced, a gradient's memory goes back, and `.grad` is a part."""
-    monkeypatch.setattr(shard_reducer, "ROOM", 0)
-    monkeypatch.setattr(shard_reducer, "_PATIENCE", 60.0)
+    monkeypatch.setattr(shard_sending, "ROOM", 0)
+    monkeypatch.setattr(shard_sending, "_PATIENCE", 60.0)
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
     optimizer = sharded(model)
     seen: list[int] = []
@@ -67,7 +67,9 @@ def test_whole_gradients_are_freed_in_the_backward_pass(monkeypatch: pytest.Monk
     def look(_grad: Tensor) -> None:
         """Of the first layer, whose gradients come last."""
         for gradient in optimizer._reducer.round.sent:
-            assert leases._held[gradient.handle] is gradient.wire is gradient.grad
+            kept: Any = leases._held[gradient.handle]
+            assert kept.data_ptr() == gradient.wire.data_ptr()
+            assert gradient.wire is gradient.grad
             assert gradient.wire.numel() <= -(-gradient.parameter.numel() // hvd.size())
             seen.append(gradient.handle)
 

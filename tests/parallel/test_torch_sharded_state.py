@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import farandole.torch as hvd
-from farandole.torch.sharded.layout import Part, layout_of
+from farandole.extras.sharded.layout import Part, layout_of
 from harness.sharded import (
     MAKES,
     Lion,

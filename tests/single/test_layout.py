@@ -78,11 +78,14 @@ PYTHON_LADDER = (
 # `__all__` of each, and of its module `extension`. Nothing else names an extra but these packages
 # themselves, which show it to users and import it late.
 EXTRAS = {
+    "adasum": ("farandole", "farandole.torch"),
     "checkpoints": ("farandole", "farandole.torch"),
     "ddp_hook": ("farandole", "farandole.torch"),
     "diloco": ("farandole", "farandole.torch"),
+    "feedback": ("farandole", "farandole.torch"),
     "learning_rate": ("farandole",),
     "parameter_server": ("farandole",),
+    "sharded": ("farandole", "farandole.torch"),
     "sync_batch_norm": ("farandole", "farandole.torch"),
 }
 # Parts of the package that describe a framework's arrays; none knows another.

@@ -5,7 +5,7 @@ compressed, or made dense and contiguous. On autograd's threads and the one that
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,8 +14,10 @@ from torch import Tensor
 from farandole.arrays.buffers import NOWHERE
 from farandole.calls.handles import is_absent
 from farandole.calls.requests import Call, PreparedOnGpu, PreparedTensor, refuse
+from farandole.members import size_of
 from farandole.ops import Average, Sum
-from farandole.torch.compression import Compression, Compressor
+from farandole.torch.arguments import Settings
+from farandole.torch.compression import Compression, Compressor, Sender
 from farandole.torch.gradients.bucket_view import BucketView
 from farandole.torch.kind import prepare
 
@@ -40,12 +42,16 @@ class Sending(ABC):
     grouped = False  # reduced with the other members of a group or not at all
     adds = True  # averages to which gradients were added can be averaged again
     unfinished = False  # another call, or the end, follows that under way
+    in_place = True  # reduced in the gradient's own memory; else that is freed once it is reduced
     # (input address, output address, what keeps them alive, `made` of lend()) -> handle
     submit: Callable[[int, int, object, list[int]], int]
 
     def carries(self, _grad: Tensor) -> bool:
         """Whether it has the same form as the last one, which was sent unchanged."""
         return False
+
+    def set_aside(self) -> None:  # noqa: B027
+        """Called before `.grad` is taken: takes away what is not to be sent."""
 
     @abstractmethod
     def encode(self, grad: Tensor) -> Tensor | None:
@@ -85,8 +91,33 @@ class Sending(ABC):
     def use_view(self, view: BucketView | None) -> None:  # noqa: B027
         """Sets the memory where gradients are to be."""
 
+    def check_state(self, name: str, state: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Raises ValueError for a checkpoint's state of another parameter than this, `name`."""
+
 
 _NONE = Sending.form  # nothing is sent unchanged
+
+
+def sending(
+    settings: Settings,
+    kept: dict[str, dict[str, Tensor]],
+    call: Call,
+    group: tuple[str | None, int],
+    parameter: Tensor,
+    name: str,
+) -> Sending:
+    """Makes what sends a parameter's gradients; as a Reducer's Maker, after two arguments.
+
+    `kept`: what Senders keep from step to step, by the parameter's name.
+    """
+    chosen = settings.compressor_of(name, parameter)
+    if isinstance(chosen, Sender):
+        chosen.check(name, settings.reduce_op, settings.views, group[0] is not None)
+        state = kept.setdefault(name, {})
+        if size_of(settings.process_set) > 1:
+            return chosen.sending(call, parameter, state)
+        chosen = Compression.none
+    return Encoding(call, chosen, settings.sparse_as_dense, group)
 
 
 class Encoding(Sending):

@@ -28,8 +28,6 @@ class Gradient:
     reduced. What arrives there again in the same pass is taken in another round of that pass.
     """
 
-    in_place = True  # gradients are reduced in their own memory
-
     __slots__ = (
         *("__weakref__", "base", "encoding", "grad", "handle", "name", "parameter", "reducer"),
         *("remove", "sparse_dim", "static", "view", "wire"),
@@ -95,6 +93,7 @@ class Gradient:
     def take(self) -> None:
         """Takes `.grad`, if there is one, before a round closes."""
         if self.grad is None:
+            self.encoding.set_aside()
             self.grad = self.parameter.grad
             self.parameter.grad = None
 
@@ -132,7 +131,7 @@ class Gradient:
             ):
                 grad = grad.detach().clone()  # autograd's, of several parameters perhaps
             address = address_of(grad)  # raises if it has no memory
-            if self.in_place and self.view is None:
+            if self.encoding.in_place and self.view is None:
                 self.reducer.now.claim(address, self)
             self.grad = grad
         scale = self.reducer.now.scale
@@ -147,6 +146,8 @@ class Gradient:
                 self.grad = sent = wire.copy_(sent)
         self.wire = wire = self.encoding.target(wire)
         self._submit(address_of(sent), wire, (wire.untyped_storage(), sent.untyped_storage()))
+        if not self.encoding.in_place:
+            self.grad = wire
 
     def _submit(self, input: int, output: Tensor, memory: object) -> None:
         made: list[int] = []

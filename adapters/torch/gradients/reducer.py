@@ -50,8 +50,6 @@ class Reducer:
     ranks learn that by the consensus.
     """
 
-    _kind = Gradient  # how one is reduced
-
     def __init__(self, settings: Settings, passes: Passes, make: Maker) -> None:
         """`passes`: which of them reduce."""
         self.settings = settings
@@ -81,7 +79,7 @@ class Reducer:
         """Begins to reduce parameters' gradients, also for older optimizers that have them."""
         begin = len(self.gradients)
         for parameter, name in zip(parameters, names, strict=True):
-            gradient = self._kind(self, parameter, name, self._sending(parameter, name))
+            gradient = Gradient(self, parameter, name, self._sending(parameter, name))
             owners.take(gradient)
             self.gradients.append(gradient)
         if self.settings.views:

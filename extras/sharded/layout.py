@@ -4,17 +4,14 @@ together again. Without results to wait for: for ShardedOptimizer, and for users
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from farandole.calls.requests import Call, Op, refuse_all
-from farandole.errors import MismatchError
-from farandole.members import denoted
+from farandole import MismatchError
 
 MEETING = "sharded optimizer"  # name of the call in which all ranks make one
 LAYOUT = "layout"  # the key by which a part's state_dict differs from a full one
@@ -226,14 +223,3 @@ def check_alike(
                 raise MismatchError(
                     f"{scope}: ranks {ranks[0]} and {rank} {words}: {one}, and {other}{remedy}"
                 )
-
-
-@contextmanager
-def heard_by_all(process_set: Any, meeting: str = MEETING) -> Iterator[None]:
-    """Tells an error to the ranks that make a sharded optimizer, or meet by another name, too."""
-    try:
-        yield
-    except Exception as reason:
-        calls = [Call(Op.ALLGATHER, meeting, number) for number in denoted(process_set)]
-        refuse_all(calls, reason)
-        raise

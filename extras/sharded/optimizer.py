@@ -4,7 +4,8 @@ it alone keeps. For optimizer.py; on the thread that steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NoReturn
@@ -12,28 +13,25 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from farandole.members import ProcessSet
-from farandole.objects import allgather_object
-from farandole.torch.arguments import Settings
-from farandole.torch.compression import Compression
-from farandole.torch.grad_mode import without_grad
-from farandole.torch.gradients.passes import Passes
-from farandole.torch.gradients.reducer import Reducer
-from farandole.torch.optimizer import ReducingOptimizer, Wrapped
-from farandole.torch.sharded.elementwise import why_not
-from farandole.torch.sharded.layout import LAYOUT, MEETING, Part, check_alike, layout_of
-from farandole.torch.sharded.reducer import ShardReducer
-from farandole.torch.sharded.update import Piece, Update
+from farandole import ProcessSet, allgather_object
+from farandole.extras.sharded.elementwise import why_not
+from farandole.extras.sharded.layout import LAYOUT, MEETING, Part, check_alike, layout_of
+from farandole.extras.sharded.sending import Shard, Shards
+from farandole.extras.sharded.update import Piece, Update
+from farandole.torch import Compression, ReducingOptimizer
+from farandole.torch.extension import without_grad
 
 
 class Division:
     """How an optimizer's parameters are divided: made on each rank by itself, then agreed upon."""
 
+    MEETING = MEETING
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         names: Sequence[str],
-        settings: Settings,
+        compressor_of: Callable[[str, Tensor], Any],
         process_set: ProcessSet,
         vouched: bool,
     ) -> None:
@@ -50,7 +48,7 @@ class Division:
         _check_apart(parameters, names)
         self._pieces = []
         for parameter, name in zip(parameters, names, strict=True):
-            compressor = settings.compressor_of(name, parameter)
+            compressor = compressor_of(name, parameter)
             if compressor not in (Compression.none, Compression.fp16, Compression.bf16):
                 raise ValueError(
                     f"shard_state does not go with compression {compressor!r}: it takes "
@@ -67,9 +65,11 @@ class Division:
                 f"itself, so no rank can update a part of a parameter: {difference}. Leave "
                 "shard_state out; or pass shard_state='elementwise' if you know that it does"
             )
+        self._compressor_of = compressor_of
+        self._shards: Shards | None = None
 
-    def meet(self, settings: Settings, passes: Passes) -> ShardReducer:
-        """The reducer, without parameters; arguments as its own. Collective.
+    def meet(self) -> Callable[..., Any]:
+        """Agrees with the other ranks; collective. Returns a Reducer's Maker, after one argument.
 
         Raises MismatchError on all ranks if they have different optimizers.
         """
@@ -80,17 +80,18 @@ class Division:
         remedy = "; build model and optimizer alike on all ranks"
         ranks = self._process_set.ranks or [0]
         check_alike(told, ranks, MEETING, "make different ones", remedy)
-        parts = {id(piece.parameter): piece.part for piece in self._pieces}
-        return ShardReducer(settings, passes, self._process_set, parts)
+        shards = [Shard(piece.parameter, piece.part) for piece in self._pieces]
+        self._shards = Shards(self._process_set, self._compressor_of, shards)
+        weakref.finalize(self._optimizer, self._shards.unwatch).atexit = False
+        return self._shards.sending
 
-    def begin(self, reducer: Reducer | None) -> Update:
+    def begin(self) -> Update:
         """Gives each piece its part of the state that the optimizer has by now."""
-        sharded = reducer if isinstance(reducer, ShardReducer) else None
         state = self._optimizer.state
-        if sharded is not None:
+        if self._shards is not None:
             for piece in self._pieces:
                 piece.take(state, state.pop(piece.parameter, None))
-        return Update(self._pieces, self._process_set, sharded)
+        return Update(self._pieces, self._process_set, self._shards)
 
 
 _LATE = (
@@ -113,7 +114,7 @@ def _check_apart(parameters: Sequence[Tensor], names: Sequence[str]) -> None:
             )
 
 
-class ShardedOptimizer(ReducingOptimizer[Wrapped]):
+class ShardedOptimizer(ReducingOptimizer[Any]):
     """What DistributedOptimizer(shard_state=True) makes of an optimizer.
 
     `param_groups` holds the whole parameters, for schedulers and for you. `state` is by pieces: it
@@ -121,6 +122,11 @@ class ShardedOptimizer(ReducingOptimizer[Wrapped]):
     """
 
     _update: Update
+
+    @property
+    def state_is_divided(self) -> bool:
+        """As in ReducingOptimizer."""
+        return not self._update.alone
 
     def _step_alone(self, *args: Any, **kwargs: Any) -> Any:
         closure = kwargs.get("closure")
@@ -182,11 +188,15 @@ class ShardedOptimizer(ReducingOptimizer[Wrapped]):
 
         Else each part would be updated by one rank's gradients.
         """
-        reducer = None if self._update.alone else self._reducer
-        if reducer and not (reducer.passes.settled or reducer.round.open):
+        if not (self._update.alone or self._settled()):
             raise ValueError("shard_state: call synchronize() before skip_synchronize()")
         with super().skip_synchronize():
             yield
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """As in ReducingOptimizer."""
+        super().zero_grad(*args, **kwargs)
+        self._update.forget()
 
     # ---- state
 
@@ -278,11 +288,6 @@ class ShardedOptimizer(ReducingOptimizer[Wrapped]):
             "a sharded optimizer is not copied or pickled: save state_dict() or "
             "sharded_state_dict()"
         )
-
-
-def is_divided(optimizer: object) -> bool:
-    """Whether each rank has a part of this optimizer's state only."""
-    return isinstance(optimizer, ShardedOptimizer) and not optimizer._update.alone
 
 
 @without_grad

@@ -12,20 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farandole import ops
-from farandole.arrays.buffers import EMPTY
-from farandole.calls import leases, requests
-from farandole.calls.gpu_handle import GpuHandle
-from farandole.calls.handles import Handle
-from farandole.calls.requests import Call, Op, PreparedOnGpu, PreparedTensor, refuse
-from farandole.errors import MismatchError, ranks_text
-from farandole.members import ProcessSet, set_id
-from farandole.objects import allgather_object
-from farandole.ops import Max
-from farandole.torch.kind import device_and_stream, prepare
-from farandole.torch.sharded.grad import ShardedGrad
-from farandole.torch.sharded.layout import Part, check_alike
-from farandole.torch.sharded.reducer import ShardReducer
+from farandole import Handle, Max, MismatchError, ProcessSet, allgather_object
+from farandole.extension import (
+    EMPTY,
+    Call,
+    GpuHandle,
+    Op,
+    generation,
+    leases,
+    ranks_text,
+    refuse,
+    set_id,
+)
+from farandole.extras.sharded.grad import ShardedGrad
+from farandole.extras.sharded.layout import Part, check_alike
+from farandole.extras.sharded.sending import Shards
+from farandole.torch import allgather, allreduce_
+from farandole.torch.extension import device_and_stream, prepare
 
 
 class Piece:
@@ -37,7 +40,7 @@ class Piece:
         self.name = name
         self._form = (parameter.dtype, parameter.device)
         self._pointer = parameter.data_ptr()
-        self._gather: PreparedTensor | PreparedOnGpu | None = None
+        self._gather: Any = None  # prepared
         self.tensor: Tensor | None = None  # None: no element is this rank's
         if part.parts == 1:
             self.tensor = parameter
@@ -101,36 +104,42 @@ class Piece:
         assert self._gather is not None
         here = p.data_ptr()
         own = here + part.begin * p.element_size() if part.count else EMPTY
-        return self._gather.submit(own, here or EMPTY, p.untyped_storage())
+        handle: int = self._gather.submit(own, here or EMPTY, p.untyped_storage())
+        return handle
 
 
 class Update:
     """The pieces of all parameters, and what ranks tell each other about them."""
 
     def __init__(
-        self, pieces: Sequence[Piece], process_set: ProcessSet, reducer: ShardReducer | None
+        self, pieces: Sequence[Piece], process_set: ProcessSet, shards: Shards | None
     ) -> None:
-        """`reducer` is None if no other rank takes part."""
+        """`shards` is None if no other rank takes part."""
         self.pieces = {piece.parameter: piece for piece in pieces}
-        self.alone = reducer is None
+        self.alone = shards is None
         self._process_set = process_set
-        self._reducer = reducer
-        self._generation = -1
+        self._shards = shards
+        self._generation: object = None
 
     @property
     def _scope(self) -> str:
-        assert self._reducer is not None
-        return self._reducer.round.scope
+        assert self._shards is not None
+        return self._shards.scope
+
+    def forget(self) -> None:
+        """To be called when gradients are reset."""
+        if self._shards is not None:
+            self._shards.forget()
 
     def _start(self) -> None:
-        if self._generation == requests.generation():
+        if self._generation == generation():
             return
-        assert self._reducer is not None
-        self._reducer.check_place()
+        assert self._shards is not None
+        self._shards.check_place()
         number = set_id(self._process_set)
         for piece in self.pieces.values():
             piece.prepare(self._scope, number)
-        self._generation = requests.generation()
+        self._generation = generation()
 
     def begin(self) -> list[Piece]:
         """Gives the pieces their gradients; returns those that have one."""
@@ -189,7 +198,7 @@ class Update:
         words = torch.zeros(2 + len(members), dtype=torch.int64)
         words[0], words[1], words[2 + (self._process_set.rank() or 0)] = digest, -digest, 1
         name = f"{self._scope}.update"
-        ops.allreduce_(words, op=Max, name=name, process_set=self._process_set)
+        allreduce_(words, op=Max, name=name, process_set=self._process_set)
         high, low, *here = words.tolist()
         gone = [rank for rank, came in zip(members, here, strict=True) if came != 1]
         if gone:
@@ -234,7 +243,7 @@ class Update:
             order,
         )
         row = torch.stack([own, own.new_tensor(order), own.new_tensor(most)]).reshape(1, 3)
-        rows = ops.allgather(row, name=name, process_set=self._process_set)
+        rows = allgather(row, name=name, process_set=self._process_set)
         terms = [f"max_norm {most} and norm_type {order}" for _, order, most in rows.tolist()]
         for rank, other in enumerate(terms):
             if other != terms[0]:
@@ -278,7 +287,7 @@ class Update:
                 whole[piece.parameter] = dict(others)
                 for key in divided:
                     whole[piece.parameter][key] = piece.part.formed(
-                        ops.allgather(
+                        allgather(
                             own[key],
                             name=f"{name}.{piece.name}.{key}",
                             process_set=self._process_set,

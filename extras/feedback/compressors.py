@@ -9,7 +9,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from farandole.torch.feedback.compressor import FeedbackCompressor, State, Steps
+from farandole.extras.feedback.compressor import FeedbackCompressor, State, Steps
 
 
 def _positive(what: str, value: int) -> int:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedOptimizer(op=Adasum): each rank makes its own step, and the steps are combined. For
-optimizer.py, on the thread that steps."""
+"""DistributedOptimizer(op=Adasum): each rank makes its own step, and the steps are combined. On the
+thread that steps."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from farandole import ops
-from farandole.calls.requests import Scope
-from farandole.members import ProcessSet
-from farandole.ops import Adasum, Max
-from farandole.torch.compression import Compressor
-from farandole.torch.grad_mode import without_grad
+from farandole import Adasum, Max, ProcessSet
+from farandole.extension import Scope
+from farandole.torch import ReducingOptimizer, allreduce_, grouped_allreduce
+from farandole.torch.extension import without_grad
 
 
 class Deltas:
@@ -24,7 +22,7 @@ class Deltas:
     def __init__(
         self,
         process_set: ProcessSet,
-        compressor_of: Callable[[str, Tensor], Compressor],
+        compressor_of: Callable[[str, Tensor], Any],
         names: Sequence[str],
     ) -> None:
         """`names` of the parameters, in the order of the groups."""
@@ -58,7 +56,7 @@ class Deltas:
         compressors = [self._compressor_of(name, p) for name, p, _ in starts]
         pairs = zip(compressors, starts, strict=True)
         wires = [c.compress((p.detach() - start).contiguous()) for c, (_, p, start) in pairs]
-        combined = ops.grouped_allreduce(
+        combined = grouped_allreduce(
             [wire for wire, _ in wires],
             op=Adasum,
             name=f"{self.scope}.deltas",
@@ -72,12 +70,12 @@ class Deltas:
     def any_overflow(self, found: Tensor) -> bool:
         """Whether a GradScaler has found infinities or NaN on any rank; collective."""
         flag = found.detach().to("cpu", torch.float32).reshape(1).contiguous()
-        ops.allreduce_(flag, op=Max, name=f"{self.scope}.overflow", process_set=self.process_set)
+        allreduce_(flag, op=Max, name=f"{self.scope}.overflow", process_set=self.process_set)
         return bool(flag.item())
 
 
-class DeltaStep(torch.optim.Optimizer):
-    """The mixin of distributed optimizers with op=Adasum."""
+class AdasumOptimizer(ReducingOptimizer[Any]):
+    """What DistributedOptimizer(op=Adasum) makes of an optimizer."""
 
     _deltas: Deltas
     found_inf: Tensor | None
@@ -103,6 +101,9 @@ class DeltaStep(torch.optim.Optimizer):
     # Tells torch not to wrap this step: the inner step is already wrapped.
     step.hooked = True  # type: ignore[attr-defined]
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+    def _reduces(self) -> bool:
+        return True
 
     def _overflowed(self) -> bool:
         """Reads GradScaler.step()'s attributes here; unscales the gradients if that is not done."""

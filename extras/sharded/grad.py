@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farandole.torch.state import map_nested
+from farandole.torch.extension import map_nested
 
 _FORM = {
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim")),

@@ -4,14 +4,15 @@ encoding.py, carries its calls out."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from abc import abstractmethod
+from collections.abc import Generator
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from farandole.calls.requests import Op
+from farandole import Average, Sum
+from farandole.extension import Call, Op
+from farandole.torch.extension import Sender, Sending
 
 
 class Ask(NamedTuple):
@@ -26,7 +27,7 @@ RESIDUAL = "residual"  # its key in a State
 Steps = Generator[Ask, Tensor, tuple[Tensor, Tensor]]
 
 
-class FeedbackCompressor(ABC):
+class FeedbackCompressor(Sender):
     """A lossy way to sum gradients over the ranks; what it loses is added to the next gradient.
 
     A subclass writes `reduce`. One object serves any number of parameters: it holds settings only.
@@ -47,6 +48,26 @@ class FeedbackCompressor(ABC):
     def takes(self, parameter: Tensor) -> bool:
         """Whether it compresses this parameter's gradients; equal on all ranks."""
         return parameter.numel() >= self.smallest
+
+    def check(self, name: str, op: int, views: bool, grouped: bool) -> None:
+        """As in Sender."""
+        if op not in (Average, Sum):
+            raise ValueError(
+                f"parameter {name}: {self!r} goes with op=Average and Sum only: what it has lost "
+                "of one gradient is added to the next, which is right for sums"
+            )
+        if views or grouped:
+            what = "gradient_as_bucket_view" if views else "groups"
+            raise ValueError(
+                f"parameter {name}: {self!r} does not go with {what}: what is sent is not the "
+                "gradient itself; let compression= choose Compression.none for it"
+            )
+
+    def sending(self, call: Call, parameter: Tensor, state: State) -> Sending:
+        """As in Sender."""
+        from farandole.extras.feedback.sending import Feedback  # it uses this module
+
+        return Feedback(call, self, state, parameter)
 
     @abstractmethod
     def reduce(self, tensor: Tensor, state: State, ranks: int, rank: int) -> Steps:
@@ -83,27 +104,3 @@ class FeedbackCompressor(ABC):
         """To yield: row r of a tensor with one row for each rank goes to rank r; gives the rows
         sent to this rank, in rank order, without those of ranks that send nothing."""
         return Ask(Op.ALLTOALL, tensor.contiguous())
-
-
-def load(
-    state: Mapping[str, Mapping[str, Tensor]],
-    kept: Mapping[str, State],
-    shapes: Mapping[str, torch.Size],
-) -> None:
-    """Replaces what is kept, by parameter; `shapes` are the parameters'. ValueError: no change."""
-    unknown = sorted(set(state) - set(kept))
-    if unknown:
-        raise ValueError(
-            f"there is a residual of {', '.join(unknown)}, which this optimizer does not compress "
-            f"with error feedback; it does so with {', '.join(kept) or 'no parameter'}"
-        )
-    for name, tensors in state.items():
-        found = tensors.get(RESIDUAL)
-        if found is not None and found.shape != shapes[name]:
-            raise ValueError(
-                f"the residual of {name} has shape {[*found.shape]}; the parameter's is "
-                f"{[*shapes[name]]}"
-            )
-    for name, mine in kept.items():
-        mine.clear()
-        mine.update({key: x.detach().clone() for key, x in state.get(name, {}).items()})

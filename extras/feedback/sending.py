@@ -4,44 +4,16 @@ that steps."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from farandole.calls import leases
-from farandole.calls.handles import is_absent
-from farandole.calls.requests import Call, Op, refuse, submit
-from farandole.members import members_of, size_of
-from farandole.ops import Average, ReduceOp
-from farandole.topology import rank
-from farandole.torch.arguments import Settings
-from farandole.torch.compression import Compression, check_feedback
-from farandole.torch.feedback.compressor import RESIDUAL, Ask, FeedbackCompressor, State, Steps
-from farandole.torch.gradients.encoding import Encoding, Sending
-from farandole.torch.kind import describe, receive
-
-
-def sending(
-    settings: Settings,
-    kept: dict[str, State],
-    call: Call,
-    group: tuple[str | None, int],
-    parameter: Tensor,
-    name: str,
-) -> Sending:
-    """Makes what sends a parameter's gradients; as a Reducer's Maker, after two arguments.
-
-    `kept`: what compressors with error feedback keep, by the parameter's name.
-    """
-    compressor = settings.compressor_of(name, parameter)
-    if isinstance(compressor, FeedbackCompressor):
-        check_feedback(compressor, name, settings.reduce_op, in_buckets=settings.views)
-        state = kept.setdefault(name, {})
-        if size_of(settings.process_set) > 1:
-            return Feedback(call, compressor, state, parameter)
-        compressor = Compression.none
-    return Encoding(call, compressor, settings.sparse_as_dense, group)
+from farandole import Average, Sum, rank
+from farandole.extension import Call, Op, is_absent, leases, members_of, refuse, submit
+from farandole.extras.feedback.compressor import RESIDUAL, Ask, FeedbackCompressor, State, Steps
+from farandole.torch.extension import Sending, describe, receive
 
 
 class Feedback(Sending):
@@ -116,11 +88,18 @@ class Feedback(Sending):
                 made.append(numbers[0])
         return self._made[-1]
 
+    def check_state(self, name: str, state: Mapping[str, Tensor]) -> None:
+        """As in Sending."""
+        found = state.get(RESIDUAL)
+        if found is not None and found.shape != self._like.shape:
+            raise ValueError(
+                f"the residual of {name} has shape {[*found.shape]}; the parameter's is "
+                f"{[*self._like.shape]}"
+            )
+
     def _named(self, op: Op) -> Call:
         name = f"{self._call.name}.{1 + len(self._made)}"
-        return replace(
-            self._call, op=op, name=name, reduce_op=ReduceOp.SUM, prescale=1.0, postscale=1.0
-        )
+        return replace(self._call, op=op, name=name, reduce_op=Sum, prescale=1.0, postscale=1.0)
 
     def _begin(self, grad: Tensor | None) -> Tensor:
         """Runs the compressor up to its first call, on zeros if there is no gradient."""

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Compressors with error feedback, and how gradients are sent by them."""
