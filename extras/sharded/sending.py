@@ -5,7 +5,7 @@ rank keeps a part. On autograd's threads and the one that steps."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -45,7 +45,7 @@ class Shard:
         self.base: ShardedGrad | None = None  # set aside
         self.under_way = False  # what has arrived since is being reduced
         self._node: Any = None  # autograd's, which accumulates
-        self.unwatch: Callable[[], None] = lambda: None
+        self.unwatch: Callable[[], object] = lambda: None
 
     def watch(self) -> None:
         """From now on a ShardedGrad is set aside before each accumulation."""
@@ -53,17 +53,22 @@ class Shard:
             with torch.inference_mode(False), torch.enable_grad():
                 p: Any = self.parameter
                 self._node = p.expand_as(p).grad_fn.next_functions[0][0]
-            self.unwatch = self._node.register_prehook(self.set_aside).remove
+            before = self._node.register_prehook(self.set_aside)
+            after = p.register_post_accumulate_grad_hook(self._put_back)  # runs after the reducer's
+            self.unwatch = lambda: (before.remove(), after.remove())
 
-    def set_aside(self, gradients: Sequence[Tensor | None] = ()) -> None:
-        """Takes `.grad` if it is reduced already; `gradients`: what is accumulated next."""
+    def set_aside(self, _gradients: object = None) -> None:
+        """Takes `.grad` if it is reduced already."""
         grad = self.parameter.grad
-        if gradients and gradients[0] is None:
-            return
         if isinstance(grad, ShardedGrad):
             self.base, self.parameter.grad = grad, None
         elif grad is None and not self.under_way:
             self.base = None  # reset by the user
+
+    def _put_back(self, parameter: Tensor) -> None:
+        """Where autograd has come by without a gradient."""
+        if parameter.grad is None and not self.under_way:
+            parameter.grad, self.base = self.base, None
 
 
 class Shards:

@@ -232,6 +232,28 @@ def test_passes_that_nobody_announced(set_to_none: bool) -> None:
     assert_same(model, reference)
 
 
+@together
+def test_a_pass_that_gives_a_parameter_no_gradient_keeps_the_reduced_one() -> None:
+    """Autograd visits the parameter, with None, after a reduction."""
+
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+            return y.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return None, grad
+
+    (p, q), optimizer = toys(2, shard_state=True)
+    ((hvd.rank() + 1) * p + q).sum().backward()
+    apply: Any = Nothing.apply
+    apply(p, q).sum().backward()
+    optimizer.step()
+    assert p.tolist() == [-(1 + hvd.size()) / 2] * 4
+    assert q.tolist() == [-2.0] * 4
+
+
 def test_clipping_by_the_global_norm() -> None:
     model, reference = network(), network()
     optimizer, alone = sharded(model, MAKES["SGD"]), MAKES["SGD"](reference.parameters())
