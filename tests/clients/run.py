@@ -106,6 +106,7 @@ SUITES = (
             "test_horovod_join_all": "wants zeros of joined ranks, or an error",
             "test_horovod_join_broadcast": "wants an error; the call completes here",
             "reducescatter_async_fused": "calls are done before it asks",
+            "synchronize_step_warning": "wants a warning of step() after synchronize(), right here",
         },
     ),
 )
