@@ -137,10 +137,17 @@ class _Injector:
 
     def _help(self) -> None:
         """A person repairs a link when all have ended, and then ends those that hang."""
-        if self._schedule.kind.supervised or self._due:
+        if self._due:
             return
         outcome = self._outcome
         begun = {told.pid for told in outcome.told}
+        if self._schedule.kind.supervised:
+            # After its last step a rank may work on for hours, as others can see: only a person
+            # knows that it hangs.
+            done = {told.pid for told in outcome.told if told.what == "done"}
+            if all(pid in done or not _command(pid) for pid in begun - outcome.victims) and done:
+                self.end_victims("all others have finished")
+            return
         last = [outcome.of(rank, "end", "error") for rank in range(self._schedule.ranks)]
         if all(last) and self._job.hosts and not self._healed:
             self._healed = True
@@ -148,12 +155,12 @@ class _Injector:
         if not any(_command(pid) for pid in begun - outcome.victims):
             self.end_victims()
 
-    def end_victims(self) -> None:
+    def end_victims(self, why: str = "all others have ended") -> None:
         """Ends what hangs, when all others have ended. Open MPI 5.0.11's mpirun may leave it when
         it ends, under ULFM, if several ranks call MPI_Abort at once."""
         for pid in self._outcome.victims:
             if str(self._folder) in _command(pid):
-                self._signal(pid, signal.SIGKILL, f"all others have ended: {pid} is ended")
+                self._signal(pid, signal.SIGKILL, f"{why}: {pid} is ended")
 
 
 def _command(pid: int) -> str:
