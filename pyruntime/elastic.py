@@ -23,7 +23,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -39,6 +39,8 @@ __all__ = ["RETRIED", "ObjectState", "State", "run", "run_fn"]
 
 R = TypeVar("R")
 T = TypeVar("T")
+P = ParamSpec("P")
+S = TypeVar("S", bound="State")
 
 _REMOVED, _ADDED = 1, 2  # bits of on_hosts_updated's update_res
 
@@ -139,6 +141,11 @@ class ObjectState(State):
     arrays of NumPy and JAX, tensors of PyTorch, and dicts, lists, sets and (named) tuples of these.
     """
 
+    if TYPE_CHECKING:  # attributes have the names that the program gives them
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
     def __init__(self, **attributes: Any) -> None:
         super().__init__()
         self._names = tuple(attributes)
@@ -229,7 +236,9 @@ def _folder_of_call() -> Iterator[Path | None]:
         _folder = before
 
 
-def run_fn(func: Callable[..., R], reset: Callable[[], None] = runtime.restart) -> Callable[..., R]:
+def run_fn(
+    func: Callable[Concatenate[S, P], R], reset: Callable[[], None] = runtime.restart
+) -> Callable[Concatenate[S, P], R]:
     """Calls `func(state, ...)` in a loop: state.sync() comes first, and again after each failure.
 
     After an error in RETRIED the last commit is restored, after HostsUpdatedInterrupt the state
@@ -245,7 +254,7 @@ def run_fn(func: Callable[..., R], reset: Callable[[], None] = runtime.restart) 
     """
 
     @functools.wraps(func)
-    def wrapper(state: State, *args: Any, **kwargs: Any) -> R:
+    def wrapper(state: S, *args: P.args, **kwargs: P.kwargs) -> R:
         grace = float(setting("FARANDOLE_GRACE"))
         in_place = reset is runtime.restart
         try:
@@ -262,7 +271,7 @@ def run_fn(func: Callable[..., R], reset: Callable[[], None] = runtime.restart) 
         return result
 
     def attempts(
-        state: State, folder: Path | None, worlds: Worlds | None, *args: Any, **kwargs: Any
+        state: S, folder: Path | None, worlds: Worlds | None, *args: P.args, **kwargs: P.kwargs
     ) -> R:
         skip_sync = finished = False
         unread = folder
@@ -298,7 +307,7 @@ def run_fn(func: Callable[..., R], reset: Callable[[], None] = runtime.restart) 
                 commits, skip_sync = found.commits, False  # there may be new ranks
             state.on_reset()
 
-    return wrapper
+    return wrapper  # type: ignore[return-value]  # callers may also name the state
 
 
 @contextlib.contextmanager
@@ -353,6 +362,6 @@ def _leave(state: State, folder: Path | None) -> NoReturn:
     raise SystemExit(0)
 
 
-def run(func: Callable[..., R]) -> Callable[..., R]:
+def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """Decorates a training function whose first argument is a State; see run_fn."""
     return run_fn(func)

@@ -5,13 +5,13 @@ callbacks that commit within model.fit. For any backend, on the thread that trai
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import keras
 
 import farandole
 from farandole import elastic
-from farandole.elastic import ObjectState
+from farandole.elastic import ObjectState, State
 from farandole.keras.callbacks import assign, values_of, variables_of, write_back
 from farandole.keras.optimizer import calls
 
@@ -25,6 +25,8 @@ __all__ = [
 ]
 
 R = TypeVar("R")
+P = ParamSpec("P")
+S = TypeVar("S", bound=State)
 
 _VALUES = "keras.elastic"  # a key beside the attributes' names, and the name of the broadcast
 
@@ -182,7 +184,7 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._state.epoch += 1
 
 
-def run(func: Callable[..., R]) -> Callable[..., R]:
+def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """Decorates a training function whose first argument is a state: farandole.elastic.run, which
     also knows a lost rank by the error of Keras's backend.
 

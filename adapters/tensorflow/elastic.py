@@ -5,7 +5,7 @@ loops, on their thread."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from farandole import elastic
 from farandole.elastic import ObjectState, State
@@ -16,6 +16,8 @@ from farandole.tensorflow.graph import typed_errors
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
 
 R = TypeVar("R")
+P = ParamSpec("P")
+S = TypeVar("S", bound=State)
 
 
 class TensorFlowState(VariablesState):
@@ -31,7 +33,7 @@ class TensorFlowState(VariablesState):
         super().__init__(variables, **attributes)
 
 
-def run(func: Callable[..., R]) -> Callable[..., R]:
+def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """Decorates a training function whose first argument is a state: farandole.elastic.run, which
     also knows a lost rank by TensorFlow's error.
 

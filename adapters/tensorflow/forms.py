@@ -5,11 +5,11 @@ of results. Used by collectives.py and exchange.py when they are imported, and b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import tensorflow as tf
 
-from farandole.calls.forms import one_of
+from farandole.calls.forms import OneTensor, one_of
 from farandole.calls.public_call import collective_then
 from farandole.calls.requests import Call, Op
 from farandole.members import denoted, global_process_set
@@ -38,9 +38,9 @@ def public(op: Op) -> Callable[[Callable[P, Callable[[], R]]], Callable[P, R]]:
     return decorate
 
 
-def one(grouped: Callable[..., list[R]]) -> Callable[..., R]:
+def one(grouped: Callable[Concatenate[Sequence[Any], P], list[R]]) -> OneTensor[Any, P, R]:
     """The form for one tensor of a `grouped_` call."""
-    made: Callable[..., R] = tf.autograph.experimental.do_not_convert(one_of(grouped))
+    made: OneTensor[Any, P, R] = tf.autograph.experimental.do_not_convert(one_of(grouped))
     return made
 
 

@@ -5,9 +5,10 @@ training loops, on their thread."""
 from __future__ import annotations
 
 import copy
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import torch
+from typing_extensions import TypeVar  # which torch itself needs
 
 from farandole.elastic import ObjectState, State, run
 from farandole.objects import broadcast_object
@@ -26,6 +27,8 @@ __all__ = [
 ]
 
 T = TypeVar("T", bound=Any)
+M = TypeVar("M", bound=torch.nn.Module, default=Any)
+Opt = TypeVar("Opt", bound=torch.optim.Optimizer, default=Any)
 
 
 class StateHandler(Generic[T]):
@@ -117,18 +120,20 @@ def set_handler_registry(registry: list[tuple[type, type[StateHandler[Any]]]]) -
     _registry[:] = registry
 
 
-class TorchState(ObjectState):
+class TorchState(ObjectState, Generic[M, Opt]):
     """TorchState(model, optimizer, sampler=sampler, epoch=0): each argument is an attribute.
 
     Objects of types in the registry have a handler; all others are as in ObjectState.
     """
 
+    model: M
+    optimizer: Opt
     _handlers: dict[str, StateHandler[Any]]
 
     def __init__(
         self,
-        model: torch.nn.Module | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
+        model: M | None = None,
+        optimizer: Opt | None = None,
         **kwargs: Any,
     ) -> None:
         self.__dict__["_handlers"] = {}

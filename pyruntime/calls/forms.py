@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from farandole.calls import documents, prepared
 from farandole.calls.handles import Handle
@@ -15,6 +15,8 @@ from farandole.calls.handles import Handle
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
+T_in = TypeVar("T_in", contravariant=True)
+R_out = TypeVar("R_out", covariant=True)
 _again = prepared.again
 _MISSING: Any = object()  # stands for a tensor that the caller left out, or passed by name
 
@@ -45,8 +47,16 @@ def single(
     return call
 
 
-def one_of(grouped: Callable[Concatenate[Sequence[T], P], list[R]]) -> Callable[..., R]:
-    """As `single`, of a `grouped_` function that waits."""
+class OneTensor(Protocol[T_in, P, R_out]):
+    """The type of a call for one tensor, which callers may also pass as `tensor=`."""
+
+    def __call__(self, tensor: T_in, *args: P.args, **kwargs: P.kwargs) -> R_out:
+        """Makes the call."""
+        ...
+
+
+def one_of(grouped: Callable[Concatenate[Sequence[T], P], list[R]]) -> OneTensor[T, P, R]:
+    """Makes the form for one tensor of a `grouped_` function that waits."""
 
     def call(tensor: T = _MISSING, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if tensor is _MISSING and "tensor" in kwargs:
@@ -57,7 +67,7 @@ def one_of(grouped: Callable[Concatenate[Sequence[T], P], list[R]]) -> Callable[
         return result
 
     _document(call, grouped, "grouped_", "tensor")
-    return call
+    return call  # type: ignore[return-value]  # it takes `tensor=` out of kwargs
 
 
 def blocking(start: Callable[P, Handle[R]]) -> Callable[P, R]:

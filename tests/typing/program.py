@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from typing_extensions import assert_type
 
-import farandole
+import farandole.elastic
 import farandole.torch as hvd
 
 hvd.init()
@@ -38,6 +38,8 @@ assert_type(hvd.allreduce_async(x), hvd.Handle[torch.Tensor])
 assert_type(hvd.synchronize(hvd.allreduce_async(x, op=hvd.Sum)), torch.Tensor)
 assert_type(hvd.synchronize(hvd.grouped_allreduce_async([x, x])), list[torch.Tensor])
 assert_type(hvd.allreduce(x), torch.Tensor)
+assert_type(hvd.allreduce(tensor=x, name="x", op=hvd.Sum), torch.Tensor)
+assert_type(hvd.reduce(x, 0), torch.Tensor)
 assert_type(hvd.grouped_allreduce([x]), list[torch.Tensor])
 assert_type(hvd.alltoall(x), torch.Tensor)
 assert_type(hvd.alltoall(x, splits=[4]), tuple[torch.Tensor, torch.Tensor])
@@ -51,4 +53,36 @@ assert_type(farandole.allreduce(y), Doubles)
 assert_type(farandole.alltoall(y), Doubles)
 assert_type(farandole.alltoall(y, splits=[4]), tuple[Doubles, np.ndarray[Any, np.dtype[np.int64]]])
 assert_type(farandole.broadcast_object({"epoch": 1}), dict[str, int])
+
+state = hvd.elastic.TorchState(model, optimizer, epoch=1, rates=[0.1])
+assert_type(state.model, torch.nn.Linear)
+assert_type(state.optimizer, "hvd.ReducingOptimizer[torch.optim.SGD]")
+state.optimizer.set_weight(4)
+state.epoch += 1
+objects = farandole.elastic.ObjectState(epoch=3)
+objects.epoch += 1
+
+
+@hvd.elastic.run
+def train(state: hvd.elastic.TorchState, rate: float) -> int:
+    """A loop of training."""
+    return int(state.epoch * rate)
+
+
+@farandole.elastic.run
+def count(state: farandole.elastic.ObjectState) -> int:
+    """A loop of training."""
+    return int(state.epoch)
+
+
+@hvd.elastic.run
+def train_linear(state: hvd.elastic.TorchState[torch.nn.Linear, torch.optim.SGD]) -> int:
+    """A loop of training."""
+    return state.model.out_features
+
+
+other = hvd.elastic.TorchState(model, sgd)
+assert_type(train(state, rate=2.0), int)
+assert_type(train_linear(other), int)
+assert_type(count(objects), int)
 hvd.shutdown()
