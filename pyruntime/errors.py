@@ -91,6 +91,13 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def said(reason: BaseException) -> str:
+    """An exception's text for a person: an OSError's without its number."""
+    if not isinstance(reason, OSError) or not reason.strerror:
+        return str(reason)
+    return f"{reason.filename}: {reason.strerror}" if reason.filename else reason.strerror
+
+
 def from_code(code: int, text: str) -> Exception:
     """The exception for a C error code; unknown codes become FarandoleError."""
     kind = _CLASSES[code - 1] if 1 <= code <= len(_CLASSES) else FarandoleError

@@ -11,7 +11,7 @@ import importlib.util
 import itertools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,18 @@ def version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
+
+
+@contextlib.contextmanager
+def needs(module: str, adapter: str, name: str, remedy: str) -> Iterator[None]:
+    """Within it an adapter imports its library: the error for a missing one names the remedy."""
+    try:
+        yield
+    except ModuleNotFoundError as reason:
+        if reason.name != module:
+            raise  # of that library's own
+        text = f"{adapter} needs {name}, which is not installed: `{remedy}`"
+        raise ImportError(text) from reason
 
 
 def mpi_library() -> str:

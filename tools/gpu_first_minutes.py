@@ -88,7 +88,7 @@ import os, sys
 from harness import gpu
 gpu.share(int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))))
 from farandole.tools.cli import main
-sys.exit(main(["doctor"]))
+sys.exit(main(["doctor", "--all"]))
 """
 
 

@@ -8,7 +8,10 @@ so too, from 2.5 on (farandole_autoload). This module is all that such an import
 
 from __future__ import annotations
 
-import torch.distributed as dist
+from farandole.installed import needs
+
+with needs("torch", "farandole.c10d", "PyTorch", "pip install torch"):
+    import torch.distributed as dist
 
 import farandole_autoload
 from farandole.start import ancestry, launchers, unmet

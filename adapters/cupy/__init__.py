@@ -6,6 +6,11 @@ it, results may be used in it at once, and the host waits for neither. Choose th
 first call: `cupy.cuda.Device(farandole.cupy.local_rank()).use()`.
 """
 
+from farandole.installed import needs as _needs
+
+with _needs("cupy", "farandole.cupy", "CuPy", "pip install cupy-cuda13x` or `cupy-cuda12x"):
+    import cupy as _cupy  # noqa: F401
+
 from farandole import *  # noqa: F403
 from farandole import __all__ as _neutral
 from farandole import __version__ as __version__

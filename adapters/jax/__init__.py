@@ -2,6 +2,11 @@
 """farandole for JAX programs: collectives outside and inside of jit, and optax's optimizers on the
 gradients of all ranks. docs/jax.md tells the rules."""
 
+from farandole.installed import needs as _needs
+
+with _needs("jax", "farandole.jax", "JAX", "pip install jax"):
+    import jax as _jax  # noqa: F401
+
 from farandole import *  # noqa: F403
 from farandole import __all__ as _neutral
 from farandole import __version__ as __version__

@@ -9,14 +9,10 @@ model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 
 from typing import Any
 
-try:
+from farandole.installed import needs as _needs
+
+with _needs("keras", "farandole.keras", "Keras 3", "pip install keras"):
     import keras as _keras  # noqa: F401
-except ModuleNotFoundError as _reason:
-    if _reason.name != "keras":
-        raise
-    raise ImportError(
-        "farandole.keras needs Keras 3, which is not installed: `pip install keras`"
-    ) from _reason
 
 from farandole import *  # noqa: F403
 from farandole import __all__ as _neutral

@@ -8,14 +8,10 @@ hvd.broadcast_variables(model.variables, root_rank=0)
 docs/tensorflow.md tells the rules of calls inside tf.function.
 """
 
-try:
+from farandole.installed import needs as _needs
+
+with _needs("tensorflow", "farandole.tensorflow", "TensorFlow", "pip install tensorflow"):
     import tensorflow as _tensorflow  # noqa: F401
-except ModuleNotFoundError as _reason:
-    if _reason.name != "tensorflow":
-        raise
-    raise ImportError(
-        "farandole.tensorflow needs TensorFlow, which is not installed: `pip install tensorflow`"
-    ) from _reason
 
 from farandole import *  # noqa: F403
 from farandole import __all__ as _neutral

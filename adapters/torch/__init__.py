@@ -9,14 +9,10 @@ hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
 from typing import TYPE_CHECKING
 
-try:
+from farandole.installed import needs as _needs
+
+with _needs("torch", "farandole.torch", "PyTorch", "pip install torch"):
     import torch as _torch  # noqa: F401
-except ModuleNotFoundError as _reason:
-    if _reason.name != "torch":
-        raise
-    raise ImportError(
-        "farandole.torch needs PyTorch, which is not installed: `pip install torch`"
-    ) from _reason
 
 from farandole.c10d import register as _register
 from farandole.errors import (

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
+from farandole.errors import said
 from farandole.launch.job import Host, Job
 from farandole.launch.place import with_place
 
@@ -239,5 +240,5 @@ def _told(program: str, question: str) -> str:
             [program, question], capture_output=True, text=True, timeout=_SECONDS, env=environment
         )
     except (OSError, subprocess.TimeoutExpired) as reason:
-        raise ValueError(f"{program} {question} does not answer: {reason}") from reason
+        raise ValueError(f"{program} {question} does not answer: {said(reason)}") from reason
     return done.stdout + done.stderr

@@ -59,6 +59,27 @@ def jobs_of(pids: list[int] | None = None) -> list[Job]:
     return [Job(tuple(dict.fromkeys(holders)), path) for holders, path in found.values()]
 
 
+def why_no_job(pids: list[int]) -> str:
+    """Says what was looked for in vain: a job of these processes, or of any of this user."""
+    found = [_why_not(pid) for pid in pids]
+    return "; ".join(found) or (
+        "no farandole job of this user is running on this host; a job is found after init()"
+    )
+
+
+def _why_not(pid: int) -> str:
+    """Says why no job was found through this process."""
+    process = Path(f"/proc/{pid}")
+    try:
+        name = (process / "comm").read_text().strip()
+        owner = process.stat().st_uid
+    except OSError:
+        return f"there is no process {pid} on this host"
+    if owner != os.geteuid() and not os.access(process / "fd", os.R_OK):
+        return f"process {pid} ({name}) belongs to user {owner}: ask as that user"
+    return f"process {pid} ({name}) is in no farandole job, or has not called init() yet"
+
+
 def page(fd: int, local_rank: int, events: int) -> Page:
     """One rank's recorder with its last `events` events; `fd` -1: of the own job."""
     capacity = 1 << 14

@@ -7,6 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from farandole.errors import said
 from farandole.observe import flight
 from farandole.observe.explain import explain
 from farandole.observe.torch_trace import export
@@ -37,7 +38,7 @@ def run_dump(options: argparse.Namespace) -> int:
         print(
             f"{len(jobs)} jobs found ({found}): name a process of the one you mean"
             if jobs
-            else "no running farandole job found: is it yours, on this host, and after init()?",
+            else f"farandole dump: {flight.why_no_job(options.pids)}",
             file=sys.stderr,
         )
         return 1
@@ -52,7 +53,7 @@ def _read(folder: Path) -> list[flight.Page]:
     try:
         found = flight.read_dumps(folder)
     except (OSError, ValueError) as reason:
-        print(reason, file=sys.stderr)
+        print(said(reason), file=sys.stderr)
         return []
     dumps = flight.of_last_job(found)
     if older := len(found) - len(dumps):

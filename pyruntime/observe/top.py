@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from farandole.errors import FarandoleError, counted
+from farandole.errors import FarandoleError, counted, said
 from farandole.observe import flight
 from farandole.observe.flight import Page, message_text
 from farandole.output import console
@@ -189,7 +189,7 @@ def _show(job: flight.Job, out: Console) -> bool:
             out.print(frame(flight.pages(fd, _EVENTS), out.width))
     except (OSError, ValueError, FarandoleError) as reason:
         who = "process" if len(job.pids) == 1 else "processes"
-        told = f"{who} {', '.join(map(str, job.pids))}: {reason}"
+        told = f"{who} {', '.join(map(str, job.pids))}: {said(reason)}"
         print(f"farandole top: {told}", file=sys.stderr)
         return False
     return True
@@ -199,7 +199,7 @@ def run(options: argparse.Namespace) -> int:
     """Show what the ranks of a running job on this host are doing."""
     jobs = flight.jobs_of(options.pids)
     if not jobs:
-        print("farandole top: no running farandole job of this user on this host", file=sys.stderr)
+        print(f"farandole top: {flight.why_no_job(options.pids)}", file=sys.stderr)
         return 1
     out = console()
     if options.once or not out.is_terminal:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farandole.errors import counted
+from farandole.errors import counted, said
 from farandole.output import console, why_no_plot, why_not
 
 Event = dict[str, Any]
@@ -125,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         traces = [read(path) for path in siblings(options.path)]
     except (OSError, ValueError) as reason:
-        print(f"farandole trace: {reason}", file=sys.stderr)
+        print(f"farandole trace: {said(reason)}", file=sys.stderr)
         return 1
     if missing := traces[0].size - len(traces):
         print(

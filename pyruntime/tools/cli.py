@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import farandole
 from farandole import installed
 from farandole._library import is_of_core, lib, text
+from farandole.errors import said
 from farandole.observe import flight_cli, top, trace
 from farandole.start import unmet
 from farandole.tools import bench, doctor, settings, tune
@@ -102,7 +103,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     whole.add_argument("--version", action="version", version=farandole.__version__)
-    commands = whole.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = whole.add_subparsers(dest="command", metavar="COMMAND")
     for name, (run, add_arguments) in _COMMANDS.items():
         command = commands.add_parser(name, help=run.__doc__, description=run.__doc__)
         command.set_defaults(run=run)
@@ -113,7 +114,11 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     unmet.settle()  # under mpirun, too, a command that meets nobody is in order
-    options = parser().parse_args(arguments)
+    whole = parser()
+    options = whole.parse_args(arguments)
+    if options.command is None:
+        whole.print_help()
+        return 0
     try:
         code = int(options.run(options))
         sys.stdout.flush()
@@ -124,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ImportError, farandole.FarandoleError, ValueError) as reason:
         if isinstance(reason, ValueError) and not is_of_core(reason):
             raise  # a defect, not a wrong setting
-        print(f"farandole {options.command}: {reason}", file=sys.stderr)
+        print(f"farandole {options.command}: {said(reason)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return _INTERRUPTED

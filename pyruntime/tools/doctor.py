@@ -32,6 +32,7 @@ _EXAMPLES = """\
 examples:
   farandole doctor                                  # this process alone
   mpirun -np 4 --bind-to none farandole doctor      # as many ranks as the jobs will have
+  farandole doctor --all                            # also what is in order, one line each
   farandole doctor --json --no-self-test | jq '.findings[] | select(.level != "ok")'
 
 It ends with 1 if it finds an error.
@@ -53,13 +54,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
     parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="all findings as one object")
+    parser.add_argument("--all", action="store_true", help="a line for each check that passed, too")
     parser.add_argument("--no-self-test", action="store_true", help="look only, move no data")
     parser.add_argument("--timeout", type=float, default=30.0, help="seconds for each self test")
 
 
 def run(options: argparse.Namespace) -> int:
     """Check this machine; under mpirun also test every backend."""
-    report = _print_json if options.json else _print_table
+    report = _print_json if options.json else functools.partial(_print_table, options.all)
     findings = [finding for check in CHECKS for finding in _examine(check, check.__name__)]
     if options.no_self_test:
         return _look_only(findings, report)
@@ -145,12 +147,20 @@ def _merged(everyone: list[list[Finding]]) -> list[_Row]:
     return sorted(rows, key=lambda row: names.index(row.finding.name))
 
 
-def _print_table(rows: list[_Row], size: int) -> int:
-    """Prints the table; 1 if it holds an error."""
+def _print_table(whole: bool, rows: list[_Row], size: int) -> int:
+    """Prints what is wrong, worst first, and what passed: in one line, or in a `whole` table.
+
+    Returns 1 for an error.
+    """
+    passed = [row for row in rows if row.finding.level is Level.OK]
+    shown = sorted(
+        (row for row in rows if whole or row.finding.level is not Level.OK),
+        key=lambda row: -row.finding.level,
+    )
     table = Table(show_edge=False, pad_edge=False)
     for column in ("", "what", "finding", "remedy"):
         table.add_column(column, overflow="fold")
-    for row in rows:
+    for row in shown:
         finding = row.finding
         text = finding.text
         if size > 1 and len(row.ranks) < size:
@@ -158,7 +168,11 @@ def _print_table(rows: list[_Row], size: int) -> int:
         colour = _COLOURS[finding.level]
         label = f"[{colour}]{finding.level.name.lower()}[/]"
         table.add_row(label, finding.name, escape(text), escape(finding.remedy))
-    console().print(table)
+    if shown:
+        console().print(table)
+    if passed and not whole:
+        names = "; ".join(dict.fromkeys(row.finding.name for row in passed))
+        console().print(escape(f"in order: {names} (--all shows each)"))
     errors, warnings = (sum(r.finding.level is x for r in rows) for x in _TROUBLE)
     told = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}"
     print(f"{told} on {counted(size, 'rank')}")

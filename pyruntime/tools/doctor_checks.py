@@ -20,6 +20,7 @@ from typing import Any
 
 from farandole._library import lib
 from farandole._library import text as c_text
+from farandole.errors import said
 from farandole.installed import cards, mapped, mpi_library, number_of, open_library
 from farandole.installed import version as _version
 
@@ -203,7 +204,7 @@ def _limits() -> Iterator[Finding]:
         os.close(os.pidfd_open(os.getpid()))
         yield ok("pidfd", "deaths of other ranks are noticed at once")
     except (OSError, AttributeError) as reason:
-        text = f"not available ({reason}): deaths are noticed by closed sockets"
+        text = f"not available ({said(reason)}): deaths are noticed by closed sockets"
         yield warning("pidfd", text, "a sandbox should permit pidfd_open; nothing breaks without")
     signal = lib.farandole_stack_signal()
     if signal > 0:

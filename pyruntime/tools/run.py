@@ -16,6 +16,7 @@ from typing import Any
 
 import farandole
 from farandole.config import setting
+from farandole.errors import said
 from farandole.launch.commands import find
 from farandole.launch.job import Job, outer_environment, parse_hostfile, parse_hosts
 from farandole.launch.roster import ranks_on
@@ -217,7 +218,7 @@ def run(options: argparse.Namespace) -> int:
         launcher = find(options.launcher)
         command = launcher.command(job)
     except (ValueError, OSError) as reason:
-        print(f"farandole run: {reason}", file=sys.stderr)
+        print(f"farandole run: {said(reason)}", file=sys.stderr)
         return 2
     if options.dry_run or options.verbose:
         settings = [f"{k}={v}" for k, v in sorted(job.environment.items())]

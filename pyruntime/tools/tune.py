@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import farandole
+from farandole.errors import said
 from farandole.output import console, why_not
 from farandole.tools.bench_timing import begin
 from farandole.tools.tune_search import KNOBS, Found, Setting, search
@@ -93,7 +94,7 @@ def _refusal(options: argparse.Namespace) -> str:
     try:
         options.output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as reason:
-        return str(reason)
+        return said(reason)
     return why_not(options.output)
 
 

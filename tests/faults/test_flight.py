@@ -180,7 +180,7 @@ def test_commands_without_a_job_say_so(tmp_path, capsys):
     assert "holds no flight-rank" in capsys.readouterr().err
     code, _, err = run_command("dump", "1", "--into", tmp_path)
     assert code == 1
-    assert "no running farandole job" in err
+    assert "process 1 (" in err
 
 
 def test_a_long_run_keeps_the_last_events(fork_ranks, tmp_path):

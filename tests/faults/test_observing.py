@@ -144,7 +144,7 @@ def test_top_shows_a_job_beside_one_of_another_build(fork_ranks):
 def test_top_without_a_job_says_so():
     code, text = top("--once", 1)
     assert code == 1
-    assert "no running farandole job" in text
+    assert "process 1 (" in text
 
 
 def free_ports(count):

@@ -299,3 +299,67 @@ def test_the_benchmark_of_hosts_finds_the_harness(tmp_path):
     command = [sys.executable, "-c", source]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+# ---- what somebody meets who makes a mistake
+
+
+def test_the_bare_command_shows_its_help(capsys):
+    assert cli.main([]) == 0
+    out, err = capsys.readouterr()
+    assert "farandole doctor   " in out
+    assert not err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["trace", "merge", "/nowhere"],
+        ["trace", "report", "/nowhere"],
+        ["run", "-np", "1", "--hostfile", "/nowhere", "true"],
+    ],
+)
+def test_files_are_missed_without_a_number(command):
+    said = farandole(*command)
+    assert said.returncode in (1, 2)
+    assert "No such file or directory" in said.stderr
+    assert "/nowhere" in said.stderr
+    assert "Errno" not in said.stderr
+
+
+@pytest.mark.parametrize("command", ["top", "dump"])
+def test_a_process_without_a_job_is_named(command, capsys):
+    own = os.getpid()
+    name = Path(f"/proc/{own}/comm").read_text().strip()
+    fd.shutdown()
+    assert cli.main([command, str(own)]) == 1
+    assert f"process {own} ({name}) is in no farandole job" in capsys.readouterr().err
+    assert cli.main([command, "4194305"]) == 1  # above the kernel's highest
+    assert "there is no process 4194305 on this host" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("adapter", "library"),
+    [
+        ("c10d", "torch"),
+        ("cupy", "cupy-cuda13x"),
+        ("jax", "jax"),
+        ("keras", "keras"),
+        ("tensorflow", "tensorflow"),
+        ("torch", "torch"),
+    ],
+)
+def test_an_adapter_without_its_library_names_the_remedy(adapter, library):
+    module = library.split("-")[0]
+    source = (
+        "import sys\n"
+        "class Without:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.split('.')[0] == {module!r}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Without())\n"
+        f"import farandole.{adapter}"
+    )
+    said = run(source).stderr
+    assert f"ImportError: farandole.{adapter} needs " in said
+    assert f"`pip install {library}`" in said

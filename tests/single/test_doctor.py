@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.tools import doctor_checks
+from farandole.tools import cli, doctor, doctor_checks
 from farandole.tools.doctor_checks import Level
 from harness.mpirun import mpirun
 
@@ -29,13 +29,16 @@ def _own_mpirun(monkeypatch):
 def test_this_machine_passes():
     done = subprocess.run(DOCTOR, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
-    for what in ("MPI", "torch", "shared memory", "cgroup memory", "cores", "self test, CPU"):
-        assert what in done.stdout
-    assert "0 errors" in done.stdout
+    _, _, text = done.stdout.partition("in order: ")
+    passed, _, totals = " ".join(text.split()).partition(" (--all shows each) ")
+    for what in ("MPI", "torch", "shared memory", "cgroup memory", "self test, CPU"):
+        assert what in passed
+    assert "0 errors" in totals
 
 
 def test_ranks_test_every_backend_together():
-    result = mpirun(DOCTOR, 2, timeout=60, env={"COLUMNS": "200", "TERM": "xterm"}).check()
+    environment = {"COLUMNS": "200", "TERM": "xterm"}
+    result = mpirun([*DOCTOR, "--all"], 2, timeout=60, env=environment).check()
     assert result.out.count("errors,") == 1  # one table, by rank 0
     assert "\x1b[" not in result.out  # though mpirun gives its ranks a terminal
     assert "all collectives right on 2 ranks" in result.out
@@ -104,6 +107,27 @@ def test_too_few_files_and_one_core():
     assert "no Python stacks" in done.stdout
     if (os.cpu_count() or 1) > 1:
         assert "mpirun --bind-to none" in done.stdout
+
+
+def test_what_is_wrong_comes_first_and_the_rest_is_folded(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    found = [
+        doctor_checks.ok("fine", "nothing to say"),
+        doctor_checks.warning("slow", "a warning", "remedy of the warning"),
+        doctor_checks.error("broken", "an error", "remedy of the error"),
+        doctor_checks.ok("sound", "nothing to say either"),
+    ]
+    monkeypatch.setattr(doctor, "CHECKS", [lambda: found])
+    assert cli.main(["doctor", "--no-self-test"]) == 1
+    folded = capsys.readouterr().out
+    places = [folded.index(x) for x in ("broken", "slow", "in order: fine; sound (--all")]
+    assert places == sorted(places)
+    assert "nothing to say" not in folded
+    assert cli.main(["doctor", "--no-self-test", "--all"]) == 1
+    whole = capsys.readouterr().out
+    places = [whole.index(x) for x in ("broken", "slow", "nothing to say", "nothing to say either")]
+    assert places == sorted(places)
+    assert "in order" not in whole
 
 
 def findings(check):

@@ -18,7 +18,7 @@ LARGE = 64 << 20  # bytes
 
 def test_doctor(mpi_ranks):
     """Every GPU library is found, and what goes by NCCL is right."""
-    source = SHARE + 'from farandole.tools.cli import main\nsys.exit(main(["doctor"]))'
+    source = SHARE + 'from farandole.tools.cli import main\nsys.exit(main(["doctor", "--all"]))'
     result = mpi_ranks(source, 2, ENVIRONMENT).finish(timeout=120).check()
     for row in ("CUDA", "NCCL", "NVRTC", "self test, GPU"):
         assert re.search(rf"^ok +{row}", result.out, re.MULTILINE), result.out
