@@ -145,6 +145,7 @@ def DistributedOptimizer(
             vouched = shard_state == "elementwise"
             options = settings.compressor_of, process_set, vouched
             division = extras.Division(optimizer, names, *options)
+    adopt = partial(_adopt, optimizer, process_set=process_set, _passes=backward_passes_per_step)
     alone = not process_set.included() or process_set.size() == 1
     for parameter, name in zip(parameters, names, strict=True):
         compressor = settings.compressor_of(name, parameter)
@@ -152,9 +153,9 @@ def DistributedOptimizer(
             compressor.check(name, op, gradient_as_bucket_view, id(parameter) in settings.groups)
     if op == Adasum:
         if alone:
-            return _adopt(optimizer, None, process_set, ReducingOptimizer)
+            return adopt(None, kind=ReducingOptimizer)
         deltas = extras.Deltas(process_set, settings.compressor_of, names)
-        return _adopt(optimizer, None, process_set, extras.AdasumOptimizer, _deltas=deltas)
+        return adopt(None, kind=extras.AdasumOptimizer, _deltas=deltas)
     kept: dict[str, dict[str, Tensor]] = {}
     make = partial(sending, settings, kept)
     if shard_state and not alone:
@@ -165,9 +166,8 @@ def DistributedOptimizer(
         reducer = Reducer(settings, passes, make)
         reducer.add(parameters, names)
     if shard_state:
-        kind, fields = division.kind, {"_update": division.begin()}
-        return _adopt(optimizer, reducer, process_set, kind, **fields)
-    return _adopt(optimizer, reducer, process_set, ReducingOptimizer, _kept=kept)
+        return adopt(reducer, kind=division.kind, _update=division.begin())
+    return adopt(reducer, kind=ReducingOptimizer, _kept=kept)
 
 
 def _check(optimizer: torch.optim.Optimizer) -> None:
@@ -250,6 +250,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     _reducer: Reducer | None  # None: no other rank to reduce with
     _inner_step: Callable[..., Any] | None  # if the user has replaced the object's step()
     _process_set: ProcessSet
+    _passes: int
     _kept: Mapping[str, dict[str, Tensor]] = MappingProxyType({})  # of Senders
     _followed: list[Tensor]  # the parameters that were in the groups last
 
@@ -377,9 +378,15 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
             averages = self._reducer.settings.reduce_op == Average
             self._reducer.factor = factor_of(weight, averages, name, self._process_set)
 
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Of so many passes outside of no_sync() one reduces."""
+        return self._passes
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes the number of passes of which one reduces. ValueError below 1."""
         check(backward_passes_per_step=passes)
+        self._passes = passes
         if self._reducer is not None:
             self._reducer.passes.wanted = passes
 

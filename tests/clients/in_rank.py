@@ -2,7 +2,7 @@
 """in_rank.py FOLDER MODE (pytest | modules) ARGUMENT...: a client's tests in one rank of a job.
 
 MODE: `group` begins a process group of torch.distributed, `init` farandole alone, `horovod` makes
-`import horovod` ours, `none` nothing. Each test's outcome goes to FOLDER/RANK.json.
+`import horovod` ours, `as_gloo` and `none` nothing. Each test's outcome goes to FOLDER/RANK.json.
 """
 
 from __future__ import annotations

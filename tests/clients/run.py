@@ -24,12 +24,12 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from farandole.as_horovod import FOLDER  # noqa: E402
 from harness.mpirun import mpirun  # noqa: E402
 from harness.process import JobError  # noqa: E402
 
@@ -50,6 +50,7 @@ class Suite:
     runner: str
     arguments: tuple[str, ...]
     ranks: tuple[int, ...] = (2,)
+    select: str = ""  # of pytest's -k
     sdist: bool = False
     repository: bool = False  # {source} is CLIENT_SOURCE
     launched: bool = True  # by mpirun; False: the suite starts its ranks itself
@@ -59,6 +60,7 @@ class Suite:
 
 
 _ALONE = ("--noconftest", "-c", os.devnull)
+_OWN_ROOT = ("-c", os.devnull, "--rootdir={source}")
 _SCRIPTS = "accelerate.test_utils.scripts"
 SUITES = (
     Suite(
@@ -91,6 +93,52 @@ SUITES = (
         environment={"ACCELERATE_USE_CPU": "1"},
     ),
     Suite(
+        "mpi4py",
+        "its own tests, after farandole.init()",
+        ("mpi4py==4.1.2",),
+        "init",
+        "pytest",
+        (*_OWN_ROOT, "{source}/test"),
+        sdist=True,
+        known={"spawn": "left out: starts processes", "dynproc": "left out: meets other jobs"},
+    ),
+    Suite(
+        "pytorch-ignite",
+        "its tests of Horovod",
+        ("pytorch-ignite==0.5.5", "scikit-learn==1.9.1"),
+        "horovod",
+        "pytest",
+        (
+            *_OWN_ROOT,
+            "{source}/tests/ignite/distributed",
+            "{source}/tests/ignite/handlers/test_early_stopping.py",
+        ),
+        ranks=(4,),  # what the tests themselves start
+        select="hvd or horovod",
+        sdist=True,
+        launched=False,
+        known={"test_auto_methods_hvd": "looks for Horovod's private `_allreduce_grad_async`"},
+        seconds=900,
+    ),
+    Suite(
+        "pytorch-ignite",
+        "its tests of torch.distributed, gloo's name replaced",
+        ("pytorch-ignite==0.5.5", "scikit-learn==1.9.1"),
+        "as_gloo",
+        "pytest",
+        (
+            *_OWN_ROOT,
+            *("--dist=each", "--tx={ranks}*popen//python={python}", "-m", "distributed"),
+            "{source}/tests/ignite/distributed",
+            "{source}/tests/ignite/handlers/test_early_stopping.py",
+        ),
+        select="not hvd and not horovod",
+        sdist=True,
+        launched=False,
+        environment={"WORLD_SIZE": "{ranks}"},
+        seconds=900,
+    ),
+    Suite(
         "horovod",
         "test_torch.py",
         ("mock",),
@@ -120,8 +168,7 @@ def environment(suite: Suite) -> Path:
     if not stamp.exists() or stamp.read_text() != wanted:
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        rest = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
-        next(folder.glob("lib/python*/site-packages")).joinpath("rest.pth").write_text(rest)
+        furnish(next(folder.glob("lib/python*/site-packages")))
         pip = [str(python), "-m", "pip", "-qq", "--disable-pip-version-check"]
         subprocess.run([*pip, "install", *suite.packages], check=True)
         if suite.sdist:
@@ -131,6 +178,20 @@ def environment(suite: Suite) -> Path:
             shutil.unpack_archive(packed, folder / "source", filter="data")
         stamp.write_text(wanted)
     return python
+
+
+def furnish(site: Path) -> None:
+    """Puts this environment's packages into the site, and what stands for a package of it."""
+    lines = (
+        f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})",
+        "import os, sys; sys.path += filter(None, [os.environ.get('CLIENT_PATH')])",
+    )
+    site.joinpath("rest.pth").write_text("\n".join([*lines, ""]))
+    site.joinpath("as_gloo.py").symlink_to(HERE / "as_gloo.py")
+    about = site / "as_gloo-0.dist-info"
+    about.mkdir()
+    about.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: as-gloo\nVersion: 0\n")
+    about.joinpath("entry_points.txt").write_text("[torch.backends]\nas_gloo = as_gloo:start\n")
 
 
 def source_of(suite: Suite) -> str:
@@ -144,16 +205,24 @@ def source_of(suite: Suite) -> str:
 def run(suite: Suite, ranks: int, pattern: str) -> Outcomes:
     """Each test's outcome over all ranks: the worst."""
     python, source = environment(suite), source_of(suite)
-    arguments = [text.format(source=source, ranks=ranks) for text in suite.arguments]
+    fields = {"source": source, "ranks": ranks, "python": python}
+    arguments = [text.format(**fields) for text in suite.arguments]
     if suite.runner == "pytest":
         left = " and ".join(f"not {name}" for name, why in suite.known.items() if "left out" in why)
-        chosen = " and ".join(filter(None, [left, pattern and f"({pattern})"]))
+        patterns = [f"({text})" for text in (suite.select, pattern) if text]
+        chosen = " and ".join(filter(None, [left, *patterns]))
         arguments += ["-k", chosen] if chosen else []
     else:
         arguments = [name for name in arguments if pattern in name]
     with tempfile.TemporaryDirectory() as folder:
         command = [str(python), str(HERE / "in_rank.py"), folder, suite.mode, suite.runner]
-        extra = {"OMP_NUM_THREADS": "1", **suite.environment}
+        own = {name: text.format(**fields) for name, text in suite.environment.items()}
+        extra = {"OMP_NUM_THREADS": "1", **own}
+        groups = Path(folder, "groups")
+        if suite.mode == "as_gloo":
+            extra["CLIENT_GROUPS"] = str(groups)
+        if suite.mode == "horovod":  # as if installed, whatever PYTHONPATH a test sets
+            extra["CLIENT_PATH"] = FOLDER
         here = Path.cwd()
         os.chdir(source or folder)
         try:
@@ -165,9 +234,14 @@ def run(suite: Suite, ranks: int, pattern: str) -> Outcomes:
             return {"the whole": ("failed", f"did not end within {suite.seconds} s")}
         finally:
             os.chdir(here)
+        served = Counter(groups.read_text().splitlines() if groups.exists() else [])
         files = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
     if len(files) < (ranks if suite.launched else 1):
         return {"the whole": ("failed", f"{len(files)} of {ranks} ranks came to the end")}
+    if suite.mode == "as_gloo":
+        print(f"groups, by class and size: {dict(served)}", flush=True)
+        if not served or any(not group.startswith("farandole.") for group in served):
+            return {"the whole": ("failed", "groups that farandole did not serve")}
     merged: Outcomes = {}
     for found in files:
         for name, (outcome, text) in found.items():
@@ -181,9 +255,10 @@ def version(suite: Suite) -> str:
     if suite.repository:
         line = ["git", "-C", source_of(suite), "rev-parse", "--short", "HEAD"]
         return subprocess.run(line, capture_output=True, text=True).stdout.strip() or "a copy"
-    sites = [str(path) for path in (BUILD / suite.client).glob("lib/python*/site-packages")]
     name = re.split("[=<>[]", suite.packages[0])[0]
-    return next(iter(metadata.distributions(name=name, path=sites))).version
+    program = f"import importlib.metadata as m; print(m.version({name!r}))"
+    line = [str(environment(suite)), "-c", program]
+    return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def report(suite: Suite, ranks: int, found: Outcomes) -> tuple[str, list[str]]:

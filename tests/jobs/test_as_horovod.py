@@ -68,13 +68,15 @@ def test_a_script_that_starts_itself_by_horovod_run() -> None:
     assert "results: [[0, 2, 'mpi'], [1, 2, 'mpi']]" in result.stdout
 
 
-def test_a_script_that_starts_horovodrun(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["", "env = dict(os.environ, PYTHONPATH='/nowhere')\n"])
+def test_a_script_that_starts_horovodrun(path: str, tmp_path: Path) -> None:
     rank = "import horovod.torch as hvd; hvd.init(); print(f'rank {hvd.rank()} of {hvd.size()}')"
     script = tmp_path / "starts.py"
     script.write_text(
-        "import subprocess, sys\n"
+        "import os, subprocess, sys\n"
+        f"env = None\n{path}"
         f"line = ['horovodrun', '--gloo', '-np', '2', sys.executable, '-c', {rank!r}]\n"
-        "sys.exit(subprocess.run(line).returncode)\n"
+        "sys.exit(subprocess.run(line, env=env).returncode)\n"
     )
     result = alone(str(script))
     assert result.returncode == 0, result.stderr

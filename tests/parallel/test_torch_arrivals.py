@@ -253,7 +253,9 @@ def test_mean_over_passes_with_reentrant_checkpoints(passes: int) -> None:
 
 def test_set_backward_passes_per_step() -> None:
     (p,), optimizer = toys()
+    assert optimizer.backward_passes_per_step == 1
     optimizer.set_backward_passes_per_step(2)
+    assert optimizer.backward_passes_per_step == 2
     push(p)
     grad_is(p, value(hvd.rank()))  # still local
     push(p, 1)

@@ -131,7 +131,7 @@ MEMBERS = {
     ),
     "optimizer": (
         *("step", "synchronize", "skip_synchronize", "zero_grad", "load_state_dict"),
-        "set_backward_passes_per_step",
+        *("backward_passes_per_step", "set_backward_passes_per_step"),
     ),
 }
 
