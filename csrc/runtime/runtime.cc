@@ -101,7 +101,8 @@ void Runtime::open_leader() {
 void Runtime::open_engine() {
   // Rank 0's host has no relay that batches reports.
   calls_ = std::make_unique<RankCalls>(RankCalls::Setup{
-      topology_.rank, *channel_, topology_.leader() != 0, watch_->recorder(),
+      topology_.rank, *channel_, topology_.leader() != 0, topology_.local_size() == topology_.size,
+      watch_->recorder(),
       // The first failure of a kind may explain later ones, while a script may handle the same error again and again.
       [this, told = std::set<ErrorCode>()](const Failure& failure) mutable {
         const bool ends_well = failure.code == ErrorCode::kShutdown;

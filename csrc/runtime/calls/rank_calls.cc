@@ -14,7 +14,10 @@ namespace farandole {
 namespace {
 
 // A bucket takes two round trips where a report with its input takes one, and costs less than many of these. Many,
-// or one that moves in a bucket anyway: the others go with it, so that all ranks add them in the same order.
+// or one that moves in a bucket anyway: the others go with it, so that all ranks add them in the same order. On one
+// host the same holds for calls that follow each other without a wait: while inputs may ride with a call under way,
+// those of later ones don't. Which these are depends on timing, so between hosts, where buckets add in another order,
+// each rides.
 bool rides_along(std::span<const Prepared> batch) {
   constexpr size_t kMany = 8;
   return batch.size() < kMany &&
@@ -199,7 +202,7 @@ void RankCalls::submit(std::span<Prepared> batch) {
   std::exception_ptr error;
   std::lock_guard lock(mutex_);
   check_open();
-  const bool rides = rides_along(batch);
+  const bool rides = rides_along(batch) && !(one_host_ && riders_ > 0);
   try {
     for (Prepared& one : batch) one.handle = enter(one, rides);
   } catch (...) {
@@ -254,6 +257,8 @@ Handle RankCalls::enter(const Request& request, Submission submission, bool ride
     return handle;
   }
   Contribution given = contribution_of(request, submission, own_);
+  submission.rider = given.has_payload && !paired;
+  riders_ += submission.rider;
   if (!rides) given.has_payload = false, given.payload = {};
   if (paired) {
     posted_.add(std::move(submission));
@@ -502,6 +507,7 @@ void RankCalls::finish(std::optional<Submission> mine, Outcome outcome) {
 }
 
 void RankCalls::free_name(const Submission& submission) {
+  riders_ -= submission.rider;
   if (auto refusal = pending_.finish(submission)) {
     reporter_.send(*refusal);
     tell_join(submission.recorded.set);
@@ -555,6 +561,7 @@ void RankCalls::clear(const Failure& failure) {
   std::lock_guard lock(mutex_);
   pending_.clear();
   posted_.clear();
+  riders_ = 0;
   sets_.clear_joins();
   handles.fail_all(failure);
 }

@@ -51,11 +51,13 @@ class RankCalls {
     Rank own;
     MemberChannel& channel;
     bool gathered;  // see Reporter
+    bool one_host;  // the whole job
     Recorder& recorder;
     std::function<void(const Failure&)> on_failure;  // of the job or a call; called by the driver
   };
   explicit RankCalls(Setup setup)
       : own_(setup.own),
+        one_host_(setup.one_host),
         recorder_(setup.recorder),
         on_failure_(std::move(setup.on_failure)),
         posted_(setup.own),
@@ -134,6 +136,7 @@ class RankCalls {
               Outcome outcome);  // nullopt: this rank has no such call
 
   const Rank own_;
+  const bool one_host_;
   Recorder& recorder_;
   const std::function<void(const Failure&)> on_failure_;
   std::atomic<bool> closed_{false};
@@ -144,6 +147,7 @@ class RankCalls {
   Reporter reporter_;
   Questions questions_;
   uint64_t prepared_ = 0;  // how many calls are
+  size_t riders_ = 0;      // calls under way, see Submission
 };
 
 }  // namespace farandole

@@ -67,6 +67,7 @@ struct Submission {
   uint64_t prepared = 0;                 // number of the prepared request that it repeats; 0: none
   uint64_t index_in_group = 0;           // if it is unnamed; 0: first
   int64_t value = 0;                     // of the outcome; a receive's: who sends
+  bool rider = false;                    // a call whose input is small enough to ride along
   RecordedCall recorded;
 };
 

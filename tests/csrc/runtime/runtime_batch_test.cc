@@ -141,6 +141,25 @@ TEST(irregular_calls_do_not_break_a_batched_loop) {
   });
 }
 
+// Calls that follow each other without a wait share buckets; one that is waited for takes a single round trip.
+TEST(an_input_rides_along_only_while_no_other_does) {
+  run_jobs({2, 3}, [](TestRank& self) {
+    Floats one = values_of(self.rank, 10), two = values_of(self.rank + 1, 20);
+    const CheckedCall calls[] = {
+        self.runtime()->submitter().prepare(allreduce(one, "1").request()),
+        self.runtime()->submitter().prepare(allreduce(two, "2").request())};
+    if (self.rank > 0) self.bootstrap.await(1, 1);
+    const Handle first = self.submit(calls[0], one.data(), one.data());
+    const Handle second = self.submit(calls[1], two.data(), two.data());
+    if (self.rank == 0) self.bootstrap.tell(1);
+    self.finish({first, second});
+    CHECK_EQ(self.buckets(), 1);
+    CHECK(one == sum_over(self.size, 10));
+    self.finish(self.submit(calls[0], one.data(), one.data()));
+    CHECK_EQ(self.buckets(), 1);
+  });
+}
+
 // The first that can't be submitted ends a batch, and its peers' call fails; those before it are reduced.
 TEST(a_batch_ends_at_its_first_error) {
   run_jobs({2, 3}, [](TestRank& self) {

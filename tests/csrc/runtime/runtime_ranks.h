@@ -158,6 +158,11 @@ class TestRank {
     CHECK_EQ(failure.code, code);
     return failure.text;
   }
+  // How many this rank has moved.
+  uint64_t buckets() const {
+    const FlightMemory& memory = runtime_->watch().recorder().memory();
+    return memory.page(runtime_->topology().local_rank).tally.buckets;
+  }
   // All ranks can still do their ordinary work.
   void check_usable(const std::string& name = {}) {
     for (size_t n : {size_t{3}, size_t{5000}}) {
