@@ -44,12 +44,12 @@ def test_every_library_is_named_with_its_version():
     assert found["CUDA"] == ["OK", f"driver for CUDA 13.0 ({DOUBLE})", ""]
     assert found["GPU 0"] == ["OK", "double 0, compute capability 9.0", ""]
     assert found["NVRTC"] == ["OK", f"13.0 ({DOUBLE})", ""]
-    assert found["NCCL"] == ["OK", f"2.28.9 ({DOUBLE})", ""]
+    assert found["NCCL"] == ["OK", f"2.29.7 ({DOUBLE})", ""]
 
 
 @built
 @pytest.mark.parametrize(
-    ("environment", "answers"), [(LIBRARIES, "22809 True"), (NO_DRIVER, "0 False")]
+    ("environment", "answers"), [(LIBRARIES, "22907 True"), (NO_DRIVER, "0 False")]
 )
 def test_scripts_that_ask_what_was_built(environment, answers):
     """Horovod's questions, answered by what is found at run time."""

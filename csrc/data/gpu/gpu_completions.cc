@@ -3,39 +3,46 @@
 // waits.
 #include "data/gpu/gpu_completions.h"
 
+#include <chrono>
 #include <utility>
 
-#include "lib/os/thread.h"
-
 namespace farandole {
+namespace {
 
-GpuCompletions::GpuCompletions() : thread_(start_thread("farandole-gpu", [this] { run(); })) {}
+// Whoever ends us has waited for the stream before. Work that still does not end never will: its peer is dead.
+constexpr std::chrono::seconds kPatience{5};
+
+}  // namespace
+
+GpuCompletions::GpuCompletions()
+    : queue_(std::make_shared<Queue>()),
+      thread_("farandole-gpu", [queue = queue_] { run(*queue); }) {}
 
 GpuCompletions::~GpuCompletions() {
   {
-    std::lock_guard lock(mutex_);
-    quit_ = true;
-    queue_.clear();
+    std::lock_guard lock(queue_->mutex);
+    queue_->quit = true;
+    queue_->waiting.clear();
   }
-  wake_.notify_all();
-  thread_.join();
+  queue_->wake.notify_all();
+  thread_.join_or_leave(Deadline::in(kPatience));
 }
 
 void GpuCompletions::watch(std::shared_ptr<GpuEvent> event, std::function<void(Failure)> then) {
   {
-    std::lock_guard lock(mutex_);
-    queue_.push_back({std::move(event), std::move(then)});
+    std::lock_guard lock(queue_->mutex);
+    queue_->waiting.push_back({std::move(event), std::move(then)});
   }
-  wake_.notify_all();
+  queue_->wake.notify_all();
 }
 
-void GpuCompletions::run() {
-  std::unique_lock lock(mutex_);
+void GpuCompletions::run(Queue& queue) {
+  std::unique_lock lock(queue.mutex);
   for (;;) {
-    wake_.wait(lock, [this] { return quit_ || !queue_.empty(); });
-    if (quit_) return;
-    Watched next = std::move(queue_.front());
-    queue_.pop_front();
+    queue.wake.wait(lock, [&] { return queue.quit || !queue.waiting.empty(); });
+    if (queue.quit) return;
+    Watched next = std::move(queue.waiting.front());
+    queue.waiting.pop_front();
     lock.unlock();
     Failure failure;
     try {
@@ -43,6 +50,9 @@ void GpuCompletions::run() {
     } catch (const Error& error) {
       failure = {error.code(), error.what()};
     }
+    lock.lock();
+    if (queue.quit) return;  // whom `then` would tell may be gone
+    lock.unlock();
     next.then(std::move(failure));
     next = {};
     lock.lock();

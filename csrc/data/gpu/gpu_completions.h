@@ -7,17 +7,17 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <thread>
 
 #include "base/error.h"
 #include "lib/gpu/gpu_device.h"
+#include "lib/os/thread.h"
 
 namespace farandole {
 
 class GpuCompletions {
  public:
   GpuCompletions();
-  // Waits until the event that it sleeps on has fired; those behind it are dropped.
+  // Waits until the event that it sleeps on has fired, for a few seconds at most; those behind it are dropped.
   ~GpuCompletions();
   GpuCompletions(const GpuCompletions&) = delete;
   GpuCompletions& operator=(const GpuCompletions&) = delete;
@@ -30,13 +30,16 @@ class GpuCompletions {
     std::shared_ptr<GpuEvent> event;
     std::function<void(Failure)> then;
   };
-  void run();
+  struct Queue {
+    std::mutex mutex;
+    std::condition_variable wake;
+    std::deque<Watched> waiting;
+    bool quit = false;
+  };
+  static void run(Queue& queue);
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<Watched> queue_;
-  bool quit_ = false;
-  std::thread thread_;
+  const std::shared_ptr<Queue> queue_;  // the thread's too, which may stay behind
+  LeavableThread thread_;
 };
 
 }  // namespace farandole

@@ -73,15 +73,12 @@ GpuModule::GpuModule(std::shared_ptr<GpuDevice> device, const nvrtc::Api& nvrtc)
   std::string image = cache.read();
   GpuDevice::Scope scope(*device_);
   const cuda::Api& api = device_->api();
-  if (!image.empty() && api.module_load(&module_, image.c_str()) == cuda::kSuccess) return;
-  image = nvrtc::compile(nvrtc, source, device_->capability());
-  api.check(api.module_load(&module_, image.c_str()), "cuModuleLoadData of our kernels");
-  cache.write(image);
-}
-
-GpuModule::~GpuModule() {
-  GpuDevice::Scope scope(*device_);
-  device_->api().module_unload(module_);
+  if (image.empty() || api.module_load(&module_, image.c_str()) != cuda::kSuccess) {
+    image = nvrtc::compile(nvrtc, source, device_->capability());
+    api.check(api.module_load(&module_, image.c_str()), "cuModuleLoadData of our kernels");
+    cache.write(image);
+  }
+  device_->unload_at_end(module_);
 }
 
 cuda::Function GpuModule::function(const char* name) const {

@@ -36,9 +36,6 @@ class GpuModule {
  public:
   // Throws Error(kLibrary).
   GpuModule(std::shared_ptr<GpuDevice> device, const nvrtc::Api& nvrtc);
-  ~GpuModule();
-  GpuModule(const GpuModule&) = delete;
-  GpuModule& operator=(const GpuModule&) = delete;
 
   const std::shared_ptr<GpuDevice>& device() const { return device_; }
   cuda::Function function(const char* name) const;

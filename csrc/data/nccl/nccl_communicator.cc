@@ -3,11 +3,11 @@
 #include "data/nccl/nccl_communicator.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
 #include "lib/os/futex.h"
-#include "lib/os/thread.h"
 
 namespace farandole {
 namespace {
@@ -19,6 +19,7 @@ constexpr std::chrono::microseconds kSoonLook{20};
 constexpr std::chrono::milliseconds kBusyLook{1};
 constexpr std::chrono::milliseconds kWorkingLook{100};
 constexpr std::chrono::seconds kClosingTimeout{10};
+constexpr std::chrono::seconds kAbortTimeout{5};
 
 // One that has failed at once exists all the same (2.28.9 src/init.cc:2159): its asynchronous error says so, and it must
 // be aborted.
@@ -37,23 +38,31 @@ NcclCommunicator::NcclCommunicator(Setup setup, const nccl::UniqueId& id)
     : NcclCommunicator(setup, new_communicator(setup, id)) {}
 
 NcclCommunicator::NcclCommunicator(Setup setup, nccl::Comm part)
-    : setup_(std::move(setup)), comm_(part), busy_{Deadline::in(setup_.open_timeout)} {
-  thread_ = start_thread("farandole-nccl", [this] { watch(); });
-}
+    : setup_(std::move(setup)),
+      comm_(part),
+      held_(std::make_shared<Held>()),
+      busy_{Deadline::in(setup_.open_timeout)},
+      thread_("farandole-nccl", [this, part, held = held_, api = setup_.api,
+                                 device = setup_.device] {
+        watch();
+        give_up(*api, *device, part, *held);  // nothing of ours: we may be gone before it returns
+      }) {}
 
 NcclCommunicator::~NcclCommunicator() {
+  if (state_ == State::kReady && flight_.launches == 0 && !held_->part) close();
+  abort();
   quit_ = true;
   wake();
-  thread_.join();
-  if (state_ == State::kReady && flight_.launches == 0 && !part_) close();
-  abort();
+  thread_.join_or_leave(given_up_by_);
 }
 
 // NCCL ends its connections without blocking; a peer that does not is not waited for without end.
 void NcclCommunicator::close() {
+  std::lock_guard lock(mutex_);
+  if (state_ != State::kReady) return;
   GpuDevice::Scope scope(*setup_.device);
-  for (const auto& [number, known] : windows_) deregister(known);
-  windows_.clear();
+  for (const auto& [number, known] : held_->windows) deregister(known);
+  held_->windows.clear();
   nccl::Result result = setup_.api->finalize(comm_);
   const Deadline deadline = Deadline::in(kClosingTimeout);
   while (result == nccl::kInProgress && !deadline.expired()) {
@@ -65,14 +74,24 @@ void NcclCommunicator::close() {
   state_ = State::kAborted;
 }
 
+// NCCL may not return from it: nobody's mutex is held there.
 void NcclCommunicator::abort() {
   std::lock_guard lock(mutex_);
   if (state_ == State::kAborted) return;
   state_ = State::kAborted;
-  GpuDevice::Scope scope(*setup_.device);
-  setup_.api->abort(comm_);
-  if (part_) setup_.api->abort(std::exchange(part_, nullptr));
-  windows_.clear();  // NCCL has let go of all of them
+  held_->given_up = true;
+  given_up_by_ = Deadline::in(kAbortTimeout);
+  quit_ = true;
+  wake();
+}
+
+void NcclCommunicator::give_up(const nccl::Api& api, const GpuDevice& device, nccl::Comm comm,
+                               Held& held) {
+  if (!held.given_up) return;
+  GpuDevice::Scope scope(device);
+  api.abort(comm);
+  if (held.part) api.abort(held.part);
+  held.windows.clear();  // NCCL has let go of all of them
 }
 
 // What NCCL's calls return does not tell whether they have begun something: its asynchronous error does.
@@ -154,7 +173,7 @@ void NcclCommunicator::know(std::span<const std::shared_ptr<GpuWindow>> windows)
     api.check(api.group_start(), "ncclGroupStart", comm_);
     for (const std::shared_ptr<GpuWindow>& window : windows) {
       if (refused != nccl::kSuccess && refused != nccl::kInProgress) break;
-      Registration& known = windows_[window->number()];
+      Registration& known = held_->windows[window->number()];
       known.window = window;
       refused = api.window_register
                     ? api.window_register(comm_, window->data(), window->bytes(), &known.as_window,
@@ -172,7 +191,7 @@ void NcclCommunicator::split(int member) {
   begin([&] {
     busy_.awaits_part = member >= 0;
     setup_.api->check(setup_.api->split(comm_, busy_.awaits_part ? 0 : nccl::kNoColor,
-                                        std::max(member, 0), &part_, /*config=*/nullptr),
+                                        std::max(member, 0), &held_->part, /*config=*/nullptr),
                       "ncclCommSplit", comm_);
   });
 }
@@ -181,12 +200,12 @@ nccl::Comm NcclCommunicator::take_part() {
   check();
   std::lock_guard lock(mutex_);
   busy_.awaits_part = false;
-  return std::exchange(part_, nullptr);
+  return std::exchange(held_->part, nullptr);
 }
 
 std::vector<uint32_t> NcclCommunicator::closed_windows() const {
   std::vector<uint32_t> closed;
-  for (const auto& [number, known] : windows_) {
+  for (const auto& [number, known] : held_->windows) {
     if (known.window->closed() && known.window->is_past()) closed.push_back(number);
   }
   return closed;
@@ -194,8 +213,8 @@ std::vector<uint32_t> NcclCommunicator::closed_windows() const {
 
 void NcclCommunicator::forget(uint32_t window) {
   begin([&] {
-    deregister(windows_.at(window));
-    windows_.erase(window);
+    deregister(held_->windows.at(window));
+    held_->windows.erase(window);
   });
 }
 
@@ -238,7 +257,7 @@ void NcclCommunicator::look() {
   if (state_ != State::kBusy && state_ != State::kReady) return;
   nccl::Result found = nccl::kSuccess;
   if (const nccl::Result code = setup_.api->async_error(comm_, &found)) found = code;
-  if (found == nccl::kSuccess && busy_.awaits_part && !part_) found = nccl::kInProgress;
+  if (found == nccl::kSuccess && busy_.awaits_part && !held_->part) found = nccl::kInProgress;
   if (found != nccl::kSuccess && found != nccl::kInProgress) {
     fail("NCCL failed: " + std::string(setup_.api->error_text(found)) + " (" +
          setup_.api->last_error(comm_) + "); a peer may have died; NCCL_DEBUG=WARN tells more");

@@ -11,7 +11,6 @@
 #include <mutex>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/clock.h"
@@ -19,6 +18,7 @@
 #include "lib/gpu/gpu_device.h"
 #include "lib/gpu/gpu_window.h"
 #include "lib/gpu/nccl.h"
+#include "lib/os/thread.h"
 
 namespace farandole {
 
@@ -35,7 +35,8 @@ class NcclCommunicator {
   };
   NcclCommunicator(Setup setup, const nccl::UniqueId& id);
   NcclCommunicator(Setup setup, nccl::Comm part);  // of another communicator that was split
-  // Destroys it if all is well and nothing is in flight, else aborts it.
+  // Destroys it if all is well and nothing is in flight, else aborts it, and waits a few seconds for that. If NCCL does
+  // not return by then, our thread stays in it, with the device and the windows, until the process ends.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -53,7 +54,7 @@ class NcclCommunicator {
   // Registers these windows before the first bucket that is reduced in them: called by every member at the same point of
   // the log.
   void know(std::span<const std::shared_ptr<GpuWindow>> windows);
-  bool knows(uint32_t window) const { return windows_.contains(window); }
+  bool knows(uint32_t window) const { return held_->windows.contains(window); }
   std::vector<uint32_t> closed_windows() const;
   // Called by every member at the same point of the log, with nothing in flight. The window's memory may be freed after it.
   void forget(uint32_t window);
@@ -63,7 +64,7 @@ class NcclCommunicator {
   nccl::Comm take_part();
 
   void finished();  // the oldest launch has come to its end
-  // Gives up kernels in flight, which end at once. Idempotent; throws nothing.
+  // Gives up kernels in flight, which end soon: NCCL does it in our thread, while nobody waits. Idempotent; throws nothing.
   void abort();
 
  private:
@@ -74,6 +75,14 @@ class NcclCommunicator {
     nccl::Window as_window = nullptr;
     void* as_buffer = nullptr;
   };
+
+  // What NCCL uses, or sets later, in threads of its own; so it lives until an abort has returned.
+  struct Held {
+    nccl::Comm part = nullptr;                 // until taken; set after the split
+    std::map<uint32_t, Registration> windows;  // a map, because the handles are set in place
+    bool given_up = false;
+  };
+  static void give_up(const nccl::Api& api, const GpuDevice& device, nccl::Comm comm, Held& held);
 
   // What a call has begun and NCCL's own thread goes on with.
   struct Busy {
@@ -104,18 +113,17 @@ class NcclCommunicator {
   std::atomic<State> state_{State::kBusy};
 
   mutable std::mutex mutex_;
-  nccl::Comm comm_ = nullptr;
-  nccl::Comm part_ = nullptr;  // owned here until taken; NCCL's thread sets it after the split
+  const nccl::Comm comm_;
+  const std::shared_ptr<Held> held_;
   std::map<std::pair<double, nccl::DataType>, nccl::RedOp> weighted_;
-  std::map<uint32_t, Registration>
-      windows_;  // a map, because NCCL's thread sets the handles later, in place
   Busy busy_;
   Flight flight_;
   bool asleep_ = false;  // our thread, until it is woken
   std::string failure_;
   std::atomic<bool> quit_{false};
   std::atomic<uint32_t> news_{0};  // what our thread sleeps on
-  std::thread thread_;
+  Deadline given_up_by_ = Deadline::never();
+  LeavableThread thread_;
 };
 
 }  // namespace farandole

@@ -8,7 +8,6 @@
 #include <thread>
 #include <utility>
 
-#include "base/clock.h"
 #include "base/error.h"
 
 namespace farandole {
@@ -39,6 +38,14 @@ bool GpuEvent::fired() const {
 void GpuEvent::wait() const {
   GpuDevice::Scope scope(*device_);
   device_->api().check(device_->api().event_wait(event_), "GPU work failed");
+}
+
+bool GpuEvent::fires_by(Deadline deadline) const {
+  while (!fired()) {
+    if (deadline.expired()) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  return true;
 }
 
 PinnedMemory::~PinnedMemory() {
@@ -100,6 +107,7 @@ GpuDevice::GpuDevice(std::shared_ptr<const cuda::Api> api, int ordinal)
 GpuDevice::~GpuDevice() {
   {
     Scope scope(*this);
+    for (cuda::Module module : modules_) api_->module_unload(module);
     for (auto [address, stream] : deferred_) api_->free_async(address, stream_);
     for (cuda::Event event : events_) api_->event_destroy(event);
     for (auto& [bytes, memory] : pinned_) api_->host_free(memory);
@@ -116,12 +124,8 @@ std::string GpuDevice::name() const {
 }
 
 void GpuDevice::settle() noexcept {
-  const Deadline deadline = Deadline::in(std::chrono::seconds{5});
   try {
-    const std::shared_ptr<GpuEvent> end = recorded(stream_);
-    while (!end->fired() && !deadline.expired()) {
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
-    }
+    recorded(stream_)->fires_by(Deadline::in(std::chrono::seconds{5}));
   } catch (const Error&) {  // a device that has failed writes no more
   }
 }
@@ -194,6 +198,11 @@ void GpuDevice::free(cuda::Address address, cuda::Stream stream) noexcept {
   }
   Scope scope(*this);
   api_->free_async(address, found == State::kGone ? stream_ : stream);
+}
+
+void GpuDevice::unload_at_end(cuda::Module module) {
+  std::lock_guard lock(mutex_);
+  modules_.push_back(module);
 }
 
 void GpuDevice::free_deferred() noexcept {

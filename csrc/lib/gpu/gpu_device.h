@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/clock.h"
 #include "lib/gpu/cuda.h"
 
 namespace farandole {
@@ -27,6 +28,7 @@ class GpuEvent {
   void make_wait(cuda::Stream stream) const;  // what comes later in `stream` waits for this point
   bool fired() const;                         // throws kLibrary if the device has failed
   void wait() const;                          // blocks this thread, asleep
+  bool fires_by(Deadline deadline) const;     // blocks this thread until then at most
 
  private:
   std::shared_ptr<GpuDevice> device_;
@@ -90,6 +92,8 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   cuda::Address allocate(size_t bytes, cuda::Stream stream);
   // Of a stream that is gone, in the order of ours; while one is captured the memory is deferred.
   void free(cuda::Address address, cuda::Stream stream) noexcept;
+  // With the device: earlier it could wait for work that never ends.
+  void unload_at_end(cuda::Module module);
   // Also of the default stream while a stream that waits for it is captured: CUDA allows no use of it then.
   bool is_capturing(cuda::Stream stream) const { return look_at(stream) == State::kCaptured; }
 
@@ -112,6 +116,7 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
 
   std::mutex mutex_;
   std::vector<cuda::Event> events_;
+  std::vector<cuda::Module> modules_;
   std::multimap<size_t, std::byte*> pinned_;  // by bytes
   std::vector<std::pair<cuda::Address, cuda::Stream>> deferred_;
 };

@@ -32,6 +32,7 @@ void fill_all(const DynamicLibrary& library, Api& api) {
   library.fill_if_there(api.memory_free, "ncclMemFree");
   library.fill_if_there(api.buffer_register, "ncclCommRegister");
   library.fill_if_there(api.buffer_deregister, "ncclCommDeregister");
+  if (api.version < kFirstAbortableWindows) return;
   library.fill_if_there(api.window_register, "ncclCommWindowRegister");
   library.fill_if_there(api.window_deregister, "ncclCommWindowDeregister");
 }

@@ -48,6 +48,8 @@ struct ConfigV21400 {
 };
 
 constexpr int kFirstNonBlocking = 21400;  // the oldest version that we use
+// Before, symmetric kernels do not look at the abort flag: with a peer that dies within one, ncclCommAbort never returns.
+constexpr int kFirstAbortableWindows = 22907;
 
 struct Api {
   std::string path;
@@ -86,7 +88,7 @@ struct Api {
   Result (*memory_free)(void* memory);
   Result (*buffer_register)(const Comm comm, void* memory, size_t bytes, void** handle);
   Result (*buffer_deregister)(const Comm comm, void* handle);
-  // and from 2.27
+  // and from 2.29.7, though NCCL has them from 2.27
   Result (*window_register)(Comm comm, void* memory, size_t bytes, Window* window, int flags);
   Result (*window_deregister)(Comm comm, Window window);
   bool registers_memory() const { return memory_allocate && (window_register || buffer_register); }

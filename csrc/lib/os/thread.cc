@@ -7,7 +7,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <memory>
 #include <system_error>
 #include <utility>
 
@@ -46,6 +49,24 @@ std::thread start_thread(const std::string& name, std::function<void()> run) {
   }
   pthread_setname_np(thread.native_handle(), name.substr(0, 15).c_str());
   return thread;
+}
+
+LeavableThread::LeavableThread(const std::string& name, std::function<void()> run) {
+  auto ended = std::make_shared<std::promise<void>>();
+  ended_ = ended->get_future();
+  thread_ = start_thread(name, [run = std::move(run), ended = std::move(ended)] {
+    run();
+    ended->set_value();
+  });
+}
+
+void LeavableThread::join_or_leave(Deadline deadline) {
+  const std::chrono::nanoseconds left(std::max<int64_t>(deadline.ns() - now_ns(), 0));
+  if (deadline.is_never() || ended_.wait_for(left) == std::future_status::ready) {
+    thread_.join();
+  } else {
+    thread_.detach();
+  }
 }
 
 void ask_for_short_slice() {

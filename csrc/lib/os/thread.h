@@ -3,13 +3,28 @@
 #pragma once
 
 #include <functional>
+#include <future>
 #include <string>
 #include <thread>
+
+#include "base/clock.h"
 
 namespace farandole {
 
 // The kernel allows 15 characters; a longer `name` is cut.
 std::thread start_thread(const std::string& name, std::function<void()> run);
+
+// A thread that may hang for ever in a library of others. Once it may, it must use nothing of its owner's.
+class LeavableThread {
+ public:
+  LeavableThread(const std::string& name, std::function<void()> run);
+  // Waits for its end until the deadline. Then it is left alone: the process may end before it.
+  void join_or_leave(Deadline deadline);
+
+ private:
+  std::future<void> ended_;
+  std::thread thread_;
+};
 
 // Asks the scheduler for a short slice (100 us) at normal priority, so that this thread soon preempts
 // computing ones. Older kernels ignore it.

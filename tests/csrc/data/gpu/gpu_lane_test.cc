@@ -83,6 +83,27 @@ TEST(after_an_abort_nobody_writes_to_buffers) {
   CHECK_EQ(gpu_library().alive(), 0);
 }
 
+// So NCCL before 2.29.7 does, with a peer that dies within a symmetric kernel: the calls fail, and everything of ours ends
+// but the thread that is in NCCL.
+TEST(an_abort_that_never_returns_holds_nobody_up) {
+  const nccl::UniqueId id = new_nccl_id();
+  auto rank = std::make_unique<LaneRank>(id, 0), late = std::make_unique<LaneRank>(id, 1);
+  rank->push();
+  while (!rank->launched) rank->lane().step(true);
+  gpu_library().hold_aborts(true);
+  rank->lane().abort(kGone, false);
+  CHECK_EQ(rank->ends.size(), size_t{1});
+  CHECK_EQ(rank->ends[0], kGone.text);
+  late->lane().abort(kGone, false);
+  // The double's stream goes on at the end, so its buffers stay.
+  std::vector<float> kept[2] = {std::move(rank->data[0]), std::move(rank->data[1])};
+  rank.reset();
+  late.reset();
+  CHECK(gpu_library().alive() > 0);
+  gpu_library().hold_aborts(false);
+  while (gpu_library().alive() > 0) std::this_thread::yield();
+}
+
 // A set is removed between a bucket's launch and NCCL's answer.
 TEST(a_bucket_given_up_halfway_leaves_nothing) {
   for (uint64_t seed = 1; seed <= 10; ++seed) {

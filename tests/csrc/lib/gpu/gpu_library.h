@@ -28,6 +28,7 @@ struct GpuLibrary {
   decltype(&gpu_double_heal) heal;
   decltype(&gpu_double_break_rank) break_rank;
   decltype(&gpu_double_hold_launches) hold_launches;
+  decltype(&gpu_double_hold_aborts) hold_aborts;
   decltype(&gpu_double_capture) capture;
   decltype(&gpu_double_end_capture) end_capture;
   decltype(&gpu_double_algorithm) algorithm;
@@ -52,6 +53,7 @@ inline const GpuLibrary& gpu_library() {
     steering.fill(made->heal, "gpu_double_heal");
     steering.fill(made->break_rank, "gpu_double_break_rank");
     steering.fill(made->hold_launches, "gpu_double_hold_launches");
+    steering.fill(made->hold_aborts, "gpu_double_hold_aborts");
     steering.fill(made->capture, "gpu_double_capture");
     steering.fill(made->end_capture, "gpu_double_end_capture");
     steering.fill(made->algorithm, "gpu_double_algorithm");

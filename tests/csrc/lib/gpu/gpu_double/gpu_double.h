@@ -27,6 +27,9 @@ void gpu_double_heal();
 void gpu_double_break_rank(int rank, int result);
 // What ncclGroupEnd has begun does not go on until this is false again.
 void gpu_double_hold_launches(bool held);
+// ncclCommAbort does not return until this is false again, as that of NCCL before 2.29.7 with a peer that is dead within a
+// symmetric kernel.
+void gpu_double_hold_aborts(bool held);
 // The calling thread begins to capture the stream into a graph, in global mode.
 void gpu_double_capture(cuda::Stream stream);
 // It ends. What cuStreamEndCapture says: 0, or that somebody has spoiled the graph.

@@ -90,6 +90,7 @@ class Hardware {
   std::optional<int> device_of(cuda::Address address) const;
   int next_gate = 1;
   bool launches_held = false;  // NCCL's own threads launch nothing meanwhile
+  bool aborts_held = false;
   int alive = 0;
   Random random{1};
 

@@ -104,6 +104,12 @@ void gpu_double_hold_launches(bool held) {
   Hardware::instance().launches_held = held;
 }
 
+void gpu_double_hold_aborts(bool held) {
+  auto lock = Hardware::instance().lock();
+  Hardware::instance().aborts_held = held;
+  Hardware::instance().changed();
+}
+
 uint64_t gpu_double_placed_bytes() {
   auto lock = Hardware::instance().lock();
   return placed_bytes;
@@ -114,8 +120,10 @@ const char* gpu_double_algorithm() {
   return algorithm.c_str();
 }
 
+// 2.29.7 is the first one whose windows we use. GPU_DOUBLE_NCCL names another one.
 Result ncclGetVersion(int* version) {
-  *version = 22809;
+  const char* const wanted = std::getenv("GPU_DOUBLE_NCCL");
+  *version = wanted ? std::atoi(wanted) : 22907;
   return 0;
 }
 const char* ncclGetErrorString(Result) { return "as the test asked"; }
@@ -158,6 +166,7 @@ Result ncclCommGetAsyncError(Comm comm, Result* error) {
 Result ncclCommAbort(Comm comm) {
   const check::OneThread alone(comm);
   return check::call("ncclCommAbort", [&](Hardware& hardware) -> int {
+    hardware.wait([&] { return !hardware.aborts_held; });
     *comm->aborted = true;
     check::drop_jobs(comm);
     comm->registered.drop_all();
