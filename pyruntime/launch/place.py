@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import shlex
 import socket
 from pathlib import Path
 
 from farandole.launch.job import Host, Job, is_inherited
+from farandole.start.places import first_of_allocation
 
 _WIDTH = 12_000  # so many ports below those that the kernel gives away by itself
 _TRIES = 100
@@ -44,19 +44,7 @@ def _address(job: Job, first: Host | None) -> str:
         return "localhost"
     if first is not None:
         return socket.gethostname() if first.is_here else first.name
-    return _first_of_allocation() or socket.gethostname()
-
-
-def _first_of_allocation() -> str:
-    """The first host of the batch system's; "" if it tells none."""
-    environ = os.environ
-    slurm = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
-    if found := re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^\[,]*))?", slurm):  # rack[01-04,7]n,other
-        return "".join(part or "" for part in found.groups())
-    lines = Path(environ["PBS_NODEFILE"]) if "PBS_NODEFILE" in environ else None
-    if lines is not None and lines.is_file():
-        return lines.read_text().partition("\n")[0].strip()
-    return environ.get("LSB_HOSTS", "").partition(" ")[0]
+    return first_of_allocation() or socket.gethostname()
 
 
 def free_port() -> int:

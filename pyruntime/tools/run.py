@@ -114,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-hostfile", "--hostfile", type=Path, metavar="FILE", help="lines `a slots=4` or `a:4`")
     add("--dry-run", action="store_true", help="show the command, start nothing")
     add("--verbose", action="store_true", help="show the command before it starts")
-    text = "auto (srun in a Slurm allocation that has pmix, else mpirun), or a program"
+    text = "auto (srun in an allocation that can start this MPI, else mpirun), or a program"
     add("--launcher", default="auto", metavar="WHICH", help=text)
     text = "set or forward a variable of the environment for all ranks; repeat it for more"
     add("-x", "--env", action="append", default=[], metavar="NAME[=VALUE]", help=text)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where ranks meet whose MPI can't be used: by what their launcher tells, as torchrun would tell
+it. For the bootstrap, and for `farandole run`, which names the first host."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from farandole.start.launchers import Launcher
+
+REMEDY = (
+    "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a port that is free there, the same "
+    "for all ranks"
+)
+_JOBS = (("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PALS_APID",))  # of one start of ranks
+_PORTS = range(20_000, 32_000)  # the kernel gives these to nobody who asks for any
+
+
+def stand_in(found: Launcher) -> bool:
+    """Sets torchrun's variables, those that are missing, where this launcher's own say all that
+    ranks without MPI need to meet. False, with nothing set, where they do not."""
+    place = {name: str(value) for name, value in found.place.items()}
+    if found.rank < 0 or "LOCAL_WORLD_SIZE" not in place:
+        return False
+    alone = found.place["LOCAL_WORLD_SIZE"] == found.size
+    address = os.environ.get("MASTER_ADDR") or ("localhost" if alone else _first_of_job())
+    port = os.environ.get("MASTER_PORT") or _port()
+    if not address or not port:
+        return False
+    for name, value in {**place, "MASTER_ADDR": address, "MASTER_PORT": port}.items():
+        os.environ[name] = os.environ.get(name) or value
+    return True
+
+
+def _port() -> str:
+    """A port that all ranks of one start derive alike; "": their launcher does not name it."""
+    for names in _JOBS:
+        told = [os.environ.get(name, "") for name in names]
+        if all(told):
+            digest = hashlib.sha256("\0".join(told).encode()).digest()
+            return str(_PORTS[int.from_bytes(digest[:4], "big") % len(_PORTS)])
+    return ""
+
+
+def _first_of_job() -> str:
+    return first_of_allocation(os.environ.get("SLURM_STEP_NODELIST", ""))
+
+
+def first_of_allocation(step: str = "") -> str:
+    """The first host of the batch system's, or of Slurm's list `step`; "" if it tells none."""
+    environ = os.environ
+    slurm = step or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
+    if found := re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^\[,]*))?", slurm):  # rack[01-04,7]n,other
+        return "".join(part or "" for part in found.groups())
+    lines = Path(environ["PBS_NODEFILE"]) if "PBS_NODEFILE" in environ else None
+    if lines is not None and lines.is_file():
+        return lines.read_text().partition("\n")[0].strip()
+    return environ.get("LSB_HOSTS", "").partition(" ")[0]
