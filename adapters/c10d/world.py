@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections import Counter
 from datetime import timedelta
 from typing import Any
@@ -39,6 +41,9 @@ def create(options: Any) -> FarandoleGroup:
             "farandole.init() on every rank first"
         )
     whole = not options.global_ranks_in_group
+    several = whole and options.group_size > 1
+    if several and options.group_rank == 0 and "ignite.distributed" in sys.modules:
+        _warn_of_ignite()
     _made[_WORLDS] += whole
     label = _label(options.group_id, ranks, whole)
     try:
@@ -47,6 +52,17 @@ def create(options: Any) -> FarandoleGroup:
         refuse(Call(Op.ADD_SET, label), reason)
         raise
     return form(ranks, label, options.timeout, options.store)
+
+
+def _warn_of_ignite() -> None:
+    """It lists backends by name; a model that it leaves as it is would train alone, in silence."""
+    warnings.warn(
+        "ignite's auto_model() wraps models for the backends nccl, gloo and mpi only, and returns "
+        "others as they are: each rank would train a model of its own. Remedy: wrap it by "
+        "torch.nn.parallel.DistributedDataParallel, not by auto_model()",
+        RuntimeWarning,
+        stacklevel=8,  # what has called init_process_group
+    )
 
 
 def form(ranks: list[int], label: str, timeout: timedelta, store: Any) -> FarandoleGroup:

@@ -94,13 +94,13 @@ SUITES = (
     ),
     Suite(
         "mpi4py",
-        "its own tests, after farandole.init()",
+        "its tests of collectives and messages, after farandole.init()",
         ("mpi4py==4.1.2",),
         "init",
         "pytest",
         (*_OWN_ROOT, "{source}/test"),
+        select="cco or p2p",
         sdist=True,
-        known={"spawn": "left out: starts processes", "dynproc": "left out: meets other jobs"},
     ),
     Suite(
         "pytorch-ignite",

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import types
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -292,3 +294,15 @@ def test_a_monitored_barrier_that_does_not_wait() -> None:
     if dist.get_rank() != 0:
         group.monitored_barrier()
     hvd.barrier(name="all have met")
+
+
+def test_a_library_that_would_not_wrap_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    dist.destroy_process_group()
+    monkeypatch.setitem(sys.modules, "ignite.distributed", types.ModuleType("ignite.distributed"))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        dist.init_process_group("farandole")
+    texts = [str(each.message) for each in told if "ignite" in str(each.message)]
+    assert len(texts) == (dist.get_rank() == 0)
+    assert all("Remedy: wrap it by" in text for text in texts)
+    dist.new_group([0, 1])  # the world only; another warning would be an error
