@@ -56,7 +56,7 @@ venv: core build/mypy $(VENV)/.install-stamp ## .venv with all dependencies, the
 
 # ---- tests ------------------------------------------------------------------------------------------------------
 
-.PHONY: test test-all test-cpp test-single test-parallel test-examples test-jobs test-schedules soak-schedules test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-c10d test-clients test-matrix test-recipes test-jax test-tensorflow test-keras docs
+.PHONY: test test-all test-cpp test-single test-parallel test-examples test-jobs test-schedules soak-schedules simulate-elastic test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-c10d test-clients test-matrix test-recipes test-jax test-tensorflow test-keras docs
 test: venv programs ## the tests to run before a commit: about 12 minutes on 2 cores; phase by phase
 	$(BIN)/python tools/phases.py test
 
@@ -82,6 +82,10 @@ test-schedules: venv ## 50 jobs to which random things happen: kills, stops, han
 
 soak-schedules: ## 500 of them: about half an hour on 2 cores
 	$(MAKE) --no-print-directory test-schedules ARGS="--seeds 500 $(ARGS)"
+
+simulate-elastic: export SEEDS ?= 100000
+simulate-elastic: venv ## 100,000 simulated elastic jobs, some on each core: an hour on 2 cores; SEEDS=1000 makes fewer
+	cd tests && seq 0 1000 $$((SEEDS - 1)) | xargs -P $(JOBS) -I{} $(BIN)/python -m simulation.elastic {} 1000
 
 test-examples: venv ## the tests of properties, with many more examples
 	$(PYTEST) $$(grep -l '^@given' tests/parallel/*.py) --inner=--hypothesis-profile=long $(ARGS)
@@ -220,7 +224,7 @@ CXX_FILES = $$(git ls-files --cached --others --exclude-standard '*.h' '*.cc')
 lint: venv ## ruff, mypy, clang-format, hadolint, layout, language: changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	MYPYPATH=build/mypy:tests $(BIN)/mypy -p farandole -p harness -p strangers -p schedules
+	MYPYPATH=build/mypy:tests $(BIN)/mypy -p farandole -p harness -p strangers -p schedules -p simulation
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	$(BIN)/hadolint Dockerfile
 	$(PYTEST) -q tests/single/test_layout.py tests/single/test_language.py

@@ -64,6 +64,7 @@ PYTHON_LADDER = (
         "compression",
         "topology",
         "members",
+        "membership",
         "start",
         "installed",
         "output",

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent of one host of an elastic job: which processes it starts and ends."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from farandole.membership.words import End, Rank, Standing, Status, View, Wanted
+
+
+class Start(NamedTuple):
+    """An action: start the process of that name."""
+
+    name: str
+
+
+class Kill(NamedTuple):
+    """An action: end it, stopped or not. Agent.ended() follows when it is gone."""
+
+    name: str
+
+
+class Tell(NamedTuple):
+    """An action: send this to the rank of that name."""
+
+    name: str
+    view: View
+
+
+Action = Start | Kill | Tell
+
+
+class Agent:
+    """It obeys the supervisor of the highest term, and none for ever: one that has not answered for
+    `lease` seconds may think that this host is lost, so that it replaces this host's ranks. They
+    must not live on beside those. So the agent ends them first."""
+
+    def __init__(self, name: str, host: str, slots: int, lease: float, now: float) -> None:
+        self._name, self._host, self._slots, self._lease = name, host, slots, lease
+        self._ranks: dict[str, Rank] = {}
+        self._newest = 0, 0  # term and number of the newest Wanted
+        self._view = View()
+        self._number = 0
+        self._sent: dict[int, float] = {}  # when, of each Status since the last that was heard
+        self._since = now  # when the newest Status was sent that a supervisor has heard
+
+    def status(self, now: float) -> Status:
+        """What to send: after each change, and at every beat."""
+        self._number += 1
+        self._sent[self._number] = now
+        ranks = tuple(self._ranks.values())
+        return Status(self._name, self._number, self._host, self._slots, ranks)
+
+    def hear(self, wanted: Wanted) -> list[Action]:
+        """Takes a supervisor's word."""
+        if (wanted.term, wanted.number) <= self._newest:
+            return []
+        self._newest, self._view = (wanted.term, wanted.number), wanted.view
+        self._since = max(self._since, self._sent.get(wanted.heard, self._since))
+        self._sent = {n: at for n, at in self._sent.items() if n > wanted.heard}
+        actions: list[Action] = []
+        for name, rank in list(self._ranks.items()):
+            if name in wanted.ranks:
+                if rank.end is None:
+                    actions.append(Tell(name, self._view))
+            elif rank.end is None:
+                actions.append(Kill(name))
+            else:
+                del self._ranks[name]  # the supervisor knows
+        for name in wanted.ranks:
+            if name not in self._ranks:
+                self._ranks[name] = Rank(name)
+                actions.append(Start(name))
+        return actions
+
+    def look(self, now: float) -> list[Action]:
+        """What is to do at a beat."""
+        if not self.alone(now):
+            return []
+        return [Kill(name) for name, rank in self._ranks.items() if rank.end is None]
+
+    def alone(self, now: float) -> bool:
+        """Whether no supervisor has answered for too long."""
+        return now - self._since > self._lease
+
+    def said(self, name: str, standing: Standing) -> list[Action]:
+        """Takes what a rank says; its first words are answered."""
+        self._ranks[name] = self._ranks[name]._replace(standing=standing)
+        return [Tell(name, self._view)]
+
+    def ended(self, name: str, end: End, text: str = "") -> None:
+        """Notes that a process is gone."""
+        self._ranks[name] = self._ranks[name]._replace(end=end, text=text)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no process lives here."""
+        return all(rank.end is not None for rank in self._ranks.values())

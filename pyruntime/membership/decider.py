@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor's decisions: which processes an elastic job has, and who is in its next world.
+
+What keeps two worlds from going on side by side: training needs every member of a world at every
+commit. So when one is dead, or waits for the next world, the present one makes no commit any more.
+A world is decided only then; and only when a process that has a commit of the present one is there,
+or when no process that may have one lives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from farandole.errors import counted
+from farandole.membership.crew import Crew, News
+from farandole.membership.journal import Journal, Record
+from farandole.membership.words import NOTHING, End, Rank, Status, View, Wanted, World
+
+_SUPERSEDED = "another supervisor has taken the job over"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a job is run. Times are in seconds."""
+
+    least: int  # ranks that a world has at least
+    most: int  # and at most
+    silence: float = 5.0  # after which an agent's processes are not waited for
+    lease: float = 30.0  # after which an agent has ended its processes
+    late: float = 300.0  # for a rank to come when others wait; then it hangs, and is ended
+    stalled: float = 0.3  # the same if one has noticed already that another hangs
+    gather: float = 2.0  # for agents to call, when the job begins
+    patience: float = 600.0  # without a world
+    restarts: int = 3  # deaths that may follow each other without a commit
+    cooldown: float = 10.0  # without new processes on a host of several, after a death there
+
+
+class Decider:
+    """The supervisor. Whoever runs it tells what agents say, calls step() after that and at every
+    beat, and sends what it returns. It is over when `outcome` is set."""
+
+    def __init__(self, rules: Rules, journal: Journal, now: float) -> None:
+        self._rules, self._journal = rules, journal
+        record = journal.take()
+        self._record = record
+        self._began = self._without = now  # _without: since when there is no world
+        self._crew = Crew(record.term, rules.silence)
+        self._sent = 0
+        self._idle = 0  # deaths since the last progress
+        self._late = float("inf")  # when a rank that has not come is ended
+        self._leave = False
+        self._ended_well = self._lost_late = False  # lost late: when others had ended well
+        self._failure = ""
+        self.story: list[str] = []  # sentences for the user; whoever reads them clears them
+        self.outcome: str | None = None  # "": well; else why the job has failed
+
+    def leave(self) -> None:
+        """All ranks shall end after their next commit."""
+        self._leave = True
+
+    def lost(self, agent: str) -> None:
+        """The connection to this agent has ended."""
+        self._crew.cut_off(agent)
+
+    def hear(self, status: Status, now: float) -> None:
+        """Takes what an agent says."""
+        for news in self._crew.hear(status, now):
+            self._note(news, now)
+
+    def _note(self, news: News, now: float) -> None:
+        rank = news.now
+        known = max(self._record.world.start, news.before.standing.commit)
+        if rank.standing.commit > known:
+            self._idle = 0
+        self._ended_well |= rank.end is End.WELL
+        if rank.end is End.FAILED:
+            self._failure = self._failure or f"{rank.name} failed: {rank.text}"
+        elif rank.end is End.LOST:
+            self._crew.rest(news.host, now + self._rules.cooldown)
+            self._lose(news.host, rank.name, f"was lost: {rank.text}")
+
+    def _lose(self, host: str, name: str, how: str) -> None:
+        self._idle += 1
+        self._lost_late = self._lost_late or (self._ended_well and not self._leave)
+        members = self._record.world.members
+        what = f"rank {members.index(name)}" if name in members else "a new process"
+        self.story.append(f"{what} on {host} {how}")
+
+    # ---- a step
+
+    def step(self, now: float) -> dict[str, Wanted]:
+        """What each agent is to hear now."""
+        if self._journal.term() != self._record.term:
+            self.outcome = _SUPERSEDED
+            return {}
+        self._forget_lost_hosts(now)
+        self._end_where_it_ends(now)
+        if self._leave or not self._ending():
+            self._decide(now)
+        if not self._ending():
+            self._start_and_end(now)
+        if self.outcome == _SUPERSEDED:
+            return {}
+        self._sent += 1
+        world, done = self._record.world, self._record.done
+        over = world.number if self._over(now) else world.number - 1
+        broken = world.number if self._broken() else world.number - 1
+        meet = world.number if self._should_grow() else 0
+        view = View(world, over, broken, meet, self._leave, done)
+        return {
+            name: Wanted(self._record.term, self._sent, heard, () if self._failure else ranks, view)
+            for name, heard, ranks in self._crew.wanted()
+        }
+
+    def _forget_lost_hosts(self, now: float) -> None:
+        """An agent that was silent for so long has ended its processes."""
+        for host, rank in self._crew.forget(now - self._gone()):
+            self._lose(host, rank.name, "was lost: its host does not answer")
+
+    def _gone(self) -> float:
+        """Seconds of silence after which a host's processes have ended; clocks may differ."""
+        return 1.2 * self._rules.lease + self._rules.silence
+
+    # ---- the end
+
+    def _ending(self) -> bool:
+        return bool(self._failure) or self._record.done or self._leave or self._ended_well
+
+    def _end_where_it_ends(self, now: float) -> None:
+        rules = self._rules
+        if self._idle > rules.restarts + rules.most:
+            reason = f"{counted(self._idle, 'death')} without a commit: that is enough"
+            self._failure = self._failure or reason
+        if now > self._without + rules.patience and not self._ending():
+            self._failure = f"{rules.patience:g} s without {counted(rules.least, 'rank')}"
+        early = self._ended_well and not self._record.done and not self._leave
+        if early and (self._lost_late or any(rank.standing.away for rank in self._crew.alive())):
+            early_end = "a process ended well when others had not finished"
+            self._failure = self._failure or early_end
+        if not self._ending() or self._crew.alive() or self._awaits_agents(now):
+            return
+        late = "a process was lost when others had ended well"
+        self.outcome = self._failure or (late if self._lost_late else "")
+
+    def _awaits_agents(self, now: float) -> bool:
+        """Whether agents of an earlier supervisor may call that have not called yet."""
+        return self._record.term > 1 and now < self._began + self._gone()
+
+    # ---- worlds
+
+    def _over(self, now: float) -> bool:
+        """Whether the present world makes no commit any more."""
+        known = {rank.name: rank for rank in self._crew.all()}
+        members = self._record.world.members
+        if not self._awaits_agents(now) and not known.keys() >= set(members):
+            return True  # the host of one was forgotten
+        found = [known[name] for name in members if name in known]
+        return not members or any(x.end is not None or self._is_here(x) for x in found)
+
+    def _broken(self) -> bool:
+        """Whether a member of the present world is lost, or has left it by a failure."""
+        number = self._record.world.number
+        members = [rank for rank in self._crew.all() if rank.name in self._record.world.members]
+        left = [x.standing for x in members if x.standing.away and x.standing.world == number]
+        failed = any(not (standing.finished or standing.met) for standing in left)
+        return failed or any(rank.end is End.LOST for rank in members)
+
+    def _is_here(self, rank: Rank) -> bool:
+        """Whether it waits for the next world, and will not enter the present one."""
+        standing, number = rank.standing, self._record.world.number
+        return standing.away and number in (standing.world, min(standing.over, number))
+
+    def _should_grow(self) -> bool:
+        world = self._record.world
+        wait = [r for r in self._crew.alive() if r.standing.away and r.name not in world.members]
+        return world.number > 0 and bool(wait) and len(world.members) < self._rules.most
+
+    def _decide(self, now: float) -> None:
+        """Decides the next world, or that training is done, or waits."""
+        world = self._record.world
+        if not self._over(now):
+            self._without, self._late = now, float("inf")
+            return
+        near = self._crew.near(now)
+        here = [rank for rank in near if self._is_here(rank)]
+        if self._is_done(here):
+            self._write(Record(self._record.term, world, True))
+            return
+        newest = [rank for rank in here if rank.standing.commit.world == world.number]
+        if not here or not self._all_came(near, here, bool(newest), now):
+            return
+        if (newest or self._all_known(here, now)) and self._enough(here, near, now):
+            self._enter(here, bool(newest))
+
+    def _all_came(self, near: list[Rank], here: list[Rank], newest: bool, now: float) -> bool:
+        """Whether all are here that the decision waits for; ends those that are late."""
+        others = [rank for rank in near if rank not in here]
+        members = [rank for rank in others if rank.name in self._record.world.members]
+        joining = [rank for rank in others if rank.standing.away]
+        needed = members if newest else others
+        if not needed and not joining:
+            self._late = float("inf")
+            return True
+        noticed = any(rank.standing.stalled for rank in here)
+        short = not needed or (noticed and bool(members))
+        limit = self._rules.stalled if short else self._rules.late
+        self._late = min(self._late, now + limit)
+        if now < self._late:
+            return False
+        self._late = float("inf")
+        late = [rank.name for rank in members or needed]
+        for host, rank in self._crew.drop(late):
+            self._lose(host, rank.name, "hangs: it is ended")
+        return True
+
+    def _all_known(self, here: list[Rank], now: float) -> bool:
+        """Whether all processes that may have the newest commit are here, or have ended."""
+        alive = len(self._crew.alive())
+        sure = not self._crew.any_dropped() and not self._awaits_agents(now)
+        return sure and len(here) == alive
+
+    def _is_done(self, here: list[Rank]) -> bool:
+        """Whether all members of the present world have finished."""
+        number, members = self._record.world.number, self._record.world.members
+        done = {r.name for r in here if r.standing.finished and r.standing.world == number}
+        return bool(members) and done.issuperset(members)
+
+    def _enough(self, here: list[Rank], near: list[Rank], now: float) -> bool:
+        if len(here) < self._rules.least and not self._leave:
+            return False
+        if len(here) >= self._rules.most or any(r.standing.commit != NOTHING for r in here):
+            return True
+        return now >= self._began + self._rules.gather and len(here) == len(near)
+
+    def _enter(self, here: list[Rank], newest: bool) -> None:
+        before = {name: place for place, name in enumerate(self._record.world.members)}
+        start = max(rank.standing.commit for rank in here)
+        disk = NOTHING if newest else self._journal.commit()
+
+        def order(rank: Rank) -> tuple[bool, int, str]:
+            return rank.standing.commit != start, before.get(rank.name, len(before)), rank.name
+
+        members = tuple(rank.name for rank in sorted(here, key=order)[: self._rules.most])
+        number = self._record.world.number + 1
+        world = World(number, members, max(start, disk), disk > start)
+        if self._write(Record(self._record.term, world)):
+            self._late = float("inf")
+            begin = f"world {number}: {counted(len(members), 'rank')}"
+            self.story.append(f"{begin} from commit {world.start.number}")
+
+    def _write(self, record: Record) -> bool:
+        if self._journal.write(record):
+            self._record = record
+            return True
+        self.outcome = _SUPERSEDED
+        return False
+
+    # ---- processes
+
+    def _start_and_end(self, now: float) -> None:
+        """Starts processes where some are missing, and ends those that are too many."""
+        if self._record.term > 1 and now < self._began + self._rules.gather:
+            return  # they may be there
+        world, most = self._record.world, self._rules.most
+        self._crew.fill(most, now)
+        newest = any(r.standing.commit.world == world.number for r in self._crew.near(now))
+        if newest and not self._over(now):
+            surplus = self._crew.surplus(most, world.members, now)
+            list(self._crew.drop(surplus))

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a supervisor of an elastic job leaves to the next one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from farandole.membership.words import NOTHING, Commit, World
+
+
+class Record(NamedTuple):
+    """The durable state."""
+
+    term: int = 0  # of the supervisor that has written it
+    world: World = World()  # the newest that was decided
+    done: bool = False  # training has ended on all its ranks
+
+
+class Journal(ABC):
+    """Where the record lies. Each operation happens as a whole, or not at all."""
+
+    @abstractmethod
+    def take(self) -> Record:
+        """Begins the next term; from now on write() fails for all earlier ones."""
+
+    @abstractmethod
+    def write(self, record: Record) -> bool:
+        """Writes unless a later term has begun; returns whether it has written."""
+
+    @abstractmethod
+    def term(self) -> int:
+        """The newest term."""
+
+    def commit(self) -> Commit:
+        """The newest commit on the disk."""
+        return NOTHING

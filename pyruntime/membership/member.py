@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank of an elastic job: which world it is in, and which commit it has."""
+
+from __future__ import annotations
+
+from farandole.membership.words import NOTHING, Commit, Standing, View, World
+
+
+class Member:
+    """Its rank tells it what it does, and its agent's words; it says what follows."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.standing = Standing()  # for the agent, whenever it changes
+        self._view = View()
+        self._world = World()
+
+    def hear(self, view: View) -> None:
+        """Takes what the agent has sent; its words come in order."""
+        self._view = view
+        over = max(self.standing.over, view.over)
+        self.standing = self.standing._replace(over=over)
+
+    def wait(self, finished: bool = False, met: bool = False, stalled: bool = False) -> None:
+        """Leaves the present world, if there is one, for the next. Without a reason: by a failure,
+        so that the others' calls will fail too."""
+        self.standing = self.standing._replace(
+            away=True, finished=finished, met=met, stalled=stalled
+        )
+
+    def enter(self) -> World | None:
+        """The next world; from now on this rank is in it. None: it is not decided."""
+        world = self._view.world
+        decided = world.number > max(self.standing.world, self.standing.over)
+        if not self.standing.away or not decided or self.name not in world.members:
+            return None
+        self._world = world
+        before = self.standing
+        self.standing = Standing(world.number, False, before.over, before.commit)
+        return world
+
+    def synchronized(self) -> None:
+        """This rank has the state that the world begins with, wholly."""
+        self._set_commit(self._world.start.number)
+
+    def committed(self) -> None:
+        """This rank has saved the next commit."""
+        self._set_commit(self.standing.commit.number + 1)
+
+    def forget(self) -> None:
+        """This rank's memory has no whole state any more."""
+        self.standing = self.standing._replace(commit=NOTHING)
+
+    def _set_commit(self, number: int) -> None:
+        self.standing = self.standing._replace(commit=Commit(self._world.number, number))
+
+    @property
+    def broken(self) -> bool:
+        """Whether the calls of the present world will fail."""
+        return not self.standing.away and 0 < self.standing.world <= self._view.broken
+
+    @property
+    def meets(self) -> bool:
+        """Whether this rank asks all to leave the world after the commit under way."""
+        return self._view.meet == self.standing.world > 0
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the job shall end at the commit under way."""
+        return self._view.leave
+
+    @property
+    def done(self) -> bool:
+        """Whether training has ended on all ranks."""
+        return self._view.done

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the supervisor, the agents and the ranks of an elastic job tell each other."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class Commit(NamedTuple):
+    """Which commit: the world that it was made or copied in, and its number; later ones are
+    greater. A commit of a world that others have gone on without is smaller than any of theirs."""
+
+    world: int
+    number: int
+
+
+NOTHING = Commit(0, 0)  # the state that a program begins with
+
+
+class World(NamedTuple):
+    """A decision: these processes are ranks 0, 1, ... of world `number`."""
+
+    number: int = 0  # 0: there has been none
+    members: tuple[str, ...] = ()  # names of processes
+    start: Commit = NOTHING  # which rank 0 copies to the others, or all read from the disk
+    from_disk: bool = False
+
+
+class View(NamedTuple):
+    """What ranks hear from the supervisor, through their agent."""
+
+    world: World = World()  # the newest
+    over: int = 0  # worlds up to this number make no commit any more
+    broken: int = 0  # in worlds up to this number a call that waits now will fail
+    meet: int = 0  # members of this world shall wait for the next one after their next commit
+    leave: bool = False  # all shall end after their next commit, with the state on the disk
+    done: bool = False  # training has ended on all ranks
+
+
+class Standing(NamedTuple):
+    """What a rank says of itself."""
+
+    world: int = 0  # the last one that it was in
+    away: bool = False  # it takes part in no call of that world any more, and waits for the next
+    over: int = 0  # it will enter no world up to this number
+    commit: Commit = NOTHING  # the newest in its memory
+    finished: bool = False  # its training has come to the end
+    met: bool = False  # it is away because all members agreed to meet
+    stalled: bool = False  # it is away because another rank hangs
+
+
+class End(Enum):
+    """How a process has ended."""
+
+    WELL = "well"
+    FAILED = "failed"  # by the program's own doing
+    LOST = "lost"  # killed, crashed, or by an error that another attempt may not have
+
+
+class Rank(NamedTuple):
+    """A process, as its agent sees it."""
+
+    name: str
+    standing: Standing = Standing()
+    end: End | None = None  # None: it lives
+    text: str = ""  # about the end
+
+
+class Status(NamedTuple):
+    """All that an agent knows."""
+
+    agent: str  # its name: another process has another one
+    number: int  # rises
+    host: str
+    slots: int
+    ranks: tuple[Rank, ...]
+
+
+class Wanted(NamedTuple):
+    """All that a supervisor wants of one agent."""
+
+    term: int  # of the supervisor: a later one has a higher number
+    number: int  # rises within a term
+    heard: int  # the number of the newest Status that the supervisor has heard
+    ranks: tuple[str, ...]  # which processes shall run: the agent starts and ends others
+    view: View

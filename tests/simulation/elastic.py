@@ -1,0 +1,530 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elastic jobs with simulated hosts, networks and time. `python -m simulation.elastic FIRST NUMBER`
+runs so many seeds, from tests/. Each draws deaths, hangs, cut networks, agents that come and go,
+and several supervisors at once; messages are lost, late and repeated. What must hold is asserted.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Any
+
+from farandole.membership.agent import Action, Agent, Kill, Start
+from farandole.membership.decider import Decider, Rules
+from farandole.membership.journal import Journal, Record
+from farandole.membership.member import Member
+from farandole.membership.words import NOTHING, Commit, End, View, World
+
+__all__ = ["Simulation"]
+
+SAMPLES = 200
+FAULTS_UNTIL, LONGEST = 60.0, 2000.0  # simulated seconds
+BEAT, LIMIT = 1.0, 4.0  # LIMIT: until ranks notice that one hangs or is cut off
+RULES = Rules(
+    least=1,
+    most=4,
+    silence=3.0,
+    lease=12.0,
+    late=8.0,
+    stalled=0.5,
+    patience=1e9,
+    restarts=10**6,
+    cooldown=2.0,
+)
+
+
+class Book(Journal):
+    """The journal, and what was ever written and acknowledged; checks both."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.record, self.newest = Record(), 0
+        self.disk, self.disk_count = NOTHING, 0
+        self.starts: dict[int, Commit] = {}
+        self.counts: dict[Commit, int] = {}
+        self.acknowledged: dict[int, Commit] = {}  # the newest of each world
+        self._simulation = simulation
+
+    def take(self) -> Record:
+        self.newest += 1
+        self.record = self.record._replace(term=self.newest)
+        return self.record
+
+    def term(self) -> int:
+        return self.newest
+
+    def commit(self) -> Commit:
+        return self.disk
+
+    def write(self, record: Record) -> bool:
+        if record.term != self.newest:
+            return False
+        before, self.record = self.record, record
+        assert not before.done, "training goes on that was done"
+        if record.done:
+            assert record.world == before.world
+            return True
+        number, start = record.world.number, record.world.start
+        assert number == before.world.number + 1, "two worlds with one number"
+        assert len(set(record.world.members)) == len(record.world.members) <= RULES.most
+        self.starts[number] = start
+        for commit in self.acknowledged.values():
+            if not self.holds(start, commit):
+                held = [p.name for p in self._simulation.alive() if self.holds(p.commit, commit)]
+                assert not held, f"world {number} from {start} loses {commit}, which {held} have"
+                assert not self.holds(self.disk, commit), f"{commit} on the disk is lost"
+        return True
+
+    def holds(self, commit: Commit, other: Commit) -> bool:
+        """Whether a state of `commit` has that of `other` in its past."""
+        while commit.world > other.world:
+            commit = min(self.starts[commit.world], Commit(commit.world, 0))
+        return commit.world == other.world and commit.number >= other.number
+
+    def saved(self, commit: Commit, count: int) -> None:
+        assert self.counts.setdefault(commit, count) == count, f"{commit} means two states"
+
+    def acknowledge(self, commit: Commit) -> None:
+        before = self.acknowledged.get(commit.world, commit)
+        self.acknowledged[commit.world] = max(before, commit)
+        if commit.world < self.record.world.number:
+            assert self.holds(self.starts[commit.world + 1], commit), f"{commit} came too late"
+
+    def put(self, commit: Commit, count: int) -> None:
+        if commit > self.disk:
+            self.disk, self.disk_count = commit, count
+
+
+class Fabric:
+    """What carries the calls of one world: each ends when all members have made it."""
+
+    def __init__(self, simulation: Simulation, world: World) -> None:
+        self._simulation, self.world = simulation, world
+        self._waiting: dict[str, tuple[Any, Callable[[list[Any]], None]]] = {}
+        self._left: dict[str, bool] = {}  # by name: whether it crashed
+
+    def call(self, rank: Process, given: Any, then: Callable[[list[Any]], None]) -> None:
+        simulation = self._simulation
+        self._waiting[rank.name] = given, then
+        if self._left:
+            self._fail(rank.name, simulation.random.uniform(0, 0.2))
+        elif len(self._waiting) == len(self.world.members):
+            all_given = [self._waiting[name][0] for name in self.world.members]
+            for name, (_, action) in self._waiting.items():
+                self._later(name, action, all_given)
+            self._waiting.clear()
+        else:
+            simulation.later(LIMIT, rank.unless_it_goes_on(partial(self._give_up, rank)))
+
+    def _later(self, name: str, action: Callable[[list[Any]], None], given: list[Any]) -> None:
+        rank = self._simulation.processes[name]
+
+        def end() -> None:
+            if any(self._left.values()) and self._simulation.random.random() < 0.5:
+                rank.fail(stalled=False)
+            else:
+                rank.turn += 1
+                action(given)
+
+        pause = self._simulation.random.uniform(0, 0.3)
+        self._simulation.later(pause, rank.unless_it_goes_on(end))
+
+    def _give_up(self, rank: Process) -> None:
+        if rank.name in self._waiting:
+            for name in list(self._waiting):
+                self._fail(name, 0.0, stalled=True)
+
+    def leave(self, name: str, crashed: bool) -> None:
+        if name not in self._left:
+            self._left[name] = crashed
+            self._waiting.pop(name, None)
+            for other in list(self._waiting):
+                self._fail(other, self._simulation.random.uniform(0, 0.2))
+
+    def _fail(self, name: str, seconds: float, stalled: bool = False) -> None:
+        self._waiting.pop(name)
+        rank = self._simulation.processes[name]
+        fail = partial(rank.fail, stalled)
+        self._simulation.later(seconds, rank.unless_it_goes_on(fail))
+
+
+class Process:
+    """A rank: its program counts samples."""
+
+    def __init__(self, name: str, node: Node) -> None:
+        self.name, self.node = name, node
+        self._simulation = node.simulation
+        self._member = Member(name)
+        self.turn = 0  # rises with each thing that it does
+        self.lives, self.hangs = True, False
+        self._count = self._saved = 0
+        self._fabric: Fabric | None = None
+        self._later(self._simulation.random.uniform(0.2, 3), self._wait)
+
+    @property
+    def commit(self) -> Commit:
+        return self._member.standing.commit
+
+    def can_act(self) -> bool:
+        return self.lives and not self.hangs
+
+    def unless_it_goes_on(self, action: Callable[[], None]) -> Callable[[], None]:
+        """`action`, which does nothing if this process has done something else before."""
+        turn = self.turn
+
+        def checked() -> None:
+            if self.turn == turn and self.can_act():
+                action()
+
+        return checked
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        self._simulation.later(seconds, self.unless_it_goes_on(action))
+
+    def hear(self, view: View) -> None:
+        if not self.can_act():
+            return
+        before = self._member.standing
+        self._member.hear(view)
+        if self._member.broken:
+            self.fail(stalled=False)
+        elif self._member.standing != before:
+            self._tell()
+        self._go_on()
+
+    def _tell(self) -> None:
+        self.node.act(self.node.agent.said(self.name, self._member.standing), later=True)
+        self.node.send_status()
+
+    def _wait(self, finished: bool = False, met: bool = False, stalled: bool = False) -> None:
+        self.turn += 1
+        if self._fabric is not None:
+            self._fabric.leave(self.name, not (finished or met))
+            self._fabric = None
+        self._member.wait(finished, met, stalled)
+        self._tell()
+        self._go_on()
+
+    def fail(self, stalled: bool) -> None:
+        self._count = self._saved
+        self._wait(stalled=stalled)
+
+    def _go_on(self) -> None:
+        standing = self._member.standing
+        if standing.away and self._member.done:
+            if standing.finished:
+                assert self._count == SAMPLES, "training has ended too early"
+            self.end(End.WELL)
+        elif standing.away and self._member.leaves and standing.world == 0:
+            self.end(End.WELL)
+        elif (world := self._member.enter()) is not None:
+            self._tell()
+            self._fabric = self._simulation.fabric(world)
+            self._later(self._simulation.random.uniform(0, 0.2), lambda: self._sync(world))
+
+    def _sync(self, world: World) -> None:
+        book = self._simulation.book
+        found = self._saved
+        if world.from_disk:
+            assert book.disk == world.start, "the disk has another commit"
+            found = book.disk_count
+        elif world.members[0] == self.name:
+            assert self.commit == world.start, "rank 0 has another commit"
+
+        def synchronized(states: list[int]) -> None:
+            self._count = self._saved = states[0]
+            self._member.synchronized()
+            book.saved(self.commit, self._count)
+            self._tell()
+            self._step()
+
+        self._call(found, synchronized)
+
+    def _call(self, given: Any, then: Callable[[list[Any]], None]) -> None:
+        assert self._fabric is not None
+        self._fabric.call(self, given, then)
+
+    def _step(self) -> None:
+        if self._count == SAMPLES:
+            self._wait(finished=True)
+            return
+        pause = self._simulation.random.uniform(0, 0.6)
+
+        def counted(counts: list[int]) -> None:
+            assert len(set(counts)) == 1, f"ranks of one world have counted {counts}"
+            self._count = min(SAMPLES, self._count + len(counts))
+            self._commit()
+
+        self._later(pause, lambda: self._call(self._count, counted))
+
+    def _commit(self) -> None:
+        book = self._simulation.book
+        self._saved = self._count
+        self._member.committed()
+        book.saved(self.commit, self._saved)
+
+        def agreed(wishes: list[tuple[bool, bool]]) -> None:
+            book.acknowledge(self.commit)
+            assert self._fabric is not None
+            leave = any(leaves for _, leaves in wishes)
+            if self._fabric.world.members[0] == self.name:
+                state = self.commit, self._saved
+                if leave:
+                    book.put(*state)
+                elif self._simulation.random.random() < 0.3:  # whether or not it lives on
+                    pause = self._simulation.random.uniform(0, 0.5)
+                    self._simulation.later(pause, partial(self._put, *state))
+            self._tell()
+            if leave:
+                self.end(End.WELL)
+            elif any(meets for meets, _ in wishes):
+                self._wait(met=True)
+            else:
+                self._step()
+
+        self._call((self._member.meets, self._member.leaves), agreed)
+
+    def _put(self, commit: Commit, count: int) -> None:
+        if self.lives:
+            self._simulation.book.put(commit, count)
+
+    def end(self, end: End) -> None:
+        if self.lives:
+            self.lives = False
+            if self._fabric is not None:
+                self._fabric.leave(self.name, end is not End.WELL)
+            if self.node.lives:
+                self.node.agent.ended(self.name, end, "killed")
+                self.node.send_status()
+
+
+class Node:
+    """An agent and its host."""
+
+    def __init__(self, simulation: Simulation, name: str, host: str) -> None:
+        self.simulation, self.name, self.host = simulation, name, host
+        slots = simulation.random.randint(1, 4)
+        self.agent = Agent(name, host, slots, RULES.lease, simulation.now)
+        self.lives = True
+        self.processes: list[Process] = []
+        simulation.later(simulation.random.uniform(0, BEAT), self._beat)
+
+    def _beat(self) -> None:
+        if self.lives:
+            self.act(self.agent.look(self.simulation.now))
+            self.send_status()
+            self.simulation.later(BEAT, self._beat)
+
+    def send_status(self) -> None:
+        if self.lives:
+            status = self.agent.status(self.simulation.now)
+            for chief in self.simulation.chiefs:
+                self.simulation.send(self.host, chief.host, partial(chief.hear, status))
+
+    def act(self, actions: list[Action], later: bool = False) -> None:
+        for action in actions:
+            if isinstance(action, Start):
+                process = Process(action.name, self)
+                self.simulation.processes[action.name] = process
+                self.processes.append(process)
+            elif isinstance(action, Kill):
+                pause = self.simulation.random.uniform(0, 0.3)
+                process = self.simulation.processes[action.name]
+                self.simulation.later(pause, partial(process.end, End.LOST))
+            elif later:
+                process = self.simulation.processes[action.name]
+                self.simulation.later(0.0, partial(process.hear, action.view))
+            else:
+                self.simulation.processes[action.name].hear(action.view)
+
+    def hear(self, wanted: Any) -> None:
+        if self.lives:
+            self.act(self.agent.hear(wanted))
+
+    def die(self) -> None:
+        self.lives = False
+        for process in self.processes:
+            process.end(End.LOST)
+
+
+class Chief:
+    """A supervisor and its host."""
+
+    def __init__(self, simulation: Simulation, host: str) -> None:
+        self._simulation, self.host = simulation, host
+        self.decider = Decider(RULES, simulation.book, simulation.now)
+        self.lives = True
+        self.asleep = False
+        simulation.later(0.0, self._beat)
+
+    def _beat(self) -> None:
+        if self.lives:
+            self._step()
+            self._simulation.later(BEAT, self._beat)
+
+    def hear(self, status: Any) -> None:
+        if self.lives and not self.asleep:
+            self.decider.hear(status, self._simulation.now)
+            self._step()
+
+    def _step(self) -> None:
+        if self.asleep or self.decider.outcome is not None:
+            return
+        if self._simulation.leaves:
+            self.decider.leave()
+        for name, wanted in self.decider.step(self._simulation.now).items():
+            node = self._simulation.nodes[name]
+            self._simulation.send(self.host, node.host, partial(node.hear, wanted))
+
+
+class Simulation:
+    """One job."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.now, self._serial = 0.0, 0
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
+        self.book = Book(self)
+        self.processes: dict[str, Process] = {}
+        self.nodes: dict[str, Node] = {}
+        self.chiefs: list[Chief] = []
+        self._cut: set[tuple[str, str]] = set()
+        self._fabrics: dict[int, Fabric] = {}
+        self._loss = self.random.choice([0.0, 0.05, 0.3])
+        self.leaves = False
+        for number in range(self.random.randint(1, 3)):
+            self._add_node(f"h{number}")
+        self.chiefs.append(Chief(self, "h0"))
+        for _ in range(self.random.randint(0, 12)):
+            self.later(self.random.uniform(0, FAULTS_UNTIL), self._harm)
+        self.later(FAULTS_UNTIL + 0.1, self._heal)
+
+    # ---- time and network
+
+    def later(self, seconds: float, action: Callable[[], object]) -> None:
+        self._serial += 1
+        heapq.heappush(self._events, (self.now + seconds, self._serial, action))
+
+    def send(self, source: str, target: str, deliver: Callable[[], None]) -> None:
+        random = self.random
+        lossy = source != target and self.now < FAULTS_UNTIL
+        if (source, target) in self._cut or (lossy and random.random() < self._loss):
+            return
+        for _ in range(1 + (lossy and random.random() < self._loss)):
+            slow = lossy and random.random() < self._loss
+            self.later(random.uniform(0, 4.0 if slow else 0.02), deliver)
+
+    def fabric(self, world: World) -> Fabric:
+        found = self._fabrics.setdefault(world.number, Fabric(self, world))
+        assert found.world == world, f"there are two worlds {world.number}"
+        return found
+
+    def alive(self) -> list[Process]:
+        return [process for process in self.processes.values() if process.can_act()]
+
+    # ---- harm
+
+    def _add_node(self, host: str) -> None:
+        name = f"{host}.{len(self.nodes)}"
+        self.nodes[name] = Node(self, name, host)
+
+    def _harm(self) -> None:
+        random, alive = self.random, self.alive()
+        nodes = [node for node in self.nodes.values() if node.lives]
+        what = random.randrange(10)
+        if what < 3 and alive:
+            for victim in random.sample(alive, min(len(alive), random.choice([1, 1, 2, 9]))):
+                victim.end(End.LOST)
+        elif what == 3 and alive:
+            random.choice(alive).hangs = True
+        elif what == 4:
+            node = random.choice(nodes) if nodes else None
+            if node is not None:
+                node.die()
+                self.later(random.uniform(0, 20), lambda: self._add_node(node.host))
+        elif what == 5:
+            self._add_node(f"h{len(self.nodes)}")
+        elif what == 6:
+            self.chiefs[-1].lives = False
+            self.later(random.uniform(0, 20), self._add_chief)
+        elif what == 7:  # the one before it lives on, and may have slept meanwhile
+            chief = self.chiefs[-1]
+            chief.asleep = random.random() < 0.5
+            self._add_chief()
+            self.later(random.uniform(0, 20), lambda: setattr(chief, "asleep", False))
+        elif what == 8:
+            self._cut_off(nodes)
+        elif random.random() < 0.1:
+            self.leaves = True
+
+    def _add_chief(self) -> None:
+        self.chiefs.append(Chief(self, self.random.choice(["h0", "h1", "x"])))
+
+    def _cut_off(self, nodes: list[Node]) -> None:
+        hosts = sorted({node.host for node in nodes} | {chief.host for chief in self.chiefs})
+        victim = self.random.choice(hosts)
+        others = [host for host in hosts if host != victim]
+        if self.random.random() < 0.5:
+            others = [host for host in others if self.random.random() < 0.5]
+        ways = self.random.choice([(True, True), (True, False), (False, True)])
+        cut = {(victim, host) for host in others if ways[0]}
+        cut |= {(host, victim) for host in others if ways[1]}
+        self._cut |= cut
+        self.later(LIMIT, lambda: self._break_fabrics(cut))
+        self.later(self.random.uniform(0, 50), lambda: self._cut.difference_update(cut))
+
+    def _break_fabrics(self, cut: set[tuple[str, str]]) -> None:
+        """Ranks notice that others are cut off."""
+        cut = cut & self._cut
+        for fabric in list(self._fabrics.values()):
+            members = [self.processes[name] for name in fabric.world.members]
+            for process in members:
+                if any((process.node.host, other.node.host) in cut for other in members):
+                    fabric.leave(process.name, True)
+                    fail = process.unless_it_goes_on(partial(process.fail, False))
+                    self.later(self.random.uniform(0, 0.5), fail)
+
+    def _heal(self) -> None:
+        self._cut.clear()
+        self.later(30.0, self._end_unnoticed)
+        if not any(node.lives for node in self.nodes.values()):
+            self._add_node("h0")
+        if not self.chiefs[-1].lives:
+            self._add_chief()
+
+    def _end_unnoticed(self) -> None:
+        """A world in which all hang looks like one that computes: a user has to end it."""
+        for process in self.processes.values():
+            if process.hangs:
+                process.end(End.LOST)
+
+    # ---- the run
+
+    def run(self) -> None:
+        """Runs the job to its end; raises AssertionError."""
+        while self._events:
+            self.now, _, action = heapq.heappop(self._events)
+            assert self.now < LONGEST, "it does not end"
+            action()
+            outcome = self.chiefs[-1].decider.outcome
+            if outcome is not None and self.chiefs[-1].lives and self.now > FAULTS_UNTIL + 1:
+                assert outcome in ("", "a process was lost when others had ended well"), outcome
+                assert self.book.record.done or self.leaves
+                return
+
+
+def main() -> None:
+    first, number = int(sys.argv[1]), int(sys.argv[2])
+    for seed in range(first, first + number):
+        try:
+            Simulation(seed).run()
+        except Exception as reason:
+            raise SystemExit(f"seed {seed}: {type(reason).__name__}: {reason}") from reason
+    print(f"seeds {first} to {first + number - 1}: every job has ended well")
+
+
+if __name__ == "__main__":
+    main()
