@@ -239,7 +239,7 @@ build/mypy:
 
 # ---- products ---------------------------------------------------------------------------------------------------
 
-.PHONY: train wheel release-check bench clean
+.PHONY: train wheel release release-check bench clean
 train: venv ## train on real data: mpirun -np 2 python examples/torch_digits.py (NP=4 for four ranks)
 	PATH=$(BIN):$$PATH mpirun -np $(NP) python examples/torch_digits.py $(ARGS)
 
@@ -250,6 +250,12 @@ wheel: $(VENV)/.deps-stamp ## one wheel for every Python, in dist/; built in an 
 
 release-check: ## what users will install: sdist, wheels for two machines, five Pythons, metadata (docs/release.md)
 	tools/release_check.sh $(PYTHON)
+
+release: release-check ## builds and checks that, then prints the steps for a person
+	@version=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml); grep -q "^## $$version" CHANGELOG.md || \
+	  { echo "CHANGELOG.md has no heading for $$version"; exit 1; }
+	@test -z "$$(git status --porcelain)" || { echo "the checkout has uncommitted changes"; exit 1; }
+	@echo; echo "Checked. Now, by hand (docs/release.md):"; sed -n '/^5[.] /,/^$$/p' docs/release.md
 
 bench: venv ## the numbers in the docs, at 2 and 4 ranks, in build/bench too; ARGS="latency --ranks 2" picks, --quick is short
 	$(BIN)/ninja -C build/release -j $(JOBS) --quiet benchmarks
