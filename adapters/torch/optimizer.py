@@ -57,6 +57,8 @@ def DistributedOptimizer(
     accumulate: Literal["sum", "mean"] = "sum",
     gradient_as_bucket_view: bool = False,
     shard_state: bool | Literal["elementwise"] = False,
+    verify_every: int = 0,
+    verify: Literal["warn", "raise"] = "warn",
 ) -> ReducingOptimizer[Wrapped]:
     """Makes `optimizer` reduce gradients over the ranks, and returns it: the very same object.
 
@@ -97,6 +99,10 @@ def DistributedOptimizer(
             state_dict() is collective, and sharded_state_dict() is not. Not with Adasum,
             gradient_as_bucket_view, compressors other than Compression.fp16 and bf16,
             add_param_group(), join() and elastic training.
+        verify_every: every so many steps, and at the first one, all ranks' parameters and the
+            numbers in `param_groups` are compared, in the first backward pass that reduces; 0:
+            never. Not with op Adasum.
+        verify: 'warn' once where they differ, or 'raise' MismatchError on all ranks.
         process_set: the ranks that reduce; on others the optimizer stays local.
 
     When backward() returns, each `.grad` is reduced: a plain tensor, to be clipped, logged or
@@ -124,13 +130,15 @@ def DistributedOptimizer(
     with heard_by_all(process_set, extras.Division.MEETING) if shard_state else nullcontext():
         before, after = factors_of(op, gradient_predivide_factor, process_set)
         check(backward_passes_per_step=backward_passes_per_step)
+        check(verify_every=verify_every)
         _check(optimizer)
-        check_options(op, accumulate, gradient_as_bucket_view, shard_state)
+        check_options(op, accumulate, gradient_as_bucket_view, shard_state, verify)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         names = parameter_names(optimizer, named_parameters)
         for parameter, name in zip(parameters, names, strict=True):
             if parameter.requires_grad:
                 check_parameter(parameter, name)
+        alone = not process_set.included() or process_set.size() == 1
         settings = Settings(
             process_set=set_id(process_set),
             reduce_op=ReduceOp(op),
@@ -140,13 +148,15 @@ def DistributedOptimizer(
             sparse_as_dense=sparse_as_dense,
             groups=assign(parameters, groups, num_groups),
             views=gradient_as_bucket_view,
+            ranks=process_set,
+            verify_every=0 if alone else verify_every,
+            verify_raises=verify == "raise",
         )
         if shard_state:
             vouched = shard_state == "elementwise"
             options = settings.compressor_of, process_set, vouched
             division = extras.Division(optimizer, names, *options)
     adopt = partial(_adopt, optimizer, process_set=process_set, _passes=backward_passes_per_step)
-    alone = not process_set.included() or process_set.size() == 1
     for parameter, name in zip(parameters, names, strict=True):
         compressor = settings.compressor_of(name, parameter)
         if isinstance(compressor, Sender):
@@ -163,7 +173,7 @@ def DistributedOptimizer(
     reducer: Reducer | None = None
     if process_set.included() and (accumulate == "mean" or not alone):
         passes = Passes(backward_passes_per_step, accumulate == "mean")
-        reducer = Reducer(settings, passes, make)
+        reducer = Reducer(settings, passes, make, optimizer)
         reducer.add(parameters, names)
     if shard_state:
         return adopt(reducer, kind=division.kind, _update=division.begin())

@@ -303,6 +303,9 @@ OPTIONS: dict[str, Argument] = {
     "process_set": ARGUMENTS["process_set"],
     "backward_passes_per_step": COUNT,
     "every": COUNT,
+    "verify_every": Argument(
+        "pass a number of steps, 0 for never", lambda value: integer(value, 0)
+    ),
     "gradient_predivide_factor": Argument("pass a finite number other than 0", _is_divisor),
 }
 

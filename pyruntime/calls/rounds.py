@@ -57,9 +57,11 @@ class RoundState(NamedTuple):
     steps: int  # earlier step() calls since the last join()
     tensors: int  # sent in the round
     passes: int  # what gradients were divided by
+    # Compared by whoever asks, see Round.equal_models:
+    model: int  # a digest of this rank's model, not negative; 0: not compared
 
 
-_LARGEST = 2  # so many fields may differ between ranks; the others must be equal
+_LARGEST = 2  # so many fields, the first, are not compared at all
 _REMEDIES = {
     "at_step": "some ranks reduce in backward(), others in step(): do all ranks make equally many "
     "backward passes? One that leaves a pass out calls optimizer.synchronize() in its place",
@@ -81,6 +83,7 @@ class Round(Generic[M]):
         self._call = Call(Op.ALLREDUCE, f"{scope}.consensus", process_set, ReduceOp.MAX)
         self._tensor: PreparedTensor | None = None  # of the consensus
         self._words = array("q")  # its memory; fields that must be equal are also sent negated
+        self.equal_models = True  # in the round that was heard last
         self._consensus: int | None = None  # its handle, until it has been waited for
         self._handles: Any = []  # of its tensors, as int64_t[], once it is closed
         self.epoch = leases.epoch()  # of the handles
@@ -128,7 +131,9 @@ class Round(Generic[M]):
         state = RoundState(*self._words[:count])
         names = RoundState._fields[_LARGEST:]
         for field, high, low in zip(names, state[_LARGEST:], self._words[count:], strict=True):
-            if high != -low:
+            if field == "model":
+                self.equal_models = high == -low
+            elif high != -low:
                 return MismatchError(
                     f"{self.scope}: ranks are not in the same optimizer step: {field} is {-low} on "
                     f"one rank, {high} on another; {_REMEDIES[field]}"

@@ -72,6 +72,7 @@ PYTHON_LADDER = (
     *("arrays", "calls", "observe", "process_sets"),
     *("ops", "messages", "objects"),
     "extension",
+    "equality",
     *("adasum", "parameters", "runtime", "features", "worlds", "elastic", "launch", "__init__"),
     *("as_horovod", "tools", "__main__"),
 )

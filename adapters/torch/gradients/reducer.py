@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import count
 from operator import attrgetter
+from time import monotonic
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch import Tensor
 from farandole.calls import leases, requests
 from farandole.calls.requests import Call, Op
 from farandole.calls.rounds import Limit, Round, RoundState
+from farandole.equality import Equality
 from farandole.errors import MismatchError
 from farandole.ops import Average, Sum
 from farandole.topology import rank
@@ -30,6 +32,7 @@ from farandole.torch.gradients.encoding import Sending
 from farandole.torch.gradients.gradient import Gradient
 from farandole.torch.gradients.passes import Passes, of_task, task_id
 from farandole.torch.gradients.reduction import Reduction
+from farandole.torch.models import model_of
 
 # Makes what sends a parameter's gradients: of the Call and the group (its name in calls, its number
 # of members) of the plain form, the parameter and its name.
@@ -50,11 +53,18 @@ class Reducer:
     ranks learn that by the consensus.
     """
 
-    def __init__(self, settings: Settings, passes: Passes, make: Maker) -> None:
-        """`passes`: which of them reduce."""
+    def __init__(
+        self, settings: Settings, passes: Passes, make: Maker, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """`passes`: which of them reduce; `optimizer`: whose settings are compared."""
         self.settings = settings
         self.passes = passes
         self._make = make
+        whose = ref(optimizer)
+        self._equality = Equality(
+            lambda: model_of([(g.name, g.parameter) for g in self.gradients], whose()),
+            *(settings.ranks, settings.verify_every, settings.verify_raises),
+        )
         self.serial = next(_serials)  # equal on all ranks, up to a constant
         self.gradients: list[Gradient] = []
         self.factor = 1.0  # this rank's weight
@@ -72,6 +82,7 @@ class Reducer:
         scope = requests.next_scope("optimizer", process_set)
         self.round: Round[Gradient] = Round(scope, process_set)
         self._steps: Counter[int] = Counter()  # step() calls, by join() calls before them
+        self._equality.restart()
 
     # ---- parameters
 
@@ -213,9 +224,11 @@ class Reducer:
             for gradient in own:
                 gradient.take()
                 gradient.send()
-        steps = self._steps[requests.joins(process_set)]
+        joins = requests.joins(process_set)
+        steps = self._steps[joins]
         equal = int(now.at_step), steps, len(current.sent), self.passes.divisor
-        current.close(RoundState(int(now.late), now.sparse, *equal))
+        model = self._equality.digest(joins, steps)
+        current.close(RoundState(int(now.late), now.sparse, *equal, model))
         now.sending = False
 
     def synchronize(self, timeout: float | None = None, at_step: bool = False) -> None:
@@ -240,6 +253,8 @@ class Reducer:
             self._refuse_rest(heard)
             self.abandon()
             raise heard
+        left = None if limit.at is None else max(0.0, limit.at - monotonic())
+        self._equality.heard(current.scope, heard.model, current.equal_models, heard.steps, left)
         self._wait(limit)
         if heard.late and self.settings.reduce_op not in (Average, Sum):
             self.abandon()
@@ -261,6 +276,7 @@ class Reducer:
         leases.end(handles)
         if complaint is not None:
             raise RuntimeError(complaint)
+        self._equality.tell()
 
     def _deliver(self, final: bool) -> str | None:
         sent = self.round.sent

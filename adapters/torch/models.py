@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks compare of a DistributedOptimizer: its parameters' bytes, and the numbers among its
+groups' settings. On the thread that closes a round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from farandole.equality import Model, fingerprint
+from farandole.torch.grad_mode import without_grad
+from farandole.torch.kind import address_of
+
+# How a step is computed, not what it computes; torch chooses by the device.
+_MEANS = {"params", "foreach", "fused", "capturable", "differentiable"}
+
+
+@without_grad
+def model_of(named: Iterable[tuple[str, Tensor]], optimizer: torch.optim.Optimizer | None) -> Model:
+    """These parameters and this optimizer, as they are now."""
+    groups = optimizer.param_groups if optimizer is not None else []
+    settings = {
+        f"{key} of group {number}": text
+        for number, group in enumerate(groups)
+        for key, value in group.items()
+        if key not in _MEANS and (text := _text(value))
+    }
+    return Model({name: _fingerprint(x) for name, x in named}, settings)
+
+
+def _text(value: Any) -> str:
+    """A number, or a tuple of numbers, as text; "" for all else, which may differ."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, (tuple, list)):
+        texts = [_text(member) for member in value]
+        return f"({', '.join(texts)})" if all(texts) else ""
+    if isinstance(value, (bool, int, float)):
+        return repr(float(value)) if isinstance(value, float) else repr(value)
+    return ""
+
+
+def _fingerprint(x: Tensor) -> str:
+    """Of the elements in their order; "" for a tensor that holds none itself, or is sparse.
+
+    A tensor on a GPU is copied, and the stream is waited for.
+    """
+    try:
+        if x.layout is not torch.strided or x.is_meta or x.is_nested:
+            return ""
+        address_of(x)
+        whole = x.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        kind = f"{x.dtype}{tuple(x.shape)}"
+        return f"{kind} {fingerprint(address_of(whole), whole.nbytes)}"
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ):  # given away, as FSDP does; a wrapper; not made yet
+        return ""

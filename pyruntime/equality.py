@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether all ranks have the same model: fingerprints of its arrays, and settings, compared every
+so many steps. For an adapter's optimizer, on the thread that closes its rounds.
+
+A round's consensus compares one digest of all of it, without a call of its own. Where digests
+differ, every rank learns it there, and all exchange what they have, once, to tell how.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from farandole._library import ffi
+from farandole.calls.handles import Handle
+from farandole.errors import MismatchError, counted, ranks_text
+from farandole.members import ProcessSet
+from farandole.ops import allgather_async
+from farandole.topology import rank
+
+_SHOWN = 4  # names and settings in a text
+Told = list[dict[str, Any]]  # of each rank that takes part
+
+
+class Model(NamedTuple):
+    """What ranks compare."""
+
+    arrays: Mapping[str, str]  # name -> fingerprint; "": it has no memory here
+    settings: Mapping[str, str]  # "lr of group 0" -> "0.1"
+
+
+def fingerprint(address: int, nbytes: int) -> str:
+    """128 bits of host memory, as text."""
+    memory = ffi.buffer(ffi.cast("char*", address), nbytes)
+    return hashlib.blake2b(memory, digest_size=16).hexdigest()
+
+
+class Equality:
+    """When one optimizer's model is compared, and what came of it."""
+
+    def __init__(
+        self,
+        describe: Callable[[], Model],
+        process_set: ProcessSet,
+        every: int,
+        raises: bool,
+    ) -> None:
+        """`every`: steps from one comparison to the next, 0: none; `raises`: a difference is a
+        MismatchError, not a warning."""
+        self._describe = describe
+        self._process_set = process_set
+        self._every = every
+        self._raises = raises
+        self.restart()
+
+    def restart(self) -> None:
+        """To be called when the counts of steps start again, on all ranks."""
+        self._compared: tuple[int, int] | None = None  # joins and steps at the last digest
+        self._equal: int | None = None  # steps when models were equal last
+        self._warned = False
+        self._found: Exception | None = None
+        self._handle: Handle[Any] | None = None
+
+    def digest(self, joins: int, steps: int) -> int:
+        """This rank's part in the consensus, from 1 to 2^63 - 1; 0: nothing to compare.
+
+        `joins`, `steps`: calls of join(), and of step() since the last one.
+        """
+        if not self._every or self._warned or steps % self._every:
+            return 0
+        if self._compared == (joins, steps):  # in an earlier round of this step
+            return 0
+        self._compared = joins, steps
+        text = json.dumps(self._describe(), sort_keys=True).encode()
+        number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+        return number >> 1 or 1
+
+    def heard(self, scope: str, digest: int, equal: bool, steps: int, limit: float | None) -> None:
+        """To be called after the consensus, on all ranks, with the largest `digest` of all.
+
+        Collective if digests are not `equal`. Raises StallError after `limit` seconds; it may be
+        called again then.
+        """
+        if digest == 0:
+            return
+        text = None if equal else self._difference(scope, steps, limit)
+        if text is None:
+            self._equal = steps
+            return
+        self._warned = not self._raises
+        self._found = MismatchError(text) if self._raises else UserWarning(text)
+
+    def tell(self) -> None:
+        """Warns of a difference that was found, or raises MismatchError."""
+        found, self._found = self._found, None
+        if isinstance(found, MismatchError):
+            raise found
+        if found is not None:
+            warnings.warn(str(found), UserWarning, stacklevel=2)
+
+    def _difference(self, scope: str, steps: int, limit: float | None) -> str | None:
+        if self._handle is None:
+            model = self._describe()
+            own = {"rank": rank(), "raises": self._raises, **model._asdict()}
+            line = np.frombuffer(json.dumps(own).encode() + b"\n", np.uint8)
+            name = f"{scope}.equality"
+            self._handle = allgather_async(line, name=name, process_set=self._process_set)
+        lines = self._handle.wait(limit).tobytes().splitlines()
+        self._handle = None
+        told: Told = [json.loads(line) for line in lines]  # ranks in join() send nothing
+        self._raises |= any(one["raises"] for one in told)
+        text = explain(told, self._equal)
+        return text and f"{scope}, after {counted(steps, 'step')}: {text}"
+
+
+def explain(told: Told, equal: int | None) -> str | None:
+    """How the ranks' models differ, and the likely cause; None: they do not.
+
+    `equal`: the number of steps after which they were equal; None: never.
+    """
+    arrays = {name: groups for name, groups in _differences(told, "arrays") if all(groups)}
+    settings = dict(_differences(told, "settings"))
+    texts = []
+    if arrays:
+        names, apart = list(arrays), _apart(told, arrays.values())
+        total = len({name for one in told for name in one["arrays"]})
+        texts.append(
+            f"the ranks have different models: {len(names)} of {counted(total, 'parameter')} "
+            f"({_listed(names)}) {'differs' if len(names) == 1 else 'differ'}, on {apart}"
+        )
+    for name, groups in [*settings.items()][:_SHOWN]:
+        values = [f"{value or 'missing'} on {ranks_text(who)}" for value, who in groups.items()]
+        texts.append(f"{name} is {', '.join(values)}")
+    if len(settings) > _SHOWN:
+        texts.append(f"{len(settings) - _SHOWN} more settings differ")
+    if not texts:
+        return None
+    return f"{'; '.join(texts)}. {_cause(bool(arrays), bool(settings), equal)}"
+
+
+def _differences(told: Told, what: str) -> Iterator[tuple[str, dict[str, list[int]]]]:
+    """(name, value -> ranks that have it; "": it is missing) of all that is not equal."""
+    names = dict.fromkeys(name for one in told for name in one[what])
+    for name in names:
+        groups: defaultdict[str, list[int]] = defaultdict(list)
+        for one in told:
+            groups[one[what].get(name, "")].append(one["rank"])
+        if len(groups) > 1:
+            yield name, dict(groups)
+
+
+def _apart(told: Told, all_groups: Iterable[dict[str, list[int]]]) -> str:
+    """The ranks that differ from most, or from the first one."""
+    others: set[int] = set()
+    for groups in all_groups:
+        most = max(groups.values(), key=len)  # of equals the one that comes first
+        others |= {one["rank"] for one in told} - set(most)
+    rest = sorted({one["rank"] for one in told} - others)
+    return ranks_text(others) + (f" against {ranks_text(rest)}" if rest else "")
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _cause(arrays: bool, settings: bool, equal: int | None) -> str:
+    if not arrays:
+        return "Give the optimizer the same settings on all ranks, and step schedulers on all"
+    if equal is None:
+        text = "They have not been equal before"
+        remedy = "call broadcast_parameters(model.state_dict(), root_rank=0) before training"
+        return f"{text}: {remedy}" + (", and give all ranks the same settings" if settings else "")
+    text = f"They were equal after {counted(equal, 'step')}"
+    if settings:
+        return f"{text}: the settings have made them different since"
+    return (
+        f"{text}: since then a rank has changed its parameters by itself, computed the same step "
+        "with another result, or has faulty memory"
+    )

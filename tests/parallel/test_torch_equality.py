@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks whose models or settings differ are told so, with names, ranks and the likely cause."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import farandole.torch as hvd
+from harness.toys import batch, loss_of, network
+
+
+@pytest.fixture(autouse=True)
+def several() -> None:
+    if hvd.size() == 1:
+        pytest.skip("one rank is equal to itself")
+
+
+def last() -> int:
+    return hvd.size() - 1
+
+
+def made(model: nn.Module, lr: float = 0.1, **options: Any) -> Any:
+    options = {"verify_every": 1, "verify": "raise", **options}
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.5)
+    return hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+
+
+def step(model: nn.Module, optimizer: Any, number: int = 0) -> None:
+    optimizer.zero_grad()
+    loss_of(model, batch(hvd.rank(), number)).backward()
+    optimizer.step()
+
+
+def test_no_broadcast() -> None:
+    model = network()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(hvd.rank())
+    count = len([*model.parameters()])
+    text = f"after 0 steps: .*{count} of {count} parameters .* differ, on rank.*broadcast_param"
+    with pytest.raises(hvd.MismatchError, match=text):
+        step(model, made(model))
+
+
+@pytest.mark.parametrize("shard_state", [False, True])
+def test_a_flipped_bit(shard_state: bool) -> None:
+    model = network()
+    optimizer = made(model, shard_state=shard_state)
+    for number in range(2):
+        step(model, optimizer, number)
+    name, p = next(iter(model.named_parameters()))
+    if hvd.rank() == last():
+        p.data.view(torch.int32).view(-1)[3] ^= 1
+    text = rf"after 2 steps: .*: 1 of \d+ parameters \({name}\) differs.*equal after 1 step:"
+    with pytest.raises(hvd.MismatchError, match=text) as raised:
+        step(model, optimizer, 2)
+    assert f"on rank {last()} against rank" in str(raised.value)
+
+
+def test_another_learning_rate() -> None:
+    model = network()
+    optimizer = made(model, 0.4 if hvd.rank() == last() else 0.1)
+    with pytest.raises(hvd.MismatchError, match=f"lr of group 0 is 0.1 on .*0.4 on rank {last()}"):
+        step(model, optimizer)
+
+
+def test_a_scheduler_that_steps_on_one_rank() -> None:
+    model = network()
+    optimizer = made(model, verify_every=2)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for number in range(2):
+        step(model, optimizer, number)
+        if hvd.rank() == last():
+            scheduler.step()
+    with pytest.raises(hvd.MismatchError, match=r"lr of group 0 is .*settings have made them"):
+        step(model, optimizer, 2)
+
+
+def test_a_layer_frozen_on_one_rank() -> None:
+    model = network()
+    if hvd.rank() == last():
+        next(iter(model.parameters())).requires_grad_(False)
+    optimizer = made(model)
+    with pytest.raises(hvd.MismatchError, match="freeze"):
+        step(model, optimizer)
+
+
+def test_one_warning_is_enough() -> None:
+    model = network()
+    optimizer = made(model, 0.1 + hvd.rank(), verify="warn")
+    with pytest.warns(UserWarning, match="lr of group 0"):
+        step(model, optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(model, optimizer, 1)
+
+
+def test_one_rank_that_raises_makes_all_raise() -> None:
+    model = network()
+    optimizer = made(model, 0.1 + hvd.rank(), verify="warn" if hvd.rank() else "raise")
+    with pytest.raises(hvd.MismatchError, match="lr of group 0"):
+        step(model, optimizer)
+
+
+def test_intervals_may_differ() -> None:
+    model = network()
+    optimizer = made(model, verify_every=1 + hvd.rank())
+    for number in range(5):
+        step(model, optimizer, number)
+
+
+def test_never() -> None:
+    model = network()
+    optimizer = made(model, 0.1 + hvd.rank(), verify_every=0)
+    step(model, optimizer)
+
+
+def test_what_has_no_bytes_is_left_out() -> None:
+    model = network()
+    optimizer = made(model)
+    frozen = nn.Parameter(torch.arange(6.0).reshape(2, 3).t(), requires_grad=False)
+    odd = nn.Parameter(torch.ones(3, dtype=torch.complex64).conj(), requires_grad=False)
+    sparse = torch.eye(3).to_sparse() * hvd.rank()
+    optimizer.add_param_group({"params": [frozen, odd, nn.Parameter(sparse, requires_grad=False)]})
+    step(model, optimizer)
+    if hvd.rank() == last():
+        frozen.data = frozen.data.contiguous()  # another layout of the same values
+    step(model, optimizer, 1)
+    if hvd.rank() == last():
+        odd.data = odd.data * 2
+    with pytest.raises(hvd.MismatchError, match=r"1 of \d+ parameters \(group\[1\]\[1\]\) differs"):
+        step(model, optimizer, 2)
+
+
+def test_accumulation_and_a_skipped_step_are_no_difference() -> None:
+    model = network()
+    optimizer = made(model, backward_passes_per_step=2)
+    for number in range(6):
+        loss_of(model, batch(hvd.rank(), number)).backward()
+        if number in (1, 5):
+            optimizer.step()
+            optimizer.zero_grad()

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How differences between ranks are told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from farandole.equality import Told, explain, fingerprint
+
+
+def told(*ranks: tuple[dict[str, str], dict[str, str]]) -> Told:
+    return [{"rank": r, "arrays": a, "settings": s} for r, (a, s) in enumerate(ranks)]
+
+
+def test_a_slice_of_many_counts() -> None:
+    data = np.arange(5 << 20, dtype=np.float64)  # 40 MiB
+    before = fingerprint(data.ctypes.data, data.nbytes)
+    assert fingerprint(data.ctypes.data, data.nbytes) == before
+    data[-1] = np.nextafter(data[-1], 0)
+    assert fingerprint(data.ctypes.data, data.nbytes) != before
+
+
+def test_the_rank_that_most_differ_from_is_named() -> None:
+    text = explain(told(({"w": "a"}, {}), ({"w": "b"}, {}), ({"w": "a"}, {})), 7)
+    assert text is not None
+    assert "1 of 1 parameter (w) differs, on rank 1 against ranks 0, 2" in text
+    assert "They were equal after 7 steps" in text
+
+
+@pytest.mark.parametrize("other", [{"w": ""}, {"w": "a"}])
+def test_what_a_rank_cannot_read_is_no_difference(other: dict[str, str]) -> None:
+    assert explain(told(({"w": "a"}, {"lr": "1"}), (other, {"lr": "1"})), None) is None
+
+
+def test_a_setting_that_one_rank_lacks() -> None:
+    text = explain(told(({}, {"lr of group 0": "0.1"}), ({}, {})), None)
+    assert text is not None
+    assert text.startswith("lr of group 0 is 0.1 on rank 0, missing on rank 1.")
