@@ -219,22 +219,23 @@ __device__ void copy_words(const Chunk& chunk, unsigned begin, unsigned bytes) {
   for (; i < count; i += blockDim.x) to[i] = from[i];
 }
 
+// Source and target are equally far from a multiple of T's size.
+template <class T>
+__device__ void copy_as(const Chunk& chunk) {
+  unsigned head = unsigned(-chunk.source) % sizeof(T);
+  head = head < chunk.elements ? head : chunk.elements;
+  const unsigned body = (chunk.elements - head) / sizeof(T) * sizeof(T);
+  copy_words<unsigned char>(chunk, 0, head);
+  copy_words<T>(chunk, head, body);
+  copy_words<unsigned char>(chunk, head + body, chunk.elements - head - body);
+}
+
 __device__ void copy_bytes(const Chunk& chunk) {
   const unsigned long long difference = chunk.source ^ chunk.target;
-  if (difference % 16 == 0) {
-    unsigned head = unsigned(-chunk.source) % 16;
-    head = head < chunk.elements ? head : chunk.elements;
-    const unsigned body = (chunk.elements - head) / 16 * 16;
-    copy_words<unsigned char>(chunk, 0, head);
-    copy_words<uint4>(chunk, head, body);
-    copy_words<unsigned char>(chunk, head + body, chunk.elements - head - body);
-  } else if ((chunk.source | chunk.target) % 4 == 0) {
-    const unsigned body = chunk.elements / 4 * 4;
-    copy_words<unsigned>(chunk, 0, body);
-    copy_words<unsigned char>(chunk, body, chunk.elements - body);
-  } else {
-    copy_words<unsigned char>(chunk, 0, chunk.elements);
-  }
+  if (difference % 16 == 0) return copy_as<uint4>(chunk);
+  if (difference % 4 == 0) return copy_as<unsigned>(chunk);
+  if (difference % 2 == 0) return copy_as<unsigned short>(chunk);
+  copy_words<unsigned char>(chunk, 0, chunk.elements);
 }
 
 template <class T>

@@ -221,6 +221,7 @@ bool Driver::done(Handle handle) {
 // For the background thread.
 void Driver::ask_scheduler() {
   ask_for_short_slice();
+  ask_for_punctual_sleeps();
   if (!setup_.real_time || ask_for_real_time()) return;
   log(LogLevel::kWarning,
       "FARANDOLE_PRIORITY=realtime is not permitted here, and changes nothing; it needs "

@@ -16,10 +16,17 @@ namespace {
 // our thread polls; it also looks at NCCL's asynchronous error while work is in flight.
 constexpr std::chrono::microseconds kSoon{200};
 constexpr std::chrono::microseconds kSoonLook{20};
-constexpr std::chrono::milliseconds kBusyLook{1};
+constexpr std::chrono::milliseconds kSlowestLook{1};
 constexpr std::chrono::milliseconds kWorkingLook{100};
+constexpr size_t kMostOperators = 32;  // one for each weight, until a bucket comes with more
 constexpr std::chrono::seconds kClosingTimeout{10};
 constexpr std::chrono::seconds kAbortTimeout{5};
+
+// What a call that began then adds to its time by being looked at: one percent, but for short and for very long ones.
+std::chrono::nanoseconds pause_since(int64_t begun_ns) {
+  return std::clamp<std::chrono::nanoseconds>(std::chrono::nanoseconds((now_ns() - begun_ns) / 100),
+                                              kSoonLook, kSlowestLook);
+}
 
 // One that has failed at once exists all the same (2.28.9 src/init.cc:2159): its asynchronous error says so, and it must
 // be aborted.
@@ -66,7 +73,7 @@ void NcclCommunicator::close() {
   nccl::Result result = setup_.api->finalize(comm_);
   const Deadline deadline = Deadline::in(kClosingTimeout);
   while (result == nccl::kInProgress && !deadline.expired()) {
-    std::this_thread::sleep_for(kBusyLook);
+    std::this_thread::sleep_for(kSlowestLook);
     if (setup_.api->async_error(comm_, &result) != nccl::kSuccess) break;
   }
   if (result != nccl::kSuccess) return;
@@ -104,7 +111,7 @@ void NcclCommunicator::begin(Calls&& calls) {
   GpuDevice::Scope scope(*setup_.device);
   calls();
   busy_.ready_by = Deadline::in(setup_.open_timeout);
-  busy_.soon_until_ns = Deadline::in(kSoon).ns();
+  busy_.begun_ns = now_ns();
   busy_.watched = false;
   state_ = State::kBusy;
   look();
@@ -114,6 +121,10 @@ void NcclCommunicator::begin(Calls&& calls) {
 void NcclCommunicator::launch(std::span<const NcclCall> calls) {
   const nccl::Api& api = *setup_.api;
   begin([&] {
+    if (weighted_.size() >= kMostOperators) {  // calls that were made with them keep what they need
+      for (const auto& [of, made] : weighted_) api.operator_destroy(made, comm_);
+      weighted_.clear();
+    }
     for (const NcclCall& one : calls) add_operator(one);
     nccl::Result refused = nccl::kSuccess;
     api.check(api.group_start(), "ncclGroupStart", comm_);
@@ -241,7 +252,8 @@ bool NcclCommunicator::poll() {
   if (state_ != State::kBusy) return ready();
   std::lock_guard lock(mutex_);
   look();
-  if (state_ == State::kBusy && !busy_.watched && now_ns() > busy_.soon_until_ns) {
+  if (state_ == State::kBusy && !busy_.watched &&
+      now_ns() - busy_.begun_ns > std::chrono::nanoseconds(kSoon).count()) {
     busy_.watched = true;
     wake();
   }
@@ -286,6 +298,7 @@ void NcclCommunicator::wake() {
 
 // It sleeps once nothing has been in flight for one look, so that a steady stream of buckets need not wake it.
 void NcclCommunicator::watch() {
+  ask_for_punctual_sleeps();
   while (!quit_) {
     const uint32_t ticket = news_.load();
     const Deadline next = next_look();
@@ -298,7 +311,7 @@ Deadline NcclCommunicator::next_look() {
   const State before = state_;
   look();
   if (state_ != before) setup_.changed();
-  if (state_ == State::kBusy && busy_.watched) return Deadline::in(kBusyLook);
+  if (state_ == State::kBusy && busy_.watched) return Deadline::in(pause_since(busy_.begun_ns));
   const bool lives = state_ == State::kBusy || state_ == State::kReady;
   const bool works = flight_.launches > 0 || std::exchange(flight_.fresh, false);
   asleep_ = !lives || !works;

@@ -86,8 +86,8 @@ class NcclCommunicator {
 
   // What a call has begun and NCCL's own thread goes on with.
   struct Busy {
-    Deadline ready_by;                // later it is an error
-    int64_t soon_until_ns = 0;        // until then the driver polls
+    Deadline ready_by;  // later it is an error
+    int64_t begun_ns = now_ns();
     std::atomic<bool> watched{true};  // our thread polls, not the driver
     bool awaits_part = false;
   };

@@ -27,6 +27,7 @@ void fill_all(const DynamicLibrary& library, Api& api) {
   library.fill(api.group_start, "ncclGroupStart");
   library.fill(api.group_end, "ncclGroupEnd");
   library.fill(api.weighted_sum, "ncclRedOpCreatePreMulSum");
+  library.fill(api.operator_destroy, "ncclRedOpDestroy");
   library.fill_if_there(api.split, "ncclCommSplit");
   library.fill_if_there(api.memory_allocate, "ncclMemAlloc");
   library.fill_if_there(api.memory_free, "ncclMemFree");

@@ -81,6 +81,7 @@ struct Api {
   Result (*group_start)();
   Result (*group_end)();
   Result (*weighted_sum)(RedOp* op, void* weight, DataType type, int residence, Comm comm);
+  Result (*operator_destroy)(RedOp op, Comm comm);
   // ---- nullptr where NCCL is too old: from 2.18,
   Result (*split)(Comm comm, int color, int key, Comm* part, ConfigV21400* config);
   // from 2.19,

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -86,6 +87,10 @@ void ask_for_short_slice() {
   if (attributes.policy != SCHED_OTHER) return;
   attributes.runtime_ns = 100'000;
   ::syscall(SYS_sched_setattr, 0, &attributes, 0);
+}
+
+void ask_for_punctual_sleeps() {
+  ::prctl(PR_SET_TIMERSLACK, 1UL);  // nanoseconds; 0 would mean the default
 }
 
 bool ask_for_real_time() {

@@ -30,6 +30,9 @@ class LeavableThread {
 // computing ones. Older kernels ignore it.
 void ask_for_short_slice();
 
+// Lets this thread's timed sleeps end on time: by default the kernel may add 50 us to each.
+void ask_for_punctual_sleeps();
+
 // Lets this thread preempt all normal ones: SCHED_RR at its lowest priority. False: not permitted. A policy
 // that the user chose is kept.
 bool ask_for_real_time();

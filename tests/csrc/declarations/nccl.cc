@@ -59,6 +59,7 @@ static_assert(alike(&Api::memory_allocate, &ncclMemAlloc));
 static_assert(alike(&Api::memory_free, &ncclMemFree));
 static_assert(alike(&Api::buffer_register, &ncclCommRegister));
 static_assert(alike(&Api::buffer_deregister, &ncclCommDeregister));
+static_assert(alike(&Api::operator_destroy, &ncclRedOpDestroy));
 static_assert(alike(&Api::window_register, &ncclCommWindowRegister));
 static_assert(alike(&Api::window_deregister, &ncclCommWindowDeregister));
 static_assert(nccl::kWindowSymmetric == NCCL_WIN_COLL_SYMMETRIC);

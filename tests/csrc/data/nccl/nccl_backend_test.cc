@@ -170,6 +170,19 @@ TEST(neighbours_in_a_window_are_one_call) {
   CHECK_EQ(plan.calls[2].count, size_t{4});
 }
 
+// A program may scale each step by another factor.
+TEST(operators_do_not_pile_up) {
+  std::vector<BucketSpec> buckets;
+  for (int step = 0; step < 200; ++step) {
+    BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
+    specs[0].part.signature.prescale = 2.0 + step;
+    buckets.push_back(specs);
+  }
+  run_all(2, buckets);
+  CHECK(gpu_library().most_operators() > 0);
+  CHECK(gpu_library().most_operators() <= 40);
+}
+
 // From 2.19 on; before windows whose kernels an abort ends.
 TEST(an_older_nccl_registers_buffers) {
   CHECK(gpu_library().nccl->window_register);

@@ -2,6 +2,7 @@
 #include "lib/os/thread.h"
 
 #include <sched.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -24,6 +25,16 @@ TEST(a_thread_of_ours_blocks_all_signals) {
   sigset_t set;
   pthread_sigmask(SIG_SETMASK, nullptr, &set);
   CHECK_EQ(sigismember(&set, SIGINT), 0);
+}
+
+TEST(sleeps_of_a_thread_that_asks_are_punctual) {
+  int slack_ns = 0;
+  std::thread thread = start_thread("farandole", [&] {
+    ask_for_punctual_sleeps();
+    slack_ns = prctl(PR_GET_TIMERSLACK);
+  });
+  thread.join();
+  CHECK_EQ(slack_ns, 1);
 }
 
 TEST(real_time_where_it_is_permitted) {

@@ -36,6 +36,8 @@ void gpu_double_capture(cuda::Stream stream);
 int gpu_double_end_capture(cuda::Stream stream);
 // What NCCL_ALGO was when the last communicator was made.
 const char* gpu_double_algorithm();
+// The most operators that a communicator has had at once.
+int gpu_double_most_operators();
 // Calls of ncclCommSplit since the last time.
 int gpu_double_splits();
 // The names of NVTX ranges since the last time, one a line. Valid until the thread asks again.

@@ -3,11 +3,13 @@
 // it has reached the front of its stream on every rank: launches in different orders never run.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -37,6 +39,7 @@ std::map<std::string, std::shared_ptr<Group>> groups;  // by unique id
 uint64_t next_id = 1;
 std::string algorithm;
 uint64_t placed_bytes = 0;
+int most_operators = 0;
 
 }  // namespace
 
@@ -66,7 +69,7 @@ Result state_of(Comm comm) {
 Result enqueue(Hardware& hardware, Comm comm, cuda::Stream stream, Call call) {
   if (const Result early = check::ensure_ready(comm)) return comm->state = early;
   if (call.op > nccl::kAverage) {
-    call.weight = comm->weights.at(static_cast<size_t>(call.op - 5));
+    call.weight = comm->weights.at(static_cast<size_t>(call.op - 5)).value();
   }
   const void* const buffer = call.output ? call.output : call.input;
   if (!comm->registered.place_of(buffer, call.place)) return kInvalidUsage;
@@ -113,6 +116,11 @@ void gpu_double_hold_aborts(bool held) {
 uint64_t gpu_double_placed_bytes() {
   auto lock = Hardware::instance().lock();
   return placed_bytes;
+}
+
+int gpu_double_most_operators() {
+  auto lock = Hardware::instance().lock();
+  return most_operators;
 }
 
 const char* gpu_double_algorithm() {
@@ -217,8 +225,21 @@ Result ncclRedOpCreatePreMulSum(RedOp* op, void* weight, DataType type, int resi
     } else {
       return kInvalidArgument;  // the core scales these in float32, or in its own kernel
     }
-    comm->weights.push_back(value);
-    *op = 4 + static_cast<int>(comm->weights.size());
+    auto slot = std::ranges::find(comm->weights, std::optional<double>());
+    if (slot == comm->weights.end()) slot = comm->weights.insert(slot, std::nullopt);
+    *slot = value;
+    *op = 5 + static_cast<int>(slot - comm->weights.begin());
+    most_operators = std::max(most_operators, *op - 4);
+    return 0;
+  });
+}
+
+Result ncclRedOpDestroy(RedOp op, Comm comm) {
+  const check::OneThread alone(comm);
+  return check::call("ncclRedOpDestroy", [&](Hardware&) -> int {
+    const auto slot = static_cast<size_t>(op - 5);
+    if (slot >= comm->weights.size() || !comm->weights[slot]) return kInvalidArgument;
+    comm->weights[slot].reset();
     return 0;
   });
 }

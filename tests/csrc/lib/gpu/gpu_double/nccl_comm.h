@@ -5,6 +5,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <thread>
 #include <vector>
@@ -68,7 +69,7 @@ struct ncclComm {
   std::map<int, uint64_t> sent, received;                        // by peer
   farandole::nccl::Result state = farandole::nccl::kInProgress;  // what ncclCommGetAsyncError says
   std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
-  std::vector<double> weights;
+  std::vector<std::optional<double>> weights;          // of operators; empty: destroyed
   std::shared_ptr<farandole::check::NcclFiles> files;  // null: all ranks are threads
   farandole::check::Registrations registered;
   farandole::nccl::UniqueId id;
