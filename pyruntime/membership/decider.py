@@ -95,7 +95,7 @@ class Decider:
             return {}
         self._forget_lost_hosts(now)
         self._end_where_it_ends(now)
-        if self._leave or not self._ending():
+        if not self._record.done and (self._leave or not self._ending()):
             self._decide(now)
         if not self._ending():
             self._start_and_end(now)

@@ -141,6 +141,19 @@ def test_training_is_done_when_all_say_so() -> None:
     assert job.decider.outcome == ""
 
 
+def test_who_is_done_goes_on_in_no_world_when_asked_to_leave() -> None:
+    job = Job()
+    for name in job.begin():
+        job.stand(name, 1, 9, away=True, finished=True)
+    assert job.tell().done
+    job.decider.leave()
+    first = next(iter(job.ranks))
+    job.ranks[first] = job.ranks[first]._replace(end=End.LOST)
+    view = job.tell()
+    assert view.done
+    assert view.world.number == 1
+
+
 def test_a_new_supervisor_takes_the_ranks_over() -> None:
     job = Job()
     members = job.begin()
