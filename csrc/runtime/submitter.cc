@@ -13,7 +13,11 @@ CheckedCall Submitter::check(const farandole_request& request, bool repeats) {
   const ProcessSet set = calls_.set_of(name_of_request(request));
   CheckedCall call = check_request(request, set, own_);
   call.request.signature.window_range = gpus_.window_range_of(call.request);
-  if (!repeats) check_buffers(call.request, call.submission, set);
+  if (repeats) return call;
+  check_buffers(call.request, call.submission, set);
+  Failure unsound;
+  if (check_numerics_) unsound = numerics_of(call.request, call.submission, own_);
+  if (unsound) throw Error(unsound.code, unsound.text);
   return call;
 }
 
@@ -21,9 +25,6 @@ std::vector<Handle> Submitter::submit(std::span<const farandole_request> request
   std::vector<Handle> handles;
   std::exception_ptr error;
   try {
-    Failure unsound;
-    if (check_numerics_) unsound = numerics_of(requests, own_);
-    if (unsound) throw Error(unsound.code, unsound.text);
     gpus_.open(requests);
     std::vector<CheckedCall> calls;
     for (const farandole_request& request : requests) calls.push_back(check(request, false));

@@ -188,8 +188,8 @@ bool Publisher::may_run(const LaneQueue& lane) const {
 
 // Average divides by all members, joined or not (Horovod's rule), or by the active ones if so set.
 int64_t Publisher::divisor_of(const SetState& set, const Call& call) const {
-  if (!traits_of(call.signature().reduce_op).divides) return 1;
-  return parts_.settings.average_active ? set.members() - call.terms().joined() : set.members();
+  const int left_out = parts_.settings.average_active ? call.terms().joined() : 0;
+  return plain_item(call.id(), call.signature(), set.members() - left_out).divisor;
 }
 
 // Writes a Define when ranks don't know the request yet, or when it has changed.

@@ -1,9 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/backend/backend.h"
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
+#include "base/error.h"
+
 namespace farandole {
+namespace {
+
+[[noreturn]] void contradiction(const Part& part, const std::string& what) {
+  throw Error(ErrorCode::kInternal,
+              std::string("bucket part (") + name_of(part.signature.op) + "): " + what);
+}
+
+}  // namespace
 
 bool Lane::step() {
   if (buckets_.empty()) return false;
@@ -25,6 +37,124 @@ void Lane::abort(const Failure& failure) {
   backend_->abort();
   begun_ = false;
   for (Bucket& bucket : std::exchange(buckets_, {})) bucket.done(&failure);
+}
+
+// ---- Layouts
+
+kernels::Factors factors_of(const Part& part) {
+  const Signature& signature = part.signature;
+  return {signature.prescale, signature.postscale, part.divisor};
+}
+
+size_t PartLayout::share_start(int owner) const {
+  size_t before = 0;
+  for (int member = 0; member < owner; ++member) before += rows(member);
+  return row_bytes() * before;
+}
+
+size_t PartLayout::longest_share() const {
+  return row_bytes() * static_cast<size_t>(*std::max_element(part_.rows.begin(), part_.rows.end()));
+}
+
+size_t PartLayout::bytes_between(int sender, int receiver) const {
+  if (traits_.rooted() && sender != part_.signature.root) return 0;
+  const size_t first =
+      traits_.first_told(static_cast<size_t>(sender), static_cast<size_t>(members_));
+  return row_bytes() * rows(static_cast<int>(first) + receiver);
+}
+
+int PartLayout::receiver(int sender, int piece) const {
+  return meets_each() ? (sender + 1 + piece) % members_ : kEverybody;
+}
+
+size_t PartLayout::piece_bytes(int sender, int piece) const {
+  switch (traits_.pattern) {
+    case Pattern::kOneToAll: return sender == part_.signature.root ? part_.signature.bytes() : 0;
+    case Pattern::kEachToAll: return row_bytes() * rows(sender);
+    default: return bytes_between(sender, receiver(sender, piece));
+  }
+}
+
+size_t PartLayout::piece_start(int sender, int receiver) const {
+  if (!meets_each()) return 0;
+  size_t before = 0;
+  for (int member = 0; member < receiver; ++member) before += bytes_between(sender, member);
+  return before;
+}
+
+size_t PartLayout::landing_start(int sender, int receiver) const {
+  if (traits_.pattern == Pattern::kOneToAll) return 0;
+  size_t before = 0;
+  for (int member = 0; member < sender; ++member) {
+    before += meets_each() ? bytes_between(member, receiver) : row_bytes() * rows(member);
+  }
+  return before;
+}
+
+size_t PartLayout::input_bytes(int member) const {
+  switch (traits_.pattern) {
+    case Pattern::kReduceToAll:
+    case Pattern::kReduceToOwners: return part_.signature.bytes();
+    case Pattern::kOneToAll:
+    case Pattern::kEachToAll: return piece_bytes(member, 0);
+    case Pattern::kEachToEach: return piece_start(member, members_);
+    case Pattern::kMeet:
+    case Pattern::kNone: break;
+  }
+  return 0;
+}
+
+size_t PartLayout::output_bytes(int member) const {
+  switch (traits_.rows) {
+    case Rows::kNone: return part_.signature.bytes();
+    case Rows::kKept: return share_bytes(member);
+    case Rows::kBrought:
+    case Rows::kPairs: return landing_start(members_, member);
+  }
+  return 0;
+}
+
+void PartLayout::check_rows() const {
+  const auto count = static_cast<size_t>(members_);
+  const size_t expected = traits_.rows == Rows::kKept ? count : traits_.told_rows(count);
+  if (part_.rows.size() != expected) {
+    contradiction(part_, std::to_string(part_.rows.size()) + " row counts instead of " +
+                             std::to_string(expected));
+  }
+  int64_t sum = 0;
+  for (int64_t rows : part_.rows) {
+    if (rows < 0) contradiction(part_, "a negative row count");
+    sum += rows;
+  }
+  if (traits_.rows == Rows::kKept && sum != part_.signature.rows()) {
+    contradiction(part_, "its members keep " + std::to_string(sum) + " rows of " +
+                             std::to_string(part_.signature.rows()));
+  }
+}
+
+void PartLayout::check(int member) const {
+  const Signature& signature = part_.signature;
+  check_rows();
+  if (traits_.rooted() &&
+      (signature.root < 0 || signature.root >= members_ || !part_.has(signature.root))) {
+    contradiction(part_, "no input at root " + std::to_string(signature.root));
+  }
+  if (!part_.present.empty()) {
+    if (part_.present.size() != static_cast<size_t>(members_)) {
+      contradiction(part_, "presence of " + std::to_string(part_.present.size()) + " members");
+    }
+    bool anybody = false;
+    for (int other = 0; other < members_; ++other) {
+      anybody = anybody || part_.has(other);
+      if (traits_.ragged() && !part_.has(other) && input_bytes(other) > 0) {
+        contradiction(part_, "rows of absent member " + std::to_string(other));
+      }
+    }
+    if (!anybody) contradiction(part_, "nobody has an input");
+  }
+  if (part_.has(member) && part_.input == nullptr && input_bytes(member) > 0) {
+    contradiction(part_, "member " + std::to_string(member) + " has no input, but is present");
+  }
 }
 
 }  // namespace farandole

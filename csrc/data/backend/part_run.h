@@ -8,7 +8,6 @@
 
 #include "base/types.h"
 #include "data/backend/backend.h"
-#include "data/backend/part_layout.h"
 
 namespace farandole {
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "data/backend/part_layout.h"
+#include "data/backend/backend.h"
 
 namespace farandole {
 

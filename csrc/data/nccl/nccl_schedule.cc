@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "data/backend/part_layout.h"
+#include "data/backend/backend.h"
 
 namespace farandole {
 namespace {
@@ -19,15 +19,11 @@ cuda::Address address_of(const std::byte* pointer) {
   return static_cast<cuda::Address>(reinterpret_cast<uintptr_t>(pointer));
 }
 
-size_t aligned(size_t bytes, size_t alignment) {
-  return (bytes + alignment - 1) / alignment * alignment;
-}
-
 // The second place begins where the first ends: nothing but padding is between them.
 bool are_neighbours(const Part& first, const Part& second) {
   const WindowRange &a = first.signature.window_range, &b = second.signature.window_range;
   return a.window == b.window &&
-         aligned(a.offset + first.signature.bytes(), kPackAlignment) == b.offset;
+         round_up(a.offset + first.signature.bytes(), kPackAlignment) == b.offset;
 }
 
 NcclCall call_of(const Part& part, const NcclWire& wire, cuda::Address input, cuda::Address output,
@@ -81,7 +77,7 @@ void NcclSchedule::make(std::span<const Part> parts, cuda::Address scratch,
 
 cuda::Address NcclSchedule::take(size_t bytes) {
   const cuda::Address address = scratch_ + used_;
-  used_ += aligned(bytes, kAlignment);
+  used_ += round_up(bytes, kAlignment);
   return address;
 }
 
@@ -200,7 +196,7 @@ void NcclSchedule::plan_packed(std::span<const Reduction> some) {
   const NcclWire& wire = some.front().wire;  // type and operator of all; other things may differ
   size_t bytes = 0;
   for (const Reduction& one : some) {
-    bytes += aligned(one.numbers() * size_of(wire.type), kPackAlignment);
+    bytes += round_up(one.numbers() * size_of(wire.type), kPackAlignment);
   }
   const cuda::Address buffer = take(bytes);
   cuda::Address at = buffer;
@@ -210,7 +206,7 @@ void NcclSchedule::plan_packed(std::span<const Reduction> some) {
       unpack.convert(address_of(one.part->output), one.wire.element, at, wire.type, one.numbers(),
                      one.wire.factor_out, one.wire.divisor_out);
     }
-    at += aligned(one.numbers() * size_of(wire.type), kPackAlignment);
+    at += round_up(one.numbers() * size_of(wire.type), kPackAlignment);
   }
   calls.push_back(call_of(*some.front().part, wire, buffer, buffer, bytes / size_of(wire.type)));
 }
@@ -232,7 +228,7 @@ void NcclSchedule::plan_reducescatter(const Reduction& one) {
     bring_in(one, input);
   }
   const cuda::Address target = address_of(part.output);
-  const bool overlaps = target < input + one.numbers() * size && input < target + mine * size;
+  const bool overlaps = overlap(target, mine * size, input, one.numbers() * size);
   const bool through_scratch =
       !part.output || wire.type != wire.element || overlaps || in_window(part.output);
   const cuda::Address output = through_scratch ? take(mine * size) : target;

@@ -3,7 +3,7 @@
 #include "data/nccl/nccl_wire.h"
 
 #include "base/error.h"
-#include "data/backend/part_layout.h"
+#include "data/backend/backend.h"
 
 namespace farandole {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "data/backend/part_layout.h"
+#include "data/backend/backend.h"
 
 namespace farandole {
 void Block::clear() {

@@ -8,6 +8,7 @@
 
 #include "base/abi.h"
 #include "base/error.h"
+#include "data/backend/backend.h"
 #include "kernels/kernels.h"
 
 namespace farandole {
@@ -234,9 +235,9 @@ void check_buffers(const Request& request, const Submission& mine, const Process
     result_rows = mine.splits[static_cast<size_t>(set.member)];
   }
   const size_t row = s.row_bytes();
-  const std::byte* const input_end = mine.input + static_cast<size_t>(rows) * row;
-  const std::byte* const output_end = mine.output + static_cast<size_t>(result_rows) * row;
-  if (mine.input >= output_end || mine.output >= input_end) return;
+  const size_t brought = static_cast<size_t>(rows) * row;
+  const size_t kept = static_cast<size_t>(result_rows) * row;
+  if (!overlap(mine.input, brought, mine.output, kept)) return;
   // allgather: a rank's input may already lie at its place in the result.
   if (traits.rows == Rows::kBrought && mine.input > mine.output) return;
   refuse(request, traits.in_place()
@@ -272,25 +273,6 @@ Failure numerics_of(const Request& request, const Submission& submission, Rank o
           title_of(request) + ": the input of rank " + std::to_string(own) +
               " holds NaN or infinity, first at element " + std::to_string(bad) + " of " +
               std::to_string(elements) + " (FARANDOLE_CHECK_NUMERICS=1 looks for it)"};
-}
-
-Failure numerics_of(std::span<const farandole_request> requests, Rank own) {
-  for (const farandole_request& raw : requests) {
-    const bool sound =
-        raw.dtype >= 0 && raw.dtype < kDTypeCount && raw.ndim >= 0 &&
-        std::all_of(raw.shape, raw.shape + raw.ndim, [](int64_t n) { return n >= 0; });
-    if (!sound) continue;
-    Request request = name_of_request(raw);
-    request.signature.dtype = static_cast<DType>(raw.dtype);
-    request.signature.device = raw.device;
-    const bool sends = request.signature.traits().end == End::kSender;
-    request.signature.root = sends ? own : raw.root;
-    Submission submission;
-    submission.shape = Dimensions({raw.shape, static_cast<size_t>(raw.ndim)});
-    submission.input = static_cast<const std::byte*>(raw.input);
-    if (Failure failure = numerics_of(request, submission, own)) return failure;
-  }
-  return {};
 }
 
 }  // namespace farandole

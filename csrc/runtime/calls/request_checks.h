@@ -3,8 +3,6 @@
 // Used by Submitter and RankCalls.
 #pragma once
 
-#include <span>
-
 #include "runtime/calls/tables.h"
 
 struct farandole_request;
@@ -38,7 +36,5 @@ Contribution contribution_of(const Request& request, const Submission& mine, Ran
 
 // FARANDOLE_CHECK_NUMERICS: the first NaN or infinity in the input of a call; code kOk: none, or this rank has no input.
 Failure numerics_of(const Request& request, const Submission& submission, Rank own);
-// The first such failure of these requests. Ignores invalid arguments: check_request() reports those.
-Failure numerics_of(std::span<const farandole_request> requests, Rank own);
 
 }  // namespace farandole
