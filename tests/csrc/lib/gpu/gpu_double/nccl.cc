@@ -225,7 +225,7 @@ Result ncclRedOpCreatePreMulSum(RedOp* op, void* weight, DataType type, int resi
     } else {
       return kInvalidArgument;  // the core scales these in float32, or in its own kernel
     }
-    auto slot = std::ranges::find(comm->weights, std::optional<double>());
+    auto slot = std::ranges::find_if_not(comm->weights, &std::optional<double>::has_value);
     if (slot == comm->weights.end()) slot = comm->weights.insert(slot, std::nullopt);
     *slot = value;
     *op = 5 + static_cast<int>(slot - comm->weights.begin());
