@@ -14,6 +14,7 @@ import os
 import stat
 import struct
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -23,6 +24,7 @@ import numpy as np
 
 from farandole import trees
 from farandole.errors import CheckpointError
+from farandole.membership.words import NOTHING, Commit
 from farandole.trees import KIND, Flat, Tree
 
 FORMAT = 1  # of the document
@@ -155,7 +157,9 @@ def _as_numpy(value: Any, path: str) -> np.ndarray[Any, Any]:
 # ---- a commit
 
 
-def write_commit(folder: Path, values: dict[str, Any], ranks: int) -> None:
+def write_commit(
+    folder: Path, values: dict[str, Any], ranks: int, commit: Commit = NOTHING
+) -> None:
     """Replaces the folder's commit, whatever is killed when.
 
     Raises CheckpointError for a folder that another user may write to, and where the disk fails;
@@ -166,6 +170,7 @@ def write_commit(folder: Path, values: dict[str, Any], ranks: int) -> None:
         shared = {name: trees.encode(x, name, blocks) for name, x in values.items()}
         digests = {name: digest(*block) for name, block in blocks.found.items()}
         document = {"ranks": ranks, "shared": shared, "digests": digests, "own": [{}] * ranks}
+        document["commit"] = list(commit)
         metadata = metadata_of(document)
     except RecursionError:
         raise TypeError("the state contains itself, or is nested too deeply for a file") from None
@@ -185,6 +190,47 @@ def write_commit(folder: Path, values: dict[str, Any], ranks: int) -> None:
             os.fsync(place)  # else the new name may be lost with the machine
     except OSError as reason:
         raise CheckpointError(f"no commit was written to {folder}: {reason}") from reason
+
+
+class Writer:
+    """Writes commits to one folder, in the background if told to; a thread at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self._newest: Commit | None = None  # that is on the disk
+
+    def write(self, values: dict[str, Any], ranks: int, commit: Commit) -> None:
+        """As write_commit(), unless it is there."""
+        if commit != self._newest:
+            write_commit(self._folder, values, ranks, commit)
+            self._newest = commit
+
+    def begin(self, values: dict[str, Any], ranks: int, commit: Commit) -> None:
+        """Begins to write `values`, which must not change any more. Raises the error of the one
+        before; where that is not written yet, it goes on instead."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        self.settle()
+
+        def work() -> None:
+            try:
+                self.write(values, ranks, commit)
+            except Exception as reason:
+                self._error = reason
+
+        self._thread = threading.Thread(target=work, name="farandole.commit")
+        self._thread.start()
+
+    def settle(self) -> None:
+        """Waits for what was begun. Raises its error, once."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
 
 def read_commit(folder: Path, like: dict[str, Any]) -> dict[str, Any] | None:
@@ -214,6 +260,23 @@ def read_commit(folder: Path, like: dict[str, Any]) -> dict[str, Any] | None:
         ) from reason
 
 
+def newest_commit(folder: Path) -> Commit:
+    """Which one the files of a job's calls hold: the greatest; NOTHING: there is none. Raises
+    CheckpointError as read_commit() does, but checks no tensor."""
+    found = NOTHING
+    for each in folder.glob("call-*"):
+        try:
+            with _opened(each, make=False) as place:
+                header, _ = _header_of(_bytes_of(place, each / FILE))
+            told = document_of(header[_METADATA]).get("commit", [0, 1])
+            found = max(found, Commit(int(told[0]), int(told[1])))
+        except FileNotFoundError:
+            continue
+        except (KeyError, TypeError, ValueError, IndexError, struct.error) as reason:
+            raise CheckpointError(f"the commit {each / FILE} is damaged: {reason}") from reason
+    return found
+
+
 def _header(metadata: dict[str, str], found: dict[str, Block]) -> bytes:
     header: dict[str, Any] = {_METADATA: metadata}
     begin = 0
@@ -231,11 +294,7 @@ def _header(metadata: dict[str, str], found: dict[str, Block]) -> bytes:
 
 def _parsed(data: bytes) -> tuple[dict[str, Any], dict[str, Block]]:
     """Document and tensors of a file. Raises ValueError, and errors of Python's own."""
-    (length,) = _LENGTH.unpack_from(data)
-    begin = _LENGTH.size + length
-    if length > _LONGEST_HEADER or begin > len(data):
-        raise ValueError(f"its header has {length} bytes, the file {len(data)}")
-    header = json.loads(data[_LENGTH.size : begin])
+    header, begin = _header_of(data)
     document = document_of(header.pop(_METADATA))
     found = {}
     for name, told in header.items():
@@ -252,6 +311,15 @@ def _parsed(data: bytes) -> tuple[dict[str, Any], dict[str, Block]]:
     return document, found
 
 
+def _header_of(data: bytes) -> tuple[dict[str, Any], int]:
+    """The header, and where the tensors begin. Raises ValueError, and errors of Python's own."""
+    (length,) = _LENGTH.unpack_from(data)
+    begin = _LENGTH.size + length
+    if length > _LONGEST_HEADER or begin > len(data):
+        raise ValueError(f"its header has {length} bytes, the file {len(data)}")
+    return json.loads(data[_LENGTH.size : begin]), begin
+
+
 # ---- whose a folder or file is
 
 
@@ -263,12 +331,12 @@ def _opened(folder: Path, make: bool) -> Iterator[int]:
     """
     if make:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    outer = _open_folder(folder.parent)
+    outer = open_folder(folder.parent)
     try:
         if make:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder.name, 0o700, dir_fd=outer)
-        inner = _open_folder(folder, outer)
+        inner = open_folder(folder, outer)
         try:
             yield inner
         finally:
@@ -277,8 +345,9 @@ def _opened(folder: Path, make: bool) -> Iterator[int]:
         os.close(outer)
 
 
-def _open_folder(path: Path, within: int | None = None) -> int:
-    """`within`: the descriptor of its parent; None: the whole path counts."""
+def open_folder(path: Path, within: int | None = None) -> int:
+    """The descriptor of a folder that is this user's own alone, else CheckpointError. `within`: the
+    descriptor of its parent; None: the whole path counts."""
     name = path if within is None else path.name
     found = os.stat(name, dir_fd=within, follow_symlinks=False)
     _check(path, found)  # first: an error that names the owner says more than one of open()
@@ -304,10 +373,16 @@ def _bytes_of(place: int, path: Path) -> bytes:
                 "run code: it is not read; remedy: start again in a different folder"
             ) from None
         raise
+    return read_file(place, FILE, path)
+
+
+def read_file(place: int, name: str, path: Path | None = None) -> bytes:
+    """A file of the folder with the descriptor `place`; errors name `path`. Raises CheckpointError
+    for one that another user may write to, OSError."""
     # Not waiting for somebody to write, if it is a pipe by now.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with os.fdopen(os.open(FILE, flags, dir_fd=place), "rb") as file:
-        _check(path, os.fstat(file.fileno()))
+    with os.fdopen(os.open(name, flags, dir_fd=place), "rb") as file:
+        _check(path or Path(name), os.fstat(file.fileno()))
         return file.read()
 
 

@@ -15,7 +15,7 @@ from farandole._library import check_count, ffi, lib, text
 _OF_LAUNCHERS = {
     *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
     *("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "FARANDOLE_RUN_KEY"),
-    "HOROVOD_DYNAMIC_PROCESS_SETS",
+    *("HOROVOD_DYNAMIC_PROCESS_SETS", "FARANDOLE_AGENT"),
 }
 _SECRETS = {"FARANDOLE_JOB_SECRET"}
 HIDDEN = "(hidden)"  # shown instead of a secret

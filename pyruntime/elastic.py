@@ -7,10 +7,9 @@ def train(state):
         ...
         state.commit()
 
-Under `mpirun --with-ft ulfm` the ranks that live go on when one has died, from the newest commit in
-their memory (farandole.worlds). Else the restart fails and the error is raised; `farandole run
---elastic` then starts all ranks anew, and they go on from the last commit on the disk
-(FARANDOLE_CHECKPOINT_DIR).
+Under `farandole run --elastic` the ranks that live go on when one has died or hangs, from the newest
+commit in their memory (farandole.worlds). Else all ranks start anew together; where one is dead,
+that fails, and the error is raised. Commits are on the disk too, if FARANDOLE_CHECKPOINT_DIR is set.
 """
 
 from __future__ import annotations
@@ -18,21 +17,22 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
 from farandole import ops, runtime, topology
-from farandole.commits import read_commit, write_commit
+from farandole.commits import Writer, read_commit
 from farandole.config import setting
-from farandole.errors import RETRIED, CheckpointError, HostsUpdatedInterrupt
+from farandole.errors import RETRIED, CheckpointError, HostsUpdatedInterrupt, PeerError
+from farandole.membership.words import Commit
 from farandole.objects import broadcast_object
-from farandole.start import joining, leaving, supervised
+from farandole.start import agency, leaving
 from farandole.worlds import Worlds
 
 __all__ = ["RETRIED", "ObjectState", "State", "run", "run_fn"]
@@ -77,32 +77,46 @@ class State(ABC):
             self._updates |= int(update_res)
 
     def commit(self) -> None:
-        """Saves, checks for host updates, and, in a function that run() has decorated, writes to
-        FARANDOLE_CHECKPOINT_DIR if that is set; collective."""
+        """Saves, and checks for host updates; in a function that run() has decorated also writes to
+        FARANDOLE_CHECKPOINT_DIR, if that is set; collective."""
+        self._keep()
+        self.check_host_updates()
+
+    def _keep(self) -> None:
+        """Saves a new commit in memory."""
         self.save()
         self._commits += 1
-        self.check_host_updates()
-        if _folder is not None:
-            self._keep(_folder)
+        if _call is not None and _call.worlds is not None:
+            _call.worlds.committed()
 
     def check_host_updates(self) -> None:
         """Raises HostsUpdatedInterrupt on all ranks if any has noted an update, or shall leave
-        because of its supervisor or a signal; collective."""
+        because of a signal, or of what `farandole run --elastic` says; collective."""
         with self._lock:
             updates = self._updates
-        leaves = supervised.shall_leave()
-        # A rank that joins begins with the program's first call.
-        added = updates & _ADDED or (_worlds is not None and _calls == 1 and _worlds.tend())
-        noted = np.array([updates & _REMOVED, added, leaves], np.uint8)
+        call = _call
+        worlds = call.worlds if call is not None else None
+        signalled = agency.signalled()
+        noted = np.array(
+            [
+                updates & _REMOVED,
+                updates & _ADDED or (worlds is not None and worlds.meets),
+                worlds.leaves if worlds is not None else signalled,
+                signalled,
+                call is not None and call.wants_to_write(),
+            ],
+            np.uint8,
+        )
         ops.allreduce_(noted, op=ops.Max, name="farandole.elastic.hosts")
-        if noted.any():
-            raise HostsUpdatedInterrupt(skip_sync=not noted[1], leaving=bool(noted[2]))
-
-    def _keep(self, folder: Path) -> None:
-        """Writes, and lets the supervisor know of the progress."""
-        self.write(folder)
-        if topology.rank() == 0:
-            supervised.tell_commit()
+        removed, added, all_leave, some_leave, due = (bool(flag) for flag in noted)
+        if noted[:4].any():
+            self._keep()
+        if call is not None and (due or all_leave or some_leave):
+            call.write(self, at_once=all_leave or some_leave)
+        if noted[:4].any():
+            leaving = all_leave or signalled
+            skip = removed and not (added or some_leave)
+            raise HostsUpdatedInterrupt(skip_sync=skip, leaving=leaving)
 
     def write(self, folder: Path) -> None:
         """Writes what was saved last to `folder`, as a whole or not at all; collective."""
@@ -170,7 +184,11 @@ class ObjectState(State):
         """As in State; by rank 0. Raises on all ranks CheckpointError for a folder that another
         user may write to, and where the disk fails; TypeError for an attribute that no file without
         code can hold."""
-        _by_rank_0(lambda: write_commit(folder, self.saved(), topology.size()), "write")
+        writer = Writer(folder)
+        _by_rank_0(lambda: writer.write(self.saved(), topology.size(), self._number()), "write")
+
+    def _number(self) -> Commit:
+        return Commit(runtime.world(), self._commits)
 
     def read(self, folder: Path) -> bool:
         """As in State; on rank 0, whose state sync() copies. Raises on all ranks CheckpointError
@@ -218,22 +236,80 @@ def _by_rank_0(work: Callable[[], T | None], what: str) -> tuple[bool, T | None]
     return bool(told[1]), result
 
 
-_worlds: Worlds | None = None  # of the call under way; None: a dead rank ends the job
-_folder: Path | None = None  # where the commits of the call under way are written; None: nowhere
-_calls = 0  # of functions decorated with run(): each has a folder of its own
+class _Call:
+    """One call of a decorated function."""
+
+    def __init__(self, number: int, worlds: Worlds | None) -> None:
+        self.number, self.worlds = number, worlds
+        name = setting("FARANDOLE_CHECKPOINT_DIR")
+        self.folder = Path(name) / f"call-{number}" if name else None
+        self._writer = Writer(self.folder) if self.folder else None
+        self._seconds = float(setting("FARANDOLE_CHECKPOINT_SECONDS"))
+        self._written = time.monotonic()
+        # Of the first call `farandole run --elastic` knows whether there is anything.
+        self.unread = self.folder is not None and (worlds is None or number > 1)
+
+    def wants_to_write(self) -> bool:
+        """Whether the time has come, on rank 0."""
+        if self._writer is None or topology.rank() != 0:
+            return False
+        return time.monotonic() >= self._written + self._seconds
+
+    def write(self, state: State, at_once: bool = False) -> None:
+        """Puts the newest commit on the disk; collective. `at_once`: before it returns."""
+        if self.folder is None or self._writer is None:
+            return
+        self._written = time.monotonic()
+        if at_once or not isinstance(state, ObjectState):
+            if topology.rank() == 0:
+                self._writer.settle()
+            state.write(self.folder)
+            return
+
+        def begin() -> None:
+            self._writer.begin(state.saved(), topology.size(), state._number())
+
+        _by_rank_0(begin, "write")
+
+    def end(self, state: State) -> None:
+        """Puts the last commit on the disk, if it is not there; by rank 0 alone."""
+        if self._writer is not None and topology.rank() == 0 and isinstance(state, ObjectState):
+            self._writer.settle()
+            self._writer.write(state.saved(), topology.size(), state._number())
+
+    def read(self, state: State) -> None:
+        """Restores what is on the disk, where some rank wants that; collective."""
+        if self.folder is None:
+            return
+        wanted = np.array([self.unread or self._begins_on_disk()], np.uint8)
+        ops.allreduce_(wanted, op=ops.Max, name="farandole.elastic.unread")
+        if wanted[0] and state.read(self.folder):
+            state.on_reset()
+        self.unread = False
+
+    def _begins_on_disk(self) -> bool:
+        return self.worlds is not None and self.worlds.start.from_disk
+
+    def commits(self) -> int:
+        """The number of the commit that the present world begins with."""
+        return self.worlds.start.start.number if self.worlds is not None else 0
+
+
+_call: _Call | None = None  # the one under way
+_calls = 0  # how many there were: each has a folder of its own
 
 
 @contextlib.contextmanager
-def _folder_of_call() -> Iterator[Path | None]:
-    """A context in which commits are written, if the setting says so."""
-    global _folder, _calls
-    before, name = _folder, setting("FARANDOLE_CHECKPOINT_DIR")
+def _new_call(in_place: bool) -> Iterator[_Call]:
+    """A context in which commits count, and are written if the setting says so."""
+    global _call, _calls
+    before = _call
     _calls += 1
-    _folder = Path(name) / f"call-{_calls}" if name else None
+    _call = _Call(_calls, Worlds.of_job() if in_place else None)
     try:
-        yield _folder
+        yield _call
     finally:
-        _folder = before
+        _call = before
 
 
 def run_fn(
@@ -242,8 +318,8 @@ def run_fn(
     """Calls `func(state, ...)` in a loop: state.sync() comes first, and again after each failure.
 
     After an error in RETRIED the last commit is restored, after HostsUpdatedInterrupt the state
-    stays. Then `reset` is called, which restarts the runtime, under ULFM without the ranks that
-    have died and with new ones up to FARANDOLE_MAX_NP; its own error ends the loop. Any other error
+    stays. Then `reset` is called, which restarts the runtime, under `farandole run --elastic`
+    without the ranks that have died and with new ones; its own error ends the loop. Any other error
     is raised and ends training on the other ranks too: they get a PeerError with it, and do not
     restart.
 
@@ -251,96 +327,60 @@ def run_fn(
     state.on_reset(). Each call in a program has its own commits, by its place in the order. Then
     SIGTERM and SIGUSR1 on any rank, and `farandole run --elastic`, make all ranks leave at the same
     commit() or check_host_updates(): the state is written, and the program ends by SystemExit(0).
+    Under `farandole run --elastic` such a signal makes its own rank leave, and the others go on.
     """
 
     @functools.wraps(func)
     def wrapper(state: S, *args: P.args, **kwargs: P.kwargs) -> R:
         grace = float(setting("FARANDOLE_GRACE"))
-        in_place = reset is runtime.restart
         try:
-            with (
-                _folder_of_call() as folder,
-                supervised.signals(grace if folder else None),
-                _worlds_of_call() if in_place else contextlib.nullcontext() as worlds,
-            ):
-                result = attempts(state, folder, worlds, *args, **kwargs)
+            with _new_call(reset is runtime.restart) as call:
+                with agency.signals(grace if call.folder or call.worlds else None):
+                    result = attempts(state, call, *args, **kwargs)
         except BaseException as error:
             runtime.end_training(leaving.describe(error))
             raise
         runtime.end_training("its elastic training has ended normally")
         return result
 
-    def attempts(
-        state: S, folder: Path | None, worlds: Worlds | None, *args: P.args, **kwargs: P.kwargs
-    ) -> R:
-        skip_sync = finished = False
-        unread = folder
-        commits = 0
-        if joining.joins() and worlds is not None:
-            commits, unread = _join(state, worlds), None
+    def attempts(state: S, call: _Call, *args: P.args, **kwargs: P.kwargs) -> R:
+        skip_sync = False
+        if call.worlds is not None and call.worlds.begin():
+            state._commits = -1  # it has none yet
+            state.on_reset()
         while True:
+            error: BaseException | None = None
             try:
-                if unread and state.read(unread):
-                    state.on_reset()
-                unread = None
+                call.read(state)
                 if not skip_sync:
-                    _sync(state, commits)
+                    _sync(state, call)
                 result = func(state, *args, **kwargs)
-                if worlds is None:
+                call.end(state)
+                if call.worlds is None or call.worlds.ended():
                     return result
-                finished = True
-            except RETRIED:
+                error = PeerError("a rank was lost when this one had finished")
                 state.restore()
-                skip_sync = finished = False
+            except RETRIED as reason:
+                error = reason
+                state.restore()
+                skip_sync = False
             except HostsUpdatedInterrupt as interrupt:
                 if interrupt.leaving:
-                    _leave(state, folder)
-                skip_sync, finished = interrupt.skip_sync, False
-            if worlds is None:
+                    agency.note_leaving()
+                    raise SystemExit(0) from None
+                skip_sync = interrupt.skip_sync
+            if call.worlds is None:
                 reset()
             else:
-                found = worlds.go_on(state._commits, finished)
-                if found.finished:
-                    return result
-                if finished:
-                    state.restore()
-                commits, skip_sync = found.commits, False  # there may be new ranks
+                call.worlds.go_on(error)
+                skip_sync = False  # there may be new ranks
             state.on_reset()
 
     return wrapper  # type: ignore[return-value]  # callers may also name the state
 
 
-@contextlib.contextmanager
-def _worlds_of_call() -> Iterator[Worlds | None]:
-    """A context in which ranks outlive the death of another, if MPI lets them."""
-    global _worlds
-    before, _worlds = _worlds, Worlds.of_job()
-    try:
-        yield _worlds
-    except BaseException as error:
-        if _worlds is not None:
-            _worlds.leave(leaving.describe(error))
-        raise
-    finally:
-        if _worlds is not None:
-            _worlds.close()
-        _worlds = before
-
-
-def _join(state: State, worlds: Worlds) -> int:
-    """Makes this process a rank of the job that has started it; returns its commit's number."""
-    try:
-        found = worlds.join()
-    except joining.Away as reason:
-        print(f"farandole: a process that was to join ends: {reason}", file=sys.stderr, flush=True)
-        raise SystemExit(0) from reason
-    state._commits = -1
-    state.on_reset()
-    return found.commits
-
-
-def _sync(state: State, commits: int) -> None:
-    """Gives this rank the state of rank 0, whole or not at all; its number is `commits`."""
+def _sync(state: State, call: _Call) -> None:
+    """Gives this rank the state of rank 0, whole or not at all."""
     before = state.saved() if isinstance(state, ObjectState) else None
     try:
         state.sync()
@@ -349,17 +389,12 @@ def _sync(state: State, commits: int) -> None:
             state.restore_from(before)
         elif topology.rank() != 0:
             state._commits = -1  # parts of it may be of another commit
+            if call.worlds is not None:
+                call.worlds.forget()
         raise
-    state._commits = commits
-
-
-def _leave(state: State, folder: Path | None) -> NoReturn:
-    """Ends this process, and with it the job, so that another one can go on from here."""
-    if folder:
-        state.save()
-        state._keep(folder)
-    supervised.note_leaving()
-    raise SystemExit(0)
+    state._commits = call.commits()
+    if call.worlds is not None:
+        call.worlds.synchronized()
 
 
 def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:

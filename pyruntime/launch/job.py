@@ -20,7 +20,7 @@ _FORWARDED_PREFIXES = (
 # Variables that a launcher sets for its ranks; a launcher started by a rank must not get them.
 _OF_A_RANK = re.compile(
     r"(PMIX_(?!MCA_)|PMI_|PMI2_|PALS_|MV2_COMM_WORLD_|OMPI_COMM_WORLD_|OMPI_FILE_|OMPI_FIRST_RANKS|OMPI_UNIVERSE|PRTE_LAUNCHED"
-    r"|MPI_LOCAL|HYDI_|HYDRA_TMPDIR|FARANDOLE_(RENDEZVOUS|RANK|SIZE|SUPERVISOR|SUPERVISOR_KEY)$"
+    r"|MPI_LOCAL|HYDI_|HYDRA_TMPDIR|FARANDOLE_(RENDEZVOUS|RANK|SIZE|AGENT)$"
     r"|TORCHELASTIC_|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME)$)"
 )
 _MEETING = ("MASTER_ADDR", "MASTER_PORT")  # a user's own, unless they come with a rank's RANK
@@ -51,7 +51,6 @@ class Job:
     forwarded: tuple[str, ...] = ()  # further names that other hosts get
     binding: tuple[str, ...] | None = None  # options of the launcher; None: no binding
     oversubscribe: bool = False
-    ulfm: bool = False  # ranks survive the death of others
     tag: bool = False  # output lines begin with their rank
     timestamp: bool = False
     output: str | None = None  # prefix of files for the ranks' output

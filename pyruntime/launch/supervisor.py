@@ -1,32 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor of `farandole run --elastic`: it starts the launcher, hears from every rank how it
-ends, and starts all anew where another attempt may succeed. It runs on the main thread; other
-threads put what happens into its queue."""
+"""The supervisor of `farandole run --elastic`: it starts the agents of the hosts, hears from them,
+and tells them what membership/decider.py decides. It runs on the main thread; other threads put
+what happens into its queue."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import queue
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 from farandole.errors import counted
-from farandole.launch.attempt import Attempt, Ending, Event, Signal, say
-from farandole.launch.commands import Launcher
-from farandole.launch.job import Host, Job
-from farandole.launch.roster import Blacklist, Roster, places, plan, ranks_on
+from farandole.launch.agent import BEAT, say
+from farandole.launch.agents import Agents
+from farandole.launch.door import Door
+from farandole.launch.job import Job
+from farandole.launch.journal import FileJournal
+from farandole.launch.meetings import Meetings
+from farandole.launch.roster import Roster
+from farandole.membership import decider
+from farandole.membership.decider import Decider
+from farandole.membership.words import Status, decode, encode
+from farandole.start.server import Guest
 
 PREEMPTED = 75  # the exit code if a signal ended the job before it had finished: start it again
-_FAILED = 1
-_TICK = 1.0  # seconds between looks at the hosts while there are too few
-_ENDS = (signal.SIGINT, signal.SIGQUIT)  # the launcher, at once; the others ask ranks to leave
+_AGENTS = 4096  # at most
+_ENDS = (signal.SIGINT, signal.SIGQUIT)  # all at once; the others ask ranks to leave
 _SIGNALS = (*_ENDS, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+Event = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -41,18 +52,40 @@ class Rules:
     restarts: int = 3  # that may follow each other without a commit
     patience: float = 600.0  # seconds to wait for hosts
     grace: float = 30.0  # seconds to leave in, after a signal
+    stall: float = 300.0  # seconds after which a rank hangs
+    silence: float = 30.0  # seconds after which a host is lost
     folder: Path | None = None  # for commits; None: a new one, removed after success
 
 
-def supervise(launcher: Launcher, job: Job, rules: Rules) -> int:
+class _Door(Door):
+    """Where the agents call."""
+
+    def __init__(self, here: bool, supervisor: _Supervisor) -> None:
+        self._supervisor = supervisor
+        super().__init__(_AGENTS, here)
+
+    def tell(self, guest: Guest, words: list[Any]) -> None:
+        """Sends to an agent."""
+        self.soon(lambda: self._send(guest, json.dumps(words).encode()))
+
+    def _came(self, guest: Guest) -> None:
+        self._supervisor.events.put(lambda: self._supervisor.welcome(guest))
+
+    def _heard(self, guest: Guest, message: bytes) -> None:
+        words = json.loads(message)
+        self._supervisor.events.put(lambda: self._supervisor.hear(guest, words))
+
+    def _gone(self, guest: Guest) -> None:
+        self._supervisor.events.put(lambda: self._supervisor.lose(guest))
+
+
+def supervise(job: Job, rules: Rules) -> int:
     """Runs the job to its end, whatever it takes; returns the exit code."""
     folder = rules.folder or Path(tempfile.mkdtemp(prefix="elastic-", dir=Path.cwd()))
-    job = replace(
-        job, environment={**job.environment, "FARANDOLE_CHECKPOINT_DIR": str(folder.absolute())}
-    )
-    with _signals() as events, Roster(job.hosts, rules.script, rules.slots, say) as roster:
-        code = _Supervisor(launcher, job, rules, events, roster).run()
-    kept = folder.is_dir() and any(folder.iterdir())
+    supervisor = _Supervisor(job, rules, folder.absolute())
+    with _signals(supervisor), supervisor.door:
+        code = supervisor.run()
+    kept = any(folder.glob("call-*"))
     if rules.folder is None and (code == 0 or not kept):
         shutil.rmtree(folder, ignore_errors=True)
     elif code != 0 and kept:
@@ -61,157 +94,156 @@ def supervise(launcher: Launcher, job: Job, rules: Rules) -> int:
 
 
 class _Supervisor:
-    """The loop over attempts."""
+    """The decider's hands and ears."""
 
-    def __init__(
-        self,
-        launcher: Launcher,
-        job: Job,
-        rules: Rules,
-        events: SimpleQueue[Event],
-        roster: Roster,
-    ) -> None:
-        self._launcher, self._job, self._rules = launcher, job, rules
-        self._events, self._roster = events, roster
-        self._blacklist = Blacklist(*rules.cooldown)
+    def __init__(self, job: Job, rules: Rules, folder: Path) -> None:
+        self.events: SimpleQueue[Event] = SimpleQueue()
+        self.door = _Door(job.here and not rules.script, self)
+        self._job, self._rules, self._folder = job, rules, folder
+        self._journal = FileJournal(folder, self.door.address, self.door.key)
+        most = rules.most if rules.most is not None else 1 << 20
+        told = decider.Rules(
+            least=rules.least,
+            most=most,
+            silence=max(2 * BEAT, rules.silence / 3),
+            lease=rules.silence,
+            late=rules.stall,
+            patience=rules.patience,
+            restarts=rules.restarts,
+            cooldown=rules.cooldown,
+        )
+        self._decider = Decider(told, self._journal, time.monotonic())
+        self._meetings: Meetings[Guest] = Meetings()
+        self._guests: dict[str, Guest] = {}  # by agent
+        self._sent: dict[str, Any] = {}  # by agent: what it was told last
         self._stopped = 0  # the signal that ends the job
+        self._deadline = float("inf")  # then ranks are ended that do not leave
 
     def run(self) -> int:
         """Returns the exit code."""
-        starts, idle = 0, 0  # idle: attempts without a commit since the last one with any
-        while True:
-            hosts = self._wait_for_hosts()
-            if hosts is None:
-                return self._code_of_stop()
-            starts += 1
-            try:
-                self._launcher.command(self._job_on(hosts))
-            except ValueError as reason:  # srun takes no hosts with different numbers of slots, say
-                say(str(reason))
-                return _FAILED
-            ending, attempt = self._attempt(starts, hosts)
-            if ending is Ending.FINISHED:
-                say(f"the job has finished after {counted(starts - 1, 'restart')}")
-                return 0
-            if self._stopped:
-                return self._code_of_stop()
-            if ending is Ending.PROGRAM:
-                say("it is not tried again: this is the program's own doing")
-                return attempt.code if 0 < attempt.code < 128 else _FAILED
-            idle = 0 if attempt.commits else idle + 1
-            if idle > self._rules.restarts:
-                say(f"{counted(idle, 'start')} without a commit: that is enough (--restarts)")
-                return _FAILED
-            self._leave_out(attempt)
+        rules, hosts = self._rules, self._job.hosts
+        with (
+            Roster(hosts, rules.script, rules.slots, say) as roster,
+            Agents(self._job, self._folder) as agents,
+        ):
+            beat = 0.0
+            while self._decider.outcome is None:
+                with contextlib.suppress(queue.Empty):
+                    self.events.get(timeout=max(0.0, beat - time.monotonic()))()
+                    while not self.events.empty():
+                        self.events.get()()
+                due = time.monotonic() >= beat
+                if due:
+                    beat = time.monotonic() + BEAT
+                    self._look(roster, agents)
+                self._step(due)
+            for guest in self._guests.values():
+                self.door.tell(guest, ["over"])
+            agents.settle()
+        with contextlib.suppress(OSError):
+            self._journal.close()
+        return self._code(self._decider.outcome)
 
-    def _job_on(self, hosts: tuple[Host, ...]) -> Job:
-        return replace(self._job, hosts=hosts, ranks=ranks_on(hosts)) if hosts else self._job
+    def _look(self, roster: Roster, agents: Agents) -> None:
+        if roster.scripted or roster.hosts:
+            self._decider.allow({host.name: host.slots for host in roster.hosts})
+        agents.tend(roster.hosts, roster.scripted)
+        if time.monotonic() > self._deadline:
+            self._decider.fail("ranks have not left in time: they are ended")
 
-    def _attempt(self, number: int, hosts: tuple[Host, ...]) -> tuple[Ending, Attempt]:
-        job = self._job_on(hosts)
-        where = f": {places(hosts)}" if hosts else ""
-        say(f"start {number}: {counted(job.ranks, 'rank')}{where}")
-        attempt = Attempt(self._launcher, job, self._events)
-        with attempt:
-            while attempt.goes_on():
-                event = attempt.next_event()
-                if isinstance(event, Signal):
-                    self._stop(event, attempt)
-                elif not self._stopped and hosts and self._should_move(hosts):
-                    attempt.ask_to_leave("the hosts change: all ranks leave at their next commit")
-        ending, story = attempt.judge()
-        if story:
-            say(story)
-        return ending, attempt
+    def _step(self, due: bool) -> None:
+        for agent, wanted in self._decider.step(time.monotonic()).items():
+            new = wanted.ranks, wanted.view
+            if (due or self._sent.get(agent) != new) and agent in self._guests:
+                self._sent[agent] = new
+                self.door.tell(self._guests[agent], ["wanted", encode(wanted)])
+            self._meetings.begin(wanted.view.world)
+        for line in self._decider.story:
+            say(line)
+        self._decider.story.clear()
 
-    # ---- hosts
+    def _code(self, outcome: str) -> int:
+        if self._stopped in _ENDS:
+            return 128 + self._stopped
+        if self._stopped:
+            say(outcome or "all ranks have left, and their state is on the disk")
+            return PREEMPTED
+        if outcome:
+            say(outcome)
+            return self._decider.code if 0 < self._decider.code < 128 else 1
+        worlds = self._decider.worlds
+        say(f"the job has finished in {counted(worlds, 'world')}" if worlds else "nothing was done")
+        return 0
 
-    def _wait_for_hosts(self) -> tuple[Host, ...] | None:
-        """The hosts of the next attempt; () leaves them to the launcher. None: it ends here."""
-        while not self._events.empty():
-            self._take(self._events.get())
-        if not self._roster.hosts and not self._roster.scripted:
-            return None if self._stopped else ()
-        deadline = time.monotonic() + self._rules.patience
-        told = False
-        while not self._stopped:
-            if hosts := self._plan():
-                return hosts
-            known = self._roster.hosts
-            if time.monotonic() > deadline:
-                say(
-                    f"{self._rules.patience:g} s (--elastic-timeout) without hosts for "
-                    f"{counted(self._rules.least, 'rank')} (--min-np); known: "
-                    f"{places(known) or 'none'}"
-                )
-                return None
-            if not told:
-                out = [host.name for host in known if self._blacklist.has(host.name)]
-                but = f"; left out for a time: {', '.join(out)}" if out else ""
-                least = counted(self._rules.least, "rank")
-                say(f"waits for hosts for {least}; known: {places(known) or 'none'}{but}")
-                told = True
-            with contextlib.suppress(queue.Empty):
-                self._take(self._events.get(timeout=_TICK))
-        return None
+    # ---- agents
 
-    def _plan(self) -> tuple[Host, ...]:
-        return plan(self._roster.hosts, self._blacklist, self._rules.least, self._rules.most)
+    def welcome(self, guest: Guest) -> None:
+        """An agent has called."""
+        job, rules = self._job, self._rules
+        told = {
+            "command": list(job.command),
+            "environment": {
+                **{name: os.environ[name] for name in job.names_to_forward() if name in os.environ},
+                **job.environment,
+                "FARANDOLE_CHECKPOINT_DIR": str(self._folder),
+            },
+            "folder": os.getcwd(),
+            "lease": rules.silence,
+            "stop": rules.stall,
+            "tag": job.tag,
+            "timestamp": job.timestamp,
+        }
+        self.door.tell(guest, ["job", told])
 
-    def _should_move(self, now: tuple[Host, ...]) -> bool:
-        """Whether the script has changed what the job should run on."""
-        if not self._roster.scripted:
-            return False
-        free = {host.name: host.slots for host in self._roster.hosts}
-        gone = any(free.get(host.name, 0) < host.slots for host in now)
-        return gone or ranks_on(self._plan()) > ranks_on(now)
+    def hear(self, guest: Guest, words: list[Any]) -> None:
+        """An agent has said this."""
+        what, *rest = words
+        if what == "status":
+            status = decode(Status, rest[0])
+            self._guests[status.agent] = guest
+            self._decider.hear(status, time.monotonic())
+        elif what == "blob":
+            self._meetings.put(guest, *rest)
+            for other, answer in self._meetings.answers():
+                self.door.tell(other, answer)
 
-    def _leave_out(self, attempt: Attempt) -> None:
-        """Puts hosts on the blacklist, if there are others."""
-        if len(self._roster.hosts) < 2:
-            return
-        names = attempt.suspects() or (
-            # Nothing has started: a host that failed before may still be down.
-            self._blacklist.known() & {host.name for host in attempt.job.hosts}
-            if not attempt.came
-            else set()
-        )
-        for name in sorted(names):
-            say(f"{name} is left out for {self._blacklist.add(name):g} s")
+    def lose(self, guest: Guest) -> None:
+        """Its connection has ended."""
+        for name in [name for name, other in self._guests.items() if other is guest]:
+            del self._guests[name]
+            self._sent.pop(name, None)
+            self._decider.lost(name)
 
     # ---- signals
 
-    def _take(self, event: Event) -> None:
-        if isinstance(event, Signal):
-            self._stopped = event.number
-
-    def _stop(self, event: Signal, attempt: Attempt) -> None:
-        name = signal.Signals(event.number).name
-        if self._stopped or event.number in _ENDS:
-            attempt.end_launcher(f"{name}: the job is ended")
+    def stop(self, number: int) -> None:
+        """Ends the job because of a signal."""
+        name = signal.Signals(number).name
+        if self._stopped or number in _ENDS:
+            say(f"{name}: the job is ended")
+            self._decider.fail(name)
         else:
-            within = f"within {self._rules.grace:g} s (FARANDOLE_GRACE)"
-            attempt.ask_to_leave(f"{name}: all ranks leave at their next commit, {within}")
-            attempt.limit(self._rules.grace)
-        self._stopped = event.number
-
-    def _code_of_stop(self) -> int:
-        if self._stopped in _ENDS:
-            return 128 + self._stopped
-        return PREEMPTED if self._stopped else _FAILED
+            grace = self._rules.grace
+            say(f"{name}: all ranks leave at their next commit, within {grace:g} s (FARANDOLE_GRACE)")
+            self._deadline = time.monotonic() + grace
+            self._decider.leave()
+        self._stopped = number
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[SimpleQueue[Event]]:
-    """The queue of events, into which signals go too while the context lasts."""
-    events: SimpleQueue[Event] = SimpleQueue()
+def _signals(supervisor: _Supervisor) -> Iterator[None]:
+    """A context in which signals go into the queue of events."""
+
+    def handler(number: int, _: object) -> None:
+        supervisor.events.put(lambda: supervisor.stop(number))
+
     before = {
-        number: signal.signal(number, lambda n, _: events.put(Signal(n)))
+        number: signal.signal(number, handler)
         for number in _SIGNALS
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN  # nohup's
     }
     try:
-        yield events
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -32,8 +32,9 @@ Action = Start | Kill | Tell
 
 class Agent:
     """It obeys the supervisor of the highest term, and none for ever: one that has not answered for
-    `lease` seconds may think that this host is lost, so that it replaces this host's ranks. They
-    must not live on beside those. So the agent ends them first."""
+    `lease` seconds may think that this host is lost, and replace this host's ranks, which must not
+    live on beside those. So the agent asks them to leave after half of that time, and then ends
+    them."""
 
     def __init__(self, name: str, host: str, slots: int, lease: float, now: float) -> None:
         self._name, self._host, self._slots, self._lease = name, host, slots, lease
@@ -43,6 +44,10 @@ class Agent:
         self._number = 0
         self._sent: dict[int, float] = {}  # when, of each Status since the last that was heard
         self._since = now  # when the newest Status was sent that a supervisor has heard
+
+    def set_lease(self, seconds: float) -> None:
+        """The supervisor's number."""
+        self._lease = seconds
 
     def status(self, now: float) -> Status:
         """What to send: after each change, and at every beat."""
@@ -75,9 +80,13 @@ class Agent:
 
     def look(self, now: float) -> list[Action]:
         """What is to do at a beat."""
-        if not self.alone(now):
+        alive = [name for name, rank in self._ranks.items() if rank.end is None]
+        if self.alone(now):
+            return [Kill(name) for name in alive]
+        if now - self._since <= self._lease / 2 or self._view.leave:
             return []
-        return [Kill(name) for name, rank in self._ranks.items() if rank.end is None]
+        self._view = self._view._replace(leave=True)
+        return [Tell(name, self._view) for name in alive]
 
     def alone(self, now: float) -> bool:
         """Whether no supervisor has answered for too long."""
@@ -88,9 +97,14 @@ class Agent:
         self._ranks[name] = self._ranks[name]._replace(standing=standing)
         return [Tell(name, self._view)]
 
-    def ended(self, name: str, end: End, text: str = "") -> None:
+    def ended(self, name: str, end: End, text: str = "", code: int = 0) -> None:
         """Notes that a process is gone."""
-        self._ranks[name] = self._ranks[name]._replace(end=end, text=text)
+        self._ranks[name] = self._ranks[name]._replace(end=end, text=text, code=code)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of the newest world's ranks, in their order."""
+        return self._view.world.members
 
     @property
     def idle(self) -> bool:

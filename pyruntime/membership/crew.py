@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from farandole.membership.words import Rank, Status
+from farandole.membership.words import JOINS, End, Rank, Status
+
+_NEVER = 1 << 62  # the number of a Status that no agent sends
 
 
 class News(NamedTuple):
@@ -38,14 +40,19 @@ class _Agent:
 class Crew:
     """For the Decider."""
 
-    def __init__(self, term: int, silence: float) -> None:
-        """`silence`: seconds after which an agent's processes are not near any more."""
-        self._term, self._silence = term, silence
+    def __init__(self, term: int, silence: float, cooldown: tuple[float, float]) -> None:
+        """`silence`: seconds after which an agent's processes are not near any more. `cooldown`:
+        seconds that a host rests after its first failure, and the longest."""
+        self._term, self._silence, self._cooldown = term, silence, cooldown
         self._agents: dict[str, _Agent] = {}
+        self._failures: dict[str, int] = {}  # of hosts
+        self._slots: Mapping[str, int] | None = None  # of hosts; None: as the agents say
         self._names = 0
 
     def hear(self, status: Status, now: float) -> Iterator[News]:
         """Takes what an agent says."""
+        if status.agent not in self._agents:
+            yield from self._lose_with_agents_of(status.host)
         agent = self._agents.setdefault(status.agent, _Agent(status.host, status.slots, now))
         if status.number <= agent.number:
             return
@@ -58,16 +65,41 @@ class Crew:
                 agent.ranks[rank.name] = rank
                 yield News(agent.host, before, rank)
 
+    def _lose_with_agents_of(self, host: str) -> Iterator[News]:
+        """A host has one agent at a time. The processes of earlier ones have ended with them."""
+        for agent in self._agents.values():
+            if agent.host == host and agent.number != _NEVER:
+                agent.number = _NEVER
+                agent.dropped.clear()
+                for rank in agent.alive():
+                    lost = rank._replace(end=End.LOST, text="was lost with the agent of its host")
+                    agent.ranks[rank.name] = lost
+                    yield News(host, rank, lost)
+
     def cut_off(self, name: str) -> None:
         """The connection to this agent has ended."""
         if name in self._agents:
             self._agents[name].cut = True
 
-    def rest(self, host: str, until: float) -> None:
-        """Lets this host have no new process for a time, if there are others."""
+    def rest(self, host: str, now: float) -> float:
+        """Lets this host have no new process for a time, twice as long after each failure; returns
+        the seconds. 0: there is no other host."""
+        if len({agent.host for agent in self._agents.values()}) < 2:
+            return 0.0
+        shortest, longest = self._cooldown
+        times = self._failures[host] = self._failures.get(host, 0) + 1
+        seconds = min(longest, shortest * 2.0 ** (times - 1))
         for agent in self._agents.values():
             if agent.host == host:
-                agent.resting = until
+                agent.resting = now + seconds
+        return seconds
+
+    def allow(self, slots: Mapping[str, int]) -> None:
+        """From now on each host has so many slots, those that are not named none."""
+        self._slots = slots
+
+    def _slots_of(self, agent: _Agent) -> int:
+        return agent.slots if self._slots is None else self._slots.get(agent.host, 0)
 
     def forget(self, before: float) -> Iterator[tuple[str, Rank]]:
         """Forgets agents that were not heard since then; their living processes, with hosts."""
@@ -92,7 +124,7 @@ class Crew:
         return [rank for agent in near for rank in agent.alive()]
 
     def _is_near(self, agent: _Agent, now: float) -> bool:
-        return not agent.cut and now <= agent.heard + self._silence
+        return not agent.cut and agent.number != _NEVER and now <= agent.heard + self._silence
 
     def any_dropped(self) -> bool:
         """Whether a process may live that is not wanted."""
@@ -105,25 +137,38 @@ class Crew:
         for name, agent in self._agents.items():
             yield name, agent.number, tuple(rank.name for rank in agent.alive())
 
-    def drop(self, names: Iterable[str]) -> Iterator[tuple[str, Rank]]:
+    def drop(self, names: Iterable[str]) -> list[tuple[str, Rank]]:
         """These shall be ended; returns them with their hosts."""
+        ending, found = set(names), []
         for agent in self._agents.values():
-            for name in set(names) & agent.ranks.keys():
+            for name in sorted(ending & agent.ranks.keys()):
                 agent.dropped.add(name)
-                yield agent.host, agent.ranks.pop(name)
+                found.append((agent.host, agent.ranks.pop(name)))
+        return found
 
-    def fill(self, most: int, now: float) -> None:
-        """Starts processes, where there is room, until so many are near."""
+    def fill(self, most: int, now: float, join: bool) -> None:
+        """Starts processes, where there is room, until so many are near. `join`: a world trains."""
         missing = most - len(self.near(now))
-        hosts = {agent.host for agent in self._agents.values()}
         for agent in self._agents.values():
-            if not self._is_near(agent, now) or (now < agent.resting and len(hosts) > 1):
+            if not self._is_near(agent, now) or now < agent.resting:
                 continue
-            for _ in range(min(missing, agent.slots - len(agent.alive()))):
+            for _ in range(min(missing, self._slots_of(agent) - len(agent.alive()))):
                 self._names += 1
-                name = f"{self._term}.{self._names}"
+                name = f"{self._term}.{self._names}{JOINS * join}"
                 agent.ranks[name] = Rank(name)
                 missing -= 1
+
+    def room(self, now: float) -> int:
+        """How many processes the agents that are not silent may run."""
+        return sum(self._slots_of(x) for x in self._agents.values() if self._is_near(x, now))
+
+    def unwanted(self, members: Container[str]) -> set[str]:
+        """Names of processes for which their hosts have no slot any more, members last."""
+        found = set()
+        for agent in self._agents.values():
+            alive = sorted(agent.alive(), key=lambda rank: rank.name not in members)
+            found |= {rank.name for rank in alive[self._slots_of(agent) :]}
+        return found
 
     def surplus(self, most: int, members: Container[str], now: float) -> list[str]:
         """Names of those that are near beyond `most`, and no members."""

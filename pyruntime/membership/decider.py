@@ -9,12 +9,13 @@ or when no process that may have one lives.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from farandole.errors import counted
 from farandole.membership.crew import Crew, News
 from farandole.membership.journal import Journal, Record
-from farandole.membership.words import NOTHING, End, Rank, Status, View, Wanted, World
+from farandole.membership.words import JOINS, NOTHING, End, Rank, Status, View, Wanted, World
 
 _SUPERSEDED = "another supervisor has taken the job over"
 
@@ -31,8 +32,8 @@ class Rules:
     stalled: float = 0.3  # the same if one has noticed already that another hangs
     gather: float = 2.0  # for agents to call, when the job begins
     patience: float = 600.0  # without a world
-    restarts: int = 3  # deaths that may follow each other without a commit
-    cooldown: float = 10.0  # without new processes on a host of several, after a death there
+    restarts: int = 3  # times that all ranks may be lost without a commit between
+    cooldown: tuple[float, float] = (10.0, 600.0)  # of a host of several, after a death there
 
 
 class Decider:
@@ -43,20 +44,33 @@ class Decider:
         self._rules, self._journal = rules, journal
         record = journal.take()
         self._record = record
+        self._inherits = bool(record.world.members)  # from a supervisor whose processes may live
         self._began = self._without = now  # _without: since when there is no world
-        self._crew = Crew(record.term, rules.silence)
+        self._crew = Crew(record.term, rules.silence, rules.cooldown)
         self._sent = 0
         self._idle = 0  # deaths since the last progress
         self._late = float("inf")  # when a rank that has not come is ended
         self._leave = False
-        self._ended_well = self._lost_late = False  # lost late: when others had ended well
+        self._ended_well = record.ended
+        self._lost_late = False  # when others had ended well
         self._failure = ""
+        self.code = 1  # of the exit, if the job has failed: the program's own
+        self.worlds = 0  # how many were decided
         self.story: list[str] = []  # sentences for the user; whoever reads them clears them
         self.outcome: str | None = None  # "": well; else why the job has failed
 
     def leave(self) -> None:
         """All ranks shall end after their next commit."""
         self._leave = True
+
+    def fail(self, reason: str) -> None:
+        """Ends all processes, and then the job."""
+        self._failure = self._failure or reason
+
+    def allow(self, slots: Mapping[str, int]) -> None:
+        """From now on each host has so many slots, those that are not named none: their ranks train
+        on until others can."""
+        self._crew.allow(slots)
 
     def lost(self, agent: str) -> None:
         """The connection to this agent has ended."""
@@ -73,18 +87,29 @@ class Decider:
         if rank.standing.commit > known:
             self._idle = 0
         self._ended_well |= rank.end is End.WELL
-        if rank.end is End.FAILED:
-            self._failure = self._failure or f"{rank.name} failed: {rank.text}"
+        if rank.end is End.FAILED and not self._failure:
+            self._failure, self.code = self._named(news.host, rank.name, rank.text), rank.code
         elif rank.end is End.LOST:
-            self._crew.rest(news.host, now + self._rules.cooldown)
-            self._lose(news.host, rank.name, f"was lost: {rank.text}")
+            self._lose(news.host, rank.name, rank.text, now)
+        elif rank.end is End.LEFT and not self._leave:
+            self._rest(news.host, self._named(news.host, rank.name, "left"), now)
 
-    def _lose(self, host: str, name: str, how: str) -> None:
+    def _lose(self, host: str, name: str, how: str, now: float) -> None:
         self._idle += 1
         self._lost_late = self._lost_late or (self._ended_well and not self._leave)
+        self._rest(host, self._named(host, name, how), now)
+
+    def _rest(self, host: str, why: str, now: float) -> None:
+        self.story.append(why)
+        if self._failure or self._leave:
+            return
+        if seconds := self._crew.rest(host, now):
+            self.story.append(f"{host} gets no new rank for {seconds:g} s")
+
+    def _named(self, host: str, name: str, how: str) -> str:
         members = self._record.world.members
         what = f"rank {members.index(name)}" if name in members else "a new process"
-        self.story.append(f"{what} on {host} {how}")
+        return f"{what} on {host} {how}"
 
     # ---- a step
 
@@ -94,8 +119,10 @@ class Decider:
             self.outcome = _SUPERSEDED
             return {}
         self._forget_lost_hosts(now)
+        if self._ended_well and not self._record.ended:  # before agents forget that process
+            self._write(self._record._replace(ended=True))
         self._end_where_it_ends(now)
-        if not self._record.done and (self._leave or not self._ending()):
+        if self._leave or not self._ending():
             self._decide(now)
         if not self._ending():
             self._start_and_end(now)
@@ -105,7 +132,7 @@ class Decider:
         world, done = self._record.world, self._record.done
         over = world.number if self._over(now) else world.number - 1
         broken = world.number if self._broken() else world.number - 1
-        meet = world.number if self._should_grow() else 0
+        meet = world.number if self._should_meet(now) else 0
         view = View(world, over, broken, meet, self._leave, done)
         return {
             name: Wanted(self._record.term, self._sent, heard, () if self._failure else ranks, view)
@@ -115,7 +142,7 @@ class Decider:
     def _forget_lost_hosts(self, now: float) -> None:
         """An agent that was silent for so long has ended its processes."""
         for host, rank in self._crew.forget(now - self._gone()):
-            self._lose(host, rank.name, "was lost: its host does not answer")
+            self._lose(host, rank.name, "was lost: its host does not answer", now)
 
     def _gone(self) -> float:
         """Seconds of silence after which a host's processes have ended; clocks may differ."""
@@ -124,19 +151,23 @@ class Decider:
     # ---- the end
 
     def _ending(self) -> bool:
-        return bool(self._failure) or self._record.done or self._leave or self._ended_well
+        return bool(self._failure) or self._leave or self._ended_well
 
     def _end_where_it_ends(self, now: float) -> None:
-        rules = self._rules
-        if self._idle > rules.restarts + rules.most:
-            reason = f"{counted(self._idle, 'death')} without a commit: that is enough"
-            self._failure = self._failure or reason
+        rules, done = self._rules, self._record.done
+        size = max(1, len(self._record.world.members), rules.least)
+        if self._idle >= (rules.restarts + 1) * size:
+            self.fail(f"{counted(self._idle, 'death')} without a commit: that is enough")
         if now > self._without + rules.patience and not self._ending():
-            self._failure = f"{rules.patience:g} s without {counted(rules.least, 'rank')}"
-        early = self._ended_well and not self._record.done and not self._leave
-        if early and (self._lost_late or any(rank.standing.away for rank in self._crew.alive())):
-            early_end = "a process ended well when others had not finished"
-            self._failure = self._failure or early_end
+            least = counted(rules.least, "rank")
+            self.fail(f"{rules.patience:g} s (--elastic-timeout) without hosts for {least}")
+        if self._ended_well and not self._leave:
+            members = self._record.world.members
+            if done:
+                self._crew.drop(x.name for x in self._crew.alive() if x.name not in members)
+            waits = [rank for rank in self._crew.alive() if self._is_away(rank)]
+            if waits or (self._lost_late and not done):
+                self.fail("a process ended well when others had not finished")
         if not self._ending() or self._crew.alive() or self._awaits_agents(now):
             return
         late = "a process was lost when others had ended well"
@@ -144,7 +175,7 @@ class Decider:
 
     def _awaits_agents(self, now: float) -> bool:
         """Whether agents of an earlier supervisor may call that have not called yet."""
-        return self._record.term > 1 and now < self._began + self._gone()
+        return self._inherits and now < self._began + self._gone()
 
     # ---- worlds
 
@@ -165,15 +196,27 @@ class Decider:
         failed = any(not (standing.finished or standing.met) for standing in left)
         return failed or any(rank.end is End.LOST for rank in members)
 
+    def _is_away(self, rank: Rank) -> bool:
+        """Whether it waits. One whose call has ended on all ranks goes on by itself."""
+        standing = rank.standing
+        return standing.away and not 0 < standing.finished <= self._record.done
+
     def _is_here(self, rank: Rank) -> bool:
         """Whether it waits for the next world, and will not enter the present one."""
         standing, number = rank.standing, self._record.world.number
-        return standing.away and number in (standing.world, min(standing.over, number))
+        return self._is_away(rank) and number in (standing.world, min(standing.over, number))
 
-    def _should_grow(self) -> bool:
-        world = self._record.world
-        wait = [r for r in self._crew.alive() if r.standing.away and r.name not in world.members]
-        return world.number > 0 and bool(wait) and len(world.members) < self._rules.most
+    def _should_meet(self, now: float) -> bool:
+        """Whether others wait to be in the world, or some members' hosts go."""
+        world, near = self._record.world, self._crew.near(now)
+        if world.number == 0 or self._record.done:
+            return False
+        unwanted = self._crew.unwanted(world.members)
+        new = [x for x in near if self._is_away(x) and x.name not in {*world.members, *unwanted}]
+        stay = [name for name in world.members if name not in unwanted]
+        if len(stay) < len(world.members):
+            return len(stay) + len(new) >= self._rules.least
+        return bool(new) and len(stay) < self._rules.most
 
     def _decide(self, now: float) -> None:
         """Decides the next world, or that training is done, or waits."""
@@ -184,13 +227,32 @@ class Decider:
         near = self._crew.near(now)
         here = [rank for rank in near if self._is_here(rank)]
         if self._is_done(here):
-            self._write(Record(self._record.term, world, True))
+            self._write(Record(self._record.term, world, self._record.done + 1))
             return
         newest = [rank for rank in here if rank.standing.commit.world == world.number]
         if not here or not self._all_came(near, here, bool(newest), now):
             return
-        if (newest or self._all_known(here, now)) and self._enough(here, near, now):
-            self._enter(here, bool(newest))
+        if not newest and not self._all_known(here, now):
+            return
+        chosen = self._chosen(here, bool(newest), now)
+        if chosen and self._enough(chosen, near, now):
+            self._enter(chosen, bool(newest))
+
+    def _chosen(self, here: list[Rank], newest: bool, now: float) -> list[Rank]:
+        """Who of those that wait may be in the next world."""
+        held = [rank for rank in here if rank.standing.commit != NOTHING]
+        if newest and self._record.done:
+            return held  # the others would begin with a call that has ended
+        joining = [rank.name for rank in here if rank.name.endswith(JOINS)]
+        if not held and 0 < len(joining) < len(here):
+            # They have left init() alone, and nobody else is so far: they begin anew.
+            self._crew.drop(joining)
+            return []
+        start = max(rank.standing.commit for rank in here)
+        unwanted = self._crew.unwanted(self._record.world.members)
+        kept = [rank for rank in here if rank.name not in unwanted]
+        has_state = start == NOTHING or any(rank.standing.commit == start for rank in kept)
+        return kept if has_state else here
 
     def _all_came(self, near: list[Rank], here: list[Rank], newest: bool, now: float) -> bool:
         """Whether all are here that the decision waits for; ends those that are late."""
@@ -210,7 +272,7 @@ class Decider:
         self._late = float("inf")
         late = [rank.name for rank in members or needed]
         for host, rank in self._crew.drop(late):
-            self._lose(host, rank.name, "hangs: it is ended")
+            self._lose(host, rank.name, "hangs: it is ended", now)
         return True
 
     def _all_known(self, here: list[Rank], now: float) -> bool:
@@ -243,10 +305,12 @@ class Decider:
         members = tuple(rank.name for rank in sorted(here, key=order)[: self._rules.most])
         number = self._record.world.number + 1
         world = World(number, members, max(start, disk), disk > start)
-        if self._write(Record(self._record.term, world)):
+        if self._write(Record(self._record.term, world, self._record.done if newest else 0)):
             self._late = float("inf")
+            self.worlds += 1
             begin = f"world {number}: {counted(len(members), 'rank')}"
-            self.story.append(f"{begin} from commit {world.start.number}")
+            state = f"commit {world.start.number}" + " on the disk" * world.from_disk
+            self.story.append(begin if world.start == NOTHING else f"{begin} from {state}")
 
     def _write(self, record: Record) -> bool:
         if self._journal.write(record):
@@ -259,11 +323,17 @@ class Decider:
 
     def _start_and_end(self, now: float) -> None:
         """Starts processes where some are missing, and ends those that are too many."""
-        if self._record.term > 1 and now < self._began + self._rules.gather:
+        if self._inherits and now < self._began + self._rules.gather:
             return  # they may be there
         world, most = self._record.world, self._rules.most
-        self._crew.fill(most, now)
-        newest = any(r.standing.commit.world == world.number for r in self._crew.near(now))
-        if newest and not self._over(now):
-            surplus = self._crew.surplus(most, world.members, now)
-            list(self._crew.drop(surplus))
+        near = self._crew.near(now)
+        trains = any(rank.standing.commit.world == world.number > 0 for rank in near)
+        if trains and self._record.done:
+            return
+        # Survivors that meet need the cores; whoever is started now would be late for them.
+        meets = trains and self._over(now) and len(near) >= self._rules.least
+        if not meets:
+            self._crew.fill(most, now, trains)
+        if trains and not self._over(now):
+            unwanted = self._crew.unwanted(world.members).difference(world.members)
+            self._crew.drop([*self._crew.surplus(most, world.members, now), *unwanted])

@@ -14,7 +14,8 @@ class Record(NamedTuple):
 
     term: int = 0  # of the supervisor that has written it
     world: World = World()  # the newest that was decided
-    done: bool = False  # training has ended on all its ranks
+    done: int = 0  # calls of elastic training that have ended on all its ranks
+    ended: bool = False  # a process has ended well: no other one is started for it
 
 
 class Journal(ABC):
@@ -35,3 +36,6 @@ class Journal(ABC):
     def commit(self) -> Commit:
         """The newest commit on the disk."""
         return NOTHING
+
+    def close(self) -> None:  # noqa: B027
+        """Notes that no process of the job lives: the next term need not wait for any."""

@@ -24,16 +24,28 @@ class Member:
     def wait(self, finished: bool = False, met: bool = False, stalled: bool = False) -> None:
         """Leaves the present world, if there is one, for the next. Without a reason: by a failure,
         so that the others' calls will fail too."""
-        self.standing = self.standing._replace(
-            away=True, finished=finished, met=met, stalled=stalled
-        )
+        call = self._view.done + 1 if finished else 0
+        self.standing = self.standing._replace(away=True, finished=call, met=met, stalled=stalled)
+
+    def stay(self) -> bool:
+        """Goes on in the present world, if the call that this rank has finished has ended on all
+        ranks; returns whether it has."""
+        done = 0 < self.standing.finished <= self._view.done
+        if done:
+            self.standing = self.standing._replace(away=False, finished=0)
+        return done
+
+    def is_awaited(self) -> bool:
+        """Whether it waits, and the next world is decided and has it as a member."""
+        world = self._view.world
+        decided = world.number > max(self.standing.world, self.standing.over)
+        return self.standing.away and decided and self.name in world.members
 
     def enter(self) -> World | None:
         """The next world; from now on this rank is in it. None: it is not decided."""
-        world = self._view.world
-        decided = world.number > max(self.standing.world, self.standing.over)
-        if not self.standing.away or not decided or self.name not in world.members:
+        if not self.is_awaited():
             return None
+        world = self._view.world
         self._world = world
         before = self.standing
         self.standing = Standing(world.number, False, before.over, before.commit)
@@ -68,8 +80,3 @@ class Member:
     def leaves(self) -> bool:
         """Whether the job shall end at the commit under way."""
         return self._view.leave
-
-    @property
-    def done(self) -> bool:
-        """Whether training has ended on all ranks."""
-        return self._view.done

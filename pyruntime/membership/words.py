@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+import json
 from enum import Enum
-from typing import NamedTuple
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+JOINS = "+"  # ends the names of processes that were started when a world trained already
 
 
 class Commit(NamedTuple):
@@ -35,7 +40,7 @@ class View(NamedTuple):
     broken: int = 0  # in worlds up to this number a call that waits now will fail
     meet: int = 0  # members of this world shall wait for the next one after their next commit
     leave: bool = False  # all shall end after their next commit, with the state on the disk
-    done: bool = False  # training has ended on all ranks
+    done: int = 0  # calls of elastic training that have ended on all ranks
 
 
 class Standing(NamedTuple):
@@ -45,7 +50,7 @@ class Standing(NamedTuple):
     away: bool = False  # it takes part in no call of that world any more, and waits for the next
     over: int = 0  # it will enter no world up to this number
     commit: Commit = NOTHING  # the newest in its memory
-    finished: bool = False  # its training has come to the end
+    finished: int = 0  # it is away because this call of training, from 1, has come to its end
     met: bool = False  # it is away because all members agreed to meet
     stalled: bool = False  # it is away because another rank hangs
 
@@ -54,6 +59,7 @@ class End(Enum):
     """How a process has ended."""
 
     WELL = "well"
+    LEFT = "left"  # as it was asked to, or because its host is taken away; others may go on
     FAILED = "failed"  # by the program's own doing
     LOST = "lost"  # killed, crashed, or by an error that another attempt may not have
 
@@ -65,6 +71,7 @@ class Rank(NamedTuple):
     standing: Standing = Standing()
     end: End | None = None  # None: it lives
     text: str = ""  # about the end
+    code: int = 0  # its exit code; less than 0: the signal that has ended it
 
 
 class Status(NamedTuple):
@@ -85,3 +92,36 @@ class Wanted(NamedTuple):
     heard: int  # the number of the newest Status that the supervisor has heard
     ranks: tuple[str, ...]  # which processes shall run: the agent starts and ends others
     view: View
+
+
+# ---- as text
+
+
+def encode(word: NamedTuple) -> str:
+    """As JSON; of any class in this file, and of the journal's Record."""
+    return json.dumps(word, default=lambda end: end.value)
+
+
+def decode(kind: type[T], text: str) -> T:
+    """The inverse of encode(). Raises ValueError for a text that encode() has not made."""
+    try:
+        return _made(kind, json.loads(text))
+    except (TypeError, RecursionError) as reason:
+        raise ValueError(f"no {kind.__name__}: {reason}") from reason
+
+
+def _made(kind: Any, value: Any) -> Any:
+    """`value`, as JSON has it, in the type that an annotation names."""
+    if get_origin(kind) is UnionType:
+        (kind,) = (each for each in get_args(kind) if each is not NoneType)
+        return None if value is None else _made(kind, value)
+    if get_origin(kind) is tuple:
+        return tuple(_made(get_args(kind)[0], each) for each in value)
+    if hasattr(kind, "_fields"):
+        hints = get_type_hints(kind)
+        return kind(*(_made(hints[x], each) for x, each in zip(kind._fields, value, strict=True)))
+    if issubclass(kind, Enum):
+        return kind(value)
+    if type(value) is not kind:
+        raise ValueError(f"{value!r} is no {kind.__name__}")
+    return value

@@ -84,6 +84,7 @@ class Bootstrap(ABC):
     size: int
     node: list[int]
     seconds: float
+    number: int = 0  # of the world; 0: one more than that of the last
 
     @abstractmethod
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
@@ -254,6 +255,12 @@ def connect(comm: Any = None, parting: Parting | None = None) -> Bootstrap:
     if address == "none":
         return _Solo()
     ancestry.claim()
+    from farandole.start import agency
+
+    if (agent := agency.connect()) is not None:
+        if comm:
+            raise ValueError("init(comm=...) needs MPI; farandole run --elastic starts without it")
+        return _Solo() if agent.alone else agent.meet()
     launcher = launchers.launcher()
     if address or launcher is TORCHRUN:
         if comm:

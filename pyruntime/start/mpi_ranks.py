@@ -20,10 +20,9 @@ import numpy as np
 
 from farandole._library import check_count, ffi, lib
 from farandole.errors import FarandoleError, LibraryError
-from farandole.start import joining, leaving, limits, recruits, siblings
+from farandole.start import leaving, limits, siblings
 from farandole.start.bootstrap import GRACE, REMEDY, Bootstrap, Farewell, Parting
 from farandole.start.mpi_waits import LONGEST_PAUSE, Notes, Wait
-from farandole.start.survivors import Mail, Survivors, dead_ranks, died_in_init
 
 _LAST_GRACE = 30.0  # seconds that a process's end waits for ranks that may be unreachable
 
@@ -33,7 +32,6 @@ class Mpi(Bootstrap):
 
     _keyval: int | None = None
     _awaited: Callable[[], object] | None = None  # true when MPI_Finalize will not hang
-    _unfinished_end = False  # the process ends without MPI_Finalize
     _grace = 0.0  # seconds that the end of the process waits for that
     _begun: ClassVar[Counter[object]] = Counter()  # duplications, by members (None: the world)
     _unfinished: tuple[Any, Any] | None = None  # a duplication that some ranks have not joined
@@ -46,9 +44,6 @@ class Mpi(Bootstrap):
         self.mpi = mpi
         self.seconds = seconds
         members = _members(mpi, comm)
-        if comm is None and joining.joins():  # it is alone until the others take it in
-            joining.come(mpi, seconds)
-            comm = mpi.COMM_SELF
         base = comm if isinstance(comm, mpi.Comm) else mpi.COMM_WORLD
         key = None if members is None else tuple(members)
         everyone = range(base.Get_size()) if members is None else members
@@ -59,16 +54,13 @@ class Mpi(Bootstrap):
         try:
             check()
             self._comm = self._duplicate(base, members)
-            # The ranks that live meet there, and in no other call of MPI.
-            mail = Mail(mpi, base if members is None else self._comm)
-            self.survivors = Survivors(mail, list(range(mail.size)), seconds)
             Mpi._begun[key] += base is mpi.COMM_WORLD
             self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
             notes = Notes(mpi, self._comm, range(self.size), None)
-            self._wait = Wait(notes, seconds, functools.partial(_check_lives, mpi, self._comm))
+            self._wait = Wait(notes, seconds)
             names = self.allgather(mpi.Get_processor_name().encode())
         except mpi.Exception as reason:
-            raise _failed(mpi, base, reason) from reason
+            raise _failed(reason) from reason
         except BaseException as reason:
             self.abandon(reason)
             raise
@@ -124,7 +116,7 @@ class Mpi(Bootstrap):
         try:
             return self._allgather(data, seconds)
         except self.mpi.Exception as reason:
-            raise _failed(self.mpi, self._comm, reason) from reason
+            raise _failed(reason) from reason
 
     def _allgather(self, data: bytes, seconds: float | None) -> list[bytes]:
         counts = np.zeros(self.size, np.int64)
@@ -177,25 +169,16 @@ class Mpi(Bootstrap):
         group = self._comm.Get_group()
         said = bytearray(Farewell.BYTES * self.size)
 
-        def dead() -> bool:
-            return bool(dead_ranks(self.mpi, self._comm))
-
-        nobody_heard = _MpiParting(farewell, lambda: None, group)
-        if dead():
-            return nobody_heard
         try:
             everyone = self._comm.Iallgather(farewell.encode(), said)
-            if _completes(lambda: dead() or everyone.Test(), GRACE):
-                if dead():  # others may not have heard this rank
-                    return nobody_heard
-                if self._comm is not self.survivors.mail.comm:
-                    self._comm.Free()
+            if _completes(everyone.Test, GRACE):
+                self._comm.Free()
             elif failed:
                 abort(self.mpi, self.rank)
             elif broken:
                 Mpi._awaited, Mpi._grace = everyone.Test, _LAST_GRACE
         except self.mpi.Exception:  # a rank is dead: the communicator stays as it is
-            return nobody_heard
+            return _MpiParting(farewell, lambda: None, group)
 
         def all_said() -> list[Farewell] | None:
             with contextlib.suppress(self.mpi.Exception):
@@ -214,16 +197,6 @@ class Mpi(Bootstrap):
         self._wait.told = True
 
     @classmethod
-    def strand(cls) -> None:
-        """Notes that ranks live on which this one has given up: at its end MPI ends the job."""
-        cls._awaited, cls._grace = lambda: False, 0.0
-
-    @classmethod
-    def end_without_mpi(cls) -> None:
-        """Notes that MPI_Finalize would hang in this process, and nobody waits for that of it."""
-        cls._unfinished_end = True
-
-    @classmethod
     def end_stranded(cls, mpi: Any, owner: int) -> None:
         """At the process's end: ends it, or MPI's job, if MPI_Finalize would hang."""
         if os.getpid() != owner or mpi.Is_finalized():
@@ -232,12 +205,6 @@ class Mpi(Bootstrap):
         if cls._awaited is not None:
             with contextlib.suppress(mpi.Exception):  # a rank is dead, as MPI knows
                 stranded = not _completes(cls._awaited, cls._grace)
-        if cls._unfinished_end:
-            if stranded:
-                recruits.end_all()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(int(stranded or leaving.failed()))  # mpirun may return 0 after MPI_Abort
         if stranded:
             abort(mpi, mpi.COMM_WORLD.Get_rank())
 
@@ -264,16 +231,7 @@ def _check(
     return lambda: known.check(lambda rank: places[rank] in wanted)
 
 
-def _check_lives(mpi: Any, comm: Any) -> None:
-    """Raises PeerError if MPI knows that a rank has died, under ULFM."""
-    if dead := dead_ranks(mpi, comm):
-        raise died_in_init(dead)
-
-
-def _failed(mpi: Any, comm: Any, reason: BaseException) -> FarandoleError:
-    """The error of a rank whose MPI has failed: it names the dead, where MPI knows them."""
-    if dead := dead_ranks(mpi, comm):
-        return died_in_init(dead)
+def _failed(reason: BaseException) -> FarandoleError:
     return LibraryError(
         f"init(): MPI failed while the ranks met: {reason}; a rank that has died does not come "
         "back: see the output of the others, and start the job anew"
@@ -313,7 +271,6 @@ def abort(mpi: Any, rank: int) -> None:
         flush=True,
     )
     sys.stdout.flush()
-    recruits.end_all()  # MPI ends those only that mpirun has started
     mpi.COMM_WORLD.Abort(1)
 
 
@@ -333,7 +290,7 @@ def load(promised: int, seconds: float) -> Any:
         if ours:
             mpi4py.rc.finalize = False
         others = {} if loaded or promised < 2 else siblings.Siblings().wait_for_birth()
-        with _bounded(seconds, promised, loaded, others), joining.limited(seconds):
+        with _bounded(seconds, promised, loaded, others):
             from mpi4py import MPI
     except (ImportError, RuntimeError) as reason:
         raise ImportError(str(reason)) from reason

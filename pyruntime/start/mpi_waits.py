@@ -64,7 +64,9 @@ class Notes:
 class Wait:
     """The waits of one init(); each succeeds or raises in time."""
 
-    def __init__(self, notes: Notes, seconds: float, check: Callable[[], None]) -> None:
+    def __init__(
+        self, notes: Notes, seconds: float, check: Callable[[], None] = lambda: None
+    ) -> None:
         """`check` raises if a rank is known not to come."""
         self.notes = notes
         self._seconds = seconds

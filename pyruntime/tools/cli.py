@@ -16,6 +16,7 @@ import farandole
 from farandole import installed
 from farandole._library import is_of_core, lib, text
 from farandole.errors import said
+from farandole.launch import agent
 from farandole.observe import flight_cli, top, trace
 from farandole.start import unmet
 from farandole.tools import bench, doctor, settings, tune
@@ -73,6 +74,7 @@ _COMMANDS: dict[str, tuple[_Run, _Declare]] = {
     "check": (_check, _add_check_arguments),
     "bench": (bench.run, bench.add_arguments),
     "doctor": (doctor.run, doctor.add_arguments),
+    "agent": (agent.agent, agent.add_arguments),
     "dump": (flight_cli.run_dump, flight_cli.add_dump_arguments),
     "explain": (flight_cli.run_explain, flight_cli.add_explain_arguments),
     "export": (flight_cli.run_export, flight_cli.add_export_arguments),

@@ -27,7 +27,6 @@ examples:
   farandole run -np 4 python train.py
   farandole run -np 8 -H a:4,b:4 --dry-run python train.py
   farandole run -np 8 --hostfile hosts --log-level info --tag-output python train.py --epochs 3
-  farandole run -np 4 --ulfm python elastic.py
   farandole run -np 8 --min-np 4 -H a:4,b:4 --elastic python elastic.py
   farandole run -np 4 -x DATA=/data --mpi-args="--mca smsc ^cma" python train.py
 
@@ -119,7 +118,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "set or forward a variable of the environment for all ranks; repeat it for more"
     add("-x", "--env", action="append", default=[], metavar="NAME[=VALUE]", help=text)
     add("--oversubscribe", action="store_true", help="more ranks than slots on the hosts of -H")
-    add("--ulfm", action="store_true", help="survivors outlive a rank's death (Open MPI 5)")
     text = 'the launcher\'s own words for binding; default: none, as in "--bind-to none"'
     add("--binding-args", type=shlex.split, metavar="WORDS", help=text)
     text = "further arguments for the launcher, after all others"
@@ -149,7 +147,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_elastic_arguments(group: argparse._ArgumentGroup) -> None:
     """Declares the options of --elastic."""
     add = group.add_argument
-    text = "restart all ranks when a rank or a host is lost; the next three imply it"
+    text = "go on when a rank or a host is lost or hangs; without MPI; the next three imply it"
     add("--elastic", action="store_true", help=text)
     text = "continue with at least this many ranks; default: -np"
     add("--min-np", "--min-num-proc", type=_count, metavar="N", help=text)
@@ -162,7 +160,7 @@ def _add_elastic_arguments(group: argparse._ArgumentGroup) -> None:
     text = "seconds to leave out a host after its first failure, doubled each time up to MAX"
     cooldown = ("--blacklist-cooldown-range",)
     add(*cooldown, type=float, nargs=2, default=(10.0, 600.0), metavar=("MIN", "MAX"), help=text)
-    text = "restarts in a row without a commit; default: 3"
+    text = "times that all ranks may be lost without a commit between; default: 3"
     add("--restarts", type=int, default=3, metavar="N", help=text)
     text = "seconds to wait for hosts for --min-np ranks; default: 600"
     add("--elastic-timeout", type=float, default=600.0, metavar="SECONDS", help=text)
@@ -179,8 +177,6 @@ def _rules(options: argparse.Namespace, job: Job) -> Rules | None:
     least = least or options.num_proc or (1 if script else job.ranks)
     if most is not None and most < least:
         raise ValueError(f"--min-np {least} and --max-np {most} leave no number of ranks")
-    if not job.hosts and not script and least != job.ranks:
-        raise ValueError("which hosts may come and go? -H, --hostfile or --host-discovery-script")
     slots = ranks_on(job.hosts)
     if job.hosts and not script and slots < least:
         raise ValueError(f"{slots} slots never take {least} ranks: give more slots (-H name:slots)")
@@ -193,7 +189,11 @@ def _rules(options: argparse.Namespace, job: Job) -> Rules | None:
     if not 0 <= shortest <= longest:
         raise ValueError(f"--blacklist-cooldown-range {shortest:g} {longest:g}: 0 <= MIN <= MAX")
     folder = job.environment.get(_FOLDER) or setting(_FOLDER)
+    stall = job.environment.get("FARANDOLE_STALL_ABORT") or setting("FARANDOLE_STALL_ABORT")
+    silence = job.environment.get("FARANDOLE_PEER_TIMEOUT") or setting("FARANDOLE_PEER_TIMEOUT")
     return Rules(
+        stall=float(stall) or float("inf"),
+        silence=float(silence),
         least=least,
         most=most,
         script=script,
@@ -215,8 +215,9 @@ def run(options: argparse.Namespace) -> int:
     try:
         job = job_of(options)
         rules = _rules(options, job)
-        launcher = find(options.launcher)
-        command = launcher.command(job)
+        if rules is not None:
+            return _supervised(options, job, rules)
+        command = find(options.launcher).command(job)
     except (ValueError, OSError) as reason:
         print(f"farandole run: {said(reason)}", file=sys.stderr)
         return 2
@@ -227,9 +228,20 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         return 0
     sys.stdout.flush()
-    if rules is not None:
-        return supervise(launcher, job, rules)
     return os.execve(command[0], command, outer_environment(job))
+
+
+def _supervised(options: argparse.Namespace, job: Job, rules: Rules) -> int:
+    """Runs an elastic job. Raises ValueError for options of MPI's launchers."""
+    for name in ("binding_args", "mpi_args", "output_filename", "network_interfaces"):
+        if getattr(options, name):
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} is for MPI's launchers, of which --elastic has none")
+    if options.dry_run:
+        hosts = [host.name for host in job.hosts] or ["this host"]
+        print(f"an agent on {', '.join(hosts)}; each rank: {shlex.join(job.command)}")
+        return 0
+    return supervise(job, rules)
 
 
 def job_of(options: argparse.Namespace) -> Job:
@@ -255,7 +267,6 @@ def job_of(options: argparse.Namespace) -> Job:
         forwarded=forwarded,
         binding=None if options.binding_args is None else tuple(options.binding_args),
         oversubscribe=options.oversubscribe,
-        ulfm=options.ulfm,
         tag=options.tag_output,
         timestamp=options.prefix_output_with_timestamp,
         output=options.output_filename,

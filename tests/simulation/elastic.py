@@ -33,7 +33,7 @@ RULES = Rules(
     stalled=0.5,
     patience=1e9,
     restarts=10**6,
-    cooldown=2.0,
+    cooldown=(2.0, 8.0),
 )
 
 
@@ -63,7 +63,12 @@ class Book(Journal):
         if record.term != self.newest:
             return False
         before, self.record = self.record, record
-        assert not before.done, "training goes on that was done"
+        if record.ended:
+            assert record.world == before.world
+            return True
+        if before.done:  # all were lost before their programs had ended: they begin anew
+            members = [self._simulation.processes[name] for name in before.world.members]
+            assert not any(process.can_act() for process in members), "it was done"
         if record.done:
             assert record.world == before.world
             return True
@@ -214,12 +219,11 @@ class Process:
 
     def _go_on(self) -> None:
         standing = self._member.standing
-        if standing.away and self._member.done:
-            if standing.finished:
-                assert self._count == SAMPLES, "training has ended too early"
+        if self._member.stay():
+            assert self._count == SAMPLES, "training has ended too early"
             self.end(End.WELL)
         elif standing.away and self._member.leaves and standing.world == 0:
-            self.end(End.WELL)
+            self.end(End.LEFT)
         elif (world := self._member.enter()) is not None:
             self._tell()
             self._fabric = self._simulation.fabric(world)
@@ -279,7 +283,7 @@ class Process:
                     self._simulation.later(pause, partial(self._put, *state))
             self._tell()
             if leave:
-                self.end(End.WELL)
+                self.end(End.LEFT)
             elif any(meets for meets, _ in wishes):
                 self._wait(met=True)
             else:
@@ -295,7 +299,7 @@ class Process:
         if self.lives:
             self.lives = False
             if self._fabric is not None:
-                self._fabric.leave(self.name, end is not End.WELL)
+                self._fabric.leave(self.name, end not in (End.WELL, End.LEFT))
             if self.node.lives:
                 self.node.agent.ended(self.name, end, "killed")
                 self.node.send_status()

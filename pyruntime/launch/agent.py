@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`farandole agent`: on each host of an elastic job it starts the ranks, ends them, and carries
+words between them and the supervisor. It decides nothing: membership/agent.py does. It runs on the
+main thread; other threads put what happens into its queue."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import queue
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from farandole.errors import CheckpointError
+from farandole.launch.journal import contact
+from farandole.launch.rank_process import RankProcess, stamp
+from farandole.membership.agent import Action, Agent, Kill, Start
+from farandole.membership.words import End, Standing, Wanted, decode, encode
+from farandole.start.agency import AGENT
+from farandole.start.line import Line, reach
+from farandole.start.server import Guest, Server, listen_at
+
+BEAT = 1.0  # seconds between two words to the supervisor
+OCCUPIED = 3  # the exit code where the host has an agent already
+_LEASE = 30.0  # seconds, until the supervisor says another number
+_LAST_WORDS = 1.0  # seconds for those of a process that has ended
+_CALLS = 8  # of strangers that may wait at the ranks' door beside the ranks
+
+Event = Callable[[], object]
+
+
+class _Door(Server):
+    """Where the ranks of this host call. Other users' processes are sent away."""
+
+    def __init__(self, events: SimpleQueue[Event], agent: _Agency) -> None:
+        name = f"farandole-agent-{secrets.token_hex(8)}"
+        self.address = f"@{name}"
+        self._events, self._agent = events, agent
+        self._guest: dict[int, Guest] = {}
+        super().__init__("ranks", [listen_at(f"\0{name}")], _CALLS, None)
+
+    def tell(self, rank: int, message: bytes) -> None:
+        """Sends to the rank of this number, if it is there."""
+
+        def send() -> None:
+            if rank in self._guest:
+                self._send(self._guest[rank], message)
+
+        self.soon(send)
+
+    def _came(self, guest: Guest) -> None:
+        self._guest[guest.rank] = guest
+
+    def _heard(self, guest: Guest, message: bytes) -> None:
+        words = json.loads(message)
+        self._events.put(lambda: self._agent.hear_rank(guest.rank, words))
+
+    def _gone(self, guest: Guest) -> None:
+        if self._guest.get(guest.rank) is guest:  # else the next program has called already
+            del self._guest[guest.rank]
+            self._events.put(lambda: self._agent.rank_hung_up(guest.rank))
+
+
+class _Agency:
+    """The agent's connections and processes."""
+
+    def __init__(self, folder: Path, host: str, slots: int) -> None:
+        self._folder = folder
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._door = _Door(self._events, self)
+        name = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._decides = Agent(name, host, slots, _LEASE, time.monotonic())
+        self._numbers: dict[str, int] = {}  # of ranks, by name
+        self._names: list[str] = []  # by number
+        self._processes: dict[str, RankProcess] = {}
+        self._blobs: dict[tuple[str, int, int], str] = {}  # which nobody has answered
+        self._line: Line | None = None
+        self._job: dict[str, Any] = {}  # what the supervisor has told of it
+        self._over = False
+        self._looked = time.monotonic()
+
+    # ---- the loop
+
+    def run(self) -> int:
+        """Returns the exit code."""
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, lambda *_: self._events.put(self._preempt))
+        threading.Thread(target=self._seek, name="supervisor", daemon=True).start()
+        beat = 0.0
+        with self._door:
+            while not self._over:
+                try:
+                    self._events.get(timeout=max(0.0, beat - time.monotonic()))()
+                    while not self._events.empty():
+                        self._events.get()()
+                except queue.Empty:
+                    beat = time.monotonic() + BEAT
+                    self._look()
+                self._report()
+                if self._decides.alone(time.monotonic()) and self._decides.idle:
+                    return 1
+        return 0
+
+    def _report(self) -> None:
+        self._tell(["status", encode(self._decides.status(time.monotonic()))])
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        self._act(self._decides.look(now))
+        step, self._looked = min(now - self._looked, 2 * BEAT), now
+        for name, process in self._processes.items():
+            process.stopped = process.stopped + step if process.is_stopped() else 0.0
+            limit = float(self._job.get("stop", 0.0))
+            if process.stopped > limit > 0 and process.code is None:
+                process.said = End.LOST, f"it was stopped for {limit:g} s (FARANDOLE_STALL_ABORT)"
+                say(f"a process on {socket.gethostname()} has been stopped for {limit:g} s: killed")
+                process.kill()
+
+    def _preempt(self) -> None:
+        for process in self._processes.values():
+            process.preempt()
+
+    # ---- the supervisor
+
+    def _seek(self) -> None:
+        """Finds the supervisor, again and again; on a thread of its own."""
+        while True:
+            try:
+                found = contact(self._folder)
+                if found is not None:
+                    with reach(found[0], bytes.fromhex(found[1])) as line:
+                        line.send(str(os.getpid()).encode())
+                        self._events.put(lambda line=line: self._found(line))  # type: ignore[misc]
+                        while True:
+                            words = json.loads(line.receive())
+                            self._events.put(lambda words=words: self._hear(words))  # type: ignore[misc]
+            except CheckpointError as reason:
+                self._events.put(lambda reason=reason: self._refuse(reason))  # type: ignore[misc]
+                return
+            except (OSError, EOFError, ValueError):
+                pass
+            time.sleep(BEAT / 5)
+
+    def _refuse(self, reason: CheckpointError) -> None:
+        raise reason
+
+    def _found(self, line: Line) -> None:
+        self._line = line
+        for (name, world, turn), data in self._blobs.items():
+            self._tell(["blob", name, world, turn, data])
+
+    def _tell(self, words: list[Any]) -> None:
+        try:
+            if self._line is not None:
+                self._line.send(json.dumps(words).encode())
+        except OSError:
+            self._line = None
+
+    def _hear(self, words: list[Any]) -> None:
+        what, *rest = words
+        if what == "job":
+            self._job = rest[0]
+            self._decides.set_lease(float(self._job["lease"]))
+        elif what == "wanted":
+            self._act(self._decides.hear(decode(Wanted, rest[0])))
+        elif what == "met":
+            world, turn, blobs = rest
+            for name in [n for n, w, t in self._blobs if (w, t) == (world, turn)]:
+                del self._blobs[name, world, turn]
+                self._tell_rank(name, words)
+        elif what == "over":
+            self._over = True
+
+    # ---- the ranks
+
+    def _act(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Start):
+                self._start(action.name)
+            elif isinstance(action, Kill):
+                self._processes[action.name].kill()
+            else:
+                self._tell_rank(action.name, ["view", encode(action.view)])
+
+    def _start(self, name: str) -> None:
+        number = self._numbers[name] = len(self._names)
+        self._names.append(name)
+        slot = next(n for n in range(len(self._names)) if n not in self._taken())
+        job = self._job
+        ours = {
+            AGENT: f"{self._door.address} {number} {name}",
+            "LOCAL_RANK": str(slot),
+        }
+
+        def label() -> str:
+            members = self._decides.members
+            rank = str(members.index(name)) if name in members else "new"
+            return stamp(rank, job["timestamp"]) if job["tag"] or job["timestamp"] else ""
+
+        def ended(code: int) -> None:
+            self._events.put(lambda: self._ended(name, code))
+
+        try:
+            process = RankProcess(
+                job["command"], {**os.environ, **job["environment"], **ours}, label, ended
+            )
+        except OSError as reason:
+            self._decides.ended(name, End.FAILED, f"can't be started: {reason}", 127)
+            return
+        process.slot = slot
+        self._processes[name] = process
+
+    def _taken(self) -> set[int]:
+        return {process.slot for process in self._processes.values() if process.code is None}
+
+    def hear_rank(self, number: int, words: list[Any]) -> None:
+        """Takes what a rank says."""
+        name = self._names[number]
+        process = self._processes[name]
+        what, *rest = words
+        if what == "here":
+            process.called, process.connected, process.pid = True, True, int(rest[0])
+            process.said = None  # what an earlier program in it has said is over
+        elif what == "standing":
+            self._act(self._decides.said(name, decode(Standing, rest[0])))
+        elif what == "blob":
+            world, turn, data = rest
+            self._blobs[name, world, turn] = data
+            self._tell(["blob", name, world, turn, data])
+        elif what == "end":
+            process.said = End(rest[0]), str(rest[1])
+
+    def rank_hung_up(self, number: int) -> None:
+        """Its connection has ended: so has its program."""
+        name = self._names[number]
+        self._processes[name].connected = False
+        for key in [key for key in self._blobs if key[0] == name]:
+            del self._blobs[key]
+        self._settle(name)
+
+    def _tell_rank(self, name: str, words: list[Any]) -> None:
+        self._door.tell(self._numbers[name], json.dumps(words).encode())
+
+    def _ended(self, name: str, code: int) -> None:
+        process = self._processes[name]
+        process.code = code
+        process.kill()  # what it has started, and left
+        if process.connected:  # its last words may be on the way
+            timer = threading.Timer(_LAST_WORDS, lambda: self._events.put(lambda: give_up()))
+            timer.daemon = True
+            timer.start()
+
+        def give_up() -> None:
+            process.connected = False
+            self._settle(name)
+
+        self._settle(name)
+
+    def _settle(self, name: str) -> None:
+        """Decides how a process has ended, when all is known."""
+        process = self._processes[name]
+        if process.code is not None and not process.connected and not process.settled:
+            process.settled = True
+            end, text = process.end()
+            self._decides.ended(name, end, text, process.code)
+
+
+def say(text: str) -> None:
+    """One line for the user."""
+    print(f"farandole: {text}", file=sys.stderr, flush=True)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's options."""
+    parser.epilog = (
+        "Run it on each host that shall take part, by hand, by srun or as a pod; `farandole run "
+        "--elastic --checkpoint-dir FOLDER` starts those of the hosts that it knows."
+    )
+    add = parser.add_argument
+    add("folder", type=Path, help="the job's --checkpoint-dir, which all hosts must see")
+    add("--slots", type=int, default=1, metavar="N", help="ranks that this host takes; default: 1")
+    text = "this host's name, as -H or the discovery script gives it; default: the system's"
+    add("--host", default=socket.gethostname(), metavar="NAME", help=text)
+
+
+def agent(options: argparse.Namespace) -> int:
+    """Start and end the ranks of an elastic job on this host."""
+    folder = options.folder.absolute()
+    place = hashlib.sha256(f"{folder} {options.host}".encode()).hexdigest()[:32]
+    try:
+        alone = listen_at(f"\0farandole-agent-{place}")
+    except OSError:
+        return OCCUPIED
+    with alone:
+        try:
+            return _Agency(folder, options.host, options.slots).run()
+        except CheckpointError as reason:
+            say(str(reason))
+            return 1

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agents that a supervisor starts itself: on its own host, by ssh, or by Slurm's srun. Others
+come by themselves. For the supervisor, on its thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from farandole.launch.agent import OCCUPIED, say
+from farandole.launch.job import Host, Job, outer_environment
+
+_PAUSES = (0.2, 30.0)  # shortest and longest, in seconds, before an agent that has ended is started
+_OCCUPIED = 5.0  # seconds before it is tried again where another agent is
+_END = 10.0  # seconds for agents to end when the job is over
+_FOR_SSH = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")  # without which no Python starts
+_SLURM = "the allocation"
+
+
+class _Started:
+    """One agent's process."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.pause, self.next = _PAUSES[0], 0.0
+
+
+class Agents:
+    """A context manager; what it has started is gone when the context is left."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        """`folder`: the job's, which all hosts see."""
+        self._job, self._folder = job, folder
+        self._started: dict[str, _Started] = {}
+
+    def __enter__(self) -> Agents:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._started.values():
+            if each.process is not None and each.process.poll() is None:
+                each.process.kill()
+                each.process.wait()
+
+    def tend(self, hosts: Iterable[Host], scripted: bool) -> None:
+        """Starts agents where none is: on these hosts; without any, in Slurm's allocation, or
+        here."""
+        wanted = {host.name: self._command(host) for host in hosts}
+        if not wanted and not scripted:
+            alone = not _is_allocation()
+            wanted = {"": self._here("", self._job.ranks)} if alone else {_SLURM: self._of_slurm()}
+        for name, command in wanted.items():
+            self._start(name, command, self._started.setdefault(name, _Started()))
+
+    def _start(self, name: str, command: list[str], each: _Started) -> None:
+        now = time.monotonic()
+        if each.process is not None:
+            code = each.process.poll()
+            if code is None:
+                return
+            each.process = None
+            each.next = now + (_OCCUPIED if code == OCCUPIED else each.pause)
+            each.pause = min(_PAUSES[1], 2 * each.pause)
+            if code != OCCUPIED:
+                say(f"the agent{' on ' * bool(name)}{name} has ended with {code}")
+        if now >= each.next:
+            each.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, process_group=0, env=outer_environment(self._job)
+            )
+
+    def settle(self) -> None:
+        """Waits until all have ended, for some seconds."""
+        until = time.monotonic() + _END
+        for each in self._started.values():
+            if each.process is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    each.process.wait(max(0.0, until - time.monotonic()))
+
+    # ---- commands
+
+    def _here(self, name: str, slots: int) -> list[str]:
+        words = [sys.executable, "-m", "farandole", "agent", str(self._folder)]
+        return [*words, "--slots", str(slots), *(["--host", name] if name else [])]
+
+    def _command(self, host: Host) -> list[str]:
+        command = self._here(host.name, host.slots)
+        if host.is_here:
+            return command
+        words = ["ssh", "-T", "-o", "BatchMode=yes"]
+        words += ["-p", str(self._job.ssh_port)] if self._job.ssh_port else []
+        words += ["-i", self._job.ssh_identity] if self._job.ssh_identity else []
+        found = {name: os.environ[name] for name in _FOR_SSH if name in os.environ}
+        settings = [f"{name}={value}" for name, value in found.items()]
+        line = shlex.join(["env", *settings, *command])
+        return [*words, host.name, f"cd {shlex.quote(os.getcwd())} && exec {line}"]
+
+    def _of_slurm(self) -> list[str]:
+        nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+        slots = -(-self._job.ranks // nodes)
+        words = [shutil.which("srun") or "srun", "--no-kill", "--kill-on-bad-exit=0"]
+        words += [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--export=ALL"]
+        return [*words, "--mpi=none", "--cpu-bind=none", "--overlap", *self._here("", slots)]
+
+
+def _is_allocation() -> bool:
+    return "SLURM_JOB_ID" in os.environ and shutil.which("srun") is not None

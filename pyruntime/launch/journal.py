@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The journal of an elastic job: one file in its folder. By it the next supervisor goes on, and
+agents find the present one. For supervisors and agents, on any thread."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from farandole.commits import newest_commit, open_folder, read_file
+from farandole.errors import CheckpointError
+from farandole.membership.journal import Journal, Record
+from farandole.membership.words import Commit, World, decode, encode
+
+_FILE, _NEW, _LOCK = "job.json", "job.new", "job.lock"
+
+
+class FileJournal(Journal):
+    """Raises CheckpointError where the folder is not the user's own alone, OSError where the disk
+    fails."""
+
+    def __init__(self, folder: Path, address: str, key: str) -> None:
+        """`address`, `key`: by which agents reach this supervisor."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder = folder
+        self._contact = {"address": address, "key": key}
+
+    def take(self) -> Record:
+        """As in Journal."""
+        with self._locked() as place:
+            found = _read(place)
+            record = _record_of(found)
+            if found.get("closed", True):  # nobody lives: only the numbers must go on
+                record = Record(record.term, World(record.world.number))
+            record = record._replace(term=record.term + 1)
+            self._write(place, record)
+            return record
+
+    def write(self, record: Record) -> bool:
+        """As in Journal."""
+        with self._locked() as place:
+            ours = _record_of(_read(place)).term == record.term
+            if ours:
+                self._write(place, record)
+            return ours
+
+    def term(self) -> int:
+        """As in Journal."""
+        with self._opened() as place:
+            return _record_of(_read(place)).term
+
+    def commit(self) -> Commit:
+        """As in Journal."""
+        return newest_commit(self._folder)
+
+    def close(self) -> None:
+        """As in Journal."""
+        with self._locked() as place:
+            self._write(place, _record_of(_read(place)), closed=True)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        place = open_folder(self._folder)
+        try:
+            yield place
+        finally:
+            os.close(place)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[int]:
+        """A context in which no other supervisor writes; its value is the folder's descriptor."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with self._opened() as place:
+            lock = os.open(_LOCK, flags, 0o600, dir_fd=place)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield place
+            finally:
+                os.close(lock)
+
+    def _write(self, place: int, record: Record, closed: bool = False) -> None:
+        text = json.dumps({**self._contact, "record": encode(record), "closed": closed})
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_NEW, dir_fd=place)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(_NEW, flags, 0o600, dir_fd=place), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(_NEW, _FILE, src_dir_fd=place, dst_dir_fd=place)
+
+
+def contact(folder: Path) -> tuple[str, str] | None:
+    """Address and key of the job's supervisor; None: the job has ended, or not begun. Raises
+    CheckpointError where others may write to the folder."""
+    try:
+        place = open_folder(folder)
+    except FileNotFoundError:
+        return None
+    try:
+        found = _read(place)
+    finally:
+        os.close(place)
+    return None if found.get("closed", True) else (found["address"], found["key"])
+
+
+def _read(place: int) -> dict[str, Any]:
+    try:
+        found = json.loads(read_file(place, _FILE))
+        return found if isinstance(found, dict) else {}
+    except FileNotFoundError:
+        return {}
+    except ValueError as reason:
+        raise CheckpointError(f"{_FILE} is damaged: {reason}; remedy: another folder") from reason
+
+
+def _record_of(found: dict[str, Any]) -> Record:
+    return decode(Record, found["record"]) if "record" in found else Record()

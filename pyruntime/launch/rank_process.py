@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process of one rank of an elastic job, and what comes of its output. For an agent; two
+threads of each process copy its output and wait for its end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from farandole.membership.words import End
+
+_PDEATHSIG = 1  # of prctl
+_CHUNK = 1 << 16
+_STOPPED = "T"  # by a signal; "t", under a debugger, is somebody's will
+_libc = ctypes.CDLL(None)
+_writing = threading.Lock()
+
+
+class RankProcess:
+    """It dies with the thread that has started it, and is killed with all that it has started."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        label: Callable[[], str],
+        ended: Callable[[int], object],
+    ) -> None:
+        """`label`: what output lines begin with. `ended` is called with the exit code, on a thread.
+        Raises OSError where it can't be started."""
+        self.slot = 0  # of its host
+        self.settled = False  # whether all is known of its end
+        self.said: tuple[End, str] | None = None  # how it ends, as it says
+        self.called = False  # whether a program in it has called init()
+        self.connected = False  # and has not left since
+        self.code: int | None = None  # it has ended so
+        self.stopped = 0.0  # seconds, without a break
+        self.pid = 0  # of the program that has called; 0: none has
+        parent = os.getpid()
+
+        def before_exec() -> None:
+            _libc.prctl(_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # it has died meanwhile
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        self._process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            process_group=0,
+            preexec_fn=before_exec,
+        )
+        assert self._process.stdout is not None and self._process.stderr is not None
+        pipes = {self._process.stdout: sys.stdout.buffer, self._process.stderr: sys.stderr.buffer}
+        copier = threading.Thread(target=_copy, args=(pipes, label), name="output", daemon=True)
+        copier.start()
+
+        def wait() -> None:
+            code = self._process.wait()
+            copier.join(1.0)  # what it has started may hold its output open
+            ended(code)
+
+        threading.Thread(target=wait, name="rank", daemon=True).start()
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Sends a signal to it, and to all of its process group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def preempt(self) -> None:
+        """Tells its program that this host will be taken away."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid or self._process.pid, signal.SIGTERM)
+
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped it."""
+        try:
+            text = Path(f"/proc/{self.pid or self._process.pid}/stat").read_text(errors="replace")
+            return text.rpartition(")")[2].split()[0] == _STOPPED
+        except (OSError, IndexError):
+            return False
+
+    def end(self) -> tuple[End, str]:
+        """How it has ended, with a text."""
+        code = self.code or 0
+        if code < 0:
+            return End.LOST, f"was killed by {_name_of(-code)}"
+        if self.said is not None and self.said[0] in (End.FAILED, End.LOST):
+            return self.said[0], f"failed: {self.said[1]}"
+        if code and (self.said is not None or not self.called):
+            before = "after its training" if self.called else "before it had called init()"
+            return End.FAILED, f"ended with exit code {code} {before}"
+        if self.said is not None:
+            return self.said[0], ""
+        if self.called:
+            return End.LOST, f"ended without a word, with exit code {code}"
+        return End.WELL, ""
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _copy(pipes: Mapping[IO[bytes], IO[bytes]], label: Callable[[], str]) -> None:
+    """Copies whole lines, so that those of several ranks do not mix."""
+    with selectors.DefaultSelector() as selector:
+        rest = dict.fromkeys(pipes, b"")
+        for pipe in pipes:
+            selector.register(pipe, selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select():
+                pipe = key.fileobj
+                assert not isinstance(pipe, int)
+                data = os.read(key.fd, _CHUNK)
+                lines = (rest[pipe] + data).splitlines(keepends=True)
+                whole = not data or not lines or lines[-1].endswith(b"\n")
+                rest[pipe] = b"" if whole or len(lines[-1]) > _CHUNK else lines.pop()
+                _put(pipes[pipe], lines, label())
+                if not data:
+                    selector.unregister(pipe)
+                    pipe.close()
+
+
+def _put(stream: IO[bytes], lines: Sequence[bytes], label: str) -> None:
+    head = label.encode()
+    with _writing, contextlib.suppress(OSError):  # nobody reads any more: the job outlives that
+        stream.write(b"".join(head + line for line in lines))
+        stream.flush()
+
+
+def stamp(tag: str, time_too: bool) -> str:
+    """What a line of output begins with."""
+    now = time.strftime("%a %b %d %H:%M:%S %Y") if time_too else ""
+    return f"[{tag}]<{now}>: " if now else f"[{tag}]: " if tag else ""

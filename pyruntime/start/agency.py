@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank under `farandole run --elastic`: what it tells the agent of its host, how it meets the
+others of its next world, and whether it shall leave. For init(), elastic training and the end of
+the process; membership/member.py decides.
+
+A thread `farandole.agent` hears the agent. Without an agent only signals ask a rank to leave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from farandole.errors import RETRIED, LibraryError, PeerError, StallError, counted
+from farandole.membership.member import Member
+from farandole.membership.words import JOINS, End, View, World, decode, encode
+from farandole.start import ancestry
+from farandole.start.bootstrap import Bootstrap, Farewell, Parting
+from farandole.start.line import connect_local
+from farandole.start.session import Frames
+
+AGENT = "FARANDOLE_AGENT"  # set by the agent: its socket, this process's number and name there
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # that announce a preemption
+_SLICE = 0.2  # seconds; between two of them Ctrl-C works
+_CONNECT = 30.0  # seconds for the agent to take the call
+_TELL = 1.0  # seconds between two words about commits
+
+
+class Agency:
+    """The connection to the agent. All methods but those for its thread are called by the thread
+    that trains."""
+
+    def __init__(self, address: str, number: str, name: str) -> None:
+        """Raises OSError if nobody is there."""
+        self._member = Member(name)
+        self._changed = threading.Condition()
+        self._met: dict[tuple[int, int], dict[str, str]] = {}
+        self._told = 0.0  # when this rank's commit was told last
+        self.alone = name.endswith(JOINS)  # a world trains already, and will take this process in
+        self.left = False  # it ends because it was asked to
+        self.line = connect_local("\0" + address.removeprefix("@"), Frames(), _CONNECT)
+        self.line.send(number.encode())
+        self._say("here", os.getpid())
+        threading.Thread(target=self._listen, name="farandole.agent", daemon=True).start()
+
+    def _say(self, *words: Any) -> None:
+        self.line.send(json.dumps(words).encode())
+
+    def _tell_standing(self) -> None:
+        self._say("standing", encode(self._member.standing))
+
+    def _listen(self) -> None:
+        owner = os.getpid()
+        try:
+            while True:
+                what, *rest = json.loads(self.line.receive())
+                with self._changed:
+                    if what == "view":
+                        before = self._member.standing
+                        self._member.hear(decode(View, rest[0]))
+                        if self._member.standing != before:
+                            self._tell_standing()
+                    elif what == "met":
+                        self._met[rest[0], rest[1]] = rest[2]
+                    self._changed.notify_all()
+        except (OSError, EOFError):
+            if os.getpid() == owner and not _ending:
+                # Whoever takes this host for lost may start its ranks elsewhere.
+                os.write(2, b"farandole: the agent of this host is gone: this rank ends\n")
+                os.kill(owner, signal.SIGKILL)
+
+    def _wait(self, done: Callable[[], bool], until: float = float("inf")) -> None:
+        """Returns when `done()`, or at that time. Holds the lock that `done` needs."""
+        while not done() and time.monotonic() < until:
+            self._changed.wait(_SLICE)
+
+    # ---- worlds
+
+    def leave(self, finished: bool = False, met: bool = False, stalled: bool = False) -> None:
+        """Notes why this rank leaves its world; see Member.wait()."""
+        with self._changed:
+            self._member.wait(finished, met, stalled)
+            self._tell_standing()
+
+    def ended(self) -> bool:
+        """Waits until the call that this rank has finished has ended on all ranks: True; or until
+        there is a world in which it goes on: False."""
+
+        def decided() -> bool:
+            return self._member.stay() or self._member.is_awaited()
+
+        with self._changed:
+            self._wait(decided)
+            if not self._member.standing.away:
+                self._tell_standing()
+            return not self._member.standing.away
+
+    def meet(self) -> AgencyBootstrap:
+        """Waits for this rank's next world, and is in it then."""
+        with self._changed:
+            if not self._member.standing.away:
+                self._member.wait(met=True)
+                self._tell_standing()
+            world: list[World] = []
+
+            def entered() -> bool:
+                found = self._member.enter()
+                if found is not None:
+                    world.append(found)
+                return bool(world) or self._member.leaves
+
+            self._wait(entered)
+            if not world:
+                self.left = True
+                raise SystemExit(0)
+            self._met.clear()
+            self._tell_standing()
+        rank = world[0].members.index(self._member.name)
+        try:
+            return AgencyBootstrap(self, world[0], rank)
+        except RETRIED as reason:
+            self.leave(stalled=isinstance(reason, StallError))
+            raise
+
+    def exchange(self, world: World, turn: int, data: bytes, seconds: float) -> list[bytes]:
+        """The data of all members; collective. Raises PeerError and StallError."""
+        key = world.number, turn
+        with self._changed:
+            self._say("blob", *key, data.hex())
+            until = time.monotonic() + seconds
+            self._wait(lambda: key in self._met or self._member.broken, until)
+            found = self._met.pop(key, None)
+        if found is not None:
+            return [bytes.fromhex(found[name]) for name in world.members]
+        if self._member.broken:
+            raise PeerError(
+                f"init(): a rank of world {world.number} was lost while the ranks met; elastic "
+                "training goes on in the next one"
+            )
+        raise StallError(
+            f"init(): not all of {counted(len(world.members), 'rank')} came within {seconds:g} s "
+            "(FARANDOLE_INIT_TIMEOUT)"
+        )
+
+    # ---- commits
+
+    def synchronized(self) -> None:
+        """This rank has the state that the world began with."""
+        with self._changed:
+            self._member.synchronized()
+            self._tell_standing()
+
+    def committed(self) -> None:
+        """It has saved the next commit."""
+        with self._changed:
+            self._member.committed()
+            if (now := time.monotonic()) > self._told + _TELL:
+                self._told = now
+                self._tell_standing()
+
+    def forget(self) -> None:
+        """It has no whole state any more."""
+        with self._changed:
+            self._member.forget()
+
+    @property
+    def meets(self) -> bool:
+        """Whether all shall meet after the next commit, because others join or hosts go."""
+        return self._member.meets
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the whole job shall leave."""
+        return self._member.leaves
+
+    def say_end(self, end: End, text: str = "") -> None:
+        """Tells how this process ends."""
+        with contextlib.suppress(OSError):
+            self._say("end", end.value, text)
+
+
+class AgencyBootstrap(Bootstrap):
+    """The ranks of one world of an elastic job, through their agents and the supervisor."""
+
+    def __init__(self, agency: Agency, world: World, rank: int) -> None:
+        self.world, self.number = world, world.number
+        self.rank, self.size = rank, len(world.members)
+        self.seconds = float(_setting("FARANDOLE_INIT_TIMEOUT"))
+        self._agency, self._turn = agency, 0
+        hosts = self.allgather(shared_host().encode())
+        self.node = [hosts.index(host) for host in hosts]
+
+    def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
+        """The data of every rank, in rank order. Raises StallError and PeerError."""
+        self._turn += 1
+        limit = self.seconds if seconds is None else seconds
+        return self._agency.exchange(self.world, self._turn, data, limit)
+
+    def close(self, farewell: Farewell, failed: bool, broken: bool) -> Parting:
+        """Nothing: the agent knows who lives."""
+        return Parting(farewell, lambda: None)
+
+    def abandon(self, reason: BaseException) -> None:
+        """Leaves in the middle of init(): the others' init() fails too."""
+        with contextlib.suppress(OSError):
+            self._agency.leave()
+
+
+def shared_host() -> str:
+    """What ranks that can share memory have in common: a machine's start, and a network."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
+
+
+def _setting(name: str) -> str:
+    from farandole.config import setting
+
+    return setting(name)
+
+
+_agency: Agency | None = None
+_ending = False  # whether this process is on its way out
+
+
+def connect() -> Agency | None:
+    """The agency of this process; None: it has none. Raises LibraryError."""
+    global _agency
+    if _agency is None and AGENT in os.environ and not ancestry.is_of_rank():
+        try:
+            _agency = Agency(*os.environ[AGENT].split(" "))
+        except (OSError, EOFError) as reason:
+            raise LibraryError(
+                f"init(): the agent of this host, which has started this rank, does not answer: "
+                f"{reason}"
+            ) from reason
+    return _agency
+
+
+def tell_failure(cause: str, retried: bool) -> None:
+    """Tells that this rank fails; `retried`: another attempt may succeed."""
+    if _agency is not None:
+        _agency.say_end(End.LOST if retried else End.FAILED, cause)
+
+
+def tell_end() -> None:
+    """Tells that this rank's process ends well."""
+    global _ending
+    _ending = True
+    if _agency is not None:
+        _agency.say_end(End.LEFT if _agency.left else End.WELL)
+
+
+def note_leaving() -> None:
+    """Notes that this process now ends because a rank was asked to leave."""
+    if _agency is not None:
+        _agency.left = True
+
+
+# ---- signals
+
+_signalled = False
+
+
+def signalled() -> bool:
+    """Whether a signal asks this rank to leave."""
+    return _signalled
+
+
+@contextlib.contextmanager
+def signals(grace: float | None) -> Iterator[None]:
+    """A context in which signals of a preemption ask this rank to leave, instead of ending it.
+
+    The process ends `grace` seconds after the first, if it has not by then; None: all is as ever.
+    Where the program has handlers of its own these stay, and other threads than the main one can't
+    have any.
+    """
+    if grace is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    owner = os.getpid()
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        global _signalled
+        if os.getpid() != owner:  # a child that has hardly begun: see _after_fork
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        if _signalled:
+            return
+        _signalled = True
+        if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
+            # The kernel ends it, whatever it does; 0 would mean never.
+            signal.setitimer(signal.ITIMER_REAL, max(grace, 0.001))
+        name = signal.Signals(number).name
+        when = f"at the next commit, within {grace:g} s"
+        # Not by print(), in the middle of which the signal may have come.
+        os.write(2, f"farandole: a rank (process {owner}) got {name}: it leaves {when}\n".encode())
+
+    ours = [n for n in _SIGNALS if signal.getsignal(n) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, handler)
+        _handled.add(number)
+    try:
+        yield
+    finally:
+        if not _signalled:  # else a second signal must not end it before it has left
+            _undo_handlers(ours)
+
+
+_handled: set[int] = set()
+
+
+def _undo_handlers(numbers: Iterable[int]) -> None:
+    for number in numbers:
+        signal.signal(number, signal.SIG_DFL)
+        _handled.discard(number)
+
+
+def _after_fork() -> None:
+    """A child, such as a worker of a DataLoader, ends by signals as ever; and the agent must see
+    the end of the rank's connection when the rank ends."""
+    global _agency
+    if _agency is not None:
+        _agency.line.close()
+        _agency = None
+    _undo_handlers(list(_handled))
+
+
+os.register_at_fork(after_in_child=_after_fork)
