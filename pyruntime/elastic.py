@@ -7,9 +7,10 @@ def train(state):
         ...
         state.commit()
 
-Under `farandole run --elastic` the ranks that live go on when one has died or hangs, from the newest
-commit in their memory (farandole.worlds). Else all ranks start anew together; where one is dead,
-that fails, and the error is raised. Commits are on the disk too, if FARANDOLE_CHECKPOINT_DIR is set.
+Under `farandole run --elastic` the ranks that live go on when one has died or hangs, from the
+newest commit in their memory (farandole.worlds). Else all ranks start anew together; where one is
+dead, that fails, and the error is raised. Commits are on the disk too, if FARANDOLE_CHECKPOINT_DIR
+is set.
 """
 
 from __future__ import annotations
@@ -249,6 +250,10 @@ class _Call:
         # Of the first call `farandole run --elastic` knows whether there is anything.
         self.unread = self.folder is not None and (worlds is None or number > 1)
 
+    def signals(self, grace: float) -> contextlib.AbstractContextManager[None]:
+        """A context in which signals of a preemption make this rank leave, where that is of use."""
+        return agency.signals(grace if self.folder or self.worlds else None)
+
     def wants_to_write(self) -> bool:
         """Whether the time has come, on rank 0."""
         if self._writer is None or topology.rank() != 0:
@@ -266,10 +271,8 @@ class _Call:
             state.write(self.folder)
             return
 
-        def begin() -> None:
-            self._writer.begin(state.saved(), topology.size(), state._number())
-
-        _by_rank_0(begin, "write")
+        writer = self._writer
+        _by_rank_0(lambda: writer.begin(state.saved(), topology.size(), state._number()), "write")
 
     def end(self, state: State) -> None:
         """Puts the last commit on the disk, if it is not there; by rank 0 alone."""
@@ -334,9 +337,8 @@ def run_fn(
     def wrapper(state: S, *args: P.args, **kwargs: P.kwargs) -> R:
         grace = float(setting("FARANDOLE_GRACE"))
         try:
-            with _new_call(reset is runtime.restart) as call:
-                with agency.signals(grace if call.folder or call.worlds else None):
-                    result = attempts(state, call, *args, **kwargs)
+            with _new_call(reset is runtime.restart) as call, call.signals(grace):
+                result = attempts(state, call, *args, **kwargs)
         except BaseException as error:
             runtime.end_training(leaving.describe(error))
             raise

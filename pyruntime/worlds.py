@@ -12,6 +12,7 @@ from farandole.errors import RETRIED, StallError, counted
 from farandole.membership.words import NOTHING, World
 from farandole.start import agency
 
+_HANGS = 0.2  # seconds that the others have to leave when it is known that one will not
 _LINES = 12  # of the story that are kept
 
 
@@ -53,7 +54,7 @@ class Worlds:
         """Enters the next world, after an error, or None: because all have met."""
         met, stalled = error is None, isinstance(error, StallError)
         with contextlib.suppress(StallError):  # whoever does not leave is ended
-            runtime.leave_anew(runtime.patience())
+            runtime.leave_anew(_HANGS if stalled else runtime.patience())
         self._agent.leave(met=met, stalled=stalled)
         self._enter()
 

@@ -6,6 +6,7 @@ main thread; other threads put what happens into its queue."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from farandole.errors import CheckpointError
+from farandole.launch.job import is_inherited
 from farandole.launch.journal import contact
 from farandole.launch.rank_process import RankProcess, stamp
 from farandole.membership.agent import Action, Agent, Kill, Start
@@ -118,7 +120,7 @@ class _Agency:
         now = time.monotonic()
         self._act(self._decides.look(now))
         step, self._looked = min(now - self._looked, 2 * BEAT), now
-        for name, process in self._processes.items():
+        for process in self._processes.values():
             process.stopped = process.stopped + step if process.is_stopped() else 0.0
             limit = float(self._job.get("stop", 0.0))
             if process.stopped > limit > 0 and process.code is None:
@@ -156,8 +158,8 @@ class _Agency:
 
     def _found(self, line: Line) -> None:
         self._line = line
-        for (name, world, turn), data in self._blobs.items():
-            self._tell(["blob", name, world, turn, data])
+        for key, data in self._blobs.items():
+            self._tell(["blob", *key, data])
 
     def _tell(self, words: list[Any]) -> None:
         try:
@@ -171,13 +173,15 @@ class _Agency:
         if what == "job":
             self._job = rest[0]
             self._decides.set_lease(float(self._job["lease"]))
+            with contextlib.suppress(OSError):  # another host may lack it
+                os.chdir(self._job["folder"])
         elif what == "wanted":
             self._act(self._decides.hear(decode(Wanted, rest[0])))
         elif what == "met":
-            world, turn, blobs = rest
-            for name in [n for n, w, t in self._blobs if (w, t) == (world, turn)]:
-                del self._blobs[name, world, turn]
-                self._tell_rank(name, words)
+            world, turn = rest[:2]
+            for key in [key for key in self._blobs if key[1:] == (world, turn)]:
+                del self._blobs[key]
+                self._tell_rank(key[0], words)
         elif what == "over":
             self._over = True
 
@@ -197,10 +201,7 @@ class _Agency:
         self._names.append(name)
         slot = next(n for n in range(len(self._names)) if n not in self._taken())
         job = self._job
-        ours = {
-            AGENT: f"{self._door.address} {number} {name}",
-            "LOCAL_RANK": str(slot),
-        }
+        ours = {AGENT: f"{self._door.address} {number} {name}", "LOCAL_RANK": str(slot)}
 
         def label() -> str:
             members = self._decides.members
@@ -211,14 +212,18 @@ class _Agency:
             self._events.put(lambda: self._ended(name, code))
 
         try:
-            process = RankProcess(
-                job["command"], {**os.environ, **job["environment"], **ours}, label, ended
-            )
+            process = RankProcess(job["command"], self._environment | ours, label, ended)
         except OSError as reason:
             self._decides.ended(name, End.FAILED, f"can't be started: {reason}", 127)
             return
         process.slot = slot
         self._processes[name] = process
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        own = {name: value for name, value in os.environ.items() if not is_inherited(name)}
+        told: dict[str, str] = self._job["environment"]
+        return own | told
 
     def _taken(self) -> set[int]:
         return {process.slot for process in self._processes.values() if process.code is None}

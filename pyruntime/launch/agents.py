@@ -20,7 +20,12 @@ from farandole.launch.job import Host, Job, outer_environment
 _PAUSES = (0.2, 30.0)  # shortest and longest, in seconds, before an agent that has ended is started
 _OCCUPIED = 5.0  # seconds before it is tried again where another agent is
 _END = 10.0  # seconds for agents to end when the job is over
-_FOR_SSH = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")  # without which no Python starts
+_FOR_SSH = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "VIRTUAL_ENV",
+)  # without which no Python starts
 _SLURM = "the allocation"
 
 
@@ -72,7 +77,10 @@ class Agents:
                 say(f"the agent{' on ' * bool(name)}{name} has ended with {code}")
         if now >= each.next:
             each.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, process_group=0, env=outer_environment(self._job)
+                command,
+                stdin=subprocess.DEVNULL,
+                preexec_fn=os.setpgrp,  # what Ctrl-C or timeout(1) signals is the supervisor alone
+                env=outer_environment(self._job),
             )
 
     def settle(self) -> None:
@@ -99,7 +107,7 @@ class Agents:
         found = {name: os.environ[name] for name in _FOR_SSH if name in os.environ}
         settings = [f"{name}={value}" for name, value in found.items()]
         line = shlex.join(["env", *settings, *command])
-        return [*words, host.name, f"cd {shlex.quote(os.getcwd())} && exec {line}"]
+        return [*words, host.name, f"cd {shlex.quote(str(Path.cwd()))} && exec {line}"]
 
     def _of_slurm(self) -> list[str]:
         nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))

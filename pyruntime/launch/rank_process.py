@@ -49,6 +49,7 @@ class RankProcess:
         parent = os.getpid()
 
         def before_exec() -> None:
+            os.setpgrp()
             _libc.prctl(_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:  # it has died meanwhile
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -59,10 +60,10 @@ class RankProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            process_group=0,
             preexec_fn=before_exec,
         )
-        assert self._process.stdout is not None and self._process.stderr is not None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
         pipes = {self._process.stdout: sys.stdout.buffer, self._process.stderr: sys.stderr.buffer}
         copier = threading.Thread(target=_copy, args=(pipes, label), name="output", daemon=True)
         copier.start()
@@ -119,28 +120,33 @@ def _name_of(number: int) -> str:
 def _copy(pipes: Mapping[IO[bytes], IO[bytes]], label: Callable[[], str]) -> None:
     """Copies whole lines, so that those of several ranks do not mix."""
     with selectors.DefaultSelector() as selector:
-        rest = dict.fromkeys(pipes, b"")
-        for pipe in pipes:
-            selector.register(pipe, selectors.EVENT_READ)
+        for pipe, stream in pipes.items():
+            selector.register(pipe, selectors.EVENT_READ, _Stream(stream))
         while selector.get_map():
             for key, _ in selector.select():
-                pipe = key.fileobj
-                assert not isinstance(pipe, int)
                 data = os.read(key.fd, _CHUNK)
-                lines = (rest[pipe] + data).splitlines(keepends=True)
-                whole = not data or not lines or lines[-1].endswith(b"\n")
-                rest[pipe] = b"" if whole or len(lines[-1]) > _CHUNK else lines.pop()
-                _put(pipes[pipe], lines, label())
+                key.data.put(data, label)
                 if not data:
-                    selector.unregister(pipe)
-                    pipe.close()
+                    selector.unregister(key.fileobj)
+    for pipe in pipes:
+        pipe.close()
 
 
-def _put(stream: IO[bytes], lines: Sequence[bytes], label: str) -> None:
-    head = label.encode()
-    with _writing, contextlib.suppress(OSError):  # nobody reads any more: the job outlives that
-        stream.write(b"".join(head + line for line in lines))
-        stream.flush()
+class _Stream:
+    """Where the output of ranks goes, and the line that one of them has begun."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self._rest = stream, b""
+
+    def put(self, data: bytes, label: Callable[[], str]) -> None:
+        """Writes the lines that are whole; all, if there is no more data."""
+        lines = (self._rest + data).splitlines(keepends=True)
+        whole = not data or not lines or lines[-1].endswith(b"\n") or len(lines[-1]) > _CHUNK
+        self._rest = b"" if whole else lines.pop()
+        head = label().encode()
+        with _writing, contextlib.suppress(OSError):  # the job outlives whoever reads that
+            self._stream.write(b"".join(head + line for line in lines))
+            self._stream.flush()
 
 
 def stamp(tag: str, time_too: bool) -> str:

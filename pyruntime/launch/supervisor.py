@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from farandole.errors import counted
+from farandole.errors import CheckpointError, counted
 from farandole.launch.agent import BEAT, say
 from farandole.launch.agents import Agents
 from farandole.launch.door import Door
@@ -152,7 +152,12 @@ class _Supervisor:
             self._decider.fail("ranks have not left in time: they are ended")
 
     def _step(self, due: bool) -> None:
-        for agent, wanted in self._decider.step(time.monotonic()).items():
+        try:
+            told = self._decider.step(time.monotonic())
+        except CheckpointError as reason:  # of the commit on the disk
+            self._decider.fail(str(reason))
+            return
+        for agent, wanted in told.items():
             new = wanted.ranks, wanted.view
             if (due or self._sent.get(agent) != new) and agent in self._guests:
                 self._sent[agent] = new
@@ -187,7 +192,7 @@ class _Supervisor:
                 **job.environment,
                 "FARANDOLE_CHECKPOINT_DIR": str(self._folder),
             },
-            "folder": os.getcwd(),
+            "folder": str(Path.cwd()),
             "lease": rules.silence,
             "stop": rules.stall,
             "tag": job.tag,
@@ -224,7 +229,7 @@ class _Supervisor:
             self._decider.fail(name)
         else:
             grace = self._rules.grace
-            say(f"{name}: all ranks leave at their next commit, within {grace:g} s (FARANDOLE_GRACE)")
+            say(f"{name}: all ranks leave at their next commit, within {grace:g} s")
             self._deadline = time.monotonic() + grace
             self._decider.leave()
         self._stopped = number

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from farandole.errors import counted
 from farandole.membership.crew import Crew, News
 from farandole.membership.journal import Journal, Record
-from farandole.membership.words import JOINS, NOTHING, End, Rank, Status, View, Wanted, World
+from farandole.membership.next_world import (
+    choose,
+    has_ended,
+    is_away,
+    is_broken,
+    is_here,
+    next_world,
+)
+from farandole.membership.words import NOTHING, End, Rank, Status, View, Wanted
 
 _SUPERSEDED = "another supervisor has taken the job over"
 
@@ -131,7 +139,7 @@ class Decider:
         self._sent += 1
         world, done = self._record.world, self._record.done
         over = world.number if self._over(now) else world.number - 1
-        broken = world.number if self._broken() else world.number - 1
+        broken = world.number if is_broken(self._crew.all(), self._record) else world.number - 1
         meet = world.number if self._should_meet(now) else 0
         view = View(world, over, broken, meet, self._leave, done)
         return {
@@ -165,7 +173,7 @@ class Decider:
             members = self._record.world.members
             if done:
                 self._crew.drop(x.name for x in self._crew.alive() if x.name not in members)
-            waits = [rank for rank in self._crew.alive() if self._is_away(rank)]
+            waits = [rank for rank in self._crew.alive() if is_away(rank, self._record)]
             if waits or (self._lost_late and not done):
                 self.fail("a process ended well when others had not finished")
         if not self._ending() or self._crew.alive() or self._awaits_agents(now):
@@ -186,25 +194,7 @@ class Decider:
         if not self._awaits_agents(now) and not known.keys() >= set(members):
             return True  # the host of one was forgotten
         found = [known[name] for name in members if name in known]
-        return not members or any(x.end is not None or self._is_here(x) for x in found)
-
-    def _broken(self) -> bool:
-        """Whether a member of the present world is lost, or has left it by a failure."""
-        number = self._record.world.number
-        members = [rank for rank in self._crew.all() if rank.name in self._record.world.members]
-        left = [x.standing for x in members if x.standing.away and x.standing.world == number]
-        failed = any(not (standing.finished or standing.met) for standing in left)
-        return failed or any(rank.end is End.LOST for rank in members)
-
-    def _is_away(self, rank: Rank) -> bool:
-        """Whether it waits. One whose call has ended on all ranks goes on by itself."""
-        standing = rank.standing
-        return standing.away and not 0 < standing.finished <= self._record.done
-
-    def _is_here(self, rank: Rank) -> bool:
-        """Whether it waits for the next world, and will not enter the present one."""
-        standing, number = rank.standing, self._record.world.number
-        return self._is_away(rank) and number in (standing.world, min(standing.over, number))
+        return not members or any(x.end is not None or is_here(x, self._record) for x in found)
 
     def _should_meet(self, now: float) -> bool:
         """Whether others wait to be in the world, or some members' hosts go."""
@@ -212,7 +202,11 @@ class Decider:
         if world.number == 0 or self._record.done:
             return False
         unwanted = self._crew.unwanted(world.members)
-        new = [x for x in near if self._is_away(x) and x.name not in {*world.members, *unwanted}]
+        new = [
+            x
+            for x in near
+            if is_away(x, self._record) and x.name not in {*world.members, *unwanted}
+        ]
         stay = [name for name in world.members if name not in unwanted]
         if len(stay) < len(world.members):
             return len(stay) + len(new) >= self._rules.least
@@ -225,8 +219,8 @@ class Decider:
             self._without, self._late = now, float("inf")
             return
         near = self._crew.near(now)
-        here = [rank for rank in near if self._is_here(rank)]
-        if self._is_done(here):
+        here = [rank for rank in near if is_here(rank, self._record)]
+        if has_ended(here, world):
             self._write(Record(self._record.term, world, self._record.done + 1))
             return
         newest = [rank for rank in here if rank.standing.commit.world == world.number]
@@ -234,25 +228,11 @@ class Decider:
             return
         if not newest and not self._all_known(here, now):
             return
-        chosen = self._chosen(here, bool(newest), now)
+        unwanted = self._crew.unwanted(world.members)
+        chosen, ended = choose(here, self._record, bool(newest), unwanted)
+        self._crew.drop(rank.name for rank in ended)
         if chosen and self._enough(chosen, near, now):
             self._enter(chosen, bool(newest))
-
-    def _chosen(self, here: list[Rank], newest: bool, now: float) -> list[Rank]:
-        """Who of those that wait may be in the next world."""
-        held = [rank for rank in here if rank.standing.commit != NOTHING]
-        if newest and self._record.done:
-            return held  # the others would begin with a call that has ended
-        joining = [rank.name for rank in here if rank.name.endswith(JOINS)]
-        if not held and 0 < len(joining) < len(here):
-            # They have left init() alone, and nobody else is so far: they begin anew.
-            self._crew.drop(joining)
-            return []
-        start = max(rank.standing.commit for rank in here)
-        unwanted = self._crew.unwanted(self._record.world.members)
-        kept = [rank for rank in here if rank.name not in unwanted]
-        has_state = start == NOTHING or any(rank.standing.commit == start for rank in kept)
-        return kept if has_state else here
 
     def _all_came(self, near: list[Rank], here: list[Rank], newest: bool, now: float) -> bool:
         """Whether all are here that the decision waits for; ends those that are late."""
@@ -281,12 +261,6 @@ class Decider:
         sure = not self._crew.any_dropped() and not self._awaits_agents(now)
         return sure and len(here) == alive
 
-    def _is_done(self, here: list[Rank]) -> bool:
-        """Whether all members of the present world have finished."""
-        number, members = self._record.world.number, self._record.world.members
-        done = {r.name for r in here if r.standing.finished and r.standing.world == number}
-        return bool(members) and done.issuperset(members)
-
     def _enough(self, here: list[Rank], near: list[Rank], now: float) -> bool:
         if len(here) < self._rules.least and not self._leave:
             return False
@@ -295,20 +269,12 @@ class Decider:
         return now >= self._began + self._rules.gather and len(here) == len(near)
 
     def _enter(self, here: list[Rank], newest: bool) -> None:
-        before = {name: place for place, name in enumerate(self._record.world.members)}
-        start = max(rank.standing.commit for rank in here)
         disk = NOTHING if newest else self._journal.commit()
-
-        def order(rank: Rank) -> tuple[bool, int, str]:
-            return rank.standing.commit != start, before.get(rank.name, len(before)), rank.name
-
-        members = tuple(rank.name for rank in sorted(here, key=order)[: self._rules.most])
-        number = self._record.world.number + 1
-        world = World(number, members, max(start, disk), disk > start)
+        world = next_world(self._record.world, here, disk, self._rules.most)
         if self._write(Record(self._record.term, world, self._record.done if newest else 0)):
             self._late = float("inf")
             self.worlds += 1
-            begin = f"world {number}: {counted(len(members), 'rank')}"
+            begin = f"world {world.number}: {counted(len(world.members), 'rank')}"
             state = f"commit {world.start.number}" + " on the disk" * world.from_disk
             self.story.append(begin if world.start == NOTHING else f"{begin} from {state}")
 

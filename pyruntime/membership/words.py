@@ -105,7 +105,8 @@ def encode(word: NamedTuple) -> str:
 def decode(kind: type[T], text: str) -> T:
     """The inverse of encode(). Raises ValueError for a text that encode() has not made."""
     try:
-        return _made(kind, json.loads(text))
+        found: T = _made(kind, json.loads(text))
+        return found
     except (TypeError, RecursionError) as reason:
         raise ValueError(f"no {kind.__name__}: {reason}") from reason
 

@@ -57,6 +57,7 @@ PYTHON_LADDER = (
     *(
         "errors",
         "trees",
+        "membership",
         "commits",
         "_library",
         "xla",
@@ -64,7 +65,6 @@ PYTHON_LADDER = (
         "compression",
         "topology",
         "members",
-        "membership",
         "start",
         "installed",
         "output",
