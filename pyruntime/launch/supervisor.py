@@ -48,6 +48,7 @@ class Rules:
     most: int | None  # None: as many as there are slots
     script: str = ""  # which prints the hosts
     slots: int = 1  # of a host that the script prints without a number
+    awaits: bool = False  # agents come by themselves; none is started
     cooldown: tuple[float, float] = (10.0, 600.0)  # shortest and longest, in seconds
     restarts: int = 3  # that may follow each other without a commit
     patience: float = 600.0  # seconds to wait for hosts
@@ -98,7 +99,7 @@ class _Supervisor:
 
     def __init__(self, job: Job, rules: Rules, folder: Path) -> None:
         self.events: SimpleQueue[Event] = SimpleQueue()
-        self.door = _Door(job.here and not rules.script, self)
+        self.door = _Door(job.here and not (rules.script or rules.awaits), self)
         self._job, self._rules, self._folder = job, rules, folder
         self._journal = FileJournal(folder, self.door.address, self.door.key)
         most = rules.most if rules.most is not None else 1 << 20
@@ -147,7 +148,8 @@ class _Supervisor:
     def _look(self, roster: Roster, agents: Agents) -> None:
         if roster.scripted or roster.hosts:
             self._decider.allow({host.name: host.slots for host in roster.hosts})
-        agents.tend(roster.hosts, roster.scripted)
+        if not self._rules.awaits:
+            agents.tend(roster.hosts, roster.scripted)
         if time.monotonic() > self._deadline:
             self._decider.fail("ranks have not left in time: they are ended")
 

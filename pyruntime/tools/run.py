@@ -155,6 +155,8 @@ def _add_elastic_arguments(group: argparse._ArgumentGroup) -> None:
     add("--max-np", "--max-num-proc", type=_count, metavar="N", help=text)
     text = "a command that prints the available hosts, one `a:4` a line; runs once a second"
     add("--host-discovery-script", default="", metavar="COMMAND", help=text)
+    text = "start no agent: the hosts come by `farandole agent DIR`, where DIR is --checkpoint-dir"
+    add("--await-agents", action="store_true", help=text)
     text = "ranks on a host whose line has no number; default: 1"
     add("--slots-per-host", "--slots", type=_count, default=1, metavar="N", help=text)
     text = "seconds to leave out a host after its first failure, doubled each time up to MAX"
@@ -171,7 +173,7 @@ def _add_elastic_arguments(group: argparse._ArgumentGroup) -> None:
 def _rules(options: argparse.Namespace, job: Job) -> Rules | None:
     """How the job is supervised; None: not at all. Raises ValueError."""
     script, least, most = options.host_discovery_script, options.min_np, options.max_np
-    if not (options.elastic or script or least or most):
+    if not (options.elastic or script or least or most or options.await_agents):
         return None
     most = most or options.num_proc
     least = least or options.num_proc or (1 if script else job.ranks)
@@ -198,6 +200,7 @@ def _rules(options: argparse.Namespace, job: Job) -> Rules | None:
         most=most,
         script=script,
         slots=options.slots_per_host,
+        awaits=options.await_agents,
         cooldown=(shortest, longest),
         restarts=options.restarts,
         patience=options.elastic_timeout,

@@ -19,9 +19,12 @@ from harness.wire import Weather, Wire, pids_in
 
 __all__ = ["SimulatedHosts", "simulated_hosts", "why_not"]
 
-# What mpirun calls instead of ssh: leading options, the host's name, the command in pieces.
-_AGENT = """#!/bin/sh
-while [ "${1#-}" != "$1" ]; do shift; done
+# What mpirun and farandole call instead of ssh: options, the host's name, the command in pieces.
+_SSH = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do
+  case "$1" in -[oip]) shift ;; esac
+  shift
+done
 host="$1"; shift
 # Daemons name their folders by process numbers, which are alike on all hosts.
 export TMPDIR="@rooms@/$host"
@@ -62,27 +65,31 @@ class SimulatedHosts:
         self._bridge = f"fb{self.tag}"  # or this machine's own end of the wire
         self._middle = f"fh{self.tag}w"  # where the wire's ports are
         self._net = f"10.{20 + os.getpid() % 200}.{os.getpid() // 200 % 250}"
-        self._agent = folder / "agent"
+        self._ssh = folder / "bin" / "ssh"
         # Not below `folder`: the name of a socket that Python makes there has at most 107 bytes.
         self._rooms = tempfile.mkdtemp(prefix="fh")
-        self._agent.write_text(_AGENT.replace("@rooms@", self._rooms))
-        self._agent.chmod(0o755)
+        self._ssh.parent.mkdir(exist_ok=True)
+        self._ssh.write_text(_SSH.replace("@rooms@", self._rooms))
+        self._ssh.chmod(0o755)
         addresses = [f"{self.address(i)} {name}\n" for i, name in enumerate(self.names)]
-        (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(addresses))
+        (self._ssh.parent / "hosts").write_text("127.0.0.1 localhost\n" + "".join(addresses))
 
     def mpi_args(self) -> list[str]:
         """Options of Open MPI 5's mpirun that place the ranks there."""
-        places = ",".join(f"{name}:{n}" for name, n in zip(self.names, self.ranks, strict=True))
-        return ["--prtemca", "plm_ssh_agent", str(self._agent), "--host", places]
+        return ["--prtemca", "plm_ssh_agent", str(self._ssh), "--host", self.places()]
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
         """The command that runs `argv` on a host, without mpirun."""
-        return [str(self._agent), self.names[host], *argv]
+        return [str(self._ssh), self.names[host], *argv]
 
-    @staticmethod
-    def environment() -> dict[str, str]:
-        """Variables for mpirun: as many ranks on a host as it has places."""
-        return {"PRTE_MCA_rmaps_default_mapping_policy": "slot"}
+    def environment(self) -> dict[str, str]:
+        """The ssh that reaches the hosts; for mpirun, as many ranks as they have places."""
+        path = f"{self._ssh.parent}:{os.environ['PATH']}"
+        return {"PRTE_MCA_rmaps_default_mapping_policy": "slot", "PATH": path}
+
+    def places(self) -> str:
+        """All hosts and places, for -H."""
+        return ",".join(f"{name}:{n}" for name, n in zip(self.names, self.ranks, strict=True))
 
     def up(self) -> None:
         """Makes the bridge or the wire, the namespaces and the links."""

@@ -1,127 +1,215 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole run --elastic` when hosts are lost, cut off, come and come back. The ranks reach the
-supervisor by TCP, from other network namespaces."""
+"""`farandole run --elastic` on several hosts: ranks and agents die, hosts are lost, cut off, come
+and go; training ends with the bits of an undisturbed run. The agents reach the supervisor by TCP,
+from other network namespaces."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from schedules.training import undisturbed
 
-from harness.hosts import SimulatedHosts, simulated_hosts
-from harness.supervised import TRAINING, SupervisedJob, results, supervised_job
+from harness.hosts import simulated_hosts
+from harness.process import PATIENCE, Process
+from harness.supervised import SupervisedJob, supervised_job
+from harness.wire import Weather
 
-# At these sizes and steps the ranks hold until they are lost, or moved.
-HOLDS = """
-def event(state):
-    at = (fd.size(), state.steps)
-    if at in HOLDS and fd.rank() == 0:  # whose commit is on the disk
-        print(f"holds at {at}", flush=True)
-    while at in HOLDS:
-        state.check_host_updates()
+# With any number of ranks it trains the same. At step 5 ranks hold until there is a file `past`.
+PROGRAM = """
+from pathlib import Path
+import numpy as np
+import farandole as fd
+import farandole.elastic
+from schedules.training import BATCH, STEPS, batches, begin, digest, gradient, moved, seen
 
-HOLDS = [(int(x), int(y)) for x, y in (at.split(",") for at in sys.argv[1:])]
-main()
+def waits():
+    waits = not Path("past").exists()
+    return fd.allreduce(np.array([waits], np.uint8), op=fd.Max, name="waits")[0]
+
+fd.init()
+state = farandole.elastic.ObjectState(steps=0, seen=[], weights=begin(5))
+
+@farandole.elastic.run
+def train(state):
+    while state.steps < STEPS:
+        told = state.steps != 5 or fd.rank() > 0
+        while state.steps == 5 and waits():
+            if not told:
+                print(f"{fd.size()} hold in world {state.world}", flush=True)
+            told = True
+            state.check_host_updates()
+        mine = np.array(batches()[state.steps][fd.rank() :: fd.size()], np.int64)
+        total = fd.allreduce(gradient(state.weights, mine), op=fd.Sum, name="gradient")
+        state.seen = [*state.seen, *sorted(fd.allgather(mine, name="mine").tolist())]
+        state.weights = moved(state.weights, total)
+        state.steps += 1
+        state.commit()
+
+train(state)
+assert state.seen == seen(), state.seen
+print(f"rank {fd.rank()} of {fd.size()} ends: {digest(state.weights)}", flush=True)
 """
+SOON = ("--blacklist-cooldown-range", "0", "0")  # a host gets new ranks at once
 
 
 class Job:
-    """Two hosts of two ranks, and a job on them."""
+    """Hosts, and a job on them."""
 
-    def __init__(self, folder: Path, hosts: SimulatedHosts, stack: ExitStack) -> None:
-        self.folder, self.hosts, self._stack = folder, hosts, stack
-        self.a, self.b = hosts.names
+    def __init__(self, folder: Path, stack: ExitStack, ranks: Sequence[int]) -> None:
+        self.folder, self._stack = folder, stack
+        self.hosts = stack.enter_context(simulated_hosts(folder, ranks, seed=0))
+        (folder / "program.py").write_text(PROGRAM)
+        path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        limits = {"FARANDOLE_PEER_TIMEOUT": "6", "FARANDOLE_INIT_TIMEOUT": "20"}
+        self.environment = {**self.hosts.environment(), **limits, "PYTHONPATH": path}
 
-    def start(
-        self,
-        source: str,
-        *options: str,
-        holds: tuple[str, ...] = (),
-        env: dict[str, str] | None = None,
-    ) -> SupervisedJob:
-        path = self.folder / "program.py"
-        path.write_text(TRAINING + source)
-        agent = " ".join(self.hosts.mpi_args()[:3])
-        words = ("--mpi-args", agent, *options)
-        environment = {**self.hosts.environment(), **(env or {})}
-        argv = [sys.executable, str(path), *holds]
-        return self._stack.enter_context(supervised_job(words, argv, environment))
+    def start(self, *options: str) -> SupervisedJob:
+        """Starts it."""
+        words = ["--checkpoint-dir", str(self.folder / "commits"), *options]
+        argv = [sys.executable, "program.py"]
+        self.run = self._stack.enter_context(supervised_job(words, argv, self.environment))
+        return self.run
 
-    def places(self) -> str:
-        """Both hosts, for -H."""
-        return f"{self.a}:2,{self.b}:2"
+    def starts_agent(self, host: int) -> Process:
+        """One by hand."""
+        name = self.hosts.names[host]
+        words = ["-m", "farandole", "agent", str(self.folder / "commits"), "--host", name]
+        command = self.hosts.command(host, [sys.executable, *words, "--slots", "2"])
+        process = Process(command, self.environment)
+        self._stack.callback(process.kill)
+        return process
+
+    def wait_for_all(self) -> None:
+        """Until there are four ranks again; they may come one by one."""
+        deadline = time.monotonic() + PATIENCE
+        while not re.search(r"4 hold in world [2-9]", self.run.process.output):
+            assert time.monotonic() < deadline, self.run.process.output
+            time.sleep(0.05)  # the number of the world is not known
+
+    def pids(self, host: int, what: str = "program.py") -> list[int]:
+        """Processes on a host in whose command this is."""
+        found = []
+        for pid in self.hosts.pids(self.hosts.names[host]):
+            with suppress(OSError):  # it may end while we look
+                command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                if what in command and "python" in Path(command[0]).name:
+                    found.append(pid)
+        return sorted(found)
+
+    def finish(self, ranks: int, *agents: Process) -> list[str]:
+        """Lets ranks hold no more. The worlds of the job, which has ended as an undisturbed one of
+        any size does; `agents`: which have its output, if they came by hand."""
+        (self.folder / "past").touch()
+        out = self.run.finish().check().out
+        for agent in agents:
+            result = agent.wait(PATIENCE)
+            assert result is not None, agent.output
+            out += result.check().out
+        ends = re.findall(r"^rank (\d+) of (\d+) ends: (.*)$", out, re.MULTILINE)
+        expected = {(str(rank), str(ranks), undisturbed(5)) for rank in range(ranks)}
+        assert set(ends) == expected, out
+        assert not any(self.pids(host) for host in range(len(self.hosts.names))), "ranks are left"
+        return re.findall(r"^farandole: (world \d+: \d+ ranks?)", out, re.MULTILINE)
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Job]]:
     monkeypatch.chdir(tmp_path)
     with ExitStack() as stack:
-        yield Job(tmp_path, stack.enter_context(simulated_hosts(tmp_path, [2, 2])), stack)
+        yield lambda *ranks: Job(tmp_path, stack, ranks)
 
 
-def starts(out: str, job: Job) -> list[str]:
-    found = re.findall(r"start \d+: (\d) ranks: (.*)", out)
-    return [f"{n}: {places}".replace(job.a, "a").replace(job.b, "b") for n, places in found]
+@pytest.mark.parametrize("what", ["program.py", "agent"])
+def test_a_rank_or_an_agent_is_killed(make: Callable[..., Job], what: str) -> None:
+    """The others wait for its successor; with -np there is no smaller world."""
+    job = make(2, 2)
+    run = job.start("-np", "4", "-H", job.hosts.places(), *SOON)
+    run.process.wait_for_output("4 hold in world 1")
+    os.kill(job.pids(1, what)[0], signal.SIGKILL)
+    run.process.wait_for_output("4 hold in world 2")
+    assert job.finish(4) == ["world 1: 4 ranks", "world 2: 4 ranks"]
 
 
-def test_a_host_that_is_lost(job: Job) -> None:
-    """Training goes on on the other one, though mpirun may return 0."""
-    run = job.start(HOLDS, "-np", "4", "--min-np", "2", "-H", job.places(), holds=("4,5",))
-    run.process.wait_for_output("holds at (4, 5)")
-    job.hosts.cut_power(1)
-    out = run.finish().check().out
-    assert starts(out, job) == ["4: 2 on a, 2 on b", "2: 2 on a"], out
-    assert re.search(rf"rank [23] on {job.b} ended without a word after 5 commits", out)
-    assert f"{job.b} is left out for 10 s" in out
-    assert results(out).keys() == {0, 1}
+@pytest.mark.parametrize("ranks", [(2, 2), (2, 1, 1)])
+def test_a_host_is_lost(make: Callable[..., Job], ranks: tuple[int, ...]) -> None:
+    """The last one: the others go on with what they have, and without a restart."""
+    job = make(*ranks)
+    left = 4 - ranks[-1]
+    run = job.start("-np", "4", "--min-np", "2", "-H", job.hosts.places())
+    run.process.wait_for_output("4 hold in world 1")
+    before = job.pids(0)
+    job.hosts.cut_power(len(ranks) - 1)
+    run.process.wait_for_output(f"world 2: {left} ranks")
+    assert job.pids(0) == before
+    assert job.finish(left) == ["world 1: 4 ranks", f"world 2: {left} ranks"]
 
 
-def test_a_host_that_is_lost_and_back_at_once(job: Job) -> None:
-    """With as many ranks as before the training ends with the same bits."""
-    undisturbed = results(job.start(HOLDS, "-H", job.places()).finish().check().out)
-    options = ("-H", job.places(), "--blacklist-cooldown-range", "0", "0")
-    run = job.start(HOLDS, *options, holds=("4,5",))
-    run.process.wait_for_output("holds at (4, 5)")
+def test_a_lost_host_comes_back(make: Callable[..., Job]) -> None:
+    job = make(2, 2)
+    options = ("-np", "4", "--min-np", "2", "-H", job.hosts.places(), *SOON)
+    run = job.start(*options)
+    run.process.wait_for_output("4 hold in world 1")
     job.hosts.kill(1)
-    out = run.finish().check().out
-    assert starts(out, job) == ["4: 2 on a, 2 on b"] * 2, out
-    assert results(out) == undisturbed
+    job.wait_for_all()
+    job.finish(4)
 
 
-def test_a_host_that_comes_back_later(job: Job) -> None:
-    """The script no longer lists it, and then again."""
+ELSE = (0, 2)  # ports of the wire: the other host, and the supervisor
+CUTS = {
+    "both ways": (*((1, x) for x in ELSE), *((x, 1) for x in ELSE)),
+    "out": tuple((1, x) for x in ELSE),
+    "in": tuple((x, 1) for x in ELSE),
+}
+
+
+@pytest.mark.parametrize("way", CUTS)
+def test_a_host_is_cut_off(make: Callable[..., Job], way: str) -> None:
+    """Its ranks end by themselves, before others could take their places; then it is back."""
+    job = make(2, 2)
+    options = ("-np", "4", "--min-np", "2", "-H", job.hosts.places(), *SOON)
+    run = job.start(*options)
+    run.process.wait_for_output("4 hold in world 1")
+    job.hosts.weather(Weather(cut=CUTS[way]))
+    run.process.wait_for_output("2 hold in")
+    run.process.wait_for_output(f"the agent on {job.hosts.names[1]} has ended with 1")
+    assert "4 hold in world 2" not in run.process.output
+    job.hosts.weather(Weather())
+    job.wait_for_all()
+    job.finish(4)
+
+
+def test_the_discovery_script_removes_a_host(make: Callable[..., Job]) -> None:
+    """Its ranks leave at a commit, and the others' processes stay."""
+    job = make(2, 2)
+    a, b = job.hosts.names
     listed = job.folder / "listed"
-
-    def tell(text: str) -> None:
-        (job.folder / "new").write_text(text)
-        (job.folder / "new").replace(listed)
-
-    tell(f"{job.a}:2\n{job.b}:2\n")
+    listed.write_text(f"{a}:2\n{b}:2\n")
     options = ("--min-np", "2", "--host-discovery-script", f"cat {listed}")
-    options += ("--blacklist-cooldown-range", "0", "0")
-    run = job.start(HOLDS, *options, holds=("4,5", "2,7"))
-    run.process.wait_for_output("holds at (4, 5)")
-    tell(f"{job.a}:2\n")
-    run.process.wait_for_output("holds at (2, 7)")
-    tell(f"{job.a}:2\n{job.b}:2\n")
-    out = run.finish().check().out
-    assert starts(out, job) == ["4: 2 on a, 2 on b", "2: 2 on a", "4: 2 on a, 2 on b"], out
-    assert results(out).keys() == {0, 1, 2, 3}
+    run = job.start(*options, "--max-np", "4")
+    run.process.wait_for_output("4 hold in world 1")
+    before = job.pids(0)
+    (job.folder / "new").write_text(f"{a}:2\n")
+    (job.folder / "new").replace(listed)
+    run.process.wait_for_output("world 2: 2 ranks")
+    assert job.pids(0) == before
+    assert job.finish(2) == ["world 1: 4 ranks", "world 2: 2 ranks"]
 
 
-def test_a_host_that_is_cut_off(job: Job) -> None:
-    """Nothing tells that its ranks have gone but silence."""
-    env = {"FARANDOLE_PEER_TIMEOUT": "5", "FARANDOLE_INIT_TIMEOUT": "10"}
-    options = ("-np", "4", "--min-np", "2", "-H", job.places())
-    run = job.start(HOLDS, *options, holds=("4,5",), env=env)
-    run.process.wait_for_output("holds at (4, 5)")
-    job.hosts.set_link(1, up=False)
-    run.process.wait_for_output("start 2: 2 ranks: 2 on")
-    job.hosts.kill(1)  # where the job's session is not seen to end
-    out = run.finish().check().out
-    assert starts(out, job)[1] == "2: 2 on a", out
-    assert results(out).keys() == {0, 1}
+def test_hosts_come_by_hand(make: Callable[..., Job]) -> None:
+    """Nobody starts their agents but a person, or a pod."""
+    job = make(2, 2)
+    job.start("--min-np", "2", "--max-np", "4", "--await-agents")
+    first = job.starts_agent(0)
+    first.wait_for_output("2 hold in world 1")
+    second = job.starts_agent(1)
+    first.wait_for_output("4 hold in")
+    worlds = job.finish(4, first, second)
+    assert (worlds[0], worlds[-1][9:]) == ("world 1: 2 ranks", "4 ranks")

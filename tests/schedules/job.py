@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import accumulate
 from pathlib import Path
 
 from farandole.start.rendezvous import RendezvousServer
@@ -19,7 +20,6 @@ from harness.proc import our_shared_memory, processes_of_sessions, python_stacks
 from harness.process import SLOWNESS, JobError, Process, wait_until_gone
 from harness.supervised import farandole_run
 from harness.wire import pids_in
-from harness.worlds import ULFM
 from schedules.schedule import Kind, Schedule
 
 __all__ = ["POLL", "Job"]
@@ -34,6 +34,8 @@ _LIMITS = {
     "FARANDOLE_INIT_TIMEOUT": "8",
 }
 _ENDS = {"FARANDOLE_SHUTDOWN_TIMEOUT": "6"}  # a day, where a supervisor must see to it
+# An agent may be slow to start, and a silent host is ended.
+_ELASTIC = {"FARANDOLE_PEER_TIMEOUT": "8", "FARANDOLE_INIT_TIMEOUT": "20"}
 
 
 class Job:
@@ -46,13 +48,17 @@ class Job:
         if kind.wired:
             made = simulated_hosts(folder, schedule.hosts, schedule.seed)
             self.hosts = stack.enter_context(made)
-        self._folder, self._ranks = folder, schedule.ranks
+        self._folder, self._ranks, self._schedule = folder, schedule.ranks, schedule
         plan = {
             "folder": str(folder),
             "elements": schedule.elements,
             "holds": sorted({fault.step for fault in schedule.faults}),
             "elastic": kind.elastic,
+            "first": {},
         }
+        if self.hosts is not None:
+            firsts = accumulate(schedule.hosts, initial=0)
+            plan["first"] = dict(zip(self.hosts.names, firsts, strict=False))
         self._argv = [sys.executable, str(PROGRAM), json.dumps(plan)]
         self._server: RendezvousServer | None = None
         if kind is Kind.FORK:
@@ -62,17 +68,18 @@ class Job:
         self.processes: list[Process] = []
 
     def start(self) -> None:
-        """Starts it, or starts it anew."""
+        """Starts it; or the next supervisor."""
         path = [str(PROGRAM.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**MPI_ENVIRONMENT, **_LIMITS, "PYTHONPATH": ":".join(path)}
         # MPI's own memory, which a killed launcher leaves.
         environment |= {"OMPI_MCA_btl_sm_backing_directory": str(self._folder)}
-        environment |= {} if self.kind.supervised else _ENDS
+        environment |= _ELASTIC if self.kind.elastic else _ENDS
+        environment["FARANDOLE_CHECKPOINT_SECONDS"] = f"{self._schedule.every:g}"
         environment |= self.hosts.environment() if self.hosts else {}
-        for number, (command, own) in enumerate(self._commands()):
+        for command, own in self._commands():
             process = Process(command, {**environment, **own})
             self._stack.callback(process.kill)
-            self.processes[number : number + 1] = [process]
+            self.processes.append(process)
 
     def _commands(self) -> Iterator[tuple[list[str], dict[str, str]]]:
         """Commands, each with variables of its own."""
@@ -81,39 +88,30 @@ class Job:
         if self._server is not None:
             for rank in range(self._ranks):
                 yield self._argv, self._server.environment(rank)
-        elif self.kind.supervised:
-            words = [*np, "--checkpoint-dir", str(self._folder), "--restarts", "10"]
-            if self.hosts:
-                agent = " ".join(places[:3])
-                words += ["--mpi-args", agent, "-H", places[-1]]
-                words += ["--blacklist-cooldown-range", "0", "0"]
+        elif self.kind.elastic:
+            words = [*np, "--min-np", str(self._schedule.least), "--restarts", "10"]
+            words += ["--checkpoint-dir", str(self._folder / "commits")]
+            words += ["-H", self.hosts.places()] if self.hosts else []
+            words += ["--blacklist-cooldown-range", "0", "0"]
             yield farandole_run(words, self._argv), {}
         else:
-            ulfm = list(ULFM) if self.kind is Kind.WORLDS else []
-            if self.kind is Kind.HOSTS:
-                ulfm = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
+            ulfm = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"] if self.hosts else []
             yield [find_mpirun(), *ulfm, *places, *np, *self._argv], {}
 
     @property
     def sessions(self) -> set[int]:
-        """Of all its processes on this host."""
+        """Of all its processes."""
         return {process.pid for process in self.processes}
 
     def ended(self) -> bool:
         """Whether what was started here has ended, not what that has started."""
         return all(process.returncode is not None for process in self.processes)
 
-    def launcher(self) -> int | None:
-        """The process that started the ranks; None: there is none now."""
-        own = self.processes[0].pid
-        if not self.kind.supervised:
-            return own
-        for process in processes_of_sessions(self.sessions):
-            with contextlib.suppress(OSError):  # it may end while we look
-                fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-                if int(fields[1]) == own and "mpirun" in process.command:
-                    return process.pid
-        return None
+    def agent(self) -> int | None:
+        """Of the last host; None: it has none now."""
+        words = "\0-m\0farandole\0agent\0"
+        found = [x.pid for x in processes_of_sessions(self.sessions) if words in x.command]
+        return max(found, default=None)
 
     def output(self) -> str:
         """Of all processes."""

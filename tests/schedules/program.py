@@ -3,8 +3,8 @@
 
 PLAN is JSON: `folder` has the socket `line`, to which each message goes, and files `past-N`, which
 say that what should happen at step N has happened; `elements` is the length of the weights, `holds`
-has the steps at which ranks work without progress until then, and `elastic` says whether training
-survives errors.
+has the steps at which ranks work without progress until then, `elastic` says whether training
+survives errors, and `first` has the first rank of each host.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class _Line:
         self._socket.connect(str(FOLDER / "line"))
         rank = os.environ.get("FARANDOLE_RANK")
         self._rank = launched_rank() if rank is None else int(rank)  # by the launcher's count
+        if PLAN["elastic"]:  # its place: the process after it gets the same one
+            self._rank = PLAN["first"].get(socket.gethostname(), 0) + int(os.environ["LOCAL_RANK"])
 
     def tell(self, what: str, **words: object) -> None:
         """One message."""

@@ -18,11 +18,16 @@ from harness.process import SLOWNESS
 from harness.wire import Weather
 from schedules.job import POLL, Job
 from schedules.outcome import Listener, Outcome
-from schedules.schedule import BEGIN, LAUNCHER, SUPERVISOR, Act, Fault, Kind, Schedule
-from schedules.training import STEPS
+from schedules.schedule import AGENT, BEGIN, HOST, LAUNCHER, SUPERVISOR, Act, Fault, Schedule
 
 __all__ = ["run"]
 
+_SIGNALS = {
+    Act.KILL: signal.SIGKILL,
+    Act.STOP: signal.SIGSTOP,
+    Act.HANG: signal.SIGUSR2,
+    Act.TERM: signal.SIGTERM,
+}
 _PATIENCE = 60.0 * SLOWNESS  # seconds without anything that a rank tells, or that happens
 
 
@@ -41,7 +46,7 @@ class _Injector:
         """Returns when the job has ended; sets `hung` if it does not."""
         outcome = self._outcome
         outcome.last = time.monotonic()
-        while not self._job.ended():
+        while self._due or not self._job.ended():
             self._expect()
             while self._due and self._due[0][0] <= time.monotonic():
                 heapq.heappop(self._due)[2]()
@@ -66,9 +71,12 @@ class _Injector:
             return
         fault = self._faults[0]
         rank = fault.whom if isinstance(fault.whom, int) else 0
+        told = self._outcome.of(rank, "begin", "step")
+        if self._schedule.kind.elastic and fault.step != BEGIN:  # the rank may wait to join
+            told = self._outcome.told
         if not any(
-            told.what == "begin" if fault.step == BEGIN else told.words.get("step") == fault.step
-            for told in self._outcome.of(rank, "begin", "step")
+            each.what == "begin" if fault.step == BEGIN else each.words.get("step") == fault.step
+            for each in told
         ):
             return
         self._faults.pop(0)
@@ -81,11 +89,6 @@ class _Injector:
         if all(fault.step != step for fault in self._faults):
             (self._folder / f"past-{step}").touch()
 
-    def let_all_go(self) -> None:
-        """A later start of the job waits for nothing."""
-        for step in range(STEPS + 1):
-            (self._folder / f"past-{step}").touch()
-
     def _note(self, text: str) -> None:
         self._outcome.last = time.monotonic()
         self._outcome.happened.append((self._outcome.last, text))
@@ -95,15 +98,32 @@ class _Injector:
             self._set(fault.weather, str(fault))
             if fault.lasts is not None:
                 self._at(time.monotonic() + fault.lasts, lambda: self._set(Weather(), "fair again"))
+        elif fault.whom == HOST:
+            hosts = self._job.hosts
+            assert hosts is not None
+            hosts.cut_power(1)
+            self._note(str(fault))
+            self._at(time.monotonic() + (fault.lasts or 0.0), self._plug_in)
         elif pid := self._pid(fault.whom):
-            number = {Act.KILL: signal.SIGKILL, Act.STOP: signal.SIGSTOP, Act.HANG: signal.SIGUSR2}
-            if self._signal(pid, number[fault.act], f"{fault} ({pid})") and fault.ends_ranks:
+            number = _SIGNALS[fault.act]
+            if self._signal(pid, number, f"{fault} ({pid})") and fault.ends_ranks:
                 self._outcome.victims.add(pid)
-            if fault.lasts is not None:
+            if fault.lasts is not None and fault.act is Act.KILL:
+                self._at(time.monotonic() + fault.lasts, self._start_next)
+            elif fault.lasts is not None:
                 self._at(time.monotonic() + fault.lasts, lambda: self._go_on(pid, fault))
         else:
             self._note(f"not there any more: {fault}")
         self._let_go(fault.step)
+
+    def _plug_in(self) -> None:
+        assert self._job.hosts is not None
+        self._job.hosts.set_link(1, up=True)
+        self._note("the host has power again")
+
+    def _start_next(self) -> None:
+        self._job.start()
+        self._note("the next supervisor starts")
 
     def _set(self, weather: Weather, text: str) -> None:
         assert self._job.hosts is not None
@@ -111,10 +131,10 @@ class _Injector:
         self._note(f"{text} ({counts})")
 
     def _pid(self, whom: int | str) -> int | None:
-        if whom == LAUNCHER:
-            return self._job.launcher()
-        if whom == SUPERVISOR:
-            return self._job.processes[0].pid
+        if whom == AGENT:
+            return self._job.agent()
+        if whom in (LAUNCHER, SUPERVISOR):
+            return self._job.processes[-1].pid
         assert isinstance(whom, int)
         return self._outcome.of(whom, "begin")[-1].pid
 
@@ -123,11 +143,7 @@ class _Injector:
 
     def _signal(self, pid: int, number: int, text: str) -> bool:
         """Only a process of this job: numbers are used again."""
-        ours = str(self._folder) in _command(pid) or pid in (
-            self._job.launcher(),
-            *self._job.sessions,
-        )
-        if ours:
+        if str(self._folder) in _command(pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
                 self._note(text)
@@ -141,7 +157,7 @@ class _Injector:
             return
         outcome = self._outcome
         begun = {told.pid for told in outcome.told}
-        if self._schedule.kind.supervised:
+        if self._schedule.kind.elastic:
             # After its last step a rank may work on for hours, as others can see: only a person
             # knows that it hangs.
             done = {told.pid for told in outcome.told if told.what == "done"}
@@ -156,8 +172,7 @@ class _Injector:
             self.end_victims()
 
     def end_victims(self, why: str = "all others have ended") -> None:
-        """Ends what hangs, when all others have ended. Open MPI 5.0.11's mpirun may leave it when
-        it ends, under ULFM, if several ranks call MPI_Abort at once."""
+        """Ends what hangs, when all others have ended."""
         for pid in self._outcome.victims:
             if str(self._folder) in _command(pid):
                 self._signal(pid, signal.SIGKILL, f"{why}: {pid} is ended")
@@ -172,7 +187,7 @@ def _command(pid: int) -> str:
 
 
 def run(schedule: Schedule) -> Outcome:
-    """What came of the schedule's job; one whose supervisor was killed is started once more."""
+    """What came of the schedule's job."""
     outcome = Outcome()
     with ExitStack() as stack:
         # The name of a Unix socket has at most 107 bytes.
@@ -181,17 +196,9 @@ def run(schedule: Schedule) -> Outcome:
         stack.callback(listener.close)
         job = Job(schedule, folder, stack)
         injector = _Injector(schedule, job, folder, outcome)
-        starts = 1 + any(f.whom == SUPERVISOR and f.act is Act.KILL for f in schedule.faults)
-        for start in range(starts):
-            outcome.happened.append((time.monotonic(), f"start {start + 1} of {starts}"))
-            job.start()
-            injector.go(listener.changed)
-            if schedule.kind is Kind.WORLDS:
-                injector.end_victims()
-            outcome.out += job.output()
-            outcome.code = job.processes[0].returncode
-            outcome.left = "" if outcome.hung else job.left()
-            if outcome.hung or outcome.left:
-                break
-            injector.let_all_go()
+        job.start()
+        injector.go(listener.changed)
+        outcome.out = job.output()
+        outcome.code = job.processes[-1].returncode
+        outcome.left = "" if outcome.hung else job.left()
     return outcome

@@ -19,7 +19,7 @@ __all__ = ["BEGIN", "KINDS", "Act", "Fault", "Kind", "Schedule", "draw"]
 
 BEGIN = -1  # the step that a rank is at before init()
 FAIR = Weather()
-LAUNCHER, SUPERVISOR, WIRE = "launcher", "supervisor", "wire"
+AGENT, HOST, LAUNCHER, SUPERVISOR, WIRE = "an agent", "host 1", "launcher", "supervisor", "wire"
 
 
 class Kind(Enum):
@@ -28,24 +28,18 @@ class Kind(Enum):
     FORK = "fork"  # without a launcher; any error ends it
     MPIRUN = "mpirun"  # on one host; MPI ends all ranks after a death
     HOSTS = "hosts"  # mpirun --with-ft ulfm on two hosts joined by a wire; any error ends it
-    WORLDS = "worlds"  # the same on one host; training goes on with the ranks that live
-    SUPERVISED = "supervised"  # farandole run --elastic on one host: started anew after errors
-    SUPERVISED_HOSTS = "supervised_hosts"  # the same on two hosts joined by a wire
+    ELASTIC = "elastic"  # farandole run --elastic on one host: training goes on after errors
+    ELASTIC_HOSTS = "elastic_hosts"  # the same on two or three hosts joined by a wire
 
     @property
     def elastic(self) -> bool:
-        """Whether training survives errors."""
-        return self in (Kind.WORLDS, Kind.SUPERVISED, Kind.SUPERVISED_HOSTS)
-
-    @property
-    def supervised(self) -> bool:
-        """Whether there is a supervisor."""
-        return self in (Kind.SUPERVISED, Kind.SUPERVISED_HOSTS)
+        """Whether training survives errors, and there are a supervisor and agents."""
+        return self in (Kind.ELASTIC, Kind.ELASTIC_HOSTS)
 
     @property
     def wired(self) -> bool:
         """Whether there are hosts, and a wire between them."""
-        return self in (Kind.HOSTS, Kind.SUPERVISED_HOSTS)
+        return self in (Kind.HOSTS, Kind.ELASTIC_HOSTS)
 
 
 KINDS = tuple(Kind)
@@ -57,6 +51,8 @@ class Act(Enum):
     KILL = "killed"
     STOP = "stopped"
     HANG = "hangs"  # in a loop of Python, which no signal but SIGKILL ends soon
+    TERM = "asked to leave"  # as by a preemption
+    POWER = "without power"
     WEATHER = "weather"
 
 
@@ -67,8 +63,8 @@ class Fault:
     step: int  # that `whom`, or rank 0, has told; BEGIN, or STEPS at the end
     after: float  # seconds from then on
     act: Act
-    whom: int | str  # a rank, or LAUNCHER, SUPERVISOR, WIRE
-    lasts: float | None = None  # seconds; None: for ever
+    whom: int | str  # a rank, or AGENT, HOST, LAUNCHER, SUPERVISOR, WIRE
+    lasts: float | None = None  # seconds, of a killed supervisor until the next; None: for ever
     free: bool = False  # ranks do not wait for it, so that it may fall into what follows the step
     weather: Weather = FAIR
 
@@ -96,6 +92,8 @@ class Schedule:
     kind: Kind
     hosts: tuple[int, ...]  # ranks on each
     elements: int
+    least: int  # ranks with which an elastic job goes on
+    every: float  # seconds between its commits on the disk
     faults: tuple[Fault, ...]  # in the order in which they happen
 
     @property
@@ -106,18 +104,18 @@ class Schedule:
     @property
     def must_finish(self) -> bool:
         """Whether an error would be wrong: the job survives all that happens to it."""
-        kill = Act.KILL
-        if self.kind is Kind.WORLDS:  # it names a rank that does not come back, and ends
-            return all(not fault.ends_ranks or fault.act is kill for fault in self.faults)
-        return self.kind.supervised or not any(fault.ends_ranks for fault in self.faults)
+        return self.kind.elastic or not any(fault.ends_ranks for fault in self.faults)
 
     def __str__(self) -> str:
         where = "+".join(map(str, self.hosts))
         head = f"seed {self.seed}: {self.kind.value}, {where} ranks, {self.elements} elements"
+        if self.kind.elastic:
+            head += f", goes on with {self.least}, on the disk every {self.every:g} s"
         return "\n  ".join([head, *map(str, self.faults)])
 
 
 _HOSTS = ((1, 1), (2, 1), (1, 2), (2, 2))
+_THREE = ((1, 1, 1), (2, 1, 1))
 _ELEMENTS = (5, 3_000, 20_000)  # by control alone between hosts, by one chunk, by several
 
 
@@ -125,56 +123,47 @@ def draw(seed: int) -> Schedule:
     """The schedule of a seed; the kinds take turns."""
     random_ = random.Random(f"schedule {seed}")
     kind = KINDS[seed % len(KINDS)]
-    hosts = random_.choice(_HOSTS) if kind.wired else (random_.randint(2, 4),)
-    elements = random_.choice(_ELEMENTS)
+    some = _HOSTS + _THREE * (kind is Kind.ELASTIC_HOSTS)
+    hosts = random_.choice(some) if kind.wired else (random_.randint(2, 4),)
+    ranks, elements = sum(hosts), random_.choice(_ELEMENTS)
     count = random_.choice((1, 1, 2) if kind.wired else (1, 1, 2, 2, 3))
-    drawn = [_fault(random_, kind, sum(hosts)) for _ in range(count)]
+    drawn = [_fault(random_, kind, ranks) for _ in range(count)]
     if kind.wired:  # some weather before all else
-        first = _weather(random_, kind)
+        first = _weather(random_, kind, len(hosts))
         drawn.insert(0, replace(first, step=min(fault.step for fault in [first, *drawn])))
     drawn.sort(key=lambda fault: fault.step)
-    return Schedule(seed, kind, hosts, elements, _possible(drawn, kind, sum(hosts)))
+    if kind.elastic and random_.random() < 0.6:  # together with the last, or in the recovery
+        after = random_.choice((0.0, random_.uniform(0.0, 1.0)))
+        more = _fault(random_, kind, ranks)
+        drawn.append(replace(more, step=drawn[-1].step, after=after, free=drawn[-1].free))
+    kept = _possible(drawn, kind)
+    least, every = random_.choice((1, ranks)), random_.choice((0.0, 10.0))
+    return Schedule(seed, kind, hosts, elements, least, every, kept)
 
 
-def _possible(faults: list[Fault], kind: Kind, ranks: int) -> tuple[Fault, ...]:
-    """Those that can happen after what has happened before."""
-    kept: list[Fault] = []
-    ended: set[int | str] = set()  # and not started anew
-    for fault in faults:
-        over = fault.act is Act.KILL and fault.whom == SUPERVISOR
-        if not kind.supervised and fault.whom in ended:
-            continue
-        # Somebody must have the state, and a rank that has died before init() is no member.
-        if kind is Kind.WORLDS and fault.ends_ranks:
-            if len(ended) + 1 >= ranks or fault.step == BEGIN:
-                continue
-            over |= fault.act is not Act.KILL
-        kept.append(fault)
-        if fault.ends_ranks:
-            ended.add(fault.whom)
-        if over or (fault.ends_ranks and not kind.elastic):
-            break
-    return tuple(kept)
+def _possible(faults: list[Fault], kind: Kind) -> tuple[Fault, ...]:
+    """Those that can happen: in a job that survives nothing, none after one that ends it."""
+    ends = [number for number, fault in enumerate(faults) if fault.ends_ranks]
+    return tuple(faults if kind.elastic or not ends else faults[: ends[0] + 1])
 
 
 def _fault(random_: random.Random, kind: Kind, ranks: int) -> Fault:
-    others: dict[Kind, list[str]] = {
-        Kind.FORK: [],
-        Kind.MPIRUN: [LAUNCHER],
-        Kind.HOSTS: [],
-        Kind.WORLDS: [],
-        Kind.SUPERVISED: [LAUNCHER, LAUNCHER, SUPERVISOR],
-        Kind.SUPERVISED_HOSTS: [LAUNCHER, SUPERVISOR],
-    }
-    all_: list[int | str] = [*others[kind], *[random_.randrange(ranks)] * 3]
+    others = {Kind.MPIRUN: [LAUNCHER], Kind.ELASTIC: [AGENT, SUPERVISOR]}
+    others[Kind.ELASTIC_HOSTS] = [AGENT, SUPERVISOR, HOST]
+    all_: list[int | str] = [*others.get(kind, []), *[random_.randrange(ranks)] * 3]
     whom = random_.choice(all_)
     acts = [Act.KILL, Act.KILL, Act.STOP, Act.STOP]
-    act = random_.choice([*acts, Act.HANG] if isinstance(whom, int) else acts)
-    # A person who stops a launcher goes on, or ends it; a supervisor ends it itself.
-    patient = whom == SUPERVISOR or (whom == LAUNCHER and not kind.supervised)
-    brief = act is Act.STOP and (patient or random_.random() < 0.5)
+    if isinstance(whom, int):
+        acts += [Act.HANG, *[Act.TERM] * kind.elastic]
+    act = Act.POWER if whom == HOST else random_.choice(acts)
+    # A person who stops what has started ranks lets it go on, or ends it.
+    brief = act is Act.STOP and (isinstance(whom, str) or random_.random() < 0.5)
+    brief |= act is Act.POWER or (act is Act.KILL and whom == SUPERVISOR)
     step, after, free = _moment(random_)
-    return Fault(step, after, act, whom, random_.uniform(0.1, 0.8) if brief else None, free)
+    lasts = random_.uniform(0.1, 0.8)
+    if whom == SUPERVISOR and act is Act.KILL and random_.random() < 0.2:
+        lasts = 20.0  # by then all have ended
+    return Fault(step, after, act, whom, lasts if brief else None, free)
 
 
 def _moment(random_: random.Random) -> tuple[int, float, bool]:
@@ -185,13 +174,18 @@ def _moment(random_: random.Random) -> tuple[int, float, bool]:
     return step, random_.uniform(0.0, most), free
 
 
-def _weather(random_: random.Random, kind: Kind) -> Fault:
+def _weather(random_: random.Random, kind: Kind, hosts: int) -> Fault:
     """Of the wire: light from the beginning on, or hard for a time, or a cut."""
     what = random_.choice(("light", "hard", "cut", "cut"))
     step, after, free = _moment(random_)
     if what == "cut":
-        pairs = random_.choice((((0, 1),), ((1, 0),), ((0, 1), (1, 0))))
-        # A job that is started anew finds the same hosts: they must come back.
+        all_ = range(hosts + kind.elastic)  # the last one is the supervisor's
+        others = [x for x in all_ if x != 1]
+        if random_.random() < 0.5:
+            others = [0]
+        into, out = [(x, 1) for x in others], [(1, x) for x in others]
+        pairs = tuple(random_.choice((into, out, into + out)))
+        # An elastic job needs these hosts again: they must come back.
         for_ever = not kind.elastic and random_.random() < 0.5
         lasts = None if for_ever else random_.uniform(0.2, 2.0)
         cut = Weather(cut=pairs)

@@ -8,7 +8,7 @@ import re
 
 from harness.process import SLOWNESS
 from schedules.outcome import Outcome, Told
-from schedules.schedule import LAUNCHER, Act, Kind, Schedule
+from schedules.schedule import Kind, Schedule
 from schedules.training import seen, undisturbed
 
 __all__ = ["complaints"]
@@ -46,17 +46,15 @@ def _wrong_numbers(schedule: Schedule, told: Told) -> str:
 
 def _unfinished(schedule: Schedule, outcome: Outcome) -> list[str]:
     """Complaints about a job that should have done all its work."""
-    wrong = []
-    dead = {
-        fault.whom
-        for fault in schedule.faults
-        if fault.act is Act.KILL and schedule.kind is Kind.WORLDS
-    }
-    for rank in set(range(schedule.ranks)) - dead:
-        if not outcome.of(rank, "done"):
-            wrong.append(f"rank {rank} has not finished")
-    killed = any(fault.whom == LAUNCHER and fault.act is Act.KILL for fault in schedule.faults)
-    if outcome.code != 0 and not (killed and not schedule.kind.supervised):
+    done = {told.pid: int(told.words["size"]) for told in outcome.told if told.what == "done"}
+    wrong, sizes = [], list(done.values())
+    least = schedule.least if schedule.kind.elastic else schedule.ranks
+    # One that is stopped for ever when training has ended is done, and can't tell.
+    late = len(outcome.victims - set(done))
+    if not any(size >= least and sizes.count(size) + late >= size for size in sizes):
+        wrong.append(f"of {schedule.ranks} ranks these have finished: {done}")
+    # What is killed after its training can't be replaced.
+    if outcome.code != 0 and not outcome.victims & set(done):
         wrong.append(f"the exit code is {outcome.code}")
     return wrong
 
