@@ -265,7 +265,7 @@ class _Call:
         if self.folder is None or self._writer is None:
             return
         self._written = time.monotonic()
-        if at_once or not isinstance(state, ObjectState):
+        if at_once or not self._seconds or not isinstance(state, ObjectState):
             if topology.rank() == 0:
                 self._writer.settle()
             state.write(self.folder)

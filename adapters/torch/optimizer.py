@@ -21,6 +21,7 @@ from farandole.calls.arguments import check, factors_of
 from farandole.calls.public_call import heard_by_all
 from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Adasum, Average, ReduceOp
+from farandole.start.agency import may_grow
 from farandole.topology import is_initialized, size
 from farandole.torch.arguments import (
     Groups,
@@ -138,7 +139,7 @@ def DistributedOptimizer(
         for parameter, name in zip(parameters, names, strict=True):
             if parameter.requires_grad:
                 check_parameter(parameter, name)
-        alone = not process_set.included() or process_set.size() == 1
+        alone = not process_set.included() or (process_set.size() == 1 and not may_grow())
         settings = Settings(
             process_set=set_id(process_set),
             reduce_op=ReduceOp(op),

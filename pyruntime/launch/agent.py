@@ -281,8 +281,11 @@ class _Agency:
 
 
 def say(text: str) -> None:
-    """One line for the user."""
-    print(f"farandole: {text}", file=sys.stderr, flush=True)
+    """One line for the user; the job outlives whoever reads it."""
+    try:
+        print(f"farandole: {text}", file=sys.stderr, flush=True)
+    except OSError:  # `2>&1 | head` has seen enough; nothing may be flushed to it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

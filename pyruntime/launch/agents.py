@@ -91,6 +91,10 @@ class Agents:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     each.process.wait(max(0.0, until - time.monotonic()))
 
+    def forget(self) -> None:
+        """Leaves them alone: they are another supervisor's."""
+        self._started.clear()
+
     # ---- commands
 
     def _here(self, name: str, slots: int) -> list[str]:

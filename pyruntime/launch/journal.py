@@ -112,7 +112,10 @@ def contact(folder: Path) -> tuple[str, str] | None:
 def _read(place: int) -> dict[str, Any]:
     try:
         found = json.loads(read_file(place, _FILE))
-        return found if isinstance(found, dict) else {}
+        if not isinstance(found, dict):
+            raise ValueError("no document")
+        _record_of(found)
+        return found
     except FileNotFoundError:
         return {}
     except ValueError as reason:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which hosts a supervised job may use now: those that were given or that a script prints, without
-those that have failed lately. For the supervisor; the script runs on a thread of the roster."""
+"""Which hosts an elastic job may use now: those that were given or that a script prints. For the
+supervisor; the script runs on a thread of the roster."""
 
 from __future__ import annotations
 
@@ -9,39 +9,12 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 from farandole.launch.job import Host, parse_host
 
 _PERIOD = 1.0  # seconds between two looks at what the script prints
 _SCRIPT_SECONDS = 30.0
-
-
-class Blacklist:
-    """Hosts that have failed: each is left out for a time, twice as long after each failure."""
-
-    def __init__(
-        self, shortest: float, longest: float, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        """`shortest`, `longest`: seconds."""
-        self._shortest, self._longest, self._now = shortest, longest, now
-        self._failures: dict[str, tuple[int, float]] = {}  # how many, and when the time is over
-
-    def add(self, name: str) -> float:
-        """Notes a failure; returns the seconds that the host is left out for."""
-        times = self._failures.get(name, (0, 0.0))[0]
-        seconds = min(self._longest, self._shortest * 2.0**times)
-        self._failures[name] = times + 1, self._now() + seconds
-        return seconds
-
-    def has(self, name: str) -> bool:
-        """Whether the host is left out now."""
-        return self._failures.get(name, (0, 0.0))[1] > self._now()
-
-    def known(self) -> set[str]:
-        """All that have ever failed."""
-        return set(self._failures)
 
 
 class Roster:
@@ -127,19 +100,6 @@ class Roster:
         while not self._end.wait(_PERIOD):
             with contextlib.suppress(Exception):  # of threads that can't start, say
                 self.look()
-
-
-def plan(
-    hosts: Sequence[Host], blacklist: Blacklist, least: int, most: int | None
-) -> tuple[Host, ...]:
-    """The hosts, and how many slots of each, for `least` to `most` ranks; empty: too few."""
-    chosen: list[Host] = []
-    left = most if most is not None else sum(host.slots for host in hosts)
-    for host in hosts:
-        if left > 0 and not blacklist.has(host.name):
-            chosen.append(Host(host.name, min(host.slots, left)))
-            left -= chosen[-1].slots
-    return tuple(chosen) if ranks_on(chosen) >= least else ()
 
 
 def ranks_on(hosts: Sequence[Host]) -> int:

@@ -138,6 +138,9 @@ class _Supervisor:
                     beat = time.monotonic() + BEAT
                     self._look(roster, agents)
                 self._step(due)
+            if self._decider.outcome == decider.SUPERSEDED:
+                agents.forget()
+                return self._code(self._decider.outcome)
             for guest in self._guests.values():
                 self.door.tell(guest, ["over"])
             agents.settle()

@@ -147,7 +147,8 @@ class Crew:
         return found
 
     def fill(self, most: int, now: float, join: bool) -> None:
-        """Starts processes, where there is room, until so many are near. `join`: a world trains."""
+        """Starts processes, where there is room, until so many are near. `join`: others have
+        trained already."""
         missing = most - len(self.near(now))
         for agent in self._agents.values():
             if not self._is_near(agent, now) or now < agent.resting:

@@ -9,7 +9,7 @@ or when no process that may have one lives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from farandole.errors import counted
@@ -21,11 +21,13 @@ from farandole.membership.next_world import (
     is_away,
     is_broken,
     is_here,
+    is_new,
+    names_hanging,
     next_world,
 )
 from farandole.membership.words import NOTHING, End, Rank, Status, View, Wanted
 
-_SUPERSEDED = "another supervisor has taken the job over"
+SUPERSEDED = "another supervisor has taken the job over"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,11 @@ class Rules:
     patience: float = 600.0  # without a world
     restarts: int = 3  # times that all ranks may be lost without a commit between
     cooldown: tuple[float, float] = (10.0, 600.0)  # of a host of several, after a death there
+
+    @property
+    def gone(self) -> float:
+        """Seconds of silence after which a host's processes have ended; clocks may differ."""
+        return 1.2 * self.lease + self.silence
 
 
 class Decider:
@@ -124,7 +131,7 @@ class Decider:
     def step(self, now: float) -> dict[str, Wanted]:
         """What each agent is to hear now."""
         if self._journal.term() != self._record.term:
-            self.outcome = _SUPERSEDED
+            self.outcome = SUPERSEDED
             return {}
         self._forget_lost_hosts(now)
         if self._ended_well and not self._record.ended:  # before agents forget that process
@@ -134,7 +141,7 @@ class Decider:
             self._decide(now)
         if not self._ending():
             self._start_and_end(now)
-        if self.outcome == _SUPERSEDED:
+        if self.outcome == SUPERSEDED:
             return {}
         self._sent += 1
         world, done = self._record.world, self._record.done
@@ -149,12 +156,8 @@ class Decider:
 
     def _forget_lost_hosts(self, now: float) -> None:
         """An agent that was silent for so long has ended its processes."""
-        for host, rank in self._crew.forget(now - self._gone()):
+        for host, rank in self._crew.forget(now - self._rules.gone):
             self._lose(host, rank.name, "was lost: its host does not answer", now)
-
-    def _gone(self) -> float:
-        """Seconds of silence after which a host's processes have ended; clocks may differ."""
-        return 1.2 * self._rules.lease + self._rules.silence
 
     # ---- the end
 
@@ -183,7 +186,7 @@ class Decider:
 
     def _awaits_agents(self, now: float) -> bool:
         """Whether agents of an earlier supervisor may call that have not called yet."""
-        return self._inherits and now < self._began + self._gone()
+        return self._inherits and now < self._began + self._rules.gone
 
     # ---- worlds
 
@@ -220,6 +223,9 @@ class Decider:
             return
         near = self._crew.near(now)
         here = [rank for rank in near if is_here(rank, self._record)]
+        if hanging := names_hanging(here, self._record.world):
+            self._end_late(hanging, now)
+            return
         if has_ended(here, world):
             self._write(Record(self._record.term, world, self._record.done + 1))
             return
@@ -234,9 +240,13 @@ class Decider:
         if chosen and self._enough(chosen, near, now):
             self._enter(chosen, bool(newest))
 
+    def _end_late(self, names: Iterable[str], now: float) -> None:
+        for host, rank in self._crew.drop(names):
+            self._lose(host, rank.name, "hangs: it is ended", now)
+
     def _all_came(self, near: list[Rank], here: list[Rank], newest: bool, now: float) -> bool:
         """Whether all are here that the decision waits for; ends those that are late."""
-        others = [rank for rank in near if rank not in here]
+        others = [rank for rank in near if rank not in here and not is_new(rank, self._record)]
         members = [rank for rank in others if rank.name in self._record.world.members]
         joining = [rank for rank in others if rank.standing.away]
         needed = members if newest else others
@@ -250,16 +260,14 @@ class Decider:
         if now < self._late:
             return False
         self._late = float("inf")
-        late = [rank.name for rank in members or needed]
-        for host, rank in self._crew.drop(late):
-            self._lose(host, rank.name, "hangs: it is ended", now)
+        self._end_late([rank.name for rank in members or needed], now)
         return True
 
     def _all_known(self, here: list[Rank], now: float) -> bool:
         """Whether all processes that may have the newest commit are here, or have ended."""
-        alive = len(self._crew.alive())
+        held = [rank for rank in self._crew.alive() if not is_new(rank, self._record)]
         sure = not self._crew.any_dropped() and not self._awaits_agents(now)
-        return sure and len(here) == alive
+        return sure and all(rank in here for rank in held)
 
     def _enough(self, here: list[Rank], near: list[Rank], now: float) -> bool:
         if len(here) < self._rules.least and not self._leave:
@@ -282,7 +290,7 @@ class Decider:
         if self._journal.write(record):
             self._record = record
             return True
-        self.outcome = _SUPERSEDED
+        self.outcome = SUPERSEDED
         return False
 
     # ---- processes
@@ -294,12 +302,13 @@ class Decider:
         world, most = self._record.world, self._rules.most
         near = self._crew.near(now)
         trains = any(rank.standing.commit.world == world.number > 0 for rank in near)
-        if trains and self._record.done:
+        held = any(rank.standing.commit != NOTHING for rank in near)
+        if held and self._record.done:
             return
         # Survivors that meet need the cores; whoever is started now would be late for them.
         meets = trains and self._over(now) and len(near) >= self._rules.least
         if not meets:
-            self._crew.fill(most, now, trains)
+            self._crew.fill(most, now, held)
         if trains and not self._over(now):
             unwanted = self._crew.unwanted(world.members).difference(world.members)
             self._crew.drop([*self._crew.surplus(most, world.members, now), *unwanted])

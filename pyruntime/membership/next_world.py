@@ -20,6 +20,19 @@ def is_here(rank: Rank, record: Record) -> bool:
     return is_away(rank, record) and number in (standing.world, min(standing.over, number))
 
 
+def is_new(rank: Rank, record: Record) -> bool:
+    """Whether it shall join, has not come yet, and was in no world: nobody waits for it."""
+    never = rank.standing.world == 0 and rank.name not in record.world.members
+    return rank.name.endswith(JOINS) and never and not rank.standing.away
+
+
+def names_hanging(here: Sequence[Rank], world: World) -> set[str]:
+    """Members that wait and never entered the world, where others have waited in it too long."""
+    if not any(x.standing.stalled and x.standing.world == world.number for x in here):
+        return set()
+    return {x.name for x in here if x.name in world.members and x.standing.world < world.number}
+
+
 def is_broken(all_: Sequence[Rank], record: Record) -> bool:
     """Whether a member of the present world is lost, or has left it by a failure."""
     members = [rank for rank in all_ if rank.name in record.world.members]

@@ -116,6 +116,8 @@ def _made(kind: Any, value: Any) -> Any:
     if get_origin(kind) is UnionType:
         (kind,) = (each for each in get_args(kind) if each is not NoneType)
         return None if value is None else _made(kind, value)
+    if isinstance(value, dict):
+        raise ValueError(f"{value!r} is no {kind.__name__}")
     if get_origin(kind) is tuple:
         return tuple(_made(get_args(kind)[0], each) for each in value)
     if hasattr(kind, "_fields"):

@@ -244,6 +244,11 @@ def connect() -> Agency | None:
     return _agency
 
 
+def may_grow() -> bool:
+    """Whether this process, where it is alone now, may train with others later."""
+    return _agency is not None
+
+
 def tell_failure(cause: str, retried: bool) -> None:
     """Tells that this rank fails; `retried`: another attempt may succeed."""
     if _agency is not None:

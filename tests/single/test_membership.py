@@ -3,15 +3,35 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from simulation.elastic import Simulation
 
-from farandole.membership.agent import Agent, Kill, Start
+from farandole.errors import CheckpointError
+from farandole.launch.journal import FileJournal, contact
+from farandole.launch.meetings import Meetings
+from farandole.membership.agent import Agent, Kill, Start, Tell
 from farandole.membership.decider import Decider, Rules
 from farandole.membership.journal import Journal, Record
-from farandole.membership.words import Commit, End, Rank, Standing, Status, View, Wanted
+from farandole.membership.member import Member
+from farandole.membership.next_world import choose
+from farandole.membership.words import (
+    Commit,
+    End,
+    Rank,
+    Standing,
+    Status,
+    View,
+    Wanted,
+    World,
+    decode,
+    encode,
+)
 
 RULES = Rules(least=1, most=3, late=5.0, stalled=0.5, gather=0.0)
 
@@ -60,6 +80,9 @@ class Job:
             self.ranks.setdefault(name, Rank(name))
         return self.wanted.view
 
+    def end(self, name: str, how: End, **changes: Any) -> None:
+        self.ranks[name] = self.ranks[name]._replace(end=how, **changes)
+
     def stand(self, name: str, world: int, number: int, **changes: bool) -> None:
         self.ranks[name] = Rank(name, Standing(world, commit=Commit(world, number), **changes))
 
@@ -77,7 +100,7 @@ class Job:
 def test_survivors_go_on_from_the_newest_commit() -> None:
     job = Job()
     first, second, third = job.begin()
-    job.ranks[first] = job.ranks[first]._replace(end=End.LOST, text="killed by signal 9")
+    job.ranks[first] = job.ranks[first]._replace(end=End.LOST, text="was killed by SIGKILL")
     view = job.tell()
     assert (view.world.number, view.over, view.broken) == (1, 1, 1)
     job.stand(second, 1, 5, away=True)
@@ -86,7 +109,7 @@ def test_survivors_go_on_from_the_newest_commit() -> None:
     world = job.tell().world
     assert (world.number, world.members, world.start) == (2, (second, third), Commit(1, 5))
     assert len(job.wanted.ranks) == 3, "a new process replaces the dead one"
-    assert "rank 0 on a was lost: killed by signal 9" in job.decider.story
+    assert "rank 0 on a was killed by SIGKILL" in job.decider.story
 
 
 @pytest.mark.parametrize(("stalled", "seconds"), [(True, 0.5), (False, 5.0)])
@@ -169,13 +192,147 @@ def test_a_new_supervisor_takes_the_ranks_over() -> None:
 def test_the_programs_own_failure_ends_the_job() -> None:
     job = Job()
     first = job.begin()[0]
-    job.ranks[first] = job.ranks[first]._replace(end=End.FAILED, text="ValueError: no")
+    job.ranks[first] = job.ranks[first]._replace(end=End.FAILED, text="failed: ValueError: no")
     job.tell()
     assert job.wanted.ranks == ()
     for name, rank in job.ranks.items():
         job.ranks[name] = rank._replace(end=rank.end or End.LOST)
     job.tell()
-    assert job.decider.outcome == f"{first} failed: ValueError: no"
+    assert job.decider.outcome == "rank 0 on a failed: ValueError: no"
+
+
+def test_one_that_leaves_is_replaced_and_is_no_failure() -> None:
+    job = Job()
+    first, second, third = job.begin()
+    job.end(third, End.LEFT)
+    for name in (first, second):
+        job.stand(name, 1, 5, away=True)
+    world = job.tell().world
+    assert (world.number, world.members) == (2, (first, second))
+    assert len(job.wanted.ranks) == 3
+    assert "rank 2 on a left" in job.decider.story
+
+
+def test_all_leave_when_asked_and_none_is_replaced() -> None:
+    job = Job()
+    members = job.begin()
+    job.decider.leave()
+    assert job.tell().leave
+    for name in members:
+        job.end(name, End.LEFT)
+    assert job.tell().world.number == 1
+    assert job.wanted.ranks == ()
+    assert job.decider.outcome == ""
+
+
+def test_calls_are_counted() -> None:
+    """Who has finished the second call does not go on when the first has ended."""
+    job = Job()
+    members = job.begin()
+    for call in (1, 2):
+        for name in members:
+            job.stand(name, 1, 9, away=True, finished=call)
+        assert job.tell().done == call
+        for name in members:
+            job.stand(name, 1, 9)
+        assert job.tell().done == call, "they train on, in the same world"
+    member = Member("x")
+    member.hear(View(done=1))
+    member.wait(finished=True)
+    assert (member.standing.finished, member.stay()) == (2, False)
+    member.hear(View(done=2))
+    assert member.stay()
+    assert member.standing == Standing()
+
+
+def test_nobody_joins_a_later_call() -> None:
+    """A new process would begin with the first one."""
+    job = Job()
+    members = job.begin()
+    for name in members:
+        job.stand(name, 1, 9, away=True, finished=1)
+    job.tell()
+    job.end(members[2], End.LOST)
+    for name in members[:2]:
+        job.stand(name, 1, 9, away=True)
+    world = job.tell().world
+    assert (world.number, world.members) == (2, tuple(members[:2]))
+    assert len(job.wanted.ranks) == 2
+
+
+def test_slots_that_are_taken_away() -> None:
+    """Their ranks train on until the others meet; then they are ended."""
+    job = Job()
+    first, second, third = job.begin()
+    job.decider.allow({"a": 2})
+    assert job.tell().meet == 1
+    assert set(job.wanted.ranks) == {first, second, third}
+    for name in (first, second, third):
+        job.stand(name, 1, 6, away=True, met=True)
+    world = job.tell().world
+    assert (world.number, len(world.members), world.start) == (2, 2, Commit(1, 6))
+    for name in world.members:
+        job.stand(name, 2, 6)
+    job.tell()
+    assert set(job.wanted.ranks) == set(world.members)
+    job.decider.allow({"a": 3})
+    job.tell()
+    assert len(job.wanted.ranks) == 3
+
+
+def test_the_next_agent_of_a_host_means_that_the_first_ones_ranks_are_lost() -> None:
+    job = Job()
+    job.begin()
+    job.decider.hear(Status("second", 1, "a", 3, ()), job.now)
+    found = job.decider.step(job.now)
+    assert found["a"].ranks == ()
+    assert len(found["second"].ranks) == 3
+    lost = "rank {} on a was lost with the agent of its host"
+    assert {lost.format(rank) for rank in range(3)} <= set(job.decider.story)
+    job.decider.hear(Status("a", 100, "a", 3, tuple(job.ranks.values())), job.now)
+    assert job.decider.step(job.now)["a"].ranks == (), "it is too late"
+
+
+def test_those_that_join_begin_anew_where_nobody_holds_a_state() -> None:
+    """They have left init() alone; the others wait in it."""
+    start = Commit(1, 5)
+    old = Rank("1.1", Standing(away=True))
+    new = Rank("1.9+", Standing(away=True))
+    record = Record(1, World(1, ("1.0",)))
+    assert choose([old, new], record, False, ()) == ([], [new])
+    held = Rank("1.1", Standing(1, True, commit=start))
+    assert choose([held, new], record, False, ()) == ([held, new], [])
+    assert choose([new], record, False, ()) == ([new], [])
+
+
+def test_a_process_that_shall_join_and_hangs_is_not_waited_for() -> None:
+    job = Job()
+    first, second, third = job.begin()
+    job.end(third, End.LOST)
+    for name in (first, second):
+        job.stand(name, 1, 5, away=True)
+    assert job.tell().world.members == (first, second)
+    assert any(name.endswith("+") for name in job.wanted.ranks)
+    job.end(first, End.LOST)  # when nobody has a commit of world 2
+    job.ranks[second] = Rank(second, Standing(2, True, commit=Commit(1, 5)))
+    assert job.tell().world[:2] == (3, (second,))
+
+
+def test_who_has_not_entered_the_world_when_others_have_waited_is_ended() -> None:
+    """Its agent's words came, its program hangs."""
+    job = Job()
+    first, second, third = job.begin()
+    for name in (first, second, third):
+        job.stand(name, 1, 5, away=True)
+    assert job.tell().world.members == (second, first, third) or job.wanted.view.world.number == 2
+    for name in (first, second):
+        standing = Standing(2, True, commit=Commit(1, 5), stalled=True)
+        job.ranks[name] = Rank(name, standing)
+    over = job.tell().over
+    job.ranks[third] = Rank(third, Standing(1, True, over, Commit(1, 5)))
+    job.tell()
+    assert third not in job.wanted.ranks
+    assert "rank 2 on a hangs: it is ended" in job.decider.story
 
 
 def wanted(term: int, number: int, heard: int, *ranks: str) -> Wanted:
@@ -197,8 +354,124 @@ def test_an_agent_that_nobody_hears_ends_its_ranks() -> None:
     agent = Agent("a", "a", 3, 10.0, 0.0)
     first = agent.status(3.0).number
     agent.hear(wanted(1, 1, first, "x"))
-    assert agent.look(12.9) == []
+    assert not any(isinstance(action, Kill) for action in agent.look(12.9))
     for number in range(2, 9):  # it hears, but is not heard
         agent.status(3.0 + number)
         agent.hear(wanted(1, number, first, "x"))
     assert agent.look(13.1) == [Kill("x")]
+
+
+def test_an_agent_asks_its_ranks_to_leave_after_half_of_the_lease() -> None:
+    agent = Agent("a", "a", 3, 10.0, 0.0)
+    agent.hear(wanted(1, 1, agent.status(0.0).number, "x"))
+    assert agent.look(5.0) == []
+    (action,) = agent.look(5.1)
+    assert isinstance(action, Tell)
+    assert action.view.leave
+    assert agent.look(5.2) == [], "once"
+    agent.hear(wanted(1, 2, agent.status(6.0).number, "x"))
+    assert agent.look(10.5) == [], "a supervisor has answered"
+    assert agent.look(16.1) == [Kill("x")]
+    assert agent.alone(16.1)
+    assert not agent.idle
+    agent.ended("x", End.LOST)
+    assert agent.idle
+
+
+# ---- words, the journal and meetings
+
+
+WORDS = [
+    World(3, ("a", "b+"), Commit(2, 7), True),
+    View(World(1, ("a",)), 1, 1, 1, True, 2),
+    Standing(1, True, 1, Commit(1, 2), 1, True, True),
+    Status("a", 3, "h", 2, (Rank("x"), Rank("y", end=End.LOST, text="ü", code=-9))),
+    Wanted(1, 2, 3, ("x",), View()),
+    Record(4, World(2, ("a",)), 1, True),
+]
+
+
+@pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)
+def test_words_as_text(word: Any) -> None:
+    kind, text = type(word), encode(word)
+    assert decode(kind, text) == word
+    fields = json.loads(text)
+    for garbage in ("", "{", "null", "7", "[]", "[" * 100_000, json.dumps([*fields, 1])):
+        with pytest.raises(ValueError):  # noqa: PT011
+            decode(kind, garbage)
+    for place in range(len(fields)):
+        wrong = [*fields]
+        wrong[place] = {"no": "such"}
+        with pytest.raises(ValueError):  # noqa: PT011
+            decode(kind, json.dumps(wrong))
+
+
+def test_terms_of_the_journal(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    assert contact(folder) is None
+    first, second = (FileJournal(folder, f"@{key}", key) for key in ("01", "02"))
+    record = first.take()
+    assert record == Record(1)
+    assert contact(folder) == ("@01", "01")
+    world = World(1, ("1.1", "1.2"))
+    assert first.write(record._replace(world=world))
+    assert second.take() == Record(2, world)
+    assert (first.term(), second.term()) == (2, 2)
+    assert not first.write(record._replace(world=World(2))), "another one has taken over"
+    assert contact(folder) == ("@02", "02")
+    second.close()
+    assert contact(folder) is None
+    third = FileJournal(folder, "@03", "03").take()
+    assert third == Record(3, World(1)), "nobody lives; the numbers go on"
+    assert (folder / "job.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_supervisors_take_terms_in_turn(tmp_path: Path) -> None:
+    """At once, in many processes: no term is given twice."""
+    program = (
+        "import sys; from pathlib import Path; from farandole.launch.journal import FileJournal\n"
+        "journal = FileJournal(Path(sys.argv[1]), '@', '00')\n"
+        "print(*(journal.take().term for _ in range(20)))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "job")]
+    several = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    terms = [int(word) for each in several for word in each.communicate()[0].split()]
+    assert sorted(terms) == list(range(1, 81))
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"closed": false, "record": "[7]"}'])
+def test_a_journal_that_is_damaged(tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.json").write_text(text)
+    (tmp_path / "job.json").chmod(0o600)
+    with pytest.raises(CheckpointError, match=r"job\.json is damaged"):
+        FileJournal(tmp_path, "@", "00").take()
+
+
+def test_a_folder_of_others_holds_no_journal(tmp_path: Path) -> None:
+    """Whoever may write there could tell agents what to start."""
+    folder = tmp_path / "job"
+    FileJournal(folder, "@", "00").take()
+    folder.chmod(0o777)
+    for opens in (FileJournal(folder, "@", "01").take, lambda: contact(folder)):
+        with pytest.raises(CheckpointError, match="chmod go-w"):
+            opens()
+
+
+def test_meetings() -> None:
+    meetings: Meetings[str] = Meetings()
+    meetings.begin(World(1, ("x", "y")))
+    meetings.put("a", "x", 1, 1, "of x")
+    meetings.put("b", "z", 1, 1, "of a stranger")
+    meetings.put("b", "y", 2, 1, "too early")
+    assert meetings.answers() == []
+    meetings.put("b", "y", 1, 1, "of y")
+    answer = ["met", 1, 1, {"x": "of x", "y": "of y"}]
+    assert meetings.answers() == [("a", answer), ("b", answer)]
+    assert meetings.answers() == [], "once"
+    meetings.put("b", "y", 1, 1, "of y")
+    assert meetings.answers() == [("b", answer)], "what comes twice is answered twice"
+    meetings.begin(World(2, ("y",)))
+    meetings.put("a", "x", 1, 2, "too late")
+    meetings.begin(World(1, ("x", "y")))
+    meetings.put("b", "y", 2, 1, "mine")
+    assert meetings.answers() == [("b", ["met", 2, 1, {"y": "mine"}])]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which hosts a supervised job uses: discovery, blacklist, the choice; and its options."""
+"""Which hosts an elastic job uses, by discovery; and its options."""
 
 from __future__ import annotations
 
@@ -10,54 +10,12 @@ from pathlib import Path
 import pytest
 
 from farandole.launch import roster as roster_module
-from farandole.launch.attempt import say
+from farandole.launch.agent import say
 from farandole.launch.job import Host
-from farandole.launch.roster import Blacklist, Roster, plan, ranks_on
+from farandole.launch.roster import Roster
 from farandole.tools import cli
 
-A, B, C = Host("a", 2), Host("b", 4), Host("c", 2)
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_a_host_is_left_out_twice_as_long_each_time() -> None:
-    clock = Clock()
-    blacklist = Blacklist(10, 35, clock)
-    assert not blacklist.has("a")
-    for seconds in (10, 20, 35, 35):
-        assert blacklist.add("a") == seconds
-        clock.now += seconds - 0.5
-        assert blacklist.has("a")
-        assert not blacklist.has("b")
-        clock.now += 1
-        assert not blacklist.has("a")
-    assert blacklist.known() == {"a"}
-
-
-@pytest.mark.parametrize(
-    ("least", "most", "out", "wanted"),
-    [
-        (1, None, "", (A, B, C)),
-        (1, 5, "", (A, Host("b", 3))),
-        (2, 2, "", (A,)),
-        (1, 5, "a", (B, Host("c", 1))),
-        (8, 8, "", (A, B, C)),
-        (8, 8, "b", ()),
-        (9, None, "", ()),
-    ],
-)
-def test_the_choice(least: int, most: int | None, out: str, wanted: tuple[Host, ...]) -> None:
-    blacklist = Blacklist(10, 10)
-    if out:
-        blacklist.add(out)
-    found = plan((A, B, C), blacklist, least, most)
-    assert found == wanted
-    assert not found or ranks_on(found) <= (most or 8)
+A, B = Host("a", 2), Host("b", 4)
 
 
 def script(folder: Path, text: str) -> str:
@@ -134,7 +92,6 @@ def test_a_supervisor_outlives_its_reader(monkeypatch: pytest.MonkeyPatch) -> No
     ("words", "told"),
     [
         ("-np 2 --min-np 3", "--min-np 3 and --max-np 2 leave no number"),
-        ("-np 2 --min-np 1", "which hosts may come and go?"),
         ("-np 0 -H localhost:2", "'0' is no number from 1"),
         ("-np 2 --max-np 0", "'0' is no number from 1"),
         ("--elastic", "how many ranks? -np N"),
