@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from harness.fork import ForkJob, fork_job
 from harness.mpirun import MpiJob, mpi_job
+from harness.supervised import SupervisedJob, supervised_job
 
 if "FARANDOLE_TEST_STEP" not in os.environ:  # a rank has harness.inner, from rank_main
     pytest_plugins = ["harness.outer"]
@@ -56,6 +57,22 @@ def mpi_ranks(tmp_path: Path) -> Iterator[Callable[..., MpiJob]]:
             mpi_args: tuple[str, ...] = (),
         ) -> MpiJob:
             return stack.enter_context(mpi_job(_program(tmp_path, source), ranks, env, mpi_args))
+
+        yield start
+
+
+@pytest.fixture
+def elastic_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., SupervisedJob]]:
+    """elastic_ranks(source, ranks, *options, **env) -> SupervisedJob: that text under `farandole
+    run --elastic`, in a folder of its own; ranks 0: as many as the options say."""
+    monkeypatch.chdir(tmp_path)
+    with contextlib.ExitStack() as stack:
+
+        def start(source: str, ranks: int, *options: str, **env: str) -> SupervisedJob:
+            words = ["-np", str(ranks), *options] if ranks else options
+            return stack.enter_context(supervised_job(words, _program(tmp_path, source), env))
 
         yield start
 

@@ -1,24 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who listens where a rank's supervisor or rendezvous should be, and who calls them as another user
+"""Who listens where a rank's agent or rendezvous should be, and who calls them as another user
 or as no rank: ranks are told of it in time, and strangers gain nothing."""
 
 from __future__ import annotations
 
 import os
 import pickle
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from queue import SimpleQueue
 
 import pytest
 
 import farandole
-from farandole.launch.attempt import _Line
 from farandole.launch.result_server import ResultServer
-from farandole.start import line, supervised
+from farandole.start import agency
 from farandole.start.line import Line, connect_local, reach
 from farandole.start.rendezvous import RendezvousServer, connect, exchange
 from farandole.start.session import Frames
@@ -31,39 +28,6 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as found:
         yield found
-
-
-@pytest.fixture
-def under_supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """under_supervisor(address): this process takes itself for a rank of a supervisor there."""
-
-    def set_(address: str) -> None:
-        monkeypatch.setenv(supervised.ADDRESS, address)
-        monkeypatch.setenv(supervised.KEY, "00" * 32)
-
-    yield set_
-    assert supervised._line.connection is None
-
-
-def test_a_supervisor_that_is_silent(
-    under_supervisor: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stopped one, say: init() waits for a time only."""
-    monkeypatch.setattr(line, "_ATTEMPT", 0.2)
-    name = f"farandole-test-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"\0{name}")
-        listener.listen()
-        under_supervisor(f"@{name}")
-        with pytest.raises(farandole.LibraryError, match=r"can't be reached .*it is silent"):
-            supervised.connect()
-
-
-def test_a_supervisor_that_does_not_know_the_key(under_supervisor: Callable[[str], None]) -> None:
-    with _Line(1, True, SimpleQueue()) as door:
-        under_supervisor(door.address)
-        with pytest.raises(farandole.LibraryError, match="can't be reached"):
-            supervised.connect()
 
 
 STRANGER = """
@@ -102,14 +66,14 @@ def told(process: subprocess.Popen[str]) -> str:
 
 
 @as_root
-def test_another_user_listens_in_the_place_of_the_supervisor(
-    stack: ExitStack, under_supervisor: Callable[[str], None]
+def test_another_user_listens_in_the_place_of_the_agent(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"farandole-test-{os.getpid()}"
     stranger = of_another_user(stack, name, "listen")
-    under_supervisor(f"@{name}")
-    with pytest.raises(farandole.LibraryError, match="another user's process listens there"):
-        supervised.connect()
+    monkeypatch.setenv(agency.AGENT, f"@{name} 0 1.1")
+    with pytest.raises(farandole.LibraryError, match="another user's process"):
+        agency.connect()
     assert told(stranger) == "0\n", "it is told nothing"
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import queue
 import socket
 import struct
 import subprocess
@@ -20,11 +19,11 @@ from queue import SimpleQueue
 
 import pytest
 
-from farandole.launch.attempt import Event, Word, _Line
 from farandole.launch.result_server import Outcome, ResultServer
+from farandole.launch.supervisor import _Door
 from farandole.start import line, server
 from farandole.start.line import reach
-from farandole.start.supervised import Said, What
+from farandole.start.server import Guest
 from harness.process import PATIENCE
 
 
@@ -110,33 +109,49 @@ def new_frame(pickled: bytes) -> bytes:
     return struct.pack("!I", len(pickled)) + pickled + bytes(32)
 
 
+class Hears:
+    """A supervisor that notes what agents say."""
+
+    def __init__(self) -> None:
+        self.events: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self.heard: list[object] = []
+
+    def welcome(self, guest: Guest) -> None:
+        self.heard.append("came")
+
+    def hear(self, guest: Guest, words: list[object]) -> None:
+        self.heard.append(words)
+
+    def lose(self, guest: Guest) -> None:
+        self.heard.append("gone")
+
+    def next(self) -> object:
+        self.events.get(timeout=PATIENCE)()
+        return self.heard[-1]
+
+
 @pytest.mark.parametrize("frame", [old_frame, new_frame])
-def test_a_relay_between_a_rank_and_its_supervisor(
+def test_a_relay_between_an_agent_and_its_supervisor(
     stack: ExitStack,
     marker: Marker,
     monkeypatch: pytest.MonkeyPatch,
     frame: Callable[[bytes], bytes],
 ) -> None:
     at_own_addresses(monkeypatch)
-    events: SimpleQueue[Event] = SimpleQueue()
-    door = stack.enter_context(_Line(1, False, events))
+    hears = Hears()
+    door = stack.enter_context(_Door(False, hears))  # type: ignore[arg-type]
     words = frame(pickle.dumps(marker))
     relay = Relay(port_of(door.address), words, words)
     stack.callback(relay.close)
-    rank = stack.enter_context(reach(relay.address, bytes.fromhex(door.key)))
-    rank.send(b"0")
-    rank.send(Said(What.HERE, "h").encode())
-    word = events.get(timeout=PATIENCE)
-    assert isinstance(word, Word)
-    assert word.said == Said(What.HERE, "h"), (
-        "a relay that changes nothing is no better than a wire"
-    )
+    agent = stack.enter_context(reach(relay.address, bytes.fromhex(door.key)))
+    agent.send(b"0")
+    assert hears.next() == "came"
+    agent.send(b'["status", "x"]')
+    assert hears.next() == ["status", "x"], "a relay that changes nothing is no better than a wire"
     relay.speak()
-    word = events.get(timeout=PATIENCE)
-    assert isinstance(word, Word)
-    assert word.said is None, "it hangs up, and nothing has been heard"
+    assert hears.next() == "gone", "it hangs up, and nothing has been heard"
     with pytest.raises((OSError, EOFError)):
-        rank.receive(PATIENCE)
+        agent.receive(PATIENCE)
 
 
 @pytest.mark.parametrize("frame", [old_frame, new_frame])
@@ -296,19 +311,15 @@ def test_what_is_no_rank(word: bytes) -> None:
         assert not door.here
 
 
-@pytest.mark.parametrize(
-    "word", [b"", b"{}", b'["here"]', b'["nothing", ""]', b"\xff", b"[1, 2, 3]"]
-)
-def test_what_no_rank_says(word: bytes) -> None:
-    events: SimpleQueue[Event] = SimpleQueue()
+@pytest.mark.parametrize("word", [b"", b"{", b"\xff", b"status"])
+def test_what_no_agent_says(word: bytes) -> None:
+    """Of one who knows the key."""
+    hears = Hears()
     with (
-        _Line(1, True, events) as door,
+        _Door(True, hears) as door,  # type: ignore[arg-type]
         reach(door.address, bytes.fromhex(door.key)) as guest,
     ):
         guest.send(b"0")
+        assert hears.next() == "came"
         guest.send(word)
-        heard = events.get(timeout=PATIENCE)
-        assert isinstance(heard, Word)
-        assert heard.said is None
-        with pytest.raises(queue.Empty):
-            events.get_nowait()
+        assert hears.next() == "gone"

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from harness.proc import processes_of_sessions, python_stacks
-from harness.process import PATIENCE, SLOWNESS, JobError, JobResult, Process, check_no_residue
+from harness.process import Job, JobError, JobResult
 
 # As root, and with more ranks than cores. Tests and the Makefile set these, the package never.
 MPI_ENVIRONMENT = {
@@ -32,8 +30,8 @@ def find_mpirun() -> str:
     return found
 
 
-class MpiJob:
-    """A running `mpirun`; `process` gives its output and waits for parts of it."""
+class MpiJob(Job):
+    """A running `mpirun`."""
 
     def __init__(
         self,
@@ -43,27 +41,7 @@ class MpiJob:
         mpi_args: Sequence[str] = (),
     ) -> None:
         command = [find_mpirun(), *mpi_args, "-np", str(ranks), *argv]
-        self.process = Process(command, {**MPI_ENVIRONMENT, **(env or {})})
-
-    def stacks(self) -> str:
-        """Stacks of all Python processes of the job, mpirun's own excluded."""
-        return python_stacks(processes_of_sessions({self.process.pid}))
-
-    def kill_rank(self, pid: int, number: int) -> None:
-        """Signal one rank by the process id it has printed; refused for another job's process."""
-        if pid not in {p.pid for p in processes_of_sessions({self.process.pid})}:
-            raise JobError(f"process {pid} is not of this job:\n{self.process.output}")
-        os.kill(pid, number)
-
-    def finish(self, timeout: float = PATIENCE) -> JobResult:
-        """Wait for the end; after `timeout` seconds kill all and raise JobError with stacks."""
-        result = self.process.wait(timeout * SLOWNESS)
-        if result is None:
-            stacks = self.stacks()
-            self.process.kill()
-            raise JobError(f"hung for {timeout} s\n{self.process.output}\n{stacks}")
-        check_no_residue({self.process.pid})
-        return result
+        super().__init__(command, {**MPI_ENVIRONMENT, **(env or {})})
 
 
 @contextlib.contextmanager

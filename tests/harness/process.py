@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.proc import our_shared_memory, processes_of_sessions
+from harness.proc import our_shared_memory, processes_of_sessions, python_stacks
 
 PATIENCE = 120.0  # seconds for what takes a moment, on a machine that is very busy
 # How often as long everything may take: where a sanitizer watches.
@@ -137,6 +137,33 @@ class Process:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
+
+
+class Job:
+    """A running job; `process`, its launcher, gives its output and waits for parts of it."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self.process = Process(command, env)
+
+    def stacks(self) -> str:
+        """Stacks of all Python processes of the job."""
+        return python_stacks(processes_of_sessions({self.process.pid}))
+
+    def kill_rank(self, pid: int, number: int) -> None:
+        """Signal one rank by the process id it has printed; refused for another job's process."""
+        if pid not in {p.pid for p in processes_of_sessions({self.process.pid})}:
+            raise JobError(f"process {pid} is not of this job:\n{self.process.output}")
+        os.kill(pid, number)
+
+    def finish(self, timeout: float = PATIENCE) -> JobResult:
+        """Wait for the end; after `timeout` seconds kill all and raise JobError with stacks."""
+        result = self.process.wait(timeout * SLOWNESS)
+        if result is None:
+            stacks = self.stacks()
+            self.process.kill()
+            raise JobError(f"hung for {timeout} s\n{self.process.output}\n{stacks}")
+        check_no_residue({self.process.pid})
+        return result
 
 
 def wait_until_gone(sessions: set[int], *, kill: bool = False) -> None:

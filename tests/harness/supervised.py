@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs under `farandole run --elastic`, and a program for them whose ranks do as tests tell."""
+"""Jobs under `farandole run --elastic`, and a program for them whose ranks do as tests tell.
+harness/worlds.py has one that ends with the same bits whatever the number of ranks."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import re
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from harness.mpirun import MPI_ENVIRONMENT
-from harness.proc import processes_of_sessions, python_stacks
-from harness.process import PATIENCE, SLOWNESS, JobError, JobResult, Process, check_no_residue
+from harness.process import Job
 
 __all__ = [
     "TRAINING",
@@ -82,23 +82,13 @@ def farandole_run(options: Sequence[str], argv: Sequence[str]) -> list[str]:
     return [*command, *options, "--", *argv]
 
 
-class SupervisedJob:
-    """A running `farandole run --elastic`; `process` gives its output and waits for parts of it."""
+class SupervisedJob(Job):
+    """A running `farandole run --elastic`."""
 
     def __init__(
         self, options: Sequence[str], argv: Sequence[str], env: Mapping[str, str] | None = None
     ) -> None:
-        self.process = Process(farandole_run(options, argv), {**MPI_ENVIRONMENT, **(env or {})})
-
-    def finish(self, timeout: float = PATIENCE) -> JobResult:
-        """Wait for the end; after `timeout` seconds kill all and raise JobError with stacks."""
-        result = self.process.wait(timeout * SLOWNESS)
-        if result is None:
-            stacks = python_stacks(processes_of_sessions({self.process.pid}))
-            self.process.kill()
-            raise JobError(f"hung for {timeout} s\n{self.process.output}\n{stacks}")
-        check_no_residue({self.process.pid})
-        return result
+        super().__init__(farandole_run(options, argv), env or {})
 
 
 @contextlib.contextmanager
@@ -144,6 +134,6 @@ def check(out: str, ranks: int) -> None:
 
 
 def story(out: str) -> list[str]:
-    """The supervisor's lines; ranks that mpirun ends after a death say that they got SIGTERM."""
+    """The lines of the supervisor, its agents and its ranks, without the host's name."""
     found = re.findall(r"^farandole: (.*)$", out, re.MULTILINE)
-    return [line for line in found if " got SIG" not in line]
+    return [line.replace(f" on {socket.gethostname()}", "") for line in found]

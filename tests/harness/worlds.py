@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic training under ULFM, in a program whose ranks die as tests tell. Its global batches are
-the same for any number of ranks, and its sums are exact, so that its end has the same bits."""
+"""Elastic training in a program whose ranks die as tests tell. Its global batches are the same for
+any number of ranks, and its sums are exact, so that its end has the same bits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ import numpy as np
 
 from harness.process import JobResult
 
-__all__ = ["ULFM", "WORLDS", "check", "ends", "undisturbed"]
-
-ULFM = (
-    *("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1", "--mca", "coll", "^han"),
-    *("--prtemca", "state_base_recoverable", "1"),  # for spawned ranks: mpirun returns 0 then
-    *("--mca", "btl_tcp_if_include", "lo"),  # for spawned ranks: other tests' bridges come and go
-)
+__all__ = ["WORLDS", "check", "ends", "undisturbed", "worlds"]
 
 # dies(place, state) is called on every rank at these places: before a "step", when a "commit" has
 # saved and not yet met the others, in the "reset" of a new world, before its "sync", and at the
@@ -89,6 +83,14 @@ def main():
     sizes = ",".join(map(str, state.sizes))
     print(f"rank {fd.rank()} of {fd.size()} in world {state.world}, {sizes}: {bits}", flush=True)
 """
+
+
+def worlds(when: str = "False", late: str = "", joins: str = "") -> str:
+    """WORLDS, where ranks die when `when` is true; `late` is done at the end of the file, and
+    `joins` at its beginning, by processes that were started when others trained already."""
+    head = "if os.environ['FARANDOLE_AGENT'].endswith('+'):\n    " + (joins or "pass")
+    dies = f"def dies(place, state):\n    step, rank = state.steps, fd.rank()\n    if {when}:\n"
+    return f"import os, signal\n{head}\n{WORLDS}\n{dies}        die()\n\n{late}\nmain()\n"
 
 
 def ends(out: str) -> dict[int, tuple[int, int, list[int], str]]:

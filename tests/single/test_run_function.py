@@ -11,7 +11,7 @@ import pytest
 
 import farandole
 from farandole.launch.result_server import Outcome, ResultServer
-from farandole.start import supervised
+from farandole.start import agency
 from farandole.start.line import reach
 
 
@@ -116,8 +116,7 @@ def test_results_that_come_late(size):
         assert found == [{0: Outcome(result)}]
 
 
-def test_a_supervisor_that_is_gone_is_named(monkeypatch):
-    monkeypatch.setenv(supervised.ADDRESS, "@farandole-nobody")
-    monkeypatch.setenv(supervised.KEY, "00")
-    with pytest.raises(farandole.LibraryError, match=r"--elastic can't be reached .*refused"):
-        supervised.connect()
+def test_an_agent_that_is_gone_is_named(monkeypatch):
+    monkeypatch.setenv(agency.AGENT, "@farandole-nobody 0 1.1")
+    with pytest.raises(farandole.LibraryError, match=r"the agent of this host.*refused"):
+        agency.connect()

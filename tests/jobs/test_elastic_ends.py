@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How jobs of `farandole run --elastic` end before their time: by signals to the supervisor, its
+agents or ranks, or without these. Nothing is left, and the same command goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.proc import processes_of_sessions
+from harness.supervised import SupervisedJob, check, story, training
+
+Start = Callable[..., SupervisedJob]
+DIES = "if fd.rank() == {victim} and state.steps == {step} and first('died'): {end}"
+HOLDS = """
+    if state.steps == 9 and holds():
+        print("holds", flush=True)
+        while holds():
+            state.check_host_updates()
+"""
+TAIL = """
+def holds():
+    seen = np.array([(FOLDER / "go").exists()], np.uint8)
+    return not fd.allreduce(seen, op=fd.Max, name="go")[0]
+"""
+
+
+def holding() -> str:
+    """A training whose ranks wait after the ninth commit, until there is a file `go`."""
+    return training(HOLDS).replace("\nmain()\n", f"{TAIL}\nmain()\n")
+
+
+def agent_of(job: SupervisedJob) -> int:
+    """The agent's process."""
+    (pid,) = (
+        process.pid
+        for process in processes_of_sessions({job.process.pid})
+        if process.command.split("\0")[1:4] == ["-m", "farandole", "agent"]
+    )
+    return pid
+
+
+# ---- signals to ranks and agents
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(("ranks", "victim"), [(1, 0), (2, 1), (4, 2)])
+def test_a_rank_that_is_preempted(
+    elastic_ranks: Start, number: int, ranks: int, victim: int
+) -> None:
+    """It leaves at the next commit, with it on the disk; another one comes in its place."""
+    end = f"os.kill(os.getpid(), {int(number)})"
+    source = training(DIES.format(victim=victim, step=6, end=end))
+    out = elastic_ranks(source, ranks).finish().check().out
+    assert f"got {signal.Signals(number).name}: it leaves at the next commit, within 30 s" in out
+    assert f"rank {victim} left" in story(out)
+    assert re.search(rf"world 2: {ranks} ranks? from commit [78]", out)
+    check(out, ranks)
+
+
+def test_an_agent_that_is_preempted(elastic_ranks: Start, tmp_path: Path) -> None:
+    """Its host is taken away: all its ranks leave. Here, where it is the only one, they return."""
+    job = elastic_ranks(holding(), 2)
+    job.process.wait_for_output("holds")
+    (tmp_path / "go").touch()
+    os.kill(agent_of(job), signal.SIGTERM)
+    check(job.finish().check().out, 2)
+
+
+def test_an_agent_that_is_killed(elastic_ranks: Start, tmp_path: Path) -> None:
+    """Its ranks die with it; another agent starts others, which go on from the disk."""
+    job = elastic_ranks(holding(), 2, FARANDOLE_CHECKPOINT_SECONDS="0")
+    job.process.wait_for_output("holds")
+    (tmp_path / "go").touch()
+    os.kill(agent_of(job), signal.SIGKILL)
+    out = job.finish().check().out
+    assert "the agent has ended with -9" in out
+    check(out, 2)
+
+
+def test_grace_that_is_over(elastic_ranks: Start) -> None:
+    """A rank that does not come to a commit is ended by the kernel."""
+    hangs = "os.kill(os.getpid(), signal.SIGTERM); time.sleep(1000)"
+    source = training(DIES.format(victim=1, step=6, end=hangs))
+    out = elastic_ranks(source, 2, FARANDOLE_GRACE="1").finish().check().out
+    assert "within 1 s" in out
+    assert "rank 1 was killed by SIGALRM" in story(out)
+    check(out, 2)
+
+
+# ---- signals to the supervisor
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_a_supervisor_that_is_preempted(elastic_ranks: Start, tmp_path: Path, number: int) -> None:
+    """It ends with a code of its own, and the same command goes on."""
+    options = ("--checkpoint-dir", str(tmp_path / "kept"))
+    job = elastic_ranks(holding(), 2, *options)
+    job.process.wait_for_output("holds")
+    job.process.signal(number)
+    result = job.finish()
+    assert result.returncode == 75, result.out
+    assert "all ranks have left, and their state is on the disk" in result.out
+    assert f"--checkpoint-dir {tmp_path / 'kept'} goes on from there" in result.out
+    (tmp_path / "go").touch()
+    out = elastic_ranks(holding(), 2, *options).finish().check().out
+    assert re.search(r"world 2: 2 ranks from commit \d+ on the disk", out)
+    assert out.count("reset on") == 2
+    check(out, 2)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGQUIT, 131)])
+def test_an_impatient_user(elastic_ranks: Start, number: int, code: int) -> None:
+    """Twice, from a terminal, which signals its group; ranks that mind no signal end too."""
+    stubborn = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('waits')\n"
+    job = elastic_ranks(stubborn + "while True: signal.pause()\n", 2)
+    for text in ("waits", "the job is ended"):
+        job.process.wait_for_output(text)
+        if job.process.returncode is None:
+            os.killpg(job.process.pid, number)
+    assert job.finish().returncode == code
+
+
+def test_grace_that_is_over_for_all(elastic_ranks: Start) -> None:
+    event = "if state.steps == 6: print('sleeps', flush=True); time.sleep(1000)"
+    job = elastic_ranks(training(event), 2, FARANDOLE_GRACE="1")
+    job.process.wait_for_output("sleeps")
+    job.process.signal(signal.SIGTERM)
+    result = job.finish()
+    assert result.returncode == 75, result.out
+    assert "ranks have not left in time: they are ended" in result.out
+
+
+# ---- supervisors that are killed
+
+# For a lost host, and twice the time until ranks leave that have no supervisor.
+LEASE = {"FARANDOLE_PEER_TIMEOUT": "12"}
+
+
+def test_ranks_without_a_supervisor_leave(elastic_ranks: Start, tmp_path: Path) -> None:
+    """After half of the time in which another may come, with their state on the disk."""
+    options = ("--checkpoint-dir", str(tmp_path / "kept"))
+    job = elastic_ranks(holding(), 2, *options, **LEASE)
+    job.process.wait_for_output("holds")
+    os.kill(job.process.pid, signal.SIGKILL)
+    job.finish()
+    (tmp_path / "go").touch()
+    out = elastic_ranks(holding(), 2, *options, **LEASE).finish().check().out
+    assert re.search(r"world 2: 2 ranks from commit \d+ on the disk", out)
+    check(out, 2)
+
+
+def test_the_next_supervisor_takes_the_ranks_over(elastic_ranks: Start, tmp_path: Path) -> None:
+    """They train on in the same processes, whose output goes where it went."""
+    options = ("--checkpoint-dir", str(tmp_path / "kept"))
+    job = elastic_ranks(holding(), 2, *options, **LEASE)
+    job.process.wait_for_output("holds")
+    os.kill(job.process.pid, signal.SIGKILL)
+    (tmp_path / "go").touch()
+    new = elastic_ranks(holding(), 2, *options, **LEASE)
+    result = new.finish().check()
+    assert "the job has finished" in result.out or "nothing was done" in result.out
+    out = job.finish().out
+    assert "world 2" not in out + result.out
+    check(out, 2)
+
+
+def test_two_supervisors(elastic_ranks: Start, tmp_path: Path) -> None:
+    """The later one has the job; the earlier one ends, and says why."""
+    options = ("--checkpoint-dir", str(tmp_path / "kept"))
+    job = elastic_ranks(holding(), 2, *options, **LEASE)
+    job.process.wait_for_output("holds")
+    new = elastic_ranks(holding(), 2, *options, **LEASE)
+    job.process.wait_for_output("another supervisor has taken the job over")
+    (tmp_path / "go").touch()
+    new.finish().check()
+    result = job.finish()
+    assert result.returncode == 1
+    check(result.out, 2)
