@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic training under ULFM where ranks die and join as hypothesis draws it: no job hangs, leaves
-anything behind, or ends with other bits than one without deaths. `make test-examples` draws 200."""
+"""Elastic training where ranks die and join as hypothesis draws it: no job hangs, leaves anything
+behind, or ends with other bits than one without deaths. `make test-examples` draws 200."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import NamedTuple
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from harness.mpirun import mpi_job
-from harness.worlds import ULFM, WORLDS, check
+from harness.supervised import supervised_job
+from harness.worlds import WORLDS, check
 
 QUICK, LONG = 5, 200
 PLACES = ("step", "commit", "end", "reset", "sync")
@@ -30,10 +30,9 @@ class Death(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """Of one job. `grows`: the steps at which all wait until there are `most` ranks."""
+    """Of one job. `grows`: the steps at which all wait until there are `ranks` again."""
 
     ranks: int
-    most: int  # 0: nobody joins
     grows: list[int]
     deaths: list[Death]
 
@@ -44,7 +43,6 @@ DEATHS |= st.builds(Death, st.sampled_from(PLACES[3:]), st.integers(2, 5), st.in
 SCHEDULES = st.builds(
     Schedule,
     st.integers(1, 4),
-    st.sampled_from([0, 2, 3, 4]),
     st.lists(st.integers(0, 11), max_size=2),
     st.lists(DEATHS, max_size=4, unique=True),
 )
@@ -77,11 +75,12 @@ main()
 )
 @given(schedule=SCHEDULES)
 def test_any_schedule(schedule: Schedule) -> None:
-    sizes = dict.fromkeys(schedule.grows, schedule.most)
-    env = {"FARANDOLE_MAX_NP": str(schedule.most), "SIZES": json.dumps(sizes)}
+    env = {"SIZES": json.dumps(dict.fromkeys(schedule.grows, schedule.ranks))}
+    options = ["-np", str(schedule.ranks), "--min-np", "1", "--restarts", "9"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.py"
         deaths = [tuple(death) for death in schedule.deaths]
         path.write_text(WORLDS + PROGRAM.format(deaths=deaths))
-        with mpi_job([sys.executable, str(path)], schedule.ranks, env, ULFM) as job:
+        options += ["--checkpoint-dir", folder]
+        with supervised_job(options, [sys.executable, str(path)], env) as job:
             check(job.finish())
