@@ -38,6 +38,15 @@ _LEASE = 30.0  # seconds, until the supervisor says another number
 _LAST_WORDS = 1.0  # seconds for those of a process that has ended
 _CALLS = 8  # of strangers that may wait at the ranks' door beside the ranks
 
+_EXAMPLES = """\
+examples:
+  farandole agent /shared/run7
+  farandole agent /shared/run7 --slots 4 --host a
+
+Run it on each host that shall take part, by hand, by srun or as a pod; `farandole run --elastic
+--checkpoint-dir FOLDER` starts those of the hosts that it knows.
+"""
+
 Event = Callable[[], object]
 
 
@@ -290,10 +299,7 @@ def say(text: str) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
-    parser.epilog = (
-        "Run it on each host that shall take part, by hand, by srun or as a pod; `farandole run "
-        "--elastic --checkpoint-dir FOLDER` starts those of the hosts that it knows."
-    )
+    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("folder", type=Path, help="the job's --checkpoint-dir, which all hosts must see")
     add("--slots", type=int, default=1, metavar="N", help="ranks that this host takes; default: 1")

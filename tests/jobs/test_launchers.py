@@ -194,8 +194,6 @@ def test_hosts_and_what_is_refused(tmp_path: Path, kind: str, words: str) -> Non
     else:
         with pytest.raises(ValueError, match=r"no such hosts: .*--mpi-args"):
             launcher.command(job)
-    with pytest.raises(ValueError, match=f"{launcher.name} has no ULFM"):
-        launcher.command(Job(("x",), 2, ulfm=True))
     with pytest.raises(ValueError, match="no tags of output"):
         launcher.command(Job(("x",), 2, tag=True))
 

@@ -82,14 +82,6 @@ def test_more_ranks_than_slots_are_refused():
     assert ":OVERSUBSCRIBE" in words(FIVE, crowd)
 
 
-def test_ulfm_where_it_works():
-    job = Job(command=("x",), ranks=2, ulfm=True)
-    assert "--with-ft ulfm --mca async_mpi_finalize 1" in words(FIVE, job)
-    for launcher in (FOUR, Hydra("mpiexec"), Srun("srun", "pmix")):
-        with pytest.raises(ValueError, match=f"{launcher.name} has no ULFM"):
-            launcher.command(job)
-
-
 def test_output_and_network():
     job = Job(
         command=("x",),
