@@ -15,7 +15,10 @@ __all__ = ["complaints"]
 
 SOON = 30.0 * SLOWNESS  # seconds: the longest of the limits twice, on a machine that is busy
 # What an error tells the reader to do.
-_REMEDY = r"remed|see its own output|see the output|kill -CONT|is down|doctor|sets (this limit|how long)|drop_last"
+_REMEDY = (
+    r"remed|see its own output|see the output|kill -CONT|is down|doctor|sets (this limit|how long)"
+    r"|drop_last"
+)
 _ENDED_BY_MPI = r"prterun|mpirun|PRTE|PMIx|signal 9|died|MPI_ABORT|MPI_INIT|left: "
 
 
