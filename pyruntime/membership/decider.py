@@ -17,6 +17,7 @@ from farandole.membership.crew import Crew, News
 from farandole.membership.journal import Journal, Record
 from farandole.membership.next_world import (
     choose,
+    find_hung,
     has_ended,
     is_away,
     is_broken,
@@ -220,6 +221,10 @@ class Decider:
             return
         near = self._crew.near(now)
         here = [rank for rank in near if is_here(rank, self._record)]
+        hung = find_hung(here, self._crew.all(), world)
+        for host, rank in self._crew.drop(hung):
+            self._lose(host, rank.name, "hangs: it is ended", now)
+        here = [rank for rank in here if rank.name not in hung]
         if has_ended(here, world):
             self._write(Record(self._record.term, world, self._record.done + 1))
             return

@@ -35,6 +35,16 @@ def has_ended(here: Sequence[Rank], world: World) -> bool:
     return bool(world.members) and done.issuperset(world.members)
 
 
+def find_hung(here: Sequence[Rank], all_: Sequence[Rank], world: World) -> set[str]:
+    """Names of those that have waited through a world in which others waited for them: they would
+    keep every world from its beginning."""
+    members = [rank for rank in all_ if rank.name in world.members]
+    if not any(x.standing.stalled and x.standing.world == world.number for x in members):
+        return set()
+    waited = [rank for rank in here if rank.standing.world < world.number]
+    return {rank.name for rank in waited if rank.name in world.members}
+
+
 def choose(
     here: Sequence[Rank], record: Record, newest: bool, unwanted: Collection[str]
 ) -> tuple[list[Rank], list[Rank]]:

@@ -56,8 +56,9 @@ def _unfinished(schedule: Schedule, outcome: Outcome) -> list[str]:
     late = len(outcome.victims - set(done))
     if not any(size >= least and sizes.count(size) + late >= size for size in sizes):
         wrong.append(f"of {schedule.ranks} ranks these have finished: {done}")
-    # What is killed after its training can't be replaced.
-    if outcome.code != 0 and not outcome.victims & set(done):
+    # What is lost when others have ended can't be replaced.
+    lost = bool(outcome.victims) and "when others had ended well" in outcome.out
+    if outcome.code != 0 and not lost and not outcome.victims & set(done):
         wrong.append(f"the exit code is {outcome.code}")
     return wrong
 
