@@ -57,7 +57,8 @@ def _unfinished(schedule: Schedule, outcome: Outcome) -> list[str]:
     if not any(size >= least and sizes.count(size) + late >= size for size in sizes):
         wrong.append(f"of {schedule.ranks} ranks these have finished: {done}")
     # What is lost when others have ended can't be replaced.
-    lost = bool(outcome.victims) and "when others had ended well" in outcome.out
+    ends = any(fault.ends_ranks for fault in schedule.faults)
+    lost = ends and "when others had ended well" in outcome.out
     if outcome.code != 0 and not lost and not outcome.victims & set(done):
         wrong.append(f"the exit code is {outcome.code}")
     return wrong
