@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long elastic training under ULFM stands still when a rank is killed, and whether it then ends
-as if nobody had died.
+"""How long elastic training stands still when a rank is killed, and whether it then ends as if
+nobody had died.
 
-    python benchmarks/recovery.py --kills 40          # 2 to 3 minutes on 2 cores
-    python benchmarks/recovery.py --kills 40 --pairs  # the second one during the recovery
+    python benchmarks/recovery.py --kills 200
+    python benchmarks/recovery.py --kills 200 --ulfm ../e0af7c9  # in turns with ULFM's way there
+    python benchmarks/recovery.py --kills 40 --pairs             # the second during the recovery
 
 Jobs of 4 ranks lose a random rank, rank 0 included, at a random time, and then another one. Each
 step sleeps for 5 ms and commits. Printed: median and p99 of the time from SIGKILL until the last
 survivor has made its next step; not with --pairs. The script fails unless every job ends with the
-bits of one without deaths, each sample of each epoch counted once, and mpirun's 0.
+bits of one without deaths, each sample of each epoch counted once, and 0. `--ulfm` takes a checkout
+of commit e0af7c9, built and with its .venv: the last one that had ULFM.
 """
 
 from __future__ import annotations
@@ -75,10 +77,19 @@ def train() -> None:
     print("end " + " ".join(x.hex() for x in state.weights), flush=True)
 
 
-def job(draw: random.Random, deaths: int, pairs: bool = False) -> tuple[list[float], set[str]]:
+def command_of(ulfm: Path | None) -> list[str]:
+    """What starts a job."""
+    bin_ = Path(sys.executable).parent if ulfm is None else ulfm.resolve() / ".venv/bin"
+    farandole = ("farandole", "run", "--elastic", "--min-np", "1", "-np")
+    first, *words = farandole if ulfm is None else ("mpirun", *ULFM, "-np")
+    return [str(bin_ / first), *words, str(RANKS), str(bin_ / "python"), __file__, "--rank"]
+
+
+def job(
+    draw: random.Random, deaths: int, pairs: bool = False, ulfm: Path | None = None
+) -> tuple[list[float], set[str]]:
     """Runs one; returns the seconds that its survivors needed, and the weights at its end."""
-    mpirun = Path(sys.executable).with_name("mpirun")
-    command = [str(mpirun), *ULFM, "-np", str(RANKS), sys.executable, __file__, "--rank"]
+    command = command_of(ulfm)
     process = subprocess.Popen(
         command,
         env={**os.environ, **ENVIRONMENT},
@@ -91,7 +102,8 @@ def job(draw: random.Random, deaths: int, pairs: bool = False) -> tuple[list[flo
     took: list[float] = []
     ends: set[str] = set()
     steps: dict[int, float] = {}  # by process, in the present world
-    world, killed, live = 0, 0.0, RANKS
+    waits: set[int] = set()  # survivors that have not told of a step since
+    world, killed, left = 0, 0.0, deaths
     signal.alarm(int(LONGEST))  # ends this script, and with it its pipe
     for line in process.stdout:
         lines.append(line)
@@ -99,20 +111,22 @@ def job(draw: random.Random, deaths: int, pairs: bool = False) -> tuple[list[flo
             if int(found[1]) > world:
                 world, steps = int(found[1]), {}
             steps[int(found[2])] = float(found[3])
-            if len(steps) < live:
+            if waits - set(steps) or (not killed and len(steps) < RANKS):
                 continue
-            if killed and not pairs:
-                took.append(max(steps.values()) - killed)
-            for victim in draw.sample(sorted(steps), min(live - RANKS + deaths, 1 + pairs)):
+            if waits and not pairs:
+                took.append(max(steps[pid] for pid in waits) - killed)
+            waits = set()
+            for victim in draw.sample(sorted(steps), min(left, 1 + pairs, len(steps) - 1)):
                 time.sleep(draw.uniform(0.0, 0.3))
                 killed = time.monotonic()
                 os.kill(victim, signal.SIGKILL)
-                live -= 1
+                left -= 1
+                waits = (waits or set(steps)) - {victim}
         elif line.startswith("end "):
             ends.add(line)
     code = process.wait()
     signal.alarm(0)
-    if code != 0 or live != RANKS - deaths or len(ends) != 1:
+    if code != 0 or left or len(ends) != 1:
         sys.exit(f"a job of {deaths} deaths ended with {code}:\n" + "".join(lines))
     return took, ends
 
@@ -123,6 +137,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pairs", action="store_true")
+    parser.add_argument("--ulfm", type=Path, metavar="FOLDER")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
@@ -130,20 +145,25 @@ def main() -> None:
         return
     draw = random.Random(options.seed)
     _, undisturbed = job(draw, 0)
-    times: list[float] = []
+    ways: dict[str, Path | None] = {"by agents": None}
+    if options.ulfm:
+        ways["by ULFM"] = options.ulfm
+    times: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(0, options.kills, DEATHS):
-        took, ends = job(draw, DEATHS, options.pairs)
-        times += took
-        if ends != undisturbed:
-            sys.exit(f"a disturbed job ended with {ends}, and not with {undisturbed}")
-    if options.pairs:
-        print(f"{options.kills} kills in pairs: all jobs have ended as one without deaths")
-        return
-    cut = quantiles(times, n=100, method="inclusive")
-    print(
-        f"{options.kills} kills at {RANKS} and {RANKS - 1} ranks, from kill to next step: median "
-        f"{median(times):.3f} s, p99 {cut[98]:.3f} s, longest {max(times):.3f} s"
-    )
+        for way, ulfm in ways.items():  # in turns
+            took, ends = job(draw, DEATHS, options.pairs, ulfm)
+            times[way] += took
+            if ends != undisturbed:
+                sys.exit(f"a disturbed job ended with {ends}, and not with {undisturbed}")
+    for way, found in times.items():
+        if options.pairs:
+            print(f"{way}: {options.kills} kills in pairs: all jobs have ended as one without")
+            continue
+        cut = quantiles(found, n=100, method="inclusive")
+        print(
+            f"{way}: {len(found)} kills, from kill to next step: median {median(found):.3f} s, "
+            f"p99 {cut[98]:.3f} s, longest {max(found):.3f} s"
+        )
 
 
 if __name__ == "__main__":

@@ -84,7 +84,8 @@ def test_kubernetes_knows_every_field(document: dict[str, Any]) -> None:
         check_fields(document["spec"], FIELDS, "spec")
         assert document["spec"]["launcherCreationPolicy"] == "WaitForWorkersReady"
     else:
-        prefix = "IoK8sApiCoreV1" if document["apiVersion"] == "v1" else "TrainerV1alpha1"
+        prefixes = {"v1": "IoK8sApiCoreV1", "batch/v1": "IoK8sApiBatchV1"}
+        prefix = prefixes.get(document["apiVersion"], "TrainerV1alpha1")
         check_model(getattr(models, prefix + kind), document)
 
 
@@ -106,6 +107,10 @@ def commands() -> Iterator[Any]:
             )
         elif document["kind"] == "TrainJob":
             yield pytest.param(document["spec"]["trainer"], id=parameter.id)
+        elif document["kind"] == "Job":
+            container = document["spec"]["template"]["spec"]["containers"][0]
+            if container["name"] == "supervisor":  # an agent shows no command
+                yield pytest.param(container, id=parameter.id)
 
 
 @pytest.mark.parametrize("container", list(commands()))
@@ -147,8 +152,9 @@ class Batch:
             "main()\n"
         )
         self.fake("scontrol", f'echo "$@" >> {folder}/scontrol.log')
-        self.fake("sinfo", f'echo "$@" >> {folder}/sinfo.log; echo localhost:2')
-        self.fake("srun", "exit 1")  # has no pmix: mpirun is taken
+        # It has no pmix: mpirun is taken. Agents it starts.
+        agent = 'while [ "${1#-}" != "$1" ]; do shift; done; exec "$@"'
+        self.fake("srun", f'[ "$1" = --mpi=list ] && exit 1; echo "$@" >> srun.log; {agent}')
 
     def fake(self, name: str, text: str) -> None:
         path = self.folder / "bin" / name

@@ -34,8 +34,12 @@ _LIMITS = {
     "FARANDOLE_INIT_TIMEOUT": "8",
 }
 _ENDS = {"FARANDOLE_SHUTDOWN_TIMEOUT": "6"}  # a day, where a supervisor must see to it
-# An agent may be slow to start, and a silent host is ended.
-_ELASTIC = {"FARANDOLE_PEER_TIMEOUT": "8", "FARANDOLE_INIT_TIMEOUT": "20"}
+# What starts in the middle of a job must come within these.
+_ELASTIC = {
+    "FARANDOLE_STALL_ABORT": "6",
+    "FARANDOLE_PEER_TIMEOUT": "8",
+    "FARANDOLE_INIT_TIMEOUT": "10",
+}
 
 
 class Job:

@@ -15,7 +15,10 @@ __all__ = ["complaints"]
 
 SOON = 30.0 * SLOWNESS  # seconds: the longest of the limits twice, on a machine that is busy
 # What an error tells the reader to do.
-_REMEDY = r"remed|see its own output|kill -CONT|is down|doctor|sets (this limit|how long)|drop_last"
+_REMEDY = (
+    r"remed|see its own output|see the output|kill -CONT|is down|doctor|sets (this limit|how long)"
+    r"|drop_last"
+)
 _ENDED_BY_MPI = r"prterun|mpirun|PRTE|PMIx|signal 9|died|MPI_ABORT|MPI_INIT|left: "
 
 
@@ -53,8 +56,10 @@ def _unfinished(schedule: Schedule, outcome: Outcome) -> list[str]:
     late = len(outcome.victims - set(done))
     if not any(size >= least and sizes.count(size) + late >= size for size in sizes):
         wrong.append(f"of {schedule.ranks} ranks these have finished: {done}")
-    # What is killed after its training can't be replaced.
-    if outcome.code != 0 and not outcome.victims & set(done):
+    # What is lost when others have ended can't be replaced.
+    ends = any(fault.ends_ranks for fault in schedule.faults)
+    lost = ends and "when others had ended well" in outcome.out
+    if outcome.code != 0 and not lost and not outcome.victims & set(done):
         wrong.append(f"the exit code is {outcome.code}")
     return wrong
 
@@ -75,7 +80,10 @@ def _wrong_end(schedule: Schedule, outcome: Outcome, rank: int) -> list[str]:
     late = last.at - outcome.last
     if late > SOON:
         wrong.append(f"rank {rank} heard of it after {late:.1f} s")
-    if not _named(text) & (_culprits(schedule) or set(range(schedule.ranks)) - {rank}):
+    in_mpi = "MPI failed while the ranks met" in text  # it does not tell who has died
+    if not in_mpi and not _named(text) & (
+        _culprits(schedule) or set(range(schedule.ranks)) - {rank}
+    ):
         wrong.append(f"rank {rank}'s error does not name the rank: {text}")
     if not re.search(_REMEDY, text):
         wrong.append(f"rank {rank}'s error names no remedy: {text}")

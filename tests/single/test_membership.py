@@ -127,6 +127,21 @@ def test_who_hangs_is_ended(stalled: bool, seconds: float) -> None:
     assert world.members == (first, second)
 
 
+def test_who_hangs_while_it_waits_is_ended() -> None:
+    """Its agent goes on to hear of worlds, but it enters none."""
+    job = Job()
+    first, second, third = job.begin()
+    job.ranks[first] = job.ranks[first]._replace(end=End.LOST)
+    job.stand(second, 1, 5, away=True)
+    job.stand(third, 1, 4, away=True)
+    assert job.tell().world.members == (second, third)
+    job.ranks[second] = Rank(second, Standing(2, True, 1, Commit(1, 5), stalled=True))
+    job.ranks[third] = Rank(third, Standing(1, True, 2, Commit(1, 4)))
+    job.tell()
+    assert third not in job.wanted.ranks
+    assert second in job.wanted.ranks
+
+
 def test_a_new_process_is_taken_in_when_the_others_meet() -> None:
     job = Job()
     first, second, third = job.begin()
