@@ -21,7 +21,9 @@ _MEANS = {"params", "foreach", "fused", "capturable", "differentiable"}
 @without_grad
 def model_of(named: Iterable[tuple[str, Tensor]], optimizer: torch.optim.Optimizer | None) -> Model:
     """These parameters and this optimizer, as they are now."""
-    groups = optimizer.param_groups if optimizer is not None else []
+    # One whose state is divided compares its settings in each step().
+    told_apart = getattr(optimizer, "state_is_divided", False)
+    groups = [] if optimizer is None or told_apart else optimizer.param_groups
     settings = {
         f"{key} of group {number}": text
         for number, group in enumerate(groups)

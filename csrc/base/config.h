@@ -67,6 +67,7 @@ struct Config {
   double grace;
   int64_t min_np;
   int64_t max_np;  // 0: no new ranks
+  int64_t verify_every;
 
   std::vector<std::string> library_folders;  // of Python packages, searched for GPU libraries
   std::string tuning;                        // the file that was read

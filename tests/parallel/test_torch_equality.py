@@ -120,6 +120,48 @@ def test_never() -> None:
     step(model, optimizer)
 
 
+def test_the_default_warns_at_the_first_step() -> None:
+    model = network()
+    with torch.no_grad():
+        next(model.parameters()).add_(hvd.rank())
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.warns(
+        UserWarning, match=r"1 of \d+ parameters .* differs, on rank.*broadcast_param"
+    ):
+        step(model, optimizer)
+
+
+@pytest.mark.parametrize(("setting", "argument"), [("0", None), ("1", 0)])
+def test_off(setting: str, argument: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    hvd.shutdown()
+    monkeypatch.setenv("FARANDOLE_VERIFY_EVERY", setting)
+    hvd.init()
+    model = network()
+    step(model, made(model, 0.1 + hvd.rank(), verify_every=argument))
+
+
+def test_the_setting_is_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    hvd.shutdown()
+    monkeypatch.setenv("FARANDOLE_VERIFY_EVERY", "2")
+    hvd.init()
+    model = network()
+    optimizer = made(model, verify_every=None)
+    step(model, optimizer)
+    if hvd.rank() == last():
+        optimizer.param_groups[0]["lr"] = 0.4
+    step(model, optimizer, 1)
+    with pytest.raises(hvd.MismatchError, match=r"after 2 steps: .*lr of group 0 is 0.1 on"):
+        step(model, optimizer, 2)
+
+
+def test_sharded_settings_are_compared_by_the_step_alone() -> None:
+    model = network()
+    optimizer = made(model, 0.1 + hvd.rank(), shard_state=True)
+    loss_of(model, batch(hvd.rank(), 0)).backward()
+    with pytest.raises(hvd.MismatchError, match="lr: "):
+        optimizer.step()
+
+
 def test_what_has_no_bytes_is_left_out() -> None:
     model = network()
     optimizer = made(model)
