@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import farandole.torch as hvd
 from harness.toys import batch, loss_of, network
@@ -162,13 +162,33 @@ def test_sharded_settings_are_compared_by_the_step_alone() -> None:
         optimizer.step()
 
 
-def test_what_has_no_bytes_is_left_out() -> None:
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
+@pytest.mark.filterwarnings("ignore:Sparse C.* tensor support is in beta")
+def test_sparse_parameters(layout: str) -> None:
+    model = network()
+    optimizer = made(model)
+    convert = {
+        "coo": Tensor.to_sparse_coo,
+        "csr": Tensor.to_sparse_csr,
+        "csc": Tensor.to_sparse_csc,
+    }
+    sparse = nn.Parameter(convert[layout](torch.eye(3)), requires_grad=False)
+    optimizer.add_param_group({"params": [sparse]})
+    step(model, optimizer)
+    step(model, optimizer, 1)
+    if hvd.rank() == last():
+        held = sparse.detach()
+        (held._values() if layout == "coo" else held.values())[1] = 2
+    with pytest.raises(hvd.MismatchError, match=r"1 of \d+ parameters \(group\[1\]\[0\]\) differs"):
+        step(model, optimizer, 2)
+
+
+def test_frozen_parameters_in_another_layout() -> None:
     model = network()
     optimizer = made(model)
     frozen = nn.Parameter(torch.arange(6.0).reshape(2, 3).t(), requires_grad=False)
     odd = nn.Parameter(torch.ones(3, dtype=torch.complex64).conj(), requires_grad=False)
-    sparse = torch.eye(3).to_sparse() * hvd.rank()
-    optimizer.add_param_group({"params": [frozen, odd, nn.Parameter(sparse, requires_grad=False)]})
+    optimizer.add_param_group({"params": [frozen, odd]})
     step(model, optimizer)
     if hvd.rank() == last():
         frozen.data = frozen.data.contiguous()  # another layout of the same values
