@@ -207,3 +207,29 @@ def test_accumulation_and_a_skipped_step_are_no_difference() -> None:
         if number in (1, 5):
             optimizer.step()
             optimizer.zero_grad()
+
+
+def test_what_training_does_by_itself_is_no_difference() -> None:
+    """BatchNorm's statistics differ by rank, an average of weights is kept, an embedding's
+    gradients are sparse, and passes are in bfloat16: equal after each step."""
+    torch.manual_seed(3)
+    table = nn.Embedding(17, 6, sparse=True)
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    average = torch.optim.swa_utils.AveragedModel(net)
+    own = torch.Generator().manual_seed(hvd.rank())
+    rows = torch.optim.SparseAdam(table.parameters(), lr=0.01)
+    dense = torch.optim.AdamW(net.parameters(), lr=0.01)
+    options: Any = {"verify_every": 1, "verify": "raise"}
+    optimizers = [hvd.DistributedOptimizer(inner, **options) for inner in (rows, dense)]
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(dense, 50)
+    for _ in range(60):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = net(table(torch.randint(17, (12,), generator=own))).square().mean()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        scheduler.step()
+        average.update_parameters(net)
+    statistics = hvd.allgather_object(net[1].running_mean.tolist())
+    assert len(set(map(tuple, statistics))) == hvd.size()
