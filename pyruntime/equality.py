@@ -62,7 +62,7 @@ class Equality:
     def restart(self) -> None:
         """To be called when the counts of steps start again, on all ranks."""
         self._compared: tuple[int, int] | None = None  # joins and steps at the last digest
-        self._equal: int | None = None  # steps when models were equal last
+        self._equal: tuple[int, int] | None = None  # the same when models were equal last
         self._warned = False
         self._found: Exception | None = None
         self._handle: Handle[Any] | None = None
@@ -91,7 +91,7 @@ class Equality:
             return
         text = None if equal else self._difference(scope, steps, limit)
         if text is None:
-            self._equal = steps
+            self._equal = self._compared
             return
         self._warned = not self._raises
         self._found = MismatchError(text) if self._raises else UserWarning(text)
@@ -115,14 +115,17 @@ class Equality:
         self._handle = None
         told: Told = [json.loads(line) for line in lines]  # ranks in join() send nothing
         self._raises |= any(one["raises"] for one in told)
-        text = explain(told, self._equal)
+        joins, before = self._equal or (None, None)
+        joined = joins is not None and self._compared is not None and joins != self._compared[0]
+        text = explain(told, before, joined)
         return text and f"{scope}, after {counted(steps, 'step')}: {text}"
 
 
-def explain(told: Told, equal: int | None) -> str | None:
+def explain(told: Told, equal: int | None, joined: bool = False) -> str | None:
     """How the ranks' models differ, and the likely cause; None: they do not.
 
-    `equal`: the number of steps after which they were equal; None: never.
+    `equal`: the number of steps after which they were equal; None: never. `joined`: ranks have
+    called join() since.
     """
     arrays = {name: groups for name, groups in _differences(told, "arrays") if all(groups)}
     settings = dict(_differences(told, "settings"))
@@ -141,7 +144,7 @@ def explain(told: Told, equal: int | None) -> str | None:
         texts.append(f"{len(settings) - _SHOWN} more settings differ")
     if not texts:
         return None
-    return f"{'; '.join(texts)}. {_cause(bool(arrays), bool(settings), equal)}"
+    return f"{'; '.join(texts)}. {_cause(bool(arrays), bool(settings), equal, joined)}"
 
 
 def _differences(told: Told, what: str) -> Iterator[tuple[str, dict[str, list[int]]]]:
@@ -170,13 +173,19 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _cause(arrays: bool, settings: bool, equal: int | None) -> str:
+def _cause(arrays: bool, settings: bool, equal: int | None, joined: bool) -> str:
     if not arrays:
         return "Give the optimizer the same settings on all ranks, and step schedulers on all"
     if equal is None:
         text = "They have not been equal before"
         remedy = "call broadcast_parameters(model.state_dict(), root_rank=0) before training"
         return f"{text}: {remedy}" + (", and give all ranks the same settings" if settings else "")
+    if joined:
+        return (
+            "They were equal before join(), and ranks that joined first made fewer steps: call "
+            "broadcast_parameters(model.state_dict(), root_rank=last) and "
+            "broadcast_optimizer_state(optimizer, root_rank=last) after last = join()"
+        )
     text = f"They were equal after {counted(equal, 'step')}"
     if settings:
         return f"{text}: the settings have made them different since"

@@ -21,7 +21,9 @@ _MEANS = {"params", "foreach", "fused", "capturable", "differentiable"}
 @without_grad
 def model_of(named: Iterable[tuple[str, Tensor]], optimizer: torch.optim.Optimizer | None) -> Model:
     """These parameters and this optimizer, as they are now."""
-    groups = optimizer.param_groups if optimizer is not None else []
+    # One whose state is divided compares its settings in each step().
+    told_apart = getattr(optimizer, "state_is_divided", False)
+    groups = [] if optimizer is None or told_apart else optimizer.param_groups
     settings = {
         f"{key} of group {number}": text
         for number, group in enumerate(groups)
@@ -44,20 +46,38 @@ def _text(value: Any) -> str:
 
 
 def _fingerprint(x: Tensor) -> str:
-    """Of the elements in their order; "" for a tensor that holds none itself, or is sparse.
+    """Of the elements in their order; "" for a tensor that holds none itself.
 
     A tensor on a GPU is copied, and the stream is waited for.
     """
     try:
-        if x.layout is not torch.strided or x.is_meta or x.is_nested:
+        if x.is_meta or x.is_nested:
             return ""
-        address_of(x)
-        whole = x.detach().resolve_conj().resolve_neg().cpu().contiguous()
         kind = f"{x.dtype}{tuple(x.shape)}"
-        return f"{kind} {fingerprint(address_of(whole), whole.nbytes)}"
+        return " ".join([kind, *map(_of_memory, _parts(x.detach()))])
     except (
         RuntimeError,
         TypeError,
         ValueError,
     ):  # given away, as FSDP does; a wrapper; not made yet
         return ""
+
+
+def _parts(x: Tensor) -> list[Tensor]:
+    """Dense tensors that hold what `x` does. TypeError for a layout that is not known."""
+    if x.layout is torch.strided:
+        return [x]
+    if x.layout is torch.sparse_coo:
+        x = x.coalesce()
+        return [x.indices(), x.values()]
+    if x.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [x.crow_indices(), x.col_indices(), x.values()]
+    if x.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [x.ccol_indices(), x.row_indices(), x.values()]
+    raise TypeError(f"a tensor of layout {x.layout}")
+
+
+def _of_memory(x: Tensor) -> str:
+    address_of(x)
+    whole = x.resolve_conj().resolve_neg().cpu().contiguous()
+    return fingerprint(address_of(whole), whole.nbytes)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from farandole.calls.arguments import check, factors_of
 from farandole.calls.public_call import heard_by_all
+from farandole.config import setting
 from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Adasum, Average, ReduceOp
 from farandole.start.agency import may_grow
@@ -58,7 +59,7 @@ def DistributedOptimizer(
     accumulate: Literal["sum", "mean"] = "sum",
     gradient_as_bucket_view: bool = False,
     shard_state: bool | Literal["elementwise"] = False,
-    verify_every: int = 0,
+    verify_every: int | None = None,
     verify: Literal["warn", "raise"] = "warn",
 ) -> ReducingOptimizer[Wrapped]:
     """Makes `optimizer` reduce gradients over the ranks, and returns it: the very same object.
@@ -102,7 +103,7 @@ def DistributedOptimizer(
             add_param_group(), join() and elastic training.
         verify_every: every so many steps, and at the first one, all ranks' parameters and the
             numbers in `param_groups` are compared, in the first backward pass that reduces; 0:
-            never. Not with op Adasum.
+            never. Default: FARANDOLE_VERIFY_EVERY, 1,000. Not with op Adasum.
         verify: 'warn' once where they differ, or 'raise' MismatchError on all ranks.
         process_set: the ranks that reduce; on others the optimizer stays local.
 
@@ -131,6 +132,8 @@ def DistributedOptimizer(
     with heard_by_all(process_set, extras.Division.MEETING) if shard_state else nullcontext():
         before, after = factors_of(op, gradient_predivide_factor, process_set)
         check(backward_passes_per_step=backward_passes_per_step)
+        if verify_every is None:
+            verify_every = int(setting("FARANDOLE_VERIFY_EVERY"))
         check(verify_every=verify_every)
         _check(optimizer)
         check_options(op, accumulate, gradient_as_bucket_view, shard_state, verify)

@@ -66,6 +66,7 @@ struct Config {
   std::string checkpoint_dir;
   double grace;
   double checkpoint_seconds;
+  int64_t verify_every;
 
   std::vector<std::string> library_folders;  // of Python packages, searched for GPU libraries
   std::string tuning;                        // the file that was read

@@ -110,8 +110,9 @@ class Evil:
 def test_files_of_torch_save(folder: Path) -> None:
     torch.manual_seed(fd.rank())
     model = nn.Linear(3, 2)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()))
-    model(torch.ones(1, 3)).sum().backward()
+    model(torch.full((1, 3), 1.0 + fd.rank())).sum().backward()
     optimizer.step()
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}
     roots = fd.broadcast_object(bits(state))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import farandole.torch as hvd
 from harness.toys import batch, loss_of, network
@@ -120,13 +120,75 @@ def test_never() -> None:
     step(model, optimizer)
 
 
-def test_what_has_no_bytes_is_left_out() -> None:
+def test_the_default_warns_at_the_first_step() -> None:
+    model = network()
+    with torch.no_grad():
+        next(model.parameters()).add_(hvd.rank())
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.warns(
+        UserWarning, match=r"1 of \d+ parameters .* differs, on rank.*broadcast_param"
+    ):
+        step(model, optimizer)
+
+
+@pytest.mark.parametrize(("setting", "argument"), [("0", None), ("1", 0)])
+def test_off(setting: str, argument: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    hvd.shutdown()
+    monkeypatch.setenv("FARANDOLE_VERIFY_EVERY", setting)
+    hvd.init()
+    model = network()
+    step(model, made(model, 0.1 + hvd.rank(), verify_every=argument))
+
+
+def test_the_setting_is_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    hvd.shutdown()
+    monkeypatch.setenv("FARANDOLE_VERIFY_EVERY", "2")
+    hvd.init()
+    model = network()
+    optimizer = made(model, verify_every=None)
+    step(model, optimizer)
+    if hvd.rank() == last():
+        optimizer.param_groups[0]["lr"] = 0.4
+    step(model, optimizer, 1)
+    with pytest.raises(hvd.MismatchError, match=r"after 2 steps: .*lr of group 0 is 0.1 on"):
+        step(model, optimizer, 2)
+
+
+def test_sharded_settings_are_compared_by_the_step_alone() -> None:
+    model = network()
+    optimizer = made(model, 0.1 + hvd.rank(), shard_state=True)
+    loss_of(model, batch(hvd.rank(), 0)).backward()
+    with pytest.raises(hvd.MismatchError, match="lr: "):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
+@pytest.mark.filterwarnings("ignore:Sparse C.* tensor support is in beta")
+def test_sparse_parameters(layout: str) -> None:
+    model = network()
+    optimizer = made(model)
+    convert = {
+        "coo": Tensor.to_sparse_coo,
+        "csr": Tensor.to_sparse_csr,
+        "csc": Tensor.to_sparse_csc,
+    }
+    sparse = nn.Parameter(convert[layout](torch.eye(3)), requires_grad=False)
+    optimizer.add_param_group({"params": [sparse]})
+    step(model, optimizer)
+    step(model, optimizer, 1)
+    if hvd.rank() == last():
+        held = sparse.detach()
+        (held._values() if layout == "coo" else held.values())[1] = 2
+    with pytest.raises(hvd.MismatchError, match=r"1 of \d+ parameters \(group\[1\]\[0\]\) differs"):
+        step(model, optimizer, 2)
+
+
+def test_frozen_parameters_in_another_layout() -> None:
     model = network()
     optimizer = made(model)
     frozen = nn.Parameter(torch.arange(6.0).reshape(2, 3).t(), requires_grad=False)
     odd = nn.Parameter(torch.ones(3, dtype=torch.complex64).conj(), requires_grad=False)
-    sparse = torch.eye(3).to_sparse() * hvd.rank()
-    optimizer.add_param_group({"params": [frozen, odd, nn.Parameter(sparse, requires_grad=False)]})
+    optimizer.add_param_group({"params": [frozen, odd]})
     step(model, optimizer)
     if hvd.rank() == last():
         frozen.data = frozen.data.contiguous()  # another layout of the same values
@@ -145,3 +207,29 @@ def test_accumulation_and_a_skipped_step_are_no_difference() -> None:
         if number in (1, 5):
             optimizer.step()
             optimizer.zero_grad()
+
+
+def test_what_training_does_by_itself_is_no_difference() -> None:
+    """BatchNorm's statistics differ by rank, an average of weights is kept, an embedding's
+    gradients are sparse, and passes are in bfloat16: equal after each step."""
+    torch.manual_seed(3)
+    table = nn.Embedding(17, 6, sparse=True)
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    average = torch.optim.swa_utils.AveragedModel(net)
+    own = torch.Generator().manual_seed(hvd.rank())
+    rows = torch.optim.SparseAdam(table.parameters(), lr=0.01)
+    dense = torch.optim.AdamW(net.parameters(), lr=0.01)
+    options: Any = {"verify_every": 1, "verify": "raise"}
+    optimizers = [hvd.DistributedOptimizer(inner, **options) for inner in (rows, dense)]
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(dense, 50)
+    for _ in range(60):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = net(table(torch.randint(17, (12,), generator=own))).square().mean()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        scheduler.step()
+        average.update_parameters(net)
+    statistics = hvd.allgather_object(net[1].running_mean.tolist())
+    assert len(set(map(tuple, statistics))) == hvd.size()

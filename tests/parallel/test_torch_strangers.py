@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -249,21 +250,24 @@ def test_horovods_recipe_for_two_losses() -> None:
 
 @pytest.mark.parametrize("broadcast", [True, False])
 def test_join_at_the_end_of_every_epoch(broadcast: bool) -> None:
+    told = not broadcast and hvd.size() > 1
+    warned = pytest.warns(UserWarning, match="before join") if told else nullcontext()
     model, optimizer, _, _ = pair()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    for epoch in range(3):
-        first = (hvd.rank() + epoch) % hvd.size()
-        for step in range(2 + first):
-            optimizer.zero_grad()
-            loss_of(model, batch(hvd.rank(), 10 * epoch + step)).backward()
-            optimizer.step()
-            hvd.allreduce(torch.ones(2))
-            hvd.grouped_allreduce([torch.ones(2), torch.ones(3)])
-        last = hvd.join()
-        assert (last + epoch) % hvd.size() == hvd.size() - 1 or hvd.size() == 1
-        if broadcast:
-            hvd.broadcast_parameters(model.state_dict(), root_rank=last)
-            hvd.broadcast_optimizer_state(optimizer, root_rank=last)
-            theirs = hvd.allgather_object([p.detach().numpy() for p in model.parameters()])
-            for other in theirs:
-                assert all(np.array_equal(a, b) for a, b in zip(other, theirs[0], strict=True))
+    with warned:
+        for epoch in range(3):
+            first = (hvd.rank() + epoch) % hvd.size()
+            for step in range(2 + first):
+                optimizer.zero_grad()
+                loss_of(model, batch(hvd.rank(), 10 * epoch + step)).backward()
+                optimizer.step()
+                hvd.allreduce(torch.ones(2))
+                hvd.grouped_allreduce([torch.ones(2), torch.ones(3)])
+            last = hvd.join()
+            assert (last + epoch) % hvd.size() == hvd.size() - 1 or hvd.size() == 1
+            if broadcast:
+                hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+                hvd.broadcast_optimizer_state(optimizer, root_rank=last)
+                theirs = hvd.allgather_object([p.detach().numpy() for p in model.parameters()])
+                for other in theirs:
+                    assert all(np.array_equal(a, b) for a, b in zip(other, theirs[0], strict=True))

@@ -175,7 +175,7 @@ def test_an_optimizer_of_such_parameters(name: str, view: bool) -> None:
 @pytest.mark.parametrize("before", [0, 2])
 def test_a_gradient_of_such_a_class(who: str, compression: str, before: int) -> None:
     """It comes to a plain parameter, as from a hook; `before`: so many ordinary steps."""
-    p = nn.Parameter(values())
+    p = nn.Parameter(values() - hvd.rank())
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD([p], lr=0.1),
         named_parameters=[("weight", p)],

@@ -28,6 +28,12 @@ def test_the_rank_that_most_differ_from_is_named() -> None:
     assert "They were equal after 7 steps" in text
 
 
+def test_a_model_that_nobody_broadcast_after_join() -> None:
+    text = explain(told(({"w": "a"}, {}), ({"w": "b"}, {})), 0, joined=True)
+    assert text is not None
+    assert "equal before join(), and ranks that joined first made fewer steps" in text
+
+
 @pytest.mark.parametrize("other", [{"w": ""}, {"w": "a"}])
 def test_what_a_rank_cannot_read_is_no_difference(other: dict[str, str]) -> None:
     assert explain(told(({"w": "a"}, {"lr": "1"}), (other, {"lr": "1"})), None) is None
