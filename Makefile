@@ -109,6 +109,16 @@ test-sanitize: venv ## the C++ tests under ASan+UBSan, then TSan; SANITIZE=threa
 	  FARANDOLE_TEST_BUILD=build/$$build $(PYTEST) tests/csrc -n $(JOBS) $(ARGS); \
 	done
 
+# Their loader is named by its path: with qemu's -L, `/` would be another folder for tests of files.
+AARCH64 := /usr/aarch64-linux-gnu/lib
+.PHONY: test-aarch64
+test-aarch64: venv ## the C++ tests for aarch64 under emulation (Debian: g++-aarch64-linux-gnu, qemu-user); ARGS="-k kernels" picks
+	$(CMAKE) -S csrc -B build/aarch64 -DFARANDOLE_TESTS=ON --log-level=WARNING -DCMAKE_SYSTEM_NAME=Linux \
+	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_ASM_COMPILER=aarch64-linux-gnu-gcc \
+	  -DCMAKE_EXE_LINKER_FLAGS="-Wl,--disable-new-dtags,-rpath,$(AARCH64),--dynamic-linker=$(AARCH64)/ld-linux-aarch64.so.1" >/dev/null
+	$(BIN)/ninja -C build/aarch64 -j $(JOBS) --quiet
+	FARANDOLE_TEST_BUILD=build/aarch64 FARANDOLE_TEST_EMULATOR=qemu-aarch64 $(PYTEST) -o timeout=1000 tests/csrc -n $(JOBS) $(ARGS)
+
 # Python, torch and the core in one heap: an environment of its own, whose farandole is a copy with a core under ASan.
 # ASan must find libstdc++ loaded before torch brings it, to see exceptions.
 ADDRESS := build/address-python

@@ -4,7 +4,7 @@
  * Functions that return int32_t return FARANDOLE_OK or an error code; farandole_error() then has the text for
  * the calling thread. "-code" is a negated error code. */
 
-#define FARANDOLE_ABI_VERSION 11
+#define FARANDOLE_ABI_VERSION 12
 
 /* Error codes; each has a Python class. */
 #define FARANDOLE_OK 0
@@ -161,6 +161,11 @@ const char* farandole_build_id(void);
  * farandole_stacks, which puts an empty one beneath it. */
 int32_t farandole_stack_signal(void);
 void farandole_stacks(int32_t signal, int32_t pipe, const char* folders);
+/* Texts about this process, before init() too: lines of the MPI that it has loaded (file, binary interface,
+ * version; no line: none), and a line for each address at which other hosts may reach it, `eth0 10.0.0.1`.
+ * They return the length, or -code, and write what fits. */
+int32_t farandole_mpi(char* text, int32_t capacity);
+int32_t farandole_addresses(char* text, int32_t capacity);
 /* Folders, separated by ':', in which to look for libnccl and libnvrtc; before farandole_prepare. */
 void farandole_library_folders(const char* folders);
 /* Ends this process with `text` on stderr after `seconds`, unless called again before; negative: never. For

@@ -12,9 +12,11 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from farandole._library import check_count, ffi, lib
 from farandole.config import setting
 from farandole.start.launchers import promised_ranks
 
@@ -37,6 +39,34 @@ def needs(module: str, adapter: str, name: str, remedy: str) -> Iterator[None]:
             raise  # of that library's own
         text = f"{adapter} needs {name}, which is not installed: `{remedy}`"
         raise ImportError(text) from reason
+
+
+@dataclass(frozen=True)
+class LoadedMpi:
+    """The MPI library that a process has loaded."""
+
+    file: str
+    interface: str  # whose binary interface it has; "": none that the core knows
+    version: str
+
+
+def loaded_mpi() -> LoadedMpi | None:
+    """That of this process, as the core finds it; None if there is none."""
+    lines = _told(lib.farandole_mpi).split("\n")
+    return LoadedMpi(*lines) if len(lines) > 1 else None
+
+
+def addresses() -> list[tuple[str, str]]:
+    """(interface, address) for each address that the core tells ranks of other hosts. Raises
+    ValueError where FARANDOLE_INTERFACE leaves none."""
+    lines = _told(lib.farandole_addresses).splitlines()
+    return [(name, address) for name, address in (line.split(" ") for line in lines)]
+
+
+def _told(ask: Any) -> str:
+    """The text of a function of the core that writes what fits, and returns how long it is."""
+    room = ffi.new("char[]", 1 << 16)
+    return str(ffi.buffer(room, check_count(ask(room, len(room))))[:].decode(errors="replace"))
 
 
 def mpi_library() -> str:

@@ -26,7 +26,7 @@ from farandole.arrays.kinds import Kind, kind_of
 from farandole.calls import documents
 from farandole.calls.arguments import ReduceOp as ReduceOp
 from farandole.calls.arguments import shown
-from farandole.calls.forms import blocking, single
+from farandole.calls.forms import blocking, blocking_of_any, single_of_any
 from farandole.calls.gpu_handle import GpuHandle
 from farandole.calls.handles import Handle, take, value_of
 from farandole.calls.prepared import PreparedCall
@@ -406,23 +406,23 @@ def grouped_reduce_async_(
     return _start(call, tensors, timeout, in_place=True)
 
 
-allreduce_async = single(grouped_allreduce_async)
-allreduce_async_ = single(grouped_allreduce_async_)
-broadcast_async = single(grouped_broadcast_async)
-broadcast_async_ = single(grouped_broadcast_async_)
-allgather_async = single(grouped_allgather_async)
-reducescatter_async = single(grouped_reducescatter_async)
-reduce_async = single(grouped_reduce_async)
-reduce_async_ = single(grouped_reduce_async_)
+allreduce_async = single_of_any(grouped_allreduce_async)
+allreduce_async_ = single_of_any(grouped_allreduce_async_)
+broadcast_async = single_of_any(grouped_broadcast_async)
+broadcast_async_ = single_of_any(grouped_broadcast_async_)
+allgather_async = single_of_any(grouped_allgather_async)
+reducescatter_async = single_of_any(grouped_reducescatter_async)
+reduce_async = single_of_any(grouped_reduce_async)
+reduce_async_ = single_of_any(grouped_reduce_async_)
 
-allreduce = blocking(allreduce_async)
-allreduce_ = blocking(allreduce_async_)
-broadcast = blocking(broadcast_async)
-broadcast_ = blocking(broadcast_async_)
-allgather = blocking(allgather_async)
-reducescatter = blocking(reducescatter_async)
-reduce = blocking(reduce_async)
-reduce_ = blocking(reduce_async_)
+allreduce = blocking_of_any(allreduce_async)
+allreduce_ = blocking_of_any(allreduce_async_)
+broadcast = blocking_of_any(broadcast_async)
+broadcast_ = blocking_of_any(broadcast_async_)
+allgather = blocking_of_any(allgather_async)
+reducescatter = blocking_of_any(reducescatter_async)
+reduce = blocking_of_any(reduce_async)
+reduce_ = blocking_of_any(reduce_async_)
 
 grouped_allreduce = blocking(grouped_allreduce_async)
 grouped_allreduce_ = blocking(grouped_allreduce_async_)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -50,6 +51,12 @@ def _no_sanitizers() -> str:
 def _no_openmpi4() -> str:
     there = "Open MPI) 4." in _output("/usr/bin/mpirun", "--version")
     return "" if there else "needs Open MPI 4.1 in /usr/bin (Debian: apt-get install openmpi-bin)"
+
+
+def _no_aarch64() -> str:
+    there = shutil.which("aarch64-linux-gnu-g++") and shutil.which("qemu-aarch64")
+    needed = "needs Debian's g++-aarch64-linux-gnu and qemu-user"
+    return "" if there else needed
 
 
 def _no_index() -> str:
@@ -131,6 +138,7 @@ SUITES = {
         Phase("test-hosts", 20, lacks=hosts.why_not),
         Phase("test-mpich", 8, lacks=_no_index),
         Phase("test-openmpi4", 8, lacks=_no_openmpi4),
+        Phase("test-aarch64", 10, lacks=_no_aarch64),
         Phase("test-matrix", 18, lacks=_no_index),
         Phase("release-check", 20, lacks=_no_index, pytest=False),
         FUZZ,

@@ -25,11 +25,3 @@ C
 aarch64-linux-gnu-gcc -o "$work/load" "$work/load.c" -ldl
 qemu-aarch64 -L /usr/aarch64-linux-gnu "$work/load" "$work/wheel/farandole/lib/libfarandole.so"
 mv "$work"/dist/*aarch64.whl dist/
-
-echo "==== the reduction kernels under emulation ===="
-# NEON has no other tests: this machine's kernels are x86-64's.
-cmake -G Ninja -S csrc -B build/aarch64 -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
-  -DCMAKE_ASM_COMPILER=aarch64-linux-gnu-gcc -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DFARANDOLE_TESTS=ON \
-  --log-level=WARNING >/dev/null
-ninja -C build/aarch64 --quiet kernels_test
-qemu-aarch64 -L /usr/aarch64-linux-gnu build/aarch64/tests/kernels_test

@@ -43,28 +43,28 @@ class VariablesState(ObjectState):
         self._values = values_of(self.variables)
 
     def save(self) -> None:
-        """As in State."""
+        """Keeps a copy of the variables and attributes in this process's memory."""
         self._values = values_of(self.variables)
         super().save()
 
     def restore(self) -> None:
-        """As in State."""
+        """Restores the last copy."""
         assign(self.variables, self._values)
         super().restore()
 
     def sync(self) -> None:
-        """As in State."""
+        """Copies rank 0's variables and attributes to all ranks, and saves; collective."""
         own = values_of(self.variables)
         self._values = farandole.grouped_broadcast(own, 0, name=_VALUES)
         assign(self.variables, self._values)
         super().sync()
 
     def saved(self) -> dict[str, Any]:
-        """As in ObjectState."""
+        """The last copy: the attributes by name, and the variables' values."""
         return {**super().saved(), _VALUES: self._values}
 
     def restore_from(self, saved: dict[str, Any]) -> None:
-        """As in ObjectState."""
+        """Restores what saved() has given; what it lacks keeps its last copy."""
         attributes = dict(saved)
         self._values = attributes.pop(_VALUES, self._values)
         super().restore_from(attributes)
@@ -92,18 +92,18 @@ class KerasState(VariablesState):
         self._states = values_of(self._random)  # of random generators: each rank's own
 
     def save(self) -> None:
-        """As in State; within fit() too."""
+        """Keeps a copy of model, optimizer and attributes in memory; within fit() too."""
         write_back(self.model)
         self._states = values_of(self._random)
         super().save()
 
     def restore(self) -> None:
-        """As in State."""
+        """Restores the last copy, this rank's random generators included."""
         assign(self._random, self._states)
         super().restore()
 
     def reset(self) -> None:
-        """As in State: JAX's programs are compiled for the ranks that were there."""
+        """Drops JAX's compiled programs, which are for the ranks that were there."""
         if keras.backend.backend() == "jax":
             import jax
 

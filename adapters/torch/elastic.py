@@ -65,7 +65,7 @@ class ModelStateHandler(StateHandler[torch.nn.Module]):
     """Parameters and buffers; broadcast tensor by tensor."""
 
     def sync(self) -> None:
-        """As in StateHandler."""
+        """Broadcasts rank 0's parameters and buffers tensor by tensor, and saves; collective."""
         broadcast_parameters(self.value.state_dict(), root_rank=0)
         self.save()
 
@@ -82,7 +82,7 @@ class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
         super().__init__(value)
 
     def restore(self) -> None:
-        """As in StateHandler; reductions under way are abandoned, gradients are reset."""
+        """Restores the last copy, abandons reductions under way and resets the gradients."""
         reducer = getattr(self.value, "_reducer", None)
         if reducer is not None:
             reducer.abandon()
@@ -90,7 +90,7 @@ class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
         super().restore()
 
     def sync(self) -> None:
-        """As in StateHandler."""
+        """Broadcasts rank 0's optimizer state, and saves; collective."""
         broadcast_optimizer_state(self.value, root_rank=0)
         self.save()
 
@@ -99,7 +99,7 @@ class SamplerStateHandler(StateHandler[ElasticSampler]):
     """An ElasticSampler."""
 
     def reset(self) -> None:
-        """As in StateHandler."""
+        """Divides the samples that are left among the present ranks."""
         self.value.reset()
 
 
@@ -149,35 +149,35 @@ class TorchState(ObjectState, Generic[M, Opt]):
         super().__init__(**objects)
 
     def save(self) -> None:
-        """As in State."""
+        """Keeps a copy of all attributes in this process's memory."""
         for handler in self._handlers.values():
             handler.save()
         super().save()
 
     def restore(self) -> None:
-        """As in State."""
+        """Restores the last copy of all attributes."""
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
 
     def sync(self) -> None:
-        """As in State."""
+        """Copies rank 0's attributes to all ranks, and saves; collective."""
         for handler in self._handlers.values():
             handler.sync()
         super().sync()
 
     def reset(self) -> None:
-        """As in State."""
+        """Adapts samplers and other handled objects to the number of ranks."""
         for handler in self._handlers.values():
             handler.reset()
 
     def saved(self) -> dict[str, Any]:
-        """As in ObjectState."""
+        """The last copy of every attribute, by name."""
         handled = {name: handler.saved for name, handler in self._handlers.items()}
         return {**super().saved(), **handled}
 
     def restore_from(self, saved: dict[str, Any]) -> None:
-        """As in ObjectState."""
+        """Restores attributes from what saved() has given; others keep their last copy."""
         objects = dict(saved)
         for name, handler in self._handlers.items():
             handler.saved = objects.pop(name, handler.saved)

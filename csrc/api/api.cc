@@ -3,6 +3,7 @@
 #include "api/api_entry.h"
 
 #include "base/build_id.h"
+#include "runtime/surroundings.h"
 
 using namespace farandole;
 
@@ -15,6 +16,25 @@ FARANDOLE_API int32_t farandole_stack_signal(void) {
   return negated([&]() -> int32_t {
     const int64_t wanted = read_config().stack_signal;
     return wanted >= 0 ? static_cast<int32_t>(wanted) : free_signal();
+  });
+}
+
+namespace {
+
+int32_t give(const std::string& whole, char* text, int32_t capacity) {
+  std::memcpy(text, whole.data(), rows_in(capacity, whole.size()));
+  return static_cast<int32_t>(whole.size());
+}
+
+}  // namespace
+
+FARANDOLE_API int32_t farandole_mpi(char* text, int32_t capacity) {
+  return negated([&]() -> int32_t { return give(text_of_mpi(), text, capacity); });
+}
+
+FARANDOLE_API int32_t farandole_addresses(char* text, int32_t capacity) {
+  return negated([&]() -> int32_t {
+    return give(text_of_addresses(read_config().interface), text, capacity);
   });
 }
 

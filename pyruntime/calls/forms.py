@@ -21,9 +21,33 @@ _again = prepared.again
 _MISSING: Any = object()  # stands for a tensor that the caller left out, or passed by name
 
 
+class OneTensor(Protocol[T_in, P, R_out]):
+    """The type of a call for one tensor, which callers may also pass as `tensor=`."""
+
+    def __call__(self, tensor: T_in, *args: P.args, **kwargs: P.kwargs) -> R_out:
+        """Makes the call."""
+        ...
+
+
+class AnyTensor(Protocol[P]):
+    """The same, of a call that takes arrays of all kinds and returns a handle."""
+
+    def __call__(self, tensor: T, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
+        """Makes the call."""
+        ...
+
+
+class AnyTensorWaits(Protocol[P]):
+    """The same, of a call that waits."""
+
+    def __call__(self, tensor: T, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Makes the call."""
+        ...
+
+
 def single(
     start: Callable[Concatenate[Sequence[T], P], Handle[list[T]]],
-) -> Callable[Concatenate[T, P], Handle[T]]:
+) -> OneTensor[T, P, Handle[T]]:
     """Makes the form for one array of a `grouped_` function."""
 
     def call(tensor: T = _MISSING, /, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
@@ -44,15 +68,7 @@ def single(
         return given(*args, **kwargs)  # raises the error about it
 
     _document(call, start, "grouped_", "tensor")
-    return call
-
-
-class OneTensor(Protocol[T_in, P, R_out]):
-    """The type of a call for one tensor, which callers may also pass as `tensor=`."""
-
-    def __call__(self, tensor: T_in, *args: P.args, **kwargs: P.kwargs) -> R_out:
-        """Makes the call."""
-        ...
+    return call  # type: ignore[return-value]  # it takes `tensor=` out of kwargs
 
 
 def one_of(grouped: Callable[Concatenate[Sequence[T], P], list[R]]) -> OneTensor[T, P, R]:
@@ -78,6 +94,19 @@ def blocking(start: Callable[P, Handle[R]]) -> Callable[P, R]:
 
     _document(call, start, "_async")
     return call
+
+
+def single_of_any(
+    start: Callable[Concatenate[Sequence[T], P], Handle[list[T]]],
+) -> AnyTensor[P]:
+    """The same as single() for a function of arrays of all kinds: type checkers lose a T that
+    stands in the type of a Protocol."""
+    return single(start)  # type: ignore[return-value]
+
+
+def blocking_of_any(start: AnyTensor[P]) -> AnyTensorWaits[P]:
+    """Makes the waiting form of what single_of_any() has made."""
+    return blocking(start)
 
 
 def _document(call: Any, start: Any, less: str, first: str | None = None) -> None:

@@ -22,7 +22,10 @@ from farandole.output import console
 from farandole.start.bootstrap import Coming, Farewell, connect
 from farandole.start.launchers import launched_rank, promised_ranks
 from farandole.tools.doctor_backends import BACKENDS
-from farandole.tools.doctor_checks import CHECKS, Finding, Level
+from farandole.tools.doctor_checks import MACHINE, SOFTWARE, Finding, Level
+from farandole.tools.doctor_hosts import BETWEEN_HOSTS
+
+CHECKS = [*SOFTWARE, *BETWEEN_HOSTS, *MACHINE]
 
 _TROUBLE = (Level.ERROR, Level.WARNING)
 _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}

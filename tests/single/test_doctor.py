@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from farandole.tools import cli, doctor, doctor_checks
+from farandole.installed import LoadedMpi
+from farandole.tools import cli, doctor, doctor_checks, doctor_hosts
 from farandole.tools.doctor_checks import Level
 from harness.mpirun import mpirun
 
@@ -31,7 +32,7 @@ def test_this_machine_passes():
     assert done.returncode == 0, done.stdout + done.stderr
     _, _, text = done.stdout.partition("in order: ")
     passed, _, totals = " ".join(text.split()).partition(" (--all shows each) ")
-    for what in ("MPI", "torch", "shared memory", "cgroup memory", "self test, CPU"):
+    for what in ("MPI", "network", "torch", "shared memory", "cgroup memory", "self test, CPU"):
         assert what in passed
     assert "0 errors" in totals
 
@@ -155,23 +156,107 @@ def test_an_mpirun_of_another_mpi_is_an_error(tmp_path, monkeypatch):
     mpirun_.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
     mpirun_.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    (finding,) = doctor_checks._mpirun("Open MPI v5.0.11, package: x")
+    (finding,) = doctor_hosts._mpirun("Open MPI v5.0.11, package: x")
     assert finding.level is Level.ERROR
     assert "4.1.4" in finding.text
     assert "mpirun" in finding.remedy
 
 
-@pytest.mark.parametrize(("kind", "level"), [("pmi2", Level.WARNING), ("pmix", Level.OK)])
-def test_slurm(monkeypatch, kind, level):
+OPEN_MPI = "Open MPI v5.0.11, package: x"
+CRAY = "MPI VERSION    : CRAY MPICH version 8.1.29.29"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "library", "level"),
+    [
+        ("mpirun (Open MPI) 5.0.11", OPEN_MPI, Level.OK),
+        ("mpirun (Open MPI) 5.0.11", "MPICH Version: 5.0.2", Level.ERROR),
+        ("mpirun (Open MPI) 5.0.11", CRAY, Level.ERROR),
+        ("HYDRA build details:\n Version: 5.0.2", OPEN_MPI, Level.ERROR),
+        ("HYDRA build details:\n Version: 5.0.2", "MPICH Version: 5.0.2", Level.OK),
+        ("PALS 1.2.12", CRAY, Level.OK),
+        ("something 3.4", CRAY, Level.OK),  # nothing is known of it
+    ],
+)
+def test_launcher_and_library_belong_together(tmp_path, monkeypatch, launcher, library, level):
+    program = tmp_path / "mpirun"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{launcher}\nEND\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (finding,) = doctor_hosts._mpirun(library)
+    assert finding.level is level, finding
+    assert ("world of one" in finding.text) == (level is Level.ERROR)
+    assert bool(finding.remedy) == (level is Level.ERROR)
+
+
+def test_the_mpi_that_is_loaded_is_shown_with_its_file():
+    finding = findings(doctor_hosts._mpi)["MPI"]
+    assert finding.level is Level.OK
+    family, version, interface, file = finding.text.replace(": ", "; ", 1).split("; ")
+    assert family in version
+    assert interface == f"{family}'s binary interface"
+    mapped = Path("/proc/self/maps").read_text()
+    assert file in mapped
+
+
+def test_an_mpi_without_a_known_interface_is_a_warning(monkeypatch):
+    mpi = LoadedMpi("/opt/other/libmpi.so.1", "", "Other MPI 1.0")
+    monkeypatch.setattr(doctor_hosts, "loaded_mpi", lambda: mpi)
+    finding = doctor_hosts._library("Other MPI 1.0")
+    assert finding.level is Level.WARNING
+    assert "/opt/other/libmpi.so.1" in finding.text
+    assert "FARANDOLE_WIRE=tcp" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("speed", "said"),
+    [("100000", "100 Gbit/s"), ("2500", "2.5 Gbit/s"), ("-1", "unknown"), ("", "unknown")],
+)
+def test_interfaces_and_their_speed(monkeypatch, speed, said):
+    monkeypatch.setattr(doctor_hosts, "addresses", lambda: [("ib0", "10.0.0.7")])
+    monkeypatch.setattr(
+        doctor_hosts, "read", lambda path: speed if path == "/sys/class/net/ib0/speed" else "?"
+    )
+    (finding,) = doctor_hosts._network()
+    assert finding.level is Level.OK
+    assert finding.text.startswith("all interfaces: ib0 10.0.0.7, ")
+    assert finding.text.endswith(said)
+
+
+def test_the_interfaces_are_those_that_the_core_takes(monkeypatch):
+    def named(value):
+        monkeypatch.setenv("FARANDOLE_INTERFACE", value)
+        (finding,) = doctor_hosts._network()
+        return finding
+
+    assert named("").text.startswith("all interfaces: ")
+    assert named("=lo").text == "FARANDOLE_INTERFACE==lo: only loopback"
+    missing = named("=no-such-interface")
+    assert missing.level is Level.ERROR
+    assert "leaves no network interface of this host" in missing.text
+
+
+@pytest.mark.parametrize(
+    ("library", "kind", "level"),
+    [
+        (OPEN_MPI, "pmi2", Level.WARNING),
+        (OPEN_MPI, "pmix_v4", Level.OK),
+        ("MPICH Version: 5.0.2", "pmi2", Level.OK),
+        ("MPICH Version: 5.0.2", "pmix", Level.WARNING),
+        (CRAY, "cray_shasta", Level.OK),
+    ],
+)
+def test_slurm(monkeypatch, library, kind, level):
+    monkeypatch.setattr(doctor_hosts, "mpi_library", lambda: library)
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setenv("SLURM_MPI_TYPE", kind)
-    assert [finding.level for finding in doctor_checks._launcher()] == [level]
+    assert [finding.level for finding in doctor_hosts._launcher()] == [level]
 
 
 @pytest.mark.parametrize(("used", "level"), [(1 << 20, Level.OK), (999 << 20, Level.WARNING)])
 def test_a_full_cgroup(monkeypatch, used, level):
     values = {"memory.max": str(1000 << 20), "memory.current": str(used)}
-    monkeypatch.setattr(doctor_checks, "_read", lambda path: values.get(path.rsplit("/")[-1], ""))
+    monkeypatch.setattr(doctor_checks, "read", lambda path: values.get(path.rsplit("/")[-1], ""))
     assert [finding.level for finding in doctor_checks._memory()] == [level]
 
 
@@ -184,7 +269,7 @@ def test_a_full_cgroup(monkeypatch, used, level):
     ],
 )
 def test_a_quota_of_cpu_time(monkeypatch, quota, found):
-    monkeypatch.setattr(doctor_checks, "_read", lambda path: quota if "cpu.max" in path else "")
+    monkeypatch.setattr(doctor_checks, "read", lambda path: quota if "cpu.max" in path else "")
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2")
     of_quota = [finding for finding in doctor_checks._cores() if finding.name == "CPU quota"]
     assert [(finding.level, finding.text) for finding in of_quota] == found

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the pages are written: the list of words of CONTRIBUTING.md's rule on language."""
+"""How the pages are written: the list of words of CONTRIBUTING.md's rule on language. And how the
+docstrings that pages show are."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -60,3 +62,18 @@ def test_no_page_has_a_banned_word(page: Path) -> None:
 @pytest.mark.parametrize(("pattern", "text"), [row[:2] for row in BANNED])
 def test_the_list_finds_what_it_bans(pattern: str, text: str) -> None:
     assert re.search(pattern, text)
+
+
+@pytest.mark.parametrize("module", sorted((ROOT / "adapters").glob("*/elastic.py")), ids=str)
+def test_docstrings_of_states_say_it_themselves(module: Path) -> None:
+    """Their pages show no class that `As in State` could lead to."""
+    nodes = [
+        node
+        for node in ast.walk(ast.parse(module.read_text()))
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef))
+    ]
+    assert nodes
+    found = [
+        node.name for node in nodes if (ast.get_docstring(node) or "").startswith(("As in", "See "))
+    ]
+    assert not found, found

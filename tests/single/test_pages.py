@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from farandole.launch.commands import Srun
+from farandole.launch.job import Job
 from harness.mpirun import MPI_ENVIRONMENT
 from harness.process import PATIENCE
 
@@ -102,3 +104,11 @@ def test_versions_agree() -> None:
     found = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert found
     assert f"\nversion: {found[1]}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+@pytest.mark.parametrize("plugin", ["pmix", "pmi2"])
+def test_the_command_lines_of_clusters_are_those_that_are_started(plugin: str) -> None:
+    job = Job(("python", "train.py"), 8)
+    started = ["srun", *Srun("srun", plugin)._arguments(job), *job.command]
+    page = " ".join((ROOT / "docs" / "clusters.md").read_text().split())
+    assert f"`{' '.join(started)}`" in page

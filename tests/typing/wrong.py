@@ -20,6 +20,9 @@ hvd.allreduce(x, nam=3)  # wrong
 hvd.allreduce(tensor=x, nam=3)  # wrong
 hvd.allreduce_(x, nam=3)  # wrong
 hvd.allreduce_async(x, nam=3)  # wrong
+hvd.allreduce_async(tensor=x, nam=3)  # wrong
+hvd.broadcast_(tensor=x, root_rank=0, nam=3)  # wrong
+hvd.allreduce_async(x, tensor=x)  # wrong
 hvd.grouped_allreduce([x], nam=3)  # wrong
 hvd.allgather(x, nam=3)  # wrong
 hvd.broadcast(x, 0, nam=3)  # wrong

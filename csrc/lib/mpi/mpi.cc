@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/error.h"
 #include "lib/mpi/mpi_abi.h"
@@ -120,10 +121,14 @@ class CommOf final : public MpiComm {
   typename Abi::Comm comm_;
 };
 
-// The MPI that runs in this process, whatever its file is called; nullopt: none. By a name that no profiling
-// library defines, which wrap MPI's functions.
+// Each MPI that this process has loaded, whatever its file is called. By a name that no profiling library
+// defines, which wrap MPI's functions.
+std::vector<DynamicLibrary> loaded_mpis() {
+  return DynamicLibrary::that_define("PMPI_Initialized");
+}
+
 std::optional<DynamicLibrary> running_mpi() {
-  for (DynamicLibrary& library : DynamicLibrary::that_define("PMPI_Initialized")) {
+  for (DynamicLibrary& library : loaded_mpis()) {
     int initialized = 0;
     const auto ask = library.require<int(int*)>("PMPI_Initialized");
     if (ask(&initialized) == mpi_abi::kSuccess && initialized != 0) return std::move(library);
@@ -141,32 +146,52 @@ std::string version_text(const DynamicLibrary& mpi) {
   return text.substr(0, text.find_first_of(std::string_view("\n\0", 2)));
 }
 
-bool has_standard_abi(const DynamicLibrary& mpi) {
+enum class Abi { kOpenMpi, kMpich, kStandard, kUnknown };
+
+Abi abi_of(const DynamicLibrary& mpi, const std::string& version) {
+  if (mpi.find<void>("ompi_mpi_comm_world") != nullptr) return Abi::kOpenMpi;
   const auto ask = mpi.find<int(int*, int*)>("MPI_Abi_get_version");
   int major = -1, minor = -1;  // what a library says that has another one
-  return ask != nullptr && ask(&major, &minor) == mpi_abi::kSuccess && major >= 1;
+  if (ask != nullptr && ask(&major, &minor) == mpi_abi::kSuccess && major >= 1) {
+    return Abi::kStandard;
+  }
+  const auto names = {"MPICH", "Intel(R) MPI", "MVAPICH", "ParaStation"};  // CRAY MPICH too
+  const bool mpich = std::ranges::any_of(
+      names, [&](const char* name) { return version.find(name) != std::string::npos; });
+  return mpich ? Abi::kMpich : Abi::kUnknown;
 }
 
-bool has_abi_of_mpich(const std::string& version) {
-  const auto names = {"MPICH", "Intel(R) MPI", "MVAPICH", "ParaStation"};  // CRAY MPICH too
-  return std::ranges::any_of(
-      names, [&](const char* name) { return version.find(name) != std::string::npos; });
+const char* name_of(Abi abi) {
+  switch (abi) {
+    case Abi::kOpenMpi: return "Open MPI's";
+    case Abi::kMpich: return "MPICH's";
+    case Abi::kStandard: return "MPI 5's standard one";
+    case Abi::kUnknown: break;
+  }
+  return "";
 }
 
 }  // namespace
+
+std::optional<MpiLibrary> mpi_of_process() {
+  std::optional<DynamicLibrary> mpi = running_mpi();
+  std::vector<DynamicLibrary> loaded = loaded_mpis();
+  if (!mpi && !loaded.empty()) mpi = std::move(loaded.front());
+  if (!mpi) return std::nullopt;
+  const std::string version = version_text(*mpi);
+  return MpiLibrary{mpi->name(), version, name_of(abi_of(*mpi, version))};
+}
 
 std::unique_ptr<MpiComm> MpiComm::borrow(const void* handle) {
   std::optional<DynamicLibrary> mpi = running_mpi();
   if (!mpi) throw Error(ErrorCode::kLibrary, "MPI is not running in this process");
   const std::string version = version_text(*mpi);
-  if (mpi->find<void>("ompi_mpi_comm_world") != nullptr) {
-    return std::make_unique<CommOf<mpi_abi::OpenMpi>>(std::move(*mpi), handle);
-  }
-  if (has_standard_abi(*mpi)) {
-    return std::make_unique<CommOf<mpi_abi::Standard>>(std::move(*mpi), handle);
-  }
-  if (has_abi_of_mpich(version)) {
-    return std::make_unique<CommOf<mpi_abi::Mpich>>(std::move(*mpi), handle);
+  switch (abi_of(*mpi, version)) {
+    case Abi::kOpenMpi: return std::make_unique<CommOf<mpi_abi::OpenMpi>>(std::move(*mpi), handle);
+    case Abi::kMpich: return std::make_unique<CommOf<mpi_abi::Mpich>>(std::move(*mpi), handle);
+    case Abi::kStandard:
+      return std::make_unique<CommOf<mpi_abi::Standard>>(std::move(*mpi), handle);
+    case Abi::kUnknown: break;
   }
   throw Error(ErrorCode::kLibrary,
               mpi->name() + " (\"" + version +

@@ -6,10 +6,20 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 
 namespace farandole {
 
 class MpiComm;
+
+struct MpiLibrary {
+  std::string file, version;  // the first line of MPI_Get_library_version; empty: it says nothing
+  const char* abi;            // whose binary interface it has, in words; "": none of mpi_abi.h
+};
+
+// The MPI that this process runs, or else the first that it has loaded; nullopt: none.
+std::optional<MpiLibrary> mpi_of_process();
 
 // A message in flight. Its memory must stay valid until test() has returned true.
 class MpiRequest {

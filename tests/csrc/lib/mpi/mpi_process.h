@@ -42,6 +42,11 @@ class Started {
     return standard_ ? static_cast<const void*>(&standard_self_) : &mpich_self_;
   }
 
+  std::string abi() const {
+    if (open_mpi_self_ != nullptr) return "Open MPI's";
+    return standard_ ? "MPI 5's standard one" : "MPICH's";
+  }
+
   static std::string path() {
     const char* path = std::getenv("FARANDOLE_TEST_MPI");
     return path == nullptr ? "" : path;

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -93,6 +94,17 @@ TEST(a_cancelled_receive_ends) {
   });
 }
 
+TEST(the_library_that_runs_is_known_by_file_version_and_interface) {
+  with_mpi([](Started& mpi) {
+    const std::optional<MpiLibrary> found = mpi_of_process();
+    CHECK(found.has_value());
+    const auto name = [](const std::string& path) { return path.substr(path.rfind('/')); };
+    CHECK_EQ(name(found->file), name(Started::path()));
+    CHECK(!found->version.empty());
+    CHECK_EQ(std::string(found->abi), mpi.abi());
+  });
+}
+
 TEST(fewer_thread_rights_are_refused) {
   with_mpi([](Started& mpi) { CHECK_THROWS(MpiComm::borrow(mpi.self()), ErrorCode::kLibrary); },
            false);
@@ -102,5 +114,6 @@ TEST(without_mpi_there_is_no_communicator) {
   run_in_fork([] {
     const int handle = 0;
     CHECK_THROWS(MpiComm::borrow(&handle), ErrorCode::kLibrary);
+    CHECK(!mpi_of_process());
   });
 }
