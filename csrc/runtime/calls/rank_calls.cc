@@ -15,12 +15,11 @@ namespace {
 
 // A bucket takes two round trips where a report with its input takes one, and costs less than many of these. Many,
 // or one that moves in a bucket anyway: the others go with it, so that all ranks add them in the same order. On one
-// host the same holds for calls that follow each other without a wait: while inputs may ride with a call under way,
-// those of later ones don't. Which these are depends on timing, so between hosts, where buckets add in another order,
-// each rides.
-bool rides_along(std::span<const Prepared> batch) {
+// host, calls `under_way` count too. Which these are depends on timing, so between hosts, where buckets add in
+// another order, they don't.
+bool rides_along(std::span<const Prepared> batch, size_t under_way) {
   constexpr size_t kMany = 8;
-  return batch.size() < kMany &&
+  return under_way + batch.size() < kMany &&
          std::ranges::all_of(
              batch,
              [](const Prepared& one) { return one.call->submission.recorded.bytes <= kTinyBytes; });
@@ -202,7 +201,7 @@ void RankCalls::submit(std::span<Prepared> batch) {
   std::exception_ptr error;
   std::lock_guard lock(mutex_);
   check_open();
-  const bool rides = rides_along(batch) && !(one_host_ && riders_ > 0);
+  const bool rides = rides_along(batch, one_host_ ? riders_ : 0);
   try {
     for (Prepared& one : batch) one.handle = enter(one, rides);
   } catch (...) {

@@ -141,22 +141,29 @@ TEST(irregular_calls_do_not_break_a_batched_loop) {
   });
 }
 
-// Calls that follow each other without a wait share buckets; one that is waited for takes a single round trip.
-TEST(an_input_rides_along_only_while_no_other_does) {
+// A few calls in flight take a single round trip each; from the eighth on they share buckets.
+TEST(an_input_rides_along_while_few_others_do) {
   run_jobs({2, 3}, [](TestRank& self) {
-    Floats one = values_of(self.rank, 10), two = values_of(self.rank + 1, 20);
-    const CheckedCall calls[] = {
-        self.runtime()->submitter().prepare(allreduce(one, "1").request()),
-        self.runtime()->submitter().prepare(allreduce(two, "2").request())};
-    if (self.rank > 0) self.bootstrap.await(1, 1);
-    const Handle first = self.submit(calls[0], one.data(), one.data());
-    const Handle second = self.submit(calls[1], two.data(), two.data());
-    if (self.rank == 0) self.bootstrap.tell(1);
-    self.finish({first, second});
-    CHECK_EQ(self.buckets(), 1);
-    CHECK(one == sum_over(self.size, 10));
-    self.finish(self.submit(calls[0], one.data(), one.data()));
-    CHECK_EQ(self.buckets(), 1);
+    std::vector<Floats> values;
+    std::vector<CheckedCall> calls;
+    for (int i = 0; i < 8; ++i) {
+      values.push_back(values_of(self.rank + i, 10));
+      calls.push_back(self.runtime()->submitter().prepare(
+          allreduce(values.back(), std::to_string(i)).request()));
+    }
+    for (uint32_t turn : {1, 2}) {
+      const size_t count = 6 + turn;
+      if (self.rank > 0) self.bootstrap.await(1, turn);
+      std::vector<Handle> handles;
+      for (size_t i = 0; i < count; ++i) {
+        values[i] = values_of(self.rank, 10);
+        handles.push_back(self.submit(calls[i], values[i].data(), values[i].data()));
+      }
+      if (self.rank == 0) self.bootstrap.tell(1);
+      self.finish(handles);
+      CHECK_EQ(self.buckets(), turn == 1 ? 0 : 1);
+      for (size_t i = 0; i < count; ++i) CHECK(values[i] == sum_over(self.size, 10));
+    }
   });
 }
 
