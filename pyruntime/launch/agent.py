@@ -243,6 +243,8 @@ class _Agency:
         process = self._processes[name]
         what, *rest = words
         if what == "here":
+            # A program after another one in this process was in no world of that one's.
+            self._tell_rank(name, ["begin", self._decides.world_of(name)])
             process.called, process.connected, process.pid = True, True, int(rest[0])
             process.said = None  # what an earlier program in it has said is over
         elif what == "standing":

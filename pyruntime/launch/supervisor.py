@@ -73,8 +73,15 @@ class _Door(Door):
         self._supervisor.events.put(lambda: self._supervisor.welcome(guest))
 
     def _heard(self, guest: Guest, message: bytes) -> None:
-        words = json.loads(message)
-        self._supervisor.events.put(lambda: self._supervisor.hear(guest, words))
+        what, *rest = _words(message)
+        if what == "status":
+            (text,) = rest
+            status = decode(Status, text)
+            self._supervisor.events.put(lambda: self._supervisor.hear(guest, status))
+        else:
+            name, world, turn, data = rest
+            whose = str(name), int(world), int(turn), str(data)
+            self._supervisor.events.put(lambda: self._supervisor.meet(guest, *whose))
 
     def _gone(self, guest: Guest) -> None:
         self._supervisor.events.put(lambda: self._supervisor.lose(guest))
@@ -205,17 +212,16 @@ class _Supervisor:
         }
         self.door.tell(guest, ["job", told])
 
-    def hear(self, guest: Guest, words: list[Any]) -> None:
+    def hear(self, guest: Guest, status: Status) -> None:
         """An agent has said this."""
-        what, *rest = words
-        if what == "status":
-            status = decode(Status, rest[0])
-            self._guests[status.agent] = guest
-            self._decider.hear(status, time.monotonic())
-        elif what == "blob":
-            self._meetings.put(guest, *rest)
-            for other, answer in self._meetings.answers():
-                self.door.tell(other, answer)
+        self._guests[status.agent] = guest
+        self._decider.hear(status, time.monotonic())
+
+    def meet(self, guest: Guest, name: str, world: int, turn: int, data: str) -> None:
+        """A rank of this agent's brings its part of an allgather."""
+        self._meetings.put(guest, name, world, turn, data)
+        for other, answer in self._meetings.answers():
+            self.door.tell(other, answer)
 
     def lose(self, guest: Guest) -> None:
         """Its connection has ended."""
@@ -238,6 +244,14 @@ class _Supervisor:
             self._deadline = time.monotonic() + grace
             self._decider.leave()
         self._stopped = number
+
+
+def _words(message: bytes) -> list[Any]:
+    """What an agent says. Raises ValueError for what is no list with a word at first."""
+    words = json.loads(message)
+    if not isinstance(words, list) or not words or words[0] not in ("status", "blob"):
+        raise ValueError("no agent says that")
+    return words
 
 
 @contextlib.contextmanager

@@ -101,6 +101,10 @@ class Agent:
         """Notes that a process is gone."""
         self._ranks[name] = self._ranks[name]._replace(end=end, text=text, code=code)
 
+    def world_of(self, name: str) -> int:
+        """The last world that the process of that name was in."""
+        return self._ranks[name].standing.world
+
     @property
     def members(self) -> tuple[str, ...]:
         """Names of the newest world's ranks, in their order."""

@@ -236,6 +236,8 @@ class Decider:
             return
         unwanted = self._crew.unwanted(world.members)
         chosen, ended = choose(here, self._record, bool(newest), unwanted)
+        if newest and self._record.done and len(chosen) < self._rules.least:
+            ended = here  # new ones can't begin with a later call: all begin anew, from the disk
         self._crew.drop(rank.name for rank in ended)
         if chosen and self._enough(chosen, near, now):
             self._enter(chosen, bool(newest))

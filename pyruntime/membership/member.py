@@ -9,9 +9,10 @@ from farandole.membership.words import NOTHING, Commit, Standing, View, World
 class Member:
     """Its rank tells it what it does, and its agent's words; it says what follows."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, over: int = 0) -> None:
+        """`over`: it enters no world up to this number, where a program before it was."""
         self.name = name
-        self.standing = Standing()  # for the agent, whenever it changes
+        self.standing = Standing(over=over)  # for the agent, whenever it changes
         self._view = View()
         self._world = World()
 

@@ -40,15 +40,19 @@ class Agency:
 
     def __init__(self, address: str, number: str, name: str) -> None:
         """Raises OSError if nobody is there."""
-        self._member = Member(name)
         self._changed = threading.Condition()
         self._met: dict[tuple[int, int], dict[str, str]] = {}
         self._told = 0.0  # when this rank's commit was told last
-        self.alone = name.endswith(JOINS)  # a world trains already, and will take this process in
         self.left = False  # it ends because it was asked to
         self.line = connect_local("\0" + address.removeprefix("@"), Frames(), _CONNECT)
         self.line.send(number.encode())
         self._say("here", os.getpid())
+        what, before = "", 0
+        while what != "begin":  # what comes before is told again
+            what, before = json.loads(self.line.receive(_CONNECT))[:2]
+        self._member = Member(name, int(before))
+        # A world trains already, and will take this process in.
+        self.alone = name.endswith(JOINS) and not before
         threading.Thread(target=self._listen, name="farandole.agent", daemon=True).start()
 
     def _say(self, *words: Any) -> None:

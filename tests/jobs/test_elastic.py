@@ -270,12 +270,14 @@ def test_an_end_before_init_is_not_tried_again(
 # ---- programs
 
 
-def test_two_trainings_in_one_program(elastic_ranks: Start) -> None:
-    """Each goes on from its own commits, though their states have the same names."""
-    source = TRAINING.replace("def main():\n", "def train_once():\n")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_two_trainings_in_one_program(elastic_ranks: Start, ranks: int) -> None:
+    """Each goes on from its own commits, though their states have the same names. New ranks can't
+    begin with the second: all begin anew."""
+    source = TRAINING.replace("def main():\n", "def train_once():\n") + f"\nRANKS = {ranks}\n"
     source += """
 def event(state):
-    if state.steps == 30 and len(ended) == 1 and first("died"):
+    if state.steps == 30 and len(ended) == 1 and fd.rank() == RANKS - 1 and first("died"):
         os.kill(os.getpid(), signal.SIGKILL)
 
 ended = []
@@ -284,11 +286,29 @@ ended.append(1)
 state = farandole.elastic.ObjectState(epoch=0, counted=0, seen=[], weights=np.ones(5), steps=0)
 train_once()
 """
-    out = elastic_ranks(source, 1, **EACH).finish().check().out
+    out = elastic_ranks(source, ranks, **EACH).finish().check().out
     assert "on the disk" in out
-    found = re.findall(r"rank 0 of 1 after (\d+) steps: (.*)", out)
-    assert {steps for steps, _ in found} == {"72"}
-    assert {bits for _, bits in found} == {undisturbed(1)}
+    found = re.findall(rf"rank 0 of {ranks} after (\d+) steps: (.*)", out)
+    assert {steps for steps, _ in found} == {str(72 // ranks)}
+    assert {bits for _, bits in found} == {undisturbed(ranks)}
+
+
+def test_programs_in_turn(elastic_ranks: Start, tmp_path: Path) -> None:
+    """`bash -c 'python a.py; python b.py'`: each is a rank in its turn."""
+    (tmp_path / "b.py").write_text(training(DIES.format(victim=1, step=9, end=KILLED)))
+    source = f"""
+import os, sys
+if sys.argv[1:]:
+    import farandole as fd
+    fd.init()
+    print("a", fd.rank())
+else:
+    line = "{{0}} {{1}} a && {{0}} {tmp_path}/b.py".format(sys.executable, __file__)
+    os.execvp("bash", ["bash", "-c", line])
+"""
+    out = elastic_ranks(source, 2).finish().check().out
+    assert out.count("a 1") >= 1
+    check(out, 2)
 
 
 def test_a_childs_signal_is_its_own(elastic_ranks: Start) -> None:

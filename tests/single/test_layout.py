@@ -260,7 +260,7 @@ def fields(cls: ast.ClassDef) -> set[str]:
     return found | {x.attr for x in stored}
 
 
-TOO_MANY_FIELDS = {"Decider"}  # one state, of which each field decides
+TOO_MANY_FIELDS = {"Decider"}  # one state: each field is part of a decision
 
 
 def test_a_python_class_has_one_job() -> None:
