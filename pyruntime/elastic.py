@@ -246,7 +246,7 @@ class _Call:
         self.folder = Path(name) / f"call-{number}" if name else None
         self._writer = Writer(self.folder) if self.folder else None
         self._seconds = float(setting("FARANDOLE_CHECKPOINT_SECONDS"))
-        self._written = time.monotonic()
+        self._written = float("-inf")  # when; the first commit shows whether the disk takes any
         # Of the first call `farandole run --elastic` knows whether there is anything.
         self.unread = self.folder is not None and (worlds is None or number > 1)
 
@@ -264,8 +264,8 @@ class _Call:
         """Puts the newest commit on the disk; collective. `at_once`: before it returns."""
         if self.folder is None or self._writer is None:
             return
-        self._written = time.monotonic()
-        if at_once or not self._seconds or not isinstance(state, ObjectState):
+        first, self._written = self._written < 0, time.monotonic()
+        if at_once or first or not self._seconds or not isinstance(state, ObjectState):
             if topology.rank() == 0:
                 self._writer.settle()
             state.write(self.folder)

@@ -24,6 +24,7 @@ from farandole.membership.member import Member
 from farandole.membership.words import JOINS, End, View, World, decode, encode
 from farandole.start import ancestry
 from farandole.start.bootstrap import Bootstrap, Farewell, Parting
+from farandole.start.launchers import launched_rank
 from farandole.start.line import connect_local
 from farandole.start.session import Frames
 
@@ -311,7 +312,8 @@ def signals(grace: float | None) -> Iterator[None]:
         name = signal.Signals(number).name
         when = f"at the next commit, within {grace:g} s"
         # Not by print(), in the middle of which the signal may have come.
-        os.write(2, f"farandole: a rank (process {owner}) got {name}: it leaves {when}\n".encode())
+        who = f"rank {launched_rank()}" if _agency is None else f"a rank (process {owner})"
+        os.write(2, f"farandole: {who} got {name}: it leaves {when}\n".encode())
 
     ours = [n for n in _SIGNALS if signal.getsignal(n) is signal.SIG_DFL]
     for number in ours:

@@ -200,20 +200,6 @@ def test_a_rank_that_stops_between_two_steps_of_init(mpi_ranks):
     check_named(result.out, [0], "rank 1")
 
 
-@pytest.mark.skipif(not OPEN_MPI, reason="ULFM is Open MPI's")
-def test_a_rank_that_dies_before_init_under_ulfm(mpi_ranks):
-    """MPI says no more than that a process has failed; its own end may hang then, and is not
-    waited for."""
-    source = HEAD + "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\nexpect(fd.PeerError)\n"
-    job = mpi_ranks(source, 3, LIMIT, ("--with-ft", "ulfm"))
-    for rank in (0, 2):
-        job.process.wait_for_output(f"rank {rank} got PeerError", 60)
-    job.process.kill()
-    for rank in (0, 2):
-        text = rf"rank {rank} got PeerError: init\(\): rank 1 died while .* see the output there"
-        assert re.search(text, job.process.output), job.process.output
-
-
 def test_a_rank_that_never_comes_without_mpi(fork_ranks):
     source = """
 import os, threading

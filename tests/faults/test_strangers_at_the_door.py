@@ -4,6 +4,7 @@ they gain nothing, and the ranks are served. tests/single/test_session.py change
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import socket
@@ -21,6 +22,7 @@ import pytest
 
 from farandole.launch.result_server import Outcome, ResultServer
 from farandole.launch.supervisor import _Door
+from farandole.membership.words import Status, encode
 from farandole.start import line, server
 from farandole.start.line import reach
 from farandole.start.server import Guest
@@ -119,8 +121,8 @@ class Hears:
     def welcome(self, guest: Guest) -> None:
         self.heard.append("came")
 
-    def hear(self, guest: Guest, words: list[object]) -> None:
-        self.heard.append(words)
+    def hear(self, guest: Guest, status: Status) -> None:
+        self.heard.append(status)
 
     def lose(self, guest: Guest) -> None:
         self.heard.append("gone")
@@ -146,8 +148,9 @@ def test_a_relay_between_an_agent_and_its_supervisor(
     agent = stack.enter_context(reach(relay.address, bytes.fromhex(door.key)))
     agent.send(b"0")
     assert hears.next() == "came"
-    agent.send(b'["status", "x"]')
-    assert hears.next() == ["status", "x"], "a relay that changes nothing is no better than a wire"
+    status = Status("a", 1, "a", 2, ())
+    agent.send(json.dumps(["status", encode(status)]).encode())
+    assert hears.next() == status, "a relay that changes nothing is no better than a wire"
     relay.speak()
     assert hears.next() == "gone", "it hangs up, and nothing has been heard"
     with pytest.raises((OSError, EOFError)):
@@ -311,7 +314,13 @@ def test_what_is_no_rank(word: bytes) -> None:
         assert not door.here
 
 
-@pytest.mark.parametrize("word", [b"", b"{", b"\xff", b"status"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        *(b"", b"{", b"\xff", b"status", b"[]", b"7", b'["over"]', b'["status", "x"]'),
+        *(b'["status", 1]', b'["blob", "a", 1]', b'["blob", "a", "b", 1, "c"]'),
+    ],
+)
 def test_what_no_agent_says(word: bytes) -> None:
     """Of one who knows the key."""
     hears = Hears()

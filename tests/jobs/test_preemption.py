@@ -42,7 +42,10 @@ def test_a_state_that_cannot_be_written(mpi_ranks, tmp_path: Path) -> None:
 
 def test_an_attribute_that_no_file_holds(mpi_ranks, tmp_path: Path) -> None:
     """Rank 0 writes, and all ranks raise what it raises."""
-    env = {"FARANDOLE_CHECKPOINT_DIR": str(tmp_path / "kept")}
+    env = {
+        "FARANDOLE_CHECKPOINT_DIR": str(tmp_path / "kept"),
+        "FARANDOLE_CHECKPOINT_SECONDS": "0",
+    }
     event = "if state.steps == 6 and fd.rank() == 0: state.seen = [open]"
     source = training(event).replace(
         "    train(state)\n",
