@@ -17,7 +17,7 @@ SOON = 30.0 * SLOWNESS  # seconds: the longest of the limits twice, on a machine
 # What an error tells the reader to do.
 _REMEDY = (
     r"remed|see its own output|see the output|kill -CONT|is down|doctor|sets (this limit|how long)"
-    r"|drop_last"
+    r"|drop_last|must call shutdown"
 )
 _ENDED_BY_MPI = r"prterun|mpirun|PRTE|PMIx|signal 9|died|MPI_ABORT|MPI_INIT|left: "
 
