@@ -78,7 +78,7 @@ def main():
 
 def farandole_run(options: Sequence[str], argv: Sequence[str]) -> list[str]:
     """The command that runs `argv` under a supervisor."""
-    command = [str(Path(sys.executable).with_name("farandole")), "run", "--elastic"]
+    command = [sys.executable, "-m", "farandole", "run", "--elastic"]
     return [*command, *options, "--", *argv]
 
 
