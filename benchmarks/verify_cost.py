@@ -11,10 +11,10 @@ comparison, and the ratio of a training that compares every so many steps to one
 from __future__ import annotations
 
 import argparse
-import time
 
 import numpy as np
 import torch
+from timeline_cost import step_time
 
 import farandole.torch as hvd
 
@@ -26,16 +26,6 @@ def build(layers: int, width: int, every: int) -> tuple[torch.nn.Module, torch.o
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     named = model.named_parameters()
     return model, hvd.DistributedOptimizer(optimizer, named, verify_every=every, verify="raise")
-
-
-def step_time(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> float:
-    """Seconds of one step, all ranks starting together."""
-    hvd.barrier()
-    start = time.perf_counter()
-    optimizer.zero_grad()
-    model(x).square().mean().backward()
-    optimizer.step()
-    return time.perf_counter() - start
 
 
 def main() -> int:

@@ -88,7 +88,7 @@ class State(ABC):
         self.save()
         self._commits += 1
         if _call is not None and _call.worlds is not None:
-            _call.worlds.committed()
+            _call.worlds.agent.committed()
 
     def check_host_updates(self) -> None:
         """Raises HostsUpdatedInterrupt on all ranks if any has noted an update, or shall leave
@@ -101,8 +101,8 @@ class State(ABC):
         noted = np.array(
             [
                 updates & _REMOVED,
-                updates & _ADDED or (worlds is not None and worlds.meets),
-                worlds.leaves if worlds is not None else signalled,
+                updates & _ADDED or (worlds is not None and worlds.agent.meets),
+                worlds.agent.leaves if worlds is not None else signalled,
                 signalled,
                 call is not None and call.wants_to_write(),
             ],
@@ -392,11 +392,11 @@ def _sync(state: State, call: _Call) -> None:
         elif topology.rank() != 0:
             state._commits = -1  # parts of it may be of another commit
             if call.worlds is not None:
-                call.worlds.forget()
+                call.worlds.agent.forget()
         raise
     state._commits = call.commits()
     if call.worlds is not None:
-        call.worlds.synchronized()
+        call.worlds.agent.synchronized()
 
 
 def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:

@@ -17,10 +17,10 @@ _LINES = 12  # of the story that are kept
 
 
 class Worlds:
-    """The worlds of one call of elastic training."""
+    """The worlds of one call of elastic training. `agent` hears of commits, and tells of others."""
 
     def __init__(self, agent: agency.Agency) -> None:
-        self._agent = agent
+        self.agent = agent
         self._world = World()
 
     @classmethod
@@ -31,11 +31,11 @@ class Worlds:
 
     def begin(self) -> bool:
         """Enters the world of the others, if this process is not in one; returns whether it has."""
-        if not self._agent.alone:
+        if not self.agent.alone:
             self._world = self._present()
             return False
-        self._agent.alone = False
-        self._agent.leave(met=True)
+        self.agent.alone = False
+        self.agent.leave(met=True)
         self._enter()
         return True
 
@@ -47,42 +47,16 @@ class Worlds:
     def ended(self) -> bool:
         """For a rank whose training has come to its end: waits until all others' has, too; False
         if it has to go on with some, in another world. It enters that by go_on()."""
-        self._agent.leave(finished=True)
-        return self._agent.ended()
+        self.agent.leave(finished=True)
+        return self.agent.ended()
 
     def go_on(self, error: BaseException | None) -> None:
         """Enters the next world, after an error, or None: because all have met."""
         met, stalled = error is None, isinstance(error, StallError)
         with contextlib.suppress(StallError):  # whoever does not leave is ended
             runtime.leave_anew(_HANGS if stalled else runtime.patience())
-        self._agent.leave(met=met, stalled=stalled)
+        self.agent.leave(met=met, stalled=stalled)
         self._enter()
-
-    # ---- what the agent hears, and says
-
-    def committed(self) -> None:
-        """This rank has saved the next commit."""
-        self._agent.committed()
-
-    def synchronized(self) -> None:
-        """This rank has the state that the present world begins with."""
-        self._agent.synchronized()
-
-    def forget(self) -> None:
-        """This rank has no whole state any more."""
-        self._agent.forget()
-
-    @property
-    def meets(self) -> bool:
-        """Whether all ranks shall meet anew after the next commit."""
-        return self._agent.meets
-
-    @property
-    def leaves(self) -> bool:
-        """Whether the whole job shall leave at the next commit."""
-        return self._agent.leaves
-
-    # ---- the way
 
     def _enter(self) -> None:
         before = self._world
@@ -92,7 +66,7 @@ class Worlds:
                 runtime.init()
                 break
             except RETRIED as reason:
-                self._agent.leave(stalled=isinstance(reason, StallError))
+                self.agent.leave(stalled=isinstance(reason, StallError))
         self._world = self._present()
         _tell(before, self._world)
 

@@ -53,7 +53,7 @@ Event = Callable[[], object]
 class _Door(Server):
     """Where the ranks of this host call. Other users' processes are sent away."""
 
-    def __init__(self, events: SimpleQueue[Event], agent: _Agency) -> None:
+    def __init__(self, events: SimpleQueue[Event], agent: _Hands) -> None:
         name = f"farandole-agent-{secrets.token_hex(8)}"
         self.address = f"@{name}"
         self._events, self._agent = events, agent
@@ -82,8 +82,8 @@ class _Door(Server):
             self._events.put(lambda: self._agent.rank_hung_up(guest.rank))
 
 
-class _Agency:
-    """The agent's connections and processes."""
+class _Hands:
+    """What the agent's decisions are done with: its connections and processes."""
 
     def __init__(self, folder: Path, host: str, slots: int) -> None:
         self._folder = folder
@@ -271,15 +271,15 @@ class _Agency:
         process = self._processes[name]
         process.code = code
         process.kill()  # what it has started, and left
-        if process.connected:  # its last words may be on the way
-            timer = threading.Timer(_LAST_WORDS, lambda: self._events.put(lambda: give_up()))
-            timer.daemon = True
-            timer.start()
 
         def give_up() -> None:
             process.connected = False
             self._settle(name)
 
+        if process.connected:  # its last words may be on the way
+            timer = threading.Timer(_LAST_WORDS, lambda: self._events.put(give_up))
+            timer.daemon = True
+            timer.start()
         self._settle(name)
 
     def _settle(self, name: str) -> None:
@@ -319,7 +319,7 @@ def agent(options: argparse.Namespace) -> int:
         return OCCUPIED
     with alone:
         try:
-            return _Agency(folder, options.host, options.slots).run()
+            return _Hands(folder, options.host, options.slots).run()
         except CheckpointError as reason:
             say(str(reason))
             return 1

@@ -20,12 +20,8 @@ from farandole.launch.job import Host, Job, outer_environment
 _PAUSES = (0.2, 30.0)  # shortest and longest, in seconds, before an agent that has ended is started
 _OCCUPIED = 5.0  # seconds before it is tried again where another agent is
 _END = 10.0  # seconds for agents to end when the job is over
-_FOR_SSH = (
-    "PATH",
-    "LD_LIBRARY_PATH",
-    "PYTHONPATH",
-    "VIRTUAL_ENV",
-)  # without which no Python starts
+# Without these no Python starts; the agent gets all others from the supervisor.
+_FOR_SSH = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
 _SLURM = "the allocation"
 
 

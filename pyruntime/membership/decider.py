@@ -137,7 +137,7 @@ class Decider:
         if self._ended_well and not self._record.ended:  # before agents forget that process
             self._write(self._record._replace(ended=True))
         self._end_where_it_ends(now)
-        if self._leave or not self._ending():
+        if not self._failure and (self._leave or not self._ended_well):
             self._decide(now)
         if not self._ending():
             self._start_and_end(now)
@@ -279,7 +279,9 @@ class Decider:
         return now >= self._began + self._rules.gather and len(here) == len(near)
 
     def _enter(self, here: list[Rank], newest: bool) -> None:
-        disk = NOTHING if newest else self._journal.commit()
+        # Before the first world the disk may have the commit of a job that had no supervisor.
+        in_memory = newest and self._record.world.number > 0
+        disk = NOTHING if in_memory else self._journal.commit()
         world = next_world(self._record.world, here, disk, self._rules.most)
         if self._write(Record(self._record.term, world, self._record.done if newest else 0)):
             self._late = float("inf")

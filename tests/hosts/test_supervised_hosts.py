@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -89,10 +88,8 @@ class Job:
 
     def wait_for_all(self) -> None:
         """Until there are four ranks again; they may come one by one."""
-        deadline = time.monotonic() + PATIENCE
-        while not re.search(r"4 hold in world [2-9]", self.run.process.output):
-            assert time.monotonic() < deadline, self.run.process.output
-            time.sleep(0.05)  # the number of the world is not known
+        lines = self.run.process.lines()
+        assert any(re.search(r"4 hold in world [2-9]", line) for line in lines), "it has ended"
 
     def pids(self, host: int, what: str = "program.py") -> list[int]:
         """Processes on a host in whose command this is."""

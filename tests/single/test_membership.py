@@ -240,6 +240,38 @@ def test_all_leave_when_asked_and_none_is_replaced() -> None:
     assert job.decider.outcome == ""
 
 
+def test_the_first_world_begins_with_the_commit_on_the_disk() -> None:
+    """Of a job under mpirun, which leaves no journal."""
+
+    class Kept(Memory):
+        def commit(self) -> Commit:
+            return Commit(1, 7)
+
+    job = Job(Kept())
+    for name in job.wanted.ranks:
+        job.ranks[name] = Rank(name, Standing(away=True))
+    world = job.tell().world
+    assert (world.number, world.start, world.from_disk) == (1, Commit(1, 7), True)
+
+
+def test_a_failed_job_that_shall_leave_decides_no_world() -> None:
+    """Else a damaged commit on the disk would be read again at each step, and nobody be told."""
+
+    class Damaged(Memory):
+        def commit(self) -> Commit:
+            raise CheckpointError("it is damaged")
+
+    job = Job(Damaged())
+    job.decider.leave()
+    for name in job.wanted.ranks:
+        job.stand(name, 0, 0, away=True)
+    with pytest.raises(CheckpointError):
+        job.tell()
+    job.decider.fail("it is damaged")
+    job.tell()
+    assert job.wanted.ranks == ()
+
+
 def test_calls_are_counted() -> None:
     """Who has finished the second call does not go on when the first has ended."""
     job = Job()
