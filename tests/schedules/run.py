@@ -168,7 +168,9 @@ class _Injector:
         if all(last) and self._job.hosts and not self._healed:
             self._healed = True
             self._set(Weather(), "all have said how they end: MPI's own end gets a fair wire")
-        if not any(_command(pid) for pid in begun - outcome.victims):
+        # Whoever has said its last word may wait in MPI's own end for one that is stopped.
+        ended = {told.pid for told in outcome.told if told.what == "end"}
+        if not any(_command(pid) for pid in begun - outcome.victims - ended):
             self.end_victims()
 
     def end_victims(self, why: str = "all others have ended") -> None:

@@ -8,8 +8,8 @@ import re
 
 from harness.process import SLOWNESS
 from schedules.outcome import Outcome, Told
-from schedules.schedule import Kind, Schedule
-from schedules.training import seen, undisturbed
+from schedules.schedule import HOST, Kind, Schedule
+from schedules.training import STEPS, seen, undisturbed
 
 __all__ = ["complaints"]
 
@@ -52,8 +52,10 @@ def _unfinished(schedule: Schedule, outcome: Outcome) -> list[str]:
     done = {told.pid: int(told.words["size"]) for told in outcome.told if told.what == "done"}
     wrong, sizes = [], list(done.values())
     least = schedule.least if schedule.kind.elastic else schedule.ranks
-    # One that is stopped for ever when training has ended is done, and can't tell.
-    late = len(outcome.victims - set(done))
+    # One that is stopped for ever, or loses power, when its training has ended can't tell.
+    trained = {x.pid for x in outcome.told if x.what == "step" and x.words["step"] == STEPS}
+    powerless = any(fault.whom == HOST for fault in schedule.faults)
+    late = len((trained if powerless else trained & outcome.victims) - set(done))
     if not any(size >= least and sizes.count(size) + late >= size for size in sizes):
         wrong.append(f"of {schedule.ranks} ranks these have finished: {done}")
     # What is lost when others have ended can't be replaced.
