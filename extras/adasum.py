@@ -55,15 +55,15 @@ class Deltas:
         starts, self._starts = self._starts, []
         compressors = [self._compressor_of(name, p) for name, p, _ in starts]
         pairs = zip(compressors, starts, strict=True)
-        wires = [c.compress((p.detach() - start).contiguous()) for c, (_, p, start) in pairs]
+        encoded = [c.compress((p.detach() - start).contiguous()) for c, (_, p, start) in pairs]
         combined = grouped_allreduce(
-            [wire for wire, _ in wires],
+            [x for x, _ in encoded],
             op=Adasum,
             name=f"{self.scope}.deltas",
             process_set=self.process_set,
         )
         for delta, (_, context), compressor, (_, p, start) in zip(
-            combined, wires, compressors, starts, strict=True
+            combined, encoded, compressors, starts, strict=True
         ):
             p.copy_(start.add_(compressor.decompress(delta, context)))
 

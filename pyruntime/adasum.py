@@ -121,7 +121,7 @@ class _Working(Handle[list[T]]):
                 left = None if deadline is None else max(0.0, deadline - monotonic())
                 if not self._finished.wait(left):
                     raise stall(str(self._what), limit)
-                self._settle(self._numbers, self._failure)
+                self._complete(self._numbers, self._failure)
         results = super().wait()
         self._order()
         return results

@@ -212,7 +212,7 @@ class Writer:
         before; where that is not written yet, it goes on instead."""
         if self._thread is not None and self._thread.is_alive():
             return
-        self.settle()
+        self.join()
 
         def work() -> None:
             try:
@@ -223,7 +223,7 @@ class Writer:
         self._thread = threading.Thread(target=work, name="farandole.commit")
         self._thread.start()
 
-    def settle(self) -> None:
+    def join(self) -> None:
         """Waits for what was begun. Raises its error, once."""
         if self._thread is not None:
             self._thread.join()

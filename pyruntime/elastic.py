@@ -267,7 +267,7 @@ class _Call:
         first, self._written = self._written < 0, time.monotonic()
         if at_once or first or not self._seconds or not isinstance(state, ObjectState):
             if topology.rank() == 0:
-                self._writer.settle()
+                self._writer.join()
             state.write(self.folder)
             return
 
@@ -277,7 +277,7 @@ class _Call:
     def end(self, state: State) -> None:
         """Puts the last commit on the disk, if it is not there; by rank 0 alone."""
         if self._writer is not None and topology.rank() == 0 and isinstance(state, ObjectState):
-            self._writer.settle()
+            self._writer.join()
             self._writer.write(state.saved(), topology.size(), state._number())
 
     def read(self, state: State) -> None:

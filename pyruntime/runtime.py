@@ -56,7 +56,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     with _lock:
         if _job is not None:
             return
-        unmet.settle()
+        unmet.excuse()
         with limits.typed():
             if agency.connect() is not None:
                 leaving.install(_end)

@@ -60,7 +60,7 @@ def has_launcher() -> bool:
 def meet(asked: dict[str, int], timeout: timedelta) -> Met | None:
     """What env:// gives where farandole's ranks find each other; None where nothing says who they
     are. Collective. Raises ValueError where `asked`, a "rank" or "world_size", is not theirs."""
-    unmet.settle()
+    unmet.excuse()
     if not (topology.is_initialized() or has_launcher()):
         return None
     runtime.init()

@@ -356,7 +356,7 @@ def _reducescatter(
         scale = factors[0] * factors[1] * tf.cast(ranks, tf.float64)
         return [g * tf.cast(scale, g.dtype) for g in _allgather(gs, back, process_set)]
 
-    wires, shapes = [x for x, _ in sent], any_rows(tensors)
-    results = differentiable(Op.REDUCESCATTER, name, process_set, wires, run, gradient, shapes)
+    encoded, shapes = [x for x, _ in sent], any_rows(tensors)
+    results = differentiable(Op.REDUCESCATTER, name, process_set, encoded, run, gradient, shapes)
     pairs = zip(results, sent, strict=True)
     return [compression.decompress(y, context) for y, (_, context) in pairs]

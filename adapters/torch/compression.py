@@ -95,10 +95,10 @@ def compressed(
     reduce: Callable[[list[Tensor]], list[Tensor]],
 ) -> Callable[[], list[Tensor]]:
     """Compresses tensors. Returns a function that reduces them, and restores the results' form."""
-    wires = [_compress(compression, x) for x in tensors]
+    encoded = [_compress(compression, x) for x in tensors]
 
     def meet() -> list[Tensor]:
-        results = zip(reduce([wire for wire, _ in wires]), wires, strict=True)
+        results = zip(reduce([x for x, _ in encoded]), encoded, strict=True)
         return [compression.decompress(result, context) for result, (_, context) in results]
 
     return meet
@@ -113,13 +113,13 @@ def _compress(compressor: Compressor, tensor: Any) -> tuple[Tensor, Any]:
             f"tensor is of type {type(tensor).__name__}, which {compressor!r} does not compress: "
             "pass a torch tensor, or leave compression out"
         )
-    wire = compressor.compress(tensor)
-    if not isinstance(wire, tuple) or len(wire) != 2:
+    encoded = compressor.compress(tensor)
+    if not isinstance(encoded, tuple) or len(encoded) != 2:
         raise TypeError(
             f"compression is {compressor!r}, whose compress() gives "
-            f"{type(wire).__name__}: it gives (tensor to send, what decompress needs)"
+            f"{type(encoded).__name__}: it gives (tensor to send, what decompress needs)"
         )
-    return wire
+    return encoded
 
 
 def chooser(choice: Choice) -> Callable[[str, Tensor], AnyCompressor]:

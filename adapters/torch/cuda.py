@@ -58,7 +58,7 @@ def join(handles: Sequence[int], gradients: Iterable[Gradient]) -> None:
     gpu_handle.join_stream(handles, stream)
     for gradient in gradients:
         if gradient.encoding.stream != stream:
-            for x in (gradient.wire, gradient.grad):
+            for x in (gradient.encoded, gradient.grad):
                 if x is not None and x.is_cuda:
                     x.record_stream(torch.cuda.current_stream(x.device))
 

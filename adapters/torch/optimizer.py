@@ -291,7 +291,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         if reducer is not None:
             if callable(closure):
                 args, kwargs = args[1:], {**kwargs, "closure": self._reduced(closure)}
-            elif reducer.lent or not reducer.passes.settled:
+            elif reducer.lent or not reducer.passes.complete:
                 reducer.synchronize(timeout, at_step=True)
         result = self._step_alone(*args, **kwargs)
         if reducer is not None:
@@ -336,14 +336,14 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     def skip_synchronize(self) -> Iterator[None]:
         """A context in which step() reduces nothing, for Horovod's recipe; step() alone does as
         well."""
-        if not self._settled() and self._reducer is not None:
-            self._reducer.passes.settled = True
+        if not self._complete() and self._reducer is not None:
+            self._reducer.passes.complete = True
         yield
 
-    def _settled(self) -> bool:
+    def _complete(self) -> bool:
         """Whether nothing is left to be reduced, but what is under way."""
         reducer = self._reducer
-        return reducer is None or reducer.passes.settled or reducer.round.open
+        return reducer is None or reducer.passes.complete or reducer.round.open
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -432,7 +432,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
                 names.append(name)
         if new:
             reducer.add(new, names)
-            reducer.passes.settled = False
+            reducer.passes.complete = False
 
     def compression_state_dict(self) -> dict[str, dict[str, Tensor]]:
         """What compressors with error feedback keep on this rank, by parameter name; copies.

@@ -75,7 +75,7 @@ class CheckpointWrite:
             first = (self._process_set.ranks or [0])[0]
             name = f"{_SAVE}.written"
             told = broadcast_object(self.outcome(), first, name, self._process_set)
-            self.settle(told or (None, "the rank that wrote the checkpoint has another place now"))
+            self.note(told or (None, "the rank that wrote the checkpoint has another place now"))
         path, error = self._ended or (None, None)
         if path is None:
             raise CheckpointError(error or "")
@@ -88,7 +88,7 @@ class CheckpointWrite:
         self._thread.join()
         return self._own
 
-    def settle(self, outcome: Outcome) -> None:
+    def note(self, outcome: Outcome) -> None:
         """Notes what all ranks know."""
         self._ended = outcome
         if _writes.get(self._number) is self:
@@ -195,7 +195,7 @@ def save_checkpoint(
         told = allgather_object(mine, _SAVE, process_set)
         if (ended := told[0].outcome) is not None:
             if before is not None:
-                before.settle(ended)
+                before.note(ended)
             if ended[0] is None:  # also on a rank that came after that save
                 raise CheckpointError(ended[1] or "")
         if any(each.wait != wait for each in told):

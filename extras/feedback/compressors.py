@@ -157,8 +157,8 @@ class _Blocks(FeedbackCompressor):
         flat, count = tensor.reshape(-1), tensor.numel()
         width = -(-count // (ranks * self.block)) * self.block  # elements that one rank owns
         padded = torch.nn.functional.pad(flat, (0, ranks * width - count))
-        wire = self._packed(padded.view(ranks, width))
-        received = yield self.alltoall(wire)
+        encoded = self._packed(padded.view(ranks, width))
+        received = yield self.alltoall(encoded)
         total = self._unpacked(received, flat.dtype).sum(0, keepdim=True)
         lost = state.get("second")
         if lost is not None and lost.shape == total.shape:
@@ -173,7 +173,7 @@ class _Blocks(FeedbackCompressor):
                 "powersgd, or equally many batches on all ranks"
             )
         result = self._unpacked(everyones, flat.dtype).reshape(-1)[:count]
-        sent = self._unpacked(wire, flat.dtype).reshape(-1)[:count]
+        sent = self._unpacked(encoded, flat.dtype).reshape(-1)[:count]
         return result.view_as(tensor), sent.view_as(tensor)
 
     def _packed(self, rows: Tensor) -> Tensor:

@@ -127,7 +127,7 @@ class ParameterServer:
             np.add.at(summed, where.reshape(-1), given)
             places, given = unique, summed
         with self._whole():
-            self._settle()
+            self._wait_for_sent()
             for owner, mine in self._by_owner(places):
                 at = places[mine] // self._ranks
                 if owner == self._rank:
@@ -171,7 +171,7 @@ class ParameterServer:
         """Ends this worker's turn: what it has pushed counts for the others. Returns its clock."""
         self._check()
         with self._whole():
-            self._settle()  # servers take what is pushed before what others ask for after this
+            self._wait_for_sent()  # servers take pushes before what others ask for after this
             self._clock += 1
             self._sent = self._tell(TICK, self._clock)
         return self._clock
@@ -186,7 +186,7 @@ class ParameterServer:
         if not self._left:
             self._left = "is closed"
             try:
-                self._settle()
+                self._wait_for_sent()
             finally:
                 if not self._shard.alone:
                     self._wait(self._tell(DONE, float("inf")))
@@ -224,7 +224,7 @@ class ParameterServer:
             self._left = f"has been left, as {type(reason).__name__} broke off a call: make another"
             raise
 
-    def _settle(self) -> None:
+    def _wait_for_sent(self) -> None:
         """Waits for what this worker has sent so far."""
         sent, self._sent = self._sent, []
         self._wait(sent)

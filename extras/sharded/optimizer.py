@@ -188,7 +188,7 @@ class ShardedOptimizer(ReducingOptimizer[Any]):
 
         Else each part would be updated by one rank's gradients.
         """
-        if not (self._update.alone or self._settled()):
+        if not (self._update.alone or self._complete()):
             raise ValueError("shard_state: call synchronize() before skip_synchronize()")
         with super().skip_synchronize():
             yield

@@ -241,13 +241,13 @@ class ShardSending(Sending):
         """Whether there is nothing at all."""
         return self._shard.base is None and is_absent(handle)
 
-    def decode(self, wire: Tensor, handle: int) -> Tensor:
+    def decode(self, encoded: Tensor, handle: int) -> Tensor:
         """The gradient of which this rank has received its part, and what was set aside."""
         shard, base = self._shard, self._shard.base
         shard.watch()
         if base is not None and is_absent(handle):
             return base
-        part = self._compressor.decompress(wire, self._context)
+        part = self._compressor.decompress(encoded, self._context)
         new = ShardedGrad(shard.parameter, part, self._name, self._shards.agree_on_overflow)
         return new if base is None else base + new
 
@@ -257,14 +257,14 @@ class ShardSending(Sending):
 
     def _prepared(self, elements: Tensor) -> Tensor:
         """What is sent of some elements; makes submit() usable."""
-        wire: Tensor
-        wire, self._context = self._compressor.compress(elements)
-        form = (wire.dtype, wire.device)
+        encoded: Tensor
+        encoded, self._context = self._compressor.compress(elements)
+        form = (encoded.dtype, encoded.device)
         if form != self._form:
             self._shards.check_place()
             if self._tensor is not None:
                 self._tensor.close()
             sent = self._part.sent
-            self._tensor = prepare(self._call, wire, self._group, in_place=False, shape=sent)
+            self._tensor = prepare(self._call, encoded, self._group, in_place=False, shape=sent)
             self._form = form
-        return wire
+        return encoded

@@ -51,17 +51,17 @@ class GpuHandle(Handle[T]):
         value = super().wait(timeout)
         stream = self._stream()
         if stream != self._joined and not self._lost():
-            unsettled = [n for n in self._launched if lib.farandole_settled(n) == 0]
-            if unsettled:
-                join_stream(unsettled, stream)
+            moving = [n for n in self._launched if lib.farandole_settled(n) == 0]
+            if moving:
+                join_stream(moving, stream)
         return value
 
-    def _settle(self, numbers: Any, failure: Exception | None) -> None:
+    def _complete(self, numbers: Any, failure: Exception | None) -> None:
         if failure is None:
             self._joined = self._stream()
             join_stream(numbers, self._joined)
             self._launched = numbers
-        super()._settle(numbers, failure)
+        super()._complete(numbers, failure)
 
     def _let_go(self, numbers: Any, failure: Exception | None) -> None:
         leases.drop(numbers, self._epoch)

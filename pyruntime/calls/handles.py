@@ -74,7 +74,7 @@ class Handle(Generic[T]):
         with self._one_at_a_time(limit):
             numbers = self._numbers
             if numbers is not None:
-                self._settle(numbers, self._lost() or _block(numbers, limit, str(self._what)))
+                self._complete(numbers, self._lost() or _block(numbers, limit, str(self._what)))
         if self._error is not None:
             raise self._error.with_traceback(None)
         return self._value
@@ -121,7 +121,7 @@ class Handle(Generic[T]):
             return None
         return ShutdownError(f"{self._what} was under way at the last shutdown()")
 
-    def _settle(self, numbers: Any, failure: Exception | None) -> None:
+    def _complete(self, numbers: Any, failure: Exception | None) -> None:
         if failure is None and self._collect is not None:
             try:
                 self._value = self._collect(numbers)
@@ -173,8 +173,8 @@ class OneHandle(Handle[T]):
             return self._value
         return super().wait(timeout)
 
-    def _settle(self, numbers: Any, failure: Exception | None) -> None:
-        """As Handle._settle, unless the core's handle was released, which means success.
+    def _complete(self, numbers: Any, failure: Exception | None) -> None:
+        """As Handle._complete, unless the core's handle was released, which means success.
 
         Another thread's wait() does that, or one that a signal handler interrupted.
         """
@@ -182,7 +182,7 @@ class OneHandle(Handle[T]):
         if here and lib.farandole_settled(numbers[0]) == -lib.FARANDOLE_E_ARGUMENT:
             _end_one(numbers[0], None)
             failure = None
-        super()._settle(numbers, failure)
+        super()._complete(numbers, failure)
 
 
 def _block(numbers: Any, timeout: float | None, what: str) -> Exception | None:

@@ -45,7 +45,7 @@ def is_child() -> bool:
     return parent() is not None or ancestry.is_of_rank()
 
 
-def settle() -> None:
+def excuse() -> None:
     """Notes that this process meets the others, or need not."""
     global _open
     _open = False
@@ -55,7 +55,7 @@ def tell_training() -> None:
     """Called when a model has been trained for a step."""
     if _open and not _met_by_mpi():
         _say("has made an optimizer step", "each trains a model of its own")
-    settle()
+    excuse()
 
 
 def _end() -> None:

@@ -115,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
-    unmet.settle()  # under mpirun, too, a command that meets nobody is in order
+    unmet.excuse()  # under mpirun, too, a command that meets nobody is in order
     whole = parser()
     options = whole.parse_args(arguments)
     if options.command is None:

@@ -68,9 +68,9 @@ def test_whole_gradients_are_freed_in_the_backward_pass(monkeypatch: pytest.Monk
         """Of the first layer, whose gradients come last."""
         for gradient in optimizer._reducer.round.sent:
             kept: Any = leases._held[gradient.handle]
-            assert kept.data_ptr() == gradient.wire.data_ptr()
-            assert gradient.wire is gradient.grad
-            assert gradient.wire.numel() <= -(-gradient.parameter.numel() // hvd.size())
+            assert kept.data_ptr() == gradient.encoded.data_ptr()
+            assert gradient.encoded is gradient.grad
+            assert gradient.encoded.numel() <= -(-gradient.parameter.numel() // hvd.size())
             seen.append(gradient.handle)
 
     model[0].weight.register_hook(look)

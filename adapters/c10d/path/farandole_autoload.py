@@ -104,7 +104,7 @@ def _meet(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -
     wanted = ["MASTER_ADDR", "MASTER_PORT", *(_PLACE[key] for key in _PLACE if key not in asked)]
     if all(os.environ.get(name) for name in wanted):
         if _PACKAGE in sys.modules:
-            importlib.import_module(f"{_PACKAGE}.start.unmet").settle()
+            importlib.import_module(f"{_PACKAGE}.start.unmet").excuse()
         yield from of_torch(url, timeout=timeout, **kwargs)
         return
     from farandole.c10d import meeting
@@ -159,4 +159,4 @@ class _Stepped:
         if met and _PACKAGE not in sys.modules:
             return
         unmet = importlib.import_module(f"{_PACKAGE}.start.unmet")
-        unmet.settle() if met else unmet.tell_training()
+        unmet.excuse() if met else unmet.tell_training()

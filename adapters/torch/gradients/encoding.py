@@ -78,8 +78,8 @@ class Sending(ABC):
         return is_absent(handle)
 
     @abstractmethod
-    def decode(self, wire: Tensor, handle: int) -> Tensor:
-        """The result in the gradient's form; may be `wire` itself. May be called again."""
+    def decode(self, encoded: Tensor, handle: int) -> Tensor:
+        """The result in the gradient's form; may be `encoded` itself. May be called again."""
 
     def end(self) -> None:  # noqa: B027
         """Frees what a round has needed."""
@@ -182,11 +182,11 @@ class Encoding(Sending):
                 return None
             self._sparse_dim = grad.sparse_dim()
             dense = grad.to_dense()
-        wire, self._context = self._compressor.compress(dense)
-        wire = wire.resolve_conj().resolve_neg().contiguous()
-        self._prepare(wire)
+        encoded, self._context = self._compressor.compress(dense)
+        encoded = encoded.resolve_conj().resolve_neg().contiguous()
+        self._prepare(encoded)
         # Strides do not show a lazy view of complex tensors, or of one element.
-        own = self._compressor is Compression.none and wire is grad
+        own = self._compressor is Compression.none and encoded is grad
         plain = own and not grad.is_complex() and grad.numel() > 1
         self.form, self.weight = _NONE, 0
         if plain:
@@ -194,8 +194,8 @@ class Encoding(Sending):
             number = self._tensor.number if on_cpu else 0  # type: ignore[union-attr]
             self.form, self._device = (number, grad.dtype, grad.numel()), grad.device
             if on_cpu and self.view is None:
-                self.weight = wire.nbytes + EACH
-        return wire
+                self.weight = encoded.nbytes + EACH
+        return encoded
 
     def refuse(self, reason: Exception) -> None:
         """As in Sending."""
@@ -204,18 +204,18 @@ class Encoding(Sending):
     def receive(self, parameter: Tensor) -> Tensor:
         """As in Sending."""
         if self._compressor is Compression.none:
-            wire = torch.empty_like(parameter, memory_format=torch.contiguous_format)
+            encoded = torch.empty_like(parameter, memory_format=torch.contiguous_format)
         else:
-            wire, self._context = self._compressor.compress(torch.zeros_like(parameter))
-            wire = wire.contiguous()
-        self._prepare(wire)
-        return wire
+            encoded, self._context = self._compressor.compress(torch.zeros_like(parameter))
+            encoded = encoded.contiguous()
+        self._prepare(encoded)
+        return encoded
 
-    def decode(self, wire: Tensor, _handle: int) -> Tensor:
+    def decode(self, encoded: Tensor, _handle: int) -> Tensor:
         """As in Sending."""
         if self._compressor is not Compression.none:
-            wire = self._compressor.decompress(wire, self._context)
-        return wire if self._sparse_dim is None else wire.to_sparse(self._sparse_dim)
+            encoded = self._compressor.decompress(encoded, self._context)
+        return encoded if self._sparse_dim is None else encoded.to_sparse(self._sparse_dim)
 
     @property
     def stream(self) -> int:  # type: ignore[override]
@@ -229,14 +229,16 @@ class Encoding(Sending):
                 "sparse_as_dense=True to DistributedOptimizer, or build the layer with sparse=False"
             )
 
-    def _prepare(self, wire: Tensor) -> None:
-        key = (wire.dtype, wire.shape, wire.device)
+    def _prepare(self, encoded: Tensor) -> None:
+        key = (encoded.dtype, encoded.shape, encoded.device)
         if key != self._key:
             if self._tensor is not None:
                 self._tensor.close()
             view = self.view if self._compressor is Compression.none else None
-            at = view.at if view and view.fits(wire) else NOWHERE  # by its form only, on all ranks
-            self._tensor = prepare(self._call, wire, self._group, in_place=True, place=at)
+            at = (
+                view.at if view and view.fits(encoded) else NOWHERE
+            )  # by its form only, on all ranks
+            self._tensor = prepare(self._call, encoded, self._group, in_place=True, place=at)
             self._key = key
             self.submit = self._tensor.submit
             self.form, self.weight = _NONE, 0

@@ -30,7 +30,7 @@ class Gradient:
 
     __slots__ = (
         *("__weakref__", "base", "encoding", "grad", "handle", "name", "parameter", "reducer"),
-        *("remove", "sparse_dim", "static", "view", "wire"),
+        *("remove", "sparse_dim", "static", "view", "encoded"),
     )
 
     def __init__(self, reducer: Reducer, parameter: Tensor, name: str, encoding: Sending) -> None:
@@ -44,7 +44,7 @@ class Gradient:
         self.static = False  # a CUDA graph writes to `.grad`, without any hook
         self.handle: int | None = None  # the core's, while in a round
         self.grad: Tensor | None = None  # `.grad`, from the hook to the end of the round
-        self.wire: Tensor | None = None  # what receives the result; None: `grad` itself
+        self.encoded: Tensor | None = None  # what receives the result; None: `grad` itself
         self.sparse_dim = 0  # > 0: sent without data, because it is sparse
         self.base: Tensor | None = None  # the result of an earlier round of the same pass
 
@@ -100,28 +100,28 @@ class Gradient:
     @without_grad
     def send(self) -> None:
         """Begins the reduction of what was taken; without data if that is nothing."""
-        grad, wire = self.grad, None
+        grad, encoded = self.grad, None
         try:
             if grad is not None:
-                wire = self._encoded(grad)
-                if wire is None:  # other ranks may not know that it is sparse
+                encoded = self._encode(grad)
+                if encoded is None:  # other ranks may not know that it is sparse
                     self.sparse_dim = grad.sparse_dim()
                     number = self.reducer.gradients.index(self)
                     self.reducer.now.sparse = (number << 8) + self.sparse_dim
-            if wire is None:
+            if encoded is None:
                 self.send_nothing()
             else:
-                self._send_data(wire)
+                self._send_data(encoded)
         except (TypeError, ValueError, RuntimeError) as reason:
             told = type(reason)(f"the gradient of {self.name}: {reason}")
             raise self.reducer.refuse(told) from None
 
     def send_nothing(self) -> None:
         """Takes part in the reduction without data."""
-        self.wire = self.encoding.receive(self.parameter)
-        self._submit(0, self.wire, self.wire)
+        self.encoded = self.encoding.receive(self.parameter)
+        self._submit(0, self.encoded, self.encoded)
 
-    def _encoded(self, grad: Tensor) -> Tensor | None:
+    def _encode(self, grad: Tensor) -> Tensor | None:
         """The tensor to send; None: it needs another encoding, on all ranks."""
         if grad.layout is torch.strided:
             if 0 in grad.stride() and grad.numel() > 1:  # expanded: has no memory for the result
@@ -137,17 +137,17 @@ class Gradient:
         scale = self.reducer.now.scale
         return self.encoding.encode(grad if scale == 1.0 else grad * scale)
 
-    def _send_data(self, wire: Tensor) -> None:
-        view, sent, grad = self.view, wire, self.grad
+    def _send_data(self, encoded: Tensor) -> None:
+        view, sent, grad = self.view, encoded, self.grad
         away = view is not None and grad is not None and not (self.static or view.holds(grad))
-        if away and view is not None and self.encoding.carries(wire) and view.fits(wire):
-            wire = view.ready(wire)
+        if away and view is not None and self.encoding.carries(encoded) and view.fits(encoded):
+            encoded = view.ready(encoded)
             if view.at == NOWHERE:  # on the CPU; frees torch's memory for the next gradient
-                self.grad = sent = wire.copy_(sent)
-        self.wire = wire = self.encoding.target(wire)
-        self._submit(address_of(sent), wire, (wire.untyped_storage(), sent.untyped_storage()))
+                self.grad = sent = encoded.copy_(sent)
+        self.encoded = encoded = self.encoding.target(encoded)
+        self._submit(address_of(sent), encoded, (encoded.untyped_storage(), sent.untyped_storage()))
         if not self.encoding.in_place:
-            self.grad = wire
+            self.grad = encoded
 
     def _submit(self, input: int, output: Tensor, memory: object) -> None:
         made: list[int] = []
@@ -189,11 +189,11 @@ class Gradient:
 
     def _result(self, handle: int) -> Tensor | None:
         """What is reduced so far; None: no rank has had anything."""
-        wire = self.grad if self.wire is None else self.wire
+        encoded = self.grad if self.encoded is None else self.encoded
         absent = self.grad is None or self.sparse_dim > 0
-        if wire is None or (absent and self.encoding.missing(handle)):
+        if encoded is None or (absent and self.encoding.missing(handle)):
             return self.base
-        result = self.encoding.decode(wire, handle)
+        result = self.encoding.decode(encoded, handle)
         if self.base is not None:
             return self.base + result
         keeps = self.view is not None and result is self.view.tensor
@@ -213,7 +213,7 @@ class Gradient:
 
     def forget(self) -> None:
         """Leaves the round."""
-        self.grad = self.wire = self.handle = None
+        self.grad = self.encoded = self.handle = None
         self.sparse_dim = 0
         self.encoding.end()
 

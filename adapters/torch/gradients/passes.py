@@ -23,7 +23,7 @@ _at_end = torch.autograd.Variable._execution_engine.queue_callback
 class Passes:
     """Which passes of an optimizer reduce; counted from each reduction, step or reset on."""
 
-    __slots__ = ("_counted", "holding", "made", "mean", "reduced", "settled", "wanted")
+    __slots__ = ("_counted", "complete", "holding", "made", "mean", "reduced", "wanted")
 
     def __init__(self, wanted: int, mean: bool) -> None:
         """`wanted`: passes until one reduces, without those in no_sync(); `mean`: of all passes."""
@@ -32,11 +32,11 @@ class Passes:
         self.holding = False  # no_sync(): gradients stay local
         self.restart(reduced=False)
 
-    def restart(self, reduced: bool, settled: bool = False) -> None:
+    def restart(self, reduced: bool, complete: bool = False) -> None:
         """Counts from 0. `reduced`: gradients are, since the last step() or zero_grad();
-        `settled`: and nothing has arrived since."""
+        `complete`: and nothing has arrived since."""
         self.made = self._counted = 0  # passes: all, and those outside of no_sync()
-        self.reduced, self.settled = reduced, settled
+        self.reduced, self.complete = reduced, complete
 
     def begin(self) -> bool:
         """Counts a pass; returns whether it reduces."""

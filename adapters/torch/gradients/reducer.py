@@ -130,7 +130,7 @@ class Reducer:
         with self.lock:
             if self.now.inside() is None:
                 self.give_up("another backward pass has begun")
-                self.passes.settled = False
+                self.passes.complete = False
                 self.now = now = Reduction(self)
                 try:
                     inside = of_task(task_id()).add(self)
@@ -242,7 +242,7 @@ class Reducer:
         with self.lock:
             if self.lent and at_step:
                 owners.reduce_elsewhere(self, timeout)
-            while not self.passes.settled:
+            while not self.passes.complete:
                 self.close(at_step)
                 self._finish(limit)
 
@@ -272,7 +272,7 @@ class Reducer:
         handles = current.end()
         self.now = Reduction(self, now.at_step, again=not final)
         if final:
-            self.passes.restart(reduced=True, settled=True)
+            self.passes.restart(reduced=True, complete=True)
         leases.end(handles)
         if complaint is not None:
             raise RuntimeError(complaint)
@@ -281,7 +281,7 @@ class Reducer:
     def _deliver(self, final: bool) -> str | None:
         sent = self.round.sent
         if not self.now.again:
-            plain = [g for g in sent if g.wire is None and g.handle is not None]
+            plain = [g for g in sent if g.encoded is None and g.handle is not None]
             with suppress(RuntimeError):  # a parameter's form has changed: one by one, then
                 deque(map(_set_grad, map(_parameter, plain), map(_taken, plain)), 0)
                 for gradient in plain:
