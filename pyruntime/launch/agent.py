@@ -34,6 +34,7 @@ from farandole.start.server import Guest, Server, listen_at
 
 BEAT = 1.0  # seconds between two words to the supervisor
 OCCUPIED = 3  # the exit code where the host has an agent already
+PREEMPTED = 75  # the exit code of agents and supervisors that a signal has ended
 _LEASE = 30.0  # seconds, until the supervisor says another number
 _LAST_WORDS = 1.0  # seconds for those of a process that has ended
 _CALLS = 8  # of strangers that may wait at the ranks' door beside the ranks
@@ -86,7 +87,7 @@ class _Hands:
     """What the agent's decisions are done with: its connections and processes."""
 
     def __init__(self, folder: Path, host: str, slots: int) -> None:
-        self._folder = folder
+        self._folder, self._host = folder, host
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._door = _Door(self._events, self)
         name = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -105,7 +106,7 @@ class _Hands:
     def run(self) -> int:
         """Returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, lambda *_: self._events.put(self._preempt))
+            signal.signal(number, lambda *got: self._events.put(lambda: self._preempt(got[0])))
         threading.Thread(target=self._seek, name="supervisor", daemon=True).start()
         beat = 0.0
         with self._door:
@@ -118,8 +119,9 @@ class _Hands:
                     beat = time.monotonic() + BEAT
                     self._look()
                 self._report()
-                if self._decides.alone(time.monotonic()) and self._decides.idle:
-                    return 1
+                alone = self._decides.alone(time.monotonic()) and self._decides.idle
+                if alone or self._decides.gone:
+                    return PREEMPTED if self._decides.going else 1
         return 0
 
     def _report(self) -> None:
@@ -137,7 +139,13 @@ class _Hands:
                 say(f"a process on {socket.gethostname()} has been stopped for {limit:g} s: killed")
                 process.kill()
 
-    def _preempt(self) -> None:
+    def _preempt(self, number: int) -> None:
+        if self._decides.going:
+            return
+        grace = float(self._job.get("grace", 0.0))
+        self._decides.go(time.monotonic() + grace)
+        name = signal.Signals(number).name
+        say(f"{self._host} is taken away ({name}): its ranks leave, within {grace:g} s")
         for process in self._processes.values():
             process.preempt()
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from farandole.launch.agent import OCCUPIED, say
+from farandole.launch.agent import OCCUPIED, PREEMPTED, say
 from farandole.launch.job import Host, Job, outer_environment
 
 _PAUSES = (0.2, 30.0)  # shortest and longest, in seconds, before an agent that has ended is started
@@ -31,6 +31,7 @@ class _Started:
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.pause, self.next = _PAUSES[0], 0.0
+        self.preempted = False  # its host is taken away: none is started there any more
 
 
 class Agents:
@@ -57,6 +58,8 @@ class Agents:
         if not wanted and not scripted:
             alone = not _is_allocation()
             wanted = {"": self._here("", self._job.ranks)} if alone else {_SLURM: self._of_slurm()}
+        for name in self._started.keys() - wanted.keys():
+            self._started[name].preempted = False  # the host may be given again
         for name, command in wanted.items():
             self._start(name, command, self._started.setdefault(name, _Started()))
 
@@ -67,11 +70,12 @@ class Agents:
             if code is None:
                 return
             each.process = None
+            each.preempted = code == PREEMPTED
             each.next = now + (_OCCUPIED if code == OCCUPIED else each.pause)
             each.pause = min(_PAUSES[1], 2 * each.pause)
-            if code != OCCUPIED:
+            if code not in (OCCUPIED, PREEMPTED):
                 say(f"the agent{' on ' * bool(name)}{name} has ended with {code}")
-        if now >= each.next:
+        if now >= each.next and not each.preempted:
             each.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

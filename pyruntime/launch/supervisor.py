@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from farandole.errors import CheckpointError, counted
-from farandole.launch.agent import BEAT, say
+from farandole.launch.agent import BEAT, PREEMPTED, say
 from farandole.launch.agents import Agents
 from farandole.launch.door import Door
 from farandole.launch.job import Job
@@ -32,7 +32,6 @@ from farandole.membership.decider import Decider
 from farandole.membership.words import Status, decode, encode
 from farandole.start.server import Guest
 
-PREEMPTED = 75  # the exit code if a signal ended the job before it had finished: start it again
 _AGENTS = 4096  # at most
 _ENDS = (signal.SIGINT, signal.SIGQUIT)  # all at once; the others ask ranks to leave
 _SIGNALS = (*_ENDS, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -119,6 +118,7 @@ class _Supervisor:
             patience=rules.patience,
             restarts=rules.restarts,
             cooldown=rules.cooldown,
+            grows=bool(rules.script) or rules.awaits,
         )
         self._decider = Decider(told, self._journal, time.monotonic())
         self._meetings: Meetings[Guest] = Meetings()
@@ -182,7 +182,7 @@ class _Supervisor:
     def _code(self, outcome: str) -> int:
         if self._stopped in _ENDS:
             return 128 + self._stopped
-        if self._stopped:
+        if self._stopped or (self._decider.leaves and not outcome):
             say(outcome or "all ranks have left, and their state is on the disk")
             return PREEMPTED
         if outcome:
@@ -207,6 +207,7 @@ class _Supervisor:
             "folder": str(Path.cwd()),
             "lease": rules.silence,
             "stop": rules.stall,
+            "grace": rules.grace,
             "tag": job.tag,
             "timestamp": job.timestamp,
         }

@@ -32,6 +32,7 @@ class _Agent:
     dropped: set[str] = field(default_factory=set)  # which it shall end, and that may live
     resting: float = 0.0  # until then it gets no new process
     cut: bool = False  # its connection has ended, and nothing came since
+    going: bool = False  # its host is taken away
 
     def alive(self) -> list[Rank]:
         return [rank for rank in self.ranks.values() if rank.end is None]
@@ -57,6 +58,7 @@ class Crew:
         if status.number <= agent.number:
             return
         agent.heard, agent.number, agent.cut = now, status.number, False
+        agent.going = status.going
         agent.dropped &= {rank.name for rank in status.ranks}
         for rank in status.ranks:
             # One that is new here was an earlier supervisor's.
@@ -69,7 +71,7 @@ class Crew:
         """A host has one agent at a time. The processes of earlier ones have ended with them."""
         for agent in self._agents.values():
             if agent.host == host and agent.number != _NEVER:
-                agent.number = _NEVER
+                agent.number, agent.going = _NEVER, False
                 agent.dropped.clear()
                 for rank in agent.alive():
                     lost = rank._replace(end=End.LOST, text="was lost with the agent of its host")
@@ -83,8 +85,9 @@ class Crew:
 
     def rest(self, host: str, now: float) -> float:
         """Lets this host have no new process for a time, twice as long after each failure; returns
-        the seconds. 0: there is no other host."""
-        if len({agent.host for agent in self._agents.values()}) < 2:
+        the seconds. 0: there is no other host, or it is taken away."""
+        hosts = {agent.host for agent in self._agents.values()}
+        if len(hosts) < 2 or any(x.going for x in self._agents.values() if x.host == host):
             return 0.0
         shortest, longest = self._cooldown
         times = self._failures[host] = self._failures.get(host, 0) + 1
@@ -99,6 +102,8 @@ class Crew:
         self._slots = slots
 
     def _slots_of(self, agent: _Agent) -> int:
+        if agent.going:
+            return 0
         return agent.slots if self._slots is None else self._slots.get(agent.host, 0)
 
     def forget(self, before: float) -> Iterator[tuple[str, Rank]]:
@@ -125,6 +130,11 @@ class Crew:
 
     def _is_near(self, agent: _Agent, now: float) -> bool:
         return not agent.cut and agent.number != _NEVER and now <= agent.heard + self._silence
+
+    def all_go(self) -> bool:
+        """Whether all hosts are taken away."""
+        agents = [agent for agent in self._agents.values() if agent.number != _NEVER]
+        return bool(agents) and all(agent.going for agent in agents)
 
     def any_dropped(self) -> bool:
         """Whether a process may live that is not wanted."""
@@ -158,10 +168,6 @@ class Crew:
                 name = f"{self._term}.{self._names}{JOINS * join}"
                 agent.ranks[name] = Rank(name)
                 missing -= 1
-
-    def room(self, now: float) -> int:
-        """How many processes the agents that are not silent may run."""
-        return sum(self._slots_of(x) for x in self._agents.values() if self._is_near(x, now))
 
     def unwanted(self, members: Container[str]) -> set[str]:
         """Names of processes for which their hosts have no slot any more, members last."""

@@ -44,6 +44,7 @@ class Rules:
     patience: float = 600.0  # without a world
     restarts: int = 3  # times that all ranks may be lost without a commit between
     cooldown: tuple[float, float] = (10.0, 600.0)  # of a host of several, after a death there
+    grows: bool = False  # hosts may come that nobody knows yet
 
     @property
     def gone(self) -> float:
@@ -65,7 +66,7 @@ class Decider:
         self._sent = 0
         self._idle = 0  # deaths since the last progress
         self._late = float("inf")  # when a rank that has not come is ended
-        self._leave = False
+        self.leaves = False  # whether all ranks shall end
         self._ended_well = record.ended
         self._lost_late = False  # when others had ended well
         self._failure = ""
@@ -76,7 +77,7 @@ class Decider:
 
     def leave(self) -> None:
         """All ranks shall end after their next commit."""
-        self._leave = True
+        self.leaves = True
 
     def fail(self, reason: str) -> None:
         """Ends all processes, and then the job."""
@@ -106,17 +107,17 @@ class Decider:
             self._failure, self.code = self._named(news.host, rank.name, rank.text), rank.code
         elif rank.end is End.LOST:
             self._lose(news.host, rank.name, rank.text, now)
-        elif rank.end is End.LEFT and not self._leave:
+        elif rank.end is End.LEFT and not self.leaves:
             self._rest(news.host, self._named(news.host, rank.name, "left"), now)
 
     def _lose(self, host: str, name: str, how: str, now: float) -> None:
-        self._idle += 1
-        self._lost_late = self._lost_late or (self._ended_well and not self._leave)
+        self._idle += not self.leaves
+        self._lost_late = self._lost_late or (self._ended_well and not self.leaves)
         self._rest(host, self._named(host, name, how), now)
 
     def _rest(self, host: str, why: str, now: float) -> None:
         self.story.append(why)
-        if self._failure or self._leave:
+        if self._failure or self.leaves:
             return
         if seconds := self._crew.rest(host, now):
             self.story.append(f"{host} gets no new rank for {seconds:g} s")
@@ -137,7 +138,7 @@ class Decider:
         if self._ended_well and not self._record.ended:  # before agents forget that process
             self._write(self._record._replace(ended=True))
         self._end_where_it_ends(now)
-        if not self._failure and (self._leave or not self._ended_well):
+        if not self._failure and (self.leaves or not self._ended_well):
             self._decide(now)
         if not self._ending():
             self._start_and_end(now)
@@ -148,7 +149,7 @@ class Decider:
         over = world.number if self._over(now) else world.number - 1
         broken = world.number if is_broken(self._crew.all(), self._record) else world.number - 1
         meet = world.number if self._should_meet(now) else 0
-        view = View(world, over, broken, meet, self._leave, done)
+        view = View(world, over, broken, meet, self.leaves, done)
         return {
             name: Wanted(self._record.term, self._sent, heard, () if self._failure else ranks, view)
             for name, heard, ranks in self._crew.wanted()
@@ -162,7 +163,7 @@ class Decider:
     # ---- the end
 
     def _ending(self) -> bool:
-        return bool(self._failure) or self._leave or self._ended_well
+        return bool(self._failure) or self.leaves or self._ended_well
 
     def _end_where_it_ends(self, now: float) -> None:
         rules, done = self._rules, self._record.done
@@ -172,13 +173,15 @@ class Decider:
         if now > self._without + rules.patience and not self._ending():
             least = counted(rules.least, "rank")
             self.fail(f"{rules.patience:g} s (--elastic-timeout) without hosts for {least}")
-        if self._ended_well and not self._leave:
+        if self._ended_well and not self.leaves:
             members = self._record.world.members
             if done:
                 self._crew.drop(x.name for x in self._crew.alive() if x.name not in members)
             waits = [rank for rank in self._crew.alive() if is_away(rank, self._record)]
             if waits or (self._lost_late and not done):
                 self.fail("a process ended well when others had not finished")
+        if self._crew.all_go() and not (rules.grows or self._ending() or self._awaits_agents(now)):
+            self.leaves = True
         if not self._ending() or self._crew.alive() or self._awaits_agents(now):
             return
         late = "a process was lost when others had ended well"
@@ -272,7 +275,7 @@ class Decider:
         return sure and all(rank in here for rank in held)
 
     def _enough(self, here: list[Rank], near: list[Rank], now: float) -> bool:
-        if len(here) < self._rules.least and not self._leave:
+        if len(here) < self._rules.least and not self.leaves:
             return False
         if len(here) >= self._rules.most or any(r.standing.commit != NOTHING for r in here):
             return True

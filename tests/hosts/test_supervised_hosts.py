@@ -159,6 +159,19 @@ def test_a_lost_host_comes_back(make: Callable[..., Job]) -> None:
     job.finish(4)
 
 
+def test_a_host_is_taken_away(make: Callable[..., Job]) -> None:
+    """Its agent is told so: its ranks leave, and no other one is started there."""
+    job = make(2, 2)
+    options = ("-np", "4", "--min-np", "2", "-H", job.hosts.places(), *SOON)
+    run = job.start(*options)
+    run.process.wait_for_output("4 hold in world 1")
+    before = job.pids(0)
+    os.kill(job.pids(1, "agent")[0], signal.SIGTERM)
+    run.process.wait_for_output("2 hold in world 2")
+    assert job.pids(0) == before
+    assert job.finish(2) == ["world 1: 4 ranks", "world 2: 2 ranks"]
+
+
 ELSE = (0, 2)  # ports of the wire: the other host, and the supervisor
 CUTS = {
     "both ways": (*((1, x) for x in ELSE), *((x, 1) for x in ELSE)),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elastic jobs with simulated hosts, networks and time. `python -m simulation.elastic FIRST NUMBER`
-runs so many seeds, from tests/. Each draws deaths, hangs, cut networks, agents that come and go,
-and several supervisors at once; messages are lost, late and repeated. What must hold is asserted.
+runs so many seeds, from tests/. Each draws deaths, hangs, cut networks, hosts that come and are
+taken away, and several supervisors at once; messages are lost, late and repeated. What must hold
+is asserted.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -24,6 +26,7 @@ __all__ = ["Simulation"]
 SAMPLES = 200
 FAULTS_UNTIL, LONGEST = 60.0, 2000.0  # simulated seconds
 BEAT, LIMIT = 1.0, 4.0  # LIMIT: until ranks notice that one hangs or is cut off
+GRACE = 5.0  # for ranks of a host that is taken away
 RULES = Rules(
     least=1,
     most=4,
@@ -165,6 +168,7 @@ class Process:
         self._member = Member(name)
         self.turn = 0  # rises with each thing that it does
         self.lives, self.hangs = True, False
+        self._signalled = False
         self._count = self._saved = 0
         self._fabric: Fabric | None = None
         self._later(self._simulation.random.uniform(0.2, 3), self._wait)
@@ -212,6 +216,12 @@ class Process:
         self._member.wait(finished, met, stalled)
         self._tell()
         self._go_on()
+
+    def signal(self) -> None:
+        """It leaves after its next commit; before its training a signal ends it."""
+        self._signalled = True
+        if self._member.standing.world == 0:
+            self.end(End.LOST)
 
     def fail(self, stalled: bool) -> None:
         self._count = self._saved
@@ -270,26 +280,29 @@ class Process:
         self._member.committed()
         book.saved(self.commit, self._saved)
 
-        def agreed(wishes: list[tuple[bool, bool]]) -> None:
+        signalled = self._signalled
+
+        def agreed(wishes: list[tuple[bool, bool, bool]]) -> None:
             book.acknowledge(self.commit)
             assert self._fabric is not None
-            leave = any(leaves for _, leaves in wishes)
+            leave = any(leaves for _, leaves, _ in wishes)
+            some_leave = any(signalled for _, _, signalled in wishes)
             if self._fabric.world.members[0] == self.name:
                 state = self.commit, self._saved
-                if leave:
+                if leave or some_leave:
                     book.put(*state)
                 elif self._simulation.random.random() < 0.3:  # whether or not it lives on
                     pause = self._simulation.random.uniform(0, 0.5)
                     self._simulation.later(pause, partial(self._put, *state))
             self._tell()
-            if leave:
+            if leave or signalled:
                 self.end(End.LEFT)
-            elif any(meets for meets, _ in wishes):
+            elif some_leave or any(meets for meets, _, _ in wishes):
                 self._wait(met=True)
             else:
                 self._step()
 
-        self._call((self._member.meets, self._member.leaves), agreed)
+        self._call((self._member.meets, self._member.leaves, signalled), agreed)
 
     def _put(self, commit: Commit, count: int) -> None:
         if self.lives:
@@ -331,6 +344,7 @@ class Node:
     def act(self, actions: list[Action], later: bool = False) -> None:
         for action in actions:
             if isinstance(action, Start):
+                assert not self.agent.going, "a process is started on a host that is taken away"
                 process = Process(action.name, self)
                 self.simulation.processes[action.name] = process
                 self.processes.append(process)
@@ -347,6 +361,20 @@ class Node:
     def hear(self, wanted: Any) -> None:
         if self.lives:
             self.act(self.agent.hear(wanted))
+            if self.agent.gone:
+                self.lives = False
+
+    def go(self) -> None:
+        """Its host is taken away."""
+        self.agent.go(self.simulation.now + GRACE)
+        for process in self.processes:
+            if process.can_act():
+                process.signal()
+        self.send_status()
+        self.simulation.later(GRACE + 2 * BEAT, self._check_left)
+
+    def _check_left(self) -> None:
+        assert not any(process.lives for process in self.processes), "some have not left"
 
     def die(self) -> None:
         self.lives = False
@@ -359,7 +387,9 @@ class Chief:
 
     def __init__(self, simulation: Simulation, host: str) -> None:
         self._simulation, self.host = simulation, host
-        self.decider = Decider(RULES, simulation.book, simulation.now)
+        self.decider = Decider(simulation.rules, simulation.book, simulation.now)
+        self._going: dict[str, set[str]] = {}  # by agent whose host is taken away: its processes
+        self._wanted: dict[str, set[str]] = {}  # by agent
         self.lives = True
         self.asleep = False
         simulation.later(0.0, self._beat)
@@ -371,6 +401,9 @@ class Chief:
 
     def hear(self, status: Any) -> None:
         if self.lives and not self.asleep:
+            if status.going:
+                known = {rank.name for rank in status.ranks} | self._wanted.get(status.agent, set())
+                self._going.setdefault(status.agent, known)
             self.decider.hear(status, self._simulation.now)
             self._step()
 
@@ -381,6 +414,9 @@ class Chief:
             self.decider.leave()
         for name, wanted in self.decider.step(self._simulation.now).items():
             node = self._simulation.nodes[name]
+            self._wanted[name] = set(wanted.ranks)
+            more = self._wanted[name] - self._going.get(name, self._wanted[name])
+            assert not more, f"{more} shall start on a host that is taken away"
             self._simulation.send(self.host, node.host, partial(node.hear, wanted))
 
 
@@ -399,6 +435,7 @@ class Simulation:
         self._fabrics: dict[int, Fabric] = {}
         self._loss = self.random.choice([0.0, 0.05, 0.3])
         self.leaves = False
+        self.rules = replace(RULES, grows=self.random.random() < 0.5)
         for number in range(self.random.randint(1, 3)):
             self._add_node(f"h{number}")
         self.chiefs.append(Chief(self, "h0"))
@@ -438,7 +475,7 @@ class Simulation:
     def _harm(self) -> None:
         random, alive = self.random, self.alive()
         nodes = [node for node in self.nodes.values() if node.lives]
-        what = random.randrange(10)
+        what = random.randrange(11)
         if what < 3 and alive:
             for victim in random.sample(alive, min(len(alive), random.choice([1, 1, 2, 9]))):
                 victim.end(End.LOST)
@@ -461,6 +498,10 @@ class Simulation:
             self.later(random.uniform(0, 20), lambda: setattr(chief, "asleep", False))
         elif what == 8:
             self._cut_off(nodes)
+        elif what == 9:
+            stays = [node for node in nodes if not node.agent.going]
+            if stays:
+                random.choice(stays).go()
         elif random.random() < 0.1:
             self.leaves = True
 
@@ -494,8 +535,8 @@ class Simulation:
     def _heal(self) -> None:
         self._cut.clear()
         self.later(30.0, self._end_unnoticed)
-        if not any(node.lives for node in self.nodes.values()):
-            self._add_node("h0")
+        if not any(node.lives and not node.agent.going for node in self.nodes.values()):
+            self._add_node(f"h{len(self.nodes)}")
         if not self.chiefs[-1].lives:
             self._add_chief()
 
@@ -516,7 +557,7 @@ class Simulation:
             outcome = self.chiefs[-1].decider.outcome
             if outcome is not None and self.chiefs[-1].lives and self.now > FAULTS_UNTIL + 1:
                 assert outcome in ("", "a process was lost when others had ended well"), outcome
-                assert self.book.record.done or self.leaves
+                assert self.book.record.done or self.chiefs[-1].decider.leaves
                 return
 
 
