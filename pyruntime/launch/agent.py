@@ -12,6 +12,7 @@ import json
 import os
 import queue
 import secrets
+import select
 import signal
 import socket
 import sys
@@ -29,7 +30,7 @@ from farandole.launch.rank_process import RankProcess, stamp
 from farandole.membership.agent import Action, Agent, Kill, Start
 from farandole.membership.words import End, Standing, Wanted, decode, encode
 from farandole.start.agency import AGENT
-from farandole.start.line import Line, reach
+from farandole.start.line import Line, pid_of_other_end, reach
 from farandole.start.server import Guest, Server, listen_at
 
 BEAT = 1.0  # seconds between two words to the supervisor
@@ -314,7 +315,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("folder", type=Path, help="the job's --checkpoint-dir, which all hosts must see")
     add("--slots", type=int, default=1, metavar="N", help="ranks that this host takes; default: 1")
     text = "this host's name, as -H or the discovery script gives it; default: the system's"
+    text = "end the agent that is there, which is stopped or hangs"
+    add("--replace", action="store_true", help=text)
     add("--host", default=socket.gethostname(), metavar="NAME", help=text)
+
+
+def _only_one(path: str, replaces: bool) -> socket.socket:
+    """A socket that one process at a time can have. Raises OSError if another one has it, unless
+    that is to be replaced, and can be."""
+    with contextlib.suppress(OSError):
+        alone = listen_at(path)
+        alone.listen()  # so that the next one learns which process this is
+        return alone
+    if replaces:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(path)
+            pid = pid_of_other_end(line)
+        if pid:
+            end = os.pidfd_open(pid)
+            signal.pidfd_send_signal(end, signal.SIGKILL)
+            select.select([end], [], [], _LAST_WORDS)
+            os.close(end)
+    return listen_at(path)
 
 
 def agent(options: argparse.Namespace) -> int:
@@ -322,7 +344,7 @@ def agent(options: argparse.Namespace) -> int:
     folder = options.folder.absolute()
     place = hashlib.sha256(f"{folder} {options.host}".encode()).hexdigest()[:32]
     try:
-        alone = listen_at(f"\0farandole-agent-{place}")
+        alone = _only_one(f"\0farandole-agent-{place}", options.replace)
     except OSError:
         return OCCUPIED
     with alone:

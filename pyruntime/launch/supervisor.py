@@ -120,6 +120,7 @@ class _Supervisor:
             cooldown=rules.cooldown,
             grows=bool(rules.script) or rules.awaits,
         )
+        self._deaf = told.deaf
         self._decider = Decider(told, self._journal, time.monotonic())
         self._meetings: Meetings[Guest] = Meetings()
         self._guests: dict[str, Guest] = {}  # by agent
@@ -132,7 +133,7 @@ class _Supervisor:
         rules, hosts = self._rules, self._job.hosts
         with (
             Roster(hosts, rules.script, rules.slots, say) as roster,
-            Agents(self._job, self._folder) as agents,
+            Agents(self._job, self._folder, self._deaf) as agents,
         ):
             beat = 0.0
             while self._decider.outcome is None:
@@ -157,9 +158,9 @@ class _Supervisor:
 
     def _look(self, roster: Roster, agents: Agents) -> None:
         if roster.scripted or roster.hosts:
-            self._decider.allow({host.name: host.slots for host in roster.hosts})
+            self._decider.crew.allow({host.name: host.slots for host in roster.hosts})
         if not self._rules.awaits:
-            agents.tend(roster.hosts, roster.scripted)
+            agents.tend(roster.hosts, roster.scripted, self._decider.crew.heard)
         if time.monotonic() > self._deadline:
             self._decider.fail("ranks have not left in time: they are ended")
 
@@ -229,7 +230,7 @@ class _Supervisor:
         for name in [name for name, other in self._guests.items() if other is guest]:
             del self._guests[name]
             self._sent.pop(name, None)
-            self._decider.lost(name)
+            self._decider.crew.cut_off(name)
 
     # ---- signals
 

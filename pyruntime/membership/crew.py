@@ -30,7 +30,6 @@ class _Agent:
     number: int = 0  # of its newest Status
     ranks: dict[str, Rank] = field(default_factory=dict)  # which it shall run, or that have ended
     dropped: set[str] = field(default_factory=set)  # which it shall end, and that may live
-    resting: float = 0.0  # until then it gets no new process
     cut: bool = False  # its connection has ended, and nothing came since
     going: bool = False  # its host is taken away
 
@@ -47,6 +46,7 @@ class Crew:
         self._term, self._silence, self._cooldown = term, silence, cooldown
         self._agents: dict[str, _Agent] = {}
         self._failures: dict[str, int] = {}  # of hosts
+        self._resting: dict[str, float] = {}  # hosts that get no new process until then
         self._slots: Mapping[str, int] | None = None  # of hosts; None: as the agents say
         self._names = 0
 
@@ -83,22 +83,26 @@ class Crew:
         if name in self._agents:
             self._agents[name].cut = True
 
+    def heard(self, host: str) -> float:
+        """When the agent of this host has said something; less than 0: never."""
+        agents = [x for x in self._agents.values() if x.host == host and x.number != _NEVER]
+        return max((agent.heard for agent in agents), default=-1.0)
+
     def rest(self, host: str, now: float) -> float:
         """Lets this host have no new process for a time, twice as long after each failure; returns
         the seconds. 0: there is no other host, or it is taken away."""
-        hosts = {agent.host for agent in self._agents.values()}
+        hosts = {host, *(agent.host for agent in self._agents.values())}
         if len(hosts) < 2 or any(x.going for x in self._agents.values() if x.host == host):
             return 0.0
         shortest, longest = self._cooldown
         times = self._failures[host] = self._failures.get(host, 0) + 1
         seconds = min(longest, shortest * 2.0 ** (times - 1))
-        for agent in self._agents.values():
-            if agent.host == host:
-                agent.resting = now + seconds
+        self._resting[host] = now + seconds
         return seconds
 
     def allow(self, slots: Mapping[str, int]) -> None:
-        """From now on each host has so many slots, those that are not named none."""
+        """From now on each host has so many slots, those that are not named none: their ranks train
+        on until others can."""
         self._slots = slots
 
     def _slots_of(self, agent: _Agent) -> int:
@@ -161,7 +165,7 @@ class Crew:
         trained already."""
         missing = most - len(self.near(now))
         for agent in self._agents.values():
-            if not self._is_near(agent, now) or now < agent.resting:
+            if not self._is_near(agent, now) or now < self._resting.get(agent.host, now):
                 continue
             for _ in range(min(missing, self._slots_of(agent) - len(agent.alive()))):
                 self._names += 1

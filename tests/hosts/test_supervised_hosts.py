@@ -124,13 +124,18 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         yield lambda *ranks: Job(tmp_path, stack, ranks)
 
 
-@pytest.mark.parametrize("what", ["program.py", "agent"])
-def test_a_rank_or_an_agent_is_killed(make: Callable[..., Job], what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "number"),
+    [("program.py", signal.SIGKILL), ("agent", signal.SIGKILL), ("agent", signal.SIGSTOP)],
+)
+def test_a_rank_or_an_agent_is_killed_or_stopped(
+    make: Callable[..., Job], what: str, number: int
+) -> None:
     """The others wait for its successor; with -np there is no smaller world."""
     job = make(2, 2)
     run = job.start("-np", "4", "-H", job.hosts.places(), *SOON)
     run.process.wait_for_output("4 hold in world 1")
-    os.kill(job.pids(1, what)[0], signal.SIGKILL)
+    os.kill(job.pids(1, what)[0], number)
     run.process.wait_for_output("4 hold in world 2")
     assert job.finish(4) == ["world 1: 4 ranks", "world 2: 4 ranks"]
 

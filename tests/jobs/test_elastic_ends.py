@@ -104,6 +104,38 @@ def test_an_agent_that_is_killed(elastic_ranks: Start, tmp_path: Path) -> None:
     check(out, 2)
 
 
+def test_an_agent_that_is_stopped(elastic_ranks: Start, tmp_path: Path) -> None:
+    """For ever: it is ended, and its ranks with it; those of another one go on from the disk."""
+    limits = {"FARANDOLE_CHECKPOINT_SECONDS": "0", "FARANDOLE_PEER_TIMEOUT": "3"}
+    job = elastic_ranks(holding(), 2, **limits)
+    job.process.wait_for_output("holds")
+    os.kill(agent_of(job), signal.SIGSTOP)
+    job.process.wait_for_output("the agent does not answer: it is ended")
+    (tmp_path / "go").touch()
+    out = job.finish().check().out
+    assert any(line.startswith("rank 0 was lost") for line in story(out))
+    assert re.search(r"world 2: 2 ranks from commit \d+ on the disk", out)
+    check(out, 2)
+
+
+def test_an_agent_that_is_stopped_when_the_next_supervisor_comes(
+    elastic_ranks: Start, tmp_path: Path
+) -> None:
+    """It keeps its place, until the next agent takes it away."""
+    limits = {"FARANDOLE_CHECKPOINT_SECONDS": "0", "FARANDOLE_PEER_TIMEOUT": "3"}
+    options = ("--checkpoint-dir", str(tmp_path / "kept"))
+    job = elastic_ranks(holding(), 2, *options, **limits)
+    job.process.wait_for_output("holds")
+    os.kill(agent_of(job), signal.SIGSTOP)
+    os.kill(job.process.pid, signal.SIGKILL)
+    new = elastic_ranks(holding(), 2, *options, **limits)
+    new.process.wait_for_output("world 2: 2 ranks from commit 9 on the disk")
+    (tmp_path / "go").touch()
+    out = new.finish().check().out
+    check(out, 2)
+    assert "ends" not in job.finish().out
+
+
 def test_grace_that_is_over(elastic_ranks: Start) -> None:
     """A rank that does not come to a commit is ended by the kernel."""
     hangs = "os.kill(os.getpid(), signal.SIGTERM); time.sleep(1000)"

@@ -16,10 +16,10 @@ from random import Random
 from typing import Any
 
 from farandole.membership.agent import Action, Agent, Kill, Start
-from farandole.membership.decider import Decider, Rules
-from farandole.membership.journal import Journal, Record
+from farandole.membership.decider import Decider
 from farandole.membership.member import Member
-from farandole.membership.words import NOTHING, Commit, End, View, World
+from farandole.membership.words import Commit, End, View, World
+from simulation.book import RULES, Book
 
 __all__ = ["Simulation"]
 
@@ -27,83 +27,6 @@ SAMPLES = 200
 FAULTS_UNTIL, LONGEST = 60.0, 2000.0  # simulated seconds
 BEAT, LIMIT = 1.0, 4.0  # LIMIT: until ranks notice that one hangs or is cut off
 GRACE = 5.0  # for ranks of a host that is taken away
-RULES = Rules(
-    least=1,
-    most=4,
-    silence=3.0,
-    lease=12.0,
-    late=8.0,
-    stalled=0.5,
-    patience=1e9,
-    restarts=10**6,
-    cooldown=(2.0, 8.0),
-)
-
-
-class Book(Journal):
-    """The journal, and what was ever written and acknowledged; checks both."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self.record, self.newest = Record(), 0
-        self.disk, self.disk_count = NOTHING, 0
-        self.starts: dict[int, Commit] = {}
-        self.counts: dict[Commit, int] = {}
-        self.acknowledged: dict[int, Commit] = {}  # the newest of each world
-        self._simulation = simulation
-
-    def take(self) -> Record:
-        self.newest += 1
-        self.record = self.record._replace(term=self.newest)
-        return self.record
-
-    def term(self) -> int:
-        return self.newest
-
-    def commit(self) -> Commit:
-        return self.disk
-
-    def write(self, record: Record) -> bool:
-        if record.term != self.newest:
-            return False
-        before, self.record = self.record, record
-        if record.ended:
-            assert record.world == before.world
-            return True
-        if before.done:  # all were lost before their programs had ended: they begin anew
-            members = [self._simulation.processes[name] for name in before.world.members]
-            assert not any(process.can_act() for process in members), "it was done"
-        if record.done:
-            assert record.world == before.world
-            return True
-        number, start = record.world.number, record.world.start
-        assert number == before.world.number + 1, "two worlds with one number"
-        assert len(set(record.world.members)) == len(record.world.members) <= RULES.most
-        self.starts[number] = start
-        for commit in self.acknowledged.values():
-            if not self.holds(start, commit):
-                held = [p.name for p in self._simulation.alive() if self.holds(p.commit, commit)]
-                assert not held, f"world {number} from {start} loses {commit}, which {held} have"
-                assert not self.holds(self.disk, commit), f"{commit} on the disk is lost"
-        return True
-
-    def holds(self, commit: Commit, other: Commit) -> bool:
-        """Whether a state of `commit` has that of `other` in its past."""
-        while commit.world > other.world:
-            commit = min(self.starts[commit.world], Commit(commit.world, 0))
-        return commit.world == other.world and commit.number >= other.number
-
-    def saved(self, commit: Commit, count: int) -> None:
-        assert self.counts.setdefault(commit, count) == count, f"{commit} means two states"
-
-    def acknowledge(self, commit: Commit) -> None:
-        before = self.acknowledged.get(commit.world, commit)
-        self.acknowledged[commit.world] = max(before, commit)
-        if commit.world < self.record.world.number:
-            assert self.holds(self.starts[commit.world + 1], commit), f"{commit} came too late"
-
-    def put(self, commit: Commit, count: int) -> None:
-        if commit > self.disk:
-            self.disk, self.disk_count = commit, count
 
 
 class Fabric:
@@ -205,8 +128,9 @@ class Process:
         self._go_on()
 
     def _tell(self) -> None:
-        self.node.act(self.node.agent.said(self.name, self._member.standing), later=True)
-        self.node.send_status()
+        if not self.node.stopped:
+            self.node.act(self.node.agent.said(self.name, self._member.standing), later=True)
+            self.node.send_status()
 
     def _wait(self, finished: bool = False, met: bool = False, stalled: bool = False) -> None:
         self.turn += 1
@@ -313,7 +237,7 @@ class Process:
             self.lives = False
             if self._fabric is not None:
                 self._fabric.leave(self.name, end not in (End.WELL, End.LEFT))
-            if self.node.lives:
+            if self.node.lives and not self.node.stopped:
                 self.node.agent.ended(self.name, end, "killed")
                 self.node.send_status()
 
@@ -326,13 +250,16 @@ class Node:
         slots = simulation.random.randint(1, 4)
         self.agent = Agent(name, host, slots, RULES.lease, simulation.now)
         self.lives = True
+        self.stopped = False  # the agent; its processes go on
+        self.since = simulation.now
         self.processes: list[Process] = []
         simulation.later(simulation.random.uniform(0, BEAT), self._beat)
 
     def _beat(self) -> None:
         if self.lives:
-            self.act(self.agent.look(self.simulation.now))
-            self.send_status()
+            if not self.stopped:
+                self.act(self.agent.look(self.simulation.now))
+                self.send_status()
             self.simulation.later(BEAT, self._beat)
 
     def send_status(self) -> None:
@@ -359,7 +286,7 @@ class Node:
                 self.simulation.processes[action.name].hear(action.view)
 
     def hear(self, wanted: Any) -> None:
-        if self.lives:
+        if self.lives and not self.stopped:
             self.act(self.agent.hear(wanted))
             if self.agent.gone:
                 self.lives = False
@@ -374,7 +301,8 @@ class Node:
         self.simulation.later(GRACE + 2 * BEAT, self._check_left)
 
     def _check_left(self) -> None:
-        assert not any(process.lives for process in self.processes), "some have not left"
+        left = [process.name for process in self.processes if process.lives]
+        assert self.stopped or not left, f"{left} have not left"
 
     def die(self) -> None:
         self.lives = False
@@ -387,6 +315,7 @@ class Chief:
 
     def __init__(self, simulation: Simulation, host: str) -> None:
         self._simulation, self.host = simulation, host
+        self._since = simulation.now
         self.decider = Decider(simulation.rules, simulation.book, simulation.now)
         self._going: dict[str, set[str]] = {}  # by agent whose host is taken away: its processes
         self._wanted: dict[str, set[str]] = {}  # by agent
@@ -396,8 +325,18 @@ class Chief:
 
     def _beat(self) -> None:
         if self.lives:
+            if not self.asleep and self.decider.outcome is None:
+                self._end_deaf()
             self._step()
             self._simulation.later(BEAT, self._beat)
+
+    def _end_deaf(self) -> None:
+        """An agent that is silent for too long is ended, and another one started on its host."""
+        for node in list(self._simulation.nodes.values()):
+            heard = max(node.since, self._since, self.decider.crew.heard(node.host))
+            if node.lives and node.stopped and self._simulation.now > heard + RULES.deaf:
+                node.die()
+                self._simulation.add_node(node.host)
 
     def hear(self, status: Any) -> None:
         if self.lives and not self.asleep:
@@ -437,7 +376,7 @@ class Simulation:
         self.leaves = False
         self.rules = replace(RULES, grows=self.random.random() < 0.5)
         for number in range(self.random.randint(1, 3)):
-            self._add_node(f"h{number}")
+            self.add_node(f"h{number}")
         self.chiefs.append(Chief(self, "h0"))
         for _ in range(self.random.randint(0, 12)):
             self.later(self.random.uniform(0, FAULTS_UNTIL), self._harm)
@@ -468,14 +407,14 @@ class Simulation:
 
     # ---- harm
 
-    def _add_node(self, host: str) -> None:
+    def add_node(self, host: str) -> None:
         name = f"{host}.{len(self.nodes)}"
         self.nodes[name] = Node(self, name, host)
 
     def _harm(self) -> None:
         random, alive = self.random, self.alive()
         nodes = [node for node in self.nodes.values() if node.lives]
-        what = random.randrange(11)
+        what = random.randrange(12)
         if what < 3 and alive:
             for victim in random.sample(alive, min(len(alive), random.choice([1, 1, 2, 9]))):
                 victim.end(End.LOST)
@@ -485,9 +424,9 @@ class Simulation:
             node = random.choice(nodes) if nodes else None
             if node is not None:
                 node.die()
-                self.later(random.uniform(0, 20), lambda: self._add_node(node.host))
+                self.later(random.uniform(0, 20), lambda: self.add_node(node.host))
         elif what == 5:
-            self._add_node(f"h{len(self.nodes)}")
+            self.add_node(f"h{len(self.nodes)}")
         elif what == 6:
             self.chiefs[-1].lives = False
             self.later(random.uniform(0, 20), self._add_chief)
@@ -499,9 +438,11 @@ class Simulation:
         elif what == 8:
             self._cut_off(nodes)
         elif what == 9:
-            stays = [node for node in nodes if not node.agent.going]
+            stays = [node for node in nodes if not (node.agent.going or node.stopped)]
             if stays:
                 random.choice(stays).go()
+        elif what == 10 and nodes:
+            random.choice(nodes).stopped = True
         elif random.random() < 0.1:
             self.leaves = True
 
@@ -536,7 +477,7 @@ class Simulation:
         self._cut.clear()
         self.later(30.0, self._end_unnoticed)
         if not any(node.lives and not node.agent.going for node in self.nodes.values()):
-            self._add_node(f"h{len(self.nodes)}")
+            self.add_node(f"h{len(self.nodes)}")
         if not self.chiefs[-1].lives:
             self._add_chief()
 

@@ -313,7 +313,7 @@ def test_slots_that_are_taken_away() -> None:
     """Their ranks train on until the others meet; then they are ended."""
     job = Job()
     first, second, third = job.begin()
-    job.decider.allow({"a": 2})
+    job.decider.crew.allow({"a": 2})
     assert job.tell().meet == 1
     assert set(job.wanted.ranks) == {first, second, third}
     for name in (first, second, third):
@@ -324,9 +324,21 @@ def test_slots_that_are_taken_away() -> None:
         job.stand(name, 2, 6)
     job.tell()
     assert set(job.wanted.ranks) == set(world.members)
-    job.decider.allow({"a": 3})
+    job.decider.crew.allow({"a": 3})
     job.tell()
     assert len(job.wanted.ranks) == 3
+
+
+def test_a_host_rests_though_its_agent_is_another_one() -> None:
+    job = Job()
+    job.begin()
+    job.decider.hear(Status("b", 1, "b", 3, ()), job.now)
+    assert (job.decider.crew.heard("b"), job.decider.crew.heard("c")) == (0.0, -1.0)
+    job.decider.hear(Status("second", 1, "a", 3, ()), job.now)
+    assert "a gets no new rank for 40 s" in job.decider.story, "three were lost"
+    for now, number in ((39.9, 0), (40.1, 3)):
+        job.decider.hear(Status("second", int(now), "a", 3, ()), now)
+        assert len(job.decider.step(now)["second"].ranks) == number
 
 
 @pytest.mark.parametrize("grows", [False, True])
