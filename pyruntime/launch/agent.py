@@ -12,6 +12,7 @@ import json
 import os
 import queue
 import secrets
+import select
 import signal
 import socket
 import sys
@@ -29,11 +30,12 @@ from farandole.launch.rank_process import RankProcess, stamp
 from farandole.membership.agent import Action, Agent, Kill, Start
 from farandole.membership.words import End, Standing, Wanted, decode, encode
 from farandole.start.agency import AGENT
-from farandole.start.line import Line, reach
+from farandole.start.line import Line, pid_of_other_end, reach
 from farandole.start.server import Guest, Server, listen_at
 
 BEAT = 1.0  # seconds between two words to the supervisor
 OCCUPIED = 3  # the exit code where the host has an agent already
+PREEMPTED = 75  # the exit code of agents and supervisors that a signal has ended
 _LEASE = 30.0  # seconds, until the supervisor says another number
 _LAST_WORDS = 1.0  # seconds for those of a process that has ended
 _CALLS = 8  # of strangers that may wait at the ranks' door beside the ranks
@@ -86,7 +88,7 @@ class _Hands:
     """What the agent's decisions are done with: its connections and processes."""
 
     def __init__(self, folder: Path, host: str, slots: int) -> None:
-        self._folder = folder
+        self._folder, self._host = folder, host
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._door = _Door(self._events, self)
         name = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -105,7 +107,7 @@ class _Hands:
     def run(self) -> int:
         """Returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, lambda *_: self._events.put(self._preempt))
+            signal.signal(number, lambda *got: self._events.put(lambda: self._preempt(got[0])))
         threading.Thread(target=self._seek, name="supervisor", daemon=True).start()
         beat = 0.0
         with self._door:
@@ -118,8 +120,9 @@ class _Hands:
                     beat = time.monotonic() + BEAT
                     self._look()
                 self._report()
-                if self._decides.alone(time.monotonic()) and self._decides.idle:
-                    return 1
+                alone = self._decides.alone(time.monotonic()) and self._decides.idle
+                if alone or self._decides.gone:
+                    return PREEMPTED if self._decides.going else 1
         return 0
 
     def _report(self) -> None:
@@ -137,7 +140,13 @@ class _Hands:
                 say(f"a process on {socket.gethostname()} has been stopped for {limit:g} s: killed")
                 process.kill()
 
-    def _preempt(self) -> None:
+    def _preempt(self, number: int) -> None:
+        if self._decides.going:
+            return
+        grace = float(self._job.get("grace", 0.0))
+        self._decides.go(time.monotonic() + grace)
+        name = signal.Signals(number).name
+        say(f"{self._host} is taken away ({name}): its ranks leave, within {grace:g} s")
         for process in self._processes.values():
             process.preempt()
 
@@ -306,7 +315,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("folder", type=Path, help="the job's --checkpoint-dir, which all hosts must see")
     add("--slots", type=int, default=1, metavar="N", help="ranks that this host takes; default: 1")
     text = "this host's name, as -H or the discovery script gives it; default: the system's"
+    text = "end the agent that is there, which is stopped or hangs"
+    add("--replace", action="store_true", help=text)
     add("--host", default=socket.gethostname(), metavar="NAME", help=text)
+
+
+def _only_one(path: str, replaces: bool) -> socket.socket:
+    """A socket that one process at a time can have. Raises OSError if another one has it, unless
+    that is to be replaced, and can be."""
+    with contextlib.suppress(OSError):
+        alone = listen_at(path)
+        alone.listen()  # so that the next one learns which process this is
+        return alone
+    if replaces:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(path)
+            pid = pid_of_other_end(line)
+        if pid:
+            end = os.pidfd_open(pid)
+            signal.pidfd_send_signal(end, signal.SIGKILL)
+            select.select([end], [], [], _LAST_WORDS)
+            os.close(end)
+    return listen_at(path)
 
 
 def agent(options: argparse.Namespace) -> int:
@@ -314,7 +344,7 @@ def agent(options: argparse.Namespace) -> int:
     folder = options.folder.absolute()
     place = hashlib.sha256(f"{folder} {options.host}".encode()).hexdigest()[:32]
     try:
-        alone = listen_at(f"\0farandole-agent-{place}")
+        alone = _only_one(f"\0farandole-agent-{place}", options.replace)
     except OSError:
         return OCCUPIED
     with alone:

@@ -8,17 +8,19 @@ import contextlib
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from farandole.launch.agent import OCCUPIED, say
+from farandole.launch.agent import OCCUPIED, PREEMPTED, say
 from farandole.launch.job import Host, Job, outer_environment
 
 _PAUSES = (0.2, 30.0)  # shortest and longest, in seconds, before an agent that has ended is started
 _OCCUPIED = 5.0  # seconds before it is tried again where another agent is
+_CALL = 20.0  # seconds at least for an agent that was started to call
 _END = 10.0  # seconds for agents to end when the job is over
 # Without these no Python starts; the agent gets all others from the supervisor.
 _FOR_SSH = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
@@ -31,14 +33,18 @@ class _Started:
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.pause, self.next = _PAUSES[0], 0.0
+        self.since = time.monotonic()  # when the first one after the last that worked was started
+        self.replaces = False  # the next one ends the one that is there
+        self.preempted = False  # its host is taken away: none is started there any more
 
 
 class Agents:
     """A context manager; what it has started is gone when the context is left."""
 
-    def __init__(self, job: Job, folder: Path) -> None:
-        """`folder`: the job's, which all hosts see."""
-        self._job, self._folder = job, folder
+    def __init__(self, job: Job, folder: Path, deaf: float) -> None:
+        """`folder`: the job's, which all hosts see. `deaf`: seconds of silence after which an agent
+        is ended, so that another one may come."""
+        self._job, self._folder, self._deaf = job, folder, deaf
         self._started: dict[str, _Started] = {}
 
     def __enter__(self) -> Agents:
@@ -50,15 +56,32 @@ class Agents:
                 each.process.kill()
                 each.process.wait()
 
-    def tend(self, hosts: Iterable[Host], scripted: bool) -> None:
+    def tend(self, hosts: Iterable[Host], scripted: bool, heard: Callable[[str], float]) -> None:
         """Starts agents where none is: on these hosts; without any, in Slurm's allocation, or
-        here."""
+        here. `heard`: when the agent of a host has said something."""
         wanted = {host.name: self._command(host) for host in hosts}
         if not wanted and not scripted:
             alone = not _is_allocation()
             wanted = {"": self._here("", self._job.ranks)} if alone else {_SLURM: self._of_slurm()}
+        for name in self._started.keys() - wanted.keys():
+            self._started[name].preempted = False  # the host may be given again
         for name, command in wanted.items():
-            self._start(name, command, self._started.setdefault(name, _Started()))
+            each = self._started.setdefault(name, _Started())
+            if name != _SLURM:  # whose agents are one process here
+                self._end_deaf(name, each, heard(name or socket.gethostname()))
+            self._start(name, command, each)
+
+    def _end_deaf(self, name: str, each: _Started, heard: float) -> None:
+        """Ends an agent that is stopped, say: its ranks end with it. One by ssh, or of another
+        supervisor, is ended by the one that is started next."""
+        now = time.monotonic()
+        first = each.since + max(_CALL, self._deaf)
+        if now > (heard + self._deaf if heard > each.since else first):
+            each.since, each.replaces = now, True
+            if each.process is not None and each.process.poll() is None:
+                each.process.kill()
+                each.process.wait()
+                say(f"the agent{' on ' * bool(name)}{name} does not answer: it is ended")
 
     def _start(self, name: str, command: list[str], each: _Started) -> None:
         now = time.monotonic()
@@ -67,17 +90,22 @@ class Agents:
             if code is None:
                 return
             each.process = None
+            each.preempted = code == PREEMPTED
             each.next = now + (_OCCUPIED if code == OCCUPIED else each.pause)
             each.pause = min(_PAUSES[1], 2 * each.pause)
             if code != OCCUPIED:
+                each.since = now
+            if code not in (OCCUPIED, PREEMPTED):
                 say(f"the agent{' on ' * bool(name)}{name} has ended with {code}")
-        if now >= each.next:
+        if now >= each.next and not each.preempted:
+            # By ssh, too: it sends all words as one line.
             each.process = subprocess.Popen(
-                command,
+                [*command, *["--replace"] * each.replaces],
                 stdin=subprocess.DEVNULL,
                 preexec_fn=os.setpgrp,  # what Ctrl-C or timeout(1) signals is the supervisor alone
                 env=outer_environment(self._job),
             )
+            each.replaces = False
 
     def settle(self) -> None:
         """Waits until all have ended, for some seconds."""

@@ -82,8 +82,9 @@ class RankProcess:
 
     def preempt(self) -> None:
         """Tells its program that this host will be taken away."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid or self._process.pid, signal.SIGTERM)
+        if self.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid or self._process.pid, signal.SIGTERM)
 
     def is_stopped(self) -> bool:
         """Whether a signal has stopped it."""

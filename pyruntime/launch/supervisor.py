@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from farandole.errors import CheckpointError, counted
-from farandole.launch.agent import BEAT, say
+from farandole.launch.agent import BEAT, PREEMPTED, say
 from farandole.launch.agents import Agents
 from farandole.launch.door import Door
 from farandole.launch.job import Job
@@ -32,7 +32,6 @@ from farandole.membership.decider import Decider
 from farandole.membership.words import Status, decode, encode
 from farandole.start.server import Guest
 
-PREEMPTED = 75  # the exit code if a signal ended the job before it had finished: start it again
 _AGENTS = 4096  # at most
 _ENDS = (signal.SIGINT, signal.SIGQUIT)  # all at once; the others ask ranks to leave
 _SIGNALS = (*_ENDS, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -119,7 +118,9 @@ class _Supervisor:
             patience=rules.patience,
             restarts=rules.restarts,
             cooldown=rules.cooldown,
+            grows=bool(rules.script) or rules.awaits,
         )
+        self._deaf = told.deaf
         self._decider = Decider(told, self._journal, time.monotonic())
         self._meetings: Meetings[Guest] = Meetings()
         self._guests: dict[str, Guest] = {}  # by agent
@@ -132,7 +133,7 @@ class _Supervisor:
         rules, hosts = self._rules, self._job.hosts
         with (
             Roster(hosts, rules.script, rules.slots, say) as roster,
-            Agents(self._job, self._folder) as agents,
+            Agents(self._job, self._folder, self._deaf) as agents,
         ):
             beat = 0.0
             while self._decider.outcome is None:
@@ -157,9 +158,9 @@ class _Supervisor:
 
     def _look(self, roster: Roster, agents: Agents) -> None:
         if roster.scripted or roster.hosts:
-            self._decider.allow({host.name: host.slots for host in roster.hosts})
+            self._decider.crew.allow({host.name: host.slots for host in roster.hosts})
         if not self._rules.awaits:
-            agents.tend(roster.hosts, roster.scripted)
+            agents.tend(roster.hosts, roster.scripted, self._decider.crew.heard)
         if time.monotonic() > self._deadline:
             self._decider.fail("ranks have not left in time: they are ended")
 
@@ -182,7 +183,7 @@ class _Supervisor:
     def _code(self, outcome: str) -> int:
         if self._stopped in _ENDS:
             return 128 + self._stopped
-        if self._stopped:
+        if self._stopped or (self._decider.leaves and not outcome):
             say(outcome or "all ranks have left, and their state is on the disk")
             return PREEMPTED
         if outcome:
@@ -207,6 +208,7 @@ class _Supervisor:
             "folder": str(Path.cwd()),
             "lease": rules.silence,
             "stop": rules.stall,
+            "grace": rules.grace,
             "tag": job.tag,
             "timestamp": job.timestamp,
         }
@@ -228,7 +230,7 @@ class _Supervisor:
         for name in [name for name, other in self._guests.items() if other is guest]:
             del self._guests[name]
             self._sent.pop(name, None)
-            self._decider.lost(name)
+            self._decider.crew.cut_off(name)
 
     # ---- signals
 

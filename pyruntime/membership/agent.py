@@ -34,7 +34,7 @@ class Agent:
     """It obeys the supervisor of the highest term, and none for ever: one that has not answered for
     `lease` seconds may think that this host is lost, and replace this host's ranks, which must not
     live on beside those. So the agent asks them to leave after half of that time, and then ends
-    them."""
+    them. When its host is taken away it starts no process any more, whoever wants that."""
 
     def __init__(self, name: str, host: str, slots: int, lease: float, now: float) -> None:
         self._name, self._host, self._slots, self._lease = name, host, slots, lease
@@ -44,6 +44,7 @@ class Agent:
         self._number = 0
         self._sent: dict[int, float] = {}  # when, of each Status since the last that was heard
         self._since = now  # when the newest Status was sent that a supervisor has heard
+        self._until: float | None = None  # then this host is taken away; None: it stays
 
     def set_lease(self, seconds: float) -> None:
         """The supervisor's number."""
@@ -54,7 +55,11 @@ class Agent:
         self._number += 1
         self._sent[self._number] = now
         ranks = tuple(self._ranks.values())
-        return Status(self._name, self._number, self._host, self._slots, ranks)
+        return Status(self._name, self._number, self._host, self._slots, ranks, self.going)
+
+    def go(self, until: float) -> None:
+        """Notes that this host is taken away; who has not left then is ended."""
+        self._until = until
 
     def hear(self, wanted: Wanted) -> list[Action]:
         """Takes a supervisor's word."""
@@ -74,14 +79,14 @@ class Agent:
                 del self._ranks[name]  # the supervisor knows
         for name in wanted.ranks:
             if name not in self._ranks:
-                self._ranks[name] = Rank(name)
-                actions.append(Start(name))
+                self._ranks[name] = Rank(name, end=End.LEFT if self.going else None)
+                actions += [] if self.going else [Start(name)]
         return actions
 
     def look(self, now: float) -> list[Action]:
         """What is to do at a beat."""
         alive = [name for name, rank in self._ranks.items() if rank.end is None]
-        if self.alone(now):
+        if self.alone(now) or (self._until is not None and now > self._until):
             return [Kill(name) for name in alive]
         if now - self._since <= self._lease / 2 or self._view.leave:
             return []
@@ -109,6 +114,16 @@ class Agent:
     def members(self) -> tuple[str, ...]:
         """Names of the newest world's ranks, in their order."""
         return self._view.world.members
+
+    @property
+    def going(self) -> bool:
+        """Whether this host is taken away."""
+        return self._until is not None
+
+    @property
+    def gone(self) -> bool:
+        """Whether it is, and the supervisor knows that all that ran here has ended."""
+        return self.going and not self._ranks
 
     @property
     def idle(self) -> bool:

@@ -30,8 +30,8 @@ class _Agent:
     number: int = 0  # of its newest Status
     ranks: dict[str, Rank] = field(default_factory=dict)  # which it shall run, or that have ended
     dropped: set[str] = field(default_factory=set)  # which it shall end, and that may live
-    resting: float = 0.0  # until then it gets no new process
     cut: bool = False  # its connection has ended, and nothing came since
+    going: bool = False  # its host is taken away
 
     def alive(self) -> list[Rank]:
         return [rank for rank in self.ranks.values() if rank.end is None]
@@ -46,6 +46,7 @@ class Crew:
         self._term, self._silence, self._cooldown = term, silence, cooldown
         self._agents: dict[str, _Agent] = {}
         self._failures: dict[str, int] = {}  # of hosts
+        self._resting: dict[str, float] = {}  # hosts that get no new process until then
         self._slots: Mapping[str, int] | None = None  # of hosts; None: as the agents say
         self._names = 0
 
@@ -57,6 +58,7 @@ class Crew:
         if status.number <= agent.number:
             return
         agent.heard, agent.number, agent.cut = now, status.number, False
+        agent.going = status.going
         agent.dropped &= {rank.name for rank in status.ranks}
         for rank in status.ranks:
             # One that is new here was an earlier supervisor's.
@@ -69,7 +71,7 @@ class Crew:
         """A host has one agent at a time. The processes of earlier ones have ended with them."""
         for agent in self._agents.values():
             if agent.host == host and agent.number != _NEVER:
-                agent.number = _NEVER
+                agent.number, agent.going = _NEVER, False
                 agent.dropped.clear()
                 for rank in agent.alive():
                     lost = rank._replace(end=End.LOST, text="was lost with the agent of its host")
@@ -81,24 +83,31 @@ class Crew:
         if name in self._agents:
             self._agents[name].cut = True
 
+    def heard(self, host: str) -> float:
+        """When the agent of this host has said something; less than 0: never."""
+        agents = [x for x in self._agents.values() if x.host == host and x.number != _NEVER]
+        return max((agent.heard for agent in agents), default=-1.0)
+
     def rest(self, host: str, now: float) -> float:
         """Lets this host have no new process for a time, twice as long after each failure; returns
-        the seconds. 0: there is no other host."""
-        if len({agent.host for agent in self._agents.values()}) < 2:
+        the seconds. 0: there is no other host, or it is taken away."""
+        hosts = {host, *(agent.host for agent in self._agents.values())}
+        if len(hosts) < 2 or any(x.going for x in self._agents.values() if x.host == host):
             return 0.0
         shortest, longest = self._cooldown
         times = self._failures[host] = self._failures.get(host, 0) + 1
         seconds = min(longest, shortest * 2.0 ** (times - 1))
-        for agent in self._agents.values():
-            if agent.host == host:
-                agent.resting = now + seconds
+        self._resting[host] = now + seconds
         return seconds
 
     def allow(self, slots: Mapping[str, int]) -> None:
-        """From now on each host has so many slots, those that are not named none."""
+        """From now on each host has so many slots, those that are not named none: their ranks train
+        on until others can."""
         self._slots = slots
 
     def _slots_of(self, agent: _Agent) -> int:
+        if agent.going:
+            return 0
         return agent.slots if self._slots is None else self._slots.get(agent.host, 0)
 
     def forget(self, before: float) -> Iterator[tuple[str, Rank]]:
@@ -126,6 +135,11 @@ class Crew:
     def _is_near(self, agent: _Agent, now: float) -> bool:
         return not agent.cut and agent.number != _NEVER and now <= agent.heard + self._silence
 
+    def all_go(self) -> bool:
+        """Whether all hosts are taken away."""
+        agents = [agent for agent in self._agents.values() if agent.number != _NEVER]
+        return bool(agents) and all(agent.going for agent in agents)
+
     def any_dropped(self) -> bool:
         """Whether a process may live that is not wanted."""
         return any(agent.dropped for agent in self._agents.values())
@@ -151,17 +165,13 @@ class Crew:
         trained already."""
         missing = most - len(self.near(now))
         for agent in self._agents.values():
-            if not self._is_near(agent, now) or now < agent.resting:
+            if not self._is_near(agent, now) or now < self._resting.get(agent.host, now):
                 continue
             for _ in range(min(missing, self._slots_of(agent) - len(agent.alive()))):
                 self._names += 1
                 name = f"{self._term}.{self._names}{JOINS * join}"
                 agent.ranks[name] = Rank(name)
                 missing -= 1
-
-    def room(self, now: float) -> int:
-        """How many processes the agents that are not silent may run."""
-        return sum(self._slots_of(x) for x in self._agents.values() if self._is_near(x, now))
 
     def unwanted(self, members: Container[str]) -> set[str]:
         """Names of processes for which their hosts have no slot any more, members last."""

@@ -9,7 +9,7 @@ or when no process that may have one lives.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from farandole.errors import counted
@@ -44,11 +44,18 @@ class Rules:
     patience: float = 600.0  # without a world
     restarts: int = 3  # times that all ranks may be lost without a commit between
     cooldown: tuple[float, float] = (10.0, 600.0)  # of a host of several, after a death there
+    grows: bool = False  # hosts may come that nobody knows yet
+
+    @property
+    def deaf(self) -> float:
+        """Seconds of silence after which whoever has started an agent ends it, and starts another
+        one: it should have ended its processes; clocks may differ."""
+        return 1.2 * self.lease
 
     @property
     def gone(self) -> float:
-        """Seconds of silence after which a host's processes have ended; clocks may differ."""
-        return 1.2 * self.lease + self.silence
+        """Seconds of silence after which a host's processes have ended."""
+        return self.deaf + self.silence
 
 
 class Decider:
@@ -61,11 +68,11 @@ class Decider:
         self._record = record
         self._inherits = bool(record.world.members)  # from a supervisor whose processes may live
         self._began = self._without = now  # _without: since when there is no world
-        self._crew = Crew(record.term, rules.silence, rules.cooldown)
+        self.crew = Crew(record.term, rules.silence, rules.cooldown)  # what agents have told
         self._sent = 0
         self._idle = 0  # deaths since the last progress
         self._late = float("inf")  # when a rank that has not come is ended
-        self._leave = False
+        self.leaves = False  # whether all ranks shall end
         self._ended_well = record.ended
         self._lost_late = False  # when others had ended well
         self._failure = ""
@@ -76,24 +83,15 @@ class Decider:
 
     def leave(self) -> None:
         """All ranks shall end after their next commit."""
-        self._leave = True
+        self.leaves = True
 
     def fail(self, reason: str) -> None:
         """Ends all processes, and then the job."""
         self._failure = self._failure or reason
 
-    def allow(self, slots: Mapping[str, int]) -> None:
-        """From now on each host has so many slots, those that are not named none: their ranks train
-        on until others can."""
-        self._crew.allow(slots)
-
-    def lost(self, agent: str) -> None:
-        """The connection to this agent has ended."""
-        self._crew.cut_off(agent)
-
     def hear(self, status: Status, now: float) -> None:
         """Takes what an agent says."""
-        for news in self._crew.hear(status, now):
+        for news in self.crew.hear(status, now):
             self._note(news, now)
 
     def _note(self, news: News, now: float) -> None:
@@ -106,19 +104,19 @@ class Decider:
             self._failure, self.code = self._named(news.host, rank.name, rank.text), rank.code
         elif rank.end is End.LOST:
             self._lose(news.host, rank.name, rank.text, now)
-        elif rank.end is End.LEFT and not self._leave:
+        elif rank.end is End.LEFT and not self.leaves:
             self._rest(news.host, self._named(news.host, rank.name, "left"), now)
 
     def _lose(self, host: str, name: str, how: str, now: float) -> None:
-        self._idle += 1
-        self._lost_late = self._lost_late or (self._ended_well and not self._leave)
+        self._idle += not self.leaves
+        self._lost_late = self._lost_late or (self._ended_well and not self.leaves)
         self._rest(host, self._named(host, name, how), now)
 
     def _rest(self, host: str, why: str, now: float) -> None:
         self.story.append(why)
-        if self._failure or self._leave:
+        if self._failure or self.leaves:
             return
-        if seconds := self._crew.rest(host, now):
+        if seconds := self.crew.rest(host, now):
             self.story.append(f"{host} gets no new rank for {seconds:g} s")
 
     def _named(self, host: str, name: str, how: str) -> str:
@@ -137,7 +135,7 @@ class Decider:
         if self._ended_well and not self._record.ended:  # before agents forget that process
             self._write(self._record._replace(ended=True))
         self._end_where_it_ends(now)
-        if not self._failure and (self._leave or not self._ended_well):
+        if not self._failure and (self.leaves or not self._ended_well):
             self._decide(now)
         if not self._ending():
             self._start_and_end(now)
@@ -146,23 +144,23 @@ class Decider:
         self._sent += 1
         world, done = self._record.world, self._record.done
         over = world.number if self._over(now) else world.number - 1
-        broken = world.number if is_broken(self._crew.all(), self._record) else world.number - 1
+        broken = world.number if is_broken(self.crew.all(), self._record) else world.number - 1
         meet = world.number if self._should_meet(now) else 0
-        view = View(world, over, broken, meet, self._leave, done)
+        view = View(world, over, broken, meet, self.leaves, done)
         return {
             name: Wanted(self._record.term, self._sent, heard, () if self._failure else ranks, view)
-            for name, heard, ranks in self._crew.wanted()
+            for name, heard, ranks in self.crew.wanted()
         }
 
     def _forget_lost_hosts(self, now: float) -> None:
         """An agent that was silent for so long has ended its processes."""
-        for host, rank in self._crew.forget(now - self._rules.gone):
+        for host, rank in self.crew.forget(now - self._rules.gone):
             self._lose(host, rank.name, "was lost: its host does not answer", now)
 
     # ---- the end
 
     def _ending(self) -> bool:
-        return bool(self._failure) or self._leave or self._ended_well
+        return bool(self._failure) or self.leaves or self._ended_well
 
     def _end_where_it_ends(self, now: float) -> None:
         rules, done = self._rules, self._record.done
@@ -172,14 +170,16 @@ class Decider:
         if now > self._without + rules.patience and not self._ending():
             least = counted(rules.least, "rank")
             self.fail(f"{rules.patience:g} s (--elastic-timeout) without hosts for {least}")
-        if self._ended_well and not self._leave:
+        if self._ended_well and not self.leaves:
             members = self._record.world.members
             if done:
-                self._crew.drop(x.name for x in self._crew.alive() if x.name not in members)
-            waits = [rank for rank in self._crew.alive() if is_away(rank, self._record)]
+                self.crew.drop(x.name for x in self.crew.alive() if x.name not in members)
+            waits = [rank for rank in self.crew.alive() if is_away(rank, self._record)]
             if waits or (self._lost_late and not done):
                 self.fail("a process ended well when others had not finished")
-        if not self._ending() or self._crew.alive() or self._awaits_agents(now):
+        if self.crew.all_go() and not (rules.grows or self._ending() or self._awaits_agents(now)):
+            self.leaves = True
+        if not self._ending() or self.crew.alive() or self._awaits_agents(now):
             return
         late = "a process was lost when others had ended well"
         self.outcome = self._failure or (late if self._lost_late else "")
@@ -192,7 +192,7 @@ class Decider:
 
     def _over(self, now: float) -> bool:
         """Whether the present world makes no commit any more."""
-        known = {rank.name: rank for rank in self._crew.all()}
+        known = {rank.name: rank for rank in self.crew.all()}
         members = self._record.world.members
         if not self._awaits_agents(now) and not known.keys() >= set(members):
             return True  # the host of one was forgotten
@@ -201,10 +201,10 @@ class Decider:
 
     def _should_meet(self, now: float) -> bool:
         """Whether others wait to be in the world, or some members' hosts go."""
-        world, near = self._record.world, self._crew.near(now)
+        world, near = self._record.world, self.crew.near(now)
         if world.number == 0 or self._record.done:
             return False
-        unwanted = self._crew.unwanted(world.members)
+        unwanted = self.crew.unwanted(world.members)
         new = [
             x
             for x in near
@@ -221,7 +221,7 @@ class Decider:
         if not self._over(now):
             self._without, self._late = now, float("inf")
             return
-        near = self._crew.near(now)
+        near = self.crew.near(now)
         here = [rank for rank in near if is_here(rank, self._record)]
         if hanging := names_hanging(here, self._record.world):
             self._end_late(hanging, now)
@@ -234,16 +234,16 @@ class Decider:
             return
         if not newest and not self._all_known(here, now):
             return
-        unwanted = self._crew.unwanted(world.members)
+        unwanted = self.crew.unwanted(world.members)
         chosen, ended = choose(here, self._record, bool(newest), unwanted)
         if newest and self._record.done and len(chosen) < self._rules.least:
             ended = here  # new ones can't begin with a later call: all begin anew, from the disk
-        self._crew.drop(rank.name for rank in ended)
+        self.crew.drop(rank.name for rank in ended)
         if chosen and self._enough(chosen, near, now):
             self._enter(chosen, bool(newest))
 
     def _end_late(self, names: Iterable[str], now: float) -> None:
-        for host, rank in self._crew.drop(names):
+        for host, rank in self.crew.drop(names):
             self._lose(host, rank.name, "hangs: it is ended", now)
 
     def _all_came(self, near: list[Rank], here: list[Rank], newest: bool, now: float) -> bool:
@@ -267,12 +267,12 @@ class Decider:
 
     def _all_known(self, here: list[Rank], now: float) -> bool:
         """Whether all processes that may have the newest commit are here, or have ended."""
-        held = [rank for rank in self._crew.alive() if not is_new(rank, self._record)]
-        sure = not self._crew.any_dropped() and not self._awaits_agents(now)
+        held = [rank for rank in self.crew.alive() if not is_new(rank, self._record)]
+        sure = not self.crew.any_dropped() and not self._awaits_agents(now)
         return sure and all(rank in here for rank in held)
 
     def _enough(self, here: list[Rank], near: list[Rank], now: float) -> bool:
-        if len(here) < self._rules.least and not self._leave:
+        if len(here) < self._rules.least and not self.leaves:
             return False
         if len(here) >= self._rules.most or any(r.standing.commit != NOTHING for r in here):
             return True
@@ -304,7 +304,7 @@ class Decider:
         if self._inherits and now < self._began + self._rules.gather:
             return  # they may be there
         world, most = self._record.world, self._rules.most
-        near = self._crew.near(now)
+        near = self.crew.near(now)
         trains = any(rank.standing.commit.world == world.number > 0 for rank in near)
         held = any(rank.standing.commit != NOTHING for rank in near)
         if held and self._record.done:
@@ -312,7 +312,7 @@ class Decider:
         # Survivors that meet need the cores; whoever is started now would be late for them.
         meets = trains and self._over(now) and len(near) >= self._rules.least
         if not meets:
-            self._crew.fill(most, now, held)
+            self.crew.fill(most, now, held)
         if trains and not self._over(now):
-            unwanted = self._crew.unwanted(world.members).difference(world.members)
-            self._crew.drop([*self._crew.surplus(most, world.members, now), *unwanted])
+            unwanted = self.crew.unwanted(world.members).difference(world.members)
+            self.crew.drop([*self.crew.surplus(most, world.members, now), *unwanted])

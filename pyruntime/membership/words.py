@@ -82,6 +82,7 @@ class Status(NamedTuple):
     host: str
     slots: int
     ranks: tuple[Rank, ...]
+    going: bool = False  # its host is taken away
 
 
 class Wanted(NamedTuple):

@@ -98,9 +98,19 @@ def limit_calls(connection: socket.socket, seconds: int) -> None:
 
 def is_of_this_user(local: socket.socket) -> bool:
     """Whether the process at the other end of a Unix socket is; the kernel knows."""
+    return _other_end(local)[1] == os.geteuid()
+
+
+def pid_of_other_end(local: socket.socket) -> int:
+    """The process of this user there; 0: it is another user's, or in another container."""
+    return _other_end(local)[0] if is_of_this_user(local) else 0
+
+
+def _other_end(local: socket.socket) -> tuple[int, int]:
+    """Process and user."""
     data = local.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(data)
-    return bool(user == os.geteuid())
+    process, user, _ = _CREDENTIALS.unpack(data)
+    return process, user
 
 
 def connect_local(path: str, frames: Frames, seconds: float) -> Line:

@@ -124,13 +124,18 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         yield lambda *ranks: Job(tmp_path, stack, ranks)
 
 
-@pytest.mark.parametrize("what", ["program.py", "agent"])
-def test_a_rank_or_an_agent_is_killed(make: Callable[..., Job], what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "number"),
+    [("program.py", signal.SIGKILL), ("agent", signal.SIGKILL), ("agent", signal.SIGSTOP)],
+)
+def test_a_rank_or_an_agent_is_killed_or_stopped(
+    make: Callable[..., Job], what: str, number: int
+) -> None:
     """The others wait for its successor; with -np there is no smaller world."""
     job = make(2, 2)
     run = job.start("-np", "4", "-H", job.hosts.places(), *SOON)
     run.process.wait_for_output("4 hold in world 1")
-    os.kill(job.pids(1, what)[0], signal.SIGKILL)
+    os.kill(job.pids(1, what)[0], number)
     run.process.wait_for_output("4 hold in world 2")
     assert job.finish(4) == ["world 1: 4 ranks", "world 2: 4 ranks"]
 
@@ -157,6 +162,19 @@ def test_a_lost_host_comes_back(make: Callable[..., Job]) -> None:
     job.hosts.kill(1)
     job.wait_for_all()
     job.finish(4)
+
+
+def test_a_host_is_taken_away(make: Callable[..., Job]) -> None:
+    """Its agent is told so: its ranks leave, and no other one is started there."""
+    job = make(2, 2)
+    options = ("-np", "4", "--min-np", "2", "-H", job.hosts.places(), *SOON)
+    run = job.start(*options)
+    run.process.wait_for_output("4 hold in world 1")
+    before = job.pids(0)
+    os.kill(job.pids(1, "agent")[0], signal.SIGTERM)
+    run.process.wait_for_output("2 hold in world 2")
+    assert job.pids(0) == before
+    assert job.finish(2) == ["world 1: 4 ranks", "world 2: 2 ranks"]
 
 
 ELSE = (0, 2)  # ports of the wire: the other host, and the supervisor

@@ -63,13 +63,34 @@ def test_a_rank_that_is_preempted(
     check(out, ranks)
 
 
-def test_an_agent_that_is_preempted(elastic_ranks: Start, tmp_path: Path) -> None:
-    """Its host is taken away: all its ranks leave. Here, where it is the only one, they return."""
-    job = elastic_ranks(holding(), 2)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_an_agent_that_is_preempted(elastic_ranks: Start, tmp_path: Path, number: int) -> None:
+    """Its host is taken away, the only one: all ranks leave, and the same command goes on."""
+    options = ("--checkpoint-dir", str(tmp_path / "kept"))
+    job = elastic_ranks(holding(), 2, *options)
     job.process.wait_for_output("holds")
+    os.kill(agent_of(job), number)
+    result = job.finish()
+    assert result.returncode == 75, result.out
+    name = signal.Signals(number).name
+    assert f"is taken away ({name}): its ranks leave, within 30 s" in result.out
+    assert "all ranks have left, and their state is on the disk" in result.out
+    assert "world 2" not in result.out
     (tmp_path / "go").touch()
+    out = elastic_ranks(holding(), 2, *options).finish().check().out
+    assert re.search(r"world 2: 2 ranks from commit \d+ on the disk", out)
+    check(out, 2)
+
+
+def test_ranks_that_do_not_leave_a_host_that_is_taken_away(elastic_ranks: Start) -> None:
+    """They take no notice of signals, and the agent ends them when their time is over."""
+    stubborn = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('waits')\n"
+    job = elastic_ranks(stubborn + "while True: signal.pause()\n", 1, FARANDOLE_GRACE="1")
+    job.process.wait_for_output("waits")
     os.kill(agent_of(job), signal.SIGTERM)
-    check(job.finish().check().out, 2)
+    result = job.finish()
+    assert result.returncode == 75, result.out
+    assert "a new process was killed by SIGKILL" in story(result.out)
 
 
 def test_an_agent_that_is_killed(elastic_ranks: Start, tmp_path: Path) -> None:
@@ -81,6 +102,38 @@ def test_an_agent_that_is_killed(elastic_ranks: Start, tmp_path: Path) -> None:
     out = job.finish().check().out
     assert "the agent has ended with -9" in out
     check(out, 2)
+
+
+def test_an_agent_that_is_stopped(elastic_ranks: Start, tmp_path: Path) -> None:
+    """For ever: it is ended, and its ranks with it; those of another one go on from the disk."""
+    limits = {"FARANDOLE_CHECKPOINT_SECONDS": "0", "FARANDOLE_PEER_TIMEOUT": "3"}
+    job = elastic_ranks(holding(), 2, **limits)
+    job.process.wait_for_output("holds")
+    os.kill(agent_of(job), signal.SIGSTOP)
+    job.process.wait_for_output("the agent does not answer: it is ended")
+    (tmp_path / "go").touch()
+    out = job.finish().check().out
+    assert any(line.startswith("rank 0 was lost") for line in story(out))
+    assert re.search(r"world 2: 2 ranks from commit \d+ on the disk", out)
+    check(out, 2)
+
+
+def test_an_agent_that_is_stopped_when_the_next_supervisor_comes(
+    elastic_ranks: Start, tmp_path: Path
+) -> None:
+    """It keeps its place, until the next agent takes it away."""
+    limits = {"FARANDOLE_CHECKPOINT_SECONDS": "0", "FARANDOLE_PEER_TIMEOUT": "3"}
+    options = ("--checkpoint-dir", str(tmp_path / "kept"))
+    job = elastic_ranks(holding(), 2, *options, **limits)
+    job.process.wait_for_output("holds")
+    os.kill(agent_of(job), signal.SIGSTOP)
+    os.kill(job.process.pid, signal.SIGKILL)
+    new = elastic_ranks(holding(), 2, *options, **limits)
+    new.process.wait_for_output("world 2: 2 ranks from commit 9 on the disk")
+    (tmp_path / "go").touch()
+    out = new.finish().check().out
+    check(out, 2)
+    assert "ends" not in job.finish().out
 
 
 def test_grace_that_is_over(elastic_ranks: Start) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elastic jobs with simulated hosts, networks and time. `python -m simulation.elastic FIRST NUMBER`
-runs so many seeds, from tests/. Each draws deaths, hangs, cut networks, agents that come and go,
-and several supervisors at once; messages are lost, late and repeated. What must hold is asserted.
+runs so many seeds, from tests/. Each draws deaths, hangs, cut networks, hosts that come and are
+taken away, and several supervisors at once; messages are lost, late and repeated. What must hold
+is asserted.
 """
 
 from __future__ import annotations
@@ -9,98 +10,23 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
 
 from farandole.membership.agent import Action, Agent, Kill, Start
-from farandole.membership.decider import Decider, Rules
-from farandole.membership.journal import Journal, Record
+from farandole.membership.decider import Decider
 from farandole.membership.member import Member
-from farandole.membership.words import NOTHING, Commit, End, View, World
+from farandole.membership.words import Commit, End, View, World
+from simulation.book import RULES, Book
 
 __all__ = ["Simulation"]
 
 SAMPLES = 200
 FAULTS_UNTIL, LONGEST = 60.0, 2000.0  # simulated seconds
 BEAT, LIMIT = 1.0, 4.0  # LIMIT: until ranks notice that one hangs or is cut off
-RULES = Rules(
-    least=1,
-    most=4,
-    silence=3.0,
-    lease=12.0,
-    late=8.0,
-    stalled=0.5,
-    patience=1e9,
-    restarts=10**6,
-    cooldown=(2.0, 8.0),
-)
-
-
-class Book(Journal):
-    """The journal, and what was ever written and acknowledged; checks both."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self.record, self.newest = Record(), 0
-        self.disk, self.disk_count = NOTHING, 0
-        self.starts: dict[int, Commit] = {}
-        self.counts: dict[Commit, int] = {}
-        self.acknowledged: dict[int, Commit] = {}  # the newest of each world
-        self._simulation = simulation
-
-    def take(self) -> Record:
-        self.newest += 1
-        self.record = self.record._replace(term=self.newest)
-        return self.record
-
-    def term(self) -> int:
-        return self.newest
-
-    def commit(self) -> Commit:
-        return self.disk
-
-    def write(self, record: Record) -> bool:
-        if record.term != self.newest:
-            return False
-        before, self.record = self.record, record
-        if record.ended:
-            assert record.world == before.world
-            return True
-        if before.done:  # all were lost before their programs had ended: they begin anew
-            members = [self._simulation.processes[name] for name in before.world.members]
-            assert not any(process.can_act() for process in members), "it was done"
-        if record.done:
-            assert record.world == before.world
-            return True
-        number, start = record.world.number, record.world.start
-        assert number == before.world.number + 1, "two worlds with one number"
-        assert len(set(record.world.members)) == len(record.world.members) <= RULES.most
-        self.starts[number] = start
-        for commit in self.acknowledged.values():
-            if not self.holds(start, commit):
-                held = [p.name for p in self._simulation.alive() if self.holds(p.commit, commit)]
-                assert not held, f"world {number} from {start} loses {commit}, which {held} have"
-                assert not self.holds(self.disk, commit), f"{commit} on the disk is lost"
-        return True
-
-    def holds(self, commit: Commit, other: Commit) -> bool:
-        """Whether a state of `commit` has that of `other` in its past."""
-        while commit.world > other.world:
-            commit = min(self.starts[commit.world], Commit(commit.world, 0))
-        return commit.world == other.world and commit.number >= other.number
-
-    def saved(self, commit: Commit, count: int) -> None:
-        assert self.counts.setdefault(commit, count) == count, f"{commit} means two states"
-
-    def acknowledge(self, commit: Commit) -> None:
-        before = self.acknowledged.get(commit.world, commit)
-        self.acknowledged[commit.world] = max(before, commit)
-        if commit.world < self.record.world.number:
-            assert self.holds(self.starts[commit.world + 1], commit), f"{commit} came too late"
-
-    def put(self, commit: Commit, count: int) -> None:
-        if commit > self.disk:
-            self.disk, self.disk_count = commit, count
+GRACE = 5.0  # for ranks of a host that is taken away
 
 
 class Fabric:
@@ -165,6 +91,7 @@ class Process:
         self._member = Member(name)
         self.turn = 0  # rises with each thing that it does
         self.lives, self.hangs = True, False
+        self._signalled = False
         self._count = self._saved = 0
         self._fabric: Fabric | None = None
         self._later(self._simulation.random.uniform(0.2, 3), self._wait)
@@ -201,8 +128,9 @@ class Process:
         self._go_on()
 
     def _tell(self) -> None:
-        self.node.act(self.node.agent.said(self.name, self._member.standing), later=True)
-        self.node.send_status()
+        if not self.node.stopped:
+            self.node.act(self.node.agent.said(self.name, self._member.standing), later=True)
+            self.node.send_status()
 
     def _wait(self, finished: bool = False, met: bool = False, stalled: bool = False) -> None:
         self.turn += 1
@@ -212,6 +140,12 @@ class Process:
         self._member.wait(finished, met, stalled)
         self._tell()
         self._go_on()
+
+    def signal(self) -> None:
+        """It leaves after its next commit; before its training a signal ends it."""
+        self._signalled = True
+        if self._member.standing.world == 0:
+            self.end(End.LOST)
 
     def fail(self, stalled: bool) -> None:
         self._count = self._saved
@@ -270,26 +204,29 @@ class Process:
         self._member.committed()
         book.saved(self.commit, self._saved)
 
-        def agreed(wishes: list[tuple[bool, bool]]) -> None:
+        signalled = self._signalled
+
+        def agreed(wishes: list[tuple[bool, bool, bool]]) -> None:
             book.acknowledge(self.commit)
             assert self._fabric is not None
-            leave = any(leaves for _, leaves in wishes)
+            leave = any(leaves for _, leaves, _ in wishes)
+            some_leave = any(signalled for _, _, signalled in wishes)
             if self._fabric.world.members[0] == self.name:
                 state = self.commit, self._saved
-                if leave:
+                if leave or some_leave:
                     book.put(*state)
                 elif self._simulation.random.random() < 0.3:  # whether or not it lives on
                     pause = self._simulation.random.uniform(0, 0.5)
                     self._simulation.later(pause, partial(self._put, *state))
             self._tell()
-            if leave:
+            if leave or signalled:
                 self.end(End.LEFT)
-            elif any(meets for meets, _ in wishes):
+            elif some_leave or any(meets for meets, _, _ in wishes):
                 self._wait(met=True)
             else:
                 self._step()
 
-        self._call((self._member.meets, self._member.leaves), agreed)
+        self._call((self._member.meets, self._member.leaves, signalled), agreed)
 
     def _put(self, commit: Commit, count: int) -> None:
         if self.lives:
@@ -300,7 +237,7 @@ class Process:
             self.lives = False
             if self._fabric is not None:
                 self._fabric.leave(self.name, end not in (End.WELL, End.LEFT))
-            if self.node.lives:
+            if self.node.lives and not self.node.stopped:
                 self.node.agent.ended(self.name, end, "killed")
                 self.node.send_status()
 
@@ -313,13 +250,16 @@ class Node:
         slots = simulation.random.randint(1, 4)
         self.agent = Agent(name, host, slots, RULES.lease, simulation.now)
         self.lives = True
+        self.stopped = False  # the agent; its processes go on
+        self.since = simulation.now
         self.processes: list[Process] = []
         simulation.later(simulation.random.uniform(0, BEAT), self._beat)
 
     def _beat(self) -> None:
         if self.lives:
-            self.act(self.agent.look(self.simulation.now))
-            self.send_status()
+            if not self.stopped:
+                self.act(self.agent.look(self.simulation.now))
+                self.send_status()
             self.simulation.later(BEAT, self._beat)
 
     def send_status(self) -> None:
@@ -331,6 +271,7 @@ class Node:
     def act(self, actions: list[Action], later: bool = False) -> None:
         for action in actions:
             if isinstance(action, Start):
+                assert not self.agent.going, "a process is started on a host that is taken away"
                 process = Process(action.name, self)
                 self.simulation.processes[action.name] = process
                 self.processes.append(process)
@@ -345,8 +286,23 @@ class Node:
                 self.simulation.processes[action.name].hear(action.view)
 
     def hear(self, wanted: Any) -> None:
-        if self.lives:
+        if self.lives and not self.stopped:
             self.act(self.agent.hear(wanted))
+            if self.agent.gone:
+                self.lives = False
+
+    def go(self) -> None:
+        """Its host is taken away."""
+        self.agent.go(self.simulation.now + GRACE)
+        for process in self.processes:
+            if process.can_act():
+                process.signal()
+        self.send_status()
+        self.simulation.later(GRACE + 2 * BEAT, self._check_left)
+
+    def _check_left(self) -> None:
+        left = [process.name for process in self.processes if process.lives]
+        assert self.stopped or not left, f"{left} have not left"
 
     def die(self) -> None:
         self.lives = False
@@ -359,18 +315,34 @@ class Chief:
 
     def __init__(self, simulation: Simulation, host: str) -> None:
         self._simulation, self.host = simulation, host
-        self.decider = Decider(RULES, simulation.book, simulation.now)
+        self._since = simulation.now
+        self.decider = Decider(simulation.rules, simulation.book, simulation.now)
+        self._going: dict[str, set[str]] = {}  # by agent whose host is taken away: its processes
+        self._wanted: dict[str, set[str]] = {}  # by agent
         self.lives = True
         self.asleep = False
         simulation.later(0.0, self._beat)
 
     def _beat(self) -> None:
         if self.lives:
+            if not self.asleep and self.decider.outcome is None:
+                self._end_deaf()
             self._step()
             self._simulation.later(BEAT, self._beat)
 
+    def _end_deaf(self) -> None:
+        """An agent that is silent for too long is ended, and another one started on its host."""
+        for node in list(self._simulation.nodes.values()):
+            heard = max(node.since, self._since, self.decider.crew.heard(node.host))
+            if node.lives and node.stopped and self._simulation.now > heard + RULES.deaf:
+                node.die()
+                self._simulation.add_node(node.host)
+
     def hear(self, status: Any) -> None:
         if self.lives and not self.asleep:
+            if status.going:
+                known = {rank.name for rank in status.ranks} | self._wanted.get(status.agent, set())
+                self._going.setdefault(status.agent, known)
             self.decider.hear(status, self._simulation.now)
             self._step()
 
@@ -381,6 +353,9 @@ class Chief:
             self.decider.leave()
         for name, wanted in self.decider.step(self._simulation.now).items():
             node = self._simulation.nodes[name]
+            self._wanted[name] = set(wanted.ranks)
+            more = self._wanted[name] - self._going.get(name, self._wanted[name])
+            assert not more, f"{more} shall start on a host that is taken away"
             self._simulation.send(self.host, node.host, partial(node.hear, wanted))
 
 
@@ -399,8 +374,9 @@ class Simulation:
         self._fabrics: dict[int, Fabric] = {}
         self._loss = self.random.choice([0.0, 0.05, 0.3])
         self.leaves = False
+        self.rules = replace(RULES, grows=self.random.random() < 0.5)
         for number in range(self.random.randint(1, 3)):
-            self._add_node(f"h{number}")
+            self.add_node(f"h{number}")
         self.chiefs.append(Chief(self, "h0"))
         for _ in range(self.random.randint(0, 12)):
             self.later(self.random.uniform(0, FAULTS_UNTIL), self._harm)
@@ -431,14 +407,14 @@ class Simulation:
 
     # ---- harm
 
-    def _add_node(self, host: str) -> None:
+    def add_node(self, host: str) -> None:
         name = f"{host}.{len(self.nodes)}"
         self.nodes[name] = Node(self, name, host)
 
     def _harm(self) -> None:
         random, alive = self.random, self.alive()
         nodes = [node for node in self.nodes.values() if node.lives]
-        what = random.randrange(10)
+        what = random.randrange(12)
         if what < 3 and alive:
             for victim in random.sample(alive, min(len(alive), random.choice([1, 1, 2, 9]))):
                 victim.end(End.LOST)
@@ -448,9 +424,9 @@ class Simulation:
             node = random.choice(nodes) if nodes else None
             if node is not None:
                 node.die()
-                self.later(random.uniform(0, 20), lambda: self._add_node(node.host))
+                self.later(random.uniform(0, 20), lambda: self.add_node(node.host))
         elif what == 5:
-            self._add_node(f"h{len(self.nodes)}")
+            self.add_node(f"h{len(self.nodes)}")
         elif what == 6:
             self.chiefs[-1].lives = False
             self.later(random.uniform(0, 20), self._add_chief)
@@ -461,6 +437,12 @@ class Simulation:
             self.later(random.uniform(0, 20), lambda: setattr(chief, "asleep", False))
         elif what == 8:
             self._cut_off(nodes)
+        elif what == 9:
+            stays = [node for node in nodes if not (node.agent.going or node.stopped)]
+            if stays:
+                random.choice(stays).go()
+        elif what == 10 and nodes:
+            random.choice(nodes).stopped = True
         elif random.random() < 0.1:
             self.leaves = True
 
@@ -494,8 +476,8 @@ class Simulation:
     def _heal(self) -> None:
         self._cut.clear()
         self.later(30.0, self._end_unnoticed)
-        if not any(node.lives for node in self.nodes.values()):
-            self._add_node("h0")
+        if not any(node.lives and not node.agent.going for node in self.nodes.values()):
+            self.add_node(f"h{len(self.nodes)}")
         if not self.chiefs[-1].lives:
             self._add_chief()
 
@@ -516,7 +498,7 @@ class Simulation:
             outcome = self.chiefs[-1].decider.outcome
             if outcome is not None and self.chiefs[-1].lives and self.now > FAULTS_UNTIL + 1:
                 assert outcome in ("", "a process was lost when others had ended well"), outcome
-                assert self.book.record.done or self.leaves
+                assert self.book.record.done or self.chiefs[-1].decider.leaves
                 return
 
 

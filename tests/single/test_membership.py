@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,18 +64,19 @@ class Memory(Journal):
 class Job:
     """A decider and one agent, whose ranks are as the test says."""
 
-    def __init__(self, journal: Memory | None = None) -> None:
+    def __init__(self, journal: Memory | None = None, rules: Rules = RULES) -> None:
         self.journal = journal or Memory()
-        self.decider = Decider(RULES, self.journal, 0.0)
+        self.decider = Decider(rules, self.journal, 0.0)
         self.number, self.now = 0, 0.0
         self.ranks: dict[str, Rank] = {}
         self.tell()
 
-    def tell(self, seconds: float = 0.0, **changes: Any) -> View:
+    def tell(self, seconds: float = 0.0, going: bool = False) -> View:
         """The next Status, `seconds` later."""
         self.number += 1
         self.now += seconds
-        self.decider.hear(Status("a", self.number, "a", 3, tuple(self.ranks.values())), self.now)
+        status = Status("a", self.number, "a", 3, tuple(self.ranks.values()), going)
+        self.decider.hear(status, self.now)
         self.wanted: Wanted = self.decider.step(self.now)["a"]
         for name in self.wanted.ranks:
             self.ranks.setdefault(name, Rank(name))
@@ -311,7 +313,7 @@ def test_slots_that_are_taken_away() -> None:
     """Their ranks train on until the others meet; then they are ended."""
     job = Job()
     first, second, third = job.begin()
-    job.decider.allow({"a": 2})
+    job.decider.crew.allow({"a": 2})
     assert job.tell().meet == 1
     assert set(job.wanted.ranks) == {first, second, third}
     for name in (first, second, third):
@@ -322,9 +324,40 @@ def test_slots_that_are_taken_away() -> None:
         job.stand(name, 2, 6)
     job.tell()
     assert set(job.wanted.ranks) == set(world.members)
-    job.decider.allow({"a": 3})
+    job.decider.crew.allow({"a": 3})
     job.tell()
     assert len(job.wanted.ranks) == 3
+
+
+def test_a_host_rests_though_its_agent_is_another_one() -> None:
+    job = Job()
+    job.begin()
+    job.decider.hear(Status("b", 1, "b", 3, ()), job.now)
+    assert (job.decider.crew.heard("b"), job.decider.crew.heard("c")) == (0.0, -1.0)
+    job.decider.hear(Status("second", 1, "a", 3, ()), job.now)
+    assert "a gets no new rank for 40 s" in job.decider.story, "three were lost"
+    for now, number in ((39.9, 0), (40.1, 3)):
+        job.decider.hear(Status("second", int(now), "a", 3, ()), now)
+        assert len(job.decider.step(now)["second"].ranks) == number
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_host_that_is_taken_away_gets_no_new_process(grows: bool) -> None:
+    """Whoever has left it is not replaced there. When all hosts go, and no other one can come, all
+    leave."""
+    job = Job(rules=replace(RULES, grows=grows))
+    first, second, third = job.begin()
+    job.decider.hear(Status("b", 1, "b", 3, ()), job.now)
+    assert not job.tell(going=True).leave
+    job.end(first, End.LEFT)
+    for name in (second, third):
+        job.stand(name, 1, 5, away=True, met=True)
+    for _ in range(2):  # then they rest no more
+        job.tell(20.0, going=True)
+        assert set(job.wanted.ranks) <= {second, third}
+    assert not any("gets no new rank" in line for line in job.decider.story)
+    job.decider.hear(Status("b", 2, "b", 3, (), True), job.now)
+    assert job.tell(going=True).leave == (not grows)
 
 
 def test_the_next_agent_of_a_host_means_that_the_first_ones_ranks_are_lost() -> None:
@@ -397,6 +430,22 @@ def test_an_agent_obeys_the_latest_supervisor() -> None:
     assert agent.status(1.0).ranks == ()
 
 
+def test_an_agent_whose_host_is_taken_away() -> None:
+    """It starts nothing more, ends whoever has not left in time, and waits for the supervisor."""
+    agent = Agent("a", "a", 3, 10.0, 0.0)
+    agent.hear(wanted(1, 1, 0, "x"))
+    agent.go(5.0)
+    assert agent.status(1.0).going
+    assert agent.hear(wanted(1, 2, 1, "x", "y"))[1:] == [], "y is not started"
+    assert {rank.name: rank.end for rank in agent.status(1.0).ranks} == {"x": None, "y": End.LEFT}
+    assert agent.look(5.0) == []
+    assert agent.look(5.1) == [Kill("x")]
+    agent.ended("x", End.LOST)
+    assert not agent.gone, "the supervisor does not know"
+    agent.hear(wanted(1, 3, 2))
+    assert agent.gone
+
+
 def test_an_agent_that_nobody_hears_ends_its_ranks() -> None:
     agent = Agent("a", "a", 3, 10.0, 0.0)
     first = agent.status(3.0).number
@@ -432,7 +481,7 @@ WORDS = [
     World(3, ("a", "b+"), Commit(2, 7), True),
     View(World(1, ("a",)), 1, 1, 1, True, 2),
     Standing(1, True, 1, Commit(1, 2), 1, True, True),
-    Status("a", 3, "h", 2, (Rank("x"), Rank("y", end=End.LOST, text="ü", code=-9))),
+    Status("a", 3, "h", 2, (Rank("x"), Rank("y", end=End.LOST, text="ü", code=-9)), True),
     Wanted(1, 2, 3, ("x",), View()),
     Record(4, World(2, ("a",)), 1, True),
 ]
