@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ranks compare of a DistributedOptimizer: its parameters' bytes, and the numbers among its
-groups' settings. On the thread that closes a round."""
+groups' settings. On the thread that closes a round, or steps."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farandole.equality import Model, fingerprint
+from farandole.equality import Model, Remedies, fingerprint
 from farandole.torch.grad_mode import without_grad
 from farandole.torch.kind import address_of
 
+_BROADCAST = "broadcast_parameters(model.state_dict(), root_rank="
+REMEDIES = Remedies(
+    f"call {_BROADCAST}0)",
+    f"call {_BROADCAST}last) and broadcast_optimizer_state(optimizer, root_rank=last)",
+)
 # How a step is computed, not what it computes; torch chooses by the device.
 _MEANS = {"params", "foreach", "fused", "capturable", "differentiable"}
 

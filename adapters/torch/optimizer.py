@@ -19,7 +19,7 @@ from torch import Tensor
 
 from farandole.calls.arguments import check, factors_of
 from farandole.calls.public_call import heard_by_all
-from farandole.config import setting
+from farandole.equality import Interval
 from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Adasum, Average, ReduceOp
 from farandole.start.agency import may_grow
@@ -132,11 +132,9 @@ def DistributedOptimizer(
     with heard_by_all(process_set, extras.Division.MEETING) if shard_state else nullcontext():
         before, after = factors_of(op, gradient_predivide_factor, process_set)
         check(backward_passes_per_step=backward_passes_per_step)
-        if verify_every is None:
-            verify_every = int(setting("FARANDOLE_VERIFY_EVERY"))
-        check(verify_every=verify_every)
+        interval = Interval.of(verify_every, verify)
         _check(optimizer)
-        check_options(op, accumulate, gradient_as_bucket_view, shard_state, verify)
+        check_options(op, accumulate, gradient_as_bucket_view, shard_state)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         names = parameter_names(optimizer, named_parameters)
         for parameter, name in zip(parameters, names, strict=True):
@@ -153,8 +151,7 @@ def DistributedOptimizer(
             groups=assign(parameters, groups, num_groups),
             views=gradient_as_bucket_view,
             ranks=process_set,
-            verify_every=0 if alone else verify_every,
-            verify_raises=verify == "raise",
+            verify=Interval(0, False) if alone else interval,
         )
         if shard_state:
             vouched = shard_state == "elementwise"
