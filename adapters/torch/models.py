@@ -4,13 +4,15 @@ groups' settings. On the thread that closes a round, or steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
 
-from farandole.equality import Model, Remedies, fingerprint
+from farandole.equality import Comparison, Interval, Model, Remedies, fingerprint
+from farandole.members import ProcessSet
 from farandole.torch.grad_mode import without_grad
 from farandole.torch.kind import address_of
 
@@ -36,6 +38,23 @@ def model_of(named: Iterable[tuple[str, Tensor]], optimizer: torch.optim.Optimiz
         if key not in _MEANS and (text := _text(value))
     }
     return Model({name: _fingerprint(x) for name, x in named}, settings)
+
+
+def comparison(
+    optimizer: torch.optim.Optimizer,
+    named: Callable[[torch.optim.Optimizer], Iterable[tuple[str, Tensor]]],
+    process_set: ProcessSet,
+    interval: Interval,
+) -> Callable[[], None]:
+    """What compares the ranks' models if called before each step; does not keep `optimizer`."""
+    whose = ref(optimizer)
+
+    def describe() -> Model:
+        own = whose()
+        assert own is not None  # it steps
+        return model_of(named(own), own)
+
+    return Comparison("model", describe, process_set, interval, REMEDIES).before_step
 
 
 def _text(value: Any) -> str:

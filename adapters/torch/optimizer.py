@@ -39,6 +39,7 @@ from farandole.torch.gradients.encoding import sending
 from farandole.torch.gradients.passes import Passes
 from farandole.torch.gradients.reducer import Reducer
 from farandole.torch.kind import check_parameter
+from farandole.torch.models import comparison
 
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
 _made: dict[tuple[type, ...], type] = {}  # by the optimizer's own class and what is put before it
@@ -102,8 +103,8 @@ def DistributedOptimizer(
             gradient_as_bucket_view, compressors other than Compression.fp16 and bf16,
             add_param_group(), join() and elastic training.
         verify_every: every so many steps, and at the first one, all ranks' parameters and the
-            numbers in `param_groups` are compared, in the first backward pass that reduces; 0:
-            never. Default: FARANDOLE_VERIFY_EVERY, 1,000. Not with op Adasum.
+            numbers in `param_groups` are compared, in the first backward pass that reduces, with
+            op Adasum in step(); 0: never. Default: FARANDOLE_VERIFY_EVERY, 1,000.
         verify: 'warn' once where they differ, or 'raise' MismatchError on all ranks.
         process_set: the ranks that reduce; on others the optimizer stays local.
 
@@ -166,7 +167,8 @@ def DistributedOptimizer(
         if alone:
             return adopt(None, kind=ReducingOptimizer)
         deltas = extras.Deltas(process_set, settings.compressor_of, names)
-        return adopt(None, kind=extras.AdasumOptimizer, _deltas=deltas)
+        compare = comparison(optimizer, deltas.named, process_set, interval)
+        return adopt(None, kind=extras.AdasumOptimizer, _deltas=deltas, _before_step=compare)
     kept: dict[str, dict[str, Tensor]] = {}
     make = partial(sending, settings, kept)
     if shard_state and not alone:

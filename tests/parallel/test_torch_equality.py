@@ -62,6 +62,53 @@ def test_a_flipped_bit(shard_state: bool) -> None:
     assert f"on rank {last()} against rank" in str(raised.value)
 
 
+@pytest.mark.parametrize("fault", ["no broadcast", "a flipped bit", "another learning rate"])
+def test_adasum(fault: str) -> None:
+    """Compared in step(), before it: steps alone are combined, and keep what differs."""
+    model, odd = network(), hvd.rank() == last()
+    if fault == "no broadcast":
+        with torch.no_grad():
+            next(model.parameters()).add_(hvd.rank())
+    optimizer = made(model, op=hvd.Adasum)
+    for number in range(0 if fault == "no broadcast" else 3):
+        step(model, optimizer, number)
+    name, p = next(iter(model.named_parameters()))
+    if fault == "a flipped bit" and odd:
+        p.data.view(torch.int32).view(-1)[3] ^= 1
+    if fault == "another learning rate" and odd:
+        optimizer.param_groups[0]["lr"] = 0.4
+    differs = rf"1 of \d+ parameters \({name}\) differs, on rank"
+    text = {
+        "no broadcast": f"after 0 steps: .*{differs}.*have not been equal before: call broadcast_p",
+        "a flipped bit": f"after 3 steps: .*{differs}.* {last()} against .*equal after 2 steps",
+        "another learning rate": f"after 3 steps: lr of group 0 is 0.1 .*, 0.4 on rank {last()}",
+    }
+    with pytest.raises(hvd.MismatchError, match=text[fault]):
+        step(model, optimizer, 3)
+
+
+def test_adasum_is_compared_every_so_many_steps() -> None:
+    model = network()
+    optimizer = made(model, verify_every=2 if hvd.rank() else 0, op=hvd.Adasum)
+    step(model, optimizer)
+    if hvd.rank() == last():
+        optimizer.param_groups[0]["momentum"] = 0.25
+    step(model, optimizer, 1)
+    with pytest.raises(hvd.MismatchError, match=r"after 2 steps: momentum of group 0 is 0\.5 on"):
+        step(model, optimizer, 2)
+
+
+def test_a_frozen_layer_of_adasum_is_compared() -> None:
+    model = network()
+    frozen = next(iter(model.parameters())).requires_grad_(False)
+    optimizer = made(model, op=hvd.Adasum)
+    step(model, optimizer)
+    if hvd.rank() == last():
+        frozen.data += 1
+    with pytest.raises(hvd.MismatchError, match=r"1 of \d+ parameters \(0\.weight\) differs"):
+        step(model, optimizer, 1)
+
+
 def test_another_learning_rate() -> None:
     model = network()
     optimizer = made(model, 0.4 if hvd.rank() == last() else 0.1)
