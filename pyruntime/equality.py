@@ -39,6 +39,7 @@ class Model(NamedTuple):
 
     arrays: Mapping[str, str]  # name -> fingerprint; "": it has no memory here
     settings: Mapping[str, str]  # "lr of group 0" -> "0.1"
+    state: Mapping[str, str]  # of the optimizer, by parameter -> "step 3"; "": it is elsewhere
 
 
 class Remedies(NamedTuple):
@@ -46,6 +47,7 @@ class Remedies(NamedTuple):
 
     first: str  # before training
     joined: str  # after last = join()
+    state: str  # if the optimizer's state differs, and nothing else
 
 
 class Interval(NamedTuple):
@@ -207,8 +209,12 @@ def explain(told: Told, remedies: Remedies, equal: int | None, joined: bool = Fa
     `equal`: the number of steps after which they were equal; None: never. `joined`: ranks have
     called join() since.
     """
-    arrays = {name: groups for name, groups in _differences(told, "arrays") if all(groups)}
+    arrays, state = (
+        {name: groups for name, groups in _differences(told, what) if all(groups)}
+        for what in ("arrays", "state")
+    )
     settings = dict(_differences(told, "settings"))
+    values_of = {**settings, **{f"state of {name}": groups for name, groups in state.items()}}
     texts = []
     if arrays:
         names, apart = list(arrays), _apart(told, arrays.values())
@@ -217,15 +223,17 @@ def explain(told: Told, remedies: Remedies, equal: int | None, joined: bool = Fa
             f"the ranks have different models: {len(names)} of {counted(total, 'parameter')} "
             f"({_listed(names)}) {'differs' if len(names) == 1 else 'differ'}, on {apart}"
         )
-    for name, groups in [*settings.items()][:_SHOWN]:
+    for name, groups in [*values_of.items()][:_SHOWN]:
         values = [f"{value or 'missing'} on {ranks_text(who)}" for value, who in groups.items()]
         texts.append(f"{name} is {', '.join(values)}")
-    if len(settings) > _SHOWN:
-        texts.append(f"{len(settings) - _SHOWN} more settings differ")
+    if len(values_of) > _SHOWN:
+        texts.append(f"{len(values_of) - _SHOWN} more of these differ")
     if not texts:
         return None
-    if not arrays:
+    if not arrays and not state:
         cause = "Give the optimizer the same settings on all ranks, and step schedulers on all"
+    elif not arrays and not joined:
+        cause = f"The parameters are equal: {remedies.state}"
     else:
         cause = _cause(bool(settings), remedies, equal, joined)
     return f"{'; '.join(texts)}. {cause}"

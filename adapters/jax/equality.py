@@ -17,6 +17,7 @@ from farandole.members import ProcessSet, global_process_set
 _REMEDIES = Remedies(
     "params = broadcast_parameters(params, root_rank=0)",
     "params, state = broadcast_parameters((params, state), root_rank=last)",
+    "",  # its numbers are told as settings
 )
 _NUMBERS = "biufcV"  # kinds of dtypes; V: bfloat16, float8 and their kind
 
@@ -76,7 +77,7 @@ class ModelVerifier:
                 settings[name] = str(x)
             else:
                 arrays[name] = fingerprint_of(x)
-        return Model(arrays, settings)
+        return Model(arrays, settings, {})
 
 
 def _leaves(tree: Any, root: str = "") -> Iterator[tuple[str, np.ndarray[Any, Any] | None]]:

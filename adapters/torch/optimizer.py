@@ -102,9 +102,10 @@ def DistributedOptimizer(
             state_dict() is collective, and sharded_state_dict() is not. Not with Adasum,
             gradient_as_bucket_view, compressors other than Compression.fp16 and bf16,
             add_param_group(), join() and elastic training.
-        verify_every: every so many steps, and at the first one, all ranks' parameters and the
-            numbers in `param_groups` are compared, in the first backward pass that reduces, with
-            op Adasum in step(); 0: never. Default: FARANDOLE_VERIFY_EVERY, 1,000.
+        verify_every: every so many steps, and at the first one, all ranks' parameters, the numbers
+            in `param_groups`, and of the state its names and numbers, as the count of steps, are
+            compared, in the first backward pass that reduces, with op Adasum in step(); 0: never.
+            Default: FARANDOLE_VERIFY_EVERY, 1,000.
         verify: 'warn' once where they differ, or 'raise' MismatchError on all ranks.
         process_set: the ranks that reduce; on others the optimizer stays local.
 
@@ -271,6 +272,10 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     def state_is_divided(self) -> bool:
         """Whether each rank has a part of its state only."""
         return False
+
+    def own_state(self) -> dict[Any, Any]:
+        """The state that this rank has, by parameter; not a copy."""
+        return self.state
 
     def _reduces(self) -> bool:
         """Whether its copies would need other ranks, too."""

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from farandole.equality import Interval, Remedies, Told, explain, fingerprint
 
-REMEDIES = Remedies("broadcast first", "broadcast from the last one")
+REMEDIES = Remedies("broadcast first", "broadcast from the last one", "load it")
 
 
 def told(*ranks: tuple[dict[str, str], dict[str, str]]) -> Told:
-    return [{"rank": r, "arrays": a, "settings": s} for r, (a, s) in enumerate(ranks)]
+    one: dict[str, Any] = {"state": {}}
+    return [{**one, "rank": r, "arrays": a, "settings": s} for r, (a, s) in enumerate(ranks)]
 
 
 def test_a_slice_of_many_counts() -> None:
@@ -55,3 +58,14 @@ def test_wrong_options() -> None:
     with pytest.raises(ValueError, match="verify_every is -1"):
         Interval.of(-1, "warn")
     assert Interval.of(0, "raise") == (0, True)
+
+
+def test_state() -> None:
+    """What one rank keeps elsewhere is no difference."""
+    ranks = told(({}, {}), ({}, {}), ({}, {}))
+    for one, state in zip(ranks, ("step 3", "none", ""), strict=True):
+        one["state"] = {"w": state, "v": state and "step 3"}
+    assert explain(ranks[::2], REMEDIES, None) is None
+    assert explain(ranks[:2], REMEDIES, None) == (
+        "state of w is step 3 on rank 0, none on rank 1. The parameters are equal: load it"
+    )
