@@ -40,14 +40,15 @@ class Deltas:
     @without_grad
     def begin(self, optimizer: torch.optim.Optimizer) -> None:
         """Stores the parameters' present values."""
+        named = self.named(optimizer)
+        self._starts = [(name, p, p.detach().clone()) for name, p in named if p.requires_grad]
+
+    def named(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
+        """(name, parameter) of all in its groups."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         later = range(len(self._names), len(parameters))  # of add_param_group
         names = [*self._names, *(f"parameter {i}" for i in later)]
-        self._starts = [
-            (name, p, p.detach().clone())
-            for name, p in zip(names, parameters, strict=False)  # some may have been taken out
-            if p.requires_grad
-        ]
+        return list(zip(names, parameters, strict=False))  # some may have been taken out
 
     @without_grad
     def finish(self) -> None:
@@ -78,6 +79,7 @@ class AdasumOptimizer(ReducingOptimizer[Any]):
     """What DistributedOptimizer(op=Adasum) makes of an optimizer."""
 
     _deltas: Deltas
+    _before_step: Callable[[], None]  # compares the ranks' models
     found_inf: Tensor | None
     grad_scale: Tensor | None
 
@@ -86,10 +88,12 @@ class AdasumOptimizer(ReducingOptimizer[Any]):
 
         Parameters that were equal on all ranks stay equal; the optimizer's state is local to each
         rank. With a GradScaler all ranks skip the same steps; its scale is local too. Raises
-        NotImplementedError with `timeout`, since a step can't be interrupted halfway.
+        NotImplementedError with `timeout`, since a step can't be interrupted halfway, and with
+        verify='raise' MismatchError if the ranks' parameters or settings differ.
         """
         if timeout is not None:
             raise NotImplementedError("op=Adasum takes no timeout: half a step can't be taken back")
+        self._before_step()
         if self._overflowed():
             self._opt_called = True  # torch's schedulers check it
             return None

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether all ranks have the same model: fingerprints of its arrays, and settings, compared every
-so many steps. For an adapter's optimizer, on the thread that closes its rounds.
+so many steps. On the thread that steps, or closes an optimizer's rounds.
 
-A round's consensus compares one digest of all of it, without a call of its own. Where digests
-differ, every rank learns it there, and all exchange what they have, once, to tell how.
+One digest of all of it is compared: in a round's consensus, without a call of its own, or by a
+Comparison, in a small one. Where digests differ, all ranks exchange what they have, once, to tell
+how.
 """
 
 from __future__ import annotations
@@ -11,17 +12,22 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from farandole._library import ffi
+from farandole.calls import requests
+from farandole.calls.arguments import check
 from farandole.calls.handles import Handle
+from farandole.calls.public_call import heard_by_all
+from farandole.config import setting
 from farandole.errors import MismatchError, counted, ranks_text
-from farandole.members import ProcessSet
-from farandole.ops import allgather_async
+from farandole.members import ProcessSet, set_id
+from farandole.ops import allgather, allgather_async
+from farandole.start.agency import may_grow
 from farandole.topology import rank
 
 _SHOWN = 4  # names and settings in a text
@@ -33,6 +39,38 @@ class Model(NamedTuple):
 
     arrays: Mapping[str, str]  # name -> fingerprint; "": it has no memory here
     settings: Mapping[str, str]  # "lr of group 0" -> "0.1"
+    state: Mapping[str, str]  # of the optimizer, by parameter -> "step 3"; "": it is elsewhere
+
+
+class Remedies(NamedTuple):
+    """What a framework's user does about models that differ, beginning with a verb."""
+
+    first: str  # before training
+    joined: str  # after last = join()
+    state: str  # if the optimizer's state differs, and nothing else
+
+
+class Interval(NamedTuple):
+    """When models are compared, and what comes of a difference."""
+
+    every: int  # steps from one comparison to the next; 0: none
+    raises: bool  # MismatchError, not a warning
+
+    @classmethod
+    def of(cls, verify_every: int | None, verify: str) -> Interval:
+        """By a user's options; None: FARANDOLE_VERIFY_EVERY. Raises the error about a wrong one."""
+        if verify_every is None:
+            verify_every = int(setting("FARANDOLE_VERIFY_EVERY"))
+        check(verify_every=verify_every)
+        if verify not in ("warn", "raise"):
+            raise ValueError(f"verify is 'warn' or 'raise', not {verify!r}")
+        return cls(verify_every, verify == "raise")
+
+
+def fingerprint_of(array: np.ndarray[Any, Any]) -> str:
+    """Of an array's dtype, shape and elements."""
+    whole = np.ascontiguousarray(array)
+    return f"{array.dtype}{array.shape} {fingerprint(whole.ctypes.data, whole.nbytes)}"
 
 
 def fingerprint(address: int, nbytes: int) -> str:
@@ -48,15 +86,13 @@ class Equality:
         self,
         describe: Callable[[], Model],
         process_set: ProcessSet,
-        every: int,
-        raises: bool,
+        interval: Interval,
+        remedies: Remedies,
     ) -> None:
-        """`every`: steps from one comparison to the next, 0: none; `raises`: a difference is a
-        MismatchError, not a warning."""
         self._describe = describe
         self._process_set = process_set
-        self._every = every
-        self._raises = raises
+        self.every, self._raises = interval
+        self._remedies = remedies
         self.restart()
 
     def restart(self) -> None:
@@ -72,7 +108,7 @@ class Equality:
 
         `joins`, `steps`: calls of join(), and of step() since the last one.
         """
-        if not self._every or self._warned or steps % self._every:
+        if not self.every or self._warned or steps % self.every:
             return 0
         if self._compared == (joins, steps):  # in an earlier round of this step
             return 0
@@ -117,18 +153,68 @@ class Equality:
         self._raises |= any(one["raises"] for one in told)
         joins, before = self._equal or (None, None)
         joined = joins is not None and self._compared is not None and joins != self._compared[0]
-        text = explain(told, before, joined)
+        text = explain(told, self._remedies, before, joined)
         return text and f"{scope}, after {counted(steps, 'step')}: {text}"
 
 
-def explain(told: Told, equal: int | None, joined: bool = False) -> str | None:
+class Comparison:
+    """Compares models in calls of its own, for what has no rounds."""
+
+    def __init__(
+        self,
+        kind: str,
+        describe: Callable[[], Model],
+        process_set: ProcessSet,
+        interval: Interval,
+        remedies: Remedies,
+    ) -> None:
+        """`kind`: of object that compares, for its name in calls."""
+        self._scope = requests.Scope(kind, process_set)
+        self._process_set = process_set
+        self._every = interval.every
+        self._equality = Equality(describe, process_set, interval, remedies)
+        self._steps: Counter[int] = Counter()  # by join() calls before them
+        self._generation = -1
+
+    def before_step(self) -> None:
+        """To be called in each step on all ranks; collective in the first one, and where models are
+        compared. Warns of a difference, or raises MismatchError."""
+        process_set = self._process_set
+        if not process_set.included() or (process_set.size() == 1 and not may_grow()):
+            return
+        if self._generation != requests.generation():
+            self._generation = requests.generation()
+            self._steps.clear()
+            self._equality.restart()
+        joins = requests.joins(set_id(process_set))
+        steps = self._steps[joins]
+        self._steps[joins] += 1
+        name = f"{self._scope.name}.digest"
+        with heard_by_all(process_set, name):
+            digest = self._equality.digest(joins, steps)
+        if steps and not digest:
+            return
+        own = np.array([[digest, self._every]], np.int64)
+        digests, intervals = allgather(own, name=name, process_set=process_set).T.tolist()
+        # All as often as the one that does it most often, so that none waits in vain.
+        self._equality.every = min((every for every in intervals if every), default=0)
+        equal = len(set(digests)) == 1
+        self._equality.heard(self._scope.name, max(digests), equal, steps, None)
+        self._equality.tell()
+
+
+def explain(told: Told, remedies: Remedies, equal: int | None, joined: bool = False) -> str | None:
     """How the ranks' models differ, and the likely cause; None: they do not.
 
     `equal`: the number of steps after which they were equal; None: never. `joined`: ranks have
     called join() since.
     """
-    arrays = {name: groups for name, groups in _differences(told, "arrays") if all(groups)}
+    arrays, state = (
+        {name: groups for name, groups in _differences(told, what) if all(groups)}
+        for what in ("arrays", "state")
+    )
     settings = dict(_differences(told, "settings"))
+    values_of = {**settings, **{f"state of {name}": groups for name, groups in state.items()}}
     texts = []
     if arrays:
         names, apart = list(arrays), _apart(told, arrays.values())
@@ -137,14 +223,20 @@ def explain(told: Told, equal: int | None, joined: bool = False) -> str | None:
             f"the ranks have different models: {len(names)} of {counted(total, 'parameter')} "
             f"({_listed(names)}) {'differs' if len(names) == 1 else 'differ'}, on {apart}"
         )
-    for name, groups in [*settings.items()][:_SHOWN]:
+    for name, groups in [*values_of.items()][:_SHOWN]:
         values = [f"{value or 'missing'} on {ranks_text(who)}" for value, who in groups.items()]
         texts.append(f"{name} is {', '.join(values)}")
-    if len(settings) > _SHOWN:
-        texts.append(f"{len(settings) - _SHOWN} more settings differ")
+    if len(values_of) > _SHOWN:
+        texts.append(f"{len(values_of) - _SHOWN} more of these differ")
     if not texts:
         return None
-    return f"{'; '.join(texts)}. {_cause(bool(arrays), bool(settings), equal, joined)}"
+    if not arrays and not state:
+        cause = "Give the optimizer the same settings on all ranks, and step schedulers on all"
+    elif not arrays and not joined:
+        cause = f"The parameters are equal: {remedies.state}"
+    else:
+        cause = _cause(bool(settings), remedies, equal, joined)
+    return f"{'; '.join(texts)}. {cause}"
 
 
 def _differences(told: Told, what: str) -> Iterator[tuple[str, dict[str, list[int]]]]:
@@ -173,18 +265,14 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _cause(arrays: bool, settings: bool, equal: int | None, joined: bool) -> str:
-    if not arrays:
-        return "Give the optimizer the same settings on all ranks, and step schedulers on all"
+def _cause(settings: bool, remedies: Remedies, equal: int | None, joined: bool) -> str:
     if equal is None:
-        text = "They have not been equal before"
-        remedy = "call broadcast_parameters(model.state_dict(), root_rank=0) before training"
-        return f"{text}: {remedy}" + (", and give all ranks the same settings" if settings else "")
+        more = ", and give all ranks the same settings" if settings else ""
+        return f"They have not been equal before: {remedies.first} before training{more}"
     if joined:
         return (
-            "They were equal before join(), and ranks that joined first made fewer steps: call "
-            "broadcast_parameters(model.state_dict(), root_rank=last) and "
-            "broadcast_optimizer_state(optimizer, root_rank=last) after last = join()"
+            "They were equal before join(), and ranks that joined first made fewer steps: "
+            f"{remedies.joined} after last = join()"
         )
     text = f"They were equal after {counted(equal, 'step')}"
     if settings:

@@ -12,12 +12,14 @@ from farandole import __all__ as _neutral
 from farandole import __version__ as __version__
 from farandole.jax.collectives import *  # type: ignore[assignment,no-redef] # noqa: F403
 from farandole.jax.compression import Compression
+from farandole.jax.equality import ModelVerifier
 from farandole.jax.program import typed_errors
 from farandole.jax.training import broadcast_parameters, distributed, grad, value_and_grad
 
 __all__ = [
     *_neutral,
     "Compression",
+    "ModelVerifier",
     "broadcast_parameters",
     "distributed",
     "grad",

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from farandole import ops
 from farandole.calls.arguments import number, shown
+from farandole.equality import Interval
 from farandole.members import ProcessSet
 from farandole.ops import Adasum
 from farandole.torch.compression import AnyCompressor
@@ -36,16 +37,11 @@ class Settings:
     groups: dict[int, tuple[int, int]]  # parameter's id -> (group, its number of members)
     views: bool  # gradient_as_bucket_view
     ranks: ProcessSet  # that of process_set
-    verify_every: int  # steps between comparisons of the ranks' models; 0: none
-    verify_raises: bool  # if they differ, else a warning
+    verify: Interval  # of comparisons of the ranks' models
 
 
-def check_options(
-    op: int, accumulate: str, views: bool, shard_state: bool | str, verify: str
-) -> None:
+def check_options(op: int, accumulate: str, views: bool, shard_state: bool | str) -> None:
     """Raises ValueError for options that are none, or do not go together."""
-    if verify not in ("warn", "raise"):
-        raise ValueError(f"verify is 'warn' or 'raise', not {verify!r}")
     if accumulate not in ("sum", "mean"):
         raise ValueError(f"accumulate is 'sum' or 'mean', not {accumulate!r}")
     if shard_state not in (False, True, "elementwise"):

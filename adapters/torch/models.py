@@ -1,25 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ranks compare of a DistributedOptimizer: its parameters' bytes, and the numbers among its
-groups' settings. On the thread that closes a round."""
+groups' settings and in its state. On the thread that closes a round, or steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
 
-from farandole.equality import Model, fingerprint
+from farandole.equality import Comparison, Interval, Model, Remedies, fingerprint
+from farandole.members import ProcessSet
 from farandole.torch.grad_mode import without_grad
 from farandole.torch.kind import address_of
 
+_BROADCAST = "broadcast_parameters(model.state_dict(), root_rank="
+REMEDIES = Remedies(
+    f"call {_BROADCAST}0)",
+    f"call {_BROADCAST}last) and broadcast_optimizer_state(optimizer, root_rank=last)",
+    "load the same checkpoint on all ranks; without shard_state=True you may call "
+    "broadcast_optimizer_state(optimizer, root_rank=0)",
+)
 # How a step is computed, not what it computes; torch chooses by the device.
 _MEANS = {"params", "foreach", "fused", "capturable", "differentiable"}
 
 
 @without_grad
-def model_of(named: Iterable[tuple[str, Tensor]], optimizer: torch.optim.Optimizer | None) -> Model:
+def model_of(named: Sequence[tuple[str, Tensor]], optimizer: torch.optim.Optimizer | None) -> Model:
     """These parameters and this optimizer, as they are now."""
     # One whose state is divided compares its settings in each step().
     told_apart = getattr(optimizer, "state_is_divided", False)
@@ -30,7 +39,39 @@ def model_of(named: Iterable[tuple[str, Tensor]], optimizer: torch.optim.Optimiz
         for key, value in group.items()
         if key not in _MEANS and (text := _text(value))
     }
-    return Model({name: _fingerprint(x) for name, x in named}, settings)
+    held: Any = getattr(optimizer, "own_state", dict)()
+    without = "" if told_apart else "none"
+    state = {name: _state(held[x]) if x in held else without for name, x in named}
+    return Model({name: _fingerprint(x) for name, x in named}, settings, state)
+
+
+def comparison(
+    optimizer: torch.optim.Optimizer,
+    named: Callable[[torch.optim.Optimizer], Sequence[tuple[str, Tensor]]],
+    process_set: ProcessSet,
+    interval: Interval,
+) -> Callable[[], None]:
+    """What compares the ranks' models if called before each step; does not keep `optimizer`."""
+    whose = ref(optimizer)
+
+    def describe() -> Model:
+        own = whose()
+        assert own is not None  # it steps
+        return model_of(named(own), own)
+
+    return Comparison("model", describe, process_set, interval, REMEDIES).before_step
+
+
+def _state(held: Any) -> str:
+    """What an optimizer has for a parameter, with its numbers: "exp_avg, step 3.0"."""
+    if not isinstance(held, Mapping):
+        return ""
+    found = {
+        str(key): "" if isinstance(value, Tensor) and value.dim() else _text(value)
+        for key, value in held.items()
+        if value is not None
+    }
+    return ", ".join(f"{key} {text}".rstrip() for key, text in sorted(found.items())) or "none"
 
 
 def _text(value: Any) -> str:

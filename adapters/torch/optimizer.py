@@ -19,7 +19,7 @@ from torch import Tensor
 
 from farandole.calls.arguments import check, factors_of
 from farandole.calls.public_call import heard_by_all
-from farandole.config import setting
+from farandole.equality import Interval
 from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Adasum, Average, ReduceOp
 from farandole.start.agency import may_grow
@@ -39,6 +39,7 @@ from farandole.torch.gradients.encoding import sending
 from farandole.torch.gradients.passes import Passes
 from farandole.torch.gradients.reducer import Reducer
 from farandole.torch.kind import check_parameter
+from farandole.torch.models import comparison
 
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
 _made: dict[tuple[type, ...], type] = {}  # by the optimizer's own class and what is put before it
@@ -101,9 +102,10 @@ def DistributedOptimizer(
             state_dict() is collective, and sharded_state_dict() is not. Not with Adasum,
             gradient_as_bucket_view, compressors other than Compression.fp16 and bf16,
             add_param_group(), join() and elastic training.
-        verify_every: every so many steps, and at the first one, all ranks' parameters and the
-            numbers in `param_groups` are compared, in the first backward pass that reduces; 0:
-            never. Default: FARANDOLE_VERIFY_EVERY, 1,000. Not with op Adasum.
+        verify_every: every so many steps, and at the first one, all ranks' parameters, the numbers
+            in `param_groups`, and of the state its names and numbers, as the count of steps, are
+            compared, in the first backward pass that reduces, with op Adasum in step(); 0: never.
+            Default: FARANDOLE_VERIFY_EVERY, 1,000.
         verify: 'warn' once where they differ, or 'raise' MismatchError on all ranks.
         process_set: the ranks that reduce; on others the optimizer stays local.
 
@@ -132,11 +134,9 @@ def DistributedOptimizer(
     with heard_by_all(process_set, extras.Division.MEETING) if shard_state else nullcontext():
         before, after = factors_of(op, gradient_predivide_factor, process_set)
         check(backward_passes_per_step=backward_passes_per_step)
-        if verify_every is None:
-            verify_every = int(setting("FARANDOLE_VERIFY_EVERY"))
-        check(verify_every=verify_every)
+        interval = Interval.of(verify_every, verify)
         _check(optimizer)
-        check_options(op, accumulate, gradient_as_bucket_view, shard_state, verify)
+        check_options(op, accumulate, gradient_as_bucket_view, shard_state)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         names = parameter_names(optimizer, named_parameters)
         for parameter, name in zip(parameters, names, strict=True):
@@ -153,8 +153,7 @@ def DistributedOptimizer(
             groups=assign(parameters, groups, num_groups),
             views=gradient_as_bucket_view,
             ranks=process_set,
-            verify_every=0 if alone else verify_every,
-            verify_raises=verify == "raise",
+            verify=Interval(0, False) if alone else interval,
         )
         if shard_state:
             vouched = shard_state == "elementwise"
@@ -169,7 +168,8 @@ def DistributedOptimizer(
         if alone:
             return adopt(None, kind=ReducingOptimizer)
         deltas = extras.Deltas(process_set, settings.compressor_of, names)
-        return adopt(None, kind=extras.AdasumOptimizer, _deltas=deltas)
+        compare = comparison(optimizer, deltas.named, process_set, interval)
+        return adopt(None, kind=extras.AdasumOptimizer, _deltas=deltas, _before_step=compare)
     kept: dict[str, dict[str, Tensor]] = {}
     make = partial(sending, settings, kept)
     if shard_state and not alone:
@@ -272,6 +272,10 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     def state_is_divided(self) -> bool:
         """Whether each rank has a part of its state only."""
         return False
+
+    def own_state(self) -> dict[Any, Any]:
+        """The state that this rank has, by parameter; not a copy."""
+        return self.state
 
     def _reduces(self) -> bool:
         """Whether its copies would need other ranks, too."""

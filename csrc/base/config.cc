@@ -78,8 +78,8 @@ const Variable kVariables[] = {
      "1: every input is searched for NaN and infinity, which end the call on all ranks", kJobWide,
      &Config::check_numerics, between(0, 1)},
     {"FARANDOLE_VERIFY_EVERY", "", "1000",
-     "steps from one comparison of the ranks' models to the next, in torch's DistributedOptimizer, "
-     "unless its verify_every says it; 0: never",
+     "steps from one comparison of the ranks' models to the next, unless the program says it by "
+     "verify_every; 0: never",
      kJobWide, &Config::verify_every, between(0)},
     {"FARANDOLE_METRICS_PORT", "", "0",
      "first port on which metrics are served to Prometheus, plus the local rank; 0: none", kJobWide,

@@ -209,7 +209,7 @@ class ShardedOptimizer(ReducingOptimizer[Any]):
         parts together are for merge_sharded_state_dicts().
         """
         parts = [piece.part for piece in self._pieces()]
-        with self._state_by_parameter(dict(self._own_state())):
+        with self._state_by_parameter(self.own_state()):
             return {**super().state_dict(), LAYOUT: layout_of(parts)}
 
     def state_dict(self) -> dict[str, Any]:
@@ -255,15 +255,14 @@ class ShardedOptimizer(ReducingOptimizer[Any]):
             raise RuntimeError(f"a parameter of shape {tuple(parameter.shape)} {_LATE}")
         return piece
 
-    def _own_state(self) -> Iterator[tuple[Any, Any]]:
-        """(parameter, state of this rank's piece of it); entries of no parameter as they are."""
+    def own_state(self) -> dict[Any, Any]:
+        """The state of this rank's pieces, by parameter; entries of no parameter as they are."""
         whose = {piece.tensor: piece.parameter for piece in self._pieces()}
-        state: Any = self.state
-        for key, value in state.items():
-            if key in whose:
-                yield whose[key], value
-            elif not isinstance(key, Tensor):
-                yield key, value
+        return {
+            whose.get(key, key): value
+            for key, value in self.state.items()
+            if key in whose or not isinstance(key, Tensor)
+        }
 
     @contextmanager
     def _state_by_parameter(self, state: dict[Any, Any]) -> Iterator[None]:

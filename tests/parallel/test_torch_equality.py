@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -60,6 +61,53 @@ def test_a_flipped_bit(shard_state: bool) -> None:
     with pytest.raises(hvd.MismatchError, match=text) as raised:
         step(model, optimizer, 2)
     assert f"on rank {last()} against rank" in str(raised.value)
+
+
+@pytest.mark.parametrize("fault", ["no broadcast", "a flipped bit", "another learning rate"])
+def test_adasum(fault: str) -> None:
+    """Compared in step(), before it: steps alone are combined, and keep what differs."""
+    model, odd = network(), hvd.rank() == last()
+    if fault == "no broadcast":
+        with torch.no_grad():
+            next(model.parameters()).add_(hvd.rank())
+    optimizer = made(model, op=hvd.Adasum)
+    for number in range(0 if fault == "no broadcast" else 3):
+        step(model, optimizer, number)
+    name, p = next(iter(model.named_parameters()))
+    if fault == "a flipped bit" and odd:
+        p.data.view(torch.int32).view(-1)[3] ^= 1
+    if fault == "another learning rate" and odd:
+        optimizer.param_groups[0]["lr"] = 0.4
+    differs = rf"1 of \d+ parameters \({name}\) differs, on rank"
+    text = {
+        "no broadcast": f"after 0 steps: .*{differs}.*have not been equal before: call broadcast_p",
+        "a flipped bit": f"after 3 steps: .*{differs}.* {last()} against .*equal after 2 steps",
+        "another learning rate": f"after 3 steps: lr of group 0 is 0.1 .*, 0.4 on rank {last()}",
+    }
+    with pytest.raises(hvd.MismatchError, match=text[fault]):
+        step(model, optimizer, 3)
+
+
+def test_adasum_is_compared_every_so_many_steps() -> None:
+    model = network()
+    optimizer = made(model, verify_every=2 if hvd.rank() else 0, op=hvd.Adasum)
+    step(model, optimizer)
+    if hvd.rank() == last():
+        optimizer.param_groups[0]["momentum"] = 0.25
+    step(model, optimizer, 1)
+    with pytest.raises(hvd.MismatchError, match=r"after 2 steps: momentum of group 0 is 0\.5 on"):
+        step(model, optimizer, 2)
+
+
+def test_a_frozen_layer_of_adasum_is_compared() -> None:
+    model = network()
+    frozen = next(iter(model.parameters())).requires_grad_(False)
+    optimizer = made(model, op=hvd.Adasum)
+    step(model, optimizer)
+    if hvd.rank() == last():
+        frozen.data += 1
+    with pytest.raises(hvd.MismatchError, match=r"1 of \d+ parameters \(0\.weight\) differs"):
+        step(model, optimizer, 1)
 
 
 def test_another_learning_rate() -> None:
@@ -152,6 +200,51 @@ def test_the_setting_is_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     step(model, optimizer, 1)
     with pytest.raises(hvd.MismatchError, match=r"after 2 steps: .*lr of group 0 is 0.1 on"):
         step(model, optimizer, 2)
+
+
+def test_a_rank_that_loads_an_older_part_of_a_sharded_state() -> None:
+    model = network()
+    inner = torch.optim.Adam(model.parameters(), lr=0.1)
+    options: Any = {"verify_every": 1, "verify": "raise", "shard_state": True}
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), **options)
+    step(model, optimizer)
+    older = copy.deepcopy(optimizer.sharded_state_dict())
+    for number in range(1, 3):
+        step(model, optimizer, number)
+    if hvd.rank() == last():
+        optimizer.load_state_dict(older)
+    text = r"after 3 steps: state of 0\.weight is exp_avg, exp_avg_sq, step 3\.0 on rank"
+    with pytest.raises(hvd.MismatchError, match=text) as raised:
+        step(model, optimizer, 3)
+    assert f"step 1.0 on rank {last()}" in str(raised.value)
+    assert "The parameters are equal: load the same checkpoint on all ranks" in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["Adam", "SGD"])
+def test_a_state_that_nobody_broadcast(kind: str) -> None:
+    """Rank 0 alone has loaded a checkpoint, and the model only was broadcast after it."""
+    model = network()
+    kinds: Any = {
+        "Adam": lambda: torch.optim.Adam(model.parameters()),
+        "SGD": lambda: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+    }
+    older = kinds[kind]()
+    loss_of(model, batch(0, 0)).backward()
+    older.step()
+    inner = kinds[kind]()
+    if hvd.rank() == 0:
+        inner.load_state_dict(older.state_dict())
+    optimizer = hvd.DistributedOptimizer(
+        inner, model.named_parameters(), verify_every=1, verify="raise"
+    )
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    held = {"Adam": "exp_avg, exp_avg_sq, step 1.0", "SGD": "momentum_buffer"}[kind]
+    text = f"after 0 steps: state of 0.weight is {held} on rank 0, none on rank.*broadcast_optim"
+    with pytest.raises(hvd.MismatchError, match=text):
+        step(model, optimizer)
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    step(model, optimizer)
+    step(model, optimizer)
 
 
 def test_sharded_settings_are_compared_by_the_step_alone() -> None:

@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from farandole.equality import Told, explain, fingerprint
+from farandole.equality import Interval, Remedies, Told, explain, fingerprint
+
+REMEDIES = Remedies("broadcast first", "broadcast from the last one", "load it")
 
 
 def told(*ranks: tuple[dict[str, str], dict[str, str]]) -> Told:
-    return [{"rank": r, "arrays": a, "settings": s} for r, (a, s) in enumerate(ranks)]
+    one: dict[str, Any] = {"state": {}}
+    return [{**one, "rank": r, "arrays": a, "settings": s} for r, (a, s) in enumerate(ranks)]
 
 
 def test_a_slice_of_many_counts() -> None:
@@ -22,24 +27,45 @@ def test_a_slice_of_many_counts() -> None:
 
 
 def test_the_rank_that_most_differ_from_is_named() -> None:
-    text = explain(told(({"w": "a"}, {}), ({"w": "b"}, {}), ({"w": "a"}, {})), 7)
+    text = explain(told(({"w": "a"}, {}), ({"w": "b"}, {}), ({"w": "a"}, {})), REMEDIES, 7)
     assert text is not None
     assert "1 of 1 parameter (w) differs, on rank 1 against ranks 0, 2" in text
     assert "They were equal after 7 steps" in text
 
 
 def test_a_model_that_nobody_broadcast_after_join() -> None:
-    text = explain(told(({"w": "a"}, {}), ({"w": "b"}, {})), 0, joined=True)
+    text = explain(told(({"w": "a"}, {}), ({"w": "b"}, {})), REMEDIES, 0, joined=True)
     assert text is not None
     assert "equal before join(), and ranks that joined first made fewer steps" in text
+    assert text.endswith("broadcast from the last one after last = join()")
 
 
 @pytest.mark.parametrize("other", [{"w": ""}, {"w": "a"}])
 def test_what_a_rank_cannot_read_is_no_difference(other: dict[str, str]) -> None:
-    assert explain(told(({"w": "a"}, {"lr": "1"}), (other, {"lr": "1"})), None) is None
+    same = {"lr": "1"}
+    assert explain(told(({"w": "a"}, same), (other, same)), REMEDIES, None) is None
 
 
 def test_a_setting_that_one_rank_lacks() -> None:
-    text = explain(told(({}, {"lr of group 0": "0.1"}), ({}, {})), None)
+    text = explain(told(({}, {"lr of group 0": "0.1"}), ({}, {})), REMEDIES, None)
     assert text is not None
     assert text.startswith("lr of group 0 is 0.1 on rank 0, missing on rank 1.")
+
+
+def test_wrong_options() -> None:
+    with pytest.raises(ValueError, match="verify is 'warn' or 'raise', not 'log'"):
+        Interval.of(3, "log")
+    with pytest.raises(ValueError, match="verify_every is -1"):
+        Interval.of(-1, "warn")
+    assert Interval.of(0, "raise") == (0, True)
+
+
+def test_state() -> None:
+    """What one rank keeps elsewhere is no difference."""
+    ranks = told(({}, {}), ({}, {}), ({}, {}))
+    for one, state in zip(ranks, ("step 3", "none", ""), strict=True):
+        one["state"] = {"w": state, "v": state and "step 3"}
+    assert explain(ranks[::2], REMEDIES, None) is None
+    assert explain(ranks[:2], REMEDIES, None) == (
+        "state of w is step 3 on rank 0, none on rank 1. The parameters are equal: load it"
+    )

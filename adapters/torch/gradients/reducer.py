@@ -32,7 +32,7 @@ from farandole.torch.gradients.encoding import Sending
 from farandole.torch.gradients.gradient import Gradient
 from farandole.torch.gradients.passes import Passes, of_task, task_id
 from farandole.torch.gradients.reduction import Reduction
-from farandole.torch.models import model_of
+from farandole.torch.models import REMEDIES, model_of
 
 # Makes what sends a parameter's gradients: of the Call and the group (its name in calls, its number
 # of members) of the plain form, the parameter and its name.
@@ -63,7 +63,7 @@ class Reducer:
         whose = ref(optimizer)
         self._equality = Equality(
             lambda: model_of([(g.name, g.parameter) for g in self.gradients], whose()),
-            *(settings.ranks, settings.verify_every, settings.verify_raises),
+            *(settings.ranks, settings.verify, REMEDIES),
         )
         self.serial = next(_serials)  # equal on all ranks, up to a constant
         self.gradients: list[Gradient] = []
