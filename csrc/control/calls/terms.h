@@ -35,6 +35,7 @@ class Terms {
   int joined() const { return joined_; }
   // Adds a refusal; the call will fail.
   void refuse(int member, Failure failure);
+  const Failure& refused() const { return refused_; }  // the first; code kOk: none
 
   // The groups that its members name: one, or several if they disagree. A group on whose size they disagree
   // is left out: its calls then fail one by one.

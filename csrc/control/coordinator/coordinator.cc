@@ -281,7 +281,9 @@ void Coordinator::leave(Rank from, const Leave& leave) {
     if (broken_ || member < 0) continue;
     set->left.insert(member);
     for (Call* call : calls_.waiting(*set)) {
-      calls_.give_up(*set, *call, blame_leavers(*set, call->key(), call->request()));
+      const Failure& refused = call->terms().refused();
+      calls_.give_up(*set, *call,
+                     refused ? refused : blame_leavers(*set, call->key(), call->request()));
     }
     messages_.leave(*set, from);
     set->drop_groups();

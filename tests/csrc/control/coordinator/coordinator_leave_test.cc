@@ -27,6 +27,21 @@ TEST(a_rank_that_leaves_normally_fails_what_needs_it) {
   CHECK_EQ(only<Run>(job.publish()).set, others);
 }
 
+TEST(what_a_rank_refused_before_it_left_is_told) {
+  for (const char* name : {"x", ""}) {
+    Job job(3);
+    job.submit(0, tensor(name));
+    job.report(2, Refuse{{kWorldSet, name, 0}, {ErrorCode::kWrongType, "bad"}});
+    CHECK_EQ(kinds(job.publish()), "");
+    job.report(2, Leave{false, ""});
+    const Failure failure = only<Fail>(job.publish()).failure;
+    CHECK(failure.code == ErrorCode::kWrongType);
+    CHECK_EQ(failure.text, "bad");
+    job.submit(1, tensor(name));
+    contains(only<Fail>(job.publish()).failure.text, "rank 2 finished normally and left");
+  }
+}
+
 TEST(a_set_may_open_after_a_member_has_left) {
   Job job(3);
   job.submit_all(add_set_of({1, 2}), no_input());
