@@ -70,7 +70,7 @@ class Decider:
         self._began = self._without = now  # _without: since when there is no world
         self.crew = Crew(record.term, rules.silence, rules.cooldown)  # what agents have told
         self._sent = 0
-        self._idle = 0  # deaths since the last progress
+        self._idle = 0  # deaths since the last progress; a world that failed counts as its ranks'
         self._late = float("inf")  # when a rank that has not come is ended
         self.leaves = False  # whether all ranks shall end
         self._ended_well = record.ended
@@ -166,7 +166,7 @@ class Decider:
         rules, done = self._rules, self._record.done
         size = max(1, len(self._record.world.members), rules.least)
         if self._idle >= (rules.restarts + 1) * size:
-            self.fail(f"{counted(self._idle, 'death')} without a commit: that is enough")
+            self.fail(f"{counted(self._idle, 'failure')} without a commit: that is enough")
         if now > self._without + rules.patience and not self._ending():
             least = counted(rules.least, "rank")
             self.fail(f"{rules.patience:g} s (--elastic-timeout) without hosts for {least}")
@@ -279,10 +279,13 @@ class Decider:
         return now >= self._began + self._rules.gather and len(here) == len(near)
 
     def _enter(self, here: list[Rank], newest: bool) -> None:
+        before = self._record.world
+        if not newest and {rank.name for rank in here}.issuperset(before.members):
+            self._idle += len(before.members)  # it never began, though nobody was lost
         # Before the first world the disk may have the commit of a job that had no supervisor.
-        in_memory = newest and self._record.world.number > 0
+        in_memory = newest and before.number > 0
         disk = NOTHING if in_memory else self._journal.commit()
-        world = next_world(self._record.world, here, disk, self._rules.most)
+        world = next_world(before, here, disk, self._rules.most)
         if self._write(Record(self._record.term, world, self._record.done if newest else 0)):
             self._late = float("inf")
             self.worlds += 1

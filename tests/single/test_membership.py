@@ -129,6 +129,21 @@ def test_who_hangs_is_ended(stalled: bool, seconds: float) -> None:
     assert world.members == (first, second)
 
 
+def test_worlds_that_never_begin_end_the_job() -> None:
+    """All live, and meet again and again: that is no progress."""
+    job = Job(rules=replace(RULES, restarts=2))
+    world = 0
+    while job.wanted.ranks:
+        for name in job.ranks:
+            job.ranks[name] = Rank(name, Standing(world, away=True))
+        world += 1
+        assert job.tell().world.number == min(world, 4)
+    for name in job.ranks:
+        job.end(name, End.LOST)
+    job.tell()
+    assert job.decider.outcome == "9 failures without a commit: that is enough"
+
+
 def test_who_hangs_while_it_waits_is_ended() -> None:
     """Its agent goes on to hear of worlds, but it enters none."""
     job = Job()
