@@ -17,6 +17,7 @@ from farandole.membership.crew import Crew, News
 from farandole.membership.journal import Journal, Record
 from farandole.membership.next_world import (
     choose,
+    ended_well,
     has_ended,
     is_away,
     is_broken,
@@ -99,8 +100,9 @@ class Decider:
         known = max(self._record.world.start, news.before.standing.commit)
         if rank.standing.commit > known:
             self._idle = 0
-        self._ended_well |= rank.end is End.WELL
-        if rank.end is End.FAILED and not self._failure:
+        if ended_well(rank, self._record):
+            self._ended_well = True
+        elif rank.end is End.FAILED and not self._failure:
             self._failure, self.code = self._named(news.host, rank.name, rank.text), rank.code
         elif rank.end is End.LOST:
             self._lose(news.host, rank.name, rank.text, now)
@@ -131,7 +133,8 @@ class Decider:
         if self._journal.term() != self._record.term:
             self.outcome = SUPERSEDED
             return {}
-        self._forget_lost_hosts(now)
+        for news in self.crew.forget(now - self._rules.gone):
+            self._note(news, now)
         if self._ended_well and not self._record.ended:  # before agents forget that process
             self._write(self._record._replace(ended=True))
         self._end_where_it_ends(now)
@@ -151,11 +154,6 @@ class Decider:
             name: Wanted(self._record.term, self._sent, heard, () if self._failure else ranks, view)
             for name, heard, ranks in self.crew.wanted()
         }
-
-    def _forget_lost_hosts(self, now: float) -> None:
-        """An agent that was silent for so long has ended its processes."""
-        for host, rank in self.crew.forget(now - self._rules.gone):
-            self._lose(host, rank.name, "was lost: its host does not answer", now)
 
     # ---- the end
 
