@@ -2,12 +2,12 @@
 """farandole beside raw MPI and Gloo on two simulated hosts: time, and what crosses the link.
 
     python benchmarks/hosts.py [--ranks 2 4] [--rates 1gbit none] [--wires mpi tcp]
-                               [--rounds N] [--json FILE]
+                               [--checksums on off] [--rounds N] [--json FILE]
 
 Hosts are network namespaces (tests/harness/hosts.py; needs root), their link is shaped by tc's tbf.
-In each combination of ranks a host and rate, in a job for each wire
-(FARANDOLE_WIRE), in turns: blocking allreduces in place of float32, all peers in
-turn and every result checked; the 161 gradients of ResNet-50; what an idle job costs.
+In each combination of ranks a host and rate, in a job for each wire (FARANDOLE_WIRE; without
+FARANDOLE_WIRE_CHECKSUM its name ends in -), in turns: blocking allreduces in place of float32, all
+peers in turn and every result checked; the 161 gradients of ResNet-50; what an idle job costs.
 
 `wire` is the time that the link needs: B = 2 (n - 1) / n times the tensor's bytes leave each of n
 hosts, in frames of at most 1,448 bytes with 66 bytes of Ethernet, IP and TCP headers, so
@@ -87,7 +87,7 @@ def bits_per_second(rate: str) -> float:
 
 
 def rows_of_job(
-    ranks: int, rate: str, by: str, arguments: Sequence[str]
+    ranks: int, rate: str, wire: str, checksum: str, arguments: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Runs this program on two hosts that are made for it, and gives each row as it comes."""
     from harness.hosts import simulated_hosts
@@ -100,7 +100,9 @@ def rows_of_job(
         if rate != "none":
             hosts.shape(rate)
         argv = [sys.executable, str(JOB), "--rate", rate, *arguments]
-        env = {**hosts.environment(), "OMP_NUM_THREADS": "1", "FARANDOLE_WIRE": by}
+        env = {**hosts.environment(), "OMP_NUM_THREADS": "1", "FARANDOLE_WIRE": wire}
+        env["FARANDOLE_WIRE_CHECKSUM"] = checksum
+        by = wire if checksum == "on" else f"{wire}-"
         with mpi_job(argv, HOSTS * ranks, env, hosts.mpi_args()) as job:
             for line in job.process.lines():
                 if line.startswith(MARK):
@@ -138,6 +140,7 @@ def main() -> int:
     add("--ranks", type=int, nargs="+", default=[2, 4], help="of a host")
     add("--rates", nargs="+", default=["1gbit", "none"], help="of the link, as tc has it, or none")
     add("--wires", nargs="+", default=["mpi", "tcp"], help="FARANDOLE_WIRE of each job")
+    add("--checksums", nargs="+", choices=("on", "off"), default=["on"], help="of messages")
     add("--rounds", type=int, default=1, help="of jobs, one for each wire")
     add("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES")
     add("--peers", nargs="+", choices=PEERS, default=PEERS)
@@ -161,11 +164,12 @@ def start(options: argparse.Namespace) -> int:
     arguments += ["--peers", *options.peers]
     arguments += ["--seconds", str(options.seconds), "--turns", str(options.turns)]
     combinations = [
-        (n, rate, by)
+        (n, rate, wire, checksum)
         for n in options.ranks
         for rate in options.rates
         for _ in range(options.rounds)
-        for by in options.wires
+        for wire in options.wires
+        for checksum in options.checksums
     ]
     peers = len(options.peers)
     each = peers * len(options.sizes) * ("blocking" in options.only)
@@ -175,14 +179,14 @@ def start(options: argparse.Namespace) -> int:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("rows", total=each * len(combinations))
         console.print(HEAD)
-        for ranks, rate, by in combinations:
+        for ranks, rate, wire, checksum in combinations:
             case: dict[str, Row] = {}
-            for values in rows_of_job(ranks, rate, by, arguments):
+            for values in rows_of_job(ranks, rate, wire, checksum, arguments):
                 rows.append(values)
                 progress.advance(task)
                 if values["what"] == "idle":
                     console.print(
-                        f"{values['ranks']:7}{rate:7}{by:5}idle: "
+                        f"{values['ranks']:7}{rate:7}{values['by']:5}idle: "
                         f"{1e3 * values['ours']:.2f} ms of CPU a second in a rank's threads of "
                         f"ours, {1e3 * values['others']:.2f} in all others; "
                         f"{values['packets']:.1f} packets a second from a host"

@@ -52,28 +52,36 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         >>> hvd.is_initialized()
         True
     """
-    global _job, _comm, _ended, _parting
     with _lock:
-        if _job is not None:
-            return
-        unmet.excuse()
-        with limits.typed():
-            if agency.connect() is not None:
-                leaving.install(_end)
-            job = bootstrap.connect(comm, _parting)
-        agreement = _Agreement(job)
-        try:
-            sets = _start(agreement, process_sets)
-            _job, _comm, _ended = job, comm, ""
-            requests.restart()
+        while _job is None:
+            try:
+                _meet(comm, process_sets)
+            except RETRIED as reason:
+                if not agency.meets_again(reason):
+                    raise
+
+
+def _meet(comm: Any, process_sets: Any) -> None:
+    """Starts the runtime in the next world."""
+    global _job, _comm, _ended, _parting
+    unmet.excuse()
+    with limits.typed():
+        if agency.connect() is not None:
             leaving.install(_end)
-            job.on_finalize(leaving.leave_now)
-            agreement.agree(_register(sets), None)
-            _parting = None
-        except BaseException as reason:
-            _job = None
-            _undo(agreement, reason)
-            raise
+        job = bootstrap.connect(comm, _parting)
+    agreement = _Agreement(job)
+    try:
+        sets = _start(agreement, process_sets)
+        _job, _comm, _ended = job, comm, ""
+        requests.restart()
+        leaving.install(_end)
+        job.on_finalize(leaving.leave_now)
+        agreement.agree(_register(sets), None)
+        _parting = None
+    except BaseException as reason:
+        _job = None
+        _undo(agreement, reason)
+        raise
 
 
 class _Agreement:

@@ -8,7 +8,7 @@ import contextlib
 
 from farandole import runtime, topology
 from farandole._library import check, lib
-from farandole.errors import RETRIED, StallError, counted
+from farandole.errors import StallError, counted
 from farandole.membership.words import NOTHING, World
 from farandole.start import agency
 
@@ -34,6 +34,7 @@ class Worlds:
         if not self.agent.alone:
             self._world = self._present()
             return False
+        runtime.leave_anew()
         self.agent.alone = False
         self.agent.leave(met=True)
         self._enter()
@@ -60,13 +61,7 @@ class Worlds:
 
     def _enter(self) -> None:
         before = self._world
-        while True:
-            try:
-                runtime.leave_anew(runtime.patience())
-                runtime.init()
-                break
-            except RETRIED as reason:
-                self.agent.leave(stalled=isinstance(reason, StallError))
+        runtime.init()
         self._world = self._present()
         _tell(before, self._world)
 

@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first minutes on a card, under ten: what NCCL and CUDA do there, beside what the double says.
+"""The first minutes on a card, under ten: what farandole, NCCL and CUDA do there.
 
     python tools/gpu_first_minutes.py [--double] [STEP ...]
 
 Steps run in order, each in processes of its own with a limit, and print `pass`, the first thing
-that differs, or `needs` and what they lack; the next one runs in any case. Ranks share the card
-where there is only one, each with an NCCL_HOSTID of its own. --double runs the same steps on the
-test double: of tests that need a card, those that show the same there. The exit code is the number
-of steps that have failed.
+that differs from the double, or `needs` and what they lack; the next one runs in any case. All run
+at one rank, but for the facts about two; what needs more is in `gpu_run.sh test`, which comes next.
+--double runs the same steps on the test double: of tests that need a card, those that show the same
+there. The exit code is the number of steps that have failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,11 +29,18 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from harness import gpu  # noqa: E402
-from harness.mpirun import MPI_ENVIRONMENT, find_mpirun  # noqa: E402
-from harness.process import JobError  # noqa: E402
+from harness.mpirun import MPI_ENVIRONMENT  # noqa: E402
+from harness.proc import processes_of_sessions, sessions_below  # noqa: E402
+from harness.process import JobError, wait_until_gone  # noqa: E402
 
 DOUBLE = ROOT / "build" / "release" / "tests" / "libgpu_double.so"
 LIBRARIES = ("CUDA", "NCCL", "NVRTC")
+# Seconds. All steps end within the ten minutes of one call on a lent machine. The first import of
+# torch and CuPy's compilation count.
+LIMITS = {"doctor": 120, "sanitizer": 120, "collectives": 120, "facts-1": 60, "facts-2": 60}
+GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+# As in gpu_run.sh: plugins of pytest, and warnings, that are none of ours.
+PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_timeout"}
 
 # What tests/csrc/lib/gpu/gpu_double says, by ranks; read in NCCL 2.28.9. "alone": before others.
 FACTS = {
@@ -82,40 +91,61 @@ for dtype in (torch.uint8, torch.bfloat16, torch.float32):
 hvd.shutdown()
 """
 
-# Ranks that share a card if they must, as those of tests/gpu.
-DOCTOR = """
-import os, sys
-from harness import gpu
-gpu.share(int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))))
-from farandole.tools.cli import main
-sys.exit(main(["doctor", "--all"]))
-"""
-
 
 class Needs(Exception):
     """What a step lacks here."""
 
 
+def _start(*command: str, **environment: str) -> subprocess.Popen[str]:
+    """A command in a session of its own."""
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        start_new_session=True,
+    )
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """Ends a command and all that it has started: an orphan would keep the card.
+
+    SIGTERM comes first, since pytest then ends the job that it runs in another session.
+    """
+    sessions = sessions_below(child.pid)
+    for process in processes_of_sessions({child.pid}):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE
+    while processes_of_sessions(sessions) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    wait_until_gone(sessions, kill=True)
+    child.wait()
+
+
 def facts(size: int) -> dict[str, str]:
     """What rank 0 of `size` has seen; raises RuntimeError where a rank has failed."""
+    tool, deadline = (
+        str(ROOT / "tools" / "gpu_facts.py"),
+        time.monotonic() + LIMITS[f"facts-{size}"],
+    )
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(ROOT / "tools" / "gpu_facts.py")]
         ranks = [
-            subprocess.Popen(
-                [*command, str(rank), str(size), folder],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={**os.environ, "NCCL_HOSTID": f"first-{rank}", "GPU_DOUBLE_FOLDER": folder},
+            _start(
+                *(sys.executable, tool, str(rank), str(size), folder),
+                NCCL_HOSTID=f"first-{rank}",
+                GPU_DOUBLE_FOLDER=folder,
             )
             for rank in range(size)
         ]
         try:
-            said = [rank.communicate(timeout=90)[0] for rank in ranks]
+            said = [rank.communicate(timeout=deadline - time.monotonic())[0] for rank in ranks]
         finally:
             for process in ranks:
-                process.kill()
-                process.wait()
+                _end(process)
     for rank, process in enumerate(ranks):
         if process.returncode != 0:
             raise RuntimeError(f"rank {rank}: {said[rank].strip()[-300:]}")
@@ -131,44 +161,30 @@ def _check_facts(size: int) -> str:
     return ""
 
 
-def _run(limit: int, *command: str, **environment: str) -> str:
-    """What a command writes; raises RuntimeError with the last words of one that fails."""
+def run(limit: float, *command: str) -> str:
+    """What a command writes; RuntimeError with the last words of one that fails or is late."""
     path = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     with tempfile.TemporaryDirectory() as folder:
         of_double = {"FARANDOLE_TEST_FOLDER": folder, "GPU_DOUBLE_FOLDER": folder}
-        env = {**os.environ, **MPI_ENVIRONMENT, **of_double, "PYTHONPATH": path, **environment}
+        child = _start(*command, **MPI_ENVIRONMENT, **PYTEST, **of_double, PYTHONPATH=path)
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=limit, cwd=ROOT, env=env
-            )
+            text = child.communicate(timeout=limit)[0]
         except subprocess.TimeoutExpired as late:
-            words = (late.stdout or b"").decode(errors="replace").strip().splitlines()
-            raise RuntimeError(" | ".join([f"no end within {limit} s", *words[-3:]])) from late
-    text = done.stdout + done.stderr
+            _end(child)
+            words = child.communicate()[0].strip().splitlines()
+            raise RuntimeError(" | ".join([f"no end within {limit:g} s", *words[-3:]])) from late
+        finally:
+            _end(child)
     words = text.strip().splitlines()
     failed = [line for line in words if line.startswith(("FAILED", "ERROR", "E  "))] or words[-3:]
-    if done.returncode != 0:
-        raise RuntimeError(" | ".join(failed[:3]) or f"code {done.returncode}")
+    if child.returncode != 0:
+        raise RuntimeError(" | ".join(failed[:3]) or f"code {child.returncode}")
     return text
 
 
-def _tests(limit: int, path: str, ranks: int, chosen: str = "") -> str:
-    """Tests of a file; `chosen` as pytest's -k. Where all are skipped Needs says why."""
-    python = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
-    inner = [f"--inner=-k '{chosen}'"] if chosen else []
-    text = _run(limit, *python, path, "--ranks", str(ranks), *inner)
-    found = re.search(r"^(\d+) tests passed on all ranks", text, re.MULTILINE)
-    if found and int(found[1]) > 0:
-        return ""
-    skipped = re.search(r"^SKIPPED.*?: (.*)$", text, re.MULTILINE)
-    raise Needs(skipped[1].removeprefix("needs ") if skipped else f"a test that {path} has not")
-
-
-def _doctor(ranks: int, double: bool) -> str:
+def _doctor(double: bool) -> str:
     """Its first row about GPUs that is not well. The double has no arrays for the self test."""
-    command = [find_mpirun(), "-n", str(ranks)] if ranks > 1 else []
-    text = _run(90, *command, sys.executable, "-c", DOCTOR, **gpu.environment())
-    text = re.sub(r"\x1b\[[\d;]*m", "", text)  # under mpirun it has colours
+    text = run(LIMITS["doctor"], sys.executable, "-m", "farandole", "doctor", "--all")
     for row in ("CUDA", "NVRTC", "NCCL", *([] if double else ["self test, GPU"])):
         if not re.search(rf"^ok\W+{row}\b", text, re.MULTILINE):
             found = re.search(rf"^.*\b{row}\b.*$", text, re.MULTILINE)
@@ -177,46 +193,41 @@ def _doctor(ranks: int, double: bool) -> str:
 
 
 def _sanitizer(double: bool) -> str:
+    """Only our kernels: torch's would take minutes."""
     command = [sys.executable, "-c", ODD.format(double=double)]
-    if double:
-        _run(90, *command)
-        return ""
-    if reason := gpu.why_not():
+    if not double and (reason := gpu.why_not()):
         raise Needs(reason.removeprefix("needs "))
-    if not shutil.which("compute-sanitizer"):
-        _run(90, *command)
-        raise Needs("compute-sanitizer, of CUDA's toolkit; without it the results are right")
-    _run(90, "compute-sanitizer", "--error-exitcode", "9", *command)
-    return ""
+    there = not double and shutil.which("compute-sanitizer")
+    if there:
+        command[:0] = [there, "--kernel-regex", "kns=farandole_", "--error-exitcode", "9"]
+    run(LIMITS["sanitizer"], *command)
+    if double or there:
+        return ""
+    raise Needs("compute-sanitizer, of CUDA's toolkit; without it the results are right")
+
+
+def _collectives(double: bool) -> str:
+    """Where all tests are skipped Needs says why."""
+    path = f"tests/{'parallel/test_gpu_table.py' if double else 'gpu/test_collectives.py'}"
+    options = ("-q", "-x", "-p", "no:cacheprovider", "-W", "default", "--inner=-Wdefault")
+    command = (sys.executable, "-m", "pytest", path, "--ranks", "1", *options)
+    text = run(LIMITS["collectives"], *command)
+    found = re.search(r"^(\d+) tests passed on all ranks", text, re.MULTILINE)
+    if found and int(found[1]) > 0:
+        return ""
+    skipped = re.search(r"^SKIPPED.*?: (.*)$", text, re.MULTILINE)
+    raise Needs(skipped[1].removeprefix("needs ") if skipped else f"a test that {path} has not")
 
 
 def _steps(double: bool) -> dict[str, Callable[[], str]]:
     """Every step's name, and what runs it: an empty text is a pass."""
-    files = {  # on a card, and on the double
-        "collectives": ("gpu/test_collectives.py", "parallel/test_gpu_table.py"),
-        "streams": ("gpu/test_streams.py", "parallel/test_gpu_arrays.py"),
-        "sets": ("gpu/test_collectives.py", "parallel/test_gpu_bucket_view.py"),
-        "windows": ("gpu/test_bucket_view.py", "parallel/test_gpu_bucket_view.py"),
-        "capture": ("gpu/test_torch_adapter.py", "parallel/test_gpu_torch.py"),
+    return {
+        "doctor": lambda: _doctor(double),
+        "sanitizer": lambda: _sanitizer(double),
+        "collectives": lambda: _collectives(double),
+        "facts-1": lambda: _check_facts(1),
+        "facts-2": lambda: _check_facts(2),
     }
-    steps: dict[str, Callable[[], str]] = {}
-
-    def tests(name: str, ranks: int, chosen: str = "") -> Callable[[], str]:
-        path = f"tests/{files[name][double]}"
-        return lambda: _tests(90, path, ranks, chosen)
-
-    for size in FACTS:
-        steps[f"facts-{size}"] = lambda size=size: _check_facts(size)
-    for size in (1, 2):
-        steps[f"doctor-{size}"] = lambda size=size: _doctor(size, double)
-    for size in (1, 2):
-        steps[f"collectives-{size}"] = tests("collectives", size)
-    steps["streams"] = tests("streams", 2, "streams or handle or repeat" if double else "")
-    steps["sets"] = tests("sets", 4, "process_sets")
-    steps["windows"] = tests("windows", 2)
-    steps["sanitizer"] = lambda: _sanitizer(double)
-    steps["capture"] = tests("capture", 2, "graph_repeats or held_up")
-    return steps
 
 
 def main() -> int:
@@ -225,6 +236,7 @@ def main() -> int:
     parser.add_argument("--double", action="store_true", help="on the test double")
     parser.add_argument("steps", nargs="*", metavar="STEP")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the steps end their children
     if asked.double:
         os.environ.update({f"FARANDOLE_{name}_LIBRARY": str(DOUBLE) for name in LIBRARIES})
         if not DOUBLE.exists():

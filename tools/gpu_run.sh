@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# gpu_run.sh test|bench [PYTHON] [pytest options]: what `make test-gpu` and `make bench-gpu` do, for machines without make too.
+# gpu_run.sh first|test|bench [PYTHON] [options]: the first minutes on a card (tools/gpu_first_minutes.py), then what
+# `make test-gpu` and `make bench-gpu` do, for machines without make too. Each ends within ten minutes, in a call of its own.
 # The environment is build/gpu-venv, on top of what PYTHON has installed (tools/gpu_venv.sh). Results are left in build/gpu, or
 # in the folder that RESULTS names, as they come: a run that is cut off leaves what it has.
 set -euo pipefail
@@ -21,6 +22,9 @@ mkdir -p "$results"
 PYTHONPATH=tests "$bin/python" -m harness.gpu
 
 case $what in
+  first)
+    "$bin/python" tools/gpu_first_minutes.py "$@" 2>&1 | tee "$results/first.txt"
+    ;;
   test)
     status=0
     timeout -k 10 470 "$bin/python" -m pytest tests/gpu --keep-going --budget 420 --report "$results/tests.json" \
@@ -43,7 +47,7 @@ case $what in
     } 2>&1 | tee "$results/bench.txt"
     ;;
   *)
-    echo "test or bench, not $what" >&2
+    echo "first, test or bench, not $what" >&2
     exit 2
     ;;
 esac

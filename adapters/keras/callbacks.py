@@ -5,8 +5,9 @@ Keras 3; Keras calls them on the thread that trains."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 import farandole
 from farandole.calls.public_call import collective_then
 from farandole.calls.requests import Op
+from farandole.equality import Comparison, Interval, Model, Remedies, fingerprint_of
 from farandole.members import ProcessSet, global_process_set
 
 _STATE, _METRICS = "keras.state", "keras.metrics"  # names of the calls
@@ -98,6 +100,72 @@ def write_back(model: Any) -> None:
     """Within fit() on JAX, whose variables lie elsewhere meanwhile: brings them back."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
+
+
+_REMEDIES = Remedies(
+    "pass hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit()",
+    "call hvd.broadcast_state(model, root_rank=last)",
+    "",  # not compared
+)
+
+
+class VerifyModelCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Compares the ranks' weights, and the numbers in their optimizers' configurations.
+
+    It does so before the first batch that fit() trains, and then before one in `verify_every`.
+    Frozen weights are compared too; what layers learn without an optimizer, as the statistics of
+    BatchNormalization, is not.
+
+    verify_every: batches from one comparison to the next, 0 for none; None: FARANDOLE_VERIFY_EVERY,
+    1,000. Where ranks differ, the smallest but 0 holds. verify: 'warn' once where ranks differ, or
+    'raise' MismatchError on all ranks.
+
+    Examples:
+        >>> callback = hvd.callbacks.VerifyModelCallback(verify="raise")
+    """
+
+    def __init__(
+        self,
+        verify_every: int | None = None,
+        verify: Literal["warn", "raise"] = "warn",
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        super().__init__()
+        interval = Interval.of(verify_every, verify)
+        self._comparison = Comparison("model", self._describe, process_set, interval, _REMEDIES)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """A hook of Keras."""
+        self._comparison.before_step()
+
+    def _describe(self) -> Model:
+        write_back(self.model)
+        named = _learned(self.model)
+        values = values_of(list(named.values()))
+        arrays = {name: fingerprint_of(x) for name, x in zip(named, values, strict=True)}
+        optimizer = getattr(self.model, "optimizer", None)
+        settings = {} if optimizer is None else dict(_numbers(optimizer.get_config()))
+        return Model(arrays, settings, {})
+
+
+def _learned(model: Any) -> dict[str, Any]:
+    """Weights that an optimizer changes, or would if they were not frozen, by names that are the
+    same on all ranks: Keras numbers layers by how many a process has made."""
+    trained = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
+    return {
+        f"weights[{number}] {re.sub('(_[0-9]+)+(?=/)', '', v.path)}": v
+        for number, v in enumerate(model.weights)
+        if id(v) in trained
+    }
+
+
+def _numbers(config: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """(path, text) of the numbers in a configuration, which may be nested."""
+    if isinstance(config, dict):
+        for key, value in config.items():
+            yield from _numbers(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(config, (int, float)):
+        yield name, f"{config:.7g}"  # the precision in which Keras keeps a learning rate
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]

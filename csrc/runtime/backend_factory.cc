@@ -107,6 +107,7 @@ std::unique_ptr<Lane> BackendFactory::lane_across_hosts(SetId id, const ProcessS
     setup.names.push_back("rank " + std::to_string(rank) + " on " +
                           fabric_.host_names()[static_cast<size_t>(rank)]);
   }
+  setup.checksums = config_.wire_checksum == "on";
   setup.watch = phases_of_(id);
   return std::make_unique<Lane>(std::make_unique<HierarchicalBackend>(std::move(setup)));
 }

@@ -16,6 +16,9 @@ enum class EventKind : uint8_t {
   kDone,        // a tensor's result is there; without a call: a bucket has moved
   kError,       // a call failed; without a call: the job
   kPeerDied,    // `value`: the rank
+  // Found in a call's tensor, at element `sequence`.
+  kWireFault,   // `value`: the rank that sent them
+  kAuditFault,  // `value`: the rank that made the result
   // For the timeline only; `value`: duration in nanoseconds.
   kWait,     // a caller was blocked
   kStage,    // a block's phase: own input made accessible to peers

@@ -28,6 +28,17 @@ struct OpenWait {
 };
 thread_local OpenWait open_wait;
 
+FlightEvent event_of(EventKind kind, const RecordedCall& call) {
+  return {.call = call.call,
+          .bytes = call.bytes,
+          .bucket = call.bucket,
+          .name = call.name,
+          .set = call.set,
+          .kind = kind,
+          .op = static_cast<uint8_t>(call.op),
+          .dtype = static_cast<uint8_t>(call.dtype)};
+}
+
 }  // namespace
 
 Recorder::Recorder(FlightMemory memory, int local, FlightPage::Identity identity)
@@ -46,7 +57,7 @@ void Recorder::record(FlightEvent event) {
   if (!page_.events[number % FlightPage::kEvents].write(number, event, event.bytes_used())) {
     page_.dropped.fetch_add(1, std::memory_order_relaxed);
   }
-  if (traced()) timeline_.add(event);
+  if (timeline_.listens()) timeline_.add(event);
 }
 
 // One thread at a time takes places, and any thread gives them back.
@@ -71,17 +82,6 @@ void Recorder::close(const RecordedCall& call) {
   int64_t open = call.call;
   if (!page_.open[call.place].compare_exchange_strong(open, 0)) return;  // has ended before
   places_[call.place / 64].fetch_and(~(uint64_t{1} << call.place % 64), std::memory_order_release);
-}
-
-FlightEvent Recorder::event_of(EventKind kind, const RecordedCall& call) const {
-  return {.call = call.call,
-          .bytes = call.bytes,
-          .bucket = call.bucket,
-          .name = call.name,
-          .set = call.set,
-          .kind = kind,
-          .op = static_cast<uint8_t>(call.op),
-          .dtype = static_cast<uint8_t>(call.dtype)};
 }
 
 void Recorder::submitted(RecordedCall& call, uint64_t sequence, std::span<const int64_t> shape) {
@@ -176,6 +176,16 @@ void Recorder::job_failed(const Failure& failure) {
   if (failure.code != ErrorCode::kShutdown) page_.state = LifeState::kFailed;
 }
 
+std::string Recorder::found_fault(EventKind kind, const RecordedCall& call, uint64_t element,
+                                  Rank by) {
+  FlightEvent event = event_of(kind, call);
+  event.sequence = element;
+  event.value = by;
+  record(event);
+  tally_.faults.fetch_add(1, std::memory_order_relaxed);
+  return std::string(page_.labels.at(call.name));
+}
+
 void Recorder::peer_died(Rank rank, int its_local) {
   record({.value = rank, .kind = EventKind::kPeerDied});
   LifeState running = LifeState::kRunning;  // a rank that has left may end
@@ -207,7 +217,7 @@ void Recorder::wait_ends(bool over) {
   if (!over) return;
   const int64_t took = now_ns() - open_wait.begun_ns;
   tally_.wait_ns.add(static_cast<uint64_t>(std::max<int64_t>(took, 0)));
-  if (traced()) {
+  if (timeline_.listens()) {
     timeline_.add({.time_ns = open_wait.begun_ns,
                    .value = took,
                    .name = open_wait.name,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -46,6 +47,9 @@ class Recorder {
   // A bucket of `tensors` tensors begins to move; returns the time.
   int64_t launched(SetId set, uint64_t bucket, size_t tensors, uint64_t bytes);
   void moved(SetId set, uint64_t bucket, uint64_t bytes, int64_t launched_ns);
+  // `kind`: a fault's, found at this element of the call's tensor; `by`: who has sent or made it. Returns the tensor's
+  // name; empty: it has none.
+  std::string found_fault(EventKind kind, const RecordedCall& call, uint64_t element, Rank by);
   void job_failed(const Failure& failure);
   void peer_died(Rank rank, int its_local);
   void left();
@@ -64,12 +68,10 @@ class Recorder {
   const FlightMemory& memory() const { return memory_; }
 
  private:
-  bool traced() const { return timeline_.listening().load(std::memory_order_relaxed); }
   void record(FlightEvent event);
   void keep_failure(const Failure& failure);
   size_t open(const FlightEvent& submit);
   void close(const RecordedCall& call);
-  FlightEvent event_of(EventKind kind, const RecordedCall& call) const;
 
   FlightMemory memory_;
   FlightPage& page_;

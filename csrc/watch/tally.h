@@ -32,8 +32,9 @@ struct Tally {
   std::atomic<uint64_t> bytes;    // of tensors that are done
   std::atomic<uint64_t> buckets;  // moved
   std::atomic<uint64_t> moving_ns;
-  Histogram negotiation_ns;  // submit to log entry
-  Histogram wait_ns;         // callers blocked in wait
+  std::atomic<uint64_t> faults;  // results and messages found to be wrong
+  Histogram negotiation_ns;      // submit to log entry
+  Histogram wait_ns;             // callers blocked in wait
   Histogram bucket_bytes;
   Histogram bandwidth;  // MB/s: bytes of a bucket by time from launch to done
   // Current state

@@ -30,6 +30,7 @@ class Timeline {
 
   // ---- Any thread, at any time
   const std::atomic<bool>& listening() const { return listening_; }
+  bool listens() const { return listening_.load(std::memory_order_relaxed); }
   bool marks_cycles() const { return mark_cycles_.load(std::memory_order_relaxed); }
   void add(const FlightEvent& event);
 

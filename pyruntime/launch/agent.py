@@ -256,6 +256,7 @@ class _Hands:
             self._tell_rank(name, ["begin", self._decides.world_of(name)])
             process.called, process.connected, process.pid = True, True, int(rest[0])
             process.said = None  # what an earlier program in it has said is over
+            self._decides.ends(name, None)
         elif what == "standing":
             self._act(self._decides.said(name, decode(Standing, rest[0])))
         elif what == "blob":
@@ -264,6 +265,7 @@ class _Hands:
             self._tell(["blob", name, world, turn, data])
         elif what == "end":
             process.said = End(rest[0]), str(rest[1])
+            self._decides.ends(name, process.said[0])
 
     def rank_hung_up(self, number: int) -> None:
         """Its connection has ended: so has its program."""

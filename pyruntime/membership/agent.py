@@ -102,6 +102,10 @@ class Agent:
         self._ranks[name] = self._ranks[name]._replace(standing=standing)
         return [Tell(name, self._view)]
 
+    def ends(self, name: str, end: End | None) -> None:
+        """Takes a rank's last words; None: its program is followed by another one."""
+        self._ranks[name] = self._ranks[name]._replace(said=end)
+
     def ended(self, name: str, end: End, text: str = "", code: int = 0) -> None:
         """Notes that a process is gone."""
         self._ranks[name] = self._ranks[name]._replace(end=end, text=text, code=code)

@@ -37,6 +37,12 @@ class _Agent:
         return [rank for rank in self.ranks.values() if rank.end is None]
 
 
+def _lose_ranks(agent: _Agent, text: str) -> Iterator[News]:
+    for rank in agent.alive():
+        agent.ranks[rank.name] = rank._replace(end=End.LOST, text=text)
+        yield News(agent.host, rank, agent.ranks[rank.name])
+
+
 class Crew:
     """For the Decider."""
 
@@ -73,10 +79,7 @@ class Crew:
             if agent.host == host and agent.number != _NEVER:
                 agent.number, agent.going = _NEVER, False
                 agent.dropped.clear()
-                for rank in agent.alive():
-                    lost = rank._replace(end=End.LOST, text="was lost with the agent of its host")
-                    agent.ranks[rank.name] = lost
-                    yield News(host, rank, lost)
+                yield from _lose_ranks(agent, "was lost with the agent of its host")
 
     def cut_off(self, name: str) -> None:
         """The connection to this agent has ended."""
@@ -110,12 +113,12 @@ class Crew:
             return 0
         return agent.slots if self._slots is None else self._slots.get(agent.host, 0)
 
-    def forget(self, before: float) -> Iterator[tuple[str, Rank]]:
-        """Forgets agents that were not heard since then; their living processes, with hosts."""
+    def forget(self, before: float) -> Iterator[News]:
+        """Forgets agents that were not heard since then, which have ended their processes."""
         for name, agent in list(self._agents.items()):
             if agent.heard < before:
                 del self._agents[name]
-                yield from ((agent.host, rank) for rank in agent.alive())
+                yield from _lose_ranks(agent, "was lost: its host does not answer")
 
     # ---- who is there
 

@@ -17,6 +17,7 @@ from farandole.membership.crew import Crew, News
 from farandole.membership.journal import Journal, Record
 from farandole.membership.next_world import (
     choose,
+    ended_well,
     has_ended,
     is_away,
     is_broken,
@@ -70,7 +71,7 @@ class Decider:
         self._began = self._without = now  # _without: since when there is no world
         self.crew = Crew(record.term, rules.silence, rules.cooldown)  # what agents have told
         self._sent = 0
-        self._idle = 0  # deaths since the last progress
+        self._idle = 0  # deaths since the last progress; a world that failed counts as its ranks'
         self._late = float("inf")  # when a rank that has not come is ended
         self.leaves = False  # whether all ranks shall end
         self._ended_well = record.ended
@@ -99,8 +100,9 @@ class Decider:
         known = max(self._record.world.start, news.before.standing.commit)
         if rank.standing.commit > known:
             self._idle = 0
-        self._ended_well |= rank.end is End.WELL
-        if rank.end is End.FAILED and not self._failure:
+        if ended_well(rank, self._record):
+            self._ended_well = True
+        elif rank.end is End.FAILED and not self._failure:
             self._failure, self.code = self._named(news.host, rank.name, rank.text), rank.code
         elif rank.end is End.LOST:
             self._lose(news.host, rank.name, rank.text, now)
@@ -131,7 +133,8 @@ class Decider:
         if self._journal.term() != self._record.term:
             self.outcome = SUPERSEDED
             return {}
-        self._forget_lost_hosts(now)
+        for news in self.crew.forget(now - self._rules.gone):
+            self._note(news, now)
         if self._ended_well and not self._record.ended:  # before agents forget that process
             self._write(self._record._replace(ended=True))
         self._end_where_it_ends(now)
@@ -152,11 +155,6 @@ class Decider:
             for name, heard, ranks in self.crew.wanted()
         }
 
-    def _forget_lost_hosts(self, now: float) -> None:
-        """An agent that was silent for so long has ended its processes."""
-        for host, rank in self.crew.forget(now - self._rules.gone):
-            self._lose(host, rank.name, "was lost: its host does not answer", now)
-
     # ---- the end
 
     def _ending(self) -> bool:
@@ -166,7 +164,7 @@ class Decider:
         rules, done = self._rules, self._record.done
         size = max(1, len(self._record.world.members), rules.least)
         if self._idle >= (rules.restarts + 1) * size:
-            self.fail(f"{counted(self._idle, 'death')} without a commit: that is enough")
+            self.fail(f"{counted(self._idle, 'failure')} without a commit: that is enough")
         if now > self._without + rules.patience and not self._ending():
             least = counted(rules.least, "rank")
             self.fail(f"{rules.patience:g} s (--elastic-timeout) without hosts for {least}")
@@ -279,10 +277,13 @@ class Decider:
         return now >= self._began + self._rules.gather and len(here) == len(near)
 
     def _enter(self, here: list[Rank], newest: bool) -> None:
+        before = self._record.world
+        if not newest and {rank.name for rank in here}.issuperset(before.members):
+            self._idle += len(before.members)  # it never began, though nobody was lost
         # Before the first world the disk may have the commit of a job that had no supervisor.
-        in_memory = newest and self._record.world.number > 0
+        in_memory = newest and before.number > 0
         disk = NOTHING if in_memory else self._journal.commit()
-        world = next_world(self._record.world, here, disk, self._rules.most)
+        world = next_world(before, here, disk, self._rules.most)
         if self._write(Record(self._record.term, world, self._record.done if newest else 0)):
             self._late = float("inf")
             self.worlds += 1

@@ -42,6 +42,13 @@ def is_broken(all_: Sequence[Rank], record: Record) -> bool:
     return failed or any(rank.end is End.LOST for rank in members)
 
 
+def ended_well(rank: Rank, record: Record) -> bool:
+    """Whether it has; one that was lost with its host had said so, when training had ended. (Of one
+    that was lost alone there is an exit code.)"""
+    late = rank.end is End.LOST and not rank.code and record.done > 0
+    return rank.end is End.WELL or (late and rank.said is End.WELL)
+
+
 def has_ended(here: Sequence[Rank], world: World) -> bool:
     """Whether all members have finished a call of training."""
     done = {x.name for x in here if x.standing.finished and x.standing.world == world.number}

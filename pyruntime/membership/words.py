@@ -72,6 +72,7 @@ class Rank(NamedTuple):
     end: End | None = None  # None: it lives
     text: str = ""  # about the end
     code: int = 0  # its exit code; less than 0: the signal that has ended it
+    said: End | None = None  # how it is about to end, as it says
 
 
 class Status(NamedTuple):

@@ -27,6 +27,7 @@ def explain(pages: Sequence[Page]) -> list[str]:
     lines = [*_ranks(pages), *_story(pages)]
     findings = [
         *_deaths(pages),
+        *_faults(pages),
         *_mismatches(shared),
         *(text for kind, text in _failures(pages) if kind != "StallError"),
         *_waiting(pages, shared),
@@ -91,6 +92,30 @@ def _deaths(pages: Sequence[Page]) -> Iterator[str]:
     for rank in sorted(died, key=lambda rank: died[rank]):
         own = known.get(rank)
         yield f"rank {rank} died" + (f"; {_last_word(own)}." if own else ".")
+
+
+def _faults(pages: Sequence[Page]) -> Iterator[str]:
+    """Bytes that hardware has changed. If several ranks find the same, who made them errs."""
+    found: dict[tuple[str, str, int, int], list[int]] = {}
+    for page in pages:
+        for event in page["events"]:
+            if event["kind"] in ("wire fault", "audit fault"):
+                what = f"{event['op']} {event['name'] or 'unnamed'}"
+                key = (event["kind"], what, event["seq"], event["value"])
+                found.setdefault(key, []).append(page["rank"])
+    for (kind, what, element, by), ranks in found.items():
+        if kind == "wire fault":
+            yield (
+                f"bytes of {what} came from rank {by} changed to {ranks_text(ranks)}: memory or "
+                "network of one of the two hosts is faulty."
+            )
+            continue
+        suspect = by if len(ranks) > 1 else ranks[0]
+        others = "" if suspect == by else f" or rank {by}"
+        yield (
+            f"{ranks_text(ranks)} found element {element} of {what}, which rank {by} had reduced, "
+            f"to be wrong: a processor or memory that rank {suspect}{others} uses is faulty."
+        )
 
 
 def _terms(call: Call) -> dict[str, object]:

@@ -49,6 +49,7 @@ _COUNTERS = {
         "Bytes of this rank that others used in place: zero copy",
     ),
     "moving_ns": ("moving_seconds", _NS, "Seconds in which a bucket was moved"),
+    "faults_found": ("faults_found", 1.0, "Messages that hardware has changed"),
     "late_times": ("late_times", 1.0, "Times that this rank was the last to submit a call"),
     "late_ns": ("late_seconds", _NS, "Seconds by which it then came after the first rank"),
     "sleeps": ("sleeps", 1.0, "Times that a thread of the core has slept until it was woken"),

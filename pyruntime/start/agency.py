@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from farandole.errors import RETRIED, LibraryError, PeerError, StallError, counted
+from farandole.errors import LibraryError, PeerError, StallError, counted
 from farandole.membership.member import Member
 from farandole.membership.words import JOINS, End, View, World, decode, encode
 from farandole.start import ancestry
@@ -129,11 +129,7 @@ class Agency:
             self._met.clear()
             self._tell_standing()
         rank = world[0].members.index(self._member.name)
-        try:
-            return AgencyBootstrap(self, world[0], rank)
-        except RETRIED as reason:
-            self.leave(stalled=isinstance(reason, StallError))
-            raise
+        return AgencyBootstrap(self, world[0], rank)
 
     def exchange(self, world: World, turn: int, data: bytes, seconds: float) -> list[bytes]:
         """The data of all members; collective. Raises PeerError and StallError."""
@@ -247,6 +243,16 @@ def connect() -> Agency | None:
                 f"{reason}"
             ) from reason
     return _agency
+
+
+def meets_again(reason: Exception) -> bool:
+    """Whether this rank, whose init() has failed for a reason that another attempt may not have,
+    shall meet the others in the next world. It has left the present one then."""
+    if _agency is None or _agency.alone:
+        return False
+    os.write(2, f"farandole: {reason}; this rank meets the others again\n".encode())
+    _agency.leave(stalled=isinstance(reason, StallError))
+    return True
 
 
 def may_grow() -> bool:

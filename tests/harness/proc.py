@@ -19,6 +19,7 @@ _PY_SPY_SECONDS = 30
 class ProcessInfo:
     pid: int
     state: str  # one letter, as in ps
+    parent: int
     session: int
     command: str
 
@@ -29,6 +30,20 @@ class ProcessInfo:
 
 def processes_of_sessions(sessions: set[int]) -> list[ProcessInfo]:
     """Living processes (zombies do not count) that belong to one of these sessions."""
+    return [process for process in _processes() if process.session in sessions]
+
+
+def sessions_below(leader: int) -> set[int]:
+    """The session of a process that leads one, and those of its living descendants."""
+    family, found = {leader}, {leader}
+    processes = _processes()
+    while children := {p.pid for p in processes if p.parent in family} - family:
+        family |= children
+        found |= {p.session for p in processes if p.pid in children}
+    return found
+
+
+def _processes() -> list[ProcessInfo]:
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -36,8 +51,9 @@ def processes_of_sessions(sessions: set[int]) -> list[ProcessInfo]:
         with contextlib.suppress(OSError):  # it may end while we look
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             command = (folder / "cmdline").read_bytes().decode(errors="replace")
-            if fields[0] not in "ZX" and int(fields[3]) in sessions:
-                found.append(ProcessInfo(int(folder.name), fields[0], int(fields[3]), command))
+            if fields[0] not in "ZX":
+                parent, session = int(fields[1]), int(fields[3])
+                found.append(ProcessInfo(int(folder.name), fields[0], parent, session, command))
     return found
 
 

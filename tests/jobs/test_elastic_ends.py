@@ -104,6 +104,32 @@ def test_an_agent_that_is_killed(elastic_ranks: Start, tmp_path: Path) -> None:
     check(out, 2)
 
 
+LINGERS = """
+import atexit, signal
+import farandole.runtime
+from farandole.start import agency
+
+def lingers():  # when all is said; the answer to the second one comes when the supervisor knows
+    for turn in (98, 99):
+        agency._agency.exchange(world, turn, b"", 60.0)
+    print("lingers", flush=True)
+    signal.pause()
+
+atexit.register(lingers)
+"""
+
+
+def test_a_host_that_is_lost_when_all_have_ended_well(elastic_ranks: Start) -> None:
+    """Their last words count, though no agent tells that they have ended."""
+    source = training().replace("fd.init()\n", f"{LINGERS}fd.init()\n")
+    job = elastic_ranks(source + "world = farandole.runtime.met_by().world\n", 2)
+    job.process.wait_for_output("lingers")
+    os.kill(agent_of(job), signal.SIGKILL)
+    out = job.finish().check().out
+    assert story(out)[-1] == "the job has finished in 1 world"
+    check(out, 2)
+
+
 def test_an_agent_that_is_stopped(elastic_ranks: Start, tmp_path: Path) -> None:
     """For ever: it is ended, and its ranks with it; those of another one go on from the disk."""
     limits = {"FARANDOLE_CHECKPOINT_SECONDS": "0", "FARANDOLE_PEER_TIMEOUT": "3"}

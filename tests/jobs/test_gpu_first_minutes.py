@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """tools/gpu_first_minutes.py passes on the double, so a card is compared with what that says."""
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from harness.proc import processes_of_sessions
 
 ROOT = Path(__file__).resolve().parents[2]
 DOUBLE = ROOT / "build" / "release" / "tests" / "libgpu_double.so"
@@ -13,7 +16,7 @@ TOOL = ROOT / "tools" / "gpu_first_minutes.py"
 
 
 @pytest.mark.skipif(not DOUBLE.exists(), reason="needs `make programs`")
-@pytest.mark.parametrize("step", ["facts-1", "facts-2", "doctor-1", "doctor-2", "sanitizer"])
+@pytest.mark.parametrize("step", ["doctor", "sanitizer", "collectives", "facts-1", "facts-2"])
 def test_the_double_passes(step):
     command = [sys.executable, str(TOOL), "--double", step]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -31,3 +34,26 @@ def test_what_differs_is_named_and_counted(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "split returns: 0, and 5 on the double" in done.stdout
+
+
+# A command that takes no notice of SIGTERM, and its child in another session.
+_STUBBORN = """
+trap "" TERM
+setsid sh -c 'echo $$ >> pids; exec sleep 1000' &
+echo $$ >> pids; echo last words
+wait
+"""
+
+
+def test_nothing_outlives_a_step_that_is_late(tmp_path):
+    spec = importlib.util.spec_from_file_location("first_minutes", TOOL)
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    tool.GRACE = 0.1
+    pids = tmp_path / "pids"
+    script = _STUBBORN.replace("pids", str(pids))
+    with pytest.raises(RuntimeError, match=r"no end within 5 s \| last words"):
+        tool.run(5, "sh", "-c", script)
+    leaders = {int(pid) for pid in pids.read_text().split()}
+    assert len(leaders) == 2
+    assert not processes_of_sessions(leaders)

@@ -91,7 +91,8 @@ class Process:
         self._member = Member(name)
         self.turn = 0  # rises with each thing that it does
         self.lives, self.hangs = True, False
-        self._signalled = False
+        self._signalled = self._trained = False
+        self.was_killed = False  # not with its host
         self._count = self._saved = 0
         self._fabric: Fabric | None = None
         self._later(self._simulation.random.uniform(0.2, 3), self._wait)
@@ -117,7 +118,7 @@ class Process:
         self._simulation.later(seconds, self.unless_it_goes_on(action))
 
     def hear(self, view: View) -> None:
-        if not self.can_act():
+        if not self.can_act() or self._trained:
             return
         before = self._member.standing
         self._member.hear(view)
@@ -142,26 +143,37 @@ class Process:
         self._go_on()
 
     def signal(self) -> None:
-        """It leaves after its next commit; before its training a signal ends it."""
+        """It leaves after its next commit; before and after its training a signal ends it."""
         self._signalled = True
-        if self._member.standing.world == 0:
+        if self._member.standing.world == 0 or self._trained:
             self.end(End.LOST)
 
     def fail(self, stalled: bool) -> None:
-        self._count = self._saved
-        self._wait(stalled=stalled)
+        if not self._trained:
+            self._count = self._saved
+            self._wait(stalled=stalled)
 
     def _go_on(self) -> None:
         standing = self._member.standing
         if self._member.stay():
             assert self._count == SAMPLES, "training has ended too early"
-            self.end(End.WELL)
+            self._trained = True
+            self._later(self._simulation.random.uniform(0, 1), self._say_well)
         elif standing.away and self._member.leaves and standing.world == 0:
             self.end(End.LEFT)
         elif (world := self._member.enter()) is not None:
             self._tell()
             self._fabric = self._simulation.fabric(world)
             self._later(self._simulation.random.uniform(0, 0.2), lambda: self._sync(world))
+
+    def _say_well(self) -> None:
+        if not self.node.stopped:
+            self.node.agent.ends(self.name, End.WELL)
+            self.node.send_status()
+        random = self._simulation.random
+        if random.random() < 0.05:
+            self._later(random.uniform(0, 1), partial(self._simulation.lose, self.node))
+        self._later(random.uniform(0, 1), partial(self.end, End.WELL))
 
     def _sync(self, world: World) -> None:
         book = self._simulation.book
@@ -238,7 +250,8 @@ class Process:
             if self._fabric is not None:
                 self._fabric.leave(self.name, end not in (End.WELL, End.LEFT))
             if self.node.lives and not self.node.stopped:
-                self.node.agent.ended(self.name, end, "killed")
+                self.was_killed = end is End.LOST
+                self.node.agent.ended(self.name, end, "killed", -9 * self.was_killed)
                 self.node.send_status()
 
 
@@ -317,6 +330,7 @@ class Chief:
         self._simulation, self.host = simulation, host
         self._since = simulation.now
         self.decider = Decider(simulation.rules, simulation.book, simulation.now)
+        self._well: set[str] = set()  # who has said that it ends well
         self._going: dict[str, set[str]] = {}  # by agent whose host is taken away: its processes
         self._wanted: dict[str, set[str]] = {}  # by agent
         self.lives = True
@@ -343,8 +357,20 @@ class Chief:
             if status.going:
                 known = {rank.name for rank in status.ranks} | self._wanted.get(status.agent, set())
                 self._going.setdefault(status.agent, known)
+            self._well |= {rank.name for rank in status.ranks if rank.said is End.WELL}
             self.decider.hear(status, self._simulation.now)
             self._step()
+
+    def check_end(self) -> None:
+        """A job has failed only if one of the last world was lost before it could say how it ends,
+        or alone."""
+        if self.decider.outcome == "":
+            return
+        assert self.decider.outcome == "a process was lost when others had ended well"
+        simulation = self._simulation
+        names = simulation.book.record.world.members
+        lost = [name for name in names if simulation.processes[name].was_killed]
+        assert lost or not self._well.issuperset(names), "all had said that they end well"
 
     def _step(self) -> None:
         if self.asleep or self.decider.outcome is not None:
@@ -411,6 +437,12 @@ class Simulation:
         name = f"{host}.{len(self.nodes)}"
         self.nodes[name] = Node(self, name, host)
 
+    def lose(self, node: Node) -> None:
+        """A host loses power for a time."""
+        if node.lives:
+            node.die()
+            self.later(self.random.uniform(0, 20), lambda: self.add_node(node.host))
+
     def _harm(self) -> None:
         random, alive = self.random, self.alive()
         nodes = [node for node in self.nodes.values() if node.lives]
@@ -421,10 +453,8 @@ class Simulation:
         elif what == 3 and alive:
             random.choice(alive).hangs = True
         elif what == 4:
-            node = random.choice(nodes) if nodes else None
-            if node is not None:
-                node.die()
-                self.later(random.uniform(0, 20), lambda: self.add_node(node.host))
+            if nodes:
+                self.lose(random.choice(nodes))
         elif what == 5:
             self.add_node(f"h{len(self.nodes)}")
         elif what == 6:
@@ -497,7 +527,7 @@ class Simulation:
             action()
             outcome = self.chiefs[-1].decider.outcome
             if outcome is not None and self.chiefs[-1].lives and self.now > FAULTS_UNTIL + 1:
-                assert outcome in ("", "a process was lost when others had ended well"), outcome
+                self.chiefs[-1].check_end()
                 assert self.book.record.done or self.chiefs[-1].decider.leaves
                 return
 

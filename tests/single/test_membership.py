@@ -3,19 +3,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from simulation.elastic import Simulation
 
 from farandole.errors import CheckpointError
-from farandole.launch.journal import FileJournal, contact
-from farandole.launch.meetings import Meetings
 from farandole.membership.agent import Agent, Kill, Start, Tell
 from farandole.membership.decider import Decider, Rules
 from farandole.membership.journal import Journal, Record
@@ -30,8 +24,6 @@ from farandole.membership.words import (
     View,
     Wanted,
     World,
-    decode,
-    encode,
 )
 
 RULES = Rules(least=1, most=3, late=5.0, stalled=0.5, gather=0.0)
@@ -129,6 +121,21 @@ def test_who_hangs_is_ended(stalled: bool, seconds: float) -> None:
     assert world.members == (first, second)
 
 
+def test_worlds_that_never_begin_end_the_job() -> None:
+    """All live, and meet again and again: that is no progress."""
+    job = Job(rules=replace(RULES, restarts=2))
+    world = 0
+    while job.wanted.ranks:
+        for name in job.ranks:
+            job.ranks[name] = Rank(name, Standing(world, away=True))
+        world += 1
+        assert job.tell().world.number == min(world, 4)
+    for name in job.ranks:
+        job.end(name, End.LOST)
+    job.tell()
+    assert job.decider.outcome == "9 failures without a commit: that is enough"
+
+
 def test_who_hangs_while_it_waits_is_ended() -> None:
     """Its agent goes on to hear of worlds, but it enters none."""
     job = Job()
@@ -179,6 +186,27 @@ def test_training_is_done_when_all_say_so() -> None:
         job.ranks[name] = job.ranks[name]._replace(end=End.WELL)
     job.tell()
     assert job.decider.outcome == ""
+
+
+@pytest.mark.parametrize(("said", "done"), [(True, True), (True, False), (False, True)])
+def test_a_host_that_is_lost_at_the_end(said: bool, done: bool) -> None:
+    """Last words of its ranks count, if training had ended."""
+    job = Job()
+    members = job.begin()
+    for name in members:
+        job.stand(name, 1, 9, away=True, finished=done)
+    job.tell()
+    for name in members:
+        job.stand(name, 1, 9)
+        job.ranks[name] = job.ranks[name]._replace(said=End.WELL if said else None)
+    job.end(members[0], End.WELL)
+    job.tell()
+    job.decider.step(job.now + RULES.gone + 1)
+    late = "a process was lost when others had ended well"
+    if done:
+        assert job.decider.outcome == ("" if said else late)
+    else:
+        assert "a process ended well when others" in str(job.decider.outcome)
 
 
 def test_who_is_done_goes_on_in_no_world_when_asked_to_leave() -> None:
@@ -472,102 +500,3 @@ def test_an_agent_asks_its_ranks_to_leave_after_half_of_the_lease() -> None:
     assert not agent.idle
     agent.ended("x", End.LOST)
     assert agent.idle
-
-
-# ---- words, the journal and meetings
-
-
-WORDS = [
-    World(3, ("a", "b+"), Commit(2, 7), True),
-    View(World(1, ("a",)), 1, 1, 1, True, 2),
-    Standing(1, True, 1, Commit(1, 2), 1, True, True),
-    Status("a", 3, "h", 2, (Rank("x"), Rank("y", end=End.LOST, text="ü", code=-9)), True),
-    Wanted(1, 2, 3, ("x",), View()),
-    Record(4, World(2, ("a",)), 1, True),
-]
-
-
-@pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)
-def test_words_as_text(word: Any) -> None:
-    kind, text = type(word), encode(word)
-    assert decode(kind, text) == word
-    fields = json.loads(text)
-    for garbage in ("", "{", "null", "7", "[]", "[" * 100_000, json.dumps([*fields, 1])):
-        with pytest.raises(ValueError):  # noqa: PT011
-            decode(kind, garbage)
-    for place in range(len(fields)):
-        wrong = [*fields]
-        wrong[place] = {"no": "such"}
-        with pytest.raises(ValueError):  # noqa: PT011
-            decode(kind, json.dumps(wrong))
-
-
-def test_terms_of_the_journal(tmp_path: Path) -> None:
-    folder = tmp_path / "job"
-    assert contact(folder) is None
-    first, second = (FileJournal(folder, f"@{key}", key) for key in ("01", "02"))
-    record = first.take()
-    assert record == Record(1)
-    assert contact(folder) == ("@01", "01")
-    world = World(1, ("1.1", "1.2"))
-    assert first.write(record._replace(world=world))
-    assert second.take() == Record(2, world)
-    assert (first.term(), second.term()) == (2, 2)
-    assert not first.write(record._replace(world=World(2))), "another one has taken over"
-    assert contact(folder) == ("@02", "02")
-    second.close()
-    assert contact(folder) is None
-    third = FileJournal(folder, "@03", "03").take()
-    assert third == Record(3, World(1)), "nobody lives; the numbers go on"
-    assert (folder / "job.json").stat().st_mode & 0o777 == 0o600
-
-
-def test_supervisors_take_terms_in_turn(tmp_path: Path) -> None:
-    """At once, in many processes: no term is given twice."""
-    program = (
-        "import sys; from pathlib import Path; from farandole.launch.journal import FileJournal\n"
-        "journal = FileJournal(Path(sys.argv[1]), '@', '00')\n"
-        "print(*(journal.take().term for _ in range(20)))"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path / "job")]
-    several = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    terms = [int(word) for each in several for word in each.communicate()[0].split()]
-    assert sorted(terms) == list(range(1, 81))
-
-
-@pytest.mark.parametrize("text", ["{", "[1]", '{"closed": false, "record": "[7]"}'])
-def test_a_journal_that_is_damaged(tmp_path: Path, text: str) -> None:
-    (tmp_path / "job.json").write_text(text)
-    (tmp_path / "job.json").chmod(0o600)
-    with pytest.raises(CheckpointError, match=r"job\.json is damaged"):
-        FileJournal(tmp_path, "@", "00").take()
-
-
-def test_a_folder_of_others_holds_no_journal(tmp_path: Path) -> None:
-    """Whoever may write there could tell agents what to start."""
-    folder = tmp_path / "job"
-    FileJournal(folder, "@", "00").take()
-    folder.chmod(0o777)
-    for opens in (FileJournal(folder, "@", "01").take, lambda: contact(folder)):
-        with pytest.raises(CheckpointError, match="chmod go-w"):
-            opens()
-
-
-def test_meetings() -> None:
-    meetings: Meetings[str] = Meetings()
-    meetings.begin(World(1, ("x", "y")))
-    meetings.put("a", "x", 1, 1, "of x")
-    meetings.put("b", "z", 1, 1, "of a stranger")
-    meetings.put("b", "y", 2, 1, "too early")
-    assert meetings.answers() == []
-    meetings.put("b", "y", 1, 1, "of y")
-    answer = ["met", 1, 1, {"x": "of x", "y": "of y"}]
-    assert meetings.answers() == [("a", answer), ("b", answer)]
-    assert meetings.answers() == [], "once"
-    meetings.put("b", "y", 1, 1, "of y")
-    assert meetings.answers() == [("b", answer)], "what comes twice is answered twice"
-    meetings.begin(World(2, ("y",)))
-    meetings.put("a", "x", 1, 2, "too late")
-    meetings.begin(World(1, ("x", "y")))
-    meetings.put("b", "y", 2, 1, "mine")
-    assert meetings.answers() == [("b", ["met", 2, 1, {"y": "mine"}])]

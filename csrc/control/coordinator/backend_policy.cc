@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "control/coordinator/backend_policy.h"
 
+#include <algorithm>
 #include <string>
 
 #include "base/error.h"
@@ -67,7 +68,12 @@ void BackendPolicy::open(const SetState& set) {
   const BackendKind backend = backend_of(set);
   // The other ranks don't know a pair, so they can't take part.
   const bool all_here = sets_.world().left.empty() && !is_pair(set.id);
-  outbox_.write(SetUp{set.id, "", "", backend, all_here, set.ranks});
+  // Members that differ in this would call the library with different operators.
+  constexpr size_t kFewestOnSwitch = 3;
+  const bool plain_sums =
+      set.ranks.size() >= kFewestOnSwitch &&
+      std::ranges::all_of(set.ranks, [&](Rank rank) { return gpus_.at(rank).multicast; });
+  outbox_.write(SetUp{set.id, "", "", backend, all_here, plain_sums, set.ranks});
   open_[set.id];
 }
 

@@ -138,10 +138,10 @@ void visit(V& v, auto& x) {
   } else if constexpr (std::is_same_v<T, CloseSet>) {
     v(x.set), visit(v, x.key);
   } else if constexpr (std::is_same_v<T, UseGpu>) {
-    v(x.uuid), v(x.host), v(x.library), v(x.name);
+    v(x.uuid), v(x.host), v(x.library), v(x.name), v(x.multicast);
   } else if constexpr (std::is_same_v<T, SetUp>) {
     v(x.set), v(x.step), v(x.bytes), v.enumeration(x.backend, kBackendKindCount), v(x.all_here),
-        v(x.ranks);
+        v(x.plain_sums), v(x.ranks);
   } else if constexpr (std::is_same_v<T, Abort> || std::is_same_v<T, Lost>) {
     visit(v, x.failure);
   } else if constexpr (std::is_same_v<T, ReadyMany>) {

@@ -122,6 +122,7 @@ struct UseGpu {
   Rank host = 0;        // the lowest rank of its host
   std::string library;  // of GPU collectives, with its version; empty: it has none that works
   std::string name;
+  bool multicast = false;  // it hangs on a switch that can add
 };
 // How a set's tensors on GPUs travel: through host memory, or by the library that all its members have.
 enum class BackendKind : int32_t { kStaged, kLibrary };
@@ -136,6 +137,7 @@ struct SetUp {
   // ---- of the first step
   BackendKind backend = BackendKind::kLibrary;
   bool all_here = false;         // no rank of the world has left, and all know the set
+  bool plain_sums = false;       // the library gets unweighted sums only: its switch may add them
   std::vector<Rank> ranks = {};  // of the set
 };
 // The rank's user waits: leaders forward its reports at once, until the rank's next Ready. Consumed by

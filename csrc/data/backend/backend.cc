@@ -24,7 +24,13 @@ bool Lane::step() {
     backend_->begin(buckets_.front().parts);
     begun_ = true;
   }
-  Progress progress = backend_->step();
+  Progress progress = Progress::kWaiting;
+  try {
+    progress = backend_->step();
+  } catch (const DataFault& fault) {
+    if (buckets_.front().faulty) buckets_.front().faulty(fault);
+    throw;
+  }
   if (progress != Progress::kFinished) return progress == Progress::kMoved;
   begun_ = false;
   Bucket finished = std::move(buckets_.front());

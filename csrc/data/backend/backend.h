@@ -61,6 +61,29 @@ struct PhaseWatch {
   }
 };
 
+// Bytes that have changed where nobody changes them: hardware is faulty. Ends the job, because results that were
+// correct before may be wrong, too.
+class DataFault : public Error {
+ public:
+  enum class Kind {
+    kWire,   // a message arrived otherwise than it was sent
+    kAudit,  // a result is not what its inputs, reduced again, give
+  };
+  struct Place {
+    size_t part;     // of the bucket; where a message has more, its first
+    int member;      // who sent the message, or made the result
+    size_t element;  // of the part
+  };
+  DataFault(Kind kind, Place place, const std::string& text)
+      : Error(ErrorCode::kPeer, text), kind_(kind), place_(place) {}
+  Kind kind() const { return kind_; }
+  const Place& place() const { return place_; }
+
+ private:
+  Kind kind_;
+  Place place_;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -87,11 +110,13 @@ class Backend {
 };
 
 // One bucket as this rank sees it. `begun`, if set, is called before its first byte moves. `done` is called
-// once: with nullptr after the last byte has moved, or with the failure.
+// once: with nullptr after the last byte has moved, or with the failure. `faulty`, if set, is called before step()
+// throws a DataFault, and may throw another error that names the tensor.
 struct Bucket {
   std::vector<Part> parts;
   std::function<void()> begun;
   std::function<void(const Failure*)> done;
+  std::function<void(const DataFault&)> faulty = {};
 };
 
 // Which buckets a lane carries. A set may have a lane of each kind, and their messages must not mix.

@@ -33,6 +33,7 @@ struct BlockTransfer {
   MessageQueue partials_in, partials_out, results_in, results_out;
   std::vector<std::byte> arena;  // all memory that the wire accesses
   size_t arena_bytes = 0;
+  size_t sum_bytes = 0;  // behind each message, see MessageQueue; equal on all members
 
   // Fills `jobs` and the messages from `block`. Does not touch the arena, which may still be in use.
   void plan(const HostMap& hosts, int member, std::span<const Part> parts);

@@ -75,7 +75,8 @@ class HierarchicalBackend final : public Backend {
     HierarchicalSchedule::Sizes sizes = {};
     int slots = kSlots;  // equal on all members
     double silence = 0;  // seconds without a message until a bucket fails; 0: never
-    std::vector<std::string> names = {};  // of all members, for the error of a silent wire
+    std::vector<std::string> names = {};  // of all members, for errors
+    bool checksums = false;               // of all messages; equal on all members
     PhaseWatch watch = {};
   };
   static constexpr int kSlots = 16;

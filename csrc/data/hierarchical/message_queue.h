@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages of one kind of one block, posted and completed in order.
+// The messages of one kind of one block, posted and completed in order; each with a checksum behind it, if the wire's
+// have one.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "data/hierarchical/wire.h"
+#include "kernels/crc32c.h"
 
 namespace farandole {
 
@@ -18,29 +21,48 @@ struct Message {
   Wire::Ticket ticket = -1;
 };
 
+// A message's CRC-32C. Its memory has room for that behind it.
+using Checksum = uint32_t;
+
 class MessageQueue {
  public:
   void clear() { messages_.clear(), done_ = posted_ = 0; }
   void add(const Message& message) { messages_.push_back(message); }
   const std::vector<Message>& messages() const { return messages_; }
 
-  void send_all(Wire& wire, Wire::Channel channel, const std::byte* arena) {
+  // `sum_bytes`: sizeof(Checksum), or 0: none.
+  void send_all(Wire& wire, Wire::Channel channel, std::byte* arena, size_t sum_bytes) {
     for (; posted_ < messages_.size(); ++posted_) {
       Message& m = messages_[posted_];
-      m.ticket = wire.send(m.peer, channel, arena + m.offset, m.bytes);
+      std::byte* const data = arena + m.offset;
+      const bool again =
+          posted_ > 0 && messages_[posted_ - 1].offset == m.offset;  // to another host
+      if (sum_bytes > 0 && !again) {
+        const Checksum sum = kernels::crc32c(data, m.bytes);
+        std::memcpy(data + m.bytes, &sum, sizeof sum);
+      }
+      m.ticket = wire.send(m.peer, channel, data, m.bytes + sum_bytes);
     }
   }
-  void receive_all(Wire& wire, Wire::Channel channel, std::byte* arena) {
+  void receive_all(Wire& wire, Wire::Channel channel, std::byte* arena, size_t sum_bytes) {
     for (; posted_ < messages_.size(); ++posted_) {
       Message& m = messages_[posted_];
-      m.ticket = wire.receive(m.peer, channel, arena + m.offset, m.bytes);
+      m.ticket = wire.receive(m.peer, channel, arena + m.offset, m.bytes + sum_bytes);
     }
+  }
+  // Whether a message with a checksum has arrived as it was sent.
+  static bool intact(const Message& message, const std::byte* arena) {
+    Checksum sum;
+    std::memcpy(&sum, arena + message.offset + message.bytes, sizeof sum);
+    return sum == kernels::crc32c(arena + message.offset, message.bytes);
   }
 
-  // Polls messages until one is incomplete. True: at least one has become complete.
-  bool look(Wire& wire) {
+  // Polls messages until one is incomplete, and calls completed(message) for each that has become complete. True:
+  // there was one.
+  template <class Completed>
+  bool look(Wire& wire, Completed&& completed) {
     const size_t before = done_;
-    while (done_ < posted_ && wire.done(messages_[done_].ticket)) ++done_;
+    while (done_ < posted_ && wire.done(messages_[done_].ticket)) completed(messages_[done_++]);
     return done_ > before;
   }
   bool complete() const { return done_ == messages_.size(); }

@@ -16,14 +16,14 @@ constexpr uint32_t kKey = 0;  // a step's name, where others have the number of 
 }  // namespace
 
 NcclBackend::NcclBackend(const GpuMover& mover, const GpuWindows& windows, SetId set,
-                         NcclCommunicator::Setup setup)
+                         NcclCommunicator::Setup setup, bool plain_sums)
     : GpuBackend(setup.device),
       mover_(mover),
       windows_(windows),
       set_(set),
       setup_(setup),
       api_(setup.api),
-      plan_(setup.member, setup.members, &windows) {}
+      plan_(setup.member, setup.members, &windows, plain_sums) {}
 
 std::optional<Backend::Step> NcclBackend::wants_step() {
   if (!communicator_)

@@ -15,9 +15,9 @@ namespace farandole {
 
 class NcclBackend final : public GpuBackend {
  public:
-  // `mover` and `windows` are the device's and outlive the backend.
+  // `mover` and `windows` are the device's and outlive the backend. `plain_sums`: as NcclSchedule's.
   NcclBackend(const GpuMover& mover, const GpuWindows& windows, SetId set,
-              NcclCommunicator::Setup setup);
+              NcclCommunicator::Setup setup, bool plain_sums);
 
   void begin(std::span<const Part> parts) override;
   Progress step() override;

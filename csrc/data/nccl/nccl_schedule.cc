@@ -51,19 +51,17 @@ void NcclSchedule::make(std::span<const Part> parts, cuda::Address scratch,
   for (const Part& part : parts) {
     switch (part.signature.traits().pattern) {
       case Pattern::kReduceToAll: {
-        const NcclWire wire = wire_of(part, members_);
         // By what all members know alike, as everything that decides which calls are made.
-        const bool in_place = may_be_placed(part) &&
-                              windows.contains(part.signature.window_range.window) &&
-                              wire.type == wire.element;
-        if (in_place) {
-          placed.push_back({&part, as_plain_sum(wire, part)});
-        } else {
-          allreduces.push_back({&part, wire});
-        }
+        const bool has_place =
+            may_be_placed(part) && windows.contains(part.signature.window_range.window);
+        const NcclWire wire = wire_of(part, members_, plain_sums_ || has_place);
+        const bool in_place = has_place && wire.type == wire.element;
+        (in_place ? placed : allreduces).push_back({&part, wire});
         break;
       }
-      case Pattern::kReduceToOwners: plan_reducescatter({&part, wire_of(part, members_)}); break;
+      case Pattern::kReduceToOwners:
+        plan_reducescatter({&part, wire_of(part, members_, plain_sums_)});
+        break;
       case Pattern::kOneToAll: plan_broadcast(part); break;
       case Pattern::kEachToAll: plan_allgather(part); break;
       case Pattern::kEachToEach: plan_alltoall(part); break;

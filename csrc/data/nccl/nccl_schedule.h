@@ -34,9 +34,10 @@ class NcclSchedule {
   // Small parts share one call; larger ones are reduced where they are.
   static constexpr size_t kPackedBytes = 1 << 20;  // of one part, at most
 
-  // `windows`: this rank's; nullptr: none.
-  NcclSchedule(int member, int members, const GpuWindows* windows = nullptr)
-      : member_(member), members_(members), open_windows_(windows) {}
+  // `windows`: this rank's; nullptr: none. `plain_sums`: as wire_of()'s, equal on all members.
+  NcclSchedule(int member, int members, const GpuWindows* windows = nullptr,
+               bool plain_sums = false)
+      : member_(member), members_(members), open_windows_(windows), plain_sums_(plain_sums) {}
 
   // Where windows begin, by number: all that may be used, and more. Tensors with a place there are reduced there,
   // in one call with those that lie beside them. What lies in a window otherwise goes through scratch memory.
@@ -74,6 +75,7 @@ class NcclSchedule {
   const int member_;
   const int members_;
   const GpuWindows* const open_windows_;
+  const bool plain_sums_;
   cuda::Address scratch_ = 0;
   size_t used_ = 0;
 };

@@ -26,9 +26,19 @@ void weigh_floats(NcclWire& wire, double prescale, int64_t divisor, int members)
   }
 }
 
+void scale_floats(NcclWire& wire, const Signature& s, int64_t divisor) {
+  if (wire.type == DType::kFloat16) {
+    wire.factor_in = s.prescale;
+    wire.divisor_in = divisor;
+  } else {
+    wire.factor_out = s.prescale * s.postscale;
+    wire.divisor_out = divisor;
+  }
+}
+
 }  // namespace
 
-NcclWire wire_of(const Part& part, int members) {
+NcclWire wire_of(const Part& part, int members, bool plain_sums) {
   const Signature& s = part.signature;
   const ReduceOpTraits& reduction = traits_of(s.reduce_op);
   const int64_t divisor = factors_of(part).divisor;
@@ -40,27 +50,17 @@ NcclWire wire_of(const Part& part, int members) {
   wire.identity = reduction.sums ? ReduceOp::kSum : s.reduce_op;
   wire.factor_out = s.postscale;
   if (is_float && reduction.sums) {
-    weigh_floats(wire, s.prescale, divisor, members);
+    if (plain_sums) {
+      scale_floats(wire, s, divisor);
+    } else {
+      weigh_floats(wire, s.prescale, divisor, members);
+    }
     return wire;
   }
   wire.factor_in = s.prescale;
   wire.divisor_out = divisor;
   const bool scaled = s.prescale != 1.0 || s.postscale != 1.0 || divisor != 1;
   if (!is_float) wire.type = integer_wire(wire.element, scaled);
-  return wire;
-}
-
-NcclWire as_plain_sum(NcclWire wire, const Part& part) {
-  const Signature& s = part.signature;
-  if (!traits_of(wire.element).is_float() || !traits_of(s.reduce_op).sums) return wire;
-  const bool first = wire.type == DType::kFloat16;
-  const int64_t divisor = factors_of(part).divisor;
-  wire.op = nccl::kSum;
-  wire.weight = 1.0;
-  wire.factor_in = first ? s.prescale : 1.0;
-  wire.divisor_in = first ? divisor : 1;
-  wire.factor_out = first ? s.postscale : s.prescale * s.postscale;
-  wire.divisor_out = first ? 1 : divisor;
   return wire;
 }
 

@@ -29,13 +29,11 @@ struct NcclWire {
   }
 };
 
-// Of an allreduce or a reducescatter.
-NcclWire wire_of(const Part& part, int members);
-
-// The same as a plain sum, divided afterwards: NCCL's symmetric kernels, which reduce windows in place, take no other
-// (2.28.9 src/sym_kernels.cc:269), and one division rounds less than a factor for each input. float16 would overflow: our
-// kernel divides it first.
-NcclWire as_plain_sum(NcclWire wire, const Part& part);
+// Of an allreduce or a reducescatter. `plain_sums`: a sum of floats has no weight, and our kernel scales it afterwards,
+// because NCCL's symmetric kernels, which reduce windows in place (2.28.9 src/sym_kernels.cc:269), and the adders of a switch
+// take no weighted sums. One division also rounds less than a factor for each input. float16 would overflow: our kernel
+// scales it first.
+NcclWire wire_of(const Part& part, int members, bool plain_sums);
 
 nccl::DataType nccl_type(DType type);  // of a NcclWire's type
 

@@ -68,7 +68,7 @@ RankGpu::RankGpu(const Config& config, int ordinal, std::function<void()> ring)
 UseGpu RankGpu::describe(Rank host) const {
   const cuda::Uuid& uuid = device_->uuid();
   return {std::string(uuid.bytes, sizeof uuid.bytes), host, nccl_ ? name_of(*nccl_) : "",
-          device_->name()};
+          device_->name(), device_->has_multicast()};
 }
 
 std::shared_ptr<GpuWindow> RankGpu::open_window(SetId set, size_t bytes) {
@@ -87,11 +87,13 @@ std::shared_ptr<GpuWindow> RankGpu::open_window(SetId set, size_t bytes) {
   return window;
 }
 
-std::unique_ptr<NcclBackend> RankGpu::new_backend(SetId set, int member, int members) const {
+std::unique_ptr<NcclBackend> RankGpu::new_backend(const SetUp& step, int member,
+                                                  int members) const {
   return std::make_unique<NcclBackend>(
-      mover_, windows_, set,
+      mover_, windows_, step.set,
       NcclCommunicator::Setup{nccl_, device_, member, members, nanoseconds(config_.init_timeout),
-                              nanoseconds(config_.stall_abort), ring_});
+                              nanoseconds(config_.stall_abort), ring_},
+      step.plain_sums);
 }
 
 // Whether the set's communicator is a part of the world's. All ranks take part, at this point of the log; not where
@@ -104,28 +106,28 @@ void RankGpu::set_up(const SetUp& step, int member, int members) {
   if (!step.step.empty()) {
     if (member >= 0) lane_.set_up(step.set, {step.step, step.bytes});
   } else if (may_split(step)) {
-    split_off(step.set, member, members);
+    split_off(step, member, members);
   } else if (member >= 0) {
-    auto backend = new_backend(step.set, member, members);
+    auto backend = new_backend(step, member, members);
     if (step.set == kWorldSet) world_ = backend.get();
     lane_.open(step.set, std::move(backend));
   }
 }
 
-void RankGpu::split_off(SetId set, int member, int members) {
-  const auto take = [this, set, member, members, begun = false](bool wanted) mutable {
+void RankGpu::split_off(const SetUp& step, int member, int members) {
+  const auto take = [this, step, member, members, begun = false](bool wanted) mutable {
     if (!std::exchange(begun, true)) {
       world_->split(member);
       return false;
     }
     const nccl::Comm part = world_->take_part();
     if (member < 0) return true;
-    auto backend = new_backend(set, member, members);
+    auto backend = new_backend(step, member, members);
     backend->connect(part);
-    if (wanted) lane_.open(set, std::move(backend));
+    if (wanted) lane_.open(step.set, std::move(backend));
     return true;
   };
-  lane_.push(GpuTurn{kWorldSet, set, take});
+  lane_.push(GpuTurn{kWorldSet, step.set, take});
 }
 
 void RankGpu::open_staged(SetId set, std::unique_ptr<Lane> host, int member, int members) {

@@ -43,9 +43,9 @@ class RankGpu {
   void open_staged(SetId set, std::unique_ptr<Lane> host, int member, int members);
 
  private:
-  std::unique_ptr<NcclBackend> new_backend(SetId set, int member, int members) const;
+  std::unique_ptr<NcclBackend> new_backend(const SetUp& step, int member, int members) const;
   bool may_split(const SetUp& step) const;
-  void split_off(SetId set, int member, int members);
+  void split_off(const SetUp& step, int member, int members);
 
   const Config& config_;
   const std::function<void()> ring_;

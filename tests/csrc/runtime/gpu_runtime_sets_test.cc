@@ -56,6 +56,22 @@ void three_sets(TestRank& self) {
   train(self, stream, {{low, {0, 1}}, {kWorldSet, {0, 1, 2}}, {ends, {0, 2}}, {odd, {1}}});
 }
 
+void average(TestRank& self, UserStream& stream, SetId set, const Ranks& ranks) {
+  if (std::ranges::count(ranks, self.rank) == 0) return;
+  Floats data = values_of(self.rank, 3000), mean = sum_over_set(ranks, data.size());
+  for (float& one : mean) one /= static_cast<float>(ranks.size());
+  Ask ask = in_set(allreduce(data, "mean"), set);
+  ask.reduce_op = FARANDOLE_AVERAGE;
+  finish_on(self, stream, {self.submit(on_gpu(ask, self.rank, stream))});
+  CHECK(data == mean);
+}
+
+void average_in_world_and(TestRank& self, const Ranks& ranks) {
+  UserStream stream(self.rank);
+  average(self, stream, kWorldSet, {0, 1, 2, 3});
+  average(self, stream, add_set(self, ranks), ranks);
+}
+
 }  // namespace
 
 TEST(sets_are_split_off_the_world) {
@@ -133,4 +149,14 @@ TEST(a_split_that_fails_reaches_every_rank) {
       on_double);
   gpu_library().heal();
   CHECK_EQ(gpu_library().alive(), 0);
+}
+
+TEST(on_a_switch_three_members_average_by_plain_sums) {
+  setenv("GPU_DOUBLE_SWITCH", "1", 1);
+  gpu_library().weighted_calls();
+  run_gpu_jobs({4}, [](TestRank& self) { average_in_world_and(self, {0, 1, 2}); });
+  CHECK_EQ(gpu_library().weighted_calls(), 0);
+  run_gpu_jobs({4}, [](TestRank& self) { average_in_world_and(self, {0, 2}); });
+  CHECK_EQ(gpu_library().weighted_calls(), 2 * 2);  // seeds, members of the pair
+  unsetenv("GPU_DOUBLE_SWITCH");
 }

@@ -106,6 +106,21 @@ TEST(neither_kind_of_memory_waits_for_the_other) {
   CHECK(only<Run>(job.publish()).gpu);
 }
 
+TEST(sums_are_plain_where_all_of_three_gpus_hang_on_a_switch) {
+  for (int ranks : {2, 3}) {
+    for (int without : {-1, 0, ranks - 1}) {
+      Job job(ranks);
+      for (Rank r = 0; r < ranks; ++r) {
+        UseGpu gpu = gpu_of(r);
+        gpu.multicast = r != without;
+        job.report(r, gpu);
+      }
+      job.submit_all(on_gpu("a"));
+      CHECK_EQ(only<SetUp>(job.publish()).plain_sums, ranks == 3 && without < 0);
+    }
+  }
+}
+
 TEST(a_step_is_taken_when_all_members_have_asked_for_it) {
   Job job(3);
   use_gpus(job, 3);

@@ -126,11 +126,12 @@ void same(const Abort& a, const Abort& b) { same_failure(a.failure, b.failure); 
 void same(const Stop&, const Stop&) {}
 void same(const UseGpu& a, const UseGpu& b) {
   CHECK(a.uuid == b.uuid && a.name == b.name);
-  CHECK(a.host == b.host && a.library == b.library);
+  CHECK(a.host == b.host && a.library == b.library && a.multicast == b.multicast);
 }
 void same(const SetUp& a, const SetUp& b) {
   CHECK(a.set == b.set && a.step == b.step && a.bytes == b.bytes);
   CHECK(a.backend == b.backend && a.all_here == b.all_here && a.ranks == b.ranks);
+  CHECK_EQ(a.plain_sums, b.plain_sums);
 }
 void same(const CollectStacks& a, const CollectStacks& b) { CHECK(a.ranks == b.ranks); }
 void same(const Inform& a, const Inform& b) {

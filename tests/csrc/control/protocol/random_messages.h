@@ -78,6 +78,7 @@ inline SetUp random_set_up(Random& random) {
           random_text(random, 128),
           BackendKind{random.between(0, kBackendKindCount - 1)},
           random.chance(0.5),
+          random.chance(0.5),
           random_numbers<int32_t>(random)};
 }
 
@@ -106,7 +107,7 @@ inline Report random_report(Random& random, size_t kind, ByteString& storage) {
     case 6: return StackReport{random.chance(0.5), random_text(random, 300)};
     case 10:
       return UseGpu{random_text(random, 16), random.between(0, 4095), random_text(random, 20),
-                    random_text(random, 40)};
+                    random_text(random, 40), random.chance(0.5)};
     case 11: return random_set_up(random);
     case 12: return Expedite{};
     case 13:

@@ -24,7 +24,7 @@ class LaneRank {
         lane_([] {}) {
     const NcclCommunicator::Setup setup{gpu_library().nccl, device_,   member, 2,
                                         kPatience,          kPatience, [] {}};
-    auto backend = std::make_unique<NcclBackend>(mover_, windows_, kWorldSet, setup);
+    auto backend = std::make_unique<NcclBackend>(mover_, windows_, kWorldSet, setup, false);
     backend->set_up({"key", std::string(id.bytes, sizeof id.bytes)});
     lane_.open(kWorldSet, std::move(backend));
   }

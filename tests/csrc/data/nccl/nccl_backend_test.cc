@@ -19,13 +19,14 @@ class Member {
  public:
   Member(const nccl::UniqueId& id, int member, int members,
          std::chrono::nanoseconds patience = kPatience,
-         std::shared_ptr<const nccl::Api> api = gpu_library().nccl)
+         std::shared_ptr<const nccl::Api> api = gpu_library().nccl, bool plain_sums = false)
       : wakeup_(reinterpret_cast<EventCount*>(segment_.data())),
         device_(GpuDevice::open(gpu_library().cuda, member)),
         mover_(std::make_shared<GpuModule>(device_, *gpu_library().nvrtc)),
         backend_(mover_, windows_, kWorldSet,
                  {std::move(api), device_, member, members, patience, patience,
-                  [this] { wakeup_->notify(); }}) {
+                  [this] { wakeup_->notify(); }},
+                 plain_sums) {
     backend_.set_up({"key", std::string(id.bytes, sizeof id.bytes)});
   }
 
@@ -59,10 +60,10 @@ class Member {
   NcclBackend backend_;
 };
 
-void run_all(int members, const std::vector<BucketSpec>& buckets) {
+void run_all(int members, const std::vector<BucketSpec>& buckets, bool plain_sums = false) {
   const nccl::UniqueId id = new_nccl_id();
   in_threads(members, [&](int me) {
-    Member member(id, me, members);
+    Member member(id, me, members, kPatience, gpu_library().nccl, plain_sums);
     for (const BucketSpec& specs : buckets) member.run(specs, me, members);
   });
   CHECK_EQ(gpu_library().alive(), 0);
@@ -79,33 +80,78 @@ PartSpec whole(Op op, ReduceOp reduce, DType dtype, int64_t rows) {
   return spec;
 }
 
+// Every dtype and operator, alone and packed, with and without factors.
+std::vector<BucketSpec> buckets_of_all_types(int members) {
+  std::vector<BucketSpec> buckets;
+  for (int type = 0; type < kDTypeCount; ++type) {
+    const auto dtype = static_cast<DType>(type);
+    for (ReduceOp op :
+         {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+      if (!kernels::supports(dtype, op) || !traits_of(dtype).reduces_on_gpus()) continue;
+      for (double factor : {1.0, 0.5}) {
+        if (factor != 1.0 && dtype == DType::kBool) continue;
+        BucketSpec bucket;
+        for (int64_t rows : {1, 17, 1000}) {
+          PartSpec spec = whole(Op::kAllreduce, op, dtype, rows);
+          spec.part.signature.prescale = factor;
+          spec.part.signature.postscale = 1 / factor;
+          spec.part.divisor = op == ReduceOp::kAverage ? members : 1;
+          bucket.push_back(spec);
+        }
+        buckets.push_back({bucket[2]});
+        buckets.push_back(std::move(bucket));
+      }
+    }
+  }
+  return buckets;
+}
+
 }  // namespace
 
 TEST(every_dtype_and_operator_alone_and_packed) {
-  for (int members : {1, 2, 3}) {
-    std::vector<BucketSpec> buckets;
-    for (int type = 0; type < kDTypeCount; ++type) {
-      const auto dtype = static_cast<DType>(type);
-      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
-                          ReduceOp::kProduct}) {
-        if (!kernels::supports(dtype, op) || !traits_of(dtype).reduces_on_gpus()) continue;
-        for (double factor : {1.0, 0.5}) {
-          if (factor != 1.0 && dtype == DType::kBool) continue;
-          BucketSpec bucket;
-          for (int64_t rows : {1, 17, 1000}) {
-            PartSpec spec = whole(Op::kAllreduce, op, dtype, rows);
-            spec.part.signature.prescale = factor;
-            spec.part.signature.postscale = 1 / factor;
-            spec.part.divisor = op == ReduceOp::kAverage ? members : 1;
-            bucket.push_back(spec);
-          }
-          buckets.push_back({bucket[2]});
-          buckets.push_back(std::move(bucket));
-        }
+  for (int members : {1, 2, 3}) run_all(members, buckets_of_all_types(members));
+}
+
+// An average, a weighted sum, a reducescatter; packed, and large ones in place.
+TEST(on_a_switch_that_adds_every_average_is_a_plain_sum) {
+  constexpr int kMembers = 3;
+  std::vector<BucketSpec> buckets = buckets_of_all_types(kMembers);
+  for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kInt32}) {
+    for (Op op : {Op::kAllreduce, Op::kReducescatter}) {
+      PartSpec spec = whole(op, ReduceOp::kAverage, dtype, 600'000);
+      spec.part.divisor = kMembers;
+      spec.part.rows = {200'000, 200'000, 200'000};
+      for (bool in_place : {false, true}) {
+        spec.in_place = in_place;
+        buckets.push_back({spec});
       }
     }
-    run_all(members, buckets);
   }
+  gpu_library().weighted_calls();
+  run_all(kMembers, buckets, /*plain_sums=*/true);
+  CHECK_EQ(gpu_library().weighted_calls(), 0);
+  run_all(kMembers, buckets);
+  CHECK(gpu_library().weighted_calls() > 0);
+}
+
+TEST(a_plain_sum_of_float16_does_not_overflow) {
+  using Half = reference::SmallFloat<10, -14>;
+  constexpr float kValues[] = {30016, 40000, 49984};  // their sum is no float16
+  const nccl::UniqueId id = new_nccl_id();
+  in_threads(3, [&](int me) {
+    Member member(id, me, 3, kPatience, gpu_library().nccl, /*plain_sums=*/true);
+    for (int64_t rows : {int64_t{5}, int64_t{1} << 20}) {  // packed alone; where it is
+      std::vector<uint16_t> data(static_cast<size_t>(rows), Half::encode(kValues[me]));
+      Part part;
+      part.signature.dtype = DType::kFloat16;
+      part.signature.reduce_op = ReduceOp::kAverage;
+      part.signature.shape = {rows};
+      part.divisor = 3;
+      part.input = part.output = reinterpret_cast<std::byte*>(data.data());
+      member.run(std::span(&part, 1));
+      CHECK(std::ranges::all_of(data, [](uint16_t bits) { return Half::decode(bits) == 40000; }));
+    }
+  });
 }
 
 TEST(random_buckets_of_all_collectives) {
@@ -123,7 +169,7 @@ TEST(random_buckets_of_all_collectives) {
         });
         for (PartSpec& spec : buckets.back()) spec.whole = true;
       }
-      run_all(members, buckets);
+      run_all(members, buckets, /*plain_sums=*/its % 3 == 0);
     });
   }
 }

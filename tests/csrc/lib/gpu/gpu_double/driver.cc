@@ -78,8 +78,14 @@ Result cuDeviceGetName(char* name, int capacity, cuda::Device device) {
   std::snprintf(name, static_cast<size_t>(capacity), "double %d", device);
   return 0;
 }
+// GPU_DOUBLE_SWITCH: it hangs on one that can add.
 Result cuDeviceGetAttribute(int* value, int attribute, cuda::Device) {
-  *value = attribute == cuda::kComputeMajor ? 9 : attribute == cuda::kMemoryPoolsSupported ? 1 : 0;
+  switch (attribute) {
+    case cuda::kComputeMajor: *value = 9; break;
+    case cuda::kMemoryPoolsSupported: *value = 1; break;
+    case cuda::kMulticastSupported: *value = std::getenv("GPU_DOUBLE_SWITCH") ? 1 : 0; break;
+    default: *value = 0;
+  }
   return 0;
 }
 Result cuDeviceGetUuid_v2(cuda::Uuid* uuid, cuda::Device device) {

@@ -38,6 +38,8 @@ int gpu_double_end_capture(cuda::Stream stream);
 const char* gpu_double_algorithm();
 // The most operators that a communicator has had at once.
 int gpu_double_most_operators();
+// Averages and weighted sums that NCCL was called with since the last time.
+int gpu_double_weighted_calls();
 // Calls of ncclCommSplit since the last time.
 int gpu_double_splits();
 // The names of NVTX ranges since the last time, one a line. Valid until the thread asks again.

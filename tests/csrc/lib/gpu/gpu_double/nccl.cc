@@ -40,6 +40,7 @@ uint64_t next_id = 1;
 std::string algorithm;
 uint64_t placed_bytes = 0;
 int most_operators = 0;
+int weighted_calls = 0;
 
 }  // namespace
 
@@ -68,6 +69,7 @@ Result state_of(Comm comm) {
 
 Result enqueue(Hardware& hardware, Comm comm, cuda::Stream stream, Call call) {
   if (const Result early = check::ensure_ready(comm)) return comm->state = early;
+  weighted_calls += call.op >= nccl::kAverage ? 1 : 0;
   if (call.op > nccl::kAverage) {
     call.weight = comm->weights.at(static_cast<size_t>(call.op - 5)).value();
   }
@@ -121,6 +123,11 @@ uint64_t gpu_double_placed_bytes() {
 int gpu_double_most_operators() {
   auto lock = Hardware::instance().lock();
   return most_operators;
+}
+
+int gpu_double_weighted_calls() {
+  auto lock = Hardware::instance().lock();
+  return std::exchange(weighted_calls, 0);
 }
 
 const char* gpu_double_algorithm() {
