@@ -228,7 +228,8 @@ class Decider:
             self._write(Record(self._record.term, world, self._record.done + 1))
             return
         newest = [rank for rank in here if rank.standing.commit.world == world.number]
-        if not here or not self._all_came(near, here, bool(newest), now):
+        awaited = bool(here or world.members)  # a world that is over waits, too
+        if not (awaited and self._all_came(near, here, bool(newest), now) and here):
             return
         if not newest and not self._all_known(here, now):
             return

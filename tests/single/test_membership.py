@@ -121,6 +121,21 @@ def test_who_hangs_is_ended(stalled: bool, seconds: float) -> None:
     assert world.members == (first, second)
 
 
+def test_all_that_a_death_leaves_hang_and_are_ended() -> None:
+    """Nobody waits for them but a world that is over."""
+    job = Job()
+    first, second, third = job.begin()
+    job.end(first, End.LOST, text="was killed by SIGKILL")
+    job.tell()
+    job.tell(4.9)
+    assert {second, third} <= {*job.wanted.ranks}
+    job.tell(0.2)
+    assert not {second, third} & {*job.wanted.ranks}
+    del job.ranks[second], job.ranks[third]
+    job.tell()
+    assert len([name for name in job.wanted.ranks if name != first]) == 3, "others begin"
+
+
 def test_worlds_that_never_begin_end_the_job() -> None:
     """All live, and meet again and again: that is no progress."""
     job = Job(rules=replace(RULES, restarts=2))
