@@ -162,13 +162,13 @@ class _Supervisor:
         if not self._rules.awaits:
             agents.tend(roster.hosts, roster.scripted, self._decider.crew.heard)
         if time.monotonic() > self._deadline:
-            self._decider.fail("ranks have not left in time: they are ended")
+            self._decider.ending.fail("ranks have not left in time: they are ended")
 
     def _step(self, due: bool) -> None:
         try:
             told = self._decider.step(time.monotonic())
         except CheckpointError as reason:  # of the commit on the disk
-            self._decider.fail(str(reason))
+            self._decider.ending.fail(str(reason))
             return
         for agent, wanted in told.items():
             new = wanted.ranks, wanted.view
@@ -183,12 +183,13 @@ class _Supervisor:
     def _code(self, outcome: str) -> int:
         if self._stopped in _ENDS:
             return 128 + self._stopped
-        if self._stopped or (self._decider.leaves and not outcome):
+        if self._stopped or (self._decider.ending.leaves and not outcome):
             say(outcome or "all ranks have left, and their state is on the disk")
             return PREEMPTED
         if outcome:
             say(outcome)
-            return self._decider.code if 0 < self._decider.code < 128 else 1
+            code = self._decider.ending.code
+            return code if 0 < code < 128 else 1
         worlds = self._decider.worlds
         say(f"the job has finished in {counted(worlds, 'world')}" if worlds else "nothing was done")
         return 0
@@ -239,12 +240,12 @@ class _Supervisor:
         name = signal.Signals(number).name
         if self._stopped or number in _ENDS:
             say(f"{name}: the job is ended")
-            self._decider.fail(name)
+            self._decider.ending.fail(name)
         else:
             grace = self._rules.grace
             say(f"{name}: all ranks leave at their next commit, within {grace:g} s")
             self._deadline = time.monotonic() + grace
-            self._decider.leave()
+            self._decider.ending.leave()
         self._stopped = number
 
 
