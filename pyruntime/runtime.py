@@ -259,13 +259,12 @@ def restart() -> None:
     init(_comm)
 
 
-def leave_anew(limit: float | None = None) -> bootstrap.Parting | None:
-    """Leaves the job, to be in the next one at once; returns how the ranks left it.
+def leave_anew(limit: float | None = None) -> None:
+    """Leaves the job, to be in the next one at once.
 
     After `limit` seconds it leaves alone and raises StallError; None: as shutdown().
     """
     _leave(bootstrap.Farewell(bootstrap.Coming.ANEW), False, limit=limit)
-    return _parting
 
 
 def patience() -> float:

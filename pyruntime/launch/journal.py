@@ -51,7 +51,7 @@ class FileJournal(Journal):
 
     def term(self) -> int:
         """As in Journal."""
-        with self._opened() as place:
+        with _opened(self._folder) as place:
             return _record_of(_read(place)).term
 
     def commit(self) -> Commit:
@@ -64,18 +64,10 @@ class FileJournal(Journal):
             self._write(place, _record_of(_read(place)), closed=True)
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[int]:
-        place = open_folder(self._folder)
-        try:
-            yield place
-        finally:
-            os.close(place)
-
-    @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
         """A context in which no other supervisor writes; its value is the folder's descriptor."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        with self._opened() as place:
+        with _opened(self._folder) as place:
             lock = os.open(_LOCK, flags, 0o600, dir_fd=place)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -99,14 +91,20 @@ def contact(folder: Path) -> tuple[str, str] | None:
     """Address and key of the job's supervisor; None: the job has ended, or not begun. Raises
     CheckpointError where others may write to the folder."""
     try:
-        place = open_folder(folder)
+        with _opened(folder) as place:
+            found = _read(place)
     except FileNotFoundError:
         return None
+    return None if found.get("closed", True) else (found["address"], found["key"])
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    place = open_folder(folder)
     try:
-        found = _read(place)
+        yield place
     finally:
         os.close(place)
-    return None if found.get("closed", True) else (found["address"], found["key"])
 
 
 def _read(place: int) -> dict[str, Any]:

@@ -75,10 +75,10 @@ class RankProcess:
 
         threading.Thread(target=wait, name="rank", daemon=True).start()
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        """Sends a signal to it, and to all of its process group."""
+    def kill(self) -> None:
+        """Ends it, and all of its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def preempt(self) -> None:
         """Tells its program that this host will be taken away."""

@@ -43,18 +43,12 @@ Event = Callable[[], object]
 class Rules:
     """How a job is supervised."""
 
-    least: int  # ranks
-    most: int | None  # None: as many as there are slots
-    script: str = ""  # which prints the hosts
-    slots: int = 1  # of a host that the script prints without a number
-    awaits: bool = False  # agents come by themselves; none is started
-    cooldown: tuple[float, float] = (10.0, 600.0)  # shortest and longest, in seconds
-    restarts: int = 3  # that may follow each other without a commit
-    patience: float = 600.0  # seconds to wait for hosts
-    grace: float = 30.0  # seconds to leave in, after a signal
-    stall: float = 300.0  # seconds after which a rank hangs
-    silence: float = 30.0  # seconds after which a host is lost
-    folder: Path | None = None  # for commits; None: a new one, removed after success
+    decider: decider.Rules
+    script: str  # which prints the hosts
+    slots: int  # of a host that the script prints without a number
+    awaits: bool  # agents come by themselves; none is started
+    grace: float  # seconds to leave in, after a signal
+    folder: Path | None  # for commits; None: a new one, removed after success
 
 
 class _Door(Door):
@@ -108,20 +102,7 @@ class _Supervisor:
         self.door = _Door(job.here and not (rules.script or rules.awaits), self)
         self._job, self._rules, self._folder = job, rules, folder
         self._journal = FileJournal(folder, self.door.address, self.door.key)
-        most = rules.most if rules.most is not None else 1 << 20
-        told = decider.Rules(
-            least=rules.least,
-            most=most,
-            silence=max(2 * BEAT, rules.silence / 3),
-            lease=rules.silence,
-            late=rules.stall,
-            patience=rules.patience,
-            restarts=rules.restarts,
-            cooldown=rules.cooldown,
-            grows=bool(rules.script) or rules.awaits,
-        )
-        self._deaf = told.deaf
-        self._decider = Decider(told, self._journal, time.monotonic())
+        self._decider = Decider(rules.decider, self._journal, time.monotonic())
         self._meetings: Meetings[Guest] = Meetings()
         self._guests: dict[str, Guest] = {}  # by agent
         self._sent: dict[str, Any] = {}  # by agent: what it was told last
@@ -133,7 +114,7 @@ class _Supervisor:
         rules, hosts = self._rules, self._job.hosts
         with (
             Roster(hosts, rules.script, rules.slots, say) as roster,
-            Agents(self._job, self._folder, self._deaf) as agents,
+            Agents(self._job, self._folder, rules.decider.deaf) as agents,
         ):
             beat = 0.0
             while self._decider.outcome is None:
@@ -162,13 +143,13 @@ class _Supervisor:
         if not self._rules.awaits:
             agents.tend(roster.hosts, roster.scripted, self._decider.crew.heard)
         if time.monotonic() > self._deadline:
-            self._decider.fail("ranks have not left in time: they are ended")
+            self._decider.ending.fail("ranks have not left in time: they are ended")
 
     def _step(self, due: bool) -> None:
         try:
             told = self._decider.step(time.monotonic())
         except CheckpointError as reason:  # of the commit on the disk
-            self._decider.fail(str(reason))
+            self._decider.ending.fail(str(reason))
             return
         for agent, wanted in told.items():
             new = wanted.ranks, wanted.view
@@ -183,12 +164,13 @@ class _Supervisor:
     def _code(self, outcome: str) -> int:
         if self._stopped in _ENDS:
             return 128 + self._stopped
-        if self._stopped or (self._decider.leaves and not outcome):
+        if self._stopped or (self._decider.ending.leaves and not outcome):
             say(outcome or "all ranks have left, and their state is on the disk")
             return PREEMPTED
         if outcome:
             say(outcome)
-            return self._decider.code if 0 < self._decider.code < 128 else 1
+            code = self._decider.ending.code
+            return code if 0 < code < 128 else 1
         worlds = self._decider.worlds
         say(f"the job has finished in {counted(worlds, 'world')}" if worlds else "nothing was done")
         return 0
@@ -206,8 +188,8 @@ class _Supervisor:
                 "FARANDOLE_CHECKPOINT_DIR": str(self._folder),
             },
             "folder": str(Path.cwd()),
-            "lease": rules.silence,
-            "stop": rules.stall,
+            "lease": rules.decider.lease,
+            "stop": rules.decider.late,
             "grace": rules.grace,
             "tag": job.tag,
             "timestamp": job.timestamp,
@@ -239,12 +221,12 @@ class _Supervisor:
         name = signal.Signals(number).name
         if self._stopped or number in _ENDS:
             say(f"{name}: the job is ended")
-            self._decider.fail(name)
+            self._decider.ending.fail(name)
         else:
             grace = self._rules.grace
             say(f"{name}: all ranks leave at their next commit, within {grace:g} s")
             self._deadline = time.monotonic() + grace
-            self._decider.leave()
+            self._decider.ending.leave()
         self._stopped = number
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from farandole.errors import counted
 from farandole.membership.crew import Crew, News
+from farandole.membership.ending import Ending
 from farandole.membership.journal import Journal, Record
 from farandole.membership.next_world import (
     choose,
@@ -73,22 +74,10 @@ class Decider:
         self._sent = 0
         self._idle = 0  # deaths since the last progress; a world that failed counts as its ranks'
         self._late = float("inf")  # when a rank that has not come is ended
-        self.leaves = False  # whether all ranks shall end
-        self._ended_well = record.ended
-        self._lost_late = False  # when others had ended well
-        self._failure = ""
-        self.code = 1  # of the exit, if the job has failed: the program's own
+        self.ending = Ending(well=record.ended)
         self.worlds = 0  # how many were decided
         self.story: list[str] = []  # sentences for the user; whoever reads them clears them
         self.outcome: str | None = None  # "": well; else why the job has failed
-
-    def leave(self) -> None:
-        """All ranks shall end after their next commit."""
-        self.leaves = True
-
-    def fail(self, reason: str) -> None:
-        """Ends all processes, and then the job."""
-        self._failure = self._failure or reason
 
     def hear(self, status: Status, now: float) -> None:
         """Takes what an agent says."""
@@ -101,22 +90,22 @@ class Decider:
         if rank.standing.commit > known:
             self._idle = 0
         if ended_well(rank, self._record):
-            self._ended_well = True
-        elif rank.end is End.FAILED and not self._failure:
-            self._failure, self.code = self._named(news.host, rank.name, rank.text), rank.code
+            self.ending.well = True
+        elif rank.end is End.FAILED:
+            self.ending.fail(self._named(news.host, rank.name, rank.text), rank.code)
         elif rank.end is End.LOST:
             self._lose(news.host, rank.name, rank.text, now)
-        elif rank.end is End.LEFT and not self.leaves:
+        elif rank.end is End.LEFT and not self.ending.leaves:
             self._rest(news.host, self._named(news.host, rank.name, "left"), now)
 
     def _lose(self, host: str, name: str, how: str, now: float) -> None:
-        self._idle += not self.leaves
-        self._lost_late = self._lost_late or (self._ended_well and not self.leaves)
+        self._idle += not self.ending.leaves
+        self.ending.lose()
         self._rest(host, self._named(host, name, how), now)
 
     def _rest(self, host: str, why: str, now: float) -> None:
         self.story.append(why)
-        if self._failure or self.leaves:
+        if self.ending.failure or self.ending.leaves:
             return
         if seconds := self.crew.rest(host, now):
             self.story.append(f"{host} gets no new rank for {seconds:g} s")
@@ -135,12 +124,12 @@ class Decider:
             return {}
         for news in self.crew.forget(now - self._rules.gone):
             self._note(news, now)
-        if self._ended_well and not self._record.ended:  # before agents forget that process
+        if self.ending.well and not self._record.ended:  # before agents forget that process
             self._write(self._record._replace(ended=True))
         self._end_where_it_ends(now)
-        if not self._failure and (self.leaves or not self._ended_well):
+        if not self.ending.failure and (self.ending.leaves or not self.ending.well):
             self._decide(now)
-        if not self._ending():
+        if not self.ending.begun:
             self._start_and_end(now)
         if self.outcome == SUPERSEDED:
             return {}
@@ -149,38 +138,38 @@ class Decider:
         over = world.number if self._over(now) else world.number - 1
         broken = world.number if is_broken(self.crew.all(), self._record) else world.number - 1
         meet = world.number if self._should_meet(now) else 0
-        view = View(world, over, broken, meet, self.leaves, done)
+        view = View(world, over, broken, meet, self.ending.leaves, done)
         return {
-            name: Wanted(self._record.term, self._sent, heard, () if self._failure else ranks, view)
+            name: Wanted(
+                self._record.term, self._sent, heard, () if self.ending.failure else ranks, view
+            )
             for name, heard, ranks in self.crew.wanted()
         }
 
     # ---- the end
 
-    def _ending(self) -> bool:
-        return bool(self._failure) or self.leaves or self._ended_well
-
     def _end_where_it_ends(self, now: float) -> None:
         rules, done = self._rules, self._record.done
         size = max(1, len(self._record.world.members), rules.least)
         if self._idle >= (rules.restarts + 1) * size:
-            self.fail(f"{counted(self._idle, 'failure')} without a commit: that is enough")
-        if now > self._without + rules.patience and not self._ending():
+            self.ending.fail(f"{counted(self._idle, 'failure')} without a commit: that is enough")
+        if now > self._without + rules.patience and not self.ending.begun:
             least = counted(rules.least, "rank")
-            self.fail(f"{rules.patience:g} s (--elastic-timeout) without hosts for {least}")
-        if self._ended_well and not self.leaves:
+            self.ending.fail(f"{rules.patience:g} s (--elastic-timeout) without hosts for {least}")
+        if self.ending.well and not self.ending.leaves:
             members = self._record.world.members
             if done:
                 self.crew.drop(x.name for x in self.crew.alive() if x.name not in members)
             waits = [rank for rank in self.crew.alive() if is_away(rank, self._record)]
-            if waits or (self._lost_late and not done):
-                self.fail("a process ended well when others had not finished")
-        if self.crew.all_go() and not (rules.grows or self._ending() or self._awaits_agents(now)):
-            self.leaves = True
-        if not self._ending() or self.crew.alive() or self._awaits_agents(now):
+            if waits or (self.ending.lost_late and not done):
+                self.ending.fail("a process ended well when others had not finished")
+        if self.crew.all_go() and not (
+            rules.grows or self.ending.begun or self._awaits_agents(now)
+        ):
+            self.ending.leave()
+        if not self.ending.begun or self.crew.alive() or self._awaits_agents(now):
             return
-        late = "a process was lost when others had ended well"
-        self.outcome = self._failure or (late if self._lost_late else "")
+        self.outcome = self.ending.outcome
 
     def _awaits_agents(self, now: float) -> bool:
         """Whether agents of an earlier supervisor may call that have not called yet."""
@@ -271,7 +260,7 @@ class Decider:
         return sure and all(rank in here for rank in held)
 
     def _enough(self, here: list[Rank], near: list[Rank], now: float) -> bool:
-        if len(here) < self._rules.least and not self.leaves:
+        if len(here) < self._rules.least and not self.ending.leaves:
             return False
         if len(here) >= self._rules.most or any(r.standing.commit != NOTHING for r in here):
             return True

@@ -17,10 +17,12 @@ from typing import Any
 import farandole
 from farandole.config import setting
 from farandole.errors import said
+from farandole.launch.agent import BEAT
 from farandole.launch.commands import find
 from farandole.launch.job import Job, outer_environment, parse_hostfile, parse_hosts
 from farandole.launch.roster import ranks_on
 from farandole.launch.supervisor import Rules, supervise
+from farandole.membership import decider
 
 _EXAMPLES = """\
 examples:
@@ -193,17 +195,22 @@ def _rules(options: argparse.Namespace, job: Job) -> Rules | None:
     folder = job.environment.get(_FOLDER) or setting(_FOLDER)
     stall = job.environment.get("FARANDOLE_STALL_ABORT") or setting("FARANDOLE_STALL_ABORT")
     silence = job.environment.get("FARANDOLE_PEER_TIMEOUT") or setting("FARANDOLE_PEER_TIMEOUT")
-    return Rules(
-        stall=float(stall) or float("inf"),
-        silence=float(silence),
+    told = decider.Rules(
         least=least,
-        most=most,
+        most=most if most is not None else 1 << 20,  # as many as there are slots
+        silence=max(2 * BEAT, float(silence) / 3),
+        lease=float(silence),
+        late=float(stall) or float("inf"),
+        patience=options.elastic_timeout,
+        restarts=options.restarts,
+        cooldown=(shortest, longest),
+        grows=bool(script) or options.await_agents,
+    )
+    return Rules(
+        decider=told,
         script=script,
         slots=options.slots_per_host,
         awaits=options.await_agents,
-        cooldown=(shortest, longest),
-        restarts=options.restarts,
-        patience=options.elastic_timeout,
         grace=float(grace),
         folder=options.checkpoint_dir or (Path(folder) if folder else None),
     )

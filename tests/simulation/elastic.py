@@ -376,7 +376,7 @@ class Chief:
         if self.asleep or self.decider.outcome is not None:
             return
         if self._simulation.leaves:
-            self.decider.leave()
+            self.decider.ending.leave()
         for name, wanted in self.decider.step(self._simulation.now).items():
             node = self._simulation.nodes[name]
             self._wanted[name] = set(wanted.ranks)
@@ -528,7 +528,7 @@ class Simulation:
             outcome = self.chiefs[-1].decider.outcome
             if outcome is not None and self.chiefs[-1].lives and self.now > FAULTS_UNTIL + 1:
                 self.chiefs[-1].check_end()
-                assert self.book.record.done or self.chiefs[-1].decider.leaves
+                assert self.book.record.done or self.chiefs[-1].decider.ending.leaves
                 return
 
 

@@ -229,7 +229,7 @@ def test_who_is_done_goes_on_in_no_world_when_asked_to_leave() -> None:
     for name in job.begin():
         job.stand(name, 1, 9, away=True, finished=True)
     assert job.tell().done
-    job.decider.leave()
+    job.decider.ending.leave()
     first = next(iter(job.ranks))
     job.ranks[first] = job.ranks[first]._replace(end=End.LOST)
     view = job.tell()
@@ -276,7 +276,7 @@ def test_one_that_leaves_is_replaced_and_is_no_failure() -> None:
 def test_all_leave_when_asked_and_none_is_replaced() -> None:
     job = Job()
     members = job.begin()
-    job.decider.leave()
+    job.decider.ending.leave()
     assert job.tell().leave
     for name in members:
         job.end(name, End.LEFT)
@@ -307,12 +307,12 @@ def test_a_failed_job_that_shall_leave_decides_no_world() -> None:
             raise CheckpointError("it is damaged")
 
     job = Job(Damaged())
-    job.decider.leave()
+    job.decider.ending.leave()
     for name in job.wanted.ranks:
         job.stand(name, 0, 0, away=True)
     with pytest.raises(CheckpointError):
         job.tell()
-    job.decider.fail("it is damaged")
+    job.decider.ending.fail("it is damaged")
     job.tell()
     assert job.wanted.ranks == ()
 
