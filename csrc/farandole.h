@@ -4,7 +4,7 @@
  * Functions that return int32_t return FARANDOLE_OK or an error code; farandole_error() then has the text for
  * the calling thread. "-code" is a negated error code. */
 
-#define FARANDOLE_ABI_VERSION 12
+#define FARANDOLE_ABI_VERSION 13
 
 /* Error codes; each has a Python class. */
 #define FARANDOLE_OK 0
@@ -101,6 +101,10 @@ typedef struct farandole_request {
   uint32_t window;
   uint64_t place;
   int64_t tag; /* send, receive: not negative */
+  /* Where the program makes the call, "train.py:12"; NULL: not known. Calls that match by order, and in which all
+   * ranks do the same, should come from one line: see FARANDOLE_CALL_SITES */
+  const char* site;
+  int32_t any_site; /* 1: ranks may make it on different lines */
 } farandole_request;
 
 /* What a finished handle holds. shape and received belong to the calling thread until its next call of
@@ -308,5 +312,7 @@ int32_t farandole_start_timeline(const char* path, int32_t mark_cycles);
 int32_t farandole_stop_timeline(void);
 /* Keeps in this rank's flight recorder how its world came about, a line for each world, and dumps it. */
 int32_t farandole_story(const char* text);
+/* The same of something that looks wrong, though nothing has failed: a line that is added. */
+int32_t farandole_finding(const char* text);
 /* Writes FOLDER/flight-rank-N.json for each of these ranks. */
 int32_t farandole_dump(int32_t fd, const char* folder, const char* reason);

@@ -68,7 +68,7 @@ def adasum_async(
     label = f"Adasum of {name}" if name else f"unnamed Adasum {count_unnamed(number) % _LABELS}"
     # This call carries no data: it only checks that all ranks make the same request.
     bare = [Buffer(0, buffer.dtype, buffer.shape, None) for buffer in inputs]
-    declared = Handle(submit(call, bare), lambda _: None, str(call))
+    declared = Handle(submit(call, bare, own=1), lambda _: None, str(call))
 
     def work() -> list[T]:
         declared.wait()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from farandole._library import ffi
+from farandole._library import ffi, lib
 from farandole.calls import requests
 from farandole.calls.arguments import check
 from farandole.calls.handles import Handle
@@ -129,6 +129,7 @@ class Equality:
         if text is None:
             self._equal = self._compared
             return
+        lib.farandole_finding(text.encode())
         self._warned = not self._raises
         self._found = MismatchError(text) if self._raises else UserWarning(text)
 

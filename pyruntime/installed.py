@@ -20,6 +20,16 @@ from farandole._library import check_count, ffi, lib
 from farandole.config import setting
 from farandole.start.launchers import promised_ranks
 
+# Parts that are elsewhere in an editable install.
+_PARTS = ("torch", "numpy", "cupy", "jax", "keras", "tensorflow", "c10d", "extras")
+
+
+def own_folders() -> list[str]:
+    """The folders of farandole's own modules."""
+    found = [importlib.util.find_spec(f"farandole.{part}") for part in _PARTS]
+    places = [spec.submodule_search_locations or [] for spec in found if spec]
+    return [str(Path(__file__).parent), *(folder for place in places for folder in place)]
+
 
 def version(package: str) -> str:
     """A package's version; "" if it is not installed."""

@@ -26,7 +26,7 @@ from farandole.calls.handles import Handle, OneHandle, value_of
 from farandole.calls.leases import lend
 from farandole.calls.prepared import PreparedCall
 from farandole.calls.public_call import collective
-from farandole.calls.requests import Call, Op, submit
+from farandole.calls.requests import Call, Op, PreparedTensor, submit
 from farandole.members import ProcessSet, denoted, global_process_set, members_of, set_id
 from farandole.ops import _handle, describe
 
@@ -63,11 +63,13 @@ class _Again(PreparedCall):
         """`source`: who sends, as a rank of the process set, if it is known; `first`: the earlier
         one's handle."""
         super().__init__(call, array, buffer, call.op is Op.RECEIVE, first._timeout)
+        self._plain = False
         self._source = source
         self._what, self._collect = first._what, first._collect
 
-    def _start(self, array: Any, pointer: Any, memory: object) -> Handle[Any]:
-        tensor = self._tensor or self._prepare()
+    def _start(
+        self, tensor: PreparedTensor, array: Any, pointer: Any, memory: object
+    ) -> Handle[Any]:
         nothing = ffi.NULL if self._kind.gives_pointers else 0
         if not self._in_place:
             number = lend(tensor.start, pointer, nothing, memory)
@@ -126,7 +128,7 @@ def send_async(
     call = Call(Op.SEND, name, set_id(process_set), root=root, tag=index(tag))
     what = f"{call} to rank {destination} with tag {tag}"
     handle: Handle[None] = _handle(
-        submit(call, [buffer]), [buffer], [tensor], lambda _: None, what, timeout
+        submit(call, [buffer], own=2), [buffer], [tensor], lambda _: None, what, timeout
     )
     if buffer.device < 0:
         handle.prepared = _Again(call, tensor, buffer, None, handle)
@@ -162,7 +164,7 @@ def recv_async(
     call = Call(Op.RECEIVE, name, set_id(process_set), root=root, tag=index(tag))
     ranks = members_of(set_id(process_set))
     what = f"{call} from {'any rank' if source is None else f'rank {source}'} with tag {tag}"
-    numbers = submit(call, [replace(buffer, pointer=0)], [buffer])
+    numbers = submit(call, [replace(buffer, pointer=0)], [buffer], own=2)
     collect = lambda done: ranks.index(value_of(done[0]))  # noqa: E731
     handle: Handle[int] = _handle(numbers, [buffer], [tensor], collect, what, timeout)
     if buffer.device < 0:

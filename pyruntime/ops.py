@@ -107,7 +107,7 @@ def _start(
     tensors back."""
     tensors = list(tensors)
     if not tensors:
-        return Handle(submit(call, []), lambda _: [], call, timeout)
+        return Handle(submit(call, [], own=3), lambda _: [], call, timeout)
     kinds, inputs = describe(tensors, in_place)
     results, outputs = tensors, inputs
     if in_place and call.op is not Op.BROADCAST:
@@ -126,7 +126,7 @@ def _start(
         rows = zip(kinds, numbers, inputs, tensors, strict=True)
         return [k.wrap(take(n, b, k.stream(x))[0], x) for k, n, b, x in rows]
 
-    handle = _handle(submit(call, inputs, outputs), inputs, tensors, collect, call, timeout)
+    handle = _handle(submit(call, inputs, outputs, own=3), inputs, tensors, collect, call, timeout)
     if len(tensors) == 1 and call.op in MIRRORED and (same or kinds[0].gives_itself()):
         handle.prepared = PreparedCall(call, tensors[0], inputs[0], same, timeout)
     return handle
@@ -447,7 +447,7 @@ def _barrier_async(
         >>> hvd.barrier()
     """
     call = Call(Op.BARRIER, name, set_id(process_set))
-    return Handle(submit(call, [NOTHING]), lambda _: None, call, timeout)
+    return Handle(submit(call, [NOTHING], own=2), lambda _: None, call, timeout)
 
 
 barrier = blocking(_barrier_async)
@@ -483,7 +483,7 @@ def alltoall_async(
         memory, received = take(numbers[0], buffer, kind.stream(tensor))
         return kind.wrap(memory, tensor), np.array(received, np.int64)
 
-    return _handle(submit(call, [buffer]), [buffer], [tensor], collect, str(call), timeout)
+    return _handle(submit(call, [buffer], own=2), [buffer], [tensor], collect, str(call), timeout)
 
 
 @collective(Op.SCATTER)
@@ -565,7 +565,7 @@ scatter = blocking(scatter_async)
 
 
 def _start_join(call: Call, timeout: float | None) -> Handle[int]:
-    numbers = submit(call, [NOTHING])
+    numbers = submit(call, [NOTHING], own=1)
     note_join(call.process_set)
     return Handle(numbers, lambda done: value_of(done[0]), call, timeout)
 

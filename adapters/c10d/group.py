@@ -31,6 +31,8 @@ from farandole.torch.grad_mode import write
 __all__ = ["FarandoleGroup"]
 
 _MANY = 1000  # numbers kept
+# Ranks use them in different ways, though each is made of a call in which all do the same.
+_UNLIKE = ("gather", "reduce")
 
 
 class FarandoleGroup(ProcessGroup):
@@ -82,7 +84,8 @@ class FarandoleGroup(ProcessGroup):
         if call.op is Op.ALLREDUCE:
             check_apart(inputs)
         earlier = self._in_flight() if call.op is Op.BARRIER else ()
-        numbers = submit(call, inputs or [NOTHING], outputs)
+        # Called by start(), that by a method of c10d's name, and that by torch.
+        numbers = submit(call, inputs or [NOTHING], outputs, own=3, alike=kind not in _UNLIKE)
         self._numbers.extend(numbers)
 
         def collect(handles: Any) -> list[Tensor]:

@@ -32,6 +32,10 @@ FARANDOLE_API int32_t farandole_story(const char* text) {
   return guarded([&] { runtime()->watch().tell_story(text); });
 }
 
+FARANDOLE_API int32_t farandole_finding(const char* text) {
+  return guarded([&] { runtime()->watch().tell_finding(text); });
+}
+
 FARANDOLE_API int32_t farandole_dump(int32_t fd, const char* folder, const char* reason) {
   return guarded([&] { view_of(fd).dump(folder, reason); });
 }

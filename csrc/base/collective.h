@@ -82,6 +82,9 @@ struct CollectiveTraits {
   constexpr bool from_root() const { return root == Root::kSource; }
   constexpr bool to_root() const { return root == Root::kTarget; }
   constexpr bool rooted() const { return from_root() || to_root(); }
+  // All members do the same, so they make it in the same line of a program. If one has another part, it is often in
+  // another branch.
+  constexpr bool made_by_all_alike() const { return moves_bytes() && !rooted() && !paired(); }
   // Members may differ in the first dimension; the result's is known once all have reported.
   constexpr bool ragged() const { return rows == Rows::kBrought || rows == Rows::kPairs; }
   // Each member says how many rows it sends to each other member.

@@ -77,6 +77,10 @@ const Variable kVariables[] = {
     {"FARANDOLE_CHECK_NUMERICS", "", "0",
      "1: every input is searched for NaN and infinity, which end the call on all ranks", kJobWide,
      &Config::check_numerics, between(0, 1)},
+    {"FARANDOLE_CALL_SITES", "", "warn",
+     "where ranks make calls that match by their order on different lines of the program: warn, "
+     "check (MismatchError), or off: lines are not looked at, nor recorded",
+     kJobWide, &Config::call_sites, one_of("off, warn, check")},
     {"FARANDOLE_VERIFY_EVERY", "", "1000",
      "steps from one comparison of the ranks' models to the next, unless the program says it by "
      "verify_every; 0: never",

@@ -140,6 +140,7 @@ Engine::Engine(Setup setup)
       calls_(setup.calls),
       recorder_(setup.recorder),
       report_stacks_(std::move(setup.report_stacks)),
+      tell_finding_(std::move(setup.tell_finding)),
       lanes_(std::move(setup.open_lane)),
       gpu_(setup.calls) {
   calls_.on(OpenSet{kWorldSet, numbers_below(topology_.size), {}});
@@ -219,6 +220,7 @@ void Engine::apply(const Entry& entry) {
                  [&](const OpenSet& e) { on(e); },
                  [&](const CloseSet& e) { on(e); },
                  [&](const SetUp& e) { on(e); },
+                 [&](const Notice& e) { on(e); },
                  [&](const Abort& e) { break_down(e.failure); },
                  [&](const Stop&) {
                    calls_.job.stop();
@@ -273,6 +275,13 @@ void Engine::on(const SetUp& step) {
   staging = take_staging(step.set);
   gpu_.gpu().open_staged(step.set, lanes_.make(step.set, *set, staging), set->member,
                          set->members());
+}
+
+void Engine::on(const Notice& notice) {
+  const std::optional<ProcessSet> set = calls_.find_set(notice.set);
+  if (!set || set->member < 0) return;
+  log(LogLevel::kWarning, notice.text);
+  tell_finding_(notice.text);
 }
 
 void Engine::give_up(const Failure& failure) {

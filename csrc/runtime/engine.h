@@ -103,6 +103,7 @@ class Engine {
     OpenLane open_lane;
     Segment world_staging;
     std::function<void()> report_stacks;  // the coordinator asks for this rank's; must not block
+    std::function<void(const std::string&)> tell_finding;  // see RankWatch
   };
   explicit Engine(Setup setup);
 
@@ -133,6 +134,7 @@ class Engine {
   void on(const OpenSet& open);
   void on(const CloseSet& close);
   void on(const SetUp& step);
+  void on(const Notice& notice);
   void act_on(Failure found);
   void break_down(const Failure& failure);
   Segment take_staging(SetId id);  // of a set being opened; made by the leader
@@ -144,6 +146,7 @@ class Engine {
   RankCalls& calls_;
   Recorder& recorder_;
   const std::function<void()> report_stacks_;
+  const std::function<void(const std::string&)> tell_finding_;
   // Taken before the mutex of RankCalls. The driver holds it during a step; other threads to check for work.
   mutable std::mutex work_mutex_;
   uint64_t log_position_ = 0;            // entries read; equal on all ranks

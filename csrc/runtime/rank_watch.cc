@@ -124,6 +124,7 @@ void RankWatch::open_recorder(int64_t began_ns, Deadline deadline) {
   identity.clock_ns = offset.ns;
   identity.clock_error_ns = offset.error_ns;
   recorder_ = std::make_unique<Recorder>(memory, topology_.local_rank, identity);
+  findings_ = std::make_unique<Findings>(memory.page(topology_.local_rank));
 }
 
 void RankWatch::start_timeline(const std::string& path, bool mark_cycles) {
@@ -154,12 +155,18 @@ void RankWatch::dump_host(const std::string& reason) {
 }
 
 void RankWatch::tell_story(const std::string& text) {
-  FlightStory story{};
-  story.length = std::min(text.size(), FlightStory::kTextBytes);
+  FlightText story{};
+  story.length = std::min(text.size(), FlightText::kBytes);
   std::memcpy(story.text, text.data(), story.length);
   recorder_->memory().page(topology_.local_rank).story.write(0, story);
   const int own[] = {topology_.local_rank};
   dump(own, "a new world");
+}
+
+void RankWatch::tell_finding(const std::string& text) {
+  findings_->add(text);
+  const int own[] = {topology_.local_rank};
+  dump(own, text);
 }
 
 // The first living rank of the host also dumps the dead ones.

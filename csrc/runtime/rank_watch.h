@@ -12,6 +12,7 @@
 #include "data/backend/backend.h"
 #include "runtime/fabric.h"
 #include "watch/deaths.h"
+#include "watch/findings.h"
 #include "watch/recorder.h"
 #include "watch/stack_reporter.h"
 #include "watch/stopped_process.h"
@@ -54,6 +55,8 @@ class RankWatch {
   void dump_own(const std::string& reason);
   // Keeps in the recorder how this world came about, and dumps it.
   void tell_story(const std::string& text);
+  // Keeps in the recorder that something looks wrong though nothing has failed, and dumps it.
+  void tell_finding(const std::string& text);
 
  private:
   std::vector<pid_t> pids_in_sight(std::span<const PeerInfo> peer_infos) const;
@@ -68,6 +71,7 @@ class RankWatch {
   const std::vector<pid_t> pids_;  // by rank; 0: on another host, or not visible
   const std::string job_leader_;   // rank 0 and its host
   std::unique_ptr<Recorder> recorder_;
+  std::unique_ptr<Findings> findings_;
   std::unique_ptr<StoppedProcess> leader_process_;
   std::unique_ptr<StackReporter> stack_reporter_;
   std::unique_ptr<DeathWatch> deaths_;

@@ -23,6 +23,7 @@ Coordinator::Settings coordinator_settings(const Config& config, const Topology&
   settings.shared_gpu = config.shared_gpu;
   settings.capacity = static_cast<size_t>(config.cache_capacity);
   settings.average_active = config.join_average == "active";
+  settings.check_sites = config.call_sites == "check";
   settings.max_sets = static_cast<int>(config.max_process_sets);
   settings.stall_warn_ns = nanoseconds(config.stall_warn).count();
   settings.stall_abort_ns = nanoseconds(config.stall_abort).count();
@@ -117,7 +118,8 @@ void Runtime::open_engine() {
       [this] {
         watch_->ask_for_stacks(
             [this](std::string text) { calls_->report(StackReport{false, std::move(text)}); });
-      }});
+      },
+      [this](const std::string& text) { watch_->tell_finding(text); }});
   gpus_ = std::make_unique<GpuAccess>(
       config_, calls_->handles, [this] { fabric_->wakeup().notify(); },
       [this](RankGpu& gpu) { engine_->use_gpu(gpu); });

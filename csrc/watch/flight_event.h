@@ -28,7 +28,7 @@ enum class EventKind : uint8_t {
 };
 const char* name_of(EventKind kind);
 
-constexpr size_t kRecordedDimensions = 7;
+constexpr size_t kRecordedDimensions = 6;
 
 struct FlightEvent {
   int64_t time_ns = 0;  // CLOCK_MONOTONIC; the beginning, if it has a duration
@@ -44,6 +44,7 @@ struct FlightEvent {
   uint8_t op = 0;
   uint8_t dtype = 0;
   uint8_t dimensions = 0;  // of the tensor; only the first kRecordedDimensions are stored
+  uint32_t site = 0;       // of a submit: the line that makes it, see Labels
   int64_t shape[kRecordedDimensions] = {};
 
   size_t bytes_used() const {

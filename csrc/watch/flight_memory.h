@@ -25,10 +25,10 @@ struct FlightFailure {
   char text[kTextBytes];
 };
 
-struct FlightStory {
-  static constexpr size_t kTextBytes = 2040;
+struct FlightText {
+  static constexpr size_t kBytes = 8184;
   uint64_t length;
-  char text[kTextBytes];
+  char text[kBytes];
 };
 
 // One rank's page. Zeroed memory is a rank that has done nothing.
@@ -48,10 +48,11 @@ struct FlightPage {
   };
   Stamped<Identity> identity;
   std::atomic<LifeState> state;
-  std::atomic<uint64_t> recorded;     // number of events; the last kEvents are stored
-  std::atomic<uint64_t> dropped;      // events lost because two writers met in one slot
-  Stamped<FlightFailure> failure;     // the last one
-  Stamped<FlightStory> story;         // of the worlds before this one
+  std::atomic<uint64_t> recorded;  // number of events; the last kEvents are stored
+  std::atomic<uint64_t> dropped;   // events lost because two writers met in one slot
+  Stamped<FlightFailure> failure;  // the last one
+  Stamped<FlightText> story;       // of the worlds before this one
+  Stamped<FlightText> findings;    // a line for each thing that looks wrong, though nothing failed
   std::atomic<uint64_t> sets[kSets];  // id << 32 | label of the ranks; 0: unused
   Tally tally;
   Stamped<FlightEvent> events[kEvents];

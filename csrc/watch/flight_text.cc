@@ -28,6 +28,7 @@ void write_members(Json& json, const FlightEvent& event, const LabelMemory& labe
     const size_t fit = std::min<size_t>(event.dimensions, kRecordedDimensions);
     for (size_t i = 0; i < fit; ++i) json.value(event.shape[i]);
     json.close(']');
+    if (event.site != kNoLabel) json.member("site", labels.at(event.site));
   }
   json.member("bytes", event.bytes).member("seq", event.sequence);
   const bool posted =
@@ -110,6 +111,13 @@ void write_events(Json& json, const FlightPage& page, size_t most) {
   json.line().close(']');
 }
 
+void write_text(Json& json, const char* name, const Stamped<FlightText>& text) {
+  const auto seen = text.read();
+  if (!seen) return;
+  const size_t length = std::min<size_t>(seen->value.length, FlightText::kBytes);
+  json.member(name, std::string_view(seen->value.text, length)).line();
+}
+
 }  // namespace
 
 void write_flight(Json& json, const FlightMemory& memory, int local, size_t events,
@@ -132,10 +140,8 @@ void write_flight(Json& json, const FlightMemory& memory, int local, size_t even
     json.key("failure").open('{').member("code", seen->value.code);
     json.member("text", std::string_view(seen->value.text, length)).close('}').line();
   }
-  if (const auto seen = page.story.read()) {
-    const size_t length = std::min<size_t>(seen->value.length, FlightStory::kTextBytes);
-    json.member("story", std::string_view(seen->value.text, length)).line();
-  }
+  write_text(json, "story", page.story);
+  write_text(json, "findings", page.findings);
   write_sets(json, page);
   write_tally(json, page.tally, page.labels);
   const Lateness& late = memory.lateness(who.rank);

@@ -88,6 +88,7 @@ void Recorder::submitted(RecordedCall& call, uint64_t sequence, std::span<const 
   FlightEvent event = event_of(EventKind::kSubmit, call);
   event.time_ns = call.submitted_ns = now_ns();
   event.sequence = sequence;
+  event.site = call.site;
   if (traits_of(call.op).paired()) {
     event.value = call.peer;
     event.bucket = static_cast<uint64_t>(call.tag);

@@ -18,6 +18,7 @@ namespace farandole {
 struct RecordedCall {
   int64_t call = 0;
   uint32_t name = kNoLabel;
+  uint32_t site = kNoLabel;  // where the program makes it
   SetId set = 0;
   Op op = Op::kAllreduce;
   DType dtype = DType::kUInt8;

@@ -5,7 +5,7 @@ calls on one array, on any thread."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from farandole.calls.gpu_handle import GpuHandle
 from farandole.calls.handles import Handle, OneHandle
 from farandole.calls.leases import lend
 from farandole.calls.requests import Call, PreparedOnGpu, PreparedTensor, begin_unnamed, told
+from farandole.calls.sites import Site, here
 from farandole.members import ProcessSet
 
 _MOST = 4096  # remembered calls; the oldest are dropped first
@@ -112,9 +113,9 @@ class PreparedCall:
         "_in_place",
         "_kind",
         "_lent",
+        "_plain",
         "_shape",
-        "_submit",
-        "_tensor",
+        "_tensors",
         "_timeout",
         "_type",
         "args",
@@ -135,10 +136,10 @@ class PreparedCall:
         self._buffer = replace(buffer, pointer=EMPTY, owner=None)  # only the form counts
         self._in_place = in_place
         self._timeout = timeout
-        self._tensor: PreparedTensor | None = None
+        self._tensors: dict[str, PreparedTensor] = {}  # by the text of the call's site
         self._lent = self._kind.lent
-        # The prepared submission of a named call in place on the CPU.
-        self._submit: Callable[[Any, Any], int] | None = None
+        # Whether it is a named call in place on the CPU, which needs nothing but its submission.
+        self._plain = in_place and self._device is None and call.name is not None
         self.args: Any = ()
         self.kwargs: dict[str, Any] = {}
 
@@ -149,12 +150,16 @@ class PreparedCall:
         pointer, memory = self._lent(array, self._dtype, self._shape, self._in_place, self._device)
         if not pointer:
             return None
-        if self._submit is None:
-            return self._start(array, pointer, memory)
-        number = lend(self._submit, pointer, pointer, memory)
+        site = here(4)  # called by again(), and that by the public call
+        tensor = self._tensors.get(site.text) or self._prepare(site)
+        if not self._plain:
+            return self._start(tensor, array, pointer, memory)
+        number = lend(tensor.start, pointer, pointer, memory)
         return OneHandle(number, array, self._call, self._timeout)
 
-    def _start(self, array: Any, pointer: Any, memory: object) -> Handle[Any] | None:
+    def _start(
+        self, tensor: PreparedTensor, array: Any, pointer: Any, memory: object
+    ) -> Handle[Any] | None:
         kind, device = self._kind, self._device
         result, output = array, pointer
         if not self._in_place:
@@ -164,11 +169,6 @@ class PreparedCall:
                 return None
             output, written = kind.lent(result, self._dtype, self._shape, True, device)
             memory = memory, written
-        tensor = self._tensor
-        if tensor is None:
-            tensor = self._prepare()
-            if self._in_place and device is None and self._call.name is not None:
-                self._submit = tensor.start
         if self._call.name is None:
             begin_unnamed(self._call)
         if device is not None:
@@ -178,9 +178,10 @@ class PreparedCall:
         number = lend(tensor.start, pointer, output, memory)
         return OneHandle(number, result, self._call, self._timeout)
 
-    def _prepare(self) -> PreparedTensor:
+    def _prepare(self, site: Site) -> PreparedTensor:
         with _preparing:  # another thread may be preparing it too
-            if self._tensor is None:
+            if site.text not in self._tensors:
                 pointers = self._kind.gives_pointers
-                self._tensor = PreparedTensor(self._call, self._buffer, pointers=pointers)
-            return self._tensor
+                tensor = PreparedTensor(self._call, self._buffer, pointers=pointers, site=site)
+                self._tensors[site.text] = tensor
+            return self._tensors[site.text]

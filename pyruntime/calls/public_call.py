@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 from farandole.calls.arguments import ARGUMENTS, Argument, shown, wrong
 from farandole.calls.documents import complete
 from farandole.calls.requests import Call, Op, is_told, refuse_all, told
+from farandole.calls.sites import begin, end
 from farandole.members import denoted, global_process_set
 
 P = ParamSpec("P")
@@ -81,7 +82,12 @@ def collective_then(
                 meet = prepare(*args, **kwargs)
             except Exception as reason:
                 raise checks.told(reason, args, kwargs) from reason.__cause__
-            return meet()
+            begun = begin(2)
+            try:
+                return meet()
+            finally:
+                if begun:
+                    end()
 
         signature = inspect.signature(prepare)
         result = str(signature.return_annotation).removeprefix("Callable[[], ").removesuffix("]")

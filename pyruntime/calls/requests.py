@@ -14,8 +14,9 @@ from typing import Any
 
 from farandole._library import check_count, ffi, lib
 from farandole.arrays.buffers import NOWHERE, Buffer
-from farandole.calls import leases
+from farandole.calls import leases, sites
 from farandole.calls.leases import lend, lend_all
+from farandole.calls.sites import UNKNOWN, Site, here
 from farandole.errors import MismatchError
 from farandole.members import ProcessSet, set_id
 
@@ -101,6 +102,7 @@ def restart() -> None:
     _in_order.clear()
     _joins.clear()
     leases.restart()
+    sites.restart()
     _generation += 1
 
 
@@ -202,7 +204,15 @@ def _fill(
     keep += (shape, splits, text)
 
 
-def _requests(call: Call, buffers: Sequence[Buffer], outputs: Sequence[int]) -> tuple[Any, Any]:
+def _set_site(request: Any, site: Site, alike: bool = True) -> None:
+    request.site = site.pointer
+    if not (alike and site.alike):
+        request.any_site = 1
+
+
+def _requests(
+    call: Call, buffers: Sequence[Buffer], outputs: Sequence[int], site: Site, alike: bool
+) -> tuple[Any, Any]:
     """farandole_request[] for one call, and what must live while the core copies it."""
     count = len(buffers)
     requests = _new("farandole_request[]", count)
@@ -215,9 +225,11 @@ def _requests(call: Call, buffers: Sequence[Buffer], outputs: Sequence[int]) -> 
         name = call.name
         if grouped and i > 0:
             name = f"{name}_{i + 1}of{count}"
-        _fill(requests[i], call, buffer, output, name, keep)
-        requests[i].group = text
-        requests[i].group_size = count
+        request = requests[i]
+        _fill(request, call, buffer, output, name, keep)
+        request.group = text
+        request.group_size = count
+        _set_site(request, site, alike)
     if count == 0:
         return _of_nothing(call, keep), keep
     return requests, keep
@@ -232,10 +244,16 @@ def _of_nothing(call: Call, keep: list[Any]) -> Any:
 
 
 def submit(
-    call: Call, buffers: Sequence[Buffer], outputs: Sequence[Buffer] = (), numbers: Any = None
+    call: Call,
+    buffers: Sequence[Buffer],
+    outputs: Sequence[Buffer] = (),
+    numbers: Any = None,
+    own: int = 0,
+    alike: bool = True,
 ) -> Any:
     """Submits the tensors of one call, more than one as a group; returns int64_t[] of handles:
-    `numbers`, if given, as in lend_all().
+    `numbers`, if given, as in lend_all(). `own`: how many frames, that of the caller first, are
+    known to be farandole's; 0: the call has no site. `alike`: whether all ranks make it in one.
 
     A call without tensors has one handle too: it waits for the peers, which must have none either.
     Without `outputs` the core allocates, or there is nothing to write. Raises the core's error
@@ -244,7 +262,8 @@ def submit(
     if call.name is None:
         begin_unnamed(call)
     outputs = outputs or [NOTHING] * len(buffers)
-    requests, keep = _requests(call, buffers, [buffer.pointer for buffer in outputs])
+    site = here(own + 2) if own else UNKNOWN
+    requests, keep = _requests(call, buffers, [buffer.pointer for buffer in outputs], site, alike)
     memory: list[object] = list(zip(buffers, outputs, strict=True)) or [None]
     made = lend_all(requests, memory, numbers or _new("int64_t[]", len(requests)))
     del keep
@@ -305,16 +324,18 @@ class PreparedTensor:
         group: str | None = None,
         group_size: int = 1,
         pointers: bool = False,
+        site: Site = UNKNOWN,
     ) -> None:
         """`buffer` gives dtype, shape, device and stream; its pointer is not used.
 
-        `pointers`: start() gets cffi pointers, not numbers. Raises the core's error about wrong
-        arguments. Valid until shutdown().
+        `pointers`: start() gets cffi pointers, not numbers. `site`: of all its calls. Raises the
+        core's error about wrong arguments. Valid until shutdown().
         """
         self.number = 0  # by which the core knows it
         keep: list[Any] = []
         request = _new("farandole_request*")
         _fill(request, call, buffer, 0, call.name, keep)
+        _set_site(request, site)
         if call.op is Op.RECEIVE:
             request.input, request.output = request.output, request.input
         if group is not None:

@@ -30,6 +30,7 @@ def explain(pages: Sequence[Page]) -> list[str]:
         *_faults(pages),
         *_mismatches(shared),
         *(text for kind, text in _failures(pages) if kind != "StallError"),
+        *_found(pages),
         *_waiting(pages, shared),
         *(text for kind, text in _failures(pages) if kind == "StallError"),
         *_unfinished(pages, shared),
@@ -138,6 +139,15 @@ def _mismatches(shared: Sequence[Shared]) -> Iterator[str]:
                 )
                 yield f"the ranks disagree about {calls[0]}: {what} is {text}."
                 break
+
+
+def _found(pages: Sequence[Page]) -> Iterator[str]:
+    """What looked wrong to the ranks, though nothing failed; most of it to all of them."""
+    yield from dict.fromkeys(
+        f"{text.removesuffix('.')}."
+        for page in pages
+        for text in page.get("findings", "").splitlines()
+    )
 
 
 def _failures(pages: Sequence[Page]) -> Iterator[tuple[str, str]]:

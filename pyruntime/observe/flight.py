@@ -169,6 +169,7 @@ class Call:
     order: int = 0  # of unnamed calls in the set
     peer: int = -1  # of a message: the other rank, -1: any
     tag: int = 0
+    site: str = ""  # the line that makes it, as file:line
     position: int = 0  # in the coordinator's log, alike on all ranks; 0: not negotiated
     bucket: int = 0
     lane: int = 0  # the process set whose bucket it is: a message's pair
@@ -203,7 +204,7 @@ class Call:
         if self.is_message:
             return message_text(self.op, self.name, self.peer, self.tag)
         what = f"'{self.name}'" if self.name else self.label
-        return f"{what} ({self.op})"
+        return f"{what} ({self.op}{self.site and f' at {self.site}'})"
 
 
 def message_text(op: str, name: str, peer: int, tag: int) -> str:
@@ -251,6 +252,7 @@ def _apply(call: Call, kind: str, event: dict[str, Any]) -> None:
     if kind == "submit":
         call.submitted, call.order = event["t"], event["seq"]
         call.shape = tuple(event["shape"])
+        call.site = event.get("site", "")
         if call.is_message:
             call.peer, call.tag = event.get("peer", -1), event.get("tag", 0)
     elif kind == "negotiated":

@@ -8,26 +8,18 @@ sends that signal to its own process when the coordinator asks, and reads the pi
 from __future__ import annotations
 
 import faulthandler
-import importlib.util
 import os
-from pathlib import Path
 
 from farandole._library import check_count, lib
 from farandole.config import setting
-
-# In an editable install they are elsewhere.
-_PARTS = ("torch", "numpy", "cupy", "jax", "keras", "tensorflow")
+from farandole.installed import own_folders
 
 _installed = False
 
 
-def _own_folders() -> list[str]:
+def _left_out() -> list[str]:
     """The package's folders, whose frames hide the user's; none if debugging the package."""
-    if setting("FARANDOLE_LOG_LEVEL") in ("debug", "trace"):
-        return []
-    found = [importlib.util.find_spec(f"farandole.{part}") for part in _PARTS]
-    places = [spec.submodule_search_locations or [] for spec in found if spec]
-    return [str(Path(__file__).parents[1]), *(folder for place in places for folder in place)]
+    return [] if setting("FARANDOLE_LOG_LEVEL") in ("debug", "trace") else own_folders()
 
 
 def install() -> None:
@@ -44,7 +36,7 @@ def install() -> None:
         _installed = True
         return
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    lib.farandole_stacks(number, reader, ":".join(_own_folders()).encode())
+    lib.farandole_stacks(number, reader, ":".join(_left_out()).encode())
     try:
         faulthandler.register(number, file=writer, all_threads=True)
     except (OSError, RuntimeError, ValueError) as reason:  # SIGKILL, SIGSEGV, glibc's own, ...

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import farandole.torch as hvd
+from farandole.observe import flight
 from harness.toys import batch, loss_of, network
 
 
@@ -200,6 +201,7 @@ def test_the_default_warns_at_the_first_step() -> None:
         UserWarning, match=r"1 of \d+ parameters .* differs, on rank.*broadcast_param"
     ):
         step(model, optimizer)
+    assert "have different models" in flight.own_page()["findings"]
 
 
 @pytest.mark.parametrize(("setting", "argument"), [("0", None), ("1", 0)])

@@ -41,7 +41,7 @@ void Call::arrive(int member, const Request& request, bool same, const Contribut
     throw Error(ErrorCode::kInternal,
                 "a rank brings to " + text_of(key_, request) + " what it could not have");
   }
-  if (!agrees || !terms_.agreed()) {
+  if (!terms_.agreed() || !terms_.equal(request, same)) {
     terms_.add(member, request, arrived_);
     takes_plain_ = false;
   }

@@ -39,13 +39,15 @@ constexpr Field kFields[] = {
     {"group", [](const Request& r) { return r.group.empty() ? "none" : "'" + r.group + "'"; }},
 };
 
-std::vector<Rank> world_ranks(const std::vector<int32_t>& members, const std::vector<Rank>& ranks) {
-  std::vector<Rank> result;
-  for (int32_t m : members) result.push_back(ranks[static_cast<size_t>(m)]);
-  return result;
-}
-
 }  // namespace
+
+std::string text_of(const Opinions& opinions) {
+  std::string text;
+  for (const auto& [value, ranks] : opinions) {
+    text += (text.empty() ? "" : ", ") + value + " on " + text_of_ranks(ranks);
+  }
+  return text;
+}
 
 std::string text_of(const CallKey& key, const Request& request) {
   std::string what =
@@ -68,7 +70,8 @@ void Terms::begin(const Request* defined, const Request& request) {
 void Terms::add(int member, const Request& request, const MemberMask& arrived) {
   if (versions_.empty()) versions_.push_back({this->request(), outspoken(arrived)});
   for (Version& version : versions_) {
-    if (same_terms(version.request, request)) return version.members.push_back(member);
+    const bool alike = same_terms(version.request, request) && version.request.site == request.site;
+    if (alike) return version.members.push_back(member);
   }
   versions_.push_back({request, {member}});
 }
@@ -125,26 +128,48 @@ bool Terms::uneven() const {
   });
 }
 
+Opinions Terms::opinions(std::string (*text)(const Request&),
+                         const std::vector<Rank>& ranks) const {
+  Opinions values;
+  for (const Version& version : versions_) {
+    std::string value = text(version.request);
+    auto found = std::ranges::find(values, value, &Opinions::value_type::first);
+    if (found == values.end()) found = values.insert(found, {std::move(value), {}});
+    for (int32_t m : version.members) found->second.push_back(ranks[static_cast<size_t>(m)]);
+  }
+  for (auto& [value, who] : values) std::ranges::sort(who);  // they were in order of arrival
+  std::ranges::sort(values, {}, [](const auto& row) { return row.second.front(); });
+  return values;
+}
+
+Opinions Terms::sites(const std::vector<Rank>& ranks) const {
+  Opinions sites = opinions([](const Request& r) { return r.site; }, ranks);
+  std::erase_if(sites, [](const auto& row) { return row.first.empty(); });
+  return sites.size() < 2 ? Opinions{} : sites;
+}
+
+std::vector<Request> Terms::of_other_sites() const {
+  std::vector<Request> others;
+  for (const Version& version : versions_) {
+    const bool alike = same_terms(version.request, request());
+    if (alike && version.request.site != request().site) others.push_back(version.request);
+  }
+  return others;
+}
+
 std::optional<Failure> Terms::failure(const CallKey& key, const std::vector<Rank>& ranks) const {
   if (refused_) return refused_;
-  if (versions_.empty()) return std::nullopt;
+  const bool alike = std::ranges::all_of(versions_, [&](const Version& version) {
+    return same_terms(version.request, versions_[0].request);
+  });
+  if (alike) return std::nullopt;
   std::string text = "ranks disagree about " + farandole::text_of(key, request()) + ": ";
+  const Opinions from = sites(ranks);
   for (const Field& field : kFields) {
-    std::vector<std::pair<std::string, std::vector<Rank>>> values;
-    for (const Version& version : versions_) {
-      std::string value = field.text(version.request);
-      auto found = values.begin();
-      while (found != values.end() && found->first != value) ++found;
-      if (found == values.end()) found = values.insert(found, {value, {}});
-      for (Rank r : world_ranks(version.members, ranks)) found->second.push_back(r);
-    }
+    const Opinions values = opinions(field.text, ranks);
     if (values.size() < 2) continue;
-    for (auto& [value, who] : values) std::ranges::sort(who);  // they were in order of arrival
-    std::ranges::sort(values, {}, [](const auto& row) { return row.second.front(); });
-    text += field.name;
-    for (size_t i = 0; i < values.size(); ++i) {
-      text += (i ? ", " : " is ") + values[i].first + " on " + text_of_ranks(values[i].second);
-    }
+    text += std::string(field.name) + " is " + farandole::text_of(values);
+    if (!from.empty()) text += "; they call from " + farandole::text_of(from);
     return Failure{
         ErrorCode::kMismatch,
         text + "; make the call the same on all ranks, or give different tensors different names"};

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "control/calls/member_mask.h"
@@ -14,6 +15,11 @@ namespace farandole {
 // "'grad.w' (allreduce)": how error messages name a call.
 std::string text_of(const CallKey& key, const Request& request);
 
+// What ranks say, and who says it: by the lowest rank of each opinion.
+using Opinions = std::vector<std::pair<std::string, std::vector<Rank>>>;
+// "(3, 4) on rank 0, (4, 3) on ranks 1-2"
+std::string text_of(const Opinions& opinions);
+
 class Terms {
  public:
   // The first report sets the terms. `defined`: the request of its id (referenced; it outlives the call), or
@@ -22,10 +28,14 @@ class Terms {
 
   const Request& request() const { return defined_ ? *defined_ : proposed_; }
   bool redefines() const { return defined_ == nullptr; }
-  bool agreed() const { return versions_.empty(); }  // all reports so far
+  bool agreed() const { return versions_.empty(); }  // all reports so far, also about the site
   // `same`: the request has this call's id.
   bool match(const Request& request, bool same) const {
     return same || same_terms(request, this->request());
+  }
+  // The same, also about the site.
+  bool equal(const Request& request, bool same) const {
+    return same || (same_terms(request, this->request()) && request.site == this->request().site);
   }
 
   // Adds a report, if it or an earlier one differs from the first. `arrived`: the members before it.
@@ -60,12 +70,17 @@ class Terms {
 
   // Why the call fails, once all have reported; ranks[m] is the world rank of member m.
   std::optional<Failure> failure(const CallKey& key, const std::vector<Rank>& ranks) const;
+  // The sites from which its members make it, each with their ranks, if there are several; else none.
+  Opinions sites(const std::vector<Rank>& ranks) const;
+  // Requests of members that differ from request() in the site only.
+  std::vector<Request> of_other_sites() const;
 
  private:
-  struct Version {  // one version of the request, and the members that sent it
+  struct Version {  // one version of the request, its site included, and the members that sent it
     Request request;
     std::vector<int32_t> members;
   };
+  Opinions opinions(std::string (*text)(const Request&), const std::vector<Rank>& ranks) const;
   const Request* defined_ = nullptr;
   Request proposed_;
   std::vector<Version> versions_;  // empty while all agree

@@ -76,7 +76,8 @@ Coordinator::Coordinator(Settings settings)
       posts_(outbox_),
       stalls_(settings_, sets_, calls_, posts_, outbox_),
       backends_(settings_, sets_, outbox_),
-      publisher_({settings_, sets_, calls_, posts_, backends_, stalls_, outbox_}),
+      sites_(settings_.check_sites, outbox_),
+      publisher_({settings_, sets_, calls_, posts_, backends_, sites_, stalls_, outbox_}),
       messages_({sets_, calls_, publisher_, posts_, stalls_, outbox_}) {}
 
 void Coordinator::receive(Rank from, const Report& report, int64_t now_ns) {

@@ -9,6 +9,7 @@
 
 #include "control/calls/member_mask.h"
 #include "control/coordinator/backend_policy.h"
+#include "control/coordinator/call_sites.h"
 #include "control/coordinator/messages.h"
 #include "control/coordinator/open_calls.h"
 #include "control/coordinator/outbox.h"
@@ -74,6 +75,7 @@ class Coordinator {
   PostTable posts_;
   StallMonitor stalls_;
   BackendPolicy backends_;
+  CallSites sites_;
   Publisher publisher_;
   Messages messages_;
   std::vector<RankGroup> groups_;

@@ -66,7 +66,7 @@ Failure Publisher::verdict(const SetState& set, Call& call) const {
                   " brings no tensor: it is not in the process set, or it has joined"};
     }
   }
-  return {};
+  return parts_.sites.judge(set, call);
 }
 
 void Publisher::judge(SetState& set, Call& call) {
@@ -192,14 +192,23 @@ int64_t Publisher::divisor_of(const SetState& set, const Call& call) const {
   return plain_item(call.id(), call.signature(), set.members() - left_out).divisor;
 }
 
-// Writes a Define when ranks don't know the request yet, or when it has changed.
+// Writes a Define when ranks don't know the request yet, or when it has changed. Unnamed requests of other sites are
+// defined too, because ranks that always come later would never get an id for theirs.
 void Publisher::define(Call& call) {
   Definition& definition = *parts_.calls.registry().at(call.id());
   if (call.terms().redefines()) definition.request = call.request();
-  if (call.terms().redefines() || !definition.published) {
-    parts_.outbox.write(Define{definition.id, definition.request});
-    definition.published = true;
+  if (call.terms().redefines()) definition.published = false;
+  define(definition);
+  for (const Request& other : call.terms().of_other_sites()) {
+    Definition& known = parts_.calls.registry().intern(other);
+    parts_.calls.registry().touch(known);
+    define(known);
   }
+}
+
+void Publisher::define(Definition& definition) {
+  if (std::exchange(definition.published, true)) return;
+  parts_.outbox.write(Define{definition.id, definition.request});
 }
 
 void Publisher::finish_at_once(SetState& set, Call& call) {

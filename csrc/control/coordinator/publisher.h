@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "control/coordinator/backend_policy.h"
+#include "control/coordinator/call_sites.h"
 #include "control/coordinator/open_calls.h"
 #include "control/coordinator/post_table.h"
 #include "control/coordinator/settings.h"
@@ -22,6 +23,7 @@ class Publisher {
     OpenCalls& calls;
     PostTable& posts;
     BackendPolicy& backends;
+    CallSites& sites;
     StallMonitor& stalls;
     Outbox& outbox;
   };
@@ -47,6 +49,7 @@ class Publisher {
   // Whether a call, complete or not, belongs to a broken group and ends with it.
   bool end_broken(SetState& set, const Call& call);
   void define(Call& call);
+  void define(Definition& definition);
   void finish_at_once(SetState& set, Call& call);
   ByteString payload_of(const SetState& set, const Call& call) const;
   int64_t divisor_of(const SetState& set, const Call& call) const;

@@ -61,9 +61,10 @@ void Aggregator::receive_many(const ReadyMany& many, Source& source, int64_t now
     const std::vector<Rank>& who = members_of(source, call);
     stop_expediting(who);
     if (!holds(call)) return record_ready(who, id);
-    Pending& pending = hear({id, 0}, who, now_ns);
+    const Key key{call->set, id, 0};
+    Pending& pending = hear(key, who, now_ns);
     pending.plain.insert(pending.plain.end(), who.begin(), who.end());
-    release_if_whole({id, 0}, pending, call->set);
+    release_if_whole(key, pending);
   });
 }
 
@@ -77,15 +78,16 @@ void Aggregator::receive_one(const Report& report, ByteView bytes, Source& sourc
     urgent_ = true;
   }
   if (holds(call)) {
-    const Key key{ready->id, ready->sequence};
+    const Key key{call->set, call->named ? ready->id : 0, ready->sequence};
     Pending& pending = hear(key, who, now_ns);
-    if (ready->contribution.plain()) {
+    const bool first = pending.report.empty();
+    if (ready->contribution.plain() && (first || std::ranges::equal(pending.report, bytes))) {
       pending.plain.insert(pending.plain.end(), who.begin(), who.end());
       pending.report.assign(bytes.begin(), bytes.end());
     } else {
       pending.others.emplace_back(who, ByteString(bytes.begin(), bytes.end()));
     }
-    return release_if_whole(key, pending, call->set);
+    return release_if_whole(key, pending);
   }
   if (!free_of_order(report)) release_all();
   if (auto* join = std::get_if<Join>(&report); join && sets_.contains(join->set)) {
@@ -137,8 +139,8 @@ Aggregator::Pending& Aggregator::hear(const Key& key, const std::vector<Rank>& r
 }
 
 // In whatever way the members below have reported it.
-void Aggregator::release_if_whole(const Key& key, const Pending& pending, SetId set) {
-  const SetBelow& whole = sets_.at(set);
+void Aggregator::release_if_whole(const Key& key, const Pending& pending) {
+  const SetBelow& whole = sets_.at(key.set);
   if (std::cmp_less(pending.heard, whole.ranks.size())) return;
   release(key, pending, &whole);
   pending_.erase(key);
@@ -152,7 +154,7 @@ void Aggregator::release(const Key& key, const Pending& pending, const SetBelow*
   if (whole && ranks.size() == whole->ranks.size()) ranks.clear();
   if (!pending.report.empty()) return record(ranks, pending.report);
   std::ranges::sort(ranks);
-  record_ready(ranks, key.first);
+  record_ready(ranks, key.id);
 }
 
 void Aggregator::release_all() {
@@ -211,7 +213,9 @@ ByteString Aggregator::take(int64_t now_ns) {
 }
 
 void Aggregator::read(const Entry& entry) {
-  if (auto* define = std::get_if<Define>(&entry)) ids_[define->id] = {define->request.set};
+  if (auto* define = std::get_if<Define>(&entry)) {
+    ids_[define->id] = {define->request.set, !define->request.name.empty()};
+  }
   if (auto* forget = std::get_if<Forget>(&entry)) ids_.at(forget->id).gone = true;
   if (auto* open = std::get_if<OpenSet>(&entry)) {
     std::ranges::set_intersection(open->ranks, below_, std::back_inserter(sets_[open->set].ranks));

@@ -49,10 +49,16 @@ class Aggregator {
   ByteString take(int64_t now_ns);
 
  private:
-  using Key = std::pair<uint32_t, uint64_t>;  // id, sequence
+  // Of a named call its id and 0; of an unnamed one, which ranks may report by different ids, 0 and its sequence.
+  struct Key {
+    SetId set;
+    uint32_t id;
+    uint64_t sequence;
+    auto operator<=>(const Key&) const = default;
+  };
   struct Pending {
     int heard = 0;            // ranks that have reported it
-    std::vector<Rank> plain;  // those with plain contributions
+    std::vector<Rank> plain;  // those with plain contributions, the same from all
     ByteString report;        // theirs; empty: the id says it all
     std::vector<std::pair<std::vector<Rank>, ByteString>> others;
     int64_t since_ns = 0;
@@ -64,6 +70,7 @@ class Aggregator {
   // `gone` ids are kept: hosts below that have not yet read the log may still report them for all.
   struct Known {
     SetId set;
+    bool named;
     bool gone = false;
   };
   using KnownById = std::map<uint32_t, Known>;
@@ -84,7 +91,7 @@ class Aggregator {
   bool holds(const Known* known) const;
   void stop_expediting(const std::vector<Rank>& ranks);
   Pending& hear(const Key& key, const std::vector<Rank>& ranks, int64_t now_ns);
-  void release_if_whole(const Key& key, const Pending& pending, SetId set);
+  void release_if_whole(const Key& key, const Pending& pending);
   void release(const Key& key, const Pending& pending, const SetBelow* whole);
   void release_all();
   void record(const std::vector<Rank>& ranks, ByteView report);

@@ -86,7 +86,7 @@ void visit(V& v, auto& x) {
     v(x.device), v(x.root), v(x.prescale), v(x.postscale), v(x.shape), v(x.group_size);
     v(x.window_range.window), v(x.window_range.window_bytes), v(x.window_range.offset);
   } else if constexpr (std::is_same_v<T, Request>) {
-    v(x.set), v(x.name), v(x.group), visit(v, x.signature), v(x.peer), v(x.tag);
+    v(x.set), v(x.name), v(x.group), visit(v, x.signature), v(x.peer), v(x.tag), v(x.site);
   } else if constexpr (std::is_same_v<T, CallKey>) {
     v(x.set), v(x.name), v(x.sequence), v(x.poster);
   } else if constexpr (std::is_same_v<T, Failure>) {
@@ -121,6 +121,8 @@ void visit(V& v, auto& x) {
     v(x.ranks);
   } else if constexpr (std::is_same_v<T, Inform>) {
     v(x.to), v(x.number), v(x.text);
+  } else if constexpr (std::is_same_v<T, Notice>) {
+    v(x.set), v(x.text);
   } else if constexpr (std::is_same_v<T, Define>) {
     v(x.id), visit(v, x.request);
   } else if constexpr (std::is_same_v<T, Item>) {

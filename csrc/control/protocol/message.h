@@ -37,6 +37,8 @@ struct Request {
   // ---- of a send or receive, whose root is the sender. Its name is for people.
   Rank peer = kAnyRank;
   int64_t tag = 0;
+  // Where the program makes an unnamed call, "train.py:12", if ranks compare that; else empty.
+  std::string site = {};
 };
 // Whether two requests under one name are the same call.
 inline bool same_terms(const Request& a, const Request& b) {
@@ -228,8 +230,13 @@ struct Inform {  // the answer to one rank's Inquire
   uint64_t number = 0;
   std::string text;
 };
+struct
+    Notice {  // for the users of this set's ranks: something looks wrong, though nothing has failed
+  SetId set = kWorldSet;
+  std::string text;
+};
 using Entry = std::variant<Define, Forget, Run, Result, Fail, Joined, OpenSet, CloseSet, Abort,
-                           Stop, CollectStacks, Inform, SetUp, Matched>;
+                           Stop, CollectStacks, Inform, SetUp, Matched, Notice>;
 
 void encode(const Report& report, ByteString& out);
 void encode(const Entry& entry, ByteString& out);

@@ -170,6 +170,7 @@ void RankCalls::describe(CheckedCall& call) {
   const Signature& signature = call.request.signature;
   RecordedCall& recorded = call.submission.recorded;
   recorded.name = recorder_.label_of(call.request.name);
+  recorded.site = recorder_.label_of(call.site);
   recorded.set = call.request.set;
   recorded.op = signature.op;
   recorded.dtype = signature.dtype;

@@ -170,6 +170,9 @@ CheckedCall check_request(const farandole_request& raw, const ProcessSet& set, R
     refuse(request, "that is up to the whole world");
   }
 
+  if (raw.site) taken.site = raw.site;
+  const bool by_order = request.name.empty() && traits.made_by_all_alike();
+  if (by_order && !raw.any_site) request.site = taken.site;
   Submission& mine = taken.submission;
   mine.shape = Dimensions({raw.shape, static_cast<size_t>(raw.ndim)});
   mine.input = static_cast<const std::byte*>(raw.input);

@@ -12,6 +12,7 @@ namespace farandole {
 struct CheckedCall {
   Request request;
   Submission submission;  // without a handle yet
+  std::string site = {};  // where the program makes it; empty: not known
   // Of a prepared call: cache for PendingTable::check_free(). Under RankCalls::mutex_.
   mutable std::shared_ptr<NamedRequest> record = {};
 };

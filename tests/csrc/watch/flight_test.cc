@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "check.h"
 #include "lib/ipc/segment.h"
+#include "watch/findings.h"
 #include "watch/flight_text.h"
 #include "watch/recorder.h"
 
@@ -145,6 +146,31 @@ TEST(open_calls_outlive_the_ring) {
   recorder.done(waits, now_ns());
   recorder.failed(agreed, {ErrorCode::kStall, "too late"});
   CHECK(written().find("\"open\":[]") != std::string::npos);
+}
+
+TEST(a_call_is_shown_with_its_line_and_findings_stay) {
+  Memory memory;
+  Recorder recorder(memory.flight, 0, {});
+  RecordedCall call = call_of(7), unknown = call_of(8);
+  call.site = recorder.label_of("train.py:12");
+  const std::vector<int64_t> shape{1, 2, 3, 4, 5, 6, 7};
+  recorder.submitted(call, 0, shape);
+  recorder.submitted(unknown, 1, shape);
+  Findings findings(memory.flight.page(0));
+  const std::string most(FlightText::kBytes - 40, 'x');
+  for (const std::string& text : {std::string("one thing"), std::string("another"), most, most}) {
+    findings.add(text);
+  }
+  Json json;
+  write_flight(json, memory.flight, 0, 2, "");
+  const auto holds = [&](const std::string& part) {
+    return json.text().find(part) != std::string::npos;
+  };
+  CHECK(holds("\"call\":7,"));
+  CHECK(holds("\"shape\":[1,2,3,4,5,6],\"site\":\"train.py:12\",\"bytes\""));
+  CHECK(holds("\"shape\":[1,2,3,4,5,6],\"bytes\""));
+  CHECK(holds("\"findings\":\"one thing\\u000aanother\\u000a" + most +
+              "\""));  // as many as there is room for
 }
 
 // As many handles as a program likes to keep, and more open calls than there is room for.

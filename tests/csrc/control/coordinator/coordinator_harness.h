@@ -17,9 +17,9 @@ using Log = std::vector<Entry>;
 
 // "define run": what a log holds.
 inline std::string kinds(const Log& log) {
-  constexpr const char* kNames[] = {"define", "forget",   "run",       "result", "fail",
-                                    "joined", "open_set", "close_set", "abort",  "stop",
-                                    "where",  "inform",   "set_up",    "matched"};
+  constexpr const char* kNames[] = {"define", "forget",   "run",       "result",  "fail",
+                                    "joined", "open_set", "close_set", "abort",   "stop",
+                                    "where",  "inform",   "set_up",    "matched", "notice"};
   std::string text;
   for (const Entry& entry : log)
     text += (text.empty() ? "" : " ") + std::string(kNames[entry.index()]);
@@ -61,6 +61,10 @@ inline Request in_set(Request request, SetId set) {
 inline Request grouped(Request request, std::string group, int size) {
   request.group = std::move(group);
   request.signature.group_size = size;
+  return request;
+}
+inline Request made_at(std::string site, Request request = tensor("")) {
+  request.site = std::move(site);
   return request;
 }
 inline Request with_op(Request request, Op op) {
@@ -125,7 +129,8 @@ class Job {
     Ready ready;
     for (auto& [id, known] : table_) {
       bool same = known.set == request.set && known.name == request.name &&
-                  known.group == request.group && known.signature == request.signature;
+                  known.group == request.group && known.signature == request.signature &&
+                  known.site == request.site;
       if (same) ready.id = id;
     }
     if (ready.id == 0) ready.request = request;

@@ -36,7 +36,7 @@ void same_request(const Request& a, const Request& b) {
   CHECK_EQ(a.name, b.name);
   CHECK_EQ(a.group, b.group);
   CHECK(a.signature == b.signature);
-  CHECK(a.peer == b.peer && a.tag == b.tag);
+  CHECK(a.peer == b.peer && a.tag == b.tag && a.site == b.site);
 }
 
 void same_key(const CallKey& a, const CallKey& b) {
@@ -137,6 +137,7 @@ void same(const CollectStacks& a, const CollectStacks& b) { CHECK(a.ranks == b.r
 void same(const Inform& a, const Inform& b) {
   CHECK(a.to == b.to && a.number == b.number && a.text == b.text);
 }
+void same(const Notice& a, const Notice& b) { CHECK(a.set == b.set && a.text == b.text); }
 
 template <class Variant>
 void same_message(const Variant& a, const Variant& b) {

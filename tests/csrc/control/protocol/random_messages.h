@@ -47,9 +47,13 @@ inline Signature random_signature(Random& random) {
 }
 
 inline Request random_request(Random& random) {
-  return {static_cast<SetId>(random.next()), random_text(random, 40),
-          random_text(random, 20),           random_signature(random),
-          random.between(-1, 4095),          static_cast<int64_t>(random.next())};
+  return {static_cast<SetId>(random.next()),
+          random_text(random, 40),
+          random_text(random, 20),
+          random_signature(random),
+          random.between(-1, 4095),
+          static_cast<int64_t>(random.next()),
+          random_text(random, 20)};
 }
 
 inline CallKey random_key(Random& random) {
@@ -153,6 +157,7 @@ inline Entry random_entry(Random& random, size_t kind) {
     case 10: return CollectStacks{random_numbers<int32_t>(random)};
     case 12: return random_set_up(random);
     case 11: return Inform{random.between(0, 4095), random.next(), random_text(random, 300)};
+    case 14: return Notice{set, random_text(random, 300)};
     default:
       return Matched{set,           random.next(),           random.between(0, 4095),
                      random.next(), random.between(0, 4095), random.next()};

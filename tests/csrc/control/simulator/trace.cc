@@ -95,6 +95,9 @@ struct Text {
   std::string operator()(const Inform& e) const {
     return "rank " + std::to_string(e.to) + " reads: " + e.text;
   }
+  std::string operator()(const Notice& e) const {
+    return "ranks of set " + std::to_string(e.set) + " read: " + e.text;
+  }
 };
 
 }  // namespace

@@ -87,11 +87,13 @@ class VirtualRank {
   void on(const Abort& abort);
   void on(const Stop& stop);
   void on(const CollectStacks& where);
+  void on(const Notice& notice);
   void on(const Inform& inform);
   void on(const SetUp& step);
 
   bool perform(const Action& action);  // false: must wait
   bool submit(int call, bool more);
+  std::string site_of(int index) const;
   void report_call(int call, int member, Request request, OpenedSet& set);
   void post(int call, int member, Request request);
   bool wait(int call);

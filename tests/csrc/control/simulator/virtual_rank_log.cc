@@ -259,6 +259,9 @@ void VirtualRank::on(const CollectStacks& where) {
 
 void VirtualRank::on(const Inform&) {}
 
+// Of calls from different lines.
+void VirtualRank::on(const Notice&) {}
+
 // The simulated ranks have no GPUs.
 void VirtualRank::on(const SetUp&) { fail("a GPU was opened"); }
 
