@@ -100,8 +100,8 @@ class Decider:
 
     def _lose(self, host: str, name: str, how: str, now: float) -> None:
         self._idle += not self.ending.leaves
-        if name in self._record.world.members or not self._record.done:  # else it came too late
-            self.ending.lose()
+        if name in self._record.world.members or not self._record.done:
+            self.ending.lose()  # else it has nothing to do with how training has ended
         self._rest(host, self._named(host, name, how), now)
 
     def _rest(self, host: str, why: str, now: float) -> None:

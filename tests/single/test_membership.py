@@ -224,6 +224,26 @@ def test_a_host_that_is_lost_at_the_end(said: bool, done: bool) -> None:
         assert "a process ended well when others" in str(job.decider.outcome)
 
 
+def test_others_that_are_lost_at_the_end_do_not_count() -> None:
+    """A host that was cut off tells late how ranks of an earlier world have died."""
+    job = Job()
+    members = job.begin()
+    for name in members:
+        job.stand(name, 1, 9, away=True, finished=True)
+    assert job.tell().done
+    for name in members:
+        job.end(name, End.WELL)
+    stranger = Rank("0.9", Standing(), End.LOST, "was killed by SIGKILL", -9)
+    first, *_ = members
+    own, job.ranks[first] = job.ranks[first], Rank(first)
+    job.tell()  # two have ended well
+    job.decider.hear(Status("b", 1, "b", 3, (stranger,)), job.now)
+    job.ranks[first] = own
+    job.tell()
+    assert "a new process on b was killed by SIGKILL" in job.decider.story
+    assert job.decider.outcome == ""
+
+
 def test_who_is_done_goes_on_in_no_world_when_asked_to_leave() -> None:
     job = Job()
     for name in job.begin():
