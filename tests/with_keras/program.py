@@ -208,6 +208,7 @@ def test_elastic(images, labels, folder):
     compiled(model, hvd.DistributedOptimizer(keras.optimizers.Adam(4e-3)))
     state = hvd.elastic.KerasState(model, batch=0, epoch=0, batches=[])
     callbacks = [
+        hvd.callbacks.VerifyModelCallback(3, "raise"),  # counts anew in each world
         hvd.elastic.UpdateBatchStateCallback(state),
         hvd.elastic.UpdateEpochStateCallback(state),
         hvd.elastic.CommitStateCallback(state, batches_per_commit=4),
