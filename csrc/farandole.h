@@ -244,8 +244,9 @@ void farandole_release_all(const int64_t* handles, int32_t count);
  * in the caller's own memory, or another thread has shut down. */
 void* farandole_take(int64_t handle);
 void farandole_free(void* memory);
-/* The same for GPU memory, freed after the work that is now in this CUDA stream. */
-void farandole_free_on(void* memory, uint64_t stream);
+/* The same for GPU memory, freed after the work that is now in this CUDA stream. 0: not yet, because the stream is
+ * being captured into a graph: the memory is still the caller's, who tries again later. Else 1. */
+int32_t farandole_free_on(void* memory, uint64_t stream);
 
 /* Allocates GPU memory for outputs, usable after the work that is now in this CUDA stream. Free it by
  * farandole_free_on. */
@@ -288,7 +289,8 @@ void farandole_deallocate(void* memory);
 int32_t farandole_open_window(int32_t device, int32_t process_set, uint64_t bytes, void** memory,
                               uint32_t* window);
 /* No call on the memory may be under way; it may outlive the job. Returns at once, and may be called while a graph is
- * captured: the streams that farandole knows of may use the memory to the end of what is now in them. */
+ * captured: streams of calls that had a place in a window, and that waited for them, may use the memory to the end
+ * of what is now in them. These streams must live until this call. */
 void farandole_close_window(void* memory);
 
 /* The ranks of a process set: returns their number, or -code; fills at most `capacity`. */

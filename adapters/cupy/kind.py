@@ -11,7 +11,7 @@ from typing import Any
 import cupy
 
 from farandole.arrays.buffers import EMPTY, Buffer, address_or_empty, code_of
-from farandole.arrays.kinds import Kind, Shape, register
+from farandole.arrays.kinds import Kind, Shape, Stream, register
 from farandole.errors import LibraryError
 
 
@@ -46,7 +46,8 @@ class CupyKind(Kind):
     def stream(self, x: Any) -> int:
         """As in Kind: the current one of the array's device."""
         with x.device:
-            return int(cupy.cuda.get_current_stream().ptr)
+            current = cupy.cuda.get_current_stream()
+        return Stream(current.ptr, current)
 
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
         """As in Kind."""

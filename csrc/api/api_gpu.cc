@@ -58,15 +58,15 @@ FARANDOLE_API int32_t farandole_order_streams(int32_t device, uint64_t before, u
   });
 }
 
-FARANDOLE_API void farandole_free_on(void* memory, uint64_t stream) {
-  std::shared_ptr<GpuDevice> device;
-  {
-    std::lock_guard lock(process().on_gpu_mutex);
-    auto found = process().on_gpu.extract(memory);
-    if (!found || process().forked) return;
-    device = std::move(found.mapped());
-  }
-  device->free(reinterpret_cast<uintptr_t>(memory), stream_of(stream));
+FARANDOLE_API int32_t farandole_free_on(void* memory, uint64_t stream) {
+  std::unique_lock lock(process().on_gpu_mutex);
+  auto found = process().on_gpu.extract(memory);
+  if (!found || process().forked) return 1;
+  lock.unlock();  // another call may get the same memory as soon as it is free
+  if (found.mapped()->free(reinterpret_cast<uintptr_t>(memory), stream_of(stream))) return 1;
+  lock.lock();
+  process().on_gpu.insert(std::move(found));
+  return 0;
 }
 
 FARANDOLE_API int32_t farandole_open_window(int32_t device, int32_t process_set, uint64_t bytes,

@@ -87,7 +87,7 @@ WindowRange GpuAccess::window_range_of(const Request& request) const {
   return range;
 }
 
-std::shared_ptr<GpuEvent> GpuAccess::event_in(uint64_t stream) const {
+std::shared_ptr<GpuEvent> GpuAccess::event_in(uint64_t stream, bool has_place) const {
   GpuDevice& device = *gpu_->device();
   if (device.is_capturing(stream_of(stream))) {
     throw Error(
@@ -97,31 +97,33 @@ std::shared_ptr<GpuEvent> GpuAccess::event_in(uint64_t stream) const {
         "captured in optimizer.no_sync(), and optimizer.step() called outside)");
   }
   std::shared_ptr<GpuEvent> event = device.recorded(stream_of(stream));
-  gpu_->windows().use(stream_of(stream));
+  if (has_place) gpu_->windows().use(stream_of(stream));
   return event;
 }
 
 void GpuAccess::mark_produced(std::span<CheckedCall> calls) const {
-  std::map<uint64_t, std::shared_ptr<GpuEvent>> events;
+  std::map<std::pair<uint64_t, bool>, std::shared_ptr<GpuEvent>> events;
   for (CheckedCall& call : calls) {
     Submission& one = call.submission;
     if (one.device == kCpuDevice) continue;
-    std::shared_ptr<GpuEvent>& event = events[one.stream];
-    if (!event) event = event_in(one.stream);
+    const bool has_place = call.request.signature.window_range.window != 0;
+    std::shared_ptr<GpuEvent>& event = events[{one.stream, has_place}];
+    if (!event) event = event_in(one.stream, has_place);
     one.produced = event;
   }
 }
 
 void GpuAccess::join_stream(std::span<const Handle> handles, uint64_t stream) {
   std::map<const GpuEvent*, std::shared_ptr<GpuEvent>> events;
+  bool had_place = false;
   for (Handle handle : handles) {
     handles_.look(handle, [&](const Outcome& outcome) {
       if (outcome.past) events[outcome.past.get()] = outcome.past;
+      had_place |= outcome.had_place;
     });
   }
-  if (events.empty()) return;
   for (auto& [key, event] : events) event->make_wait(stream_of(stream));
-  gpu_->windows().use(stream_of(stream));
+  if (had_place && !events.empty()) gpu_->windows().use(stream_of(stream));
 }
 
 }  // namespace farandole

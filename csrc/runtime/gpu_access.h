@@ -38,8 +38,9 @@ class GpuAccess {
 
   // ---- For requests whose GPU is open
   WindowRange window_range_of(const Request& request) const;
-  // An event in the stream: work that waits for it sees what is queued there now.
-  std::shared_ptr<GpuEvent> event_in(uint64_t stream) const;
+  // An event in the stream: work that waits for it sees what is queued there now. `has_place`: of a call that has one in
+  // a window.
+  std::shared_ptr<GpuEvent> event_in(uint64_t stream, bool has_place) const;
   // Records one event per stream: the bucket waits for work queued there before this call.
   void mark_produced(std::span<CheckedCall> calls) const;
 

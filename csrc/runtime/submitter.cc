@@ -63,8 +63,8 @@ Failure Submitter::fault_of(Prepared& prepared) {
   }
   if (prepared.call->submission.device == kCpuDevice) return {};
   try {
-    gpus_.window_range_of(request);
-    prepared.produced = gpus_.event_in(prepared.stream);
+    const bool has_place = gpus_.window_range_of(request).window != 0;
+    prepared.produced = gpus_.event_in(prepared.stream, has_place);
     return {};
   } catch (const Error& e) {
     return {e.code(), e.what()};

@@ -4,27 +4,45 @@ the neutral calls and results on GPUs."""
 
 from __future__ import annotations
 
+from collections import deque
 from math import prod
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from farandole._library import check, check_count, ffi, lib
 from farandole.arrays import dlpack
 from farandole.arrays.buffers import DTYPES, Buffer, NumpyKind, address_or_empty, code_of, dtype_of
-from farandole.arrays.kinds import Kind, Shape, register
+from farandole.arrays.kinds import Kind, Shape, Stream, register
 
 LEGACY_STREAM = 1  # CUDA's number of the default stream
+_LAST_DEFAULT = 2  # and of the default stream of each thread
+
+# Memory to be freed, and its stream: what belongs to a stream that is captured has to wait.
+_dropped: deque[tuple[Any, int]] = deque()
+
+
+def _free_dropped(dropped: Any = _dropped, free: Any = lib.farandole_free_on) -> None:
+    for _ in range(len(dropped)):
+        try:
+            memory = dropped.popleft()
+        except IndexError:  # another thread frees it
+            return
+        if not free(*memory):
+            dropped.append(memory)
 
 
 class _Allocation:
     """The core's memory on a GPU; freed after the work that is then in its stream."""
 
     def __init__(self, pointer: Any, device: int, stream: int) -> None:
+        _free_dropped()
         self.pointer, self.device, self.stream = pointer, device, stream
 
-    def __del__(self, free: Any = lib.farandole_free_on) -> None:
-        free(self.pointer, self.stream)
+    def __del__(self, dropped: Any = _dropped, free_dropped: Any = _free_dropped) -> None:
+        dropped.append((self.pointer, self.stream))
+        free_dropped()
 
 
 class _Borrowed:
@@ -129,6 +147,33 @@ class _CpuDlpackKind(NumpyKind):
         return namespace().from_dlpack(result) if namespace else result
 
 
+class _Owner:
+    """An array that has named a stream, which lives as long as the array does."""
+
+    __slots__ = ("__weakref__", "array")
+
+    def __init__(self, array: object) -> None:
+        self.array = array
+
+
+_owners: WeakValueDictionary[int, _Owner] = WeakValueDictionary()  # by stream
+
+
+def _named_stream(x: Any) -> int:
+    """The stream that an array names, else the default stream.
+
+    The first array that names a stream is its owner as long as anything in that stream lives.
+    Otherwise each result would keep the array it was made of, and so all results before it.
+    """
+    number = x.__cuda_array_interface__.get("stream") or LEGACY_STREAM
+    if isinstance(number, Stream) or number <= _LAST_DEFAULT:
+        return number
+    owner = _owners.get(number)
+    if owner is None:
+        owner = _owners[number] = _Owner(x)
+    return Stream(number, owner)
+
+
 class _CudaKind(Kind):
     """Objects with `__cuda_array_interface__`; they say which stream is theirs.
 
@@ -155,7 +200,7 @@ class _CudaKind(Kind):
 
     def stream(self, x: Any) -> int:
         """The stream that the array names, else the default stream."""
-        return x.__cuda_array_interface__.get("stream") or LEGACY_STREAM
+        return _named_stream(x)
 
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
         b = self.describe(like)

@@ -20,6 +20,18 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 
+class Stream(int):
+    """A CUDA stream's number that keeps the stream's owner, and so the stream, alive."""
+
+    owner: object
+
+    def __new__(cls, number: int, owner: object) -> Stream:
+        """`owner`: while it lives, the stream is not destroyed."""
+        made = super().__new__(cls, number)
+        made.owner = owner
+        return made
+
+
 class Kind(ABC):
     """One family of arrays. Methods get arrays for which `matches` was true, or that
     its `empty` has made."""
@@ -50,7 +62,10 @@ class Kind(ABC):
         return 0, None
 
     def stream(self, x: Any) -> int:
-        """The CUDA stream in which the caller now works with arrays such as `x`; 0 on the CPU."""
+        """The CUDA stream in which the caller now works with arrays such as `x`; 0 on the CPU.
+
+        A Stream where it may be destroyed: results are freed in its order, long after the call.
+        """
         return 0
 
     @abstractmethod

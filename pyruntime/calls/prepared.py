@@ -133,7 +133,7 @@ class PreparedCall:
         self._shape = buffer.shape
         # None: the CPU
         self._device = getattr(array, "device", None) if buffer.device >= 0 else None
-        self._buffer = replace(buffer, pointer=EMPTY, owner=None)  # only the form counts
+        self._buffer = replace(buffer, pointer=EMPTY, owner=None, stream=0)  # the form
         self._in_place = in_place
         self._timeout = timeout
         self._tensors: dict[str, PreparedTensor] = {}  # by the text of the call's site

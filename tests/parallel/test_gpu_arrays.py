@@ -4,11 +4,13 @@
 import ctypes
 import gc
 import os
+import weakref
 
 import numpy as np
 import pytest
 
 import farandole as fd
+from farandole._library import lib
 from farandole.adasum import coefficients
 from farandole.arrays import dlpack
 from farandole.arrays.cuda_array import CudaArray
@@ -136,6 +138,45 @@ def test_dropped_handles_keep_their_buffers(gpu):
         gc.collect()
     x = gpu.array(np.ones(1))
     assert gpu.read(fd.allreduce(x, op=fd.Sum)).tolist() == [fd.size()]
+
+
+def test_a_stream_lives_as_long_as_results_in_it(gpu):
+    x = gpu.array(np.arange(3.0) + fd.rank(), gpu.new_stream())
+    expected = [i + rank for rank in range(fd.size()) for i in range(3)]
+    named = weakref.ref(x)  # an array that names a stream keeps it alive
+    result = fd.allgather(x, name="first")
+    del x
+    passed_on = fd.allgather(result, name="second")
+    first = result.stream
+    del result
+    settle()
+    assert named() is not None
+    assert passed_on.stream.owner is first.owner  # not the result before it
+    assert gpu.read(passed_on).tolist() == expected * fd.size()
+    del passed_on, first
+    settle()
+    assert named() is None
+
+
+def test_a_result_dropped_while_its_stream_is_captured_is_freed_later(gpu):
+    x = gpu.array(np.ones(3), gpu.new_stream())
+    result, another = (fd.allgather(x, name=f"captured.{i}") for i in range(2))
+    address = result.address
+    settle()
+    gpu.capture(x.stream)
+    del result
+    gpu.end_capture(x.stream)
+    assert lib.farandole_device_of(address) == gpu.device
+    del another
+    assert lib.farandole_device_of(address) < 0
+
+
+def settle():
+    """Until the core uses no memory of earlier calls; then nothing is lent to it."""
+    while leases.in_flight():
+        os.sched_yield()
+    leases.sweep(1 << 16)
+    gc.collect()
 
 
 class DlpackOnly:

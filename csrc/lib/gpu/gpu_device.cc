@@ -112,7 +112,6 @@ GpuDevice::~GpuDevice() {
   {
     Scope scope(*this);
     for (cuda::Module module : modules_) api_->module_unload(module);
-    for (auto [address, stream] : deferred_) api_->free_async(address, stream_);
     for (cuda::Event event : events_) api_->event_destroy(event);
     for (auto& [bytes, memory] : pinned_) api_->host_free(memory);
     api_->pool_destroy(pool_);
@@ -180,7 +179,6 @@ std::shared_ptr<PinnedMemory> GpuDevice::pinned(size_t bytes) {
 
 cuda::Address GpuDevice::allocate(size_t bytes, cuda::Stream stream) {
   Scope scope(*this);
-  free_deferred();
   cuda::Address address = 0;
   cuda::Result result = api_->alloc_async(&address, std::max<size_t>(bytes, 1), pool_, stream);
   if (result == cuda::kSuccess) return address;
@@ -192,16 +190,12 @@ cuda::Address GpuDevice::allocate(size_t bytes, cuda::Stream stream) {
                        : ""));
 }
 
-void GpuDevice::free(cuda::Address address, cuda::Stream stream) noexcept {
-  if (!address) return;
-  const State found = look_at(stream);
-  if (found == State::kCaptured) {
-    std::lock_guard lock(mutex_);
-    deferred_.emplace_back(address, stream);
-    return;
-  }
+bool GpuDevice::free(cuda::Address address, cuda::Stream stream) noexcept {
+  if (address == 0) return true;
+  if (is_capturing(stream)) return false;
   Scope scope(*this);
-  api_->free_async(address, found == State::kGone ? stream_ : stream);
+  api_->free_async(address, stream);
+  return true;
 }
 
 void GpuDevice::unload_at_end(cuda::Module module) {
@@ -209,23 +203,11 @@ void GpuDevice::unload_at_end(cuda::Module module) {
   modules_.push_back(module);
 }
 
-void GpuDevice::free_deferred() noexcept {
-  std::vector<std::pair<cuda::Address, cuda::Stream>> deferred;
-  {
-    std::lock_guard lock(mutex_);
-    deferred.swap(deferred_);
-  }
-  for (auto [address, stream] : deferred) free(address, stream);
-}
-
-GpuDevice::State GpuDevice::look_at(cuda::Stream stream) const noexcept {
+bool GpuDevice::is_capturing(cuda::Stream stream) const noexcept {
   Scope scope(*this);
   int capturing = 0;
   const cuda::Result result = api_->stream_capturing(stream, &capturing);
-  if (cuda::is_of_captures(result) || (result == cuda::kSuccess && capturing != 0)) {
-    return State::kCaptured;
-  }
-  return result == cuda::kSuccess ? State::kUsable : State::kGone;
+  return cuda::is_of_captures(result) || (result == cuda::kSuccess && capturing != 0);
 }
 
 }  // namespace farandole

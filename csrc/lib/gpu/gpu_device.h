@@ -92,19 +92,16 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   // In the order of `stream`: usable by later work there, reused after earlier work there. Our own pool.
   // Out of memory: Error(kLibrary) that names the bytes.
   cuda::Address allocate(size_t bytes, cuda::Stream stream);
-  // Of a stream that is gone, in the order of ours; while one is captured the memory is deferred.
-  void free(cuda::Address address, cuda::Stream stream) noexcept;
+  // False: not yet, because the stream is captured.
+  bool free(cuda::Address address, cuda::Stream stream) noexcept;
   // With the device: earlier it could wait for work that never ends.
   void unload_at_end(cuda::Module module);
   // Also of the default stream while a stream that waits for it is captured: CUDA allows no use of it then.
-  bool is_capturing(cuda::Stream stream) const { return look_at(stream) == State::kCaptured; }
+  bool is_capturing(cuda::Stream stream) const noexcept;
 
  private:
   friend class GpuEvent;
   friend class PinnedMemory;
-  enum class State { kUsable, kCaptured, kGone };
-  State look_at(cuda::Stream stream) const noexcept;
-  void free_deferred() noexcept;
   GpuDevice(std::shared_ptr<const cuda::Api> api, int ordinal);
 
   std::shared_ptr<const cuda::Api> api_;
@@ -121,7 +118,6 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   std::vector<cuda::Event> events_;
   std::vector<cuda::Module> modules_;
   std::multimap<size_t, std::byte*> pinned_;  // by bytes
-  std::vector<std::pair<cuda::Address, cuda::Stream>> deferred_;
 };
 
 }  // namespace farandole

@@ -45,20 +45,30 @@ GpuWindow::~GpuWindow() {
 
 void GpuWindow::use(cuda::Stream stream) {
   std::lock_guard lock(mutex_);
-  used_in_.insert(stream);
+  if (!closed_) used_in_.insert(stream);
+}
+
+void GpuWindow::close() {
+  std::lock_guard lock(mutex_);
+  mark_ends();
+  closed_ = true;
 }
 
 // A stream that is captured now is asked when it no longer is.
-bool GpuWindow::is_past() {
-  std::lock_guard lock(mutex_);
+void GpuWindow::mark_ends() noexcept {
   std::erase_if(used_in_, [&](cuda::Stream stream) {
     if (device_->is_capturing(stream)) return false;
     try {
       ends_.push_back(device_->recorded(stream));
-    } catch (const Error&) {  // the stream is gone
+    } catch (const Error&) {  // what has failed works no more
     }
     return true;
   });
+}
+
+bool GpuWindow::is_past() {
+  std::lock_guard lock(mutex_);
+  mark_ends();
   std::erase_if(ends_, [](const auto& end) { return end->fired(); });
   return used_in_.empty() && ends_.empty();
 }

@@ -35,15 +35,18 @@ class GpuWindow {
     return this->address() <= address && address < this->address() + bytes_;
   }
 
-  // What comes from this stream, or into it, may be in the window.
+  // Later work in this stream may use the window, too. The stream must live until close() has returned, or until its
+  // capture is over.
   void use(cuda::Stream stream);
-  // Its owner needs it no more. Any thread, also one that captures: it is only marked.
-  void close() { closed_ = true; }
+  // Its owner needs it no more. Any thread, also one that captures.
+  void close();
   bool closed() const { return closed_; }
-  // Whether the GPU has done all that was in the streams that have used it when this was first asked; once it is closed.
+  // Whether the GPU has done all that was in the streams that have used it when it was closed.
   bool is_past();
 
  private:
+  void mark_ends() noexcept;
+
   const std::shared_ptr<GpuDevice> device_;
   const std::shared_ptr<const nccl::Api> nccl_;  // nullptr: ordinary memory
   const uint32_t number_;

@@ -331,6 +331,23 @@ TEST(closing_a_window_waits_for_streams_that_use_it) {
   });
 }
 
+// Only streams of calls with a place are asked later: the double ends the test where a stream is used after its end.
+TEST(other_calls_streams_may_end_before_a_window) {
+  run_gpu_jobs({1, 2}, [](TestRank& self) {
+    UserStream stream(self.rank);
+    auto placed = std::make_unique<Placed>(self);
+    step(self, stream, *placed, [](size_t) { return Where::kInPlace; });
+    {
+      UserStream other(self.rank);
+      Floats data = values_of(self.rank, 10);
+      finish_on(self, other, {self.submit(on_gpu(allreduce(data), self.rank, other))});
+      CHECK(data == sum_over(self.size, data.size()));
+    }
+    placed.reset();
+    self.check_usable();
+  });
+}
+
 TEST(a_capture_is_not_spoiled_by_what_goes_on_meanwhile) {
   run_gpu_jobs({2}, [](TestRank& self) {
     UserStream stream(self.rank), captured(self.rank);

@@ -139,7 +139,7 @@ Result cuStreamDestroy_v2(Stream stream) {
 }
 Result cuStreamIsCapturing(Stream stream, int* status) {
   return check::call("cuStreamIsCapturing", [&](check::Hardware& hardware) -> int {
-    if (!hardware.knows(stream)) return check::kInvalidHandle;
+    hardware.must_live(stream);
     if (hardware.captured_beside(stream)) return check::kCaptureImplicit;
     *status = hardware.stream_of(stream)->capturing;
     return 0;

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <utility>
 #include <vector>
 
@@ -61,16 +63,20 @@ cuda::Stream Hardware::captured_beside(cuda::Stream stream) const {
 }
 
 int Hardware::unusable(cuda::Stream stream) {
-  if (!knows(stream)) return kInvalidHandle;
+  must_live(stream);
   const cuda::Stream captured = captured_beside(stream);
   if (!captured) return 0;
   captured->capturing = 2;
   return kCaptureImplicit;
 }
 
-bool Hardware::knows(cuda::Stream stream) const {
-  return stream_of(stream) != stream ||
-         std::ranges::any_of(streams_, [&](const auto& owned) { return owned.get() == stream; });
+void Hardware::must_live(cuda::Stream stream) const {
+  if (stream_of(stream) != stream ||
+      std::ranges::any_of(streams_, [&](const auto& owned) { return owned.get() == stream; })) {
+    return;
+  }
+  std::fprintf(stderr, "GPU double: a stream is used after its end\n");
+  std::abort();
 }
 
 // As in CUDA: what was queued still runs.

@@ -72,7 +72,8 @@ class Hardware {
   int unusable(cuda::Stream stream);
   // A blocking stream of this device that is captured, where `stream` is the default stream.
   cuda::Stream captured_beside(cuda::Stream stream) const;
-  bool knows(cuda::Stream stream) const;
+  // To use a stream that was destroyed is undefined: it ends the test.
+  void must_live(cuda::Stream stream) const;
   // What injected failures say about the next call of `function`; 0: it succeeds.
   int next_result(const char* function);
 
@@ -118,7 +119,6 @@ int call(const char* function, Body&& body) {
 constexpr int kCaptureUnsupported = 900;  // CUDA_ERROR_STREAM_CAPTURE_...
 constexpr int kCaptureInvalidated = 901;
 constexpr int kCaptureImplicit = 906;
-constexpr int kInvalidHandle = 400;
 
 std::optional<int> current_device();  // that of this thread's context
 
