@@ -77,6 +77,10 @@ const Variable kVariables[] = {
     {"FARANDOLE_CHECK_NUMERICS", "", "0",
      "1: every input is searched for NaN and infinity, which end the call on all ranks", kJobWide,
      &Config::check_numerics, between(0, 1)},
+    {"FARANDOLE_AUDIT", "", "0",
+     "n: of every n-th bucket a block is reduced again, by scalar code, and compared bit by bit; a "
+     "difference ends the job; 0: none",
+     kJobWide, &Config::audit_every, between(0)},
     {"FARANDOLE_VERIFY_EVERY", "", "1000",
      "steps from one comparison of the ranks' models to the next, in torch's DistributedOptimizer, "
      "unless its verify_every says it; 0: never",
@@ -138,7 +142,8 @@ const Variable kVariables[] = {
      "thread then delays it, for cores that are never idle",
      kOwn, &Config::priority, one_of("normal, realtime")},
     {"FARANDOLE_CPU_TARGET", "", "",
-     "instruction set of the reduction kernels (baseline, avx2, avx512, neon); empty: the best",
+     "instruction set of the reduction kernels (scalar, baseline, avx2, avx512, neon); empty: the "
+     "best",
      kOwn, &Config::cpu_target},
     {"FARANDOLE_DEATH_WATCH", "", "pidfd",
      "how a rank learns that another of its host died: 'pidfd', or, where that is not to be had "

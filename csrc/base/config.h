@@ -36,6 +36,7 @@ struct Config {
   std::string timeline;
   int64_t timeline_mark_cycles;
   int64_t check_numerics;
+  int64_t audit_every;
   int64_t metrics_port;  // 0: none
   std::string metrics_address;
   int64_t gpu_fusion_bytes;
