@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The shared-memory backend alone: forked ranks, in-place float32 averages, driven as the engine does: of private buffers,
 // which are staged, and of buffers that all ranks map. Results are checked.
-// shm_backend_bench RANKS [BLOCK_KIB SLOTS DIRECT_BYTES SPIN_US [LARGEST_MIB]]
+// shm_backend_bench RANKS [BLOCK_KIB SLOTS DIRECT_BYTES SPIN_US [LARGEST_MIB [AUDIT_EVERY]]]
 #include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/clock.h"
@@ -32,6 +33,7 @@ struct Options {
   size_t direct_bytes = ShmBackend::kDirectBytes;
   int64_t spin_ns = 50'000;
   size_t largest = size_t{256} << 20;
+  int64_t audit_every = 0;
 };
 
 constexpr size_t kBellsRoom = 4096;  // and the arenas' directory
@@ -41,8 +43,8 @@ struct World {
   explicit World(const Options& options)
       : segment(Segment::create(
             "bench",
-            2 * kBellsRoom +
-                ShmBackend::bytes_needed(options.ranks, options.block_bytes, options.slots),
+            2 * kBellsRoom + ShmBackend::bytes_needed(options.ranks, options.block_bytes,
+                                                      options.slots, options.audit_every),
             /*inherit=*/true)) {
     for (int rank = 0; rank < options.ranks; ++rank) {
       arenas.push_back(std::make_shared<Arena>());
@@ -97,7 +99,10 @@ class Rank {
             options_.slots,
             options_.direct_bytes,
             &arenas_,
-            world.locals};
+            world.locals,
+            {},
+            options_.audit_every,
+            std::vector<std::string>(world.locals.size(), "a rank")};
   }
 
   void wait() {
@@ -215,6 +220,7 @@ int main(int argc, char** argv) {
   options.direct_bytes = argument(4, options.direct_bytes);
   options.spin_ns = argument(5, options.spin_ns / 1000) * 1000;
   options.largest = argument(6, options.largest >> 20) << 20;
+  options.audit_every = argument(7, options.audit_every);
   std::printf("%d ranks, %zu KiB blocks, %d slots, direct up to %zu B, spin %ld us\n",
               options.ranks, options.block_bytes / 1024, options.slots, options.direct_bytes,
               static_cast<long>(options.spin_ns / 1000));

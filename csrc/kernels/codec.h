@@ -34,9 +34,13 @@ struct PortableHalves {
   using Halves = typename Words<Cpu>::Halves;
   using Signed = Vector<int32_t, Cpu::kVectorBytes>;  // SSE2 compares only these
 
-  static_assert(Cpu::kVectorBytes == 16 && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
+  static_assert(Cpu::kVectorBytes <= 16 && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
   static Bits zero_extend(Halves halves) {
-    return (Bits)__builtin_shufflevector(halves, Halves{}, 0, 4, 1, 5, 2, 6, 3, 7);
+    if constexpr (Cpu::kVectorBytes == 16) {
+      return (Bits)__builtin_shufflevector(halves, Halves{}, 0, 4, 1, 5, 2, 6, 3, 7);
+    } else {
+      return __builtin_convertvector(halves, Bits);
+    }
   }
   static Halves truncate(Bits bits) { return __builtin_convertvector(bits, Halves); }
 
@@ -68,10 +72,11 @@ struct PortableHalves {
 // Elements computed in their own type: float32, float64 and all integers.
 template <class Cpu, class T>
 struct Same {
+  static constexpr int kBytes = Cpu::kVectorBytes > sizeof(T) ? Cpu::kVectorBytes : sizeof(T);
   using Stored = T;
   using Lane = T;
-  using Lanes = Vector<T, Cpu::kVectorBytes>;
-  static constexpr size_t kLanes = Cpu::kVectorBytes / sizeof(T);
+  using Lanes = Vector<T, kBytes>;
+  static constexpr size_t kLanes = kBytes / sizeof(T);
   static constexpr bool kFloating = T(0.5) != T(0);
 
   static Lanes load(const char* from) {

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "data/backend/backend.h"
@@ -26,6 +27,7 @@ class BackendFactory {
                                   Feeds feeds) const;
 
  private:
+  std::vector<std::string> names_of(const ProcessSet& set) const;
   std::unique_ptr<Lane> lane_across_hosts(SetId id, const ProcessSet& set, Segment& staging,
                                           Feeds feeds, std::vector<EventCount*> wakeups) const;
 

@@ -32,6 +32,7 @@ struct Tally {
   std::atomic<uint64_t> bytes;    // of tensors that are done
   std::atomic<uint64_t> buckets;  // moved
   std::atomic<uint64_t> moving_ns;
+  std::atomic<uint64_t> audits;  // of blocks
   std::atomic<uint64_t> faults;  // results and messages found to be wrong
   Histogram negotiation_ns;      // submit to log entry
   Histogram wait_ns;             // callers blocked in wait

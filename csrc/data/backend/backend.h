@@ -44,12 +44,13 @@ enum class Progress {
   kFinished,  // the bucket is done: no peer accesses its buffers any more
 };
 
-// Times the phases of a backend's blocks for the timeline; costs nothing while no timeline is written.
+// Times the phases of a backend's blocks for the timeline; costs nothing while no timeline is written. Counts audits.
 enum class Phase { kStage, kReduce, kConsume };
 
 struct PhaseWatch {
   const std::atomic<bool>* listening = nullptr;  // nullptr: never
   std::function<void(Phase, int64_t begin_ns, int64_t end_ns)> saw = {};
+  std::function<void()> audited = {};  // a block; always
 
   // Runs `work` and reports its time as this phase.
   template <class Work>

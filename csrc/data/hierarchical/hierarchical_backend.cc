@@ -19,8 +19,8 @@ const HierarchicalBackend::Setup& checked(const HierarchicalBackend::Setup& setu
   const int members = setup.hosts.members();
   const bool placed = setup.member >= 0 && setup.member < members && setup.slots >= 1;
   const auto locals = placed ? setup.hosts.members_of(setup.hosts.host_of(setup.member)).size() : 0;
-  const size_t needed = HierarchicalBackend::bytes_needed(static_cast<int>(locals),
-                                                          setup.sizes.block_bytes, setup.slots);
+  const size_t needed = HierarchicalBackend::bytes_needed(
+      static_cast<int>(locals), setup.sizes.block_bytes, setup.slots, setup.audit_every);
   const bool complete =
       setup.memory != nullptr && setup.wire != nullptr && setup.wakeups.size() == locals &&
       setup.bytes >= needed &&
@@ -48,9 +48,10 @@ DataFault changed(const BlockTransfer& f, const Message& message, std::span<cons
 
 }  // namespace
 
-size_t HierarchicalBackend::bytes_needed(int local_members, size_t block_bytes, int slots) {
+size_t HierarchicalBackend::bytes_needed(int local_members, size_t block_bytes, int slots,
+                                         int64_t audit_every) {
   return slots_begin(local_members) +
-         HierarchicalWorker::bytes_needed(local_members, block_bytes, slots);
+         HierarchicalWorker::bytes_needed(local_members, block_bytes, slots, audit_every);
 }
 
 HierarchicalBackend::HierarchicalBackend(Setup setup)
@@ -58,14 +59,15 @@ HierarchicalBackend::HierarchicalBackend(Setup setup)
       member_(setup.member),
       locals_(hosts_.members_of(hosts_.host_of(member_))),
       slots_(static_cast<uint64_t>(setup.slots)),
-      patience_(nanoseconds(setup.silence).count(), std::move(setup.names)),
+      patience_(nanoseconds(setup.silence).count(), setup.names),
       watch_(std::move(setup.watch)),
       wakeups_(std::move(setup.wakeups)),
       progress_(setup.memory, static_cast<int>(locals_.size())),
       wire_(std::move(setup.wire)),
       plan_(hosts_, member_, setup.sizes),
-      worker_(hosts_, member_, setup.memory + slots_begin(static_cast<int>(locals_.size())), slots_,
-              setup.sizes.block_bytes),
+      worker_(hosts_, setup.memory + slots_begin(static_cast<int>(locals_.size())), slots_,
+              setup.sizes.block_bytes,
+              {setup.audit_every, member_, std::move(setup.names), watch_.audited}),
       transfers_(slots_ + 1) {
   for (BlockTransfer& f : transfers_) f.sum_bytes = setup.checksums ? sizeof(Checksum) : 0;
 }
@@ -77,7 +79,7 @@ void HierarchicalBackend::begin(std::span<const Part> parts) {
   }
   plan_.start(parts);
   parts_ = parts;
-  worker_.start(parts);
+  worker_.start(parts, at_.staged, plan_);
   patience_.start();
   plan_next();
 }
@@ -120,7 +122,7 @@ Deadline HierarchicalBackend::look_again() const {
 void HierarchicalBackend::abort() {
   aborted_ = true;
   parts_ = {};
-  worker_.start({});
+  worker_.forget();
   if (wire_->abandon()) return;
   // The wire may still access that memory, so it is leaked.
   for (BlockTransfer& f : transfers_) new std::vector<std::byte>(std::move(f.arena));
@@ -136,6 +138,8 @@ void HierarchicalBackend::plan_next() {
 bool HierarchicalBackend::can_stage() const {
   if (!has_next_ || at_.staged >= at_.settled + slots_ || at_.staged >= at_.consumed + slots_)
     return false;
+  const uint64_t before = worker_.before(at_.staged);
+  if (before > 0 && !progress_.all_reached(&HostProgress::consumed, before)) return false;
   return at_.staged < slots_ ||
          progress_.all_reached(&HostProgress::consumed, at_.staged + 1 - slots_);
 }
@@ -224,7 +228,7 @@ void HierarchicalBackend::reduce() {
 
 void HierarchicalBackend::combine() {
   BlockTransfer& f = transfer(at_.combined);
-  worker_.combine(f);
+  worker_.combine(at_.combined, f);
   f.results_out.send_all(*wire_, Wire::Channel::kResult, f.arena.data(), f.sum_bytes);
   ++at_.combined;
 }

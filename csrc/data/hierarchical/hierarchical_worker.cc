@@ -1,20 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/hierarchical/hierarchical_worker.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "kernels/kernels.h"
 
 namespace farandole {
 
-HierarchicalWorker::HierarchicalWorker(const HostMap& hosts, int member, std::byte* memory,
-                                       uint64_t slots, size_t block_bytes)
+HierarchicalWorker::HierarchicalWorker(const HostMap& hosts, std::byte* memory, uint64_t slots,
+                                       size_t block_bytes, Audit::Setup audit)
     : hosts_(hosts),
-      member_(member),
-      host_(hosts.host_of(member)),
+      member_(audit.member),
+      host_(hosts.host_of(member_)),
       locals_(hosts.members_of(host_)),
       memory_(memory),
       slots_(slots),
       block_bytes_(block_bytes),
+      audit_(std::move(audit), hosts,
+             memory + slot_bytes(static_cast<int>(locals_.size()), block_bytes, slots),
+             block_bytes),
       inputs_(static_cast<size_t>(hosts.members())) {}
+
+void HierarchicalWorker::start(std::span<const Part> parts, uint64_t first,
+                               const HierarchicalSchedule& plan) {
+  parts_ = parts;
+  audit_.start(parts, first, plan);
+}
 
 std::byte* HierarchicalWorker::slot(uint64_t block, int member) const {
   const uint64_t index = static_cast<uint64_t>(hosts_.local_of(member)) * slots_ + block % slots_;
@@ -31,6 +43,7 @@ std::byte* HierarchicalWorker::published(uint64_t block, int member, const Chunk
 
 void HierarchicalWorker::stage(uint64_t block, const BlockTransfer& f) const {
   for (const Chunk& chunk : f.block.chunks) stage_chunk(block, f, chunk);
+  if (audit_.chosen(block)) audit_.keep_inputs(f.block);
 }
 
 // Copies only what members on this host read, and what this member sends to itself.
@@ -57,7 +70,9 @@ void HierarchicalWorker::stage_chunk(uint64_t block, const BlockTransfer& f,
 
 void HierarchicalWorker::reduce(uint64_t block, BlockTransfer& f) {
   for (const BlockTransfer::Job& job : f.jobs) {
-    if (job.reduces) reduce_chunk(block, f, job);
+    if (!job.reduces) continue;
+    reduce_chunk(block, f, job);
+    if (audit_.chosen(block)) audit_.keep_sum(f, job);
   }
 }
 
@@ -86,16 +101,22 @@ void HierarchicalWorker::reduce_chunk(uint64_t block, BlockTransfer& f,
   }
 }
 
-void HierarchicalWorker::combine(BlockTransfer& f) {
+void HierarchicalWorker::combine(uint64_t block, BlockTransfer& f) {
   for (const BlockTransfer::Job& job : f.jobs) {
-    if (job.combines) combine_chunk(f, job);
+    const Chunk& chunk = f.block.chunks[job.chunk];
+    if (!job.combines || !chunk.reduces()) continue;  // else the message is the result
+    combine_chunk(f, job, f.arena.data() + job.result, kernels::Loops::kChosen);
+    if (!audit_.chosen(block)) continue;
+    again_.resize(std::max(again_.size(), chunk.packed_bytes));
+    combine_chunk(f, job, again_.data(), kernels::Loops::kScalar);
+    audit_.check_combined(f, job, again_.data());
   }
 }
 
-void HierarchicalWorker::combine_chunk(BlockTransfer& f, const BlockTransfer::Job& job) {
+void HierarchicalWorker::combine_chunk(const BlockTransfer& f, const BlockTransfer::Job& job,
+                                       std::byte* result, kernels::Loops loops) {
   const Chunk& chunk = f.block.chunks[job.chunk];
-  if (!chunk.reduces()) return;  // the message is the result
-  std::byte* const arena = f.arena.data();
+  const std::byte* const arena = f.arena.data();
   for (const Piece& piece : f.block.of(chunk)) {
     const Part& part = parts_[piece.part];
     int present = 0;
@@ -113,9 +134,8 @@ void HierarchicalWorker::combine_chunk(BlockTransfer& f, const BlockTransfer::Jo
       inputs_[static_cast<size_t>(present++)] = arena + partial + piece.wide;
     }
     const Signature& s = part.signature;
-    kernels::reduce_partials(s.dtype, s.reduce_op, arena + job.result + piece.packed,
-                             inputs_.data(), present, piece.bytes / size_of(s.dtype),
-                             factors_of(part));
+    kernels::reduce_partials(s.dtype, s.reduce_op, result + piece.packed, inputs_.data(), present,
+                             piece.bytes / size_of(s.dtype), factors_of(part), loops);
   }
 }
 
@@ -125,11 +145,13 @@ void HierarchicalWorker::publish(uint64_t block, const BlockTransfer& f) const {
     const Chunk& chunk = f.block.chunks[job.chunk];
     kernels::copy(published(block, member_, chunk), f.arena.data() + job.result,
                   chunk.packed_bytes);
+    if (audit_.chosen(block)) audit_.keep_result(f, job);
   }
 }
 
-void HierarchicalWorker::consume(uint64_t block, const BlockTransfer& f) const {
+void HierarchicalWorker::consume(uint64_t block, const BlockTransfer& f) {
   for (const Chunk& chunk : f.block.chunks) consume_chunk(block, f, chunk);
+  if (audit_.chosen(block)) audit_.check(f.block);
 }
 
 void HierarchicalWorker::consume_chunk(uint64_t block, const BlockTransfer& f,

@@ -29,13 +29,22 @@ Exchange make_exchange(const ShmBackend::Setup& setup) {
                    setup.locals});
 }
 
+// Behind the slots.
+ShmAudit make_audit(const ShmBackend::Setup& setup) {
+  return {{setup.audit_every, setup.member, setup.names, setup.watch.audited},
+          setup.members,
+          setup.memory + ShmBackend::bytes_needed(setup.members, setup.block_bytes, setup.slots),
+          setup.block_bytes};
+}
+
 const ShmBackend::Setup& checked(const ShmBackend::Setup& setup) {
   const bool aligned = reinterpret_cast<uintptr_t>(setup.memory) % ShmSchedule::kAlignment == 0;
   const bool complete = setup.members >= 1 && setup.slots >= 1 && setup.memory != nullptr &&
                         setup.wakeups.size() == static_cast<size_t>(setup.members) &&
                         (setup.arenas == nullptr || setup.locals.size() == setup.wakeups.size());
   if (!aligned || !complete ||
-      setup.bytes < ShmBackend::bytes_needed(setup.members, setup.block_bytes, setup.slots)) {
+      setup.bytes < ShmBackend::bytes_needed(setup.members, setup.block_bytes, setup.slots,
+                                             setup.audit_every)) {
     throw Error(ErrorCode::kInvalidArgument,
                 "shared-memory backend of " + std::to_string(setup.members) +
                     " members: " + std::to_string(setup.bytes) + " bytes of memory for " +
@@ -149,9 +158,10 @@ void Exchange::abandon(std::span<const Part> parts) {
 
 // ---- The backend
 
-size_t ShmBackend::bytes_needed(int members, size_t block_bytes, int slots) {
+size_t ShmBackend::bytes_needed(int members, size_t block_bytes, int slots, int64_t audit_every) {
   if (members == 1) return tables_begin(1);  // nothing is staged
-  return slots_begin(members, slots) + Exchange::slot_bytes(members, slots, block_bytes);
+  return slots_begin(members, slots) + Exchange::slot_bytes(members, slots, block_bytes) +
+         ShmAudit::bytes_needed(audit_every, members, block_bytes);
 }
 
 ShmBackend::ShmBackend(const Setup& setup)
@@ -162,6 +172,7 @@ ShmBackend::ShmBackend(const Setup& setup)
       progress_(setup.memory, setup.members),
       exchange_(make_exchange(setup)),
       plan_(setup.member, setup.members, setup.block_bytes, setup.direct_bytes),
+      audit_(make_audit(setup)),
       watch_(setup.watch),
       blocks_(slots_ + 1) {}
 
@@ -172,6 +183,7 @@ void ShmBackend::begin(std::span<const Part> parts) {
   }
   plan_.start(parts);
   parts_ = parts;
+  audit_.start(parts, at_.staged, plan_);
   plan_next();
 }
 
@@ -200,6 +212,8 @@ void ShmBackend::abort() {
 
 bool ShmBackend::can_stage() const {
   if (!has_next_ || at_.staged >= at_.consumed + slots_) return false;
+  const uint64_t before = audit_.before(at_.staged);
+  if (before > 0 && !progress_.all_reached(&HostProgress::consumed, before)) return false;
   // A block of results needs no check: it follows all members' staging, and so their consuming.
   if (!block(at_.staged).shows() || at_.staged < slots_) return true;
   return progress_.all_reached(&HostProgress::consumed, at_.staged + 1 - slots_);
@@ -228,6 +242,7 @@ void ShmBackend::plan_next() { has_next_ = plan_.next(block(at_.staged)); }
 
 void ShmBackend::stage() {
   const Block& current = block(at_.staged);
+  audit_.keep(at_.staged, current);
   exchange_.open(at_.staged, current);
   for (const Range& range : current.sends) {
     const bool shown = exchange_.offer(at_.staged, range, parts_[range.part]);
@@ -316,6 +331,7 @@ void ShmBackend::consume() {
     const Part& part = parts_[range.part];
     if (part.output != nullptr) exchange_.fetch(at_.consumed, range, part);
   }
+  audit_.check(at_.consumed, block(at_.consumed));
   publish(&HostProgress::consumed, ++at_.consumed);
   // Only the last member to consume frees the slots and has to wake the others.
   if (progress_.all_reached(&HostProgress::consumed, at_.consumed)) ring_peers();

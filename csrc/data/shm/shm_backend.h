@@ -5,12 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "data/backend/backend.h"
 #include "data/shm/host_arenas.h"
 #include "data/shm/host_progress.h"
 #include "data/shm/shm_schedule.h"
+#include "data/shm/sum_audit.h"
 #include "kernels/kernels.h"
 #include "lib/ipc/event_count.h"
 
@@ -113,6 +115,8 @@ class ShmBackend final : public Backend {
     HostArenas* arenas = nullptr;        // for zero copy; must outlive the backend
     std::vector<int> locals = {};        // with arenas: local ranks of the members
     PhaseWatch watch = {};
+    int64_t audit_every = 0;              // see Audit; equal on all members
+    std::vector<std::string> names = {};  // of all members, if there are audits
   };
   static constexpr size_t kBlockBytes = 512 * 1024;
   static constexpr int kSlots = 4;
@@ -120,7 +124,7 @@ class ShmBackend final : public Backend {
 
   // Throws kInvalidArgument.
   explicit ShmBackend(const Setup& setup);
-  static size_t bytes_needed(int members, size_t block_bytes, int slots);
+  static size_t bytes_needed(int members, size_t block_bytes, int slots, int64_t audit_every = 0);
 
   void begin(std::span<const Part> parts) override;
   Progress step() override;
@@ -156,6 +160,7 @@ class ShmBackend final : public Backend {
   HostProgressTable progress_;
   Exchange exchange_;
   ShmSchedule plan_;
+  ShmAudit audit_;
   const PhaseWatch watch_;
   std::span<const Part> parts_;
   std::vector<Block> blocks_;  // in flight, and the next one to stage
