@@ -107,7 +107,7 @@ void foresee_leave(Program& program, const ExitLatch& early) {
       call.allowed = kPeerGone | (call.allowed & kStalled);
     }
     const bool refused = std::ranges::count(call.roles, Role::kRefuse) > 0;
-    if (call.message() && refused) call.allowed |= kRefused;  // at once, where it is refused
+    if (refused) call.allowed |= kRefused;  // where it is refused, and to those that wait
   }
   bool uncertain = std::ranges::any_of(program.calls, [&](const PlannedCall& call) {
     if (call.ended_by < 0) return false;
