@@ -30,7 +30,7 @@ TABLE: tuple[tuple[tuple[int, ...], str, str], ...] = (
     ((2, 3, 4), "point_to_point", "rings, pairs that share a rank, and pairs that do not"),
     (
         (2, 4),
-        "disagreements errors leases parameter_server_refuses",
+        "call_sites disagreements errors leases parameter_server_refuses",
         "halves disagree, and one of many",
     ),
     (
