@@ -19,7 +19,7 @@ _REMEDY = (
     r"remed|see its own output|see the output|kill -CONT|is down|doctor|sets (this limit|how long)"
     r"|drop_last|must call shutdown"
 )
-_ENDED_BY_MPI = r"prterun|mpirun|PRTE|PMIx|signal 9|died|MPI_ABORT|MPI_INIT|left: "
+_ENDED_BY_MPI = r"prterun|mpirun|PRTE|PMIx|signal 9|died|MPI_ABORT|MPI_INIT|in MPI_Init for|left: "
 
 
 def complaints(schedule: Schedule, outcome: Outcome) -> list[str]:
