@@ -103,6 +103,10 @@ class Equality:
         self._found: Exception | None = None
         self._handle: Handle[Any] | None = None
 
+    def warn_again(self) -> None:
+        """To be called where all ranks compare: some may not have heard of the last difference."""
+        self._warned = False
+
     def digest(self, joins: int, steps: int) -> int:
         """This rank's part in the consensus, from 1 to 2^63 - 1; 0: nothing to compare.
 
@@ -190,6 +194,8 @@ class Comparison:
         joins = requests.joins(set_id(process_set))
         steps = self._steps[joins]
         self._steps[joins] += 1
+        if steps == 0:
+            self._equality.warn_again()
         name = f"{self._scope.name}.digest"
         with heard_by_all(process_set, name):
             digest = self._equality.digest(joins, steps)

@@ -12,6 +12,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from farandole.equality import Comparison, Interval, Model, Remedies, fingerprint_of
+from farandole.jax.training import Accumulated
 from farandole.members import ProcessSet, global_process_set
 
 _REMEDIES = Remedies(
@@ -70,7 +71,7 @@ class ModelVerifier:
         params, state = self._trees
         arrays = {name: fingerprint_of(x) if x is not None else "" for name, x in _leaves(params)}
         settings = {}
-        for name, x in _leaves(state, "state"):
+        for name, x in _leaves(_shared(state), "state"):
             if x is None:
                 continue
             if x.ndim == 0:
@@ -78,6 +79,15 @@ class ModelVerifier:
             else:
                 arrays[name] = fingerprint_of(x)
         return Model(arrays, settings, {})
+
+
+def _shared(state: Any) -> Any:
+    """An optimizer's state without sums of gradients that wait to be reduced: they are local."""
+
+    def shared(x: Any) -> Any:
+        return (x.inner, x.passes) if isinstance(x, Accumulated) else x
+
+    return jax.tree.map(shared, state, is_leaf=lambda x: isinstance(x, Accumulated))
 
 
 def _leaves(tree: Any, root: str = "") -> Iterator[tuple[str, np.ndarray[Any, Any] | None]]:

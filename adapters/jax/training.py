@@ -23,7 +23,7 @@ from farandole.parameters import PARAMETERS, agree_on_parameters, root_in
 Tree = TypeVar("Tree")
 
 
-class _Accumulated(NamedTuple):
+class Accumulated(NamedTuple):
     """State of distributed(every=n): what has come since the last reduction."""
 
     inner: Any
@@ -92,9 +92,9 @@ def distributed(
     if every == 1:
         return optax.GradientTransformationExtraArgs(inner.init, update)
 
-    def init(params: Any) -> _Accumulated:
+    def init(params: Any) -> Accumulated:
         zeros = jax.tree.map(jnp.zeros_like, params)
-        return _Accumulated(inner.init(params), zeros, jnp.zeros((), jnp.int32))
+        return Accumulated(inner.init(params), zeros, jnp.zeros((), jnp.int32))
 
     def gather(gradients: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         total = jax.tree.map(
@@ -104,11 +104,11 @@ def distributed(
         def step() -> Any:
             updates, after = update(total, state.inner, params, **extra)
             zeros = jax.tree.map(jnp.zeros_like, total)
-            return updates, _Accumulated(after, zeros, jnp.zeros_like(state.passes))
+            return updates, Accumulated(after, zeros, jnp.zeros_like(state.passes))
 
         def wait() -> Any:
             zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(step)[0])
-            return zeros, _Accumulated(state.inner, total, state.passes + 1)
+            return zeros, Accumulated(state.inner, total, state.passes + 1)
 
         return jax.lax.cond(state.passes == every - 1, step, wait)
 

@@ -57,7 +57,7 @@ def comparison(
     def describe() -> Model:
         own = whose()
         assert own is not None  # it steps
-        return model_of(named(own), own)
+        return model_of(named(own), own)._replace(state={})  # it is made of local gradients
 
     return Comparison("model", describe, process_set, interval, REMEDIES).before_step
 

@@ -87,7 +87,7 @@ def collective_then(
                 return meet()
             finally:
                 if begun:
-                    end()
+                    end(begun, None)
 
         signature = inspect.signature(prepare)
         result = str(signature.return_annotation).removeprefix("Callable[[], ").removesuffix("]")

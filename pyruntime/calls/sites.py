@@ -10,7 +10,7 @@ file:line, of which the file has as many folders as the module's name has dots.
 
 from __future__ import annotations
 
-import sysconfig
+import os
 from pathlib import Path
 from sys import _getframe
 from threading import get_ident
@@ -54,9 +54,10 @@ _outer: dict[int, Site] = {}
 def restart() -> None:
     """Reads FARANDOLE_CALL_SITES. init() calls this."""
     global _wanted, _libraries
+    _outer.clear()
     _wanted = setting("FARANDOLE_CALL_SITES") != "off"
-    standard = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
-    _libraries = tuple(f"{folder}/" for folder in (*own_folders(), *standard))
+    standard = str(Path(os.__file__).parent)  # sysconfig reads files, which this user may not
+    _libraries = tuple(f"{folder}/" for folder in (*own_folders(), standard))
 
 
 def here(depth: int) -> Site:
@@ -79,18 +80,17 @@ def here(depth: int) -> Site:
         return UNKNOWN
 
 
-def begin(depth: int) -> bool:
+def begin(depth: int) -> int:
     """Gives all calls of this thread until end() the site of the call under way, unless they have
-    one; returns whether to call end(). `depth`: as in here()."""
+    one; returns what to pass to end(), 0: nothing. `depth`: as in here()."""
     if not _wanted or (own := get_ident()) in _outer:
-        return False
+        return 0
     _outer[own] = here(depth + 1)
-    return True
+    return own
 
 
-def end() -> None:
-    """Calls of this thread look up their sites again."""
-    _outer.pop(get_ident(), None)
+# end(own, None): calls of the thread look up their sites again. No signal handler raises in it.
+end = _outer.pop
 
 
 def _found(frame: FrameType | None) -> Site:
@@ -104,7 +104,7 @@ def _found(frame: FrameType | None) -> Site:
         name = code.co_filename
         if id(code) not in _codes:
             _kept.append(code)
-            _codes[id(code)] = {} if _is_users(name) else None
+            _codes[id(code)] = {} if _is_users(name, frame.f_globals) else None
         sites = _codes[id(code)]
         if sites is not None:
             site = Site(f"{_file(frame)}:{frame.f_lineno}", alike)
@@ -117,9 +117,12 @@ def _found(frame: FrameType | None) -> Site:
     return UNKNOWN
 
 
-def _is_users(name: str) -> bool:
+def _is_users(name: str, module: dict[str, Any]) -> bool:
     if name.startswith("<"):
         return name in _USERS
+    # Code that torch.compile or TensorFlow has made lies in temporary files, others on each rank.
+    if str(module.get("__name__")).split(".")[0] == "torch" or "/__autograph_generated_" in name:
+        return False
     if any(folder in name for folder in ("/site-packages/", "/dist-packages/")):
         return False
     return not name.startswith(_libraries)

@@ -316,9 +316,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("folder", type=Path, help="the job's --checkpoint-dir, which all hosts must see")
     add("--slots", type=int, default=1, metavar="N", help="ranks that this host takes; default: 1")
-    text = "this host's name, as -H or the discovery script gives it; default: the system's"
     text = "end the agent that is there, which is stopped or hangs"
     add("--replace", action="store_true", help=text)
+    text = "this host's name, as -H or the discovery script gives it; default: the system's"
     add("--host", default=socket.gethostname(), metavar="NAME", help=text)
 
 

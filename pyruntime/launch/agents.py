@@ -94,7 +94,7 @@ class Agents:
             each.next = now + (_OCCUPIED if code == OCCUPIED else each.pause)
             each.pause = min(_PAUSES[1], 2 * each.pause)
             if code != OCCUPIED:
-                each.since = now
+                each.since = each.next
             if code not in (OCCUPIED, PREEMPTED):
                 say(f"the agent{' on ' * bool(name)}{name} has ended with {code}")
         if now >= each.next and not each.preempted:

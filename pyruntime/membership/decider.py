@@ -218,8 +218,9 @@ class Decider:
             self._write(Record(self._record.term, world, self._record.done + 1))
             return
         newest = [rank for rank in here if rank.standing.commit.world == world.number]
-        awaited = bool(here or world.members)  # a world that is over waits, too
-        if not (awaited and self._all_came(near, here, bool(newest), now) and here):
+        # Members that are left of a world that is over are awaited, even if nobody is here.
+        left = not self._record.done and any(rank.name in world.members for rank in near)
+        if not ((here or left) and self._all_came(near, here, bool(newest), now) and here):
             return
         if not newest and not self._all_known(here, now):
             return
@@ -269,7 +270,8 @@ class Decider:
 
     def _enter(self, here: list[Rank], newest: bool) -> None:
         before = self._record.world
-        if not newest and {rank.name for rank in here}.issuperset(before.members):
+        failed = not (newest or all(rank.standing.met for rank in here))
+        if failed and {rank.name for rank in here}.issuperset(before.members):
             self._idle += len(before.members)  # it never began, though nobody was lost
         # Before the first world the disk may have the commit of a job that had no supervisor.
         in_memory = newest and before.number > 0

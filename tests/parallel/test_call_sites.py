@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -207,6 +208,16 @@ def test_a_program_that_lies_elsewhere() -> None:
         code = compile(program, f"/home/rank{fd.rank()}/{file}", "exec")
         assert told_by(lambda code=code, m=module: exec(code, {"__name__": m})) == []  # type: ignore[misc]
         assert [call["site"] for call in recorded()[-4:]] == [f"{file}:4"] * 3 + [f"{file}:5"]
+
+
+def test_code_that_torch_has_made_is_no_line_of_the_program() -> None:
+    before = findings()
+    module: dict[str, Any] = {"__name__": "torch._inductor.runtime.compile_tasks.c"}
+    made = compile("def run(f):\n    return f()\n", f"/tmp/inductor/{fd.rank()}/c.py", "exec")
+    exec(made, module)
+    module["run"](partial(fd.allreduce, np.ones(3)))
+    assert findings() == before
+    assert recorded()[-1]["site"].startswith(f"{FILE}:")
 
 
 def test_every_call_is_recorded_with_its_line() -> None:

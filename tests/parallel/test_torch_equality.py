@@ -108,6 +108,24 @@ def test_adasum(fault: str) -> None:
         step(model, optimizer, 3)
 
 
+def test_adasums_state_is_each_ranks_own() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.scale = network(), nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scaled: torch.Tensor = self.inner(x) * self.scale
+            return scaled
+
+    model = Scaled()
+    optimizer = made(model, op=hvd.Adasum)
+    for number in range(4):
+        step(model, optimizer, number)
+    momentum = optimizer.state[model.scale]["momentum_buffer"].item()
+    assert len(set(hvd.allgather_object(momentum))) == hvd.size()
+
+
 def test_adasum_is_compared_every_so_many_steps() -> None:
     model = network()
     optimizer = made(model, verify_every=2 if hvd.rank() else 0, op=hvd.Adasum)

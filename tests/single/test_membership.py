@@ -136,6 +136,44 @@ def test_all_that_a_death_leaves_hang_and_are_ended() -> None:
     assert len([name for name in job.wanted.ranks if name != first]) == 3, "others begin"
 
 
+def test_new_processes_have_time_after_a_total_loss() -> None:
+    """They may be slow to start, as the first ones were."""
+    job = Job()
+    for name in job.begin():
+        job.end(name, End.LOST, text="was killed by SIGKILL")
+    job.tell()
+    new = {name for name in job.wanted.ranks if job.ranks[name].end is None}
+    assert len(new) == 3
+    job.tell(100 * RULES.late)
+    assert new <= {*job.wanted.ranks}
+
+
+def test_who_works_after_training_is_not_ended() -> None:
+    job = Job()
+    members = job.begin()
+    for name in members:
+        job.stand(name, 1, 5, away=True)
+        job.ranks[name] = Rank(name, job.ranks[name].standing._replace(finished=1))
+    assert job.tell().done == 1
+    first, second, third = members
+    for name in (second, third):
+        job.stand(name, 1, 5)
+    job.end(first, End.LOST, text="was killed by SIGKILL")
+    job.tell()
+    job.tell(100 * RULES.late)
+    assert {second, third} <= {*job.wanted.ranks}
+
+
+def test_worlds_that_all_leave_by_agreement_are_no_failures() -> None:
+    """shutdown() and init(), again and again, before the first commit."""
+    job = Job(rules=replace(RULES, restarts=2))
+    for world in range(20):
+        for name in job.ranks:
+            job.ranks[name] = Rank(name, Standing(world, away=True, met=True))
+        assert job.tell().world.number == world + 1
+    assert job.decider.outcome is None
+
+
 def test_worlds_that_never_begin_end_the_job() -> None:
     """All live, and meet again and again: that is no progress."""
     job = Job(rules=replace(RULES, restarts=2))

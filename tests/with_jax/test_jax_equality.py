@@ -102,6 +102,13 @@ def test_equal_models_are_told_nothing():
     hvd.ModelVerifier(1, "raise")(keys, {"dropout": jax.random.key(hvd.rank())})
 
 
+def test_sums_that_wait_to_be_reduced_are_not_compared():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = hvd.distributed(optax.adam(0.1), every=3)
+        train(hvd.ModelVerifier(1), optimizer, model(), 8)
+
+
 def test_one_warning_is_enough():
     verifier = hvd.ModelVerifier(1)
     params = {"w": jnp.full(3, hvd.rank())}

@@ -4,7 +4,7 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kMostTold = 1000;  // bounds memory; nobody reads more
+constexpr size_t kMostTold = 64;  // each may write a flight dump; nobody reads more
 
 }  // namespace
 

@@ -39,13 +39,14 @@ class Audit {
 
   explicit Audit(Setup setup) : setup_(std::move(setup)) {}
   bool ever() const { return setup_.every > 0; }
-  // A bucket begins, whose first block has this number. `plan`: a copy of its schedule, started. `reduces`: whether a
-  // block does.
+  // A bucket begins, whose first block has this number. `started`: its schedule, which is. `reduces`: whether a block
+  // does.
   template <class Schedule, class Block, class Reduces>
-  void start(std::span<const Part> parts, uint64_t first, Schedule plan, Block block,
+  void start(std::span<const Part> parts, uint64_t first, const Schedule& started, Block block,
              Reduces&& reduces) {
     block_ = kNone;
     if (!takes(parts)) return;
+    Schedule plan = started;
     std::vector<uint64_t> blocks;
     for (; plan.next(block); ++first) {
       if (reduces(block)) blocks.push_back(first);
