@@ -41,7 +41,7 @@ constexpr Field kFields[] = {
 
 }  // namespace
 
-std::string text_of(const Opinions& opinions) {
+std::string text_of(const RanksByValue& opinions) {
   std::string text;
   for (const auto& [value, ranks] : opinions) {
     text += (text.empty() ? "" : ", ") + value + " on " + text_of_ranks(ranks);
@@ -128,12 +128,12 @@ bool Terms::uneven() const {
   });
 }
 
-Opinions Terms::opinions(std::string (*text)(const Request&),
+RanksByValue Terms::opinions(std::string (*text)(const Request&),
                          const std::vector<Rank>& ranks) const {
-  Opinions values;
+  RanksByValue values;
   for (const Version& version : versions_) {
     std::string value = text(version.request);
-    auto found = std::ranges::find(values, value, &Opinions::value_type::first);
+    auto found = std::ranges::find(values, value, &RanksByValue::value_type::first);
     if (found == values.end()) found = values.insert(found, {std::move(value), {}});
     for (int32_t m : version.members) found->second.push_back(ranks[static_cast<size_t>(m)]);
   }
@@ -142,10 +142,10 @@ Opinions Terms::opinions(std::string (*text)(const Request&),
   return values;
 }
 
-Opinions Terms::sites(const std::vector<Rank>& ranks) const {
-  Opinions sites = opinions([](const Request& r) { return r.site; }, ranks);
+RanksByValue Terms::sites(const std::vector<Rank>& ranks) const {
+  RanksByValue sites = opinions([](const Request& r) { return r.site; }, ranks);
   std::erase_if(sites, [](const auto& row) { return row.first.empty(); });
-  return sites.size() < 2 ? Opinions{} : sites;
+  return sites.size() < 2 ? RanksByValue{} : sites;
 }
 
 std::vector<Request> Terms::of_other_sites() const {
@@ -164,9 +164,9 @@ std::optional<Failure> Terms::failure(const CallKey& key, const std::vector<Rank
   });
   if (alike) return std::nullopt;
   std::string text = "ranks disagree about " + farandole::text_of(key, request()) + ": ";
-  const Opinions from = sites(ranks);
+  const RanksByValue from = sites(ranks);
   for (const Field& field : kFields) {
-    const Opinions values = opinions(field.text, ranks);
+    const RanksByValue values = opinions(field.text, ranks);
     if (values.size() < 2) continue;
     text += std::string(field.name) + " is " + farandole::text_of(values);
     if (!from.empty()) text += "; they call from " + farandole::text_of(from);

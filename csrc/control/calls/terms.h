@@ -16,9 +16,9 @@ namespace farandole {
 std::string text_of(const CallKey& key, const Request& request);
 
 // What ranks say, and who says it: by the lowest rank of each opinion.
-using Opinions = std::vector<std::pair<std::string, std::vector<Rank>>>;
+using RanksByValue = std::vector<std::pair<std::string, std::vector<Rank>>>;
 // "(3, 4) on rank 0, (4, 3) on ranks 1-2"
-std::string text_of(const Opinions& opinions);
+std::string text_of(const RanksByValue& opinions);
 
 class Terms {
  public:
@@ -71,7 +71,7 @@ class Terms {
   // Why the call fails, once all have reported; ranks[m] is the world rank of member m.
   std::optional<Failure> failure(const CallKey& key, const std::vector<Rank>& ranks) const;
   // The sites from which its members make it, each with their ranks, if there are several; else none.
-  Opinions sites(const std::vector<Rank>& ranks) const;
+  RanksByValue sites(const std::vector<Rank>& ranks) const;
   // Requests of members that differ from request() in the site only.
   std::vector<Request> of_other_sites() const;
 
@@ -80,7 +80,7 @@ class Terms {
     Request request;
     std::vector<int32_t> members;
   };
-  Opinions opinions(std::string (*text)(const Request&), const std::vector<Rank>& ranks) const;
+  RanksByValue opinions(std::string (*text)(const Request&), const std::vector<Rank>& ranks) const;
   const Request* defined_ = nullptr;
   Request proposed_;
   std::vector<Version> versions_;  // empty while all agree

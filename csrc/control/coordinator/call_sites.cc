@@ -10,7 +10,7 @@ constexpr size_t kMostTold = 64;  // each may write a flight dump; nobody reads 
 
 Failure CallSites::judge(const SetState& set, const Call& call) {
   if (call.terms().agreed()) return {};
-  const Opinions sites = call.terms().sites(set.ranks);
+  const RanksByValue sites = call.terms().sites(set.ranks);
   if (sites.empty()) return {};
   const std::string text =
       text_of(call.key(), call.request()) +
