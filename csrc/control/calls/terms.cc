@@ -129,7 +129,7 @@ bool Terms::uneven() const {
 }
 
 RanksByValue Terms::opinions(std::string (*text)(const Request&),
-                         const std::vector<Rank>& ranks) const {
+                             const std::vector<Rank>& ranks) const {
   RanksByValue values;
   for (const Version& version : versions_) {
     std::string value = text(version.request);
