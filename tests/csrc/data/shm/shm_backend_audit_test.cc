@@ -40,13 +40,14 @@ struct Audited {
 
   // The first place in shared memory with these bytes: the staging slots come before the audit's copies.
   std::byte* find(std::span<const std::byte> wanted) const {
-    const auto found = std::search(memory, memory + bytes, wanted.begin(), wanted.end());
-    CHECK(found != memory + bytes);
+    std::byte* const begin = memory;
+    const auto found = std::search(begin, begin + bytes, wanted.begin(), wanted.end());
+    CHECK(found != begin + bytes);
     return found;
   }
 
   const size_t bytes;
-  mutable std::byte* memory = nullptr;
+  mutable std::atomic<std::byte*> memory = nullptr;  // set by each member, to one value
   mutable std::atomic<int> audits = 0;
   const BackendWorld world;
 };
