@@ -24,17 +24,11 @@ RULES = Rules(
 )
 
 
-class Book(Journal):
-    """The journal, and what was ever written and acknowledged; checks both."""
+class Memory(Journal):
+    """A journal that no process outlives."""
 
-    def __init__(self, simulation: Any) -> None:
-        """`simulation`: whose processes are asked what they have."""
+    def __init__(self) -> None:
         self.record, self.newest = Record(), 0
-        self.disk, self.disk_count = NOTHING, 0
-        self.starts: dict[int, Commit] = {}
-        self.counts: dict[Commit, int] = {}
-        self.acknowledged: dict[int, Commit] = {}  # the newest of each world
-        self._simulation = simulation
 
     def take(self) -> Record:
         self.newest += 1
@@ -43,6 +37,24 @@ class Book(Journal):
 
     def term(self) -> int:
         return self.newest
+
+    def write(self, record: Record) -> bool:
+        if record.term == self.newest:
+            self.record = record
+        return record.term == self.newest
+
+
+class Book(Memory):
+    """The journal, and what was ever written and acknowledged; checks both."""
+
+    def __init__(self, simulation: Any) -> None:
+        """`simulation`: whose processes are asked what they have."""
+        super().__init__()
+        self.disk, self.disk_count = NOTHING, 0
+        self.starts: dict[int, Commit] = {}
+        self.counts: dict[Commit, int] = {}
+        self.acknowledged: dict[int, Commit] = {}  # the newest of each world
+        self._simulation = simulation
 
     def commit(self) -> Commit:
         return self.disk

@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from simulation.book import Memory
 from simulation.elastic import Simulation
 
 from farandole.errors import CheckpointError
 from farandole.membership.agent import Agent, Kill, Start, Tell
 from farandole.membership.decider import Decider, Rules
-from farandole.membership.journal import Journal, Record
+from farandole.membership.journal import Record
 from farandole.membership.member import Member
 from farandole.membership.next_world import choose
 from farandole.membership.words import (
@@ -33,24 +34,6 @@ RULES = Rules(least=1, most=3, late=5.0, stalled=0.5, gather=0.0)
 def test_simulated_jobs(first: int) -> None:
     for seed in range(first, first + 50):
         Simulation(seed).run()
-
-
-class Memory(Journal):
-    def __init__(self) -> None:
-        self.record, self.newest = Record(), 0
-
-    def take(self) -> Record:
-        self.newest += 1
-        self.record = self.record._replace(term=self.newest)
-        return self.record
-
-    def term(self) -> int:
-        return self.newest
-
-    def write(self, record: Record) -> bool:
-        if record.term == self.newest:
-            self.record = record
-        return record.term == self.newest
 
 
 class Job:
