@@ -8,52 +8,25 @@ import re
 import pytest
 
 from harness.hosts_job import Start
+from harness.relay import RELAY
 
-# Ranks of the first host call rank 2, on the other one, at another port, where a relay of its
-# process flips one bit of what they send on data lines. Control messages pass it by, since rank 2
-# calls rank 0.
-PROGRAM = """
-import socket, struct, threading
+PROGRAM = (
+    RELAY
+    + """
 import numpy as np
-from mpi4py import MPI
 import farandole as fd
-from farandole import runtime
 
-rank = MPI.COMM_WORLD.Get_rank()
-listener = socket.create_server(("", 0))
-there = MPI.COMM_WORLD.bcast(listener.getsockname()[1], 2)
-own_port, seen = [], [0]
+rank, seen = MPI.COMM_WORLD.Get_rank(), 0
 LATE = 300_000  # bytes that arrive as they were sent
 
-def pump(source, target, altering):
-    while data := source.recv(1 << 16):
-        if altering and seen[0] <= LATE < seen[0] + len(data):
-            at = LATE - seen[0]
-            data = data[:at] + bytes([data[at] ^ 4]) + data[at + 1:]
-        seen[0] += altering * len(data)
-        target.sendall(data)
-    target.shutdown(socket.SHUT_WR)
+def flipped(data):
+    global seen
+    at, seen = LATE - seen, seen + len(data)
+    if 0 <= at < len(data):
+        data = data[:at] + bytes([data[at] ^ 4]) + data[at + 1:]
+    return data
 
-def relay():
-    while True:
-        caller, _ = listener.accept()
-        rank_2 = socket.create_connection(("127.0.0.1", own_port[0]))
-        for source, target, altering in ((caller, rank_2, True), (rank_2, caller, False)):
-            threading.Thread(target=pump, args=(source, target, altering), daemon=True).start()
-
-with_world = runtime._with_world
-
-def with_world_altered(job, node, blobs, call):
-    # The last field but one of a rank's peer info: no transport has addresses of its own.
-    own_port[:] = struct.unpack("<H", blobs[2][-6:-4])
-    if rank < 2:
-        blobs = list(blobs)
-        blobs[2] = blobs[2][:-6] + struct.pack("<H", there) + blobs[2][-4:]
-    return with_world(job, node, blobs, call)
-
-runtime._with_world = with_world_altered
-if rank == 2:
-    threading.Thread(target=relay, daemon=True).start()
+relay(2, flipped)
 fd.init()
 try:
     for step in range(100):
@@ -67,6 +40,7 @@ except fd.PeerError as error:
     tell("PeerError", error)
     tell("faults", fd.metrics()["faults_found"])
 """
+)
 
 
 @pytest.mark.parametrize("checksum", ["on", "off"])

@@ -4,48 +4,16 @@
 from __future__ import annotations
 
 from harness.hosts_job import Start
+from harness.relay import RELAY
 
-# Rank 0 calls rank 1 at another port, where a relay of rank 1's process replaces one text by
-# another in all that rank 0 sends on data lines. Control messages come from rank 1 and pass it by.
-PROGRAM = """
-import socket, struct, threading
+PROGRAM = (
+    RELAY
+    + """
 import numpy as np
-from mpi4py import MPI
 import farandole as fd
-from farandole import runtime
 
-HONEST, OTHER = b"harmless", b"harmful!"
 rank = MPI.COMM_WORLD.Get_rank()
-listener = socket.create_server(("", 0))
-there = MPI.COMM_WORLD.bcast(listener.getsockname()[1], 1)
-own_port = []
-
-def pump(source, target, altering):
-    kept = b""
-    while data := source.recv(1 << 16):
-        if altering:
-            data = data.replace(HONEST, OTHER)
-        target.sendall(data)
-
-def relay():
-    while True:
-        caller, _ = listener.accept()
-        rank_1 = socket.create_connection(("127.0.0.1", own_port[0]))
-        for source, target, altering in ((caller, rank_1, True), (rank_1, caller, False)):
-            threading.Thread(target=pump, args=(source, target, altering), daemon=True).start()
-
-with_world = runtime._with_world
-
-def with_world_altered(job, node, blobs, call):
-    # The last field but one of a rank's peer info: no transport has addresses of its own.
-    own_port[:] = struct.unpack("<H", blobs[1][-6:-4])
-    if rank == 0:
-        blobs = [blobs[0], blobs[1][:-6] + struct.pack("<H", there) + blobs[1][-4:]]
-    return with_world(job, node, blobs, call)
-
-runtime._with_world = with_world_altered
-if rank == 1:
-    threading.Thread(target=relay, daemon=True).start()
+relay(1, lambda data: data.replace(b"harmless", b"harmful!"))
 fd.init()
 
 def attempt(what, call):
@@ -64,6 +32,7 @@ fd.broadcast_(x, 0)
 tell("plain", bytes(x[:8]))
 fd.shutdown()
 """
+)
 
 
 def test_an_object_that_is_altered_is_not_unpickled(start: Start) -> None:
