@@ -82,10 +82,17 @@ def test_an_agent_that_is_preempted(elastic_ranks: Start, tmp_path: Path, number
     check(out, 2)
 
 
+STUBBORN = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("waits")
+while True: signal.pause()
+"""
+
+
 def test_ranks_that_do_not_leave_a_host_that_is_taken_away(elastic_ranks: Start) -> None:
     """They take no notice of signals, and the agent ends them when their time is over."""
-    stubborn = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('waits')\n"
-    job = elastic_ranks(stubborn + "while True: signal.pause()\n", 1, FARANDOLE_GRACE="1")
+    job = elastic_ranks(STUBBORN, 1, FARANDOLE_GRACE="1")
     job.process.wait_for_output("waits")
     os.kill(agent_of(job), signal.SIGTERM)
     result = job.finish()
@@ -196,8 +203,7 @@ def test_a_supervisor_that_is_preempted(elastic_ranks: Start, tmp_path: Path, nu
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGQUIT, 131)])
 def test_an_impatient_user(elastic_ranks: Start, number: int, code: int) -> None:
     """Twice, from a terminal, which signals its group; ranks that mind no signal end too."""
-    stubborn = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('waits')\n"
-    job = elastic_ranks(stubborn + "while True: signal.pause()\n", 2)
+    job = elastic_ranks(STUBBORN, 2)
     for text in ("waits", "the job is ended"):
         job.process.wait_for_output(text)
         if job.process.returncode is None:

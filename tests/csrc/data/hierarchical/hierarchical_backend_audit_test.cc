@@ -25,18 +25,7 @@ struct Four {
         world(hierarchical_world(
             {0, 0, 1, 1}, kShape, [this](int member) { return network->counter(member); }, false, 1,
             &memory)) {
-    for (size_t member = 0; member < kMembers; ++member) {
-      for (size_t i = 0; i < kElements; ++i) {
-        inputs[member].push_back(static_cast<float>(i + 10'000 * member));
-      }
-      outputs[member].resize(kElements);
-      Part& part = parts[member];
-      part.signature.shape = {static_cast<int64_t>(kElements)};
-      part.input = reinterpret_cast<const std::byte*>(inputs[member].data());
-      part.output = reinterpret_cast<std::byte*>(outputs[member].data());
-      backends[member] = world.backend(static_cast<int>(member));
-      backends[member]->begin({&part, 1});
-    }
+    begin_sums(world, kElements, inputs, outputs, parts, backends);
   }
   // Flips a bit of the first such bytes in the hosts' memory, where slots come before the audit's copies.
   void flip(const std::vector<float>& values, size_t element) {

@@ -57,18 +57,7 @@ struct Pair {
   static constexpr size_t kElements = kBlockBytes / sizeof(float);
 
   explicit Pair(size_t direct_bytes = 0) : audited(2, 1, direct_bytes) {
-    for (size_t member : {0, 1}) {
-      for (size_t i = 0; i < kElements; ++i) {
-        inputs[member].push_back(static_cast<float>(i + 10'000 * member));
-      }
-      outputs[member].resize(kElements);
-      Part& part = parts[member];
-      part.signature.shape = {static_cast<int64_t>(kElements)};
-      part.input = reinterpret_cast<const std::byte*>(inputs[member].data());
-      part.output = reinterpret_cast<std::byte*>(outputs[member].data());
-      backends[member] = audited.world.backend(static_cast<int>(member));
-      backends[member]->begin({&part, 1});
-    }
+    begin_sums(audited.world, kElements, inputs, outputs, parts, backends);
   }
   // Both take so many steps: stage, reduce and consume.
   void step(int steps) {
