@@ -5,12 +5,14 @@ nobody had died.
     python benchmarks/recovery.py --kills 200
     python benchmarks/recovery.py --kills 200 --ulfm ../e0af7c9  # in turns with ULFM's way there
     python benchmarks/recovery.py --kills 40 --pairs             # the second during the recovery
+    python benchmarks/recovery.py --kills 20 --stop 2            # stopped, with a limit of 2 s
 
 Jobs of 4 ranks lose a random rank, rank 0 included, at a random time, and then another one. Each
 step sleeps for 5 ms and commits. Printed: median and p99 of the time from SIGKILL until the last
-survivor has made its next step; not with --pairs. The script fails unless every job ends with the
-bits of one without deaths, each sample of each epoch counted once, and 0. `--ulfm` takes a checkout
-of commit e0af7c9, built and with its .venv: the last one that had ULFM.
+survivor has made its next step; not with --pairs. With --stop ranks get SIGSTOP, and so hang:
+FARANDOLE_STALL_ABORT is so many seconds, which the times contain. The script fails unless every job
+ends with the bits of one without deaths, each sample of each epoch counted once, and 0. `--ulfm`
+takes a checkout of commit e0af7c9, built and with its .venv: the last one that had ULFM.
 """
 
 from __future__ import annotations
@@ -86,13 +88,18 @@ def command_of(ulfm: Path | None) -> list[str]:
 
 
 def job(
-    draw: random.Random, deaths: int, pairs: bool = False, ulfm: Path | None = None
+    draw: random.Random,
+    deaths: int,
+    pairs: bool = False,
+    ulfm: Path | None = None,
+    stop: int = 0,
 ) -> tuple[list[float], set[str]]:
     """Runs one; returns the seconds that its survivors needed, and the weights at its end."""
     command = command_of(ulfm)
+    limit = {"FARANDOLE_STALL_ABORT": str(stop)} if stop else {}
     process = subprocess.Popen(
         command,
-        env={**os.environ, **ENVIRONMENT},
+        env={**os.environ, **ENVIRONMENT, **limit},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -119,7 +126,7 @@ def job(
             for victim in draw.sample(sorted(steps), min(left, 1 + pairs, len(steps) - 1)):
                 time.sleep(draw.uniform(0.0, 0.3))
                 killed = time.monotonic()
-                os.kill(victim, signal.SIGKILL)
+                os.kill(victim, signal.SIGSTOP if stop else signal.SIGKILL)
                 left -= 1
                 waits = (waits or set(steps)) - {victim}
         elif line.startswith("end "):
@@ -137,6 +144,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pairs", action="store_true")
+    parser.add_argument("--stop", type=int, default=0, metavar="SECONDS")
     parser.add_argument("--ulfm", type=Path, metavar="FOLDER")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -151,7 +159,7 @@ def main() -> None:
     times: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(0, options.kills, DEATHS):
         for way, ulfm in ways.items():  # in turns
-            took, ends = job(draw, DEATHS, options.pairs, ulfm)
+            took, ends = job(draw, DEATHS, options.pairs, ulfm, options.stop)
             times[way] += took
             if ends != undisturbed:
                 sys.exit(f"a disturbed job ended with {ends}, and not with {undisturbed}")
@@ -160,8 +168,9 @@ def main() -> None:
             print(f"{way}: {options.kills} kills in pairs: all jobs have ended as one without")
             continue
         cut = quantiles(found, n=100, method="inclusive")
+        what = "stops" if options.stop else "kills"
         print(
-            f"{way}: {len(found)} kills, from kill to next step: median {median(found):.3f} s, "
+            f"{way}: {len(found)} {what}, until the next step: median {median(found):.3f} s, "
             f"p99 {cut[98]:.3f} s, longest {max(found):.3f} s"
         )
 
