@@ -81,8 +81,12 @@ class Decider:
 
     def hear(self, status: Status, now: float) -> None:
         """Takes what an agent says."""
-        for news in self.crew.hear(status, now):
-            self._note(news, now)
+        self._take(self.crew.hear(status, now), now)
+
+    def _take(self, news: Iterable[News], now: float) -> None:
+        """Who has ended well first: others that are lost with it are lost late."""
+        for one in sorted(news, key=lambda one: not ended_well(one.now, self._record)):
+            self._note(one, now)
 
     def _note(self, news: News, now: float) -> None:
         rank = news.now
@@ -123,8 +127,7 @@ class Decider:
         if self._journal.term() != self._record.term:
             self.outcome = SUPERSEDED
             return {}
-        for news in self.crew.forget(now - self._rules.gone):
-            self._note(news, now)
+        self._take(self.crew.forget(now - self._rules.gone), now)
         if self.ending.well and not self._record.ended:  # before agents forget that process
             self._write(self._record._replace(ended=True))
         self._end_where_it_ends(now)

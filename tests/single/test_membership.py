@@ -245,6 +245,23 @@ def test_a_host_that_is_lost_at_the_end(said: bool, done: bool) -> None:
         assert "a process ended well when others" in str(job.decider.outcome)
 
 
+@pytest.mark.parametrize("silent", range(3))
+def test_one_of_a_lost_host_had_not_ended(silent: int) -> None:
+    """Whichever it is, its work is not done."""
+    job = Job()
+    members = job.begin()
+    for name in members:
+        job.stand(name, 1, 9, away=True, finished=True)
+    job.tell()
+    for place, name in enumerate(members):
+        job.stand(name, 1, 9)
+        said = None if place == silent else End.WELL
+        job.ranks[name] = job.ranks[name]._replace(said=said)
+    job.tell()
+    job.decider.step(job.now + RULES.gone + 1)
+    assert job.decider.outcome == "a process was lost when others had ended well"
+
+
 def test_others_that_are_lost_at_the_end_do_not_count() -> None:
     """A host that was cut off tells late how ranks of an earlier world have died."""
     job = Job()
