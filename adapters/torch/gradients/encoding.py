@@ -235,9 +235,7 @@ class Encoding(Sending):
             if self._tensor is not None:
                 self._tensor.close()
             view = self.view if self._compressor is Compression.none else None
-            at = (
-                view.at if view and view.fits(encoded) else NOWHERE
-            )  # by its form only, on all ranks
+            at = view.at if view and view.fits(encoded) else NOWHERE  # by its form: on all ranks
             self._tensor = prepare(self._call, encoded, self._group, in_place=True, place=at)
             self._key = key
             self.submit = self._tensor.submit

@@ -29,8 +29,8 @@ class Gradient:
     """
 
     __slots__ = (
-        *("__weakref__", "base", "encoding", "grad", "handle", "name", "parameter", "reducer"),
-        *("remove", "sparse_dim", "static", "view", "encoded"),
+        *("__weakref__", "base", "encoded", "encoding", "grad", "handle", "name", "parameter"),
+        *("reducer", "remove", "sparse_dim", "static", "view"),
     )
 
     def __init__(self, reducer: Reducer, parameter: Tensor, name: str, encoding: Sending) -> None:
