@@ -36,14 +36,12 @@ class Feedback(Sending):
         self._like = parameter
         members = members_of(call.process_set)
         self._place = len(members), members.index(rank())
-        self._factor = call.prescale * call.postscale
-        if call.reduce_op == Average:
-            self._factor /= len(members)
         self._steps: Steps | None = None  # the compressor's generator; None: to be run again
         self._ask: Ask
         self._tensor: Tensor | None = None  # what is reduced
         self._present = False  # this rank has a gradient
-        self._made: list[int] = []  # the handles of this round's calls
+        self._epoch = leases.epoch()
+        self._made: list[int] = []  # the handles of this round's calls, of this epoch
         self._done: list[Tensor] = []  # their results
         self._nobody = False  # no rank has a gradient
         self._outcome: tuple[Tensor, Tensor] | None = None
@@ -82,11 +80,12 @@ class Feedback(Sending):
         numbers = leases.numbers_of([0])
         try:
             submit(call, [sent], outputs, numbers)
-        finally:  # as in Gradient
-            if numbers[0] > 0:
-                self._made.append(numbers[0])
-                made.append(numbers[0])
-        return self._made[-1]
+        finally:  # as in Gradient; Python hears signals after calls, and this makes none
+            number: int = numbers[0]
+            if number > 0:
+                self._made = [*self._made, number]
+                made += [number]
+        return number
 
     def check_state(self, name: str, state: Mapping[str, Tensor]) -> None:
         """As in Sending."""
@@ -183,7 +182,10 @@ class Feedback(Sending):
         assert self._outcome is not None
         assert self._tensor is not None
         total, sent = self._outcome
-        result = (total * self._factor).to(self._like.dtype)
+        factor = self._call.prescale * self._call.postscale
+        if self._call.reduce_op == Average:
+            factor /= self._place[0]
+        result = (total * factor).to(self._like.dtype)
         if bool(torch.isfinite(result).all()):
             if self._present:
                 self._next[RESIDUAL] = self._tensor - sent
@@ -191,6 +193,7 @@ class Feedback(Sending):
         return result
 
     def end(self) -> None:
-        """As in Sending."""
+        """As in Sending. The Reducer ends the last call only."""
+        leases.drop(self._made[:-1], self._epoch)
         self._steps = self._outcome = self._tensor = None
         self._made, self._done, self._next = [], [], {}

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any, Generic, TypeVar, cast
 
+import _cffi_backend  # type: ignore[import-untyped]
+
 from farandole._library import error, ffi, lib
 from farandole.arrays.buffers import Buffer, Memory
 from farandole.arrays.cuda_array import CudaArray
@@ -24,7 +26,8 @@ SLICE = 0.15  # seconds between looks at Python's signals: Ctrl-C works within 0
 _ANSWER_SECONDS = 1.0  # for the coordinator to answer whom a call waits for
 _EXPLANATION_BYTES = 1 << 14
 _OK, _PENDING = lib.FARANDOLE_OK, lib.FARANDOLE_PENDING
-_finish, _owned = lib.farandole_finish, ffi.gc
+_finish = lib.farandole_finish
+_owned = _cffi_backend.gcp  # as ffi.gc, but in C: a signal is not heard within it
 _end_one, _epoch = leases.end_one, leases.epoch
 _making_locks = threading.RLock()  # of handles
 

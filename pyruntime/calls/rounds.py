@@ -26,7 +26,7 @@ _INT64 = DTYPES.index("int64")
 
 
 class Member(Protocol):
-    """A tensor in a round."""
+    """A tensor that may be in a round: it is, while it has a handle."""
 
     name: str  # for error texts
     handle: int | None  # the core's, from submission until the result is taken
@@ -74,18 +74,18 @@ _REMEDIES = {
 class Round(Generic[M]):
     """One optimizer's rounds, one after another. One thread at a time closes it and waits."""
 
-    def __init__(self, scope: str, process_set: int) -> None:
-        """`scope` is the optimizer's name; valid until shutdown()."""
+    def __init__(self, scope: str, process_set: int, members: Sequence[M]) -> None:
+        """`scope` is the optimizer's name; valid until shutdown(). `members` may become more."""
         self.scope = scope
         self.open = False
         self.closed = False
-        self.sent: list[M] = []
+        self._members = members
         self._call = Call(Op.ALLREDUCE, f"{scope}.consensus", process_set, ReduceOp.MAX)
         self._tensor: PreparedTensor | None = None  # of the consensus
         self._words = array("q")  # its memory; fields that must be equal are also sent negated
         self.equal_models = True  # in the round that was heard last
         self._consensus: int | None = None  # its handle, until it has been waited for
-        self._handles: Any = []  # of its tensors, as int64_t[], once it is closed
+        self.handles: Any = []  # of its tensors, as int64_t[], once it is closed; see renew()
         self.epoch = leases.epoch()  # of the handles
         self._unfinished: list[int] = []  # handles of a failed round, to be completed
 
@@ -112,9 +112,15 @@ class Round(Generic[M]):
         self.renew()
         self.closed = True
 
+    @property
+    def sent(self) -> list[M]:
+        """The members that are in it."""
+        return [m for m in self._members if m.handle is not None]
+
     def renew(self) -> None:
         """Notes the handles that its members have now."""
-        self._handles = leases.numbers_of([m.handle for m in self.sent if m.handle is not None])
+        handles = [m.handle for m in self._members if m.handle is not None]
+        self.handles = leases.numbers_of(handles)
 
     def hear(self, limit: Limit) -> Exception | RoundState:
         """Waits for the consensus; returns its result, or the error. May be called again.
@@ -142,7 +148,7 @@ class Round(Generic[M]):
 
     def wait(self, limit: Limit) -> Exception | None:
         """Waits for all tensors; as hear()."""
-        return self._wait(self._handles, limit)
+        return self._wait(self.handles, limit)
 
     def _wait(self, handles: Any, limit: Limit) -> Exception | None:
         code = wait_until(handles, limit.at)
@@ -151,7 +157,7 @@ class Round(Generic[M]):
         return None if code == lib.FARANDOLE_OK else error(code)
 
     def _late(self, seconds: float) -> StallError:
-        missing = [m for m in self.sent if m.handle is not None and is_under_way(m.handle)]
+        missing = [m for m in self.sent if is_under_way(m.handle or 0)]
         names = ", ".join(m.name for m in missing[:_MOST_NAMES])
         if len(missing) > _MOST_NAMES:
             names += f" and {len(missing) - _MOST_NAMES} more"
@@ -163,12 +169,6 @@ class Round(Generic[M]):
         """Fails the consensus on all ranks, with the reason why this rank can't continue."""
         refuse(self._call, reason)
 
-    def end(self) -> Sequence[int]:
-        """Ends it. Returns the handles of its tensors, if it was closed."""
-        handles, self._handles = self._handles, []
-        self.open, self.closed, self.sent = False, False, []
-        return handles  # type: ignore[no-any-return]  # an array of the core
-
     def abandon(self) -> None:
         """Ends it without results: leaves all handles under way to leases, and to the next round,
         which waits for them, as all ranks complete or refuse them."""
@@ -177,4 +177,4 @@ class Round(Generic[M]):
         self._consensus = None
         leases.drop(handles, self.epoch)
         self._unfinished += handles
-        self.end()
+        self.open = self.closed = False

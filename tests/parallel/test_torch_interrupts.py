@@ -115,6 +115,60 @@ def test_a_signal_at_any_bytecode_of_a_submission(options: str) -> None:
     assert n > 50
 
 
+class InterruptedAfter:
+    """A context in which a signal is heard where Python hears them, at the `number`-th such place:
+    as a function begins, or after a call of one that is written in C."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+
+    def __enter__(self) -> None:
+        sys.setprofile(self._hear)
+
+    def __exit__(self, kind: Any, *_: object) -> bool:
+        sys.setprofile(None)
+        return kind is KeyboardInterrupt
+
+    def _hear(self, frame: Any, event: str, _: object) -> None:
+        if event not in ("call", "c_return") or frame.f_code is self.__exit__.__code__:
+            return
+        self._left -= 1
+        if self._left < 0:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    @property
+    def happened(self) -> bool:
+        """Whether there are as many."""
+        return self._left < 0
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("options", ["plain", "views", "groups", "sharded", "feedback"])
+def test_a_signal_after_any_call_of_synchronize(options: str) -> None:
+    """Nothing is lost, and nothing sent twice: the next synchronize() goes on from there."""
+    feedback = {"compression": hvd.Compression.topk(1.0)}
+    given = {"feedback": feedback, **OPTIONS}[options]
+    ps = [torch.nn.Parameter(torch.zeros(n)) for n in (4, 5000)]
+    optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(ps, lr=1.0), **given)
+    expected = total(given.get("op", hvd.Average), [1])
+    for n in count(-2):  # what takes long the first time is not interrupted
+        interrupted = InterruptedAfter(n if n >= 0 and late() else sys.maxsize)
+        before = [p.detach().clone() for p in ps]
+        with optimizer.no_sync():
+            push_each(*((p, 1) for p in ps))
+        with interrupted:
+            optimizer.synchronize()
+        optimizer.synchronize()
+        optimizer.step()
+        for p, b in zip(ps, before, strict=True):
+            assert torch.equal(b - p.detach(), torch.full_like(b, expected)), f"at call {n}"
+        optimizer.zero_grad()
+        if n >= 0 and not any(hvd.allgather_object(interrupted.happened)):
+            break
+    assert n > 50
+
+
 def failing(p: Tensor, q: Tensor) -> None:
     """A pass that ends after p's gradient has arrived."""
 

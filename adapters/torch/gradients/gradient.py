@@ -156,9 +156,6 @@ class Gradient:
         finally:  # a signal handler's exception loses no handle: step() goes on from here
             if made and made[0] > 0:
                 self.handle = made[0]
-                self.reducer.round.sent.append(self)
-                if self.encoding.unfinished:
-                    self.reducer.now.several.append(self)
 
     def wanted(self) -> bool:
         """Whether rounds must include it, with data or without."""

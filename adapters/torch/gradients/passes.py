@@ -23,7 +23,7 @@ _at_end = torch.autograd.Variable._execution_engine.queue_callback
 class Passes:
     """Which passes of an optimizer reduce; counted from each reduction, step or reset on."""
 
-    __slots__ = ("_counted", "complete", "holding", "made", "mean", "reduced", "wanted")
+    __slots__ = ("complete", "counted", "holding", "made", "mean", "reduced", "wanted")
 
     def __init__(self, wanted: int, mean: bool) -> None:
         """`wanted`: passes until one reduces, without those in no_sync(); `mean`: of all passes."""
@@ -32,17 +32,17 @@ class Passes:
         self.holding = False  # no_sync(): gradients stay local
         self.restart(reduced=False)
 
-    def restart(self, reduced: bool, complete: bool = False) -> None:
-        """Counts from 0. `reduced`: gradients are, since the last step() or zero_grad();
-        `complete`: and nothing has arrived since."""
-        self.made = self._counted = 0  # passes: all, and those outside of no_sync()
-        self.reduced, self.complete = reduced, complete
+    def restart(self, reduced: bool) -> None:
+        """Counts from 0. `reduced`: gradients are, since the last step() or zero_grad(); `complete`
+        says that nothing has arrived since."""
+        self.made = self.counted = 0  # passes: all, and those outside of no_sync()
+        self.reduced, self.complete = reduced, False
 
     def begin(self) -> bool:
         """Counts a pass; returns whether it reduces."""
         self.made += 1
-        self._counted += not self.holding
-        return not self.holding and self._counted >= self.wanted
+        self.counted += not self.holding
+        return not self.holding and self.counted >= self.wanted
 
     @property
     def divisor(self) -> int:

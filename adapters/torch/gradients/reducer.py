@@ -9,7 +9,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import count
+from itertools import compress, count
 from operator import attrgetter
 from time import monotonic
 from typing import Any
@@ -39,6 +39,7 @@ from farandole.torch.models import REMEDIES, model_of
 Maker = Callable[[Call, tuple[str | None, int], Tensor, str], Sending]
 
 _taken, _parameter = attrgetter("grad"), attrgetter("parameter")
+_unfinished = attrgetter("encoding.unfinished")
 _base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # before torch 2.2
 _set_grad: Any = _base.grad.__set__
 
@@ -80,7 +81,7 @@ class Reducer:
         """Makes the scope's name and round; again after shutdown() and init()."""
         process_set = self.settings.process_set
         scope = requests.next_scope("optimizer", process_set)
-        self.round: Round[Gradient] = Round(scope, process_set)
+        self.round: Round[Gradient] = Round(scope, process_set, self.gradients)
         self._steps: Counter[int] = Counter()  # step() calls, by join() calls before them
         self._equality.restart()
 
@@ -214,7 +215,7 @@ class Reducer:
             current = self.round
         now, process_set = self.now, self.settings.process_set
         now.send()
-        if len(current.sent) < len(self.gradients):
+        if len(sent := current.sent) < len(self.gradients):
             self.hook()
             try:
                 own = [g for g in self.gradients if g.handle is None and g.wanted()]
@@ -224,9 +225,10 @@ class Reducer:
             for gradient in own:
                 gradient.take()
                 gradient.send()
+            sent = current.sent
         joins = requests.joins(process_set)
         steps = self._steps[joins]
-        equal = int(now.at_step), steps, len(current.sent), self.passes.divisor
+        equal = int(now.at_step), steps, len(sent), self.passes.divisor
         model = self._equality.digest(joins, steps)
         current.close(RoundState(int(now.late), now.sparse, *equal, model))
         now.sending = False
@@ -269,11 +271,14 @@ class Reducer:
         if heard.sparse:  # one gradient; the next round tells of the others
             g = self.gradients[heard.sparse >> 8]
             g.encoding = g.encoding.rows(g.parameter, heard.sparse & 0xFF)
-        handles = current.end()
-        self.now = Reduction(self, now.at_step, again=not final)
+        passes, following = self.passes, Reduction(self, now.at_step, again=not final)
+        # No calls from here on, so no signal is heard until the round has ended.
+        current.open = current.closed = False
+        self.now = following
         if final:
-            self.passes.restart(reduced=True, complete=True)
-        leases.end(handles)
+            passes.made = passes.counted = 0
+            passes.reduced = passes.complete = True
+        leases.end(current.handles)
         if complaint is not None:
             raise RuntimeError(complaint)
         self._equality.tell()
@@ -291,16 +296,34 @@ class Reducer:
 
     def _wait(self, limit: Limit) -> None:
         """Waits for the gradients, some of which take several calls."""
-        current, more = self.round, True
-        while more:
-            failure, more = current.wait(limit), False
+        current = self.round
+        sent = current.sent
+        while True:
+            rest = [*compress(sent, map(_unfinished, sent))]
+            if rest:  # an interrupted proceed() has made calls too
+                current.renew()
+            failure = current.wait(limit)
             if failure is None and cuda.in_use():
-                cuda.join([g.handle for g in current.sent if g.handle is not None], current.sent)
-            if failure is None and self.now.several:
-                failure, more = self.now.go_on()
+                cuda.join([g.handle for g in sent if g.handle is not None], sent)
+            if failure is None and rest:
+                failure = self._go_on(rest)
             if failure is not None:
                 self.abandon()
                 raise failure
+            if not rest:
+                return
+
+    def _go_on(self, rest: list[Gradient]) -> Exception | None:
+        """Makes the next calls of gradients that take several, whose calls are done. Returns an
+        error, after telling the peers."""
+        for i, gradient in enumerate(rest):
+            try:
+                gradient.handle = gradient.encoding.proceed(gradient.handle or 0)
+            except Exception as reason:
+                for other in rest[i:]:
+                    other.encoding.refuse(reason)
+                return reason
+        return None
 
     # ---- between passes
 

@@ -5,7 +5,9 @@ send."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +39,7 @@ class Reduction:
 
     __slots__ = (
         *("again", "at_step", "batch", "capturing", "inside", "late", "memory", "reducer", "room"),
-        *("scale", "sending", "several", "sparse"),
+        *("scale", "sending", "sparse"),
     )
 
     def __init__(self, reducer: Reducer, at_step: bool = False, again: bool = False) -> None:
@@ -54,18 +56,13 @@ class Reduction:
         self.batch: list[Gradient] = []  # of what was taken, to be sent together
         self.room = ROOM
         self.memory: set[int] = set()  # addresses of what is reduced in its own memory
-        self.several: list[Gradient] = []  # those that take several calls, one after another
 
     def send(self) -> None:
         """Sends what was taken and waits to be sent. Raises the core's error."""
         with self.reducer.lock:
-            batch = self.batch[:]
-            self.room = ROOM
-            try:
-                if batch:
-                    self._send(batch)
-            finally:
-                del self.batch[: len(batch)]
+            batch, self.batch, self.room = self.batch, [], ROOM
+            if batch:
+                self._send(batch)
 
     def _send(self, batch: list[Gradient]) -> None:
         """By one call; one by one if any can't be sent as it is."""
@@ -85,12 +82,11 @@ class Reduction:
                     gradient.send()
             return
         numbers = leases.numbers_of([0] * len(batch))
+        note = map(setattr, compress(batch, numbers), repeat("handle"), filter(None, numbers))
         try:
             leases.lend_prepared(tensors, addresses, numbers, storages)
         finally:
-            for gradient, number in zip(batch, numbers, strict=True):
-                gradient.handle = number or None
-            self.reducer.round.sent += batch if all(numbers) else [g for g in batch if g.handle]
+            deque(note, 0)  # no signal is heard within it
 
     def _note(self, addresses: Sequence[int]) -> bool:
         """Notes memory that the round reduces; returns whether all of it is new."""
@@ -111,24 +107,6 @@ class Reduction:
                     f"{gradient.name} and {other.name} have their gradients in the same memory; "
                     "give each parameter a .grad of its own"
                 )
-
-    def go_on(self) -> tuple[Exception | None, bool]:
-        """Makes the next calls of gradients that take several, once all under way are done.
-
-        Returns an error, after telling the peers, and whether calls are under way.
-        """
-        rest = [g for g in self.several if g.encoding.unfinished]
-        done = [g.handle for g in rest]
-        for i, gradient in enumerate(rest):
-            try:
-                gradient.handle = gradient.encoding.proceed(gradient.handle or 0)
-            except Exception as reason:
-                for other in rest[i:]:
-                    other.encoding.refuse(reason)
-                return reason, False
-        self.reducer.round.renew()
-        leases.end([n for n, g in zip(done, rest, strict=True) if n != g.handle])
-        return None, bool(rest)
 
 
 def have_own_memory(storages: Iterable[torch.UntypedStorage]) -> bool:
