@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from farandole import Adasum, Max, ProcessSet
+from farandole import Adasum, ProcessSet
 from farandole.extension import Scope
-from farandole.torch import ReducingOptimizer, allreduce_, grouped_allreduce
-from farandole.torch.extension import without_grad
+from farandole.torch import ReducingOptimizer, grouped_allreduce
+from farandole.torch.extension import largest_flag, without_grad
 
 
 class Deltas:
@@ -68,12 +68,6 @@ class Deltas:
         ):
             p.copy_(start.add_(compressor.decompress(delta, context)))
 
-    def any_overflow(self, found: Tensor) -> bool:
-        """Whether a GradScaler has found infinities or NaN on any rank; collective."""
-        flag = found.detach().to("cpu", torch.float32).reshape(1).contiguous()
-        allreduce_(flag, op=Max, name=f"{self.scope}.overflow", process_set=self.process_set)
-        return bool(flag.item())
-
 
 class AdasumOptimizer(ReducingOptimizer[Any]):
     """What DistributedOptimizer(op=Adasum) makes of an optimizer."""
@@ -115,7 +109,7 @@ class AdasumOptimizer(ReducingOptimizer[Any]):
         if found is None:
             return False
         self.found_inf = self.grad_scale = None  # so that a fused inner step does not unscale again
-        if self._deltas.any_overflow(found):
+        if largest_flag(found, f"{self._deltas.scope}.overflow", self._deltas.process_set):
             return True
         if scale is not None:
             for group in self.param_groups:

@@ -5,11 +5,11 @@ parameter are sent, which a Sender makes. Those in extras/ use nothing else."""
 
 from farandole.torch.blocks import digest_of, held
 from farandole.torch.compression import Sender
-from farandole.torch.functions import broadcast_tensors
+from farandole.torch.functions import broadcast_tensors, largest_flag
 from farandole.torch.grad_mode import without_grad
 from farandole.torch.gradients.encoding import Sending
 from farandole.torch.kind import describe, device_and_stream, prepare, receive
 from farandole.torch.state import map_nested
 
 __all__ = ["Sender", "Sending", "broadcast_tensors", "describe", "device_and_stream", "digest_of"]
-__all__ += ["held", "map_nested", "prepare", "receive", "without_grad"]
+__all__ += ["held", "largest_flag", "map_nested", "prepare", "receive", "without_grad"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broadcasts that make ranks equal at the start: parameters, optimizer state, objects. Public
-calls, for any thread."""
+"""What makes ranks equal: broadcasts of parameters, optimizer state and objects; one flag of all
+ranks. Public calls, for any thread."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from farandole.calls.public_call import collective_then
 from farandole.calls.requests import Op
 from farandole.members import ProcessSet, global_process_set
 from farandole.objects import allgather_object, broadcast_object
+from farandole.ops import Max
 from farandole.parameters import PARAMETERS, agree_on_parameters, root_in, wait_for_all
 from farandole.torch.collectives.exchange import broadcast_async_
+from farandole.torch.collectives.reductions import allreduce_
 from farandole.torch.grad_mode import without_grad
 from farandole.torch.kind import describe
 from farandole.torch.state import Skeleton, apply, describe_tensors, skeleton_of
@@ -96,6 +98,12 @@ def broadcast_tensors(
     for _, tensor, whole in under_way:
         if whole.data_ptr() != tensor.data_ptr():
             tensor.copy_(whole)
+
+
+def largest_flag(flag: Tensor, name: str, process_set: ProcessSet) -> float:
+    """The largest of all ranks' flags, such as a GradScaler's of infinities or NaN; collective."""
+    own = flag.detach().to("cpu", torch.float32).reshape(1).contiguous()
+    return allreduce_(own, op=Max, name=name, process_set=process_set).item()
 
 
 @collective_then(Op.BROADCAST, "{}.length", unnamed=f"{_STATE}.length")

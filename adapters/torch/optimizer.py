@@ -36,8 +36,7 @@ from farandole.torch.arguments import (
 from farandole.torch.compiling import stay_outside
 from farandole.torch.compression import Choice, Compression, Sender, chooser
 from farandole.torch.gradients.encoding import sending
-from farandole.torch.gradients.passes import Passes
-from farandole.torch.gradients.reducer import Reducer
+from farandole.torch.gradients.reducer import Passes, Reducer
 from farandole.torch.kind import check_parameter
 from farandole.torch.models import comparison
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farandole import Max, ProcessSet
+from farandole import ProcessSet
 from farandole.extension import (
     Call,
     Op,
@@ -26,8 +26,7 @@ from farandole.extension import (
 )
 from farandole.extras.sharded.grad import ShardedGrad
 from farandole.extras.sharded.layout import MEETING, Part
-from farandole.torch import allreduce_
-from farandole.torch.extension import Sending, prepare
+from farandole.torch.extension import Sending, largest_flag, prepare
 
 ROOM = 32 << 20  # bytes of whole gradients that may be under way
 _PATIENCE = 0.5  # seconds of the longest wait for room
@@ -157,9 +156,7 @@ class Shards:
 
     def agree_on_overflow(self, found: Tensor) -> None:
         """Makes a GradScaler's flag the largest of all ranks'; collective."""
-        flag = found.detach().to("cpu", torch.float32).reshape(1).contiguous()
-        allreduce_(flag, op=Max, name=f"{self.scope}.overflow", process_set=self._process_set)
-        found.fill_(flag.item())
+        found.fill_(largest_flag(found, f"{self.scope}.overflow", self._process_set))
 
 
 class ShardSending(Sending):

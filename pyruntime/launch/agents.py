@@ -107,7 +107,7 @@ class Agents:
             )
             each.replaces = False
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Waits until all have ended, for some seconds."""
         until = time.monotonic() + _END
         for each in self._started.values():

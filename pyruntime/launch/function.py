@@ -86,7 +86,7 @@ def run(
         words = (executable or sys.executable, "-m", "farandole.launch.rank", server.address)
         job = replace(job, command=words, environment={**job.environment, KEY: server.key})
         code = _start(how.command(job), outer_environment(job), server, start_timeout, verbose)
-        server.settle(_GRACE)
+        server.wait(_GRACE)
         return _results(server.outcomes, np, code)
 
 

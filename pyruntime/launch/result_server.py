@@ -44,7 +44,7 @@ class ResultServer(Door):
         self.changed = threading.Condition()
         super().__init__(ranks, here)
 
-    def settle(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> None:
         """After the ranks have ended: waits for results under way, `seconds` for each at most."""
         with self.changed:
             self.changed.wait_for(lambda: not self._guests, seconds * len(self._guests))

@@ -132,7 +132,7 @@ class _Supervisor:
                 return self._code(self._decider.outcome)
             for guest in self._guests.values():
                 self.door.tell(guest, ["over"])
-            agents.settle()
+            agents.wait()
         with contextlib.suppress(OSError):
             self._journal.close()
         return self._code(self._decider.outcome)

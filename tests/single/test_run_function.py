@@ -108,7 +108,7 @@ def test_results_that_come_late(size):
         guest.send(b"0")
         assert guest.receive() == b"work"
         found = []
-        waiting = threading.Thread(target=lambda: (home.settle(60.0), found.append(home.outcomes)))
+        waiting = threading.Thread(target=lambda: (home.wait(60.0), found.append(home.outcomes)))
         waiting.start()
         guest.send(Outcome(result).encode())
         guest.close()

@@ -18,8 +18,7 @@ from farandole.calls import leases
 
 if TYPE_CHECKING:
     from farandole.torch.gradients.gradient import Gradient
-    from farandole.torch.gradients.passes import Pass
-    from farandole.torch.gradients.reducer import Reducer
+    from farandole.torch.gradients.reducer import Pass, Reducer
 
 ROOM = 64 << 10  # most bytes that wait to be sent together; see Sending.weight
 
