@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's own tests, from a copy of its repository: CLIENT_SOURCE=folder."""
+"""Horovod's own tests, from a copy of its repository: CLIENT_SOURCE=folder. Left out: those of
+TensorFlow, Keras and MXNet, and those of its launchers, which import their private parts."""
 
 from typing import Any
 
-from clients.suite import Suite
+from clients.suite import ALONE, Suite
 
+_FRAMEWORKS = ("tensorflow-cpu==2.21.0", "keras==3.15.0")
 _TORCH = {
     "test_broadcast_state": "torch's Muon, or state that only Horovod's step makes",
     "test_force_allreduce": "torch's Muon takes two-dimensional parameters only",
@@ -18,14 +20,18 @@ _TORCH = {
 
 
 def _suite(file: str, **more: Any) -> Suite:
-    arguments = ("--noconftest", "-c", "/dev/null", f"{{source}}/test/{file}")
-    fields = {"repository": True, "each": True, "seconds": 60, **more}
+    arguments = (*ALONE, f"{{source}}/test/{file}")
+    fields = {"repository": True, "each": True, "seconds": 90, **more}
     what = file.rpartition("/")[2]
-    return Suite("horovod", what, ("mock",), "horovod", "pytest", arguments, **fields)
+    return Suite("horovod", what, ("mock", *_FRAMEWORKS), "horovod", "pytest", arguments, **fields)
 
 
 SUITES = (
     _suite("parallel/test_torch.py", known=_TORCH),
     _suite("parallel/test_adasum_pytorch.py"),
-    _suite("parallel/test_torch_elastic.py"),
+    _suite("parallel/test_timeline.py"),
+    _suite("parallel/test_process_sets_static.py"),
+    _suite("parallel/test_process_sets_multi_comm.py"),
+    _suite("integration/test_stall.py"),
+    _suite("single/test_torch_elastic.py"),
 )

@@ -5,11 +5,22 @@ skips what needs a GPU, torchvision or another backend."""
 from clients.suite import Suite, program
 
 _GLOO_ONLY = "dist.monitored_barrier() takes groups of gloo only; a group's method is ours"
+_PACKAGES = ("torch", "expecttest==0.3.0")
 SUITES = (
     Suite(
         "torch",
+        "FSDP2, DTensor, tensor parallelism, pipelining, ZeRO, checkpoint: a program of ours",
+        _PACKAGES,
+        "group",
+        "pytest",
+        program("torch_parallel"),
+        ranks=(2, 4),
+        quick=True,
+    ),
+    Suite(
+        "torch",
         "its tests of collectives and DDP (`torch.testing._internal.distributed`)",
-        ("torch", "expecttest==0.3.0"),
+        _PACKAGES,
         "none",
         "pytest",
         program("torch_distributed"),
