@@ -56,7 +56,7 @@ venv: core build/mypy $(VENV)/.install-stamp ## .venv with all dependencies, the
 
 # ---- tests ------------------------------------------------------------------------------------------------------
 
-.PHONY: test test-all test-cpp test-single test-parallel test-examples test-jobs test-schedules soak-schedules simulate-elastic test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-c10d test-clients test-matrix test-recipes test-jax test-tensorflow test-keras docs
+.PHONY: test test-all test-cpp test-single test-parallel test-examples test-jobs test-schedules soak-schedules simulate-elastic test-hosts test-hosts-quick test-sanitize fuzz soak test-wheel test-mpich test-openmpi4 test-clients test-matrix test-recipes test-jax test-tensorflow test-keras docs
 test: venv programs ## the tests to run before a commit: about 12 minutes on 2 cores; phase by phase
 	$(BIN)/python tools/phases.py test
 
@@ -171,9 +171,8 @@ build/jax/.stamp: MORE := jax==0.10.2 optax==0.2.8
 build/recipes/.stamp: MORE := accelerate==1.15.0 lightning==2.6.6 transformers==5.23.0
 build/tensorflow/.stamp: MORE := tensorflow-cpu==2.21.0 keras==3.15.0 jax==0.10.2
 build/docs/.stamp: MORE := mkdocs==1.6.1 mkdocs-material==9.8.1 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 ruff==0.17.5
-build/c10d/.stamp: MORE := expecttest==0.3.0
 build/openmpi4/.stamp $(ADDRESS)/.stamp: MORE :=
-build/mpich/.stamp build/jax/.stamp build/recipes/.stamp build/tensorflow/.stamp build/docs/.stamp build/c10d/.stamp build/openmpi4/.stamp $(ADDRESS)/.stamp: $(VENV)/.deps-stamp
+build/mpich/.stamp build/jax/.stamp build/recipes/.stamp build/tensorflow/.stamp build/docs/.stamp build/openmpi4/.stamp $(ADDRESS)/.stamp: $(VENV)/.deps-stamp
 	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
 	site() { "$$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
 	  echo "import site; site.addsitedir('$$(site $(BIN)/python)')" > "$$(site $(@D)/bin/python)/rest.pth"
@@ -203,10 +202,7 @@ test-tensorflow: venv build/tensorflow/.stamp ## farandole.tensorflow, in an env
 test-keras: venv build/tensorflow/.stamp ## farandole.keras on each backend, in the same environment
 	$(PYTHON_TF) -m pytest -o timeout=900 $(call paths,tests/with_keras) $(ARGS)
 
-test-c10d: venv build/c10d/.stamp ## PyTorch's own tests of c10d's collectives and of DDP, over the backend `farandole`
-	LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/c10d/bin/python tools/c10d_tests.py $(ARGS)
-
-test-clients: venv ## suites of other projects over farandole, unmodified (docs/clients.md); ARGS="ignite --ranks 2" picks
+test-clients: venv ## suites of other projects over farandole, unmodified (docs/clients.md); ARGS="torch --ranks 2" picks
 	PATH=$(BIN):$$PATH LD_LIBRARY_PATH=$(abspath $(VENV))/lib $(BIN)/python tests/clients/run.py $(ARGS)
 
 test-matrix: venv wheel ## the torch tests on the oldest supported torch and on the newest

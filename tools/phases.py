@@ -124,6 +124,7 @@ RECIPES = Phase("test-recipes", 5, lacks=_no_index)
 JAX = Phase("test-jax", 10, lacks=_no_index)
 TENSORFLOW = Phase("test-tensorflow", 8, lacks=_no_index)
 KERAS = Phase("test-keras", 8, lacks=_no_index)
+CLIENTS = Phase("test-clients", 6, args="--quick", lacks=_no_index, pytest=False)
 DOCS = Phase("docs", 3.5, lacks=_no_index, pytest=False)
 FUZZ = Phase("fuzz", 1.5, args="--seconds 60", pytest=False)
 SOAK = Phase("soak", 1, args="--seeds 20", pytest=False)
@@ -148,6 +149,7 @@ SUITES = {
         JAX,
         TENSORFLOW,
         KERAS,
+        Phase("test-clients", 45, lacks=_no_index, pytest=False),
     ),
     "ci": (
         *SANITIZE,
@@ -163,6 +165,7 @@ SUITES = {
         TENSORFLOW,
         KERAS,
         STRANGERS,
+        CLIENTS,
     ),
 }
 

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections import Counter
 from datetime import timedelta
+from multiprocessing import parent_process
 from typing import Any
 
 from farandole import runtime, topology
@@ -14,6 +16,8 @@ from farandole.c10d.group import FarandoleGroup
 from farandole.c10d.meeting import StoreBootstrap, has_launcher
 from farandole.calls.requests import Call, Op, on_restart, refuse
 from farandole.process_sets import form_process_set
+from farandole.start import launchers
+from farandole.start.agency import AGENT
 
 __all__ = ["create", "split"]
 
@@ -100,11 +104,24 @@ def _enter(options: Any) -> None:
     if topology.is_initialized():
         return
     meeting = None
-    if options.group_size > 1 and not has_launcher():
+    if _meets_in_store(options.group_size):
         seconds = min(options.timeout.total_seconds(), _LONGEST_START)
         store = _without_names_of_attempts(options.store)
         meeting = StoreBootstrap(store, options.group_rank, options.group_size, seconds)
     runtime.init(meeting)
+
+
+def _meets_in_store(size: int) -> bool:
+    """Whether ranks meet in the store that init_process_group was given: no launcher has started
+    them, or it has started one process that starts them, as `srun -n1` does."""
+    if not has_launcher():
+        return size > 1
+    if os.environ.get("FARANDOLE_RENDEZVOUS") or AGENT in os.environ:
+        return False
+    known = launchers.launcher().size
+    if parent_process() is None:
+        return known == 1 < size
+    return known == 1 or known != size  # the launcher may know this child's parent only
 
 
 def _without_names_of_attempts(store: Any) -> Any:

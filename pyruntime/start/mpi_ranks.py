@@ -14,6 +14,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from multiprocessing import parent_process
+from multiprocessing.util import Finalize
 from typing import Any, ClassVar
 
 import numpy as np
@@ -296,6 +298,8 @@ def load(promised: int, seconds: float) -> Any:
         raise ImportError(str(reason)) from reason
     if ours:
         atexit.register(_finalize, MPI, os.getpid())
+        if parent_process() is not None:  # a forked child of multiprocessing ends without atexit
+            Finalize(None, _finalize, (MPI, os.getpid()), exitpriority=-1)  # after leave_now's
     _at_exit(MPI)
     if MPI.Is_finalized():
         raise LibraryError("MPI is finalised in this process: farandole cannot start any more")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""in_rank.py FOLDER MODE (pytest | modules) ARGUMENT...: a client's tests in one rank of a job.
+"""in_rank.py MODE (pytest | modules) ARGUMENT...: a client's tests in one rank of a job.
 
 MODE: `group` begins a process group of torch.distributed, `init` farandole alone, `horovod` makes
-`import horovod` ours, `as_gloo` and `none` nothing. Each test's outcome goes to FOLDER/RANK.json.
+`import horovod` ours, `as_gloo` and `none` nothing. Each test's outcome goes to
+CLIENT_FOLDER/RANK.json.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ class Record:
             if found.get(report.nodeid, ("", ""))[0] != "failed":
                 found[report.nodeid] = outcome, text
 
+    def pytest_collection_finish(self, session: Any) -> None:
+        """Tests that are only to be listed."""
+        if session.config.option.collectonly:
+            found.update((item.nodeid, ("passed", "")) for item in session.items)
+
     def pytest_collectreport(self, report: Any) -> None:
         """A file that can't be imported is a failure, one that skips itself is skipped."""
         if not report.passed:
@@ -37,7 +43,7 @@ class Record:
 
 
 def run_modules(names: list[str]) -> None:
-    """Each as a program of its own."""
+    """Each as a program."""
     for name in names:
         sys.argv[:] = [name]
         try:
@@ -54,7 +60,7 @@ def run_modules(names: list[str]) -> None:
 
 def main() -> None:
     """Runs the tests; the exit code is that of the job, not theirs."""
-    folder, mode, runner, *arguments = sys.argv[1:]
+    mode, runner, *arguments = sys.argv[1:]
     if mode == "horovod":
         from farandole.as_horovod import install
 
@@ -75,7 +81,7 @@ def main() -> None:
     else:
         run_modules(arguments)
     rank = next((os.environ[name] for name in _RANKS if name in os.environ), "0")
-    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    Path(os.environ["CLIENT_FOLDER"], f"{rank}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

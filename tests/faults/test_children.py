@@ -4,8 +4,11 @@
 It inherits the launcher's variables, and would meet MPI a second time as the same rank.
 """
 
+import os
 import re
 import subprocess
+import sys
+from collections import Counter
 
 import pytest
 
@@ -200,3 +203,71 @@ for _ in range(2):
     env = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_btl_tcp_if_include": "lo"}
     result = mpi_ranks(source, 2, env).finish(60).check()
     assert result.out.count("one of 2") == 4, result.out
+
+
+WORKERS = """
+import os, sys, tempfile
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def work(rank, workers, path):
+    dist.init_process_group("farandole", f"file://{path}", rank=rank, world_size=workers)
+    found = torch.tensor([2.0**rank])
+    dist.all_reduce(found)
+    sys.stdout.write(f"rank {rank}: {found.item():g}\\n")
+    dist.destroy_process_group()
+
+def job(how, workers):
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(work, (workers, f"{folder}/store"), workers, start_method=how)
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+"""
+WORKERS_OF_ONE = """
+    job("fork", 1)
+    job("fork", 3)
+    job("spawn", 2)
+"""
+FROM_ONE = Counter({"rank 0: 1": 1, "rank 0: 7": 1, "rank 1: 7": 1, "rank 2: 7": 1})
+FROM_ONE += Counter({"rank 0: 3": 1, "rank 1: 3": 1})
+
+
+def told(out):
+    return Counter(re.findall(r"rank \d: \d", out))
+
+
+def test_workers_of_the_only_process_of_mpirun_meet_in_their_store(mpi_ranks):
+    """A launcher that knows one process knows nothing of its workers."""
+    out = mpi_ranks(WORKERS + WORKERS_OF_ONE, 1).finish().check().out
+    assert told(out) == FROM_ONE, out
+
+
+def test_workers_of_the_only_process_of_srun_meet_in_their_store(tmp_path):
+    srun = "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURM_LOCALID=0"
+    file = tmp_path / "workers.py"
+    file.write_text(WORKERS + WORKERS_OF_ONE)
+    env = {**os.environ, **dict(word.split("=") for word in srun.split())}
+    command = [sys.executable, str(file)]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, told(ended.stdout)) == (0, FROM_ONE), ended
+
+
+def test_more_workers_than_mpirun_knows_are_a_world_for_each_process(mpi_ranks):
+    out = mpi_ranks(WORKERS + '    job("fork", 3)\n', 2).finish().check().out
+    assert told(out) == Counter({f"rank {rank}: 7": 2 for rank in range(3)}), out
+
+
+@once
+def test_a_forked_worker_of_each_rank_finalises_mpi(mpi_ranks, tmp_path):
+    """multiprocessing ends it without atexit; mpirun would take that for a failure."""
+    program = f"""
+    rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+    child = mp.get_context("fork").Process(target=work, args=(rank, 2, "{tmp_path}/store"))
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+"""
+    out = mpi_ranks(WORKERS + program, 2).finish().check().out
+    assert told(out) == Counter({"rank 0: 3": 1, "rank 1: 3": 1}), out
