@@ -109,9 +109,15 @@ def device_and_stream(device: torch.device) -> tuple[int, int]:
     """The core's device number and the stream on which the caller works."""
     if device.type == "cpu":
         return -1, 0
-    if device.type == "cuda":
+    if device.type == "cuda" and torch.version.hip is None:
         return cuda.place(device)
-    raise TypeError(f"tensors on device {device} cannot be sent: CPU and CUDA only")
+    what = f"device {device}"
+    if device.type == "cuda":
+        what = f"an AMD GPU ({device} of PyTorch for ROCm {torch.version.hip})"
+    raise TypeError(
+        f"tensors on {what} cannot be sent: CPU and NVIDIA's CUDA only; remedy: send a copy, "
+        "x.cpu(), or train with DDP over the device's own library (RCCL, XCCL)"
+    )
 
 
 def check(x: Tensor) -> tuple[int, int]:

@@ -139,6 +139,17 @@ class Hydra(Launcher):
         return words  # it passes the whole environment by itself
 
 
+class IntelMpi(Hydra):
+    """Intel's mpiexec. Its library pins each rank by itself, whatever Hydra's -bind-to says."""
+
+    name = "Intel MPI"
+
+    def _arguments(self, job: Job) -> list[str]:
+        words = super()._arguments(job)
+        asked = job.binding is not None or any(name.startswith("I_MPI_PIN") for name in os.environ)
+        return words if asked else [*words, "-genv", "I_MPI_PIN", "off"]
+
+
 class Srun(Launcher):
     """Slurm's srun, in an allocation."""
 
@@ -279,7 +290,9 @@ def _of_mpi(program: str) -> Launcher:
     text = _told(program, "--version")
     if match := re.search(r"Open MPI\)? (\d+(?:\.\d+)*)", text):
         return OpenMpi(program, tuple(map(int, match[1].split("."))))
-    if "HYDRA" in text or "Intel(R) MPI" in text:
+    if "Intel(R) MPI" in text:
+        return IntelMpi(program)
+    if "HYDRA" in text:
         return Hydra(program)
     for known in ("PALS", "ParaStation"):
         if known.lower() in text.lower():

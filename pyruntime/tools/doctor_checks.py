@@ -98,6 +98,9 @@ def _torch() -> Iterator[Finding]:
     elif numbers(version) < (2, 1):
         remedy = "pip install -U torch (2.1 or newer)"
         yield error("torch", f"{version} has no post-accumulate hooks", remedy)
+    elif "+rocm" in version:
+        remedy = "send copies on the CPU, or train with DDP over RCCL"
+        yield warning("torch", f"{version}: tensors on AMD GPUs cannot be sent", remedy)
     else:
         yield ok("torch", version)
     numpy = _version("numpy")

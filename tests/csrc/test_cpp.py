@@ -24,7 +24,6 @@ SECONDS = 900 if EMULATOR else 280
 NOT_EMULATED = {
     "gpu_kernels_test": "needs NVRTC for that machine",
     "arena_test": "reserves 16 TB, at which the kernel kills qemu for want of memory",
-    "gpu_runtime_test": "aborts under qemu 7.2; nobody has found out why",
     "runtime_test": "an assertion of qemu 7.2 itself fails in forked children",
     "segment_test": "under qemu a forked child keeps what MADV_DONTFORK excludes",
 }

@@ -72,7 +72,13 @@ class SimulatedHosts:
         self._ssh.write_text(_SSH.replace("@rooms@", self._rooms))
         self._ssh.chmod(0o755)
         addresses = [f"{self.address(i)} {name}\n" for i, name in enumerate(self.names)]
-        (self._ssh.parent / "hosts").write_text("127.0.0.1 localhost\n" + "".join(addresses))
+        # Of this machine too: Hydra's daemons call back by its name.
+        addresses = [
+            "127.0.0.1 localhost\n",
+            f"{self._net}.254 {os.uname().nodename}\n",
+            *addresses,
+        ]
+        (self._ssh.parent / "hosts").write_text("".join(addresses))
 
     def mpi_args(self) -> list[str]:
         """Options of Open MPI 5's mpirun that place the ranks there."""

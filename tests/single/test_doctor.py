@@ -142,6 +142,7 @@ def findings(check):
         ({"torch": "2.1.0", "numpy": "2.0.0"}, "numpy", Level.WARNING),
         ({"torch": "2.13.0+cpu", "numpy": "2.4.6"}, "numpy", Level.OK),
         ({"torch": ""}, "torch", Level.OK),
+        ({"torch": "2.13.0+rocm6.4", "numpy": "2.4.6"}, "torch", Level.WARNING),
     ],
 )
 def test_known_bad_versions(monkeypatch, versions, name, level):

@@ -2,6 +2,7 @@
 """`farandole run`: what it composes for each launcher; the one of this machine starts it."""
 
 import ast
+import dataclasses
 import os
 import shlex
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.launch.commands import Hydra, OpenMpi, Srun, find
+from farandole.launch.commands import Hydra, IntelMpi, OpenMpi, Srun, find
 from farandole.launch.job import Host, Job, outer_environment, parse_hostfile, parse_hosts
 from farandole.tools import cli
 
@@ -45,6 +46,15 @@ def test_one_machine():
         words(Srun("srun", "pmix"), PLAIN)
         == "srun --ntasks=2 --mpi=pmix --export=ALL --cpu-bind=none python x.py"
     )
+
+
+def test_intels_library_pins_no_rank_unless_it_is_asked_to(monkeypatch):
+    off = "-bind-to none -genv I_MPI_PIN off python x.py"
+    assert words(IntelMpi("mpiexec"), PLAIN) == f"mpiexec -np 2 {off}"
+    bound = dataclasses.replace(PLAIN, binding=["-bind-to", "core"])
+    assert "I_MPI_PIN" not in words(IntelMpi("mpiexec"), bound)
+    monkeypatch.setenv("I_MPI_PIN_DOMAIN", "socket")
+    assert "I_MPI_PIN" not in words(IntelMpi("mpiexec"), PLAIN)
 
 
 def test_more_ranks_than_cores_yield():
@@ -228,6 +238,7 @@ def program(folder, name, says):
         ("mpirun (Open MPI) 4.1.4", OpenMpi, "Open MPI 4.1.4"),
         ("mpirun (Open MPI) 5.0.11", OpenMpi, "Open MPI 5.0.11"),
         ("HYDRA build details:", Hydra, "MPICH"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.19.0", IntelMpi, "Intel MPI"),
     ],
 )
 def test_launchers_are_told_apart(tmp_path, says, kind, name):

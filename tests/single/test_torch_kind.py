@@ -16,8 +16,22 @@ from farandole.arrays.buffers import DTYPES, EMPTY, Memory
 from farandole.arrays.kinds import kind_of
 from farandole.torch.arguments import assign, parameter_names
 from farandole.torch.compression import Compression, chooser
-from farandole.torch.kind import TorchKind, address_of, describe, is_lazy
+from farandole.torch.kind import TorchKind, address_of, describe, device_and_stream, is_lazy
 from harness.wrapped_tensors import WRAPPED, Held
+
+
+def test_an_amd_gpu_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch for ROCm calls its devices cuda."""
+    monkeypatch.setattr(torch.version, "hip", "6.4.2")
+    with pytest.raises(TypeError, match=r"AMD GPU .*ROCm 6\.4\.2.*remedy: .*x\.cpu\(\).*RCCL"):
+        device_and_stream(torch.device("cuda:0"))
+    assert device_and_stream(torch.device("cpu")) == (-1, 0)
+
+
+@pytest.mark.parametrize("device", ["xpu:0", "mps:0"])
+def test_other_devices_are_refused_with_the_remedy(device: str) -> None:
+    with pytest.raises(TypeError, match=rf"tensors on device {device} .*remedy: .*x\.cpu\(\)"):
+        device_and_stream(torch.device(device))
 
 
 @pytest.mark.parametrize("name", DTYPES)

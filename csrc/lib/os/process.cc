@@ -15,9 +15,11 @@
 namespace farandole {
 namespace {
 
-// Fields of /proc/PID/stat from the third on. The second, the name, may contain blanks and brackets.
+// Fields of the main thread's stat from the third on. The second, the name, may contain blanks and brackets.
+// Not /proc/PID/stat, the same for these fields: qemu-user invents it for the process that reads its own.
 std::istringstream stat_after_name(pid_t pid) {
-  const std::string text = read_text_file("/proc/" + std::to_string(pid) + "/stat");
+  const std::string number = std::to_string(pid);
+  const std::string text = read_text_file("/proc/" + number + "/task/" + number + "/stat");
   const size_t end = text.rfind(')');
   return std::istringstream(end == std::string::npos ? "" : text.substr(end + 1));
 }

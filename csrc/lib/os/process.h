@@ -27,7 +27,7 @@ class PidFd {
   Fd fd_;
 };
 
-// Clock ticks after boot (field 22 of /proc/PID/stat); nullopt: no such process.
+// Clock ticks after boot (field 22 of its stat); nullopt: no such process.
 std::optional<uint64_t> process_start_time(pid_t pid);
 
 // Whether a signal or a debugger has stopped it: alive, but not going to answer.
