@@ -219,6 +219,10 @@ docs: venv build/docs/.stamp ## the site of docs/ in build/site; fails on a brok
 	NO_MKDOCS_2_WARNING=1 LD_LIBRARY_PATH=$(abspath $(VENV))/lib build/docs/bin/python -m mkdocs build --strict
 	$(PYTEST) tests/site
 
+.PHONY: captures
+captures: venv ## the pictures of docs/hangs.md, from a job that hangs
+	$(BIN)/python tools/captures.py
+
 # ---- GPUs: on top of what $(PYTHON) has installed; without network tools/gpu_carry.sh comes first, elsewhere --------------
 
 .PHONY: test-gpu bench-gpu

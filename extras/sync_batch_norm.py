@@ -61,7 +61,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(
-                f"{self}, {self._name!r}: expected an input of 2 dimensions at least, got "
+                f"{self}, {self._name!r}: expected an input of at least 2 dimensions, got "
                 f"{input.dim()}"
             )
         if input.shape[1] != self.num_features:

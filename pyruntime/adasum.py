@@ -57,7 +57,7 @@ def adasum_async(
         if DTYPES[buffer.dtype] not in _FLOATS:
             raise TypeError(
                 f"tensors[{i}] has dtype {DTYPES[buffer.dtype]}: Adasum takes floats only; convert "
-                "it, or take another op"
+                "it, or choose a different op"
             )
     results, outputs = list(tensors), inputs
     if in_place:

@@ -86,7 +86,7 @@ def document_of(metadata: Mapping[str, str]) -> dict[str, Any]:
         raise ValueError("its description has changed")
     document: dict[str, Any] = json.loads(text)
     if document["format"] != FORMAT:
-        raise ValueError("a newer farandole wrote it: update this one")
+        raise ValueError("a newer farandole wrote it: update farandole here")
     return document
 
 
@@ -391,9 +391,9 @@ def _check(path: Path, found: os.stat_result) -> None:
     if stat.S_ISLNK(found.st_mode):
         what = "is a symbolic link; remedy: give the path that it leads to"
     elif not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
-        what = "is neither a file nor a folder; remedy: another folder for commits"
+        what = "is neither a file nor a folder; remedy: choose a different folder for commits"
     elif found.st_uid not in (os.geteuid(), 0):
-        what = f"belongs to user {found.st_uid}; remedy: a folder of your own for commits"
+        what = f"belongs to user {found.st_uid}; remedy: choose a folder that you own for commits"
     elif found.st_mode & _OTHERS and not _sticky(found.st_mode):
         what = (
             f"can be written to by other users (mode {stat.S_IMODE(found.st_mode):o}); remedy: "

@@ -74,8 +74,8 @@ def _never(name: str, why: str) -> Callable[[], bool]:
     return ask
 
 
-gloo_enabled = _never("gloo_enabled", "farandole has a shared-memory backend of its own")
-gloo_built = _never("gloo_built", "farandole has a shared-memory backend of its own")
+gloo_enabled = _never("gloo_enabled", "farandole has its own shared-memory backend")
+gloo_built = _never("gloo_built", "farandole has its own shared-memory backend")
 rocm_built = _never("rocm_built", "there is no ROCm backend")
 ddl_built = _never("ddl_built", "IBM DDL is not supported")
 ccl_built = _never("ccl_built", "oneCCL is not used")

@@ -63,8 +63,8 @@ def _opened(data: Bytes, head: Bytes, rank: int, call: str, name: str | None) ->
     if _digest(data) != head[_COUNT:].tobytes():
         raise PeerError(
             f"{call}{'' if name is None else f' {name!r}'}: the object of rank {rank} was altered "
-            "between the hosts, and is not unpickled; whoever did that can reach the network "
-            "between the hosts: use a private one, or a tunnel"
+            "between the hosts, so farandole does not unpickle it; somebody can write to the "
+            "network between the hosts: use a private network or a tunnel"
         )
     return pickle.loads(data.data)
 

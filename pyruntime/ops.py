@@ -193,7 +193,7 @@ def _reduction(
     if op is not Op.ALLREDUCE and reduce_op is Adasum:
         raise (NotImplementedError if op is Op.REDUCESCATTER else ValueError)(
             "op is Adasum, which is defined for allreduce only: pass Sum or Average, or allreduce "
-            "with op=Adasum and take what you need of it"
+            "with op=Adasum and keep the part you need"
         )
     factors = (float(prescale), float(postscale))
     return Call(op, name, set_id(process_set), reduce_op, *factors, index(root))

@@ -101,7 +101,9 @@ class _Agreement:
         try:
             answers = [json.loads(answer) for answer in met]
         except ValueError as reason:
-            raise FarandoleError(f"init(): a rank got what no rank sends: {reason}") from reason
+            raise FarandoleError(
+                f"init(): this rank received a message that no rank sends: {reason}"
+            ) from reason
         texts: dict[str, list[int]] = {}
         kinds: list[str] = []
         for rank, (error, _) in enumerate(answers):
@@ -228,11 +230,12 @@ def _sets_of(process_sets: Any) -> list[ProcessSet]:
     sets = list(process_sets) if isinstance(process_sets, Sequence) else [process_sets]
     if isinstance(process_sets, str) or not all(isinstance(s, ProcessSet) for s in sets):
         raise TypeError(
-            f"init(process_sets={process_sets!r}): a list of farandole.ProcessSet, or 'dynamic'"
+            f"init(process_sets={process_sets!r}): pass a list of "
+            "farandole.ProcessSet, or 'dynamic'"
         )
     ranks = [tuple(s.ranks) for s in sets if s.ranks is not None]
     if len(set(ranks)) < len(ranks):
-        raise ValueError(f"init(process_sets=...): the same set twice in {ranks}")
+        raise ValueError(f"init(process_sets=...): the list holds a set twice: {ranks}")
     return sets
 
 
@@ -301,9 +304,9 @@ def _leave_core(cause: str, limit: float | None = None) -> Exception | None:
             break
         if time.monotonic() > deadline:
             raise StallError(
-                f"elastic training: other ranks did not leave within {limit:g} s, to start anew; "
-                "a rank that hangs or is stopped does not; FARANDOLE_INIT_TIMEOUT sets how long "
-                "the others wait"
+                f"elastic training: other ranks did not leave within {limit:g} s, so none can "
+                "restart; a rank that hangs or is stopped does not; FARANDOLE_INIT_TIMEOUT sets "
+                "how long the others wait"
             )
     return core_error(code) if code != lib.FARANDOLE_OK else None
 

@@ -85,8 +85,8 @@ def encode(value: Any, path: str, elements: Elements) -> Tree:
             tree["metadata"] = encode(value._metadata, f"{path}.metadata", elements)
         return tree
     raise TypeError(
-        f"state, {path}, is of type {kind.__name__}, which no file without code can hold: it holds "
-        f"objects with state_dict() and load_state_dict(), {elements.holds}, numbers, texts, "
+        f"state, {path}, is of type {kind.__name__}, which a file without code can't hold; it can "
+        f"hold objects with state_dict() and load_state_dict(), {elements.holds}, numbers, texts, "
         "bytes, None, and dicts, lists, tuples and sets of these"
     )
 
@@ -171,7 +171,7 @@ def _dtype(name: str) -> np.dtype[Any]:
         name = getattr(ml_dtypes, name)
     dtype: np.dtype[Any] = np.dtype(name)
     if not _name_of(dtype):
-        raise TypeError(f"no array of type {name} is read from a file")
+        raise TypeError(f"an array of type {name} can't be read from a file")
     return dtype
 
 

@@ -125,7 +125,7 @@ def _terms(op: Any) -> dict[str, Any]:
 
 def _root_of(group: Any, root: int) -> int:
     if not 0 <= root < group.size():
-        raise ValueError(f"root {root} is no rank of a group of {group.size()}")
+        raise ValueError(f"root {root} is not a rank of this group, which has {group.size()}")
     return int(group.ranks[root])
 
 

@@ -154,8 +154,8 @@ class StoreBootstrap(Bootstrap):
             return data if self._seal is None else self._seal.open(key, data)
         except ValueError as reason:
             raise LibraryError(
-                f"init(): torch.distributed's store has for rank {rank} what that rank, if it has "
-                f"this one's secret, did not write ({reason}); a stranger writes to the store, or "
+                f"init(): torch.distributed's store holds data for rank {rank} that nobody "
+                f"with this rank's secret wrote ({reason}); a stranger writes to the store, or "
                 f"{SECRET} differs there; {remedy()}"
             ) from reason
 

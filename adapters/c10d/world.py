@@ -62,7 +62,7 @@ def _warn_of_ignite() -> None:
     """It lists backends by name; a model that it leaves as it is would train alone, in silence."""
     warnings.warn(
         "ignite's auto_model() wraps models for the backends nccl, gloo and mpi only, and returns "
-        "others as they are: each rank would train a model of its own. Remedy: wrap it by "
+        "others as they are: each rank would train its own model. Remedy: wrap it in "
         "torch.nn.parallel.DistributedDataParallel, not by auto_model()",
         RuntimeWarning,
         stacklevel=8,  # what has called init_process_group

@@ -81,8 +81,8 @@ def _meeting(call: Call, tree: Any, process_set: ProcessSet, timeout: float | No
         return lambda: jax.tree.unflatten(form, now(arrays, call, common)) if arrays else tree
     if timeout is not None:
         raise ValueError(
-            f"timeout is {shown(timeout)} within jit or on a GPU, where nobody could take the call "
-            "up again: leave it out; FARANDOLE_STALL_ABORT limits all waits"
+            f"timeout is {shown(timeout)} within jit or on a GPU, where no program could resume "
+            "the wait: leave it out; FARANDOLE_STALL_ABORT limits all waits"
         )
     if call.reduce_op == Adasum:
         raise ValueError("op is Adasum, which is computed outside of jit and on CPUs only")
@@ -284,6 +284,6 @@ def scatter(
 def _check_equal_parts(splits: Any) -> None:
     if splits is not None:
         raise ValueError(
-            f"splits is {shown(splits)} within jit or on a GPU, where shapes are known before "
-            "ranks have met: leave it out for equal parts, or make the call outside, on a CPU"
+            f"splits is {shown(splits)} within jit or on a GPU, where shapes must be known before "
+            "the ranks meet: leave it out for equal parts, or make the call outside, on a CPU"
         )

@@ -121,8 +121,8 @@ def DistributedOptimizer(
     if backward_passes_per_step > 1:
         if optimizer.built or optimizer.gradient_accumulation_steps:
             raise ValueError(
-                "backward_passes_per_step needs an optimizer that was not used before, without "
-                "gradient_accumulation_steps of its own"
+                "backward_passes_per_step needs a new optimizer that does not set "
+                "gradient_accumulation_steps itself"
             )
         optimizer.gradient_accumulation_steps = backward_passes_per_step
         after *= 1.0 if average_aggregated_gradients else backward_passes_per_step

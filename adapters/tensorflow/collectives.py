@@ -245,7 +245,7 @@ def broadcast_variables(
     targets = list(variables)
     for i, variable in enumerate(targets):
         if not hasattr(variable, "assign"):
-            raise TypeError(f"variables[{i}] is a {type(variable).__name__}, which is no variable")
+            raise TypeError(f"variables[{i}] is a {type(variable).__name__}, not a variable")
     values = tensors_of(targets)
     if name is None and tf.executing_eagerly():
         name = "broadcast_variables"

@@ -47,11 +47,13 @@ def check_options(op: int, accumulate: str, views: bool, shard_state: bool | str
     if shard_state not in (False, True, "elementwise"):
         raise ValueError(f"shard_state is True, False or 'elementwise', not {shard_state!r}")
     if op == Adasum and views:
-        raise ValueError("gradient_as_bucket_view does not go with Adasum: steps are combined")
+        raise ValueError("gradient_as_bucket_view does not work with Adasum: steps are combined")
     if op == Adasum and shard_state:
-        raise ValueError("shard_state does not go with Adasum: each rank makes a step of its own")
+        raise ValueError("shard_state does not work with Adasum: each rank makes its own step")
     if views and shard_state:
-        raise ValueError("gradient_as_bucket_view does not go with shard_state: no rank keeps them")
+        raise ValueError(
+            "gradient_as_bucket_view does not work with shard_state: no rank keeps them"
+        )
 
 
 # ---- names
@@ -174,7 +176,7 @@ def factor_of(weight: Any, averages: bool, name: str, process_set: ProcessSet) -
     total = np.array([mine if usable else math.nan], np.float64)
     ops.allreduce_(total, op=ops.Sum, name=name, process_set=process_set)
     if not averages:
-        raise ValueError("set_weight() goes with op=Average only")
+        raise ValueError("set_weight() works with op=Average only")
     if not 0 < total[0] < math.inf:
         raise ValueError(
             f"set_weight(weight): weight is {shown(weight)}, of type {type(weight).__name__}, on "

@@ -21,7 +21,7 @@ def held(x: Tensor, path: str) -> Tensor:
     try:
         check(x)
         if x.dtype is torch.complex128:
-            raise TypeError("safetensors knows no complex128: save torch.view_as_real(x)")
+            raise TypeError("safetensors does not support complex128: save torch.view_as_real(x)")
     except (TypeError, ValueError) as reason:
         raise type(reason)(f"state, {path}: {reason}") from reason
     return x.detach().cpu().resolve_conj().resolve_neg().contiguous()

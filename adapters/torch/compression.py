@@ -41,7 +41,7 @@ class Sender(ABC):
 
     @abstractmethod
     def check(self, name: str, op: int, views: bool, grouped: bool) -> None:
-        """Raises ValueError, with the parameter's name, if it does not go with another option."""
+        """Raises ValueError, with the parameter's name, if it does not work with another option."""
 
     @abstractmethod
     def sending(self, call: Call, parameter: Tensor, state: dict[str, Tensor]) -> Sending:
@@ -76,8 +76,8 @@ class _Extra:
 class Compression:
     """The compressors that come with farandole.
 
-    none, fp16 and bf16 go with all calls. topk(), powersgd(), int8() and onebit() make compressors
-    with error feedback, for DistributedOptimizer.
+    none, fp16 and bf16 work with all calls. topk(), powersgd(), int8() and onebit() make
+    compressors with error feedback, for DistributedOptimizer.
     """
 
     none = Identity

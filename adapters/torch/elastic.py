@@ -76,7 +76,7 @@ class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
     def __init__(self, value: torch.optim.Optimizer) -> None:
         if getattr(value, "state_is_divided", False):
             raise ValueError(
-                "shard_state=True does not go with elastic training: the parts of ranks that are "
+                "shard_state=True does not work with elastic training: the parts of ranks that are "
                 "lost would be lost with them"
             )
         super().__init__(value)

@@ -290,7 +290,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         reducer = self._reducer
         self._follow()
         if timeout is not None and callable(closure):
-            raise ValueError("timeout does not go with a closure; synchronize() takes one")
+            raise ValueError("timeout does not work with a closure; synchronize() takes one")
         if reducer is not None:
             if callable(closure):
                 args, kwargs = args[1:], {**kwargs, "closure": self._reduced(closure)}

@@ -38,9 +38,9 @@ def foreign(gradient: Gradient) -> bool:
         return False
     if gradient.encoding.grouped or _terms(owner.reducer) != _terms(gradient.reducer):
         raise RuntimeError(
-            f"{gradient.name} belongs to a newer DistributedOptimizer, which reduces it in another "
-            "way: give both the same op, factors, weight, process set and passes per step, without "
-            "groups; or delete the older optimizer, if it is not in use"
+            f"{gradient.name} belongs to a newer DistributedOptimizer, which reduces it in a "
+            "different way: give both the same op, factors, weight, process set and passes per "
+            "step, without groups; or delete the older optimizer, if it is not in use"
         )
     return True
 

@@ -36,7 +36,7 @@ def checked(params: Any, outer: torch.optim.Optimizer | None) -> tuple[Named, Na
     for i, x in enumerate(params):
         name, p = x if isinstance(x, tuple) and len(x) == 2 else (f"parameter {i}", x)
         if not isinstance(p, Tensor) or not p.is_leaf:
-            raise TypeError(f"params, {name}: a {type(p).__name__} is no parameter of a model")
+            raise TypeError(f"params, {name}: a {type(p).__name__} is not a parameter of a model")
         if name in named or any(p is other for other in named.values()):
             raise ValueError(f"params holds {name} twice")
         named[name] = p
@@ -81,7 +81,7 @@ def check_state(state: Mapping[str, Any], params: Named, overlap: bool, outer: b
         )
     for name, own in (("overlap", overlap), ("outer", outer)):
         if bool(state[name]) != own:
-            raise ValueError(f"the state was saved {_BUT[name][own]}: make the DiLoCo likewise")
+            raise ValueError(f"the state was saved {_BUT[name][own]}: make the DiLoCo the same way")
 
 
 def agree_on_making(what: str, ranks: Sequence[int], told: Sequence[dict[str, str]]) -> None:

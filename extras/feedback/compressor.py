@@ -53,13 +53,13 @@ class FeedbackCompressor(Sender):
         """As in Sender."""
         if op not in (Average, Sum):
             raise ValueError(
-                f"parameter {name}: {self!r} goes with op=Average and Sum only: what it has lost "
+                f"parameter {name}: {self!r} works with op=Average and Sum only: what it has lost "
                 "of one gradient is added to the next, which is right for sums"
             )
         if views or grouped:
             what = "gradient_as_bucket_view" if views else "groups"
             raise ValueError(
-                f"parameter {name}: {self!r} does not go with {what}: what is sent is not the "
+                f"parameter {name}: {self!r} does not work with {what}: what is sent is not the "
                 "gradient itself; let compression= choose Compression.none for it"
             )
 

@@ -14,7 +14,7 @@ from farandole.extras.feedback.compressor import FeedbackCompressor, State, Step
 
 def _positive(what: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{what} is {value!r}: pass an int, 1 at least")
+        raise ValueError(f"{what} is {value!r}: pass an int of at least 1")
     return value
 
 

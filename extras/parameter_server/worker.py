@@ -275,7 +275,7 @@ class ParameterServer:
             )
         unknown = places[(places < 0) | (places >= count)] if places.size else places
         if unknown.size:
-            raise ValueError(f"the table has rows 0 to {count - 1}, and not {unknown[0]}")
+            raise ValueError(f"the table has rows 0 to {count - 1}, not {unknown[0]}")
         return places.astype(np.int64)
 
     def _by_owner(self, places: Array) -> list[tuple[int, Array]]:

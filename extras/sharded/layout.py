@@ -170,7 +170,8 @@ def merge_sharded_state_dicts(state_dicts: Sequence[Mapping[str, Any]]) -> dict[
     for place, one in enumerate(given):
         if not isinstance(one, Mapping) or LAYOUT not in one:
             raise ValueError(
-                f"state_dicts[{place}] is no part: pass what sharded_state_dict() gave on each rank"
+                f"state_dicts[{place}] is not a part: pass what sharded_state_dict() returned on "
+                "each rank"
             )
     ordered = sorted(given, key=lambda one: one[LAYOUT]["part"])
     count = ordered[0][LAYOUT]["parts"] if ordered else 1

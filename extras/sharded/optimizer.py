@@ -51,7 +51,7 @@ class Division:
             compressor = compressor_of(name, parameter)
             if compressor not in (Compression.none, Compression.fp16, Compression.bf16):
                 raise ValueError(
-                    f"shard_state does not go with compression {compressor!r}: it takes "
+                    f"shard_state does not work with compression {compressor!r}: it takes "
                     "Compression.none, fp16 and bf16, which change each element by itself"
                 )
             try:

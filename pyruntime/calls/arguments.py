@@ -244,7 +244,7 @@ ARGUMENTS: dict[str, Argument] = {
     "postscale_factor": Argument(_FACTOR, is_factor, "results are multiplied by it"),
     "compression": Argument(
         "pass Compression.none, fp16 or bf16, or a class with compress and decompress (one with "
-        "error feedback goes with DistributedOptimizer, which keeps what it loses)",
+        "error feedback works with DistributedOptimizer, which keeps what it loses)",
         _is_compression,
         "in which form tensors are sent",
     ),
@@ -324,7 +324,7 @@ def factors_of(op: int, divisor: float, process_set: ProcessSet) -> tuple[float,
     gradient_predivide_factor. Raises what is wrong with it, or another of these options."""
     check(op=op, gradient_predivide_factor=divisor, process_set=process_set)
     if divisor != 1.0 and op != ReduceOp.AVERAGE:
-        raise ValueError("gradient_predivide_factor goes with op=Average only: leave one out")
+        raise ValueError("gradient_predivide_factor works with op=Average only: leave one out")
     return 1.0 / divisor, float(divisor)
 
 

@@ -211,7 +211,7 @@ def stall(what: str, timeout: float | None, why: str = "") -> StallError:
     why = why or "this rank has submitted it and waits for others"
     error = StallError(
         f"{what}: not done within the timeout of {timeout:g} s; {why}\n"
-        "  (the call may be waited for again)"
+        "  (you may wait for the call again)"
     )
     error.under_way = True
     return error

@@ -264,15 +264,15 @@ def _of_slurm(program: str) -> Launcher:
     plugin = mpi.plugin(known)
     if not plugin and mpi is not UNKNOWN:
         raise ValueError(
-            f"this Slurm has no --mpi={mpi.srun[0]}, by which it would start {mpi.name}, the MPI "
-            "that mpi4py loads; take mpirun inside the allocation: --launcher mpirun"
+            f"this Slurm has no --mpi={mpi.srun[0]}, which starts {mpi.name}, the MPI that mpi4py "
+            "loads; use mpirun inside the allocation: --launcher mpirun"
         )
     return Srun(program, plugin or "none")
 
 
 def _first(*names: str) -> str:
     if names[0] in _SLURM:
-        raise ValueError(f"{names[0]} is no launcher; Slurm's is srun: --launcher srun")
+        raise ValueError(f"{names[0]} does not launch ranks; for Slurm pass --launcher srun")
     for name in names:
         own = Path(sys.executable).parent / name
         found = str(own) if own.exists() else shutil.which(name)
@@ -298,7 +298,7 @@ def _of_mpi(program: str) -> Launcher:
         if known.lower() in text.lower():
             return Plain(program, known)
     raise ValueError(
-        f"{program} is of no launcher that farandole knows (Open MPI's, MPICH's, PALS's, "
+        f"{program} belongs to no launcher that farandole knows (Open MPI's, MPICH's, PALS's, "
         f"MVAPICH's, ParaStation's): {text.strip()[:80]!r}; start it directly, "
         f"as in `{program} -n 4 python train.py`"
     )

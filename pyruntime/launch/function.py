@@ -69,9 +69,9 @@ def run(
         [(0, 3), (1, 3)]
     """
     if np < 1:
-        raise ValueError(f"farandole.run(np={np}): at least 1")
+        raise ValueError(f"farandole.run(np={np}): np must be at least 1")
     if hosts and hostfile:
-        raise ValueError("farandole.run(): hosts or hostfile, not both")
+        raise ValueError("farandole.run(): pass hosts or hostfile, not both")
     found = parse_hosts(hosts) if hosts else ()
     job = Job(
         command=(),

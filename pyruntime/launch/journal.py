@@ -117,7 +117,9 @@ def _read(place: int) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as reason:
-        raise CheckpointError(f"{_FILE} is damaged: {reason}; remedy: another folder") from reason
+        raise CheckpointError(
+            f"{_FILE} is damaged: {reason}; remedy: choose a different folder"
+        ) from reason
 
 
 def _record_of(found: dict[str, Any]) -> Record:

@@ -68,7 +68,7 @@ class Roster:
         try:
             found = [parse_host(line, self._slots) for line in lines]
         except ValueError as reason:
-            raise ValueError(f"{self._script} printed what is no list of hosts: {reason}") from None
+            raise ValueError(f"{self._script} did not print a list of hosts: {reason}") from None
         return tuple({host.name: host for host in found}.values())
 
     def _run(self) -> tuple[int, str, str]:

@@ -110,7 +110,7 @@ def decode(kind: type[T], text: str) -> T:
         found: T = _made(kind, json.loads(text))
         return found
     except (TypeError, RecursionError) as reason:
-        raise ValueError(f"no {kind.__name__}: {reason}") from reason
+        raise ValueError(f"not a {kind.__name__}: {reason}") from reason
 
 
 def _made(kind: Any, value: Any) -> Any:
@@ -119,7 +119,7 @@ def _made(kind: Any, value: Any) -> Any:
         (kind,) = (each for each in get_args(kind) if each is not NoneType)
         return None if value is None else _made(kind, value)
     if isinstance(value, dict):
-        raise ValueError(f"{value!r} is no {kind.__name__}")
+        raise ValueError(f"{value!r} is not a {kind.__name__}")
     if get_origin(kind) is tuple:
         return tuple(_made(get_args(kind)[0], each) for each in value)
     if hasattr(kind, "_fields"):
@@ -128,5 +128,5 @@ def _made(kind: Any, value: Any) -> Any:
     if issubclass(kind, Enum):
         return kind(value)
     if type(value) is not kind:
-        raise ValueError(f"{value!r} is no {kind.__name__}")
+        raise ValueError(f"{value!r} is not a {kind.__name__}")
     return value

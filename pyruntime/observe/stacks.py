@@ -45,6 +45,6 @@ def install() -> None:
         os.close(writer)
         raise ValueError(
             f"FARANDOLE_STACK_SIGNAL={number}: Python can't show its stacks by this signal "
-            f"({reason}); leave the variable out, and a free signal is chosen"
+            f"({reason}); unset the variable, and farandole chooses a free signal"
         ) from reason
     _installed = True

@@ -50,7 +50,7 @@ def _events(path: Path) -> list[Event]:
                 found = json.loads("\n".join(kept).rstrip(",") + "]")
                 break
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise ValueError(f"{path} is not one rank's trace (give rank 0's own, not a merged one)")
+        raise ValueError(f"{path} is not one rank's trace (pass rank 0's file, not a merged one)")
     return list(found)
 
 
@@ -97,7 +97,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     merge = actions.add_parser("merge", help="one trace of all ranks")
     report = actions.add_parser("report", help="where the time of a step went")
     for action in (merge, report):
-        action.add_argument("path", type=Path, help="rank 0's trace; the others lie beside it")
+        action.add_argument(
+            "path",
+            type=Path,
+            help="rank 0's trace; the other ranks' traces must be in the same folder",
+        )
     merge.add_argument("-o", "--output", type=Path, help="default: NAME.merged.SUFFIX")
     report.add_argument("--plot", type=Path, help="picture to write (PNG, SVG, PDF)")
 

@@ -153,7 +153,7 @@ def show(steps: dict[int, list[Step]], console: Console) -> None:
     console.print(_conclusion(steps))
     console.print(
         "wait: a caller was blocked. move: buckets were under way. agree, queue: a tensor's time "
-        "until all were ready, until its bucket began. overlap: share of move without wait."
+        "until all were ready, until its bucket started. overlap: share of move without wait."
     )
 
 
@@ -196,7 +196,7 @@ def _parts(own: Sequence[Step]) -> list[float]:
 # The parts of a step: name, colour.
 _PARTS = (
     ("computing only", "#4c72b0"),
-    ("computing, buckets move beside", "#55a868"),
+    ("computing, buckets move meanwhile", "#55a868"),
     ("waiting", "#c44e52"),
 )
 

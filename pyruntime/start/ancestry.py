@@ -91,8 +91,8 @@ def check() -> None:
         f"process {os.getpid()} is a child of rank {rank} (process {parent.partition('@')[0]}) and "
         "can't be a rank too: the launcher knows one process of each rank. Remedy: call init() "
         "under `if __name__ == '__main__':` only, which children started by 'spawn' skip, and hand "
-        "rank() and size() to them as arguments; a child that is to be a world of its own is "
-        "started without the launcher's variables (env -u OMPI_COMM_WORLD_RANK -u PMIX_NAMESPACE "
+        "rank() and size() to them as arguments. To make a child its own world, start it "
+        "without the launcher's variables (env -u OMPI_COMM_WORLD_RANK -u PMIX_NAMESPACE "
         f"-u PMIX_RANK -u RANK -u WORLD_SIZE -u {RANK_PROCESS} ...)"
     )
 

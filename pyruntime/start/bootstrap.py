@@ -72,7 +72,7 @@ class Parting:
                 cause = other.cause or "it has finished normally"
                 raise PeerError(
                     f"rank {rank} left: {cause}; it does not come back, so init() can't start "
-                    "the same ranks anew"
+                    "the same ranks again"
                 )
 
 
@@ -111,7 +111,7 @@ class Bootstrap(ABC):
 
     def world_ranks(self, comm: Any) -> list[int]:
         """This world's ranks in an mpi4py communicator, ascending. ValueError where unknown."""
-        raise ValueError("this job was not started by MPI: give a list of ranks")
+        raise ValueError("MPI did not start this job: pass a list of ranks")
 
     def on_finalize(self, leave: Callable[[], object]) -> None:  # noqa: B027
         """Registers a function to be called when the user finalises MPI."""

@@ -125,8 +125,8 @@ def check() -> None:
         )
     if chosen.size <= 1 and ((size.strip() and not TORCHRUN.size) or TORCHRUN.rank >= 1):
         raise LibraryError(
-            f"WORLD_SIZE={size} and RANK={rank} contradict each other, so nobody knows how many "
-            "processes there are. Remedy: start with torchrun or mpirun, or `unset WORLD_SIZE "
+            f"WORLD_SIZE={size} and RANK={rank} contradict each other, so farandole can't tell how "
+            "many processes there are. Remedy: start with torchrun or mpirun, or `unset WORLD_SIZE "
             f"RANK`; {ALONE}"
         )
     if chosen.size <= 1 and not size and {"ACCELERATE_USE_CPU", "MASTER_PORT"} <= {*os.environ}:

@@ -236,7 +236,7 @@ def _check(
 def _failed(reason: BaseException) -> FarandoleError:
     return LibraryError(
         f"init(): MPI failed while the ranks met: {reason}; a rank that has died does not come "
-        "back: see the output of the others, and start the job anew"
+        "back: see the output of the others, and restart the job"
     )
 
 

@@ -105,5 +105,5 @@ class Wait:
                 f"{when}; {REMEDY}"
             )
         raise StallError(
-            f"init(): rank {self.notes.own} came when the others had given up waiting; {REMEDY}"
+            f"init(): rank {self.notes.own} came after the others had given up waiting; {REMEDY}"
         )

@@ -63,7 +63,7 @@ def _read(path: Path) -> bytes:
     try:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
-            raise PermissionError("it is no file")
+            raise PermissionError("it is not a regular file")
         if about.st_uid != os.geteuid():
             raise PermissionError(f"it belongs to user {about.st_uid}, not to this one")
         if about.st_mode & 0o077:

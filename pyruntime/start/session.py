@@ -128,7 +128,7 @@ class Session(Frames):
         """Takes the other end's; False: it is not complete."""
         begin = bytes(self._incoming[: len(_HELLO)])
         if begin != _HELLO[: len(begin)]:
-            raise Refused("what it says is no session of farandole")
+            raise Refused("it does not speak farandole's protocol")
         length = len(_HELLO) + _NONCE
         if len(self._incoming) < length:
             return False

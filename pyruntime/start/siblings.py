@@ -116,8 +116,8 @@ def died(ranks: list[int]) -> str:
     """The text of the error."""
     return (
         f"init(): {ranks_text(ranks)} ended before coming to the rendezvous of all ranks; see the "
-        "output of that process. Remedy: every rank must call init(), also one without data of "
-        f"its own; {launchers.ALONE}"
+        "output of that process. Remedy: every rank must call init(), also one that has no data; "
+        f"{launchers.ALONE}"
     )
 
 

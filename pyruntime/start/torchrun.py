@@ -42,7 +42,7 @@ def open_rendezvous() -> str:
             raise LibraryError(
                 f"rank 0 can't open the rendezvous of this job: {error}: another one with the same "
                 f"MASTER_PORT={os.environ['MASTER_PORT']} runs on this machine. Remedy: give each "
-                "job a port of its own"
+                "job its own port"
             ) from error
     return path
 

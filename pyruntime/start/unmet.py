@@ -54,7 +54,7 @@ def excuse() -> None:
 def tell_training() -> None:
     """Called when a model has been trained for a step."""
     if _open and not _met_by_mpi():
-        _say("has made an optimizer step", "each trains a model of its own")
+        _say("has made an optimizer step", "each trains its own model")
     excuse()
 
 

@@ -45,7 +45,7 @@ def _names(known: Sequence[str]) -> Callable[[str], list[str]]:
 def _size(text: str) -> int:
     match = re.fullmatch(r"(\d+)([KMG]?)", text, re.IGNORECASE)
     if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: 4, 64K, 1M, 2G")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write 4, 64K, 1M or 2G")
     return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
 
 
@@ -56,7 +56,7 @@ def _sizes(text: str) -> list[int]:
 def _whole(least: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not text.isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
         return int(text)
 
     return parse

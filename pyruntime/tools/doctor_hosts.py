@@ -78,7 +78,7 @@ def _mpirun(library: str) -> Iterator[Finding]:
         yield error("mpirun", f"{text} would be a world of one", remedy)
     elif kind is _OPEN_MPI and number and number not in library:
         text = f"{path} is of Open MPI {number}, but mpi4py loads {library.split(',')[0]}"
-        remedy = f"start with the mpirun beside that library, e.g. {sys.prefix}/bin/mpirun"
+        remedy = f"start with the mpirun that belongs to that library, e.g. {sys.prefix}/bin/mpirun"
         yield error("mpirun", text, remedy)
     else:
         yield ok("mpirun", f"{path} {number}".strip())

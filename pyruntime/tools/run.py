@@ -94,13 +94,13 @@ class _Refuse(argparse.Action):
     """Ends the command with the reason why an option has no meaning here."""
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
-        parser.error(f"{rest[-1]} of horovodrun is not taken: {_REFUSED[rest[-1]]}")
+        parser.error(f"farandole does not take horovodrun's {rest[-1]}: {_REFUSED[rest[-1]]}")
 
 
 def _count(text: str) -> int:
     """Of ranks or slots; for argparse."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
@@ -180,10 +180,13 @@ def _rules(options: argparse.Namespace, job: Job) -> Rules | None:
     most = most or options.num_proc
     least = least or options.num_proc or (1 if script else job.ranks)
     if most is not None and most < least:
-        raise ValueError(f"--min-np {least} and --max-np {most} leave no number of ranks")
+        raise ValueError(
+            f"--min-np {least} and --max-np {most} contradict each other: "
+            "lower --min-np or raise --max-np"
+        )
     slots = ranks_on(job.hosts)
     if job.hosts and not script and slots < least:
-        raise ValueError(f"{slots} slots never take {least} ranks: give more slots (-H name:slots)")
+        raise ValueError(f"{slots} slots do not hold {least} ranks: add slots (-H name:slots)")
     if options.restarts < 0 or not options.elastic_timeout >= 0:
         raise ValueError("--restarts and --elastic-timeout must be at least 0")
     grace = job.environment.get("FARANDOLE_GRACE") or setting("FARANDOLE_GRACE")

@@ -133,6 +133,6 @@ def test_a_rank_that_is_stopped_for_longer_than_the_limit(mpi_ranks, where: str)
     job.process.wait_for_output("rank 0 got StallError")
     pid = int(re.search(r"rank 1 is process (\d+)", job.process.output)[1])
     job.kill_rank(pid, signal.SIGCONT)
-    late = "StallError: init.*came when the others had given up" if where == "init" else ""
+    late = "StallError: init.*came after the others had given up" if where == "init" else ""
     job.process.wait_for_output("rank 1 got")
     assert re.search(rf"rank 1 got (nothing|{late or 'PeerError|StallError'})", job.process.output)

@@ -225,7 +225,7 @@ def test_a_script_that_fails_for_a_time(elastic_ranks: Start, tmp_path: Path) ->
     new.chmod(0o755)
     new.replace(script)
     result = job.finish().check()
-    assert "'<html>502 Bad Gateway</html>' is no host" in result.out
+    assert "'<html>502 Bad Gateway</html>' is not a host" in result.out
     assert "world 2" not in result.out
     check(result.out, 2)
 

@@ -329,7 +329,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "overlap": ({"overlap": 1}, TypeError, "overlap is 1"),
     "process_set": ({"process_set": 7}, TypeError, "process_set is 7"),
     "params": ({"params": {}}, TypeError, "params is of type dict"),
-    "a number": ({"params": [1.0]}, TypeError, "parameter 0: a float is no parameter"),
+    "a number": ({"params": [1.0]}, TypeError, "parameter 0: a float is not a parameter"),
     "none": ({"params": []}, ValueError, "no parameter that requires"),
     "meta": ({"params": [torch.ones(2, device="meta", requires_grad=True)]}, TypeError, "meta"),
     "no optimizer": ({"outer_optimizer": 5}, TypeError, "outer_optimizer is of type int"),

@@ -304,5 +304,5 @@ def test_a_library_that_would_not_wrap_the_model(monkeypatch: pytest.MonkeyPatch
         dist.init_process_group("farandole")
     texts = [str(each.message) for each in told if "ignite" in str(each.message)]
     assert len(texts) == (dist.get_rank() == 0)
-    assert all("Remedy: wrap it by" in text for text in texts)
+    assert all("Remedy: wrap it in" in text for text in texts)
     dist.new_group([0, 1])  # the world only; another warning would be an error

@@ -123,7 +123,7 @@ def test_wrong_parts_are_refused() -> None:
     parts = parts_of(optimizer)
     with pytest.raises(ValueError, match=r"parts \[0\]: pass each of"):
         hvd.merge_sharded_state_dicts(parts[:1])
-    with pytest.raises(ValueError, match="is no part"):
+    with pytest.raises(ValueError, match="is not a part"):
         hvd.merge_sharded_state_dicts([optimizer.state_dict()])
     with pytest.raises(ValueError, match="load merge_sharded_state_dicts"):
         optimizer.load_state_dict(parts[hvd.rank() - 1])

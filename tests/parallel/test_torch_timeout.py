@@ -90,7 +90,7 @@ def test_where_it_does_not_go() -> None:
     def closure() -> Any:
         raise AssertionError("called")
 
-    with pytest.raises(ValueError, match="not go with a closure"):
+    with pytest.raises(ValueError, match="not work with a closure"):
         optimizer.step(closure, timeout=1.0)
     if hvd.size() > 1:
         q = nn.Parameter(torch.ones(3))

@@ -84,7 +84,7 @@ OTHERS: dict[str, Row] = {
     "Adasum gradient_as_bucket_view": (
         lambda: optimizer(op=fd.Adasum, gradient_as_bucket_view=True),
         ValueError,
-        "gradient_as_bucket_view does not go with Adasum",
+        "gradient_as_bucket_view does not work with Adasum",
     ),
     "no optimizer": (
         lambda: hvd.DistributedOptimizer(nn.Linear(1, 1)),  # type: ignore[arg-type]

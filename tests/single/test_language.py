@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the pages are written: the list of words of CONTRIBUTING.md's rule on language. And how the
-docstrings that pages show are."""
+"""How pages and messages are written: the list of words of CONTRIBUTING.md's rule on language. And
+how the docstrings that pages show are."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ BANNED = (
     (r"\banew\b", "started anew", "again; restarts"),
     (r"\bas ever\b", "clip as ever", "as usual"),
     (r"\b(is|are|was|were) told (of|by)\b", "a rank is told of it", "who reports it?"),
-    (r"\b(begin|begins|beginning|begun|began)\b", "a round begins", "start"),
+    (r"(?<!-)\b(begin|begins|beginning|begun|began)\b", "a round begins", "start"),
     (r"\bbeside\b", "farandole beside MPI", "next to; compared with"),
     (r"(?<!there )\bis no (?!longer|more)\w+", "an int is no name", "is not a"),
     (
@@ -55,6 +56,35 @@ def test_no_page_has_a_banned_word(page: Path) -> None:
         for number, line in lines
         for pattern, _, instead in BANNED
         if (match := re.search(pattern, line))
+    ]
+    assert not found, "\n".join(found)
+
+
+def _messages(module: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of each literal that is not a docstring; what stands around `{...}` is one."""
+    tree = ast.parse(module.read_text())
+    with_docstring = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, with_docstring) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and " " in text and id(node) not in docstrings:
+            yield node.lineno, text
+
+
+@pytest.mark.parametrize("folder", ["pyruntime", "adapters", "extras"])
+def test_no_message_has_a_banned_word(folder: str) -> None:
+    modules = sorted((ROOT / folder).rglob("*.py"))
+    texts = [(module, *found) for module in modules for found in _messages(module)]
+    assert len(texts) > 50
+    found = [
+        f"{module.relative_to(ROOT)}:{number}: {match[0].strip()!r}; write: {instead}"
+        for module, number, text in texts
+        for pattern, _, instead in BANNED
+        if (match := re.search(pattern, text))
     ]
     assert not found, "\n".join(found)
 

@@ -125,7 +125,7 @@ def test_hosts_are_read(tmp_path):
     path.write_text("# machines\na slots=4\nb:2  # old\n\nc slots=3 max_slots=3\nd\n")
     assert parse_hostfile(path) == (Host("a", 4), Host("b", 2), Host("c", 3), Host("d", 1))
     for wrong in ("a:0", "a:x", "a b", ":3"):
-        with pytest.raises(ValueError, match="is no host"):
+        with pytest.raises(ValueError, match="is not a host"):
             parse_hosts(wrong)
     path.write_text("a slots=many\n")
     with pytest.raises(ValueError, match="slots=many"):
@@ -248,7 +248,7 @@ def test_launchers_are_told_apart(tmp_path, says, kind, name):
 
 
 def test_an_unknown_launcher_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"of no launcher that farandole knows .*: 'Other 1\.0'"):
+    with pytest.raises(ValueError, match=r"to no launcher that farandole knows .*: 'Other 1\.0'"):
         find(program(tmp_path, "mpirun", "Other 1.0"))
     with pytest.raises(ValueError, match=r"no nosuchrun here; remedy"):
         find("nosuchrun")
@@ -307,9 +307,9 @@ def test_a_dry_run_shows_what_would_run(capsys):
     [
         (["-np", "2"], "no command"),
         (["python", "x.py"], "how many ranks"),
-        (["-H", "a:x", "python", "x.py"], "'a:x' is no host"),
+        (["-H", "a:x", "python", "x.py"], "'a:x' is not a host"),
         (["-np", "2", "--launcher", "/nowhere/mpirun", "true"], "no /nowhere/mpirun here"),
-        (["-np", "2", "--launcher", "slurm", "true"], "Slurm's is srun: --launcher srun"),
+        (["-np", "2", "--launcher", "slurm", "true"], "for Slurm pass --launcher srun"),
         (["-np", "2", "train.py"], "did you mean `farandole run -np 2 python train.py`?"),
         (["-np", "2", "nosuchprogram"], "nosuchprogram is not a program that can be started"),
     ],
@@ -341,4 +341,7 @@ def test_options_without_a_meaning_say_why(option, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(["run", "-np", "2", option, "python", "x.py"])
     assert caught.value.code == 2
-    assert f"{option.partition('=')[0]} of horovodrun is not taken: " in capsys.readouterr().err
+    assert (
+        f"farandole does not take horovodrun's {option.partition('=')[0]}: "
+        in capsys.readouterr().err
+    )

@@ -34,8 +34,8 @@ def test_what_a_script_prints(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("echo 'a:many'", "'a:many' is no host"),
-        ("echo 'Usage: hosts [-h]'", "'Usage: hosts [-h]' is no host"),
+        ("echo 'a:many'", "'a:many' is not a host"),
+        ("echo 'Usage: hosts [-h]'", "'Usage: hosts [-h]' is not a host"),
         ("echo b:2; echo oops >&2; exit 4", "ended with 4: oops"),
         ("exec sleep 60", "timed out after 0.2 seconds"),
     ],
@@ -91,12 +91,12 @@ def test_a_supervisor_outlives_its_reader(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("-np 2 --min-np 3", "--min-np 3 and --max-np 2 leave no number"),
-        ("-np 0 -H localhost:2", "'0' is no number from 1"),
-        ("-np 2 --max-np 0", "'0' is no number from 1"),
+        ("-np 2 --min-np 3", "--min-np 3 and --max-np 2 contradict"),
+        ("-np 0 -H localhost:2", "'0' is not a whole number of at least 1"),
+        ("-np 2 --max-np 0", "'0' is not a whole number of at least 1"),
         ("--elastic", "how many ranks? -np N"),
-        ("--min-np 3 -H localhost:2", "2 slots never take 3 ranks"),
-        ("-np 3 --elastic --oversubscribe -H localhost:2", "2 slots never take 3 ranks"),
+        ("--min-np 3 -H localhost:2", "2 slots do not hold 3 ranks"),
+        ("-np 3 --elastic --oversubscribe -H localhost:2", "2 slots do not hold 3 ranks"),
         ("-np 1 --elastic --elastic-timeout nan", "must be at least 0"),
         ("-np 1 --elastic -x FARANDOLE_GRACE=soon", "FARANDOLE_GRACE='soon' is not a number"),
         ("-np 1 --elastic --restarts -1", "--restarts and --elastic-timeout must be at least 0"),

@@ -353,7 +353,7 @@ def test_a_stranger_writes_to_the_store(
         job._store = Overwritten(job._store, written)  # type: ignore[assignment]
     calls = [ranks.submit(job.allgather, b"mine") for job in jobs]
     for call in calls:
-        with pytest.raises(LibraryError, match=r"has for rank 1 what that rank.* did not write"):
+        with pytest.raises(LibraryError, match=r"holds data for rank 1 that nobody.* wrote"):
             call.result(LONG)
 
 
@@ -373,7 +373,7 @@ def test_a_recorded_meeting_cannot_be_used_again(
         ticket = inner.get("ticket of 1").decode()
     inner.set(f"meeting of {ticket}", old)
     (lone,) = met([victim])
-    with pytest.raises(LibraryError, match=r"has for rank 0 what that rank.* did not write"):
+    with pytest.raises(LibraryError, match=r"holds data for rank 0 that nobody.* wrote"):
         lone.allgather(b"new", LONG)
 
 
@@ -439,8 +439,8 @@ def test_a_secret_that_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """A pipe is not waited for."""
     os.mkfifo(tmp_path / "pipe", 0o600)
     for name, wrong in {
-        "pipe": "it is no file",
-        "": "it is no file",
+        "pipe": "it is not a regular file",
+        "": "it is not a regular file",
         "none": "is not there",
     }.items():
         monkeypatch.setenv("FARANDOLE_JOB_SECRET_FILE", str(tmp_path / name))

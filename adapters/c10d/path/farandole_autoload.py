@@ -37,8 +37,8 @@ def start() -> None:
         _start()
     except Exception as reason:
         warnings.warn(
-            f"farandole can't take part in `import torch`: {reason!r}. Remedy: `import "
-            "farandole.torch` in the program; TORCH_DEVICE_BACKEND_AUTOLOAD=0 ends the attempt",
+            f"farandole failed to load in `import torch`: {reason!r}. Remedy: `import "
+            "farandole.torch` in the program; TORCH_DEVICE_BACKEND_AUTOLOAD=0 disables loading",
             RuntimeWarning,
             stacklevel=2,
         )

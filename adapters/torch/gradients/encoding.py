@@ -225,7 +225,7 @@ class Encoding(Sending):
     def _check_rows(self) -> None:
         if self._call.reduce_op not in (Average, Sum):
             raise ValueError(
-                f"{self._call.name}: a sparse gradient goes with Average and Sum only; give "
+                f"{self._call.name}: a sparse gradient works with Average and Sum only; give "
                 "sparse_as_dense=True to DistributedOptimizer, or build the layer with sparse=False"
             )
 

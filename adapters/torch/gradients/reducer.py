@@ -227,7 +227,7 @@ class Reducer:
         """
         with self.lock:
             if self.now.inside() is None:
-                self.give_up("another backward pass has begun")
+                self.give_up("another backward pass has started")
                 self.passes.complete = False
                 self.now = now = Reduction(self)
                 try:

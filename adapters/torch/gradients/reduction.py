@@ -104,7 +104,7 @@ class Reduction:
             if x.data_ptr() == address:
                 raise RuntimeError(
                     f"{gradient.name} and {other.name} have their gradients in the same memory; "
-                    "give each parameter a .grad of its own"
+                    "give each parameter its own .grad"
                 )
 
 

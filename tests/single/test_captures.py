@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pictures of docs/hangs.md show what the program prints today."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+from harness.mpirun import MPI_ENVIRONMENT
+from harness.process import PATIENCE
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "hangs.md"
+
+
+def words(picture: Path) -> str:
+    """The picture's words, without what differs from run to run: numbers, machine, where the
+    kernel has put a thread that sleeps."""
+    texts = ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")
+    text = " ".join(" ".join(x.text or "" for x in texts).replace("\xa0", " ").split())
+    text = re.sub(r"\(python\) .*? Current thread 0x\w+", "(python) Current thread", text)
+    return re.sub(r"[\d.]*\d", "#", text)
+
+
+def test_pictures_show_what_is_printed(tmp_path: Path) -> None:
+    shown = re.findall(r"^!\[[^\]]+\]\((\S+\.svg)\)$", PAGE.read_text(), re.MULTILINE)
+    subprocess.run(
+        [sys.executable, "tools/captures.py", "--into", tmp_path],
+        cwd=ROOT,
+        env={**os.environ, **MPI_ENVIRONMENT},
+        check=True,
+        timeout=PATIENCE,
+    )
+    assert sorted(shown) == sorted(made.name for made in tmp_path.iterdir())
+    for name in shown:
+        assert words(PAGE.parent / name) == words(tmp_path / name), "run `make captures`"
+        assert "hang.py" in words(tmp_path / name)
+        assert "url(" not in re.sub(r"url\(#", "", (tmp_path / name).read_text())
