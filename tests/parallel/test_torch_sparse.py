@@ -118,6 +118,21 @@ def test_dense_on_some_ranks() -> None:
         torch.testing.assert_close(p.grad.to_dense(), expected)
 
 
+@pytest.mark.parametrize("dense", [True, False], ids=["as_dense", "rows"])
+def test_sparse_after_dense(dense: bool) -> None:
+    """A parameter whose gradients were dense at first, as in a tied head."""
+    p = table()
+    optimizer = sgd(p, sparse_as_dense=dense)
+    own = [[rank, 5] for rank in range(hvd.size())]
+    by = [1.0 + rank for rank in range(hvd.size())]
+    for sparse in (False, False, True, False, True):
+        optimizer.zero_grad()
+        push(p, own[hvd.rank()], by[hvd.rank()], sparse)
+        assert p.grad is not None
+        check(p, wanted(hvd.Average, own, by), p.grad.is_sparse)
+        optimizer.step()
+
+
 def test_accumulation_goes_on_from_the_reduced_gradient() -> None:
     p = table()
     optimizer = sgd(p)

@@ -67,9 +67,13 @@ class Reduction:
         """By one call; one by one if any can't be sent as it is."""
         grads = [*map(_taken, batch)]
         tensors, dtypes, numels = zip(*map(_form, batch), strict=True)
-        storages = [*map(Tensor.untyped_storage, grads)]
+        try:
+            storages = [*map(Tensor.untyped_storage, grads)]
+        except NotImplementedError:  # a gradient is sparse, and its parameter's last one was not
+            storages = []
         if not (
-            (*map(_dtype_of, grads),) == dtypes
+            storages
+            and (*map(_dtype_of, grads),) == dtypes
             and (*map(Tensor.numel, grads),) == numels
             and all(map(_is_on_cpu, grads))
             and all(map(Tensor.is_contiguous, grads))
