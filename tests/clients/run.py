@@ -108,10 +108,11 @@ def run(suite: Suite, ranks: int, pattern: str) -> Outcomes:
     listed = job(suite, ranks, [*arguments, "--collect-only"])
     if any(outcome == "failed" for outcome, _ in listed.values()):
         return listed
-    *options, _ = suite.arguments
+    *options, file = suite.arguments
     found = {}
     for name in listed:
-        found |= one_of(job(suite, ranks, [*options, f"{{source}}/{name}"]), name)
+        test = f"{file}::{name.partition('::')[2]}"
+        found |= one_of(job(suite, ranks, [*options, test]), name)
     return found
 
 
