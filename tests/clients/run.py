@@ -236,6 +236,8 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.clients) - set(names):
         parser.error(f"no client {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    if options.write and options.k:
+        parser.error("--write takes whole suites: leave -k out")
     wanted = [s for s in every if s.client in (options.clients or names)]
     if not options.clients:
         wanted = [s for s in wanted if not s.repository and s.quick >= options.quick]
