@@ -37,5 +37,5 @@ SUITES = (
     _suite("parallel/test_process_sets_static.py", known=_PROCESS_SETS),
     _suite("parallel/test_process_sets_multi_comm.py", known=_PROCESS_SETS),
     _suite("integration/test_stall.py"),
-    _suite("single/test_torch_elastic.py"),
+    _suite("single/test_torch_elastic.py", ranks=(1,)),
 )
