@@ -108,10 +108,11 @@ def run(suite: Suite, ranks: int, pattern: str) -> Outcomes:
     listed = job(suite, ranks, [*arguments, "--collect-only"])
     if any(outcome == "failed" for outcome, _ in listed.values()):
         return listed
-    *options, _ = suite.arguments
+    *options, file = suite.arguments
     found = {}
     for name in listed:
-        found |= one_of(job(suite, ranks, [*options, f"{{source}}/{name}"]), name)
+        test = f"{file}::{name.partition('::')[2]}"
+        found |= one_of(job(suite, ranks, [*options, test]), name)
     return found
 
 
@@ -235,6 +236,8 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.clients) - set(names):
         parser.error(f"no client {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    if options.write and options.k:
+        parser.error("--write takes whole suites: leave -k out")
     wanted = [s for s in every if s.client in (options.clients or names)]
     if not options.clients:
         wanted = [s for s in wanted if not s.repository and s.quick >= options.quick]

@@ -9,7 +9,7 @@ _PACKAGES = ("torch", "expecttest==0.3.0")
 SUITES = (
     Suite(
         "torch",
-        "FSDP2, DTensor, tensor parallelism, pipelining, ZeRO, checkpoint: a program of ours",
+        "FSDP2, DTensor, tensor parallelism, pipelining, ZeRO; checkpoints",
         _PACKAGES,
         "group",
         "pytest",
