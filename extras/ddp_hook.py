@@ -5,14 +5,18 @@ register it; DDP calls it on autograd's threads."""
 from __future__ import annotations
 
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from farandole import Handle, ProcessSet, global_process_set
 from farandole.extension import check
 from farandole.torch import allreduce_async_
+
+if TYPE_CHECKING:
+    from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 _numbers = count()
 
@@ -27,7 +31,7 @@ class DDPHookState:
         self._name = f"ddp.{next(_numbers)}"
         self._under_way: list[tuple[Handle[Tensor], torch.futures.Future[Tensor]]] = []
 
-    def reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """The future average of a bucket. The last one waits for all of its backward pass."""
         if bucket.index() == 0:
             self._under_way.clear()  # of a pass that has failed
@@ -42,8 +46,7 @@ class DDPHookState:
         return future
 
 
-# DDP compares annotations with its own; none at all suit torch without torch.distributed too.
-def ddp_comm_hook(state, bucket):  # type: ignore[no-untyped-def]
+def ddp_comm_hook(state: DDPHookState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """For `DistributedDataParallel.register_comm_hook(hvd.DDPHookState(), hvd.ddp_comm_hook)`.
 
     DDP's buckets are averaged by farandole while the backward pass goes on; its process group does
@@ -59,3 +62,10 @@ def ddp_comm_hook(state, bucket):  # type: ignore[no-untyped-def]
             "model.register_comm_hook(hvd.DDPHookState(), hvd.ddp_comm_hook)"
         )
     return state.reduce(bucket)
+
+
+if dist.is_available():  # DDP compares annotations with its own types, and takes no names of them
+    ddp_comm_hook.__annotations__.update(
+        {"return": torch.futures.Future[Tensor]},
+        bucket=dist.GradBucket,  # type: ignore[attr-defined]
+    )

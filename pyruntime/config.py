@@ -23,7 +23,7 @@ HIDDEN = "(hidden)"  # shown instead of a secret
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable."""
+    """An environment variable that sets up farandole: its default, meaning and value in force."""
 
     name: str
     alias: str  # the HOROVOD_ name of the same meaning, or ""

@@ -169,22 +169,24 @@ class ObjectState(State):
         self._saved = copy.deepcopy(attributes)
 
     def save(self) -> None:
-        """As in State."""
+        """Keeps a deep copy of the attributes in this process's memory."""
         self._saved = copy.deepcopy(self._attributes())
 
     def restore(self) -> None:
-        """As in State."""
+        """Gives the attributes the values of the last copy."""
         self._assign(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """As in State."""
+        """Copies rank 0's attributes to all ranks, and saves; collective."""
         self._assign(broadcast_object(self._attributes(), 0, name="farandole.elastic.objects"))
         ObjectState.save(self)
 
     def write(self, folder: Path) -> None:
-        """As in State; by rank 0. Raises on all ranks CheckpointError for a folder that another
-        user may write to, and where the disk fails; TypeError for an attribute that no file without
-        code can hold."""
+        """Writes rank 0's last copy to `folder`, as a whole or not at all; collective.
+
+        All ranks raise CheckpointError if another user may write to the folder or the disk fails,
+        and TypeError for an attribute that a file without code can't hold.
+        """
         writer = Writer(folder)
         _by_rank_0(lambda: writer.write(self.saved(), topology.size(), self._number()), "write")
 
@@ -192,8 +194,11 @@ class ObjectState(State):
         return Commit(runtime.world(), self._commits)
 
     def read(self, folder: Path) -> bool:
-        """As in State; on rank 0, whose state sync() copies. Raises on all ranks CheckpointError
-        for what another user owns or may write to, and for a file that is damaged."""
+        """Restores on rank 0 what write() has left in `folder`; collective. Call sync() after it.
+
+        Returns on all ranks whether there was anything. All ranks raise CheckpointError if another
+        user owns the file or may write to it, and if it is damaged.
+        """
         there, found = _by_rank_0(lambda: read_commit(folder, self.saved()), "read")
         if found is not None:
             self.restore_from(found)
@@ -400,5 +405,11 @@ def _sync(state: State, call: _Call) -> None:
 
 
 def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Decorates a training function whose first argument is a State; see run_fn."""
+    """Decorates a training function whose first argument is a State, so that it survives failures.
+
+    It calls state.sync() and then `func(state, ...)`. After PeerError, StallError or LibraryError
+    it restores the last commit; after a change of hosts it keeps the state. In both cases it
+    restarts the runtime with the present ranks and calls `func` again. Other errors end it.
+    Returns a function with the arguments and the result of `func`.
+    """
     return run_fn(func)

@@ -549,7 +549,7 @@ def alltoall(
     timeout: float | None = None,
 ) -> tuple[T, Rows]: ...
 def alltoall(*args: Any, **kwargs: Any) -> Any:
-    """See below."""
+    """The waiting form of alltoall_async(), whose documentation it gets."""
     output, received = alltoall_async(*args, **kwargs).wait()
     splits = args[1] if len(args) > 1 else kwargs.get("splits")
     return output if splits is None else (output, received)

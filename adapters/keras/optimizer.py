@@ -29,8 +29,10 @@ class ReducingOptimizer:
     _farandole: dict[str, Any]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-        """As in keras.Optimizer, with the gradients of all ranks; collective, unless gradients are
-        accumulated: then the last of the passes is."""
+        """Reduces the gradients over all ranks, then applies them as keras.Optimizer does.
+
+        Collective. If gradients are accumulated, only the last of the passes is.
+        """
         own: Any = super()
         later = getattr(self, "gradient_accumulation_steps", None)
         return own.apply(grads if later else self._reduced(grads), trainable_variables)

@@ -58,7 +58,7 @@ class ReducingTape:
         output_gradients: Any = None,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """As in tf.GradientTape, of all ranks; collective."""
+        """The gradients that tf.GradientTape computes, reduced over all ranks; collective."""
         inner: Any = super()
         own = inner.gradient(target, sources, output_gradients, unconnected_gradients)
         return tf.nest.pack_sequence_as(

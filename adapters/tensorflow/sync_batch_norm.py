@@ -26,7 +26,9 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         TensorShape([4, 3])
     """
 
-    def __init__(self, *args: Any, process_set: ProcessSet = global_process_set, **kwargs: Any):
+    def __init__(
+        self, *args: Any, process_set: ProcessSet = global_process_set, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.supports_jit = False
         self._farandole_set = process_set

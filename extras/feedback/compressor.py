@@ -50,7 +50,11 @@ class FeedbackCompressor(Sender):
         return parameter.numel() >= self.smallest
 
     def check(self, name: str, op: int, views: bool, grouped: bool) -> None:
-        """As in Sender."""
+        """Raises ValueError if the compressor can't be used for this parameter.
+
+        `op` must be Average or Sum; neither `views` (gradient_as_bucket_view) nor `grouped`
+        (groups) may be set.
+        """
         if op not in (Average, Sum):
             raise ValueError(
                 f"parameter {name}: {self!r} works with op=Average and Sum only: what it has lost "
@@ -64,7 +68,7 @@ class FeedbackCompressor(Sender):
             )
 
     def sending(self, call: Call, parameter: Tensor, state: State) -> Sending:
-        """As in Sender."""
+        """What sends the gradients of one parameter by this compressor; farandole calls it."""
         from farandole.extras.feedback.sending import Feedback  # it uses this module
 
         return Feedback(call, self, state, parameter)

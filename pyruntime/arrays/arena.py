@@ -44,7 +44,7 @@ def allocate(nbytes: int) -> Array:
 
 
 def empty(shape: int | Sequence[int], dtype: Any = float) -> Array:
-    """As numpy.empty, in memory that the other ranks of this host map: no collective copies it.
+    """An uninitialised array in memory that this host's ranks share: no collective copies it.
 
     The array and its views behave as any other; whole pages are allocated, so prefer few large
     ones. Not collective: each rank calls it for any number of arrays, before or after init().

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -115,8 +116,13 @@ def _document(call: Any, start: Any, less: str, first: str | None = None) -> Non
     change = documents.of_waiting if first is None else documents.of_one
     call.__doc__ = change(start.__doc__ or "")
     call.__name__ = call.__qualname__ = start.__name__.replace(less, "")
-    arguments = list(inspect.signature(start).parameters.values())
-    if first is not None:
+    signature = inspect.signature(start)
+    arguments = list(signature.parameters.values())
+    result = str(signature.return_annotation)
+    if first is None:
+        result = result.removeprefix("Handle[").removesuffix("]")
+    else:
         only = inspect.Parameter.POSITIONAL_ONLY
         arguments[0] = arguments[0].replace(name=first, annotation=Any, kind=only)
-    call.__signature__ = inspect.Signature(arguments)
+        result = re.sub(r"list\[(\w+)\]", r"\1", result)
+    call.__signature__ = inspect.Signature(arguments, return_annotation=result)

@@ -33,7 +33,7 @@ _making_locks = threading.RLock()  # of handles
 
 
 class Handle(Generic[T]):
-    """Work under way, and its result. Owns no memory: farandole.calls.leases does."""
+    """An asynchronous call under way, and its result: wait() returns it, or raises its error."""
 
     __slots__ = (
         "__weakref__",
