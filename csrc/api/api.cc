@@ -3,7 +3,7 @@
 #include "api/api_entry.h"
 
 #include "base/build_id.h"
-#include "runtime/surroundings.h"
+#include "runtime/local_endpoint.h"
 
 using namespace farandole;
 
@@ -180,7 +180,7 @@ FARANDOLE_API void farandole_forked(void) {
 FARANDOLE_API int32_t farandole_submit(const farandole_request* requests, int32_t count,
                                        int64_t* handles) {
   return guarded([&] {
-    std::vector<Handle> made = runtime()->submitter().submit(span_of(requests, count));
+    std::vector<Handle> made = runtime()->submit(span_of(requests, count));
     std::copy(made.begin(), made.end(), handles);
   });
 }
@@ -188,7 +188,7 @@ FARANDOLE_API int32_t farandole_submit(const farandole_request* requests, int32_
 FARANDOLE_API int64_t farandole_tensor(const farandole_request* request) {
   return negated([&]() -> int64_t {
     auto here = runtime();
-    CheckedCall call = here->submitter().prepare(*request);
+    CheckedCall call = here->prepare(*request);
     auto prepared = std::make_shared<const PreparedCall>(std::move(here), std::move(call));
     std::lock_guard lock(process().mutex);
     if (process().runtime != prepared->runtime) {
@@ -222,7 +222,7 @@ FARANDOLE_API int32_t farandole_submit_buffers(const int64_t* tensors, const uin
     }
     std::exception_ptr error;
     try {
-      if (!known.empty()) known.front()->runtime->submitter().submit(batch);
+      if (!known.empty()) known.front()->runtime->submit(batch);
     } catch (...) {
       error = std::current_exception();
     }
@@ -242,8 +242,7 @@ FARANDOLE_API void farandole_forget_tensor(int64_t tensor) {
 
 FARANDOLE_API int32_t farandole_refuse(const farandole_request* request, int32_t code,
                                        const char* text) {
-  return guarded(
-      [&] { runtime()->submitter().refuse(*request, {static_cast<ErrorCode>(code), text}); });
+  return guarded([&] { runtime()->refuse(*request, {static_cast<ErrorCode>(code), text}); });
 }
 
 FARANDOLE_API int64_t farandole_count_unnamed(int32_t process_set) {

@@ -29,7 +29,7 @@ namespace farandole {
 struct PreparedCall {
   int64_t submit(const void* input, void* output, uint64_t stream = 0) const {
     Prepared one{&call, input, output, stream};
-    runtime->submitter().submit({&one, 1});
+    runtime->submit({&one, 1});
     return one.handle;
   }
 

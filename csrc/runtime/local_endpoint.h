@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/config.h"
@@ -13,6 +14,11 @@
 #include "watch/stack_reporter.h"
 
 namespace farandole {
+
+// What `farandole doctor` asks about this process, as text; farandole.h has the form.
+std::string text_of_mpi();
+// `wanted`: FARANDOLE_INTERFACE. Throws as addresses_of() does.
+std::string text_of_addresses(const std::string& wanted);
 
 struct LocalEndpoint {
   Config config;

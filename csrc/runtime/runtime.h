@@ -11,13 +11,13 @@
 #include "base/topology.h"
 #include "control/hosts/host_controller.h"
 #include "runtime/backend_factory.h"
+#include "runtime/calls/rank_calls.h"
 #include "runtime/driver.h"
 #include "runtime/fabric.h"
 #include "runtime/gpu_access.h"
 #include "runtime/leaver.h"
 #include "runtime/local_endpoint.h"
 #include "runtime/rank_watch.h"
-#include "runtime/submitter.h"
 
 namespace farandole {
 
@@ -32,7 +32,14 @@ class Runtime {
   Runtime& operator=(const Runtime&) = delete;
 
   // ---- Any thread
-  Submitter& submitter() { return *submitter_; }
+  // Submits all or none; on an argument error the peers' calls fail, too.
+  std::vector<Handle> submit(std::span<const farandole_request> requests);
+  // Checks a request once, to submit it repeatedly.
+  CheckedCall prepare(const farandole_request& request);
+  // Submits prepared calls in order, up to the first that fails, whose error it throws; sets the handles of
+  // those before.
+  void submit(std::span<Prepared> batch);
+  void refuse(const farandole_request& request, const Failure& why);
   Driver& driver() { return *driver_; }
   Leaver& leaver() { return *leaver_; }
   RankCalls& calls() { return *calls_; }
@@ -52,6 +59,10 @@ class Runtime {
  private:
   void open_leader();
   void open_engine();
+  // `repeats`: it is submitted later, with other buffers.
+  CheckedCall check(const farandole_request& request, bool repeats);
+  Failure fault_of(Prepared& prepared);
+  void refuse(std::span<const farandole_request> requests, const Error& why, bool free_only);
 
   Config config_;
   const Topology topology_;
@@ -64,7 +75,6 @@ class Runtime {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<GpuAccess> gpus_;  // goes before the engine: its lane ends the engine's calls
   std::unique_ptr<Driver> driver_;
-  std::unique_ptr<Submitter> submitter_;
   std::unique_ptr<Leaver> leaver_;
 };
 

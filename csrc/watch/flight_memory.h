@@ -3,17 +3,166 @@
 // rank's last events. Other processes attach to it through /proc/PID/fd.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <optional>
+#include <type_traits>
 
 #include "base/types.h"
-#include "watch/flight_event.h"
 #include "watch/labels.h"
-#include "watch/stamped.h"
-#include "watch/tally.h"
 
 namespace farandole {
+
+// One event of a tensor, bucket or rank, as the flight recorder and the timeline store it.
+enum class EventKind : uint8_t {
+  kSubmit,      // this rank has submitted a call
+  kNegotiated,  // all ranks have; its log entry was read
+  kLaunched,    // a bucket begins to move
+  kDone,        // a tensor's result is there; without a call: a bucket has moved
+  kError,       // a call failed; without a call: the job
+  kPeerDied,    // `value`: the rank
+  // Found in a call's tensor, at element `sequence`.
+  kWireFault,   // `value`: the rank that sent them
+  kAuditFault,  // `value`: the rank that made the result
+  // For the timeline only; `value`: duration in nanoseconds.
+  kWait,     // a caller was blocked
+  kStage,    // a block's phase: own input made accessible to peers
+  kReduce,   // ... all inputs reduced to a result
+  kConsume,  // ... results copied to own output
+  kCycle,    // the driver has read a batch of log entries
+};
+const char* name_of(EventKind kind);
+
+constexpr size_t kRecordedDimensions = 6;
+
+struct FlightEvent {
+  int64_t time_ns = 0;  // CLOCK_MONOTONIC; the beginning, if it has a duration
+  int64_t call = 0;     // the handle; 0: none
+  uint64_t bytes = 0;
+  uint64_t sequence = 0;  // submit: number of an unnamed call. negotiated: position in the log
+  uint64_t bucket = 0;    // of the set, from 1; 0: none. submit of a message's end: its tag
+  int64_t value = 0;      // depends on `kind`; error: the code; submit of a message's end: the peer
+  uint32_t name = 0;      // see Labels
+  SetId set = 0;
+  uint32_t thread = 0;
+  EventKind kind = EventKind::kSubmit;
+  uint8_t op = 0;
+  uint8_t dtype = 0;
+  uint8_t dimensions = 0;  // of the tensor; only the first kRecordedDimensions are stored
+  uint32_t site = 0;       // of a submit: the line that makes it, see Labels
+  int64_t shape[kRecordedDimensions] = {};
+
+  size_t bytes_used() const {
+    const size_t fit = dimensions < kRecordedDimensions ? dimensions : kRecordedDimensions;
+    return offsetof(FlightEvent, shape) + fit * sizeof(int64_t);
+  }
+};
+static_assert(sizeof(FlightEvent) == 120);  // with its stamp: two cache lines
+
+// A call that is submitted and neither done nor failed.
+struct OpenCall {
+  uint64_t position = 0;      // in the log; 0: not all ranks have submitted it
+  uint64_t bucket = 0;        // known with it
+  int64_t negotiated_ns = 0;  // likewise
+  int64_t lane = 0;           // likewise: the set whose bucket it is
+  FlightEvent submit;
+};
+
+// A value in shared memory that any thread may write and any process may read without a lock. A stamp detects
+// incomplete values, even if the writer died while writing.
+
+// Zeroed memory is a Stamped that was never written.
+template <class T>
+class Stamped {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(uint64_t) == 0);
+  static constexpr size_t kWords = sizeof(T) / sizeof(uint64_t);
+
+ public:
+  struct Seen {
+    uint64_t number;
+    T value;
+  };
+
+  // `number` has to grow. False: another writer is active or has written a later number; nothing is written.
+  // Only the first `bytes` of `value` are used.
+  bool write(uint64_t number, const T& value, size_t bytes = sizeof(T)) {
+    const uint64_t writing = 2 * number + 1;
+    uint64_t stamp = stamp_.load(std::memory_order_relaxed);
+    if (stamp % 2 == 1 || stamp > writing) return false;
+    if (!stamp_.compare_exchange_strong(stamp, writing, std::memory_order_acq_rel)) return false;
+    std::array<uint64_t, kWords> words;
+    const size_t used = (bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t);
+    std::memcpy(words.data(), &value, used * sizeof(uint64_t));
+    // Release: whoever reads one of these words then reads a stamp no older than `writing`.
+    for (size_t i = 0; i < used; ++i) words_[i].store(words[i], std::memory_order_release);
+    stamp_.store(writing + 1, std::memory_order_release);
+    return true;
+  }
+
+  // nullopt: never written, or being written.
+  std::optional<Seen> read() const {
+    const uint64_t before = stamp_.load(std::memory_order_acquire);
+    if (before == 0 || before % 2 == 1) return std::nullopt;
+    std::array<uint64_t, kWords> words;
+    for (size_t i = 0; i < kWords; ++i) words[i] = words_[i].load(std::memory_order_acquire);
+    if (stamp_.load(std::memory_order_relaxed) != before) return std::nullopt;
+    Seen seen{before / 2 - 1, {}};
+    std::memcpy(static_cast<void*>(&seen.value), words.data(), sizeof(T));
+    return seen;
+  }
+
+ private:
+  std::atomic<uint64_t> stamp_;  // 2 * number + 1: being written; + 2: complete
+  std::atomic<uint64_t> words_[kWords];
+};
+
+// A rank's counters, in memory that every rank of the host may read.
+
+// Counts values by magnitude: slot i holds those with i binary digits, that is below 2^i.
+struct Histogram {
+  static constexpr size_t kSlots = 48;
+  std::atomic<uint64_t> count;
+  std::atomic<uint64_t> sum;
+  std::atomic<uint64_t> slots[kSlots];
+
+  void add(uint64_t value) {
+    const size_t digits = static_cast<size_t>(std::bit_width(value));
+    count.fetch_add(1, std::memory_order_relaxed);
+    sum.fetch_add(value, std::memory_order_relaxed);
+    slots[std::min(digits, kSlots - 1)].fetch_add(1, std::memory_order_relaxed);
+  }
+};
+
+struct Tally {
+  std::atomic<uint64_t> submitted;  // tensors
+  std::atomic<uint64_t> done;
+  std::atomic<uint64_t> failed;
+  std::atomic<uint64_t> bytes;    // of tensors that are done
+  std::atomic<uint64_t> buckets;  // moved
+  std::atomic<uint64_t> moving_ns;
+  std::atomic<uint64_t> audits;  // of blocks
+  std::atomic<uint64_t> faults;  // results and messages found to be wrong
+  Histogram negotiation_ns;      // submit to log entry
+  Histogram wait_ns;             // callers blocked in wait
+  Histogram bucket_bytes;
+  Histogram bandwidth;  // MB/s: bytes of a bucket by time from launch to done
+  // Current state
+  std::atomic<uint32_t> waiters;  // threads blocked in wait
+  std::atomic<uint32_t> waiting_for;
+  std::atomic<int64_t> waiting_since_ns;
+  std::atomic<int64_t> moving_since_ns;  // 0: no bucket is moving
+};
+
+// How often a rank was the last to submit a tensor, and by how much in total. Written by rank 0.
+struct Lateness {
+  std::atomic<uint64_t> times;
+  std::atomic<uint64_t> ns;
+};
 
 enum class LifeState : uint32_t { kRunning, kLeft, kFailed, kDied };
 const char* name_of(LifeState state);

@@ -8,15 +8,10 @@
 #include <vector>
 
 #include "control/calls/member_mask.h"
-#include "control/coordinator/backend_policy.h"
-#include "control/coordinator/call_sites.h"
 #include "control/coordinator/messages.h"
 #include "control/coordinator/open_calls.h"
-#include "control/coordinator/outbox.h"
-#include "control/coordinator/post_table.h"
 #include "control/coordinator/publisher.h"
 #include "control/coordinator/set_table.h"
-#include "control/coordinator/settings.h"
 #include "control/coordinator/stall_monitor.h"
 
 namespace farandole {

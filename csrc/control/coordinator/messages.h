@@ -4,7 +4,6 @@
 #pragma once
 
 #include "control/coordinator/open_calls.h"
-#include "control/coordinator/post_table.h"
 #include "control/coordinator/publisher.h"
 #include "control/coordinator/stall_monitor.h"
 

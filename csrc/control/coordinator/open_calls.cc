@@ -13,6 +13,136 @@ constexpr uint64_t kMaxUnnamedAhead = 1 << 20;  // calls that a rank may be ahea
 
 }  // namespace
 
+Posted::Posted(Rank its_rank, const Post& its_post, int64_t now_ns)
+    : rank(its_rank),
+      payload(its_post.contribution.payload.begin(), its_post.contribution.payload.end()),
+      post(its_post),
+      since_ns(now_ns) {
+  post.contribution.payload = payload;
+}
+
+std::string text_of(const Posted& posted) {
+  const Request& request = posted.request();
+  std::string text = name_of(request.signature.op);
+  if (!request.name.empty()) text += " '" + request.name + "'";
+  text += " of rank " + std::to_string(posted.rank) + (posted.sends() ? " to " : " from ");
+  text += request.peer == kAnyRank ? "any rank" : "rank " + std::to_string(request.peer);
+  text += " with tag " + std::to_string(request.tag);
+  if (request.set != kWorldSet) text += " in process set " + std::to_string(request.set);
+  return text;
+}
+
+std::optional<Posted> PostTable::take_match(const Posted& posted) {
+  auto best = lines_.end();
+  auto consider = [&](Lines::iterator line) {
+    if (line == lines_.end()) return;
+    const bool earlier =
+        best == lines_.end() || line->second.front().arrival < best->second.front().arrival;
+    if (earlier) best = line;
+  };
+  if (posted.sends()) {
+    consider(lines_.find(place_of(posted, End::kReceiver, posted.rank)));
+    consider(lines_.find(place_of(posted, End::kReceiver, kAnyRank)));
+  } else if (posted.request().peer != kAnyRank) {
+    consider(lines_.find(place_of(posted, End::kSender, posted.request().peer)));
+  } else {
+    const auto last = lines_.lower_bound(place_of(posted, End::kReceiver, kAnyRank));
+    auto line = lines_.lower_bound(place_of(posted, End::kSender, kAnyRank));
+    for (; line != last; ++line) consider(line);
+  }
+  if (best == lines_.end()) return std::nullopt;
+  Posted match = std::move(best->second.front());
+  best->second.pop_front();
+  if (best->second.empty()) lines_.erase(best);
+  return match;
+}
+
+void PostTable::add(Posted posted) {
+  posted.arrival = ++arrivals_;
+  const End end = posted.sends() ? End::kSender : End::kReceiver;
+  lines_[place_of(posted, end, posted.sender())].push_back(std::move(posted));
+}
+
+void PostTable::fail(const Posted& posted, const Failure& failure) {
+  if (!posted.post.refusal) outbox_.write(Fail{posted.key(), failure});
+}
+
+void PostTable::fail_if(const std::function<Failure(const Posted&)>& fault) {
+  for (auto& [place, line] : lines_) {
+    std::erase_if(line, [&](const Posted& posted) {
+      const Failure failure = fault(posted);
+      if (failure) fail(posted, failure);
+      return static_cast<bool>(failure);
+    });
+  }
+  std::erase_if(lines_, [](const auto& entry) { return entry.second.empty(); });
+}
+
+std::string Registry::key_of(const Request& request) {
+  if (!request.name.empty()) return std::to_string(request.set) + "/" + request.name;
+  ByteString bytes;
+  Define define{0, request};
+  encode(Entry(define), bytes);
+  return "=" + std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+Definition* Registry::at(uint32_t id) { return id < table_.size() ? table_[id].get() : nullptr; }
+
+Definition& Registry::intern(const Request& request) {
+  auto [found, fresh] = by_key_.try_emplace(key_of(request), 0);
+  if (!fresh) return *table_[found->second];
+  if (free_.empty()) {
+    free_.push_back(static_cast<uint32_t>(table_.size()));
+    table_.emplace_back();
+  }
+  uint32_t id = free_.back();
+  free_.pop_back();
+  found->second = id;
+  auto definition = std::make_unique<Definition>();
+  definition->id = id;
+  definition->request = request;
+  definition->recency = recency_.insert(recency_.end(), id);
+  table_[id] = std::move(definition);
+  return *table_[id];
+}
+
+void Registry::touch(Definition& definition) {
+  recency_.splice(recency_.end(), recency_, definition.recency);
+}
+
+std::vector<uint32_t> Registry::evict() {
+  std::vector<uint32_t> victims;
+  if (recency_.size() <= capacity_) return victims;
+  for (size_t looks = 2 * (recency_.size() - capacity_); looks > 0; --looks) {
+    if (recency_.size() <= capacity_) break;
+    Definition& definition = *table_[recency_.front()];
+    if (definition.uses > 0) {
+      touch(definition);
+      continue;
+    }
+    recency_.pop_front();
+    by_key_.erase(key_of(definition.request));
+    if (definition.published) {
+      definition.forgetting = true;
+      definition.forgotten = MemberMask(world_size_);
+      victims.push_back(definition.id);
+    } else {
+      free_.push_back(definition.id);
+      table_[definition.id].reset();
+    }
+  }
+  return victims;
+}
+
+void Registry::forgot(uint32_t id, Rank rank) {
+  Definition* definition = at(id);
+  if (!definition || !definition->forgetting) return;
+  definition->forgotten.insert(rank);
+  if (!definition->forgotten.full()) return;
+  table_[id].reset();
+  free_.push_back(id);
+}
+
 void OpenCalls::check_place(const Request& request, uint64_t sequence) {
   CallKey key;
   key.sequence = sequence;

@@ -3,17 +3,67 @@
 // results known at once, process sets, and buckets for the lanes.
 #pragma once
 
+#include <map>
+#include <optional>
 #include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
-#include "control/coordinator/backend_policy.h"
-#include "control/coordinator/call_sites.h"
 #include "control/coordinator/open_calls.h"
-#include "control/coordinator/post_table.h"
-#include "control/coordinator/settings.h"
+#include "control/coordinator/set_table.h"
 #include "control/coordinator/stall_monitor.h"
 
 namespace farandole {
+
+// Decides, once per process set and before its first GPU bucket, how its GPU tensors travel; then passes on the
+// steps of its backend's set-up, each when all members have asked for it.
+class BackendPolicy {
+ public:
+  BackendPolicy(const CoordinatorSettings& settings, SetTable& sets, Outbox& outbox)
+      : settings_(settings), sets_(sets), outbox_(outbox) {}
+
+  // Every rank reports its GPU before its first GPU tensor.
+  void describe(Rank from, const UseGpu& gpu) { gpus_[from] = gpu; }
+  bool is_open(SetId set) const { return open_.contains(set); }
+  // Throws Error with the reason if the set can't use GPUs together.
+  void open(const SetState& set);
+  void ask(const SetState& set, Rank from, const SetUp& step);
+  void close(SetId set) { open_.erase(set); }
+
+ private:
+  struct PendingStep {
+    int members = 0;
+    std::string bytes;
+  };
+  BackendKind backend_of(const SetState& set);
+  std::optional<std::pair<Rank, Rank>> sharing(const SetState& set) const;
+
+  const CoordinatorSettings& settings_;
+  SetTable& sets_;
+  Outbox& outbox_;
+  std::map<Rank, UseGpu> gpus_;
+  std::map<SetId, std::map<std::string, PendingStep>>
+      open_;  // steps that some members have asked for
+};
+
+// Unnamed calls that ranks make from different lines of the program. Calls without a name match by their order, so if one
+// rank swaps or skips one, it may match another tensor's call of the same form, and the result is wrong though nothing
+// fails.
+class CallSites {
+ public:
+  // `strict`: such a call fails.
+  CallSites(bool strict, Outbox& outbox) : strict_(strict), outbox_(outbox) {}
+
+  // To be called once for each call that is complete and agreed. If not strict, the set's ranks get a notice, one for all
+  // calls that match from the same lines.
+  Failure judge(const SetState& set, const Call& call);
+
+ private:
+  const bool strict_;
+  Outbox& outbox_;
+  std::set<std::string> told_;  // lines
+};
 
 class Publisher {
  public:

@@ -2,19 +2,79 @@
 // The coordinator's process sets: members, who has joined or left, and the calls waiting in each.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
 #include <ranges>
+#include <set>
 #include <span>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "control/calls/call.h"
 #include "control/calls/member_mask.h"
-#include "control/coordinator/outbox.h"
+#include "control/protocol/message.h"
 
 namespace farandole {
+
+// The coordinator's output since it was last taken: log entries, messages for people, late ranks.
+class Outbox {
+ public:
+  // The last rank of a set to be ready for a call, and how long after the first.
+  struct LateRank {
+    Rank rank;
+    int64_t after_ns;
+  };
+
+  // Adds a log entry, for all ranks.
+  void write(Entry entry) { log_.push_back(std::move(entry)); }
+  // Fails a call for ranks that report it too late; one entry per batch serves all of them.
+  void fail_late(const CallKey& key, const Failure& failure) {
+    if (late_calls_.emplace(key.set, key.name, key.sequence).second) write(Fail{key, failure});
+  }
+  // Adds a message for people.
+  void notice(std::string text) { notices_.push_back(std::move(text)); }
+  // Adds a late rank, for metrics.
+  void came_last(Rank rank, int64_t after_ns) { late_ranks_.push_back({rank, after_ns}); }
+
+  // Replaces the content of `log` by the entries, in order. Ends the batch.
+  void take(std::vector<Entry>& log) {
+    log.clear();
+    log.swap(log_);
+    late_calls_.clear();
+  }
+  std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
+  void take_late_ranks(std::vector<LateRank>& into) {
+    into.clear();
+    into.swap(late_ranks_);
+  }
+
+ private:
+  std::vector<Entry> log_;
+  std::set<std::tuple<SetId, std::string, uint64_t>> late_calls_;
+  std::vector<std::string> notices_;
+  std::vector<LateRank> late_ranks_;
+};
+
+// The coordinator's parameters, fixed for the job: size, limits, timeouts.
+struct CoordinatorSettings {
+  int size = 1;                              // ranks of the world
+  size_t fusion_bytes = 32 << 20;            // per bucket
+  size_t gpu_fusion_bytes = 64 << 20;        // per GPU bucket
+  std::string gpu_backend = "auto";          // or nccl, host
+  std::string shared_gpu = "error";          // two ranks on one GPU: error, host or nccl
+  std::string gpu_order = "background";      // or program
+  size_t capacity = 8192;                    // ids alive at once
+  bool average_active = false;               // Average divides by members that have not joined
+  bool check_sites = false;                  // calls from different lines that match by order fail
+  int max_sets = 64;                         // process sets alive at once, the world included
+  int64_t stall_warn_ns = 10'000'000'000;    // 0: never
+  int64_t stall_abort_ns = 300'000'000'000;  // 0: never
+};
 
 // A set's calls on one kind of memory, which its members' lane moves in buckets.
 struct LaneQueue {

@@ -8,7 +8,6 @@
 
 #include "base/types.h"
 #include "control/protocol/codec.h"
-#include "control/protocol/id_runs.h"
 
 namespace farandole {
 

@@ -34,7 +34,7 @@ class GpuBackend : public Backend {
   // The oldest launched bucket has come to its end.
   virtual void finished() = 0;
   // After abort(): blocks until nothing of ours writes to buffers any more, for a few seconds at most.
-  void settle() const noexcept { device_->settle(); }
+  void synchronize() const noexcept { device_->synchronize(); }
 
  protected:
   // All of the bucket is in our stream.

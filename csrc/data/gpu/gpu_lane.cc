@@ -147,7 +147,7 @@ void GpuLane::close(SetId set, const Failure& failure) {
   if (begun_ && set_of(waiting_.front()) == set) {
     GpuBackend& backend = *backends_.at(set);
     backend.abort();
-    backend.settle();
+    backend.synchronize();
     begun_ = false;
   }
   std::vector<GpuBucket> left;
@@ -170,7 +170,7 @@ void GpuLane::abort(const Failure& failure, bool together) {
   const bool calm = together && in_flight_.empty() && waiting_.empty();
   if (!calm) {
     for (auto& [set, backend] : backends_) backend->abort();
-    if (!backends_.empty()) backends_.begin()->second->settle();  // one stream for all
+    if (!backends_.empty()) backends_.begin()->second->synchronize();  // one stream for all
   }
   begun_ = false;
   for (Waiting& one : std::exchange(waiting_, {})) {

@@ -17,7 +17,7 @@
 #include "data/hierarchical/hierarchical_schedule.h"
 #include "data/hierarchical/hierarchical_worker.h"
 #include "data/hierarchical/wire.h"
-#include "data/shm/host_progress.h"
+#include "data/shm/shm_schedule.h"
 #include "lib/ipc/event_count.h"
 
 namespace farandole {

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "data/backend/backend.h"
-#include "data/backend/part_run.h"
 #include "data/hierarchical/host_map.h"
 
 namespace farandole {

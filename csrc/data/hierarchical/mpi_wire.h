@@ -10,7 +10,6 @@
 #include "base/error.h"
 #include "base/types.h"
 #include "data/hierarchical/wire.h"
-#include "data/hierarchical/wire_fault.h"
 #include "lib/mpi/mpi.h"
 
 namespace farandole {

@@ -14,7 +14,6 @@
 
 #include "base/types.h"
 #include "data/hierarchical/wire.h"
-#include "data/hierarchical/wire_fault.h"
 #include "lib/net/tcp_socket.h"
 
 namespace farandole {

@@ -12,6 +12,34 @@
 namespace farandole {
 namespace {
 
+// Scaled sums of small integers must not wrap before they are divided, and of some types NCCL knows the carrier only.
+DType integer_form(DType type, bool scaled) {
+  const DTypeTraits& traits = traits_of(type);
+  return scaled || traits.nccl < 0 ? traits.carrier : type;
+}
+
+// Average natively; other weights by NCCL where it takes them exactly, else by our kernel in float32.
+void weigh_floats(NcclForm& form, double prescale, int64_t divisor, int members) {
+  if (divisor != 1 && divisor == members && prescale == 1.0) {
+    form.op = nccl::kAverage;
+  } else if (traits_of(form.type).carrier == form.type) {
+    form.weight = prescale / static_cast<double>(divisor);
+  } else {
+    form.factor_in = prescale;
+    form.divisor_in = divisor;
+  }
+}
+
+void scale_floats(NcclForm& form, const Signature& s, int64_t divisor) {
+  if (form.type == DType::kFloat16) {
+    form.factor_in = s.prescale;
+    form.divisor_in = divisor;
+  } else {
+    form.factor_out = s.prescale * s.postscale;
+    form.divisor_out = divisor;
+  }
+}
+
 constexpr size_t kAlignment = 256;  // of scratch buffers
 constexpr size_t kPackAlignment = 16;
 
@@ -26,14 +54,46 @@ bool are_neighbours(const Part& first, const Part& second) {
          round_up(a.offset + first.signature.bytes(), kPackAlignment) == b.offset;
 }
 
-NcclCall call_of(const Part& part, const NcclWire& wire, cuda::Address input, cuda::Address output,
+NcclCall call_of(const Part& part, const NcclForm& form, cuda::Address input, cuda::Address output,
                  size_t count) {
   const Rank target = part.signature.target();
   const auto kind = target < 0 ? NcclCall::Kind::kAllReduce : NcclCall::Kind::kReduce;
-  return {kind, input, output, count, nccl_type(wire.type), wire.op, wire.weight, target};
+  return {kind, input, output, count, nccl_type(form.type), form.op, form.weight, target};
 }
 
 }  // namespace
+
+NcclForm form_of(const Part& part, int members, bool plain_sums) {
+  const Signature& s = part.signature;
+  const ReduceOpTraits& reduction = traits_of(s.reduce_op);
+  const int64_t divisor = factors_of(part).divisor;
+  NcclForm form;
+  form.element = form.type = traits_of(s.dtype).real;
+  const bool is_float = traits_of(form.element).is_float();
+  form.per_element = size_of(s.dtype) / size_of(form.element);
+  form.op = reduction.nccl;
+  form.identity = reduction.sums ? ReduceOp::kSum : s.reduce_op;
+  form.factor_out = s.postscale;
+  if (is_float && reduction.sums) {
+    if (plain_sums) {
+      scale_floats(form, s, divisor);
+    } else {
+      weigh_floats(form, s.prescale, divisor, members);
+    }
+    return form;
+  }
+  form.factor_in = s.prescale;
+  form.divisor_out = divisor;
+  const bool scaled = s.prescale != 1.0 || s.postscale != 1.0 || divisor != 1;
+  if (!is_float) form.type = integer_form(form.element, scaled);
+  return form;
+}
+
+nccl::DataType nccl_type(DType type) {
+  const nccl::DataType found = traits_of(type).nccl;
+  if (found < 0) throw Error(ErrorCode::kInternal, std::string("NCCL has no ") + name_of(type));
+  return found;
+}
 
 bool may_be_placed(const Part& part) {
   return part.signature.window_range.window != 0 &&
@@ -54,13 +114,13 @@ void NcclSchedule::make(std::span<const Part> parts, cuda::Address scratch,
         // By what all members know alike, as everything that decides which calls are made.
         const bool has_place =
             may_be_placed(part) && windows.contains(part.signature.window_range.window);
-        const NcclWire wire = wire_of(part, members_, plain_sums_ || has_place);
-        const bool in_place = has_place && wire.type == wire.element;
-        (in_place ? placed : allreduces).push_back({&part, wire});
+        const NcclForm form = form_of(part, members_, plain_sums_ || has_place);
+        const bool in_place = has_place && form.type == form.element;
+        (in_place ? placed : allreduces).push_back({&part, form});
         break;
       }
       case Pattern::kReduceToOwners:
-        plan_reducescatter({&part, wire_of(part, members_, plain_sums_)});
+        plan_reducescatter({&part, form_of(part, members_, plain_sums_)});
         break;
       case Pattern::kOneToAll: plan_broadcast(part); break;
       case Pattern::kEachToAll: plan_allgather(part); break;
@@ -114,7 +174,7 @@ void NcclSchedule::plan_allreduces(std::vector<Reduction> reductions) {
     }
     const auto rest =
         std::stable_partition(reductions.begin(), reductions.end(), [&](const Reduction& other) {
-          return !goes_direct(other) && other.wire.same_call(first.wire) &&
+          return !goes_direct(other) && other.form.same_call(first.form) &&
                  other.part->signature.target() == first.part->signature.target();
         });
     const std::span<const Reduction> same(reductions.begin(), rest);
@@ -129,12 +189,12 @@ void NcclSchedule::plan_allreduces(std::vector<Reduction> reductions) {
 
 // My input, or what changes no result, as NCCL's type.
 void NcclSchedule::bring_in(const Reduction& one, cuda::Address target) {
-  const NcclWire& wire = one.wire;
+  const NcclForm& form = one.form;
   if (one.part->input) {
-    pack.convert(target, wire.type, address_of(one.part->input), wire.element, one.numbers(),
-                 wire.factor_in, wire.divisor_in);
+    pack.convert(target, form.type, address_of(one.part->input), form.element, one.numbers(),
+                 form.factor_in, form.divisor_in);
   } else {
-    pack.fill_identity(target, wire.type, wire.identity, one.numbers());
+    pack.fill_identity(target, form.type, form.identity, one.numbers());
   }
 }
 
@@ -148,106 +208,106 @@ void NcclSchedule::plan_placed(std::vector<Reduction> reductions, const Windows&
   for (size_t i = 0; i < reductions.size(); ++i) {
     const Reduction& one = reductions[i];
     const Part& part = *one.part;
-    const NcclWire& wire = one.wire;
+    const NcclForm& form = one.form;
     const cuda::Address at =
         windows.at(part.signature.window_range.window) + part.signature.window_range.offset;
     bring_in(one, at);
     if (part.output) {
-      unpack.convert(address_of(part.output), wire.element, at, wire.type, one.numbers(),
-                     wire.factor_out, wire.divisor_out);
+      unpack.convert(address_of(part.output), form.element, at, form.type, one.numbers(),
+                     form.factor_out, form.divisor_out);
     }
     const bool joins = i > 0 && are_neighbours(*reductions[i - 1].part, part) &&
-                       reductions[i - 1].wire.same_call(wire);
+                       reductions[i - 1].form.same_call(form);
     if (joins) {
-      calls.back().count = (at - calls.back().input) / size_of(wire.type) + one.numbers();
+      calls.back().count = (at - calls.back().input) / size_of(form.type) + one.numbers();
     } else {
-      calls.push_back({NcclCall::Kind::kAllReduce, at, at, one.numbers(), nccl_type(wire.type),
-                       wire.op, wire.weight});
+      calls.push_back({NcclCall::Kind::kAllReduce, at, at, one.numbers(), nccl_type(form.type),
+                       form.op, form.weight});
     }
   }
 }
 
 void NcclSchedule::plan_direct(const Reduction& one) {
-  const NcclWire& wire = one.wire;
+  const NcclForm& form = one.form;
   const Part& part = *one.part;
-  const size_t bytes = one.numbers() * size_of(wire.type);
+  const size_t bytes = one.numbers() * size_of(form.type);
   cuda::Address input = address_of(part.input);
   cuda::Address output = address_of(part.output);
-  if (!part.input || wire.converts_in() || in_window(part.input)) {
+  if (!part.input || form.converts_in() || in_window(part.input)) {
     input = take(bytes);
     bring_in(one, input);
   }
-  const bool through_scratch = !part.output || wire.type != wire.element || in_window(part.output);
+  const bool through_scratch = !part.output || form.type != form.element || in_window(part.output);
   if (!gets_result(part.signature, member_)) {
     output = 0;
   } else if (through_scratch) {
     output = input == address_of(part.input) ? take(bytes) : input;
   }
-  calls.push_back(call_of(part, wire, input, output, one.numbers()));
-  if (part.output && (wire.converts_out() || output != address_of(part.output))) {
-    unpack.convert(address_of(part.output), wire.element, output, wire.type, one.numbers(),
-                   wire.factor_out, wire.divisor_out);
+  calls.push_back(call_of(part, form, input, output, one.numbers()));
+  if (part.output && (form.converts_out() || output != address_of(part.output))) {
+    unpack.convert(address_of(part.output), form.element, output, form.type, one.numbers(),
+                   form.factor_out, form.divisor_out);
   }
 }
 
 void NcclSchedule::plan_packed(std::span<const Reduction> some) {
-  const NcclWire& wire = some.front().wire;  // type and operator of all; other things may differ
+  const NcclForm& form = some.front().form;  // type and operator of all; other things may differ
   size_t bytes = 0;
   for (const Reduction& one : some) {
-    bytes += round_up(one.numbers() * size_of(wire.type), kPackAlignment);
+    bytes += round_up(one.numbers() * size_of(form.type), kPackAlignment);
   }
   const cuda::Address buffer = take(bytes);
   cuda::Address at = buffer;
   for (const Reduction& one : some) {
     bring_in(one, at);
     if (one.part->output) {
-      unpack.convert(address_of(one.part->output), one.wire.element, at, wire.type, one.numbers(),
-                     one.wire.factor_out, one.wire.divisor_out);
+      unpack.convert(address_of(one.part->output), one.form.element, at, form.type, one.numbers(),
+                     one.form.factor_out, one.form.divisor_out);
     }
-    at += round_up(one.numbers() * size_of(wire.type), kPackAlignment);
+    at += round_up(one.numbers() * size_of(form.type), kPackAlignment);
   }
-  calls.push_back(call_of(*some.front().part, wire, buffer, buffer, bytes / size_of(wire.type)));
+  calls.push_back(call_of(*some.front().part, form, buffer, buffer, bytes / size_of(form.type)));
 }
 
 // Every share is made in scratch memory where it may not be written at once: types that differ, or an
 // input that it overlaps.
 void NcclSchedule::plan_reducescatter(const Reduction& one) {
-  const NcclWire& wire = one.wire;
+  const NcclForm& form = one.form;
   const Part& part = *one.part;
-  const size_t size = size_of(wire.type);
+  const size_t size = size_of(form.type);
   const auto numbers_of = [&](int member) {
     return static_cast<size_t>(part.rows[static_cast<size_t>(member)]) *
-           static_cast<size_t>(part.signature.row_elements()) * wire.per_element;
+           static_cast<size_t>(part.signature.row_elements()) * form.per_element;
   };
   const size_t mine = numbers_of(member_);
   cuda::Address input = address_of(part.input);
-  if (!part.input || wire.converts_in() || in_window(part.input)) {
+  if (!part.input || form.converts_in() || in_window(part.input)) {
     input = take(one.numbers() * size);
     bring_in(one, input);
   }
   const cuda::Address target = address_of(part.output);
   const bool overlaps = overlap(target, mine * size, input, one.numbers() * size);
   const bool through_scratch =
-      !part.output || wire.type != wire.element || overlaps || in_window(part.output);
+      !part.output || form.type != form.element || overlaps || in_window(part.output);
   const cuda::Address output = through_scratch ? take(mine * size) : target;
   const bool even = std::ranges::all_of(part.rows, [&](int64_t n) { return n == part.rows[0]; });
   if (even) {
-    calls.push_back({NcclCall::Kind::kReduceScatter, input, output, mine, nccl_type(wire.type),
-                     wire.op, wire.weight});
+    calls.push_back({NcclCall::Kind::kReduceScatter, input, output, mine, nccl_type(form.type),
+                     form.op, form.weight});
   }
   size_t before = 0;
   for (int member = 0; member < members_ && !even; ++member) {
     const size_t count = numbers_of(member);
     if (count > 0) {
       calls.push_back({NcclCall::Kind::kReduce, input + before * size,
-                       member == member_ ? output : 0, count, nccl_type(wire.type), wire.op,
-                       wire.weight, member});
+                       member == member_ ? output : 0, count, nccl_type(form.type), form.op,
+                       form.weight, member});
     }
     before += count;
   }
-  if (part.output && (through_scratch || wire.converts_out())) {
-    unpack.convert(target, wire.element, output, wire.type, mine, wire.factor_out,
-                   wire.divisor_out);
+  if (part.output && (through_scratch || form.converts_out())) {
+    unpack.convert(target, form.element, output, form.type, mine, form.factor_out,
+                   form.divisor_out);
   }
 }
 

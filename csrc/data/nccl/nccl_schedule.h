@@ -7,11 +7,43 @@
 #include <span>
 #include <vector>
 
+#include "base/types.h"
+#include "data/backend/backend.h"
 #include "data/gpu/gpu_mover.h"
-#include "data/nccl/nccl_wire.h"
 #include "lib/gpu/gpu_window.h"
+#include "lib/gpu/nccl.h"
 
 namespace farandole {
+
+// How a reduction looks to NCCL: which type it adds, which operator, and what our kernel does before and
+// after. Integers keep the shared-memory backend's rules (small ones are added in wider ones, divisions truncate).
+struct NcclForm {
+  DType element;  // the part's own real type: a complex number is two of them, a bool a uint8
+  size_t per_element = 1;  // real numbers in one element
+  DType type;              // what NCCL adds
+  nccl::RedOp op = nccl::kSum;
+  ReduceOp identity = ReduceOp::kSum;  // whose identity a member without input brings
+  double weight = 1.0;  // not 1: a sum of weight * input, not op; float32, float64 only
+  // target = source * factor / divisor, before and after
+  double factor_in = 1.0, factor_out = 1.0;
+  int64_t divisor_in = 1, divisor_out = 1;
+
+  bool converts_in() const { return type != element || factor_in != 1.0 || divisor_in != 1; }
+  bool converts_out() const { return type != element || factor_out != 1.0 || divisor_out != 1; }
+  // Calls that may share one packed buffer.
+  bool same_call(const NcclForm& other) const {
+    return type == other.type && op == other.op && weight == other.weight &&
+           identity == other.identity;
+  }
+};
+
+// Of an allreduce or a reducescatter. `plain_sums`: a sum of floats has no weight, and our kernel scales it afterwards,
+// because NCCL's symmetric kernels, which reduce windows in place (2.28.9 src/sym_kernels.cc:269), and the adders of a switch
+// take no weighted sums. One division also rounds less than a factor for each input. float16 would overflow: our kernel
+// scales it first.
+NcclForm form_of(const Part& part, int members, bool plain_sums);
+
+nccl::DataType nccl_type(DType type);  // of a NcclForm's type
 
 struct NcclCall {
   enum class Kind { kAllReduce, kBroadcast, kReduce, kAllGather, kReduceScatter, kSend, kReceive };
@@ -34,7 +66,7 @@ class NcclSchedule {
   // Small parts share one call; larger ones are reduced where they are.
   static constexpr size_t kPackedBytes = 1 << 20;  // of one part, at most
 
-  // `windows`: this rank's; nullptr: none. `plain_sums`: as wire_of()'s, equal on all members.
+  // `windows`: this rank's; nullptr: none. `plain_sums`: as form_of()'s, equal on all members.
   NcclSchedule(int member, int members, const GpuWindows* windows = nullptr,
                bool plain_sums = false)
       : member_(member), members_(members), open_windows_(windows), plain_sums_(plain_sums) {}
@@ -51,9 +83,9 @@ class NcclSchedule {
  private:
   struct Reduction {
     const Part* part;
-    NcclWire wire;
+    NcclForm form;
     size_t numbers() const {
-      return static_cast<size_t>(part->signature.elements()) * wire.per_element;
+      return static_cast<size_t>(part->signature.elements()) * form.per_element;
     }
   };
 

@@ -10,7 +10,6 @@
 
 #include "data/backend/backend.h"
 #include "data/shm/host_arenas.h"
-#include "data/shm/host_progress.h"
 #include "data/shm/shm_schedule.h"
 #include "data/shm/sum_audit.h"
 #include "kernels/kernels.h"

@@ -126,7 +126,7 @@ std::string GpuDevice::name() const {
   return "GPU " + std::to_string(ordinal_) + " (" + text + ")";
 }
 
-void GpuDevice::settle() noexcept {
+void GpuDevice::synchronize() noexcept {
   try {
     recorded(stream_)->fires_by(Deadline::in(std::chrono::seconds{5}));
   } catch (const Error&) {  // a device that has failed writes no more

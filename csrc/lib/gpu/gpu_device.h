@@ -84,7 +84,7 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
 
   // Blocks until our stream has done all that is in it now, or for 5 seconds: kernels that were given up end soon, and what
   // comes after them writes to buffers.
-  void settle() noexcept;
+  void synchronize() noexcept;
 
   std::shared_ptr<GpuEvent> event();
   std::shared_ptr<GpuEvent> recorded(cuda::Stream stream);

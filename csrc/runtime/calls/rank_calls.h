@@ -14,7 +14,6 @@
 
 #include "data/backend/backend.h"
 #include "runtime/calls/handles.h"
-#include "runtime/calls/job_state.h"
 #include "runtime/calls/request_checks.h"
 #include "runtime/calls/tables.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Turns a user's request into what is sent: checks every argument, and inputs for NaN and infinity if that is wanted.
-// Used by Submitter and RankCalls.
+// Used by Runtime and RankCalls.
 #pragma once
 
 #include "runtime/calls/tables.h"

@@ -3,18 +3,35 @@
 // Adasum.
 #include "runtime/gpu/rank_gpu.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/logging.h"
 #include "data/gpu/gpu_staged_backend.h"
 #include "data/nccl/nccl_backend.h"
-#include "runtime/gpu/gpu_libraries.h"
 
 namespace farandole {
 namespace {
+
+std::vector<std::string> places(const std::string& chosen, const std::vector<std::string>& folders,
+                                const std::vector<std::string>& names) {
+  if (!chosen.empty()) return {chosen};
+  std::vector<std::string> paths;
+  for (const std::string& name : names) {
+    for (const std::string& folder : folders) {
+      const std::string path = folder + "/" + name;
+      if (access(path.c_str(), R_OK) == 0) paths.push_back(path);
+    }
+  }
+  paths.insert(paths.end(), names.begin(), names.end());
+  return paths;
+}
 
 // NCCL reads NCCL_ALGO for each communicator; a value set by the user is kept. From 2.24 on, a bare algorithm
 // applies to all operations, some of which support only ring, so ours names allreduce.
@@ -45,6 +62,24 @@ std::shared_ptr<const nvtx::Api> open_ranges(const Config& config) {
 }
 
 }  // namespace
+
+std::shared_ptr<const cuda::Api> open_cuda(const Config& config) {
+  return cuda::open(config.cuda_library);
+}
+
+std::shared_ptr<const nvrtc::Api> open_nvrtc(const Config& config) {
+  return nvrtc::open(places(config.nvrtc_library, config.library_folders,
+                            {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2"}));
+}
+
+std::shared_ptr<const nccl::Api> open_nccl(const Config& config) {
+  return nccl::open(places(config.nccl_library, config.library_folders, {"libnccl.so.2"}));
+}
+
+std::shared_ptr<const nvtx::Api> open_nvtx(const Config& config) {
+  return nvtx::open(places(config.nvtx_library, config.library_folders,
+                           {"libnvtx3interop.so.1", "libnvToolsExt.so.1"}));
+}
 
 RankGpu::RankGpu(const Config& config, int ordinal, std::function<void()> ring)
     : config_(config),

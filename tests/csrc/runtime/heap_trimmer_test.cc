@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory that malloc keeps goes back to the system, when that is due.
-#include "runtime/heap_trimmer.h"
+#include "runtime/driver.h"
 
 #include <malloc.h>
 

@@ -18,8 +18,8 @@ class Gradients {
   Gradients(TestRank& self, int tensors) : self_(self) {
     for (int t = 0; t < tensors; ++t) {
       data_.emplace_back(t % 3 == 0 ? 5 : 300 + 100 * static_cast<size_t>(t));
-      calls_.push_back(self.runtime()->submitter().prepare(
-          allreduce(data_.back(), "grad." + std::to_string(t)).request()));
+      calls_.push_back(
+          self.runtime()->prepare(allreduce(data_.back(), "grad." + std::to_string(t)).request()));
     }
   }
   int count() const { return static_cast<int>(data_.size()); }
@@ -32,7 +32,7 @@ class Gradients {
       data = values_of(self_.rank + step, data.size());
       batch.push_back({&calls_[static_cast<size_t>(t)], data.data(), data.data()});
     }
-    self_.runtime()->submitter().submit(batch);
+    self_.runtime()->submit(batch);
     std::vector<Handle> handles;
     for (const auto& one : batch) handles.push_back(one.handle);
     return handles;
@@ -148,8 +148,8 @@ TEST(an_input_rides_along_while_few_others_do) {
     std::vector<CheckedCall> calls;
     for (int i = 0; i < 8; ++i) {
       values.push_back(values_of(self.rank + i, 10));
-      calls.push_back(self.runtime()->submitter().prepare(
-          allreduce(values.back(), std::to_string(i)).request()));
+      calls.push_back(
+          self.runtime()->prepare(allreduce(values.back(), std::to_string(i)).request()));
     }
     for (uint32_t turn : {1, 2}) {
       const size_t count = 6 + turn;
@@ -176,7 +176,7 @@ TEST(a_batch_ends_at_its_first_error) {
     const std::string names[] = {"before", "bad", "after"};
     std::vector<CheckedCall> calls;
     for (const std::string& name : names) {
-      calls.push_back(self.runtime()->submitter().prepare(allreduce(ten, name).request()));
+      calls.push_back(self.runtime()->prepare(allreduce(ten, name).request()));
     }
     Floats before = ten, after = ten;
     const bool overlaps = self.rank == 0;  // input and output in part
@@ -185,12 +185,12 @@ TEST(a_batch_ends_at_its_first_error) {
                                 {&calls[2], after.data(), after.data()}};
     if (overlaps) batch[1] = {&calls[1], one_more.data(), one_more.data() + 1};
     if (overlaps) {
-      CHECK_THROWS(self.runtime()->submitter().submit(batch), ErrorCode::kInvalidArgument);
+      CHECK_THROWS(self.runtime()->submit(batch), ErrorCode::kInvalidArgument);
       CHECK(batch[0].handle != 0 && batch[1].handle == 0 && batch[2].handle == 0);
       self.finish(batch[0].handle);
-      self.runtime()->submitter().submit(std::span(batch).subspan(2));
+      self.runtime()->submit(std::span(batch).subspan(2));
     } else {
-      self.runtime()->submitter().submit(batch);
+      self.runtime()->submit(batch);
       self.finish(batch[0].handle);
       const Failure failure = self.wait({batch[1].handle});
       CHECK(failure.code == ErrorCode::kInvalidArgument);

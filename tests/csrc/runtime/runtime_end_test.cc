@@ -144,7 +144,7 @@ TEST(a_rank_may_leave_while_threads_submit) {
             Ask ask = allreduce(data, name);
             request = ask.request();
             Failure failure;
-            Handle handle = runtime->submitter().submit({&request, 1}).front();
+            Handle handle = runtime->submit({&request, 1}).front();
             while (runtime->driver().wait({&handle, 1}, patience(), failure) ==
                    WaitEnd::kTimeIsUp) {
             }

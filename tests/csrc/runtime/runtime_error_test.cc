@@ -127,8 +127,7 @@ TEST(refuse_tells_the_peers) {
       Floats data = values_of(self.rank, 3);
       Ask ask = allreduce(data, name);
       if (self.rank == 0) {
-        self.runtime()->submitter().refuse(ask.request(),
-                                           {ErrorCode::kWrongType, "it is no array"});
+        self.runtime()->refuse(ask.request(), {ErrorCode::kWrongType, "it is no array"});
       } else {
         CHECK(contains(self.fails(ask, ErrorCode::kWrongType), "it is no array"));
       }
@@ -193,9 +192,9 @@ TEST(buffers_that_overlap_in_part_are_refused) {
         Failure failure;
         try {
           const farandole_request request = ask.request();
-          const Handle handle = kept ? self.submit(self.runtime()->submitter().prepare(request),
-                                                   ask.input, ask.output)
-                                     : self.submit(ask);
+          const Handle handle =
+              kept ? self.submit(self.runtime()->prepare(request), ask.input, ask.output)
+                   : self.submit(ask);
           CHECK(!bad);
           failure = self.wait({handle});
           self.runtime()->handles().release(handle);
@@ -232,7 +231,7 @@ TEST(buffers_that_overlap_in_part_are_refused) {
 TEST(a_joined_rank_submits_nothing) {
   run_jobs({2, 3}, [](TestRank& self) {
     Floats data = values_of(self.rank, 3);
-    const CheckedCall kept = self.runtime()->submitter().prepare(allreduce(data, "kept").request());
+    const CheckedCall kept = self.runtime()->prepare(allreduce(data, "kept").request());
     if (self.rank > 0) self.bootstrap.await(0, 1);
     Handle join = self.submit({FARANDOLE_JOIN, {}, nullptr, nullptr, ""});
     if (self.rank == 0) {

@@ -125,11 +125,11 @@ class TestRank {
   std::vector<Handle> submit(const std::vector<Ask>& asks) {
     std::vector<farandole_request> requests;
     for (const Ask& ask : asks) requests.push_back(ask.request());
-    return runtime_->submitter().submit(requests);
+    return runtime_->submit(requests);
   }
   Handle submit(const CheckedCall& prepared, const void* input, void* output) {
     Prepared one{&prepared, input, output};
-    runtime_->submitter().submit({&one, 1});
+    runtime_->submit({&one, 1});
     return one.handle;
   }
   // Empty: all are done.

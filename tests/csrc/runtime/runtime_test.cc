@@ -180,7 +180,7 @@ TEST(groups_are_all_or_none) {
 TEST(prepared_calls_are_submitted_again_and_again) {
   run_jobs({1, 2, 3}, [](TestRank& self) {
     Floats data(500);
-    const CheckedCall kept = self.runtime()->submitter().prepare(allreduce(data, "kept").request());
+    const CheckedCall kept = self.runtime()->prepare(allreduce(data, "kept").request());
     for (int i = 0; i < 50; ++i) {
       data = values_of(self.rank, data.size());
       self.finish(self.submit(kept, data.data(), data.data()));
