@@ -59,6 +59,11 @@ def _no_aarch64() -> str:
     return "" if there else needed
 
 
+def _no_aarch64_python() -> str:
+    there = shutil.which("apt-get") and shutil.which("dpkg-deb")
+    return _no_aarch64() or _no_index() or ("" if there else "needs apt-get, for Debian's Python")
+
+
 def _no_index() -> str:
     """What a phase installs from a package index must be there."""
     command = ["-m", "pip", "download", "-qq", "--no-deps", "-d", str(ROOT / "build" / "index")]
@@ -140,6 +145,7 @@ SUITES = {
         Phase("test-mpich", 8, lacks=_no_index),
         Phase("test-openmpi4", 8, lacks=_no_openmpi4),
         Phase("test-aarch64", 10, lacks=_no_aarch64),
+        Phase("test-aarch64-wheel", 6, lacks=_no_aarch64_python, pytest=False),
         Phase("test-matrix", 18, lacks=_no_index),
         Phase("release-check", 20, lacks=_no_index, pytest=False),
         FUZZ,

@@ -21,7 +21,8 @@ environment() { # folder, python, requirements...: made anew
 }
 
 say "tools"
-environment "$home/tools" "$python" auditwheel==6.8.2 build==1.6.1 cyclonedx-bom==7.5.0 pyroma==5.0.1 twine==7.0.0
+environment "$home/tools" "$python" auditwheel==6.8.2 build==1.6.1 cyclonedx-bom==7.5.0 pyroma==5.0.1 twine==7.0.0 \
+  cmake==4.4.4 ninja==1.13.2 setuptools==84.2.1
 
 say "an sdist, and a wheel from it"
 rm -rf dist

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # wheel_aarch64.sh PYTHON: cross-compiles a wheel for aarch64 into dist/, and opens its library under emulation.
-# PYTHON's environment has `build`. Needs g++-aarch64-linux-gnu and qemu-user.
+# Needs g++-aarch64-linux-gnu and qemu-user, and in PYTHON's environment setuptools, cmake and ninja, which pip's isolated
+# build would install for aarch64. CMAKE_ARGS may have more options.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++ _PYTHON_HOST_PLATFORM=linux-aarch64 \
-  CMAKE_ARGS="-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64" \
-  "$1" -m build --wheel --outdir "$work/dist" . >"$work/log" 2>&1 || { tail -n 40 "$work/log" && exit 1; }
+  CMAKE_ARGS="-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 ${CMAKE_ARGS:-}" \
+  PATH=$(dirname "$1"):$PATH "$1" -m pip wheel --no-build-isolation --no-deps -w "$work/dist" . >"$work/log" 2>&1 || { tail -n 40 "$work/log" && exit 1; }
 "$1" -m zipfile -e "$work"/dist/*aarch64.whl "$work/wheel"
 
 cat >"$work/load.c" <<'C'
@@ -24,4 +25,4 @@ int main(int argc, char** argv) {
 C
 aarch64-linux-gnu-gcc -o "$work/load" "$work/load.c" -ldl
 qemu-aarch64 -L /usr/aarch64-linux-gnu "$work/load" "$work/wheel/farandole/lib/libfarandole.so"
-mv "$work"/dist/*aarch64.whl dist/
+mkdir -p dist && mv "$work"/dist/*aarch64.whl dist/
