@@ -253,12 +253,13 @@ class ChannelRun {
     for (const auto& bytes : works) {
       Transfers work;
       std::memcpy(&work, bytes.data(), sizeof work);
-      if (work.send_low_latency || work.receive_low_latency || work.registered ||
-          work.network_registered) {
-        unknown("LL transfers or registered buffers");
-      }
       const Extent send = extent_of(work, work.sent, work.send_channels);
       const Extent receive = extent_of(work, work.received, work.receive_channels);
+      if ((send.is_mine && work.send_low_latency) ||
+          (receive.is_mine && work.receive_low_latency)) {
+        unknown("LL protocol: NCCL_P2P_LL_THRESHOLD=-1 keeps it off");
+      }
+      if (work.registered || work.network_registered) unknown("registered buffers");
       if (work.to == communicator_->rank) {
         if (send.is_mine)
           std::memmove(work.output + send.start, work.input + send.start, send.bytes);

@@ -47,6 +47,10 @@ int nvmlDeviceGetP2PStatus(Handle, Handle, int, int* status) {
   *status = 0;  // it works
   return 0;
 }
+int nvmlDeviceGetPciInfo_v3(Handle, void*) { return kNotSupported; }
+int nvmlDeviceGetCurrPcieLinkGeneration(Handle, unsigned*) { return kNotSupported; }
+int nvmlDeviceGetCurrPcieLinkWidth(Handle, unsigned*) { return kNotSupported; }
+int nvmlDeviceGetPcieLinkMaxSpeed(Handle, int*) { return kNotSupported; }
 int nvmlDeviceGetFieldValues(Handle, int, void*) { return kNotSupported; }
 
 }  // extern "C"
