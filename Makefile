@@ -225,6 +225,21 @@ captures: venv ## the pictures of docs/hangs.md, from a job that hangs
 
 # ---- GPUs: on top of what $(PYTHON) has installed; without network tools/gpu_carry.sh comes first, elsewhere --------------
 
+# Only what the double's kernels on the CPU can do: one ring, one protocol.
+test-nccl: export LD_LIBRARY_PATH := $(abspath build/release/tests/nvidia)
+test-nccl: export FARANDOLE_TEST_NCCL = $(abspath $(NCCL))
+test-nccl: export NCCL_ALGO := Ring
+test-nccl: export NCCL_PROTO := Simple
+test-nccl: export NCCL_P2P_LL_THRESHOLD := -1
+test-nccl: export NCCL_MAX_NCHANNELS := 2
+test-nccl: export NCCL_MAX_P2P_NCHANNELS := 2
+test-nccl: export NCCL_LOCAL_REGISTER := 0
+test-nccl: $(if $(NCCL),venv programs) ## the GPU tests over NCCL's real host code, without a GPU; NCCL=<libnccl.so.2> (docs/gpu.md)
+	$(if $(NCCL),,$(error it needs NCCL=<a libnccl.so.2 that was built with its kernels by name only: docs/gpu.md>))
+	$(PYTEST) tests/csrc -k "nccl or gpu_runtime" $(ARGS)
+	$(PYTEST) tests/faults/test_gpu_deaths.py $(ARGS)
+	$(PYTEST) tests/parallel/test_gpu_table.py tests/parallel/test_gpu_arrays.py --ranks 2 $(ARGS)
+
 .PHONY: test-gpu bench-gpu
 test-gpu: ## the tests on a GPU, within 8 minutes; leaves build/gpu/tests.json and .md
 	tools/gpu_run.sh test $(PYTHON) $(ARGS)

@@ -64,6 +64,10 @@ def _no_aarch64_python() -> str:
     return _no_aarch64() or _no_index() or ("" if there else "needs apt-get, for Debian's Python")
 
 
+def _no_nccl() -> str:
+    return "" if os.environ.get("NCCL") else "needs NCCL=<libnccl.so.2 with kernels by name only>"
+
+
 def _no_index() -> str:
     """What a phase installs from a package index must be there."""
     command = ["-m", "pip", "download", "-qq", "--no-deps", "-d", str(ROOT / "build" / "index")]
@@ -141,6 +145,7 @@ SUITES = {
         JOBS,
         SCHEDULES,
         Phase("test-examples", 4),
+        Phase("test-nccl", 6, lacks=_no_nccl),
         Phase("test-hosts", 20, lacks=hosts.why_not),
         Phase("test-mpich", 8, lacks=_no_index),
         Phase("test-openmpi4", 8, lacks=_no_openmpi4),

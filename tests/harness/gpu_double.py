@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 __all__ = ["Array", "Gpu", "use_double"]
 
 ROOT = Path(__file__).resolve().parents[2]
 _LIBRARY = ROOT / "build" / "release" / "tests" / "libgpu_double.so"
+_REAL_NCCL = os.environ.get("FARANDOLE_TEST_NCCL")  # its host code: make test-nccl
 _Raw = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -21,6 +23,8 @@ def use_double() -> None:
     """From the next init() on this process's GPUs are the double's; ranks are processes."""
     for name in ("CUDA", "NCCL", "NVRTC"):
         os.environ[f"FARANDOLE_{name}_LIBRARY"] = str(_LIBRARY)
+    if _REAL_NCCL:
+        os.environ["FARANDOLE_NCCL_LIBRARY"] = _REAL_NCCL
     os.environ["GPU_DOUBLE_FOLDER"] = os.environ["FARANDOLE_TEST_FOLDER"]
 
 
@@ -99,10 +103,18 @@ class Gpu:
         _call(self.lib.cuStreamIsCapturing, ctypes.c_void_p(stream), ctypes.byref(status))
         return status.value != 0
 
+    @property
+    def nccl_double(self) -> ctypes.CDLL:
+        """For who steers or counts NCCL's calls, which only its double lets him do."""
+        if _REAL_NCCL:
+            pytest.skip("it steers or counts the calls of NCCL's double")
+        return self.lib
+
     def placed_bytes(self) -> int:
         """What NCCL has been given in registered memory so far, by this process."""
-        self.lib.gpu_double_placed_bytes.restype = ctypes.c_uint64
-        return int(self.lib.gpu_double_placed_bytes())
+        placed = self.nccl_double.gpu_double_placed_bytes
+        placed.restype = ctypes.c_uint64
+        return int(placed())
 
     def capture(self, stream: int) -> None:
         """Begins the capture of a graph, by this thread."""

@@ -212,7 +212,7 @@ def test_dlpack_in_and_out(gpu):
 def test_process_sets(gpu):
     """Their communicators are parts of the world's."""
     fd.allreduce_(gpu.array(np.full(5000, 1.0, "f4")), op=fd.Sum)
-    gpu.lib.gpu_double_splits()
+    gpu.nccl_double.gpu_double_splits()
     evens = fd.add_process_set([r for r in range(fd.size()) if r % 2 == 0])
     if evens.included():
         x = gpu.array(np.full(5000, fd.rank() + 1.0, "f4"))
@@ -220,7 +220,7 @@ def test_process_sets(gpu):
         assert gpu.read(x).tolist() == [sum(r + 1.0 for r in evens.ranks)] * 5000
     fd.barrier()
     by_nccl = os.environ["FARANDOLE_GPU_BACKEND"] == "nccl"
-    assert gpu.lib.gpu_double_splits() == by_nccl  # also where a rank is not in the set
+    assert gpu.nccl_double.gpu_double_splits() == by_nccl  # also where a rank is not in the set
     fd.remove_process_set(evens)
 
 

@@ -182,7 +182,7 @@ def test_windows_go_with_their_last_gradient() -> None:
 def test_memory_that_is_short_is_named_in_bytes() -> None:
     ps = [nn.Parameter(torch.zeros(1000, 1000)) for _ in range(2)]
     hvd.allreduce(ps[0].detach())
-    gpu().lib.gpu_double_fail(b"ncclMemAlloc", 0, 1)
+    gpu().nccl_double.gpu_double_fail(b"ncclMemAlloc", 0, 1)
     with pytest.raises(fd.LibraryError, match=r"ncclMemAlloc of 8\d{6} bytes"):
         hvd.DistributedOptimizer(torch.optim.SGD(ps, lr=1.0), **VIEWS)
     gpu().lib.gpu_double_heal()

@@ -19,6 +19,8 @@ constexpr std::chrono::microseconds kSoonLook{20};
 constexpr std::chrono::milliseconds kSlowestLook{1};
 constexpr std::chrono::milliseconds kWorkingLook{100};
 constexpr size_t kMostOperators = 32;  // one for each weight, until a bucket comes with more
+// NCCL may notice before we do that a peer has died, by whatever error; then we wait for the peer's name.
+constexpr std::chrono::milliseconds kDeathIsHeard{500};
 constexpr std::chrono::seconds kClosingTimeout{10};
 constexpr std::chrono::seconds kAbortTimeout{5};
 
@@ -197,11 +199,14 @@ void NcclCommunicator::know(std::span<const std::shared_ptr<GpuWindow>> windows)
   });
 }
 
-// The part's configuration is ours; whether it shares our resources is NCCL_COMM_SPLIT_SHARE_RESOURCES's to say.
+// The part's configuration is ours; whether it shares our resources is NCCL_COMM_SPLIT_SHARE_RESOURCES's to say. Who is
+// not in it makes a part of its own: without one NCCL crashes if a peer dies meanwhile (2.30.7 src/init.cc, as in 2.18:
+// ncclCommInitRankFunc notes the error in a communicator that is not there).
 void NcclCommunicator::split(int member) {
   begin([&] {
-    busy_.awaits_part = member >= 0;
-    setup_.api->check(setup_.api->split(comm_, busy_.awaits_part ? 0 : nccl::kNoColor,
+    busy_.awaits_part = true;
+    busy_.is_in_part = member >= 0;
+    setup_.api->check(setup_.api->split(comm_, busy_.is_in_part ? 0 : 1 + setup_.member,
                                         std::max(member, 0), &held_->part, /*config=*/nullptr),
                       "ncclCommSplit", comm_);
   });
@@ -211,7 +216,11 @@ nccl::Comm NcclCommunicator::take_part() {
   check();
   std::lock_guard lock(mutex_);
   busy_.awaits_part = false;
-  return std::exchange(held_->part, nullptr);
+  const nccl::Comm part = std::exchange(held_->part, nullptr);
+  if (busy_.is_in_part) return part;
+  GpuDevice::Scope scope(*setup_.device);
+  setup_.api->abort(part);  // at once: it has no peers
+  return nullptr;
 }
 
 std::vector<uint32_t> NcclCommunicator::closed_windows() const {
@@ -271,6 +280,8 @@ void NcclCommunicator::look() {
   if (const nccl::Result code = setup_.api->async_error(comm_, &found)) found = code;
   if (found == nccl::kSuccess && busy_.awaits_part && !held_->part) found = nccl::kInProgress;
   if (found != nccl::kSuccess && found != nccl::kInProgress) {
+    if (!fails_by_) fails_by_ = Deadline::in(kDeathIsHeard);
+    if (!fails_by_->expired()) return;
     fail("NCCL failed: " + std::string(setup_.api->error_text(found)) + " (" +
          setup_.api->last_error(comm_) + "); a peer may have died; NCCL_DEBUG=WARN tells more");
   } else if (state_ == State::kBusy && found == nccl::kSuccess) {

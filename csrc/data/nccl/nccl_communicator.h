@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -59,7 +60,8 @@ class NcclCommunicator {
   // Called by every member at the same point of the log, with nothing in flight. The window's memory may be freed after it.
   void forget(uint32_t window);
   // Makes another communicator of some members: called by every member at the same point of the log, with nothing in
-  // flight. `member`: our number in the new one; -1: we are not in it. Once ready(), take_part() hands it over.
+  // flight. `member`: our number in the new one; -1: we are not in it. Once ready(), take_part()
+  // hands it over, or nullptr.
   void split(int member);
   nccl::Comm take_part();
 
@@ -90,6 +92,7 @@ class NcclCommunicator {
     int64_t begun_ns = now_ns();
     std::atomic<bool> watched{true};  // our thread polls, not the driver
     bool awaits_part = false;
+    bool is_in_part = false;
   };
   struct Flight {
     int launches = 0;
@@ -117,6 +120,7 @@ class NcclCommunicator {
   const std::shared_ptr<Held> held_;
   std::map<std::pair<double, nccl::DataType>, nccl::RedOp> weighted_;
   Busy busy_;
+  std::optional<Deadline> fails_by_;  // since NCCL has said so
   Flight flight_;
   bool asleep_ = false;  // our thread, until it is woken
   std::string failure_;

@@ -31,7 +31,6 @@ constexpr DataType kFloat32 = traits_of(DType::kFloat32).nccl;
 constexpr RedOp kSum = traits_of(ReduceOp::kSum).nccl;
 constexpr RedOp kAverage = 4;  // of its own: it divides by the number of ranks
 constexpr int kScalarHost = 1;
-constexpr int kNoColor = -1;         // of who is in no part
 constexpr int kWindowSymmetric = 1;  // all ranks use the same offsets
 constexpr size_t kWindowAlignment = 4096;
 

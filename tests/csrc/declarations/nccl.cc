@@ -53,7 +53,6 @@ static_assert(alike(&Api::group_start, &ncclGroupStart));
 static_assert(alike(&Api::group_end, &ncclGroupEnd));
 static_assert(alike(&Api::weighted_sum, &ncclRedOpCreatePreMulSum));
 
-static_assert(nccl::kNoColor == NCCL_SPLIT_NOCOLOR);
 static_assert(alike(&Api::split, &ncclCommSplit));
 static_assert(alike(&Api::memory_allocate, &ncclMemAlloc));
 static_assert(alike(&Api::memory_free, &ncclMemFree));

@@ -15,7 +15,8 @@ namespace farandole::check {
 constexpr size_t kSizes[] = {1, 300, 5000, 400'000};  // the last one is reduced where it is
 
 inline void on_double(Config& config) {
-  config.cuda_library = config.nccl_library = config.nvrtc_library = gpu_library().path;
+  config.cuda_library = config.nvrtc_library = gpu_library().path;
+  config.nccl_library = gpu_library().nccl->path;
 }
 
 // A stream of the user's own, on this rank's GPU.

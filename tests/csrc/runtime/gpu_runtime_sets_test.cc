@@ -75,12 +75,14 @@ void average_in_world_and(TestRank& self, const Ranks& ranks) {
 }  // namespace
 
 TEST(sets_are_split_off_the_world) {
+  gpu_library().needs_nccl_double();
   gpu_library().splits();
   run_gpu_jobs({3}, three_sets);
   CHECK_EQ(gpu_library().splits(), 2 * 3 * 3);  // seeds, sets, and all ranks of the world
 }
 
 TEST(a_set_before_the_world_has_a_communicator_of_its_own) {
+  gpu_library().needs_nccl_double();
   gpu_library().splits();
   run_gpu_jobs({3}, [](TestRank& self) {
     UserStream stream(self.rank);
@@ -93,6 +95,7 @@ TEST(a_set_before_the_world_has_a_communicator_of_its_own) {
 
 // Who is not in the set may never wait for anything again.
 TEST(nothing_is_split_in_program_order) {
+  gpu_library().needs_nccl_double();
   gpu_library().splits();
   run_gpu_jobs({3}, three_sets, [](Config& config) { config.gpu_order = "program"; });
   CHECK_EQ(gpu_library().splits(), 0);
@@ -125,6 +128,7 @@ TEST(a_split_waits_for_what_the_world_has_launched) {
 
 // A rank whose NCCL refuses leaves with the reason; its peers, those outside the set too, hear it.
 TEST(a_split_that_fails_reaches_every_rank) {
+  gpu_library().needs_nccl_double();
   run_job(
       Kind::kThreads, 3,
       [](TestRank& self) {
@@ -152,6 +156,7 @@ TEST(a_split_that_fails_reaches_every_rank) {
 }
 
 TEST(on_a_switch_three_members_average_by_plain_sums) {
+  gpu_library().needs_nccl_double();
   setenv("GPU_DOUBLE_SWITCH", "1", 1);
   gpu_library().weighted_calls();
   run_gpu_jobs({4}, [](TestRank& self) { average_in_world_and(self, {0, 1, 2}); });

@@ -220,6 +220,7 @@ TEST(in_program_order_only_waits_launch) {
 
 // NCCL asks for it when it makes a communicator.
 TEST(the_algorithm_is_pinned_before_communicators_are_made) {
+  gpu_library().needs_nccl_double();
   ::unsetenv("NCCL_ALGO");
   run_job(
       Kind::kThreads, 1, [](TestRank& self) { train(self, 0, 1); },
@@ -232,6 +233,7 @@ TEST(the_algorithm_is_pinned_before_communicators_are_made) {
 }
 
 TEST(a_profiler_sees_buckets_and_their_tensors) {
+  gpu_library().needs_nccl_double();
   gpu_library().ranges();
   run_job(
       Kind::kThreads, 1, [](TestRank& self) { train(self, 0, 1); },
@@ -272,6 +274,7 @@ Failure work_until_failure(TestRank& self, const UserStream& stream, bool drives
 
 // Whoever finds it leaves at once, whichever of its threads found it; its peers hear why.
 TEST(an_asynchronous_error_of_nccl_reaches_every_rank) {
+  gpu_library().needs_nccl_double();
   for (const int broken : {0, 1, 0, 1}) {
     for (const bool drives : {true, false}) {
       run_job(

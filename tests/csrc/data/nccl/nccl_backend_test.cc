@@ -114,6 +114,7 @@ TEST(every_dtype_and_operator_alone_and_packed) {
 
 // An average, a weighted sum, a reducescatter; packed, and large ones in place.
 TEST(on_a_switch_that_adds_every_average_is_a_plain_sum) {
+  gpu_library().needs_nccl_double();
   constexpr int kMembers = 3;
   std::vector<BucketSpec> buckets = buckets_of_all_types(kMembers);
   for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kInt32}) {
@@ -218,6 +219,7 @@ TEST(neighbours_in_a_window_are_one_call) {
 
 // A program may scale each step by another factor.
 TEST(operators_do_not_pile_up) {
+  gpu_library().needs_nccl_double();
   std::vector<BucketSpec> buckets;
   for (int step = 0; step < 200; ++step) {
     BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
@@ -231,6 +233,7 @@ TEST(operators_do_not_pile_up) {
 
 // From 2.19 on; before windows whose kernels an abort ends.
 TEST(an_older_nccl_registers_buffers) {
+  gpu_library().needs_nccl_double();
   CHECK(gpu_library().nccl->window_register);
   setenv("GPU_DOUBLE_NCCL", "22906", 1);
   const std::shared_ptr<const nccl::Api> old = nccl::open({gpu_library().path});
@@ -265,6 +268,7 @@ TEST(a_lone_member_gives_up_in_time) {
 
 // NCCL returns the error and a communicator, which is its caller's to abort.
 TEST(a_communicator_that_fails_at_once_is_given_back) {
+  gpu_library().needs_nccl_double();
   gpu_library().break_rank(0, 6);
   {
     Member member(new_nccl_id(), 0, 2);
@@ -277,6 +281,7 @@ TEST(a_communicator_that_fails_at_once_is_given_back) {
 }
 
 TEST(an_asynchronous_nccl_error_ends_the_work) {
+  gpu_library().needs_nccl_double();
   const nccl::UniqueId id = new_nccl_id();
   in_threads(2, [&](int me) {
     Member member(id, me, 2);
@@ -298,6 +303,7 @@ TEST(an_asynchronous_nccl_error_ends_the_work) {
 }
 
 TEST(a_failing_launch_is_an_error_with_its_name) {
+  gpu_library().needs_nccl_double();
   const nccl::UniqueId id = new_nccl_id();
   Member member(id, 0, 1);
   const BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};

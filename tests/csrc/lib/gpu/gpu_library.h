@@ -2,6 +2,7 @@
 // The GPU double, opened as the real libraries are, and what tests steer it with.
 #pragma once
 
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -17,6 +18,7 @@ namespace farandole::check {
 
 struct GpuLibrary {
   std::string path;
+  bool has_real_nccl = false;  // make test-nccl
   std::shared_ptr<const cuda::Api> cuda;
   std::shared_ptr<const nccl::Api> nccl;
   std::shared_ptr<const nvrtc::Api> nvrtc;
@@ -37,6 +39,11 @@ struct GpuLibrary {
   decltype(&gpu_double_splits) splits;
   decltype(&gpu_double_ranges) ranges;
   decltype(&gpu_double_alive) alive;
+
+  // Ends the test over NCCL's real host code, whose calls nobody steers or counts. Call it in the test's own thread.
+  void needs_nccl_double() const {
+    if (has_real_nccl) skip("it steers or counts the calls of NCCL's double");
+  }
 };
 
 inline const GpuLibrary& gpu_library() {
@@ -44,7 +51,8 @@ inline const GpuLibrary& gpu_library() {
     auto* made = new GpuLibrary;
     made->path = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libgpu_double.so";
     made->cuda = cuda::open(made->path);
-    made->nccl = nccl::open({made->path});
+    const char* const real = std::getenv("FARANDOLE_TEST_NCCL");
+    made->nccl = nccl::open({real ? real : made->path});
     made->nvrtc = nvrtc::open({made->path});
     const DynamicLibrary steering = *DynamicLibrary::try_open({made->path});
     steering.fill(made->seed, "gpu_double_seed");
@@ -64,6 +72,7 @@ inline const GpuLibrary& gpu_library() {
     steering.fill(made->splits, "gpu_double_splits");
     steering.fill(made->ranges, "gpu_double_ranges");
     steering.fill(made->alive, "gpu_double_alive");
+    made->has_real_nccl = real != nullptr;
     return made;
   }();
   return *library;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/gpu_source.h"
+#include "lib/gpu/gpu_double/device_kernels.h"
 #include "lib/gpu/gpu_double/hardware.h"
 
 using namespace farandole;
@@ -20,12 +21,15 @@ struct CUctx_st {
 
 namespace {
 
-constexpr int kDevices = 16;
 constexpr const char* kKernels[] = {gpu::kMoveKernel, gpu::kDotsKernel};
 constexpr Result kInvalidValue = 1;
+constexpr int kMultiprocessors = 16;  // CU_DEVICE_ATTRIBUTE_...
+constexpr int kSharedMemoryOptIn = 97;
+constexpr int kVirtualMemory = 102;
+constexpr int kDescriptorHandles = 103;
 constexpr Result kInvalidImage = 200;
 constexpr Result kInvalidContext = 201;
-CUctx_st contexts[kDevices];
+CUctx_st contexts[check::kDevices];
 thread_local std::vector<cuda::Context> current;
 
 // What NVRTC makes, as long as its own head says: the driver reads to that end, whatever it was given.
@@ -50,6 +54,12 @@ std::optional<int> check::current_device() {
   return current.empty() ? std::nullopt : std::optional(current.back()->device);
 }
 
+void check::set_current_device(int device) {
+  contexts[device].device = device;
+  if (current.empty()) current.emplace_back();
+  current.back() = &contexts[device];
+}
+
 extern "C" {
 
 Result cuInit(unsigned) {
@@ -67,9 +77,13 @@ Result cuGetErrorString(Result, const char** text) {
   *text = "as the test asked";
   return 0;
 }
+Result cuDeviceGetCount(int* count) {
+  *count = check::kDevices;
+  return 0;
+}
 Result cuDeviceGet(cuda::Device* device, int ordinal) {
   return check::call("cuDeviceGet", [&](check::Hardware&) -> int {
-    if (ordinal < 0 || ordinal >= kDevices) return kInvalidValue;
+    if (ordinal < 0 || ordinal >= check::kDevices) return kInvalidValue;
     *device = ordinal;
     return 0;
   });
@@ -83,6 +97,10 @@ Result cuDeviceGetAttribute(int* value, int attribute, cuda::Device) {
   switch (attribute) {
     case cuda::kComputeMajor: *value = 9; break;
     case cuda::kMemoryPoolsSupported: *value = 1; break;
+    case kVirtualMemory:
+    case kDescriptorHandles: *value = 1; break;
+    case kSharedMemoryOptIn: *value = 227 << 10; break;
+    case kMultiprocessors: *value = 132; break;
     case cuda::kMulticastSupported: *value = std::getenv("GPU_DOUBLE_SWITCH") ? 1 : 0; break;
     default: *value = 0;
   }
@@ -116,6 +134,23 @@ Result cuCtxPopCurrent_v2(cuda::Context* context) {
   if (current.empty()) return kInvalidContext;
   *context = current.back();
   current.pop_back();
+  return 0;
+}
+Result cuCtxGetCurrent(cuda::Context* context) {
+  *context = current.empty() ? nullptr : current.back();
+  return 0;
+}
+Result cuCtxSetCurrent(cuda::Context context) {
+  if (context) {
+    check::set_current_device(context->device);
+  } else if (!current.empty()) {
+    current.pop_back();
+  }
+  return 0;
+}
+Result cuCtxGetDevice(cuda::Device* device) {
+  if (Result wrong = has_context()) return wrong;
+  *device = current.back()->device;
   return 0;
 }
 Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
@@ -251,6 +286,7 @@ Result cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
     if (Result spoiled = hardware.unsafe()) return spoiled;
     ++hardware.alive;
     *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    hardware.pinned[reinterpret_cast<Address>(*memory)] = bytes;
     return 0;
   });
 }
@@ -258,6 +294,7 @@ Result cuMemFreeHost(void* memory) {
   return check::call("cuMemFreeHost", [&](check::Hardware& hardware) -> int {
     if (Result spoiled = hardware.unsafe()) return spoiled;
     --hardware.alive;
+    hardware.pinned.erase(reinterpret_cast<Address>(memory));
     std::free(memory);
     return 0;
   });
@@ -292,9 +329,13 @@ Result cuModuleGetFunction(cuda::Function* function, cuda::Module, const char* n
   return 500;  // not found
 }
 Result cuLaunchKernel(cuda::Function function, unsigned blocks, unsigned, unsigned, unsigned,
-                      unsigned, unsigned, unsigned, Stream stream, void** parameters, void**) {
+                      unsigned, unsigned, unsigned, Stream stream, void** parameters,
+                      void** extra) {
   return check::call("cuLaunchKernel", [&](check::Hardware& hardware) -> int {
     if (Result wrong = may_use(hardware, stream)) return wrong;
+    if (reinterpret_cast<uintptr_t>(function) > std::size(kKernels)) {
+      return check::launch_nccl(hardware, function, stream, parameters, extra);
+    }
     if (kKernels[reinterpret_cast<uintptr_t>(function) - 1] == gpu::kDotsKernel) {
       const auto task = *static_cast<const gpu::DotTask*>(parameters[0]);
       hardware.push(stream, [=] { check::dots_on_host(task, blocks); });

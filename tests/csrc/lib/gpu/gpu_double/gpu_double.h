@@ -46,6 +46,10 @@ int gpu_double_splits();
 const char* gpu_double_ranges();
 // Bytes that NCCL's calls have found in registered memory so far.
 uint64_t gpu_double_placed_bytes();
+// What a library of NCCL's real host code says when it is loaded, instead of registering device code: its version, the
+// names of its device functions in the order of their table, one a line, and of each kernel the host's address.
+void gpu_double_nccl_code(int version, const char* functions);
+void gpu_double_nccl_kernel(const void* host_function, const char* name);
 // What is alive: streams, events, allocations, communicators; 0 when everything was given back.
 int gpu_double_alive();
 }

@@ -106,6 +106,11 @@ std::optional<int> Hardware::device_of(cuda::Address address) const {
   return at->second.device;
 }
 
+bool Hardware::is_pinned(cuda::Address address) const {
+  auto at = pinned.upper_bound(address);
+  return at != pinned.begin() && address < std::prev(at)->first + std::prev(at)->second;
+}
+
 int Hardware::next_result(const char* function) {
   auto found = faults.find(function);
   if (found == faults.end() || found->second.calls-- > 0) return 0;

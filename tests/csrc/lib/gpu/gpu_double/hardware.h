@@ -89,6 +89,8 @@ class Hardware {
   };
   std::map<cuda::Address, Memory> devices_of_memory;
   std::optional<int> device_of(cuda::Address address) const;
+  std::map<cuda::Address, size_t> pinned;  // memory of the host
+  bool is_pinned(cuda::Address address) const;
   int next_gate = 1;
   bool launches_held = false;  // NCCL's own threads launch nothing meanwhile
   bool aborts_held = false;
@@ -120,7 +122,9 @@ constexpr int kCaptureUnsupported = 900;  // CUDA_ERROR_STREAM_CAPTURE_...
 constexpr int kCaptureInvalidated = 901;
 constexpr int kCaptureImplicit = 906;
 
+constexpr int kDevices = 16;
 std::optional<int> current_device();  // that of this thread's context
+void set_current_device(int device);
 
 // The host's versions of the kernels.
 void move_on_host(const void* chunks, unsigned count);

@@ -36,12 +36,10 @@ bool split_ends(Hardware& hardware, nccl::Comm comm, uint64_t number, nccl::Comm
     if (one.color == own.color) order.emplace_back(one.key, rank);
   }
   std::ranges::sort(order);
-  if (own.color != nccl::kNoColor) {
-    const auto place = std::ranges::find(order, std::pair{own.key, comm->rank});
-    *part = make_comm(hardware, id_of_part(*comm, number, own.color),
-                      static_cast<int>(place - order.begin()), static_cast<int>(order.size()));
-    (*part)->state = nccl::kSuccess;
-  }
+  const auto place = std::ranges::find(order, std::pair{own.key, comm->rank});
+  *part = make_comm(hardware, id_of_part(*comm, number, own.color),
+                    static_cast<int>(place - order.begin()), static_cast<int>(order.size()));
+  (*part)->state = nccl::kSuccess;
   return true;
 }
 
@@ -60,7 +58,7 @@ nccl::Result ncclCommSplit(nccl::Comm comm, int color, int key, nccl::Comm* part
   return call("ncclCommSplit", [&](Hardware& hardware) -> int {
     if (const nccl::Result early = ensure_ready(comm)) return early;
     if (*comm->under_way > 0) return kInvalidUsage;
-    if (color < nccl::kNoColor) return kInvalidArgument;
+    if (color < 0) return kInvalidArgument;  // we make no use of NCCL_SPLIT_NOCOLOR
     const uint64_t number = ++comm->splits;
     *part = nullptr;
     const NcclPart own{color, key, comm->launches};
