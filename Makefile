@@ -258,7 +258,7 @@ lint: venv ## ruff, mypy, clang-format, hadolint, layout, language: changes noth
 	MYPYPATH=build/mypy:tests $(BIN)/mypy -p farandole -p harness -p strangers -p schedules -p simulation
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	$(BIN)/hadolint Dockerfile
-	$(PYTEST) -q tests/single/test_layout.py tests/single/test_language.py
+	$(PYTEST) -q tests/single/test_layout.py tests/single/test_language.py tests/single/test_pages.py
 
 format: $(VENV)/.deps-stamp ## rewrite to the style
 	$(BIN)/ruff check --fix-only .

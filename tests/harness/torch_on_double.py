@@ -49,7 +49,7 @@ def gpu() -> Gpu:
 
 def _device_and_stream(device: torch.device) -> tuple[int, int]:
     if device.type != "cpu":
-        raise TypeError(f"a tensor on {device} is not on the double")
+        raise TypeError(f"tensors on device {device} cannot be sent: the double has no such one")
     return cuda.place(torch.device("cuda", gpu().device))
 
 

@@ -89,9 +89,9 @@ def test_wrong_settings() -> None:
         with pytest.raises(ValueError, match="ratio"):
             hvd.Compression.topk(ratio)  # type: ignore[arg-type]
     for number in (0, -3, 1.5, True):
-        with pytest.raises(ValueError, match="1 at least"):
+        with pytest.raises(ValueError, match="at least 1"):
             hvd.Compression.powersgd(number)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="1 at least"):
+        with pytest.raises(ValueError, match="at least 1"):
             hvd.Compression.int8(number)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="multiple of 8"):
         hvd.Compression.onebit(12)

@@ -123,7 +123,7 @@ CYCLE.append(CYCLE)
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (Own(), r"state, step\.a\.1, is of type Own.* holds .*tensors of PyTorch"),
+        (Own(), r"state, step\.a\.1, is of type Own.* can hold .*tensors of PyTorch"),
         (lambda: 0, r"step\.a\.1, is of type function"),
         (np.array([Own()]), r"step\.a\.1, is of type ndarray"),
         (np.zeros(2, "i4,f4"), r"step\.a\.1, is of type ndarray"),
