@@ -110,9 +110,7 @@ def test_values_that_an_integer_table_cannot_hold() -> None:
 def test_wrong_pushes_and_pulls_change_nothing() -> None:
     with hvd.ParameterServer((5, 2)) as server:
         for rows in ([5], [-1], [[1]], ["a"], [0.5]):
-            with pytest.raises(
-                ValueError, match=r"rows are of shape|has rows 0 to 4, not (5|-1)"
-            ):
+            with pytest.raises(ValueError, match=r"rows are of shape|has rows 0 to 4, not (5|-1)"):
                 server.pull(rows)
         with pytest.raises(ValueError, match=r"shape \(2,\); 1 rows of the table have \(1, 2\)"):
             server.push([1], [1.0, 2.0])
