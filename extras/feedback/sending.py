@@ -111,8 +111,8 @@ class Feedback(Sending):
             residual = self._state.get(RESIDUAL)
             if residual is not None and residual.shape == own.shape:
                 own += residual.to(own.device)
-        self._tensor, self._outcome, self._nobody = own, None, False
-        self._made, self._done = [], []
+        self.end()  # a signal may have come before the last round's
+        self._tensor, self._nobody = own, False
         return self._run()
 
     def _run(self) -> Tensor:
@@ -146,6 +146,10 @@ class Feedback(Sending):
     def unfinished(self) -> bool:  # type: ignore[override]
         """As in Sending; or the end of the compressor follows."""
         return self._tensor is not None and self._outcome is None and not self._nobody
+
+    def latest(self, handle: int) -> int:
+        """As in Sending."""
+        return self._made[-1] if self._made else handle
 
     def proceed(self, handle: int) -> int:
         """As in Sending."""

@@ -170,11 +170,11 @@ class Round(Generic[M]):
         refuse(self._call, reason)
 
     def abandon(self) -> None:
-        """Ends it without results: leaves all handles under way to leases, and to the next round,
-        which waits for them, as all ranks complete or refuse them."""
+        """Gives up its results: leaves all handles under way to leases, and to the next round,
+        which waits for them, as all ranks complete or refuse them. It is over once the caller says
+        so by `open` and `closed`, after its members have forgotten their handles."""
         numbers = [*(m.handle for m in self.sent), self._consensus]
         handles = [number for number in numbers if number is not None]
         self._consensus = None
         leases.drop(handles, self.epoch)
         self._unfinished += handles
-        self.open = self.closed = False

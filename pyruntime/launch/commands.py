@@ -146,7 +146,8 @@ class IntelMpi(Hydra):
 
     def _arguments(self, job: Job) -> list[str]:
         words = super()._arguments(job)
-        asked = job.binding is not None or any(name.startswith("I_MPI_PIN") for name in os.environ)
+        named = [*os.environ, *job.environment, *job.extra]
+        asked = job.binding is not None or any("I_MPI_PIN" in name for name in named)
         return words if asked else [*words, "-genv", "I_MPI_PIN", "off"]
 
 

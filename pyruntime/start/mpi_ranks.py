@@ -14,8 +14,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from multiprocessing import parent_process
-from multiprocessing.util import Finalize
 from typing import Any, ClassVar
 
 import numpy as np
@@ -298,8 +296,12 @@ def load(promised: int, seconds: float) -> Any:
         raise ImportError(str(reason)) from reason
     if ours:
         atexit.register(_finalize, MPI, os.getpid())
+        # Not imported with farandole: multiprocessing notes what `__main__` is by then.
+        from multiprocessing import parent_process
+        from multiprocessing.util import Finalize
+
         if parent_process() is not None:  # a forked child of multiprocessing ends without atexit
-            Finalize(None, _finalize, (MPI, os.getpid()), exitpriority=-1)  # after leave_now's
+            Finalize(None, _end, (MPI, os.getpid()), exitpriority=-1)  # after leave_now's
     _at_exit(MPI)
     if MPI.Is_finalized():
         raise LibraryError("MPI is finalised in this process: farandole cannot start any more")
@@ -336,6 +338,12 @@ def _bounded(seconds: float, promised: int, loaded: bool, others: Mapping[int, i
 @functools.cache
 def _at_exit(mpi: Any) -> None:
     atexit.register(Mpi.end_stranded, mpi, os.getpid())
+
+
+def _end(mpi: Any, owner: int) -> None:
+    """What both handlers of atexit do, in their order."""
+    Mpi.end_stranded(mpi, owner)
+    _finalize(mpi, owner)
 
 
 def _finalize(mpi: Any, owner: int) -> None:

@@ -16,6 +16,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 import farandole.torch as hvd
+from farandole.torch.gradients import gradient
 from harness.in_flight import late, soon_interrupted
 from harness.toys import grad_is, push, push_each, total, toys
 
@@ -57,6 +58,7 @@ def test_the_wait_of_a_pass_is_interrupted(options: str, end: str) -> None:
         assert moved == [total(op, [k]), total(op, [k], [0]), 0.0]
 
 
+FEEDBACK = {"compression": hvd.Compression.topk(1.0)}
 SUBMISSION = {"lend", "lend_all", "lend_prepared", "submit"}  # functions of calls/
 
 
@@ -94,8 +96,7 @@ class InterruptedAt:
 @pytest.mark.parametrize("options", [*OPTIONS, "batch", "feedback"])
 def test_a_signal_at_any_bytecode_of_a_submission(options: str) -> None:
     """Nothing is lost, and nothing sent twice: step() goes on from there."""
-    feedback = {"compression": hvd.Compression.topk(1.0)}
-    given = {"batch": {}, "feedback": feedback, **OPTIONS}[options]
+    given = {"batch": {}, "feedback": FEEDBACK, **OPTIONS}[options]
     ps = [torch.nn.Parameter(torch.zeros(n)) for n in (4, 5000)]
     optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(ps, lr=1.0), **given)
     expected = total(given.get("op", hvd.Average), [1])
@@ -147,8 +148,7 @@ class InterruptedAfter:
 @pytest.mark.parametrize("options", ["plain", "views", "groups", "sharded", "feedback"])
 def test_a_signal_after_any_call_of_synchronize(options: str) -> None:
     """Nothing is lost, and nothing sent twice: the next synchronize() goes on from there."""
-    feedback = {"compression": hvd.Compression.topk(1.0)}
-    given = {"feedback": feedback, **OPTIONS}[options]
+    given = {"feedback": FEEDBACK, **OPTIONS}[options]
     ps = [torch.nn.Parameter(torch.zeros(n)) for n in (4, 5000)]
     optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(ps, lr=1.0), **given)
     expected = total(given.get("op", hvd.Average), [1])
@@ -213,6 +213,34 @@ def test_a_pass_that_failed_on_one_rank_is_given_up(way: str) -> None:
         grad_is(q, total(hvd.Average, [k + 1]))
         optimizer.step()
         optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("options", ["plain", "feedback"])
+def test_giving_up_is_interrupted(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the round that was given up is taken for a part of the next."""
+    (p, q), optimizer = toys(2, **{"feedback": FEEDBACK, **OPTIONS}[options])
+    push_each((p, 0), (q, 0))
+    optimizer.step()
+    optimizer.zero_grad()
+    if late():
+        failing(p, q)
+        with monkeypatch.context() as patch:
+            patch.setattr(gradient.Gradient, "lose", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.zero_grad()
+    else:
+        with pytest.raises(hvd.MismatchError, match="has given up its backward pass"):
+            push_each((p, 0), (q, 0))
+    for k in range(3):
+        optimizer.zero_grad()
+        push_each((p, k), (q, k + 1))
+        grad_is(p, total(hvd.Average, [k]))
+        grad_is(q, total(hvd.Average, [k + 1]))
+        optimizer.step()
+
+
+def interrupt(_self: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_pass_that_failed_is_finished_by_step() -> None:

@@ -53,6 +53,10 @@ def test_intels_library_pins_no_rank_unless_it_is_asked_to(monkeypatch):
     assert words(IntelMpi("mpiexec"), PLAIN) == f"mpiexec -np 2 {off}"
     bound = dataclasses.replace(PLAIN, binding=["-bind-to", "core"])
     assert "I_MPI_PIN" not in words(IntelMpi("mpiexec"), bound)
+    named = dataclasses.replace(PLAIN, environment={"I_MPI_PIN_DOMAIN": "socket"})
+    assert "I_MPI_PIN off" not in words(IntelMpi("mpiexec"), named)
+    given = dataclasses.replace(PLAIN, extra=("-genv", "I_MPI_PIN_DOMAIN", "socket"))
+    assert "I_MPI_PIN off" not in words(IntelMpi("mpiexec"), given)
     monkeypatch.setenv("I_MPI_PIN_DOMAIN", "socket")
     assert "I_MPI_PIN" not in words(IntelMpi("mpiexec"), PLAIN)
 

@@ -69,6 +69,10 @@ class Sending(ABC):
         """Goes on after a call that is done. Returns the next call's handle, or the same one."""
         return handle
 
+    def latest(self, handle: int) -> int:
+        """The handle of the last call that was made, where `handle` is that of the last known."""
+        return handle
+
     @abstractmethod
     def refuse(self, reason: Exception) -> None:
         """Tells the peers that this rank can't make the next call, and why."""

@@ -284,6 +284,7 @@ class Reducer:
         if not self.round.closed:
             self.round.refuse(reason)
             self._refuse_rest(reason)
+            self.round.closed = True  # nothing is refused twice, if a signal ends abandon()
         self.abandon()
         return reason
 
@@ -434,11 +435,14 @@ class Reducer:
 
     def abandon(self) -> None:
         """Ends the round without results."""
+        for gradient in self.round.sent:
+            gradient.handle = gradient.encoding.latest(gradient.handle or 0)
         self.round.abandon()
         self.now = Reduction(self)
         for gradient in self.gradients:
             gradient.lose()
         self.passes.restart(self.passes.reduced)
+        self.round.open = self.round.closed = False  # last: a signal before it repeats all this
 
     def reset(self) -> None:
         """For zero_grad(): gives up what is under way, and restarts the counts."""
