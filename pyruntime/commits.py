@@ -224,7 +224,7 @@ class Writer:
         self._thread.start()
 
     def join(self) -> None:
-        """Waits for what was begun. Raises its error, once."""
+        """Waits for the write that was started. Raises its error once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -312,7 +312,7 @@ def _parsed(data: bytes) -> tuple[dict[str, Any], dict[str, Block]]:
 
 
 def _header_of(data: bytes) -> tuple[dict[str, Any], int]:
-    """The header, and where the tensors begin. Raises ValueError, and errors of Python's own."""
+    """The header, and the offset of the tensors. Raises ValueError and Python's own errors."""
     (length,) = _LENGTH.unpack_from(data)
     begin = _LENGTH.size + length
     if length > _LONGEST_HEADER or begin > len(data):

@@ -88,8 +88,8 @@ class FileJournal(Journal):
 
 
 def contact(folder: Path) -> tuple[str, str] | None:
-    """Address and key of the job's supervisor; None: the job has ended, or not begun. Raises
-    CheckpointError where others may write to the folder."""
+    """Address and key of the job's supervisor; None: the job has ended, or not started. Raises
+    CheckpointError if others may write to the folder."""
     try:
         with _opened(folder) as place:
             found = _read(place)
