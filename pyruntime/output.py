@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where commands write: consoles for terminals, launchers and files; files that are refused before
-the work instead of after it."""
+"""What commands write to: consoles for terminals, launchers and files; files that are refused
+before the work instead of after it."""
 
 from __future__ import annotations
 
