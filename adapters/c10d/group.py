@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process group that torch.distributed's users call. Any thread may call it.
 
-Its calls have no names: they are matched by their order in the group, which is that of a process
-set of its own. torch asks for one order on all ranks, whichever threads call.
+Its calls have no names: they are matched by their order in the group, which has its own process
+set. torch asks for one order on all ranks, whichever threads call.
 """
 
 from __future__ import annotations

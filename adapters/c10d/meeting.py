@@ -51,7 +51,7 @@ _TRUSTED = (
 
 def has_launcher() -> bool:
     """Whether farandole.init() can know this process's place among others. By WORLD_SIZE alone,
-    without RANK, it can't: torch.multiprocessing's users set it for scripts of their own."""
+    without RANK, it can't: torch.multiprocessing's users set it for their own scripts."""
     named = os.environ.get("FARANDOLE_RENDEZVOUS", "") not in ("", "none")
     found = launchers.launcher()
     return named or (found.size > 0 and not (found is TORCHRUN and found.rank < 0))
