@@ -58,7 +58,7 @@ class TopK(FeedbackCompressor):
 class PowerSGD(FeedbackCompressor):
     """Sends two low-rank factors of a gradient, seen as a matrix of shape[0] rows, by allreduce.
 
-    One step of subspace iteration a step, which begins with the last step's factor. Takes
+    Each training step does one step of subspace iteration, from the last step's factor. Takes
     parameters of two dimensions at least whose factors are at most half as large. (Vogels et al.,
     2019.)
 
@@ -138,7 +138,7 @@ class _Blocks(FeedbackCompressor):
 
     Each rank sums one part of the tensor: parts are sent to their owners encoded, added up, encoded
     again and gathered. So a rank sends 2 (n - 1) / n of the encoded bytes, as an allreduce does of
-    the plain ones. The second encoding has a residual of its own, kept by the owner.
+    the plain ones. The second encoding has its own residual, kept by the owner.
     """
 
     def __init__(self, block: int) -> None:
@@ -263,5 +263,5 @@ _SIGNS = (torch.arange(256)[:, None] >> torch.arange(8) & 1) * 2 - 1
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes as another dtype; copied, since view() refuses some offsets and strides."""
+    """Bytes as a different dtype; copied, since view() refuses some offsets and strides."""
     return x.clone(memory_format=torch.contiguous_format).view(dtype)

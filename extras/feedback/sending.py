@@ -116,7 +116,7 @@ class Feedback(Sending):
         return self._run()
 
     def _run(self) -> Tensor:
-        """Runs the compressor to its next call, or to its end; from its beginning if need be."""
+        """Runs the compressor to its next call, or to its end; from its start if need be."""
         steps, self._steps = self._steps if self._done else None, None
         try:
             if steps is not None:

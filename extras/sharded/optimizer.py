@@ -228,7 +228,7 @@ class ShardedOptimizer(ReducingOptimizer[Any]):
 
         A full one comes from state_dict() of any optimizer of this class, sharded or not, or from
         merge_sharded_state_dicts(). No communication: all ranks load the same. Raises ValueError
-        for another rank's part, or that of another number of ranks or another model.
+        for another rank's part, or that of a different number of ranks, or of another model.
         """
         state_dict = dict(state_dict)
         layout = state_dict.pop(LAYOUT, None)
