@@ -361,8 +361,8 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
             passes.holding = before
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """As torch's; gives up what an exception in a backward pass has left unfinished, of which
-        the other ranks get an error."""
+        """Resets the gradients, as torch's method does. Gives up what an exception in a backward
+        pass has left unfinished; the other ranks get an error about that."""
         if self._reducer is not None:
             self._reducer.reset()
         self._follow()
@@ -407,7 +407,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
             self._reducer.passes.wanted = passes
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's; the new parameters' gradients are reduced too."""
+        """Adds a group, as torch's method does; the new parameters' gradients are reduced too."""
         super().add_param_group(param_group)
         self._follow()
 

@@ -36,7 +36,7 @@ class TopK(FeedbackCompressor):
         self.ratio = float(ratio)
 
     def reduce(self, tensor: Tensor, state: State, ranks: int, rank: int) -> Steps:
-        """As in FeedbackCompressor."""
+        """Gathers each rank's largest elements; returns their sum and this rank's."""
         flat = tensor.reshape(-1)
         count = max(1, round(flat.numel() * self.ratio))
         largest = flat.abs().topk(count, sorted=False).indices
@@ -74,14 +74,14 @@ class PowerSGD(FeedbackCompressor):
         self.rank = _positive("rank", rank)
 
     def takes(self, parameter: Tensor) -> bool:
-        """As in FeedbackCompressor."""
+        """Whether the parameter is large enough, and its factors are at most half as large."""
         if parameter.dim() < 2 or parameter.numel() < self.smallest:
             return False
         rows, columns = parameter.shape[0], parameter.numel() // parameter.shape[0]
         return 2 * self.rank * (rows + columns) <= rows * columns
 
     def reduce(self, tensor: Tensor, state: State, ranks: int, rank: int) -> Steps:
-        """As in FeedbackCompressor."""
+        """Reduces two factors of the matrix; returns their product and this rank's part of it."""
         matrix = tensor.reshape(len(tensor), -1)
         columns, width = matrix.shape[1], self.rank
         last = state.get("factor")
@@ -153,7 +153,7 @@ class _Blocks(FeedbackCompressor):
         """The blocks; each operation is exact or rounds alike on any hardware."""
 
     def reduce(self, tensor: Tensor, state: State, ranks: int, rank: int) -> Steps:
-        """As in FeedbackCompressor."""
+        """Sums each part on its owner, gathers the sums; returns the sum and this rank's part."""
         flat, count = tensor.reshape(-1), tensor.numel()
         width = -(-count // (ranks * self.block)) * self.block  # elements that one rank owns
         padded = torch.nn.functional.pad(flat, (0, ranks * width - count))

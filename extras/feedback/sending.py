@@ -50,7 +50,7 @@ class Feedback(Sending):
     # ---- sending
 
     def refuse(self, reason: Exception) -> None:
-        """As in Sending."""
+        """Tells the peers that this rank can't make the next call, and why."""
         refuse(self._named(Op.ALLREDUCE), reason)
 
     def encode(self, grad: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class Feedback(Sending):
         return number
 
     def check_state(self, name: str, state: Mapping[str, Tensor]) -> None:
-        """As in Sending."""
+        """Raises ValueError if a checkpoint's residual has a different shape than the parameter."""
         found = state.get(RESIDUAL)
         if found is not None and found.shape != self._like.shape:
             raise ValueError(
@@ -144,11 +144,11 @@ class Feedback(Sending):
 
     @property
     def unfinished(self) -> bool:  # type: ignore[override]
-        """As in Sending; or the end of the compressor follows."""
+        """Whether another call, or the end of the compressor, follows the one under way."""
         return self._tensor is not None and self._outcome is None and not self._nobody
 
     def proceed(self, handle: int) -> int:
-        """As in Sending."""
+        """Goes on after a call that is done. Returns the next call's handle, or the same one."""
         if handle != self._made[-1]:  # a signal has interrupted this
             return self._made[-1]
         if len(self._done) == len(self._made):  # so here
@@ -174,7 +174,7 @@ class Feedback(Sending):
     # ---- the end
 
     def missing(self, _handle: int) -> bool:
-        """As in Sending."""
+        """Whether no rank had a gradient."""
         return self._nobody
 
     def decode(self, _wire: Tensor, _handle: int) -> Tensor:
@@ -193,7 +193,7 @@ class Feedback(Sending):
         return result
 
     def end(self) -> None:
-        """As in Sending. The Reducer ends the last call only."""
+        """Frees what the round has needed. The Reducer ends the last call only."""
         leases.drop(self._made[:-1], self._epoch)
         self._steps = self._outcome = self._tensor = None
         self._made, self._done, self._next = [], [], {}

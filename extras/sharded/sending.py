@@ -189,7 +189,7 @@ class ShardSending(Sending):
         self._tensor: Any = None  # prepared
 
     def set_aside(self) -> None:
-        """As in Sending."""
+        """Takes `.grad` away if it is reduced already."""
         self._shard.set_aside()
 
     def encode(self, grad: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ class ShardSending(Sending):
         return handle
 
     def refuse(self, reason: Exception) -> None:
-        """As in Sending."""
+        """Tells the peers that this rank can't make the next call, and why."""
         refuse(self._call, reason)
 
     def missing(self, handle: int) -> bool:
@@ -249,7 +249,7 @@ class ShardSending(Sending):
         return new if base is None else base + new
 
     def end(self) -> None:
-        """As in Sending."""
+        """Drops what was set aside: the round is over."""
         self._shard.base, self._shard.under_way = None, False
 
     def _prepared(self, elements: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ class RendezvousServer(Server):
         }
 
     def close(self) -> None:
-        """As in Server; removes its folder."""
+        """Hangs up on all, ends the thread and removes its folder."""
         super().close()
         if self._folder is not None:
             self._folder.cleanup()
