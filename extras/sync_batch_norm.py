@@ -142,7 +142,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         process_set: ProcessSet = global_process_set,
         name: str | None = None,
     ) -> torch.nn.Module:
-        """As the function of the same name."""
+        """`module` with every batch normalisation in it replaced, by convert_sync_batchnorm()."""
         return convert_sync_batchnorm(module, process_set, name)
 
 

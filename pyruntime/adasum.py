@@ -113,7 +113,7 @@ class _Working(Handle[list[T]]):
         self._finished.set()
 
     def wait(self, timeout: float | None = None) -> Any:
-        """As in Handle."""
+        """Blocks until the work is done and returns the results, or raises its error."""
         limit = self._timeout if timeout is None else timeout
         deadline = None if limit is None else monotonic() + limit
         with self._one_at_a_time(limit):
@@ -127,7 +127,7 @@ class _Working(Handle[list[T]]):
         return results
 
     def poll(self) -> bool:
-        """As in Handle."""
+        """Whether the work is done or failed, without waiting."""
         return self._numbers is None or self._finished.is_set()
 
 

@@ -107,15 +107,16 @@ class Blocks(trees.Elements):
         self.found = {} if found is None else found
 
     def put(self, path: str, flat: Flat) -> str:
-        """As in Elements."""
+        """Keeps bytes as a block of uint8; returns its name."""
         return self._put(path, Block("uint8", (flat.size,), flat))
 
     def take(self, name: str) -> Flat:
-        """As in Elements."""
+        """The bytes of the block of this name. Raises KeyError."""
         return self.found[name].flat
 
     def encode(self, path: str, value: Any) -> Tree | None:
-        """As in Elements. A framework that nobody has imported has no arrays here."""
+        """The tree of a tensor or a JAX array; None for all else, and if nobody has imported its
+        framework."""
         torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
         if torch is not None and isinstance(value, torch.Tensor):
             from farandole.torch.blocks import as_block, held
@@ -129,7 +130,7 @@ class Blocks(trees.Elements):
         return None
 
     def decode(self, tree: dict[str, Any]) -> Any:
-        """As in Elements."""
+        """The tensor or JAX array of such a tree."""
         if tree[KIND] == "tensor":
             from farandole.torch.blocks import of_block
 
@@ -202,7 +203,7 @@ class Writer:
         self._newest: Commit | None = None  # that is on the disk
 
     def write(self, values: dict[str, Any], ranks: int, commit: Commit) -> None:
-        """As write_commit(), unless it is there."""
+        """Calls write_commit(), unless this commit is on the disk already."""
         if commit != self._newest:
             write_commit(self._folder, values, ranks, commit)
             self._newest = commit
@@ -224,7 +225,7 @@ class Writer:
         self._thread.start()
 
     def join(self) -> None:
-        """Waits for what was begun. Raises its error, once."""
+        """Waits for the write that was started. Raises its error once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -312,7 +313,7 @@ def _parsed(data: bytes) -> tuple[dict[str, Any], dict[str, Block]]:
 
 
 def _header_of(data: bytes) -> tuple[dict[str, Any], int]:
-    """The header, and where the tensors begin. Raises ValueError, and errors of Python's own."""
+    """The header, and the offset of the tensors. Raises ValueError and Python's own errors."""
     (length,) = _LENGTH.unpack_from(data)
     begin = _LENGTH.size + length
     if length > _LONGEST_HEADER or begin > len(data):

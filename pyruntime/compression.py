@@ -34,13 +34,14 @@ class Cast:
         self._cast = cast
 
     def compress(self, tensor: Any) -> tuple[Any, Any]:
-        """As Identity.compress."""
+        """A longer array in the shorter dtype, with its own dtype; any other as it is, with
+        None."""
         if not self._shortens(tensor, self.dtype):
             return tensor, None
         return self._cast(tensor, self.dtype), tensor.dtype
 
     def decompress(self, tensor: Any, ctx: Any) -> Any:
-        """As Identity.decompress."""
+        """The reduced array in its original dtype."""
         return tensor if ctx is None else self._cast(tensor, ctx)
 
     def __repr__(self) -> str:

@@ -43,7 +43,7 @@ class Variable:
 
 
 def _nearest(name: str, variables: Sequence[Variable]) -> str:
-    """The name among these that resembles `name`, or begins like it; "" if none does."""
+    """The name among these that resembles `name`, or starts like it; "" if none does."""
     short = _short(name.upper())
     words = short.count("_") + 1
     known = {_short(text): v.name for v in variables for text in (v.alias, v.name) if text}
@@ -57,7 +57,7 @@ def _short(name: str) -> str:
 
 
 def without_effect(environment: Mapping[str, str]) -> str:
-    """A warning about names of ours or Horovod's that nothing here reads; "" if there is none."""
+    """A warning about FARANDOLE_ and HOROVOD_ names that nothing reads; "" if there are none."""
     variables = config()
     known = {v.name for v in variables} | {v.alias for v in variables} | _OF_LAUNCHERS
     texts = []

@@ -7,10 +7,10 @@ def train(state):
         ...
         state.commit()
 
-Under `farandole run --elastic` the ranks that live go on when one has died or hangs, from the
-newest commit in their memory (farandole.worlds). Else all ranks start anew together; where one is
-dead, that fails, and the error is raised. Commits are on the disk too, if FARANDOLE_CHECKPOINT_DIR
-is set.
+Under `farandole run --elastic` the surviving ranks go on when one has died or hangs, from the
+newest commit in their memory (farandole.worlds). Otherwise all ranks start again together. If one
+is dead, that fails, and the error is raised. Commits are on the disk too if
+FARANDOLE_CHECKPOINT_DIR is set.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ class _Call:
         return self.worlds is not None and self.worlds.start.from_disk
 
     def commits(self) -> int:
-        """The number of the commit that the present world begins with."""
+        """The number of the commit from which the present world starts."""
         return self.worlds.start.start.number if self.worlds is not None else 0
 
 

@@ -2,9 +2,9 @@
 """Whether all ranks have the same model: fingerprints of its arrays, and settings, compared every
 so many steps. On the thread that steps, or closes an optimizer's rounds.
 
-One digest of all of it is compared: in a round's consensus, without a call of its own, or by a
-Comparison, in a small one. Where digests differ, all ranks exchange what they have, once, to tell
-how.
+Ranks compare one digest of all of it: in a round's consensus, without an extra call, or by a
+Comparison, in a small call. If digests differ, all ranks exchange what they have, once, to report
+how they differ.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Model(NamedTuple):
 
 
 class Remedies(NamedTuple):
-    """What a framework's user does about models that differ, beginning with a verb."""
+    """What a framework's user does about models that differ; each text starts with a verb."""
 
     first: str  # before training
     joined: str  # after last = join()
@@ -163,7 +163,7 @@ class Equality:
 
 
 class Comparison:
-    """Compares models in calls of its own, for what has no rounds."""
+    """Compares models in separate calls, for what has no rounds."""
 
     def __init__(
         self,

@@ -118,7 +118,7 @@ _TOLD = re.compile(
 
 @contextlib.contextmanager
 def retyped(framework: type[Exception]) -> Iterator[None]:
-    """Within it, an error of a framework's class that tells one of ours is raised as that one."""
+    """A context that raises farandole's error in place of the framework's error that reports it."""
     try:
         yield
     except framework as reason:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What packages that stand on farandole use beside its public names: how an error of one rank
+"""What packages built on farandole use in addition to its public names: how an error of one rank
 reaches all, how objects live through shutdown() and init(), calls by the core's handles. Those in
 extras/ use nothing else."""
 

@@ -340,9 +340,9 @@ def grouped_reducescatter_async(
 ) -> Handle[list[T]]:
     """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
 
-    At least one dimension, any shape and dtype, equal on all ranks. Where rows do not divide
-    evenly, low ranks get one more. Any op but Adasum. Returns a handle, whose wait() gives new
-    arrays of the same kind.
+    At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
+    low ranks get one more. Any op but Adasum. Returns a handle, whose wait() gives new arrays of
+    the same kind.
 
     Examples:
         >>> hvd.grouped_reducescatter_async([np.arange(3)], op=hvd.Sum).wait()

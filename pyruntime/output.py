@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where commands write: consoles for terminals, launchers and files; files that are refused before
-the work instead of after it."""
+"""What commands write to: consoles for terminals, launchers and files; files that are refused
+before the work instead of after it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def why_not(path: Path | None) -> str:
 
 
 def why_no_plot(path: Path | None) -> str:
-    """As why_not(), for a picture."""
+    """Why no picture can be written to this file; empty if one can, or if there is none."""
     if path is None:
         return ""
     try:

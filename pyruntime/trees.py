@@ -26,7 +26,7 @@ _NAMED = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
 class Elements(ABC):
-    """Where the elements of arrays are while a tree stands for their owner."""
+    """Keeps the elements of arrays while a tree stands for their owner."""
 
     keeps_classes = False  # whether decode() is given the value whose place a tree takes
     holds = "tensors, NumPy's arrays"  # beside what all hold, for errors
@@ -94,7 +94,7 @@ def encode(value: Any, path: str, elements: Elements) -> Tree:
 def decode(tree: Tree, elements: Elements, like: Any = None) -> Any:
     """The value of a tree; `like`: the value whose place it takes, with its classes.
 
-    Raises an error of Python's own for what is no tree.
+    Raises one of Python's own errors if `tree` is not a tree.
     """
     if isinstance(tree, list):
         return [decode(x, elements, _member(like, i)) for i, x in enumerate(tree)]

@@ -42,7 +42,7 @@ class Worlds:
 
     @property
     def start(self) -> World:
-        """The present world, and which commit it begins with."""
+        """The present world, and the commit from which it starts."""
         return self._world
 
     def ended(self) -> bool:

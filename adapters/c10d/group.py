@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process group that torch.distributed's users call. Any thread may call it.
 
-Its calls have no names: they are matched by their order in the group, which is that of a process
-set of its own. torch asks for one order on all ranks, whichever threads call.
+Its calls have no names: they are matched by their order in the group, which has its own process
+set. torch asks for one order on all ranks, whichever threads call.
 """
 
 from __future__ import annotations
@@ -107,15 +107,16 @@ class FarandoleGroup(ProcessGroup):
         return GroupWork(handle, self._futures, sorted(devices, key=str))
 
     def send(self, tensors: Tensors, destination: int, tag: int = 0) -> GroupWork:
-        """As in c10d; an error is told to the receiver."""
+        """Starts to send a tensor to that rank of the group; reports an error to the receiver."""
         return messages.send(tensors, destination, **self._terms("send", tag))
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> GroupWork:
-        """As in c10d; an error is told to the sender."""
+        """Starts to receive a tensor from that rank of the group; reports an error to the
+        sender."""
         return messages.receive(tensors, source, **self._terms("recv", tag))
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> GroupWork:
-        """As in c10d: the work's source_rank() tells who has sent."""
+        """Starts to receive a tensor from any rank; the work's source_rank() tells which."""
         return messages.receive(tensors, None, **self._terms("recv", tag))
 
     def _terms(self, kind: str, tag: int) -> dict[str, Any]:
@@ -175,7 +176,7 @@ class FarandoleGroup(ProcessGroup):
     _set_default_timeout = set_timeout
 
     def getBackendName(self) -> str:
-        """As in init_process_group."""
+        """The backend's name, which init_process_group() takes."""
         return "farandole"
 
     name = _get_backend_name = getBackendName

@@ -51,7 +51,7 @@ _TRUSTED = (
 
 def has_launcher() -> bool:
     """Whether farandole.init() can know this process's place among others. By WORLD_SIZE alone,
-    without RANK, it can't: torch.multiprocessing's users set it for scripts of their own."""
+    without RANK, it can't: torch.multiprocessing's users set it for their own scripts."""
     named = os.environ.get("FARANDOLE_RENDEZVOUS", "") not in ("", "none")
     found = launchers.launcher()
     return named or (found.size > 0 and not (found is TORCHRUN and found.rank < 0))
@@ -134,7 +134,7 @@ class StoreBootstrap(Bootstrap):
             print(_TRUSTED, file=sys.stderr, flush=True)
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
-        """As in Bootstrap."""
+        """The data of every rank, in rank order, by the socket or the store. Collective."""
         if self._socket is not None:
             return self._socket.allgather(data, seconds)
         limit, number = self.seconds if seconds is None else seconds, next(self._rounds)
@@ -243,7 +243,7 @@ class StoreBootstrap(Bootstrap):
         )
 
     def close(self, farewell: Farewell, failed: bool, broken: bool) -> Parting:
-        """As in Bootstrap, without a farewell: the same ranks may meet again."""
+        """Leaves without a farewell, since the same ranks may meet again."""
         return Parting(farewell, lambda: None)  # the store may have ended with rank 0
 
     def abandon(self, reason: BaseException) -> None:

@@ -16,8 +16,8 @@ from farandole.torch.grad_mode import write
 
 
 class MessageWork(GroupWork):
-    """A send or receive under way. Its future has a thread of its own, since messages have no place
-    in the order of the group's collectives."""
+    """A send or receive under way. Its future has its own thread, since messages have no place in
+    the order of the group's collectives."""
 
     def __init__(self, handle: Any, tensor: Tensor) -> None:
         """`handle`: of a list of the tensor."""

@@ -130,7 +130,7 @@ class GroupWork(Work):
         return True
 
     def synchronize(self) -> None:
-        """As wait()."""
+        """Blocks until done; raises the call's error. The same as wait() without a time-out."""
         self.wait()
 
     def is_completed(self) -> bool:

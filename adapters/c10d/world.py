@@ -70,7 +70,7 @@ def _warn_of_ignite() -> None:
 
 
 def form(ranks: list[int], label: str, timeout: timedelta, store: Any) -> FarandoleGroup:
-    """A group of these ranks of the world; all of them make it, under a label of its own."""
+    """A group of these ranks of the world; all of them make it, under its own label."""
     members = form_process_set(ranks, label, timeout.total_seconds())
     return FarandoleGroup(members, label, timeout, store)
 

@@ -19,11 +19,11 @@ class CupyKind(Kind):
     """Dense CuPy arrays of every dtype the core knows, in CuPy's current stream."""
 
     def matches(self, x: Any) -> bool:
-        """As in Kind."""
+        """Whether `x` is an array of CuPy."""
         return isinstance(x, cupy.ndarray)
 
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
-        """As in Kind."""
+        """The GPU memory of `x`, or of a contiguous copy of it, and the current stream."""
         code = code_of(x.dtype)
         if not x.flags.c_contiguous:
             if in_place:
@@ -38,23 +38,24 @@ class CupyKind(Kind):
     def lent(
         self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None
     ) -> tuple[int, object]:
-        """As in Kind."""
+        """(address of `x`, `x`) if it has this form and would not be copied; else (0, None)."""
         if x.dtype != dtype or x.shape != shape or not x.flags.c_contiguous or x.device != device:
             return 0, None
         return int(x.data.ptr) if x.size else EMPTY, x
 
     def stream(self, x: Any) -> int:
-        """As in Kind: the current one of the array's device."""
+        """CuPy's current stream of the array's device."""
         with x.device:
             current = cupy.cuda.get_current_stream()
         return Stream(current.ptr, current)
 
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
-        """As in Kind."""
+        """A new contiguous array of `like`'s dtype and device; by default of its shape too."""
         return _made(like.device, cupy.empty, like.shape if shape is None else shape, like.dtype)
 
     def wrap(self, memory: Any, like: Any) -> Any:
-        """As in Kind. Does not use cupy.asarray, which waits until the memory's stream is idle."""
+        """An array over a result's memory. Does not use cupy.asarray, which waits until the
+        memory's stream is idle."""
         told = memory.__cuda_array_interface__
         nbytes = like.dtype.itemsize * prod(told["shape"])
         if nbytes == 0:

@@ -2,7 +2,7 @@
 """The collectives on JAX's arrays, outside of jit and within it: public calls, for any thread.
 
 A call takes an array or a pytree of them, sent as one group, and gives a pytree of new arrays. With
-values it is made at once, on a GPU by a program of its own; while JAX traces it becomes an
+values it is made at once, on a GPU by a separate program. While JAX traces, it becomes an
 instruction of the program (program.py).
 """
 
@@ -160,9 +160,9 @@ def reducescatter(
 ) -> Callable[[], Tree]:
     """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
 
-    At least one dimension; shapes and dtypes are equal on all ranks. Where rows do not divide
-    evenly, low ranks get one more. Any op but Adasum. The derivative, for Average and Sum, is an
-    allgather. Returns new arrays.
+    At least one dimension; shapes and dtypes are equal on all ranks. If rows do not divide evenly,
+    low ranks get one more. Any op but Adasum. The derivative, for Average and Sum, is an allgather.
+    Returns new arrays.
 
     Examples:
         >>> hvd.reducescatter(jnp.arange(3), op=hvd.Sum)

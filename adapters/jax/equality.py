@@ -31,7 +31,8 @@ class ModelVerifier:
 
     Arguments:
         verify_every: calls from one comparison to the next; 0: none. Default:
-            FARANDOLE_VERIFY_EVERY, 1,000. Where ranks differ, the smallest but 0 holds.
+            FARANDOLE_VERIFY_EVERY, 1,000. If ranks give different numbers, the smallest except 0
+            holds.
         verify: 'warn' once where ranks differ, or 'raise' MismatchError on all ranks.
         process_set: the ranks that train together; on others a call does nothing.
 
@@ -57,8 +58,8 @@ class ModelVerifier:
 
         `params`: arrays; `state`: the optimizer's, None to leave it out. Numbers in it count as
         settings: optax.inject_hyperparams puts the learning rate there. Keys of jax.random, and
-        arrays that lie on devices of other processes too, are left out. Where it compares, it waits
-        for the arrays, and raises TypeError on all ranks within jit, and for leaves that are
+        arrays that lie on devices of other processes too, are left out. When it compares, it waits
+        for the arrays. It then raises TypeError on all ranks within jit, and for leaves that are
         neither arrays nor numbers.
         """
         self._trees = params, state

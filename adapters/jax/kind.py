@@ -20,11 +20,11 @@ class JaxKind(NumpyKind):
     """Arrays on one CPU device, which are only read; results are new arrays on the same device."""
 
     def matches(self, x: Any) -> bool:
-        """As in Kind."""
+        """Whether `x` is an array of JAX."""
         return isinstance(x, jax.Array)
 
     def view(self, x: Any) -> np.ndarray[Any, Any]:
-        """As in NumpyKind; waits until the array is computed. Also takes what empty() has made.
+        """`x` as a NumPy array over its memory, once computed. Also takes what empty() has made.
 
         Raises TypeError for what is traced, ValueError for what is elsewhere or deleted.
         """
@@ -48,13 +48,13 @@ class JaxKind(NumpyKind):
         return np.asarray(x)
 
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
-        """As in Kind."""
+        """The memory of `x`, or of a contiguous copy. In place it raises ValueError."""
         if in_place and isinstance(x, jax.Array):
             raise ValueError("JAX's arrays can't be changed in place: use the out-of-place call")
         return super().describe(x, in_place)
 
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
-        """As in Kind: a NumPy array that sealed() turns into one of JAX without a copy."""
+        """A NumPy array, aligned so that sealed() turns it into one of JAX without a copy."""
         shape = like.shape if shape is None else shape
         nbytes = prod(shape) * like.dtype.itemsize
         memory = np.empty(nbytes + _ALIGNED, np.uint8)
@@ -62,11 +62,11 @@ class JaxKind(NumpyKind):
         return memory[start : start + nbytes].view(like.dtype).reshape(shape)
 
     def sealed(self, result: Any, like: Any) -> Any:
-        """As in Kind."""
+        """The array of JAX for what empty() has made, on the devices of `like`."""
         return jax.device_put(result, like.sharding if like.committed else None, may_alias=True)
 
     def wrap(self, memory: Any, like: Any) -> Any:
-        """As in Kind."""
+        """An array of JAX, of `like`'s dtype, over a result's memory."""
         return self.sealed(np.asarray(memory).view(like.dtype), like)
 
 

@@ -80,7 +80,7 @@ dispatch.RuntimeTokenSet.get_token_input = _after_last
 
 
 class Place(NamedTuple):
-    """Where a program runs: its instructions are compiled for this rank and these members."""
+    """The place of a program: its instructions are compiled for this rank and these members."""
 
     process_set: ProcessSet
     members: tuple[int, ...]  # ranks of the world
@@ -102,7 +102,7 @@ class Place(NamedTuple):
 
 
 def place_of(process_set: ProcessSet) -> Place:
-    """This rank's place in a set. Raises ValueError where it is no member."""
+    """This rank's place in a set. Raises ValueError if it is not a member."""
     process_set.rank()  # raises
     return Place(process_set, tuple(process_set.ranks or ()), topology.rank())
 

@@ -125,10 +125,11 @@ def value_and_grad(
     process_set: ProcessSet = global_process_set,
     name: str | None = None,
 ) -> Callable[..., Any]:
-    """As jax.value_and_grad, with gradients reduced over the ranks; the value stays this rank's.
+    """Differentiates `fun`, as jax.value_and_grad does, and reduces the gradients over the ranks.
 
-    `fun`, `argnums` and `has_aux` as there, the others as in distributed(). The gradients, a pytree
-    or several, are sent as one group. Works within jit.
+    `fun`, `argnums` and `has_aux` are those of jax.value_and_grad, the others as in distributed().
+    The value stays this rank's. The gradients, a pytree or several, are sent as one group. Works
+    within jit.
 
     Examples:
         >>> hvd.value_and_grad(lambda w: (w * w).sum())(jnp.ones(2))
@@ -155,7 +156,9 @@ def grad(
     process_set: ProcessSet = global_process_set,
     name: str | None = None,
 ) -> Callable[..., Any]:
-    """As jax.grad, with gradients reduced over the ranks; arguments as in value_and_grad().
+    """Differentiates `fun`, as jax.grad does, and reduces the gradients over the ranks.
+
+    The arguments are those of value_and_grad().
 
     Examples:
         >>> hvd.grad(lambda w: (w * w).sum())(jnp.ones(2))

@@ -117,8 +117,8 @@ class VerifyModelCallback(keras.callbacks.Callback):  # type: ignore[misc]
     BatchNormalization, is not.
 
     verify_every: batches from one comparison to the next, 0 for none; None: FARANDOLE_VERIFY_EVERY,
-    1,000. Where ranks differ, the smallest but 0 holds. verify: 'warn' once where ranks differ, or
-    'raise' MismatchError on all ranks.
+    1,000. If ranks give different numbers, the smallest except 0 holds. verify: 'warn' once where
+    ranks differ, or 'raise' MismatchError on all ranks.
 
     Examples:
         >>> callback = hvd.callbacks.VerifyModelCallback(verify="raise")
@@ -196,7 +196,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
     """Sets the learning rate to `initial_lr` times `multiplier` from `start_epoch` to `end_epoch`.
 
     multiplier: a number, or a function of the epoch. staircase: the epoch is a whole number, and
-    the rate changes when one begins; else it changes with every batch, and epochs are fractions.
+    the rate changes when one starts; else it changes with every batch, and epochs are fractions.
     steps_per_epoch: batches in an epoch, if not staircase; None: what fit() tells.
     momentum_correction: accepted for compatibility with Horovod, and not used, since Keras 3
     compiles the momentum into its step.

@@ -32,7 +32,7 @@ _VALUES = "keras.elastic"  # a key beside the attributes' names, and the name of
 
 
 class VariablesState(ObjectState):
-    """Variables, saved as NumPy arrays, beside attributes as in ObjectState.
+    """Saves variables as NumPy arrays, and attributes as ObjectState does.
 
     variables: a list of variables of Keras or TensorFlow, alike on all ranks.
     """
@@ -144,7 +144,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Keeps `state.batch`: how many batches of the epoch are done; 0 when it is over.
 
-    Keras 3 does not let a callback shorten an epoch, so one that was interrupted begins again
+    Keras 3 does not let a callback shorten an epoch, so one that was interrupted starts again
     unless the training function passes fewer batches.
 
     Examples:

@@ -322,9 +322,9 @@ def grouped_reducescatter(
 ) -> Callable[[], list[Any]]:
     """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
 
-    At least one dimension, any shape and dtype, equal on all ranks. Where rows do not divide
-    evenly, low ranks get one more. Any op but Adasum. Returns new tensors; the gradient, of Average
-    and Sum, is as in Horovod: all ranks' gradients concatenated, times the number of ranks for Sum.
+    At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
+    low ranks get one more. Any op but Adasum. Returns new tensors; the gradient, of Average and
+    Sum, is as in Horovod: all ranks' gradients concatenated, times the number of ranks for Sum.
 
     Examples:
         >>> hvd.grouped_reducescatter([tf.range(3)], op=hvd.Sum)

@@ -45,7 +45,7 @@ def one(grouped: Callable[Concatenate[Sequence[Any], P], list[R]]) -> OneTensor[
 
 
 def tensors_of(values: Iterable[Any]) -> list[Any]:
-    """As tensors; variables by their values."""
+    """The values as tensors; variables by their values."""
     return [tf.convert_to_tensor(x) for x in values]
 
 

@@ -25,11 +25,11 @@ class TensorFlowKind(Kind):
     """Dense tensors of every dtype the core knows; those on a GPU are copied to the host."""
 
     def matches(self, x: Any) -> bool:
-        """As in Kind."""
+        """Whether `x` is a tensor, a variable or an array of a graph's node."""
         return isinstance(x, (tf.Tensor, tf.Variable, NodeArray))
 
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
-        """As in Kind."""
+        """The memory of the values of `x`. Raises ValueError in place, but for NumPy's arrays."""
         if isinstance(x, np.ndarray):  # what empty() made, too
             return _numpy.describe(x, in_place)
         if in_place:
@@ -40,7 +40,7 @@ class TensorFlowKind(Kind):
         return _numpy.describe(_view(x))
 
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
-        """As in Kind."""
+        """A NumPy array, aligned so that sealed() makes a tensor of it."""
         dtype = like.dtype if isinstance(like, np.ndarray) else like.dtype.as_numpy_dtype
         wanted: Any = like.shape if shape is None else shape
         count = prod(wanted) * np.dtype(dtype).itemsize
@@ -49,11 +49,11 @@ class TensorFlowKind(Kind):
         return memory[begin : begin + count].view(dtype).reshape(tuple(wanted))
 
     def sealed(self, result: Any, like: Any) -> Any:
-        """As in Kind."""
+        """The tensor for what empty() has made; for an array of a node, that array."""
         return result if isinstance(like, NodeArray) else to_tensor(result)
 
     def wrap(self, memory: Any, like: Any) -> Any:
-        """As in Kind."""
+        """A tensor, of `like`'s dtype, over a result's memory; for an array of a node, an array."""
         view = like if isinstance(like, np.ndarray) else _view(like)
         return self.sealed(np.asarray(memory).view(view.dtype), like)
 

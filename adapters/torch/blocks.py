@@ -44,5 +44,5 @@ def of_block(dtype: str, shape: tuple[int, ...], flat: Flat) -> Tensor:
 
 
 def digest_of(x: Tensor) -> str:
-    """As farandole.commits.digest(), of a tensor that is held()."""
+    """The digest that farandole.commits.digest() makes, of a tensor that is held()."""
     return digest(*as_block(x))

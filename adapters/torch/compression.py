@@ -32,7 +32,7 @@ class Compressor(Protocol):
 
 
 class Sender(ABC):
-    """What `compression` takes beside Compressors: it sends gradients by a Sending of its own."""
+    """What `compression` takes as well as Compressors: it sends gradients by its own Sending."""
 
     @abstractmethod
     def takes(self, parameter: Tensor) -> bool:

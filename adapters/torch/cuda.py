@@ -77,7 +77,7 @@ def bytes_over(memory: CudaArray) -> Tensor:
 
 
 def warn_of_nccl() -> None:
-    """Warns once that torch's own NCCL beside ours needs one order of launches on all ranks."""
+    """Warns once: torch's NCCL and farandole's together need one launch order on all ranks."""
     global _warned
     distributed = torch.distributed
     if _warned or not distributed.is_available() or not distributed.is_initialized():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What packages that stand on farandole.torch use beside its public names and farandole.extension:
-checks of tensors, tensors as bytes or submitted repeatedly; and Sending, how the gradients of a
-parameter are sent, which a Sender makes. Those in extras/ use nothing else."""
+"""What packages built on farandole.torch use in addition to its public names and
+farandole.extension: checks of tensors, tensors as bytes or submitted repeatedly; and Sending, how
+the gradients of a parameter are sent, which a Sender makes. Those in extras/ use nothing else."""
 
 from farandole.torch.blocks import digest_of, held
 from farandole.torch.compression import Sender

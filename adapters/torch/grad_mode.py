@@ -16,8 +16,9 @@ _enable: Callable[[bool], None] = torch._C._set_grad_enabled
 
 
 def without_grad(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """As the decorator torch.no_grad(), which Ctrl-C can leave without enabling gradients again:
-    its `__exit__` is Python code, at whose beginning a signal handler may raise."""
+    """Decorates a function to run without gradients, and enables them again even after Ctrl-C. With
+    torch.no_grad() they may stay off: its `__exit__` is Python code, at whose start a signal
+    handler may raise."""
 
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:

@@ -42,11 +42,11 @@ class TorchKind(Kind):
     """Dense tensors of every dtype the core knows, leaves that require a gradient included."""
 
     def matches(self, x: Any) -> bool:
-        """As in Kind."""
+        """Whether `x` is a tensor of torch."""
         return isinstance(x, Tensor)
 
     def describe(self, x: Tensor, in_place: bool = False) -> Buffer:
-        """As in Kind."""
+        """The memory of `x`, or of a contiguous copy of it; in place, autograd is told."""
         code, pointer = check(x)  # before any other access to `x`
         owner = x.detach()
         if in_place:
@@ -62,7 +62,8 @@ class TorchKind(Kind):
     def lent(
         self, x: Tensor, dtype: Any, shape: Shape, in_place: bool, device: Any = None
     ) -> tuple[int, object]:
-        """As in Kind. It keeps the storage: `x.data` may be set to another tensor meanwhile."""
+        """Address and storage of `x` if it has this form and would not be copied; else (0, None).
+        It keeps the storage: `x.data` may be set to another tensor meanwhile."""
         try:
             if x.dtype is not dtype or x.shape != shape or not x.is_contiguous():
                 return _NOT_LENT
@@ -80,17 +81,17 @@ class TorchKind(Kind):
             return _NOT_LENT
 
     def empty(self, like: Tensor, shape: Shape | None = None) -> Tensor:
-        """As in Kind."""
+        """A new contiguous tensor of `like`'s dtype and device; by default of its shape too."""
         return torch.empty(
             like.shape if shape is None else shape, dtype=like.dtype, device=like.device
         )
 
     def stream(self, x: Tensor) -> int:
-        """As in Kind."""
+        """The current CUDA stream of the tensor's device; 0 on the CPU."""
         return device_and_stream(x.device)[1]
 
     def wrap(self, memory: Memory | CudaArray, like: Tensor) -> Tensor:
-        """As in Kind."""
+        """A tensor, of `like`'s dtype, over a result's memory."""
         if isinstance(memory, CudaArray):
             return cuda.tensor_over(memory, like)
         flat = np.asarray(memory).reshape(-1)  # as bytes: torch lacks some types, NumPy others

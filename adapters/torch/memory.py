@@ -14,7 +14,7 @@ from farandole.arrays import arena
 
 
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-    """As torch.empty on the CPU, in memory that the other ranks of this host map.
+    """Makes a tensor on the CPU, uninitialised, in memory that the other ranks of this host map.
 
     size: numbers or one sequence; dtype: any of torch's, default torch.get_default_dtype(). Not
     collective: each rank calls it for any number of tensors; whole pages are allocated, so prefer

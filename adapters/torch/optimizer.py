@@ -113,8 +113,8 @@ def DistributedOptimizer(
     is missing on all stays None. Each backward() outside of no_sync() is collective, so all ranks
     make equally many; one that leaves it out calls synchronize() in its place. step() reduces what
     no pass has: after no_sync(), or gradients written by hand. What is sent is what `.grad` holds:
-    with another op than Average reset gradients after each step. Raises ValueError for wrong
-    arguments, and when farandole is not initialised.
+    unless op is Average, reset gradients after each step. Raises ValueError for wrong arguments,
+    and when farandole is not initialised.
 
     Parameters that come into `param_groups` later, by add_param_group() or by hand, are reduced
     too. One that is in several optimizers with the same settings is reduced by the newest, for all
@@ -244,7 +244,7 @@ def _class_of(own: type, kind: type) -> type:
 
 
 def _own(optimizer: torch.optim.Optimizer) -> type:
-    """The optimizer's class before it became one of ours."""
+    """The optimizer's class before DistributedOptimizer() changed it."""
     kind = type(optimizer)
     return kind.__bases__[0] if kind in _made.values() else kind
 
@@ -254,10 +254,9 @@ _SCHEDULERS_MARKS = ("_wrapped_by_lr_sched", "_with_counter")
 
 
 class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
-    """What DistributedOptimizer makes of an optimizer of class Wrapped, and what it can do beside.
+    """What DistributedOptimizer makes of an optimizer of class Wrapped, with the methods it adds.
 
-    Not to be made by its own constructor. The object still is the Wrapped that it was. Extras
-    derive from it.
+    Do not call its constructor. The object still is the Wrapped that it was. Extras derive from it.
     """
 
     _reducer: Reducer | None  # None: no other rank to reduce with
@@ -362,8 +361,8 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
             passes.holding = before
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """As torch's; gives up what an exception in a backward pass has left unfinished, of which
-        the other ranks get an error."""
+        """Resets the gradients, as torch's method does. Gives up what an exception in a backward
+        pass has left unfinished; the other ranks get an error about that."""
         if self._reducer is not None:
             self._reducer.reset()
         self._follow()
@@ -388,7 +387,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
 
         Gradients are multiplied by the rank's weight and divided by the sum of all weights; so with
         mean losses the weight is the number of samples. Collective. Raises ValueError on all ranks
-        if a weight is negative or all are 0, and with another op than Average.
+        if a weight is negative or all are 0, or if op is not Average.
         """
         if self._reducer is not None:
             name = f"{self._reducer.round.scope}.weight"
@@ -408,7 +407,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
             self._reducer.passes.wanted = passes
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's; the new parameters' gradients are reduced too."""
+        """Adds a group, as torch's method does; the new parameters' gradients are reduced too."""
         super().add_param_group(param_group)
         self._follow()
 
@@ -440,16 +439,16 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     def compression_state_dict(self) -> dict[str, dict[str, Tensor]]:
         """What compressors with error feedback keep on this rank, by parameter name; copies.
 
-        For checkpoints, beside state_dict(), which holds none of it. Each rank has its own.
+        For checkpoints, in addition to state_dict(), which holds none of it. Each rank has its own.
         """
         return {name: {k: x.clone() for k, x in one.items()} for name, one in self._kept.items()}
 
     def load_compression_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Goes on from what compression_state_dict() gave on this rank; between two steps.
 
-        At another number of ranks a rank may load any one of these, each by one rank; what none
-        loads is lost. Alone it is dropped, as nothing is compressed then. Raises ValueError for
-        unknown parameters and for residuals of another shape; then nothing is changed.
+        If the number of ranks has changed, a rank may load any one of these, each by one rank; what
+        none loads is lost. A single rank drops it, as nothing is compressed then. Raises ValueError
+        for unknown parameters and for residuals of a different shape; then nothing is changed.
         """
         if self._reducer is None:
             return

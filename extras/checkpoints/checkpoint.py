@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """save_checkpoint and load_checkpoint: one file for all ranks, from which training goes on bit for
-bit. Public calls, for one thread at a time; the file is written on a thread of its own."""
+bit. Public calls, for one thread at a time; the file is written on its own thread."""
 
 from __future__ import annotations
 
@@ -289,11 +289,11 @@ def load_checkpoint(
     Only rank 0 needs to see the file. Of a folder it loads the newest; it returns None if the
     folder has none, and else what belongs to no object of `state`: numbers, and states of objects
     that are left out. All bytes are compared with their checksums before anything is changed. With
-    as many ranks as at the save each gets its own again, random generators included. With another
-    number the generators are left alone, residuals of compressors are dropped, and what else
-    differed between the ranks is rank 0's: a warning says so. So it does where the optimizer does
-    not compress a parameter that was compressed, whose residual is dropped. Files of torch.save are
-    loaded with weights_only=True.
+    as many ranks as at the save each gets its own again, random generators included. With a
+    different number the generators are left alone, residuals of compressors are dropped, and what
+    else differed between the ranks is rank 0's: a warning says so. It also warns if the optimizer
+    does not compress a parameter that was compressed, whose residual is dropped. Files of
+    torch.save are loaded with weights_only=True.
 
     Raises on all ranks: CheckpointError for a missing or damaged file, whose attribute `previous`
     is the newest whole one before it, or None; ValueError for an object that the file knows nothing

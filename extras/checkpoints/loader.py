@@ -19,14 +19,14 @@ T_co = TypeVar("T_co", covariant=True)
 class ResumableLoader(Generic[T_co]):
     """Gives the batches of a DataLoader, and after a load_checkpoint() those that are left.
 
-    They are bit for bit those that an undisturbed run would have got: the epoch is begun again with
-    the random generators as they were at its beginning, the batches that the program had taken are
-    loaded once more and dropped, and the generators go on from where the checkpoint left them. So
+    They are bit for bit those that an undisturbed run would have got. The epoch starts again with
+    the random generators as they were at its start. The batches that the program had taken are
+    loaded once more and dropped. Then the generators go on from where the checkpoint left them. So
     random augmentation in workers, shuffling samplers and iterable datasets are exact too; what
     workers had only prefetched was not taken. Save after the step on a batch, before the next is
-    taken. A loop left by `break` ends the epoch. At another number of ranks the epoch's rest is
-    dealt out anew if the sampler is an ElasticSampler that is part of the checkpoint too; else the
-    epoch begins again, with a warning.
+    taken. A loop left by `break` ends the epoch. If the number of ranks has changed, the rest of
+    the epoch is divided again if the sampler is an ElasticSampler that is part of the checkpoint
+    too; else the epoch starts again, with a warning.
 
     Examples:
         >>> loader = hvd.ResumableLoader(torch.utils.data.DataLoader(range(8), batch_size=2))

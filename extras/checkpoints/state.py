@@ -26,21 +26,21 @@ class _TensorElements(trees.Elements):
         self._tensors = tensors
 
     def put(self, path: str, flat: trees.Flat) -> str:
-        """As in Elements."""
+        """Keeps bytes as a tensor, under a name like `path`; returns the name."""
         return _put(self._tensors, path, torch.from_numpy(flat))
 
     def take(self, name: str) -> trees.Flat:
-        """As in Elements."""
+        """The bytes of the tensor of this name. Raises KeyError."""
         return self._tensors[name].numpy()
 
     def encode(self, path: str, value: Any) -> Tree | None:
-        """As in Elements."""
+        """The tree of a tensor; None for all else."""
         if not isinstance(value, Tensor):
             return None
         return {trees.KIND: "tensor", "name": _put(self._tensors, path, value)}
 
     def decode(self, tree: dict[str, Any]) -> Tensor:
-        """As in Elements."""
+        """The tensor of such a tree."""
         if tree[trees.KIND] != "tensor":
             raise ValueError(f"unknown kind {tree[trees.KIND]!r}")
         return self._tensors[tree["name"]]

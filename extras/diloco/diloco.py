@@ -119,7 +119,7 @@ class DiLoCo:
         To be called after each of them. The outer step is collective. Raises on all ranks, before
         it changes a parameter: MismatchError if ranks have joined, or differ in the number of their
         steps or in the last common parameters; ValueError if a parameter is no longer frozen, or
-        has another dtype or device. With overlap=True these errors come one outer step later.
+        has a different dtype or device. With overlap=True these errors come one outer step later.
         """
         self._steps += 1
         if self._alone or self._steps % self._every:
@@ -173,7 +173,7 @@ class DiLoCo:
         self._delayed = grads
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs beside the model and the inner optimizer.
+        """All that a resumed run needs in addition to the model and the inner optimizer.
 
         Tensors are this object's own, not copies. With overlap=True it waits for the outer gradient
         under way, and raises its errors.

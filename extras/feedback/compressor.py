@@ -81,15 +81,15 @@ class FeedbackCompressor(Sender):
             tensor: this rank's gradient plus its residual, contiguous, float32 (float64 for a
                 float64 gradient). Not to be written. Zeros on a rank without a gradient, whose
                 first call sends nothing.
-            state: tensors kept from step to step beside the residual; set entries, and do not write
-                into the old tensors. They are kept only if the result is finite.
+            state: tensors kept from step to step in addition to the residual; set entries, and do
+                not write into the old tensors. They are kept only if the result is finite.
             ranks: how many ranks reduce.
             rank: this rank's number among them.
 
         All ranks make the same calls with tensors of equal shape and dtype. Returns (the sum over
         the ranks, the part of `tensor` that this rank has put into it), both of the shape of
         `tensor`. The first must have the same bits on all ranks; `tensor` minus the second is the
-        new residual. It may be run again from its beginning with the same results.
+        new residual. It may be run again from its start with the same results.
         """
 
     @staticmethod

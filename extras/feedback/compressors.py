@@ -36,7 +36,7 @@ class TopK(FeedbackCompressor):
         self.ratio = float(ratio)
 
     def reduce(self, tensor: Tensor, state: State, ranks: int, rank: int) -> Steps:
-        """As in FeedbackCompressor."""
+        """Gathers each rank's largest elements; returns their sum and this rank's."""
         flat = tensor.reshape(-1)
         count = max(1, round(flat.numel() * self.ratio))
         largest = flat.abs().topk(count, sorted=False).indices
@@ -58,7 +58,7 @@ class TopK(FeedbackCompressor):
 class PowerSGD(FeedbackCompressor):
     """Sends two low-rank factors of a gradient, seen as a matrix of shape[0] rows, by allreduce.
 
-    One step of subspace iteration a step, which begins with the last step's factor. Takes
+    Each training step does one step of subspace iteration, from the last step's factor. Takes
     parameters of two dimensions at least whose factors are at most half as large. (Vogels et al.,
     2019.)
 
@@ -74,14 +74,14 @@ class PowerSGD(FeedbackCompressor):
         self.rank = _positive("rank", rank)
 
     def takes(self, parameter: Tensor) -> bool:
-        """As in FeedbackCompressor."""
+        """Whether the parameter is large enough, and its factors are at most half as large."""
         if parameter.dim() < 2 or parameter.numel() < self.smallest:
             return False
         rows, columns = parameter.shape[0], parameter.numel() // parameter.shape[0]
         return 2 * self.rank * (rows + columns) <= rows * columns
 
     def reduce(self, tensor: Tensor, state: State, ranks: int, rank: int) -> Steps:
-        """As in FeedbackCompressor."""
+        """Reduces two factors of the matrix; returns their product and this rank's part of it."""
         matrix = tensor.reshape(len(tensor), -1)
         columns, width = matrix.shape[1], self.rank
         last = state.get("factor")
@@ -138,7 +138,7 @@ class _Blocks(FeedbackCompressor):
 
     Each rank sums one part of the tensor: parts are sent to their owners encoded, added up, encoded
     again and gathered. So a rank sends 2 (n - 1) / n of the encoded bytes, as an allreduce does of
-    the plain ones. The second encoding has a residual of its own, kept by the owner.
+    the plain ones. The second encoding has its own residual, kept by the owner.
     """
 
     def __init__(self, block: int) -> None:
@@ -153,7 +153,7 @@ class _Blocks(FeedbackCompressor):
         """The blocks; each operation is exact or rounds alike on any hardware."""
 
     def reduce(self, tensor: Tensor, state: State, ranks: int, rank: int) -> Steps:
-        """As in FeedbackCompressor."""
+        """Sums each part on its owner, gathers the sums; returns the sum and this rank's part."""
         flat, count = tensor.reshape(-1), tensor.numel()
         width = -(-count // (ranks * self.block)) * self.block  # elements that one rank owns
         padded = torch.nn.functional.pad(flat, (0, ranks * width - count))
@@ -263,5 +263,5 @@ _SIGNS = (torch.arange(256)[:, None] >> torch.arange(8) & 1) * 2 - 1
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes as another dtype; copied, since view() refuses some offsets and strides."""
+    """Bytes as a different dtype; copied, since view() refuses some offsets and strides."""
     return x.clone(memory_format=torch.contiguous_format).view(dtype)

@@ -50,7 +50,7 @@ class Feedback(Sending):
     # ---- sending
 
     def refuse(self, reason: Exception) -> None:
-        """As in Sending."""
+        """Tells the peers that this rank can't make the next call, and why."""
         refuse(self._named(Op.ALLREDUCE), reason)
 
     def encode(self, grad: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class Feedback(Sending):
         return number
 
     def check_state(self, name: str, state: Mapping[str, Tensor]) -> None:
-        """As in Sending."""
+        """Raises ValueError if a checkpoint's residual has a different shape than the parameter."""
         found = state.get(RESIDUAL)
         if found is not None and found.shape != self._like.shape:
             raise ValueError(
@@ -116,7 +116,7 @@ class Feedback(Sending):
         return self._run()
 
     def _run(self) -> Tensor:
-        """Runs the compressor to its next call, or to its end; from its beginning if need be."""
+        """Runs the compressor to its next call, or to its end; from its start if need be."""
         steps, self._steps = self._steps if self._done else None, None
         try:
             if steps is not None:
@@ -144,7 +144,7 @@ class Feedback(Sending):
 
     @property
     def unfinished(self) -> bool:  # type: ignore[override]
-        """As in Sending; or the end of the compressor follows."""
+        """Whether another call, or the end of the compressor, follows the one under way."""
         return self._tensor is not None and self._outcome is None and not self._nobody
 
     def latest(self, handle: int) -> int:
@@ -152,7 +152,7 @@ class Feedback(Sending):
         return self._made[-1] if self._made else handle
 
     def proceed(self, handle: int) -> int:
-        """As in Sending."""
+        """Goes on after a call that is done. Returns the next call's handle, or the same one."""
         if handle != self._made[-1]:  # a signal has interrupted this
             return self._made[-1]
         if len(self._done) == len(self._made):  # so here
@@ -178,7 +178,7 @@ class Feedback(Sending):
     # ---- the end
 
     def missing(self, _handle: int) -> bool:
-        """As in Sending."""
+        """Whether no rank had a gradient."""
         return self._nobody
 
     def decode(self, _wire: Tensor, _handle: int) -> Tensor:
@@ -197,7 +197,7 @@ class Feedback(Sending):
         return result
 
     def end(self) -> None:
-        """As in Sending. The Reducer ends the last call only."""
+        """Frees what the round has needed. The Reducer ends the last call only."""
         leases.drop(self._made[:-1], self._epoch)
         self._steps = self._outcome = self._tensor = None
         self._made, self._done, self._next = [], [], {}

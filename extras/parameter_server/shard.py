@@ -45,7 +45,7 @@ def still_here_seconds() -> float:
 
 
 def check_held(given: Array, dtype: str, what: str) -> None:
-    """Raises ValueError for what is no number, or changes in a table of integers."""
+    """Raises ValueError for what is not a number, or changes in a table of integers."""
     table = np.dtype(dtype)
     held = given.dtype.kind in "biuf"
     if held and table.kind != "f":
@@ -279,7 +279,7 @@ class Server(threading.Thread):
         return self._rank if self._shard.lost is None else self._shard.lost
 
     def _listening(self) -> list[int]:
-        """Other ranks whose servers go on: not all workers beside theirs have left."""
+        """Other ranks whose servers go on: a worker other than theirs has not left."""
         clocks = self._shard.clocks
         stay = [rank for rank, clock in enumerate(clocks) if clock != _LEFT]
         return [r for r in range(len(clocks)) if r != self._rank and set(stay) - {r}]

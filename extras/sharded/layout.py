@@ -131,7 +131,7 @@ class Part:
 
 
 def _is_dense(x: Tensor) -> bool:
-    """Whether its elements fill one piece of memory, each in a place of its own."""
+    """Whether its elements fill one piece of memory, each in a separate place."""
     expected = 1
     for stride, n in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1):
         if stride != expected and x.numel():

@@ -125,7 +125,7 @@ class ShardedOptimizer(ReducingOptimizer[Any]):
 
     @property
     def state_is_divided(self) -> bool:
-        """As in ReducingOptimizer."""
+        """Whether each rank has a part of its state only."""
         return not self._update.alone
 
     def _step_alone(self, *args: Any, **kwargs: Any) -> Any:
@@ -184,7 +184,7 @@ class ShardedOptimizer(ReducingOptimizer[Any]):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """As in ReducingOptimizer; raises ValueError if gradients have not been reduced.
+        """A context in which step() reduces nothing. ValueError if gradients are not reduced yet.
 
         Else each part would be updated by one rank's gradients.
         """
@@ -194,7 +194,7 @@ class ShardedOptimizer(ReducingOptimizer[Any]):
             yield
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """As in ReducingOptimizer."""
+        """Resets the gradients, and what is set aside of them."""
         super().zero_grad(*args, **kwargs)
         self._update.forget()
 
@@ -228,7 +228,7 @@ class ShardedOptimizer(ReducingOptimizer[Any]):
 
         A full one comes from state_dict() of any optimizer of this class, sharded or not, or from
         merge_sharded_state_dicts(). No communication: all ranks load the same. Raises ValueError
-        for another rank's part, or that of another number of ranks or another model.
+        for another rank's part, or that of a different number of ranks, or of another model.
         """
         state_dict = dict(state_dict)
         layout = state_dict.pop(LAYOUT, None)

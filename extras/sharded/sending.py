@@ -65,7 +65,7 @@ class Shard:
             self.base = None  # reset by the user
 
     def _put_back(self, parameter: Tensor) -> None:
-        """Where autograd has come by without a gradient."""
+        """Puts back what was set aside, if autograd has come by without a gradient."""
         if parameter.grad is None and not self.under_way:
             parameter.grad, self.base = self.base, None
 
@@ -121,9 +121,9 @@ class Shards:
     def note_sent(self, handle: int, kept: object, nbytes: int) -> None:
         """Releases gradients that have been reduced, but for what is kept of each.
 
-        Where reductions are slower than the backward pass it waits for the oldest one, so that
-        about ROOM bytes are under way. In vain if another rank sends later what comes first here:
-        each such wait makes the next one shorter.
+        If reductions are slower than the backward pass it waits for the oldest one, so that about
+        ROOM bytes are under way. The wait is in vain if another rank sends later what comes first
+        here: each such wait makes the next one shorter.
         """
         waiting = self._under_way
         if self._generation != generation():
@@ -189,13 +189,13 @@ class ShardSending(Sending):
         self._tensor: Any = None  # prepared
 
     def set_aside(self) -> None:
-        """As in Sending."""
+        """Takes `.grad` away if it is reduced already."""
         self._shard.set_aside()
 
     def encode(self, grad: Tensor) -> Tensor:
         """The elements to send, in the order of the parameter's memory; `grad`'s own if possible.
 
-        Raises TypeError for a sparse gradient, ValueError for one of another shape.
+        Raises TypeError for a sparse gradient, ValueError for one of a different shape.
         """
         if grad.layout is not torch.strided:
             if not self._sparse_as_dense:
@@ -231,7 +231,7 @@ class ShardSending(Sending):
         return handle
 
     def refuse(self, reason: Exception) -> None:
-        """As in Sending."""
+        """Tells the peers that this rank can't make the next call, and why."""
         refuse(self._call, reason)
 
     def missing(self, handle: int) -> bool:
@@ -249,7 +249,7 @@ class ShardSending(Sending):
         return new if base is None else base + new
 
     def end(self) -> None:
-        """As in Sending."""
+        """Drops what was set aside: the round is over."""
         self._shard.base, self._shard.under_way = None, False
 
     def _prepared(self, elements: Tensor) -> Tensor:

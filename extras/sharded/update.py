@@ -223,8 +223,8 @@ class Update:
     def norm(self, grads: Sequence[Tensor], norm_type: Any, max_norm: Any) -> Tensor:
         """The norm of all ranks' parts together, float32 or more; collective.
 
-        Raises TypeError or ValueError on all ranks for what is no number, and for a norm_type that
-        is not greater than 0; MismatchError if ranks differ in them.
+        Raises TypeError or ValueError on all ranks for what is not a number, and for a norm_type
+        that is not greater than 0; MismatchError if ranks differ in them.
         """
         name = f"{self._scope}.norm"
         try:

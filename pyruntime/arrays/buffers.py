@@ -121,7 +121,7 @@ class NumpyKind(Kind):
     gives_pointers = True  # the address as a number would take NumPy 1.5 us
 
     def matches(self, x: Any) -> bool:
-        """As in Kind."""
+        """Whether `x` is an array or a scalar of NumPy."""
         return isinstance(x, (np.ndarray, np.generic))
 
     def view(self, x: Any) -> np.ndarray[Any, Any]:
@@ -133,7 +133,7 @@ class NumpyKind(Kind):
         return result
 
     def describe(self, x: Any, in_place: bool = False) -> Buffer:
-        """As in Kind."""
+        """The memory of the view of `x`, or of a contiguous copy of it."""
         if isinstance(x, np.ma.MaskedArray):
             raise TypeError(
                 "a masked array cannot be sent: send x.filled(value), or x.data and x.mask"
@@ -154,7 +154,8 @@ class NumpyKind(Kind):
     def lent(
         self, x: Any, dtype: Any, shape: Shape, in_place: bool, device: Any = None
     ) -> tuple[Any, object]:
-        """As in Kind."""
+        """A pointer that keeps the memory of `x`, twice; (0, None) if `x` differs or would be
+        copied."""
         if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape:
             return 0, None
         try:
@@ -164,12 +165,12 @@ class NumpyKind(Kind):
         return pointer, pointer
 
     def empty(self, like: Any, shape: Shape | None = None) -> Any:
-        """As in Kind."""
+        """A new array of the same kind, dtype and, without `shape`, shape as `like`."""
         view = self.view(like)
         return self.give(np.empty(view.shape if shape is None else shape, view.dtype), like)
 
     def wrap(self, memory: Any, like: Any) -> Any:
-        """As in Kind."""
+        """An array of `like`'s kind and dtype over a result's memory."""
         return self.give(np.asarray(memory).view(self.view(like).dtype), like)
 
 

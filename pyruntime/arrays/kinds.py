@@ -2,9 +2,9 @@
 """The contract of adapters: how arrays of one family reach the core. docs/adapters.md explains it.
 All calls find an array's kind here, on any thread.
 
-An adapter is a package of its own. It derives a class from Kind, registers an object of it when it
-is imported, and names the module that does so in an entry point of the group "farandole.adapters",
-under the name of its framework's top-level module: then nobody has to import it.
+Each adapter is its own package. It derives a class from Kind and registers an object of it when it
+is imported. It names the registering module in an entry point of the group "farandole.adapters",
+under the name of its framework's top-level module: so nobody has to import it.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Kind(ABC):
     def sealed(self, result: Any, like: Any) -> Any:
         """The array to give to the user for `result`, which empty() made and the core has filled.
 
-        Where arrays can't be written to, empty() makes something that can, such as a NumPy array
-        (describe() has to take it too), and this makes an array of it.
+        If arrays can't be written to, empty() makes something that can, such as a NumPy array,
+        which describe() has to take too. This then makes an array of it.
         """
         return result
 
@@ -108,7 +108,7 @@ def register(kind: Kind, place: int = 0) -> None:
 def kind_of(x: Any) -> Kind:
     """The kind of an array; imports the adapter of its framework, if there is one.
 
-    Raises TypeError for what is no array, and where the adapter can't be imported.
+    Raises TypeError if `x` is not an array, and if the adapter can't be imported.
     """
     type_ = type(x)
     kind = _by_type.get(type_)

@@ -25,7 +25,7 @@ def join_stream(handles: Sequence[int], stream: int) -> None:
 
 
 class GpuHandle(Handle[T]):
-    """As Handle, but a wait blocks until launch only; then the caller's stream waits for the rest.
+    """A Handle whose wait blocks until launch only; then the caller's stream waits for the rest.
 
     Buffers are kept until the GPU is done with them, which is later than waiting ends.
     """
@@ -47,7 +47,7 @@ class GpuHandle(Handle[T]):
         self._joined = 0
 
     def wait(self, timeout: float | None = None) -> T:
-        """As Handle.wait; a later wait from another stream makes that stream wait too."""
+        """Returns the result after launch. Each call makes its current stream wait for the rest."""
         value = super().wait(timeout)
         stream = self._stream()
         if stream != self._joined and not self._lost():

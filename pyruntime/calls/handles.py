@@ -166,7 +166,7 @@ class OneHandle(Handle[T]):
         self._value = value
 
     def wait(self, timeout: float | None = None) -> T:
-        """As Handle.wait."""
+        """Blocks until done and returns the result; raises the call's error."""
         numbers = self._numbers
         plain = timeout is None and self._timeout is None and self._collect is None
         mine = plain and numbers is not None and self._epoch == _epoch()
@@ -177,9 +177,9 @@ class OneHandle(Handle[T]):
         return super().wait(timeout)
 
     def _complete(self, numbers: Any, failure: Exception | None) -> None:
-        """As Handle._complete, unless the core's handle was released, which means success.
+        """Keeps the result or the error. If the core's handle was released, the call has succeeded.
 
-        Another thread's wait() does that, or one that a signal handler interrupted.
+        Another thread's wait() releases it, or one that a signal handler interrupted.
         """
         here = failure is not None and self._epoch == _epoch()
         if here and lib.farandole_settled(numbers[0]) == -lib.FARANDOLE_E_ARGUMENT:

@@ -65,11 +65,11 @@ def collective_then(
     calls: Callable[[dict[str, Any]], list[Call]] | None = None,
     rows: Mapping[str, Argument] = ARGUMENTS,
 ) -> Callable[[Callable[P, Callable[[], R]]], Callable[P, R]]:
-    """As `collective`, for functions that only prepare, and return a function that makes the calls.
+    """Decorates functions that only prepare, and return a function that makes the calls.
 
-    Errors in that second function are reported by the calls it makes. `tell` reports errors to
-    the peers; it gets several calls if it can't be known which one they make. `rows`: of arguments
-    that the table has not.
+    Errors in that second function are reported by the calls it makes. `tell` reports errors to the
+    peers; it gets several calls if it can't be known which one they make. `rows`: of arguments that
+    the table has not. The other arguments are those of collective().
     """
 
     def decorate(prepare: Callable[P, Callable[[], R]]) -> Callable[P, R]:

@@ -123,7 +123,7 @@ class Scope:
     """The name of an object's calls; another one after shutdown() and init()."""
 
     def __init__(self, kind: str, process_set: ProcessSet) -> None:
-        """As next_scope(), at the first use."""
+        """next_scope() makes the name from these, at its first use."""
         self._kind = kind
         self._set = process_set
         self._generation = -1
@@ -307,7 +307,7 @@ def refuse(call: Call, reason: Exception) -> None:
 
 
 def refuse_all(calls: list[Call], reason: Exception) -> None:
-    """As refuse(), for each."""
+    """Tells the peers of each call that this rank cannot take part, and why."""
     for call in calls:
         refuse(call, reason)
 
@@ -379,6 +379,7 @@ class PreparedOnGpu:
         self.stream = 0  # of the last submission
 
     def submit(self, input: int, output: int, memory: object, made: list[int] | None = None) -> int:
-        """As in PreparedTensor; `memory` is kept until the GPU is done with it."""
+        """Submits with these addresses (input 0: the identity) in the current stream; returns the
+        core's handle. `memory` is kept until the GPU is done with it; `made` as in lend()."""
         self.stream = stream = self._current()
         return lend(self._tensor.start_on, input, output, memory, made, stream)

@@ -2,8 +2,8 @@
 """Rounds: the tensors that an optimizer sends in one backward pass or step, in any framework. For
 an adapter's reducer, which lets in one thread at a time.
 
-A round begins with the first tensor that is sent. Once all have been sent, some without data,
-every rank takes part in the consensus; the round ends when all its tensors are done.
+A round starts with the first tensor that is sent. Once all have been sent, some without data, every
+rank takes part in the consensus. The round ends when all its tensors are done.
 """
 
 from __future__ import annotations

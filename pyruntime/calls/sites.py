@@ -94,7 +94,7 @@ end = _outer.pop
 
 
 def _found(frame: FrameType | None) -> Site:
-    """As here(), for a line that is not known yet."""
+    """The site of a call whose line is not known yet; keeps what it finds."""
     if len(_kept) >= _MOST:
         _codes.clear()
         _kept.clear()

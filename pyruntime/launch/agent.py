@@ -53,7 +53,7 @@ Event = Callable[[], object]
 
 
 class _Door(Server):
-    """Where the ranks of this host call. Other users' processes are sent away."""
+    """Takes the calls of this host's ranks, and turns away other users' processes."""
 
     def __init__(self, events: SimpleQueue[Event], agent: _Hands) -> None:
         name = f"farandole-agent-{secrets.token_hex(8)}"
@@ -153,7 +153,7 @@ class _Hands:
     # ---- the supervisor
 
     def _seek(self) -> None:
-        """Finds the supervisor, again and again; on a thread of its own."""
+        """Finds the supervisor, again and again; runs on its own thread."""
         while True:
             try:
                 found = contact(self._folder)

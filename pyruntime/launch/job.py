@@ -99,7 +99,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def parse_hostfile(path: Path) -> tuple[Host, ...]:
-    """Lines `a slots=4`, `a:4` or `a`; `#` begins a comment. Raises ValueError, OSError."""
+    """Lines `a slots=4`, `a:4` or `a`; `#` starts a comment. Raises ValueError, OSError."""
     lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
     hosts = []
     for line in filter(None, lines):

@@ -31,7 +31,7 @@ class FileJournal(Journal):
         self._contact = {"address": address, "key": key}
 
     def take(self) -> Record:
-        """As in Journal."""
+        """Starts the next term; from now on write() fails for all earlier ones."""
         with self._locked() as place:
             found = _read(place)
             record = _record_of(found)
@@ -42,7 +42,7 @@ class FileJournal(Journal):
             return record
 
     def write(self, record: Record) -> bool:
-        """As in Journal."""
+        """Writes unless a later term has started; returns whether it has written."""
         with self._locked() as place:
             ours = _record_of(_read(place)).term == record.term
             if ours:
@@ -50,16 +50,16 @@ class FileJournal(Journal):
             return ours
 
     def term(self) -> int:
-        """As in Journal."""
+        """The newest term in the folder."""
         with _opened(self._folder) as place:
             return _record_of(_read(place)).term
 
     def commit(self) -> Commit:
-        """As in Journal."""
+        """The newest commit in the folder."""
         return newest_commit(self._folder)
 
     def close(self) -> None:
-        """As in Journal."""
+        """Notes that no process of the job lives: the next term need not wait for any."""
         with self._locked() as place:
             self._write(place, _record_of(_read(place)), closed=True)
 
@@ -88,8 +88,8 @@ class FileJournal(Journal):
 
 
 def contact(folder: Path) -> tuple[str, str] | None:
-    """Address and key of the job's supervisor; None: the job has ended, or not begun. Raises
-    CheckpointError where others may write to the folder."""
+    """Address and key of the job's supervisor; None: the job has ended, or not started. Raises
+    CheckpointError if others may write to the folder."""
     try:
         with _opened(folder) as place:
             found = _read(place)

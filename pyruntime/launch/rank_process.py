@@ -36,8 +36,8 @@ class RankProcess:
         label: Callable[[], str],
         ended: Callable[[int], object],
     ) -> None:
-        """`label`: what output lines begin with. `ended` is called with the exit code, on a thread.
-        Raises OSError where it can't be started."""
+        """`label`: the prefix of output lines. `ended` is called with the exit code, on a thread.
+        Raises OSError if the process can't be started."""
         self.slot = 0  # of its host
         self.settled = False  # whether all is known of its end
         self.said: tuple[End, str] | None = None  # how it ends, as it says
@@ -134,7 +134,7 @@ def _copy(pipes: Mapping[IO[bytes], IO[bytes]], label: Callable[[], str]) -> Non
 
 
 class _Stream:
-    """Where the output of ranks goes, and the line that one of them has begun."""
+    """Writes the output of ranks, and keeps a line that one of them has not finished."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self._rest = stream, b""
@@ -151,6 +151,6 @@ class _Stream:
 
 
 def stamp(tag: str, time_too: bool) -> str:
-    """What a line of output begins with."""
+    """The prefix of a line of output."""
     now = time.strftime("%a %b %d %H:%M:%S %Y") if time_too else ""
     return f"[{tag}]<{now}>: " if now else f"[{tag}]: " if tag else ""

@@ -22,7 +22,7 @@ class Outcome:
     failure: str = ""
 
     def encode(self) -> bytes:
-        """As one message."""
+        """Packs the outcome into one message."""
         failure = self.failure.encode(errors="replace")
         return b"".join([_LENGTH.pack(len(failure)), failure, self.data])
 

@@ -20,7 +20,7 @@ _SCRIPT_SECONDS = 30.0
 class Roster:
     """The hosts, a context manager: inside it a thread runs the script once a second.
 
-    A script that fails, or prints what is no host, changes nothing: what it printed last holds.
+    A script that fails, or prints what is not a host, changes nothing: its last valid output holds.
     """
 
     def __init__(

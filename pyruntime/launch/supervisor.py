@@ -52,7 +52,7 @@ class Rules:
 
 
 class _Door(Door):
-    """Where the agents call."""
+    """Takes the calls of the agents."""
 
     def __init__(self, here: bool, supervisor: _Supervisor) -> None:
         self._supervisor = supervisor
@@ -231,7 +231,7 @@ class _Supervisor:
 
 
 def _words(message: bytes) -> list[Any]:
-    """What an agent says. Raises ValueError for what is no list with a word at first."""
+    """What an agent says. Raises ValueError unless it is a list that starts with a known word."""
     words = json.loads(message)
     if not isinstance(words, list) or not words or words[0] not in ("status", "blob"):
         raise ValueError("no agent says that")

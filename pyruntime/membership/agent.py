@@ -31,10 +31,11 @@ Action = Start | Kill | Tell
 
 
 class Agent:
-    """It obeys the supervisor of the highest term, and none for ever: one that has not answered for
-    `lease` seconds may think that this host is lost, and replace this host's ranks, which must not
-    live on beside those. So the agent asks them to leave after half of that time, and then ends
-    them. When its host is taken away it starts no process any more, whoever wants that."""
+    """Obeys the supervisor of the highest term, but no supervisor for ever. One that has not
+    answered for `lease` seconds may think that this host is lost, and replace this host's ranks.
+    The old ranks must not run at the same time as the new ones. So the agent asks its ranks to
+    leave after half of that time, and then ends them. When its host is taken away it starts no more
+    processes, whoever asks for one."""
 
     def __init__(self, name: str, host: str, slots: int, lease: float, now: float) -> None:
         self._name, self._host, self._slots, self._lease = name, host, slots, lease

@@ -19,7 +19,7 @@ class Record(NamedTuple):
 
 
 class Journal(ABC):
-    """Where the record lies. Each operation happens as a whole, or not at all."""
+    """Stores the record. Each operation happens as a whole, or not at all."""
 
     @abstractmethod
     def take(self) -> Record:
@@ -27,7 +27,7 @@ class Journal(ABC):
 
     @abstractmethod
     def write(self, record: Record) -> bool:
-        """Writes unless a later term has begun; returns whether it has written."""
+        """Writes unless a later term has started; returns whether it has written."""
 
     @abstractmethod
     def term(self) -> int:

@@ -53,7 +53,7 @@ class Member:
         return world
 
     def synchronized(self) -> None:
-        """This rank has the state that the world begins with, wholly."""
+        """This rank has the whole state from which the world starts."""
         self._set_commit(self._world.start.number)
 
     def committed(self) -> None:

@@ -58,8 +58,9 @@ def has_ended(here: Sequence[Rank], world: World) -> bool:
 def choose(
     here: Sequence[Rank], record: Record, newest: bool, unwanted: Collection[str]
 ) -> tuple[list[Rank], list[Rank]]:
-    """Who of those that wait may be in the next world; and who is to be ended, so that it begins
-    anew. `newest`: some have a commit of the present world. `unwanted`: for whom there is no slot.
+    """Which of the waiting ranks may be in the next world, and which are to be ended, so that they
+    start again. `newest`: some have a commit of the present world. `unwanted`: ranks without a
+    slot.
     """
     held = [rank for rank in here if rank.standing.commit != NOTHING]
     if newest and record.done:

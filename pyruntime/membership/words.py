@@ -100,7 +100,7 @@ class Wanted(NamedTuple):
 
 
 def encode(word: NamedTuple) -> str:
-    """As JSON; of any class in this file, and of the journal's Record."""
+    """Returns a word as JSON: of any class in this file, or the journal's Record."""
     return json.dumps(word, default=lambda end: end.value)
 
 

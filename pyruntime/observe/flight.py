@@ -142,12 +142,12 @@ def worlds_of(folder: Path) -> list[Path]:
 
 
 def began(dumps: list[Page]) -> int:
-    """When the world of these dumps began, in nanoseconds of the epoch."""
+    """When the world of these dumps started, in nanoseconds since the epoch."""
     return max(int(page["began_ns"] + page["epoch_minus_monotonic_ns"]) for page in dumps)
 
 
 def of_last_job(dumps: list[Page]) -> list[Page]:
-    """Leaves out dumps of earlier jobs, written before the last job began."""
+    """Leaves out dumps of earlier jobs, written before the last job started."""
     last = began(dumps)
     return [p for p in dumps if p["now_ns"] + p["epoch_minus_monotonic_ns"] >= last]
 

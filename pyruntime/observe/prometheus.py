@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics for Prometheus, if FARANDOLE_METRICS_PORT is set: each rank serves its own port, on a
-thread of its own. init() and shutdown() call this."""
+"""Metrics for Prometheus, if FARANDOLE_METRICS_PORT is set: each rank serves its own port, on its
+own thread. init() and shutdown() call this."""
 
 from __future__ import annotations
 

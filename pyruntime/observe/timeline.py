@@ -11,7 +11,7 @@ from farandole.topology import rank
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Starts to write a trace: rank 0 to `file_path`, rank N to NAME.rankN.SUFFIX beside it.
+    """Starts to write a trace: rank 0 to `file_path`, rank N to NAME.rankN.SUFFIX in its folder.
 
     Not collective; it does not affect the calls. `mark_cycles` marks each batch of
     decisions that the rank reads. Raises ValueError before init() and if a trace is already

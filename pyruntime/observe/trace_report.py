@@ -74,7 +74,7 @@ def _slices(events: Sequence[Event], category: str, name: str = "") -> Spans:
 
 
 def _stages(events: Sequence[Event]) -> dict[str, list[tuple[float, float]]]:
-    """(begin, duration) of each tensor's NEGOTIATE, QUEUE and MOVE."""
+    """(start, duration) of each tensor's NEGOTIATE, QUEUE and MOVE."""
     begun: dict[tuple[int, str], float] = {}
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for event in events:
@@ -90,7 +90,7 @@ def _stages(events: Sequence[Event]) -> dict[str, list[tuple[float, float]]]:
 
 
 def _boundaries(trace: RankTrace) -> list[float]:
-    """When each step begins: at each submission of the most frequent tensor."""
+    """When each step starts: at each submission of the most frequent tensor."""
     submits = [e for e in trace.events if e["ph"] == "X" and e["cat"] == "submit"]
     counts = Counter(e["name"] for e in submits)
     if not counts:

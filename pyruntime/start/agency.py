@@ -154,7 +154,7 @@ class Agency:
     # ---- commits
 
     def synchronized(self) -> None:
-        """This rank has the state that the world began with."""
+        """This rank has the state from which the world started."""
         with self._changed:
             self._member.synchronized()
             self._tell_standing()
@@ -294,8 +294,8 @@ def signalled() -> bool:
 def signals(grace: float | None) -> Iterator[None]:
     """A context in which signals of a preemption ask this rank to leave, instead of ending it.
 
-    The process ends `grace` seconds after the first, if it has not by then; None: all is as ever.
-    Where the program has handlers of its own these stay, and other threads than the main one can't
+    The process ends `grace` seconds after the first, if it has not by then; None: signals act as
+    usual. If the program has its own handlers, these stay. Threads other than the main one can't
     have any.
     """
     if grace is None or threading.current_thread() is not threading.main_thread():
@@ -342,8 +342,8 @@ def _undo_handlers(numbers: Iterable[int]) -> None:
 
 
 def _after_fork() -> None:
-    """A child, such as a worker of a DataLoader, ends by signals as ever; and the agent must see
-    the end of the rank's connection when the rank ends."""
+    """Lets signals end a child, such as a worker of a DataLoader, as usual. Closes the child's copy
+    of the rank's connection: the agent must see the connection end when the rank ends."""
     global _agency
     if _agency is not None:
         _agency.line.close()

@@ -4,7 +4,7 @@ bootstrap.
 
 A child inherits the launcher's variables: MPI would take it for its parent. So a rank sets another
 variable, which its children inherit too: its process, its rank, and what its launcher told it.
-A child with the same launcher variables was not started by a launcher of its own.
+A child with the same launcher variables was not itself started by a launcher.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ _waits: list[Callable[[], object]] = []
 
 def wait_first(wait: Callable[[], object]) -> None:
     """Registers what a process that ends well waits for before it leaves: work of a framework that
-    calls the core on threads of its own."""
+    calls the core on its own threads."""
     _waits.append(wait)
 
 

@@ -112,7 +112,7 @@ class Mpi(Bootstrap):
         Mpi._awaited, Mpi._grace = done, GRACE
 
     def allgather(self, data: bytes, seconds: float | None = None) -> list[bytes]:
-        """As in Bootstrap."""
+        """The data of every rank, in rank order, by MPI. Collective."""
         try:
             return self._allgather(data, seconds)
         except self.mpi.Exception as reason:
@@ -135,14 +135,14 @@ class Mpi(Bootstrap):
         self._wait.until(request.Test, seconds)
 
     def world_ranks(self, comm: Any) -> list[int]:
-        """As in Bootstrap."""
+        """This world's ranks in an mpi4py communicator, ascending. ValueError if it has others."""
         ranks = self.mpi.Group.Translate_ranks(comm.Get_group(), None, self._comm.Get_group())
         if self.mpi.UNDEFINED in ranks:
             raise ValueError("the communicator holds processes that are not in farandole's world")
         return sorted(ranks)
 
     def comm_address(self) -> int:
-        """As in Bootstrap."""
+        """Address of the MPI_Comm of these ranks, for messages between hosts."""
         return int(self.mpi._addressof(self._comm))
 
     def threads_supported(self) -> bool:
@@ -150,7 +150,7 @@ class Mpi(Bootstrap):
         return bool(self.mpi.Query_thread() == self.mpi.THREAD_MULTIPLE)
 
     def on_finalize(self, leave: Callable[[], object]) -> None:
-        """As in Bootstrap."""
+        """Registers a function to be called when the user finalises MPI."""
         # MPI_Finalize first frees COMM_SELF, which calls the delete functions of its attributes.
         mpi = self.mpi
         if Mpi._keyval is None:
@@ -190,7 +190,7 @@ class Mpi(Bootstrap):
         return _MpiParting(farewell, all_said, group)
 
     def abandon(self, reason: BaseException) -> None:
-        """As in Bootstrap."""
+        """Gives up in the middle of init(), on this rank alone; tells the waiting ranks why."""
         if not self._wait.told:
             with contextlib.suppress(self.mpi.Exception):
                 self._wait.notes.tell("failed", leaving.describe(reason))

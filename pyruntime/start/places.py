@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where ranks meet whose MPI can't be used: by what their launcher tells, as torchrun would tell
-it. For the bootstrap, and for `farandole run`, which names the first host."""
+"""Finds where ranks meet whose MPI can't be used: by what their launcher tells, as torchrun would
+tell it. For the bootstrap, and for `farandole run`, which names the first host."""
 
 from __future__ import annotations
 

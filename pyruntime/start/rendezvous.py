@@ -114,7 +114,7 @@ class RendezvousServer(Server):
     patience = 60.0
 
     def __init__(self, size: int, path: str = "") -> None:
-        """`path`: an abstract one; else it is in a folder of its own. Raises OSError if taken."""
+        """`path`: an abstract one; "": one in a new private folder. Raises OSError if taken."""
         self.size = size
         self.rounds = 0  # exchanges completed since the start
         self._folder = None if path else tempfile.TemporaryDirectory(prefix="farandole-")  # 0700
@@ -131,7 +131,7 @@ class RendezvousServer(Server):
         }
 
     def close(self) -> None:
-        """As in Server; removes its folder."""
+        """Hangs up on all, ends the thread and removes its folder."""
         super().close()
         if self._folder is not None:
             self._folder.cleanup()

@@ -52,7 +52,7 @@ def remedy() -> str:
 
 
 def usual_file() -> Path:
-    """Where the secret lies if no variable says it."""
+    """The file of the secret if no variable names one."""
     folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(folder).expanduser() / "farandole" / "job-secret"
 
@@ -108,7 +108,7 @@ class Seal:
         return hmac.digest(key, hidden, "sha256")
 
     def _turned(self, place: str, data: bytes) -> bytes:
-        """Data with a key stream of its own over it; twice: the data."""
+        """Covers data with the key stream of `place`; a second call uncovers it."""
         key = hmac.digest(self._key, f"hide {place}".encode(), "sha256")
         stream = hashlib.shake_256(key).digest(len(data))
         mixed = int.from_bytes(data, "little") ^ int.from_bytes(stream, "little")

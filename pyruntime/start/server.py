@@ -38,7 +38,7 @@ class Guest:
 
 
 class Server(ABC):
-    """A context manager. The methods that begin with an underscore run on the server's thread."""
+    """A context manager. The methods that start with an underscore run on the server's thread."""
 
     patience = 5.0  # seconds that a caller has until it has said its rank
 

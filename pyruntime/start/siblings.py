@@ -2,9 +2,9 @@
 """The other ranks' processes on this host, before they have connected: whether one has ended, so
 that the others need not wait for it. By /proc, and only where that is certain. For init().
 
-A launcher's children have what it told them in the environment that they began with. Where /proc
-shows another picture (containers, other users, programs that overwrite their environment) nothing
-is concluded, and the wait has its limit as ever.
+A launcher's children have what it told them in the environment that they started with. If /proc
+shows another picture (containers, other users, programs that overwrite their environment), nothing
+is concluded, and the wait has its usual limit.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _lives(pid: int, start: str) -> bool:
 
 
 def _environment(pid: int) -> dict[str, str] | None:
-    """The variables that a process began with; empty or None: they can't be seen."""
+    """The variables that a process started with; empty or None: they can't be seen."""
     try:
         text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
     except OSError:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where ranks of torchrun meet on one host, or of whoever sets RANK, WORLD_SIZE and MASTER_PORT as
-it does. For the bootstrap.
+"""Finds where ranks of torchrun meet on one host, or those of whoever sets RANK, WORLD_SIZE and
+MASTER_PORT as it does. For the bootstrap.
 
 Rank 0 serves an abstract Unix socket as long as its process lives. The name comes from what the
-launcher tells all ranks of one attempt of one job, so nothing is in the way of the store that torch
-has at MASTER_PORT, and another job or a restart has a name of its own. Names can be guessed:
-both ends look whether the other is a process of the same user, and hang up if not. Whoever can be
-that user could stop the job by a signal as well.
+launcher tells all ranks of one attempt of one job. So it is not in the way of the store that torch
+has at MASTER_PORT, and every job and every restart has its own name. Names can be guessed: both
+ends look whether the other is a process of the same user, and hang up if not. Whoever can be that
+user could stop the job by a signal as well.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def _met_by_mpi() -> bool:
 
 
 def _is_helper() -> bool:
-    """Whether the program is no script: `python -c`, a session, one of farandole's own commands."""
+    """Whether the program is not a script, but `python -c`, a session or a command of farandole."""
     main = sys.modules.get("__main__")
     name = getattr(getattr(main, "__spec__", None), "name", "")
     return not hasattr(main, "__file__") or name.startswith("farandole.")

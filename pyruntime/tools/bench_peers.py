@@ -43,7 +43,7 @@ class Farandole(Peer):
     name = "farandole"
 
     def prepare(self, x: Operand) -> Run:
-        """As in Peer."""
+        """Returns a function that makes the neutral call of the operand's collective."""
         lacking = x.case.dtype == "bfloat16"  # in NumPy
         array = _tensor(x) if lacking else x.array
         runs: dict[str, Callable[[], Any]] = {
@@ -63,7 +63,7 @@ class ZeroCopy(Farandole):
     name = "zerocopy"
 
     def prepare(self, x: Operand) -> Run:
-        """As in Peer; moves the operand's array there."""
+        """Moves the operand's array to that memory; returns a function for its collective."""
         x.array = farandole.empty(x.array.size, x.array.dtype)
         return super().prepare(x)
 
@@ -75,7 +75,7 @@ class Mpi(Peer):
     dtypes = ("uint8", "int8", "int32", "uint32", "int64", "uint64", "float32", "float64")
 
     def prepare(self, x: Operand) -> Run:
-        """As in Peer."""
+        """Returns a function that makes MPI's call of the operand's collective."""
         from mpi4py import MPI
 
         world, array, case = MPI.COMM_WORLD, x.array, x.case
@@ -125,7 +125,7 @@ class Gloo(Peer):
         self._dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 
     def prepare(self, x: Operand) -> Run:
-        """As in Peer."""
+        """Returns a function that makes torch.distributed's call of the operand's collective."""
         dist, tensor, case = self._dist, _tensor(x), x.case
         out = tensor.new_empty(case.output_count)
         gather = self._call("all_gather_single", "all_gather_into_tensor")
@@ -153,7 +153,7 @@ class Gloo(Peer):
         return call
 
     def close(self) -> None:
-        """As in Peer."""
+        """Ends torch's process group if this object has made it; collective."""
         if self._mine:
             self._dist.destroy_process_group()
 
@@ -172,12 +172,12 @@ class NumPy(Peer):
     _LEAST = 1 << 18  # bytes of an array
 
     def supports(self, case: Case) -> bool:
-        """As in Peer; one host only, and arrays that take memory's time."""
+        """Whether prepare() works: on one host only, for arrays that take memory's time."""
         large = case.nbytes >= self._LEAST
         return large and farandole.cross_size() == 1 and super().supports(case)
 
     def prepare(self, x: Operand) -> Run:
-        """As in Peer; moves the operand's array into the shared memory."""
+        """Moves the operand's array into the shared memory; returns a function that sums there."""
         from mpi4py import MPI
 
         world, rank, size = MPI.COMM_WORLD, x.case.rank, x.case.size

@@ -57,7 +57,7 @@ class Result:
 
 
 def begin() -> None:
-    """init() of a command: a setting that it refuses is no defect, so no traceback is wanted."""
+    """Calls init() for a command. A setting that it refuses is not a defect: no traceback."""
     try:
         farandole.init()
     except ValueError as reason:

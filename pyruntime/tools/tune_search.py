@@ -107,7 +107,7 @@ def search(seconds: float, out: Console) -> Found:
 
 
 class _Clock:
-    """Seconds since the search began, by rank 0's clock and thus alike on all ranks."""
+    """Seconds since the search started, by rank 0's clock and thus alike on all ranks."""
 
     def __init__(self) -> None:
         self._began = monotonic()

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How pages and messages are written: the list of words of CONTRIBUTING.md's rule on language. And
-how the docstrings that pages show are."""
+"""How pages, messages and docstrings are written: the list of words of CONTRIBUTING.md's rule on
+language."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TOP = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")]
 PAGES = [*TOP, *sorted((ROOT / "docs").glob("*.md"))]
+PRODUCT = ["pyruntime", "adapters", "extras"]
 
 # A pattern, what it finds, and what to write.
 BANNED = (
@@ -39,6 +40,13 @@ BANNED = (
 )
 
 
+def _found(place: str, text: str) -> Iterator[str]:
+    """Each banned word in a text."""
+    for pattern, _, instead in BANNED:
+        if match := re.search(pattern, text):
+            yield f"{place}: {match[0].strip()!r}; write: {instead}"
+
+
 def _prose(page: Path) -> str:
     """The page without blocks and spans of code; lines stay where they are."""
     text = re.sub(
@@ -50,41 +58,50 @@ def _prose(page: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_page_has_a_banned_word(page: Path) -> None:
     lines = enumerate(_prose(page).splitlines(), 1)
-    found = [
-        f"{page.name}:{number}: {match[0].strip()!r}; write: {instead}"
-        for number, line in lines
-        for pattern, _, instead in BANNED
-        if (match := re.search(pattern, line))
-    ]
+    found = [word for number, line in lines for word in _found(f"{page.name}:{number}", line)]
     assert not found, "\n".join(found)
 
 
-def _messages(module: Path) -> Iterator[tuple[int, str]]:
-    """Line and text of each literal that is not a docstring; what stands around `{...}` is one."""
-    tree = ast.parse(module.read_text())
-    with_docstring = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docstrings = {
-        id(node.body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(node, with_docstring) and node.body and isinstance(node.body[0], ast.Expr)
-    }
+def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
     for node in ast.walk(tree):
-        text = node.value if isinstance(node, ast.Constant) else None
-        if isinstance(text, str) and " " in text and id(node) not in docstrings:
-            yield node.lineno, text
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = node.body[0] if node.body else None
+            value = first.value if isinstance(first, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield value
 
 
-@pytest.mark.parametrize("folder", ["pyruntime", "adapters", "extras"])
-def test_no_message_has_a_banned_word(folder: str) -> None:
-    modules = sorted((ROOT / folder).rglob("*.py"))
-    texts = [(module, *found) for module in modules for found in _messages(module)]
-    assert len(texts) > 50
-    found = [
-        f"{module.relative_to(ROOT)}:{number}: {match[0].strip()!r}; write: {instead}"
-        for module, number, text in texts
-        for pattern, _, instead in BANNED
-        if (match := re.search(pattern, text))
-    ]
+def _trees(folder: str) -> Iterator[tuple[Path, ast.Module]]:
+    for module in sorted((ROOT / folder).rglob("*.py")):
+        yield module.relative_to(ROOT), ast.parse(module.read_text())
+
+
+def _messages(folder: str) -> Iterator[tuple[str, str]]:
+    """Place and text of each literal that is not a docstring; what stands around `{...}` is one."""
+    for module, tree in _trees(folder):
+        docstrings = set(map(id, _docstrings(tree)))
+        for node in ast.walk(tree):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and " " in text and id(node) not in docstrings:
+                yield f"{module}:{node.lineno}", text
+
+
+def _documents(folder: str) -> Iterator[tuple[str, str]]:
+    """Place and text of each docstring, on one line and without spans of code."""
+    for module, tree in _trees(folder):
+        for node in _docstrings(tree):
+            text = " ".join(str(node.value).split())
+            yield f"{module}:{node.lineno}", re.sub(r"`[^`]*`", "`", text)
+
+
+@pytest.mark.parametrize("folder", PRODUCT)
+@pytest.mark.parametrize("texts", [_messages, _documents])
+def test_no_text_has_a_banned_word(
+    texts: Callable[[str], Iterator[tuple[str, str]]], folder: str
+) -> None:
+    every = list(texts(folder))
+    assert len(every) > 50
+    found = [word for place, text in every for word in _found(place, text)]
     assert not found, "\n".join(found)
 
 
@@ -93,16 +110,9 @@ def test_the_list_finds_what_it_bans(pattern: str, text: str) -> None:
     assert re.search(pattern, text)
 
 
-@pytest.mark.parametrize("module", sorted((ROOT / "adapters").glob("*/elastic.py")), ids=str)
-def test_docstrings_of_states_say_it_themselves(module: Path) -> None:
-    """Their pages show no class that `As in State` could lead to."""
-    nodes = [
-        node
-        for node in ast.walk(ast.parse(module.read_text()))
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef))
-    ]
-    assert nodes
-    found = [
-        node.name for node in nodes if (ast.get_docstring(node) or "").startswith(("As in", "See "))
-    ]
+@pytest.mark.parametrize("folder", PRODUCT)
+def test_docstrings_say_it_themselves(folder: str) -> None:
+    """help() and the pages show no class that `As in State` could lead to."""
+    texts = list(_documents(folder))
+    found = [place for place, text in texts if re.match("(As|See) ", text)]
     assert not found, found

@@ -2,7 +2,7 @@
 """What farandole adds to `import torch`, by torch's entry points (2.5 and newer): the backend's
 name, and the place that MPI's launcher or srun gives this process among several.
 
-A module beside the package, which imports nothing of it: programs that only have farandole
+This module is outside the package and imports nothing of it: programs that only have farandole
 installed don't pay for it. farandole.torch uses it too.
 """
 
@@ -32,7 +32,7 @@ of_torch: Any = None  # c10d's handler of env://
 
 
 def start() -> None:
-    """For torch, at the end of its import; a failure of ours must not be one of torch's."""
+    """torch calls it at the end of its import. A failure here must not become one of torch."""
     try:
         _start()
     except Exception as reason:

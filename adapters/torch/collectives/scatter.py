@@ -34,9 +34,9 @@ def grouped_reducescatter_async(
 ) -> Handle[list[Tensor]]:
     """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
 
-    At least one dimension, any shape and dtype, equal on all ranks. Where rows do not divide
-    evenly, low ranks get one more; a result may have none. Any op but Adasum. Not differentiable.
-    Returns a handle, whose wait() gives new tensors.
+    At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
+    low ranks get one more; a result may have none. Any op but Adasum. Not differentiable. Returns a
+    handle, whose wait() gives new tensors.
 
     Examples:
         >>> hvd.grouped_reducescatter_async([torch.arange(3)], op=hvd.Sum).wait()
@@ -67,8 +67,8 @@ def grouped_reducescatter(
 ) -> Callable[[], list[Tensor]]:
     """This rank's rows of postscale_factor * op(prescale_factor * x), by default of the average.
 
-    At least one dimension, any shape and dtype, equal on all ranks. Where rows do not divide
-    evenly, low ranks get one more; a result may have none. Any op but Adasum. Returns new tensors,
+    At least one dimension, any shape and dtype, equal on all ranks. If rows do not divide evenly,
+    low ranks get one more; a result may have none. Any op but Adasum. Returns new tensors,
     differentiable for Average and Sum. The gradient is as in Horovod: all ranks' gradients
     concatenated, times the number of ranks for Sum.
 

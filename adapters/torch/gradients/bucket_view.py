@@ -102,7 +102,7 @@ def _lay_out_on_gpu(members: list[Gradient], process_set: int, device: int) -> N
 
 
 def _starts(members: list[Gradient], alignment: int) -> tuple[list[tuple[int, int]], int]:
-    """Where each gradient begins and ends, in bytes, and where all end."""
+    """The start and end of each gradient, in bytes, and the end of all."""
     places, start = [], 0
     for gradient in members:
         size = gradient.parameter.numel() * gradient.parameter.element_size()

@@ -155,7 +155,7 @@ class Encoding(Sending):
         self.weight = 0
 
     def rows(self, like: Tensor, sparse_dim: int) -> Sending:
-        """As in Sending."""
+        """The Rows to use from now on; closes the prepared tensor."""
         from farandole.torch.gradients.rows import Rows  # imported late: it uses this module
 
         if self._tensor is not None:
@@ -163,17 +163,17 @@ class Encoding(Sending):
         return Rows(self._call, self._group, like, sparse_dim)
 
     def use_view(self, view: BucketView | None) -> None:
-        """As in Sending."""
+        """Sets the memory where gradients are to be."""
         self.view = view
         self.form, self.weight = _NONE, 0
 
     def carries(self, grad: Tensor) -> bool:
-        """As in Sending."""
+        """Whether `grad` has the same form and device as the last one, which was sent unchanged."""
         same = (grad.dtype, grad.numel()) == self.form[1:]
         return same and grad.device == self._device and grad.is_contiguous()
 
     def encode(self, grad: Tensor) -> Tensor | None:
-        """As in Sending: `grad` itself if possible; None for a sparse one without sparse_as_dense.
+        """The tensor to send, `grad` itself if possible; None: sparse, without sparse_as_dense.
 
         Raises ValueError if sparse gradients can't be reduced by the op.
         """
@@ -202,11 +202,11 @@ class Encoding(Sending):
         return encoded
 
     def refuse(self, reason: Exception) -> None:
-        """As in Sending."""
+        """Tells the peers that this rank can't make the next call, and why."""
         refuse(self._call, reason)
 
     def receive(self, parameter: Tensor) -> Tensor:
-        """As in Sending."""
+        """A tensor for the result, if this rank sends nothing."""
         if self._compressor is Compression.none:
             encoded = torch.empty_like(parameter, memory_format=torch.contiguous_format)
         else:
@@ -216,14 +216,14 @@ class Encoding(Sending):
         return encoded
 
     def decode(self, encoded: Tensor, _handle: int) -> Tensor:
-        """As in Sending."""
+        """The result, decompressed, and sparse if the gradient was."""
         if self._compressor is not Compression.none:
             encoded = self._compressor.decompress(encoded, self._context)
         return encoded if self._sparse_dim is None else encoded.to_sparse(self._sparse_dim)
 
     @property
     def stream(self) -> int:  # type: ignore[override]
-        """As in Sending."""
+        """The CUDA stream of the last submission; 0 on the CPU."""
         return self._tensor.stream if isinstance(self._tensor, PreparedOnGpu) else 0
 
     def _check_rows(self) -> None:

@@ -33,7 +33,7 @@ _ALONE = 2  # references to a storage that one tensor uses: the tensor's, and th
 class Reduction:
     """What a backward pass, or step() in its place, has under way in one round.
 
-    Made at its begin and dropped at its end, so that none finds what another has left.
+    Made at its start and dropped at its end, so that none finds what another has left.
     """
 
     __slots__ = (
@@ -42,7 +42,7 @@ class Reduction:
     )
 
     def __init__(self, reducer: Reducer, at_step: bool = False, again: bool = False) -> None:
-        """`at_step`: step() has begun it; `again`: one of several rounds of the same pass."""
+        """`at_step`: step() has started it; `again`: one of several rounds of the same pass."""
         self.reducer = reducer
         self.at_step = at_step
         self.again = again

@@ -68,16 +68,16 @@ class Rows(Sending):
         self._rows = no_rows(like, sparse_dim)
 
     def refuse(self, reason: Exception) -> None:
-        """As in Sending."""
+        """Tells the peers that this rank can't make the next call, and why."""
         refuse(self._call, reason)
 
     def encode(self, grad: Tensor) -> Tensor:
-        """As in Sending."""
+        """The gradient's rows, packed."""
         self._rows = pack(grad, self._sparse_dim)
         return self._rows
 
     def receive(self, parameter: Tensor) -> Tensor:
-        """As in Sending."""
+        """A tensor of no rows, since this rank sends nothing."""
         self._rows = no_rows(parameter, self._sparse_dim)
         return self._rows
 
