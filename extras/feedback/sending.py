@@ -148,7 +148,7 @@ class Feedback(Sending):
         return self._tensor is not None and self._outcome is None and not self._nobody
 
     def latest(self, handle: int) -> int:
-        """As in Sending."""
+        """The handle of the last call made, which a signal may have kept from the Reducer."""
         return self._made[-1] if self._made else handle
 
     def proceed(self, handle: int) -> int:
