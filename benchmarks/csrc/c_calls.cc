@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What calls cost without Python: forked ranks through the C ABI. Results are checked.
-// c_calls RANKS [BATCHES [blocking|async|busy]]: blocking 4 B allreduces; batches of 1,000 asynchronous ones of 1 KB; and 4 B ones
-// while all main threads compute: from the last rank's submit until a rank has the result, by the flight
-// recorders.
+// c_calls RANKS [BATCHES [blocking|async]]: blocking 4 B allreduces, and batches of 1,000 asynchronous ones of 1 KB.
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -26,33 +23,12 @@ constexpr int kBlobRoom = 4096;
 constexpr int kTensors = 1000;
 constexpr int64_t kElements = 256;
 
-constexpr int64_t kBusyNs =
-    4'000'000;  // of computing around each call, which comes in the first half
-
 // All ranks' blobs, and a barrier that is not the runtime's own.
 struct Meeting {
   bench::SpinBarrier barrier;
   char blobs[kMostRanks][kBlobRoom];
   int32_t bytes[kMostRanks];
-  int64_t submitted_ns[kMostRanks];
-  int64_t done_ns[kMostRanks];
-  int64_t start_ns;
 };
-
-void compute_until(int64_t end_ns) {
-  volatile double x = 1;
-  while (now_ns() < end_ns) {
-    for (int i = 0; i < 1000; ++i) x = x * 0.999 + 0.001;
-  }
-}
-
-// When the last event of that kind was, in a flight recorder's text.
-int64_t time_of_last(const std::string& text, const char* kind) {
-  const size_t event = text.rfind(std::string("\"kind\":\"") + kind + '"');
-  const size_t time = text.rfind("{\"t\":", event);
-  if (event == std::string::npos || time == std::string::npos) return 0;
-  return std::atoll(text.c_str() + time + 5);
-}
 
 uintptr_t address(float* x) { return reinterpret_cast<uintptr_t>(x); }
 
@@ -118,44 +94,7 @@ class Rank {
     }
   }
 
-  // The ranks share a clock, not a start: with fewer cores than ranks some begin a turn late, and all still
-  // compute when the last one submits.
-  void busy(int calls) {
-    const int64_t tensor = make("busy", 1);
-    std::mt19937 random(static_cast<unsigned>(rank_));
-    std::uniform_real_distribution<double> part(0.1, 0.5);
-    std::vector<int64_t> times;
-    for (int i = 0; i < calls; ++i) {
-      float x = static_cast<float>(rank_ + i);
-      if (rank_ == 0) meeting_.start_ns = now_ns();
-      meet();
-      const int64_t start = meeting_.start_ns;
-      compute_until(start + static_cast<int64_t>(kBusyNs * part(random)));
-      int64_t handle = checked(farandole_submit_tensor(tensor, address(&x), address(&x)));
-      compute_until(start + 4 * kBusyNs);
-      wait(&handle, 1);
-      expect(x, i);
-      meeting_.done_ns[rank_] = event_ns("done");
-      meeting_.submitted_ns[rank_] = event_ns("submit");
-      meet();
-      const int64_t last = *std::max_element(meeting_.submitted_ns, meeting_.submitted_ns + ranks_);
-      for (int r = 0; r < ranks_; ++r) times.push_back(meeting_.done_ns[r] - last);
-      meet();
-    }
-    if (rank_ == 0) {
-      std::printf("all computing, last submit to done: p50 %.1f us, p90 %.1f us, p99 %.1f us\n",
-                  bench::quantile_us(times, 0.5), bench::quantile_us(times, 0.9),
-                  bench::quantile_us(times, 0.99));
-    }
-  }
-
  private:
-  int64_t event_ns(const char* kind) const {
-    std::string text(1 << 16, '\0');
-    checked(farandole_flight(-1, rank_, 8, text.data(), std::ssize(text)));
-    return time_of_last(text, kind);
-  }
-
   void meet() { meeting_.barrier.meet(ranks_); }
 
   int64_t make(const std::string& name, int64_t elements) {
@@ -213,7 +152,6 @@ int main(int argc, char** argv) {
     Rank here(*meeting, number, ranks);
     if (wanted("blocking")) here.blocking(100 * batches);
     if (wanted("async")) here.async(batches);
-    if (wanted("busy")) here.busy(5 * batches);
     return 0;
   };
   return bench::run_ranks(ranks, rank) ? 0 : 1;

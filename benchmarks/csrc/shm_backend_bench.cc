@@ -3,7 +3,6 @@
 // which are staged, and of buffers that all ranks map. Results are checked.
 // shm_backend_bench RANKS [BLOCK_KIB SLOTS DIRECT_BYTES SPIN_US [LARGEST_MIB [AUDIT_EVERY]]]
 #include <sched.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,6 +20,7 @@
 #include "data/shm/shm_backend.h"
 #include "lib/ipc/event_count.h"
 #include "lib/ipc/segment.h"
+#include "ranks.h"
 
 namespace {
 
@@ -154,11 +154,9 @@ std::vector<Part> parts_in(std::span<float> values, size_t count, size_t tensors
 }
 
 void report(const char* where, size_t bytes, size_t tensors, std::vector<int64_t> times) {
-  std::sort(times.begin(), times.end());
-  const auto us = [&](size_t i) { return static_cast<double>(times[i]) / 1e3; };
-  const double median = us(times.size() / 2);
+  const double least = bench::quantile_us(times, 0), median = bench::quantile_us(times, 0.5);
   std::printf("%11zu B %5zu tensors  %-7s  min %10.1f us  median %10.1f us  %6.2f GB/s\n", bytes,
-              tensors, where, us(0), median, static_cast<double>(bytes) / median / 1e3);
+              tensors, where, least, median, static_cast<double>(bytes) / median / 1e3);
   std::fflush(stdout);
 }
 
@@ -226,17 +224,6 @@ int main(int argc, char** argv) {
               static_cast<long>(options.spin_ns / 1000));
   std::fflush(stdout);
   const World world(options);
-  std::vector<pid_t> children;
-  for (int number = 1; number < options.ranks; ++number) {
-    const pid_t pid = ::fork();
-    if (pid == 0) ::_exit(run_rank(options, world, number));
-    children.push_back(pid);
-  }
-  int failed = run_rank(options, world, 0);
-  for (pid_t child : children) {
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    failed |= status;
-  }
-  return failed != 0;
+  const auto rank = [&](int number) { return run_rank(options, world, number); };
+  return bench::run_ranks(options.ranks, rank) ? 0 : 1;
 }
