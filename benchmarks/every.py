@@ -59,8 +59,8 @@ PARTS = {
     "python_cost": Part("of a call from Python", "python benchmarks/python_cost.py", "--steps 4"),
     "coordinator": Part(
         "the coordinator with thousands of ranks",
-        f"{PROGRAMS}/coordinator_scale",
-        "64",
+        f"{PROGRAMS}/host_scale",
+        "161 8 64",
         under_mpirun=False,
         by_ranks=False,
     ),
