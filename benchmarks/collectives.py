@@ -83,7 +83,7 @@ def _limit(program: Path, nbytes: int) -> float | None:
 # ---- many tensors at once
 
 
-def asynchronous(what: str, shapes: Sequence[tuple[int, ...]], turns: int) -> list[Row]:
+def contestants(what: str, shapes: Sequence[tuple[int, ...]]) -> dict[str, Contestant]:
     """All submitted, then all waited for."""
     data, ranks = resnet50.Data(shapes, farandole.rank()), range(farandole.size())
     tensors = [torch.zeros(shape) for shape in shapes]
@@ -106,22 +106,23 @@ def asynchronous(what: str, shapes: Sequence[tuple[int, ...]], turns: int) -> li
         pairs = zip(tensors, names, strict=True)
         return [hvd.allreduce_async_(x, op=hvd.Sum, name=name) for x, name in pairs]
 
-    rows = take_turns(
-        what,
-        {
-            "farandole": contestant(named, each),
-            "gloo": contestant(lambda: [dist.all_reduce(x, async_op=True) for x in tensors], each),
-            "mpi": contestant(
-                lambda: [MPI.COMM_WORLD.Iallreduce(MPI.IN_PLACE, a, MPI.SUM) for a in arrays],
-                MPI.Request.Waitall,
-            ),
-            "mpi, blocking": contestant(
-                lambda: [MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, a, MPI.SUM) for a in arrays],
-                lambda _: None,
-            ),
-        },
-        turns,
-    )
+    return {
+        "farandole": contestant(named, each),
+        "gloo": contestant(lambda: [dist.all_reduce(x, async_op=True) for x in tensors], each),
+        "mpi": contestant(
+            lambda: [MPI.COMM_WORLD.Iallreduce(MPI.IN_PLACE, a, MPI.SUM) for a in arrays],
+            MPI.Request.Waitall,
+        ),
+        "mpi, blocking": contestant(
+            lambda: [MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, a, MPI.SUM) for a in arrays],
+            lambda _: None,
+        ),
+    }
+
+
+def asynchronous(what: str, shapes: Sequence[tuple[int, ...]], turns: int) -> list[Row]:
+    """A table of them."""
+    rows = take_turns(what, contestants(what, shapes), turns)
     show(rows)
     return rows
 

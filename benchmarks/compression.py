@@ -23,24 +23,16 @@ CPU time is used since other work on the machine changes it little.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import signal
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import mean, median, stdev
 from typing import TYPE_CHECKING, Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+from jobs import rows_of, sent, tell, two_hosts
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MARK = "row: "
 ELEMENTS = 1 << 22  # of the gradient in `links`
 CALLS = 7  # of each compressor there
 
@@ -154,14 +146,7 @@ def accuracy_job(seeds: int, nets: list[str], forms: list[str]) -> None:
                 task, steps = NETS[net]
                 right, moved, seconds = train(task, compression, seed, steps)
                 if hvd.rank() == 0:
-                    row = [net, name, right, moved, seconds]
-                    print(MARK + json.dumps(row), flush=True)
-
-
-def sent() -> int:
-    """Bytes that have left this host."""
-    lines = Path("/proc/self/net/dev").read_text().splitlines()
-    return next(int(line.split()[9]) for line in lines if line.strip().startswith("eth0"))
+                    tell([net, name, right, moved, seconds])
 
 
 def links_job() -> None:
@@ -181,7 +166,7 @@ def links_job() -> None:
         for call in range(CALLS + 1):
             optimizer.zero_grad()
             hvd.barrier()
-            before, begin, cpu = sent(), time.perf_counter(), time.process_time()
+            before, begin, cpu = sent()[0], time.perf_counter(), time.process_time()
             p.backward(grad)
             optimizer.step()
             hvd.barrier()
@@ -191,33 +176,16 @@ def links_job() -> None:
                 seconds.clear()
                 computing.clear()
         if hvd.rank() == 0:
-            row = [name, median(seconds), median(computing), sent() - before]
-            print(MARK + json.dumps(row), flush=True)
+            tell([name, median(seconds), median(computing), sent()[0] - before])
 
 
 # ---- outside
 
 
-def rows_of(
-    arguments: list[str], ranks: int, env: dict[str, str], hosts: list[str]
-) -> list[list[Any]]:
-    """Runs this file as a job."""
-    from harness.mpirun import mpi_job
-
-    rows = []
-    env = {**env, "OMP_NUM_THREADS": "1"}
-    with mpi_job([sys.executable, __file__, *arguments], ranks, env, hosts) as job:
-        for line in job.process.lines():
-            if line.startswith(MARK):
-                rows.append(json.loads(line.removeprefix(MARK)))
-        job.finish(30).check()
-    return rows
-
-
 def accuracy(ranks: int, seeds: int, nets: list[str], forms: list[str]) -> None:
     """Prints the table of the nets."""
     chosen = ["--seeds", str(seeds), "--nets", *nets, "--forms", *forms]
-    rows = rows_of(["accuracy-job", *chosen], ranks, {}, [])
+    rows = list(rows_of([__file__, "accuracy-job", *chosen], ranks))
     print(f"{'net':9}{'compression':13}{'accuracy':>9}{'sd':>8}{'KB/step':>9}{'ms/step':>9}")
     for net, name in dict.fromkeys((row[0], row[1]) for row in rows):
         found = [row[2:] for row in rows if row[:2] == [net, name]]
@@ -231,23 +199,12 @@ def accuracy(ranks: int, seeds: int, nets: list[str], forms: list[str]) -> None:
 
 def links(rates: list[str]) -> None:
     """Prints the table of each rate, and the rate below which each compressor pays."""
-    from harness.hosts import simulated_hosts, why_not
-
-    if reason := why_not():
-        sys.exit(f"simulated hosts: {reason}")
     times: dict[str, dict[str, float]] = {}
     computing: dict[str, float] = {}
     crossed: dict[str, float] = {}
     for rate in rates:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            simulated_hosts(Path(folder), [1, 1]) as hosts,
-        ):
-            if rate != "none":
-                hosts.shape(rate)
-            for name, seconds, cpu, nbytes in rows_of(
-                ["links-job"], 2, hosts.environment(), hosts.mpi_args()
-            ):
+        with two_hosts(rate) as hosts:
+            for name, seconds, cpu, nbytes in rows_of([__file__, "links-job"], 2, hosts):
                 times.setdefault(name, {})[rate] = seconds
                 computing.setdefault(name, cpu)
                 crossed[name] = nbytes
@@ -264,8 +221,6 @@ def links(rates: list[str]) -> None:
 
 
 def main() -> None:
-    # Ended by `kill` or `timeout`, it removes its hosts, as after Ctrl-C.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=["accuracy", "links", "accuracy-job", "links-job"])
     parser.add_argument("--ranks", type=int, default=2)
@@ -287,5 +242,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.chdir(ROOT)
     main()

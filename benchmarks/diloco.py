@@ -13,18 +13,13 @@ the steps are a multiple of every period, so it is the common one.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import signal
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from compression import MARK, ROOT, digits, sent
+from compression import digits
+from jobs import rows_of, sent, tell, two_hosts
 
 WAYS: dict[str, dict[str, Any] | None] = {  # options of DiLoCo; None: DistributedOptimizer
     "synchronous": None,
@@ -58,7 +53,7 @@ def train(way: dict[str, Any] | None, seed: int, steps: int) -> list[float]:
         diloco = hvd.DiLoCo(net.parameters(), outer, **options)
     draw = torch.Generator().manual_seed(100 * seed + hvd.rank())
     hvd.barrier()
-    before, begin = sent(), time.perf_counter()
+    before, begin = sent()[0], time.perf_counter()
     for _ in range(steps):
         batch = torch.randint(0, len(x), (32,), generator=draw)
         optimizer.zero_grad()
@@ -67,7 +62,7 @@ def train(way: dict[str, Any] | None, seed: int, steps: int) -> list[float]:
         if diloco is not None:
             diloco.step()
     hvd.barrier()
-    seconds, nbytes = time.perf_counter() - begin, sent() - before
+    seconds, nbytes = time.perf_counter() - begin, sent()[0] - before
     with torch.no_grad():
         right = (net(x_test).argmax(-1) == y_test).float().mean().item()
         return [cross_entropy(net(x), y).item(), right, nbytes, seconds]
@@ -85,27 +80,16 @@ def job(seeds: int, steps: int) -> None:
         for name, way in WAYS.items():
             row = train(way, seed, steps)
             if hvd.rank() == 0:
-                print(MARK + json.dumps([name, *row]), flush=True)
+                tell([name, *row])
 
 
 def measure(rate: str, seeds: int, steps: int) -> None:
     """Prints the table."""
-    from harness.hosts import simulated_hosts, why_not
-    from harness.mpirun import mpi_job
-
-    if reason := why_not():
-        sys.exit(f"simulated hosts: {reason}")
     found: dict[str, list[list[float]]] = {}
-    with tempfile.TemporaryDirectory() as folder, simulated_hosts(Path(folder), [1, 1]) as hosts:
-        hosts.shape(rate)
-        argv = [sys.executable, __file__, "--job", "--seeds", str(seeds), "--steps", str(steps)]
-        env = {**hosts.environment(), "OMP_NUM_THREADS": "1"}
-        with mpi_job(argv, 2, env, hosts.mpi_args()) as running:
-            for line in running.process.lines():
-                if line.startswith(MARK):
-                    name, *row = json.loads(line.removeprefix(MARK))
-                    found.setdefault(name, []).append(row)
-            running.finish(30).check()
+    with two_hosts(rate) as hosts:
+        argv = [__file__, "--job", "--seeds", str(seeds), "--steps", str(steps)]
+        for name, *row in rows_of(argv, 2, hosts):
+            found.setdefault(name, []).append(row)
     print(f"{'way':15}{'loss':>9}{'accuracy':>10}{'sent MB':>9}{'seconds':>9}")
     for name, rows in found.items():
         loss, right, nbytes, seconds = map(mean, zip(*rows, strict=True))
@@ -113,8 +97,6 @@ def measure(rate: str, seeds: int, steps: int) -> None:
 
 
 def main() -> None:
-    # Ended by `kill` or `timeout`, it removes its hosts, as after Ctrl-C.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rate", default="10mbit", help="of the link, as tc has it")
     parser.add_argument("--seeds", type=int, default=1)
@@ -128,5 +110,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.chdir(ROOT)
     main()

@@ -23,20 +23,17 @@ import argparse
 import json
 import math
 import os
-import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from jobs import rows_of, two_hosts
 
 HOSTS = 2
 PEERS = ("farandole", "mpi", "gloo")
 KINDS = ("blocking", "gradients", "idle")
-MARK = "row: "  # before a result in the job's output
 JOB = Path(__file__).with_name("hosts_job.py")
 SIZES = (4, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 MOST_SECONDS = 6.0  # of one peer in one case
@@ -90,24 +87,11 @@ def rows_of_job(
     ranks: int, rate: str, wire: str, checksum: str, arguments: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Runs this program on two hosts that are made for it, and gives each row as it comes."""
-    from harness.hosts import simulated_hosts
-    from harness.mpirun import mpi_job
-
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        simulated_hosts(Path(folder), [ranks] * HOSTS) as hosts,
-    ):
-        if rate != "none":
-            hosts.shape(rate)
-        argv = [sys.executable, str(JOB), "--rate", rate, *arguments]
-        env = {**hosts.environment(), "OMP_NUM_THREADS": "1", "FARANDOLE_WIRE": wire}
-        env["FARANDOLE_WIRE_CHECKSUM"] = checksum
-        by = wire if checksum == "on" else f"{wire}-"
-        with mpi_job(argv, HOSTS * ranks, env, hosts.mpi_args()) as job:
-            for line in job.process.lines():
-                if line.startswith(MARK):
-                    yield {"by": by, **json.loads(line.removeprefix(MARK))}
-            job.finish(30).check()
+    settings = {"FARANDOLE_WIRE": wire, "FARANDOLE_WIRE_CHECKSUM": checksum}
+    with two_hosts(rate, ranks) as hosts:
+        argv = [str(JOB), "--rate", rate, *arguments]
+        for row in rows_of(argv, HOSTS * ranks, hosts, **settings):
+            yield {"by": wire if checksum == "on" else f"{wire}-", **row}
 
 
 HEAD = (
@@ -133,8 +117,6 @@ def text_of(row: Row, peers: dict[str, Row]) -> str:
 
 
 def main() -> int:
-    # Ended by `kill` or `timeout`, it removes its hosts, as after Ctrl-C.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("--ranks", type=int, nargs="+", default=[2, 4], help="of a host")
@@ -156,10 +138,6 @@ def start(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    from harness.hosts import why_not
-
-    if reason := why_not():
-        sys.exit(f"simulated hosts: {reason}")
     arguments = ["--sizes", *map(str, options.sizes), "--only", *options.only]
     arguments += ["--peers", *options.peers]
     arguments += ["--seconds", str(options.seconds), "--turns", str(options.turns)]

@@ -4,23 +4,20 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
+import jobs
 import resnet50
-import torch
-import torch.distributed as dist
-from hosts import HOSTS, KINDS, MARK, PEERS
+from collectives import contestants
+from hosts import HOSTS, KINDS, PEERS
 from idle import Usage, threads
 from mpi4py import MPI
-from turns import Contestant, take_turns
+from turns import take_turns
 
 import farandole
-import farandole.torch as hvd
 from farandole.tools.bench_cases import Case, Operand
 from farandole.tools.bench_peers import PEERS as PEER_TYPES
 from farandole.tools.bench_peers import Gloo
@@ -30,22 +27,16 @@ from farandole.tools.bench_timing import calls_for, everywhere, measure, timed
 IDLE_SECONDS = 5.0
 
 
-def sent() -> tuple[int, int]:
-    """Bytes and packets that this host's link has taken so far."""
-    folder = Path("/sys/class/net/eth0/statistics")
-    return int((folder / "tx_bytes").read_text()), int((folder / "tx_packets").read_text())
-
-
 def crossing(run: Callable[[], object], calls: int) -> tuple[float, float]:
     """Bytes and packets of one call that leave the busier host; collective."""
 
     run()
     farandole.barrier()
-    before = sent()
+    before = jobs.sent()
     for _ in range(calls):
         run()
     farandole.barrier()
-    counted = everywhere([b - a for a, b in zip(before, sent(), strict=True)])
+    counted = everywhere([b - a for a, b in zip(before, jobs.sent(), strict=True)])
     nbytes, packets = counted.max(axis=0) / calls
     return float(nbytes), float(packets)
 
@@ -54,7 +45,7 @@ def tell(labels: dict[str, str], **values: Any) -> None:
     """One row, to the program that has started this one."""
 
     if farandole.rank() == 0:
-        print(MARK + json.dumps({**labels, **values}), flush=True)
+        jobs.tell({**labels, **values})
 
 
 def blocking(
@@ -90,39 +81,10 @@ def gradients(labels: dict[str, str], names: Sequence[str], turns: int) -> None:
     """All gradients of ResNet-50 submitted, then all waited for."""
 
     gloo = Gloo() if "gloo" in names else None
-    shapes = resnet50.shapes()
-    data, ranks = resnet50.Data(shapes, farandole.rank()), range(farandole.size())
-    tensors = [torch.zeros(shape) for shape in shapes]
-    arrays = [x.numpy() for x in tensors]
-
-    def ours() -> None:
-        named = [
-            hvd.allreduce_async_(x, op=hvd.Sum, name=f"gradient {i}") for i, x in enumerate(tensors)
-        ]
-        for handle in named:
-            handle.wait()
-
-    def raw() -> None:
-        for array in arrays:
-            MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, array, MPI.SUM)
-
-    def theirs() -> None:
-        for work in [dist.all_reduce(x, async_op=True) for x in tensors]:
-            work.wait()
-
-    def contestant(run: Callable[[], None]) -> Contestant:
-        def timed() -> float:
-            start = time.perf_counter()
-            run()
-            return time.perf_counter() - start
-
-        return Contestant(lambda: data.fill(tensors), timed, lambda: data.wrong(tensors, ranks))
-
-    known = {"farandole": ours, "mpi": raw, "gloo": theirs}
-    runs = {name: known[name] for name in names}
-    found = take_turns("", {name: contestant(run) for name, run in runs.items()}, turns)
-    for row in found:
-        crossed, packets = crossing(runs[row.who], 1)
+    known = contestants("gradient", resnet50.shapes())
+    known["mpi"] = known["mpi, blocking"]
+    for row in take_turns("", {name: known[name] for name in names}, turns):
+        crossed, packets = crossing(known[row.who].run, 1)
         tell(
             labels,
             what="161 gradients",
@@ -144,12 +106,12 @@ def idle(labels: dict[str, str], before: set[str]) -> None:
 
     ours = threads() - before
     farandole.barrier()
-    start, packets = [Usage.of(ours), Usage.of(before)], sent()[1]
+    start, packets = [Usage.of(ours), Usage.of(before)], jobs.sent()[1]
     time.sleep(IDLE_SECONDS)
     now = [Usage.of(ours), Usage.of(before)]
     spent = [n.since(s).cpu_ns / 1e9 / IDLE_SECONDS for n, s in zip(now, start, strict=True)]
     most = everywhere(spent).max(axis=0).tolist()
-    rest = (sent()[1] - packets) / IDLE_SECONDS
+    rest = (jobs.sent()[1] - packets) / IDLE_SECONDS
     tell(labels, what="idle", ours=most[0], others=most[1], packets=rest)
 
 

@@ -20,24 +20,17 @@ is 0.1. `ahead` is the most clocks by which a rank was ahead of the slowest one,
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jobs import rows_of, tell
 from numpy.typing import NDArray
 
 import farandole as hvd
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-
 Array = NDArray[Any]
-MARK = "row: "
 WAYS: dict[str, Any] = {"sync": "sync", "0": 0, "4": 4, "any": None}
 
 
@@ -181,8 +174,7 @@ def job(seconds: float, length: float) -> None:
                 told = hvd.allgather_object((steps, ahead))
                 if hvd.rank() == 0:
                     batches = sum(one[0] for one in told) / seconds
-                    row = [kind.__name__, slow, way, batches, quality, max(a for _, a in told)]
-                    print(MARK + json.dumps(row), flush=True)
+                    tell([kind.__name__, slow, way, batches, quality, max(a for _, a in told)])
 
 
 def main() -> None:
@@ -195,25 +187,14 @@ def main() -> None:
     if options.job:
         job(options.seconds, options.step)
         return
-    from harness.mpirun import mpi_job
-
-    arguments = [sys.executable, __file__, "--job", f"--seconds={options.seconds}"]
-    arguments.append(f"--step={options.step}")
+    arguments = ["--job", f"--seconds={options.seconds}", f"--step={options.step}"]
     print(f"{'task':8}{'slow':7}{'way':6}{'batches/s':>10}{'ratio':>7}{'quality':>9}{'ahead':>7}")
     base = 0.0
-    with mpi_job(arguments, options.ranks, {"OMP_NUM_THREADS": "1"}) as running:
-        for line in running.process.lines():
-            if line.startswith(MARK):
-                task, slow, way, batches, quality, ahead = json.loads(line.removeprefix(MARK))
-                base = batches if way == "sync" else base
-                print(
-                    f"{task:8}{slow:7}{way:6}{batches:10.1f}{batches / base:7.2f}"
-                    f"{quality:9.4f}{ahead:7.0f}",
-                    flush=True,
-                )
-        running.finish(30).check()
+    for task, slow, way, batches, quality, ahead in rows_of([__file__, *arguments], options.ranks):
+        base = batches if way == "sync" else base
+        rates = f"{batches:10.1f}{batches / base:7.2f}"
+        print(f"{task:8}{slow:7}{way:6}{rates}{quality:9.4f}{ahead:7.0f}", flush=True)
 
 
 if __name__ == "__main__":
-    os.chdir(ROOT)
     main()
