@@ -32,12 +32,14 @@ class Ours:
         self.optimizer.synchronize()
 
 
-class Theirs:
-    """Behind DistributedDataParallel, as views of its buckets."""
+class Behind:
+    """A model behind DistributedDataParallel, whose buckets, as views, this group reduces."""
 
-    def __init__(self, shapes: Sequence[resnet50.Shape], device: str) -> None:
-        self.model = resnet50.Chain(shapes, hvd.rank(), device)
-        self.call = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+    def __init__(self, model: Any, group: Any = None) -> None:
+        self.model = model
+        self.call = DistributedDataParallel(
+            model, process_group=group, gradient_as_bucket_view=True
+        )
 
     def no_sync(self) -> Any:
         return self.call.no_sync()
@@ -64,7 +66,8 @@ def backward(
     GPU is the time that the host spends on it.
     """
     names = ("farandole", "farandole, zero copy", "DDP")
-    makers = (Ours(shapes, device, False), Ours(shapes, device, True), Theirs(shapes, device))
+    theirs = Behind(resnet50.Chain(shapes, hvd.rank(), device))
+    makers = (Ours(shapes, device, False), Ours(shapes, device, True), theirs)
     return exposed(what, dict(zip(names, makers, strict=True)), turns, device, idle, end)
 
 

@@ -22,11 +22,10 @@ from typing import Any
 import resnet50
 import torch
 import torch.distributed as dist
-from backward import exposed
+from backward import Behind, exposed
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 from turns import Row, finish, head
 
 import farandole.torch as hvd
@@ -63,22 +62,6 @@ class Transformer(nn.Module):
         wholes = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in found]
         pairs = zip(wholes, self.wanted[len(ranks)], strict=True)
         return sum(not torch.allclose(x, y, rtol=1e-3, atol=1e-5) for x, y in pairs)
-
-
-class Behind:
-    """A model behind DDP, whose buckets this group reduces."""
-
-    def __init__(self, model: Any, group: Any) -> None:
-        self.model = model
-        self.call = DistributedDataParallel(
-            model, process_group=group, gradient_as_bucket_view=True
-        )
-
-    def no_sync(self) -> Any:
-        return self.call.no_sync()
-
-    def end(self) -> None:
-        pass
 
 
 class Alone(Behind):

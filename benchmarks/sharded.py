@@ -23,18 +23,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
-from small_nets import TASKS, Task
-from torch import Tensor, nn
+from small_nets import TASKS, Task, wide
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
-from turns import Contestant, Row, finish, print_head, take_turns
+from training import Trainer
+from turns import Row, finish, print_head, take_turns
 
 import farandole.torch as hvd
 from farandole.tools.bench_peers import Gloo
@@ -45,67 +45,27 @@ _TOLERANCE = 1e-3  # Adam divides by small numbers, so rounding shows
 _WIDTH, _LAYERS = 2048, 24  # of the net whose memory is measured
 
 
-def wide_net(width: int, layers: int) -> nn.Module:
-    """Square layers: width**2 parameters each, in one tensor."""
-    return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+class Sharder(Trainer):
+    """One contestant of training.py's kind, with Adam."""
 
-
-def _wide_batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    return torch.randn(4, 1024, generator=generator), torch.randint(1024, (4,), generator=generator)
-
-
-WIDE = Task("wide layers", "rows", 4, lambda: wide_net(1024, 12), _wide_batch)
-
-
-class Trainer:
-    """One contestant: its own copy of the net, and what it does in a turn."""
-
-    def __init__(self, task: Task, who: str) -> None:
-        torch.manual_seed(7)  # the same weights for all contestants, on all ranks
-        self.net = task.net()
-        self._task, self._step = task, 0
-        self._call: nn.Module = self.net
-        self.optimizer: Any
+    def optimizer_of(self, who: str) -> Any:
+        """What the contestant steps by."""
         if who == ZERO:
             self._call = DistributedDataParallel(self.net, gradient_as_bucket_view=True)
-            self.optimizer = ZeroRedundancyOptimizer(
+            return ZeroRedundancyOptimizer(
                 self.net.parameters(), optimizer_class=torch.optim.Adam, lr=1e-4
             )
-            return
         if who == FSDP:
             mesh = init_device_mesh("cpu", (hvd.size(),))
             for part in self.net.children():
                 if any(True for _ in part.parameters()):
                     fully_shard(part, mesh=mesh)
             fully_shard(self.net, mesh=mesh)
-        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=1e-4)
-        if who in (PLAIN, SHARDED):
-            self.optimizer = hvd.DistributedOptimizer(
-                self.optimizer, self.net.named_parameters(), shard_state=who == SHARDED
-            )
-
-    def contestant(self) -> Contestant:
-        """Results are checked at the end, over all steps together."""
-        return Contestant(self.prepare, self.run, lambda: 0)
-
-    def prepare(self) -> None:
-        """Makes the next step's data."""
-        self._data = self._task.data(hvd.rank(), self._step)
-        self._step += 1
-
-    def run(self) -> float:
-        """One step; its seconds."""
-        start = perf_counter()
-        self.optimizer.zero_grad()
-        self._task.loss(self._call, self._data).backward()
-        self.optimizer.step()
-        return perf_counter() - start
-
-    def loss(self) -> float:
-        """On one batch that is the same on all ranks; collective."""
-        self.net.eval()
-        with torch.no_grad():
-            return float(self._task.loss(self.net, self._task.data(0, -1)))
+        adam = torch.optim.Adam(self.net.parameters(), lr=1e-4)
+        if who == FSDP:
+            return adam
+        named = self.net.named_parameters()
+        return hvd.DistributedOptimizer(adam, named, shard_state=who == SHARDED)
 
     def state_bytes(self) -> int:
         """Of the tensors in the optimizer's state on this rank."""
@@ -117,10 +77,10 @@ class Trainer:
 
 def compete(task: Task, turns: int) -> list[Row]:
     """All contestants on one task."""
-    trainers = {who: Trainer(task, who) for who in CONTESTANTS}
+    trainers = {who: Sharder(task, who) for who in CONTESTANTS}
     contestants = {who: trainer.contestant() for who, trainer in trainers.items()}
     rows = take_turns(task.name, contestants, turns, over=np.max)
-    losses = {who: trainer.loss() for who, trainer in trainers.items()}
+    losses = {who: trainer.final_loss() for who, trainer in trainers.items()}
     expected = trainers[PLAIN].net.parameters()
     for row in rows:
         row.wrong += not np.isclose(losses[row.who], losses[PLAIN], rtol=_TOLERANCE)
@@ -150,19 +110,13 @@ def measure_memory(who: str) -> None:
     """Prints the largest figures of all ranks; for a job of one contestant."""
     hvd.init()
     gloo = Gloo()
-    task = Task(
-        "wide",
-        "rows",
-        2,
-        lambda: wide_net(_WIDTH, _LAYERS),
-        lambda g: (torch.randn(2, _WIDTH, generator=g), torch.randint(_WIDTH, (2,), generator=g)),
-    )
     hvd.allreduce(torch.ones(1 << 20))  # the runtime's own memory is there
     before = resident("VmRSS")
-    trainer = Trainer(task, who)
+    trainer = Sharder(wide(_WIDTH, _LAYERS, 2), who)
+    contestant = trainer.contestant()
     for _ in range(3):
-        trainer.prepare()
-        trainer.run()
+        contestant.prepare()
+        contestant.run()
     own = torch.tensor([trainer.state_bytes(), resident("VmHWM") - before])
     state, peak = hvd.allreduce(own, op=hvd.Max).tolist()
     if hvd.rank() == 0:
@@ -201,7 +155,7 @@ def main() -> int:
     gloo = Gloo()
     print_head(f"{'net':24} {'who':20} {'step ms':>9} {'of plain':>8} {'wrong':>6}")
     rows: list[Row] = []
-    for task in (*TASKS, WIDE):
+    for task in (*TASKS, wide(1024, 12, 4)):
         rows += (of_task := compete(task, options.turns))
         show(of_task)
     code = finish(rows, options.json)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two nets of real size whose steps take well below a second on one core, and their data."""
+"""Nets of real size whose steps take well below a second on one core, and their data."""
 
 from __future__ import annotations
 
@@ -95,3 +95,16 @@ TASKS = (
     Task("ResNet-18, 16x16 images", "images", 4, resnet18, _images),
     Task("transformer, 64 tokens", "tokens", 4 * 64, lambda: Transformer(2000, 256, 4, 64), _text),
 )
+
+
+def wide(width: int, layers: int, batch: int) -> Task:
+    """Square layers, of which a step does little else than communicate and update."""
+
+    def net() -> nn.Module:
+        return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+
+    def rows(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        x = torch.randn(batch, width, generator=generator)
+        return x, torch.randint(width, (batch,), generator=generator)
+
+    return Task("wide layers", "rows", batch, net, rows)

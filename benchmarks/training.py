@@ -48,18 +48,20 @@ class Trainer:
         self.net = task.net()
         self._task, self._step = task, 0
         self._call: nn.Module = self.net
-        self._sgd: Any = torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.9)
+        self.optimizer: Any = self.optimizer_of(who)
+
+    def optimizer_of(self, who: str) -> Any:
+        """What the contestant steps by."""
+        sgd = torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.9)
         if who == DDP:
             known = inspect.signature(DistributedDataParallel).parameters
             newest, before = "forward_sync_buffers", "broadcast_buffers"  # 2.13 renamed it
             buffers: Any = {newest if newest in known else before: False}
             self._call = DistributedDataParallel(self.net, gradient_as_bucket_view=True, **buffers)
-        elif who != ALONE:
-            self._sgd = hvd.DistributedOptimizer(
-                self._sgd,
-                named_parameters=self.net.named_parameters(),
-                gradient_as_bucket_view=who == VIEWS,
-            )
+        if who in (ALONE, DDP):
+            return sgd
+        named = self.net.named_parameters()
+        return hvd.DistributedOptimizer(sgd, named, gradient_as_bucket_view=who == VIEWS)
 
     def contestant(self) -> Contestant:
         """Results are checked at the end, over all steps together."""
@@ -72,9 +74,9 @@ class Trainer:
 
     def _run(self) -> float:
         start = perf_counter()
-        self._sgd.zero_grad()
+        self.optimizer.zero_grad()
         self._task.loss(self._call, self._data).backward()
-        self._sgd.step()
+        self.optimizer.step()
         self._idle()
         return perf_counter() - start
 
