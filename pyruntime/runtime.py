@@ -194,7 +194,7 @@ def _start(agreement: _Agreement, process_sets: Any) -> list[ProcessSet]:
             prometheus.serve()
             if job.rank == 0:
                 _advise()
-        except (ImportError, OSError, Warning) as reason:
+        except (OSError, Warning) as reason:
             failure = limits.of_machine(reason)
     agreement.agree(failure, None, 2 * job.seconds + _START_EXTRA)
     return sets

@@ -7,31 +7,19 @@ from __future__ import annotations
 import errno
 import os
 import warnings
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from itertools import accumulate
 
 from farandole._library import lib, text
 from farandole.config import setting
 from farandole.observe.flight import own_page
-from farandole.observe.metrics import Histogram, metrics
+from farandole.observe.metrics import metrics
 from farandole.observe.scrapes import ScrapeServer
 from farandole.topology import local_rank, local_size, rank
-
-if TYPE_CHECKING:
-    from prometheus_client import Metric
 
 _TRIES = 20  # ports that a rank tries
 _LAST_PORT = 65535
 _server: ScrapeServer | None = None
-
-
-def _histogram(one: Histogram, factor: float) -> list[tuple[str, float]]:
-    """Cumulative buckets; bounds in the metric's unit, the value times `factor`."""
-    seen, found = 0, []
-    for i, count in enumerate(one.counts):
-        seen += count
-        found.append((repr((1 << i) * factor), float(seen)))
-    return [*found, ("+Inf", float(one.count))]
 
 
 _NS, _MB = 1e-9, 1e6  # factors to Prometheus's units
@@ -43,11 +31,7 @@ _COUNTERS = {
     "tensors_failed": ("tensors_failed", 1.0, "Calls that have failed"),
     "bytes_done": ("bytes_done", 1.0, "Bytes of the tensors that are done"),
     "buckets_done": ("buckets_done", 1.0, "Buckets that have been moved"),
-    "mapped_bytes": (
-        "mapped_bytes",
-        1.0,
-        "Bytes of this rank that others used in place: zero copy",
-    ),
+    "mapped_bytes": ("mapped_bytes", 1.0, "Bytes that others used in place: zero copy"),
     "moving_ns": ("moving_seconds", _NS, "Seconds in which a bucket was moved"),
     "audits_done": ("audits_done", 1.0, "Blocks that FARANDOLE_AUDIT has reduced again"),
     "faults_found": ("faults_found", 1.0, "Messages and results that hardware has changed"),
@@ -67,37 +51,32 @@ _HISTOGRAMS = {
 }
 
 
-class Collector:
-    """Reads this rank's metrics whenever Prometheus asks."""
+def exposition() -> str:
+    """This rank's metrics in Prometheus's text format: counters, histograms, gauges."""
+    found, own = metrics(), f'rank="{rank()}"'
+    lines: list[str] = []
 
-    def collect(self) -> Iterator[Metric]:
-        """One family for each counter, gauge and histogram, labelled with the rank."""
-        from prometheus_client.core import (
-            CounterMetricFamily,
-            GaugeMetricFamily,
-            HistogramMetricFamily,
-        )
+    def add(kind: str, name: str, meaning: str, rows: Iterable[tuple[str, str, float]]) -> None:
+        lines.append(f"# HELP farandole_{name} {meaning}")
+        lines.append(f"# TYPE farandole_{name} {kind}")
+        lines.extend(f"farandole_{name}{end}{{{of}}} {float(value)}" for end, of, value in rows)
 
-        found, labels = metrics(), [str(rank())]
-        for name, value in found.items():
-            shown, factor, meaning = _COUNTERS[name]
-            counter = CounterMetricFamily(f"farandole_{shown}", meaning, labels=["rank"])
-            counter.add_metric(labels, value * factor)
-            yield counter
-        for name, one in found.histograms.items():
-            shown, factor, meaning = _HISTOGRAMS[name]
-            family = HistogramMetricFamily(f"farandole_{shown}", meaning, labels=["rank"])
-            family.add_metric(labels, _histogram(one, factor), sum_value=one.sum * factor)
-            yield family
-        stalled = GaugeMetricFamily("farandole_stalled_calls", _STALLED, labels=["rank"])
-        stalled.add_metric(labels, _stalled())
-        yield stalled
-        build = {"version": text(lib.farandole_version()), "core": text(lib.farandole_build_id())}
-        info = GaugeMetricFamily(
-            "farandole_build_info", "Always 1: the build is in the labels", labels=["rank", *build]
-        )
-        info.add_metric([*labels, *build.values()], 1)
-        yield info
+    for name, value in found.items():
+        shown, factor, meaning = _COUNTERS[name]
+        add("counter", f"{shown}_total", meaning, [("", own, value * factor)])
+    for name, one in found.histograms.items():
+        shown, factor, meaning = _HISTOGRAMS[name]
+        bounds = [*(repr((1 << i) * factor) for i in range(len(one.counts))), "+Inf"]
+        seen = zip(bounds, [*accumulate(one.counts), one.count], strict=True)
+        rows: list[tuple[str, str, float]] = []
+        rows += [("_bucket", f'le="{bound}",{own}', count) for bound, count in seen]
+        rows += [("_count", own, one.count), ("_sum", own, one.sum * factor)]
+        add("histogram", shown, meaning, rows)
+    add("gauge", "stalled_calls", _STALLED, [("", own, _stalled())])
+    version, core = text(lib.farandole_version()), text(lib.farandole_build_id())
+    build = f'core="{core}",{own},version="{version}"'
+    add("gauge", "build_info", "Always 1: the build is in the labels", [("", build, 1)])
+    return "\n".join([*lines, ""])
 
 
 _STALLED = "Calls that have waited for other ranks for longer than FARANDOLE_STALL_WARN seconds"
@@ -123,20 +102,12 @@ def serve() -> None:
     first = int(setting("FARANDOLE_METRICS_PORT"))
     if first == 0:
         return
-    try:
-        from prometheus_client import CollectorRegistry, make_wsgi_app
-    except ImportError as reason:
-        _warn(f"no metrics: {reason}; remedy: pip install prometheus_client")
-        return
-    registry = CollectorRegistry()
-    registry.register(Collector())
-    app = make_wsgi_app(registry)
     address, wanted = setting("FARANDOLE_METRICS_ADDRESS"), first + local_rank()
     refused: Exception | None = None
     # Every rank looks in a row of its own, so that two ranks never want the same port.
     for port in range(wanted, min(wanted + _TRIES * local_size(), _LAST_PORT + 1), local_size()):
         try:
-            _server = ScrapeServer(address, port, app)
+            _server = ScrapeServer(address, port, exposition)
         except (OSError, OverflowError) as reason:
             refused = refused or reason
             if getattr(reason, "errno", 0) != errno.EADDRINUSE:

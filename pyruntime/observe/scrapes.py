@@ -8,23 +8,22 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
-
-App = Callable[[dict[str, Any], Callable[[str, list[tuple[str, str]]], object]], Iterable[bytes]]
 
 _MOST = 64  # connections; beyond these the oldest one has to go
 _PATIENCE = 5.0  # seconds for a request and the reading of its answer
 _LONGEST = 1 << 14  # bytes of a request
 _BACKLOG = 128
+_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus
 
 
 class ScrapeServer:
-    """Answers each request by a WSGI application until close()."""
+    """Answers each request by a text until close()."""
 
-    def __init__(self, address: str, port: int, app: App) -> None:
+    def __init__(self, address: str, port: int, text: Callable[[], str]) -> None:
         """Raises OSError where the port is taken, or the address is none of this host's."""
-        self._app = app
+        self._text = text
         self._open: dict[asyncio.Task[Any], None] = {}  # the oldest first
         family, _, _, _, where = socket.getaddrinfo(
             address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -94,26 +93,10 @@ class ScrapeServer:
             pass
 
     def _respond(self, head: str) -> bytes:
-        first, *lines = head.split("\r\n")
-        words = first.split(" ")
-        told: list[str] = ["HTTP/1.0 400 Bad Request"]
-        body = b""
-        if len(words) == 3:
-            path, _, query = words[1].partition("?")
-            named = (line.partition(":") for line in lines if line)
-            headers = {name.strip().lower(): value.strip() for name, _, value in named}
-            environ: dict[str, Any] = {
-                "REQUEST_METHOD": words[0],
-                "PATH_INFO": path,
-                "QUERY_STRING": query,
-            }
-            for name in ("accept", "accept-encoding"):
-                if name in headers:
-                    environ["HTTP_" + name.upper().replace("-", "_")] = headers[name]
-
-            def start(status: str, fields: list[tuple[str, str]]) -> None:
-                told[:] = [f"HTTP/1.0 {status}", *(f"{name}: {value}" for name, value in fields)]
-
-            body = b"".join(self._app(environ, start))
-        told += [f"Content-Length: {len(body)}", "Connection: close", "", ""]
-        return "\r\n".join(told).encode("latin-1") + body
+        words = head.partition("\r\n")[0].split(" ")
+        if len(words) != 3 or words[0] != "GET":
+            why = "400 Bad Request" if len(words) != 3 else "405 Method Not Allowed"
+            return f"HTTP/1.0 {why}\r\nContent-Length: 0\r\n\r\n".encode()
+        body = self._text().encode()
+        head = f"HTTP/1.0 200 OK\r\nContent-Type: {_TYPE}\r\nContent-Length: {len(body)}\r\n\r\n"
+        return head.encode() + body

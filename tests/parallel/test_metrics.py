@@ -10,7 +10,7 @@ import pytest
 
 import farandole as fd
 from farandole.observe import flight, top
-from farandole.observe.prometheus import Collector
+from farandole.observe.prometheus import exposition
 
 
 def since(before):
@@ -67,20 +67,25 @@ def test_the_late_rank_is_named():
 
 
 def test_prometheus_text():
-    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.parser import text_string_to_metric_families
 
     fd.allreduce(np.ones(5000) * fd.rank(), name="scraped")
-    registry = CollectorRegistry()
-    registry.register(Collector())
-    text = generate_latest(registry).decode()
-    rank = fd.rank()
-    assert f'farandole_tensors_done_total{{rank="{rank}"}}' in text
-    assert f'farandole_negotiation_seconds_bucket{{le="+Inf",rank="{rank}"}}' in text
-    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    done = fd.metrics()["tensors_done"]
-    assert float(values[f'farandole_tensors_done_total{{rank="{rank}"}}']) == done
-    count = float(values[f'farandole_negotiation_seconds_count{{rank="{rank}"}}'])
-    assert count == fd.metrics().histograms["negotiation_ns"].count
+    values = {}
+    for family in text_string_to_metric_families(exposition()):
+        assert family.documentation
+        for sample in family.samples:
+            assert sample.labels.pop("rank") == str(fd.rank())
+            values[sample.name, sample.labels.get("le")] = family.type, sample.value
+    now = fd.metrics()
+    assert values["farandole_tensors_done_total", None] == ("counter", now["tensors_done"])
+    assert values["farandole_moving_seconds_total", None] == ("counter", now["moving_ns"] * 1e-9)
+    agreed = now.histograms["negotiation_ns"]
+    for name, le in (("count", None), ("bucket", "+Inf")):
+        assert values[f"farandole_negotiation_seconds_{name}", le] == ("histogram", agreed.count)
+    assert values["farandole_negotiation_seconds_sum", None][1] == agreed.sum * 1e-9
+    below = [n for (name, le), (_, n) in values.items() if name.endswith("bucket_bytes_bucket")]
+    assert below == sorted(below)
+    assert values["farandole_build_info", None] == ("gauge", 1)
 
 
 def test_tensorboard_scalars(tmp_path):

@@ -8,17 +8,14 @@ import os
 import socket
 import threading
 import urllib.request
-from collections.abc import Callable, Iterable
-from typing import Any
 
 import pytest
 
 from farandole.observe.scrapes import ScrapeServer
 
 
-def app(environ: dict[str, Any], start: Callable[..., object]) -> Iterable[bytes]:
-    start("200 OK", [("X-Of", environ["QUERY_STRING"])])
-    return [b"numbers of ", environ["PATH_INFO"].encode()]
+def text() -> str:
+    return "numbers\n"
 
 
 def free_port() -> int:
@@ -28,12 +25,12 @@ def free_port() -> int:
 
 def test_an_answer() -> None:
     port = free_port()
-    server = ScrapeServer("127.0.0.1", port, app)
+    server = ScrapeServer("127.0.0.1", port, text)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/x?rank=3", timeout=30) as answer:
-        assert answer.read() == b"numbers of /x"
-        assert answer.headers["X-Of"] == "rank=3"
+        assert answer.read() == b"numbers\n"
+        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     with pytest.raises(OSError, match="in use"):
-        ScrapeServer("127.0.0.1", port, app)
+        ScrapeServer("127.0.0.1", port, text)
     server.close()
 
 
@@ -42,8 +39,8 @@ def test_it_ends_with_connections_open() -> None:
     """And at once, even before it has begun."""
     port = free_port()
     before = threading.active_count()
-    ScrapeServer("127.0.0.1", port, app).close()
-    server = ScrapeServer("127.0.0.1", port, app)
+    ScrapeServer("127.0.0.1", port, text).close()
+    server = ScrapeServer("127.0.0.1", port, text)
     strangers = [socket.create_connection(("127.0.0.1", port), 30) for _ in range(70)]
     assert strangers[0].recv(1) == b"", "the newest 64 stay"
     server.close()
@@ -51,13 +48,13 @@ def test_it_ends_with_connections_open() -> None:
     for stranger in strangers:
         with stranger, contextlib.suppress(ConnectionError):
             assert stranger.recv(1) == b""
-    ScrapeServer("127.0.0.1", port, app).close()
+    ScrapeServer("127.0.0.1", port, text).close()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_gives_the_port_up() -> None:
     port = free_port()
-    server = ScrapeServer("127.0.0.1", port, app)
+    server = ScrapeServer("127.0.0.1", port, text)
     mine, its = socket.socketpair()
     child = os.fork()
     if child == 0:
@@ -67,7 +64,7 @@ def test_a_forked_child_gives_the_port_up() -> None:
         os._exit(0)
     assert mine.recv(16) == b"forgotten"
     server.close()
-    ScrapeServer("127.0.0.1", port, app).close()
+    ScrapeServer("127.0.0.1", port, text).close()
     mine.send(b"!")
     assert os.waitpid(child, 0)[1] == 0
     mine.close()
