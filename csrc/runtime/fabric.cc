@@ -49,6 +49,8 @@ void Fabric::share_memory(UnixListener& listener, std::unique_ptr<UnixSocket> to
   control_ = segment("farandole-control", ShmLayout::bytes_needed(ranks));
   staging_ = segment("farandole-staging", staging_bytes);
   flight_ = segment("farandole-flight", FlightMemory::bytes_needed(ranks, topology_.size));
+  // The others use it after share_arena() only.
+  if (leads()) FlightMemory(flight_.data(), flight_.size()).prepare(ranks, topology_.size);
   wakeups_ = control().wakeups();
 }
 

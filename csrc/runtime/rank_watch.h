@@ -21,10 +21,8 @@ namespace farandole {
 
 class RankWatch {
  public:
-  // Collective on the host, because it compares clocks.
   RankWatch(const Config& config, const Topology& topology, Fabric& fabric,
-            std::span<const PeerInfo> peer_infos, StackSource stacks, int64_t began_ns,
-            Deadline deadline);
+            std::span<const PeerInfo> peer_infos, StackSource stacks, int64_t began_ns);
 
   // Starts to report deaths of this host's ranks, on a thread of its own.
   using OnDeath = std::function<void(Rank, Failure)>;
@@ -61,7 +59,7 @@ class RankWatch {
  private:
   std::vector<pid_t> pids_in_sight(std::span<const PeerInfo> peer_infos) const;
   std::vector<DeathWatch::Peer> peers_of(std::span<const PeerInfo> peer_infos) const;
-  void open_recorder(int64_t began_ns, Deadline deadline);
+  void open_recorder(int64_t began_ns);
   void tell_death(const DeathWatch::Peer& peer, const OnDeath& on_death);
   void dump(std::span<const int> locals, const std::string& reason);
 

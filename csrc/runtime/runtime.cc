@@ -48,9 +48,9 @@ Runtime::Runtime(LocalEndpoint endpoint, Topology topology, std::span<const Peer
       config_, topology_, *fabric_, [this](SetId set) { return watch_->phases_of(set); });
   fabric_->share_memory(endpoint.listener, std::move(endpoint.to_leader), peer_infos,
                         backends_->staging_bytes(numbers_below(topology_.size)), deadline);
-  watch_ = std::make_unique<RankWatch>(config_, topology_, *fabric_, peer_infos, endpoint.stacks,
-                                       began_ns, deadline);
   fabric_->share_arena(std::move(endpoint.arena), deadline);
+  watch_ = std::make_unique<RankWatch>(config_, topology_, *fabric_, peer_infos, endpoint.stacks,
+                                       began_ns);
   fabric_->link_hosts(std::move(endpoint.hosts), std::move(endpoint.ends), peer_infos, deadline);
   channel_ = std::make_unique<MemberChannel>(fabric_->control(), topology_.local_rank);
   if (fabric_->leads()) open_leader();

@@ -190,10 +190,8 @@ struct FlightPage {
     int32_t size;
     int32_t world;  // its number in the job's life
     int64_t pid;
-    uint64_t start_time;     // of the process; tells it from a later one with the same number
-    int64_t began_ns;        // time of init()
-    int64_t clock_ns;        // this rank's monotonic clock minus that of the host's first rank
-    int64_t clock_error_ns;  // at most
+    uint64_t start_time;  // of the process; tells it from a later one with the same number
+    int64_t began_ns;     // time of init()
   };
   Stamped<Identity> identity;
   std::atomic<LifeState> state;
