@@ -51,7 +51,7 @@ Runtime::Runtime(LocalEndpoint endpoint, Topology topology, std::span<const Peer
   fabric_->share_arena(std::move(endpoint.arena), deadline);
   watch_ = std::make_unique<RankWatch>(config_, topology_, *fabric_, peer_infos, endpoint.stacks,
                                        began_ns);
-  fabric_->link_hosts(std::move(endpoint.hosts), std::move(endpoint.ends), peer_infos, deadline);
+  fabric_->link_hosts(std::move(endpoint.hosts), peer_infos, deadline);
   channel_ = std::make_unique<MemberChannel>(fabric_->control(), topology_.local_rank);
   if (fabric_->leads()) open_leader();
   open_engine();
