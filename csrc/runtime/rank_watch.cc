@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/error.h"
@@ -119,7 +118,6 @@ void RankWatch::open_recorder(int64_t began_ns) {
   identity.start_time = process_start_time(::getpid()).value_or(0);
   identity.began_ns = began_ns;
   recorder_ = std::make_unique<Recorder>(memory, topology_.local_rank, identity);
-  findings_ = std::make_unique<Findings>(memory.page(topology_.local_rank));
 }
 
 void RankWatch::start_timeline(const std::string& path, bool mark_cycles) {
@@ -151,19 +149,14 @@ void RankWatch::dump_host(const std::string& reason) {
   dump(numbers_below(topology_.local_size()), reason);
 }
 
-void RankWatch::tell_story(const std::string& text) {
-  FlightText story{};
-  story.length = std::min(text.size(), FlightText::kBytes);
-  std::memcpy(story.text, text.data(), story.length);
-  recorder_->memory().page(topology_.local_rank).story.write(0, story);
+void RankWatch::tell(Stamped<FlightText> FlightPage::* lines, const std::string& text,
+                     const std::string& reason) {
+  {
+    std::lock_guard lock(lines_mutex_);
+    add_line(recorder_->memory().page(topology_.local_rank).*lines, text);
+  }
   const int own[] = {topology_.local_rank};
-  dump(own, "a new world");
-}
-
-void RankWatch::tell_finding(const std::string& text) {
-  findings_->add(text);
-  const int own[] = {topology_.local_rank};
-  dump(own, text);
+  dump(own, reason);
 }
 
 // The first living rank of the host also dumps the dead ones.

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <string>
 #include <type_traits>
 
 #include "base/types.h"
@@ -179,6 +180,8 @@ struct FlightText {
   uint64_t length;
   char text[kBytes];
 };
+// Adds a line, if there is room. One thread at a time.
+void add_line(Stamped<FlightText>& lines, const std::string& text);
 
 // One rank's page. Zeroed memory is a rank that has done nothing.
 struct FlightPage {
