@@ -109,17 +109,19 @@ void Runtime::open_engine() {
         const bool ends_well = failure.code == ErrorCode::kShutdown;
         if (!ends_well && told.insert(failure.code).second) watch_->dump_own(failure.text);
       }});
-  engine_ = std::make_unique<Engine>(Engine::Setup{
-      topology_, fabric_->links(), *channel_, leader_.get(), *calls_, watch_->recorder(),
-      [this](SetId id, const ProcessSet& set, Segment& staging, Feeds feeds) {
-        return backends_->open_lane(id, set, staging, feeds);
-      },
-      fabric_->take_staging(),
-      [this] {
-        watch_->ask_for_stacks(
-            [this](std::string text) { calls_->report(StackReport{false, std::move(text)}); });
-      },
-      [this](const std::string& text) { watch_->tell_finding(text); }});
+  engine_ = std::make_unique<Engine>(
+      Engine::Setup{topology_, fabric_->links(), *channel_, leader_.get(), *calls_,
+                    watch_->recorder(),
+                    [this](SetId id, const ProcessSet& set, Segment& staging, Feeds feeds) {
+                      return backends_->open_lane(id, set, staging, feeds);
+                    },
+                    [this] {
+                      watch_->ask_for_stacks([this](std::string text) {
+                        calls_->report(StackReport{false, std::move(text)});
+                      });
+                    },
+                    [this](const std::string& text) { watch_->tell_finding(text); }},
+      fabric_->take_staging());
   gpus_ = std::make_unique<GpuAccess>(
       config_, calls_->handles, [this] { fabric_->wakeup().notify(); },
       [this](RankGpu& gpu) { engine_->use_gpu(gpu); });
