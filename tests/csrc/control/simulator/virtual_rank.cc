@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // A virtual rank's program. What the log tells it is in virtual_rank_log.cc.
-#include "control/simulator/virtual_rank.h"
-
 #include <limits>
 #include <utility>
 
 #include "check.h"
+#include "control/simulator/simulator.h"
 
 namespace farandole::simulation {
 
 using Kind = Action::Kind;
 
-VirtualRank::VirtualRank(const Program& program, Rank rank, Surroundings& world)
+VirtualRank::VirtualRank(const Program& program, Rank rank, Simulator& world)
     : program_(program), rank_(rank), world_(world), outcomes_(program.calls.size()) {
   sets_.try_emplace(kWorldSet);
   ids_[0] = kWorldSet;

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "check.h"
-#include "control/simulator/virtual_rank.h"
+#include "control/simulator/simulator.h"
 
 namespace farandole::simulation {
 namespace {
