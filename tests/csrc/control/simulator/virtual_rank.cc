@@ -133,9 +133,7 @@ void VirtualRank::report_call(int index, int member, Request request, OpenedSet&
     key.sequence = ready.sequence = set.unnamed.next++;
     set.unnamed.waiting[key.sequence] = index;
     request.site = site_of(index);
-    ByteString bytes;
-    encode(Entry(Define{0, request}), bytes);
-    auto found = interned_.find({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    auto found = interned_.find(bytes_of(request));
     if (found != interned_.end()) ready.id = found->second;
   }
   if (refuses) {
