@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares messages field by field, whatever fields they have.
+// Goes through the fields of messages, whatever they have.
 #pragma once
 
 #include <algorithm>
 #include <concepts>
 #include <ranges>
 #include <tuple>
+#include <type_traits>
 
 namespace farandole::check {
 
@@ -23,11 +24,11 @@ constexpr size_t count_fields() {
   }
 }
 
-// The fields of a plain struct.
+// References to the fields of a plain struct.
 template <class T>
-auto fields_of(const T& x) {
-  constexpr size_t n = count_fields<T>();
-  static_assert(n < 8, "one more case is needed");
+auto fields_of(T& x) {
+  constexpr size_t n = count_fields<std::remove_const_t<T>>();
+  static_assert(n < 8 || n == 10, "one more case is needed");
   if constexpr (n == 0) {
     return std::tie();
   } else if constexpr (n == 1) {
@@ -51,6 +52,9 @@ auto fields_of(const T& x) {
   } else if constexpr (n == 7) {
     auto& [a, b, c, d, e, f, g] = x;
     return std::tie(a, b, c, d, e, f, g);
+  } else if constexpr (n == 10) {
+    auto& [a, b, c, d, e, f, g, h, i, j] = x;
+    return std::tie(a, b, c, d, e, f, g, h, i, j);
   }
 }
 
