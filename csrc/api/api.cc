@@ -148,10 +148,10 @@ FARANDOLE_API int32_t farandole_shutdown(int32_t failed, const char* text, doubl
       ended = process().ended;
     }
     if (leaving) {
-      if (!leaving->leaver().leave(failed != 0, text ? text : "", deadline))
-        return FARANDOLE_PENDING;
+      std::optional<Failure> left = leaving->leave(failed != 0, text ? text : "", deadline);
+      if (!left) return FARANDOLE_PENDING;
       std::lock_guard lock(process().mutex);
-      ended->failure = leaving->leaver().gave_up();
+      ended->failure = *std::move(left);
       if (process().runtime == leaving) process().runtime.reset();
       std::lock_guard prepared_lock(process().prepared_mutex);
       process().prepared.clear();

@@ -159,7 +159,7 @@ TEST(two_threads_may_leave_at_once) {
   run_jobs({1, 2}, [](TestRank& self) {
     self.check_usable();
     auto runtime = self.runtime();
-    std::thread other([&] { CHECK(runtime->leaver().leave(false, "", patience())); });
+    std::thread other([&] { CHECK(runtime->leave(false, "", patience())); });
     self.leave();
     other.join();
     runtime.reset();
@@ -169,8 +169,8 @@ TEST(two_threads_may_leave_at_once) {
 TEST(leaving_takes_as_long_as_it_is_given) {
   run_jobs({2}, [](TestRank& self) {
     if (self.rank == 0) {
-      CHECK(!self.runtime()->leaver().leave(false, "", Deadline::in(1ms)));
-      CHECK(!self.runtime()->leaver().leave(false, "", Deadline::in(0ms)));
+      CHECK(!self.runtime()->leave(false, "", Deadline::in(1ms)));
+      CHECK(!self.runtime()->leave(false, "", Deadline::in(0ms)));
       Floats data(3);
       CHECK_THROWS(self.submit(allreduce(data)), ErrorCode::kShutdown);
       self.bootstrap.tell(0);
@@ -265,8 +265,7 @@ TEST(leaving_has_a_limit_though_rank_0_stands_still) {
     }
     bootstrap.await(0, 1);
     const pid_t leader = stopped;
-    CHECK(self.runtime()->leaver().leave(false, "", patience()));
-    const Failure failure = self.runtime()->leaver().gave_up();
+    const Failure failure = *self.runtime()->leave(false, "", patience());
     kill(leader, SIGCONT);
     CHECK_EQ(failure.code, ErrorCode::kStall);
     CHECK(contains(failure.text, "rank 0"));
@@ -277,7 +276,7 @@ TEST(leaving_has_a_limit_though_rank_0_stands_still) {
 TEST(a_normal_leave_may_become_a_failed_one) {
   run_jobs({2}, [](TestRank& self) {
     if (self.rank == 1) {
-      CHECK(!self.runtime()->leaver().leave(false, "", Deadline::in(1ms)));
+      CHECK(!self.runtime()->leave(false, "", Deadline::in(1ms)));
       self.bootstrap.tell(0);
       return self.leave_failed("KeyboardInterrupt");
     }
