@@ -1,9 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C ABI of farandole.h, except GPUs, arenas and watching: each function finds the runtime and calls it.
-#include "api/api_entry.h"
+// The C ABI of farandole.h, except GPUs and XLA: each function finds the runtime and calls it.
+#include "api/api.h"
+
+#include <pthread.h>
 
 #include "base/build_id.h"
 #include "runtime/local_endpoint.h"
+#include "watch/flight_text.h"
+
+namespace farandole {
+
+Process::Process() {
+  pthread_atfork(
+      [] {
+        process().mutex.lock();  // so that a child finds it unlocked, and the runtime consistent
+        process().arenas.before_fork();
+      },
+      [] {
+        process().arenas.after_fork_in_parent();
+        process().mutex.unlock();
+      },
+      [] {
+        process().arenas.after_fork_in_child();
+        process().mutex.unlock();
+      });
+}
+
+}  // namespace farandole
 
 using namespace farandole;
 
@@ -125,10 +148,10 @@ FARANDOLE_API int32_t farandole_shutdown(int32_t failed, const char* text, doubl
       ended = process().ended;
     }
     if (leaving) {
-      if (!leaving->leaver().leave(failed != 0, text ? text : "", deadline))
-        return FARANDOLE_PENDING;
+      std::optional<Failure> left = leaving->leave(failed != 0, text ? text : "", deadline);
+      if (!left) return FARANDOLE_PENDING;
       std::lock_guard lock(process().mutex);
-      ended->failure = leaving->leaver().gave_up();
+      ended->failure = *std::move(left);
       if (process().runtime == leaving) process().runtime.reset();
       std::lock_guard prepared_lock(process().prepared_mutex);
       process().prepared.clear();
@@ -379,4 +402,78 @@ FARANDOLE_API int32_t farandole_counters(farandole_counter* rows, int32_t capaci
     if (const size_t n = rows_in(capacity, std::size(counters))) std::copy_n(counters, n, rows);
     return static_cast<int32_t>(std::size(counters));
   });
+}
+
+// ---- Zero copy
+
+FARANDOLE_API int32_t farandole_allocate(uint64_t bytes, void** memory) {
+  return guarded([&] { *memory = process().arenas.allocate(bytes); });
+}
+
+FARANDOLE_API void farandole_deallocate(void* memory) {
+  if (process().forked) return;  // the pages belong to the parent
+  guarded([&] { process().arenas.release(static_cast<std::byte*>(memory)); });
+}
+
+// ---- Watching
+
+namespace {
+
+FlightView view_of(int32_t fd) {
+  if (fd >= 0) return FlightView(fd);
+  return FlightView(runtime()->watch().flight_fd());
+}
+
+}  // namespace
+
+FARANDOLE_API int32_t farandole_flight_ranks(int32_t fd) {
+  return negated([&]() -> int32_t { return view_of(fd).local_ranks(); });
+}
+
+FARANDOLE_API int64_t farandole_flight(int32_t fd, int32_t local, int32_t events, char* text,
+                                       int64_t capacity) {
+  return negated([&]() -> int64_t {
+    const std::string whole = view_of(fd).text(local, static_cast<size_t>(std::max(events, 0)));
+    const size_t fits = std::min(whole.size(), static_cast<size_t>(std::max<int64_t>(capacity, 0)));
+    if (fits > 0) std::memcpy(text, whole.data(), fits);
+    return static_cast<int64_t>(whole.size());
+  });
+}
+
+FARANDOLE_API int32_t farandole_story(const char* text) {
+  return guarded([&] { runtime()->watch().tell_story(text); });
+}
+
+FARANDOLE_API int32_t farandole_finding(const char* text) {
+  return guarded([&] { runtime()->watch().tell_finding(text); });
+}
+
+FARANDOLE_API int32_t farandole_dump(int32_t fd, const char* folder, const char* reason) {
+  return guarded([&] { view_of(fd).dump(folder, reason); });
+}
+
+FARANDOLE_API int32_t farandole_end_after(double seconds, const char* text, int32_t count,
+                                          const int32_t* processes, const char* const* texts) {
+  return guarded([&] {
+    std::unique_ptr<Watchdog> limit;
+    if (seconds >= 0) {
+      std::vector<Watchdog::Awaited> awaited;
+      for (int32_t i = 0; i < count; ++i) {
+        const uint64_t start = process_start_time(processes[i]).value_or(0);
+        std::optional<PidFd> other = PidFd::open(processes[i], start);
+        if (other) awaited.push_back({std::move(*other), texts[i]});
+      }
+      limit = std::make_unique<Watchdog>(deadline_in(seconds), text, std::move(awaited));
+    }
+    std::lock_guard lock(process().mutex);
+    process().init_limit.swap(limit);
+  });
+}
+
+FARANDOLE_API int32_t farandole_start_timeline(const char* path, int32_t mark_cycles) {
+  return guarded([&] { runtime()->watch().start_timeline(path, mark_cycles != 0); });
+}
+
+FARANDOLE_API int32_t farandole_stop_timeline(void) {
+  return guarded([&] { runtime()->watch().recorder().timeline().stop(); });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of the C ABI for tensors and memory on GPUs.
-#include "api/api_entry.h"
+#include "api/api.h"
 
 using namespace farandole;
 

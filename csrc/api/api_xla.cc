@@ -5,7 +5,7 @@
 // Head; "dtypes", ours, by tensor; "members", the set's ranks when the program was compiled; "factors"; "name". The
 // handler blocks one of XLA's threads. A token orders the collectives of a program alike on all ranks, so ranks
 // that block wait for the same call. On a GPU that is until the launch; XLA's stream waits for the results.
-#include "api/api_entry.h"
+#include "api/api.h"
 #include "lib/os/memory.h"
 #include "lib/xla/xla_ffi.h"
 

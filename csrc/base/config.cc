@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <sstream>
 #include <string_view>
 
@@ -259,27 +260,13 @@ double parse_seconds(const Variable& variable, const std::string& text) {
   return value;
 }
 
-// Applies one line of the tuning file, unless the environment sets the variable.
-void apply_tuned(Config& config, const std::string& path, const std::string& name,
-                 const std::string& value) {
-  auto known = [&](const Variable& v) { return v.job_wide && v.name == name; };
-  const auto* variable = std::find_if(std::begin(kVariables), std::end(kVariables), known);
-  if (variable == std::end(kVariables)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "tuning file " + path + ": " + name + " is no job-wide setting of this version");
-  }
-  Source& source = config.sources[static_cast<size_t>(variable - kVariables)];
-  if (source == Source::kEnvironment) return;
-  try {
-    variable->set(config, value);
-  } catch (const Error& error) {
-    throw Error(error.code(), "tuning file " + path + ": " + error.what());
-  }
-  source = Source::kTuning;
-}
+// The settings file that `farandole tune` writes: lines `NAME = VALUE`; `#` begins a comment.
+struct TuningFile {
+  std::string path;  // empty: there is none
+  std::map<std::string, std::string> values;
+};
 
-}  // namespace
-
+// `path`: "none" for no file; or "" for the one in the user's configuration directory, if it exists.
 TuningFile read_tuning_file(const std::string& path) {
   if (path == "none") return {};
   TuningFile file{.path = path.empty() ? usual_path() : path, .values = {}};
@@ -300,6 +287,27 @@ TuningFile read_tuning_file(const std::string& path) {
   }
   return file;
 }
+
+// Applies one line of the tuning file, unless the environment sets the variable.
+void apply_tuned(Config& config, const std::string& path, const std::string& name,
+                 const std::string& value) {
+  auto known = [&](const Variable& v) { return v.job_wide && v.name == name; };
+  const auto* variable = std::find_if(std::begin(kVariables), std::end(kVariables), known);
+  if (variable == std::end(kVariables)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "tuning file " + path + ": " + name + " is no job-wide setting of this version");
+  }
+  Source& source = config.sources[static_cast<size_t>(variable - kVariables)];
+  if (source == Source::kEnvironment) return;
+  try {
+    variable->set(config, value);
+  } catch (const Error& error) {
+    throw Error(error.code(), "tuning file " + path + ": " + error.what());
+  }
+  source = Source::kTuning;
+}
+
+}  // namespace
 
 void Variable::set(Config& config, const std::string& text) const {
   if (auto* integer = std::get_if<int64_t Config::*>(&field)) {

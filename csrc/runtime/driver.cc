@@ -26,6 +26,15 @@ int64_t used_cpu_ns() {
 
 constexpr std::chrono::milliseconds kFirstProbe{100};  // before a wait thinks of its leader
 
+// A question to rank 0, which a wait asks when it lasts; rank 0 need only answer. Kept while an interrupted wait is
+// repeated.
+struct Probe {
+  Handle handle = 0;
+  Deadline until = Deadline::never();  // of the pause before it, then of the answer
+  uint64_t number = 0;                 // 0: not asked
+};
+thread_local Probe probe;
+
 // Records how long a caller blocks; a wait that was interrupted and repeated counts once.
 struct Waiting {
   Recorder& recorder;
@@ -170,30 +179,15 @@ void Driver::give_up(Failure failure) {
 // No process of another host is in sight, and its kernel answers for it as long as it only stands still.
 Deadline Driver::probe_job_leader(Handle handle) {
   const Deadline until = setup_.watch.job_leader_answers();
-  uint64_t asked = 0;
-  {
-    std::lock_guard lock(probes_mutex_);
-    const auto [at, is_new] = probes_.try_emplace(handle, Probe{until});
-    has_probes_ = true;
-    if (is_new || !at->second.until.expired()) return at->second.until;
-    at->second.until = until;
-    asked = std::exchange(at->second.number, 0);
+  if (probe.handle != handle) {
+    probe = {handle, until};
+  } else if (probe.until.expired()) {
+    if (probe.number != 0 && !setup_.calls.answer(probe.number)) {
+      give_up(setup_.watch.job_leader_silent());
+    }
+    probe = {handle, until, ask(handle)};
   }
-  if (asked == 0) {
-    const uint64_t number = ask(handle);
-    std::lock_guard lock(probes_mutex_);
-    if (const auto at = probes_.find(handle); at != probes_.end()) at->second.number = number;
-    return until;
-  }
-  if (!setup_.calls.answer(asked)) give_up(setup_.watch.job_leader_silent());
-  return until;
-}
-
-void Driver::forget_probe(Handle handle) {
-  if (!has_probes_.load(std::memory_order_relaxed)) return;
-  std::lock_guard lock(probes_mutex_);
-  probes_.erase(handle);
-  has_probes_ = !probes_.empty();
+  return probe.until;
 }
 
 WaitEnd Driver::wait(std::span<const Handle> wanted, Deadline deadline, Failure& failure) {
@@ -205,15 +199,12 @@ WaitEnd Driver::wait(std::span<const Handle> wanted, Deadline deadline, Failure&
   const Handle first = wanted[ready];
   Waiting waiting(setup_.watch.recorder(), first, setup_.calls.handles.label_of(first));
   const bool probes = !setup_.watch.job_leader_answers().is_never();
-  Deadline probe = probes ? Deadline::in(kFirstProbe) : Deadline::never();
+  Deadline next_probe = probes ? Deadline::in(kFirstProbe) : Deadline::never();
   for (;;) {
-    const Deadline look = std::min(setup_.watch.leader_process().next_look(), probe);
-    if (await(done, std::min(deadline, look))) {
-      forget_probe(first);
-      return failure ? WaitEnd::kFailed : WaitEnd::kDone;
-    }
+    const Deadline look = std::min(setup_.watch.leader_process().next_look(), next_probe);
+    if (await(done, std::min(deadline, look))) return failure ? WaitEnd::kFailed : WaitEnd::kDone;
     look_at_leader();
-    if (probes) probe = probe_job_leader(first);
+    if (probes) next_probe = probe_job_leader(first);
     if (!deadline.expired() && look.expired()) continue;
     waiting.over = false;
     return WaitEnd::kTimeIsUp;  // or a signal

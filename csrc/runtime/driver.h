@@ -12,8 +12,6 @@
 #include <cstdint>
 #include <functional>
 #include <latch>
-#include <map>
-#include <mutex>
 #include <span>
 #include <string>
 #include <thread>
@@ -139,11 +137,6 @@ class Driver {
 
  private:
   struct Role;
-  // A question to rank 0, which a wait asks when it lasts; rank 0 need only answer.
-  struct Probe {
-    Deadline until;       // of the pause before it, then of the answer
-    uint64_t number = 0;  // 0: not asked
-  };
   bool work_is_left() const;
   bool sleeps_past_tick() const;
   bool step();
@@ -154,9 +147,8 @@ class Driver {
   void background();
   void ask_scheduler();
   void look_at_leader();
-  // When to call it again; the caller waits for `handle`.
+  // When to call it again; the caller waits for `handle`, about which it asks.
   Deadline probe_job_leader(Handle handle);
-  void forget_probe(Handle handle);
   void give_up(Failure failure);
   // See RankCalls::ask().
   uint64_t ask(Handle handle);
@@ -168,9 +160,6 @@ class Driver {
   std::atomic<int64_t> sleeps_until_ns_{0};  // when the background thread wakes up; max: never
   std::latch scheduled_{1};
   std::thread thread_;
-  std::mutex probes_mutex_;
-  std::map<Handle, Probe> probes_;  // by the first call of a wait, which may come in many slices
-  std::atomic<bool> has_probes_ = false;
 };
 
 }  // namespace farandole

@@ -132,19 +132,10 @@ void GpuBuckets::abort(const Failure& failure, bool together) {
   gpu->lane().abort(failure, together);
 }
 
-Engine::Engine(Setup setup)
-    : topology_(setup.topology),
-      links_(setup.links),
-      channel_(setup.channel),
-      leader_(setup.leader),
-      calls_(setup.calls),
-      recorder_(setup.recorder),
-      report_stacks_(std::move(setup.report_stacks)),
-      tell_finding_(std::move(setup.tell_finding)),
-      lanes_(std::move(setup.open_lane)),
-      gpu_(setup.calls) {
-  calls_.on(OpenSet{kWorldSet, numbers_below(topology_.size), {}});
-  lanes_.open(kWorldSet, *calls_.find_set(kWorldSet), std::move(setup.world_staging));
+Engine::Engine(Setup setup, Segment world_staging)
+    : setup_(std::move(setup)), calls_(setup_.calls), lanes_(setup_.open_lane), gpu_(calls_) {
+  calls_.on(OpenSet{kWorldSet, numbers_below(setup_.topology.size), {}});
+  lanes_.open(kWorldSet, *calls_.find_set(kWorldSet), std::move(world_staging));
 }
 
 bool Engine::step() {
@@ -167,8 +158,8 @@ bool Engine::say_last() {
 
 // Sends own reports that found the ring full, and lets the leader work.
 bool Engine::say() {
-  bool moved = channel_.can_flush() && calls_.flush();
-  if (leader_) moved |= leader_->step();
+  bool moved = setup_.channel.can_flush() && calls_.flush();
+  if (setup_.leader) moved |= setup_.leader->step();
   return moved;
 }
 
@@ -176,9 +167,9 @@ bool Engine::say() {
 bool Engine::control() {
   bool moved = say();
   for (bool first = true; !log_closed_; first = false) {
-    ByteView message = channel_.next_entry();
+    ByteView message = setup_.channel.next_entry();
     if (message.empty()) break;
-    if (first) recorder_.cycle();
+    if (first) setup_.recorder.cycle();
     moved = true;
     apply(decode_entry(message));
   }
@@ -190,9 +181,10 @@ bool Engine::control() {
 
 bool Engine::has_work() const {
   std::lock_guard lock(work_mutex_);
-  if (calls_.job.failing() || (!log_closed_ && channel_.has_entry()) || channel_.can_flush())
+  if (calls_.job.failing() || (!log_closed_ && setup_.channel.has_entry()) ||
+      setup_.channel.can_flush())
     return true;
-  if (leader_ && leader_->has_work()) return true;
+  if (setup_.leader && setup_.leader->has_work()) return true;
   return gpu_.ready() || lanes_.ready();
 }
 
@@ -203,12 +195,12 @@ bool Engine::moving() const {
 
 Deadline Engine::next_tick() const {
   std::lock_guard lock(work_mutex_);
-  return std::min(
-      {lanes_.look_again(), gpu_.look_again(), leader_ ? leader_->next_tick() : Deadline::never()});
+  return std::min({lanes_.look_again(), gpu_.look_again(),
+                   setup_.leader ? setup_.leader->next_tick() : Deadline::never()});
 }
 
 void Engine::use_gpu(RankGpu& gpu) {
-  calls_.report(gpu.describe(topology_.leader()));
+  calls_.report(gpu.describe(setup_.topology.leader()));
   gpu_.use(gpu);
 }
 
@@ -227,7 +219,8 @@ void Engine::apply(const Entry& entry) {
                    calls_.handles.announce();
                  },
                  [&](const CollectStacks& e) {
-                   if (std::ranges::count(e.ranks, topology_.rank) > 0) report_stacks_();
+                   if (std::ranges::count(e.ranks, setup_.topology.rank) > 0)
+                     setup_.report_stacks();
                  },
                  [&](const auto& e) { calls_.on(e); },
              },
@@ -244,11 +237,12 @@ void Engine::on(const Run& run) {
 }
 
 Segment Engine::take_staging(SetId id) {
-  return leader_ ? leader_->take_staging(id) : links_.receive(Deadline::in(kStagingTimeout));
+  return setup_.leader ? setup_.leader->take_staging(id)
+                       : setup_.links.receive(Deadline::in(kStagingTimeout));
 }
 
 void Engine::on(const OpenSet& open) {
-  const bool own = std::ranges::count(open.ranks, topology_.rank) > 0;
+  const bool own = std::ranges::count(open.ranks, setup_.topology.rank) > 0;
   if (is_pair(open.set) && !own) return;
   calls_.on(open);
   if (own) lanes_.open(open.set, *calls_.find_set(open.set), take_staging(open.set));
@@ -281,7 +275,7 @@ void Engine::on(const Notice& notice) {
   const std::optional<ProcessSet> set = calls_.find_set(notice.set);
   if (!set || set->member < 0) return;
   log(LogLevel::kWarning, notice.text);
-  tell_finding_(notice.text);
+  setup_.tell_finding(notice.text);
 }
 
 void Engine::give_up(const Failure& failure) {

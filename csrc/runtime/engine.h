@@ -101,11 +101,10 @@ class Engine {
     RankCalls& calls;
     Recorder& recorder;
     OpenLane open_lane;
-    Segment world_staging;
     std::function<void()> report_stacks;  // the coordinator asks for this rank's; must not block
     std::function<void(const std::string&)> tell_finding;  // see RankWatch
   };
-  explicit Engine(Setup setup);
+  Engine(Setup setup, Segment world_staging);
 
   // ---- The driver only
   // Control messages first, then one block of each lane. False: nothing to do until somebody wakes us.
@@ -139,14 +138,8 @@ class Engine {
   void break_down(const Failure& failure);
   Segment take_staging(SetId id);  // of a set being opened; made by the leader
 
-  const Topology& topology_;
-  HostLinks& links_;
-  MemberChannel& channel_;
-  HostController* leader_;
+  const Setup setup_;
   RankCalls& calls_;
-  Recorder& recorder_;
-  const std::function<void()> report_stacks_;
-  const std::function<void(const std::string&)> tell_finding_;
   // Taken before the mutex of RankCalls. The driver holds it during a step; other threads to check for work.
   mutable std::mutex work_mutex_;
   uint64_t log_position_ = 0;            // entries read; equal on all ranks

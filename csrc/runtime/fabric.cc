@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "data/hierarchical/mpi_wire.h"
+#include "data/hierarchical/tcp_wire.h"
 #include "watch/flight_memory.h"
 
 namespace farandole {
@@ -49,6 +51,8 @@ void Fabric::share_memory(UnixListener& listener, std::unique_ptr<UnixSocket> to
   control_ = segment("farandole-control", ShmLayout::bytes_needed(ranks));
   staging_ = segment("farandole-staging", staging_bytes);
   flight_ = segment("farandole-flight", FlightMemory::bytes_needed(ranks, topology_.size));
+  // The others use it after share_arena() only.
+  if (leads()) FlightMemory(flight_.data(), flight_.size()).prepare(ranks, topology_.size);
   wakeups_ = control().wakeups();
 }
 
@@ -64,12 +68,50 @@ void Fabric::share_arena(std::shared_ptr<Arena> own, Deadline deadline) {
                                          ArenaDirectory(arena_directory_.data(), ranks));
 }
 
-void Fabric::link_hosts(TcpListener listener, WireEnds ends, std::span<const PeerInfo> peer_infos,
+// On auto by MPI if the job has one, since MPI also uses networks faster than TCP.
+void Fabric::link_hosts(TcpListener listener, std::span<const PeerInfo> peer_infos,
                         Deadline deadline) {
   if (topology_.local_size() == topology_.size) return;
   if (links_.leads()) link_leaders(listener, peer_infos, deadline);
-  open_wire_ = wire_factory({config_, topology_.rank, peer_infos, std::move(listener),
-                             std::move(ends), mpi_.get(), host_names_});
+  if (config_.wire != "tcp") open_wire_ = by_mpi();
+  if (!open_wire_) open_wire_ = by_tcp(std::move(listener), peer_infos);
+}
+
+OpenWire Fabric::by_mpi() const {
+  if (mpi_) {
+    return [this](const std::vector<Rank>& ranks, uint64_t number) {
+      return std::make_unique<MpiWire>(*mpi_, ranks, host_names_, number);
+    };
+  }
+  if (config_.wire == "auto") return {};
+  throw Error(ErrorCode::kLibrary,
+              "FARANDOLE_WIRE=mpi, but the job has no MPI: start the job by mpirun, mpiexec or "
+              "srun, with mpi4py installed");
+}
+
+OpenWire Fabric::by_tcp(TcpListener listener, std::span<const PeerInfo> peer_infos) const {
+  auto ends = std::make_shared<TcpEnds>(
+      TcpEnds{topology_.rank, peer_infos[0].key, std::move(listener), {}, host_names_, {}});
+  ends->timeout = peer_timeout();
+  std::vector<Rank> mute;
+  for (const PeerInfo& peer_info : peer_infos) {
+    if (peer_info.tcp.port == 0) mute.push_back(static_cast<Rank>(ends->addresses.size()));
+    ends->addresses.push_back(way_to(peer_info, peer_infos[static_cast<size_t>(topology_.rank)]));
+  }
+  if (mute.empty()) {
+    return [ends](const std::vector<Rank>& ranks, uint64_t number) {
+      return std::make_unique<TcpWire>(ends, ranks, number);
+    };
+  }
+  throw Error(ErrorCode::kLibrary,
+              "the ranks are on several hosts, but " + text_of_ranks(mute) +
+                  " can't open a TCP socket, which carries inputs between hosts; allow sockets "
+                  "there (container or sandbox settings), or start the job by mpirun, mpiexec or "
+                  "srun, with mpi4py installed");
+}
+
+std::chrono::milliseconds Fabric::peer_timeout() const {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(nanoseconds(config_.peer_timeout));
 }
 
 void Fabric::link_leaders(TcpListener& listener, std::span<const PeerInfo> peer_infos,
@@ -87,10 +129,8 @@ void Fabric::link_leaders(TcpListener& listener, std::span<const PeerInfo> peer_
   }
   std::ranges::move(listener.accept(topology_.rank, below, key, deadline),
                     std::back_inserter(peers));
-  hosts_ = std::make_unique<HostChannel>(
-      std::move(peers),
-      std::chrono::duration_cast<std::chrono::milliseconds>(nanoseconds(config_.peer_timeout)),
-      [this] { wakeup().notify(); });
+  hosts_ = std::make_unique<HostChannel>(std::move(peers), peer_timeout(),
+                                         [this] { wakeup().notify(); });
 }
 
 void Fabric::finish(Deadline deadline) {

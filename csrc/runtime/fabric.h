@@ -2,6 +2,8 @@
 // What connects this rank to others: sockets and memory on its host, event counts, links between hosts.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -11,12 +13,16 @@
 #include "control/channel/host_channel.h"
 #include "control/channel/shm_channel.h"
 #include "control/hosts/host_tree.h"
+#include "data/hierarchical/wire.h"
 #include "data/shm/host_arenas.h"
 #include "lib/mpi/mpi.h"
 #include "runtime/local_endpoint.h"
-#include "runtime/wire_factory.h"
 
 namespace farandole {
+
+// Opens a wire between these ranks. `number`: equal on all members, never used for another wire of the job.
+using OpenWire =
+    std::function<std::unique_ptr<Wire>(const std::vector<Rank>& ranks, uint64_t number)>;
 
 class Fabric {
  public:
@@ -28,8 +34,8 @@ class Fabric {
                     std::span<const PeerInfo> peer_infos, size_t staging_bytes, Deadline deadline);
   void share_arena(std::shared_ptr<Arena> own, Deadline deadline);
   // Links each host's leader with its parent and children in the tree; then all ranks can open wires.
-  void link_hosts(TcpListener listener, WireEnds ends, std::span<const PeerInfo> peer_infos,
-                  Deadline deadline);
+  // Throws Error(kLibrary) if FARANDOLE_WIRE names a transport that is not available here.
+  void link_hosts(TcpListener listener, std::span<const PeerInfo> peer_infos, Deadline deadline);
   // Sends what is queued for other hosts, if it can be by the deadline.
   void finish(Deadline deadline);
   // In a forked child: closes the connections. Otherwise a dead rank would go unnoticed while children of it
@@ -52,6 +58,9 @@ class Fabric {
  private:
   // Throws Error(kPeer) that names the missing leaders; kLibrary for those without sockets.
   void link_leaders(TcpListener& listener, std::span<const PeerInfo> peer_infos, Deadline deadline);
+  std::chrono::milliseconds peer_timeout() const;
+  OpenWire by_mpi() const;  // empty: the job has none, and FARANDOLE_WIRE allows others
+  OpenWire by_tcp(TcpListener listener, std::span<const PeerInfo> peer_infos) const;
 
   const Config& config_;
   const Topology& topology_;

@@ -35,15 +35,8 @@ LocalEndpoint::LocalEndpoint(Config its_config, StackSource its_stacks,
       key(random_key()),
       listener(key),
       hosts(config.interface),
-      ends(open_wire_ends(config)),
       stacks(its_stacks),
       arena(std::move(its_arena)) {}
-
-ByteString LocalEndpoint::peer_info() const {
-  PeerInfo info = own_peer_info(config, listener, hosts.address(), key);
-  for (const auto& [name, end] : ends) info.wires[name] = end->address();
-  return info.encode();
-}
 
 Rank LocalEndpoint::probe(Rank own, const std::vector<Rank>& node,
                           std::span<const PeerInfo> peer_infos) {

@@ -10,7 +10,6 @@
 #include "base/config.h"
 #include "control/bootstrap/peer_info.h"
 #include "lib/ipc/arena.h"
-#include "runtime/wire_factory.h"
 #include "watch/stack_reporter.h"
 
 namespace farandole {
@@ -25,7 +24,6 @@ struct LocalEndpoint {
   JobKey key;
   UnixListener listener;
   TcpListener hosts;
-  WireEnds ends;
   StackSource stacks;
   std::shared_ptr<Arena> arena;  // shared with peers; arrays in it may outlive the job
   std::unique_ptr<UnixSocket> to_leader;
@@ -34,7 +32,9 @@ struct LocalEndpoint {
   // The leader of the host that this rank belongs to: the lowest rank whose socket it can reach, or itself.
   // `node`: by rank, the lowest rank of its host according to MPI.
   Rank probe(Rank own, const std::vector<Rank>& node, std::span<const PeerInfo> peer_infos);
-  ByteString peer_info() const;
+  ByteString peer_info() const {
+    return own_peer_info(config, listener, hosts.address(), key).encode();
+  }
 };
 
 }  // namespace farandole

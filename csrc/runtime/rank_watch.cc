@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/error.h"
@@ -15,15 +14,14 @@
 namespace farandole {
 
 RankWatch::RankWatch(const Config& config, const Topology& topology, Fabric& fabric,
-                     std::span<const PeerInfo> peer_infos, StackSource stacks, int64_t began_ns,
-                     Deadline deadline)
+                     std::span<const PeerInfo> peer_infos, StackSource stacks, int64_t began_ns)
     : config_(config),
       topology_(topology),
       fabric_(fabric),
       pids_(pids_in_sight(peer_infos)),
       job_leader_("rank 0 on " + peer_infos[0].host),
       stack_reporter_(std::make_unique<StackReporter>(stacks)) {
-  open_recorder(began_ns, deadline);
+  open_recorder(began_ns);
   const Rank leader = topology_.leader();
   const pid_t pid = fabric_.leads() ? 0 : pids_[static_cast<size_t>(leader)];
   leader_process_ =
@@ -110,9 +108,8 @@ void RankWatch::tell_death(const DeathWatch::Peer& peer, const OnDeath& on_death
                 ") died; see its own output for the reason (killed, out of memory, crashed?)"});
 }
 
-void RankWatch::open_recorder(int64_t began_ns, Deadline deadline) {
+void RankWatch::open_recorder(int64_t began_ns) {
   FlightMemory memory(fabric_.flight().data(), fabric_.flight().size());
-  if (fabric_.leads()) memory.prepare(topology_.local_size(), topology_.size);
   FlightPage::Identity identity{};
   identity.rank = topology_.rank;
   identity.size = topology_.size;
@@ -120,11 +117,7 @@ void RankWatch::open_recorder(int64_t began_ns, Deadline deadline) {
   identity.pid = ::getpid();
   identity.start_time = process_start_time(::getpid()).value_or(0);
   identity.began_ns = began_ns;
-  const ClockOffset offset = fabric_.links().measure_clock(deadline);
-  identity.clock_ns = offset.ns;
-  identity.clock_error_ns = offset.error_ns;
   recorder_ = std::make_unique<Recorder>(memory, topology_.local_rank, identity);
-  findings_ = std::make_unique<Findings>(memory.page(topology_.local_rank));
 }
 
 void RankWatch::start_timeline(const std::string& path, bool mark_cycles) {
@@ -156,19 +149,14 @@ void RankWatch::dump_host(const std::string& reason) {
   dump(numbers_below(topology_.local_size()), reason);
 }
 
-void RankWatch::tell_story(const std::string& text) {
-  FlightText story{};
-  story.length = std::min(text.size(), FlightText::kBytes);
-  std::memcpy(story.text, text.data(), story.length);
-  recorder_->memory().page(topology_.local_rank).story.write(0, story);
+void RankWatch::tell(Stamped<FlightText> FlightPage::* lines, const std::string& text,
+                     const std::string& reason) {
+  {
+    std::lock_guard lock(lines_mutex_);
+    add_line(recorder_->memory().page(topology_.local_rank).*lines, text);
+  }
   const int own[] = {topology_.local_rank};
-  dump(own, "a new world");
-}
-
-void RankWatch::tell_finding(const std::string& text) {
-  findings_->add(text);
-  const int own[] = {topology_.local_rank};
-  dump(own, text);
+  dump(own, reason);
 }
 
 // The first living rank of the host also dumps the dead ones.

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,7 +13,6 @@
 #include "data/backend/backend.h"
 #include "runtime/fabric.h"
 #include "watch/deaths.h"
-#include "watch/findings.h"
 #include "watch/recorder.h"
 #include "watch/stack_reporter.h"
 #include "watch/stopped_process.h"
@@ -21,10 +21,8 @@ namespace farandole {
 
 class RankWatch {
  public:
-  // Collective on the host, because it compares clocks.
   RankWatch(const Config& config, const Topology& topology, Fabric& fabric,
-            std::span<const PeerInfo> peer_infos, StackSource stacks, int64_t began_ns,
-            Deadline deadline);
+            std::span<const PeerInfo> peer_infos, StackSource stacks, int64_t began_ns);
 
   // Starts to report deaths of this host's ranks, on a thread of its own.
   using OnDeath = std::function<void(Rank, Failure)>;
@@ -54,16 +52,18 @@ class RankWatch {
   void dump_host(const std::string& reason);
   void dump_own(const std::string& reason);
   // Keeps in the recorder how this world came about, and dumps it.
-  void tell_story(const std::string& text);
+  void tell_story(const std::string& text) { tell(&FlightPage::story, text, "a new world"); }
   // Keeps in the recorder that something looks wrong though nothing has failed, and dumps it.
-  void tell_finding(const std::string& text);
+  void tell_finding(const std::string& text) { tell(&FlightPage::findings, text, text); }
 
  private:
   std::vector<pid_t> pids_in_sight(std::span<const PeerInfo> peer_infos) const;
   std::vector<DeathWatch::Peer> peers_of(std::span<const PeerInfo> peer_infos) const;
-  void open_recorder(int64_t began_ns, Deadline deadline);
+  void open_recorder(int64_t began_ns);
   void tell_death(const DeathWatch::Peer& peer, const OnDeath& on_death);
   void dump(std::span<const int> locals, const std::string& reason);
+  void tell(Stamped<FlightText> FlightPage::* lines, const std::string& text,
+            const std::string& reason);
 
   const Config& config_;
   const Topology& topology_;
@@ -71,7 +71,7 @@ class RankWatch {
   const std::vector<pid_t> pids_;  // by rank; 0: on another host, or not visible
   const std::string job_leader_;   // rank 0 and its host
   std::unique_ptr<Recorder> recorder_;
-  std::unique_ptr<Findings> findings_;
+  std::mutex lines_mutex_;
   std::unique_ptr<StoppedProcess> leader_process_;
   std::unique_ptr<StackReporter> stack_reporter_;
   std::unique_ptr<DeathWatch> deaths_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 #include <set>
+#include <sstream>
 #include <utility>
 
 #include "base/error.h"
@@ -48,10 +49,10 @@ Runtime::Runtime(LocalEndpoint endpoint, Topology topology, std::span<const Peer
       config_, topology_, *fabric_, [this](SetId set) { return watch_->phases_of(set); });
   fabric_->share_memory(endpoint.listener, std::move(endpoint.to_leader), peer_infos,
                         backends_->staging_bytes(numbers_below(topology_.size)), deadline);
-  watch_ = std::make_unique<RankWatch>(config_, topology_, *fabric_, peer_infos, endpoint.stacks,
-                                       began_ns, deadline);
   fabric_->share_arena(std::move(endpoint.arena), deadline);
-  fabric_->link_hosts(std::move(endpoint.hosts), std::move(endpoint.ends), peer_infos, deadline);
+  watch_ = std::make_unique<RankWatch>(config_, topology_, *fabric_, peer_infos, endpoint.stacks,
+                                       began_ns);
+  fabric_->link_hosts(std::move(endpoint.hosts), peer_infos, deadline);
   channel_ = std::make_unique<MemberChannel>(fabric_->control(), topology_.local_rank);
   if (fabric_->leads()) open_leader();
   open_engine();
@@ -109,24 +110,71 @@ void Runtime::open_engine() {
         const bool ends_well = failure.code == ErrorCode::kShutdown;
         if (!ends_well && told.insert(failure.code).second) watch_->dump_own(failure.text);
       }});
-  engine_ = std::make_unique<Engine>(Engine::Setup{
-      topology_, fabric_->links(), *channel_, leader_.get(), *calls_, watch_->recorder(),
-      [this](SetId id, const ProcessSet& set, Segment& staging, Feeds feeds) {
-        return backends_->open_lane(id, set, staging, feeds);
-      },
-      fabric_->take_staging(),
-      [this] {
-        watch_->ask_for_stacks(
-            [this](std::string text) { calls_->report(StackReport{false, std::move(text)}); });
-      },
-      [this](const std::string& text) { watch_->tell_finding(text); }});
+  engine_ = std::make_unique<Engine>(
+      Engine::Setup{topology_, fabric_->links(), *channel_, leader_.get(), *calls_,
+                    watch_->recorder(),
+                    [this](SetId id, const ProcessSet& set, Segment& staging, Feeds feeds) {
+                      return backends_->open_lane(id, set, staging, feeds);
+                    },
+                    [this] {
+                      watch_->ask_for_stacks([this](std::string text) {
+                        calls_->report(StackReport{false, std::move(text)});
+                      });
+                    },
+                    [this](const std::string& text) { watch_->tell_finding(text); }},
+      fabric_->take_staging());
   gpus_ = std::make_unique<GpuAccess>(
       config_, calls_->handles, [this] { fabric_->wakeup().notify(); },
       [this](RankGpu& gpu) { engine_->use_gpu(gpu); });
   driver_ = std::make_unique<Driver>(
       Driver::Setup{*engine_, *calls_, *watch_, fabric_->wakeup(), *channel_, fabric_->leads(),
                     Spin(config_.spin_us, topology_.local_size()), config_.priority == "realtime"});
-  leaver_ = std::make_unique<Leaver>(config_, *calls_, *driver_, *watch_);
+}
+
+// Returns until when this rank waits for the others.
+Deadline Runtime::say_leave(bool failed, const std::string& why) {
+  std::lock_guard lock(leave_.mutex);
+  calls_->close();
+  const bool again = std::exchange(leave_.said, true);
+  if (again && (leave_.said_failed || !failed)) return leave_.limit;
+  // Leaving a broken job is not a normal leave.
+  const bool broken = calls_->job.broken();
+  leave_.said_failed = failed || broken;
+  const double patience = leave_.said_failed ? config_.leave_timeout : config_.shutdown_timeout;
+  const bool for_ever = !leave_.said_failed && patience == 0;
+  leave_.limit = for_ever ? Deadline::never() : Deadline::in(nanoseconds(patience));
+  calls_->report(Leave{leave_.said_failed, broken ? calls_->job.failure().text : why});
+  driver_->after_submit();
+  return leave_.limit;
+}
+
+std::optional<Failure> Runtime::leave(bool failed, const std::string& why, Deadline deadline) {
+  const JobState& job = calls_->job;
+  const Deadline limit = say_leave(failed, why);
+  auto over = [&] { return job.stopped() || job.broken() || limit.expired(); };
+  if (!failed) watch_->recorder().left();
+  if (!driver_->await(over, std::min(deadline, limit)) && !over()) return std::nullopt;
+  if (!failed && !job.stopped() && !job.broken()) {
+    std::ostringstream after;
+    after << "FARANDOLE_SHUTDOWN_TIMEOUT is " << config_.shutdown_timeout << " s";
+    const Deadline last = say_leave(true, after.str());
+    while (!driver_->await([&] { return job.broken(); }, last) && !last.expired()) {
+    }
+    // The coordinator's failure names the ranks that stay; without it, rank 0 does not answer.
+    const StoppedProcess& leader = watch_->leader_process();
+    const std::string silent = leader.stands()
+                                   ? leader.text()
+                                   : "shutdown(): rank 0, which leads the job, no longer answers";
+    std::lock_guard lock(leave_.mutex);
+    leave_.gave_up = job.broken() ? job.failure() : Failure{ErrorCode::kStall, silent};
+  }
+  calls_->job.fail({ErrorCode::kShutdown, "shutdown() was called while this call was under way"});
+  driver_->ring();
+  // The driver fails everything that still waits; signals don't interrupt this wait.
+  while (!driver_->await([&] { return job.broken(); }, Deadline::never())) {
+  }
+  std::lock_guard lock(leave_.mutex);
+  return leave_.gave_up;
 }
 
 CheckedCall Runtime::check(const farandole_request& request, bool repeats) {

@@ -4,7 +4,10 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/config.h"
@@ -15,7 +18,6 @@
 #include "runtime/driver.h"
 #include "runtime/fabric.h"
 #include "runtime/gpu_access.h"
-#include "runtime/leaver.h"
 #include "runtime/local_endpoint.h"
 #include "runtime/rank_watch.h"
 
@@ -41,7 +43,10 @@ class Runtime {
   void submit(std::span<Prepared> batch);
   void refuse(const farandole_request& request, const Failure& why);
   Driver& driver() { return *driver_; }
-  Leaver& leaver() { return *leaver_; }
+  // Reports that this rank leaves, waits for the others as long as the settings allow, and fails its calls in flight.
+  // nullopt: not before `deadline`; call it again. Else the runtime may be destroyed, and the failure says why this rank,
+  // after a normal leave, did not wait until the others had left. A normal leave may be turned into a failed one.
+  std::optional<Failure> leave(bool failed, const std::string& why, Deadline deadline);
   RankCalls& calls() { return *calls_; }
   Handles& handles() { return calls_->handles; }
   bool broken() const { return calls_->job.broken(); }
@@ -59,6 +64,7 @@ class Runtime {
  private:
   void open_leader();
   void open_engine();
+  Deadline say_leave(bool failed, const std::string& why);
   // `repeats`: it is submitted later, with other buffers.
   CheckedCall check(const farandole_request& request, bool repeats);
   Failure fault_of(Prepared& prepared);
@@ -75,7 +81,13 @@ class Runtime {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<GpuAccess> gpus_;  // goes before the engine: its lane ends the engine's calls
   std::unique_ptr<Driver> driver_;
-  std::unique_ptr<Leaver> leaver_;
+  struct {
+    std::mutex mutex;  // guards all below
+    bool said = false;
+    bool said_failed = false;
+    Deadline limit = Deadline::never();
+    Failure gave_up;
+  } leave_;
 };
 
 }  // namespace farandole

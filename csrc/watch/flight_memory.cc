@@ -35,6 +35,17 @@ const char* name_of(LifeState state) {
   return i < sizeof(kNames) / sizeof(*kNames) ? kNames[i] : "unknown";
 }
 
+void add_line(Stamped<FlightText>& lines, const std::string& text) {
+  FlightText whole{};
+  if (const auto seen = lines.read()) whole = seen->value;
+  std::string line = (whole.length == 0 ? "" : "\n") + text;
+  if (whole.length == 0) line.resize(std::min(line.size(), FlightText::kBytes));
+  if (line.size() > FlightText::kBytes - whole.length) return;
+  std::memcpy(whole.text + whole.length, line.data(), line.size());
+  whole.length += line.size();
+  lines.write(whole.length, whole);  // a number that grows
+}
+
 size_t FlightMemory::pages_begin(int ranks) {
   constexpr size_t kHeader = rounded(sizeof(Header), alignof(Lateness));
   return whole_pages(kHeader + static_cast<size_t>(ranks) * sizeof(Lateness));

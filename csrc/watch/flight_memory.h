@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <string>
 #include <type_traits>
 
 #include "base/types.h"
@@ -179,6 +180,8 @@ struct FlightText {
   uint64_t length;
   char text[kBytes];
 };
+// Adds a line, if there is room. One thread at a time.
+void add_line(Stamped<FlightText>& lines, const std::string& text);
 
 // One rank's page. Zeroed memory is a rank that has done nothing.
 struct FlightPage {
@@ -190,10 +193,8 @@ struct FlightPage {
     int32_t size;
     int32_t world;  // its number in the job's life
     int64_t pid;
-    uint64_t start_time;     // of the process; tells it from a later one with the same number
-    int64_t began_ns;        // time of init()
-    int64_t clock_ns;        // this rank's monotonic clock minus that of the host's first rank
-    int64_t clock_error_ns;  // at most
+    uint64_t start_time;  // of the process; tells it from a later one with the same number
+    int64_t began_ns;     // time of init()
   };
   Stamped<Identity> identity;
   std::atomic<LifeState> state;

@@ -133,8 +133,7 @@ void write_flight(Json& json, const FlightMemory& memory, int local, size_t even
       .member("state", name_of(page.state.load()))
       .line();
   json.member("began_ns", who.began_ns).member("now_ns", now_ns());
-  json.member("epoch_minus_monotonic_ns", epoch_ns() - now_ns());
-  json.member("clock_ns", who.clock_ns).member("clock_error_ns", who.clock_error_ns).line();
+  json.member("epoch_minus_monotonic_ns", epoch_ns() - now_ns()).line();
   json.member("reason", reason).line();
   if (const auto seen = page.failure.read()) {
     const size_t length = std::min<size_t>(seen->value.length, FlightFailure::kTextBytes);

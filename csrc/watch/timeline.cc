@@ -52,7 +52,6 @@ void TraceFile::head() {
   const int64_t epoch = epoch_ns();
   json_.line().open('{').member("ph", "M").member("name", "farandole").member("pid", who_.rank);
   json_.key("args").open('{').member("rank", who_.rank).member("size", who_.size);
-  json_.member("clock_ns", who_.clock_ns).member("clock_error_ns", who_.clock_error_ns);
   json_.member("epoch_minus_monotonic_ns", epoch - now);
   json_.member("start_time_since_epoch_in_micros", epoch / 1000).close('}').close('}');
 }

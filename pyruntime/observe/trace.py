@@ -17,12 +17,12 @@ from farandole.errors import counted, said
 from farandole.output import console, why_no_plot, why_not
 
 Event = dict[str, Any]
-_MEMBERS = {*("rank", "size", "clock_ns", "clock_error_ns")}  # of the event that tells whose it is
+_MEMBERS = {"rank", "size"}  # of the event that tells whose it is
 
 
 @dataclass
 class RankTrace:
-    """One rank's trace; times are microseconds of the first rank's monotonic clock."""
+    """One rank's trace; times are microseconds of the host's monotonic clock."""
 
     rank: int
     size: int
@@ -60,11 +60,6 @@ def read(path: Path) -> RankTrace:
     about = next((e.get("args") for e in events if e.get("name") == "farandole"), None)
     if not isinstance(about, dict) or not about.keys() >= _MEMBERS:
         raise ValueError(f"{path} is not a trace of farandole")
-    # An offset within the error of its measurement counts as 0: one host has one clock.
-    offset = about["clock_ns"] if abs(about["clock_ns"]) > about["clock_error_ns"] else 0
-    for event in events:
-        if offset and "ts" in event:
-            event["ts"] -= offset / 1000
     return RankTrace(about["rank"], about["size"], events)
 
 

@@ -18,13 +18,12 @@ HEAD = {
     "ph": "M",
     "name": "farandole",
     "pid": 1,
-    "args": {"rank": 1, "size": 2, "clock_ns": 0, "clock_error_ns": 0},
+    "args": {"rank": 1, "size": 2},
 }
 
 
-def write(path, events, **about):
-    head = {**HEAD, "args": {**HEAD["args"], **about}}
-    lines = ",\n".join(json.dumps(event) for event in [head, *events])
+def write(path, events):
+    lines = ",\n".join(json.dumps(event) for event in [HEAD, *events])
     path.write_text(f"[\n{lines}\n]")
 
 
@@ -62,15 +61,6 @@ def test_a_trace_cut_anywhere_can_be_read(tmp_path):
     path.write_text("[]")
     with pytest.raises(ValueError, match="not a trace of farandole"):
         trace.read(path)
-
-
-def test_a_clock_that_differs_is_corrected(tmp_path):
-    path = tmp_path / "a.json"
-    events = [{"ph": "i", "name": "x", "ts": 5000.0}]
-    write(path, events, clock_ns=2_000_000, clock_error_ns=1000)
-    assert trace.read(path).events[1]["ts"] == 3000.0
-    write(path, events, clock_ns=900, clock_error_ns=1000)  # less than can be told
-    assert trace.read(path).events[1]["ts"] == 5000.0
 
 
 def span(category, name, begin, duration):

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <utility>
 
 #include "base/error.h"
@@ -13,7 +12,6 @@ namespace {
 
 constexpr std::array kHello{std::byte{'h'}};
 constexpr std::chrono::seconds kGiveTimeout{10};
-constexpr int kClockRounds = 5;
 
 template <class T>
 ByteView bytes_of(const T& value) {
@@ -91,28 +89,6 @@ std::vector<Fd> HostLinks::share(int fd, Deadline deadline) {
     }
   }
   return all;
-}
-
-ClockOffset HostLinks::measure_clock(Deadline deadline) {
-  if (leads_) {
-    for (auto& link : members_) {
-      for (int round = 0; link && round < kClockRounds; ++round) {
-        link->receive(deadline);
-        const int64_t now = now_ns();
-        link->send(bytes_of(now), {}, deadline);
-      }
-    }
-    return {};
-  }
-  ClockOffset best{0, std::numeric_limits<int64_t>::max()};
-  for (int round = 0; round < kClockRounds; ++round) {
-    const int64_t sent_ns = now_ns();
-    leader_->send(kHello, {}, deadline);
-    const UnixMessage answer = leader_->receive(deadline);
-    const int64_t half = (now_ns() - sent_ns + 1) / 2;
-    if (half < best.error_ns) best = {sent_ns + half - Decoder(answer.bytes).get<int64_t>(), half};
-  }
-  return best;
 }
 
 void HostLinks::barrier(Deadline deadline) {

@@ -14,11 +14,6 @@
 
 namespace farandole {
 
-struct ClockOffset {
-  int64_t ns = 0;
-  int64_t error_ns = 0;  // at most
-};
-
 // The sockets between a host's leader and its other ranks. They carry descriptors; a closed socket also tells
 // that its rank died.
 class HostLinks {
@@ -35,8 +30,6 @@ class HostLinks {
   Segment receive(Deadline deadline);
   // Collective: exchanges one descriptor of each local rank; returns them by local rank.
   std::vector<Fd> share(int fd, Deadline deadline);
-  // Collective: this rank's monotonic clock minus the leader's, from the fastest of a few round trips.
-  ClockOffset measure_clock(Deadline deadline);
   // Collective: returns when all local ranks have called it.
   void barrier(Deadline deadline);
 

@@ -45,8 +45,7 @@ ByteString PeerInfo::encode() const {
     e.put(pid_namespace), e.put(net_namespace), e.put(boot_id);
     e.put(host), e.put(listener), e.put(key), e.put(static_cast<uint32_t>(tcp.hosts.size()));
     for (const std::string& host : tcp.hosts) e.put(host);
-    e.put(tcp.port), e.put(static_cast<uint32_t>(wires.size()));
-    for (const auto& [name, address] : wires) e.put(name), e.put(address);
+    e.put(tcp.port);
   }
   return out;
 }
@@ -68,10 +67,6 @@ PeerInfo PeerInfo::decode(ByteView in) {
   c.tcp.hosts.resize(d.get_count(sizeof(uint32_t)));
   for (std::string& host : c.tcp.hosts) host = d.get_string();
   c.tcp.port = d.get<uint16_t>();
-  for (size_t left = d.get_count(2 * sizeof(uint32_t)); left > 0; --left) {
-    std::string name = d.get_string();
-    c.wires[std::move(name)] = d.get_string();
-  }
   return c;
 }
 

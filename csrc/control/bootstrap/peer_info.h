@@ -3,7 +3,6 @@
 // and every rank checks them. Nothing here has a name in the file system.
 #pragma once
 
-#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,11 +24,10 @@ struct PeerInfo {
   uint64_t pid_namespace = 0;
   uint64_t net_namespace = 0;
   std::string boot_id;
-  std::string host;                          // for messages only, never to tell hosts apart
-  std::string listener;                      // name of this rank's Unix socket
-  JobKey key{};                              // that the listener requires
-  TcpAddress tcp;                            // its address for other hosts
-  std::map<std::string, std::string> wires;  // and those of transports that have their own, by name
+  std::string host;      // for messages only, never to tell hosts apart
+  std::string listener;  // name of this rank's Unix socket
+  JobKey key{};          // that the listener requires
+  TcpAddress tcp;        // its address for other hosts
 
   ByteString encode() const;
   static PeerInfo decode(ByteView in);

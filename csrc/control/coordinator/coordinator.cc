@@ -50,9 +50,11 @@ void fetch(const Definition* definition) {
   for (size_t i = 0; at && i < kRead; i += kLine) __builtin_prefetch(at + i);
 }
 
-Failure blame_leavers(const SetState& set, const CallKey& key, const Request& request) {
+// Why a call comes too late: its set was removed (`set`: null), or ranks of it have left.
+Failure too_late(const SetState* set, const CallKey& key, const Request& request) {
+  if (!set) return removed(key.set);
   std::vector<Rank> gone;
-  for (int m : set.left.members()) gone.push_back(set.ranks[static_cast<size_t>(m)]);
+  for (int m : set->left.members()) gone.push_back(set->rank_of(m));
   return {ErrorCode::kPeer, text_of_ranks(gone) + " finished normally and left, so " +
                                 text_of(key, request) +
                                 " can't complete; all ranks must make the same number of calls "
@@ -69,17 +71,6 @@ Failure blame_stayers(const std::vector<Rank>& stay, Rank from, const Leave& lea
 
 }  // namespace
 
-Coordinator::Coordinator(Settings settings)
-    : settings_(std::move(settings)),
-      sets_(settings_.size, settings_.max_sets),
-      calls_(settings_.size, settings_.capacity, outbox_),
-      posts_(outbox_),
-      stalls_(settings_, sets_, calls_, posts_, outbox_),
-      backends_(settings_, sets_, outbox_),
-      sites_(settings_.check_sites, outbox_),
-      publisher_({settings_, sets_, calls_, posts_, backends_, sites_, stalls_, outbox_}),
-      messages_({sets_, calls_, publisher_, posts_, stalls_, outbox_}) {}
-
 void Coordinator::receive(Rank from, const Report& report, int64_t now_ns) {
   now_ns_ = now_ns;
   const bool of_the_end = std::holds_alternative<Leave>(report) ||
@@ -92,20 +83,21 @@ void Coordinator::receive(Rank from, const Report& report, int64_t now_ns) {
                  [&](const Refuse& r) { refuse(from, r, now_ns); },
                  [&](const Join& r) { join(from, r); },
                  [&](const Done& r) { done(from, r, now_ns); },
-                 [&](const Forgot& r) { calls_.registry().forgot(r.id, from); },
+                 [&](const Forgot& r) { shared_.calls.registry().forgot(r.id, from); },
                  [&](const Leave& r) { leave(from, r); },
                  [&](const StackReport& r) { stalls_.answered(from, r, now_ns); },
                  [&](const Inquire& r) {
-                   SetState* set = sets_.of(r.key.set, from);
-                   outbox_.write(Inform{from, r.number, stalls_.explain(set, r, now_ns)});
+                   SetState* set = shared_.sets.of(r.key.set, from);
+                   shared_.outbox.write(Inform{from, r.number, stalls_.explain(set, r, now_ns)});
                  },
                  [&](const Lost& r) { lose(from, r.failure); },
                  [&](const ReadyMany& r) {
                    r.ids.for_each([&](uint32_t id) { ready(from, id, now_ns); });
                  },
-                 [&](const UseGpu& r) { backends_.describe(from, r); },
+                 [&](const UseGpu& r) { publisher_.backends().describe(from, r); },
                  [&](const SetUp& r) {
-                   if (SetState* set = sets_.of(r.set, from)) backends_.ask(*set, from, r);
+                   if (SetState* set = shared_.sets.of(r.set, from))
+                     publisher_.backends().ask(*set, from, r);
                  },
                  [](const Expedite&) {},  // for leaders on the way
                  [&](const Post& r) { messages_.post(from, r, now_ns); },
@@ -125,7 +117,7 @@ void Coordinator::receive_all(int number, const Report& report, int64_t now_ns) 
   if (broken_) return;
   if (const auto* many = std::get_if<ReadyMany>(&report)) {
     many->ids.for_each([&](uint32_t id) {
-      fetch(calls_.registry().at(id + 1));
+      fetch(shared_.calls.registry().at(id + 1));
       ready(group, id, 0, now_ns);
     });
   } else if (const auto* one = std::get_if<Ready>(&report); one && one->contribution.plain()) {
@@ -137,11 +129,11 @@ void Coordinator::receive_all(int number, const Report& report, int64_t now_ns) 
 }
 
 void Coordinator::ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_t now_ns) {
-  Definition* known = calls_.registry().at(id);
+  Definition* known = shared_.calls.registry().at(id);
   if (!known) throw Error(ErrorCode::kInternal, "a host reports an unknown id");
   if (ready_at_once(group, *known, sequence, now_ns)) return;
-  const SetState* set = sets_.find(known->request.set);
-  const std::vector<Rank> members = set ? set->ranks : numbers_below(settings_.size);
+  const SetState* set = shared_.sets.find(known->request.set);
+  const std::vector<Rank> members = set ? set->ranks : numbers_below(shared_.settings.size);
   for (Rank rank : group.ranks) {
     if (index_in(members, rank) >= 0) ready(rank, plain_ready(id, sequence), now_ns);
   }
@@ -149,7 +141,7 @@ void Coordinator::ready(RankGroup& group, uint32_t id, uint64_t sequence, int64_
 
 bool Coordinator::ready_at_once(RankGroup& group, Definition& known, uint64_t sequence,
                                 int64_t now_ns) {
-  SetState* set = sets_.find(known.call.is_open() ? known.call.set() : known.request.set);
+  SetState* set = shared_.sets.find(known.call.is_open() ? known.call.set() : known.request.set);
   if (!set || known.forgetting || !set->left.empty() || !set->joined.empty()) return false;
   const MemberSlice& members = group.slice_of(set->id, set->ranks);
   if (members.count == 0) return true;
@@ -164,9 +156,9 @@ bool Coordinator::ready_at_once(RankGroup& group, Definition& known, uint64_t se
 
 // What is irregular goes the way of all reports.
 void Coordinator::ready(Rank from, uint32_t id, int64_t now_ns) {
-  Definition* known = calls_.registry().at(id);
+  Definition* known = shared_.calls.registry().at(id);
   Call* call = known && !known->forgetting ? &known->call : nullptr;
-  SetState* set = call && call->is_open() ? sets_.find(call->set()) : nullptr;
+  SetState* set = call && call->is_open() ? shared_.sets.find(call->set()) : nullptr;
   const int member = set && set->left.empty() ? set->member_of(from) : -1;
   if (member < 0 || !call->arrive_plain(member)) return ready(from, plain_ready(id, 0), now_ns);
   arrived(*set, *call, from, member, now_ns);
@@ -176,7 +168,7 @@ void Coordinator::ready(Rank from, uint32_t id, int64_t now_ns) {
 void Coordinator::arrived(SetState& set, Call& call, Rank from, int member, int64_t now_ns) {
   call.note(member, now_ns);
   if (call.complete() && set.members() > 1) {
-    outbox_.came_last(from, now_ns - call.times().since_ns);
+    shared_.outbox.came_last(from, now_ns - call.times().since_ns);
   }
   stalls_.heard(from, now_ns);
   if (call.complete() || call.given_up() || !set.broken.empty()) publisher_.judge(set, call);
@@ -185,30 +177,30 @@ void Coordinator::arrived(SetState& set, Call& call, Rank from, int member, int6
 // The call of this request; opened if this is its first report.
 Call& Coordinator::find_call(SetState& set, Definition& definition, const Request& request,
                              uint64_t sequence, int64_t now_ns) {
-  Call& call = calls_.slot(set, definition, request, sequence);
+  Call& call = shared_.calls.slot(set, definition, request, sequence);
   if (call.is_open()) return call;
-  calls_.open(set, definition, call, request, sequence, now_ns);
+  shared_.calls.open(set, definition, call, request, sequence, now_ns);
   stalls_.expect_progress(now_ns, now_ns);
   return call;
 }
 
 void Coordinator::ready(Rank from, const Ready& ready, int64_t now_ns) {
-  Definition* known = calls_.registry().at(ready.id);
+  Definition* known = shared_.calls.registry().at(ready.id);
   if (ready.id != 0 && !known) throw Error(ErrorCode::kInternal, "a rank reports an unknown id");
   const Request& request = known ? known->request : ready.request;
   if (!known) check_request(request);
-  SetState* set = sets_.of(request.set, from);
+  SetState* set = shared_.sets.of(request.set, from);
   if (!set || !set->left.empty()) {
     CallKey key{request.set, request.name, ready.sequence};
-    return outbox_.fail_late(key, set ? blame_leavers(*set, key, request) : removed(request.set));
+    return shared_.outbox.fail_late(key, too_late(set, key, request));
   }
-  const Failure* past = by_members(request) ? sets_.barred(request.name) : nullptr;
+  const Failure* past = by_members(request) ? shared_.sets.barred(request.name) : nullptr;
   if (past) {
-    return outbox_.fail_late({request.set, request.name, 0}, *past);
+    return shared_.outbox.fail_late({request.set, request.name, 0}, *past);
   }
   // An id that is being forgotten may already have a successor under its name.
   bool current = known && !known->forgetting;
-  Definition& definition = current ? *known : calls_.registry().intern(request);
+  Definition& definition = current ? *known : shared_.calls.registry().intern(request);
   Call& call = find_call(*set, definition, request, ready.sequence, now_ns);
   bool same = current && !call.terms().redefines() && call.id() == ready.id;
   if (by_members(request) && call.arrived().contains(from) && !call.terms().match(request, same)) {
@@ -220,20 +212,19 @@ void Coordinator::ready(Rank from, const Ready& ready, int64_t now_ns) {
 }
 
 void Coordinator::refuse(Rank from, const Refuse& refuse, int64_t now_ns) {
-  SetState* set = sets_.of(refuse.key.set, from);
+  SetState* set = shared_.sets.of(refuse.key.set, from);
   Request request{refuse.key.set, refuse.key.name, {}, {}};
   if (!set || !set->left.empty()) {
-    return outbox_.fail_late(refuse.key,
-                             set ? blame_leavers(*set, refuse.key, request) : removed(request.set));
+    return shared_.outbox.fail_late(refuse.key, too_late(set, refuse.key, request));
   }
-  Definition& definition = calls_.registry().intern(request);
+  Definition& definition = shared_.calls.registry().intern(request);
   Call& call = find_call(*set, definition, request, refuse.key.sequence, now_ns);
   call.refuse(set->member_of(from), refuse.failure);
   publisher_.judge(*set, call);
 }
 
 void Coordinator::done(Rank from, const Done& done, int64_t now_ns) {
-  SetState* set = sets_.of(done.set, from);
+  SetState* set = shared_.sets.of(done.set, from);
   if (!set) return;
   LaneQueue& lane = done.gpu ? set->gpu : set->host;
   if (from != set->ranks.front() || done.bucket > lane.published) {
@@ -245,7 +236,7 @@ void Coordinator::done(Rank from, const Done& done, int64_t now_ns) {
 }
 
 void Coordinator::join(Rank from, const Join& join) {
-  SetState* set = sets_.of(join.set, from);
+  SetState* set = shared_.sets.of(join.set, from);
   if (!set) return;
   int member = set->member_of(from);
   bool again = !set->joined.insert(member);
@@ -253,38 +244,39 @@ void Coordinator::join(Rank from, const Join& join) {
   if (again && set->left.empty()) throw Error(ErrorCode::kInternal, "a rank joined twice");
   set->last_joined = from;
   if (!set->join_failure) set->join_failure = join.failure;
-  for (Call* call : calls_.all(*set)) {
+  for (Call* call : shared_.calls.all(*set)) {
     if (call->arrived().contains(member)) continue;
     call->arrive_joined(member);
     publisher_.judge(*set, *call);
   }
   messages_.join(*set);
   if (!set->joined.full()) return;
-  for (Call* call : calls_.waiting(*set)) {
-    calls_.give_up(*set, *call,
-                   {ErrorCode::kInvalidArgument,
-                    text_of(call->key(), call->request()) + ": group '" + call->request().group +
-                        "' has fewer members than it says, and all ranks have joined"});
+  for (Call* call : shared_.calls.waiting(*set)) {
+    shared_.calls.give_up(
+        *set, *call,
+        {ErrorCode::kInvalidArgument,
+         text_of(call->key(), call->request()) + ": group '" + call->request().group +
+             "' has fewer members than it says, and all ranks have joined"});
   }
   set->drop_groups();
 }
 
 void Coordinator::leave(Rank from, const Leave& leave) {
-  if (leave.failed && sets_.has_left(from)) {
-    return lose(from, blame_stayers(sets_.staying(), from, leave));
+  if (leave.failed && shared_.sets.has_left(from)) {
+    return lose(from, blame_stayers(shared_.sets.staying(), from, leave));
   }
   if (leave.failed) {
     return lose(from, {ErrorCode::kPeer, "rank " + std::to_string(from) + " left: " + leave.text});
   }
-  sets_.leave(from);
-  for (auto& [id, set] : sets_) {
+  shared_.sets.leave(from);
+  for (auto& [id, set] : shared_.sets) {
     const int member = set->member_of(from);
     if (broken_ || member < 0) continue;
     set->left.insert(member);
-    for (Call* call : calls_.waiting(*set)) {
+    for (Call* call : shared_.calls.waiting(*set)) {
       const Failure& refused = call->terms().refused();
-      calls_.give_up(*set, *call,
-                     refused ? refused : blame_leavers(*set, call->key(), call->request()));
+      shared_.calls.give_up(*set, *call,
+                            refused ? refused : too_late(set.get(), call->key(), call->request()));
     }
     messages_.leave(*set, from);
     set->drop_groups();
@@ -292,20 +284,23 @@ void Coordinator::leave(Rank from, const Leave& leave) {
 }
 
 void Coordinator::lose(Rank rank, Failure failure) {
-  sets_.leave(rank);
-  if (broken_ || stopped_) return;
+  shared_.sets.leave(rank);
+  if (!broken_ && !stopped_) abort(std::move(failure));
+}
+
+void Coordinator::abort(Failure failure) {
   broken_ = true;
-  outbox_.write(Abort{std::move(failure)});
+  shared_.outbox.write(Abort{std::move(failure)});
 }
 
 void Coordinator::publish(std::vector<Entry>& log) {
   if (!broken_) publisher_.flush(now_ns_);
-  for (uint32_t id : calls_.registry().evict()) outbox_.write(Forget{id});
-  if (!stopped_ && sets_.all_left()) {
+  for (uint32_t id : shared_.calls.registry().evict()) shared_.outbox.write(Forget{id});
+  if (!stopped_ && shared_.sets.all_left()) {
     stopped_ = true;
-    outbox_.write(Stop{});
+    shared_.outbox.write(Stop{});
   }
-  outbox_.take(log);
+  shared_.outbox.take(log);
 }
 
 int64_t Coordinator::next_tick() const {
@@ -316,10 +311,7 @@ int64_t Coordinator::next_tick() const {
 void Coordinator::tick(int64_t now_ns) {
   if (now_ns < next_tick() || broken_ || stopped_) return;
   now_ns_ = now_ns;
-  Failure failure = stalls_.tick(now_ns);
-  if (!failure) return;
-  broken_ = true;
-  outbox_.write(Abort{std::move(failure)});
+  if (Failure failure = stalls_.tick(now_ns)) abort(std::move(failure));
 }
 
 }  // namespace farandole

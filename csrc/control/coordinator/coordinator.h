@@ -5,6 +5,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "control/calls/member_mask.h"
@@ -20,7 +21,11 @@ class Coordinator {
  public:
   using Settings = CoordinatorSettings;
   using LateRank = Outbox::LateRank;
-  explicit Coordinator(Settings settings);
+  explicit Coordinator(Settings settings)
+      : shared_(std::move(settings)),
+        stalls_(shared_),
+        publisher_(shared_, stalls_),
+        messages_(shared_, publisher_, stalls_) {}
 
   // A report of one rank. Throws Error(kInternal) on a report that a correct rank would not send.
   void receive(Rank from, const Report& report, int64_t now_ns);
@@ -39,14 +44,14 @@ class Coordinator {
   // that became ready in one batch can share a bucket.
   void publish(std::vector<Entry>& log);
   // Undoes a process set that publish() has just opened, because there is no memory for it.
-  void withdraw_set(SetId id) { sets_.erase(id); }
+  void withdraw_set(SetId id) { shared_.sets.erase(id); }
   // Messages for people (stalls) since the last call.
-  std::vector<std::string> take_notices() { return outbox_.take_notices(); }
+  std::vector<std::string> take_notices() { return shared_.outbox.take_notices(); }
   // Which ranks were the last of a set to be ready, since the last call.
-  void take_late_ranks(std::vector<LateRank>& into) { outbox_.take_late_ranks(into); }
+  void take_late_ranks(std::vector<LateRank>& into) { shared_.outbox.take_late_ranks(into); }
 
   // For tests and metrics.
-  size_t definitions() const { return calls_.registry().size(); }
+  size_t definitions() const { return shared_.calls.registry().size(); }
 
  private:
   void ready(Rank from, const Ready& ready, int64_t now_ns);
@@ -59,18 +64,13 @@ class Coordinator {
   void join(Rank from, const Join& join);
   void done(Rank from, const Done& done, int64_t now_ns);
   void leave(Rank from, const Leave& leave);
+  void abort(Failure failure);
 
   Call& find_call(SetState& set, Definition& definition, const Request& request, uint64_t sequence,
                   int64_t now_ns);
 
-  const Settings settings_;
-  Outbox outbox_;
-  SetTable sets_;
-  OpenCalls calls_;
-  PostTable posts_;
+  Shared shared_;
   StallMonitor stalls_;
-  BackendPolicy backends_;
-  CallSites sites_;
   Publisher publisher_;
   Messages messages_;
   std::vector<RankGroup> groups_;

@@ -75,48 +75,48 @@ Failure abandoned(Rank rank, const Posted& posted) {
 }  // namespace
 
 void Messages::post(Rank from, const Post& post, int64_t now_ns) {
-  const SetState* set = parts_.sets.of(post.request.set, from);
+  const SetState* set = shared_.sets.of(post.request.set, from);
   Posted mine(from, post, now_ns);
-  if (!set) return parts_.posts.fail(mine, removed(post.request.set));
+  if (!set) return shared_.posts.fail(mine, removed(post.request.set));
   check(*set, from, post);
-  parts_.stalls.heard(from, now_ns);
-  if (const auto other = parts_.posts.take_match(mine)) {
+  stalls_.heard(from, now_ns);
+  if (const auto other = shared_.posts.take_match(mine)) {
     return mine.sends() ? meet(mine, *other, now_ns) : meet(*other, mine, now_ns);
   }
-  if (Failure failure = hopeless(*set, mine)) return parts_.posts.fail(mine, failure);
-  parts_.stalls.expect_progress(now_ns, now_ns);
-  parts_.posts.add(std::move(mine));
+  if (Failure failure = hopeless(*set, mine)) return shared_.posts.fail(mine, failure);
+  stalls_.expect_progress(now_ns, now_ns);
+  shared_.posts.add(std::move(mine));
 }
 
 void Messages::meet(const Posted& sent, const Posted& received, int64_t now_ns) {
   Failure failure = sent.post.refusal ? sent.post.refusal : received.post.refusal;
   if (!failure) failure = mismatch(sent, received);
   if (failure) {
-    parts_.posts.fail(sent, failure);
-    return parts_.posts.fail(received, failure);
+    shared_.posts.fail(sent, failure);
+    return shared_.posts.fail(received, failure);
   }
-  SetState& pair = parts_.sets.pair(sent.rank, received.rank, parts_.outbox);
+  SetState& pair = shared_.sets.pair(sent.rank, received.rank, shared_.outbox);
   const Request request{pair.id, {}, {}, sent.request().signature};
   const uint64_t sequence = pair.first_unnamed + pair.unnamed.size();
-  parts_.outbox.write(
+  shared_.outbox.write(
       Matched{pair.id, sequence, sent.rank, sent.post.number, received.rank, received.post.number});
-  Definition& definition = parts_.calls.registry().intern(request);
-  Call& call = parts_.calls.slot(pair, definition, request, sequence);
-  parts_.calls.open(pair, definition, call, request, sequence, now_ns);
+  Definition& definition = shared_.calls.registry().intern(request);
+  Call& call = shared_.calls.slot(pair, definition, request, sequence);
+  shared_.calls.open(pair, definition, call, request, sequence, now_ns);
   for (const Posted* end : {&sent, &received}) {
     call.arrive(pair.member_of(end->rank), request, true, end->post.contribution);
   }
-  parts_.publisher.queue(pair, call);
+  publisher_.queue(pair, call);
 }
 
 void Messages::join(const SetState& set) {
-  parts_.posts.fail_if([&](const Posted& posted) {
+  shared_.posts.fail_if([&](const Posted& posted) {
     return posted.request().set == set.id ? hopeless(set, posted) : Failure{};
   });
 }
 
 void Messages::leave(const SetState& set, Rank from) {
-  parts_.posts.fail_if([&](const Posted& posted) {
+  shared_.posts.fail_if([&](const Posted& posted) {
     if (posted.request().set != set.id) return Failure{};
     return posted.rank == from ? abandoned(from, posted) : hopeless(set, posted);
   });

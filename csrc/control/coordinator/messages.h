@@ -11,15 +11,8 @@ namespace farandole {
 
 class Messages {
  public:
-  struct Parts {
-    SetTable& sets;
-    OpenCalls& calls;
-    Publisher& publisher;
-    PostTable& posts;
-    StallMonitor& stalls;
-    Outbox& outbox;
-  };
-  explicit Messages(const Parts& parts) : parts_(parts) {}
+  Messages(Shared& shared, Publisher& publisher, StallMonitor& stalls)
+      : shared_(shared), publisher_(publisher), stalls_(stalls) {}
 
   // Throws Error(kInternal) on a post that a correct rank would not send.
   void post(Rank from, const Post& post, int64_t now_ns);
@@ -31,7 +24,9 @@ class Messages {
  private:
   void meet(const Posted& sent, const Posted& received, int64_t now_ns);
 
-  const Parts parts_;
+  Shared& shared_;
+  Publisher& publisher_;
+  StallMonitor& stalls_;
 };
 
 }  // namespace farandole

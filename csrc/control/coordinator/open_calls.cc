@@ -80,10 +80,7 @@ void PostTable::fail_if(const std::function<Failure(const Posted&)>& fault) {
 
 std::string Registry::key_of(const Request& request) {
   if (!request.name.empty()) return std::to_string(request.set) + "/" + request.name;
-  ByteString bytes;
-  Define define{0, request};
-  encode(Entry(define), bytes);
-  return "=" + std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  return "=" + bytes_of(request);
 }
 
 Definition* Registry::at(uint32_t id) { return id < table_.size() ? table_[id].get() : nullptr; }

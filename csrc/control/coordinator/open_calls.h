@@ -166,4 +166,19 @@ class OpenCalls {
   Registry registry_;
 };
 
+// What the parts of the coordinator share.
+struct Shared {
+  explicit Shared(CoordinatorSettings its_settings)
+      : settings(std::move(its_settings)),
+        sets(settings.size, settings.max_sets),
+        calls(settings.size, settings.capacity, outbox),
+        posts(outbox) {}
+
+  const CoordinatorSettings settings;
+  Outbox outbox;
+  SetTable sets;
+  OpenCalls calls;
+  PostTable posts;
+};
+
 }  // namespace farandole

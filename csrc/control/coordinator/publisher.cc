@@ -76,9 +76,9 @@ BackendKind BackendPolicy::backend_of(const SetState& set) {
                 "rank " + std::to_string(rank) +
                     " has joined before it used a GPU, so it can't take part in calls on GPUs");
   }
-  const std::string& backend = settings_.gpu_backend;
+  const std::string& backend = shared_.settings.gpu_backend;
   if (auto pair = sharing(set)) {
-    if (settings_.shared_gpu == "error") {
+    if (shared_.settings.shared_gpu == "error") {
       throw Error(
           ErrorCode::kInvalidArgument,
           "ranks " + std::to_string(pair->first) + " and " + std::to_string(pair->second) +
@@ -91,7 +91,7 @@ BackendKind BackendPolicy::backend_of(const SetState& set) {
               "FARANDOLE_SHARED_GPU=host (through host memory), or nccl if NCCL is told to "
               "allow it (NCCL_MULTI_RANK_GPU_ENABLE=1, or a different NCCL_HOSTID in each rank)");
     }
-    if (settings_.shared_gpu == "host") return BackendKind::kStaged;
+    if (shared_.settings.shared_gpu == "host") return BackendKind::kStaged;
   }
   if (backend == "host") return BackendKind::kStaged;
   const std::string& library = gpus_.at(set.ranks.front()).library;
@@ -106,8 +106,8 @@ BackendKind BackendPolicy::backend_of(const SetState& set) {
     if (backend != "auto") {
       throw Error(ErrorCode::kLibrary, why + "; FARANDOLE_GPU_BACKEND is " + backend);
     }
-    outbox_.notice("tensors on GPUs travel through host memory: " + why +
-                   " (pip install nvidia-nccl-cu13, the same version everywhere)");
+    shared_.outbox.notice("tensors on GPUs travel through host memory: " + why +
+                          " (pip install nvidia-nccl-cu13, the same version everywhere)");
     return BackendKind::kStaged;
   }
   return BackendKind::kLibrary;
@@ -116,13 +116,13 @@ BackendKind BackendPolicy::backend_of(const SetState& set) {
 void BackendPolicy::open(const SetState& set) {
   const BackendKind backend = backend_of(set);
   // The other ranks don't know a pair, so they can't take part.
-  const bool all_here = sets_.world().left.empty() && !is_pair(set.id);
+  const bool all_here = shared_.sets.world().left.empty() && !is_pair(set.id);
   // Members that differ in this would call the library with different operators.
   constexpr size_t kFewestOnSwitch = 3;
   const bool plain_sums =
       set.ranks.size() >= kFewestOnSwitch &&
       std::ranges::all_of(set.ranks, [&](Rank rank) { return gpus_.at(rank).multicast; });
-  outbox_.write(SetUp{set.id, "", "", backend, all_here, plain_sums, set.ranks});
+  shared_.outbox.write(SetUp{set.id, "", "", backend, all_here, plain_sums, set.ranks});
   open_[set.id];
 }
 
@@ -132,7 +132,7 @@ void BackendPolicy::ask(const SetState& set, Rank from, const SetUp& step) {
   PendingStep& pending = steps[step.step];
   if (from == set.ranks.front()) pending.bytes = step.bytes;
   if (++pending.members < set.members()) return;
-  outbox_.write(SetUp{set.id, step.step, std::move(pending.bytes)});
+  shared_.outbox.write(SetUp{set.id, step.step, std::move(pending.bytes)});
   steps.erase(step.step);
 }
 
@@ -145,43 +145,43 @@ Failure CallSites::judge(const SetState& set, const Call& call) {
       " matches calls from different lines: " + text_of(sites) +
       ". Calls without a name match by their order, so the result may mix different tensors. Make "
       "such calls in the same order on all ranks, or give each a name";
-  if (strict_) return {ErrorCode::kMismatch, text};
+  if (shared_.settings.check_sites) return {ErrorCode::kMismatch, text};
   std::set<std::string> lines;
   for (const auto& [site, ranks] : sites) lines.insert(site);
   std::string pair;
   for (const std::string& line : lines) pair += line + "\n";
   if (told_.size() < kMostTold && told_.insert(std::move(pair)).second) {
-    outbox_.write(Notice{set.id, text});
+    shared_.outbox.write(Notice{set.id, text});
   }
   return {};
 }
 
 // Errors that show only when all have reported.
-Failure Publisher::verdict(const SetState& set, Call& call) const {
+Failure Publisher::verdict(const SetState& set, Call& call) {
   if (auto failure = call.terms().failure(call.key(), set.ranks)) return *failure;
   const Signature& s = call.signature();
   if (s.traits().rooted()) {
-    int root = s.root < 0 || s.root >= parts_.settings.size ? -1 : set.member_of(s.root);
+    int root = s.root < 0 || s.root >= shared_.settings.size ? -1 : set.member_of(s.root);
     if (root < 0 || !call.inputs().has(root)) {
       return {ErrorCode::kInvalidArgument,
               text_of(call.key(), call.request()) + ": root rank " + std::to_string(s.root) +
                   " brings no tensor: it is not in the process set, or it has joined"};
     }
   }
-  return parts_.sites.judge(set, call);
+  return sites_.judge(set, call);
 }
 
 void Publisher::judge(SetState& set, Call& call) {
-  if (call.given_up()) parts_.outbox.fail_late(call.key(), call.given_up());
+  if (call.given_up()) shared_.outbox.fail_late(call.key(), call.given_up());
   if (!set.broken.empty() && end_broken(set, call)) return;
   if (!call.complete()) return;
-  if (call.given_up()) return parts_.calls.retire(call);
+  if (call.given_up()) return shared_.calls.retire(call);
   Failure failure = verdict(set, call);
-  if (failure && by_members(call.request())) parts_.sets.bar(call.key().name, failure);
+  if (failure && by_members(call.request())) shared_.sets.bar(call.key().name, failure);
   if (failure && break_group(set, call, failure)) return;
   auto groups = call.terms().groups();
   if (!groups.empty()) return judge_group(set, call, groups, failure);
-  if (failure) return parts_.calls.fail(call, failure);
+  if (failure) return shared_.calls.fail(call, failure);
   queue(set, call);
 }
 
@@ -192,7 +192,7 @@ void Publisher::judge_group(SetState& set, Call& call, const std::vector<Terms::
   const Request& terms = call.request();
   const bool leads = groups.size() == 1 && terms.group == groups[0].name &&
                      !follows(terms, call.key().index_in_group());
-  if (failure && !leads) parts_.calls.fail(call, failure);
+  if (failure && !leads) shared_.calls.fail(call, failure);
   for (const auto& [name, size] : groups) {  // one, unless the members disagree
     CallGroup& group = set.groups[name];
     bool whole = ++group.complete >= size;
@@ -210,9 +210,9 @@ void Publisher::judge_group(SetState& set, Call& call, const std::vector<Terms::
 
 void Publisher::fail_group(CallGroup& group, bool whole) {
   for (Call* member : std::exchange(group.calls, {})) {
-    if (member != group.leader) parts_.calls.fail(*member, group.failure);
+    if (member != group.leader) shared_.calls.fail(*member, group.failure);
   }
-  if (whole && group.leader) parts_.calls.fail(*group.leader, group.failure);
+  if (whole && group.leader) shared_.calls.fail(*group.leader, group.failure);
 }
 
 bool Publisher::break_group(SetState& set, Call& call, const Failure& failure) {
@@ -237,7 +237,7 @@ bool Publisher::end_broken(SetState& set, const Call& call) {
   if (group == set.broken.end()) return false;
   std::vector<Call*> calls;
   size_t reports = 0;
-  for (Call* other : parts_.calls.all(set)) {
+  for (Call* other : shared_.calls.all(set)) {
     const bool one_of_it = std::ranges::count(group->names, other->request().group) > 0 &&
                            follows(other->request(), other->key().index_in_group());
     if (!one_of_it) continue;
@@ -246,7 +246,7 @@ bool Publisher::end_broken(SetState& set, const Call& call) {
   }
   if (reports < group->reports) return true;
   calls.push_back(group->first);
-  for (Call* failed : calls) parts_.calls.end(set, *failed, group->failure);
+  for (Call* failed : calls) shared_.calls.end(set, *failed, group->failure);
   set.broken.erase(group);
   return true;
 }
@@ -264,9 +264,9 @@ void Publisher::queue(SetState& set, Call& call) {
 }
 
 void Publisher::flush(int64_t now_ns) {
-  for (auto& [id, set] : parts_.sets.known()) flush(*set, now_ns);
+  for (auto& [id, set] : shared_.sets.known()) flush(*set, now_ns);
   std::erase_if(busy_pairs_, [&](SetId id) {
-    SetState& pair = parts_.sets.at(id);
+    SetState& pair = shared_.sets.at(id);
     flush(pair, now_ns);
     return !pair.waits_for_lanes();
   });
@@ -279,38 +279,38 @@ void Publisher::flush(SetState& set, int64_t now_ns) {
   while (!set.gpu.ready.empty() && may_run(set.gpu)) {
     if (open_gpu(set)) run_bucket(set, true, now_ns);
   }
-  parts_.calls.drop_finished(set);
+  shared_.calls.drop_finished(set);
   end_join(set);
 }
 
 // Keeps few buckets in flight. Once all ranks have left, the rest goes out, because Stop must be last.
 bool Publisher::may_run(const LaneQueue& lane) const {
-  return parts_.sets.all_left() || lane.published - lane.done < kMaxOutstanding;
+  return shared_.sets.all_left() || lane.published - lane.done < kMaxOutstanding;
 }
 
 // Average divides by all members, joined or not (Horovod's rule), or by the active ones if so set.
 int64_t Publisher::divisor_of(const SetState& set, const Call& call) const {
-  const int left_out = parts_.settings.average_active ? call.terms().joined() : 0;
+  const int left_out = shared_.settings.average_active ? call.terms().joined() : 0;
   return plain_item(call.id(), call.signature(), set.members() - left_out).divisor;
 }
 
 // Writes a Define when ranks don't know the request yet, or when it has changed. Unnamed requests of other sites are
 // defined too, because ranks that always come later would never get an id for theirs.
 void Publisher::define(Call& call) {
-  Definition& definition = *parts_.calls.registry().at(call.id());
+  Definition& definition = *shared_.calls.registry().at(call.id());
   if (call.terms().redefines()) definition.request = call.request();
   if (call.terms().redefines()) definition.published = false;
   define(definition);
   for (const Request& other : call.terms().of_other_sites()) {
-    Definition& known = parts_.calls.registry().intern(other);
-    parts_.calls.registry().touch(known);
+    Definition& known = shared_.calls.registry().intern(other);
+    shared_.calls.registry().touch(known);
     define(known);
   }
 }
 
 void Publisher::define(Definition& definition) {
   if (std::exchange(definition.published, true)) return;
-  parts_.outbox.write(Define{definition.id, definition.request});
+  shared_.outbox.write(Define{definition.id, definition.request});
 }
 
 void Publisher::finish_at_once(SetState& set, Call& call) {
@@ -324,9 +324,9 @@ void Publisher::finish_at_once(SetState& set, Call& call) {
         set.id, call.id(), call.key().sequence, call.inputs().absent(), call.inputs().rows(), {}};
     if (!call.inputs().absent()) result.payload = payload_of(set, call);
     define(call);
-    parts_.outbox.write(std::move(result));
+    shared_.outbox.write(std::move(result));
   }
-  parts_.calls.retire(call);
+  shared_.calls.retire(call);
 }
 
 // The result of a call whose inputs came with the reports.
@@ -343,44 +343,44 @@ ByteString Publisher::payload_of(const SetState& set, const Call& call) const {
 }
 
 void Publisher::add_set(const CallKey& key, std::span<const int64_t> wanted, bool alone) {
-  if (Failure fault = parts_.sets.fault_of(wanted, alone)) {
-    return parts_.outbox.write(Fail{key, std::move(fault)});
+  if (Failure fault = shared_.sets.fault_of(wanted, alone)) {
+    return shared_.outbox.write(Fail{key, std::move(fault)});
   }
   std::vector<Rank> ranks(wanted.begin(), wanted.end());
   if (alone) {
-    parts_.sets.bar(key.name, {ErrorCode::kMismatch, "'" + key.name + "' is a process set of " +
-                                                         text_of_ranks(ranks) + " already"});
+    shared_.sets.bar(key.name, {ErrorCode::kMismatch, "'" + key.name + "' is a process set of " +
+                                                          text_of_ranks(ranks) + " already"});
   }
-  const SetId id = parts_.sets.open(ranks);
-  parts_.outbox.write(OpenSet{id, std::move(ranks), key});
+  const SetId id = shared_.sets.open(ranks);
+  shared_.outbox.write(OpenSet{id, std::move(ranks), key});
 }
 
 void Publisher::remove_set(const CallKey& key, SetId id) {
-  SetState* set = id <= kWorldSet ? nullptr : parts_.sets.find(id);
+  SetState* set = id <= kWorldSet ? nullptr : shared_.sets.find(id);
   const std::string name = "process set " + std::to_string(id);
   if (!set) {
     Failure failure{ErrorCode::kInvalidArgument, name + " can't be removed"};
-    return parts_.outbox.write(Fail{key, std::move(failure)});
+    return shared_.outbox.write(Fail{key, std::move(failure)});
   }
   Failure failure{ErrorCode::kInvalidArgument, name + " was removed while calls were under way"};
-  for (Call* call : parts_.calls.all(*set)) parts_.calls.fail(*call, failure);
-  parts_.posts.fail_if(
+  for (Call* call : shared_.calls.all(*set)) shared_.calls.fail(*call, failure);
+  shared_.posts.fail_if(
       [&](const Posted& posted) { return posted.request().set == id ? failure : Failure{}; });
-  parts_.backends.close(id);
-  parts_.sets.erase(id);
-  parts_.outbox.write(CloseSet{id, key});
+  backends_.close(id);
+  shared_.sets.erase(id);
+  shared_.outbox.write(CloseSet{id, key});
 }
 
 // False: the set's next GPU call has failed instead.
 bool Publisher::open_gpu(SetState& set) {
-  if (parts_.backends.is_open(set.id)) return true;
+  if (backends_.is_open(set.id)) return true;
   try {
-    parts_.backends.open(set);
+    backends_.open(set);
     return true;
   } catch (const Error& error) {
     Call& call = *set.gpu.ready.front();
     set.gpu.ready.pop_front();
-    parts_.calls.fail(call, {error.code(), error.what()});
+    shared_.calls.fail(call, {error.code(), error.what()});
     return false;
   }
 }
@@ -400,7 +400,7 @@ void Publisher::add(Run& run, const SetState& set, const Call& call) const {
 // and GPU memory have separate lanes and limits, so neither waits for the other.
 void Publisher::run_bucket(SetState& set, bool gpu, int64_t now_ns) {
   LaneQueue& lane = gpu ? set.gpu : set.host;
-  const size_t most = gpu ? parts_.settings.gpu_fusion_bytes : parts_.settings.fusion_bytes;
+  const size_t most = gpu ? shared_.settings.gpu_fusion_bytes : shared_.settings.fusion_bytes;
   Run run{set.id, lane.published + 1, {}, {}, gpu};
   size_t bytes = 0;
   std::string group;
@@ -416,14 +416,14 @@ void Publisher::run_bucket(SetState& set, bool gpu, int64_t now_ns) {
     lane.ready.pop_front();
     define(call);
     add(run, set, call);
-    parts_.calls.retire(call);
+    shared_.calls.retire(call);
   }
   if (!lane.moving()) {
     lane.moving_since_ns = now_ns;
-    if (!gpu) parts_.stalls.expect_progress(now_ns, now_ns);
+    if (!gpu) stalls_.expect_progress(now_ns, now_ns);
   }
   ++lane.published;
-  parts_.outbox.write(std::move(run));
+  shared_.outbox.write(std::move(run));
 }
 
 // Ends a join when all have joined or some can't any more; but only after the last call is published, because
@@ -433,7 +433,7 @@ void Publisher::end_join(SetState& set) {
   if (!over || set.waits_for_lanes()) return;
   // Joined ranks have made fewer unnamed calls, so all ranks continue with this number.
   const uint64_t next = set.first_unnamed + set.unnamed.size();
-  parts_.outbox.write(Joined{set.id, set.last_joined, next, std::exchange(set.join_failure, {})});
+  shared_.outbox.write(Joined{set.id, set.last_joined, next, std::exchange(set.join_failure, {})});
   set.joined.clear();
 }
 

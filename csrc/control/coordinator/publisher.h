@@ -20,8 +20,7 @@ namespace farandole {
 // steps of its backend's set-up, each when all members have asked for it.
 class BackendPolicy {
  public:
-  BackendPolicy(const CoordinatorSettings& settings, SetTable& sets, Outbox& outbox)
-      : settings_(settings), sets_(sets), outbox_(outbox) {}
+  explicit BackendPolicy(Shared& shared) : shared_(shared) {}
 
   // Every rank reports its GPU before its first GPU tensor.
   void describe(Rank from, const UseGpu& gpu) { gpus_[from] = gpu; }
@@ -39,9 +38,7 @@ class BackendPolicy {
   BackendKind backend_of(const SetState& set);
   std::optional<std::pair<Rank, Rank>> sharing(const SetState& set) const;
 
-  const CoordinatorSettings& settings_;
-  SetTable& sets_;
-  Outbox& outbox_;
+  Shared& shared_;
   std::map<Rank, UseGpu> gpus_;
   std::map<SetId, std::map<std::string, PendingStep>>
       open_;  // steps that some members have asked for
@@ -52,33 +49,23 @@ class BackendPolicy {
 // fails.
 class CallSites {
  public:
-  // `strict`: such a call fails.
-  CallSites(bool strict, Outbox& outbox) : strict_(strict), outbox_(outbox) {}
+  explicit CallSites(Shared& shared) : shared_(shared) {}
 
-  // To be called once for each call that is complete and agreed. If not strict, the set's ranks get a notice, one for all
-  // calls that match from the same lines.
+  // To be called once for each call that is complete and agreed. Unless such a call fails (check_sites), the set's ranks
+  // get a notice, one for all calls that match from the same lines.
   Failure judge(const SetState& set, const Call& call);
 
  private:
-  const bool strict_;
-  Outbox& outbox_;
+  Shared& shared_;
   std::set<std::string> told_;  // lines
 };
 
 class Publisher {
  public:
-  struct Parts {
-    const CoordinatorSettings& settings;
-    SetTable& sets;
-    OpenCalls& calls;
-    PostTable& posts;
-    BackendPolicy& backends;
-    CallSites& sites;
-    StallMonitor& stalls;
-    Outbox& outbox;
-  };
-  explicit Publisher(const Parts& parts) : parts_(parts) {}
+  Publisher(Shared& shared, StallMonitor& stalls)
+      : shared_(shared), stalls_(stalls), backends_(shared), sites_(shared) {}
 
+  BackendPolicy& backends() { return backends_; }
   // After a report of the call. If it is complete: fails it, queues it, or lets it wait for its group: either all calls
   // of a group are published or none.
   void judge(SetState& set, Call& call);
@@ -89,7 +76,7 @@ class Publisher {
 
  private:
   void flush(SetState& set, int64_t now_ns);
-  Failure verdict(const SetState& set, Call& call) const;
+  Failure verdict(const SetState& set, Call& call);
   // One call of these groups is complete. `failure`: that call's; code kOk: all agree.
   void judge_group(SetState& set, Call& call, const std::vector<Terms::Group>& groups,
                    const Failure& failure);
@@ -111,7 +98,10 @@ class Publisher {
   void run_bucket(SetState& set, bool gpu, int64_t now_ns);
   void end_join(SetState& set);
 
-  const Parts parts_;
+  Shared& shared_;
+  StallMonitor& stalls_;
+  BackendPolicy backends_;
+  CallSites sites_;
   std::set<SetId> busy_pairs_;  // with calls to publish
 };
 

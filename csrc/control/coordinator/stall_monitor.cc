@@ -184,19 +184,10 @@ std::string stall_report(const std::vector<WaitingCall>& calls, const std::vecto
   return text + causes_of(calls, all, state_of, now_ns);
 }
 
-StallMonitor::StallMonitor(const CoordinatorSettings& settings, SetTable& sets, OpenCalls& calls,
-                           PostTable& posts, Outbox& outbox)
-    : settings_(settings),
-      sets_(sets),
-      calls_(calls),
-      posts_(posts),
-      outbox_(outbox),
-      heard_ns_(static_cast<size_t>(settings.size), -1) {}
-
 // Age at which a call's missing ranks are asked: at the warning, or shortly before it is given up.
 int64_t StallMonitor::patience_ns() const {
-  int64_t patience = settings_.stall_warn_ns > 0 ? settings_.stall_warn_ns : kNever;
-  if (int64_t abort = settings_.stall_abort_ns; abort > 0) {
+  int64_t patience = shared_.settings.stall_warn_ns > 0 ? shared_.settings.stall_warn_ns : kNever;
+  if (int64_t abort = shared_.settings.stall_abort_ns; abort > 0) {
     patience = std::min(patience, abort - std::min(abort / 4, kLongestLead));
   }
   return patience;
@@ -208,14 +199,14 @@ void StallMonitor::expect_progress(int64_t since_ns, int64_t now_ns) {
     next_tick_ns_ = std::min(next_tick_ns_, since_ns + limit);
   };
   expect(patience_ns());
-  expect(settings_.stall_abort_ns);
+  expect(shared_.settings.stall_abort_ns);
 }
 
 WaitingCall StallMonitor::view_of(const SetState& set, const Call& call) const {
   WaitingCall view;
   view.what = text_of(call.key(), call.request());
   view.name = call.key().name;
-  view.made_before = calls_.registry().at(call.id())->published;
+  view.made_before = shared_.calls.registry().at(call.id())->published;
   view.group = call.request().group;
   for (int m : call.terms().outspoken(call.arrived())) view.here.push_back(set.rank_of(m));
   for (int m : call.arrived().missing()) view.missing.push_back(set.rank_of(m));
@@ -234,7 +225,7 @@ WaitingCall StallMonitor::view_of(const Posted& posted) const {
   view.name = posted.request().name;
   view.here = {posted.rank};
   const Rank peer = posted.request().peer;
-  for (Rank rank : sets_.at(posted.request().set).ranks) {
+  for (Rank rank : shared_.sets.at(posted.request().set).ranks) {
     const bool wanted = peer == kAnyRank ? rank != posted.rank : rank == peer;
     if (wanted) view.missing.push_back(rank);
   }
@@ -286,15 +277,15 @@ StateOf StallMonitor::states() const {
 
 std::vector<WaitingCall> StallMonitor::waiting_for(int64_t age_ns, int64_t now_ns) {
   std::vector<WaitingCall> views;
-  for (auto& [id, set] : sets_.known()) {
-    for (const Call* call : calls_.waiting(*set)) {
+  for (auto& [id, set] : shared_.sets.known()) {
+    for (const Call* call : shared_.calls.waiting(*set)) {
       if (now_ns - call->times().since_ns >= age_ns) views.push_back(view_of(*set, *call));
     }
   }
-  posts_.for_each([&](const Posted& posted) {
+  shared_.posts.for_each([&](const Posted& posted) {
     if (now_ns - posted.since_ns >= age_ns) views.push_back(view_of(posted));
   });
-  for (auto& [id, set] : sets_) {
+  for (auto& [id, set] : shared_.sets) {
     if (set->host.moving() && now_ns - set->host.moving_since_ns >= age_ns) {
       views.push_back(view_of_bucket(*set));
     }
@@ -311,11 +302,18 @@ std::vector<WaitingCall> StallMonitor::all_waiting(int64_t now_ns) {
   return all;
 }
 
+Failure StallMonitor::no_progress(const WaitingCall& call, const std::vector<WaitingCall>& all,
+                                  int64_t now_ns) const {
+  const std::string causes = all.empty() ? "" : causes_of({call}, all, states(), now_ns);
+  return {ErrorCode::kStall, "no progress: " + line_of(call, now_ns) + causes +
+                                 "\n  (FARANDOLE_STALL_ABORT sets this limit)"};
+}
+
 // Gives up overdue calls with their whole groups, because a group can't complete without them.
 void StallMonitor::give_up_stalled(SetState& set, int64_t now_ns) {
-  std::vector<Call*> calls = calls_.waiting(set);
+  std::vector<Call*> calls = shared_.calls.waiting(set);
   auto too_old = [&](const Call* call) {
-    return now_ns - call->times().since_ns >= settings_.stall_abort_ns;
+    return now_ns - call->times().since_ns >= shared_.settings.stall_abort_ns;
   };
   std::set<std::string> groups;
   for (const Call* call : calls) {
@@ -330,12 +328,11 @@ void StallMonitor::give_up_stalled(SetState& set, int64_t now_ns) {
   }
   if (lost.empty()) return;
   const std::vector<WaitingCall> all = all_waiting(now_ns);
+  const std::vector<WaitingCall> none;
   size_t reports = 0;
   for (auto& [call, view] : lost) {
-    std::string text = "no progress: " + line_of(view, now_ns);
-    if (reports++ < kMaxReports) text += causes_of({view}, all, states(), now_ns);
-    calls_.give_up(set, *call,
-                   {ErrorCode::kStall, text + "\n  (FARANDOLE_STALL_ABORT sets this limit)"});
+    shared_.calls.give_up(set, *call,
+                          no_progress(view, reports++ < kMaxReports ? all : none, now_ns));
     lost_.emplace_back(now_ns, std::move(view));
   }
   for (const std::string& name : groups) set.groups.erase(name);
@@ -344,26 +341,25 @@ void StallMonitor::give_up_stalled(SetState& set, int64_t now_ns) {
 
 void StallMonitor::give_up_posts(int64_t now_ns) {
   const std::vector<WaitingCall> all = all_waiting(now_ns);
+  const std::vector<WaitingCall> none;
   size_t reports = 0;
-  posts_.fail_if([&](const Posted& posted) -> Failure {
-    if (now_ns - posted.since_ns < settings_.stall_abort_ns) return {};
+  shared_.posts.fail_if([&](const Posted& posted) -> Failure {
+    if (now_ns - posted.since_ns < shared_.settings.stall_abort_ns) return {};
     WaitingCall view = view_of(posted);
-    std::string text = "no progress: " + line_of(view, now_ns);
-    if (reports++ < kMaxReports) text += causes_of({view}, all, states(), now_ns);
+    Failure failure = no_progress(view, reports++ < kMaxReports ? all : none, now_ns);
     lost_.emplace_back(now_ns, std::move(view));
-    return {ErrorCode::kStall, text + "\n  (FARANDOLE_STALL_ABORT sets this limit)"};
+    return failure;
   });
 }
 
 // A bucket can't be withdrawn, so its stall ends the job; but only if a member is known to be stopped or
 // silent, because a machine may just be slow.
 Failure StallMonitor::standing(const SetState& set, int64_t now_ns) const {
-  if (!set.host.moving() || now_ns - set.host.moving_since_ns < settings_.stall_abort_ns) return {};
+  if (!set.host.moving() || now_ns - set.host.moving_since_ns < shared_.settings.stall_abort_ns)
+    return {};
   const WaitingCall view = view_of_bucket(set);
   if (view.missing.empty()) return {};
-  return {ErrorCode::kStall, "no progress: " + line_of(view, now_ns) +
-                                 causes_of({view}, {view}, states(), now_ns) +
-                                 "\n  (FARANDOLE_STALL_ABORT sets this limit)"};
+  return no_progress(view, {view}, now_ns);
 }
 
 void StallMonitor::ask(const std::vector<WaitingCall>& calls, int64_t now_ns) {
@@ -372,13 +368,15 @@ void StallMonitor::ask(const std::vector<WaitingCall>& calls, int64_t now_ns) {
   earlier_ns_ = question_ns_;
   for (const WaitingCall& call : calls)
     questioned_.insert(call.missing.begin(), call.missing.end());
-  for (auto& [id, set] : sets_) {
+  for (auto& [id, set] : shared_.sets) {
     if (set->host.moving()) questioned_.insert(set->ranks.begin(), set->ranks.end());
   }
   question_ns_ = now_ns;
   question_open_ = true;
-  next_question_ns_ = now_ns + (settings_.stall_warn_ns > 0 ? settings_.stall_warn_ns : kAnswerNs);
-  if (!questioned_.empty()) outbox_.write(CollectStacks{{questioned_.begin(), questioned_.end()}});
+  next_question_ns_ =
+      now_ns + (shared_.settings.stall_warn_ns > 0 ? shared_.settings.stall_warn_ns : kAnswerNs);
+  if (!questioned_.empty())
+    shared_.outbox.write(CollectStacks{{questioned_.begin(), questioned_.end()}});
 }
 
 void StallMonitor::answered(Rank from, const StackReport& stack_report, int64_t now_ns) {
@@ -390,17 +388,17 @@ void StallMonitor::answered(Rank from, const StackReport& stack_report, int64_t 
 // All have answered, or time is up: warns, if calls still wait.
 void StallMonitor::conclude(int64_t now_ns) {
   question_open_ = false;
-  if (settings_.stall_warn_ns <= 0) return;
-  const std::vector<WaitingCall> calls = waiting_for(settings_.stall_warn_ns, now_ns);
+  if (shared_.settings.stall_warn_ns <= 0) return;
+  const std::vector<WaitingCall> calls = waiting_for(shared_.settings.stall_warn_ns, now_ns);
   if (calls.empty()) return;
-  outbox_.notice(stall_report(calls, all_waiting(now_ns), states(), now_ns));
+  shared_.outbox.notice(stall_report(calls, all_waiting(now_ns), states(), now_ns));
 }
 
 Failure StallMonitor::tick(int64_t now_ns) {
   next_tick_ns_ = kNever;
-  if (settings_.stall_abort_ns > 0) give_up_posts(now_ns);
-  for (auto& [id, set] : sets_) {
-    if (settings_.stall_abort_ns <= 0) break;
+  if (shared_.settings.stall_abort_ns > 0) give_up_posts(now_ns);
+  for (auto& [id, set] : shared_.sets) {
+    if (shared_.settings.stall_abort_ns <= 0) break;
     if (!is_pair(id)) give_up_stalled(*set, now_ns);
     if (Failure failure = standing(*set, now_ns)) return failure;
   }
@@ -425,13 +423,13 @@ std::string StallMonitor::explain(SetState* set, const Inquire& inquire, int64_t
   }
   const std::vector<WaitingCall> all = all_waiting(now_ns);
   const bool of_calls = set && !inquire.join && !inquire.key.posted();
-  for (Call* call : of_calls ? calls_.waiting(*set) : std::vector<Call*>{}) {
+  for (Call* call : of_calls ? shared_.calls.waiting(*set) : std::vector<Call*>{}) {
     const CallKey& key = call->key();
     if (key.name != inquire.key.name || key.sequence != inquire.key.sequence) continue;
     const WaitingCall view = view_of(*set, *call);
     text = line_of(view, now_ns) + causes_of({view}, all, states(), now_ns);
   }
-  posts_.for_each([&](const Posted& posted) {
+  shared_.posts.for_each([&](const Posted& posted) {
     if (posted.rank != inquire.key.poster || posted.post.number != inquire.key.sequence) return;
     const WaitingCall view = view_of(posted);
     text = line_of(view, now_ns) + causes_of({view}, all, states(), now_ns);

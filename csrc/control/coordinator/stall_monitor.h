@@ -66,8 +66,8 @@ bool near_names(const std::string& a, const std::string& b);
 
 class StallMonitor {
  public:
-  StallMonitor(const CoordinatorSettings& settings, SetTable& sets, OpenCalls& calls,
-               PostTable& posts, Outbox& outbox);
+  explicit StallMonitor(Shared& shared)
+      : shared_(shared), heard_ns_(static_cast<size_t>(shared.settings.size), -1) {}
 
   // Called when a rank makes a call.
   void heard(Rank rank, int64_t now_ns) { heard_ns_[static_cast<size_t>(rank)] = now_ns; }
@@ -90,6 +90,9 @@ class StallMonitor {
   StateOf states() const;
   std::vector<WaitingCall> waiting_for(int64_t age_ns, int64_t now_ns);  // oldest first
   std::vector<WaitingCall> all_waiting(int64_t now_ns);
+  // `all`: empty: without causes and stacks.
+  Failure no_progress(const WaitingCall& call, const std::vector<WaitingCall>& all,
+                      int64_t now_ns) const;
   void give_up_stalled(SetState& set, int64_t now_ns);
   void give_up_posts(int64_t now_ns);
   Failure standing(const SetState& set, int64_t now_ns) const;
@@ -98,11 +101,7 @@ class StallMonitor {
 
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
-  const CoordinatorSettings& settings_;
-  SetTable& sets_;
-  OpenCalls& calls_;
-  PostTable& posts_;
-  Outbox& outbox_;
+  Shared& shared_;
   int64_t next_tick_ns_ = kNever;
   std::vector<int64_t> heard_ns_;  // by rank: time of its last call; -1: none
   // The last CollectStacks: the ranks asked, and their answers.

@@ -181,6 +181,12 @@ Variant decode_variant(ByteView in) {
 
 }  // namespace
 
+std::string bytes_of(const Request& request) {
+  ByteString bytes;
+  encode(Entry(Define{0, request}), bytes);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
 void encode(const Report& report, ByteString& out) { encode_variant(report, out); }
 void encode(const Entry& entry, ByteString& out) { encode_variant(entry, out); }
 Report decode_report(ByteView in) { return decode_variant<Report>(in); }

@@ -39,6 +39,8 @@ struct Request {
   // Where the program makes an unnamed call, "train.py:12", if ranks compare that; else empty.
   std::string site = {};
 };
+// The same text for equal requests only.
+std::string bytes_of(const Request& request);
 // Whether two requests under one name are the same call.
 inline bool same_terms(const Request& a, const Request& b) {
   return a.signature == b.signature && a.group == b.group;

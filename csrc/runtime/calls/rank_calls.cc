@@ -169,8 +169,8 @@ std::optional<ProcessSet> RankCalls::find_set(SetId id) {
 void RankCalls::describe(CheckedCall& call) {
   const Signature& signature = call.request.signature;
   RecordedCall& recorded = call.submission.recorded;
-  recorded.name = recorder_.label_of(call.request.name);
-  recorded.site = recorder_.label_of(call.site);
+  recorded.name = setup_.recorder.label_of(call.request.name);
+  recorded.site = setup_.recorder.label_of(call.site);
   recorded.set = call.request.set;
   recorded.op = signature.op;
   recorded.dtype = signature.dtype;
@@ -218,7 +218,7 @@ void RankCalls::submit(std::span<Prepared> batch) {
   std::exception_ptr error;
   std::lock_guard lock(mutex_);
   check_open();
-  const bool rides = rides_along(batch, one_host_ ? riders_ : 0);
+  const bool rides = rides_along(batch, setup_.one_host ? riders_ : 0);
   try {
     for (Prepared& one : batch) one.handle = enter(one, rides);
   } catch (...) {
@@ -253,7 +253,7 @@ Handle RankCalls::enter(const Prepared& prepared, bool rides) {
 
 // `rides`: its input may travel in the report.
 Handle RankCalls::enter(const Request& request, Submission submission, bool rides) {
-  if (!gets_result(request.signature, own_)) submission.output = nullptr;
+  if (!gets_result(request.signature, setup_.own)) submission.output = nullptr;
   submission.handle = handles.create(submission.recorded.name, submission.device != kCpuDevice);
   submission.recorded.call = submission.handle;
   Handle handle = submission.handle;
@@ -264,7 +264,7 @@ Handle RankCalls::enter(const Request& request, Submission submission, bool ride
   } else if (request.name.empty()) {
     sequence = pending_.next_unnamed(request.set, submission.index_in_group);
   }
-  recorder_.submitted(submission.recorded, sequence, submission.shape);
+  setup_.recorder.submitted(submission.recorded, sequence, submission.shape);
   if (request.signature.op == Op::kJoin) {
     ProcessSet& set = sets_.own(request.set);
     set.join = submission.recorded;
@@ -272,7 +272,7 @@ Handle RankCalls::enter(const Request& request, Submission submission, bool ride
     tell_join(request.set);
     return handle;
   }
-  Contribution given = contribution_of(request, submission, own_);
+  Contribution given = contribution_of(request, submission, setup_.own);
   submission.rider = given.has_payload && !paired;
   riders_ += submission.rider;
   if (!rides) given.has_payload = false, given.payload = {};
@@ -307,13 +307,13 @@ void RankCalls::refuse(std::span<const Request> names, const Failure& why, bool 
 void RankCalls::refuse(const Request& request, const Failure& why) {
   ProcessSet* set = sets_.find(request.set);
   if (!set || set->member < 0 || set->joined() || is_pair(request.set)) return;
-  Failure failure{why.code, "rank " + std::to_string(own_) + " refused: " + why.text};
+  Failure failure{why.code, "rank " + std::to_string(setup_.own) + " refused: " + why.text};
   const CollectiveTraits& traits = request.signature.traits();
   if (request.signature.op == Op::kJoin) {
     set->join_failure = std::move(failure);
   } else if (traits.paired()) {
     const bool any = request.peer == kAnyRank && traits.end == End::kReceiver;
-    const bool known = any || (set->member_of(request.peer) >= 0 && request.peer != own_);
+    const bool known = any || (set->member_of(request.peer) >= 0 && request.peer != setup_.own);
     if (!known || request.tag < 0) return;
     reporter_.pass(Post{request, posted_.skip(), {}, std::move(failure)});
   } else if (auto news = pending_.refuse(request, std::move(failure))) {
@@ -389,7 +389,7 @@ BegunRun RankCalls::begin(const Run& run, uint64_t log_position,
     Part part = part_of(items[i], pending_.request_of(items[i].id), set, mine);
     if (mine) {
       Outcome outcome = outcome_of(part.signature, part.rows, set, *mine, device);
-      recorder_.negotiated(mine->recorded, run.bucket, log_position, now);
+      setup_.recorder.negotiated(mine->recorded, run.bucket, log_position, now);
       part.output = outcome.output;
       made.endings->push_back({std::move(*mine), std::move(outcome), false, i});
     }
@@ -399,17 +399,17 @@ BegunRun RankCalls::begin(const Run& run, uint64_t log_position,
   auto launched_ns = std::make_shared<int64_t>(0);
   made.bucket.begun = [this, bytes, launched_ns, set = run.set, number = run.bucket,
                        tensors = made.bucket.parts.size()] {
-    *launched_ns = recorder_.launched(set, number, tensors, bytes);
+    *launched_ns = setup_.recorder.launched(set, number, tensors, bytes);
   };
   // The set's lowest member reports the end.
   made.bucket.done = [this, bytes, launched_ns, done = Done{run.set, run.bucket, run.gpu},
                       lowest = set.member == 0, endings = made.endings](const Failure* failure) {
-    if (!failure) recorder_.moved(done.set, done.bucket, bytes, *launched_ns);
+    if (!failure) setup_.recorder.moved(done.set, done.bucket, bytes, *launched_ns);
     settle(*endings, failure);
     if (lowest && !failure) report(done);
   };
   made.bucket.faulty = [this, set = run.set, endings = made.endings](const DataFault& fault) {
-    blame(fault, sets_.own(set).ranks, *endings, recorder_);
+    blame(fault, sets_.own(set).ranks, *endings, setup_.recorder);
   };
   return made;
 }
@@ -424,7 +424,7 @@ void RankCalls::on(const Result& result, uint64_t log_position,
     if (!set || set->member < 0) return;
     mine = pending_.take(result.id, result.sequence);
     if (!mine) return;
-    recorder_.negotiated(mine->recorded, 0, log_position, now_ns());
+    setup_.recorder.negotiated(mine->recorded, 0, log_position, now_ns());
     const Signature& signature = pending_.request_of(result.id).signature;
     outcome =
         outcome_of(signature, rows_of(result.rows, signature, set->members()), *set, *mine, device);
@@ -438,8 +438,8 @@ void RankCalls::on(const Result& result, uint64_t log_position,
 
 // Also for removed sets: a report of this rank may have come too late.
 void RankCalls::on(const Fail& fail) {
-  if (std::ranges::count(fail.unheard, own_) > 0) return;
-  if (fail.key.posted() && fail.key.poster != own_) return;
+  if (std::ranges::count(fail.unheard, setup_.own) > 0) return;
+  if (fail.key.posted() && fail.key.poster != setup_.own) return;
   std::optional<Submission> mine;
   {
     std::lock_guard lock(mutex_);
@@ -466,16 +466,16 @@ void RankCalls::on(const Joined& joined) {
     pending_.resume(joined.set, joined.next_sequence);
   }
   if (joined.failure) {
-    recorder_.failed(over, joined.failure);
+    setup_.recorder.failed(over, joined.failure);
   } else {
-    recorder_.done(over, now_ns());
+    setup_.recorder.done(over, now_ns());
   }
   handles.finish(over.call, joined.failure ? failed(joined.failure) : valued(joined.last));
 }
 
 void RankCalls::on(const Matched& matched) {
-  const bool sends = matched.sender == own_;
-  if (!sends && matched.receiver != own_) return;
+  const bool sends = matched.sender == setup_.own;
+  if (!sends && matched.receiver != setup_.own) return;
   std::lock_guard lock(mutex_);
   std::optional<Submission> mine = posted_.take(sends ? matched.sent : matched.received);
   if (!mine) return;
@@ -490,7 +490,7 @@ void RankCalls::on(const OpenSet& open) {
     std::lock_guard lock(mutex_);
     sets_.open(open.set, open.ranks);
     if (!is_pair(open.set)) {  // a pair's has no key
-      recorder_.open_set(open.set, open.ranks);
+      setup_.recorder.open_set(open.set, open.ranks);
       mine = pending_.take(open.key);
     }
   }
@@ -501,7 +501,7 @@ void RankCalls::on(const CloseSet& close) {
   std::optional<Submission> mine;
   {
     std::lock_guard lock(mutex_);
-    recorder_.close_set(close.set);
+    setup_.recorder.close_set(close.set);
     sets_.close(close.set);
     mine = pending_.take(close.key);
   }
@@ -509,7 +509,7 @@ void RankCalls::on(const CloseSet& close) {
 }
 
 void RankCalls::on(const Inform& inform) {
-  if (inform.to != own_) return;
+  if (inform.to != setup_.own) return;
   {
     std::lock_guard lock(mutex_);
     questions_.answer(inform.number, inform.text);
@@ -546,10 +546,10 @@ void RankCalls::settle(std::span<Ending> endings, const Failure* failure) {
     if (failure) ending.outcome.failure = *failure;
     const Failure& why = ending.outcome.failure;
     if (why) {
-      recorder_.failed(ending.submission.recorded, why);
-      on_failure_(why);
+      setup_.recorder.failed(ending.submission.recorded, why);
+      setup_.on_failure(why);
     } else {
-      recorder_.done(ending.submission.recorded, now);
+      setup_.recorder.done(ending.submission.recorded, now);
     }
   }
   handles.finish_all([&](auto&& end) {
@@ -572,8 +572,8 @@ void RankCalls::break_down(const Failure& failure) {
     std::lock_guard lock(mutex_);
     job.break_down(failure);
   }
-  recorder_.job_failed(failure);
-  on_failure_(failure);
+  setup_.recorder.job_failed(failure);
+  setup_.on_failure(failure);
 }
 
 void RankCalls::clear(const Failure& failure) {

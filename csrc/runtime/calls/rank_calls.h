@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "data/backend/backend.h"
@@ -56,13 +57,10 @@ class RankCalls {
     std::function<void(const Failure&)> on_failure;  // of the job or a call; called by the driver
   };
   explicit RankCalls(Setup setup)
-      : own_(setup.own),
-        one_host_(setup.one_host),
-        recorder_(setup.recorder),
-        on_failure_(std::move(setup.on_failure)),
-        posted_(setup.own),
-        sets_(setup.own),
-        reporter_(setup.channel, setup.gathered) {}
+      : setup_(std::move(setup)),
+        posted_(setup_.own),
+        sets_(setup_.own),
+        reporter_(setup_.channel, setup_.gathered) {}
 
   // These have locks of their own.
   Handles handles;
@@ -135,10 +133,7 @@ class RankCalls {
   void finish(std::optional<Submission> mine,
               Outcome outcome);  // nullopt: this rank has no such call
 
-  const Rank own_;
-  const bool one_host_;
-  Recorder& recorder_;
-  const std::function<void(const Failure&)> on_failure_;
+  const Setup setup_;
   std::atomic<bool> closed_{false};
   std::mutex mutex_;  // guards all below
   PendingTable pending_;

@@ -54,12 +54,6 @@ std::shared_ptr<NamedRequest> PendingTable::find(SetId set, const std::string& n
   return found == names->second.end() ? nullptr : found->second;
 }
 
-std::string PendingTable::interned_key(const Request& request) {
-  ByteString bytes;
-  encode(Entry(Define{0, request}), bytes);
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
 NamedRequest& PendingTable::named(const Request& request) {
   auto& slot = named_[request.set][request.name];
   if (!slot) slot = std::make_shared<NamedRequest>(request.set, request.name);
@@ -93,7 +87,7 @@ std::optional<Report> PendingTable::submit(const Request& request, Submission su
     ready.sequence = next_unnamed(request.set, submission.index_in_group);
     calls.next += submission.index_in_group == 0;
     calls.waiting.emplace(ready.sequence, std::move(submission));
-    auto known = interned_.find(interned_key(request));
+    auto known = interned_.find(bytes_of(request));
     if (known != interned_.end()) {
       ready.id = known->second;
     } else {
@@ -193,7 +187,7 @@ void PendingTable::define(const Define& define) {
   if (by_id_.size() <= define.id) by_id_.resize(define.id + 1);
   by_id_[define.id] = {define.request};
   if (define.request.name.empty()) {
-    interned_[interned_key(define.request)] = define.id;
+    interned_[bytes_of(define.request)] = define.id;
     return;
   }
   NamedRequest& record = named(define.request);
@@ -204,7 +198,7 @@ void PendingTable::define(const Define& define) {
 
 void PendingTable::forget(uint32_t id) {
   const auto& [request, record] = known(id);
-  if (request.name.empty()) interned_.erase(interned_key(request));
+  if (request.name.empty()) interned_.erase(bytes_of(request));
   if (record) {
     if (record->id == id) record->id = 0;
     drop_unknown(*record);

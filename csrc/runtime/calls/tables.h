@@ -155,7 +155,6 @@ class PendingTable {
     Request request;
     NamedRequest* named = nullptr;  // its record, if it has a name
   };
-  static std::string interned_key(const Request& request);
   NamedRequest& named(const Request& request);
   Ready ready_of(NamedRequest& record, const Request& request, Contribution contribution) const;
   bool stands_for(NamedRequest& record, const Request& request, uint64_t prepared) const;

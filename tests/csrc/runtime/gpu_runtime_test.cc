@@ -122,28 +122,6 @@ TEST(tensors_on_gpus_and_on_cpus_do_not_mix) {
   });
 }
 
-TEST(a_tensor_on_a_gpu_here_and_on_the_cpu_there_is_a_mismatch) {
-  run_gpu_jobs({2}, [](TestRank& self) {
-    UserStream stream(self.rank);
-    Floats data = values_of(self.rank, 2000);
-    Ask ask = allreduce(data, "two kinds");
-    if (self.rank == 0) ask = on_gpu(ask, 0, stream);
-    CHECK(contains(self.fails(ask, ErrorCode::kMismatch), "device"));
-    train(self, self.rank, 1);
-  });
-}
-
-TEST(two_ranks_on_one_gpu_hear_the_remedy) {
-  run_gpu_jobs({2}, [](TestRank& self) {
-    UserStream stream(0);
-    Floats data = values_of(self.rank, 2000);
-    const std::string text =
-        self.fails(on_gpu(allreduce(data, "shared"), 0, stream), ErrorCode::kInvalidArgument);
-    CHECK(contains(text, "set_device(farandole.local_rank())"));
-    CHECK(contains(text, "FARANDOLE_SHARED_GPU"));
-  });
-}
-
 TEST(two_ranks_may_share_a_gpu_through_host_memory) {
   run_gpu_jobs(
       {2}, [](TestRank& self) { train(self, 0); },
@@ -170,28 +148,6 @@ TEST(a_captured_stream_is_refused) {
     CHECK(contains(text, "CUDA graph"));
     CHECK_EQ(gpu_library().end_capture(stream.get()), 0);
     train(self, self.rank, 1);
-  });
-}
-
-TEST(process_sets_share_the_gpu_in_one_order) {
-  run_gpu_jobs({3}, [](TestRank& self) {
-    UserStream stream(self.rank);
-    const SetId sets[] = {add_set(self, {0, 1}), add_set(self, {1, 2})};
-    for (int step = 0; step < 10; ++step) {
-      std::vector<Floats> data(3, values_of(self.rank, 3000));
-      std::vector<Handle> handles;
-      for (size_t i = 0; i < 3; ++i) {  // each rank in an order of its own
-        const size_t which = (i + static_cast<size_t>(self.rank)) % 3;
-        const SetId set = which == 2 ? kWorldSet : sets[which];
-        const bool member = which == 2 || self.rank == 1 || (self.rank == 0) == (which == 0);
-        if (!member) continue;
-        Ask ask = on_gpu(allreduce(data[which], "x"), self.rank, stream);
-        ask.set = set;
-        handles.push_back(self.submit(ask));
-      }
-      finish_on(self, stream, handles);
-      CHECK(data[2] == sum_over(3, 3000));
-    }
   });
 }
 

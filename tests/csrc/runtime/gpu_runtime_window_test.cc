@@ -183,69 +183,6 @@ TEST(through_host_memory_windows_are_ignored) {
   }
 }
 
-// Who has joined has no place any more, perhaps not even a window.
-TEST(with_a_joined_rank_windows_are_not_used) {
-  run_gpu_jobs({2, 3}, [](TestRank& self) {
-    UserStream stream(self.rank);
-    {
-      const Placed placed(self);
-      step(self, stream, placed, [](size_t) { return Where::kInPlace; });
-      if (self.rank > 0) std::fill_n(placed.data(1), kSizes[1], 7.0F);
-      for (int i = 0; self.rank == 0 && i < 3; ++i) {
-        std::vector<Floats> elsewhere;
-        std::vector<Handle> handles;
-        for (size_t n : kSizes) elsewhere.push_back(values_of(i, n));
-        for (size_t t = 0; t < placed.count(); ++t) {
-          std::ranges::copy(elsewhere[t], placed.data(t));
-          float* const at =
-              (t + static_cast<size_t>(i)) % 2 == 0 ? placed.data(t) : elsewhere[t].data();
-          handles.push_back(self.submit(on_gpu(placed.ask(t, at), self.rank, stream)));
-        }
-        finish_on(self, stream, handles);
-        for (size_t t = 0; t < placed.count(); ++t) {
-          CHECK(Floats(placed.data(t), placed.data(t) + kSizes[t]) == values_of(i, kSizes[t]));
-        }
-      }
-      if (self.rank == 1) {  // closed before it joins
-        Placed another(self);
-      } else {
-        self.finish(self.submit({FARANDOLE_JOIN, {}, nullptr, nullptr, ""}));
-        CHECK(self.rank == 0 ||
-              Floats(placed.data(1), placed.data(1) + kSizes[1]) == Floats(kSizes[1], 7.0F));
-      }
-    }
-    if (self.rank == 1) self.finish(self.submit({FARANDOLE_JOIN, {}, nullptr, nullptr, ""}));
-  });
-}
-
-// Each set counts its own: a rank that is in one only has opened fewer.
-TEST(process_sets_have_windows_of_their_own) {
-  run_gpu_jobs({3}, [](TestRank& self) {
-    UserStream stream(self.rank);
-    SetId pair = 0;
-    const Handle added = self.submit({FARANDOLE_ADD_SET, {0, 1}, nullptr, nullptr, ""});
-    CHECK(!self.wait({added}));
-    self.runtime()->handles().look(added,
-                                   [&](const Outcome& o) { pair = static_cast<SetId>(o.value); });
-    self.runtime()->handles().release(added);
-    std::optional<Placed> theirs;
-    if (self.rank < 2) theirs.emplace(self, pair);
-    const Placed ours(self);
-    step(self, stream, ours, [](size_t) { return Where::kInPlace; });
-    if (!theirs) return;
-    const Floats own = values_of(self.rank, kSizes[2]);
-    std::ranges::copy(own, theirs->data(2));
-    finish_on(self, stream,
-              {self.submit(on_gpu(theirs->ask(2, theirs->data(2)), self.rank, stream))});
-    CHECK(Floats(theirs->data(2), theirs->data(2) + kSizes[2]) == sum_over(2, kSizes[2]));
-    Ask foreign = theirs->ask(1, theirs->data(1));
-    foreign.window = 2;  // of no set
-    const std::string text =
-        self.fails(on_gpu(foreign, self.rank, stream), ErrorCode::kInvalidArgument);
-    CHECK(contains(text, "window 2 is not open"));
-  });
-}
-
 // Some ranks give memory of a window, others do not; NCCL must not meet it.
 TEST(calls_without_a_place_take_memory_of_windows) {
   run_gpu_jobs({2, 3}, [](TestRank& self) {

@@ -50,19 +50,6 @@ bool maps_segments() {
 
 }  // namespace
 
-TEST(a_result_outlives_its_handle_and_its_runtime) {
-  init_alone();
-  Floats data = values_of(0, 6);
-  const int64_t handle = done(alltoall(data));
-  farandole_result result{};
-  CHECK_EQ(farandole_result_of(handle, &result), FARANDOLE_OK);
-  farandole_release(handle);
-  check_long_result(result);
-  std::thread other(shut_down);
-  other.join();
-  check_long_result(result);
-}
-
 // Each thread has its own.
 TEST(two_threads_take_their_own_results) {
   init_alone();
@@ -136,21 +123,6 @@ TEST(after_a_shutdown_no_thread_is_in_the_core) {
     CHECK(!maps_segments());  // the runtime is gone, with its threads and all that they used
     for (std::thread& waiter : waiters) waiter.join();
   }
-}
-
-TEST(a_handle_of_another_job_is_unknown) {
-  init_alone();
-  Floats data(3, 1);
-  const int64_t old = done(allreduce(data, "old"));
-  shut_down();
-  init_alone();
-  const int64_t handle = done(allreduce(data, "new"));
-  CHECK(handle != old);
-  CHECK_EQ(farandole_wait(&old, 1, 60), FARANDOLE_E_ARGUMENT);
-  CHECK(contains(farandole_error(), "before the last init()"));
-  farandole_release(old);
-  CHECK_EQ(farandole_wait(&handle, 1, 60), FARANDOLE_OK);
-  shut_down();
 }
 
 TEST(a_negative_number_of_rows_is_none) {

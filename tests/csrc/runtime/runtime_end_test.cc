@@ -83,16 +83,6 @@ TEST(a_failing_rank_fails_all) {
   });
 }
 
-TEST(the_leader_may_fail_as_well) {
-  run_jobs({2, 3}, [](TestRank& self) {
-    if (self.rank == 0) return self.leave_failed("KeyError: 'x'");
-    const Failure failure = work_until_failure(self);
-    CHECK_EQ(failure.code, ErrorCode::kPeer);
-    CHECK(contains(failure.text, "rank 0 left: KeyError"));
-    check_broken(self, "rank 0 left: KeyError");
-  });
-}
-
 // A broken job waits for its end without work.
 TEST(a_broken_job_is_idle) {
   const auto watchful = [](Config& config) { config.stall_warn = 0.02; };
@@ -169,7 +159,7 @@ TEST(two_threads_may_leave_at_once) {
   run_jobs({1, 2}, [](TestRank& self) {
     self.check_usable();
     auto runtime = self.runtime();
-    std::thread other([&] { CHECK(runtime->leaver().leave(false, "", patience())); });
+    std::thread other([&] { CHECK(runtime->leave(false, "", patience())); });
     self.leave();
     other.join();
     runtime.reset();
@@ -179,8 +169,8 @@ TEST(two_threads_may_leave_at_once) {
 TEST(leaving_takes_as_long_as_it_is_given) {
   run_jobs({2}, [](TestRank& self) {
     if (self.rank == 0) {
-      CHECK(!self.runtime()->leaver().leave(false, "", Deadline::in(1ms)));
-      CHECK(!self.runtime()->leaver().leave(false, "", Deadline::in(0ms)));
+      CHECK(!self.runtime()->leave(false, "", Deadline::in(1ms)));
+      CHECK(!self.runtime()->leave(false, "", Deadline::in(0ms)));
       Floats data(3);
       CHECK_THROWS(self.submit(allreduce(data)), ErrorCode::kShutdown);
       self.bootstrap.tell(0);
@@ -256,29 +246,6 @@ TEST(overwritten_rings_break_the_job_and_nobody_spins) {
   }
 }
 
-// A normal leaver waits for the others, but not for ever; who has not left is named, to all.
-TEST(leaving_has_a_limit) {
-  run_job(
-      Kind::kProcesses, 3,
-      [](TestRank& self) {
-        self.check_usable();
-        if (self.rank == 1) {
-          CHECK(self.runtime()->leaver().leave(false, "", patience()));
-          const Failure failure = self.runtime()->leaver().gave_up();
-          CHECK_EQ(failure.code, ErrorCode::kStall);
-          CHECK(contains(failure.text, "rank 1 waited"));
-          CHECK(contains(failure.text, "for ranks 0, 2 to leave"));
-          self.bootstrap.tell(0);
-          return;
-        }
-        self.bootstrap.await(0, 1);
-        Floats data(3);
-        CHECK(contains(self.fails(allreduce(data, "after"), ErrorCode::kStall),
-                       "for ranks 0, 2 to leave"));
-      },
-      [](Config& config) { config.shutdown_timeout = 0.2; });
-}
-
 // Rank 0 would know who has not left, but is stopped itself.
 TEST(leaving_has_a_limit_though_rank_0_stands_still) {
   LocalBootstrap bootstrap(2);
@@ -298,8 +265,7 @@ TEST(leaving_has_a_limit_though_rank_0_stands_still) {
     }
     bootstrap.await(0, 1);
     const pid_t leader = stopped;
-    CHECK(self.runtime()->leaver().leave(false, "", patience()));
-    const Failure failure = self.runtime()->leaver().gave_up();
+    const Failure failure = *self.runtime()->leave(false, "", patience());
     kill(leader, SIGCONT);
     CHECK_EQ(failure.code, ErrorCode::kStall);
     CHECK(contains(failure.text, "rank 0"));
@@ -310,7 +276,7 @@ TEST(leaving_has_a_limit_though_rank_0_stands_still) {
 TEST(a_normal_leave_may_become_a_failed_one) {
   run_jobs({2}, [](TestRank& self) {
     if (self.rank == 1) {
-      CHECK(!self.runtime()->leaver().leave(false, "", Deadline::in(1ms)));
+      CHECK(!self.runtime()->leave(false, "", Deadline::in(1ms)));
       self.bootstrap.tell(0);
       return self.leave_failed("KeyboardInterrupt");
     }

@@ -29,17 +29,6 @@ void insist(TestRank& self, const std::string& name) {
 
 }  // namespace
 
-TEST(a_mismatch_fails_on_all_ranks) {
-  run_jobs({2, 3, 4}, [](TestRank& self) {
-    for (const char* name : {"tensor", "tensor", ""}) {
-      Floats data = values_of(self.rank, self.rank == 1 ? 4 : 5);
-      std::string text = self.fails(allreduce(data, name), ErrorCode::kMismatch);
-      CHECK(contains(text, "(4) on rank 1") || contains(text, "(4,) on rank 1"));
-      self.check_usable(name);
-    }
-  });
-}
-
 // The refusing rank may be first or last, and tries again before its peers have heard of it.
 TEST(a_refused_call_may_be_tried_again_at_once) {
   run_jobs({2, 3, 4}, [](TestRank& self) {
@@ -66,72 +55,6 @@ TEST(a_refused_call_may_be_tried_again_at_once) {
         self.run(allreduce(data, "again"));
       }
       CHECK(data == sum_over(self.size, data.size()));
-    }
-  });
-}
-
-// Every attempt of one rank meets an attempt of the others.
-TEST(refusals_in_a_row_fail_as_many_calls) {
-  run_jobs({2, 3}, [](TestRank& self) {
-    Floats data = values_of(self.rank, 3);
-    if (self.rank == 0) {
-      for (int i = 0; i < 3; ++i) {
-        CHECK_THROWS(self.submit(wrong_dtype(data, "row")), ErrorCode::kWrongType);
-      }
-      self.bootstrap.tell(0);
-    } else {
-      self.bootstrap.await(0, 1);
-      for (int i = 0; i < 3; ++i) self.fails(allreduce(data, "row"), ErrorCode::kWrongType);
-    }
-    self.check_usable("row");
-  });
-}
-
-TEST(one_name_twice_in_a_group_is_refused_once) {
-  run_jobs({1, 2, 3}, [](TestRank& self) {
-    for (int round = 0; round < 2; ++round) {
-      Floats a = values_of(self.rank, 3);
-      Floats b = values_of(self.rank, 3);
-      if (self.rank == 0) {
-        CHECK_THROWS(self.submit(std::vector<Ask>{allreduce(a, "twin"), allreduce(b, "twin")}),
-                     ErrorCode::kInvalidArgument);
-      } else {
-        self.fails(allreduce(a, "twin"), ErrorCode::kInvalidArgument);
-      }
-      self.check_usable("twin");
-    }
-  });
-}
-
-TEST(a_name_in_flight_is_taken) {
-  run_jobs({2, 3}, [](TestRank& self) {
-    Floats data = values_of(self.rank, 300);
-    Floats other = values_of(self.rank, 300);
-    if (self.rank == 0) {
-      Handle handle = self.submit(allreduce(data, "taken"));
-      CHECK_THROWS(self.submit(allreduce(other, "taken")), ErrorCode::kInvalidArgument);
-      self.bootstrap.tell(0);
-      self.finish(handle);
-    } else {
-      self.bootstrap.await(0, 1);
-      self.run(allreduce(data, "taken"));
-    }
-    CHECK(data == sum_over(self.size, data.size()));
-    self.check_usable("taken");
-  });
-}
-
-TEST(refuse_tells_the_peers) {
-  run_jobs({2, 3}, [](TestRank& self) {
-    for (const char* name : {"unfit", ""}) {
-      Floats data = values_of(self.rank, 3);
-      Ask ask = allreduce(data, name);
-      if (self.rank == 0) {
-        self.runtime()->refuse(ask.request(), {ErrorCode::kWrongType, "it is no array"});
-      } else {
-        CHECK(contains(self.fails(ask, ErrorCode::kWrongType), "it is no array"));
-      }
-      self.check_usable(name);
     }
   });
 }
@@ -281,27 +204,6 @@ TEST(a_call_after_its_set_was_removed_fails) {
     }
     self.check_usable();
   });
-}
-
-// A call that some ranks gave up is not the one that a late rank reports then.
-TEST(a_stall_ends_in_an_error) {
-  run_jobs(
-      {2, 3},
-      [](TestRank& self) {
-        for (const char* name : {"stalled", "stalled", ""}) {
-          const bool named = *name != 0;
-          Floats data = values_of(self.rank, 3000);
-          if (self.rank == 0) {
-            CHECK(contains(self.fails(allreduce(data, name), ErrorCode::kStall), "missing"));
-          }
-          self.bootstrap.barrier();
-          // An unnamed call has its place in the order, even if it comes late.
-          if (self.rank != 0 && !named) self.fails(allreduce(data, name), ErrorCode::kStall);
-          if (named) insist(self, name);
-          self.bootstrap.barrier();
-        }
-      },
-      [](Config& config) { config.stall_abort = 0.05; });
 }
 
 // The late rank's report and the news that the others gave up cross each other, now and then.

@@ -204,15 +204,6 @@ TEST(a_death_amid_large_tensors_is_told_to_all) {
   }
 }
 
-TEST(disagreements_name_ranks_of_all_hosts) {
-  run_hosts({0, 0, 2, 2}, [](TestRank& self) {
-    Floats data = values_of(self.rank, self.rank == 3 ? 21 : 20);
-    std::string text = self.fails(allreduce(data, "odd"), ErrorCode::kMismatch);
-    CHECK(contains(text, "ranks 0-2") && contains(text, "rank 3"));
-    check_tiny(self);
-  });
-}
-
 // 36 hosts, the last three below host 1; two ranks on the last one.
 Nodes more_hosts_than_link_to_the_root() {
   Nodes nodes;
@@ -258,19 +249,6 @@ TEST(a_stall_names_the_rank_on_the_other_host) {
       [](Config& config) { config.stall_abort = 0.5; });
 }
 
-TEST(joins_and_uneven_data_work_across_hosts) {
-  run_hosts({0, 0, 2, 2}, [](TestRank& self) {
-    for (int step = 0; step <= self.rank; ++step) {
-      Floats data = values_of(self.rank, 10);
-      self.run(allreduce(data, "loss"));
-    }
-    Ask join;
-    join.op = FARANDOLE_JOIN;
-    self.run(join);
-    check_tiny(self);
-  });
-}
-
 TEST(ranks_that_are_kept_apart_have_leaders_of_their_own) {
   std::vector<PeerInfo> peer_infos(6);
   for (size_t r = 0; r < peer_infos.size(); ++r)
@@ -279,6 +257,25 @@ TEST(ranks_that_are_kept_apart_have_leaders_of_their_own) {
   std::vector<Rank> leaders;
   for (Rank r = 0; r < 6; ++r) leaders.push_back(nearest_leader(r, {0, 0, 0, 0, 0, 5}, peer_infos));
   CHECK(leaders == (std::vector<Rank>{0, 0, 2, 2, 4, 5}));
+}
+
+TEST(ranks_of_other_networks_are_not_called_where_this_host_itself_listens) {
+  PeerInfo own, peer;
+  own.boot_id = peer.boot_id = "one boot";
+  own.tcp.hosts = {"10.0.0.1", "172.17.0.1", "127.0.0.1", "::1"};
+  peer.tcp = {{"10.0.0.2", "172.17.0.1", "127.0.0.1", "127.0.1.1", "::1"}, 4711};
+  const auto hosts = [&] { return way_to(peer, own).hosts; };
+  CHECK(
+      hosts() ==
+      peer.tcp.hosts);  // one network: jobs whose hosts are simulated, or without any but loopback
+  peer.net_namespace = 7;
+  CHECK(hosts() == std::vector<std::string>{"10.0.0.2"});
+  peer.net_namespace = own.net_namespace;
+  peer.boot_id = "another";
+  CHECK(hosts() == std::vector<std::string>{"10.0.0.2"});
+  CHECK_EQ(way_to(peer, own).port, 4711);
+  own.tcp.hosts.clear();
+  CHECK(hosts() == (std::vector<std::string>{"10.0.0.2", "172.17.0.1"}));
 }
 
 // One rank of a host dies, then a leader.

@@ -151,26 +151,3 @@ TEST(several_prepared_tensors_go_in_one_call) {
   shut_down();
   CHECK_EQ(farandole_submit_buffers(tensors, buffers, 1, handles), FARANDOLE_E_SHUTDOWN);
 }
-
-TEST(a_forked_child_is_no_rank) {
-  init_alone();
-  Floats data(3, 1);
-  const Ask ask = allreduce(data, "parent's");
-  const farandole_request request = ask.request();
-  int64_t handle = 0;
-  CHECK_EQ(farandole_submit(&request, 1, &handle), FARANDOLE_OK);
-  run_in_fork([&] {
-    farandole_forked();
-    CHECK_EQ(farandole_initialized(), 0);
-    int64_t other = 0;
-    CHECK_EQ(farandole_submit(&request, 1, &other), FARANDOLE_E_SHUTDOWN);
-    CHECK(contains(farandole_error(), "fork"));
-    CHECK_EQ(farandole_wait(&handle, 1, 1), FARANDOLE_E_SHUTDOWN);
-    CHECK_EQ(farandole_shutdown(0, "", 1), FARANDOLE_E_SHUTDOWN);
-    farandole_release(handle);
-    CHECK_EQ(segments_mapped(), 0);
-  });
-  CHECK_EQ(farandole_wait(&handle, 1, 60), FARANDOLE_OK);
-  farandole_release(handle);
-  shut_down();
-}

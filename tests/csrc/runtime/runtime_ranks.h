@@ -108,12 +108,12 @@ class TestRank {
   }
   void leave() {
     if (!runtime_) return;
-    if (!runtime_->leaver().leave(false, "", patience())) fail("leave() hung");
+    if (!runtime_->leave(false, "", patience())) fail("leave() hung");
     runtime_.reset();
   }
   // Lets go of the runtime as farandole_shutdown does; other threads may hold it still.
   void leave_failed(const std::string& why) {
-    const bool over = runtime_->leaver().leave(true, why, patience());
+    const bool over = runtime_->leave(true, why, patience()).has_value();
     runtime_.reset();
     CHECK(over);
   }

@@ -153,30 +153,3 @@ TEST(ranks_of_other_hosts_learn_that_the_job_s_leader_stopped) {
   kill(children[0], SIGCONT);
   children.end_well();
 }
-
-TEST(a_stop_that_ends_in_time_is_no_error) {
-  LocalBootstrap bootstrap(2);
-  Children children;
-  for (int rank = 0; rank < 2; ++rank) {
-    children.push_back(fork_bound());
-    if (children.back() > 0) continue;
-    try {
-      run_rank(
-          bootstrap, rank, [](Config& config) { config.stall_abort = 30; },
-          [](TestRank& self) {
-            self.check_usable();
-            self.bootstrap.barrier();
-            if (self.rank == 1) raise(SIGSTOP);
-            self.check_usable();
-          });
-    } catch (const std::exception&) {
-      _exit(1);
-    }
-    _exit(0);
-  }
-  int status = 0;
-  CHECK_EQ(waitpid(children[1], &status, WUNTRACED), children[1]);
-  CHECK(WIFSTOPPED(status));
-  kill(children[1], SIGCONT);
-  children.end_well();
-}

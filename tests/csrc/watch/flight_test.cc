@@ -12,7 +12,6 @@
 #include "base/json.h"
 #include "check.h"
 #include "lib/ipc/segment.h"
-#include "watch/findings.h"
 #include "watch/flight_text.h"
 #include "watch/recorder.h"
 
@@ -156,10 +155,9 @@ TEST(a_call_is_shown_with_its_line_and_findings_stay) {
   const std::vector<int64_t> shape{1, 2, 3, 4, 5, 6, 7};
   recorder.submitted(call, 0, shape);
   recorder.submitted(unknown, 1, shape);
-  Findings findings(memory.flight.page(0));
   const std::string most(FlightText::kBytes - 40, 'x');
   for (const std::string& text : {std::string("one thing"), std::string("another"), most, most}) {
-    findings.add(text);
+    add_line(memory.flight.page(0).findings, text);
   }
   Json json;
   write_flight(json, memory.flight, 0, 2, "");

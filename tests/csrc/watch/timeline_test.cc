@@ -7,6 +7,7 @@
 #include <memory>
 #include <thread>
 
+#include "base/clock.h"
 #include "check.h"
 #include "lib/os/text_file.h"
 
@@ -74,8 +75,11 @@ TEST(it_can_be_read_while_it_is_written) {
   Timeline timeline(*memory);
   timeline.start(folder.path("t.json"), false);
   timeline.add(wait_event());
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  CHECK_EQ(count(read_text_file(folder.path("t.json")), "\"cat\":\"wait\""), 1);
+  const Deadline deadline = Deadline::in(std::chrono::seconds(20));
+  while (count(read_text_file(folder.path("t.json")), "\"cat\":\"wait\"") == 0) {
+    CHECK(!deadline.expired());
+    std::this_thread::yield();
+  }
   timeline.stop();
 }
 

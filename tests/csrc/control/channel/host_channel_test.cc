@@ -62,11 +62,6 @@ Fd probe(const TcpAddress& address) {
 
 }  // namespace
 
-TEST(leaders_meet_and_talk) {
-  Pair pair = connect();
-  check_talk(pair);
-}
-
 TEST(messages_of_all_sizes_come_whole_and_in_order) {
   Pair pair = connect();
   ByteString big(5 << 20);
@@ -109,14 +104,6 @@ TEST(strangers_change_nothing) {
     Fd hasty = probe(address);  // begins well, and says no more
     CHECK(::send(hasty.get(), "farand3\n", 8, MSG_NOSIGNAL) > 0);
     kept.push_back(std::move(hasty));
-  });
-  check_talk(pair);
-}
-
-TEST(more_strangers_than_there_is_room_for_lock_nobody_out) {
-  std::vector<Fd> kept;
-  Pair pair = connect([&](const TcpAddress& address) {
-    for (size_t i = 0; i < TcpListener::kMaxStrangers + 20; ++i) kept.push_back(probe(address));
   });
   check_talk(pair);
 }

@@ -30,22 +30,6 @@ void mismatch(const Request& common, const Request& odd, const std::string& diff
 
 }  // namespace
 
-TEST(an_id_against_a_changed_request_is_a_mismatch) {
-  for (bool change_first : {true, false}) {
-    Job job(2);
-    job.submit_all(tensor("x", {1000}));
-    job.publish();
-    job.submit(change_first, tensor("x", {change_first ? 7 : 1000}));
-    job.submit(!change_first, tensor("x", {change_first ? 1000 : 7}));
-    Failure failure = only<Fail>(job.publish()).failure;
-    CHECK(failure.code == ErrorCode::kMismatch);
-    contains(failure.text, "(7,) on rank");
-    contains(failure.text, "(1000,) on rank");
-    job.submit_all(tensor("x", {1000}));
-    CHECK_EQ(kinds(job.publish()), "run");  // still defined as it was
-  }
-}
-
 TEST(every_field_of_a_signature_must_agree) {
   Request common = tensor("x", {3, 400});
   auto change = [&](auto&& change_it) {
@@ -78,55 +62,6 @@ TEST(a_mismatch_names_every_opinion) {
   Failure failure = failure_of(job, {tensor("x", {1}), tensor("x", {2}), tensor("x", {1}),
                                      tensor("x", {3}), tensor("x", {2}), tensor("x", {1})});
   contains(failure.text, "shape is (1,) on ranks 0, 2, 5, (2,) on ranks 1, 4, (3,) on rank 3");
-}
-
-TEST(a_refusal_fails_the_peers_once_all_have_arrived) {
-  for (Rank refuser : {0, 1, 2}) {
-    Job job(3);
-    for (Rank r : {0, 1, 2}) {
-      CHECK_EQ(kinds(job.publish()), "");
-      if (r != refuser) job.submit(r, tensor("x"));
-      if (r == refuser) job.report(r, Refuse{{kWorldSet, "x", 0}, {ErrorCode::kWrongType, "bad"}});
-    }
-    Fail fail = only<Fail>(job.publish());
-    CHECK_EQ(fail.key.name, "x");
-    CHECK(fail.failure.code == ErrorCode::kWrongType);
-    CHECK_EQ(fail.failure.text, "bad");
-    job.submit_all(tensor("x"));
-    CHECK_EQ(kinds(job.publish()), "define run");
-  }
-}
-
-TEST(a_refused_unnamed_call_keeps_its_place) {
-  Job job(2);
-  job.submit(0, tensor(""));
-  job.submit(0, tensor("", {5}));
-  job.report(1, Refuse{{kWorldSet, "", 0}, {ErrorCode::kInvalidArgument, "bad"}});
-  Ready second;
-  second.sequence = 1;
-  second.request = tensor("", {5});
-  second.contribution = input();
-  job.report(1, second);
-  Log log = job.publish();
-  CHECK_EQ(kinds(log), "fail define run");
-  CHECK_EQ(only<Fail>(log).key.sequence, 0);
-  CHECK_EQ(only<Run>(log).items[0].sequence, 1);
-}
-
-TEST(an_unnamed_mismatch_is_found_and_the_order_goes_on) {
-  Job job(2);
-  job.submit_all(tensor("", {1}));
-  job.submit_all(tensor("", {2}));
-  job.publish();  // both signatures have ids now
-  job.submit(0, tensor("", {1}));
-  job.submit(1, tensor("", {2}));
-  Fail fail = only<Fail>(job.publish());
-  CHECK_EQ(fail.key.sequence, 2);
-  contains(fail.failure.text, "unnamed call 3 (allreduce)");
-  contains(fail.failure.text, "shape is (1,) on rank 0, (2,) on rank 1");
-  job.report(0, Done{kWorldSet, 1});
-  job.submit_all(tensor("", {2}));
-  CHECK_EQ(kinds(job.publish()), "run");
 }
 
 TEST(reports_that_break_the_protocol_throw) {
@@ -169,6 +104,19 @@ TEST(reports_that_break_the_protocol_throw) {
   broken([](Job& job) {
     Ready late{0, tensor(""), uint64_t{1} << 40, input()};
     job.report(0, late);
+  });
+  broken([](Job& job) {  // not in the set
+    job.submit_all(add_set_of({0}), no_input());
+    job.submit(1, in_set(tensor("x"), only<OpenSet>(job.publish()).set));
+  });
+  broken([](Job& job) { job.report(0, ReadyMany{{999}}); });
+  broken([](Job& job) { job.coordinator().receive_all(job.host_of_all(), ReadyMany{{999}}, 0); });
+  broken([](Job& job) { job.coordinator().receive_all(job.host_of_all(), Join{}, 0); });
+  broken([](Job& job) {  // twice by id
+    job.submit_all(tensor("x"));
+    const ReadyMany many{{only<Define>(job.publish()).id}};
+    job.report(0, many);
+    job.report(0, many);
   });
   broken([](Job& job) {  // an unnamed call that is over already
     job.submit_all(tensor(""));

@@ -121,7 +121,6 @@ class Job {
   void report(Rank from, const Report& report) {
     ByteString bytes;
     encode(report, bytes);
-    ++reports_;
     coordinator_.receive(from, decode_report(bytes), now_);
   }
   // As a rank does it: by id where the log has given one, and a sequence number if unnamed.
@@ -137,16 +136,6 @@ class Job {
     if (request.name.empty()) ready.sequence = next_[{from, request.set}]++;
     ready.contribution = given;
     report(from, ready);
-  }
-  // One report of calls that the log has defined.
-  void submit_together(Rank from, const std::vector<Request>& requests) {
-    ReadyMany many;
-    for (const Request& request : requests) {
-      for (auto& [id, known] : table_) {
-        if (known.set == request.set && known.name == request.name) many.ids.add(id);
-      }
-    }
-    report(from, many);
   }
   void submit_all(const Request& request, const Contribution& given = input()) {
     for (Rank r = 0; r < size_; ++r) submit(r, request, given);
@@ -180,9 +169,10 @@ class Job {
     return publish();
   }
 
+  // The number of a host of all ranks.
+  int host_of_all() { return coordinator_.add_group(numbers_below(size_)); }
   Coordinator& coordinator() { return coordinator_; }
   const std::map<uint32_t, Request>& table() const { return table_; }
-  int reports() const { return reports_; }
 
  private:
   void list_all(Run& run) {
@@ -196,7 +186,6 @@ class Job {
   std::map<SetId, int> members_{{kWorldSet, size_}};
   Coordinator coordinator_;
   int64_t now_ = 0;
-  int reports_ = 0;
   std::map<uint32_t, Request> table_;
   std::map<std::pair<Rank, SetId>, uint64_t> next_;
 };

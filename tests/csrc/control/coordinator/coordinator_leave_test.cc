@@ -42,24 +42,6 @@ TEST(what_a_rank_refused_before_it_left_is_told) {
   }
 }
 
-TEST(a_set_may_open_after_a_member_has_left) {
-  Job job(3);
-  job.submit_all(add_set_of({1, 2}), no_input());
-  job.report(2, Leave{false, ""});
-  OpenSet open = only<OpenSet>(job.publish());
-  job.submit(1, in_set(tensor("x"), open.set));
-  contains(only<Fail>(job.publish()).failure.text, "rank 2 finished normally and left");
-}
-
-TEST(a_join_never_waits_for_a_rank_that_has_left) {
-  Job job(3);
-  job.report(0, Join{kWorldSet});
-  job.report(2, Leave{false, ""});
-  CHECK_EQ(only<Joined>(job.publish()).last, 0);
-  job.report(1, Join{kWorldSet});
-  CHECK_EQ(only<Joined>(job.publish()).last, 1);
-}
-
 TEST(a_rank_that_leaves_in_failure_aborts_the_job) {
   Job job(3);
   job.submit_all(tensor("x"));
@@ -87,16 +69,6 @@ TEST(a_lost_rank_aborts_the_job_once) {
   CHECK_EQ(kinds(job.tick()), "");
   job.report(0, Leave{false, ""});
   CHECK_EQ(kinds(job.publish()), "stop");
-}
-
-TEST(complete_calls_are_published_before_the_log_stops) {
-  Job job(2);
-  for (const char* name : {"a", "b", "c", "d"}) {
-    job.submit_all(tensor(name));
-    job.publish();
-  }
-  for (Rank r : {0, 1}) job.report(r, Leave{false, ""});
-  CHECK_EQ(kinds(job.publish()), "define define run stop");
 }
 
 TEST(the_log_stops_when_all_have_left) {

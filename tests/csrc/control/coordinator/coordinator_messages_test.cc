@@ -54,50 +54,6 @@ void check_fail(const Fail& fail, Rank rank, uint64_t number, ErrorCode code,
 
 }  // namespace
 
-TEST(a_send_and_a_receive_become_a_call_of_their_pair) {
-  Job job(4);
-  send(job, 3, 70, {.peer = 1, .tag = 5});
-  CHECK_EQ(kinds(job.publish()), "");
-  receive(job, 1, 20, {.peer = 3, .tag = 5});
-  Log log = job.publish();
-  CHECK_EQ(kinds(log), "open_set matched define run");
-  const auto open = only<OpenSet>(log);
-  CHECK(is_pair(open.set));
-  CHECK(open.ranks == (std::vector<Rank>{1, 3}));
-  const auto matched = only<Matched>(log);
-  CHECK_EQ(matched.pair, open.set);
-  check_matched(matched, 3, 70, 1, 20);
-  const auto define = only<Define>(log);
-  CHECK_EQ(define.request.set, open.set);
-  CHECK_EQ(define.request.signature.root, 3);
-  const auto run = only<Run>(log);
-  CHECK_EQ(run.set, open.set);
-  CHECK_EQ(run.items[0].sequence, matched.sequence);
-  receive(job, 3, 71, {.peer = 1});  // the other way, by the same pair
-  send(job, 1, 21, {.peer = 3});
-  log = job.publish();
-  CHECK_EQ(kinds(log), "matched define run");
-  CHECK_EQ(only<Run>(log).set, open.set);
-}
-
-TEST(messages_meet_by_ranks_and_tag_in_their_order) {
-  Job job(3);
-  for (uint64_t number : {0, 1, 2}) send(job, 0, number, {.peer = 1, .tag = number == 1 ? 9 : 4});
-  send(job, 2, 0, {.peer = 1, .tag = 4});
-  CHECK_EQ(kinds(job.publish()), "");
-  receive(job, 1, 0, {.peer = 0, .tag = 4});
-  receive(job, 1, 1, {.peer = 0, .tag = 4});
-  receive(job, 1, 2, {.peer = 0, .tag = 9});
-  receive(job, 1, 3, {.peer = 0, .tag = 4});
-  const auto matched = all<Matched>(job.publish());
-  CHECK_EQ(matched.size(), 3);
-  check_matched(matched[0], 0, 0, 1, 0);
-  check_matched(matched[1], 0, 2, 1, 1);
-  check_matched(matched[2], 0, 1, 1, 2);
-  receive(job, 1, 4, {.peer = 2, .tag = 4});
-  check_matched(only<Matched>(job.publish()), 2, 0, 1, 4);
-}
-
 TEST(a_receive_from_any_rank_meets_who_came_first) {
   Job job(4);
   send(job, 3, 0, {.peer = 1, .tag = 2});
@@ -116,19 +72,6 @@ TEST(a_receive_from_any_rank_meets_who_came_first) {
   check_matched(only<Matched>(job.publish()), 0, 2, 1, 3);
 }
 
-TEST(a_small_message_travels_in_the_log) {
-  Job job(2);
-  const std::vector<float> values{1, 2, 3};
-  Post small = post_of(Op::kSend, 0, 0, {.peer = 1, .elements = 3});
-  small.contribution = payload(values);
-  job.report(0, small);
-  receive(job, 1, 0, {.peer = 0, .elements = 3});
-  Log log = job.publish();
-  CHECK_EQ(kinds(log), "open_set matched define result");
-  CHECK(values_of<float>(only<Result>(log).payload) == values);
-  CHECK_EQ(only<Result>(log).sequence, only<Matched>(log).sequence);
-}
-
 TEST(ends_that_disagree_both_fail) {
   Job job(3);
   send(job, 0, 5, {.peer = 2, .tag = 8, .elements = 4});
@@ -138,16 +81,6 @@ TEST(ends_that_disagree_both_fail) {
   check_fail(fails[0], 0, 5, ErrorCode::kMismatch, "send of rank 0 to rank 2 with tag 8");
   check_fail(fails[1], 2, 6, ErrorCode::kMismatch, "has 3 elements of int64 (24 bytes)");
   contains(fails[1].failure.text, "has 4 elements of float32 (16 bytes)");
-}
-
-TEST(a_refused_end_fails_the_other) {
-  Job job(2);
-  Post refused{{}, 3, {}, {ErrorCode::kWrongType, "bad"}};
-  refused.request.peer = 1;
-  refused.request.signature.op = Op::kSend;
-  job.report(0, refused);
-  receive(job, 1, 4, {.peer = 0});
-  check_fail(only<Fail>(job.publish()), 1, 4, ErrorCode::kWrongType, "bad");
 }
 
 TEST(a_joined_rank_neither_sends_nor_receives) {
@@ -210,19 +143,6 @@ TEST(pairs_are_no_process_sets_of_users) {
   CHECK_EQ(only<OpenSet>(job.publish()).set, 1);
   job.submit_all(remove_set_of(pair), no_input());
   contains(only<Fail>(job.publish()).failure.text, "can't be removed");
-}
-
-TEST(few_buckets_of_a_pair_are_in_flight) {
-  Job job(2);
-  for (uint64_t n = 0; n < 5; ++n) {
-    send(job, 0, n, {.peer = 1});
-    receive(job, 1, n, {.peer = 0});
-    CHECK_EQ(all<Run>(job.publish()).size(), n < 2 ? 1 : 0);
-  }
-  job.report(0, Done{-1, 1});
-  const auto run = only<Run>(job.publish());
-  CHECK_EQ(run.items.size(), 3);
-  CHECK_EQ(run.items[2].sequence, 4);
 }
 
 TEST(a_message_that_nobody_meets_is_given_up) {

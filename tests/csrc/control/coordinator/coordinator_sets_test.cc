@@ -17,26 +17,6 @@ Failure refused_set(Job& job, const std::vector<int64_t>& ranks) {
 
 }  // namespace
 
-TEST(a_set_opens_and_its_calls_need_its_members_only) {
-  Job job(4);
-  job.submit_all(add_set_of({1, 3}), no_input());
-  OpenSet open = only<OpenSet>(job.publish());
-  CHECK(open.ranks == (std::vector<Rank>{1, 3}));
-  CHECK_EQ(open.key.name, "add");
-  Request x = in_set(tensor("x"), open.set);
-  x.signature.reduce_op = ReduceOp::kAverage;
-  job.submit(3, x, no_input());
-  CHECK_EQ(kinds(job.publish()), "");
-  job.submit(1, x);
-  Run run = only<Run>(job.publish());
-  CHECK_EQ(run.set, open.set);
-  CHECK_EQ(run.items[0].divisor, 2);
-  CHECK(run.items[0].absent == std::vector<int32_t>{1});  // a member index, not a rank
-  CHECK_THROWS(job.submit(0, x), ErrorCode::kInternal);
-  job.report(1, Done{open.set, 1});  // its lowest rank
-  CHECK_THROWS(job.report(3, Done{open.set, 1}), ErrorCode::kInternal);
-}
-
 TEST(an_impossible_set_is_refused) {
   Job job(3);
   for (const std::vector<int64_t>& ranks :
@@ -60,26 +40,6 @@ TEST(sets_are_limited) {
   job.submit_all(remove_set_of(second), no_input());
   job.publish();
   add(job, {2});
-}
-
-TEST(a_removed_set_fails_what_waits_in_it) {
-  Job job(3);
-  SetId set = add(job, {0, 1});
-  Request x = in_set(tensor("x"), set);
-  job.submit(0, x);
-  job.submit(0, in_set(tensor(""), set));
-  job.submit_all(remove_set_of(set), no_input());
-  Log log = job.publish();
-  CHECK_EQ(kinds(log), "fail fail close_set");
-  for (const Fail& fail : all<Fail>(log)) contains(fail.failure.text, "was removed");
-  CHECK_EQ(only<CloseSet>(log).set, set);
-  CHECK_EQ(only<CloseSet>(log).key.name, "remove");
-  job.submit(1, x);  // it could not know
-  contains(only<Fail>(job.publish()).failure.text, "was removed");
-  job.report(1, Join{set});
-  job.report(0, Done{set, 1});
-  CHECK_EQ(kinds(job.publish()), "");
-  CHECK(add(job, {0, 1}) != set);
 }
 
 TEST(only_a_set_that_is_there_can_be_removed) {
@@ -167,47 +127,6 @@ TEST(overlapping_sets_do_not_wait_for_each_other) {
   CHECK_EQ(only<Run>(job.publish()).set, right);
 }
 
-TEST(a_joined_rank_takes_part_without_a_buffer) {
-  Job job(3);
-  Request x = tensor("x");
-  x.signature.reduce_op = ReduceOp::kAverage;
-  job.submit(0, x);  // before the join
-  job.report(2, Join{kWorldSet});
-  job.submit(1, x);
-  Run run = only<Run>(job.publish());
-  CHECK(run.items[0].absent == std::vector<int32_t>{2});
-  CHECK_EQ(run.items[0].divisor, 3);
-  job.submit(0, tensor("y", {1}), payload<float>({1}));  // after it
-  job.submit(1, tensor("y", {1}), payload<float>({2}));
-  CHECK_EQ(values_of<float>(only<Result>(job.publish()).payload)[0], 3.0f);
-  job.submit(1, with_op(tensor("z", {1, 50}), Op::kAllgather), {true, false, 9, {}, {}});
-  job.submit(0, with_op(tensor("z", {1, 50}), Op::kAllgather), {true, false, 8, {}, {}});
-  CHECK(only<Run>(job.publish()).items[0].rows == (std::vector<int64_t>{8, 9, 0}));
-}
-
-TEST(an_average_may_divide_by_the_active_ranks_only) {
-  auto settings = Job::settings(3);
-  settings.average_active = true;
-  Job job(settings);
-  Request x = tensor("x", {1});
-  x.signature.reduce_op = ReduceOp::kAverage;
-  job.submit(2, x, payload<float>({6}));  // before the join: it counts
-  job.report(2, Join{kWorldSet});
-  for (Rank r : {0, 1}) job.submit(r, x, payload<float>({6}));
-  CHECK_EQ(values_of<float>(only<Result>(job.publish()).payload)[0], 6.0f);
-  for (Rank r : {0, 1}) job.submit(r, x, payload<float>({6}));  // after it
-  CHECK_EQ(values_of<float>(only<Result>(job.publish()).payload)[0], 6.0f);
-}
-
-TEST(a_join_completes_calls_that_wait_for_it_only) {
-  Job job(2);
-  job.submit(0, tensor("x"));
-  job.submit(0, tensor(""));
-  CHECK_EQ(kinds(job.publish()), "");
-  job.report(1, Join{kWorldSet});
-  CHECK_EQ(only<Run>(job.publish()).items.size(), 2);
-}
-
 TEST(join_ends_with_the_last_rank_and_the_next_unnamed_call) {
   Job job(3);
   job.submit_all(tensor(""));
@@ -242,21 +161,6 @@ TEST(a_wrong_join_is_an_error_on_all_when_all_have_joined) {
   CHECK(!only<Joined>(job.publish()).failure);
 }
 
-TEST(join_ends_after_the_last_call_is_published) {
-  Job job(2);
-  for (const char* name : {"a", "b", "c"}) {  // "c" waits for a bucket
-    job.submit_all(tensor(name));
-    job.publish();
-  }
-  for (Rank r : {0, 1}) job.report(r, Join{kWorldSet});
-  CHECK_EQ(kinds(job.publish()), "");
-  job.report(0, Done{kWorldSet, 1});
-  CHECK_EQ(kinds(job.publish()), "define run joined");
-  job.report(0, Done{kWorldSet, 3});
-  job.submit_all(tensor("c"));
-  CHECK_EQ(kinds(job.publish()), "run");
-}
-
 TEST(a_broadcast_whose_root_has_joined_fails) {
   Job job(2);
   Request x = with_op(tensor("x"), Op::kBroadcast);
@@ -285,24 +189,6 @@ TEST(a_group_that_cannot_fill_any_more_fails_at_the_join) {
   Log log = job.publish();
   CHECK_EQ(kinds(log), "fail joined");
   contains(only<Fail>(log).failure.text, "group 'g'");
-}
-
-TEST(a_join_passes_unnamed_calls_that_were_given_up) {
-  auto settings = Job::impatient(2);
-  settings.capacity = 1;
-  Job job(settings);
-  job.submit(0, tensor(""));
-  job.at(1);
-  job.tick();
-  for (Rank r : {1, 0}) job.report(r, Join{kWorldSet});
-  Joined joined = only<Joined>(job.publish());
-  CHECK_EQ(joined.next_sequence, 1);
-  job.resume(joined);
-  job.submit_all(tensor(""));
-  CHECK_EQ(only<Run>(job.publish()).items[0].sequence, 1);
-  job.submit_all(tensor("x"));
-  Log log = job.publish();  // nothing holds the first call's request any more
-  CHECK(only<Forget>(log).id != only<Define>(log).id);
 }
 
 }  // namespace farandole

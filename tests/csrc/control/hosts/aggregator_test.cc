@@ -20,9 +20,9 @@ Request named(uint32_t id) {
 }
 
 // The leader of ranks 2 and 3 in a world of four; all times in nanoseconds.
-class RootController {
+class Leader {
  public:
-  explicit RootController(bool gathers_above = false) : aggregator_(4, {2, 3}, gathers_above) {
+  explicit Leader(bool gathers_above = false) : aggregator_(4, {2, 3}, gathers_above) {
     for (uint32_t id = 1; id <= 2000; ++id) aggregator_.read(Define{id, named(id)});
   }
 
@@ -66,7 +66,7 @@ class RootController {
 };
 
 TEST(a_report_after_a_pause_is_sent_at_once) {
-  RootController leader;
+  Leader leader;
   for (int64_t now = 0; now < 500 * kMs; now += 20 * kMs) {
     leader.ready(1, now);
     CHECK_EQ(leader.take(now), 1);
@@ -76,7 +76,7 @@ TEST(a_report_after_a_pause_is_sent_at_once) {
 
 TEST(a_step_of_a_thousand_tensors_costs_few_messages) {
   for (int tensors : {100, 161, 1000, 2000}) {
-    RootController leader;
+    Leader leader;
     const int64_t step = 100 * kMs;
     int messages = 0, reports = 0, oldest = 0;
     int64_t longest = 0;
@@ -103,7 +103,7 @@ TEST(a_step_of_a_thousand_tensors_costs_few_messages) {
 }
 
 TEST(nothing_is_kept_back_while_a_user_waits) {
-  RootController leader;
+  Leader leader;
   leader.ready(1, 0);
   CHECK_EQ(leader.take(0), 1);
   leader.ready(2, 10);
@@ -128,7 +128,7 @@ TEST(nothing_is_kept_back_while_a_user_waits) {
 }
 
 TEST(a_report_that_is_not_ready_sends_what_waits) {
-  RootController leader;
+  Leader leader;
   leader.ready(1, 0);
   CHECK_EQ(leader.take(0), 1);
   leader.ready(2, 10);
@@ -142,7 +142,7 @@ TEST(a_report_that_is_not_ready_sends_what_waits) {
 
 // Ranks may cut their batches differently: what all have reported leaves together, and each id once.
 TEST(batches_leave_when_all_ranks_have_sent_them) {
-  RootController leader;
+  Leader leader;
   leader.report(2, ReadyMany{{7, 8, 9, 3}}, 0);
   CHECK_EQ(leader.take(0), 0);
   leader.report(3, ReadyMany{{9, 8}}, 0);
@@ -165,24 +165,10 @@ TEST(batches_leave_when_all_ranks_have_sent_them) {
         leader.speakers()[4] == std::vector<Rank>{3});
 }
 
-// Else the coordinator would take calls that a rank made before its join for those of a rank that has joined.
-TEST(what_a_rank_reports_after_its_batches_does_not_overtake_them) {
-  for (const Report& last :
-       {Report(Join{}), Report(Refuse{}), Report(Leave{}), Report(Forgot{5})}) {
-    RootController leader;
-    leader.report(2, ReadyMany{{5, 6}}, 0);
-    leader.report(3, ReadyMany{{6}}, 0);
-    leader.report(2, last, 0);
-    const std::vector<Report> message = leader.message(0);
-    CHECK_EQ(message.size(), size_t{3});
-    CHECK_EQ(message[2].index(), last.index());
-  }
-}
-
 // An Expedite is of use where somebody gathers; to the root it would be one message more.
 TEST(an_expedite_is_forwarded_where_the_host_above_batches) {
   for (bool gathers_above : {false, true}) {
-    RootController leader(gathers_above);
+    Leader leader(gathers_above);
     leader.report(2, Expedite{}, 0);
     CHECK_EQ(leader.take(0), gathers_above ? 1 : 0);
     leader.report(3, Expedite{}, 0);  // that one is known to hurry
@@ -192,7 +178,7 @@ TEST(an_expedite_is_forwarded_where_the_host_above_batches) {
 
 // To the host above, a rank that says that it is ready for something does not wait.
 TEST(an_expedite_follows_reports_held_for_another_rank) {
-  RootController leader(true);
+  Leader leader(true);
   leader.report(2, ReadyMany{{1}}, 0);
   leader.report(2, Expedite{}, 0);
   CHECK_EQ(leader.take(0), 1);
@@ -203,35 +189,8 @@ TEST(an_expedite_follows_reports_held_for_another_rank) {
   CHECK(std::holds_alternative<Expedite>(message[1]));
 }
 
-// Unnamed calls match by their order, whatever their ids: those of one signature differ by the line that makes them.
-TEST(an_unnamed_call_leaves_when_all_ranks_have_made_it_by_any_id) {
-  RootController leader;
-  Request request;
-  for (uint32_t id : {3001, 3002}) {
-    request.site = "train.py:" + std::to_string(id);
-    leader.read(Define{id, request});
-  }
-  Ready ready;
-  ready.contribution = {true, false, 0, {}, {}};
-  for (ready.sequence = 0; ready.sequence < 3; ++ready.sequence) {
-    const auto now = static_cast<int64_t>(ready.sequence) * kMs * 100;
-    ready.id = 3001;
-    leader.report(2, ready, now);
-    CHECK_EQ(leader.take(now), 0);
-    ready.id = ready.sequence == 2 ? 3001 : 3002;
-    leader.report(3, ready, now);
-    const std::vector<Report> message = leader.message(now);
-    CHECK_EQ(message.size(), size_t{ready.sequence == 2 ? 1u : 2u});
-    for (const Report& report : message) {
-      CHECK_EQ(std::get<Ready>(report).sequence, ready.sequence);
-    }
-  }
-  CHECK(leader.speakers().back().empty());  // all
-  CHECK_EQ(leader.next_tick(), INT64_MAX);
-}
-
 TEST(a_payload_waits_for_the_other_ranks) {
-  RootController leader;
+  Leader leader;
   Ready ready;
   ready.id = 1;
   ready.contribution = {true, true, 0, {}, {}};

@@ -9,6 +9,7 @@
 #include <new>
 
 #include "check.h"
+#include "control/protocol/fields.h"
 #include "control/protocol/random_messages.h"
 
 // The largest piece of memory that anybody asked for.
@@ -31,118 +32,12 @@ using check::Random;
 constexpr size_t kReportKinds = std::variant_size_v<Report>;
 constexpr size_t kEntryKinds = std::variant_size_v<Entry>;
 
-void same_request(const Request& a, const Request& b) {
-  CHECK_EQ(a.set, b.set);
-  CHECK_EQ(a.name, b.name);
-  CHECK_EQ(a.group, b.group);
-  CHECK(a.signature == b.signature);
-  CHECK(a.peer == b.peer && a.tag == b.tag && a.site == b.site);
-}
-
-void same_key(const CallKey& a, const CallKey& b) {
-  CHECK_EQ(a.set, b.set);
-  CHECK_EQ(a.name, b.name);
-  CHECK_EQ(a.sequence, b.sequence);
-  CHECK_EQ(a.poster, b.poster);
-}
-
-void same_failure(const Failure& a, const Failure& b) {
-  CHECK(a.code == b.code);
-  CHECK_EQ(a.text, b.text);
-}
-
-void same_contribution(const Contribution& a, const Contribution& b) {
-  CHECK_EQ(a.has_input, b.has_input);
-  CHECK_EQ(a.has_payload, b.has_payload);
-  CHECK_EQ(a.rows, b.rows);
-  CHECK(a.splits == b.splits);
-  CHECK(std::ranges::equal(a.payload, b.payload));
-}
-
-void same(const Ready& a, const Ready& b) {
-  CHECK_EQ(a.id, b.id);
-  same_request(a.request, b.request);
-  CHECK_EQ(a.sequence, b.sequence);
-  same_contribution(a.contribution, b.contribution);
-}
-void same(const Post& a, const Post& b) {
-  same_request(a.request, b.request);
-  CHECK_EQ(a.number, b.number);
-  same_contribution(a.contribution, b.contribution);
-  same_failure(a.refusal, b.refusal);
-}
-void same(const Matched& a, const Matched& b) {
-  CHECK(a.pair == b.pair && a.sequence == b.sequence && a.sender == b.sender);
-  CHECK(a.sent == b.sent && a.receiver == b.receiver && a.received == b.received);
-}
-void same(const Refuse& a, const Refuse& b) {
-  same_key(a.key, b.key), same_failure(a.failure, b.failure);
-}
-void same(const Join& a, const Join& b) { CHECK_EQ(a.set, b.set); }
-void same(const Done& a, const Done& b) {
-  CHECK(a.set == b.set && a.bucket == b.bucket && a.gpu == b.gpu);
-}
-void same(const Forgot& a, const Forgot& b) { CHECK_EQ(a.id, b.id); }
-void same(const Leave& a, const Leave& b) { CHECK(a.failed == b.failed && a.text == b.text); }
-void same(const StackReport& a, const StackReport& b) {
-  CHECK(a.stopped == b.stopped && a.text == b.text);
-}
-void same(const Inquire& a, const Inquire& b) {
-  CHECK(a.number == b.number && a.join == b.join), same_key(a.key, b.key);
-}
-void same(const Expedite&, const Expedite&) {}
-void same(const Lost& a, const Lost& b) { same_failure(a.failure, b.failure); }
-void same(const ReadyMany& a, const ReadyMany& b) { CHECK(a.ids == b.ids); }
-void same(const Define& a, const Define& b) {
-  CHECK_EQ(a.id, b.id), same_request(a.request, b.request);
-}
-void same(const Forget& a, const Forget& b) { CHECK_EQ(a.id, b.id); }
-void same(const Run& a, const Run& b) {
-  CHECK(a.set == b.set && a.bucket == b.bucket && a.gpu == b.gpu);
-  CHECK_EQ(a.items.size(), b.items.size());
-  for (size_t i = 0; i < a.items.size(); ++i) {
-    const Item &x = a.items[i], &y = b.items[i];
-    CHECK(x.id == y.id && x.sequence == y.sequence && x.divisor == y.divisor);
-    CHECK(x.absent == y.absent && x.rows == y.rows);
-  }
-  CHECK(a.plain == b.plain);
-}
-void same(const Result& a, const Result& b) {
-  CHECK(a.set == b.set && a.id == b.id && a.sequence == b.sequence && a.absent == b.absent);
-  CHECK(a.rows == b.rows && a.payload == b.payload);
-}
-void same(const Fail& a, const Fail& b) {
-  same_key(a.key, b.key), same_failure(a.failure, b.failure);
-  CHECK(a.unheard == b.unheard);
-}
-void same(const Joined& a, const Joined& b) {
-  CHECK(a.set == b.set && a.last == b.last && a.next_sequence == b.next_sequence);
-}
-void same(const OpenSet& a, const OpenSet& b) {
-  CHECK(a.set == b.set && a.ranks == b.ranks), same_key(a.key, b.key);
-}
-void same(const CloseSet& a, const CloseSet& b) { CHECK_EQ(a.set, b.set), same_key(a.key, b.key); }
-void same(const Abort& a, const Abort& b) { same_failure(a.failure, b.failure); }
-void same(const Stop&, const Stop&) {}
-void same(const UseGpu& a, const UseGpu& b) {
-  CHECK(a.uuid == b.uuid && a.name == b.name);
-  CHECK(a.host == b.host && a.library == b.library && a.multicast == b.multicast);
-}
-void same(const SetUp& a, const SetUp& b) {
-  CHECK(a.set == b.set && a.step == b.step && a.bytes == b.bytes);
-  CHECK(a.backend == b.backend && a.all_here == b.all_here && a.ranks == b.ranks);
-  CHECK_EQ(a.plain_sums, b.plain_sums);
-}
-void same(const CollectStacks& a, const CollectStacks& b) { CHECK(a.ranks == b.ranks); }
-void same(const Inform& a, const Inform& b) {
-  CHECK(a.to == b.to && a.number == b.number && a.text == b.text);
-}
-void same(const Notice& a, const Notice& b) { CHECK(a.set == b.set && a.text == b.text); }
-
 template <class Variant>
 void same_message(const Variant& a, const Variant& b) {
   CHECK_EQ(a.index(), b.index());
-  std::visit([&](const auto& x) { same(x, std::get<std::remove_cvref_t<decltype(x)>>(b)); }, a);
+  std::visit(
+      [&](const auto& x) { CHECK(check::same(x, std::get<std::remove_cvref_t<decltype(x)>>(b))); },
+      a);
 }
 
 template <class Message>
@@ -243,26 +138,6 @@ TEST(a_message_with_more_behind_it_is_refused) {
     bytes.push_back(static_cast<std::byte>(random.below(256)));
     CHECK(!decodes(bytes, is_report));
   });
-}
-
-TEST(changed_bytes_do_no_harm) {
-  int survivors = 0;
-  for_messages(5, 400, [&](Random& random, ByteString bytes, bool is_report) {
-    for (size_t changes = 1 + random.below(4); changes > 0; --changes) {
-      bytes[random.below(bytes.size())] = static_cast<std::byte>(random.below(256));
-    }
-    survivors += decodes(bytes, is_report);
-  });
-  CHECK(survivors > 0);  // else the changes would hit nothing but tags
-}
-
-TEST(random_bytes_do_no_harm) {
-  Random random(6);
-  for (int round = 0; round < 20000; ++round) {
-    ByteString bytes = random_bytes(random, 64);
-    if (!bytes.empty()) bytes[0] = static_cast<std::byte>(random.below(kEntryKinds + 1));
-    decodes(bytes, round % 2 == 0);
-  }
 }
 
 // Every four bytes of every message as a huge number: a count that is believed would allocate gigabytes.

@@ -62,14 +62,14 @@ void foresee_groups(Program& program) {
   }
 }
 
-struct ExitLatch {
+struct Departure {
   Rank rank = -1;
   Kind kind = Kind::kLeave;
   std::set<int64_t> submitted;
 };
 
 // The rank that ends before its program does; rank -1: none.
-ExitLatch early_departure(const Program& program) {
+Departure early_departure(const Program& program) {
   for (size_t r = 0; r < program.actions.size(); ++r) {
     const auto& actions = program.actions[r];
     auto ends = [](const Action& a) {
@@ -77,7 +77,7 @@ ExitLatch early_departure(const Program& program) {
     };
     auto end = std::ranges::find_if(actions, ends);
     if (end + 1 == actions.end()) continue;
-    ExitLatch early{static_cast<Rank>(r), end->kind, {}};
+    Departure early{static_cast<Rank>(r), end->kind, {}};
     for (auto a = actions.begin(); a != end; ++a) {
       if (a->kind == Kind::kSubmit) early.submitted.insert(a->value);
     }
@@ -87,7 +87,7 @@ ExitLatch early_departure(const Program& program) {
 }
 
 // Calls that the leaver would have to be in fail; those that it was in may have been too late.
-void foresee_leave(Program& program, const ExitLatch& early) {
+void foresee_leave(Program& program, const Departure& early) {
   // The leave ends joins early: a message to a rank that had joined waits until it is given up. So does one
   // from any rank, while others might send it.
   const bool waits = std::ranges::any_of(program.calls, [&](const PlannedCall& call) {
@@ -122,7 +122,7 @@ void foresee_leave(Program& program, const ExitLatch& early) {
 }
 
 void foresee_departure(Program& program) {
-  ExitLatch early = early_departure(program);
+  Departure early = early_departure(program);
   if (early.rank < 0 && !program.deaths) return;
   if (early.rank >= 0 && early.kind == Kind::kLeave) foresee_leave(program, early);
   if (program.deaths || early.kind != Kind::kLeave) {

@@ -36,7 +36,7 @@ struct Statistics {
 std::string text_of(const Report& report);
 std::string text_of(const Entry& entry);
 
-class Simulator final : public Surroundings {
+class Simulator {
  public:
   Simulator(const Program& program, uint64_t seed, bool trace);
   // `rank` dies before that event, wherever it is in its program, unless it would be the last that lives.
@@ -45,16 +45,18 @@ class Simulator final : public Surroundings {
   // Fails the test if an invariant breaks, or if nothing happens any more before the log has stopped.
   Statistics run();
 
-  int64_t now() const override { return now_; }
-  void report(Rank from, const Report& report) override;
-  void start_lane(Rank rank, SetId set) override;
-  void step_after(Rank rank, int64_t ns) override;
-  void reach(Rank rank, int64_t sync) override;
-  bool passed(int64_t sync) const override { return sync <= passed_; }
-  void die(Rank rank) override;
-  bool pause_here() override { return random_.chance(0.2); }
-  void settled(int call, const Run& run, const Item& item) override;
-  void settled(int call, const Result& result) override;
+  // ---- What a virtual rank does to the world around it
+  int64_t now() const { return now_; }
+  void report(Rank from, const Report& report);
+  void start_lane(Rank rank, SetId set);  // finish_bucket() will be called in time
+  void step_after(Rank rank, int64_t ns);
+  void reach(Rank rank, int64_t sync);  // and all before; the next ones have higher numbers
+  bool passed(int64_t sync) const { return sync <= passed_; }  // all have reached it
+  void die(Rank rank);
+  bool pause_here() { return random_.chance(0.2); }
+  // Each call that the log settles is checked against the oracle once.
+  void settled(int call, const Run& run, const Item& item);
+  void settled(int call, const Result& result);
 
  private:
   enum class What : uint8_t { kStep, kRead, kLane, kServe, kLose, kRelay };

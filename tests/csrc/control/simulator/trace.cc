@@ -1,109 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages as text, for whoever looks for the reason of a failed seed.
+// Messages as text, for whoever looks for the reason of a failed seed: the kind, and its fields in their order.
 #include <cstdio>
+#include <iterator>
 
+#include "control/protocol/fields.h"
 #include "control/simulator/simulator.h"
 
 namespace farandole::simulation {
 namespace {
 
-std::string text_of(const CallKey& key) {
-  std::string what = key.named() ? "'" + key.name + "'" : "unnamed " + std::to_string(key.sequence);
-  return what + " in set " + std::to_string(key.set);
+constexpr const char* kReports[] = {"Ready",  "Refuse",      "Join",     "Done",      "Forgot",
+                                    "Leave",  "StackReport", "Inquire",  "ReadyMany", "Lost",
+                                    "UseGpu", "SetUp",       "Expedite", "Post"};
+constexpr const char* kEntries[] = {"Define",        "Forget",  "Run",      "Result",  "Fail",
+                                    "Joined",        "OpenSet", "CloseSet", "Abort",   "Stop",
+                                    "CollectStacks", "Inform",  "SetUp",    "Matched", "Notice"};
+static_assert(std::size(kReports) == std::variant_size_v<Report>);
+static_assert(std::size(kEntries) == std::variant_size_v<Entry>);
+
+template <class T>
+std::string text_of_field(const T& x) {
+  if constexpr (std::is_convertible_v<T, std::string>) {
+    return "'" + x + "'";
+  } else if constexpr (std::is_same_v<T, Signature>) {
+    return name_of(x.op) + farandole::text_of(x.shape) + " of " + std::to_string(x.group_size);
+  } else if constexpr (std::is_enum_v<T> || std::is_same_v<T, std::byte>) {
+    return std::to_string(static_cast<int>(x));
+  } else if constexpr (std::is_arithmetic_v<T>) {
+    return std::to_string(x);
+  } else if constexpr (std::is_same_v<T, IdRuns>) {
+    std::string text;
+    x.for_each([&](uint32_t id) { text += " " + std::to_string(id); });
+    return "ids" + text;
+  } else {
+    std::string text;
+    const auto add = [&](const auto& y) { text += (text.empty() ? "" : ", ") + text_of_field(y); };
+    if constexpr (std::ranges::range<T>) {
+      std::ranges::for_each(x, add);
+      return "[" + text + "]";
+    } else {
+      std::apply([&](const auto&... fields) { (add(fields), ...); }, check::fields_of(x));
+      return "(" + text + ")";
+    }
+  }
 }
 
-std::string text_of(const Request& request) {
-  std::string text = std::string(name_of(request.signature.op)) + " " +
-                     farandole::text_of(request.signature.shape);
-  if (request.group.empty()) return text;
-  return text + " of group '" + request.group + "'";
+template <class Message>
+std::string text_of_message(const char* kind, const Message& message) {
+  return kind + std::visit([](const auto& x) { return text_of_field(x); }, message);
 }
-
-std::string call(uint32_t id, uint64_t sequence) {
-  return " " + std::to_string(id) + "/" + std::to_string(sequence);
-}
-
-std::string numbers(const IdRuns& ids) {
-  std::string text;
-  ids.for_each([&](uint32_t id) { text += " " + std::to_string(id); });
-  return text;
-}
-
-struct Text {
-  std::string operator()(const Ready& r) const {
-    if (r.id != 0) return "ready" + call(r.id, r.sequence);
-    CallKey key{r.request.set, r.request.name, r.sequence};
-    return "ready " + text_of(key) + ": " + text_of(r.request);
-  }
-  std::string operator()(const Refuse& r) const { return "refuse " + text_of(r.key); }
-  std::string operator()(const Join& r) const { return "join " + std::to_string(r.set); }
-  std::string operator()(const Done& r) const {
-    return "done " + std::to_string(r.bucket) + " in set " + std::to_string(r.set);
-  }
-  std::string operator()(const Forgot& r) const { return "forgot " + std::to_string(r.id); }
-  std::string operator()(const Leave& r) const { return r.failed ? "leave: " + r.text : "leave"; }
-  std::string operator()(const StackReport& r) const { return "is " + r.text; }
-  std::string operator()(const Post& r) const {
-    return "post " + std::to_string(r.number) + ", tag " + std::to_string(r.request.tag) +
-           ", peer " + std::to_string(r.request.peer) + ": " + text_of(r.request);
-  }
-  std::string operator()(const Expedite&) const { return "expedite"; }
-  std::string operator()(const UseGpu& r) const { return "uses " + r.name; }
-  std::string operator()(const Inquire& r) const { return "inquire " + text_of(r.key); }
-
-  std::string operator()(const Lost& r) const { return "lost: " + r.failure.text; }
-  std::string operator()(const ReadyMany& r) const { return "ready for" + numbers(r.ids); }
-
-  std::string operator()(const Define& e) const {
-    CallKey key{e.request.set, e.request.name, 0};
-    return "define " + std::to_string(e.id) + " = " + text_of(key) + ": " + text_of(e.request);
-  }
-  std::string operator()(const Forget& e) const { return "forget " + std::to_string(e.id); }
-  std::string operator()(const Run& e) const {
-    std::string text = "run " + std::to_string(e.bucket) + " in set " + std::to_string(e.set) + ":";
-    for (const Item& item : e.items) text += call(item.id, item.sequence);
-    return e.plain.empty() ? text : text + "; plain" + numbers(e.plain);
-  }
-  std::string operator()(const Result& e) const {
-    return (e.absent ? "absent" : "result") + call(e.id, e.sequence);
-  }
-  std::string operator()(const Fail& e) const {
-    std::string text = "fail " + text_of(e.key) + ": " + e.failure.text;
-    return e.unheard.empty() ? text : text + "; not for " + text_of_ranks(e.unheard);
-  }
-  std::string operator()(const Joined& e) const {
-    return "joined " + std::to_string(e.set) + ", unnamed from " + std::to_string(e.next_sequence);
-  }
-  std::string operator()(const OpenSet& e) const {
-    return "open " + std::to_string(e.set) + " of " + text_of_ranks(e.ranks) + " for " +
-           text_of(e.key);
-  }
-  std::string operator()(const CloseSet& e) const { return "close " + std::to_string(e.set); }
-  std::string operator()(const Abort& e) const { return "abort: " + e.failure.text; }
-  std::string operator()(const Stop&) const { return "stop"; }
-  std::string operator()(const SetUp& e) const {
-    return "set up " + std::to_string(e.set) + " by step '" + e.step + "'";
-  }
-  std::string operator()(const Matched& e) const {
-    return "matched in " + std::to_string(e.pair) + "/" + std::to_string(e.sequence) + ": rank " +
-           std::to_string(e.sender) + "'s " + std::to_string(e.sent) + " and rank " +
-           std::to_string(e.receiver) + "'s " + std::to_string(e.received);
-  }
-  std::string operator()(const CollectStacks& e) const {
-    return "where are " + text_of_ranks(e.ranks) + "?";
-  }
-  std::string operator()(const Inform& e) const {
-    return "rank " + std::to_string(e.to) + " reads: " + e.text;
-  }
-  std::string operator()(const Notice& e) const {
-    return "ranks of set " + std::to_string(e.set) + " read: " + e.text;
-  }
-};
 
 }  // namespace
 
-std::string text_of(const Report& report) { return std::visit(Text{}, report); }
-std::string text_of(const Entry& entry) { return std::visit(Text{}, entry); }
+std::string text_of(const Report& report) {
+  return text_of_message(kReports[report.index()], report);
+}
+std::string text_of(const Entry& entry) { return text_of_message(kEntries[entry.index()], entry); }
 
 void Simulator::print(const std::string& line) const {
   std::fprintf(stderr, "%ld %s\n", static_cast<long>(now_), line.c_str());

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // A virtual rank's program. What the log tells it is in virtual_rank_log.cc.
-#include "control/simulator/virtual_rank.h"
-
 #include <limits>
 #include <utility>
 
 #include "check.h"
+#include "control/simulator/simulator.h"
 
 namespace farandole::simulation {
 
 using Kind = Action::Kind;
 
-VirtualRank::VirtualRank(const Program& program, Rank rank, Surroundings& world)
+VirtualRank::VirtualRank(const Program& program, Rank rank, Simulator& world)
     : program_(program), rank_(rank), world_(world), outcomes_(program.calls.size()) {
   sets_.try_emplace(kWorldSet);
   ids_[0] = kWorldSet;
@@ -134,9 +133,7 @@ void VirtualRank::report_call(int index, int member, Request request, OpenedSet&
     key.sequence = ready.sequence = set.unnamed.next++;
     set.unnamed.waiting[key.sequence] = index;
     request.site = site_of(index);
-    ByteString bytes;
-    encode(Entry(Define{0, request}), bytes);
-    auto found = interned_.find({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    auto found = interned_.find(bytes_of(request));
     if (found != interned_.end()) ready.id = found->second;
   }
   if (refuses) {

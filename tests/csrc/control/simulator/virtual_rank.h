@@ -15,27 +15,11 @@
 
 namespace farandole::simulation {
 
-// What a virtual rank does to the world around it.
-class Surroundings {
- public:
-  virtual ~Surroundings() = default;
-  virtual int64_t now() const = 0;
-  virtual void report(Rank from, const Report& report) = 0;
-  virtual void start_lane(Rank rank, SetId set) = 0;  // finish_bucket() will be called in time
-  virtual void step_after(Rank rank, int64_t ns) = 0;
-  virtual void reach(Rank rank,
-                     int64_t sync) = 0;         // and all before; the next ones have higher numbers
-  virtual bool passed(int64_t sync) const = 0;  // all have reached it
-  virtual void die(Rank rank) = 0;
-  virtual bool pause_here() = 0;  // at random
-  // Each call that the log settles is checked against the oracle once.
-  virtual void settled(int call, const Run& run, const Item& item) = 0;
-  virtual void settled(int call, const Result& result) = 0;
-};
+class Simulator;
 
 class VirtualRank {
  public:
-  VirtualRank(const Program& program, Rank rank, Surroundings& world);
+  VirtualRank(const Program& program, Rank rank, Simulator& world);
 
   // Goes on with the program until it has to wait.
   void step();
@@ -118,7 +102,7 @@ class VirtualRank {
 
   const Program& program_;
   const Rank rank_;
-  Surroundings& world_;
+  Simulator& world_;
   size_t next_action_ = 0;
   bool announced_ = false;  // its join, or that it has come to a sync
   int64_t pause_until_ = -1;

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "check.h"
-#include "control/simulator/virtual_rank.h"
+#include "control/simulator/simulator.h"
 
 namespace farandole::simulation {
 namespace {
@@ -18,12 +18,6 @@ uint8_t outcome_of(ErrorCode code) {
     case ErrorCode::kStall: return kStalled;
     default: return 0;
   }
-}
-
-std::string interned_key(const Request& request) {
-  ByteString bytes;
-  encode(Entry(Define{0, request}), bytes);
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
 }  // namespace
@@ -41,7 +35,7 @@ void VirtualRank::on(const Define& define) {
   if (known && !again) fail("id " + std::to_string(define.id) + " would mean two things");
   known = &define.request;
   if (known->name.empty()) {
-    interned_[interned_key(*known)] = define.id;
+    interned_[bytes_of(*known)] = define.id;
   } else {
     name_of(known->set, known->name).id = define.id;
   }
@@ -51,7 +45,7 @@ void VirtualRank::on(const Forget& forget) {
   if (forget.id >= by_id_.size() || !by_id_[forget.id]) fail("an unknown id is forgotten");
   const Request& request = *by_id_[forget.id];
   if (request.name.empty()) {
-    interned_.erase(interned_key(request));
+    interned_.erase(bytes_of(request));
   } else {
     Name& name = name_of(request.set, request.name);
     if (name.id == forget.id) name.id = 0;
