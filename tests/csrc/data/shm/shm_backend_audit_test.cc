@@ -25,8 +25,8 @@ struct Audited {
             members, bytes,
             [=, this](const BackendWorld::Place& place) -> std::unique_ptr<Backend> {
               memory = place.memory;
-              ShmBackend::Setup setup = {place.member,  place.members, place.memory, place.bytes,
-                                         place.wakeups, kBlockBytes,   kSlots,       direct_bytes};
+              ShmSetup setup = {place.member,  place.members, place.memory, place.bytes,
+                                place.wakeups, kBlockBytes,   kSlots,       direct_bytes};
               if (buffers != Buffers::kPrivate) setup.arenas = place.arenas;
               for (int member = 0; member < place.members; ++member) {
                 setup.locals.push_back(member);
