@@ -136,17 +136,6 @@ TEST(links_carry_each_byte_once) {
   CHECK_EQ(crossing(plain(Op::kReducescatter, kElements, 4), two, kUsual), kBytes);
 }
 
-TEST(every_op_with_checksums) {
-  for (size_t layout = 0; layout < kHosts.size(); ++layout) {
-    const std::vector<int>& host = kHosts[layout];
-    Random random(layout + 50);
-    const std::vector<BucketSpec> buckets =
-        buckets_of_every_kind(random, static_cast<int>(host.size()));
-    Hosts hosts(host, kShapes[layout % 5], layout, /*checksums=*/true);
-    simulate(hosts.world, on_hosts(buckets, host), random);
-  }
-}
-
 // Whichever message it is, the member that gets it says so, and nobody ends the bucket with a wrong result.
 TEST(a_flipped_bit_in_a_message_is_found) {
   const std::vector<int>& host = kHosts[7];
