@@ -23,9 +23,9 @@ from pathlib import Path
 import resnet50
 import torch
 from mpi4py import MPI
+from turns import print_head
 
 import farandole.torch as hvd
-from farandole.tools.bench_report import settings
 
 STEPS = 10
 
@@ -115,11 +115,8 @@ def main() -> int:
         "wrong": wrong,
     }
     lines = hvd.allgather_object(line)
-    found = settings()
+    print_head(f"# idle for {options.seconds:g} s; threads that init() started, then all others")
     if rank == 0:
-        for name, value in found.items():
-            print(f"# {name}: {value}")
-        print(f"# idle for {options.seconds:g} s; threads that init() started, then all others")
         print("  ".join(line))
         for row in lines:
             cells = zip(row, row.values(), strict=True)

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import resnet50
 import torch
+from turns import print_head
 
 import farandole
 import farandole.torch as hvd
 from farandole.calls import leases
 from farandole.calls.handles import wait_until
 from farandole.calls.requests import Call, Op, PreparedTensor
-from farandole.tools.bench_report import settings
 from farandole.torch.kind import describe
 
 COUNT, ELEMENTS = resnet50.COUNT, 16
@@ -155,11 +155,8 @@ def main() -> int:
         "allreduce_async_ and wait, numpy": us(times["numpy"]),
     }
     everywhere = hvd.allgather_object(lines)
-    found = settings()
+    print_head(f"main-thread CPU us for each of {COUNT} gradients, rank by rank: median of")
     if hvd.rank() == 0:
-        for name, value in found.items():
-            print(f"# {name}: {value}")
-        print(f"main-thread CPU us for each of {COUNT} gradients, rank by rank: median of")
         print(f"{options.steps} steps, and in brackets what the fastest {FASTEST:.0%} took")
         for name in lines:
             cells = (f"{rank[name][0]:8.2f} ({rank[name][1]:.2f})" for rank in everywhere)

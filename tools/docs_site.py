@@ -199,6 +199,8 @@ def _read(name: str) -> Iterator[str]:
         if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("farandole."):
             continue
         for one in node.names:
+            if (one.asname or "").startswith("_"):
+                continue
             if one.name in ("callbacks", "elastic"):
                 rooms.append(one.name)
             elif one.asname not in (None, one.name):

@@ -28,9 +28,9 @@ using namespace farandole;
 
 struct Options {
   int ranks = 2;
-  size_t block_bytes = ShmBackend::kBlockBytes;
-  int slots = ShmBackend::kSlots;
-  size_t direct_bytes = ShmBackend::kDirectBytes;
+  size_t block_bytes = ShmSetup::kBlockBytes;
+  int slots = ShmSetup::kSlots;
+  size_t direct_bytes = ShmSetup::kDirectBytes;
   int64_t spin_ns = 50'000;
   size_t largest = size_t{256} << 20;
   int64_t audit_every = 0;
@@ -89,7 +89,7 @@ class Rank {
     return wakeups;
   }
 
-  ShmBackend::Setup setup(const World& world) {
+  ShmSetup setup(const World& world) {
     return {rank_,
             options_.ranks,
             world.segment.data() + 2 * kBellsRoom,

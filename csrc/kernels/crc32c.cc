@@ -19,37 +19,20 @@ namespace {
 constexpr uint32_t kPolynomial = 0x82f63b78;  // bits reversed, as in all of this file
 using Table = std::array<uint32_t, 256>;
 
-// Row n: what a byte becomes in the register once n more bytes of zero have followed it.
-constexpr std::array<Table, 8> make_rows() {
-  std::array<Table, 8> rows{};
+// What a byte becomes in the register.
+constexpr Table make_row() {
+  Table row{};
   for (uint32_t byte = 0; byte < 256; ++byte) {
     uint32_t value = byte;
     for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ (value & 1 ? kPolynomial : 0);
-    rows[0][byte] = value;
+    row[byte] = value;
   }
-  for (size_t row = 1; row < rows.size(); ++row) {
-    for (size_t byte = 0; byte < 256; ++byte) {
-      const uint32_t before = rows[row - 1][byte];
-      rows[row][byte] = (before >> 8) ^ rows[0][before & 0xff];
-    }
-  }
-  return rows;
+  return row;
 }
-constexpr std::array<Table, 8> kRows = make_rows();
-
-uint64_t word_at(const unsigned char* at) {
-  uint64_t word;
-  std::memcpy(&word, at, sizeof word);
-  return word;
-}
+constexpr Table kRow = make_row();
 
 uint32_t by_table(uint32_t sum, const unsigned char* at, size_t bytes) {
-  for (; bytes >= 8; at += 8, bytes -= 8) {
-    const uint64_t word = word_at(at) ^ sum;
-    sum = 0;
-    for (size_t i = 0; i < 8; ++i) sum ^= kRows[7 - i][(word >> (8 * i)) & 0xff];
-  }
-  for (; bytes > 0; ++at, --bytes) sum = (sum >> 8) ^ kRows[0][(sum ^ *at) & 0xff];
+  for (; bytes > 0; ++at, --bytes) sum = (sum >> 8) ^ kRow[(sum ^ *at) & 0xff];
   return sum;
 }
 
@@ -59,12 +42,18 @@ uint32_t by_table(uint32_t sum, const unsigned char* at, size_t bytes) {
 // neighbouring lanes of this length, are put together at the end.
 constexpr size_t kLane = 1024;
 
+uint64_t word_at(const unsigned char* at) {
+  uint64_t word;
+  std::memcpy(&word, at, sizeof word);
+  return word;
+}
+
 // Row n: what byte n of the register becomes once kLane bytes of zero have followed.
 constexpr std::array<Table, 4> make_shift() {
   std::array<uint32_t, 32> of_bit{};
   for (size_t bit = 0; bit < 32; ++bit) {
     uint32_t value = uint32_t{1} << bit;
-    for (size_t i = 0; i < kLane; ++i) value = (value >> 8) ^ kRows[0][value & 0xff];
+    for (size_t i = 0; i < kLane; ++i) value = (value >> 8) ^ kRow[value & 0xff];
     of_bit[bit] = value;
   }
   std::array<Table, 4> shift{};

@@ -86,7 +86,7 @@ std::unique_ptr<Lane> BackendFactory::open_lane(SetId id, const ProcessSet& set,
   if (wakeups.size() < set.ranks.size()) {
     return lane_across_hosts(id, set, staging, feeds, std::move(wakeups));
   }
-  ShmBackend::Setup setup;
+  ShmSetup setup;
   setup.member = set.member;
   setup.members = set.members();
   setup.memory = staging.data();

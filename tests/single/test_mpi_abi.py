@@ -57,7 +57,6 @@ SAME(irecv, MPI_Irecv);
 SAME(test, MPI_Test);
 SAME(get_count, MPI_Get_count);
 SAME(cancel, MPI_Cancel);
-SAME(request_free, MPI_Request_free);
 
 #define TEXT(x) #x
 #define EXPANDED(x) TEXT(x)

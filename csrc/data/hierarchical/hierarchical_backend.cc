@@ -16,23 +16,12 @@ size_t slots_begin(int members) {  // the counters have pages of their own
 }
 
 const HierarchicalBackend::Setup& checked(const HierarchicalBackend::Setup& setup) {
-  const int members = setup.hosts.members();
-  const bool placed = setup.member >= 0 && setup.member < members && setup.slots >= 1;
-  const auto locals = placed ? setup.hosts.members_of(setup.hosts.host_of(setup.member)).size() : 0;
-  const size_t needed = HierarchicalBackend::bytes_needed(
-      static_cast<int>(locals), setup.sizes.block_bytes, setup.slots, setup.audit_every);
-  const bool complete =
-      setup.memory != nullptr && setup.wire != nullptr && setup.wakeups.size() == locals &&
-      setup.bytes >= needed &&
-      reinterpret_cast<uintptr_t>(setup.memory) % HierarchicalSchedule::kAlignment == 0;
-  if (placed && complete) return setup;
-  throw Error(ErrorCode::kInvalidArgument,
-              "backend of member " + std::to_string(setup.member) + " of " +
-                  std::to_string(members) + ", with " + std::to_string(locals) +
-                  " on its host: " + std::to_string(setup.bytes) + " bytes of memory for " +
-                  std::to_string(setup.slots) + " slots of " +
-                  std::to_string(setup.sizes.block_bytes) + " bytes and " +
-                  std::to_string(setup.wakeups.size()) + " wakeups");
+  const size_t needed =
+      HierarchicalBackend::bytes_needed(static_cast<int>(setup.wakeups.size()),
+                                        setup.sizes.block_bytes, setup.slots, setup.audit_every);
+  if (setup.bytes >= needed) return setup;
+  throw Error(ErrorCode::kInternal, std::to_string(setup.bytes) + " bytes of staging memory, not " +
+                                        std::to_string(needed));
 }
 
 DataFault changed(const BlockTransfer& f, const Message& message, std::span<const Part> parts,

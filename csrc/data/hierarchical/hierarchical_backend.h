@@ -44,10 +44,7 @@ class WirePatience {
   }
   Deadline next_look() const { return Deadline::at(next_look_); }
   int64_t silence_ns() const { return silence_ns_; }
-  std::string name(int member) const {
-    const auto index = static_cast<size_t>(member);
-    return index < names_.size() ? names_[index] : "member " + std::to_string(member);
-  }
+  const std::string& name(int member) const { return names_.at(static_cast<size_t>(member)); }
 
  private:
   static constexpr int64_t kShortest = 10'000;
@@ -82,7 +79,7 @@ class HierarchicalBackend final : public Backend {
   };
   static constexpr int kSlots = 16;
 
-  // Throws kInvalidArgument.
+  // Throws kInternal if there is not enough memory.
   explicit HierarchicalBackend(Setup setup);
   // `local_members`: on one host.
   static size_t bytes_needed(int local_members, size_t block_bytes, int slots,

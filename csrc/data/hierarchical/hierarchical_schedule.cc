@@ -35,19 +35,7 @@ bool Chunk::needed_on(const HostMap& hosts, int host) const {
 }
 
 HierarchicalSchedule::HierarchicalSchedule(const HostMap& hosts, int member, const Sizes& sizes)
-    : hosts_(hosts), member_(member), sizes_(sizes), run_(hosts.members()) {
-  const size_t least = kAlignment * static_cast<size_t>(std::max(hosts.members(), 1));
-  if (member < 0 || member >= hosts.members() || sizes.block_bytes < least ||
-      sizes.block_bytes > kMostBlockBytes || sizes.block_bytes % kAlignment != 0 ||
-      sizes.least_chunk % kAlignment != 0 || sizes.most_chunk % kAlignment != 0 ||
-      sizes.most_chunk < sizes.least_chunk) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "member " + std::to_string(member) + " of " + std::to_string(hosts.members()) +
-                    " cannot use blocks of " + std::to_string(sizes.block_bytes) +
-                    " bytes, cut into chunks of " + std::to_string(sizes.least_chunk) + " to " +
-                    std::to_string(sizes.most_chunk));
-  }
-}
+    : hosts_(hosts), member_(member), sizes_(sizes), run_(hosts.members()) {}
 
 void HierarchicalSchedule::start(std::span<const Part> parts) {
   for (const Part& part : parts) PartLayout(part, hosts_.members()).check(member_);

@@ -21,28 +21,22 @@ MpiWire::MpiWire(MpiComm& comm, std::vector<Rank> ranks, const std::vector<std::
       first_tag_(static_cast<int>(number % static_cast<uint64_t>(comm.largest_tag() / kChannels)) *
                  kChannels) {}
 
-Wire::Ticket MpiWire::keep(int member, MpiRequest request) {
-  if (free_.empty()) {
-    requests_.push_back(std::move(request));
-    members_.push_back(member);
-    return static_cast<Ticket>(requests_.size() - 1);
-  }
-  const Ticket ticket = free_.back();
-  free_.pop_back();
-  requests_[static_cast<size_t>(ticket)] = std::move(request);
-  members_[static_cast<size_t>(ticket)] = member;
-  return ticket;
-}
-
 template <class Start>
 Wire::Ticket MpiWire::start(int member, Start&& start) {
-  MpiRequest request;
+  Letter letter{{}, member};
   try {
-    if (!fault_.check()) request = start();
+    if (!fault_.check()) letter.request = start();
   } catch (const Error& error) {
     fail(member, error);
   }
-  return keep(member, std::move(request));
+  if (free_.empty()) {
+    letters_.push_back(letter);
+    return static_cast<Ticket>(letters_.size() - 1);
+  }
+  const Ticket ticket = free_.back();
+  free_.pop_back();
+  letters_[static_cast<size_t>(ticket)] = letter;
+  return ticket;
 }
 
 Wire::Ticket MpiWire::send(int member, Channel channel, const std::byte* data, size_t bytes) {
@@ -58,10 +52,11 @@ Wire::Ticket MpiWire::receive(int member, Channel channel, std::byte* data, size
 
 bool MpiWire::done(Ticket ticket) {
   if (fault_.check()) return false;
+  Letter& letter = letters_[static_cast<size_t>(ticket)];
   try {
-    if (!requests_[static_cast<size_t>(ticket)].test()) return false;
+    if (!letter.request.test()) return false;
   } catch (const Error& error) {
-    fail(members_[static_cast<size_t>(ticket)], error);
+    fail(letter.member, error);
     return false;
   }
   free_.push_back(ticket);
@@ -79,7 +74,7 @@ void MpiWire::fail(int member, const Error& error) {
 bool MpiWire::abandon() {
   size_t under_way = 0;
   const Deadline deadline = Deadline::in(kPartingTime);
-  for (MpiRequest& request : requests_) {
+  for (auto& [request, member] : letters_) {
     try {
       if (request) request.cancel();
       while (request && !request.test() && !deadline.expired()) {

@@ -33,7 +33,6 @@ class MpiWire final : public Wire {
   bool abandon() override;
 
  private:
-  Ticket keep(int member, MpiRequest request);
   template <class Start>
   Ticket start(int member, Start&& start);
   void fail(int member, const Error& error);
@@ -43,8 +42,11 @@ class MpiWire final : public Wire {
   const std::vector<Rank> ranks_;  // by member
   const std::vector<std::string>& host_names_;
   const int first_tag_;
-  std::vector<MpiRequest> requests_;  // by ticket
-  std::vector<int> members_;          // by ticket
+  struct Letter {
+    MpiRequest request;
+    int member;  // at the other end
+  };
+  std::vector<Letter> letters_;  // by ticket
   std::vector<Ticket> free_;
   WireFault fault_;
 };

@@ -22,7 +22,7 @@ void HostArenas::look_around(const std::vector<int>& ranks) {
     if (rank == own_rank_ || !peer.fd || !directory_.is_announced(rank)) continue;
     const Fd fd = std::move(peer.fd);  // one attempt
     try {
-      peer.mapping = ArenaMapping(fd.get(), /*inherit=*/false);
+      peer.mapping = map_arena(fd.get(), /*inherit=*/false);
       directory_.set_mapped(own_rank_, rank);
     } catch (const Error& error) {
       log(LogLevel::kWarning, "arrays of local rank " + std::to_string(rank) +

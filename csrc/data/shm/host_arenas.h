@@ -54,7 +54,7 @@ class HostArenas {
   std::optional<uint64_t> offset_of(const std::byte* memory, const std::vector<int>& ranks);
   // Another rank's memory, at an offset that it has sent.
   std::byte* at(int rank, uint64_t offset) const {
-    return peers_[static_cast<size_t>(rank)].mapping.data() + offset;
+    return peers_[static_cast<size_t>(rank)].mapping.get() + offset;
   }
   // See Arena::retire(); a failure is only logged.
   void retire(const std::byte* memory) noexcept;
@@ -69,7 +69,7 @@ class HostArenas {
  private:
   struct Peer {
     Fd fd;  // until it is mapped
-    ArenaMapping mapping;
+    Mapping mapping;
   };
 
   const std::shared_ptr<Arena> own_;

@@ -22,40 +22,20 @@ size_t slots_begin(int members, int slots) {
   return tables_begin(members) + whole_pages(Exchange::table_bytes(members, slots));
 }
 
-Exchange make_exchange(const ShmBackend::Setup& setup) {
-  return Exchange({setup.memory + tables_begin(setup.members),
-                   setup.memory + slots_begin(setup.members, setup.slots), setup.member,
-                   setup.slots, setup.block_bytes, setup.members == 1 ? nullptr : setup.arenas,
-                   setup.locals});
-}
-
 // Behind the slots.
-ShmAudit make_audit(const ShmBackend::Setup& setup) {
+ShmAudit make_audit(const ShmSetup& setup) {
   return {{setup.audit_every, setup.member, setup.names, setup.watch.audited},
           setup.members,
           setup.memory + ShmBackend::bytes_needed(setup.members, setup.block_bytes, setup.slots),
           setup.block_bytes};
 }
 
-const ShmBackend::Setup& checked(const ShmBackend::Setup& setup) {
-  const bool aligned = reinterpret_cast<uintptr_t>(setup.memory) % ShmSchedule::kAlignment == 0;
-  const bool complete = setup.members >= 1 && setup.slots >= 1 && setup.memory != nullptr &&
-                        setup.wakeups.size() == static_cast<size_t>(setup.members) &&
-                        (setup.arenas == nullptr || setup.locals.size() == setup.wakeups.size());
-  if (!aligned || !complete ||
-      setup.bytes < ShmBackend::bytes_needed(setup.members, setup.block_bytes, setup.slots,
-                                             setup.audit_every)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "shared-memory backend of " + std::to_string(setup.members) +
-                    " members: " + std::to_string(setup.bytes) + " bytes of memory for " +
-                    std::to_string(setup.slots) + " slots of " + std::to_string(setup.block_bytes) +
-                    " bytes and " + std::to_string(setup.wakeups.size()) + " wakeups");
-  }
-  return setup;
-}
-
-bool overlap_in_part(const std::byte* a, const std::byte* b, size_t bytes) {
-  return a != b && overlap(a, bytes, b, bytes);
+const ShmSetup& checked(const ShmSetup& setup) {
+  const size_t needed =
+      ShmBackend::bytes_needed(setup.members, setup.block_bytes, setup.slots, setup.audit_every);
+  if (setup.bytes >= needed) return setup;
+  throw Error(ErrorCode::kInternal, std::to_string(setup.bytes) + " bytes of staging memory, not " +
+                                        std::to_string(needed));
 }
 
 // Peers may read an input while its owner already writes results. An allreduce writes each range after all
@@ -70,13 +50,13 @@ bool may_show_input(const Part& part) {
 
 // ---- Exchange
 
-Exchange::Exchange(const Setup& setup)
-    : tables_(reinterpret_cast<Table*>(setup.tables)),
-      memory_(setup.memory),
+Exchange::Exchange(const ShmSetup& setup)
+    : tables_(reinterpret_cast<Table*>(setup.memory + tables_begin(setup.members))),
+      memory_(setup.memory + slots_begin(setup.members, setup.slots)),
       member_(setup.member),
       slots_(static_cast<size_t>(setup.slots)),
       block_bytes_(setup.block_bytes),
-      arenas_(setup.arenas),
+      arenas_(setup.members == 1 ? nullptr : setup.arenas),
       locals_(setup.locals) {}
 
 size_t Exchange::table_bytes(int members, int slots) {
@@ -164,13 +144,13 @@ size_t ShmBackend::bytes_needed(int members, size_t block_bytes, int slots, int6
          ShmAudit::bytes_needed(audit_every, members, block_bytes);
 }
 
-ShmBackend::ShmBackend(const Setup& setup)
+ShmBackend::ShmBackend(const ShmSetup& setup)
     : member_(checked(setup).member),
       members_(setup.members),
       slots_(static_cast<uint64_t>(setup.slots)),
       wakeups_(setup.wakeups),
       progress_(setup.memory, setup.members),
-      exchange_(make_exchange(setup)),
+      exchange_(setup),
       plan_(setup.member, setup.members, setup.block_bytes, setup.direct_bytes),
       audit_(make_audit(setup)),
       watch_(setup.watch),
@@ -255,7 +235,7 @@ void ShmBackend::stage() {
     }
   }
   for (const Range& range : current.keeps) keep(range);
-  publish(&HostProgress::staged, ++at_.staged);
+  progress_.store(member_, &HostProgress::staged, ++at_.staged);
   // Only the last member to stage has to wake the others.
   if (current.combines && progress_.all_reached(&HostProgress::staged, at_.staged)) ring_peers();
   plan_next();
@@ -270,7 +250,7 @@ void ShmBackend::keep(const Range& range) {
 void ShmBackend::reduce() {
   const Block& current = block(at_.reduced);
   for (const Range& range : current.reduces) reduce_range(current, range);
-  publish(&HostProgress::reduced, ++at_.reduced);
+  progress_.store(member_, &HostProgress::reduced, ++at_.reduced);
   const bool last_owner =  // the others receive once all stripes are ready
       member_ < current.owners &&
       progress_.all_reached(&HostProgress::reduced, at_.reduced, current.owners);
@@ -323,7 +303,8 @@ void ShmBackend::combine(const Part& part, size_t bytes, size_t step) {
 bool ShmBackend::overwrites_own_input(const Part& part, const Range& range) const {
   const bool moves = part.signature.traits().pattern == Pattern::kReduceToOwners;
   if (!moves || !part.has(member_) || members_ == 1) return false;
-  return overlap_in_part(part.output + range.output, part.input + range.input, range.bytes);
+  const std::byte *const to = part.output + range.output, *const from = part.input + range.input;
+  return to != from && overlap(to, range.bytes, from, range.bytes);
 }
 
 void ShmBackend::consume() {
@@ -332,13 +313,9 @@ void ShmBackend::consume() {
     if (part.output != nullptr) exchange_.fetch(at_.consumed, range, part);
   }
   audit_.check(at_.consumed, block(at_.consumed));
-  publish(&HostProgress::consumed, ++at_.consumed);
+  progress_.store(member_, &HostProgress::consumed, ++at_.consumed);
   // Only the last member to consume frees the slots and has to wake the others.
   if (progress_.all_reached(&HostProgress::consumed, at_.consumed)) ring_peers();
-}
-
-void ShmBackend::publish(Column column, uint64_t blocks) {
-  progress_.store(member_, column, blocks);
 }
 
 void ShmBackend::ring_peers() {

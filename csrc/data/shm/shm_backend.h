@@ -17,6 +17,27 @@
 
 namespace farandole {
 
+// What a ShmBackend stands on. All from `members` to `direct_bytes`, and `locals`, is equal on all members.
+struct ShmSetup {
+  static constexpr size_t kBlockBytes = 512 * 1024;
+  static constexpr int kSlots = 4;
+  static constexpr size_t kDirectBytes = 128 * 1024;
+
+  int member = 0;
+  int members = 1;
+  std::byte* memory = nullptr;       // zeroed, mapped by all members, aligned to 64
+  size_t bytes = 0;                  // at least bytes_needed()
+  std::vector<EventCount*> wakeups;  // one per member, this one included
+  size_t block_bytes = kBlockBytes;
+  int slots = kSlots;
+  size_t direct_bytes = kDirectBytes;  // see ShmSchedule
+  HostArenas* arenas = nullptr;        // for zero copy; must outlive the backend
+  std::vector<int> locals = {};        // with arenas: local ranks of the members
+  PhaseWatch watch = {};
+  int64_t audit_every = 0;              // see Audit; equal on all members
+  std::vector<std::string> names = {};  // of all members, if there are audits
+};
+
 // How peers access a block's bytes: copied through slots in memory that all members map, or zero copy. If all
 // members map the arena that a buffer is in, only its address is exchanged, and peers read inputs and write
 // results in place. Decided per part and member.
@@ -24,16 +45,7 @@ namespace farandole {
 // Called by one member, block by block. Pointers stay valid until all members have consumed the block.
 class Exchange {
  public:
-  struct Setup {
-    std::byte* tables;  // zeroed, table_bytes(), aligned to 64
-    std::byte* memory;  // slot_bytes(), aligned to 64
-    int member;
-    int slots;
-    size_t block_bytes;
-    HostArenas* arenas;       // nullptr, on all members: everything is copied
-    std::vector<int> locals;  // with arenas: local ranks of the members
-  };
-  explicit Exchange(const Setup& setup);
+  explicit Exchange(const ShmSetup& setup);
   static size_t table_bytes(int members, int slots);
   static size_t slot_bytes(int members, int slots, size_t block_bytes);
 
@@ -101,28 +113,8 @@ class Exchange {
 // peers stages up to `slots` blocks ahead. Results depend bit by bit on member order only.
 class ShmBackend final : public Backend {
  public:
-  // members to direct_bytes, and locals: equal on all members.
-  struct Setup {
-    int member = 0;
-    int members = 1;
-    std::byte* memory = nullptr;       // zeroed, mapped by all members, aligned to 64
-    size_t bytes = 0;                  // at least bytes_needed()
-    std::vector<EventCount*> wakeups;  // one per member, this one included
-    size_t block_bytes = kBlockBytes;
-    int slots = kSlots;
-    size_t direct_bytes = kDirectBytes;  // see ShmSchedule
-    HostArenas* arenas = nullptr;        // for zero copy; must outlive the backend
-    std::vector<int> locals = {};        // with arenas: local ranks of the members
-    PhaseWatch watch = {};
-    int64_t audit_every = 0;              // see Audit; equal on all members
-    std::vector<std::string> names = {};  // of all members, if there are audits
-  };
-  static constexpr size_t kBlockBytes = 512 * 1024;
-  static constexpr int kSlots = 4;
-  static constexpr size_t kDirectBytes = 128 * 1024;
-
-  // Throws kInvalidArgument.
-  explicit ShmBackend(const Setup& setup);
+  // Throws kInternal if there is not enough memory.
+  explicit ShmBackend(const ShmSetup& setup);
   static size_t bytes_needed(int members, size_t block_bytes, int slots, int64_t audit_every = 0);
 
   void begin(std::span<const Part> parts) override;
@@ -131,8 +123,6 @@ class ShmBackend final : public Backend {
   void abort() override;
 
  private:
-  using Column = HostProgressTable::Column;
-
   Block& block(uint64_t index) { return blocks_[index % blocks_.size()]; }
   const Block& block(uint64_t index) const { return blocks_[index % blocks_.size()]; }
 
@@ -149,7 +139,6 @@ class ShmBackend final : public Backend {
   void reduce_range(const Block& block, const Range& range);
   bool overwrites_own_input(const Part& part, const Range& range) const;
   void combine(const Part& part, size_t bytes, size_t step);
-  void publish(Column column, uint64_t blocks);
   void ring_peers();
 
   const int member_;

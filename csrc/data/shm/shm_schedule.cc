@@ -25,14 +25,7 @@ ShmSchedule::ShmSchedule(int member, int members, size_t block_bytes, size_t dir
       block_bytes_(block_bytes),
       direct_bytes_(direct_bytes),
       run_(members),
-      lanes_(static_cast<size_t>(members)) {
-  const size_t least = kAlignment * static_cast<size_t>(std::max(members, 1));
-  if (member < 0 || member >= members || block_bytes < least || block_bytes % kAlignment != 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "member " + std::to_string(member) + " of " + std::to_string(members) +
-                    " cannot use blocks of " + std::to_string(block_bytes) + " bytes");
-  }
-}
+      lanes_(static_cast<size_t>(members)) {}
 
 void ShmSchedule::start(std::span<const Part> parts) {
   for (const Part& part : parts) PartLayout(part, members_).check(member_);

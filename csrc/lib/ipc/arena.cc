@@ -10,11 +10,9 @@
 #include <cerrno>
 #include <iterator>
 #include <string>
-#include <utility>
 
 #include "base/error.h"
 #include "base/types.h"
-#include "lib/os/memory.h"
 
 namespace farandole {
 namespace {
@@ -45,7 +43,7 @@ void map_over(std::byte* at, size_t bytes, int flags, int fd, uint64_t offset) {
 // ---- a mapping
 
 // Aligned to huge pages, so that the memfd's huge pages can be mapped as such in every process.
-ArenaMapping::ArenaMapping(int fd, bool inherit) {
+Mapping map_arena(int fd, bool inherit) {
   struct stat status;
   if (fstat(fd, &status) != 0) throw_system_error("cannot map an arena", errno);
   const auto bytes = static_cast<size_t>(status.st_size);
@@ -61,24 +59,12 @@ ArenaMapping::ArenaMapping(int fd, bool inherit) {
       round_up(reinterpret_cast<uintptr_t>(first), kAlign) - reinterpret_cast<uintptr_t>(first);
   if (before > 0) munmap(first, before);
   munmap(first + before + bytes, kAlign - before);
-  data_ = first + before;
-  size_ = bytes;
-  map_over(data_, size_, MAP_SHARED, fd, 0);
-  madvise(data_, size_, MADV_DONTDUMP);  // a core file would hold every rank's arrays once per rank
-  if (!inherit) madvise(data_, size_, MADV_DONTFORK);
-}
-
-ArenaMapping::ArenaMapping(ArenaMapping&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-
-ArenaMapping& ArenaMapping::operator=(ArenaMapping&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  return *this;
-}
-
-ArenaMapping::~ArenaMapping() {
-  if (data_ != nullptr) munmap(data_, size_);
+  Mapping mapping(first + before, {bytes});
+  map_over(mapping.get(), bytes, MAP_SHARED, fd, 0);
+  madvise(mapping.get(), bytes,
+          MADV_DONTDUMP);  // else a core file has every rank's arrays once per rank
+  if (!inherit) madvise(mapping.get(), bytes, MADV_DONTFORK);
+  return mapping;
 }
 
 // ---- an arena
@@ -94,7 +80,7 @@ Arena::Arena(size_t bytes)
 
 std::byte* Arena::allocate(size_t bytes) {
   std::lock_guard lock(mutex_);
-  if (mapping_.data() == nullptr) mapping_ = ArenaMapping(fd_.get(), /*inherit=*/true);
+  if (!mapping_) mapping_ = map_arena(fd_.get(), /*inherit=*/true);
   const size_t page = bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes;
   const size_t room = round_up(std::max<size_t>(bytes, 1), page);
   if (room >= kHugePageBytes) refuse_too_much("an array", room);  // this check takes 0.1 ms
@@ -108,7 +94,7 @@ std::byte* Arena::allocate(size_t bytes) {
   }
   allocations_.emplace(offset, Allocation{room});
   in_use_ = true;
-  return mapping_.data() + offset;
+  return mapping_.get() + offset;
 }
 
 // First fit.
@@ -146,7 +132,7 @@ void Arena::give_back(uint64_t offset, size_t bytes) {
 // Huge pages come only from page faults, not from fallocate. Kernels without MADV_POPULATE_WRITE can't fault
 // them in without risking SIGBUS, so they get small pages.
 void Arena::fill(uint64_t offset, size_t bytes) {
-  std::byte* const begin = mapping_.data() + offset;
+  std::byte* const begin = mapping_.get() + offset;
   if (bytes >= kHugePageBytes) {
     madvise(begin, bytes, MADV_HUGEPAGE);
     if (madvise(begin, bytes, kPopulateWrite) == 0) return;
@@ -162,7 +148,7 @@ void Arena::punch(uint64_t offset, size_t bytes) {
 bool Arena::release(std::byte* memory) {
   std::lock_guard lock(mutex_);
   const auto found = around(memory);
-  if (found == allocations_.end() || memory != mapping_.data() + found->first) return false;
+  if (found == allocations_.end() || memory != mapping_.get() + found->first) return false;
   const auto [offset, allocation] = *found;
   if (allocation.retired) {
     madvise(memory, allocation.bytes, MADV_DONTNEED);
@@ -177,7 +163,7 @@ bool Arena::release(std::byte* memory) {
 }
 
 Arena::Allocations::const_iterator Arena::around(const std::byte* memory) const {
-  const std::byte* const begin = mapping_.data();
+  const std::byte* const begin = mapping_.get();
   if (begin == nullptr || memory < begin || memory >= begin + bytes_) return allocations_.end();
   const auto offset = static_cast<uint64_t>(memory - begin);
   auto next = allocations_.upper_bound(offset);
@@ -191,7 +177,7 @@ std::optional<uint64_t> Arena::offset_of(const std::byte* memory) const {
   std::lock_guard lock(mutex_);
   const auto found = around(memory);
   if (found == allocations_.end() || found->second.retired) return std::nullopt;
-  return static_cast<uint64_t>(memory - mapping_.data());
+  return static_cast<uint64_t>(memory - mapping_.get());
 }
 
 void Arena::retire(const std::byte* memory) {
@@ -202,7 +188,7 @@ void Arena::retire(const std::byte* memory) {
   make_private(offset, found->second.bytes);
   // A write makes a page private; OR-ing 0 atomically can't lose another thread's store.
   for (size_t at = 0; at < found->second.bytes; at += kPageBytes) {
-    std::atomic_ref(*reinterpret_cast<unsigned char*>(mapping_.data() + offset + at)).fetch_or(0);
+    std::atomic_ref(*reinterpret_cast<unsigned char*>(mapping_.get() + offset + at)).fetch_or(0);
   }
   allocations_[offset].retired = true;
 }
@@ -219,7 +205,7 @@ void Arena::read_old(uint64_t offset, std::byte* into, size_t bytes) const {
 }
 
 void Arena::make_private(uint64_t offset, size_t bytes) {
-  map_over(mapping_.data() + offset, bytes, MAP_PRIVATE, fd_.get(), offset);
+  map_over(mapping_.get() + offset, bytes, MAP_PRIVATE, fd_.get(), offset);
 }
 
 bool Arena::has_retired() const {

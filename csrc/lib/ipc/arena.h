@@ -13,25 +13,13 @@
 #include <vector>
 
 #include "lib/os/fd.h"
+#include "lib/os/memory.h"
 
 namespace farandole {
 
-// A whole arena mapped into one process. Only allocated pages cost memory.
-class ArenaMapping {
- public:
-  ArenaMapping() = default;
-  // With `inherit`, forked children keep the mapping. Throws kLibrary.
-  ArenaMapping(int fd, bool inherit);
-  ArenaMapping(ArenaMapping&& other) noexcept;
-  ArenaMapping& operator=(ArenaMapping&& other) noexcept;
-  ~ArenaMapping();
-
-  std::byte* data() const { return data_; }
-
- private:
-  std::byte* data_ = nullptr;
-  size_t size_ = 0;
-};
+// A whole arena mapped into one process. Only allocated pages cost memory. With `inherit`, forked children keep the
+// mapping. Throws kLibrary.
+Mapping map_arena(int fd, bool inherit);
 
 // One arena. Any thread.
 class Arena {
@@ -87,7 +75,7 @@ class Arena {
   Fd fd_;
   std::atomic<bool> in_use_{false};
   mutable std::mutex mutex_;
-  ArenaMapping mapping_;
+  Mapping mapping_;
   std::map<uint64_t, size_t> free_;  // offset -> bytes, never adjacent
   Allocations allocations_;
 };

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "lib/os/memory.h"
 
 namespace farandole {
 namespace {
@@ -54,29 +53,10 @@ Segment::Segment(Fd fd, size_t bytes, bool inherit) : fd_(std::move(fd)) {
     throw_system_error("cannot map " + std::to_string(bytes) + " bytes of shared memory", errno,
                        "raise the limit of address space (ulimit -v)");
   }
-  data_ = static_cast<std::byte*>(mapped);
-  size_ = bytes;
-  if (!inherit && madvise(data_, size_, MADV_DONTFORK) != 0) {
-    const int failed = errno;
-    munmap(data_, size_);
-    throw_system_error("cannot keep shared memory from forked children", failed);
+  memory_ = Mapping(static_cast<std::byte*>(mapped), {bytes});
+  if (!inherit && madvise(data(), bytes, MADV_DONTFORK) != 0) {
+    throw_system_error("cannot keep shared memory from forked children", errno);
   }
-}
-
-Segment::Segment(Segment&& other) noexcept
-    : fd_(std::move(other.fd_)),
-      data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
-
-Segment& Segment::operator=(Segment&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  return *this;
-}
-
-Segment::~Segment() {
-  if (data_ != nullptr) munmap(data_, size_);
 }
 
 }  // namespace farandole

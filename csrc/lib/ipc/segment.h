@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "lib/os/fd.h"
+#include "lib/os/memory.h"
 
 namespace farandole {
 
@@ -19,20 +20,16 @@ class Segment {
   static Segment map(Fd fd, bool inherit = false);
 
   Segment() = default;
-  Segment(Segment&& other) noexcept;
-  Segment& operator=(Segment&& other) noexcept;
-  ~Segment();
 
-  std::byte* data() const { return data_; }
-  size_t size() const { return size_; }
+  std::byte* data() const { return memory_.get(); }
+  size_t size() const { return memory_.get_deleter().bytes; }
   int fd() const { return fd_.get(); }  // to send to peers; stays owned here
 
  private:
   Segment(Fd fd, size_t bytes, bool inherit);
 
   Fd fd_;
-  std::byte* data_ = nullptr;
-  size_t size_ = 0;
+  Mapping memory_;
 };
 
 }  // namespace farandole

@@ -107,13 +107,6 @@ class CommOf final : public MpiComm {
     check(mpi_.cancel(&request), "MPI_Cancel");
   }
 
-  void forget(int64_t handle) noexcept override {
-    int finalized = 1;
-    Request request = loaded(handle);
-    if (request == request_null_) return;
-    if (mpi_.finalized(&finalized) == kSuccess && finalized == 0) mpi_.request_free(&request);
-  }
-
   const DynamicLibrary library_;
   const mpi_abi::Functions<Abi> mpi_;
   const typename Abi::Datatype byte_;
@@ -199,22 +192,6 @@ std::unique_ptr<MpiComm> MpiComm::borrow(const void* handle) {
                   "(ompi_mpi_comm_world), MPICH's (MPI_Get_library_version names MPICH, Intel, "
                   "MVAPICH or ParaStation), MPI 5's (MPI_Abi_get_version). Remedy: set "
                   "FARANDOLE_WIRE=tcp, with which farandole sends by TCP between hosts");
-}
-
-MpiRequest::MpiRequest(MpiRequest&& other) noexcept
-    : comm_(std::exchange(other.comm_, nullptr)),
-      handle_(other.handle_),
-      receives_(other.receives_) {}
-
-MpiRequest& MpiRequest::operator=(MpiRequest&& other) noexcept {
-  std::swap(comm_, other.comm_);
-  std::swap(handle_, other.handle_);
-  std::swap(receives_, other.receives_);
-  return *this;
-}
-
-MpiRequest::~MpiRequest() {
-  if (comm_ != nullptr) comm_->forget(handle_);
 }
 
 bool MpiRequest::test() {

@@ -21,13 +21,10 @@ struct MpiLibrary {
 // The MPI that this process runs, or else the first that it has loaded; nullopt: none.
 std::optional<MpiLibrary> mpi_of_process();
 
-// A message in flight. Its memory must stay valid until test() has returned true.
+// A message in flight. Its memory must stay valid until test() has returned true; if nobody asks, for ever.
 class MpiRequest {
  public:
   MpiRequest() = default;
-  MpiRequest(MpiRequest&& other) noexcept;
-  MpiRequest& operator=(MpiRequest&& other) noexcept;
-  ~MpiRequest();  // a message in flight is left to MPI, for ever
 
   explicit operator bool() const { return comm_ != nullptr; }  // in flight
   // True: the message is complete and this object empty. Also throws for a message of the wrong length.
@@ -69,7 +66,6 @@ class MpiComm {
   virtual int64_t start_receive(std::byte* data, int bytes, int from, int tag) = 0;
   virtual bool test(int64_t& handle, int receives) = 0;
   virtual void cancel(int64_t handle) = 0;
-  virtual void forget(int64_t handle) noexcept = 0;
 };
 
 }  // namespace farandole

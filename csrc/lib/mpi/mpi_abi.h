@@ -95,7 +95,6 @@ struct Functions {
   int (*test)(Request* request, int* flag, Status* status);
   int (*get_count)(const Status* status, Datatype type, int* count);
   int (*cancel)(Request* request);
-  int (*request_free)(Request* request);
 
   explicit Functions(const DynamicLibrary& mpi) {
     mpi.fill(finalized, "MPI_Finalized");
@@ -108,7 +107,6 @@ struct Functions {
     mpi.fill(test, "MPI_Test");
     mpi.fill(get_count, "MPI_Get_count");
     mpi.fill(cancel, "MPI_Cancel");
-    mpi.fill(request_free, "MPI_Request_free");
   }
 };
 

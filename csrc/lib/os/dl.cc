@@ -21,17 +21,12 @@ std::string last_error() {
 
 }  // namespace
 
-std::optional<DynamicLibrary> DynamicLibrary::find_loaded(const std::vector<std::string>& names) {
+std::optional<DynamicLibrary> DynamicLibrary::try_open(const std::vector<std::string>& names,
+                                                       std::string* error) {
   for (const std::string& name : names) {
     void* handle = dlopen(name.c_str(), kFlags | RTLD_NOLOAD);
     if (handle != nullptr) return DynamicLibrary(handle, name);
   }
-  return std::nullopt;
-}
-
-std::optional<DynamicLibrary> DynamicLibrary::try_open(const std::vector<std::string>& names,
-                                                       std::string* error) {
-  if (std::optional<DynamicLibrary> loaded = find_loaded(names)) return loaded;
   std::string failures;
   for (const std::string& name : names) {
     void* handle = dlopen(name.c_str(), kFlags);

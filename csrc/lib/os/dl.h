@@ -17,8 +17,6 @@ class DynamicLibrary {
   // The same, but throws Error(kLibrary) where there is none: "no `what`", the reason, and `remedy`.
   static DynamicLibrary open(const std::vector<std::string>& names, const std::string& what,
                              const std::string& remedy);
-  // The first of `names` that the process has already loaded; loads nothing.
-  static std::optional<DynamicLibrary> find_loaded(const std::vector<std::string>& names);
 
   // Those that the process has loaded and that define this symbol themselves.
   static std::vector<DynamicLibrary> that_define(const char* symbol);

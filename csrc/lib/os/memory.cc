@@ -102,6 +102,8 @@ std::string cannot_allocate(const char* label, size_t bytes) {
 
 }  // namespace
 
+void Unmap::operator()(std::byte* memory) const { munmap(memory, bytes); }
+
 size_t available_memory() {
   uint64_t left = kUnlimited;
   const std::optional<uint64_t> kilobytes =

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace farandole {
 
@@ -12,6 +13,13 @@ constexpr size_t kHugePageBytes = size_t{2} << 20;
 constexpr size_t whole_pages(size_t bytes) {
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
+
+// Memory that is mapped until its owner ends.
+struct Unmap {
+  size_t bytes = 0;
+  void operator()(std::byte* memory) const;
+};
+using Mapping = std::unique_ptr<std::byte, Unmap>;
 
 // Bytes this process can allocate before the kernel's OOM killer acts: the least of what the host and each
 // control group above the process have left. Page cache counts as free.

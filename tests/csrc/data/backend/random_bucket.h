@@ -110,4 +110,29 @@ inline BucketSpec random_bucket(Random& random, int members, size_t most_parts,
   return bucket;
 }
 
+inline std::vector<BucketSpec> random_buckets(Random& random, int members, size_t count,
+                                              size_t most_parts, size_t most_elements) {
+  std::vector<BucketSpec> buckets;
+  for (size_t i = 0; i < count; ++i) {
+    buckets.push_back(random_bucket(random, members, most_parts, most_elements));
+  }
+  return buckets;
+}
+
+// Without factors, and with equal shares.
+inline PartSpec plain(Op op, int64_t elements, int members, DType dtype = DType::kFloat32) {
+  PartSpec spec;
+  Signature& signature = spec.part.signature;
+  signature.op = op;
+  signature.dtype = dtype;
+  signature.shape = {elements};
+  const auto n = static_cast<size_t>(members);
+  if (traits_of(op).rooted()) signature.root = 1 % members;
+  if (op == Op::kAllgather) spec.part.rows.assign(n, elements);
+  if (op == Op::kAlltoall) spec.part.rows.assign(n * n, elements);
+  if (op == Op::kReducescatter || op == Op::kScatter) spec.part.rows.assign(n, elements / members);
+  spec.seed = static_cast<uint64_t>(elements) * 7919 + 1;
+  return spec;
+}
+
 }  // namespace farandole::check

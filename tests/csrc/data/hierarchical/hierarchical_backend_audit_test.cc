@@ -84,14 +84,6 @@ TEST(an_audit_between_hosts_accuses_nobody_in_threads) {
   }
 }
 
-TEST(all_is_well_with_the_four) {
-  Four four;
-  four.run();
-  for (size_t i = 0; i < Four::kElements; ++i) {
-    CHECK(four.outputs[3][i] == static_cast<float>(4 * i + 60'000));
-  }
-}
-
 // The neighbour of whoever reduces it makes the host's sum again.
 TEST(a_flipped_bit_in_an_input_staged_for_a_host_sum_is_found) {
   Four four;

@@ -60,15 +60,6 @@ TEST(tensors_of_more_than_4_gib) {
   covers(hosts_of(2, 1), broadcast);
 }
 
-TEST(a_block_is_a_message_at_most) {
-  const HostMap hosts = hosts_of(2, 1);
-  HierarchicalSchedule::Sizes sizes;
-  sizes.block_bytes = HierarchicalSchedule::kMostBlockBytes;
-  HierarchicalSchedule plan(hosts, 0, sizes);
-  sizes.block_bytes += HierarchicalSchedule::kAlignment;
-  CHECK_THROWS(HierarchicalSchedule(hosts, 0, sizes), ErrorCode::kInvalidArgument);
-}
-
 TEST(no_message_is_longer_than_asked) {
   constexpr int64_t kBytes = 4 << 20;
   const HostMap hosts = hosts_of(2, 2);

@@ -72,27 +72,9 @@ inline std::vector<BucketSpec> on_hosts(std::vector<BucketSpec> buckets,
 inline std::vector<BucketSpec> random_buckets(Random& random, const std::vector<int>& host,
                                               size_t count, size_t most_parts,
                                               size_t most_elements) {
-  std::vector<BucketSpec> buckets;
-  for (size_t i = 0; i < count; ++i) {
-    buckets.push_back(
-        random_bucket(random, static_cast<int>(host.size()), most_parts, most_elements));
-  }
-  return on_hosts(buckets, host);
-}
-
-inline PartSpec plain(Op op, int64_t elements, int members, DType dtype = DType::kFloat32) {
-  PartSpec spec;
-  Signature& signature = spec.part.signature;
-  signature.op = op;
-  signature.dtype = dtype;
-  signature.shape = {elements};
-  const auto n = static_cast<size_t>(members);
-  if (traits_of(op).rooted()) signature.root = 1 % members;
-  if (op == Op::kAllgather) spec.part.rows.assign(n, elements);
-  if (op == Op::kAlltoall) spec.part.rows.assign(n * n, elements);
-  if (op == Op::kReducescatter || op == Op::kScatter) spec.part.rows.assign(n, elements / members);
-  spec.seed = static_cast<uint64_t>(elements) * 7919 + 1;
-  return spec;
+  return on_hosts(
+      random_buckets(random, static_cast<int>(host.size()), count, most_parts, most_elements),
+      host);
 }
 
 }  // namespace farandole::check

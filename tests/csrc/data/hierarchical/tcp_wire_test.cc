@@ -92,16 +92,6 @@ BackendWorld world_of(const std::vector<int>& host, const Shape& shape) {
 
 }  // namespace
 
-TEST(carries_every_op_and_dtype) {
-  for (size_t layout : {0, 1, 6, 7}) {
-    const std::vector<int>& host = kHosts[layout];
-    Random random(layout + 1);
-    const BackendWorld world = world_of(host, kShapes[layout % std::size(kShapes)]);
-    simulate(world, on_hosts(buckets_of_every_kind(random, static_cast<int>(host.size())), host),
-             random);
-  }
-}
-
 TEST(carries_random_buckets_between_threads) {
   for (size_t layout : {4, 8, 9}) {
     with_seed(300 + layout, [layout](uint64_t seed) {
@@ -111,16 +101,6 @@ TEST(carries_random_buckets_between_threads) {
                   random_buckets(random, host, 60, 6, 500));
     });
   }
-}
-
-TEST(carries_large_tensors_in_blocks_of_default_size) {
-  const std::vector<int>& host = kHosts[5];
-  const int n = static_cast<int>(host.size());
-  run_threads(world_of(host, {{}, HierarchicalBackend::kSlots}),
-              on_hosts({{plain(Op::kAllreduce, 700'003, n)},
-                        {plain(Op::kBroadcast, 500'001, n)},
-                        {plain(Op::kAlltoall, 30'001, n)}},
-                       host));
 }
 
 // Of any size, in order on each channel; those of other channels and sets do not mix with them.

@@ -25,8 +25,8 @@ struct Audited {
             members, bytes,
             [=, this](const BackendWorld::Place& place) -> std::unique_ptr<Backend> {
               memory = place.memory;
-              ShmBackend::Setup setup = {place.member,  place.members, place.memory, place.bytes,
-                                         place.wakeups, kBlockBytes,   kSlots,       direct_bytes};
+              ShmSetup setup = {place.member,  place.members, place.memory, place.bytes,
+                                place.wakeups, kBlockBytes,   kSlots,       direct_bytes};
               if (buffers != Buffers::kPrivate) setup.arenas = place.arenas;
               for (int member = 0; member < place.members; ++member) {
                 setup.locals.push_back(member);
@@ -112,10 +112,8 @@ TEST(an_audit_accuses_nobody_between_threads) {
   for (int members = 2; members <= 4; ++members) {
     with_seed(static_cast<uint64_t>(500 + members), [members](uint64_t seed) {
       Random random(seed);
-      std::vector<BucketSpec> buckets;
-      for (size_t i = 0; i < 150; ++i) buckets.push_back(random_bucket(random, members, 6, 5000));
       const Audited audited(members, 1 + static_cast<int64_t>(seed % 3), 1000, Buffers::kMixed);
-      run_threads(audited.world, buckets);
+      run_threads(audited.world, random_buckets(random, members, 150, 6, 5000));
       CHECK(audited.audits > 0);
     });
   }

@@ -4,10 +4,8 @@
 #include <cstdlib>
 #include <new>
 
-#include "base/clock.h"
 #include "check.h"
 #include "data/backend/random_bucket.h"
-#include "data/shm/schedule_replay.h"
 
 using namespace farandole;
 using namespace farandole::check;
@@ -16,7 +14,19 @@ namespace {
 
 size_t g_allocations = 0;
 
-constexpr Cut kCuts[] = {{320, 0}, {384, 200}, {1024, 1000}, {64 * 1024, 16384}};
+struct Cut {
+  size_t block_bytes;
+  size_t direct_bytes;
+};
+
+std::vector<Block> blocks_of(std::span<const Part> parts, int member, int members, const Cut& cut) {
+  ShmSchedule plan(member, members, cut.block_bytes, cut.direct_bytes);
+  plan.start(parts);
+  std::vector<Block> blocks(1);
+  while (plan.next(blocks.back())) blocks.emplace_back();
+  blocks.pop_back();
+  return blocks;
+}
 
 Part float_part(Op op, std::vector<int64_t> shape) {
   static std::byte somewhere{};
@@ -42,20 +52,6 @@ void refuses(Part part) {
 }
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-
-TEST(every_byte_comes_from_where_it_should) {
-  for (uint64_t seed = 1; seed <= 150; ++seed) {
-    try {
-      Random random(seed);
-      const int members = 1 + static_cast<int>(seed % 5);
-      const BucketSpec specs = random_bucket(random, members, 15, 500);
-      ScheduleReplay(specs, members, kCuts[seed % std::size(kCuts)]).run();
-    } catch (...) {
-      std::fprintf(stderr, "failed with seed %llu\n", static_cast<unsigned long long>(seed));
-      throw;
-    }
-  }
-}
 
 TEST(tiny_tensors_share_a_block) {
   const std::vector<Part> parts(1000, float_part(Op::kAllreduce, {1}));
@@ -115,32 +111,16 @@ TEST(more_than_two_to_the_31_elements) {
 TEST(planning_allocates_nothing_in_the_long_run) {
   Random random(5);
   const BucketSpec specs = random_bucket(random, 3, 40, 3000);
-  const std::vector<Part> parts = parts_of(specs, 1);
+  const MemberBucket bucket(specs, 1, 3);
   ShmSchedule plan(1, 3, 1024, 128);
   Block block;
   for (int round = 0; round < 2; ++round) {
     g_allocations = 0;
-    plan.start(parts);
+    plan.start(bucket.parts());
     while (plan.next(block)) {
     }
   }
   CHECK_EQ(g_allocations, 0);
-}
-
-TEST(planning_is_cheap) {
-  const std::vector<Part> parts(1000, float_part(Op::kAllreduce, {256}));
-  ShmSchedule plan(0, 4, 256 * 1024, 8192);
-  std::vector<Block> blocks(4);
-  int64_t best = INT64_MAX;
-  for (int round = 0; round < 20; ++round) {
-    const int64_t start = now_ns();
-    plan.start(parts);
-    for (Block& block : blocks) CHECK(plan.next(block));
-    best = std::min(best, now_ns() - start);
-  }
-  std::fprintf(stderr, "planned 1000 parts of 4 members: %.0f ns each\n",
-               static_cast<double>(best) / 1000);
-  CHECK(best < 1'000'000);
 }
 
 TEST(contradictions_are_refused) {

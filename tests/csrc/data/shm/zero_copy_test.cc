@@ -23,8 +23,8 @@ constexpr int kSlots = 4;
 
 BackendWorld world_of(int members, Buffers buffers = Buffers::kShared) {
   const auto make = [](const BackendWorld::Place& place) -> std::unique_ptr<Backend> {
-    ShmBackend::Setup setup = {place.member,  place.members, place.memory, place.bytes,
-                               place.wakeups, kBlockBytes,   kSlots,       0};
+    ShmSetup setup = {place.member,  place.members, place.memory, place.bytes,
+                      place.wakeups, kBlockBytes,   kSlots,       0};
     setup.arenas = place.arenas;
     for (int member = 0; member < place.members; ++member) setup.locals.push_back(member);
     return std::make_unique<ShmBackend>(setup);
@@ -34,9 +34,7 @@ BackendWorld world_of(int members, Buffers buffers = Buffers::kShared) {
 }
 
 PartSpec sum_of(int64_t elements, bool in_place = true) {
-  PartSpec spec;
-  spec.part.signature.shape = {elements};
-  spec.seed = static_cast<uint64_t>(elements) * 7919 + 1;
+  PartSpec spec = plain(Op::kAllreduce, elements, 1);
   spec.in_place = in_place;
   return spec;
 }
@@ -92,8 +90,8 @@ struct TwoSets {
     }
   }
   std::unique_ptr<Backend> make(const BackendWorld::Place& place) const {
-    ShmBackend::Setup setup = {place.member,  place.members, place.memory, place.bytes,
-                               place.wakeups, kBlockBytes,   kSlots,       0};
+    ShmSetup setup = {place.member,  place.members, place.memory, place.bytes,
+                      place.wakeups, kBlockBytes,   kSlots,       0};
     if (second) setup.memory = staging.data();
     setup.arenas = place.arenas;
     setup.locals = {0, 1};

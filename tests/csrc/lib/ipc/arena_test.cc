@@ -39,15 +39,15 @@ bool all_are(const std::byte* memory, size_t bytes, int value) {
 
 TEST(allocations_are_zeroed_shared_and_apart) {
   Arena arena(kArenaBytes);
-  const ArenaMapping peer(arena.fd(), /*inherit=*/false);
+  const Mapping peer = map_arena(arena.fd(), /*inherit=*/false);
   std::byte* const one = arena.allocate(5000);
   std::byte* const two = arena.allocate(3 * kHuge);
   CHECK(all_are(one, 5000, 0) && all_are(two, 3 * kHuge, 0));
   std::memset(one, 1, 5000);
   std::memset(two, 2, 3 * kHuge);
   CHECK(all_are(one, 5000, 1));
-  CHECK(all_are(peer.data() + arena.offset_of(one).value(), 5000, 1));
-  CHECK(all_are(peer.data() + arena.offset_of(two + 77).value(), 3 * kHuge - 77, 2));
+  CHECK(all_are(peer.get() + arena.offset_of(one).value(), 5000, 1));
+  CHECK(all_are(peer.get() + arena.offset_of(two + 77).value(), 3 * kHuge - 77, 2));
   CHECK_EQ(reinterpret_cast<uintptr_t>(two) % kHuge, 0);
   CHECK(arena.release(one) && arena.release(two));
 }
@@ -68,12 +68,12 @@ TEST(only_the_inside_of_a_live_allocation_has_an_offset) {
 
 TEST(released_memory_goes_back_at_once_and_comes_again_zeroed) {
   Arena arena(kArenaBytes);
-  const ArenaMapping peer(arena.fd(), /*inherit=*/false);
+  const Mapping peer = map_arena(arena.fd(), /*inherit=*/false);
   for (int round = 0; round < 50; ++round) {
     std::byte* const memory = arena.allocate(5 * kHuge);
     CHECK(all_are(memory, 5 * kHuge, 0));
     std::memset(memory, 0x5a, 5 * kHuge);
-    CHECK(peer.data()[arena.offset_of(memory).value()] == std::byte{0x5a});
+    CHECK(peer.get()[arena.offset_of(memory).value()] == std::byte{0x5a});
     CHECK(held(arena) >= 5 * kHuge);
     CHECK(arena.release(memory));
     CHECK_EQ(held(arena), 0);
@@ -118,12 +118,12 @@ TEST(an_allocation_that_is_too_large_is_an_error_and_leaves_nothing_behind) {
 // What a peer that was stopped writes when it goes on.
 TEST(retired_memory_keeps_its_content_whatever_peers_write) {
   Arena arena(kArenaBytes);
-  const ArenaMapping peer(arena.fd(), /*inherit=*/false);
+  const Mapping peer = map_arena(arena.fd(), /*inherit=*/false);
   constexpr size_t kBytes = kHuge + 12'345;
   for (size_t bytes : {size_t{100}, kBytes}) {
     std::byte* const memory = arena.allocate(bytes);
     std::byte* const other = arena.allocate(bytes);
-    std::byte* const theirs = peer.data() + arena.offset_of(memory).value();
+    std::byte* const theirs = peer.get() + arena.offset_of(memory).value();
     std::memset(memory, 3, bytes);
     arena.retire(memory + 64);
     CHECK(all_are(memory, bytes, 3));
