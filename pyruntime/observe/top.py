@@ -29,7 +29,7 @@ _EVENTS = 512  # events read for the step rate
 _COLUMNS = ("rank", "pid", "state", "tensor", "steps/s", "waiting", "MB/s", "last")
 _TENSOR = _COLUMNS.index("tensor")
 _LONGEST = 60  # characters of the program in the title
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   farandole top                             # the only job of this user on this host, until it ends
   farandole top 4242 --interval 5           # the job of this process
@@ -161,7 +161,6 @@ def _seconds(text: str) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Of `farandole top`."""
-    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     parser.add_argument("pids", nargs="*", type=int, help="any process of the job (default: all)")
     parser.add_argument("--once", action="store_true", help="one picture, averages since init()")
     parser.add_argument("--interval", type=_seconds, default=1.0, help="seconds between pictures")

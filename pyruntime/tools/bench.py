@@ -15,7 +15,7 @@ from farandole.output import console, why_no_plot, why_not
 from farandole.tools import bench_cases
 from farandole.tools.bench_cases import Case
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   mpirun -np 4 --bind-to none farandole bench
   mpirun -np 4 --bind-to none farandole bench --sizes 4,64K,64M --peers zerocopy,gloo,mpi,numpy
@@ -64,7 +64,6 @@ def _whole(least: int) -> Callable[[str], int]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
-    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     collectives, dtypes = list(bench_cases.COLLECTIVES), list(bench_cases.DTYPES)
     for option, known, usual in (

@@ -17,7 +17,7 @@ from farandole.output import console, why_not
 from farandole.tools.bench_timing import begin
 from farandole.tools.tune_search import KNOBS, Found, Setting, search
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   mpirun -np 4 --bind-to none farandole tune              # as many ranks as the jobs will have
   mpirun -np 4 --bind-to none farandole tune --seconds 30 --output tuning.conf
@@ -44,7 +44,6 @@ def _seconds(text: str) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
-    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--seconds", type=_seconds, default=60.0, metavar="S", help="how long to search (60)")
     text = f"the file to write ({usual_path()})"
