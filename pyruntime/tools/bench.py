@@ -132,11 +132,11 @@ def run(options: argparse.Namespace) -> int:
         for nbytes in sizes
     ]
     results = []
-    with bench_report.Table(out, len(cases)).shown() as table:
-        for case in dict.fromkeys(cases):
-            calls = options.calls or bench_timing.calls_for(case.nbytes)
-            results += (row := bench_timing.measure(case, peers, calls))
-            table.advance(row)
+    bench_report.print_head(out)
+    for case in dict.fromkeys(cases):
+        calls = options.calls or bench_timing.calls_for(case.nbytes)
+        results += (row := bench_timing.measure(case, peers, calls))
+        bench_report.print_rows(out, row)
     if rank == 0 and options.json is not None:
         options.json.write_text(bench_report.as_json(values, results))
     if rank == 0 and options.plot is not None:

@@ -102,7 +102,7 @@ def _verdict(found: Found, least: float) -> str:
         return "There was not enough time to be sure of a gain: take more --seconds."
     if found.gain < least:
         return f"The defaults are good here: nothing gained more than {100 * least:.0f} %."
-    words = ", ".join(f"{s.name}={s.value}" for s in found.settings)
+    words = ", ".join(f"{name}={value}" for name, value in found.settings)
     return f"{words}: {100 * found.gain:.0f} % faster than the defaults."
 
 
@@ -115,8 +115,7 @@ def file_text(settings: Sequence[Setting], found: Found, ranks: int) -> str:
     ]
     if settings:
         lines += [f"# {100 * found.gain:.0f} % faster than the defaults"]
-        lines += [f"{setting.name} = {setting.value}" for setting in settings]
+        lines += [f"{name} = {value}" for name, value in settings]
     else:
-        names = ", ".join(setting.name for setting in KNOBS)
-        lines += [f"# the defaults of {names} are as good as any"]
+        lines += [f"# the defaults of {', '.join(KNOBS)} are as good as any"]
     return "\n".join([*lines, ""])
