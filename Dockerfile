@@ -2,7 +2,7 @@
 # farandole, Open MPI and torch on Debian, for ranks inside one container or across several.
 #   docker build --target cpu -t farandole:cpu .
 #   docker build --target cuda -t farandole:cuda .        # needs only the driver and NVIDIA's container toolkit on the host
-#   docker run --rm --shm-size=1g farandole:cpu mpirun -np 2 --bind-to none farandole check
+#   docker run --rm --shm-size=1g farandole:cpu mpirun -np 2 --bind-to none farandole doctor
 # On a package index torch for Linux is the CUDA build. For a smaller image with CPUs alone give the address of PyTorch's
 # index of CPU builds: --build-arg PIP_EXTRA_INDEX_URL=... --build-arg TORCH="torch==2.13.0+cpu"
 

@@ -15,7 +15,7 @@ import stat
 import struct
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -178,17 +178,8 @@ def write_commit(
     header = _header(metadata, blocks.found)
     try:
         with _opened(folder, make=True) as place:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(_NEW, dir_fd=place)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with os.fdopen(os.open(_NEW, flags, 0o600, dir_fd=place), "wb") as file:
-                file.write(_LENGTH.pack(len(header)) + header)
-                for block in blocks.found.values():
-                    file.write(block.flat.data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(_NEW, FILE, src_dir_fd=place, dst_dir_fd=place)
-            os.fsync(place)  # else the new name may be lost with the machine
+            data = (block.flat.data for block in blocks.found.values())
+            replace_file(place, FILE, _NEW, [_LENGTH.pack(len(header)), header, *data])
     except OSError as reason:
         raise CheckpointError(f"no commit was written to {folder}: {reason}") from reason
 
@@ -332,21 +323,16 @@ def _opened(folder: Path, make: bool) -> Iterator[int]:
     """
     if make:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    outer = open_folder(folder.parent)
-    try:
+    with opened(folder.parent) as outer:
         if make:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder.name, 0o700, dir_fd=outer)
-        inner = open_folder(folder, outer)
-        try:
+        with opened(folder, outer) as inner:
             yield inner
-        finally:
-            os.close(inner)
-    finally:
-        os.close(outer)
 
 
-def open_folder(path: Path, within: int | None = None) -> int:
+@contextlib.contextmanager
+def opened(path: Path, within: int | None = None) -> Iterator[int]:
     """The descriptor of a folder that is this user's own alone, else CheckpointError. `within`: the
     descriptor of its parent; None: the whole path counts."""
     name = path if within is None else path.name
@@ -356,10 +342,23 @@ def open_folder(path: Path, within: int | None = None) -> int:
     number = os.open(name, flags, dir_fd=within)
     try:
         _check(path, os.fstat(number))
-    except BaseException:
+        yield number
+    finally:
         os.close(number)
-        raise
-    return number
+
+
+def replace_file(place: int, name: str, new: str, parts: Iterable[bytes | memoryview]) -> None:
+    """Gives a file of the folder with the descriptor `place` other contents, whatever is killed
+    when. `new`: its name until it is whole. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(new, dir_fd=place)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(new, flags, 0o600, dir_fd=place), "wb") as file:
+        file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, name, src_dir_fd=place, dst_dir_fd=place)
+    os.fsync(place)  # else the new name may be lost with the machine
 
 
 def _bytes_of(place: int, path: Path) -> bytes:

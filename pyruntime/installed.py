@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What else is installed with farandole: packages, MPI and GPU libraries, found as the core finds
-them. For `farandole check` and `farandole doctor`, Horovod's questions and init()."""
+them. For `farandole doctor`, Horovod's questions and init()."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, NamedTuple
 
-CPU, CUDA = 1, 2  # DLDeviceType; pinned memory is another type, not used here
+CUDA = 2  # of DLDeviceType
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}  # DLDataTypeCode
 _CODES = {name: code for code, name in _KINDS.items()}
 _NAME = b"dltensor"

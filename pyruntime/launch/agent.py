@@ -40,7 +40,7 @@ _LEASE = 30.0  # seconds, until the supervisor says another number
 _LAST_WORDS = 1.0  # seconds for those of a process that has ended
 _CALLS = 8  # of strangers that may wait at the ranks' door beside the ranks
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   farandole agent /shared/run7
   farandole agent /shared/run7 --slots 4 --host a
@@ -312,7 +312,6 @@ def say(text: str) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
-    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("folder", type=Path, help="the job's --checkpoint-dir, which all hosts must see")
     add("--slots", type=int, default=1, metavar="N", help="ranks that this host takes; default: 1")

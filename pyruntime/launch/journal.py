@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from farandole.commits import newest_commit, open_folder, read_file
+from farandole.commits import newest_commit, opened, read_file, replace_file
 from farandole.errors import CheckpointError
 from farandole.membership.journal import Journal, Record
 from farandole.membership.words import Commit, World, decode, encode
@@ -51,7 +51,7 @@ class FileJournal(Journal):
 
     def term(self) -> int:
         """The newest term in the folder."""
-        with _opened(self._folder) as place:
+        with opened(self._folder) as place:
             return _record_of(_read(place)).term
 
     def commit(self) -> Commit:
@@ -67,7 +67,7 @@ class FileJournal(Journal):
     def _locked(self) -> Iterator[int]:
         """A context in which no other supervisor writes; its value is the folder's descriptor."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        with _opened(self._folder) as place:
+        with opened(self._folder) as place:
             lock = os.open(_LOCK, flags, 0o600, dir_fd=place)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -77,34 +77,18 @@ class FileJournal(Journal):
 
     def _write(self, place: int, record: Record, closed: bool = False) -> None:
         text = json.dumps({**self._contact, "record": encode(record), "closed": closed})
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(_NEW, dir_fd=place)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(_NEW, flags, 0o600, dir_fd=place), "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(_NEW, _FILE, src_dir_fd=place, dst_dir_fd=place)
+        replace_file(place, _FILE, _NEW, [text.encode()])
 
 
 def contact(folder: Path) -> tuple[str, str] | None:
     """Address and key of the job's supervisor; None: the job has ended, or not started. Raises
     CheckpointError if others may write to the folder."""
     try:
-        with _opened(folder) as place:
+        with opened(folder) as place:
             found = _read(place)
     except FileNotFoundError:
         return None
     return None if found.get("closed", True) else (found["address"], found["key"])
-
-
-@contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    place = open_folder(folder)
-    try:
-        yield place
-    finally:
-        os.close(place)
 
 
 def _read(place: int) -> dict[str, Any]:

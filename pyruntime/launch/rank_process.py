@@ -14,10 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import IO
 
 from farandole.membership.words import End
+from farandole.start.siblings import stat
 
 _PDEATHSIG = 1  # of prctl
 _CHUNK = 1 << 16
@@ -88,11 +88,8 @@ class RankProcess:
 
     def is_stopped(self) -> bool:
         """Whether a signal has stopped it."""
-        try:
-            text = Path(f"/proc/{self.pid or self._process.pid}/stat").read_text(errors="replace")
-            return text.rpartition(")")[2].split()[0] == _STOPPED
-        except (OSError, IndexError):
-            return False
+        found = stat(self.pid or self._process.pid)
+        return found is not None and found.state == _STOPPED
 
     def end(self) -> tuple[End, str]:
         """How it has ended, with a text."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 from dataclasses import dataclass
 
@@ -11,7 +10,6 @@ from farandole.launch.door import Door
 from farandole.start.server import Guest
 
 KEY = "FARANDOLE_RUN_KEY"  # the variable with the key; arguments would be visible to other users
-_LENGTH = struct.Struct("!Q")
 
 
 @dataclass(frozen=True)
@@ -23,14 +21,13 @@ class Outcome:
 
     def encode(self) -> bytes:
         """Packs the outcome into one message."""
-        failure = self.failure.encode(errors="replace")
-        return b"".join([_LENGTH.pack(len(failure)), failure, self.data])
+        return self.failure.replace("\0", "").encode(errors="replace") + b"\0" + self.data
 
     @classmethod
     def decode(cls, message: bytes) -> Outcome:
         """The inverse of encode(). Nothing is unpickled here."""
-        end = _LENGTH.size + _LENGTH.unpack_from(message)[0]
-        return cls(message[end:], message[_LENGTH.size : end].decode())
+        failure, _, data = message.partition(b"\0")
+        return cls(data, failure.decode())
 
 
 class ResultServer(Door):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`farandole dump`, `farandole explain` and `farandole export`, for the command."""
+"""`farandole dump` and `farandole explain`, for the command."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from pathlib import Path
 from farandole.errors import said
 from farandole.observe import flight
 from farandole.observe.explain import explain
-from farandole.observe.torch_trace import export
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   farandole dump                            # the only job of this user on this host
   farandole dump 4242 --into flight         # the job of this process
   farandole explain flight                  # what went wrong first
-  farandole export flight fr/rank_ && python -m torch.distributed.flight_recorder.fr_trace fr
 
 FARANDOLE_FLIGHT_DIR=flight makes a job write the same files by itself on errors and stalls.
 """
@@ -25,7 +23,6 @@ FARANDOLE_FLIGHT_DIR=flight makes a job write the same files by itself on errors
 
 def add_dump_arguments(parser: argparse.ArgumentParser) -> None:
     """Of `farandole dump`."""
-    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     parser.add_argument("pids", nargs="*", type=int, help="any processes of the job (default: all)")
     parser.add_argument("--into", type=Path, default=Path("flight"), help="folder for the dumps")
 
@@ -63,7 +60,6 @@ def _read(folder: Path) -> list[flight.Page]:
 
 def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
     """Of `farandole explain`."""
-    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     parser.add_argument("folder", type=Path, help="with flight-rank-N.json files")
 
 
@@ -77,20 +73,3 @@ def run_explain(options: argparse.Namespace) -> int:
             break
         print("\n".join(([""] if i > 0 else []) + explain(dumps)))
     return 0 if pages else 1
-
-
-def add_export_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of `farandole export`."""
-    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("folder", type=Path, help="with flight-rank-N.json files")
-    parser.add_argument("prefix", help="of the files to write: PREFIX0, PREFIX1, ...")
-
-
-def run_export(options: argparse.Namespace) -> int:
-    """Rewrite dumps in PyTorch Flight Recorder's format, for its analyser (torchfrtrace)."""
-    dumps = _read(options.folder)
-    if not dumps:
-        return 1
-    for path in export(dumps, options.prefix):
-        print(path)
-    return 0

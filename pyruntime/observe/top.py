@@ -24,12 +24,13 @@ from farandole.errors import FarandoleError, counted, said
 from farandole.observe import flight
 from farandole.observe.flight import Page, message_text
 from farandole.output import console
+from farandole.start.siblings import stat
 
 _EVENTS = 512  # events read for the step rate
 _COLUMNS = ("rank", "pid", "state", "tensor", "steps/s", "waiting", "MB/s", "last")
 _TENSOR = _COLUMNS.index("tensor")
 _LONGEST = 60  # characters of the program in the title
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   farandole top                             # the only job of this user on this host, until it ends
   farandole top 4242 --interval 5           # the job of this process
@@ -41,20 +42,12 @@ of the time. last: how often the others waited for this rank.
 """
 
 
-def _stands(page: Page) -> bool:
-    """Whether a signal or a debugger has stopped the process."""
-    try:
-        stat = Path(f"/proc/{page['pid']}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] in "Tt"
-
-
 def _state(page: Page) -> str:
     now = page["now"]
     if page["state"] != "running":
         return str(page["state"])
-    if _stands(page):
+    process = stat(page["pid"])
+    if process is not None and process.state in "Tt":
         return "stopped"
     if now["waiters"]:
         return f"waits {(page['now_ns'] - now['waiting_since_ns']) / 1e9:.1f} s"
@@ -161,7 +154,6 @@ def _seconds(text: str) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Of `farandole top`."""
-    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     parser.add_argument("pids", nargs="*", type=int, help="any process of the job (default: all)")
     parser.add_argument("--once", action="store_true", help="one picture, averages since init()")
     parser.add_argument("--interval", type=_seconds, default=1.0, help="seconds between pictures")

@@ -77,7 +77,7 @@ def merge(traces: Sequence[RankTrace], out: Path) -> int:
 
 # ---- the command
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   FARANDOLE_TIMELINE=run.json mpirun -np 2 python train.py
   farandole trace merge run.json                    # run.merged.json, for https://ui.perfetto.dev
@@ -87,7 +87,6 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Of `farandole trace`."""
-    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     actions = parser.add_subparsers(dest="action", required=True)
     merge = actions.add_parser("merge", help="one trace of all ranks")
     report = actions.add_parser("report", help="where the time of a step went")

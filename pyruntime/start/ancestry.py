@@ -15,6 +15,7 @@ from pathlib import Path
 from farandole._library import check_count, ffi, lib
 from farandole.errors import LibraryError, ShutdownError
 from farandole.start.launchers import RANK_PROCESS
+from farandole.start.siblings import stat
 
 # Variables by which launchers identify one process, or its job.
 _TOLD = (
@@ -36,14 +37,12 @@ _forked = False
 
 def _this_process() -> str:
     """Its pid and start time, since pids are reused. Raises LibraryError where none is told."""
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    except OSError as reason:
+    if (found := stat(os.getpid())) is None:
         raise LibraryError(
-            f"init(): farandole needs /proc, by which ranks see each other's processes: {reason}. "
-            "Remedy: mount it (`mount -t proc proc /proc`), or let the container have it"
-        ) from reason
-    return f"{os.getpid()}@{fields[19]}"
+            "init(): farandole needs /proc, by which ranks see each other's processes. Remedy: "
+            "mount it (`mount -t proc proc /proc`), or let the container have it"
+        )
+    return f"{os.getpid()}@{found.start}"
 
 
 def _told() -> str:

@@ -29,10 +29,17 @@ _JOB = (  # what tells one job of a launcher from another
 )
 
 
-class _Process(NamedTuple):
+class Process(NamedTuple):
+    """What /proc says of a process."""
+
+    state: str  # a letter: T is stopped, t by a debugger, Z and X have ended
     parent: int
-    ended: bool  # nobody has asked for its exit code yet
     start: str  # clock ticks after boot
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has; nobody has asked for its exit code yet."""
+        return self.state in "ZX"
 
 
 class Siblings:
@@ -59,7 +66,7 @@ class Siblings:
             process
             and (_environment(process) or {}).get(self._variable) == (self._own[self._variable])
         ):
-            found = _stat(process)
+            found = stat(process)
             process = found.parent if found else 0
         return process
 
@@ -101,7 +108,7 @@ class Siblings:
         """Ranks that live now; None: it can't be told."""
         found = {}
         for pid in children(self._launcher):
-            process, words = _stat(pid), _environment(pid)
+            process, words = stat(pid), _environment(pid)
             if process is None or process.ended:
                 continue
             if not words:  # it lives, and does not show what it was told
@@ -137,21 +144,21 @@ def _children(parent: int) -> Iterator[int]:
     """The same by looking at all processes."""
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
-            found = _stat(int(path.name))
+            found = stat(int(path.name))
             if found is not None and found.parent == parent:
                 yield int(path.name)
 
 
-def _stat(pid: int) -> _Process | None:
+def stat(pid: int) -> Process | None:
     """None: there is no such process, or no /proc."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return _Process(int(fields[1]), fields[0] in "ZX", fields[19])
+        return Process(fields[0], int(fields[1]), fields[19])
     return None
 
 
 def _lives(pid: int, start: str) -> bool:
-    found = _stat(pid)
+    found = stat(pid)
     return found is not None and not found.ended and found.start == start
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `farandole` command: bench, check, doctor, tune."""
+"""The `farandole` command: bench, config, doctor, run, tune."""

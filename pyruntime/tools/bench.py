@@ -15,7 +15,7 @@ from farandole.output import console, why_no_plot, why_not
 from farandole.tools import bench_cases
 from farandole.tools.bench_cases import Case
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   mpirun -np 4 --bind-to none farandole bench
   mpirun -np 4 --bind-to none farandole bench --sizes 4,64K,64M --peers zerocopy,gloo,mpi,numpy
@@ -64,7 +64,6 @@ def _whole(least: int) -> Callable[[str], int]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
-    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     collectives, dtypes = list(bench_cases.COLLECTIVES), list(bench_cases.DTYPES)
     for option, known, usual in (
@@ -133,11 +132,11 @@ def run(options: argparse.Namespace) -> int:
         for nbytes in sizes
     ]
     results = []
-    with bench_report.Table(out, len(cases)).shown() as table:
-        for case in dict.fromkeys(cases):
-            calls = options.calls or bench_timing.calls_for(case.nbytes)
-            results += (row := bench_timing.measure(case, peers, calls))
-            table.advance(row)
+    bench_report.print_head(out)
+    for case in dict.fromkeys(cases):
+        calls = options.calls or bench_timing.calls_for(case.nbytes)
+        results += (row := bench_timing.measure(case, peers, calls))
+        bench_report.print_rows(out, row)
     if rank == 0 and options.json is not None:
         options.json.write_text(bench_report.as_json(values, results))
     if rank == 0 and options.plot is not None:

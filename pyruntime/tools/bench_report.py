@@ -6,13 +6,11 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.text import Text
 
 import farandole
@@ -75,43 +73,30 @@ def print_settings(out: Console, values: dict[str, Any]) -> None:
 # ---- the table
 
 
-class Table:
-    """Prints rows as they come, above a progress bar if there is a terminal."""
+def print_head(out: Console) -> None:
+    """Prints the head of the table."""
+    _print(out, [(name, "bold") for name in _COLUMNS])
 
-    def __init__(self, out: Console, cases: int) -> None:
-        """`cases`: how many advance() calls will come."""
-        self._out = out
-        self._progress = Progress(console=out, transient=True, disable=not out.is_terminal)
-        self._task = self._progress.add_task("cases", total=cases)
 
-    @contextmanager
-    def shown(self) -> Iterator[Table]:
-        """A context that prints the table head, then rows."""
-        with self._progress:
-            self._print([(name, "bold") for name in _COLUMNS])
-            yield self
-
-    def advance(self, results: Sequence[Result]) -> None:
-        """Prints the rows of one case."""
-        for result in results:
-            self._print(self._cells(result))
-        self._progress.advance(self._task)
-
-    def _cells(self, r: Result) -> list[tuple[str, str]]:
+def print_rows(out: Console, results: Sequence[Result]) -> None:
+    """Prints the rows of one case."""
+    for r in results:
         us = [f"{1e6 * seconds:.1f}" for seconds in (r.minimum, r.median, r.p99)]
         rates = [f"{rate / 1e9:.3g}" for rate in (r.algbw, r.busbw)]
         plain = [r.case.collective.name, r.case.dtype, size_text(r.case.nbytes), r.peer]
         plain += [str(len(r.seconds)), *us, *rates]
         style = "bold" if r.peer == "farandole" else ""
-        return [(x, style) for x in plain] + [(str(r.wrong), "bold red" if r.wrong else "")]
+        wrong = str(r.wrong), "bold red" if r.wrong else ""
+        _print(out, [*((x, style) for x in plain), wrong])
 
-    def _print(self, cells: Sequence[tuple[str, str]]) -> None:
-        line = Text()
-        for (cell, style), (name, width) in zip(cells, _COLUMNS.items(), strict=True):
-            padded = cell.ljust(width) if name in _LEFT else cell.rjust(width)
-            line.append(padded + "  ", style)
-        line.rstrip()
-        self._out.print(line, soft_wrap=True)
+
+def _print(out: Console, cells: Sequence[tuple[str, str]]) -> None:
+    line = Text()
+    for (cell, style), (name, width) in zip(cells, _COLUMNS.items(), strict=True):
+        padded = cell.ljust(width) if name in _LEFT else cell.rjust(width)
+        line.append(padded + "  ", style)
+    line.rstrip()
+    out.print(line, soft_wrap=True)
 
 
 # ---- files

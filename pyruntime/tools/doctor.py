@@ -31,7 +31,7 @@ _TROUBLE = (Level.ERROR, Level.WARNING)
 _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}
 
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   farandole doctor                                  # this process alone
   mpirun -np 4 --bind-to none farandole doctor      # as many ranks as the jobs will have
@@ -55,7 +55,6 @@ _Report = Callable[[list[_Row], int], int]  # prints all rows of so many ranks; 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
-    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="all findings as one object")
     parser.add_argument("--all", action="store_true", help="a line for each check that passed, too")
     parser.add_argument("--no-self-test", action="store_true", help="look only, move no data")
@@ -73,8 +72,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         fd.init()
     except Exception as reason:
-        remedy = "the text above names it; `farandole check` shows what is loaded"
-        findings.append(Finding("init()", Level.ERROR, str(reason), remedy))
+        findings.append(Finding("init()", Level.ERROR, str(reason), "the text names it"))
         return _report_own(findings, report)
     rank, size = fd.rank(), fd.size()
     for backend in BACKENDS:

@@ -24,7 +24,7 @@ from farandole.launch.roster import ranks_on
 from farandole.launch.supervisor import Rules, supervise
 from farandole.membership import decider
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   farandole run -np 4 python train.py
   farandole run -np 8 -H a:4,b:4 --dry-run python train.py
@@ -106,7 +106,6 @@ def _count(text: str) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
-    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     parser.allow_abbrev = False
     add = parser.add_argument
     text = "how many ranks; default: all slots of -H"
@@ -131,7 +130,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--network-interfaces", "--network-interface", metavar="LIST", help=text)
     add("-p", "--ssh-port", type=int, metavar="PORT")
     add("-i", "--ssh-identity-file", metavar="FILE")
-    add("-cb", "--check-build", action="store_true", help="as `farandole check`")
+    add(
+        "-cb",
+        "--check-build",
+        action="store_true",
+        help="as `farandole doctor --all --no-self-test`",
+    )
     add("-v", "--version", action="version", version=farandole.__version__)
     for option, (_, _, meaning) in _SETTINGS.items():
         add(option, metavar="X", help=meaning)
@@ -224,7 +228,7 @@ def run(options: argparse.Namespace) -> int:
     if options.check_build:
         from farandole.tools import cli
 
-        return cli.main(["check"])
+        return cli.main(["doctor", "--all", "--no-self-test"])
     try:
         job = job_of(options)
         rules = _rules(options, job)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import farandole
 from farandole.config import Variable
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   farandole config                          # all settings, with the values in force here
   farandole config stall timeline           # those with one of these words in their names
@@ -26,7 +26,6 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
-    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     text = "a part of the names to show (default: all)"
     parser.add_argument("names", nargs="*", metavar="NAME", help=text)
     parser.add_argument("--json", action="store_true", help="a list of objects")

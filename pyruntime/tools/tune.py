@@ -17,7 +17,7 @@ from farandole.output import console, why_not
 from farandole.tools.bench_timing import begin
 from farandole.tools.tune_search import KNOBS, Found, Setting, search
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   mpirun -np 4 --bind-to none farandole tune              # as many ranks as the jobs will have
   mpirun -np 4 --bind-to none farandole tune --seconds 30 --output tuning.conf
@@ -44,7 +44,6 @@ def _seconds(text: str) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
-    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--seconds", type=_seconds, default=60.0, metavar="S", help="how long to search (60)")
     text = f"the file to write ({usual_path()})"
@@ -103,7 +102,7 @@ def _verdict(found: Found, least: float) -> str:
         return "There was not enough time to be sure of a gain: take more --seconds."
     if found.gain < least:
         return f"The defaults are good here: nothing gained more than {100 * least:.0f} %."
-    words = ", ".join(f"{s.name}={s.value}" for s in found.settings)
+    words = ", ".join(f"{name}={value}" for name, value in found.settings)
     return f"{words}: {100 * found.gain:.0f} % faster than the defaults."
 
 
@@ -116,8 +115,7 @@ def file_text(settings: Sequence[Setting], found: Found, ranks: int) -> str:
     ]
     if settings:
         lines += [f"# {100 * found.gain:.0f} % faster than the defaults"]
-        lines += [f"{setting.name} = {setting.value}" for setting in settings]
+        lines += [f"{name} = {value}" for name, value in settings]
     else:
-        names = ", ".join(setting.name for setting in KNOBS)
-        lines += [f"# the defaults of {names} are as good as any"]
+        lines += [f"# the defaults of {', '.join(KNOBS)} are as good as any"]
     return "\n".join([*lines, ""])

@@ -13,35 +13,18 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 import farandole
 from farandole.errors import counted
 from farandole.tools.bench_timing import everywhere
 
-
-@dataclass(frozen=True)
-class Setting:
-    """One variable and a value to try."""
-
-    name: str
-    value: str
-
-
-@dataclass(frozen=True)
-class Knob:
-    """One variable and all values to try."""
-
-    name: str
-    values: tuple[str, ...]
-
-
-KNOBS = (
-    Knob("FARANDOLE_BLOCK_BYTES", ("128K", "256K", "512K", "1M", "2M")),
-    Knob("FARANDOLE_STAGING_SLOTS", ("2", "4", "8")),
-    Knob("FARANDOLE_FUSION_THRESHOLD", ("4M", "16M", "32M", "64M", "128M")),
-)
+Setting = tuple[str, str]  # a variable and a value to try
+KNOBS = {  # variables and all values to try
+    "FARANDOLE_BLOCK_BYTES": ("128K", "256K", "512K", "1M", "2M"),
+    "FARANDOLE_STAGING_SLOTS": ("2", "4", "8"),
+    "FARANDOLE_FUSION_THRESHOLD": ("4M", "16M", "32M", "64M", "128M"),
+}
 _FEWEST = 3  # turns of a candidate for a finding
 _MOST = 25  # turns of one round
 # Sizes that are timed, in bytes: one large call, one of a megabyte, and many gradients at once.
@@ -62,7 +45,7 @@ class Candidate:
         return float(np.median(self.ratios)) if self.ratios else 1.0
 
     def __str__(self) -> str:
-        return ", ".join(f"{s.name}={s.value}" for s in self.settings)
+        return ", ".join(f"{name}={value}" for name, value in self.settings)
 
 
 @dataclass(frozen=True)
@@ -79,26 +62,22 @@ def search(seconds: float, out: Console) -> Found:
     defaults, in `seconds` at most, but for one measurement. Collective; farandole must not be
     running. All ranks get the same result."""
     clock = _Clock()
-    blocks, slots, fusion = KNOBS
-    pairs = itertools.product(blocks.values, slots.values)
+    blocks, slots, fusion = ([(name, value) for value in values] for name, values in KNOBS.items())
     stages: list[list[tuple[Setting, ...]]] = [
-        [(Setting(blocks.name, b), Setting(slots.name, s)) for b, s in pairs],
-        [(Setting(fusion.name, f),) for f in fusion.values],
+        [*itertools.product(blocks, slots)],
+        [(setting,) for setting in fusion],
     ]
     base: tuple[Setting, ...] = ()
-    with Progress(console=out, transient=True, disable=not out.is_terminal) as progress:
-        bar = progress.add_task("tuning", total=3)
-        tried = True
-        for stage, share in zip(stages, (0.5, 0.75), strict=True):
-            candidates = [Candidate((*base, *settings)) for settings in stage]
-            best = _halving(candidates, clock, seconds * share, out)
-            base = best.settings if best.ratio < 1 else base
-            tried = tried and all(candidate.ratios for candidate in candidates)
-            progress.advance(bar)
-        if not base:
-            return Found((), 0.0, sure=tried)
-        final = Candidate(base)
-        _turns([final], clock, seconds, _MOST)
+    tried = True
+    for stage, share in zip(stages, (0.5, 0.75), strict=True):
+        candidates = [Candidate((*base, *settings)) for settings in stage]
+        best = _halving(candidates, clock, seconds * share, out)
+        base = best.settings if best.ratio < 1 else base
+        tried = tried and all(candidate.ratios for candidate in candidates)
+    if not base:
+        return Found((), 0.0, sure=tried)
+    final = Candidate(base)
+    _turns([final], clock, seconds, _MOST)
     turns = counted(len(final.ratios), "turn")
     out.print(
         f"once more, against the defaults: {final}: {final.ratio:.3f}, {turns}", soft_wrap=True
@@ -157,10 +136,10 @@ def _turns(candidates: Sequence[Candidate], clock: _Clock, until: float, most: i
 @contextmanager
 def _in_force(settings: Sequence[Setting]) -> Iterator[None]:
     """A context: a job with these settings and defaults for the others that are searched."""
-    names = {knob.name for knob in KNOBS} | {"FARANDOLE_TUNING", "HOROVOD_FUSION_THRESHOLD"}
+    names = {*KNOBS, "FARANDOLE_TUNING", "HOROVOD_FUSION_THRESHOLD"}
     before = {name: os.environ.pop(name, None) for name in names}
     os.environ["FARANDOLE_TUNING"] = "none"
-    os.environ.update({s.name: s.value for s in settings})
+    os.environ.update(settings)
     try:
         farandole.init()
         yield

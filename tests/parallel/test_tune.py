@@ -8,9 +8,9 @@ import pytest
 
 import farandole
 from farandole.tools import cli, tune, tune_search
-from farandole.tools.tune_search import Found, Knob, Setting
+from farandole.tools.tune_search import Found
 
-BEST = (Setting("FARANDOLE_BLOCK_BYTES", "96K"), Setting("FARANDOLE_FUSION_THRESHOLD", "8M"))
+BEST = (("FARANDOLE_BLOCK_BYTES", "96K"), ("FARANDOLE_FUSION_THRESHOLD", "8M"))
 
 
 def value_of(name):
@@ -21,7 +21,7 @@ def value_of(name):
 def test_it_tries_settings_and_leaves_the_environment_alone(tmp_path, capsys, monkeypatch):
     for name, value in (("_FEWEST", 1), ("_MOST", 1), ("_GRADIENTS", 4), ("_LARGE", 1 << 20)):
         monkeypatch.setattr(tune_search, name, value)
-    few = tuple(Knob(knob.name, knob.values[:2]) for knob in tune_search.KNOBS)
+    few = {name: values[:2] for name, values in tune_search.KNOBS.items()}
     monkeypatch.setattr(tune_search, "KNOBS", few)
     path = tmp_path / "new" / "tuning.conf"
     before = dict(os.environ)
@@ -34,9 +34,9 @@ def test_it_tries_settings_and_leaves_the_environment_alone(tmp_path, capsys, mo
         assert shown == ""
         assert not path.exists()
         return
-    for knob in tune_search.KNOBS:
-        for value in knob.values:
-            assert f"{knob.name}={value}" in shown
+    for name, values in few.items():
+        for value in values:
+            assert f"{name}={value}" in shown
     assert f"{farandole.size()} ranks" in path.read_text()
 
 
@@ -103,7 +103,7 @@ def test_only_what_gains_enough_is_kept(gain, expected, monkeypatch, tmp_path):
 def test_a_measurement_is_of_the_settings_that_it_names():
     """Blocks of a kilobyte cannot be as fast as the default's; all ranks see the same times."""
     farandole.shutdown()
-    tiny = tune_search._measure([Setting("FARANDOLE_BLOCK_BYTES", "1K")], tune_search._Clock())
+    tiny = tune_search._measure([("FARANDOLE_BLOCK_BYTES", "1K")], tune_search._Clock())
     usual = tune_search._measure([], tune_search._Clock())
     farandole.init()
     assert tiny[0] > usual[0]

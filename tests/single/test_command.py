@@ -72,18 +72,6 @@ def test_command_version(capsys):
     assert capsys.readouterr().out.strip() == fd.__version__
 
 
-def test_command_check():
-    out = subprocess.run(
-        [sys.executable, "-c", "from farandole.tools.cli import main; main(['check'])"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    ).stdout
-    assert fd.__version__ in out
-    assert "MPI library" in out
-
-
 def run(source, **env):
     return subprocess.run(
         [sys.executable, "-c", source],
@@ -226,7 +214,6 @@ def test_foreign_and_cut_files_are_named(text, tmp_path, capsys):
     dump.write_text(text)
     for command in (
         ["explain", tmp_path],
-        ["export", tmp_path, tmp_path / "x"],
         ["trace", "report", dump],
         ["trace", "merge", dump],
     ):
@@ -263,8 +250,6 @@ def test_commands_speak_json(capsys):
     assert cli.main(["config", "--json", "stall_warn"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["name"], row["value"], row["unit"]) == ("FARANDOLE_STALL_WARN", "10", "seconds")
-    assert cli.main(["check", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["farandole"] == fd.__version__
     result = farandole("doctor", "--json", "--no-self-test")
     found = json.loads(result.stdout)
     assert result.returncode == (found["errors"] > 0)
