@@ -272,7 +272,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         return False
 
     def own_state(self) -> dict[Any, Any]:
-        """The state that this rank has, by parameter; not a copy."""
+        """The state that every rank has a part of, by parameter; not a copy."""
         return self.state
 
     def _reduces(self) -> bool:
@@ -345,7 +345,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     def _complete(self) -> bool:
         """Whether nothing is left to be reduced, but what is under way."""
         reducer = self._reducer
-        return reducer is None or reducer.passes.complete or reducer.round.open
+        return reducer is None or reducer.passes.complete or reducer.now.open
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -390,7 +390,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         if a weight is negative or all are 0, or if op is not Average.
         """
         if self._reducer is not None:
-            name = f"{self._reducer.round.scope}.weight"
+            name = f"{self._reducer.consensus.scope}.weight"
             averages = self._reducer.settings.reduce_op == Average
             self._reducer.factor = factor_of(weight, averages, name, self._process_set)
 

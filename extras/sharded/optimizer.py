@@ -209,7 +209,7 @@ class ShardedOptimizer(ReducingOptimizer[Any]):
         parts together are for merge_sharded_state_dicts().
         """
         parts = [piece.part for piece in self._pieces()]
-        with self._state_by_parameter(self.own_state()):
+        with self._state_by_parameter(self._held()):
             return {**super().state_dict(), LAYOUT: layout_of(parts)}
 
     def state_dict(self) -> dict[str, Any]:
@@ -256,6 +256,12 @@ class ShardedOptimizer(ReducingOptimizer[Any]):
         return piece
 
     def own_state(self) -> dict[Any, Any]:
+        """The state of this rank's pieces, but of parameters that the first rank keeps whole."""
+        parts = [(piece.parameter, piece.part) for piece in self._pieces()]
+        alone = {parameter for parameter, part in parts if part.parts > 1 and part.whole}
+        return {key: value for key, value in self._held().items() if key not in alone}
+
+    def _held(self) -> dict[Any, Any]:
         """The state of this rank's pieces, by parameter; entries of no parameter as they are."""
         whose = {piece.tensor: piece.parameter for piece in self._pieces()}
         return {
