@@ -95,9 +95,9 @@ def DistributedOptimizer(
             updates that part (ZeRO stages 1 and 2, Rajbhandari et al., 2020): gradients are
             reduce-scattered in the backward pass and step() gathers the parameters. Making it is
             collective. For optimizers that update each element by itself, as SGD, Adam and AdamW
-            do: steps of a copy on small tensors, whole and divided, show it; 'elementwise' leaves
-            that out. After backward() a `.grad` can be scaled, clamped and zeroed;
-            what needs all of it raises RuntimeError, so clip by the method clip_grad_norm_().
+            do; 'elementwise' says that one which is not of torch.optim does so. After backward() a
+            `.grad` can be scaled, clamped and zeroed; what needs all of it raises RuntimeError, so
+            clip by the method clip_grad_norm_().
             state_dict() is collective, and sharded_state_dict() is not. Not with Adasum,
             gradient_as_bucket_view, compressors other than Compression.fp16 and bf16,
             add_param_group(), join() and elastic training.
