@@ -27,8 +27,6 @@ WAYS: dict[str, dict[str, Any] | None] = {  # options of DiLoCo; None: Distribut
     "local SGD, 50": {"every": 50},
     "DiLoCo, 10": {"every": 10, "outer": (0.7, 0.9)},
     "DiLoCo, 50": {"every": 50, "outer": (0.7, 0.9)},
-    "delayed, 10": {"every": 10, "outer": (0.5, 0.0), "overlap": True},
-    "delayed, 50": {"every": 50, "outer": (0.5, 0.0), "overlap": True},
 }
 
 

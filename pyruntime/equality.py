@@ -191,7 +191,7 @@ class Comparison:
             self._generation = requests.generation()
             self._steps.clear()
             self._equality.restart()
-        joins = requests.joins(set_id(process_set))
+        joins = requests.joins[set_id(process_set)]
         steps = self._steps[joins]
         self._steps[joins] += 1
         if steps == 0:

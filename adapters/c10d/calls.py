@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from farandole.c10d.sparse import elements_of, sum_into
 from farandole.calls.requests import Op
 from farandole.errors import MismatchError
 from farandole.ops import Average, Max, Min, Product, Sum
+from farandole.torch.collectives.sparse import elements_of, sum_of
 from farandole.torch.kind import check, is_lazy
 
 __all__ = ["PLANS", "Options", "Plan", "one", "room_of"]
@@ -154,7 +154,13 @@ def _allreduce(group: Any, tensors: Tensors | Tensor, options: Options) -> Plan:
     op = _kind(options.op)
     if op not in (ReduceOp.SUM, ReduceOp.AVG):
         raise TypeError(f"sparse tensors can be summed or averaged only, not {op}")
-    finish = sum_into(x, group.label, group.size() if op == ReduceOp.AVG else 1)
+
+    def finish(received: Received) -> None:
+        shapes, indices, values = (rows for rows, _ in received)
+        if any(shape != list(x.shape) for shape in shapes.tolist()):
+            raise MismatchError(f"all_reduce in {group.label}: ranks have shapes {shapes.tolist()}")
+        x.copy_(sum_of(indices, values, x, group.size() if op == ReduceOp.AVG else 0))
+
     return Plan(Op.ALLGATHER, elements_of(x), [None] * 3, [x], finish)
 
 

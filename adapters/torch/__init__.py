@@ -42,10 +42,8 @@ if TYPE_CHECKING:
         load_checkpoint,
         save_checkpoint,
     )
-    from farandole.extras.ddp_hook import DDPHookState, ddp_comm_hook
     from farandole.extras.diloco import DiLoCo
     from farandole.extras.feedback import FeedbackCompressor
-    from farandole.extras.learning_rate import check_learning_rate, linear_warmup
     from farandole.extras.sharded import merge_sharded_state_dicts
     from farandole.extras.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 else:  # they import this package
@@ -54,10 +52,8 @@ else:  # they import this package
         {
             "adasum": "AdasumOptimizer Deltas",
             "checkpoints": "CheckpointWrite ResumableLoader load_checkpoint save_checkpoint",
-            "ddp_hook": "DDPHookState ddp_comm_hook",
             "diloco": "DiLoCo",
             "feedback": "FeedbackCompressor Int8 OneBit PowerSGD TopK",
-            "learning_rate": "check_learning_rate linear_warmup",
             "sharded": "Division merge_sharded_state_dicts",
             "sync_batch_norm": "SyncBatchNorm convert_sync_batchnorm",
         },
@@ -67,7 +63,6 @@ __all__ = [
     "CheckpointError",
     "CheckpointWrite",
     "Compression",
-    "DDPHookState",
     "DiLoCo",
     "DistributedOptimizer",
     "FarandoleError",
@@ -84,12 +79,9 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
-    "check_learning_rate",
     "convert_sync_batchnorm",
-    "ddp_comm_hook",
     "elastic",
     "empty",
-    "linear_warmup",
     "load_checkpoint",
     "log_metrics",
     "merge_sharded_state_dicts",

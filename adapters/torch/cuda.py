@@ -18,17 +18,17 @@ from farandole.config import setting
 if TYPE_CHECKING:
     from farandole.torch.gradients.gradient import Gradient
 
-_device = -1  # of this rank's first GPU tensor; -1: none yet. A rank uses one GPU
+device = -1  # of this rank's first GPU tensor; -1: none yet. A rank uses one GPU
 _warned = False
 
 
-def place(device: torch.device) -> tuple[int, int]:
+def place(where: torch.device) -> tuple[int, int]:
     """CUDA's number of a device, and the stream in which the caller works there."""
-    global _device
-    if _device < 0:
-        _device = device.index
+    global device
+    if device < 0:
+        device = where.index
         warn_of_nccl()
-    return device.index, current_stream(device.index)
+    return where.index, current_stream(where.index)
 
 
 def current_stream(ordinal: int) -> int:
@@ -42,11 +42,6 @@ def is_capturing(x: Tensor) -> bool:
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def in_use() -> bool:
-    """Whether this rank has sent a tensor on a GPU."""
-    return _device >= 0
-
-
 def join(handles: Sequence[int], gradients: Iterable[Gradient]) -> None:
     """Makes the caller's stream wait for launched handles; then their memory may be released.
 
@@ -54,7 +49,7 @@ def join(handles: Sequence[int], gradients: Iterable[Gradient]) -> None:
     the gradient was sent (autograd ensures that). Memory sent in another stream than the caller's
     is used in the caller's too, so the allocator is told (record_stream).
     """
-    stream = current_stream(_device)
+    stream = current_stream(device)
     gpu_handle.join_stream(handles, stream)
     for gradient in gradients:
         if gradient.encoding.stream != stream:

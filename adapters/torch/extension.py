@@ -8,8 +8,10 @@ from farandole.torch.compression import Sender
 from farandole.torch.functions import broadcast_tensors, largest_flag
 from farandole.torch.grad_mode import without_grad
 from farandole.torch.gradients.encoding import Sending
+from farandole.torch.gradients.round import of_signal
 from farandole.torch.kind import describe, device_and_stream, prepare, receive
 from farandole.torch.state import map_nested
 
 __all__ = ["Sender", "Sending", "broadcast_tensors", "describe", "device_and_stream", "digest_of"]
-__all__ += ["held", "largest_flag", "map_nested", "prepare", "receive", "without_grad"]
+__all__ += ["held", "largest_flag", "map_nested", "of_signal", "prepare", "receive"]
+__all__ += ["without_grad"]

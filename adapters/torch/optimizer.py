@@ -95,9 +95,9 @@ def DistributedOptimizer(
             updates that part (ZeRO stages 1 and 2, Rajbhandari et al., 2020): gradients are
             reduce-scattered in the backward pass and step() gathers the parameters. Making it is
             collective. For optimizers that update each element by itself, as SGD, Adam and AdamW
-            do: steps of a copy on small tensors, whole and divided, show it; 'elementwise' leaves
-            that out. After backward() a `.grad` can be scaled, clamped and zeroed;
-            what needs all of it raises RuntimeError, so clip by the method clip_grad_norm_().
+            do; 'elementwise' says that one which is not of torch.optim does so. After backward() a
+            `.grad` can be scaled, clamped and zeroed; what needs all of it raises RuntimeError, so
+            clip by the method clip_grad_norm_().
             state_dict() is collective, and sharded_state_dict() is not. Not with Adasum,
             gradient_as_bucket_view, compressors other than Compression.fp16 and bf16,
             add_param_group(), join() and elastic training.
@@ -272,7 +272,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         return False
 
     def own_state(self) -> dict[Any, Any]:
-        """The state that this rank has, by parameter; not a copy."""
+        """The state that every rank has a part of, by parameter; not a copy."""
         return self.state
 
     def _reduces(self) -> bool:
@@ -345,7 +345,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
     def _complete(self) -> bool:
         """Whether nothing is left to be reduced, but what is under way."""
         reducer = self._reducer
-        return reducer is None or reducer.passes.complete or reducer.round.open
+        return reducer is None or reducer.passes.complete or reducer.now.open
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -390,7 +390,7 @@ class ReducingOptimizer(torch.optim.Optimizer, Generic[Wrapped]):
         if a weight is negative or all are 0, or if op is not Average.
         """
         if self._reducer is not None:
-            name = f"{self._reducer.round.scope}.weight"
+            name = f"{self._reducer.consensus.scope}.weight"
             averages = self._reducer.settings.reduce_op == Average
             self._reducer.factor = factor_of(weight, averages, name, self._process_set)
 

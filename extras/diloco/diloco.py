@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farandole import Handle, ProcessSet, allgather_object, global_process_set
-from farandole.extension import FLAG, Call, Op, Scope, check, heard_by_all, refuse_all, set_id
+from farandole import ProcessSet, allgather_object, global_process_set
+from farandole.extension import Call, Op, Scope, check, heard_by_all, refuse_all, set_id
 from farandole.extras.diloco.periods import (
     agree_on_making,
     agree_on_place,
@@ -63,7 +63,6 @@ class DiLoCo:
         outer_optimizer: torch.optim.Optimizer | None = None,
         *,
         every: int,
-        overlap: bool = False,
         process_set: ProcessSet = global_process_set,
     ) -> None:
         """Collective over the process set; on ranks outside of it step() does nothing.
@@ -73,27 +72,20 @@ class DiLoCo:
             outer_optimizer: an optimizer of torch.optim over the same parameters; only this object
                 calls its step(). None: the ranks' parameters are averaged.
             every: steps from one outer step to the next.
-            overlap: an outer gradient is reduced while the next `every` steps go on, and applied
-                after these; the first outer step applies none. (Delayed outer gradients, Kale et
-                al., 2025, who see that training is worse for it.) Give the outer optimizer half
-                the learning rate, and no momentum: with what comes late it overshoots.
             process_set: the ranks that meet.
 
         Raises on all ranks, if one has the error: ValueError and TypeError for wrong arguments,
         MismatchError where parameters or options differ between the ranks.
         """
         with heard_by_all(process_set, _MEETING):
-            check({"overlap": FLAG}, process_set=process_set, every=every, overlap=overlap)
+            check(process_set=process_set, every=every)
             self._params, self._left_out = checked(params, outer_optimizer)
         self._outer = outer_optimizer
         self._every = int(every)
-        self._overlap = overlap
         self._process_set = process_set
         self._alone = not process_set.included()
         self._steps = self._rounds = 0
         self._scope = Scope(_MEETING, process_set)
-        self._handles: tuple[Handle[Tensor], Handle[list[Tensor]]] | None = None
-        self._delayed: list[Tensor] | None = None  # overlap: reduced, and not applied yet
         if not self._alone:
             self._meet()
         self._common = [p.detach().clone() for p in self._params.values()]
@@ -102,7 +94,6 @@ class DiLoCo:
         """Makes the parameters equal on all ranks. MismatchError if they have different ones."""
         own = {
             "every": str(self._every),
-            "overlap": str(self._overlap),
             "outer_optimizer": type(self._outer).__name__,
             **{name: f"{[*p.shape]} of {p.dtype}" for name, p in self._params.items()},
         }
@@ -119,25 +110,17 @@ class DiLoCo:
         To be called after each of them. The outer step is collective. Raises on all ranks, before
         it changes a parameter: MismatchError if ranks have joined, or differ in the number of their
         steps or in the last common parameters; ValueError if a parameter is no longer frozen, or
-        has a different dtype or device. With overlap=True these errors come one outer step later.
+        has a different dtype or device.
         """
         self._steps += 1
         if self._alone or self._steps % self._every:
             return False
-        if self._overlap:
-            self._finish()
-            grads, self._delayed = self._delayed, None
-            self._begin()
-        else:
-            self._begin()
-            self._finish()
-            grads, self._delayed = self._delayed, None
-        outer_step(self._params, self._common, grads, self._outer)
+        outer_step(self._params, self._common, self._outer_gradient(), self._outer)
         self._rounds += 1
         return True
 
-    def _begin(self) -> None:
-        """Starts to reduce the outer gradient."""
+    def _outer_gradient(self) -> list[Tensor]:
+        """The average of all ranks'; collective."""
         number, scope = set_id(self._process_set), self._scope.name
         state, outer = f"{scope}.state", f"{scope}.outer gradient"
         try:
@@ -154,37 +137,25 @@ class DiLoCo:
             calls = [Call(Op.ALLGATHER, state, number), Call(Op.ALLREDUCE, outer, number)]
             refuse_all(calls, reason)
             raise
-        self._handles = (
-            allgather_async(torch.tensor([words]), state, self._process_set),
-            grouped_allreduce_async_(grads, name=outer, process_set=self._process_set),
-        )
-
-    def _finish(self) -> None:
-        """Waits for the outer gradient under way, if there is one."""
-        if self._handles is None:
-            return
-        (state, outer), self._handles = self._handles, None
+        told = allgather_async(torch.tensor([words]), state, self._process_set)
+        reduced = grouped_allreduce_async_(grads, name=outer, process_set=self._process_set)
         try:
-            rows = state.wait().tolist()
+            rows = told.wait().tolist()
         finally:
-            grads = outer.wait()
+            grads = reduced.wait()
         ranks, names = self._process_set.ranks or [], list(self._params)
-        agree_on_place(self._scope.name, ranks, names, rows)
-        self._delayed = grads
+        agree_on_place(scope, ranks, names, rows)
+        return grads
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs in addition to the model and the inner optimizer.
 
-        Tensors are this object's own, not copies. With overlap=True it waits for the outer gradient
-        under way, and raises its errors.
+        Tensors are this object's own, not copies.
         """
-        self._finish()
         return {
             "steps": self._steps,
             "rounds": self._rounds,
-            "overlap": self._overlap,
             "common": dict(zip(self._params, self._common, strict=True)),
-            "delayed": self._delayed,
             "outer": None if self._outer is None else self._outer.state_dict(),
         }
 
@@ -192,17 +163,11 @@ class DiLoCo:
         """Continues from a state_dict(), in the middle of a period too; load the model as well.
 
         The state is copied, and goes to any number of ranks. Raises ValueError for one of other
-        parameters, of another `overlap`, or with an outer optimizer where this has none.
+        parameters, or with an outer optimizer where this has none.
         """
-        check_state(state_dict, self._params, self._overlap, self._outer is not None)
-        self._handles = None
+        check_state(state_dict, self._params, self._outer is not None)
         for own, name in zip(self._common, self._params, strict=True):
             own.copy_(state_dict["common"][name])
-        delayed = state_dict["delayed"]
-        if delayed is not None:
-            pairs = zip(delayed, self._common, strict=True)
-            delayed = [x.to(own.device, own.dtype, copy=True) for x, own in pairs]
-        self._delayed = delayed
         self._steps, self._rounds = state_dict["steps"], state_dict["rounds"]
         if self._outer is not None:
             self._outer.load_state_dict(copy.deepcopy(state_dict["outer"]))  # torch keeps tensors

@@ -16,11 +16,6 @@ from farandole.torch.extension import describe, without_grad
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes of an element
 
-_BUT = {
-    "overlap": ("with overlap=True", "without overlap"),
-    "outer": ("with an outer optimizer", "without an outer optimizer"),
-}
-
 Named = dict[str, Tensor]
 
 
@@ -71,7 +66,7 @@ def _check_outer(outer: torch.optim.Optimizer, training: Named) -> None:
         )
 
 
-def check_state(state: Mapping[str, Any], params: Named, overlap: bool, outer: bool) -> None:
+def check_state(state: Mapping[str, Any], params: Named, outer: bool) -> None:
     """Raises ValueError for a state_dict() of another DiLoCo."""
     common = state["common"]
     if {name: x.shape for name, x in common.items()} != {k: p.shape for k, p in params.items()}:
@@ -79,9 +74,11 @@ def check_state(state: Mapping[str, Any], params: Named, overlap: bool, outer: b
             f"the state is of other parameters: of {', '.join(common)}; these are "
             f"{', '.join(params)}"
         )
-    for name, own in (("overlap", overlap), ("outer", outer)):
-        if bool(state[name]) != own:
-            raise ValueError(f"the state was saved {_BUT[name][own]}: make the DiLoCo the same way")
+    if bool(state["outer"]) != outer:
+        raise ValueError(
+            f"the state was saved {'without' if outer else 'with'} an outer optimizer: make the "
+            "DiLoCo the same way"
+        )
 
 
 def agree_on_making(what: str, ranks: Sequence[int], told: Sequence[dict[str, str]]) -> None:
@@ -149,18 +146,16 @@ def difference_of(name: str, p: Tensor, common: Tensor) -> Tensor:
 def outer_step(
     params: Named,
     common: Sequence[Tensor],
-    grads: Sequence[Tensor] | None,
+    grads: Sequence[Tensor],
     outer: torch.optim.Optimizer | None,
 ) -> None:
     """Steps from the common values, and makes the result the parameters' and the new common values.
 
-    Without `outer` the gradients are subtracted; without `grads` nothing is. `.grad` is kept.
+    Without `outer` the gradients are subtracted. `.grad` is kept.
     """
     pairs = list(zip(params.values(), common, strict=True))
     for p, x in pairs:
         p.copy_(x)
-    if grads is None:
-        return
     if outer is None:
         for (p, _), grad in zip(pairs, grads, strict=True):
             p.sub_(grad.reshape(p.shape))

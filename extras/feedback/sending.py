@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from farandole import Average, Sum, rank
-from farandole.extension import Call, Op, is_absent, leases, members_of, refuse, submit
+from farandole.extension import Call, Op, is_absent, leases, members_of, submit
 from farandole.extras.feedback.compressor import RESIDUAL, Ask, FeedbackCompressor, State, Steps
-from farandole.torch.extension import Sending, describe, receive
+from farandole.torch.extension import Sending, describe, of_signal, receive
 
 
 class Feedback(Sending):
@@ -49,9 +49,10 @@ class Feedback(Sending):
 
     # ---- sending
 
-    def refuse(self, reason: Exception) -> None:
-        """Tells the peers that this rank can't make the next call, and why."""
-        refuse(self._named(Op.ALLREDUCE), reason)
+    @property
+    def call(self) -> Call:  # type: ignore[override]
+        """The next one."""
+        return self._named(Op.ALLREDUCE)
 
     def encode(self, grad: Tensor) -> Tensor:
         """The tensor that is sent first."""
@@ -130,6 +131,8 @@ class Feedback(Sending):
         except StopIteration as end:
             self._outcome = end.value
         except Exception as reason:
+            if of_signal(reason):
+                raise
             text = f"{self._compressor!r}: {type(reason).__name__}: {reason}"
             raise RuntimeError(text) from reason
         return self._ask.tensor

@@ -14,12 +14,18 @@ import torch
 from torch import Tensor
 
 from farandole import ProcessSet, allgather_object
-from farandole.extras.sharded.elementwise import why_not
 from farandole.extras.sharded.layout import LAYOUT, MEETING, Part, check_alike, layout_of
 from farandole.extras.sharded.sending import Shard, Shards
 from farandole.extras.sharded.update import Piece, Update
 from farandole.torch import Compression, ReducingOptimizer
 from farandole.torch.extension import without_grad
+
+# torch's optimizers that update each element by itself, whatever their options.
+_ELEMENTWISE = {
+    *(torch.optim.ASGD, torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam),
+    *(torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
+    *(torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD),
+}
 
 
 class Division:
@@ -37,7 +43,7 @@ class Division:
     ) -> None:
         """`vouched`: the user says that the optimizer is elementwise.
 
-        Raises ValueError, with the reason, if it is not, or if a parameter can't be divided.
+        Raises ValueError if it is not known to be, or if a parameter can't be divided.
         """
         self.kind = ShardedOptimizer
         self._optimizer = optimizer
@@ -58,12 +64,11 @@ class Division:
                 self._pieces.append(Piece(parameter, Part.of(parameter, *place), name))
             except ValueError as reason:
                 raise ValueError(f"shard_state: parameter {name}: {reason}") from None
-        difference = None if vouched else why_not(optimizer)
-        if difference is not None:
+        if not (vouched or type(optimizer) in _ELEMENTWISE):
             raise ValueError(
                 f"shard_state: {type(optimizer).__name__} is not known to update each element by "
-                f"itself, so no rank can update a part of a parameter: {difference}. Leave "
-                "shard_state out; or pass shard_state='elementwise' if you know that it does"
+                "itself, so no rank can update a part of a parameter. Leave shard_state out; or "
+                "pass shard_state='elementwise' if you know that it does"
             )
         self._compressor_of = compressor_of
         self._shards: Shards | None = None
@@ -209,7 +214,7 @@ class ShardedOptimizer(ReducingOptimizer[Any]):
         parts together are for merge_sharded_state_dicts().
         """
         parts = [piece.part for piece in self._pieces()]
-        with self._state_by_parameter(self.own_state()):
+        with self._state_by_parameter(self._held()):
             return {**super().state_dict(), LAYOUT: layout_of(parts)}
 
     def state_dict(self) -> dict[str, Any]:
@@ -256,6 +261,12 @@ class ShardedOptimizer(ReducingOptimizer[Any]):
         return piece
 
     def own_state(self) -> dict[Any, Any]:
+        """The state of this rank's pieces, but of parameters that the first rank keeps whole."""
+        parts = [(piece.parameter, piece.part) for piece in self._pieces()]
+        alone = {parameter for parameter, part in parts if part.parts > 1 and part.whole}
+        return {key: value for key, value in self._held().items() if key not in alone}
+
+    def _held(self) -> dict[Any, Any]:
         """The state of this rank's pieces, by parameter; entries of no parameter as they are."""
         whose = {piece.tensor: piece.parameter for piece in self._pieces()}
         return {

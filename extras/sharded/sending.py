@@ -21,7 +21,6 @@ from farandole.extension import (
     generation,
     is_absent,
     leases,
-    refuse,
     wait_until,
 )
 from farandole.extras.sharded.grad import ShardedGrad
@@ -178,7 +177,7 @@ class ShardSending(Sending):
         self._shards = shards
         self._shard = shard
         self._part = shard.part
-        self._call = call
+        self.call = call
         self._name = name
         self._compressor = compressor
         self._sparse_as_dense = sparse_as_dense
@@ -230,10 +229,6 @@ class ShardSending(Sending):
             self._shards.note_sent(handle, memory[0], self._shard.parameter.nbytes)
         return handle
 
-    def refuse(self, reason: Exception) -> None:
-        """Tells the peers that this rank can't make the next call, and why."""
-        refuse(self._call, reason)
-
     def missing(self, handle: int) -> bool:
         """Whether there is nothing at all."""
         return self._shard.base is None and is_absent(handle)
@@ -262,6 +257,6 @@ class ShardSending(Sending):
             if self._tensor is not None:
                 self._tensor.close()
             sent = self._part.sent
-            self._tensor = prepare(self._call, encoded, self._group, in_place=False, shape=sent)
+            self._tensor = prepare(self.call, encoded, self._group, in_place=False, shape=sent)
             self._form = form
         return encoded

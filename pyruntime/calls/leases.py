@@ -181,5 +181,6 @@ def sweep(most: int = 8) -> None:
 
 
 def numbers_of(handles: Any) -> Any:
-    """Core handles as an int64_t[], made once for several calls about them."""
+    """Core handles as an int64_t[], made once for several calls about them; a number: so many
+    zeros, which are to get handles."""
     return handles if isinstance(handles, ffi.CData) else ffi.new("int64_t[]", handles)

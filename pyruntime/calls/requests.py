@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 from farandole._library import check_count, ffi, lib
@@ -70,7 +71,9 @@ _cast, _void, _new = ffi.cast, ffi.typeof("void*"), ffi.new
 _callers: dict[int, threading.Thread] = {}
 _in_order: set[int] = set()  # sets whose users see to it that all threads' calls have one order
 _generation = 0
-_joins: Counter[int] = Counter()  # join() calls of this rank, by process set
+# join() calls of this rank, by process set. Counts of calls or steps restart with each of them:
+# ranks that joined early have made fewer.
+joins: Counter[int] = Counter()
 _scopes: Counter[tuple[int, str, int]] = Counter()  # by generation, kind and process set
 _at_restart: list[Callable[[], None]] = []
 _at_leave: list[Callable[[], None]] = []
@@ -100,7 +103,7 @@ def restart() -> None:
         forget()
     _callers.clear()
     _in_order.clear()
-    _joins.clear()
+    joins.clear()
     leases.restart()
     sites.restart()
     _generation += 1
@@ -138,15 +141,9 @@ class Scope:
         return self._name
 
 
-def joins(process_set: int) -> int:
-    """How often this rank has joined in a set. Counts of calls or steps restart with each join,
-    since ranks that joined early have made fewer."""
-    return _joins[process_set]
-
-
 def note_join(process_set: int) -> None:
     """Counts a join of this rank; all members have joined when it makes its next call."""
-    _joins[process_set] += 1
+    joins[process_set] += 1
 
 
 def begin_unnamed(call: Call) -> None:
@@ -292,24 +289,27 @@ def is_told(reason: Exception) -> bool:
 
 def refuse(call: Call, reason: Exception) -> None:
     """Tells the peers of a call, of all its tensors, that this rank cannot take part, and why."""
-    if (
-        call.name is None
-        and call.op not in _UNORDERED
-        and _callers.get(call.process_set, own := threading.current_thread()) != own
-    ):
-        return  # this thread's calls have no place in the order
-    keep: list[Any] = []
-    request = _new("farandole_request*")
-    _fill(request, call, NOTHING, 0, call.name, keep)
-    text = _new("char[]", f"{type(reason).__name__}: {reason}".encode(errors="replace"))
-    code = next((c for kind, c in _REFUSALS if isinstance(reason, kind)), lib.FARANDOLE_E_ARGUMENT)
-    lib.farandole_refuse(request, code, text)
+    refuse_all([call], reason)
 
 
-def refuse_all(calls: list[Call], reason: Exception) -> None:
-    """Tells the peers of each call that this rank cannot take part, and why."""
+def refuse_all(calls: Sequence[Call], reason: Exception, told: list[int] | None = None) -> None:
+    """Tells the peers of each call that this rank cannot take part, and why. `told` gets a member
+    for each, all at once: no signal is heard between two."""
+    own, keep, asked = threading.current_thread(), list[Any](), list[Any]()
     for call in calls:
-        refuse(call, reason)
+        if (
+            call.name is None
+            and call.op not in _UNORDERED
+            and _callers.get(call.process_set, own) != own
+        ):
+            continue  # this thread's calls have no place in the order
+        asked.append(request := _new("farandole_request*"))
+        _fill(request, call, NOTHING, 0, call.name, keep)
+    text = _new("char[]", f"{type(reason).__name__}: {reason}".encode(errors="replace"))
+    codes = [code for kind, code in _REFUSALS if isinstance(reason, kind)]
+    code = [*codes, lib.FARANDOLE_E_ARGUMENT][0]
+    refusals = map(lib.farandole_refuse, asked, repeat(code), repeat(text))
+    ([] if told is None else told).extend(refusals)
 
 
 class PreparedTensor:

@@ -17,7 +17,6 @@ __all__ = [
     "Lamb",
     "Lion",
     "Make",
-    "OneNorm",
     "assert_states_equal",
     "same_on_all",
     "sharded",
@@ -32,12 +31,10 @@ class Lion(torch.optim.Optimizer):
 
     def __init__(self, params: Any, lr: float = 1e-2, decay: float = 0.1) -> None:
         super().__init__(params, {"lr": lr, "decay": decay})
-        self.calls = 0
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         loss = None if closure is None else closure()
-        self.calls += 1
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -63,15 +60,6 @@ class Lamb(Lion):
                     p.sub_(group["lr"] * p.grad * p.norm() / p.grad.norm())
 
 
-class OneNorm(Lion):
-    """Clips by the norm of all gradients in its step."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        torch.nn.utils.clip_grad_norm_([p for g in self.param_groups for p in g["params"]], 1.0)
-        return super().step(closure)
-
-
 MAKES: dict[str, Make] = {
     "SGD": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
     "Adam": lambda ps: torch.optim.Adam(ps, lr=0.01, amsgrad=True),
@@ -84,9 +72,8 @@ MAKES: dict[str, Make] = {
 
 def sharded(model: nn.Module, make: Make = MAKES["Adam"], **options: Any) -> Any:
     optimizer = make(model.parameters())
-    return hvd.DistributedOptimizer(
-        optimizer, model.named_parameters(), shard_state=True, **options
-    )
+    options = {"shard_state": "elementwise" if make is Lion else True, **options}
+    return hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
 
 
 def train(model: nn.Module, optimizer: Any, steps: range, alone: bool = False) -> None:

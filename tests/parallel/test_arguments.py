@@ -111,7 +111,6 @@ def _goods() -> dict[str, Good]:
     }
     goods["hvd.broadcast_parameters"] = lambda: {"params": params(), "root_rank": 0}
     goods["hvd.broadcast_optimizer_state"] = lambda: {"optimizer": trained(), "root_rank": last()}
-    goods["hvd.check_learning_rate"] = lambda: {"optimizer": trained()}
     goods["hvd.save_checkpoint"] = lambda: checkpoints.good("folder", trained())
     goods["hvd.load_checkpoint"] = lambda: checkpoints.good("path", trained())
     goods["fnp.broadcast_parameters"] = lambda: {"params": arrays(), "root_rank": 0}
@@ -394,7 +393,7 @@ def test_every_public_call_is_in_the_table() -> None:
 
 
 def test_every_call_that_takes_a_process_set_tells_its_peers() -> None:
-    makers = {"DistributedOptimizer", "convert_sync_batchnorm", "linear_warmup"}  # meet nobody
+    makers = {"DistributedOptimizer", "convert_sync_batchnorm"}  # meet nobody
     for module in MODULES.values():
         for name in set(module.__all__) - makers:
             function = getattr(module, name)

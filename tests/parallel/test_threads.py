@@ -54,7 +54,6 @@ def optimizer_state() -> None:
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     (state,) = optimizer.state.values()
     assert state["momentum_buffer"].tolist() == [1.0, 1.0]
-    hvd.check_learning_rate(optimizer)
 
 
 def parameters() -> None:

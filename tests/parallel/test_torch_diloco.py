@@ -67,32 +67,29 @@ def one_step(model: nn.Module, inner: torch.optim.Optimizer, rank: int, step: in
     inner.step()
 
 
-def reference(outer: Outer, steps: int, overlap: bool, ranks: int) -> nn.Module:
+def reference(outer: Outer, steps: int, ranks: int) -> nn.Module:
     """The common parameters after `steps`, of so many models in this process."""
     common = network()
     optimizer = None if outer is None else outer(common.parameters())
     models = [network() for _ in range(ranks)]
     inners = [inner_of(model) for model in models]
-    late: list[Tensor] | None = None
     for step in range(steps):
         for rank, (model, inner) in enumerate(zip(models, inners, strict=True)):
             one_step(model, inner, rank, step)
         if (step + 1) % EVERY:
             continue
         with torch.no_grad():
-            grads: list[Tensor] | None = [
+            grads = [
                 torch.stack([x - p for p in ps]).mean(0)
                 for x, *ps in zip(
                     common.parameters(), *(m.parameters() for m in models), strict=True
                 )
             ]
-            if overlap:
-                late, grads = grads, late
-            for x, grad in zip(common.parameters(), grads or [], strict=grads is not None):
+            for x, grad in zip(common.parameters(), grads, strict=True):
                 x.grad = grad
                 if optimizer is None:
                     x.sub_(grad)
-            if optimizer is not None and grads is not None:
+            if optimizer is not None:
                 optimizer.step()
             for model in models:
                 model.load_state_dict(common.state_dict())
@@ -112,14 +109,13 @@ def same_on_all(model: nn.Module) -> bool:
 # ---- what it computes
 
 
-@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("outer", OUTERS)
-def test_as_one_process_that_trains_all(outer: str, overlap: bool) -> None:
-    training = Training(OUTERS[outer], overlap=overlap)
+def test_as_one_process_that_trains_all(outer: str) -> None:
+    training = Training(OUTERS[outer])
     for epoch in range(3):
         assert training.train(range(6 * epoch, 6 * epoch + 6)) == [6 * epoch + 2, 6 * epoch + 5]
         assert same_on_all(training.model)
-        assert_same(training.model, reference(OUTERS[outer], 6 * epoch + 6, overlap, hvd.size()))
+        assert_same(training.model, reference(OUTERS[outer], 6 * epoch + 6, hvd.size()))
         training.model.eval()
 
 
@@ -185,7 +181,7 @@ def test_a_process_set_and_the_others() -> None:
     assert training.train(range(6)) == ([2, 5] if inside else [])
     assert bool(training.diloco.state_dict()["rounds"]) is inside
     if inside:
-        assert_same(training.model, reference(OUTERS["nesterov"], 6, False, len(members)))
+        assert_same(training.model, reference(OUTERS["nesterov"], 6, len(members)))
     hvd.barrier()
     hvd.remove_process_set(some)
 
@@ -193,15 +189,14 @@ def test_a_process_set_and_the_others() -> None:
 # ---- resuming
 
 
-@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("outer", ["average", "nesterov"])
-def test_resumed_in_the_middle_of_a_period(outer: str, overlap: bool, folder: Path) -> None:
-    training = Training(OUTERS[outer], overlap=overlap)
+def test_resumed_in_the_middle_of_a_period(outer: str, folder: Path) -> None:
+    training = Training(OUTERS[outer])
     training.train(range(4))
     hvd.save_checkpoint(folder, training.state)
     training.train(range(4, 11))
 
-    resumed = Training(OUTERS[outer], overlap=overlap)
+    resumed = Training(OUTERS[outer])
     resumed.train(range(2))  # what it does before is forgotten
     hvd.load_checkpoint(folder, resumed.state)
     assert resumed.train(range(4, 11)) == [5, 8]
@@ -210,12 +205,12 @@ def test_resumed_in_the_middle_of_a_period(outer: str, overlap: bool, folder: Pa
 
 def test_a_state_that_one_rank_keeps_by_itself() -> None:
     """torch's recipe: rank 0 saves, while the others go on."""
-    training = Training(overlap=True)
+    training = Training()
     training.train(range(EVERY))
     if hvd.rank() == 0:
         state = copy.deepcopy(training.diloco.state_dict())
         assert state["steps"] == EVERY
-        assert len(state["delayed"]) == 4
+        assert len(state["common"]) == 4
     training.train(range(EVERY, 3 * EVERY))
     assert same_on_all(training.model)
 
@@ -233,12 +228,8 @@ def test_steps_after_a_load_leave_the_loaded_state_as_it_was() -> None:
 
 def test_a_state_of_another_kind_is_refused() -> None:
     state = Training().diloco.state_dict()
-    for options, text in (
-        ({"outer": None}, "saved with an outer optimizer"),
-        ({"overlap": True}, "saved without overlap"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            Training(**options).diloco.load_state_dict(state)
+    with pytest.raises(ValueError, match="saved with an outer optimizer"):
+        Training(None).diloco.load_state_dict(state)
     other = hvd.DiLoCo(nn.Linear(2, 2).parameters(), every=2)
     with pytest.raises(ValueError, match=r"of other parameters: of 0.weight, .*parameter 0"):
         other.load_state_dict(state)
@@ -247,14 +238,9 @@ def test_a_state_of_another_kind_is_refused() -> None:
 # ---- strangers
 
 
-@pytest.fixture(params=[False, True])
-def overlap(request: Any) -> bool:
-    return bool(request.param)
-
-
 @together
-def test_a_rank_that_counts_other_steps(overlap: bool) -> None:
-    training = Training(overlap=overlap)
+def test_a_rank_that_counts_other_steps() -> None:
+    training = Training()
     if hvd.rank() == 1:
         state = training.diloco.state_dict()
         training.diloco.load_state_dict({**state, "steps": EVERY})
@@ -262,15 +248,14 @@ def test_a_rank_that_counts_other_steps(overlap: bool) -> None:
     before = [p.detach().clone() for p in training.model.parameters()]
     with pytest.raises(hvd.MismatchError, match=text):
         training.train(range(2 * EVERY))
-    if not overlap:  # nothing was mixed with the models
-        training.diloco.step()
-        assert not any(map(torch.equal, before, training.model.parameters()))
+    training.diloco.step()  # nothing was mixed with the models
+    assert not any(map(torch.equal, before, training.model.parameters()))
     Training().train(range(EVERY))
 
 
 @together
-def test_a_rank_that_joins(overlap: bool) -> None:
-    training = Training(overlap=overlap)
+def test_a_rank_that_joins() -> None:
+    training = Training()
     if hvd.rank() == 1:
         hvd.join()
     else:
@@ -326,7 +311,6 @@ def test_a_model_that_is_changed_on_one_rank() -> None:
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "every": ({"every": 0}, ValueError, "every is 0, .*1 at least"),
     "every text": ({"every": "2"}, TypeError, "every is '2'"),
-    "overlap": ({"overlap": 1}, TypeError, "overlap is 1"),
     "process_set": ({"process_set": 7}, TypeError, "process_set is 7"),
     "params": ({"params": {}}, TypeError, "params is of type dict"),
     "a number": ({"params": [1.0]}, TypeError, "parameter 0: a float is not a parameter"),
@@ -359,7 +343,6 @@ def test_arguments_that_differ() -> None:
     other = inner_of(model) if wrong else None
     for options, text in (
         ({"every": 2 + wrong}, "every is 2 on rank 0 and 3 on rank 1"),
-        ({"every": 2, "overlap": wrong}, "overlap is False on rank 0 and True on rank 1"),
         ({"every": 2, "outer_optimizer": other}, "is NoneType on rank 0 and SGD on rank 1"),
     ):
         with pytest.raises(hvd.MismatchError, match=text):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import farandole.torch as hvd
 from farandole.observe import flight
+from farandole.torch.gradients import reducer
 from harness.toys import batch, loss_of, network
 
 
@@ -261,6 +262,23 @@ def test_a_rank_that_loads_an_older_part_of_a_sharded_state() -> None:
         step(model, optimizer, 3)
     assert f"step 1.0 on rank {last()}" in str(raised.value)
     assert "The parameters are equal: load the same checkpoint on all ranks" in str(raised.value)
+
+
+def test_equal_sharded_states_are_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters of fewer elements than ranks among them, which the first rank keeps whole."""
+    described: list[Any] = []
+    model_of = reducer.model_of
+    monkeypatch.setattr(reducer, "model_of", lambda *a: described.append(a) or model_of(*a))
+    model = nn.Linear(4, 1)
+    inner = torch.optim.Adam(model.parameters(), lr=0.1)
+    options: Any = {"verify_every": 1, "verify": "raise", "shard_state": True}
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), **options)
+    for number in range(1, 4):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        assert len(described) == number
 
 
 @pytest.mark.parametrize("kind", ["Adam", "SGD"])

@@ -4,6 +4,7 @@ synchronize() ends it, or zero_grad() or another pass gives it up."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -116,19 +117,30 @@ def test_a_signal_at_any_bytecode_of_a_submission(options: str) -> None:
     assert n > 50
 
 
+class Preempted(RuntimeError):
+    """What a user's handler raises."""
+
+
+def handler(_signal: int, _frame: object) -> None:
+    raise Preempted
+
+
 class InterruptedAfter:
     """A context in which a signal is heard where Python hears them, at the `number`-th such place:
-    as a function begins, or after a call of one that is written in C."""
+    as a function begins, or after a call of one that is written in C. `hear`: its handler."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, hear: Callable[[int, Any], Any] = handler) -> None:
         self._left = number
+        self._handler = hear
 
     def __enter__(self) -> None:
+        self._before = signal.signal(signal.SIGUSR2, self._handler)
         sys.setprofile(self._hear)
 
     def __exit__(self, kind: Any, *_: object) -> bool:
         sys.setprofile(None)
-        return kind is KeyboardInterrupt
+        signal.signal(signal.SIGUSR2, self._before)
+        return kind in (KeyboardInterrupt, Preempted)
 
     def _hear(self, frame: Any, event: str, _: object) -> None:
         if event not in ("call", "c_return") or frame.f_code is self.__exit__.__code__:
@@ -136,7 +148,7 @@ class InterruptedAfter:
         self._left -= 1
         if self._left < 0:
             sys.setprofile(None)
-            raise KeyboardInterrupt
+            self._handler(signal.SIGUSR2, frame)
 
     @property
     def happened(self) -> bool:
@@ -145,15 +157,16 @@ class InterruptedAfter:
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("hear", [signal.default_int_handler, handler], ids=["Ctrl-C", "own"])
 @pytest.mark.parametrize("options", ["plain", "views", "groups", "sharded", "feedback"])
-def test_a_signal_after_any_call_of_synchronize(options: str) -> None:
+def test_a_signal_after_any_call_of_synchronize(options: str, hear: Any) -> None:
     """Nothing is lost, and nothing sent twice: the next synchronize() goes on from there."""
     given = {"feedback": FEEDBACK, **OPTIONS}[options]
     ps = [torch.nn.Parameter(torch.zeros(n)) for n in (4, 5000)]
     optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(ps, lr=1.0), **given)
     expected = total(given.get("op", hvd.Average), [1])
     for n in count(-2):  # what takes long the first time is not interrupted
-        interrupted = InterruptedAfter(n if n >= 0 and late() else sys.maxsize)
+        interrupted = InterruptedAfter(n if n >= 0 and late() else sys.maxsize, hear)
         before = [p.detach().clone() for p in ps]
         with optimizer.no_sync():
             push_each(*((p, 1) for p in ps))
@@ -241,6 +254,34 @@ def test_giving_up_is_interrupted(options: str, monkeypatch: pytest.MonkeyPatch)
 
 def interrupt(_self: object) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("options", ["plain", "groups", "sharded", "feedback"])
+def test_a_signal_after_any_call_of_giving_up(options: str) -> None:
+    """Nothing is refused twice: the next round is whole."""
+    given = {"feedback": FEEDBACK, **OPTIONS}[options]
+    ps = [torch.nn.Parameter(torch.zeros(n)) for n in (4, 5000, 5000)]
+    optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(ps, lr=1.0), **given)
+    for n in count():
+        interrupted = InterruptedAfter(n if late() else sys.maxsize)
+        if late():
+            failing(ps[0], ps[1])
+            with interrupted:
+                optimizer.zero_grad()
+        else:
+            with pytest.raises(hvd.MismatchError, match="has given up its backward pass"):
+                push_each(*((p, 0) for p in ps))
+        optimizer.zero_grad()
+        before = [p.detach().clone() for p in ps]
+        push_each(*((p, 1) for p in ps))
+        optimizer.step()
+        for p, b in zip(ps, before, strict=True):
+            expected = torch.full_like(b, total(hvd.Average, [1]))
+            assert torch.equal(b - p.detach(), expected), f"at call {n}"
+        if not any(hvd.allgather_object(interrupted.happened)):
+            break
+    assert n > 20
 
 
 def test_a_pass_that_failed_is_finished_by_step() -> None:

@@ -66,7 +66,7 @@ def test_whole_gradients_are_freed_in_the_backward_pass(monkeypatch: pytest.Monk
 
     def look(_grad: Tensor) -> None:
         """Of the first layer, whose gradients come last."""
-        for gradient in optimizer._reducer.round.sent:
+        for gradient in optimizer._reducer.sent:
             kept: Any = leases._held[gradient.handle]
             assert kept.data_ptr() == gradient.encoded.data_ptr()
             assert gradient.encoded is gradient.grad

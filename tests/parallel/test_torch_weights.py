@@ -89,29 +89,3 @@ def test_a_wrong_weight_fails_on_all_ranks(wrong: Any) -> None:
     sums = hvd.DistributedOptimizer(torch.optim.SGD([other], lr=0.1), op=hvd.Sum)
     with pytest.raises(ValueError, match="Average only"):
         sums.set_weight(1)
-
-
-def test_linear_warmup() -> None:
-    p = nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([p], lr=0.5)
-    scheduler = hvd.linear_warmup(optimizer, warmup_steps=4)
-    rates = []
-    for _ in range(7):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    grown = [0.5 * (1 + (hvd.size() - 1) * k / 4) for k in range(4)]
-    assert rates == pytest.approx([*grown, *[0.5 * hvd.size()] * 3])
-    hvd.check_learning_rate(optimizer)
-    at_once = hvd.linear_warmup(torch.optim.SGD([p], lr=0.5), 0, scale=3.0)
-    assert at_once.get_last_lr() == [1.5]
-
-
-@pytest.mark.ranks(2, 3, 4)
-def test_different_learning_rates_are_named() -> None:
-    p = nn.Parameter(torch.zeros(1))
-    last = hvd.size() - 1
-    optimizer = torch.optim.SGD([p], lr=0.5 if hvd.rank() == last else 0.25)
-    others = "rank 0" if last == 1 else f"ranks {', '.join(map(str, range(last)))}"
-    with pytest.raises(hvd.MismatchError, match=f"0.25 on {others}; 0.5 on rank {last}"):
-        hvd.check_learning_rate(optimizer)

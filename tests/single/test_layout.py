@@ -82,10 +82,8 @@ PYTHON_LADDER = (
 EXTRAS = {
     "adasum": ("farandole", "farandole.torch"),
     "checkpoints": ("farandole", "farandole.torch"),
-    "ddp_hook": ("farandole", "farandole.torch"),
     "diloco": ("farandole", "farandole.torch"),
     "feedback": ("farandole", "farandole.torch"),
-    "learning_rate": ("farandole",),
     "parameter_server": ("farandole",),
     "sharded": ("farandole", "farandole.torch"),
     "sync_batch_norm": ("farandole", "farandole.torch"),

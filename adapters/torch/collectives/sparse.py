@@ -21,6 +21,19 @@ from farandole.torch.collectives.reductions import allreduce
 _FIRST, _UNNAMED = "{}.indices", "sparse_allreduce"  # names of its first call
 
 
+def elements_of(x: Tensor) -> list[Tensor]:
+    """What a rank sends of a sparse COO tensor: shape, indices and values, each once, by rows."""
+    own = x.detach().coalesce()
+    shape = torch.tensor([own.shape], device=own.device)
+    return [shape, own.indices().t().contiguous(), own.values().contiguous()]
+
+
+def sum_of(indices: Tensor, values: Tensor, like: Tensor, divisor: int) -> Tensor:
+    """The sum of all ranks' elements, divided unless by 0, as a coalesced tensor like `like`."""
+    parts = indices.t(), values / divisor if divisor else values, like.shape
+    return torch.sparse_coo_tensor(*parts, check_invariants=False).coalesce()
+
+
 @collective(Op.ALLGATHER, _FIRST, unnamed=_FIRST.format(_UNNAMED))
 def sparse_allreduce_async(
     tensor: Tensor,
@@ -53,31 +66,26 @@ def sparse_allreduce_async(
     if op not in (Average, Sum):
         raise ValueError(f"op is {shown(op)}: sparse tensors can be summed or averaged only")
     name = _UNNAMED if name is None else name
-    local = tensor.detach().coalesce()  # so that duplicates are not sent
+    mine = elements_of(tensor)
     share = math.inf if density_threshold is None else float(density_threshold)
-    most = share * math.prod(local.shape[: local.sparse_dim()])
-    form = torch.tensor([local.shape])
-    mine = [form, local.indices().t().contiguous(), local.values().contiguous()]
+    most = share * math.prod(tensor.shape[: tensor.sparse_dim()])
     now = mine if density_threshold is None else mine[:2]
     gathered = grouped_allgather_async(now, _FIRST.format(name), process_set)
 
     def wait() -> Tensor:
         forms, everyones, *values = gathered.wait()
-        if not forms.eq(form).all():  # an index may be out of range for a smaller tensor
+        if not forms.eq(mine[0]).all():  # an index may be out of range for a smaller tensor
             raise ValueError(
                 f"sparse_allreduce_async {name!r}: ranks have different shapes, by rank "
                 f"{[tuple(shape) for shape in forms.tolist()]}"
             )
         if len(everyones) > most:
             total = allreduce(
-                local.to_dense(), name=f"{name}.dense", op=op, process_set=process_set
+                tensor.detach().to_dense(), name=f"{name}.dense", op=op, process_set=process_set
             )
-            return total.to_sparse(local.sparse_dim())
-        rows = values[0] if values else late()
-        if op == Average:
-            rows = rows / (process_set.size() or 1)
-        parts = (everyones.t(), rows, local.shape)
-        return torch.sparse_coo_tensor(*parts, check_invariants=False).coalesce()
+            return total.to_sparse(tensor.sparse_dim())
+        ranks = (process_set.size() or 1) if op == Average else 0
+        return sum_of(everyones, values[0] if values else late(), tensor, ranks)
 
     @functools.cache
     def late() -> Tensor:

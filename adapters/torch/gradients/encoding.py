@@ -13,7 +13,7 @@ from torch import Tensor
 
 from farandole.arrays.buffers import NOWHERE
 from farandole.calls.handles import is_absent
-from farandole.calls.requests import Call, PreparedOnGpu, PreparedTensor, refuse
+from farandole.calls.requests import Call, PreparedOnGpu, PreparedTensor
 from farandole.members import size_of
 from farandole.ops import Average, Sum
 from farandole.torch.arguments import Settings
@@ -33,6 +33,7 @@ class Sending(ABC):
     """
 
     __slots__ = ()
+    call: Call  # the next one; to be refused if this rank can't make it
     # A gradient's share of the bytes that are sent by one call, if those of this form are
     # reduced in place on the CPU. 0: they are not, or it is not known yet.
     weight = 0
@@ -72,10 +73,6 @@ class Sending(ABC):
     def latest(self, handle: int) -> int:
         """The handle of the last call that was made, where `handle` is that of the last known."""
         return handle
-
-    @abstractmethod
-    def refuse(self, reason: Exception) -> None:
-        """Tells the peers that this rank can't make the next call, and why."""
 
     def missing(self, handle: int) -> bool:
         """Whether no rank had a gradient."""
@@ -128,8 +125,8 @@ class Encoding(Sending):
     """Converts a gradient to the tensor that is sent and back; submits that tensor to the core."""
 
     __slots__ = (
-        *("_call", "_compressor", "_context", "_device", "_group", "_key", "_sparse_as_dense"),
-        *("_sparse_dim", "_tensor", "form", "grouped", "submit", "view", "weight"),
+        *("_compressor", "_context", "_device", "_group", "_key", "_sparse_as_dense"),
+        *("_sparse_dim", "_tensor", "call", "form", "grouped", "submit", "view", "weight"),
     )
 
     def __init__(
@@ -140,7 +137,7 @@ class Encoding(Sending):
         group: tuple[str | None, int],
     ) -> None:
         """`group`: the group's name in calls and its number of members."""
-        self._call = call
+        self.call = call
         self._compressor = compressor
         self._sparse_as_dense = sparse_as_dense
         self._group = group
@@ -160,7 +157,7 @@ class Encoding(Sending):
 
         if self._tensor is not None:
             self._tensor.close()
-        return Rows(self._call, self._group, like, sparse_dim)
+        return Rows(self.call, self._group, like, sparse_dim)
 
     def use_view(self, view: BucketView | None) -> None:
         """Sets the memory where gradients are to be."""
@@ -201,10 +198,6 @@ class Encoding(Sending):
                 self.weight = encoded.nbytes + EACH
         return encoded
 
-    def refuse(self, reason: Exception) -> None:
-        """Tells the peers that this rank can't make the next call, and why."""
-        refuse(self._call, reason)
-
     def receive(self, parameter: Tensor) -> Tensor:
         """A tensor for the result, if this rank sends nothing."""
         if self._compressor is Compression.none:
@@ -227,9 +220,9 @@ class Encoding(Sending):
         return self._tensor.stream if isinstance(self._tensor, PreparedOnGpu) else 0
 
     def _check_rows(self) -> None:
-        if self._call.reduce_op not in (Average, Sum):
+        if self.call.reduce_op not in (Average, Sum):
             raise ValueError(
-                f"{self._call.name}: a sparse gradient works with Average and Sum only; give "
+                f"{self.call.name}: a sparse gradient works with Average and Sum only; give "
                 "sparse_as_dense=True to DistributedOptimizer, or build the layer with sparse=False"
             )
 
@@ -240,7 +233,7 @@ class Encoding(Sending):
                 self._tensor.close()
             view = self.view if self._compressor is Compression.none else None
             at = view.at if view and view.fits(encoded) else NOWHERE  # by its form: on all ranks
-            self._tensor = prepare(self._call, encoded, self._group, in_place=True, place=at)
+            self._tensor = prepare(self.call, encoded, self._group, in_place=True, place=at)
             self._key = key
             self.submit = self._tensor.submit
             self.form, self.weight = _NONE, 0

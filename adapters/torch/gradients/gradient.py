@@ -14,7 +14,7 @@ from farandole.arrays.buffers import NOWHERE
 from farandole.torch.grad_mode import without_grad
 from farandole.torch.gradients.bucket_view import BucketView
 from farandole.torch.gradients.encoding import Sending
-from farandole.torch.gradients.reduction import have_own_memory
+from farandole.torch.gradients.round import have_own_memory
 from farandole.torch.kind import address_of
 
 if TYPE_CHECKING:
@@ -113,8 +113,7 @@ class Gradient:
             else:
                 self._send_data(encoded)
         except (TypeError, ValueError, RuntimeError) as reason:
-            told = type(reason)(f"the gradient of {self.name}: {reason}")
-            raise self.reducer.refuse(told) from None
+            raise self.reducer.refuse(reason, self.name) from None
 
     def send_nothing(self) -> None:
         """Takes part in the reduction without data."""

@@ -10,9 +10,8 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import compress, count
+from itertools import count
 from operator import attrgetter
-from time import monotonic
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary, ref
 
@@ -21,7 +20,6 @@ from torch import Tensor
 
 from farandole.calls import leases, requests
 from farandole.calls.requests import Call, Op
-from farandole.calls.rounds import Limit, Round, RoundState
 from farandole.equality import Equality
 from farandole.errors import MismatchError
 from farandole.ops import Average, Sum
@@ -31,7 +29,7 @@ from farandole.torch.arguments import Settings
 from farandole.torch.gradients.bucket_view import lay_out
 from farandole.torch.gradients.encoding import Sending
 from farandole.torch.gradients.gradient import Gradient
-from farandole.torch.gradients.reduction import Reduction
+from farandole.torch.gradients.round import Consensus, Limit, Round, RoundState, of_signal
 from farandole.torch.models import REMEDIES, model_of
 
 # Makes what sends a parameter's gradients: of the Call and the group (its name in calls, its number
@@ -39,7 +37,6 @@ from farandole.torch.models import REMEDIES, model_of
 Maker = Callable[[Call, tuple[str | None, int], Tensor, str], Sending]
 
 _taken, _parameter = attrgetter("grad"), attrgetter("parameter")
-_unfinished = attrgetter("encoding.unfinished")
 _base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # before torch 2.2
 _set_grad: Any = _base.grad.__set__
 
@@ -110,7 +107,7 @@ class Pass:
             for reducer in reducers:
                 reducer.end_pass()
             for reducer in reducers:
-                if reducer.round.open:
+                if reducer.now.open:
                     reducer.synchronize()
             return
         behind = [n for n, _ in node.next_functions if n is not None]
@@ -170,15 +167,13 @@ class Reducer:
         # Whether what was added to the step's last result can be reduced with it.
         self._linear = settings.reduce_op == Average
         self.lock = threading.RLock()
-        self.now = Reduction(self)
+        self.now = Round(self)
         self._start()
         _all.add(self)
 
     def _start(self) -> None:
-        """Makes the scope's name and round; again after shutdown() and init()."""
-        process_set = self.settings.process_set
-        scope = requests.next_scope("optimizer", process_set)
-        self.round: Round[Gradient] = Round(scope, process_set, self.gradients)
+        """Chooses the name of its calls; again after shutdown() and init()."""
+        self.consensus = Consensus(self.settings.process_set)
         self._steps: Counter[int] = Counter()  # step() calls, by join() calls before them
         self._equality.restart()
 
@@ -196,7 +191,7 @@ class Reducer:
         self.hook()
 
     def _sending(self, parameter: Tensor, name: str) -> Sending:
-        s, scope = self.settings, self.round.scope
+        s, scope = self.settings, self.consensus.scope
         call = Call(
             *(Op.ALLREDUCE, f"{scope}.{name}", s.process_set, s.reduce_op, s.prescale, s.postscale)
         )
@@ -220,7 +215,7 @@ class Reducer:
 
     # ---- backward passes
 
-    def enter(self, parameter: Tensor) -> Reduction:
+    def enter(self, parameter: Tensor) -> Round:
         """To be called by the first hook of an outermost pass, that of this parameter.
 
         Raises ValueError, on all ranks, if gradients that were reduced before can't be added to.
@@ -229,7 +224,7 @@ class Reducer:
             if self.now.inside() is None:
                 self.give_up("another backward pass has started")
                 self.passes.complete = False
-                self.now = now = Reduction(self)
+                self.now = now = Round(self)
                 try:
                     inside = _pass_of(_task_id()).add(self)
                 except RuntimeError:  # not in a pass of autograd's engine: step() will reduce
@@ -240,7 +235,9 @@ class Reducer:
 
     def _begin_pass(self, parameter: Tensor) -> None:
         passes = self.passes
-        self.now.capturing = cuda.is_capturing(parameter)
+        self.now.capturing = (cuda.device >= 0 or parameter.is_cuda) and cuda.is_capturing(
+            parameter
+        )
         if self.now.capturing:
             return
         if passes.reduced and passes.made == 0 and (passes.mean or not self._linear):
@@ -263,57 +260,67 @@ class Reducer:
         """To be called before the first gradient of a round is sent. Raises ValueError, on all
         ranks, if its results can't be added to those of the step's last one."""
         settings = self.settings
-        if self.round.epoch != leases.epoch():
+        if self.consensus.epoch != leases.epoch():
             self._start()
             for gradient in self.gradients:
                 gradient.encoding = self._sending(gradient.parameter, gradient.name)
             if settings.views:  # an earlier job's memory may no longer be shared
                 lay_out(self.gradients, settings.process_set)
-        self.round.begin()
+        self.consensus.begin()
+        self.now.open = True
         self.now.scale = self.factor / self.passes.divisor
         if self.passes.reduced and not (self.passes.divisor == 1 and self._linear):
             text = (
-                f"{self.round.scope}: gradients are reduced already, and only to averages, without "
-                "error feedback or a mean over passes, more can be added: call step() or "
+                f"{self.consensus.scope}: gradients are reduced already, and only to averages, "
+                "without error feedback or a mean over passes, more can be added: call step() or "
                 "optimizer.zero_grad() before, or use no_sync() or backward_passes_per_step"
             )
             raise self.refuse(ValueError(text))
 
-    def refuse(self, reason: Exception) -> Exception:
-        """Ends the round on all ranks, since this one can't go on. Returns the error."""
-        if not self.round.closed:
-            self.round.refuse(reason)
-            self._refuse_rest(reason)
-            self.round.closed = True  # nothing is refused twice, if a signal ends abandon()
+    @property
+    def sent(self) -> list[Gradient]:
+        """Those that are in the round."""
+        return [g for g in self.gradients if g.handle is not None]
+
+    def refuse(self, reason: Exception, whose: str = "") -> BaseException:
+        """Ends the round on all ranks, since this one can't go on. Returns the error, which names
+        the gradient. After a signal handler's exception, which it returns, the round goes on.
+
+        Every rank sends or refuses every gradient of a round that fails: so none waits for another,
+        and all names are free for the next round. A group is completed without data.
+        """
+        now = self.now
+        if handlers := of_signal(reason):
+            return handlers
+        if whose:
+            reason = type(reason)(f"the gradient of {whose}: {reason}")
+        if not now.refused:
+            for gradient in self.gradients:
+                if gradient.handle is None and gradient.encoding.grouped:
+                    with suppress(Exception):
+                        gradient.send_nothing()
+            calls = [] if now.made else [self.consensus.call]
+            calls += [g.encoding.call for g in self.gradients if g.handle is None]
+            requests.refuse_all(calls, reason, now.refused)
         self.abandon()
         return reason
-
-    def _refuse_rest(self, reason: Exception) -> None:
-        """Every rank sends or refuses every gradient of a round that fails: so none waits for
-        another, and all names are free for the next round. A group is completed without data."""
-        for gradient in self.gradients:
-            if gradient.handle is None and gradient.encoding.grouped:
-                with suppress(Exception):
-                    gradient.send_nothing()
-            if gradient.handle is None:
-                gradient.encoding.refuse(reason)
 
     def close(self, at_step: bool) -> None:
         """Sends the rest of the round and submits the consensus; does not wait.
 
         `at_step`: step() does it, unless it ends a pass that an exception has left open.
         """
-        current = self.round
-        if current.closed:
-            return
-        if not current.open:
-            if not (self.now.again or self.now.sending):
-                self.now.at_step = at_step
-            self.begin()
-            current = self.round
+        if self.now.refused:  # a signal came before it was given up
+            self.abandon()
         now, process_set = self.now, self.settings.process_set
+        if self.consensus.handles is not None:
+            return
+        if not now.open:
+            if not (now.again or now.sending):
+                now.at_step = at_step
+            self.begin()
         now.send()
-        if len(sent := current.sent) < len(self.gradients):
+        if len(sent := self.sent) < len(self.gradients):
             self.hook()
             try:
                 own = [g for g in self.gradients if g.handle is None and g.wanted()]
@@ -323,12 +330,13 @@ class Reducer:
             for gradient in own:
                 gradient.take()
                 gradient.send()
-            sent = current.sent
-        joins = requests.joins(process_set)
+            sent = self.sent
+        joins, every = requests.joins[process_set], self._equality.every
         steps = self._steps[joins]
         equal = int(now.at_step), steps, len(sent), self.passes.divisor
-        model = self._equality.digest(joins, steps)
-        current.close(RoundState(int(now.late), now.sparse, *equal, model))
+        model = self._equality.digest(joins, steps) if every and steps % every == 0 else 0
+        state = RoundState(int(now.late), now.sparse, *equal, model)
+        self.consensus.close(state, now.made, sent)
         now.sending = False
 
     def synchronize(self, timeout: float | None = None, at_step: bool = False) -> None:
@@ -347,61 +355,63 @@ class Reducer:
                 self._finish(limit)
 
     def _finish(self, limit: Limit) -> None:
-        current, now = self.round, self.now
-        heard = current.hear(limit)
+        now, consensus, sent = self.now, self.consensus, self.sent
+        heard = consensus.hear(now.made, limit, sent)
         if isinstance(heard, Exception):
-            self._refuse_rest(heard)
-            self.abandon()
-            raise heard
-        left = None if limit.at is None else max(0.0, limit.at - monotonic())
-        self._equality.heard(current.scope, heard.model, current.equal_models, heard.steps, left)
-        self._wait(limit)
+            raise self.refuse(heard)
+        if heard.model:
+            equal = consensus.equal_models
+            self._equality.heard(consensus.scope, heard.model, equal, heard.steps, limit.left)
+        self._wait(limit, sent)
         if heard.late and self.settings.reduce_op not in (Average, Sum):
             self.abandon()
             raise ValueError(
-                f"{current.scope}: gradients have arrived several times in one backward pass, as "
+                f"{consensus.scope}: gradients have arrived several times in one backward pass, as "
                 "with reentrant checkpoints, and only op Average and Sum can be taken of each: use "
                 "checkpoint(..., use_reentrant=False)"
             )
         final = not (heard.late or heard.sparse)
         now.again |= not final
-        complaint = self._deliver(final)
+        complaint = self._deliver(final, sent)
         if heard.sparse:  # one gradient; the next round tells of the others
             g = self.gradients[heard.sparse >> 8]
             g.encoding = g.encoding.rows(g.parameter, heard.sparse & 0xFF)
-        passes, following = self.passes, Reduction(self, now.at_step, again=not final)
+        passes, following = self.passes, Round(self, now.at_step, again=not final)
+        handles = consensus.handles
         # No calls from here on, so no signal is heard until the round has ended.
-        current.open = current.closed = False
         self.now = following
+        consensus.handles = None
         if final:
             passes.made = passes.counted = 0
             passes.reduced = passes.complete = True
-        leases.end(current.handles)
+        leases.end(handles)
         if complaint is not None:
             raise RuntimeError(complaint)
-        self._equality.tell()
+        if heard.model:
+            self._equality.tell()
 
-    def _deliver(self, final: bool) -> str | None:
-        sent = self.round.sent
+    def _deliver(self, final: bool, sent: list[Gradient]) -> str | None:
         if not self.now.again:
             plain = [g for g in sent if g.encoded is None and g.handle is not None]
-            with suppress(RuntimeError):  # a parameter's form has changed: one by one, then
+            try:
                 deque(map(_set_grad, map(_parameter, plain), map(_taken, plain)), 0)
                 for gradient in plain:
                     gradient.handle = gradient.grad = None
+            except RuntimeError as reason:  # a parameter's form has changed: one by one, then
+                if of_signal(reason):
+                    raise
         texts = [g.deliver(final) for g in sent if g.handle is not None]
         return next((text for text in texts if text), None)
 
-    def _wait(self, limit: Limit) -> None:
+    def _wait(self, limit: Limit, sent: list[Gradient]) -> None:
         """Waits for the gradients, some of which take several calls."""
-        current = self.round
-        sent = current.sent
+        now, consensus = self.now, self.consensus
         while True:
-            rest = [*compress(sent, map(_unfinished, sent))]
+            rest = [g for g in sent if g.encoded is not None and g.encoding.unfinished]
             if rest:  # an interrupted proceed() has made calls too
-                current.renew()
-            failure = current.wait(limit)
-            if failure is None and cuda.in_use():
+                consensus.renew(now.made, self.sent)
+            failure = consensus.wait(consensus.handles, limit, sent)
+            if failure is None and cuda.device >= 0:
                 cuda.join([g.handle for g in sent if g.handle is not None], sent)
             if failure is None and rest:
                 failure = self._go_on(rest)
@@ -418,8 +428,11 @@ class Reducer:
             try:
                 gradient.handle = gradient.encoding.proceed(gradient.handle or 0)
             except Exception as reason:
-                for other in rest[i:]:
-                    other.encoding.refuse(reason)
+                if handlers := of_signal(reason):
+                    raise handlers from None
+                if not self.now.refused:
+                    calls = [other.encoding.call for other in rest[i:]]
+                    requests.refuse_all(calls, reason, self.now.refused)
                 return reason
         return None
 
@@ -427,22 +440,26 @@ class Reducer:
 
     def give_up(self, why: str) -> None:
         """Ends a round that an exception has left open; the peers' calls get an error."""
-        if not self.round.open:
+        if not self.now.open:
             return
-        text = f"{self.round.scope}: rank {rank()} has given up its backward pass: {why}"
+        text = f"{self.consensus.scope}: rank {rank()} has given up its backward pass: {why}"
         reason = MismatchError(f"{text} before step() or synchronize() could end it")
         self.refuse(reason)
 
     def abandon(self) -> None:
-        """Ends the round without results."""
-        for gradient in self.round.sent:
+        """Ends the round without results: leaves all handles under way to leases, and to the next
+        round, which waits for them, as all ranks complete or refuse them."""
+        for gradient in self.sent:
             gradient.handle = gradient.encoding.latest(gradient.handle or 0)
-        self.round.abandon()
-        self.now = Reduction(self)
+        numbers = [*(g.handle or 0 for g in self.sent), *self.now.made]
+        leases.drop(numbers, self.consensus.epoch)
+        self.consensus.unfinished += numbers
         for gradient in self.gradients:
             gradient.lose()
         self.passes.restart(self.passes.reduced)
-        self.round.open = self.round.closed = False  # last: a signal before it repeats all this
+        following = Round(self)
+        self.now = following  # last: a signal before it repeats all this
+        self.consensus.handles = None
 
     def reset(self) -> None:
         """For zero_grad(): gives up what is under way, and restarts the counts."""
@@ -455,12 +472,12 @@ class Reducer:
     def stepped(self) -> None:
         """To be called after the optimizer's step."""
         self.passes.restart(reduced=False)
-        self._steps[requests.joins(self.settings.process_set)] += 1
+        self._steps[requests.joins[self.settings.process_set]] += 1
 
 
 def _abandon_all() -> None:
     for reducer in list(_all):
-        if reducer.round.open:
+        if reducer.now.open:
             reducer.abandon()
 
 

@@ -10,7 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from farandole.calls.requests import Call, Op, PreparedOnGpu, refuse
+from farandole.calls.requests import Call, Op, PreparedOnGpu
 from farandole.members import size_of
 from farandole.ops import Average
 from farandole.torch.gradients.encoding import Sending
@@ -57,7 +57,7 @@ class Rows(Sending):
         self, call: Call, group: tuple[str | None, int], like: Tensor, sparse_dim: int
     ) -> None:
         """`call` is that of the dense form; `like` has the gradients' shape and dtype."""
-        self._call = replace(call, op=Op.ALLGATHER, name=f"{call.name}.rows", reduce_op=1)
+        self.call = replace(call, op=Op.ALLGATHER, name=f"{call.name}.rows", reduce_op=1)
         self._group = group
         self.grouped = group[0] is not None
         self._like = like.detach()
@@ -66,10 +66,6 @@ class Rows(Sending):
         if call.reduce_op == Average:
             self._factor /= size_of(call.process_set)
         self._rows = no_rows(like, sparse_dim)
-
-    def refuse(self, reason: Exception) -> None:
-        """Tells the peers that this rank can't make the next call, and why."""
-        refuse(self._call, reason)
 
     def encode(self, grad: Tensor) -> Tensor:
         """The gradient's rows, packed."""
@@ -83,7 +79,7 @@ class Rows(Sending):
 
     def submit(self, input: int, _output: int, memory: object, made: list[int]) -> int:
         """Gathers the last tensor of encode(); `input` 0: sends nothing. Returns a handle."""
-        tensor = prepare(self._call, self._rows, self._group, in_place=False)
+        tensor = prepare(self.call, self._rows, self._group, in_place=False)
         handle = tensor.submit(input, 0, memory, made)
         self.stream = tensor.stream if isinstance(tensor, PreparedOnGpu) else 0
         tensor.close()
