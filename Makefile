@@ -234,11 +234,12 @@ test-nccl: export NCCL_P2P_LL_THRESHOLD := -1
 test-nccl: export NCCL_MAX_NCHANNELS := 2
 test-nccl: export NCCL_MAX_P2P_NCHANNELS := 2
 test-nccl: export NCCL_LOCAL_REGISTER := 0
+test-nccl: export NCCL_ALLGATHERV_ENABLE := 0
 test-nccl: $(if $(NCCL),venv programs) ## the GPU tests over NCCL's real host code, without a GPU; NCCL=<libnccl.so.2> (docs/gpu.md)
 	$(if $(NCCL),,$(error it needs NCCL=<a libnccl.so.2 that was built with its kernels by name only: docs/gpu.md>))
 	$(PYTEST) tests/csrc -k "nccl or gpu_runtime" $(ARGS)
 	$(PYTEST) tests/faults/test_gpu_deaths.py $(ARGS)
-	$(PYTEST) tests/parallel/test_gpu_table.py tests/parallel/test_gpu_arrays.py --ranks 2 $(ARGS)
+	$(PYTEST) tests/parallel/test_gpu_table.py tests/parallel/test_gpu_arrays.py tests/parallel/test_gpu_bucket_view.py --ranks 2 $(ARGS)
 
 .PHONY: test-gpu bench-gpu
 test-gpu: ## the tests on a GPU, within 8 minutes; leaves build/gpu/tests.json and .md

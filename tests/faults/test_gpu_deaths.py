@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.gpu_double import need_windows
+
 TESTS = Path(__file__).parents[1]
 SOON = 3.0  # seconds
+ABORT = 5.0  # for how long calls wait for ncclCommAbort
 
 START = f"""
 import os, signal, sys, threading, time
@@ -50,6 +53,38 @@ def reduce(**more):
     fd.barrier()
 """
 
+# The array is reduced at its place in a window.
+WINDOW = """
+from dataclasses import replace
+from farandole.arrays.buffers import DTYPES, Buffer
+from farandole.arrays.cuda_array import CudaArray
+from farandole.arrays.kinds import kind_of
+from farandole.arrays.window import Window
+
+window = Window(0, rank, 20_000)
+memory = window.part(0, 20_000, gpu.stream)
+x = CudaArray.over(
+    Buffer(memory.address, DTYPES.index("float32"), (5000,), memory, rank, gpu.stream)
+)
+kind = kind_of(x)
+describe = kind.describe
+def describe_placed(x, in_place=False):
+    return replace(describe(x, in_place), place=(window.number, 0))
+"""
+
+SYMMETRIC = f"""{WINDOW}
+kind.describe = describe_placed
+warm()
+assert gpu.placed_bytes() == 20_000
+if rank == victim:
+    gpu.gate(x.stream)
+    fd.allreduce_(x)
+    die_after(SECONDS)
+await_error(reduce)
+"""
+
+DEAF = "symmetric, deaf"
+
 PHASES = {
     "connect": """
 if rank == victim:
@@ -83,12 +118,33 @@ if rank == victim:
 fd.shutdown()
 print(f"rank {rank} at {time.time()}: it has left.", flush=True)
 """,
+    # The victim is within NCCL's call, the others wait for it in theirs.
+    "register": WINDOW
+    + """
+warm()
+kind.describe = describe_placed
+if rank == victim:
+    gpu.die_registering()
+    print(f"dies at {time.time()}.", flush=True)
+await_error(reduce)
+""",
+    # As "collective", in a symmetric kernel.
+    "symmetric": SYMMETRIC,
+    # And it never looks at the abort flag, as before 2.29.7, so ncclCommAbort never returns.
+    DEAF: SYMMETRIC.replace(
+        "assert",
+        "gpu.lib.gpu_double_hold_aborts(True)\ngpu.synchronize = lambda stream: None\nassert",
+    ),
 }
+ONCE = ("register", DEAF)
+CASES = [(phase, seconds) for phase in PHASES if phase not in ONCE for seconds in (0.0, 0.05, 0.5)]
+CASES += [(phase, 0.05) for phase in ONCE]
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.05, 0.5])
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(("phase", "seconds"), CASES)
 def test_a_death(fork_ranks, tmp_path, phase, seconds):
+    if WINDOW in PHASES[phase]:
+        need_windows()
     ranks = 3
     source = START + PHASES[phase].replace("SECONDS", str(seconds))
     job = fork_ranks(source, ranks, {"FARANDOLE_TEST_FOLDER": str(tmp_path)})
@@ -97,4 +153,4 @@ def test_a_death(fork_ranks, tmp_path, phase, seconds):
     for rank in range(ranks - 1):
         found = re.search(rf"^rank {rank} at ([\d.]+): ", job.ranks[rank].output, re.MULTILINE)
         assert found, job.output()
-        assert float(found[1]) - died < SOON
+        assert float(found[1]) - died < SOON + (ABORT if phase == DEAF else 0)

@@ -4,12 +4,10 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <thread>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -133,16 +131,8 @@ Link::~Link() {
   if (to_) to_->step = sent_;
 }
 
-// A kernel spins; here peers may share a core.
 void Link::await(const uint64_t* counter, uint64_t wanted) const {
-  for (int spins = 0; load(counter) < wanted; ++spins) {
-    if (*communicator_.abort != 0) throw Aborted();
-    if (spins < 50) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
-  }
+  device::await([&] { return load(counter) >= wanted; }, communicator_.abort);
 }
 
 std::byte* Link::slot(const Connection& connection, uint64_t step) const {

@@ -2,9 +2,11 @@
 // NCCL's Simple protocol over its connections, on the CPU: what a kernel does to move data along a ring, or to one peer.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <thread>
 
 #include "base/reduce_op.h"
 #include "base/types.h"
@@ -40,6 +42,19 @@ class Reduction {
 
 // Ends a kernel's thread: NCCL has raised the communicator's abort flag.
 struct Aborted {};
+
+// A kernel spins; here peers may share a core.
+template <class Condition>
+void await(Condition&& is_true, const volatile uint32_t* abort) {
+  for (int spins = 0; !is_true(); ++spins) {
+    if (abort && *abort != 0) throw Aborted();
+    if (spins < 50) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
+}
 
 // A connection to the peer before and after. Either may be absent.
 class Link {

@@ -88,7 +88,7 @@ Result cuMemUnmap(Address start, size_t) {
 }
 Result cuMemSetAccess(Address, size_t, const void*, size_t) { return 0; }
 Result cuMemRetainAllocationHandle(Handle* handle, void* address) {
-  return locked([&] {
+  return check::call("cuMemRetainAllocationHandle", [&](Hardware&) -> int {
     const auto found = check::mapping_of(reinterpret_cast<Address>(address));
     if (!found) return kInvalidValue;
     ++found->allocation->references;

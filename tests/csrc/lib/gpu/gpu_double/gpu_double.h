@@ -20,7 +20,7 @@ void gpu_double_open(int gate);
 // Host code as a kernel of the user.
 void gpu_double_call(cuda::Stream stream, void (*function)(void*), void* argument);
 // Calls of `function` ("ncclAllReduce") fail with `result` after `calls` more successful ones, until
-// gpu_double_heal().
+// gpu_double_heal(). A result below 0 is a signal: the process dies there.
 void gpu_double_fail(const char* function, int calls, int result);
 void gpu_double_heal();
 // Every communicator of this rank reports this asynchronous error from now on; its work never ends.
@@ -28,7 +28,7 @@ void gpu_double_break_rank(int rank, int result);
 // What ncclGroupEnd has begun does not go on until this is false again.
 void gpu_double_hold_launches(bool held);
 // ncclCommAbort does not return until this is false again, as that of NCCL before 2.29.7 with a peer that is dead within a
-// symmetric kernel.
+// symmetric kernel; over the real host code such a kernel that begins meanwhile does not look at the abort flag.
 void gpu_double_hold_aborts(bool held);
 // The calling thread begins to capture the stream into a graph, in global mode.
 void gpu_double_capture(cuda::Stream stream);
@@ -44,7 +44,7 @@ int gpu_double_weighted_calls();
 int gpu_double_splits();
 // The names of NVTX ranges since the last time, one a line. Valid until the thread asks again.
 const char* gpu_double_ranges();
-// Bytes that NCCL's calls have found in registered memory so far.
+// Bytes that NCCL's calls have found in registered memory so far; of its real host code: its symmetric kernels, in windows.
 uint64_t gpu_double_placed_bytes();
 // What a library of NCCL's real host code says when it is loaded, instead of registering device code: its version, the
 // names of its device functions in the order of their table, one a line, and of each kernel the host's address.

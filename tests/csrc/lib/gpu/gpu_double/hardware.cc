@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
@@ -115,6 +116,7 @@ int Hardware::next_result(const char* function) {
   auto found = faults.find(function);
   if (found == faults.end() || found->second.calls-- > 0) return 0;
   found->second.calls = 0;
+  if (found->second.result < 0) raise(-found->second.result);
   return found->second.result;
 }
 

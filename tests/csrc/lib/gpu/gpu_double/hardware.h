@@ -95,6 +95,7 @@ class Hardware {
   bool launches_held = false;  // NCCL's own threads launch nothing meanwhile
   bool aborts_held = false;
   int alive = 0;
+  uint64_t placed_bytes = 0;  // that NCCL was given in registered memory
   Random random{1};
 
  private:

@@ -38,7 +38,6 @@ namespace {
 std::map<std::string, std::shared_ptr<Group>> groups;  // by unique id
 uint64_t next_id = 1;
 std::string algorithm;
-uint64_t placed_bytes = 0;
 int most_operators = 0;
 int weighted_calls = 0;
 
@@ -75,7 +74,7 @@ Result enqueue(Hardware& hardware, Comm comm, cuda::Stream stream, Call call) {
   }
   const void* const buffer = call.output ? call.output : call.input;
   if (!comm->registered.place_of(buffer, call.place)) return kInvalidUsage;
-  if (call.place != 0) placed_bytes += call.count * size_of(dtype_of(call.type));
+  if (call.place != 0) hardware.placed_bytes += call.count * size_of(dtype_of(call.type));
   open_group.calls.push_back({comm, stream, call});
   return open_group.depth > 0 ? nccl::kSuccess : check::launch_pending(hardware);
 }
@@ -117,7 +116,7 @@ void gpu_double_hold_aborts(bool held) {
 
 uint64_t gpu_double_placed_bytes() {
   auto lock = Hardware::instance().lock();
-  return placed_bytes;
+  return Hardware::instance().placed_bytes;
 }
 
 int gpu_double_most_operators() {
