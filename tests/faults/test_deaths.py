@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.process import ended
+
 SOON = 20.0  # seconds until a peer hears of it on a busy machine; else 2: runtime_death_test
 
 HEAD = """
@@ -207,13 +209,7 @@ def test_a_tiny_dev_shm_does_not_matter(tmp_path, size):
     )
     command = f"mount -t tmpfs -o size={size} none /dev/shm && exec {sys.executable} {script}"
     tests = str(__file__).rsplit("/faults/", 1)[0]
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", command],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": tests},
-    )
+    done = ended(["unshare", "--mount", "sh", "-c", command], PYTHONPATH=tests)
     assert done.stdout.count("fine") == 2, done.stdout + done.stderr
 
 
@@ -314,7 +310,7 @@ def test_another_user_gets_nothing(fork_ranks, ranks):
         print("nothing")
     """)
     command = ["setpriv", "--reuid=65534", "--clear-groups", "/usr/bin/python3", "-c", stranger]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = ended(command)
     assert done.stdout.splitlines() == ["refused"] * 3 + ["nothing"], done.stdout + done.stderr
     job.kill(1)
     job.ranks[0].wait_for_output("died")

@@ -19,6 +19,7 @@ import pytest
 
 import farandole as fd
 from farandole._library import lib, text
+from harness.process import ended
 
 BUILD = text(lib.farandole_build_id())
 
@@ -51,14 +52,8 @@ print("the parameters hold NaN:", p.isnan().any().item())
 
 
 def top(*arguments, columns="150"):
-    program = "import sys; from farandole.tools.cli import main; sys.exit(main())"
-    result = subprocess.run(
-        [sys.executable, "-c", program, "top", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "COLUMNS": columns},
-    )
+    command = [sys.executable, "-m", "farandole", "top", *map(str, arguments)]
+    result = ended(command, COLUMNS=columns)
     return result.returncode, result.stdout + result.stderr
 
 

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.proc import our_shared_memory, processes_of_sessions, python_stacks
 
@@ -21,6 +22,15 @@ PATIENCE = 120.0  # seconds for what takes a moment, on a machine that is very b
 # How often as long everything may take: where a sanitizer watches.
 SLOWNESS = float(os.environ.get("FARANDOLE_TEST_SLOWNESS", "1"))
 EXIT_SECONDS = 30.0 * SLOWNESS  # for the last descendants to go once the job is over or was killed
+
+
+def ended(
+    argv: Sequence[str | Path], seconds: float = PATIENCE, cwd: Path | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """A command that has ended, with what it printed; `env`: variables beside this process's."""
+    return subprocess.run(
+        argv, cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=seconds
+    )
 
 
 class JobError(AssertionError):
