@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import farandole.torch as hvd
-from harness.toys import assert_same, batch, joined, loss_of, network
+from harness.toys import batch, joined, loss_of, network, train_both
 
 # gloo's threads live on in the process
 pytestmark = [pytest.mark.world("gloo"), pytest.mark.ranks(2, 3)]
@@ -48,16 +48,7 @@ def test_equals_joined_batch(options: dict[str, bool]) -> None:
     ddp = hooked(model, **options)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
     plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
-    for step in range(4):
-        for net, data, own in (
-            (ddp, batch(hvd.rank(), step), optimizer),
-            (reference, joined(step), plain),
-        ):
-            own.zero_grad()
-            loss_of(net, data).backward()
-            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
-            own.step()
-        assert_same(model, reference)
+    train_both(ddp, optimizer, reference, plain, range(4), clip=0.5)
 
 
 def test_two_models_and_no_sync() -> None:
