@@ -89,7 +89,7 @@ class Job:
     def wait_for_all(self) -> None:
         """Until there are four ranks again; they may come one by one."""
         lines = self.run.process.lines()
-        assert any(re.search(r"4 hold in world [2-9]", line) for line in lines), "it has ended"
+        assert any(re.search(r"4 hold in world ([2-9]|\d\d)", line) for line in lines), "it has ended"
 
     def pids(self, host: int, what: str = "program.py") -> list[int]:
         """Processes on a host in whose command this is."""
@@ -149,9 +149,10 @@ def test_a_host_is_lost(make: Callable[..., Job], ranks: tuple[int, ...]) -> Non
     run.process.wait_for_output("4 hold in world 1")
     before = job.pids(0)
     job.hosts.cut_power(len(ranks) - 1)
-    run.process.wait_for_output(f"world 2: {left} ranks")
+    run.process.wait_for_output(f"{left} hold in world")
     assert job.pids(0) == before
-    assert job.finish(left) == ["world 1: 4 ranks", f"world 2: {left} ranks"]
+    worlds = job.finish(left)  # two, or more where a machine is so busy that one is given up
+    assert (worlds[0], worlds[-1][9:]) == ("world 1: 4 ranks", f"{left} ranks")
 
 
 def test_a_lost_host_comes_back(make: Callable[..., Job]) -> None:
@@ -187,14 +188,15 @@ CUTS = {
 
 @pytest.mark.parametrize("way", CUTS)
 def test_a_host_is_cut_off(make: Callable[..., Job], way: str) -> None:
-    """Its ranks end by themselves, before others could take their places; then it is back."""
+    """Its ranks end, by themselves or with their agent, which the supervisor ends where that is
+    quicker; others take their places only then. Then it is back."""
     job = make(2, 2)
     options = ("-np", "4", "--min-np", "2", "-H", job.hosts.places(), *SOON)
     run = job.start(*options)
     run.process.wait_for_output("4 hold in world 1")
     job.hosts.weather(Weather(cut=CUTS[way]))
     run.process.wait_for_output("2 hold in")
-    run.process.wait_for_output(f"the agent on {job.hosts.names[1]} has ended with 1")
+    run.process.wait_for_output(f"the agent on {job.hosts.names[1]} has ended with ")
     assert "4 hold in world 2" not in run.process.output
     job.hosts.weather(Weather())
     job.wait_for_all()
