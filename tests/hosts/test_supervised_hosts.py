@@ -88,8 +88,8 @@ class Job:
 
     def wait_for_all(self) -> None:
         """Until there are four ranks again; they may come one by one."""
-        lines = self.run.process.lines()
-        assert any(re.search(r"4 hold in world ([2-9]|\d\d)", line) for line in lines), "it has ended"
+        again = re.compile(r"4 hold in world ([2-9]|\d\d)")
+        assert any(map(again.search, self.run.process.lines())), "it has ended"
 
     def pids(self, host: int, what: str = "program.py") -> list[int]:
         """Processes on a host in whose command this is."""
