@@ -202,11 +202,11 @@ def rows_of(
     arguments: list[str], ranks: int, env: dict[str, str], hosts: list[str]
 ) -> list[list[Any]]:
     """Runs this file as a job."""
-    from harness.mpirun import mpi_job
+    from harness.mpirun import MpiJob
 
     rows = []
     env = {**env, "OMP_NUM_THREADS": "1"}
-    with mpi_job([sys.executable, __file__, *arguments], ranks, env, hosts) as job:
+    with MpiJob([sys.executable, __file__, *arguments], ranks, env, hosts) as job:
         for line in job.process.lines():
             if line.startswith(MARK):
                 rows.append(json.loads(line.removeprefix(MARK)))

@@ -91,7 +91,7 @@ def job(seeds: int, steps: int) -> None:
 def measure(rate: str, seeds: int, steps: int) -> None:
     """Prints the table."""
     from harness.hosts import simulated_hosts, why_not
-    from harness.mpirun import mpi_job
+    from harness.mpirun import MpiJob
 
     if reason := why_not():
         sys.exit(f"simulated hosts: {reason}")
@@ -100,7 +100,7 @@ def measure(rate: str, seeds: int, steps: int) -> None:
         hosts.shape(rate)
         argv = [sys.executable, __file__, "--job", "--seeds", str(seeds), "--steps", str(steps)]
         env = {**hosts.environment(), "OMP_NUM_THREADS": "1"}
-        with mpi_job(argv, 2, env, hosts.mpi_args()) as running:
+        with MpiJob(argv, 2, env, hosts.mpi_args()) as running:
             for line in running.process.lines():
                 if line.startswith(MARK):
                     name, *row = json.loads(line.removeprefix(MARK))

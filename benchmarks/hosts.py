@@ -91,7 +91,7 @@ def rows_of_job(
 ) -> Iterator[dict[str, Any]]:
     """Runs this program on two hosts that are made for it, and gives each row as it comes."""
     from harness.hosts import simulated_hosts
-    from harness.mpirun import mpi_job
+    from harness.mpirun import MpiJob
 
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -103,7 +103,7 @@ def rows_of_job(
         env = {**hosts.environment(), "OMP_NUM_THREADS": "1", "FARANDOLE_WIRE": wire}
         env["FARANDOLE_WIRE_CHECKSUM"] = checksum
         by = wire if checksum == "on" else f"{wire}-"
-        with mpi_job(argv, HOSTS * ranks, env, hosts.mpi_args()) as job:
+        with MpiJob(argv, HOSTS * ranks, env, hosts.mpi_args()) as job:
             for line in job.process.lines():
                 if line.startswith(MARK):
                     yield {"by": by, **json.loads(line.removeprefix(MARK))}

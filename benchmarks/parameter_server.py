@@ -195,13 +195,13 @@ def main() -> None:
     if options.job:
         job(options.seconds, options.step)
         return
-    from harness.mpirun import mpi_job
+    from harness.mpirun import MpiJob
 
     arguments = [sys.executable, __file__, "--job", f"--seconds={options.seconds}"]
     arguments.append(f"--step={options.step}")
     print(f"{'task':8}{'slow':7}{'way':6}{'batches/s':>10}{'ratio':>7}{'quality':>9}{'ahead':>7}")
     base = 0.0
-    with mpi_job(arguments, options.ranks, {"OMP_NUM_THREADS": "1"}) as running:
+    with MpiJob(arguments, options.ranks, {"OMP_NUM_THREADS": "1"}) as running:
         for line in running.process.lines():
             if line.startswith(MARK):
                 task, slow, way, batches, quality, ahead = json.loads(line.removeprefix(MARK))

@@ -202,9 +202,10 @@ def test_a_tiny_dev_shm_does_not_matter(tmp_path, size):
         textwrap.dedent(f"""
         import sys
         sys.path.insert(0, {str(tmp_path)!r})
-        from harness.fork import fork_run
-        for result in fork_run([sys.executable, {str(program)!r}], 2):
-            print(result.check().out)
+        from harness.fork import ForkJob
+        with ForkJob([sys.executable, {str(program)!r}], 2) as job:
+            for result in job.finish():
+                print(result.check().out)
     """)
     )
     command = f"mount -t tmpfs -o size={size} none /dev/shm && exec {sys.executable} {script}"

@@ -53,7 +53,9 @@ class JobResult:
 
 
 class Process:
-    """A child in its own session, so that `kill` reaches every descendant and nobody else."""
+    """A child in its own session, so that `kill` reaches every descendant and nobody else.
+
+    As a context manager: it is dead when the block is left, however it is left."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         self.started = time.monotonic()
@@ -79,6 +81,12 @@ class Process:
         self._ended = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     @property
     def pid(self) -> int:
@@ -128,6 +136,12 @@ class Process:
         self._reader.join(1.0)  # a descendant that outlives it may hold the pipe open
         return JobResult(returncode, self.output, seconds)
 
+    def end(self, timeout: float = PATIENCE) -> JobResult:
+        """The result; JobError with the output if it still runs after `timeout` seconds."""
+        if result := self.wait(timeout):
+            return result
+        raise JobError(f"hung for {timeout} s\n{self.output}")
+
     def signal(self, number: int) -> None:
         """Send a signal to this one process; none if it has ended."""
         self._child.send_signal(number)
@@ -150,10 +164,18 @@ class Process:
 
 
 class Job:
-    """A running job; `process`, its launcher, gives its output and waits for parts of it."""
+    """A running job; `process`, its launcher, gives its output and waits for parts of it.
+
+    As a context manager: it is dead when the block is left, however it is left."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         self.process = Process(command, env)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
 
     def stacks(self) -> str:
         """Stacks of all Python processes of the job."""

@@ -17,8 +17,8 @@ import pytest
 from schedules.training import undisturbed
 
 from harness.hosts import simulated_hosts
-from harness.process import PATIENCE, Process
-from harness.supervised import SupervisedJob, supervised_job
+from harness.process import Process
+from harness.supervised import SupervisedJob
 from harness.wire import Weather
 
 # With any number of ranks it trains the same. At step 5 ranks hold until there is a file `past`.
@@ -74,7 +74,7 @@ class Job:
         """Starts it."""
         words = ["--checkpoint-dir", str(self.folder / "commits"), *options]
         argv = [sys.executable, "program.py"]
-        self.run = self._stack.enter_context(supervised_job(words, argv, self.environment))
+        self.run = self._stack.enter_context(SupervisedJob(words, argv, self.environment))
         return self.run
 
     def starts_agent(self, host: int) -> Process:
@@ -82,9 +82,7 @@ class Job:
         name = self.hosts.names[host]
         words = ["-m", "farandole", "agent", str(self.folder / "commits"), "--host", name]
         command = self.hosts.command(host, [sys.executable, *words, "--slots", "2"])
-        process = Process(command, self.environment)
-        self._stack.callback(process.kill)
-        return process
+        return self._stack.enter_context(Process(command, self.environment))
 
     def wait_for_all(self) -> None:
         """Until there are four ranks again; they may come one by one."""
@@ -107,9 +105,7 @@ class Job:
         (self.folder / "past").touch()
         out = self.run.finish().check().out
         for agent in agents:
-            result = agent.wait(PATIENCE)
-            assert result is not None, agent.output
-            out += result.check().out
+            out += agent.end().check().out
         ends = re.findall(r"^rank (\d+) of (\d+) ends: (.*)$", out, re.MULTILINE)
         expected = {(str(rank), str(ranks), undisturbed(5)) for rank in range(ranks)}
         assert set(ends) == expected, out

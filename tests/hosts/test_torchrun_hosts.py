@@ -51,9 +51,8 @@ Commands = Sequence[tuple[int, list[str]]]
 def launch(hosts: SimulatedHosts, commands: Commands) -> list[JobResult]:
     """What each command, on its host, ended with."""
     with ExitStack() as stack:
-        jobs = [Process(hosts.command(host, argv), ENVIRONMENT) for host, argv in commands]
-        for job in jobs:
-            stack.callback(job.kill)
+        all_ = [Process(hosts.command(host, argv), ENVIRONMENT) for host, argv in commands]
+        jobs = [stack.enter_context(job) for job in all_]
         results = [job.wait(PATIENCE) for job in jobs]
         outputs = [job.output for job in jobs]
     assert all(results), outputs
