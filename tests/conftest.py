@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from harness.fork import ForkJob, fork_job
-from harness.mpirun import MpiJob, mpi_job
-from harness.supervised import SupervisedJob, supervised_job
+from harness.fork import ForkJob
+from harness.mpirun import MpiJob
+from harness.supervised import SupervisedJob
 
 if "FARANDOLE_TEST_STEP" not in os.environ:  # a rank has harness.inner, from rank_main
     pytest_plugins = ["harness.outer"]
@@ -40,7 +40,7 @@ def fork_ranks(tmp_path: Path) -> Iterator[Callable[..., ForkJob]]:
     with contextlib.ExitStack() as stack:
 
         def start(source: str, ranks: int, env: dict[str, str] | None = None) -> ForkJob:
-            return stack.enter_context(fork_job(_program(tmp_path, source), ranks, env))
+            return stack.enter_context(ForkJob(_program(tmp_path, source), ranks, env))
 
         yield start
 
@@ -56,7 +56,7 @@ def mpi_ranks(tmp_path: Path) -> Iterator[Callable[..., MpiJob]]:
             env: dict[str, str] | None = None,
             mpi_args: tuple[str, ...] = (),
         ) -> MpiJob:
-            return stack.enter_context(mpi_job(_program(tmp_path, source), ranks, env, mpi_args))
+            return stack.enter_context(MpiJob(_program(tmp_path, source), ranks, env, mpi_args))
 
         yield start
 
@@ -72,7 +72,7 @@ def elastic_ranks(
 
         def start(source: str, ranks: int, *options: str, **env: str) -> SupervisedJob:
             words = ["-np", str(ranks), *options] if ranks else options
-            return stack.enter_context(supervised_job(words, _program(tmp_path, source), env))
+            return stack.enter_context(SupervisedJob(words, _program(tmp_path, source), env))
 
         yield start
 

@@ -27,14 +27,10 @@ PAGE_SEEDS = 200
 
 def kill_many(ranks: int, seeds: int) -> float:
     """Seconds that `seeds` jobs took; raises AssertionError with the output if one failed."""
-    process = Process([str(PROGRAM), TEST, "--seeds", str(seeds), "--ranks", str(ranks)], {})
-    try:
-        result = process.wait(10.0 * seeds)
-        assert result is not None, f"hung\n{process.output}"
+    command = [str(PROGRAM), TEST, "--seeds", str(seeds), "--ranks", str(ranks)]
+    with Process(command, {}) as process:
+        result = process.end(10.0 * seeds).check()
         check_no_residue({process.pid})
-    finally:
-        process.kill()
-    assert result.returncode == 0, result.out
     passed = re.search(rf"^ok   {TEST} ([\d.]+) s", result.out, re.MULTILINE)
     assert passed, result.out
     return float(passed[1])

@@ -93,13 +93,9 @@ def test_a_kill_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "killer.py").write_text(KILLER)
     folder = tmp_path / "run"
     folder.mkdir()
-    process = Process([sys.executable, str(tmp_path / "killer.py"), str(KILLS), str(folder)], {})
-    try:
-        done = process.wait(2 * PATIENCE)
-    finally:
-        process.kill()
-    assert done is not None, process.output
-    assert done.returncode == 0, done.out
+    command = [sys.executable, str(tmp_path / "killer.py"), str(KILLS), str(folder)]
+    with Process(command, {}) as process:
+        done = process.end(2 * PATIENCE).check()
     words = done.out.split()
     assert int(words[0]) == KILLS
     assert int(words[2]) > KILLS // 4, done.out

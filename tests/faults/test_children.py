@@ -4,7 +4,6 @@
 It inherits the launcher's variables, and would meet MPI a second time as the same rank.
 """
 
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from collections import Counter
 import pytest
 
 from harness.mpirun import find_mpirun
+from harness.process import ended
 
 OPEN_MPI = "Open MPI" in subprocess.check_output([find_mpirun(), "--version"], text=True)
 once = pytest.mark.skipif(not OPEN_MPI, reason="Hydra takes each of its ranks into MPI once")
@@ -248,10 +248,8 @@ def test_workers_of_the_only_process_of_srun_meet_in_their_store(tmp_path):
     srun = "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURM_LOCALID=0"
     file = tmp_path / "workers.py"
     file.write_text(WORKERS + WORKERS_OF_ONE)
-    env = {**os.environ, **dict(word.split("=") for word in srun.split())}
-    command = [sys.executable, str(file)]
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
-    assert (ended.returncode, told(ended.stdout)) == (0, FROM_ONE), ended
+    done = ended([sys.executable, file], **dict(word.split("=") for word in srun.split()))
+    assert (done.returncode, told(done.stdout)) == (0, FROM_ONE), done
 
 
 def test_more_workers_than_mpirun_knows_are_a_world_for_each_process(mpi_ranks):

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.process import ended
+
 SOON = 20.0  # seconds until a peer hears of it on a busy machine; else 2: runtime_death_test
 
 HEAD = """
@@ -200,20 +202,15 @@ def test_a_tiny_dev_shm_does_not_matter(tmp_path, size):
         textwrap.dedent(f"""
         import sys
         sys.path.insert(0, {str(tmp_path)!r})
-        from harness.fork import fork_run
-        for result in fork_run([sys.executable, {str(program)!r}], 2):
-            print(result.check().out)
+        from harness.fork import ForkJob
+        with ForkJob([sys.executable, {str(program)!r}], 2) as job:
+            for result in job.finish():
+                print(result.check().out)
     """)
     )
     command = f"mount -t tmpfs -o size={size} none /dev/shm && exec {sys.executable} {script}"
     tests = str(__file__).rsplit("/faults/", 1)[0]
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", command],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": tests},
-    )
+    done = ended(["unshare", "--mount", "sh", "-c", command], PYTHONPATH=tests)
     assert done.stdout.count("fine") == 2, done.stdout + done.stderr
 
 
@@ -314,7 +311,7 @@ def test_another_user_gets_nothing(fork_ranks, ranks):
         print("nothing")
     """)
     command = ["setpriv", "--reuid=65534", "--clear-groups", "/usr/bin/python3", "-c", stranger]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = ended(command)
     assert done.stdout.splitlines() == ["refused"] * 3 + ["nothing"], done.stdout + done.stderr
     job.kill(1)
     job.ranks[0].wait_for_output("died")

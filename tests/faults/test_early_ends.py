@@ -35,17 +35,13 @@ def test_a_rank_of_torchrun_that_ends_well(tmp_path: Path) -> None:
     path = tmp_path / "ends.py"
     path.write_text(TORCHRUN)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
-    job = Process([*command, str(path)], {**MPI_ENVIRONMENT, **PATIENT})
-    try:
-        result = job.wait(PATIENCE)
-        assert result is not None, job.output
-        for rank in (0, 2):
-            said = rf"rank {rank} got {ENDED}|rank {rank} got PeerError: .*another rank has left"
-            assert re.search(said, result.out), result.out
-        assert re.search(ENDED, result.out), result.out
-        assert "rank 1 of the 3 of torchrun" in result.out, "it says so itself"
-    finally:
-        job.kill()
+    with Process([*command, str(path)], {**MPI_ENVIRONMENT, **PATIENT}) as job:
+        out = job.end().out
+    for rank in (0, 2):
+        said = rf"rank {rank} got {ENDED}|rank {rank} got PeerError: .*another rank has left"
+        assert re.search(said, out), out
+    assert re.search(ENDED, out), out
+    assert "rank 1 of the 3 of torchrun" in out, "it says so itself"
 
 
 # The end of one rank waits for an event on another: opening a FIFO waits for who opens it too.

@@ -6,7 +6,6 @@ Under the fork launcher (no MPI): survivors live on to write.
 
 import json
 import re
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from farandole.observe import flight
 from farandole.observe.flight import calls_of
 from farandole.tools import cli
+from harness.process import ended
 
 ALLREDUCE = r"\(allreduce at program.py:\d+\)"  # its call has this line
 
@@ -37,13 +37,7 @@ except fd.FarandoleError as error:
 
 
 def run_command(*arguments):
-    program = "import sys; from farandole.tools.cli import main; sys.exit(main())"
-    result = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    result = ended([sys.executable, "-m", "farandole", *map(str, arguments)])
     return result.returncode, result.stdout, result.stderr
 
 

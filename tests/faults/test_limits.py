@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
+
+from harness.process import ended
 
 HEAD = """
 import os, resource, sys
@@ -29,14 +30,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 def alone(source: str, *before: str, **variables: str) -> str:
     """What a world of one prints, which must end well."""
-    done = subprocess.run(
-        [*before, sys.executable, "-c", HEAD + source + CALL],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = ended([*before, sys.executable, "-c", HEAD + source + CALL], **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -19,6 +19,7 @@ import pytest
 
 import farandole as fd
 from farandole._library import lib, text
+from harness.process import ended
 
 BUILD = text(lib.farandole_build_id())
 
@@ -38,6 +39,15 @@ print("up", flush=True)
 threading.Event().wait()
 """
 
+OF_ANOTHER_BUILD = """
+import fcntl, os, signal
+fd = os.memfd_create("farandole-flight", os.MFD_ALLOW_SEALING)
+os.write(fd, b"of another build" * 1000)
+fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+print("up", flush=True)
+signal.pause()
+"""
+
 NAN = """
 import torch, farandole.torch as hvd
 
@@ -51,14 +61,8 @@ print("the parameters hold NaN:", p.isnan().any().item())
 
 
 def top(*arguments, columns="150"):
-    program = "import sys; from farandole.tools.cli import main; sys.exit(main())"
-    result = subprocess.run(
-        [sys.executable, "-c", program, "top", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "COLUMNS": columns},
-    )
+    command = [sys.executable, "-m", "farandole", "top", *map(str, arguments)]
+    result = ended(command, COLUMNS=columns)
     return result.returncode, result.stdout + result.stderr
 
 
@@ -129,16 +133,15 @@ def test_top_fits_80_columns_and_names_the_program(fork_ranks):
 def test_top_shows_a_job_beside_one_of_another_build(fork_ranks):
     job = fork_ranks(UP, 2)
     job.wait_for_output("up")
-    fd = os.memfd_create("farandole-flight", os.MFD_ALLOW_SEALING)
-    os.write(fd, b"of another build" * 1000)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    code, text = top("--once", os.getpid(), job.ranks[0].pid)
-    assert code == 0
-    assert f"farandole top: process {os.getpid()}: this memory holds no flight recorders" in text
+    other = fork_ranks(OF_ANOTHER_BUILD, 1)  # not this process, which may have a world of its own
+    other.wait_for_output("up")
+    pid = other.ranks[0].pid
+    code, text = top("--once", pid, job.ranks[0].pid)
+    assert code == 0, text
+    assert f"farandole top: process {pid}: this memory holds no flight recorders" in text
     assert "2 of 2 ranks" in text
-    code, text = top("--once", os.getpid())
-    os.close(fd)
-    assert (code, text.count("farandole top: ")) == (1, 1)
+    code, text = top("--once", pid)
+    assert (code, text.count("farandole top: ")) == (1, 1), text
 
 
 def test_top_without_a_job_says_so():

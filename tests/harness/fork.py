@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from farandole.start.rendezvous import RendezvousServer
 from harness.proc import processes_of_sessions, python_stacks
@@ -14,7 +13,9 @@ from harness.process import PATIENCE, SLOWNESS, JobError, JobResult, Process, ch
 
 
 class ForkJob:
-    """N running ranks; `ranks[i]` is the Process of rank i."""
+    """N running ranks; `ranks[i]` is the Process of rank i.
+
+    As a context manager: all are dead when the block is left, however it is left."""
 
     def __init__(
         self, argv: Sequence[str], ranks: int, env: Mapping[str, str] | None = None
@@ -23,6 +24,12 @@ class ForkJob:
         self.ranks = [
             Process(argv, {**(env or {}), **self.server.environment(rank)}) for rank in range(ranks)
         ]
+
+    def __enter__(self) -> ForkJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def sessions(self) -> set[int]:
@@ -63,26 +70,3 @@ class ForkJob:
         for rank in self.ranks:
             rank.kill()
         self.server.close()
-
-
-@contextlib.contextmanager
-def fork_job(
-    argv: Sequence[str], ranks: int, env: Mapping[str, str] | None = None
-) -> Iterator[ForkJob]:
-    """A ForkJob that is dead when the block is left, however it is left."""
-    job = ForkJob(argv, ranks, env)
-    try:
-        yield job
-    finally:
-        job.close()
-
-
-def fork_run(
-    argv: Sequence[str],
-    ranks: int,
-    timeout: float = 60.0,
-    env: Mapping[str, str] | None = None,
-) -> list[JobResult]:
-    """Run `argv` on `ranks` ranks without MPI to its end; see ForkJob.finish."""
-    with fork_job(argv, ranks, env) as job:
-        return job.finish(timeout)

@@ -86,18 +86,19 @@ class Cupy:
 
 
 class Torch:
-    """Torch tensors on the current device."""
+    """Torch tensors on the current GPU, or on the CPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cuda") -> None:
         import torch
 
         self._torch: Any = torch
+        self._device = device
 
     def put(self, x: Array, dtype: str) -> Any:
-        return self._torch.from_numpy(np.array(x)).cuda().to(getattr(self._torch, dtype))
+        return self._torch.from_numpy(np.array(x)).to(self._device, getattr(self._torch, dtype))
 
     def get(self, x: Any) -> Array:
-        assert x.is_cuda
+        assert x.device.type == self._device
         wide = x.float() if x.dtype == self._torch.bfloat16 else x
         return np.asarray(wide.cpu().numpy())
 

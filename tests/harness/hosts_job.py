@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.hosts import SimulatedHosts, simulated_hosts
-from harness.mpirun import MpiJob, mpi_job
-from harness.process import PATIENCE, JobError
+from harness.mpirun import MpiJob
+from harness.process import PATIENCE, Job, JobError
 
 __all__ = ["HostsJob", "Start"]
 
@@ -25,7 +25,7 @@ class HostsJob:
     """A job under mpirun on simulated hosts."""
 
     hosts: SimulatedHosts
-    job: MpiJob
+    job: Job
     folder: Path
 
     def output(self) -> str:
@@ -155,5 +155,5 @@ class Start:
         argv = [sys.executable, str(program), *map(str, arguments)]
         environment = hosts.environment() | (env or {})
         options = [*mpi_args, *hosts.mpi_args()]
-        job = self._stack.enter_context(mpi_job(argv, sum(hosts.ranks), environment, options))
+        job = self._stack.enter_context(MpiJob(argv, sum(hosts.ranks), environment, options))
         return HostsJob(hosts, job, self._folder)

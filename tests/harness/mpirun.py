@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.process import Job, JobError, JobResult
@@ -44,21 +43,6 @@ class MpiJob(Job):
         super().__init__(command, {**MPI_ENVIRONMENT, **(env or {})})
 
 
-@contextlib.contextmanager
-def mpi_job(
-    argv: Sequence[str],
-    ranks: int,
-    env: Mapping[str, str] | None = None,
-    mpi_args: Sequence[str] = (),
-) -> Iterator[MpiJob]:
-    """An MpiJob that is dead when the block is left, however it is left."""
-    job = MpiJob(argv, ranks, env, mpi_args)
-    try:
-        yield job
-    finally:
-        job.process.kill()
-
-
 def mpirun(
     argv: Sequence[str],
     ranks: int,
@@ -67,5 +51,5 @@ def mpirun(
     mpi_args: Sequence[str] = (),
 ) -> JobResult:
     """Run `argv` (e.g. [sys.executable, "x.py"]) on `ranks` ranks to its end; see MpiJob.finish."""
-    with mpi_job(argv, ranks, env, mpi_args) as job:
+    with MpiJob(argv, ranks, env, mpi_args) as job:
         return job.finish(timeout)

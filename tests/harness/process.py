@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.proc import our_shared_memory, processes_of_sessions, python_stacks
 
@@ -21,6 +22,15 @@ PATIENCE = 120.0  # seconds for what takes a moment, on a machine that is very b
 # How often as long everything may take: where a sanitizer watches.
 SLOWNESS = float(os.environ.get("FARANDOLE_TEST_SLOWNESS", "1"))
 EXIT_SECONDS = 30.0 * SLOWNESS  # for the last descendants to go once the job is over or was killed
+
+
+def ended(
+    argv: Sequence[str | Path], seconds: float = PATIENCE, cwd: Path | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """A command that has ended, with what it printed; `env`: variables beside this process's."""
+    return subprocess.run(
+        argv, cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=seconds
+    )
 
 
 class JobError(AssertionError):
@@ -43,7 +53,9 @@ class JobResult:
 
 
 class Process:
-    """A child in its own session, so that `kill` reaches every descendant and nobody else."""
+    """A child in its own session, so that `kill` reaches every descendant and nobody else.
+
+    As a context manager: it is dead when the block is left, however it is left."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         self.started = time.monotonic()
@@ -69,6 +81,12 @@ class Process:
         self._ended = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     @property
     def pid(self) -> int:
@@ -118,6 +136,12 @@ class Process:
         self._reader.join(1.0)  # a descendant that outlives it may hold the pipe open
         return JobResult(returncode, self.output, seconds)
 
+    def end(self, timeout: float = PATIENCE) -> JobResult:
+        """The result; JobError with the output if it still runs after `timeout` seconds."""
+        if result := self.wait(timeout):
+            return result
+        raise JobError(f"hung for {timeout} s\n{self.output}")
+
     def signal(self, number: int) -> None:
         """Send a signal to this one process; none if it has ended."""
         self._child.send_signal(number)
@@ -140,10 +164,18 @@ class Process:
 
 
 class Job:
-    """A running job; `process`, its launcher, gives its output and waits for parts of it."""
+    """A running job; `process`, its launcher, gives its output and waits for parts of it.
+
+    As a context manager: it is dead when the block is left, however it is left."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         self.process = Process(command, env)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
 
     def stacks(self) -> str:
         """Stacks of all Python processes of the job."""

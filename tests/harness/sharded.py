@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import farandole.torch as hvd
-from harness.toys import batch, joined, loss_of
 
 __all__ = [
     "MAKES",
@@ -20,7 +19,6 @@ __all__ = [
     "assert_states_equal",
     "same_on_all",
     "sharded",
-    "train",
 ]
 
 Make = Callable[..., torch.optim.Optimizer]
@@ -74,15 +72,6 @@ def sharded(model: nn.Module, make: Make = MAKES["Adam"], **options: Any) -> Any
     optimizer = make(model.parameters())
     options = {"shard_state": "elementwise" if make is Lion else True, **options}
     return hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
-
-
-def train(model: nn.Module, optimizer: Any, steps: range, alone: bool = False) -> None:
-    """`alone`: the reference, on all ranks' data."""
-    for step in steps:
-        optimizer.zero_grad()
-        loss: Any = loss_of(model, joined(step) if alone else batch(hvd.rank(), step))
-        loss.backward()
-        optimizer.step()
 
 
 def same_on_all(model: nn.Module) -> None:

@@ -4,13 +4,12 @@ harness/worlds.py has one that ends with the same bits whatever the number of ra
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.process import Job
@@ -22,7 +21,6 @@ __all__ = [
     "farandole_run",
     "results",
     "story",
-    "supervised_job",
     "training",
     "undisturbed",
 ]
@@ -91,18 +89,6 @@ class SupervisedJob(Job):
         super().__init__(farandole_run(options, argv), env or {})
 
 
-@contextlib.contextmanager
-def supervised_job(
-    options: Sequence[str], argv: Sequence[str], env: Mapping[str, str] | None = None
-) -> Iterator[SupervisedJob]:
-    """A SupervisedJob that is dead when the block is left, however it is left."""
-    job = SupervisedJob(options, argv, env)
-    try:
-        yield job
-    finally:
-        job.process.kill()
-
-
 def results(out: str) -> dict[int, str]:
     """By rank, the weights that TRAINING printed at its end."""
     found = re.findall(r"rank (\d+) of \d+ after \d+ steps: (.*)", out)
@@ -121,7 +107,7 @@ def undisturbed(ranks: int) -> str:
         path = Path(folder) / "program.py"
         path.write_text(training())
         options = ("-np", str(ranks), "--checkpoint-dir", folder)
-        with supervised_job(options, [sys.executable, str(path)]) as job:
+        with SupervisedJob(options, [sys.executable, str(path)]) as job:
             found = results(job.finish().check().out)
     assert len(found) == ranks
     assert len(set(found.values())) == 1

@@ -82,6 +82,34 @@ def loss_of(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
     return nn.functional.mse_loss(model(data[0]), data[1])
 
 
+def train(
+    model: nn.Module,
+    optimizer: Any,
+    steps: range,
+    alone: bool = False,
+    part: int = 0,
+    clip: float = 0.0,
+) -> None:
+    """On this rank's batches; `alone`: on all ranks' in one. `clip`: gradients to this norm."""
+    for step in steps:
+        optimizer.zero_grad()
+        data = joined(step, part) if alone else batch(hvd.rank(), step, part)
+        loss: Any = loss_of(model, data)
+        loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+
+
+def train_both(
+    model: nn.Module, optimizer: Any, reference: nn.Module, plain: Any, steps: range, **how: Any
+) -> None:
+    """All ranks train the model, and this one alone the reference; both learn the same."""
+    train(model, optimizer, steps, **how)
+    train(reference, plain, steps, alone=True, **how)
+    assert_same(model, reference)
+
+
 def assert_same(model: nn.Module, reference: nn.Module) -> None:
     """Equal parameters, to rounding."""
     for own, other in zip(model.parameters(), reference.parameters(), strict=True):

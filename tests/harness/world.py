@@ -17,7 +17,7 @@ from pathlib import Path
 
 from farandole.start.rendezvous import RendezvousServer
 from harness.hosts import simulated_hosts
-from harness.mpirun import mpi_job
+from harness.mpirun import MpiJob
 from harness.process import SLOWNESS, JobError, JobResult
 
 __all__ = ["ENDED", "TOLD", "World"]
@@ -68,7 +68,7 @@ class World:
             mpi_args = simulated.mpi_args()
             self._env |= simulated.environment()
         argv = [sys.executable, "-m", "harness.rank_main", *options]
-        self._job = self._stack.enter_context(mpi_job(argv, ranks, self._env, mpi_args))
+        self._job = self._stack.enter_context(MpiJob(argv, ranks, self._env, mpi_args))
 
     def close(self) -> None:
         """Kills what is left of it."""

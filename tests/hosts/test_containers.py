@@ -53,9 +53,7 @@ def test_a_launchers_container(tmp_path: Path, name: str) -> None:
                 (" examples/", f" {ROOT}/examples/"),
             ):
                 text = text.replace(there, str(here))
-            process = Process([*shell, f"exec {text}"], environment)
-            stack.callback(process.kill)
-            return process
+            return stack.enter_context(Process([*shell, f"exec {text}"], environment))
 
         launcher, *agents = containers(name)
         processes = [start(launcher, "sh", "-c")]
@@ -63,9 +61,7 @@ def test_a_launchers_container(tmp_path: Path, name: str) -> None:
             processes += [start(agent, *hosts.command(host, [])) for host in (0, 1)]
         out = ""
         for process in processes:
-            result = process.wait(2 * PATIENCE)
-            assert result is not None, process.output
-            out += result.check().out
+            out += process.end(2 * PATIENCE).check().out
         accuracy = re.search(r"test accuracy (0\.\d+)", out)
         assert accuracy, out
         assert float(accuracy[1]) > 0.9

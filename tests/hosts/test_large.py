@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.hosts import simulated_hosts, why_not
-from harness.mpirun import mpi_job
+from harness.mpirun import MpiJob
 
 VARIABLE = "FARANDOLE_TEST_LARGE"
 BYTES = 2_200_000_003
@@ -48,5 +48,5 @@ def test_more_than_2_gib(tmp_path: Path) -> None:
     program.write_text(PROGRAM)
     with simulated_hosts(tmp_path, [1, 1]) as hosts:
         argv = [sys.executable, str(program), str(BYTES)]
-        with mpi_job(argv, 2, hosts.environment(), hosts.mpi_args()) as job:
+        with MpiJob(argv, 2, hosts.environment(), hosts.mpi_args()) as job:
             assert job.finish(300).check().out.count("done") == 2

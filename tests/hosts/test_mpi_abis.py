@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from harness.mpi_wheels import (
     pinned,
     unpacked,
 )
-from harness.process import PATIENCE, Job
+from harness.process import PATIENCE, Job, ended
 
 PROGRAM = """
 import os
@@ -96,9 +95,7 @@ def environment_of(row: Row, prefix: Path, hosts: SimulatedHosts) -> dict[str, s
 def doctor(environment: dict[str, str]) -> str:
     """What `farandole doctor` finds about MPI."""
     command = [Path(sys.executable).with_name("farandole"), "doctor", "--json", "--no-self-test"]
-    done = subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, timeout=PATIENCE
-    )
+    done = ended(command, **environment)
     findings = json.loads(done.stdout)["findings"]
     found = next(finding for finding in findings if finding["name"] == "MPI")
     assert found["level"] == "ok"

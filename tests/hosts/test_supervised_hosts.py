@@ -17,8 +17,8 @@ import pytest
 from schedules.training import undisturbed
 
 from harness.hosts import simulated_hosts
-from harness.process import PATIENCE, Process
-from harness.supervised import SupervisedJob, supervised_job
+from harness.process import Process
+from harness.supervised import SupervisedJob
 from harness.wire import Weather
 
 # With any number of ranks it trains the same. At step 5 ranks hold until there is a file `past`.
@@ -74,7 +74,7 @@ class Job:
         """Starts it."""
         words = ["--checkpoint-dir", str(self.folder / "commits"), *options]
         argv = [sys.executable, "program.py"]
-        self.run = self._stack.enter_context(supervised_job(words, argv, self.environment))
+        self.run = self._stack.enter_context(SupervisedJob(words, argv, self.environment))
         return self.run
 
     def starts_agent(self, host: int) -> Process:
@@ -82,14 +82,12 @@ class Job:
         name = self.hosts.names[host]
         words = ["-m", "farandole", "agent", str(self.folder / "commits"), "--host", name]
         command = self.hosts.command(host, [sys.executable, *words, "--slots", "2"])
-        process = Process(command, self.environment)
-        self._stack.callback(process.kill)
-        return process
+        return self._stack.enter_context(Process(command, self.environment))
 
     def wait_for_all(self) -> None:
         """Until there are four ranks again; they may come one by one."""
-        lines = self.run.process.lines()
-        assert any(re.search(r"4 hold in world [2-9]", line) for line in lines), "it has ended"
+        again = re.compile(r"4 hold in world ([2-9]|\d\d)")
+        assert any(map(again.search, self.run.process.lines())), "it has ended"
 
     def pids(self, host: int, what: str = "program.py") -> list[int]:
         """Processes on a host in whose command this is."""
@@ -107,9 +105,7 @@ class Job:
         (self.folder / "past").touch()
         out = self.run.finish().check().out
         for agent in agents:
-            result = agent.wait(PATIENCE)
-            assert result is not None, agent.output
-            out += result.check().out
+            out += agent.end().check().out
         ends = re.findall(r"^rank (\d+) of (\d+) ends: (.*)$", out, re.MULTILINE)
         expected = {(str(rank), str(ranks), undisturbed(5)) for rank in range(ranks)}
         assert set(ends) == expected, out
@@ -149,9 +145,10 @@ def test_a_host_is_lost(make: Callable[..., Job], ranks: tuple[int, ...]) -> Non
     run.process.wait_for_output("4 hold in world 1")
     before = job.pids(0)
     job.hosts.cut_power(len(ranks) - 1)
-    run.process.wait_for_output(f"world 2: {left} ranks")
+    run.process.wait_for_output(f"{left} hold in world")
     assert job.pids(0) == before
-    assert job.finish(left) == ["world 1: 4 ranks", f"world 2: {left} ranks"]
+    worlds = job.finish(left)  # two, or more where a machine is so busy that one is given up
+    assert (worlds[0], worlds[-1][9:]) == ("world 1: 4 ranks", f"{left} ranks")
 
 
 def test_a_lost_host_comes_back(make: Callable[..., Job]) -> None:
@@ -187,14 +184,15 @@ CUTS = {
 
 @pytest.mark.parametrize("way", CUTS)
 def test_a_host_is_cut_off(make: Callable[..., Job], way: str) -> None:
-    """Its ranks end by themselves, before others could take their places; then it is back."""
+    """Its ranks end, by themselves or with their agent, which the supervisor ends where that is
+    quicker; others take their places only then. Then it is back."""
     job = make(2, 2)
     options = ("-np", "4", "--min-np", "2", "-H", job.hosts.places(), *SOON)
     run = job.start(*options)
     run.process.wait_for_output("4 hold in world 1")
     job.hosts.weather(Weather(cut=CUTS[way]))
     run.process.wait_for_output("2 hold in")
-    run.process.wait_for_output(f"the agent on {job.hosts.names[1]} has ended with 1")
+    run.process.wait_for_output(f"the agent on {job.hosts.names[1]} has ended with ")
     assert "4 hold in world 2" not in run.process.output
     job.hosts.weather(Weather())
     job.wait_for_all()

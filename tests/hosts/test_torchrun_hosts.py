@@ -6,12 +6,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch._C._distributed_c10d import Store
-from torch.distributed import PrefixStore, TCPStore
 
 from harness.hosts import SimulatedHosts, simulated_hosts
 from harness.process import PATIENCE, JobResult, Process
@@ -45,23 +42,17 @@ except Exception as error:
 """
 
 
-SECRET = {"FARANDOLE_JOB_SECRET": "a secret of these tests"}
+# What it is for: tests/single/test_torch_meeting.py.
+SECRET = {"FARANDOLE_JOB_SECRET_FILE": "none", "FARANDOLE_JOB_SECRET": "a secret of these tests"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", **SECRET}
 Commands = Sequence[tuple[int, list[str]]]
-
-
-def begin(hosts: SimulatedHosts, commands: Commands, stack: ExitStack) -> list[Process]:
-    """Each command, on its host."""
-    more = {"OMP_NUM_THREADS": "1", "FARANDOLE_JOB_SECRET_FILE": "none", **SECRET}
-    jobs = [Process(hosts.command(host, argv), more) for host, argv in commands]
-    for job in jobs:
-        stack.callback(job.kill)
-    return jobs
 
 
 def launch(hosts: SimulatedHosts, commands: Commands) -> list[JobResult]:
     """What each command, on its host, ended with."""
     with ExitStack() as stack:
-        jobs = begin(hosts, commands, stack)
+        all_ = [Process(hosts.command(host, argv), ENVIRONMENT) for host, argv in commands]
+        jobs = [stack.enter_context(job) for job in all_]
         results = [job.wait(PATIENCE) for job in jobs]
         outputs = [job.output for job in jobs]
     assert all(results), outputs
@@ -106,64 +97,6 @@ def test_variables_on_three_hosts(program: str, tmp_path: Path) -> None:
     for rank in range(3):
         assert out.count(f"0: rank {rank} of 3, here 0/1: 6.") == 1, out
         assert out.count(f"1: rank {rank} of 3, here 0/1: 6.") == 1, out
-
-
-def two_ranks(hosts: SimulatedHosts, program: str, *more: str) -> Commands:
-    """One on each host, with further variables."""
-    command = [sys.executable, program, "plain"]
-    return [(rank, [*variables(hosts, rank, 2), *more, *command]) for rank in range(2)]
-
-
-def test_hosts_without_a_secret_are_refused(program: str, tmp_path: Path) -> None:
-    """On every rank, with the remedy: the store would show their keys to anybody."""
-    with simulated_hosts(tmp_path, [1, 1]) as hosts:
-        results = launch(hosts, two_ranks(hosts, program, "FARANDOLE_JOB_SECRET="))
-    for result in results:
-        assert result.returncode != 0
-        text = (
-            "LibraryError: init(): the ranks are on several hosts and meet by torch.distributed's"
-        )
-        assert text in result.out, result.out
-        assert "ranks 0, 1 have no secret" in result.out
-        assert "openssl rand -hex 32 > " in result.out
-
-
-def test_a_trusted_network(program: str, tmp_path: Path) -> None:
-    more = ("FARANDOLE_JOB_SECRET=", "FARANDOLE_TRUST_NETWORK=1")
-    with simulated_hosts(tmp_path, [1, 1]) as hosts:
-        results = launch(hosts, two_ranks(hosts, program, *more))
-    out = "".join(result.out for result in results)
-    assert [result.returncode for result in results] == [0, 0], out
-    assert out.count("FARANDOLE_TRUST_NETWORK=1: the job's keys pass") == 2, "once for each init()"
-
-
-def test_a_stranger_reads_the_store(program: str, tmp_path: Path) -> None:
-    """One on the network, without a credential; the peer info, of a host's name too, is sealed."""
-    waits = "        __import__('signal').pause()\n"
-    Path(program).write_text(PROGRAM.replace("        hvd.shutdown()\n", waits))
-    with simulated_hosts(tmp_path, [1, 1]) as hosts, ExitStack() as stack:
-        jobs = begin(hosts, two_ranks(hosts, program), stack)
-        for job in jobs:
-            job.wait_for_output("0: rank")
-        seen = store_of(hosts.address(0))
-    names = [name.encode() for name in hosts.names]
-    for _, told in seen:
-        assert not [name for name in names if name in told]
-    assert [number for number, _ in seen] == [*range(5), *range(5)], "all that init() says"
-
-
-def store_of(address: str) -> list[tuple[int, bytes]]:
-    """By rank and round what is in torchrun's store, which this process finds as anybody could."""
-    store: Store = TCPStore(address, int(PORT), None, False, timedelta(seconds=PATIENCE))
-    store = PrefixStore("farandole", PrefixStore("attempt 0 of 2", store))
-    meeting = store.get(f"meeting of {store.get('ticket of 1').decode()}").decode()
-    store = PrefixStore(meeting, store)
-    return [
-        (number, bytes.fromhex(store.get(f"{number}/{rank}").decode()))
-        for rank in range(2)
-        for number in range(10)
-        if store.check([f"{number}/{rank}"])
-    ]
 
 
 @pytest.mark.parametrize("absent", [0, 1])

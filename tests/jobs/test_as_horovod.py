@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.mpirun import mpirun
+from harness.process import ended
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "horovod_scripts"
 COMMAND = [sys.executable, "-m", "farandole.as_horovod"]
@@ -44,9 +45,7 @@ def test_scripts_at_two_ranks(tmp_path: Path) -> None:
 
 
 def alone(*arguments: str, cwd: Path = SCRIPTS) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120, check=False
-    )
+    return ended([*COMMAND, *arguments], cwd=cwd)
 
 
 @pytest.mark.parametrize("as_module", [False, True])

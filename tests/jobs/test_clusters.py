@@ -24,7 +24,7 @@ from kubeflow_trainer_api import models
 
 from farandole.launch.job import parse_hostfile
 from farandole.tools import cli
-from harness.process import PATIENCE, Process
+from harness.process import Process
 from harness.supervised import TRAINING, results
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -186,31 +186,20 @@ def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Batch:
 
 @pytest.mark.parametrize("script", ["train.sbatch", "elastic.sbatch", "requeue.sbatch"])
 def test_a_batch_script_trains(batch: Batch, script: str) -> None:
-    process = batch.start(script)
-    try:
-        result = process.wait(PATIENCE)
-        assert result is not None, process.output
-        assert results(result.check().out).keys() == {0, 1}
+    with batch.start(script) as process:
+        assert results(process.end().check().out).keys() == {0, 1}
         assert not (batch.folder / "scontrol.log").exists()
-    finally:
-        process.kill()
 
 
 @pytest.mark.parametrize("script", ["elastic.sbatch", "requeue.sbatch"])
 def test_a_batch_script_that_is_out_of_time(batch: Batch, script: str) -> None:
     """USR1 to the batch shell, as --signal=B:USR1@120 sends it."""
-    process = batch.start(script, HOLDS="1")
-    try:
+    with batch.start(script, HOLDS="1") as process:
         process.wait_for_output("holds")
         process.signal(signal.SIGUSR1)
-        result = process.wait(PATIENCE)
-        assert result is not None, process.output
+        result = process.end()
         assert result.returncode == 75, result.out
-        if script == "requeue.sbatch":
-            assert (batch.folder / "scontrol.log").read_text() == "requeue 7\n"
-        again = batch.start(script)
-        out = again.wait(PATIENCE)
-        assert out is not None, again.output
-        assert out.check().out.count("reset on") == 2, "it goes on from the commit"
-    finally:
-        process.kill()
+    if script == "requeue.sbatch":
+        assert (batch.folder / "scontrol.log").read_text() == "requeue 7\n"
+    with batch.start(script) as again:
+        assert again.end().check().out.count("reset on") == 2, "it goes on from the commit"

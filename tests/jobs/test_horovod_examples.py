@@ -79,10 +79,5 @@ def test_example_at_two_ranks(folder: Path, script: str, arguments: str) -> None
 
 def test_mnist_starts_itself(folder: Path) -> None:
     script = str(SOURCE / "pytorch" / "pytorch_mnist.py")
-    job = Process([*AS_HOROVOD, script, "--num-proc", "2", *MNIST.split()], MPI_ENVIRONMENT)
-    try:
-        result = job.wait(SECONDS)
-        assert result is not None, job.output
-        assert "Test set: Average loss" in result.check().out
-    finally:
-        job.kill()
+    with Process([*AS_HOROVOD, script, "--num-proc", "2", *MNIST.split()], MPI_ENVIRONMENT) as job:
+        assert "Test set: Average loss" in job.end(SECONDS).check().out

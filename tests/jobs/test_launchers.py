@@ -17,6 +17,7 @@ from farandole.launch.job import Host, Job
 from farandole.start import launchers, places
 from farandole.start.families import FAMILIES, UNKNOWN, family
 from harness.launchers import install
+from harness.process import ended
 
 OPEN_MPI, CRAY, MPICH = FAMILIES
 DOUBLES = {
@@ -26,6 +27,7 @@ DOUBLES = {
     "mpirun_rsh": "bin/mpirun_rsh",
     "parastation": "psmpi/bin/mpiexec",
 }
+NO_MPI = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
 PROGRAM = """
 import numpy as np
 import farandole as fd
@@ -49,28 +51,14 @@ def run(launcher: str, ranks: int = 2, *words: str, **env: str) -> subprocess.Co
     """`farandole run` where no MPI can be loaded."""
     program = str(Path(sys.executable).with_name("farandole"))
     line = [program, "run", "-np", str(ranks), "--launcher", launcher, *words]
-    environment = {**os.environ, "MPI4PY_LIBMPI": "/nowhere/libmpi.so", **env}
-    return subprocess.run(
-        [*line, sys.executable, "-c", PROGRAM],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    return ended([*line, sys.executable, "-c", PROGRAM], **NO_MPI, **env)
 
 
 def direct(
     double: str, options: list[str], program: str = PROGRAM, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """The launcher itself, without what `farandole run` tells each rank."""
-    environment = {**os.environ, "MPI4PY_LIBMPI": "/nowhere/libmpi.so", **env}
-    return subprocess.run(
-        [double, *options, sys.executable, "-c", program],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    return ended([double, *options, sys.executable, "-c", program], **NO_MPI, **env)
 
 
 def check_sums(done: subprocess.CompletedProcess[str], ranks: int) -> None:

@@ -59,13 +59,8 @@ def script(tmp_path: Path) -> str:
 
 def farandole_run(*words: str, ranks: int = 2) -> str:
     """The output of a job that ends well."""
-    job = Process([FARANDOLE, "run", "-np", str(ranks), *words], MPI_ENVIRONMENT)
-    try:
-        result = job.wait(PATIENCE)
-        assert result is not None, job.output
-        return result.check().out
-    finally:
-        job.kill()
+    with Process([FARANDOLE, "run", "-np", str(ranks), *words], MPI_ENVIRONMENT) as job:
+        return job.end().check().out
 
 
 @pytest.mark.parametrize("words", [["gloo"], ["farandole", "farandole.torch"]])
@@ -239,11 +234,7 @@ def test_children_of_a_process_that_met_nobody_say_nothing(tmp_path: Path) -> No
 
 def test_torchruns_own_scripts_say_nothing(script: str) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    job = Process([*command, script, "farandole", "farandole.torch"], MPI_ENVIRONMENT)
-    try:
-        result = job.wait(PATIENCE)
-        assert result is not None, job.output
-        assert result.check().out.count("moved by 1.000.") == 2
-        assert ALONE not in result.out
-    finally:
-        job.kill()
+    with Process([*command, script, "farandole", "farandole.torch"], MPI_ENVIRONMENT) as job:
+        out = job.end().check().out
+    assert out.count("moved by 1.000.") == 2
+    assert ALONE not in out

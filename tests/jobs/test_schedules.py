@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from harness.supervised import supervised_job
+from harness.supervised import SupervisedJob
 from harness.worlds import WORLDS, check
 
 QUICK, LONG = 5, 200
@@ -82,5 +82,5 @@ def test_any_schedule(schedule: Schedule) -> None:
         deaths = [tuple(death) for death in schedule.deaths]
         path.write_text(WORLDS + PROGRAM.format(deaths=deaths))
         options += ["--checkpoint-dir", folder]
-        with supervised_job(options, [sys.executable, str(path)], env) as job:
+        with SupervisedJob(options, [sys.executable, str(path)], env) as job:
             check(job.finish())

@@ -80,9 +80,8 @@ def program(tmp_path: Path) -> str:
 def run(commands: Sequence[Sequence[str]], **variables: str) -> list[tuple[int, str]]:
     """Exit codes and outputs of commands side by side."""
     with ExitStack() as stack:
-        jobs = [Process(command, {**ENVIRONMENT, **variables}) for command in commands]
-        for job in jobs:
-            stack.callback(job.kill)
+        environment = {**ENVIRONMENT, **variables}
+        jobs = [stack.enter_context(Process(command, environment)) for command in commands]
         results = [job.wait(PATIENCE) for job in jobs]
         outputs = [job.output for job in jobs]
     assert all(results), outputs

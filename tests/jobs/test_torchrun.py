@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.mpirun import MPI_ENVIRONMENT, find_mpirun
-from harness.process import PATIENCE, Process
+from harness.process import Process
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "torch_digits.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -57,16 +57,9 @@ def start(tmp_path):
 
         def call(launcher, mode="meets", **variables):
             process = Process([*launcher, str(path), mode], {**ENVIRONMENT, **variables})
-            stack.callback(process.kill)
-            return process
+            return stack.enter_context(process)
 
         yield call
-
-
-def finish(process):
-    result = process.wait(PATIENCE)
-    assert result is not None, process.output
-    return result
 
 
 def ranks(count, *more):
@@ -89,8 +82,8 @@ def free_port():
 
 def test_the_example(tmp_path):
     checkpoint = ["--checkpoint", str(tmp_path / "digits.pt")]
-    process = Process([*ranks(2), str(EXAMPLE), "--epochs", "1", *checkpoint], {})
-    result = finish(process)
+    with Process([*ranks(2), str(EXAMPLE), "--epochs", "1", *checkpoint], {}) as process:
+        result = process.end()
     assert result.returncode == 0, result.out
     assert "parameters identical on all ranks: yes" in result.out
 
@@ -99,7 +92,7 @@ def test_jobs_at_once(start):
     """And a child of a rank, which is none."""
     port = f"--master-port={free_port()}"
     jobs = [start(ranks(2)), start([*TORCHRUN, port, "--nproc-per-node=2"], "forks")]
-    first, second = map(finish, jobs)
+    first, second = (job.end() for job in jobs)
     check_all_met(first, 2)
     check_all_met(second, 2)
     for rank in range(2):
@@ -107,7 +100,7 @@ def test_jobs_at_once(start):
 
 
 def test_a_rank_that_dies_and_a_restart(start):
-    result = finish(start(ranks(2, "--max-restarts=1"), "dies"))
+    result = start(ranks(2, "--max-restarts=1"), "dies").end()
     assert re.search(r"farandole error: rank 1 .*died", result.out), result.out
     check_all_met(result, 2, attempt=1)
 
@@ -125,7 +118,7 @@ def test_a_rank_that_never_comes(start, absent):
     jobs = [start([sys.executable], f"absent {absent}", **LIMIT, **own) for own in places]
     del jobs[absent]
     for rank, job in zip({0, 1, 2} - {absent}, jobs, strict=True):
-        result = finish(job)
+        result = job.end()
         assert result.returncode != 0
         text = f"rank {rank} got StallError: init(): rank {absent} did not come to the rendezvous"
         assert text in result.out, result.out
@@ -135,7 +128,7 @@ def test_a_rank_that_never_comes(start, absent):
 def test_a_port_that_changes_in_a_living_process(start):
     port = free_port()
     jobs = [start([sys.executable], "moves", **place(rank, 2, port), **LIMIT) for rank in range(2)]
-    out = "".join(finish(job).check().out for job in jobs)
+    out = "".join(job.end().check().out for job in jobs)
     for rank in range(2):
         assert out.count(f"rank {rank} of 2 has 3.") == 2
 
@@ -157,7 +150,7 @@ def test_a_port_that_changes_in_a_living_process(start):
     ],
 )
 def test_a_promise_that_cannot_be_kept(start, variables, text):
-    result = finish(start([sys.executable], **variables))
+    result = start([sys.executable], **variables).end()
     assert result.returncode == 1
     assert re.search(f"got LibraryError: .*{text}.*Remedy", result.out), result.out
 
@@ -165,14 +158,14 @@ def test_a_promise_that_cannot_be_kept(start, variables, text):
 def test_a_promise_of_other_hosts(start):
     """Ranks elsewhere meet by torch's store, which nobody serves here; tests/hosts has better."""
     own = {**place(1, 4, free_port()), "LOCAL_WORLD_SIZE": "2"}
-    result = finish(start([sys.executable], **own, **LIMIT))
+    result = start([sys.executable], **own, **LIMIT).end()
     assert result.returncode == 1
     assert "got StallError: init(): no store answers at MASTER_ADDR" in result.out, result.out
 
 
 def test_a_world_of_one_in_spite_of_variables(start):
     alone = {"FARANDOLE_RENDEZVOUS": "none"}
-    result = finish(start([sys.executable], WORLD_SIZE="2", RANK="1", **alone))
+    result = start([sys.executable], WORLD_SIZE="2", RANK="1", **alone).end()
     assert result.check().out.count("rank 0 of 1 has 1.") == 2
 
 
@@ -192,18 +185,18 @@ def test_another_job_with_this_port(start):
     first = start([sys.executable], "meets", **place(0, 2, port))
     while not listens(first):
         assert first.returncode is None, first.output
-    second = finish(start([sys.executable], **place(0, 2, port)))
+    second = start([sys.executable], **place(0, 2, port)).end()
     assert re.search(rf"LibraryError: .*same MASTER_PORT={port} .*Remedy", second.out), second.out
-    finish(start([sys.executable], **place(1, 2, port))).check()
-    finish(first).check()
+    start([sys.executable], **place(1, 2, port)).end().check()
+    first.end().check()
 
 
 def test_mpirun_with_variables_of_torchrun(start):
     mpirun = [find_mpirun(), "-np", "2"]
     shell = ["bash", "-c", 'RANK=${OMPI_COMM_WORLD_RANK-$PMI_RANK} exec "$0" "$@"', sys.executable]
-    check_all_met(finish(start([*mpirun, *shell], WORLD_SIZE="2")), 2)
-    check_all_met(finish(start([*mpirun, sys.executable], WORLD_SIZE="2")), 2)
-    result = finish(start([*mpirun, sys.executable], WORLD_SIZE="4", RANK="1"))
+    check_all_met(start([*mpirun, *shell], WORLD_SIZE="2").end(), 2)
+    check_all_met(start([*mpirun, sys.executable], WORLD_SIZE="2").end(), 2)
+    result = start([*mpirun, sys.executable], WORLD_SIZE="4", RANK="1").end()
     assert result.returncode != 0
     text = "says rank . of 2, but WORLD_SIZE=4 and RANK=1 say otherwise. Remedy"
     assert re.search(f"got LibraryError: .*{text}", result.out), result.out

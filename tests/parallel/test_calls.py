@@ -122,17 +122,3 @@ def test_torch_and_numpy_meet_under_one_name():
     assert np.asarray(gathered).shape == (2 * fd.size(), 3)
     assert fd.broadcast_(x, 0, name="mixed.broadcast") is x
     assert np.asarray(x).tolist() == [[1.0] * 3] * 2
-
-
-def test_bfloat16():
-    torch = pytest.importorskip("torch")
-    for shape in [(), (7,), (1 << 19,), (0,)]:
-        inputs = [torch.from_numpy(data(r, shape, "float32")).bfloat16() for r in range(fd.size())]
-        mine = inputs[fd.rank()]
-        result = fd.allreduce(mine, op=fd.Sum)
-        assert result.dtype == torch.bfloat16
-        assert torch.equal(result, torch.stack(inputs).float().sum(0).bfloat16())
-    rows = torch.full((2, 3), fd.rank() + 0.5).bfloat16()
-    gathered = fd.allgather(rows)
-    assert gathered.dtype == torch.bfloat16
-    assert gathered[:, 0].float().tolist() == [r + 0.5 for r in range(fd.size()) for _ in "ab"]

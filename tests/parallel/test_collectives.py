@@ -8,19 +8,9 @@ import numpy as np
 import pytest
 
 import farandole as fd
-from harness.arrays import (
-    DTYPES,
-    FLOATS,
-    assert_same,
-    data,
-    reduced,
-)
-from harness.collectives import CHECKS
-
-
-@functools.lru_cache(maxsize=8)  # the next op of this dtype takes the same
-def everyone(shape, dtype, salt=0):
-    return [data(rank, shape, dtype, salt) for rank in range(fd.size())]
+from harness.arrays import DTYPES, FLOATS, assert_same, reduced
+from harness.collectives import CHECKS, everyone
+from harness.gpu_arrays import Torch
 
 
 class NumPy:
@@ -29,10 +19,10 @@ class NumPy:
     put, get = staticmethod(np.array), staticmethod(np.asarray)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16"])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_collective(check, dtype):
-    check(NumPy(), dtype)
+    check(Torch("cpu") if dtype == "bfloat16" else NumPy(), dtype)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

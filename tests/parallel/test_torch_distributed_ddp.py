@@ -18,7 +18,7 @@ from torch.utils.data import DistributedSampler
 
 import farandole.torch as hvd
 from harness.c10d import backend, since  # noqa: F401 (a fixture of all tests)
-from harness.toys import assert_same, batch, joined, loss_of, network
+from harness.toys import assert_same, batch, joined, loss_of, network, train, train_both
 
 pytestmark = [
     pytest.mark.ranks(2, 4),
@@ -34,13 +34,6 @@ def ddp_of(model: nn.Module, **options: Any) -> Any:
     return DistributedDataParallel(model, bucket_cap_mb=SMALL, **options)
 
 
-def train(net: Any, data: Any, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.zero_grad()
-    loss_of(net, data).backward()
-    torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
-    optimizer.step()
-
-
 @pytest.mark.parametrize("option", [None, *OPTIONS])
 def test_ddp_equals_joined_batch(option: str | None) -> None:
     model, reference = network(), network()
@@ -50,10 +43,7 @@ def test_ddp_equals_joined_batch(option: str | None) -> None:
     ddp = ddp_of(model, **({option: True} if option else {}))
     own = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
     plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
-    for step in range(4):
-        train(ddp, batch(hvd.rank(), step), own)
-        train(reference, joined(step), plain)
-        assert_same(model, reference)
+    train_both(ddp, own, reference, plain, range(4), clip=0.5)
 
 
 def test_no_sync_and_two_models() -> None:
@@ -169,10 +159,7 @@ def test_zero_redundancy_optimizer() -> None:
     ddp = ddp_of(model)
     own = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.01)
     plain = torch.optim.Adam(reference.parameters(), lr=0.01)
-    for step in range(3):
-        train(ddp, batch(hvd.rank(), step), own)
-        train(reference, joined(step), plain)
-    assert_same(model, reference)
+    train_both(ddp, own, reference, plain, range(3), clip=0.5)
     own.consolidate_state_dict(to=0)
     if hvd.rank() == 0:
         assert len(own.state_dict()["state"]) == len(list(model.parameters()))
@@ -192,9 +179,8 @@ def test_fsdp2(reshard: bool) -> None:
     fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
     own = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
-    for step in range(3):
-        train(model, batch(hvd.rank(), step), own)
-        train(reference, joined(step), plain)
+    train(model, own, range(3), clip=0.5)
+    train(reference, plain, range(3), alone=True, clip=0.5)
     for p, q in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(p.full_tensor(), q, rtol=1e-9, atol=1e-11)
 

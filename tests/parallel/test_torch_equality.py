@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import farandole.torch as hvd
 from farandole.observe import flight
 from farandole.torch.gradients import reducer
-from harness.toys import batch, loss_of, network
+from harness.toys import batch, loss_of, network, train
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +34,7 @@ def made(model: nn.Module, lr: float = 0.1, **options: Any) -> Any:
 
 
 def step(model: nn.Module, optimizer: Any, number: int = 0) -> None:
-    optimizer.zero_grad()
-    loss_of(model, batch(hvd.rank(), number)).backward()
-    optimizer.step()
+    train(model, optimizer, range(number, number + 1))
 
 
 def test_no_broadcast() -> None:

@@ -11,7 +11,17 @@ import torch
 from torch import Tensor, nn
 
 import farandole.torch as hvd
-from harness.toys import assert_same, batch, joined, loss_of, network, push, total, toys
+from harness.toys import (
+    assert_same,
+    batch,
+    joined,
+    loss_of,
+    network,
+    push,
+    total,
+    toys,
+    train,
+)
 
 pytestmark = pytest.mark.ranks(2, 3)
 OPS = pytest.mark.parametrize("op", [hvd.Average, hvd.Sum], ids=["average", "sum"])
@@ -61,21 +71,15 @@ def test_each_thread_trains_a_model_of_its_own() -> None:
         hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05)) for model in models
     ]
 
-    def train(number: int) -> None:
-        for step in range(40):
-            optimizers[number].zero_grad()
-            loss_of(models[number], batch(hvd.rank(), step, number)).backward()
-            optimizers[number].step()
+    def run(number: int) -> None:
+        train(models[number], optimizers[number], range(40), part=number)
 
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(train, range(2)))
+        list(threads.map(run, range(2)))
     for number, model in enumerate(models):
         reference = network()
         plain = torch.optim.SGD(reference.parameters(), lr=0.05)
-        for step in range(40):
-            plain.zero_grad()
-            loss_of(reference, joined(step, number)).backward()
-            plain.step()
+        train(reference, plain, range(40), alone=True, part=number)
         assert_same(model, reference)
 
 
@@ -86,22 +90,17 @@ def test_a_step_that_is_compiled() -> None:
     plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.5)
 
     @torch.compile(backend="eager")
-    def train(data: tuple[Tensor, Tensor]) -> None:
+    def one_step(data: tuple[Tensor, Tensor]) -> None:
         optimizer.zero_grad()
         loss_of(model, data).backward()
         optimizer.step()
 
     step_only = torch.compile(optimizer.step, backend="eager")
     for step in range(4):
-        train(batch(hvd.rank(), step))
-        plain.zero_grad()
-        loss_of(reference, joined(step)).backward()
-        plain.step()
+        one_step(batch(hvd.rank(), step))
     for step in range(4, 7):
         optimizer.zero_grad()
         loss_of(model, batch(hvd.rank(), step)).backward()
         step_only()
-        plain.zero_grad()
-        loss_of(reference, joined(step)).backward()
-        plain.step()
+    train(reference, plain, range(7), alone=True)
     assert_same(model, reference)

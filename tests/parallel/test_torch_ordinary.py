@@ -14,7 +14,19 @@ import torch
 from torch import Tensor, nn
 
 import farandole.torch as hvd
-from harness.toys import assert_same, batch, grad_is, joined, loss_of, network, push, total, toys
+from harness.toys import (
+    assert_same,
+    batch,
+    grad_is,
+    joined,
+    loss_of,
+    network,
+    push,
+    total,
+    toys,
+    train,
+    train_both,
+)
 
 pytestmark = pytest.mark.ranks(2, 3)
 COPIES = {
@@ -34,8 +46,7 @@ def test_a_copy_raises_until_it_is_distributed(how: str, op: Any) -> None:
     model = network()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), op=op)
-    loss_of(model, batch(hvd.rank(), 0)).backward()
-    optimizer.step()
+    train(model, optimizer, range(1))
     twin, twins = COPIES[how]((model, optimizer))
     assert isinstance(twins, torch.optim.SGD)
     torch.testing.assert_close(twins.state_dict(), optimizer.state_dict())
@@ -44,10 +55,8 @@ def test_a_copy_raises_until_it_is_distributed(how: str, op: Any) -> None:
         twins.step()
     twins.zero_grad()
     twins = hvd.DistributedOptimizer(twins, twin.named_parameters(), op=op)
-    for own, stepper in ((model, optimizer), (twin, twins)):
-        stepper.zero_grad()
-        loss_of(own, batch(hvd.rank(), 1)).backward()
-        stepper.step()
+    train(model, optimizer, range(1, 2))
+    train(twin, twins, range(1, 2))
     assert_same(twin, model)
 
 
@@ -155,15 +164,7 @@ def test_an_assigned_state_dict() -> None:
     optimizer.param_groups[0]["params"] = list(model.parameters())
     reference = network()
     plain = torch.optim.SGD(reference.parameters(), lr=0.1)
-    for step in range(2):
-        for own, stepper, data in (
-            (model, optimizer, batch(hvd.rank(), step)),
-            (reference, plain, joined(step)),
-        ):
-            stepper.zero_grad()
-            loss_of(own, data).backward()
-            stepper.step()
-        assert_same(model, reference)
+    train_both(model, optimizer, reference, plain, range(2))
 
 
 # ---- base classes
@@ -196,10 +197,7 @@ def test_any_base_class(kind: type[torch.optim.SGD], options: dict[str, Any]) ->
     assert isinstance(steppers[0], kind)
     assert isinstance(steppers[0], hvd.ReducingOptimizer)
     for model, stepper in zip(models, steppers, strict=True):
-        for step in range(2):
-            stepper.zero_grad()
-            loss_of(model, batch(hvd.rank(), step)).backward()
-            stepper.step()
+        train(model, stepper, range(2))
     assert_same(*models)
 
 

@@ -19,9 +19,19 @@ from harness.sharded import (
     assert_states_equal,
     same_on_all,
     sharded,
-    train,
 )
-from harness.toys import assert_same, batch, joined, loss_of, network, push_each, total, toys
+from harness.toys import (
+    assert_same,
+    batch,
+    joined,
+    loss_of,
+    network,
+    push_each,
+    total,
+    toys,
+    train,
+    train_both,
+)
 
 together = pytest.mark.ranks(2, 3, 4)
 
@@ -33,9 +43,7 @@ together = pytest.mark.ranks(2, 3, 4)
 def test_trains_as_one_process(name: str) -> None:
     model, reference = network(), network()
     optimizer, alone = sharded(model, MAKES[name]), MAKES[name](reference.parameters())
-    train(model, optimizer, range(8))
-    train(reference, alone, range(8), alone=True)
-    assert_same(model, reference)
+    train_both(model, optimizer, reference, alone, range(8))
     same_on_all(model)
     assert_states_equal(optimizer.state_dict(), alone.state_dict())
 
@@ -389,9 +397,8 @@ def test_after_a_restart() -> None:
     train(model, optimizer, range(3))
     hvd.shutdown()
     hvd.init()
-    train(model, optimizer, range(3, 6))
-    train(reference, alone, range(6), alone=True)
-    assert_same(model, reference)
+    train(reference, alone, range(3), alone=True)
+    train_both(model, optimizer, reference, alone, range(3, 6))
 
 
 @together

@@ -19,9 +19,8 @@ from harness.sharded import (
     assert_states_equal,
     same_on_all,
     sharded,
-    train,
 )
-from harness.toys import assert_same, network
+from harness.toys import assert_same, network, train, train_both
 
 together = pytest.mark.ranks(2, 3, 4)
 
@@ -80,9 +79,7 @@ def test_state_of_another_number_of_ranks(other: int) -> None:
     model.load_state_dict(reference.state_dict())
     optimizer = sharded(model)
     optimizer.load_state_dict(hvd.merge_sharded_state_dicts(copy.deepcopy(saved[::-1])))
-    train(model, optimizer, range(3, 6))
-    train(reference, alone, range(3, 6), alone=True)
-    assert_same(model, reference)
+    train_both(model, optimizer, reference, alone, range(3, 6))
     back = MAKES["Adam"](reference.parameters())
     back.load_state_dict(optimizer.state_dict())
     assert_states_equal(back.state_dict(), alone.state_dict())
@@ -97,9 +94,7 @@ def test_state_from_before_is_divided() -> None:
     plain = MAKES["Adam"](model.parameters())
     plain.load_state_dict(copy.deepcopy(alone.state_dict()))
     optimizer = hvd.DistributedOptimizer(plain, shard_state=True)
-    train(model, optimizer, range(3, 6))
-    train(reference, alone, range(3, 6), alone=True)
-    assert_same(model, reference)
+    train_both(model, optimizer, reference, alone, range(3, 6))
 
 
 @together

@@ -13,7 +13,7 @@ from torch import nn
 
 import farandole.torch as hvd
 from farandole.errors import StallError
-from harness.toys import assert_same, batch, joined, loss_of, network
+from harness.toys import assert_same, batch, loss_of, network, train
 
 
 def meet(name: str) -> None:
@@ -56,9 +56,7 @@ def test_a_rank_that_comes_late(call: str, bucket_view: bool) -> None:
         getattr(optimizer, call)(timeout=60.0)
         if call == "synchronize":
             optimizer.step()
-        plain.zero_grad()
-        loss_of(reference, joined(step)).backward()
-        plain.step()
+        train(reference, plain, range(step, step + 1), alone=True)
         assert_same(model, reference)
 
 

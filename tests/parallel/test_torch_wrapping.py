@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import farandole.torch as hvd
-from harness.toys import assert_same, batch, joined, loss_of, network
+from harness.toys import batch, loss_of, network, train_both
 
 STEPS = 4
 
@@ -66,16 +66,10 @@ def test_schedulers(momentum: tuple[nn.Module, Any], wrap_first: bool) -> None:
     ]
     optimizer = optimizer if wrap_first else hvd.DistributedOptimizer(optimizer)
     for step in range(STEPS):
-        optimizer.zero_grad()
-        plain.zero_grad()
-        loss_of(model, batch(hvd.rank(), step)).backward()
-        loss_of(reference, joined(step)).backward()
-        optimizer.step()
-        plain.step()
+        train_both(model, optimizer, reference, plain, range(step, step + 1))
         for scheduler in schedulers:
             scheduler.step()  # warnings are errors here: torch must see that step() was called
         assert optimizer.param_groups[0]["lr"] == plain.param_groups[0]["lr"] != 0.1
-        assert_same(model, reference)
 
 
 def test_step_hooks_run_once(momentum: tuple[nn.Module, Any]) -> None:
@@ -95,12 +89,6 @@ def test_init_again(momentum: tuple[nn.Module, Any]) -> None:
     plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer)
     for step in range(2):
-        optimizer.zero_grad()
-        plain.zero_grad()
-        loss_of(model, batch(hvd.rank(), step)).backward()
-        loss_of(reference, joined(step)).backward()
-        optimizer.step()
-        plain.step()
-        assert_same(model, reference)
+        train_both(model, optimizer, reference, plain, range(step, step + 1))
         hvd.shutdown()
         hvd.init()

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 from harness.mpirun import MPI_ENVIRONMENT
-from harness.process import PATIENCE
+from harness.process import ended
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "hangs.md"
@@ -29,13 +27,9 @@ def words(picture: Path) -> str:
 
 def test_pictures_show_what_is_printed(tmp_path: Path) -> None:
     shown = re.findall(r"^!\[[^\]]+\]\((\S+\.svg)\)$", PAGE.read_text(), re.MULTILINE)
-    subprocess.run(
-        [sys.executable, "tools/captures.py", "--into", tmp_path],
-        cwd=ROOT,
-        env={**os.environ, **MPI_ENVIRONMENT},
-        check=True,
-        timeout=PATIENCE,
-    )
+    command = [sys.executable, "tools/captures.py", "--into", tmp_path]
+    done = ended(command, cwd=ROOT, **MPI_ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
     assert sorted(shown) == sorted(made.name for made in tmp_path.iterdir())
     for name in shown:
         assert words(PAGE.parent / name) == words(tmp_path / name), "run `make captures`"

@@ -11,6 +11,7 @@ import pytest
 
 import farandole as fd
 from farandole.tools import cli, settings
+from harness.process import ended
 
 
 def test_config_lists_every_variable(monkeypatch):
@@ -73,13 +74,7 @@ def test_command_version(capsys):
 
 
 def run(source, **env):
-    return subprocess.run(
-        [sys.executable, "-c", source],
-        env=os.environ | env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return ended([sys.executable, "-c", source], **env)
 
 
 def test_a_launcher_that_promises_more():
@@ -189,9 +184,7 @@ def test_names_without_effect_are_told_once_with_the_nearest():
 
 
 def farandole(*arguments, **env):
-    command = [sys.executable, "-m", "farandole", *map(str, arguments)]
-    environment = os.environ | env
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    return ended([sys.executable, "-m", "farandole", *map(str, arguments)], **env)
 
 
 def test_a_reader_that_has_seen_enough_is_no_error():

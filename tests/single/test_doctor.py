@@ -2,7 +2,6 @@
 """`farandole doctor`: a healthy machine passes, and what is wrong is found."""
 
 import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -13,12 +12,9 @@ from farandole.installed import LoadedMpi
 from farandole.tools import cli, doctor, doctor_checks, doctor_hosts
 from farandole.tools.doctor_checks import Level
 from harness.mpirun import mpirun
+from harness.process import ended
 
-DOCTOR = [
-    sys.executable,
-    "-c",
-    "import sys; from farandole.tools.cli import main; sys.exit(main(['doctor', *sys.argv[1:]]))",
-]
+DOCTOR = [sys.executable, "-m", "farandole", "doctor"]
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +24,7 @@ def _own_mpirun(monkeypatch):
 
 
 def test_this_machine_passes():
-    done = subprocess.run(DOCTOR, capture_output=True, text=True, timeout=60)
+    done = ended(DOCTOR)
     assert done.returncode == 0, done.stdout + done.stderr
     _, _, text = done.stdout.partition("in order: ")
     passed, _, totals = " ".join(text.split()).partition(" (--all shows each) ")
@@ -46,7 +42,7 @@ def test_ranks_test_every_backend_together():
 
 
 def test_without_a_self_test():
-    done = subprocess.run([*DOCTOR, "--no-self-test"], capture_output=True, text=True, timeout=60)
+    done = ended([*DOCTOR, "--no-self-test"])
     assert done.returncode == 0
     assert "self test" not in done.stdout
 
@@ -84,8 +80,7 @@ def test_what_a_store_holds_runs_no_code():
     doctor.promised_ranks, doctor.connect = lambda: 2, Job
     sys.exit(main(["doctor", "--no-self-test"]))
     """
-    command = [sys.executable, "-c", textwrap.dedent(source)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = ended([sys.executable, "-c", textwrap.dedent(source)])
     assert done.returncode == 1, done.stdout + done.stderr
     assert "meeting" in done.stdout
     assert "RAN" not in done.stdout
@@ -100,8 +95,7 @@ def test_too_few_files_and_one_core():
     sys.exit(main(["doctor", "--no-self-test"]))
     """
     command = [sys.executable, "-c", textwrap.dedent(source)]
-    environment = {**os.environ, "FARANDOLE_STACK_SIGNAL": "0", "COLUMNS": "200"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    done = ended(command, FARANDOLE_STACK_SIGNAL="0", COLUMNS="200")
     assert done.returncode == 0, done.stderr  # warnings only
     assert "at most 200" in done.stdout
     assert "ulimit -n 200" in done.stdout
@@ -277,8 +271,7 @@ def test_a_quota_of_cpu_time(monkeypatch, quota, found):
 
 
 def test_worlds_of_one_are_explained():
-    environment = {**os.environ, "OMPI_COMM_WORLD_SIZE": "2", "COLUMNS": "200"}
-    done = subprocess.run(DOCTOR, capture_output=True, text=True, timeout=60, env=environment)
+    done = ended(DOCTOR, OMPI_COMM_WORLD_SIZE="2", COLUMNS="200")
     assert done.returncode == 1
     assert "error" in done.stdout
     assert "MPI says 1" in " ".join(done.stdout.split())

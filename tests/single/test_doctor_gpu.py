@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `farandole doctor` says about GPUs: with none, with the test double, with less."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from harness.process import ended
 
 DOUBLE = Path(__file__).resolve().parents[2] / "build" / "release" / "tests" / "libgpu_double.so"
 LIBRARIES = {f"FARANDOLE_{name}_LIBRARY": str(DOUBLE) for name in ("CUDA", "NCCL", "NVRTC")}
@@ -21,13 +21,7 @@ built = pytest.mark.skipif(not DOUBLE.exists(), reason="needs `make programs`")
 
 def output_of(source: str, environment: dict[str, str]) -> str:
     """What a fresh process prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", source],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **environment},
-    )
+    done = ended([sys.executable, "-c", source], **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

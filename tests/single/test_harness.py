@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 from farandole.start.rendezvous import RendezvousServer, connect, exchange
-from harness import ForkJob, JobError, MpiJob, gpu, mpirun, process
-from harness.mpirun import MPI_ENVIRONMENT, find_mpirun
+from harness import gpu, process
+from harness.fork import ForkJob
+from harness.mpirun import MPI_ENVIRONMENT, MpiJob, find_mpirun, mpirun
 from harness.proc import processes_of_sessions
-from harness.process import PATIENCE, Process
+from harness.process import JobError, Process
 from harness.sizes import POSSIBLE, TABLE, marks, own_sizes, sizes_of
 from harness.world import TESTS
 
@@ -206,9 +207,7 @@ def test_a_killed_mpirun_of_the_same_number_left_its_folder() -> None:
     leave = f"mkdir -p {folder}; touch {folder}/pmix.$(uname -n).tool.$$"
     run = f"exec {find_mpirun()} -np 1 pwd"
     job = Process(["sh", "-c", f"{leave}; {run}"], MPI_ENVIRONMENT)
-    result = job.wait(PATIENCE)
-    assert result
-    assert result.check().out.strip() == str(Path.cwd())
+    assert job.end().check().out.strip() == str(Path.cwd())
     shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{job.pid}", ignore_errors=True)
 
 

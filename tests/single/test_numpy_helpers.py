@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import farandole.numpy as hvd
-from harness.mpirun import mpi_job
+from harness.mpirun import MpiJob
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "numpy_regression.py"
 
@@ -39,5 +39,5 @@ def test_helpers_in_a_world_of_one():
 def test_example(ranks):
     expected = re.findall(r"^    (loss \d.*|weights .*)$", EXAMPLE.read_text(), re.MULTILINE)
     assert len(expected) == 2
-    with mpi_job([sys.executable, str(EXAMPLE)], ranks) as job:
+    with MpiJob([sys.executable, str(EXAMPLE)], ranks) as job:
         assert job.finish(timeout=60).check().out.split("\n")[:2] == expected

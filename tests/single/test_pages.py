@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from farandole.launch.commands import Srun
 from farandole.launch.job import Job
 from harness.mpirun import MPI_ENVIRONMENT
-from harness.process import PATIENCE
+from harness.process import PATIENCE, ended
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
@@ -36,14 +35,7 @@ def _run_of_the_readme(program: str, folder: Path) -> str:
     (command,) = re.findall(r"^\$ (farandole run .*)$", README, re.MULTILINE)
     (folder / "train.py").write_text(program)
     here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        command.split(),
-        cwd=folder,
-        env={**os.environ, **MPI_ENVIRONMENT, "PATH": here},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    done = ended(command.split(), cwd=folder, **MPI_ENVIRONMENT, PATH=here)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr  # the first thing that a newcomer sees is no warning
     return done.stdout
@@ -75,13 +67,7 @@ def test_programs_of_pages_run(tmp_path: Path) -> None:
     pages = [tmp_path / f"{page}.py" for page in names]
     for page in pages:
         page.write_text("\n".join(programs(f"docs/{page.stem}.md")))
-    done = subprocess.run(
-        [sys.executable, "-c", runner, *map(str, pages)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE,
-    )
+    done = ended([sys.executable, "-c", runner, *pages], 2 * PATIENCE, tmp_path)
     assert done.returncode == 0, done.stderr
 
 

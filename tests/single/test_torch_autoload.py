@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from farandole.launch.place import free_port
 from harness.mpirun import MPI_ENVIRONMENT
+from harness.process import ended
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch, "_import_device_backends"), reason="torch before 2.5 loads no entry points"
@@ -20,14 +20,10 @@ pytestmark = pytest.mark.skipif(
 
 
 def python(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A process that no launcher has started."""
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **MPI_ENVIRONMENT, **variables},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    """A process that no launcher has started, and that ends well."""
+    done = ended([sys.executable, "-c", program], **MPI_ENVIRONMENT, **variables)
+    done.check_returncode()
+    return done
 
 
 def test_nothing_of_the_package_is_imported() -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ from farandole.arrays.kinds import kind_of
 from farandole.torch.arguments import assign, parameter_names
 from farandole.torch.compression import Compression, chooser
 from farandole.torch.kind import TorchKind, address_of, describe, device_and_stream, is_lazy
+from harness.process import ended
 from harness.wrapped_tensors import WRAPPED, Held
 
 
@@ -222,9 +222,7 @@ def test_neutral_kind_is_found_without_importing_the_adapter() -> None:
         "import torch; from farandole.arrays.kinds import kind_of; "
         "print(type(kind_of(torch.ones(1))).__name__)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
-    )
+    done = ended([sys.executable, "-c", program])
     assert done.stdout.strip() == "TorchKind"
 
 
@@ -241,7 +239,5 @@ try:
 except ImportError as reason:
     print(reason)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
-    )
+    done = ended([sys.executable, "-c", program])
     assert "pip install torch" in done.stdout

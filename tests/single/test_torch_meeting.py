@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from farandole.c10d import meeting
 from farandole.c10d.meeting import StoreBootstrap
 from farandole.errors import LibraryError, PeerError, StallError
 from farandole.start.secret import job_secret
-from harness.process import PATIENCE, Process
+from harness.process import Process
 
 LONG, SHORT = 60.0, 0.3  # seconds
 SECRET = "a secret of the job's own"
@@ -158,14 +157,10 @@ def test_world_size_without_a_rank_is_no_launcher(tmp_path: Path) -> None:
     path.write_text(PROGRAM.replace("if rank == 1:", "if False:"))
     command = [sys.executable, str(path), str(tmp_path / "store")]
     variables = {"FARANDOLE_RENDEZVOUS": "", "WORLD_SIZE": "2"}
-    jobs = [Process([*command, str(rank)], variables) for rank in range(2)]
-    with ExitStack() as stack:
-        for job in jobs:
-            stack.callback(job.kill)
-        for job in jobs:
-            result = job.wait(PATIENCE)
-            assert result is not None, job.output
-            assert "has 22" in result.check().out
+    first, second = (Process([*command, str(rank)], variables) for rank in range(2))
+    with first, second:
+        for job in (first, second):
+            assert "has 22" in job.end().check().out
 
 
 CHILDREN = """
@@ -212,30 +207,22 @@ def test_children_of_multiprocessing_leave_as_others_do(
     path = tmp_path / "program.py"
     path.write_text(CHILDREN)
     command = [sys.executable, str(path), str(tmp_path / "store"), method, ends]
-    job = Process(command, {"FARANDOLE_RENDEZVOUS": ""})
-    with ExitStack() as stack:
-        stack.callback(job.kill)
-        result = job.wait(PATIENCE)
-    assert result is not None, job.output
-    assert "died" not in result.out
-    assert ("rank 0 heard" in result.out) == bool(heard)
-    assert heard in result.out
+    with Process(command, {"FARANDOLE_RENDEZVOUS": ""}) as job:
+        out = job.end().out
+    assert "died" not in out
+    assert ("rank 0 heard" in out) == bool(heard)
+    assert heard in out
 
 
 def test_init_process_group_again_after_a_time_out(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
     command = [sys.executable, str(path), str(tmp_path / "store")]
-    early = Process([*command, "1"], {"FARANDOLE_RENDEZVOUS": ""})
-    with ExitStack() as stack:
-        stack.callback(early.kill)
+    with Process([*command, "1"], {"FARANDOLE_RENDEZVOUS": ""}) as early:
         early.wait_for_output("ranks [0] did not come")
-        late = Process([*command, "0"], {"FARANDOLE_RENDEZVOUS": ""})
-        stack.callback(late.kill)
-        for job in (early, late):
-            result = job.wait(PATIENCE)
-            assert result is not None, early.output + late.output
-            assert "has 22" in result.check().out
+        with Process([*command, "0"], {"FARANDOLE_RENDEZVOUS": ""}) as late:
+            for job in (early, late):
+                assert "has 22" in job.end().check().out
 
 
 # ---- strangers who read what ranks write into the store, and who write to it

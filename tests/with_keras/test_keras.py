@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.mpirun import mpirun
-from harness.supervised import supervised_job
+from harness.supervised import SupervisedJob
 
 PROGRAM = Path(__file__).with_name("program.py")
 SECONDS = 600
@@ -36,7 +36,7 @@ def test_training(backend: str, tmp_path: Path) -> None:
     assert result.returncode == 0, result.out
     for size in (1, 2, 3, 4):
         assert result.out.count(f" of {size}: all is well") == size, result.out
-    with supervised_job(["-np", "4", "--min-np", "3"], [*command, "elastic"], env) as job:
+    with SupervisedJob(["-np", "4", "--min-np", "3"], [*command, "elastic"], env) as job:
         out = job.finish(SECONDS).check().out
     assert out.count("has gone on") >= 3, out
 
