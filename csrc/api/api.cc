@@ -44,9 +44,10 @@ FARANDOLE_API int32_t farandole_stack_signal(void) {
 
 namespace {
 
-int32_t give(const std::string& whole, char* text, int32_t capacity) {
-  std::memcpy(text, whole.data(), rows_in(capacity, whole.size()));
-  return static_cast<int32_t>(whole.size());
+template <class Count>
+Count give(const std::string& whole, char* text, Count capacity) {
+  whole.copy(text, rows_in(capacity, whole.size()));
+  return static_cast<Count>(whole.size());
 }
 
 }  // namespace
@@ -434,9 +435,7 @@ FARANDOLE_API int64_t farandole_flight(int32_t fd, int32_t local, int32_t events
                                        int64_t capacity) {
   return negated([&]() -> int64_t {
     const std::string whole = view_of(fd).text(local, static_cast<size_t>(std::max(events, 0)));
-    const size_t fits = std::min(whole.size(), static_cast<size_t>(std::max<int64_t>(capacity, 0)));
-    if (fits > 0) std::memcpy(text, whole.data(), fits);
-    return static_cast<int64_t>(whole.size());
+    return give(whole, text, capacity);
   });
 }
 

@@ -151,8 +151,8 @@ std::span<T> span_of(T* first, int32_t count) {
 }
 
 // How many of `rows` fit into the caller's `capacity`.
-inline size_t rows_in(int32_t capacity, size_t rows) {
-  return std::min(rows, static_cast<size_t>(std::max(capacity, 0)));
+inline size_t rows_in(int64_t capacity, size_t rows) {
+  return std::min(rows, static_cast<size_t>(std::max<int64_t>(capacity, 0)));
 }
 
 // nullptr: there is none.

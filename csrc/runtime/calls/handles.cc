@@ -144,10 +144,6 @@ void Handles::end(Handle handle, Outcome&& outcome) {
   if (slot.released) free(slot, index);
 }
 
-void Handles::finish(Handle handle, Outcome outcome) {
-  finish_all([&](auto&& end) { end(handle, std::move(outcome)); });
-}
-
 void Handles::fail_all(const Failure& failure) {
   {
     std::lock_guard lock(mutex_);

@@ -98,8 +98,7 @@ class Handles {
   // `label`: the name to show while somebody waits for it.
   Handle create(uint32_t label = 0, bool on_gpu = false);
   uint32_t label_of(Handle handle);
-  void finish(Handle handle, Outcome outcome);
-  // Completes several, which waiters see at once: each(end) must call end(handle, outcome) for every one.
+  // Completes these, which waiters see at once: each(end) must call end(handle, outcome) for every one.
   template <class Each>
   void finish_all(Each&& each) {
     {

@@ -25,6 +25,8 @@ bool rides_along(std::span<const Prepared> batch, size_t under_way) {
              [](const Prepared& one) { return one.call->submission.recorded.bytes <= kTinyBytes; });
 }
 
+constexpr size_t kMaxAnswers = 64;
+
 // Names an unnamed group by its place in the order. The names repeat, so that ranks don't have to exchange
 // ever new ones.
 std::string name_of_group(uint64_t number) {
@@ -260,7 +262,7 @@ Handle RankCalls::enter(const Request& request, Submission submission, bool ride
   const bool paired = request.signature.traits().paired();
   uint64_t sequence = 0;
   if (paired) {
-    sequence = posted_.next();
+    sequence = posted_.next;
   } else if (request.name.empty()) {
     sequence = pending_.next_unnamed(request.set, submission.index_in_group);
   }
@@ -277,7 +279,7 @@ Handle RankCalls::enter(const Request& request, Submission submission, bool ride
   riders_ += submission.rider;
   if (!rides) given.has_payload = false, given.payload = {};
   if (paired) {
-    posted_.add(std::move(submission));
+    posted_.waiting.emplace(posted_.next++, std::move(submission));
     reporter_.pass(Post{request, sequence, std::move(given)});
     return handle;
   }
@@ -315,7 +317,7 @@ void RankCalls::refuse(const Request& request, const Failure& why) {
     const bool any = request.peer == kAnyRank && traits.end == End::kReceiver;
     const bool known = any || (set->member_of(request.peer) >= 0 && request.peer != setup_.own);
     if (!known || request.tag < 0) return;
-    reporter_.pass(Post{request, posted_.skip(), {}, std::move(failure)});
+    reporter_.pass(Post{request, posted_.next++, {}, std::move(failure)});
   } else if (auto news = pending_.refuse(request, std::move(failure))) {
     reporter_.pass(*news);
   }
@@ -341,17 +343,20 @@ uint64_t RankCalls::ask(Handle handle) {
   std::lock_guard lock(mutex_);
   std::optional<SetId> joined = sets_.joined_by(handle);
   std::optional<CallKey> key = pending_.key_of(handle);
-  if (!key) key = posted_.key_of(handle);
+  if (const auto number = posted_.number_of(handle)) {
+    key = CallKey{posted_.waiting.at(*number).recorded.set, {}, *number, setup_.own};
+  }
   if (joined) key = CallKey{*joined, "", 0};
   if (!key) return 0;
-  const uint64_t number = questions_.ask();
+  const uint64_t number = ++asked_;
   reporter_.pass(Inquire{number, *key, joined.has_value()});
   return number;
 }
 
 std::optional<std::string> RankCalls::answer(uint64_t number) {
   std::lock_guard lock(mutex_);
-  return questions_.take(number);
+  auto answer = answers_.extract(number);
+  return answer ? std::optional(std::move(answer.mapped())) : std::nullopt;
 }
 
 // ---- The log
@@ -456,21 +461,17 @@ void RankCalls::on(const Fail& fail) {
 }
 
 void RankCalls::on(const Joined& joined) {
-  RecordedCall over;
+  Submission mine;
   {
     std::lock_guard lock(mutex_);
     ProcessSet* set = sets_.find(joined.set);
     if (!set || set->member < 0) return;
-    over = std::exchange(set->join, {});
-    if (over.call == 0) return;  // other ranks' join; this rank counts its own calls
+    mine.recorded = std::exchange(set->join, {});
+    if (mine.recorded.call == 0) return;  // other ranks' join; this rank counts its own calls
     pending_.resume(joined.set, joined.next_sequence);
   }
-  if (joined.failure) {
-    setup_.recorder.failed(over, joined.failure);
-  } else {
-    setup_.recorder.done(over, now_ns());
-  }
-  handles.finish(over.call, joined.failure ? failed(joined.failure) : valued(joined.last));
+  mine.handle = mine.recorded.call;
+  finish(std::move(mine), joined.failure ? failed(joined.failure) : valued(joined.last));
 }
 
 void RankCalls::on(const Matched& matched) {
@@ -512,7 +513,9 @@ void RankCalls::on(const Inform& inform) {
   if (inform.to != setup_.own) return;
   {
     std::lock_guard lock(mutex_);
-    questions_.answer(inform.number, inform.text);
+    answers_[inform.number] = inform.text;
+    // The asking thread may have given up, so old answers are dropped.
+    if (answers_.size() > kMaxAnswers) answers_.erase(answers_.begin());
   }
   handles.announce();
 }
@@ -579,7 +582,7 @@ void RankCalls::break_down(const Failure& failure) {
 void RankCalls::clear(const Failure& failure) {
   std::lock_guard lock(mutex_);
   pending_.clear();
-  posted_.clear();
+  posted_.waiting.clear();
   riders_ = 0;
   sets_.clear_joins();
   handles.fail_all(failure);

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -57,10 +58,7 @@ class RankCalls {
     std::function<void(const Failure&)> on_failure;  // of the job or a call; called by the driver
   };
   explicit RankCalls(Setup setup)
-      : setup_(std::move(setup)),
-        posted_(setup_.own),
-        sets_(setup_.own),
-        reporter_(setup_.channel, setup_.gathered) {}
+      : setup_(std::move(setup)), sets_(setup_.own), reporter_(setup_.channel, setup_.gathered) {}
 
   // These have locks of their own.
   Handles handles;
@@ -137,12 +135,13 @@ class RankCalls {
   std::atomic<bool> closed_{false};
   std::mutex mutex_;  // guards all below
   PendingTable pending_;
-  PostedCalls posted_;
+  NumberedCalls posted_;  // sends and receives
   ProcessSets sets_;
   Reporter reporter_;
-  Questions questions_;
-  uint64_t prepared_ = 0;  // how many calls are
-  size_t riders_ = 0;      // calls under way, see Submission
+  uint64_t asked_ = 0;                       // questions to the coordinator (Inquire)
+  std::map<uint64_t, std::string> answers_;  // by the question's number
+  uint64_t prepared_ = 0;                    // how many calls are
+  size_t riders_ = 0;                        // calls under way, see Submission
 };
 
 }  // namespace farandole

@@ -83,7 +83,7 @@ std::optional<Report> PendingTable::submit(const Request& request, Submission su
   if (request.name.empty()) {
     Ready ready;
     ready.contribution = std::move(contribution);
-    UnnamedCalls& calls = unnamed_[request.set];
+    NumberedCalls& calls = unnamed_[request.set];
     ready.sequence = next_unnamed(request.set, submission.index_in_group);
     calls.next += submission.index_in_group == 0;
     calls.waiting.emplace(ready.sequence, std::move(submission));
@@ -146,9 +146,7 @@ std::optional<CallKey> PendingTable::key_of(Handle handle) const {
     }
   }
   for (const auto& [set, calls] : unnamed_) {
-    for (const auto& [sequence, submission] : calls.waiting) {
-      if (submission.handle == handle) return CallKey{set, "", sequence};
-    }
+    if (const auto number = calls.number_of(handle)) return CallKey{set, "", *number};
   }
   return std::nullopt;
 }
@@ -227,12 +225,7 @@ std::optional<Submission> PendingTable::take(NamedRequest* record) {
 
 std::optional<Submission> PendingTable::take(const CallKey& key) {
   if (key.named()) return take(find(key.set, key.name).get());
-  auto& waiting = unnamed_[key.set].waiting;
-  auto found = waiting.find(key.sequence);
-  if (found == waiting.end()) return std::nullopt;
-  Submission submission = std::move(found->second);
-  waiting.erase(found);
-  return submission;
+  return unnamed_[key.set].take(key.sequence);
 }
 
 bool PendingTable::owes_reports(SetId set) const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank knows of its calls: process sets, submitted calls, requests that the log has given ids, questions. Parts of
-// RankCalls, under its mutex.
+// What a rank knows of its calls: process sets, submitted calls, requests that the log has given ids. Parts of RankCalls, under
+// its mutex.
 #pragma once
 
 #include <atomic>
@@ -102,6 +102,24 @@ struct NameTaken : Error {
   using Error::Error;
 };
 
+// Calls known by their number: unnamed ones of a set, or sends and receives that have not met their other end.
+struct NumberedCalls {
+  uint64_t next = 0;  // of the next one
+  std::map<uint64_t, Submission> waiting;
+
+  std::optional<Submission> take(uint64_t number) {
+    auto node = waiting.extract(number);
+    return node ? std::optional(std::move(node.mapped())) : std::nullopt;
+  }
+  // nullopt: not here.
+  std::optional<uint64_t> number_of(Handle handle) const {
+    for (const auto& [number, submission] : waiting) {
+      if (submission.handle == handle) return number;
+    }
+    return std::nullopt;
+  }
+};
+
 class PendingTable {
  public:
   bool in_flight(const Request& request) const;
@@ -146,10 +164,6 @@ class PendingTable {
   void clear();
 
  private:
-  struct UnnamedCalls {
-    uint64_t next = 0;
-    std::map<uint64_t, Submission> waiting;
-  };
   // The request of an id.
   struct Known {
     Request request;
@@ -166,60 +180,10 @@ class PendingTable {
   std::shared_ptr<NamedRequest> find(SetId set, const std::string& name) const;  // null: unknown
 
   std::map<SetId, std::unordered_map<std::string, std::shared_ptr<NamedRequest>>> named_;
-  std::map<SetId, UnnamedCalls> unnamed_;
+  std::map<SetId, NumberedCalls> unnamed_;
   std::unordered_map<std::string, uint32_t> interned_;  // signatures of unnamed calls
   std::vector<std::optional<Known>> by_id_;
   size_t refusals_ = 0;  // records that are refused
-};
-
-// Sends and receives that have not met their other end.
-class PostedCalls {
- public:
-  explicit PostedCalls(Rank own) : own_(own) {}
-
-  // The number of the next one, which a refused call takes, too.
-  uint64_t next() const { return next_; }
-  uint64_t skip() { return next_++; }
-  void add(Submission submission) { waiting_.emplace(next_++, std::move(submission)); }
-  // It has met its other end, or failed; nullopt: the job has failed before.
-  std::optional<Submission> take(uint64_t number) {
-    auto node = waiting_.extract(number);
-    return node ? std::optional(std::move(node.mapped())) : std::nullopt;
-  }
-  // The call of this handle; nullopt: not here.
-  std::optional<CallKey> key_of(Handle handle) const {
-    for (const auto& [number, submission] : waiting_) {
-      if (submission.handle == handle) return CallKey{submission.recorded.set, {}, number, own_};
-    }
-    return std::nullopt;
-  }
-  void clear() { waiting_.clear(); }
-
- private:
-  const Rank own_;
-  uint64_t next_ = 0;
-  std::map<uint64_t, Submission> waiting_;
-};
-
-// This rank's questions to the coordinator (Inquire) and the answers.
-class Questions {
- public:
-  uint64_t ask() { return ++last_; }
-  void answer(uint64_t number, std::string text) {
-    answers_[number] = std::move(text);
-    // The asking thread may have given up, so old answers are dropped.
-    if (answers_.size() > kMaxAnswers) answers_.erase(answers_.begin());
-  }
-  // nullopt: no answer yet.
-  std::optional<std::string> take(uint64_t number) {
-    auto answer = answers_.extract(number);
-    return answer ? std::optional(std::move(answer.mapped())) : std::nullopt;
-  }
-
- private:
-  static constexpr size_t kMaxAnswers = 64;
-  uint64_t last_ = 0;
-  std::map<uint64_t, std::string> answers_;
 };
 
 // How a rank's reports reach the coordinator. Calls that a rank submits together leave in one report. Under the

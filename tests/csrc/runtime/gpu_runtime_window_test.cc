@@ -2,7 +2,6 @@
 // Zero copy on GPUs: tensors that are reduced at their places in windows, over the GPU double, which ends the test
 // when ranks disagree about registered memory, or free what a communicator knows.
 #include <atomic>
-#include <optional>
 
 #include "base/error.h"
 #include "runtime/gpu_ranks.h"
@@ -15,8 +14,8 @@ namespace {
 // Floats of a window, one tensor after the other at multiples of 16 bytes.
 class Placed {
  public:
-  explicit Placed(TestRank& self, SetId set = kWorldSet)
-      : set_(set), window_(self.runtime()->gpus().open_window(self.rank, set, kBytes)) {
+  explicit Placed(TestRank& self)
+      : window_(self.runtime()->gpus().open_window(self.rank, kWorldSet, kBytes)) {
     uint64_t at = 0;
     for (size_t n : kSizes) {
       places_.push_back(at);
@@ -39,13 +38,11 @@ class Placed {
             "grad " + std::to_string(i)};
     ask.window = window_->number();
     ask.place = places_[i];
-    ask.set = set_;
     return ask;
   }
 
  private:
   static constexpr size_t kBytes = 2 << 20;
-  const SetId set_;
   std::shared_ptr<GpuWindow> window_;
   std::vector<uint64_t> places_;
 };
