@@ -31,7 +31,7 @@ from farandole import ops, runtime, topology
 from farandole.commits import Writer, read_commit
 from farandole.config import setting
 from farandole.errors import RETRIED, CheckpointError, HostsUpdatedInterrupt, PeerError
-from farandole.membership.words import Commit
+from farandole.membership.words import Commit, World
 from farandole.objects import broadcast_object
 from farandole.start import agency, leaving
 from farandole.worlds import Worlds
@@ -289,18 +289,16 @@ class _Call:
         """Restores what is on the disk, where some rank wants that; collective."""
         if self.folder is None:
             return
-        wanted = np.array([self.unread or self._begins_on_disk()], np.uint8)
+        wanted = np.array([self.unread or self.start.from_disk], np.uint8)
         ops.allreduce_(wanted, op=ops.Max, name="farandole.elastic.unread")
         if wanted[0] and state.read(self.folder):
             state.on_reset()
         self.unread = False
 
-    def _begins_on_disk(self) -> bool:
-        return self.worlds is not None and self.worlds.start.from_disk
-
-    def commits(self) -> int:
-        """The number of the commit from which the present world starts."""
-        return self.worlds.start.start.number if self.worlds is not None else 0
+    @property
+    def start(self) -> World:
+        """The present world, and the commit from which it starts."""
+        return self.worlds.start if self.worlds is not None else World()
 
 
 _call: _Call | None = None  # the one under way
@@ -399,7 +397,7 @@ def _sync(state: State, call: _Call) -> None:
             if call.worlds is not None:
                 call.worlds.agent.forget()
         raise
-    state._commits = call.commits()
+    state._commits = call.start.start.number
     if call.worlds is not None:
         call.worlds.agent.synchronized()
 

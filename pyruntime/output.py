@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands write to: consoles for terminals, launchers and files; files that are refused
-before the work instead of after it."""
+"""What commands read and write: values of options; consoles for terminals, launchers and files;
+files that are refused before the work instead of after it."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -57,3 +59,21 @@ def why_no_plot(path: Path | None) -> str:
     if path.suffix[1:].lower() not in kinds:
         return f"--plot {path}: the name must end in one of .{', .'.join(sorted(kinds))}"
     return why_not(path)
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """The type of an option for argparse: a whole number of at least `least`."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        return int(text)
+
+    return parse
+
+
+def seconds(text: str) -> float:
+    """The type of an option for argparse: a time."""
+    if not 0 < float(text) < float("inf"):
+        raise argparse.ArgumentTypeError("must be more than 0 seconds")
+    return float(text)

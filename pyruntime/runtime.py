@@ -363,22 +363,19 @@ def met_by() -> bootstrap.Bootstrap | None:
 
 def _advise() -> None:
     """Warns, on rank 0 and once, about settings that do nothing or make every run slow."""
-    if useless := without_effect(os.environ):
-        warnings.warn(useless, RuntimeWarning, stacklevel=4)
+    told = [without_effect(os.environ)]
     cores, mine, local = os.cpu_count() or 1, len(os.sched_getaffinity(0)), local_size()
     if mine == 1 and cores > 1:
-        warnings.warn(
+        told.append(
             "the launcher has bound this whole process, all its threads, to one core; remedy: "
-            "`mpirun --bind-to none` (or `--map-by ppr:1:socket --bind-to socket`)",
-            RuntimeWarning,
-            stacklevel=4,
+            "`mpirun --bind-to none` (or `--map-by ppr:1:socket --bind-to socket`)"
         )
     torch = sys.modules.get("torch")
     threads = torch.get_num_threads() if torch is not None else 1
     if threads > 1 and threads * local > max(mine, cores):
-        warnings.warn(
+        told.append(
             f"{local} ranks of {threads} torch threads each share {cores} cores; remedy: "
-            f"torch.set_num_threads({max(1, cores // local)}) or OMP_NUM_THREADS",
-            RuntimeWarning,
-            stacklevel=4,
+            f"torch.set_num_threads({max(1, cores // local)}) or OMP_NUM_THREADS"
         )
+    for text in filter(None, told):
+        warnings.warn(text, RuntimeWarning, stacklevel=4)

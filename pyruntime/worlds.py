@@ -21,7 +21,7 @@ class Worlds:
 
     def __init__(self, agent: agency.Agency) -> None:
         self.agent = agent
-        self._world = World()
+        self.start = World()  # the present one, and the commit from which it starts
 
     @classmethod
     def of_job(cls) -> Worlds | None:
@@ -32,18 +32,13 @@ class Worlds:
     def begin(self) -> bool:
         """Enters the world of the others, if this process is not in one; returns whether it has."""
         if not self.agent.alone:
-            self._world = self._present()
+            self.start = self._present()
             return False
         runtime.leave_anew()
         self.agent.alone = False
         self.agent.leave(met=True)
         self._enter()
         return True
-
-    @property
-    def start(self) -> World:
-        """The present world, and the commit from which it starts."""
-        return self._world
 
     def ended(self) -> bool:
         """For a rank whose training has come to its end: waits until all others' has, too; False
@@ -60,10 +55,10 @@ class Worlds:
         self._enter()
 
     def _enter(self) -> None:
-        before = self._world
+        before = self.start
         runtime.init()
-        self._world = self._present()
-        _tell(before, self._world)
+        self.start = self._present()
+        _tell(before, self.start)
 
     def _present(self) -> World:
         met_by = runtime.met_by()

@@ -16,7 +16,7 @@ from farandole.arrays.kinds import kind_of
 from farandole.calls.gpu_handle import GpuHandle
 from farandole.calls.handles import Handle, OneHandle
 from farandole.calls.leases import lend
-from farandole.calls.requests import Call, PreparedOnGpu, PreparedTensor, begin_unnamed, told
+from farandole.calls.requests import Call, PreparedTensor, begin_unnamed, told
 from farandole.calls.sites import Site, here
 from farandole.members import ProcessSet
 
@@ -173,7 +173,7 @@ class PreparedCall:
             begin_unnamed(self._call)
         if device is not None:
             stream = partial(kind.stream, array)
-            number = PreparedOnGpu(tensor, stream).submit(pointer, output, memory)
+            number = lend(tensor.start_on, pointer, output, memory, None, stream())
             return GpuHandle([number], lambda _: result, self._call, self._timeout, stream)
         number = lend(tensor.start, pointer, output, memory)
         return OneHandle(number, result, self._call, self._timeout)

@@ -22,33 +22,35 @@ _LAST_PORT = 65535
 _server: ScrapeServer | None = None
 
 
-_NS, _MB = 1e-9, 1e6  # factors to Prometheus's units
+# By our name: what is measured. Units follow from the name's end.
+_MEANINGS = {
+    "tensors_submitted": "Calls that this rank has submitted",
+    "tensors_done": "Calls whose result is there",
+    "tensors_failed": "Calls that have failed",
+    "bytes_done": "Bytes of the tensors that are done",
+    "buckets_done": "Buckets that have been moved",
+    "mapped_bytes": "Bytes of this rank that others used in place: zero copy",
+    "moving_ns": "Seconds in which a bucket was moved",
+    "audits_done": "Blocks that FARANDOLE_AUDIT has reduced again",
+    "faults_found": "Messages and results that hardware has changed",
+    "late_times": "Times that this rank was the last to submit a call",
+    "late_ns": "Seconds by which it then came after the first rank",
+    "sleeps": "Times that a thread of the core has slept until it was woken",
+    "rescued_wakeups": "Lost wake-ups, found by a timer; 0 without bugs",
+    "negotiation_ns": "Seconds from a submission until all agree",
+    "wait_ns": "Seconds that a caller was blocked in one wait",
+    "bucket_bytes": "Bytes of one bucket",
+    "bandwidth_MBps": "Bytes of a bucket by the seconds from its launch to its end",
+}
+_UNITS = {"_ns": ("_seconds", 1e-9), "_MBps": ("_bytes_per_second", 1e6)}  # Prometheus's, factor
 
-# By our name: name and unit there, factor, what is measured.
-_COUNTERS = {
-    "tensors_submitted": ("tensors_submitted", 1.0, "Calls that this rank has submitted"),
-    "tensors_done": ("tensors_done", 1.0, "Calls whose result is there"),
-    "tensors_failed": ("tensors_failed", 1.0, "Calls that have failed"),
-    "bytes_done": ("bytes_done", 1.0, "Bytes of the tensors that are done"),
-    "buckets_done": ("buckets_done", 1.0, "Buckets that have been moved"),
-    "mapped_bytes": ("mapped_bytes", 1.0, "Bytes that others used in place: zero copy"),
-    "moving_ns": ("moving_seconds", _NS, "Seconds in which a bucket was moved"),
-    "audits_done": ("audits_done", 1.0, "Blocks that FARANDOLE_AUDIT has reduced again"),
-    "faults_found": ("faults_found", 1.0, "Messages and results that hardware has changed"),
-    "late_times": ("late_times", 1.0, "Times that this rank was the last to submit a call"),
-    "late_ns": ("late_seconds", _NS, "Seconds by which it then came after the first rank"),
-    "sleeps": ("sleeps", 1.0, "Times that a thread of the core has slept until it was woken"),
-    "rescued_wakeups": ("rescued_wakeups", 1.0, "Lost wake-ups, found by a timer; 0 without bugs"),
-}
-_HISTOGRAMS = {
-    "negotiation_ns": ("negotiation_seconds", _NS, "Seconds from a submission until all agree"),
-    "wait_ns": ("wait_seconds", _NS, "Seconds that a caller was blocked in one wait"),
-    "bucket_bytes": ("bucket_bytes", 1.0, "Bytes of one bucket"),
-    "bandwidth_MBps": (
-        *("bandwidth_bytes_per_second", _MB),
-        "Bytes of a bucket by the seconds from its launch to its end",
-    ),
-}
+
+def _named(name: str) -> tuple[str, float]:
+    """The name there, and what values are multiplied by."""
+    for ours, (theirs, factor) in _UNITS.items():
+        if name.endswith(ours):
+            return name.removesuffix(ours) + theirs, factor
+    return name, 1.0
 
 
 def exposition() -> str:
@@ -62,16 +64,16 @@ def exposition() -> str:
         lines.extend(f"farandole_{name}{end}{{{of}}} {float(value)}" for end, of, value in rows)
 
     for name, value in found.items():
-        shown, factor, meaning = _COUNTERS[name]
-        add("counter", f"{shown}_total", meaning, [("", own, value * factor)])
+        shown, factor = _named(name)
+        add("counter", f"{shown}_total", _MEANINGS[name], [("", own, value * factor)])
     for name, one in found.histograms.items():
-        shown, factor, meaning = _HISTOGRAMS[name]
+        shown, factor = _named(name)
         bounds = [*(repr((1 << i) * factor) for i in range(len(one.counts))), "+Inf"]
         seen = zip(bounds, [*accumulate(one.counts), one.count], strict=True)
         rows: list[tuple[str, str, float]] = []
         rows += [("_bucket", f'le="{bound}",{own}', count) for bound, count in seen]
         rows += [("_count", own, one.count), ("_sum", own, one.sum * factor)]
-        add("histogram", shown, meaning, rows)
+        add("histogram", shown, _MEANINGS[name], rows)
     add("gauge", "stalled_calls", _STALLED, [("", own, _stalled())])
     version, core = text(lib.farandole_version()), text(lib.farandole_build_id())
     build = f'core="{core}",{own},version="{version}"'

@@ -23,7 +23,7 @@ from rich.table import Table
 from farandole.errors import FarandoleError, counted, said
 from farandole.observe import flight
 from farandole.observe.flight import Page, message_text
-from farandole.output import console
+from farandole.output import console, seconds
 from farandole.start.siblings import stat
 
 _EVENTS = 512  # events read for the step rate
@@ -145,18 +145,11 @@ def _program(pages: Sequence[Page]) -> str:
     return "farandole"
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not seconds > 0:
-        raise argparse.ArgumentTypeError("must be more than 0 seconds")
-    return seconds
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Of `farandole top`."""
     parser.add_argument("pids", nargs="*", type=int, help="any process of the job (default: all)")
     parser.add_argument("--once", action="store_true", help="one picture, averages since init()")
-    parser.add_argument("--interval", type=_seconds, default=1.0, help="seconds between pictures")
+    parser.add_argument("--interval", type=seconds, default=1.0, help="seconds between pictures")
 
 
 def _follow(fd: int, out: Console, interval: float) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from farandole.config import setting
 from farandole.errors import LibraryError, PeerError, StallError, counted
 from farandole.membership.member import Member
 from farandole.membership.words import JOINS, End, View, World, decode, encode
@@ -194,7 +195,7 @@ class AgencyBootstrap(Bootstrap):
     def __init__(self, agency: Agency, world: World, rank: int) -> None:
         self.world, self.number = world, world.number
         self.rank, self.size = rank, len(world.members)
-        self.seconds = float(_setting("FARANDOLE_INIT_TIMEOUT"))
+        self.seconds = float(setting("FARANDOLE_INIT_TIMEOUT"))
         self._agency, self._turn = agency, 0
         hosts = self.allgather(shared_host().encode())
         self.node = [hosts.index(host) for host in hosts]
@@ -219,12 +220,6 @@ def shared_host() -> str:
     """What ranks that can share memory have in common: a machine's start, and a network."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
-
-
-def _setting(name: str) -> str:
-    from farandole.config import setting
-
-    return setting(name)
 
 
 _agency: Agency | None = None

@@ -76,8 +76,7 @@ class Mpi(Bootstrap):
             made, request = base.Idup()
         if ours:
             Mpi._unfinished = made, request
-        self._must_end(request.Test)
-        self._wait.until(request.Test)
+        self._end(request)
         Mpi._unfinished = None if ours else Mpi._unfinished
         return made
 
@@ -120,17 +119,14 @@ class Mpi(Bootstrap):
 
     def _allgather(self, data: bytes, seconds: float | None) -> list[bytes]:
         counts = np.zeros(self.size, np.int64)
-        self._gather(np.array([len(data)], np.int64), counts, seconds)
+        self._end(self._comm.Iallgather(np.array([len(data)], np.int64), counts), seconds)
         starts = np.concatenate([[0], np.cumsum(counts)])
         received = bytearray(int(starts[-1]))
         layout = [received, (counts, starts[:-1]), self.mpi.BYTE]
-        request = self._comm.Iallgatherv([data, self.mpi.BYTE], layout)
-        self._must_end(request.Test)
-        self._wait.until(request.Test, seconds)
+        self._end(self._comm.Iallgatherv([data, self.mpi.BYTE], layout), seconds)
         return [bytes(received[a:b]) for a, b in itertools.pairwise(starts)]
 
-    def _gather(self, own: Any, into: Any, seconds: float | None) -> None:
-        request = self._comm.Iallgather(own, into)
+    def _end(self, request: Any, seconds: float | None = None) -> None:
         self._must_end(request.Test)
         self._wait.until(request.Test, seconds)
 

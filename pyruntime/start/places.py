@@ -26,7 +26,9 @@ def stand_in(found: Launcher) -> bool:
     if found.rank < 0 or "LOCAL_WORLD_SIZE" not in place:
         return False
     alone = found.place["LOCAL_WORLD_SIZE"] == found.size
-    address = os.environ.get("MASTER_ADDR") or ("localhost" if alone else _first_of_job())
+    step = os.environ.get("SLURM_STEP_NODELIST", "")
+    first = "localhost" if alone else first_of_allocation(step)
+    address = os.environ.get("MASTER_ADDR") or first
     port = os.environ.get("MASTER_PORT") or _port()
     if not address or not port:
         return False
@@ -43,10 +45,6 @@ def _port() -> str:
             digest = hashlib.sha256("\0".join(told).encode()).digest()
             return str(_PORTS[int.from_bytes(digest[:4], "big") % len(_PORTS)])
     return ""
-
-
-def _first_of_job() -> str:
-    return first_of_allocation(os.environ.get("SLURM_STEP_NODELIST", ""))
 
 
 def first_of_allocation(step: str = "") -> str:

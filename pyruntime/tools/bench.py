@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import farandole
-from farandole.output import console, why_no_plot, why_not
+from farandole.output import console, whole, why_no_plot, why_not
 from farandole.tools import bench_cases
 from farandole.tools.bench_cases import Case
 
@@ -53,15 +53,6 @@ def _sizes(text: str) -> list[int]:
     return [_size(part) for part in text.split(",")]
 
 
-def _whole(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not text.isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-        return int(text)
-
-    return parse
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
     add = parser.add_argument
@@ -73,9 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(option, type=_names(known), default=[usual], metavar="LIST", help=", ".join(known))
     add("-b", "--begin", type=_size, default=4, metavar="SIZE", help="smallest (4)")
     add("-e", "--end", type=_size, default=64 << 20, metavar="SIZE", help="largest (64M)")
-    add("-f", "--factor", type=_whole(2), default=8, metavar="N", help="from size to size (8)")
+    add("-f", "--factor", type=whole(2), default=8, metavar="N", help="from size to size (8)")
     add("-s", "--sizes", type=_sizes, metavar="LIST", help="these instead, e.g. 4,64K,1M")
-    add("-n", "--calls", type=_whole(1), metavar="N", help="timed calls (6 to 1000, by size)")
+    add("-n", "--calls", type=whole(1), metavar="N", help="timed calls (6 to 1000, by size)")
     peers = ["zerocopy", "gloo", "mpi", "numpy"]
     text = "compared with farandole: " + ", ".join(peers)
     add("--peers", type=_names(peers), default=[], metavar="LIST", help=text)
@@ -96,11 +87,6 @@ def _need(package: str, option: str) -> None:
         sys.exit(f"farandole bench {option} needs {package}: pip install {package}")
 
 
-def _refusal(options: argparse.Namespace) -> str:
-    """Why what it is to write can't be written, by rank 0's file system; "" if it can."""
-    return why_not(options.json) or why_no_plot(options.plot)
-
-
 def run(options: argparse.Namespace) -> int:
     """Measure the collectives, and other libraries for comparison; fail if a result is wrong."""
     from farandole.tools import bench_peers, bench_report, bench_timing
@@ -113,10 +99,7 @@ def run(options: argparse.Namespace) -> int:
         _need("torch", "--peers gloo")
     bench_timing.begin()
     rank, size = farandole.rank(), farandole.size()
-    if refused := farandole.broadcast_object(_refusal(options) if rank == 0 else "", 0):
-        farandole.shutdown()
-        if rank == 0:
-            print(f"farandole bench: {refused}", file=sys.stderr)
+    if bench_timing.is_refused("bench", lambda: why_not(options.json) or why_no_plot(options.plot)):
         return 2
     out = console(shown=rank == 0)
     if size == 1:

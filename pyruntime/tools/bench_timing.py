@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -62,6 +63,17 @@ def begin() -> None:
         farandole.init()
     except ValueError as reason:
         raise farandole.FarandoleError(str(reason)) from reason
+
+
+def is_refused(command: str, why: Callable[[], str]) -> bool:
+    """Whether rank 0 can't write what the command shall write: `why`, by its file system, goes to
+    stderr, and the job ends. Collective."""
+    refused = farandole.broadcast_object(why() if farandole.rank() == 0 else "", 0)
+    if refused:
+        if farandole.rank() == 0:
+            print(f"farandole {command}: {refused}", file=sys.stderr)
+        farandole.shutdown()
+    return bool(refused)
 
 
 def calls_for(nbytes: int) -> int:

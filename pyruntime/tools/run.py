@@ -23,6 +23,7 @@ from farandole.launch.job import Job, outer_environment, parse_hostfile, parse_h
 from farandole.launch.roster import ranks_on
 from farandole.launch.supervisor import Rules, supervise
 from farandole.membership import decider
+from farandole.output import whole
 
 EXAMPLES = """\
 examples:
@@ -97,19 +98,12 @@ class _Refuse(argparse.Action):
         parser.error(f"farandole does not take horovodrun's {rest[-1]}: {_REFUSED[rest[-1]]}")
 
 
-def _count(text: str) -> int:
-    """Of ranks or slots; for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
     parser.allow_abbrev = False
     add = parser.add_argument
     text = "how many ranks; default: all slots of -H"
-    add("-np", "--num-proc", type=_count, metavar="N", help=text)
+    add("-np", "--num-proc", type=whole(1), metavar="N", help=text)
     add("-H", "--hosts", metavar="LIST", help="a:4,b:4; default: here, or the batch allocation")
     add("-hostfile", "--hostfile", type=Path, metavar="FILE", help="lines `a slots=4` or `a:4`")
     add("--dry-run", action="store_true", help="show the command, start nothing")
@@ -156,15 +150,15 @@ def _add_elastic_arguments(group: argparse._ArgumentGroup) -> None:
     text = "go on when a rank or a host is lost or hangs; without MPI; the next three imply it"
     add("--elastic", action="store_true", help=text)
     text = "continue with at least this many ranks; default: -np"
-    add("--min-np", "--min-num-proc", type=_count, metavar="N", help=text)
+    add("--min-np", "--min-num-proc", type=whole(1), metavar="N", help=text)
     text = "use at most this many ranks; default: -np, or all slots"
-    add("--max-np", "--max-num-proc", type=_count, metavar="N", help=text)
+    add("--max-np", "--max-num-proc", type=whole(1), metavar="N", help=text)
     text = "a command that prints the available hosts, one `a:4` a line; runs once a second"
     add("--host-discovery-script", default="", metavar="COMMAND", help=text)
     text = "start no agent: the hosts come by `farandole agent DIR`, where DIR is --checkpoint-dir"
     add("--await-agents", action="store_true", help=text)
     text = "ranks on a host whose line has no number; default: 1"
-    add("--slots-per-host", "--slots", type=_count, default=1, metavar="N", help=text)
+    add("--slots-per-host", "--slots", type=whole(1), default=1, metavar="N", help=text)
     text = "seconds to leave out a host after its first failure, doubled each time up to MAX"
     cooldown = ("--blacklist-cooldown-range",)
     add(*cooldown, type=float, nargs=2, default=(10.0, 600.0), metavar=("MIN", "MAX"), help=text)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import farandole
 from farandole.errors import said
-from farandole.output import console, why_not
-from farandole.tools.bench_timing import begin
+from farandole.output import console, seconds, why_not
+from farandole.tools.bench_timing import begin, is_refused
 from farandole.tools.tune_search import KNOBS, Found, Setting, search
 
 EXAMPLES = """\
@@ -35,17 +35,10 @@ def usual_path() -> Path:
     return Path(folder) / "farandole" / "tuning.conf"
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError("must be more than 0 seconds")
-    return seconds
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
     add = parser.add_argument
-    add("--seconds", type=_seconds, default=60.0, metavar="S", help="how long to search (60)")
+    add("--seconds", type=seconds, default=60.0, metavar="S", help="how long to search (60)")
     text = f"the file to write ({usual_path()})"
     add("--output", type=Path, default=usual_path(), metavar="FILE", help=text)
     text = "write settings only if they are this much faster than the defaults (0.03)"
@@ -67,10 +60,7 @@ def run(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    if refused := farandole.broadcast_object(_refusal(options) if rank == 0 else "", 0):
-        farandole.shutdown()
-        if rank == 0:
-            print(f"farandole tune: {refused}", file=sys.stderr)
+    if is_refused("tune", lambda: _refusal(options)):
         return 2
     out = console(shown=rank == 0)
     bench_report.print_settings(out, bench_report.settings())
