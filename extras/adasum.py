@@ -7,72 +7,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor
 
-from farandole import Adasum, ProcessSet
+from farandole import Adasum
 from farandole.extension import Scope
 from farandole.torch import ReducingOptimizer, grouped_allreduce
 from farandole.torch.extension import largest_flag, without_grad
 
 
-class Deltas:
-    """Parameters' changes since `begin`, replaced in `finish` by the Adasum over all ranks."""
-
-    def __init__(
-        self,
-        process_set: ProcessSet,
-        compressor_of: Callable[[str, Tensor], Any],
-        names: Sequence[str],
-    ) -> None:
-        """`names` of the parameters, in the order of the groups."""
-        self.process_set = process_set
-        self._compressor_of = compressor_of
-        self._names = list(names)
-        self._scope = Scope("adasum optimizer", process_set)
-        self._starts: list[tuple[str, Tensor, Tensor]] = []
-
-    @property
-    def scope(self) -> str:
-        """The optimizer's name in calls; changes after shutdown() and init()."""
-        return self._scope.name
-
-    @without_grad
-    def begin(self, optimizer: torch.optim.Optimizer) -> None:
-        """Stores the parameters' present values."""
-        named = self.named(optimizer)
-        self._starts = [(name, p, p.detach().clone()) for name, p in named if p.requires_grad]
-
-    def named(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
-        """(name, parameter) of all in its groups."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        later = range(len(self._names), len(parameters))  # of add_param_group
-        names = [*self._names, *(f"parameter {i}" for i in later)]
-        return list(zip(names, parameters, strict=False))  # some may have been taken out
-
-    @without_grad
-    def finish(self) -> None:
-        """Sets parameters to their old values plus the Adasum of all ranks' changes; collective."""
-        starts, self._starts = self._starts, []
-        compressors = [self._compressor_of(name, p) for name, p, _ in starts]
-        pairs = zip(compressors, starts, strict=True)
-        encoded = [c.compress((p.detach() - start).contiguous()) for c, (_, p, start) in pairs]
-        combined = grouped_allreduce(
-            [x for x, _ in encoded],
-            op=Adasum,
-            name=f"{self.scope}.deltas",
-            process_set=self.process_set,
-        )
-        for delta, (_, context), compressor, (_, p, start) in zip(
-            combined, encoded, compressors, starts, strict=True
-        ):
-            p.copy_(start.add_(compressor.decompress(delta, context)))
-
-
 class AdasumOptimizer(ReducingOptimizer[Any]):
     """What DistributedOptimizer(op=Adasum) makes of an optimizer."""
 
-    _deltas: Deltas
+    _compressor_of: Callable[[str, Tensor], Any]
+    _names: Sequence[str]  # of the parameters that it was made with, in the order of the groups
+    _scope: Scope
     _before_step: Callable[[], None]  # compares the ranks' models
     found_inf: Tensor | None
     grad_scale: Tensor | None
@@ -91,14 +39,43 @@ class AdasumOptimizer(ReducingOptimizer[Any]):
         if self._overflowed():
             self._opt_called = True  # torch's schedulers check it
             return None
-        self._deltas.begin(self)
+        starts = self._values()
         result = super().step(*args, **kwargs)
-        self._deltas.finish()
+        self._combine(starts)
         return result
 
     # Tells torch not to wrap this step: the inner step is already wrapped.
     step.hooked = True  # type: ignore[attr-defined]
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+    def named(self) -> list[tuple[str, Tensor]]:
+        """(name, parameter) of all in its groups."""
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        later = range(len(self._names), len(parameters))  # of add_param_group
+        names = [*self._names, *(f"parameter {i}" for i in later)]
+        return list(zip(names, parameters, strict=False))  # some may have been taken out
+
+    @without_grad
+    def _values(self) -> list[tuple[str, Tensor, Tensor]]:
+        """(name, parameter, a copy of its values)."""
+        return [(name, p, p.detach().clone()) for name, p in self.named() if p.requires_grad]
+
+    @without_grad
+    def _combine(self, starts: Sequence[tuple[str, Tensor, Tensor]]) -> None:
+        """Sets parameters to their old values plus the Adasum of all ranks' changes; collective."""
+        compressors = [self._compressor_of(name, p) for name, p, _ in starts]
+        pairs = zip(compressors, starts, strict=True)
+        encoded = [c.compress((p.detach() - start).contiguous()) for c, (_, p, start) in pairs]
+        combined = grouped_allreduce(
+            [x for x, _ in encoded],
+            op=Adasum,
+            name=f"{self._scope.name}.deltas",
+            process_set=self._process_set,
+        )
+        for delta, (_, context), compressor, (_, p, start) in zip(
+            combined, encoded, compressors, starts, strict=True
+        ):
+            p.copy_(start.add_(compressor.decompress(delta, context)))
 
     def _reduces(self) -> bool:
         return True
@@ -109,7 +86,7 @@ class AdasumOptimizer(ReducingOptimizer[Any]):
         if found is None:
             return False
         self.found_inf = self.grad_scale = None  # so that a fused inner step does not unscale again
-        if largest_flag(found, f"{self._deltas.scope}.overflow", self._deltas.process_set):
+        if largest_flag(found, f"{self._scope.name}.overflow", self._process_set):
             return True
         if scale is not None:
             for group in self.param_groups:

@@ -50,7 +50,7 @@ else:  # they import this package
     __getattr__ = _late(
         __name__,
         {
-            "adasum": "AdasumOptimizer Deltas",
+            "adasum": "AdasumOptimizer",
             "checkpoints": "CheckpointWrite ResumableLoader load_checkpoint save_checkpoint",
             "diloco": "DiLoCo",
             "feedback": "FeedbackCompressor Int8 OneBit PowerSGD TopK",

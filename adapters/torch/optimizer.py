@@ -19,6 +19,7 @@ from torch import Tensor
 
 from farandole.calls.arguments import check, factors_of
 from farandole.calls.public_call import heard_by_all
+from farandole.calls.requests import Scope
 from farandole.equality import Interval
 from farandole.members import ProcessSet, global_process_set, set_id
 from farandole.ops import Adasum, Average, ReduceOp
@@ -166,9 +167,10 @@ def DistributedOptimizer(
     if op == Adasum:
         if alone:
             return adopt(None, kind=ReducingOptimizer)
-        deltas = extras.Deltas(process_set, settings.compressor_of, names)
-        compare = comparison(optimizer, deltas.named, process_set, interval)
-        return adopt(None, kind=extras.AdasumOptimizer, _deltas=deltas, _before_step=compare)
+        kind, scope = extras.AdasumOptimizer, Scope("adasum optimizer", process_set)
+        compare = comparison(optimizer, kind.named, process_set, interval)
+        fields: Any = {"_names": names, "_compressor_of": settings.compressor_of, "_scope": scope}
+        return adopt(None, kind=kind, _before_step=compare, **fields)
     kept: dict[str, dict[str, Tensor]] = {}
     make = partial(sending, settings, kept)
     if shard_state and not alone:
