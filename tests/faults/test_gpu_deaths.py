@@ -101,6 +101,19 @@ if rank in part.ranks:
 else:
     await_error(fd.barrier)
 """,
+    # Parts share the world's resources: they must outlive that of the rank outside of the set.
+    "shared split": """
+os.environ["NCCL_COMM_SPLIT_SHARE_RESOURCES"] = "1"
+warm()
+part = fd.add_process_set(range(size - 2, size))
+if rank in part.ranks:
+    fd.allreduce_(x, process_set=part)
+fd.barrier()
+reduce()
+if rank == victim:
+    threading.Thread(target=die_after, args=(SECONDS,)).start()
+await_error(reduce)
+""",
     # The victim's kernel does not begin, so that those of the others wait for it.
     "collective": """
 warm()
@@ -136,7 +149,7 @@ await_error(reduce)
         "gpu.lib.gpu_double_hold_aborts(True)\ngpu.synchronize = lambda stream: None\nassert",
     ),
 }
-ONCE = ("register", DEAF)
+ONCE = ("shared split", "register", DEAF)
 CASES = [(phase, seconds) for phase in PHASES if phase not in ONCE for seconds in (0.0, 0.05, 0.5)]
 CASES += [(phase, 0.05) for phase in ONCE]
 

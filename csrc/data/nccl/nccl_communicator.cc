@@ -219,7 +219,8 @@ nccl::Comm NcclCommunicator::take_part() {
   const nccl::Comm part = std::exchange(held_->part, nullptr);
   if (busy_.is_in_part) return part;
   GpuDevice::Scope scope(*setup_.device);
-  setup_.api->abort(part);  // at once: it has no peers
+  // Not abort: with NCCL_COMM_SPLIT_SHARE_RESOURCES that aborts the world's too.
+  setup_.api->destroy(part);
   return nullptr;
 }
 
@@ -279,8 +280,13 @@ void NcclCommunicator::look() {
   nccl::Result found = nccl::kSuccess;
   if (const nccl::Result code = setup_.api->async_error(comm_, &found)) found = code;
   if (found == nccl::kSuccess && busy_.awaits_part && !held_->part) found = nccl::kInProgress;
-  if (found != nccl::kSuccess && found != nccl::kInProgress) {
-    if (!fails_by_) fails_by_ = Deadline::in(kDeathIsHeard);
+  const bool erred = found != nccl::kSuccess && found != nccl::kInProgress;
+  if (!erred) fails_by_.reset();
+  if (erred) {
+    if (!fails_by_) {
+      fails_by_ = Deadline::in(kDeathIsHeard);
+      wake();  // our thread looks then, whoever has seen it
+    }
     if (!fails_by_->expired()) return;
     fail("NCCL failed: " + std::string(setup_.api->error_text(found)) + " (" +
          setup_.api->last_error(comm_) + "); a peer may have died; NCCL_DEBUG=WARN tells more");
@@ -322,8 +328,9 @@ Deadline NcclCommunicator::next_look() {
   const State before = state_;
   look();
   if (state_ != before) setup_.changed();
-  if (state_ == State::kBusy && busy_.watched) return Deadline::in(pause_since(busy_.begun_ns));
   const bool lives = state_ == State::kBusy || state_ == State::kReady;
+  if (lives && fails_by_) return *fails_by_;
+  if (state_ == State::kBusy && busy_.watched) return Deadline::in(pause_since(busy_.begun_ns));
   const bool works = flight_.launches > 0 || std::exchange(flight_.fresh, false);
   asleep_ = !lives || !works;
   return asleep_ ? Deadline::never() : Deadline::in(kWorkingLook);
