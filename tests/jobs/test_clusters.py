@@ -25,7 +25,7 @@ from kubeflow_trainer_api import models
 from farandole.launch.job import parse_hostfile
 from farandole.tools import cli
 from harness.process import Process
-from harness.supervised import TRAINING, results
+from harness.worlds import WORLDS, ends
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCRIPTS = sorted((EXAMPLES / "slurm").iterdir())
@@ -145,7 +145,7 @@ class Batch:
         (folder / "venv/bin").mkdir(parents=True)
         (folder / "venv/bin/activate").touch()
         (folder / "train.py").write_text(
-            TRAINING + "def event(state):\n"
+            WORLDS + "def event(state):\n"
             "    if state.steps == 4 and first('held'):\n"
             "        print('holds', flush=True)\n"
             "    while state.steps == 4 and os.environ.get('HOLDS'): state.check_host_updates()\n"
@@ -187,7 +187,7 @@ def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Batch:
 @pytest.mark.parametrize("script", ["train.sbatch", "elastic.sbatch", "requeue.sbatch"])
 def test_a_batch_script_trains(batch: Batch, script: str) -> None:
     with batch.start(script) as process:
-        assert results(process.end().check().out).keys() == {0, 1}
+        assert ends(process.end().check().out).keys() == {0, 1}
         assert not (batch.folder / "scontrol.log").exists()
 
 

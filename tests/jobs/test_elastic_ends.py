@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from harness.proc import processes_of_sessions
-from harness.supervised import SupervisedJob, check, story, training
+from harness.supervised import SupervisedJob, story
+from harness.worlds import check, training
 
 Start = Callable[..., SupervisedJob]
 DIES = "if fd.rank() == {victim} and state.steps == {step} and first('died'): {end}"

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.supervised import SupervisedJob, check, training
-from harness.worlds import check as check_worlds
-from harness.worlds import worlds
+from harness.supervised import SupervisedJob
+from harness.worlds import check, training, worlds
 
 Start = Callable[..., SupervisedJob]
 LIMITS = {
@@ -82,7 +81,7 @@ def test_a_rank_that_hangs_in_a_restart(elastic_ranks: Start, how: str) -> None:
 def test_one_that_does_not_join(elastic_ranks: Start, joins: str, late: str) -> None:
     """Training does not wait for it, and it is gone at the end."""
     source = worlds(DIES, late, joins)
-    check_worlds(elastic_ranks(source, 3, "--min-np", "1", **LIMITS).finish(), 2, 2)
+    check(elastic_ranks(source, 3, "--min-np", "1", **LIMITS).finish().check().out, 2, 2)
 
 
 @pytest.mark.parametrize("place", ["sync", "reset"])
@@ -99,6 +98,6 @@ def dies(place, state):
 """
     late += "rank_joins = os.environ['FARANDOLE_AGENT'].endswith('+')\n"
     source = worlds(DIES, late)
-    result = elastic_ranks(source, 3, "--min-np", "1", SIZES='{"6": 3}', **LIMITS).finish()
-    check_worlds(result, 3)
+    result = elastic_ranks(source, 3, "--min-np", "1", SIZES='{"6": 3}', **LIMITS).finish().check()
+    check(result.out, 3)
     assert (tmp_path / "2").exists()

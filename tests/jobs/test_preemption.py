@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.process import JobError
-from harness.supervised import check, results, training
+from harness.worlds import check, ends, training
 
 
 def test_preemption_under_plain_mpirun(mpi_ranks, tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_preemption_under_plain_mpirun(mpi_ranks, tmp_path: Path) -> None:
     source = training(event + "os.kill(os.getpid(), signal.SIGTERM)")
     out = mpi_ranks(source, 2, env).finish().check().out
     assert "rank 1 got SIGTERM" in out
-    assert not results(out), "no rank has gone on behind train()"
+    assert not ends(out), "no rank has gone on behind train()"
     check(mpi_ranks(source, 2, env).finish().check().out, 2)
 
 

@@ -83,4 +83,4 @@ def test_any_schedule(schedule: Schedule) -> None:
         path.write_text(WORLDS + PROGRAM.format(deaths=deaths))
         options += ["--checkpoint-dir", folder]
         with SupervisedJob(options, [sys.executable, str(path)], env) as job:
-            check(job.finish())
+            check(job.finish().check().out)

@@ -7,7 +7,6 @@ Every public call x every argument x what is wrong with it, on the last rank or 
 from __future__ import annotations
 
 import inspect
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mpi4py import MPI
 
 import farandole as fd
 import farandole.numpy as fnp
@@ -25,32 +23,17 @@ from farandole.calls.arguments import ARGUMENTS
 from farandole.calls.public_call import is_collective
 from farandole.extras.checkpoints.checkpoint import ARGUMENTS as OF_CHECKPOINTS
 from harness import checkpoints
+from harness.ranks import last, restarted
 
 pytestmark = pytest.mark.ranks(2, 4)
 
 SOON = 10.0  # seconds: a stall takes longer, everything else is a matter of milliseconds
-ABORT = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _stalls_end_early() -> Iterator[None]:
-    fd.shutdown()
-    MPI.COMM_WORLD.Barrier()
-    before = os.environ.get(ABORT)
-    os.environ[ABORT] = "12"
-    fd.init()
-    yield
-    fd.shutdown()
-    MPI.COMM_WORLD.Barrier()
-    if before is None:
-        del os.environ[ABORT]
-    else:
-        os.environ[ABORT] = before
-    fd.init()
-
-
-def last() -> int:
-    return fd.size() - 1
+    with restarted(HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="12"):
+        yield
 
 
 # ---- the calls, and arguments with which they work

@@ -17,6 +17,7 @@ import farandole as fd
 import farandole.torch as hvd
 from farandole.observe import flight
 from farandole.observe.explain import explain
+from harness.ranks import last, restarted
 
 pytestmark = pytest.mark.ranks(2, 4)
 Calls = list[Callable[[], Any]]
@@ -34,10 +35,6 @@ def recorded() -> list[dict[str, Any]]:
     return [event for event in flight.own_page(4096)["events"] if event["kind"] == "submit"]
 
 
-def last() -> int:
-    return fd.size() - 1
-
-
 def line(function: Callable[..., Any]) -> str:
     """The line of a function that is written in one."""
     return f"{FILE}:{function.__code__.co_firstlineno}"
@@ -47,21 +44,6 @@ def swapped(calls: Calls) -> None:
     """Makes two calls, the last rank in the other order."""
     for call in reversed(calls) if fd.rank() == last() else calls:
         call()
-
-
-@pytest.fixture
-def restart(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Starts anew with a value of FARANDOLE_CALL_SITES, and without it after the test."""
-
-    def start(value: str) -> None:
-        monkeypatch.setenv("FARANDOLE_CALL_SITES", value)
-        fd.shutdown()
-        fd.init()
-
-    yield start
-    monkeypatch.undo()
-    fd.shutdown()
-    fd.init()
 
 
 def pairs() -> dict[str, Calls]:
@@ -129,8 +111,8 @@ def test_swapped_calls_are_told_of_once() -> None:
     assert any("matches calls from different lines" in text for text in lines), lines
 
 
-def test_swapped_calls_can_be_an_error(restart: Callable[[str], None]) -> None:
-    restart("check")
+@restarted(FARANDOLE_CALL_SITES="check")
+def test_swapped_calls_can_be_an_error() -> None:
     for kind, calls in pairs().items():
         first, second = map(line, calls)
         for call in reversed(calls) if fd.rank() == last() else calls:
@@ -143,8 +125,8 @@ def test_swapped_calls_can_be_an_error(restart: Callable[[str], None]) -> None:
     assert findings() == []
 
 
-def test_nothing_is_looked_at(restart: Callable[[str], None]) -> None:
-    restart("off")
+@restarted(FARANDOLE_CALL_SITES="off")
+def test_nothing_is_looked_at() -> None:
     assert told_by(lambda: [swapped(calls) for calls in pairs().values()]) == []
     assert not any("site" in call for call in recorded())
 

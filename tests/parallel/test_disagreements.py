@@ -12,14 +12,11 @@ import pytest
 from mpi4py import MPI
 
 import farandole as fd
+from harness.ranks import last
 
 pytestmark = pytest.mark.ranks(2, 4)
 
 SOON = 10.0  # seconds: a stall takes longer, everything else is a matter of milliseconds
-
-
-def last() -> int:
-    return fd.size() - 1
 
 
 # ---- process sets

@@ -16,6 +16,7 @@ import farandole.torch as hvd
 from farandole._library import lib
 from harness.borrowed import borrow
 from harness.gpu_double import REAL_NCCL
+from harness.ranks import restarted
 from harness.torch_on_double import gpu, pretend
 from harness.toys import assert_same, batch, grad_is, loss_of, network, push, push_each, total, toys
 
@@ -137,12 +138,10 @@ def test_own_calls_on_gradients_that_lie_there_on_some_ranks_only() -> None:
 
 
 @together
+@restarted(FARANDOLE_GPU_BACKEND="host")
 def test_without_nccl_they_are_copied_and_one_line_says_so(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    hvd.shutdown()
-    monkeypatch.setenv("FARANDOLE_GPU_BACKEND", "host")
-    hvd.init()
     capfd.readouterr()
     model, reference = network(), network()
     for _ in range(2):  # optimizers
@@ -150,9 +149,6 @@ def test_without_nccl_they_are_copied_and_one_line_says_so(
         *_, _ = train(reference, 3)
     assert_same(model, reference)
     assert capfd.readouterr().err.count("gradients on GPUs are copied") == 1
-    hvd.shutdown()
-    monkeypatch.undo()
-    hvd.init()
 
 
 @together

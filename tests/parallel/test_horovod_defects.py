@@ -15,6 +15,7 @@ from mpi4py import MPI
 from torch import Tensor, nn
 
 import farandole.torch as hvd
+from harness.ranks import restarted
 
 
 def assert_equal_everywhere(x: Tensor) -> None:
@@ -94,19 +95,12 @@ def test_a_scaled_reducescatter_above_the_fusion_threshold_works() -> None:
 
 
 @pytest.mark.ranks(2, 3, 4)
-def test_a_stall_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stall_beyond_the_limit() -> None:
     """Also HorovodInternalError, on the ranks that wait; the runtime stays up."""
-    hvd.shutdown()
-    MPI.COMM_WORLD.Barrier()
-    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.3")
-    monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "1")
-    hvd.init()
-    if hvd.rank() != 0:
-        with pytest.raises(hvd.HorovodInternalError, match=r"alone.*\b0\b") as caught:
-            hvd.allreduce(torch.ones(3), name="not alone")
-        assert type(caught.value) is hvd.StallError
-    MPI.COMM_WORLD.Barrier()
-    hvd.shutdown()
-    monkeypatch.undo()
-    MPI.COMM_WORLD.Barrier()
-    hvd.init()
+    limits = {"STALL_CHECK_TIME": "0.3", "STALL_SHUTDOWN_TIME": "1"}
+    with restarted(**{f"HOROVOD_{name}_SECONDS": value for name, value in limits.items()}):
+        if hvd.rank() != 0:
+            with pytest.raises(hvd.HorovodInternalError, match=r"alone.*\b0\b") as caught:
+                hvd.allreduce(torch.ones(3), name="not alone")
+            assert type(caught.value) is hvd.StallError
+        MPI.COMM_WORLD.Barrier()

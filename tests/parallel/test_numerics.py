@@ -5,17 +5,13 @@ import numpy as np
 import pytest
 
 import farandole as fd
+from harness.ranks import restarted
 
 
 @pytest.fixture(autouse=True)
-def checked(monkeypatch):
-    fd.shutdown()
-    monkeypatch.setenv("FARANDOLE_CHECK_NUMERICS", "1")
-    fd.init()
-    yield
-    fd.shutdown()
-    monkeypatch.undo()
-    fd.init()
+def checked():
+    with restarted(FARANDOLE_CHECK_NUMERICS="1"):
+        yield
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -15,14 +15,11 @@ from torch import Tensor
 import farandole as fd
 import farandole.torch as hvd
 from harness.arrays import Array, assert_same, data, reduced
+from harness.ranks import last
 
 pytestmark = pytest.mark.ranks(2, 3, 4)
 
 FACTORS = {"prescale_factor": 0.5, "postscale_factor": 4.0}
-
-
-def last() -> int:
-    return fd.size() - 1
 
 
 def right(op: str, inputs: list[Array], root: int) -> Array:

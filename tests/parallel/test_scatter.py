@@ -14,6 +14,7 @@ import torch
 
 import farandole as fd
 from harness.arrays import DTYPES, Array, assert_same, data
+from harness.ranks import last
 
 SOON = 10.0  # seconds: a stall takes longer, everything else is a matter of milliseconds
 
@@ -77,10 +78,6 @@ def test_in_a_process_set() -> None:
 
 
 # ---- what is wrong on one rank is an error on all
-
-
-def last() -> int:
-    return fd.size() - 1
 
 
 def whole_of(*shape: int, dtype: str = "float32") -> Array:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import farandole.torch as hvd
 from farandole.observe import flight
 from farandole.torch.gradients import reducer
+from harness.ranks import last, restarted
 from harness.toys import batch, loss_of, network, train
 
 
@@ -21,10 +22,6 @@ from harness.toys import batch, loss_of, network, train
 def several() -> None:
     if hvd.size() == 1:
         pytest.skip("one rank is equal to itself")
-
-
-def last() -> int:
-    return hvd.size() - 1
 
 
 def made(model: nn.Module, lr: float = 0.1, **options: Any) -> Any:
@@ -222,18 +219,14 @@ def test_the_default_warns_at_the_first_step() -> None:
 
 
 @pytest.mark.parametrize(("setting", "argument"), [("0", None), ("1", 0)])
-def test_off(setting: str, argument: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    hvd.shutdown()
-    monkeypatch.setenv("FARANDOLE_VERIFY_EVERY", setting)
-    hvd.init()
-    model = network()
-    step(model, made(model, 0.1 + hvd.rank(), verify_every=argument))
+def test_off(setting: str, argument: int | None) -> None:
+    with restarted(FARANDOLE_VERIFY_EVERY=setting):
+        model = network()
+        step(model, made(model, 0.1 + hvd.rank(), verify_every=argument))
 
 
-def test_the_setting_is_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    hvd.shutdown()
-    monkeypatch.setenv("FARANDOLE_VERIFY_EVERY", "2")
-    hvd.init()
+@restarted(FARANDOLE_VERIFY_EVERY="2")
+def test_the_setting_is_the_interval() -> None:
     model = network()
     optimizer = made(model, verify_every=None)
     step(model, optimizer)
