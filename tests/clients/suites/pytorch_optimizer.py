@@ -16,9 +16,5 @@ SUITES = (
         "pytest",
         program("optimizers"),
         quick=True,
-        known={
-            "Prodigy-sharded": "one distance of all parameters: MismatchError at step()",
-            "LoRARite-sharded": "its step fails on pieces, which are vectors, with its own error",
-        },
     ),
 )
