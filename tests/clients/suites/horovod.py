@@ -11,7 +11,7 @@ _TORCH = {
     "test_broadcast_state": "torch's Muon, or state that only Horovod's step makes",
     "test_force_allreduce": "torch's Muon takes two-dimensional parameters only",
     "no_named_parameters": "reads Horovod's private _parameter_names",
-    "duplicate_name": "the first call is done before the second, so it is no duplicate",
+    "duplicate_name": "the first call is done before the second, so it is not a duplicate",
     "test_horovod_join_all": "wants zeros of joined ranks, or an error",
     "test_horovod_join_broadcast": "wants an error; the call completes here",
     "reducescatter_async_fused": "calls are done before it asks",
