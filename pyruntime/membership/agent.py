@@ -40,6 +40,7 @@ class Agent:
     def __init__(self, name: str, host: str, slots: int, lease: float, now: float) -> None:
         self._name, self._host, self._slots, self._lease = name, host, slots, lease
         self._ranks: dict[str, Rank] = {}
+        self._told: dict[str, int] = {}  # of each that has ended: the first Status that says so
         self._newest = 0, 0  # term and number of the newest Wanted
         self._view = View()
         self._number = 0
@@ -76,12 +77,15 @@ class Agent:
                     actions.append(Tell(name, self._view))
             elif rank.end is None:
                 actions.append(Kill(name))
-            else:
-                del self._ranks[name]  # the supervisor knows
+            elif self._told[name] <= wanted.heard:
+                del self._ranks[name], self._told[name]  # the supervisor knows
         for name in wanted.ranks:
             if name not in self._ranks:
-                self._ranks[name] = Rank(name, end=End.LEFT if self.going else None)
-                actions += [] if self.going else [Start(name)]
+                self._ranks[name] = Rank(name)
+                if self.going:
+                    self.ended(name, End.LEFT)
+                else:
+                    actions.append(Start(name))
         return actions
 
     def look(self, now: float) -> list[Action]:
@@ -110,6 +114,7 @@ class Agent:
     def ended(self, name: str, end: End, text: str = "", code: int = 0) -> None:
         """Notes that a process is gone."""
         self._ranks[name] = self._ranks[name]._replace(end=end, text=text, code=code)
+        self._told[name] = self._number + 1
 
     def world_of(self, name: str) -> int:
         """The last world that the process of that name was in."""

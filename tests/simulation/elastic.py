@@ -252,7 +252,9 @@ class Process:
             if self.node.lives and not self.node.stopped:
                 self.was_killed = end is End.LOST
                 self.node.agent.ended(self.name, end, "killed", -9 * self.was_killed)
-                self.node.send_status()
+                # An agent takes all that has come before it says what has changed.
+                pause = max(0.0, self._simulation.random.uniform(-0.1, 0.1))
+                self._simulation.later(pause, self.node.send_status)
 
 
 class Node:

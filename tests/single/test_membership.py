@@ -528,7 +528,12 @@ def test_an_agent_obeys_the_latest_supervisor() -> None:
     assert agent.hear(wanted(1, 6, 0, "y")) == []
     agent.ended("x", End.LOST)
     assert agent.hear(wanted(2, 2, 0)) == []
-    assert agent.status(1.0).ranks == ()
+    (ended,) = agent.status(1.0).ranks
+    assert ended.end is End.LOST, "the supervisor has not heard that yet, and waits for it"
+    agent.hear(wanted(2, 3, 0))
+    assert agent.status(2.0).ranks == (ended,)
+    agent.hear(wanted(2, 4, 1))
+    assert agent.status(3.0).ranks == ()
 
 
 def test_an_agent_whose_host_is_taken_away() -> None:
@@ -544,6 +549,8 @@ def test_an_agent_whose_host_is_taken_away() -> None:
     agent.ended("x", End.LOST)
     assert not agent.gone, "the supervisor does not know"
     agent.hear(wanted(1, 3, 2))
+    assert not agent.gone
+    agent.hear(wanted(1, 4, agent.status(5.2).number))
     assert agent.gone
 
 
