@@ -186,7 +186,9 @@ class Slotted(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("kind", [Interface, Parametric, Slotted])
-@pytest.mark.parametrize("options", [{}, {"shard_state": True}, {"op": hvd.Adasum}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"shard_state": "elementwise"}, {"op": hvd.Adasum}], ids=str
+)
 def test_any_base_class(kind: type[torch.optim.SGD], options: dict[str, Any]) -> None:
     models = [network() for _ in range(2)]
     kinds = [kind, torch.optim.SGD]
