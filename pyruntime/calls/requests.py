@@ -292,8 +292,8 @@ def refuse(call: Call, reason: Exception) -> None:
     refuse_all([call], reason)
 
 
-def refuse_all(calls: Sequence[Call], reason: Exception, told: list[int] | None = None) -> None:
-    """Tells the peers of each call that this rank cannot take part, and why. `told` gets a member
+def refuse_all(calls: Sequence[Call], reason: Exception, into: list[int] | None = None) -> None:
+    """Tells the peers of each call that this rank cannot take part, and why. `into` gets a number
     for each, all at once: no signal is heard between two."""
     own, keep, asked = threading.current_thread(), list[Any](), list[Any]()
     for call in calls:
@@ -307,9 +307,9 @@ def refuse_all(calls: Sequence[Call], reason: Exception, told: list[int] | None 
         _fill(request, call, NOTHING, 0, call.name, keep)
     text = _new("char[]", f"{type(reason).__name__}: {reason}".encode(errors="replace"))
     codes = [code for kind, code in _REFUSALS if isinstance(reason, kind)]
-    code = [*codes, lib.FARANDOLE_E_ARGUMENT][0]
+    code = codes[0] if codes else lib.FARANDOLE_E_ARGUMENT  # no generator: a signal may end one
     refusals = map(lib.farandole_refuse, asked, repeat(code), repeat(text))
-    ([] if told is None else told).extend(refusals)
+    ([] if into is None else into).extend(refusals)
 
 
 class PreparedTensor:

@@ -235,9 +235,7 @@ class Reducer:
 
     def _begin_pass(self, parameter: Tensor) -> None:
         passes = self.passes
-        self.now.capturing = (cuda.device >= 0 or parameter.is_cuda) and cuda.is_capturing(
-            parameter
-        )
+        self.now.capturing = cuda.is_capturing(parameter)
         if self.now.capturing:
             return
         if passes.reduced and passes.made == 0 and (passes.mean or not self._linear):
