@@ -31,11 +31,11 @@ def relay(to, altered):
     with_world = runtime._with_world
 
     def with_world_altered(job, node, blobs, call):
-        # The last field but one of a rank's peer info: no transport has addresses of its own.
+        # The port is the last field of a rank's peer info.
         blobs = list(blobs)
-        own_port[:] = struct.unpack("<H", blobs[to][-6:-4])
+        own_port[:] = struct.unpack("<H", blobs[to][-2:])
         if rank < to:
-            blobs[to] = blobs[to][:-6] + struct.pack("<H", there) + blobs[to][-4:]
+            blobs[to] = blobs[to][:-2] + struct.pack("<H", there)
         return with_world(job, node, blobs, call)
 
     runtime._with_world = with_world_altered
