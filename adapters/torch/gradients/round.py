@@ -50,8 +50,8 @@ class Round:
     """
 
     __slots__ = (
-        *("again", "at_step", "batch", "capturing", "inside", "late", "made", "memory", "open"),
-        *("reducer", "refused", "room", "scale", "sending", "sparse"),
+        *("again", "at_step", "batch", "capturing", "compared", "inside", "late", "made", "memory"),
+        *("open", "reducer", "refused", "room", "scale", "sending", "sparse"),
     )
 
     def __init__(self, reducer: Reducer, at_step: bool = False, again: bool = False) -> None:
@@ -70,6 +70,7 @@ class Round:
         self.room = ROOM
         self.memory: set[int] = set()  # addresses of what is reduced in its own memory
         self.made: list[int] = []  # of the consensus, once it is submitted
+        self.compared = False  # the ranks' models have been, where they had to be
         self.refused: list[int] = []  # not empty: the peers know that this rank can't end it
 
     def send(self) -> None:
