@@ -358,10 +358,10 @@ class Reducer:
         heard = consensus.hear(now.made, limit, sent)
         if isinstance(heard, Exception):
             raise self.refuse(heard)
-        if heard.model and not now.compared:
+        if heard.model and not consensus.compared:
             equal = consensus.equal_models
             self._equality.heard(consensus.scope, heard.model, equal, heard.steps, limit.left)
-            now.compared = True  # this may be called again
+            consensus.compared = True  # this may be called again
         self._wait(limit, sent)
         if heard.late and self.settings.reduce_op not in (Average, Sum):
             self.abandon()

@@ -50,8 +50,8 @@ class Round:
     """
 
     __slots__ = (
-        *("again", "at_step", "batch", "capturing", "compared", "inside", "late", "made", "memory"),
-        *("open", "reducer", "refused", "room", "scale", "sending", "sparse"),
+        *("again", "at_step", "batch", "capturing", "inside", "late", "made", "memory", "open"),
+        *("reducer", "refused", "room", "scale", "sending", "sparse"),
     )
 
     def __init__(self, reducer: Reducer, at_step: bool = False, again: bool = False) -> None:
@@ -70,7 +70,6 @@ class Round:
         self.room = ROOM
         self.memory: set[int] = set()  # addresses of what is reduced in its own memory
         self.made: list[int] = []  # of the consensus, once it is submitted
-        self.compared = False  # the ranks' models have been, where they had to be
         self.refused: list[int] = []  # not empty: the peers know that this rank can't end it
 
     def send(self) -> None:
@@ -205,6 +204,7 @@ class Consensus:
         self._words = array("q")  # its memory; fields that must be equal are also sent negated
         self.handles: Any = None  # of the round under way, as int64_t[], once it is closed
         self.equal_models = True  # in the round that was heard last
+        self.compared = False  # whether its differences, if any, are known
         self.unfinished: list[int] = []  # handles of a failed round, to be completed
 
     def begin(self) -> None:
@@ -216,6 +216,7 @@ class Consensus:
     def close(self, state: RoundState, made: list[int], sent: Iterable[Gradient]) -> None:
         """Submits it, after all tensors; `made` gets the handle. Does not wait."""
         if not made:  # else a signal came as this was called before
+            self.compared = False
             self._words = words = array("q", [*state, *(-x for x in state[_LARGEST:])])
             address = words.buffer_info()[0]
             try:
