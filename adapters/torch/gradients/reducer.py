@@ -291,7 +291,8 @@ class Reducer:
         if handlers := of_signal(reason):
             return handlers
         if whose:
-            reason = type(reason)(f"the gradient of {whose}: {reason}")
+            with suppress(TypeError):  # a class whose exceptions take other arguments
+                reason = type(reason)(f"the gradient of {whose}: {reason}")
         if not now.refused:
             for gradient in self.gradients:
                 if gradient.handle is None and gradient.encoding.grouped:
@@ -357,9 +358,10 @@ class Reducer:
         heard = consensus.hear(now.made, limit, sent)
         if isinstance(heard, Exception):
             raise self.refuse(heard)
-        if heard.model:
+        if heard.model and not consensus.compared:
             equal = consensus.equal_models
             self._equality.heard(consensus.scope, heard.model, equal, heard.steps, limit.left)
+            consensus.compared = True  # this may be called again
         self._wait(limit, sent)
         if heard.late and self.settings.reduce_op not in (Average, Sum):
             self.abandon()

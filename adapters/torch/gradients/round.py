@@ -204,6 +204,7 @@ class Consensus:
         self._words = array("q")  # its memory; fields that must be equal are also sent negated
         self.handles: Any = None  # of the round under way, as int64_t[], once it is closed
         self.equal_models = True  # in the round that was heard last
+        self.compared = False  # whether its differences, if any, are known
         self.unfinished: list[int] = []  # handles of a failed round, to be completed
 
     def begin(self) -> None:
@@ -215,6 +216,7 @@ class Consensus:
     def close(self, state: RoundState, made: list[int], sent: Iterable[Gradient]) -> None:
         """Submits it, after all tensors; `made` gets the handle. Does not wait."""
         if not made:  # else a signal came as this was called before
+            self.compared = False
             self._words = words = array("q", [*state, *(-x for x in state[_LARGEST:])])
             address = words.buffer_info()[0]
             try:
