@@ -17,7 +17,7 @@ from farandole.arrays.buffers import DTYPES, EMPTY, NOWHERE, Buffer, Memory
 from farandole.arrays.cuda_array import CudaArray
 from farandole.arrays.kinds import Kind, Shape, register
 from farandole.calls.handles import take
-from farandole.calls.requests import Call, PreparedOnGpu, PreparedTensor
+from farandole.calls.requests import Call, PreparedCall
 from farandole.torch import cuda, storages
 
 # Older torch lacks uint16, uint32 and uint64, which are then left out.
@@ -248,8 +248,8 @@ def prepare(
     in_place: bool,
     place: tuple[int, int] = NOWHERE,
     shape: Shape | None = None,
-) -> PreparedTensor | PreparedOnGpu:
-    """Prepares tensors such as `x` to be submitted repeatedly.
+) -> PreparedCall:
+    """Prepares a call on tensors such as `x`.
 
     `group`: the group's name in calls and its number of members; `place`: as in Buffer; `shape`:
     theirs, if not that of `x`. Errors as in Kind.describe.
@@ -257,10 +257,8 @@ def prepare(
     buffer = replace(describe(x, in_place), place=place)
     if shape is not None:
         buffer = replace(buffer, shape=shape)
-    tensor = PreparedTensor(call, buffer, *group)
-    if buffer.device < 0:
-        return tensor
-    return PreparedOnGpu(tensor, partial(cuda.current_stream, buffer.device))
+    current = partial(cuda.current_stream, buffer.device) if buffer.device >= 0 else None
+    return PreparedCall(call, buffer, *group, current=current)
 
 
 def receive(handle: int, x: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ class Handle(Generic[T]):
         self._lock: Any = None  # made by the first wait that needs it
         self._error: Exception | None = None
         self._value: T
-        self.prepared: Any = None  # to make the call again: a prepared.PreparedCall
+        self.prepared: Any = None  # to make the call again: a prepared.RepeatedCall
 
     def wait(self, timeout: float | None = None) -> T:
         """Blocks until done and returns the result.

@@ -21,7 +21,7 @@ from farandole._library import error, lib
 from farandole.arrays.buffers import DTYPES, Buffer
 from farandole.calls import leases
 from farandole.calls.handles import explanation, is_under_way, stall, wait_until
-from farandole.calls.requests import Call, Op, PreparedTensor, next_scope
+from farandole.calls.requests import Call, Op, PreparedCall, next_scope
 from farandole.errors import MismatchError
 from farandole.ops import Max
 
@@ -82,7 +82,7 @@ class Round:
     def _send(self, batch: list[Gradient]) -> None:
         """By one call; one by one if any can't be sent as it is."""
         grads = [*map(_taken, batch)]
-        tensors, dtypes, numels = zip(*map(_form, batch), strict=True)
+        calls, dtypes, numels = zip(*map(_form, batch), strict=True)
         try:
             storages = [*map(Tensor.untyped_storage, grads)]
         except NotImplementedError:  # a gradient is sparse, and its parameter's last one was not
@@ -103,7 +103,7 @@ class Round:
         numbers = leases.numbers_of(len(batch))
         note = map(setattr, compress(batch, numbers), repeat("handle"), filter(None, numbers))
         try:
-            leases.lend_prepared(tensors, addresses, numbers, storages)
+            leases.lend_prepared(calls, addresses, numbers, storages)
         finally:
             deque(note, 0)  # no signal is heard within it
 
@@ -200,7 +200,7 @@ class Consensus:
         self.epoch = leases.epoch()
         self.call = Call(Op.ALLREDUCE, f"{self.scope}.consensus", process_set, Max)
         shape = (2 * _COUNT - _LARGEST,)
-        self._tensor = PreparedTensor(self.call, Buffer(0, _INT64, shape, None))
+        self._prepared = PreparedCall(self.call, Buffer(0, _INT64, shape, None))
         self._words = array("q")  # its memory; fields that must be equal are also sent negated
         self.handles: Any = None  # of the round under way, as int64_t[], once it is closed
         self.equal_models = True  # in the round that was heard last
@@ -220,7 +220,7 @@ class Consensus:
             self._words = words = array("q", [*state, *(-x for x in state[_LARGEST:])])
             address = words.buffer_info()[0]
             try:
-                leases.lend(self._tensor.start, address, address, words, made)
+                leases.lend(self._prepared.start, address, address, words, made)
             finally:
                 if made and made[0] < 0:
                     made.clear()
