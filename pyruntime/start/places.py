@@ -9,13 +9,12 @@ import os
 import re
 from pathlib import Path
 
-from farandole.start.launchers import Launcher
+from farandole.start.launchers import LAUNCHERS, TORCHRUN, Launcher
 
 REMEDY = (
     "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a port that is free there, the same "
     "for all ranks"
 )
-_JOBS = (("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PALS_APID",))  # of one start of ranks
 _PORTS = range(20_000, 32_000)  # the kernel gives these to nobody who asks for any
 
 
@@ -39,9 +38,9 @@ def stand_in(found: Launcher) -> bool:
 
 def _port() -> str:
     """A port that all ranks of one start derive alike; "": their launcher does not name it."""
-    for names in _JOBS:
-        told = [os.environ.get(name, "") for name in names]
-        if all(told):
+    for row in LAUNCHERS:
+        told = [os.environ.get(name, "") for name in row.job.split()]
+        if row is not TORCHRUN and told and all(told):
             digest = hashlib.sha256("\0".join(told).encode()).digest()
             return str(_PORTS[int.from_bytes(digest[:4], "big") % len(_PORTS)])
     return ""
