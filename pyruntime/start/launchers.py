@@ -133,9 +133,11 @@ def complete() -> None:
 
 
 def launcher() -> Launcher:
-    """Who has started this process: MPI's launcher, or torchrun where MPI's says of one only."""
+    """Who has started this process: MPI's launcher, or torchrun where MPI's says of one only, or
+    of torchrun's agents."""
     mpi = next((x for x in LAUNCHERS[1:] if x.size and x is not TORCHRUN), _NONE)
-    return TORCHRUN if TORCHRUN.size > 1 and mpi.size <= 1 else mpi
+    agents = _number("GROUP_WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else 0
+    return TORCHRUN if TORCHRUN.size > 1 and mpi.size in (0, 1, agents) else mpi
 
 
 def check() -> None:
