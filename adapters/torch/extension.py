@@ -3,7 +3,7 @@
 farandole.extension: checks of tensors, tensors as bytes or submitted repeatedly; and Sending, how
 the gradients of a parameter are sent, which a Sender makes. Those in extras/ use nothing else."""
 
-from farandole.errors import raise_of_signal
+from farandole.errors import of_signal
 from farandole.torch.blocks import digest_of, held
 from farandole.torch.compression import Sender
 from farandole.torch.functions import broadcast_tensors, largest_flag
@@ -13,5 +13,5 @@ from farandole.torch.kind import describe, device_and_stream, prepare, receive
 from farandole.torch.state import map_nested
 
 __all__ = ["Sender", "Sending", "broadcast_tensors", "describe", "device_and_stream", "digest_of"]
-__all__ += ["held", "largest_flag", "map_nested", "prepare", "raise_of_signal", "receive"]
+__all__ += ["held", "largest_flag", "map_nested", "of_signal", "prepare", "receive"]
 __all__ += ["without_grad"]

@@ -18,7 +18,7 @@ from farandole.arrays.cuda_array import CudaArray
 from farandole.arrays.kinds import Kind, Shape, register
 from farandole.calls.handles import take
 from farandole.calls.requests import Call, PreparedOnGpu, PreparedTensor
-from farandole.errors import raise_of_signal
+from farandole.errors import of_signal
 from farandole.torch import cuda, storages
 
 # Older torch lacks uint16, uint32 and uint64, which are then left out.
@@ -79,7 +79,8 @@ class TorchKind(Kind):
                 _tell_autograd(x)
             return x.data_ptr() or address_of(x), storage
         except (RuntimeError, TypeError, ValueError) as reason:  # describe() raises the error
-            raise_of_signal(reason)
+            if of_signal(reason):
+                raise
             return _NOT_LENT
 
     def empty(self, like: Tensor, shape: Shape | None = None) -> Tensor:
@@ -105,7 +106,8 @@ def _tell_autograd(x: Tensor) -> None:
     try:
         torch.autograd.graph.increment_version(x)
     except RuntimeError as reason:  # a tensor of torch.inference_mode()
-        raise_of_signal(reason)
+        if of_signal(reason):
+            raise
 
 
 def device_and_stream(device: torch.device) -> tuple[int, int]:
@@ -156,7 +158,8 @@ def address_of(x: Tensor) -> int:
     try:
         pointer, held = x.data_ptr(), x.untyped_storage().nbytes()
     except (RuntimeError, ValueError) as reason:
-        raise_of_signal(reason)
+        if of_signal(reason):
+            raise
         raise TypeError(_without_memory(type_)) from reason
     count = x.numel()
     if count == 0:

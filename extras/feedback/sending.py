@@ -13,7 +13,7 @@ from torch import Tensor
 from farandole import Average, Sum, rank
 from farandole.extension import Call, Op, is_absent, leases, members_of, submit
 from farandole.extras.feedback.compressor import RESIDUAL, Ask, FeedbackCompressor, State, Steps
-from farandole.torch.extension import Sending, describe, raise_of_signal, receive
+from farandole.torch.extension import Sending, describe, of_signal, receive
 
 
 class Feedback(Sending):
@@ -131,7 +131,8 @@ class Feedback(Sending):
         except StopIteration as end:
             self._outcome = end.value
         except Exception as reason:
-            raise_of_signal(reason)
+            if of_signal(reason):
+                raise
             text = f"{self._compressor!r}: {type(reason).__name__}: {reason}"
             raise RuntimeError(text) from reason
         return self._ask.tensor

@@ -20,7 +20,7 @@ from torch import Tensor
 from farandole.calls import leases, requests
 from farandole.calls.requests import Call, Op
 from farandole.equality import Equality
-from farandole.errors import MismatchError, raise_of_signal
+from farandole.errors import MismatchError, of_signal
 from farandole.ops import Average, Sum
 from farandole.topology import rank
 from farandole.torch import cuda, owners
@@ -275,15 +275,16 @@ class Reducer:
         """Those that are in the round."""
         return [g for g in self.gradients if g.handle is not None]
 
-    def refuse(self, reason: Exception, whose: str = "") -> Exception:
+    def refuse(self, reason: Exception, whose: str = "") -> BaseException:
         """Ends the round on all ranks, since this one can't go on. Returns the error, which names
-        the gradient. Raises a signal handler's exception, after which the round goes on.
+        the gradient. After a signal handler's exception, which it returns, the round goes on.
 
         Every rank sends or refuses every gradient of a round that fails: so none waits for another,
         and all names are free for the next round. A group is completed without data.
         """
         now = self.now
-        raise_of_signal(reason)
+        if handlers := of_signal(reason):
+            return handlers
         if whose:
             reason = type(reason)(f"the gradient of {whose}: {reason}")
         if not now.refused:
@@ -292,7 +293,8 @@ class Reducer:
                     try:
                         gradient.send_nothing()
                     except Exception as other:  # it is refused, too
-                        raise_of_signal(other)
+                        if of_signal(other):
+                            raise
             calls = [] if now.made else [self.consensus.call]
             calls += [g.encoding.call for g in self.gradients if g.handle is None]
             requests.refuse_all(calls, reason, now.refused)
@@ -392,7 +394,8 @@ class Reducer:
                 for gradient in plain:
                     gradient.handle = gradient.grad = None
             except RuntimeError as reason:  # a parameter's form has changed: one by one, then
-                raise_of_signal(reason)
+                if of_signal(reason):
+                    raise
         texts = [g.deliver(final) for g in sent if g.handle is not None]
         return next((text for text in texts if text), None)
 
@@ -421,7 +424,8 @@ class Reducer:
             try:
                 gradient.handle = gradient.encoding.proceed(gradient.handle or 0)
             except Exception as reason:
-                raise_of_signal(reason)
+                if handlers := of_signal(reason):
+                    raise handlers from None
                 if not self.now.refused:
                     calls = [other.encoding.call for other in rest[i:]]
                     requests.refuse_all(calls, reason, self.now.refused)
