@@ -18,7 +18,7 @@ from farandole.arrays.cuda_array import CudaArray
 from farandole.arrays.kinds import Shape
 from farandole.calls import leases
 from farandole.calls.leases import numbers_of
-from farandole.errors import ShutdownError, StallError
+from farandole.errors import ShutdownError, StallError, of_signal
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -129,6 +129,8 @@ class Handle(Generic[T]):
             try:
                 self._value = self._collect(numbers)
             except Exception as reason:  # a result can be taken only once
+                if of_signal(reason):
+                    raise
                 failure = reason
         self._error = failure
         self._numbers = self._collect = None  # before the end: a second wait finds the result

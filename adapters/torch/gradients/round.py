@@ -4,14 +4,12 @@ ranks that ends it. For the Reducer and its Gradients, on the threads that send 
 
 from __future__ import annotations
 
-import signal
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress, repeat
 from operator import attrgetter
 from time import monotonic
-from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -135,18 +133,6 @@ def have_own_memory(storages: Iterable[torch.UntypedStorage]) -> bool:
     that the user gave to backward(), share memory.
     """
     return set(map(_users, map(_number_of, storages))) <= {_ALONE}
-
-
-def of_signal(reason: BaseException | None) -> BaseException | None:
-    """The exception of a signal handler that it comes from, if it does: then it says nothing of
-    what was interrupted."""
-    handlers: list[Any] = [*filter(callable, map(signal.getsignal, signal.valid_signals()))]
-    codes = {getattr(h, "__code__", getattr(type(h).__call__, "__code__", 0)) for h in handlers}
-    while reason is not None:
-        if any(frame.f_code in codes for frame, _ in walk_tb(reason.__traceback__)):
-            return reason
-        reason = reason.__cause__
-    return None
 
 
 class Limit(NamedTuple):
