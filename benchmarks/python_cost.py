@@ -28,7 +28,7 @@ import farandole
 import farandole.torch as hvd
 from farandole.calls import leases
 from farandole.calls.handles import wait_until
-from farandole.calls.requests import Call, Op, PreparedTensor
+from farandole.calls.requests import Call, Op, PreparedCall
 from farandole.torch.kind import describe
 
 COUNT, ELEMENTS = resnet50.COUNT, 16
@@ -55,7 +55,7 @@ def prepared() -> Callable[[], tuple[float, float]]:
     """(submitting, waiting and releasing) by the C calls alone."""
     tensors = [torch.zeros(ELEMENTS) for _ in range(COUNT)]
     kept = [
-        PreparedTensor(Call(Op.ALLREDUCE, f"prepared.{i}"), describe(x))
+        PreparedCall(Call(Op.ALLREDUCE, f"prepared.{i}"), describe(x))
         for i, x in enumerate(tensors)
     ]
 

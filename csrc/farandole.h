@@ -4,7 +4,7 @@
  * Functions that return int32_t return FARANDOLE_OK or an error code; farandole_error() then has the text for
  * the calling thread. "-code" is a negated error code. */
 
-#define FARANDOLE_ABI_VERSION 13
+#define FARANDOLE_ABI_VERSION 14
 
 /* Error codes; each has a Python class. */
 #define FARANDOLE_OK 0
@@ -202,16 +202,17 @@ void farandole_forked(void);
 /* Submits `count` tensors at once and sets handles[i] for each. On an error none is submitted, and peers that
  * wait for the same names fail, too. */
 int32_t farandole_submit(const farandole_request* requests, int32_t count, int64_t* handles);
-/* For repeated calls: farandole_tensor keeps a request without its buffers and returns its number, or -code;
- * farandole_submit_tensor submits it with buffers at these addresses (0: none): a handle, or -code. */
-int64_t farandole_tensor(const farandole_request* request);
-int64_t farandole_submit_tensor(int64_t tensor, uintptr_t input, uintptr_t output);
+/* Prepared calls, which are submitted repeatedly: farandole_prepare_call keeps a request without its buffers and
+ * returns its number, or -code; farandole_submit_prepared submits it with buffers at these addresses (0: none): a
+ * handle, or -code. */
+int64_t farandole_prepare_call(const farandole_request* request);
+int64_t farandole_submit_prepared(int64_t call, uintptr_t input, uintptr_t output);
 /* The same with pointers: from Python, a pointer costs less than converting it to an address. */
-int64_t farandole_submit_buffer(int64_t tensor, const void* input, void* output);
+int64_t farandole_submit_prepared_pointers(int64_t call, const void* input, void* output);
 /* Submits several in place: sets handles[i] for each, up to the first that fails, whose code is returned. */
-int32_t farandole_submit_buffers(const int64_t* tensors, const uintptr_t* buffers, int32_t count,
-                                 int64_t* handles);
-void farandole_forget_tensor(int64_t tensor);
+int32_t farandole_submit_prepared_batch(const int64_t* calls, const uintptr_t* buffers,
+                                        int32_t count, int64_t* handles);
+void farandole_forget_prepared(int64_t call);
 /* Tells the peers of `name` that this rank can't take part: they fail with this code and text instead of
  * waiting. With a group's name, and unnamed, it holds for all tensors that the peers submit. A refused join
  * fails with the next farandole_submit of a join, when all have joined. */
@@ -219,9 +220,9 @@ int32_t farandole_refuse(const farandole_request* request, int32_t code, const c
 /* Number of unnamed calls (a group is one) that this rank has made in the set, equal on all members. */
 int64_t farandole_count_unnamed(int32_t process_set);
 
-/* Like farandole_submit_tensor, for a tensor on a GPU whose buffers are produced on this CUDA stream. */
-int64_t farandole_submit_tensor_on(int64_t tensor, uintptr_t input, uintptr_t output,
-                                   uint64_t stream);
+/* Like farandole_submit_prepared, for a call on a GPU whose buffers are produced on this CUDA stream. */
+int64_t farandole_submit_prepared_on(int64_t call, uintptr_t input, uintptr_t output,
+                                     uint64_t stream);
 
 /* 1: done, failed, or launched on a GPU (farandole_wait returns at once); 0: in flight; -code: unknown. */
 int32_t farandole_poll(int64_t handle);

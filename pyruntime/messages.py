@@ -24,9 +24,9 @@ from farandole.calls.arguments import ARGUMENTS
 from farandole.calls.forms import blocking
 from farandole.calls.handles import Handle, OneHandle, value_of
 from farandole.calls.leases import lend
-from farandole.calls.prepared import PreparedCall
+from farandole.calls.prepared import RepeatedCall
 from farandole.calls.public_call import collective
-from farandole.calls.requests import Call, Op, PreparedTensor, submit
+from farandole.calls.requests import Call, Op, PreparedCall, submit
 from farandole.members import ProcessSet, denoted, global_process_set, members_of, set_id
 from farandole.ops import _handle, describe
 
@@ -52,7 +52,7 @@ def _known(op: Op, peer: str) -> Any:
     return calls
 
 
-class _Again(PreparedCall):
+class _Again(RepeatedCall):
     """A message on the same terms as an earlier one, of an array of the same form; on a CPU."""
 
     __slots__ = ("_collect", "_source", "_what")
@@ -67,14 +67,12 @@ class _Again(PreparedCall):
         self._source = source
         self._what, self._collect = first._what, first._collect
 
-    def _start(
-        self, tensor: PreparedTensor, array: Any, pointer: Any, memory: object
-    ) -> Handle[Any]:
+    def _start(self, call: PreparedCall, array: Any, pointer: Any, memory: object) -> Handle[Any]:
         nothing = ffi.NULL if self._kind.gives_pointers else 0
         if not self._in_place:
-            number = lend(tensor.start, pointer, nothing, memory)
+            number = lend(call.start, pointer, nothing, memory)
             return OneHandle(number, None, self._what, self._timeout)
-        number = lend(tensor.start, nothing, pointer, memory)
+        number = lend(call.start, nothing, pointer, memory)
         if self._source is not None:
             return OneHandle(number, self._source, self._what, self._timeout)
         return Handle((number,), self._collect, self._what, self._timeout)

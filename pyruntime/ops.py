@@ -29,7 +29,7 @@ from farandole.calls.arguments import shown
 from farandole.calls.forms import blocking, blocking_of_any, single_of_any
 from farandole.calls.gpu_handle import GpuHandle
 from farandole.calls.handles import Handle, take, value_of
-from farandole.calls.prepared import PreparedCall
+from farandole.calls.prepared import RepeatedCall
 from farandole.calls.public_call import collective, collective_then
 from farandole.calls.requests import (
     MIRRORED,
@@ -128,7 +128,7 @@ def _start(
 
     handle = _handle(submit(call, inputs, outputs, own=3), inputs, tensors, collect, call, timeout)
     if len(tensors) == 1 and call.op in MIRRORED and (same or kinds[0].gives_itself()):
-        handle.prepared = PreparedCall(call, tensors[0], inputs[0], same, timeout)
+        handle.prepared = RepeatedCall(call, tensors[0], inputs[0], same, timeout)
     return handle
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -35,12 +36,13 @@ from harness.process import JobError, wait_until_gone  # noqa: E402
 
 DOUBLE = ROOT / "build" / "release" / "tests" / "libgpu_double.so"
 LIBRARIES = ("CUDA", "NCCL", "NVRTC")
-# Seconds. All steps end within the ten minutes of one call on a lent machine. The first import of
-# torch and CuPy's compilation count.
-LIMITS = {"doctor": 120, "sanitizer": 120, "collectives": 120, "facts-1": 60, "facts-2": 60}
+# Seconds. All steps end within the ten minutes of one call on a lent machine. The doctor is the
+# first to import torch and CuPy, which may take a minute.
+LIMITS = {"doctor": 150, "sanitizer": 120, "collectives": 120, "facts-1": 60, "facts-2": 60}
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 # As in gpu_run.sh: plugins of pytest, and warnings, that are none of ours.
 PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_timeout"}
+PR_SET_CHILD_SUBREAPER = 36  # of prctl
 
 # What tests/csrc/lib/gpu/gpu_double says, by ranks; read in NCCL 2.28.9. "alone": before others.
 FACTS = {
@@ -96,6 +98,11 @@ class Needs(Exception):
     """What a step lacks here."""
 
 
+def adopt() -> None:
+    """From now on this process is the parent of all orphans below it."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def _start(*command: str, **environment: str) -> subprocess.Popen[str]:
     """A command in a session of its own."""
     return subprocess.Popen(
@@ -113,9 +120,10 @@ def _start(*command: str, **environment: str) -> subprocess.Popen[str]:
 def _end(child: subprocess.Popen[str]) -> None:
     """Ends a command and all that it has started: an orphan would keep the card.
 
-    SIGTERM comes first, since pytest then ends the job that it runs in another session.
+    SIGTERM comes first, since pytest then ends the job that it runs in another session. adopt()
+    finds orphans in whatever session they are.
     """
-    sessions = sessions_below(child.pid)
+    sessions = sessions_below(os.getpid()) - {os.getsid(0)} | {child.pid}
     for process in processes_of_sessions({child.pid}):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGTERM)
@@ -136,6 +144,7 @@ def facts(size: int) -> dict[str, str]:
         ranks = [
             _start(
                 *(sys.executable, tool, str(rank), str(size), folder),
+                **gpu.LOOPBACK,
                 NCCL_HOSTID=f"first-{rank}",
                 GPU_DOUBLE_FOLDER=folder,
             )
@@ -176,7 +185,8 @@ def run(limit: float, *command: str) -> str:
         finally:
             _end(child)
     words = text.strip().splitlines()
-    failed = [line for line in words if line.startswith(("FAILED", "ERROR", "E  "))] or words[-3:]
+    marks = ("FAILED", "ERROR", "E  ", "========= Invalid")
+    failed = [line for line in words if line.startswith(marks)] or words[-3:]
     if child.returncode != 0:
         raise RuntimeError(" | ".join(failed[:3]) or f"code {child.returncode}")
     return text
@@ -198,12 +208,13 @@ def _sanitizer(double: bool) -> str:
     if not double and (reason := gpu.why_not()):
         raise Needs(reason.removeprefix("needs "))
     there = not double and shutil.which("compute-sanitizer")
-    if there:
-        command[:0] = [there, "--kernel-regex", "kns=farandole_", "--error-exitcode", "9"]
-    run(LIMITS["sanitizer"], *command)
-    if double or there:
-        return ""
-    raise Needs("compute-sanitizer, of CUDA's toolkit; without it the results are right")
+    if there:  # it would wait for CUDA's start for 10 s only, and then check nothing
+        options = ["--kernel-regex", "kns=farandole_", "--launch-timeout", f"{LIMITS['sanitizer']}"]
+        command[:0] = [there, *options, "--error-exitcode", "9"]
+    text = run(LIMITS["sanitizer"], *command)
+    if not double and not there:
+        raise Needs("compute-sanitizer, of CUDA's toolkit; without it the results are right")
+    return "" if double or "ERROR SUMMARY: 0 errors" in text else f"no summary: {text[-300:]}"
 
 
 def _collectives(double: bool) -> str:
@@ -237,6 +248,7 @@ def main() -> int:
     parser.add_argument("steps", nargs="*", metavar="STEP")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the steps end their children
+    adopt()
     if asked.double:
         os.environ.update({f"FARANDOLE_{name}_LIBRARY": str(DOUBLE) for name in LIBRARIES})
         if not DOUBLE.exists():

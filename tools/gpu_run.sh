@@ -23,7 +23,7 @@ PYTHONPATH=tests "$bin/python" -m harness.gpu
 
 case $what in
   first)
-    "$bin/python" tools/gpu_first_minutes.py "$@" 2>&1 | tee "$results/first.txt"
+    timeout -k 10 550 "$bin/python" tools/gpu_first_minutes.py "$@" 2>&1 | tee "$results/first.txt"
     ;;
   test)
     status=0

@@ -117,8 +117,11 @@ class StoreBootstrap(Bootstrap):
         secret, wrong = _own_secret()
         trusts = setting("FARANDOLE_TRUST_NETWORK") == "1" and wrong is None
         own = _Trust.SECRET if secret else _Trust.NETWORK if trusts else _Trust.NOTHING
-        told = self.allgather(_Place(_host(), own, uuid4().hex).encode())
+        task = str(launchers.launcher().rank)
+        told = self.allgather(_Place(_host(), own, uuid4().hex, task).encode())
         places = [_Place.decode(rank, text) for rank, text in enumerate(told)]
+        if rank == 0 and {place.task for place in places} == {task}:
+            _tell_of_jobs(size)
         hosts = [place.host for place in places]
         self.node = [hosts.index(host) for host in hosts]
         if len(set(hosts)) == 1:
@@ -320,20 +323,33 @@ class _Place:
     host: str
     trust: _Trust
     number: str  # at random, so that no other meeting has the same seals
+    task: str  # the launcher's process that it is, or whose child it is
 
     def encode(self) -> bytes:
-        return "\n".join([self.host, self.trust.value, self.number]).encode()
+        return "\n".join([self.host, self.trust.value, self.number, self.task]).encode()
 
     @classmethod
     def decode(cls, rank: int, told: bytes) -> _Place:
         try:
-            host, trust, number = told.decode().split("\n")
-            return cls(host, _Trust(trust), number)
+            host, trust, number, task = told.decode().split("\n")
+            return cls(host, _Trust(trust), number, task)
         except ValueError as reason:
             raise LibraryError(
                 f"init(): a stranger writes to torch.distributed's store: {told[:80]!r} for rank "
                 f"{rank}; {remedy()}"
             ) from reason
+
+
+def _tell_of_jobs(size: int) -> None:
+    """Says so if each process of a launcher has started a job of its own: a search may want that,
+    so it is no error."""
+    if (found := launchers.launcher()).size > 1:
+        text = (
+            f"farandole: {found} started {found.size} processes, but the {size} ranks of this job "
+            f"are children of number {found.rank} alone: each trains its own model. Remedy: for "
+            f"one job, give init_process_group world_size={found.size * size} and one address"
+        )
+        print(text, file=sys.stderr, flush=True)
 
 
 def _host() -> str:

@@ -3,12 +3,12 @@
 farandole.extension: checks of tensors, tensors as bytes or submitted repeatedly; and Sending, how
 the gradients of a parameter are sent, which a Sender makes. Those in extras/ use nothing else."""
 
+from farandole.errors import of_signal
 from farandole.torch.blocks import digest_of, held
 from farandole.torch.compression import Sender
 from farandole.torch.functions import broadcast_tensors, largest_flag
 from farandole.torch.grad_mode import without_grad
 from farandole.torch.gradients.encoding import Sending
-from farandole.torch.gradients.round import of_signal
 from farandole.torch.kind import describe, device_and_stream, prepare, receive
 from farandole.torch.state import map_nested
 

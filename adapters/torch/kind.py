@@ -17,7 +17,8 @@ from farandole.arrays.buffers import DTYPES, EMPTY, NOWHERE, Buffer, Memory
 from farandole.arrays.cuda_array import CudaArray
 from farandole.arrays.kinds import Kind, Shape, register
 from farandole.calls.handles import take
-from farandole.calls.requests import Call, PreparedOnGpu, PreparedTensor
+from farandole.calls.requests import Call, PreparedCall
+from farandole.errors import of_signal
 from farandole.torch import cuda, storages
 
 # Older torch lacks uint16, uint32 and uint64, which are then left out.
@@ -77,7 +78,9 @@ class TorchKind(Kind):
             if in_place:
                 _tell_autograd(x)
             return x.data_ptr() or address_of(x), storage
-        except (RuntimeError, TypeError, ValueError):  # describe() raises the error
+        except (RuntimeError, TypeError, ValueError) as reason:  # describe() raises the error
+            if of_signal(reason):
+                raise
             return _NOT_LENT
 
     def empty(self, like: Tensor, shape: Shape | None = None) -> Tensor:
@@ -102,8 +105,9 @@ def _tell_autograd(x: Tensor) -> None:
     """Counts a change in place, so that a backward pass through the old values raises."""
     try:
         torch.autograd.graph.increment_version(x)
-    except RuntimeError:  # a tensor of torch.inference_mode()
-        return
+    except RuntimeError as reason:  # a tensor of torch.inference_mode()
+        if of_signal(reason):
+            raise
 
 
 def device_and_stream(device: torch.device) -> tuple[int, int]:
@@ -154,6 +158,8 @@ def address_of(x: Tensor) -> int:
     try:
         pointer, held = x.data_ptr(), x.untyped_storage().nbytes()
     except (RuntimeError, ValueError) as reason:
+        if of_signal(reason):
+            raise
         raise TypeError(_without_memory(type_)) from reason
     count = x.numel()
     if count == 0:
@@ -248,8 +254,8 @@ def prepare(
     in_place: bool,
     place: tuple[int, int] = NOWHERE,
     shape: Shape | None = None,
-) -> PreparedTensor | PreparedOnGpu:
-    """Prepares tensors such as `x` to be submitted repeatedly.
+) -> PreparedCall:
+    """Prepares a call on tensors such as `x`.
 
     `group`: the group's name in calls and its number of members; `place`: as in Buffer; `shape`:
     theirs, if not that of `x`. Errors as in Kind.describe.
@@ -257,10 +263,8 @@ def prepare(
     buffer = replace(describe(x, in_place), place=place)
     if shape is not None:
         buffer = replace(buffer, shape=shape)
-    tensor = PreparedTensor(call, buffer, *group)
-    if buffer.device < 0:
-        return tensor
-    return PreparedOnGpu(tensor, partial(cuda.current_stream, buffer.device))
+    current = partial(cuda.current_stream, buffer.device) if buffer.device >= 0 else None
+    return PreparedCall(call, buffer, *group, current=current)
 
 
 def receive(handle: int, x: Tensor) -> Tensor:

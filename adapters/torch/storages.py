@@ -18,6 +18,7 @@ from farandole._library import ffi
 from farandole.arrays.buffers import Buffer
 from farandole.calls import leases
 from farandole.calls.handles import explanation
+from farandole.errors import of_signal
 
 
 def _addresses(memory: object) -> Iterator[int]:
@@ -39,7 +40,9 @@ def _check(x: Any, storage_of: Callable[[Any], torch.UntypedStorage], method: st
     try:
         storage = storage_of(x)  # a gradient that is being reduced waits for that
         begin = 0 if storage.device.type == "meta" else storage.data_ptr()
-    except RuntimeError:  # sparse, or another that has no memory of its own
+    except RuntimeError as reason:  # sparse, or another that has no memory of its own
+        if of_signal(reason):
+            raise
         return
     end = begin and begin + storage.nbytes()
     for number, memory in leases.in_flight():

@@ -54,7 +54,7 @@ class Rank {
     for (int i = 0; i < calls; ++i) {
       float x = static_cast<float>(rank_ + i);
       const int64_t start = now_ns();
-      int64_t handle = checked(farandole_submit_tensor(tensor, address(&x), address(&x)));
+      int64_t handle = checked(farandole_submit_prepared(tensor, address(&x), address(&x)));
       wait(&handle, 1);
       times.push_back(now_ns() - start);
       expect(x, i);
@@ -75,8 +75,8 @@ class Rank {
       meet();
       const int64_t start = now_ns();
       for (size_t i = 0; i < kTensors; ++i) {
-        handles[i] = checked(farandole_submit_tensor(tensors[i], address(memory[i].data()),
-                                                     address(memory[i].data())));
+        handles[i] = checked(farandole_submit_prepared(tensors[i], address(memory[i].data()),
+                                                       address(memory[i].data())));
       }
       const int64_t submitted = now_ns();
       wait(handles.data(), kTensors);
@@ -108,7 +108,7 @@ class Rank {
     request.shape = &elements;
     request.name = name.c_str();
     request.group_size = 1;
-    return checked(farandole_tensor(&request));
+    return checked(farandole_prepare_call(&request));
   }
 
   void wait(const int64_t* handles, int32_t count) {

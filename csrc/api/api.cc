@@ -209,7 +209,7 @@ FARANDOLE_API int32_t farandole_submit(const farandole_request* requests, int32_
   });
 }
 
-FARANDOLE_API int64_t farandole_tensor(const farandole_request* request) {
+FARANDOLE_API int64_t farandole_prepare_call(const farandole_request* request) {
   return negated([&]() -> int64_t {
     auto here = runtime();
     CheckedCall call = here->prepare(*request);
@@ -225,20 +225,22 @@ FARANDOLE_API int64_t farandole_tensor(const farandole_request* request) {
   });
 }
 
-FARANDOLE_API int64_t farandole_submit_tensor(int64_t tensor, uintptr_t input, uintptr_t output) {
-  return farandole_submit_buffer(tensor, reinterpret_cast<const void*>(input),
-                                 reinterpret_cast<void*>(output));
+FARANDOLE_API int64_t farandole_submit_prepared(int64_t call, uintptr_t input, uintptr_t output) {
+  return farandole_submit_prepared_pointers(call, reinterpret_cast<const void*>(input),
+                                            reinterpret_cast<void*>(output));
 }
 
-FARANDOLE_API int64_t farandole_submit_buffer(int64_t tensor, const void* input, void* output) {
-  return negated([&]() -> int64_t { return prepared_call(tensor)->submit(input, output); });
+FARANDOLE_API int64_t farandole_submit_prepared_pointers(int64_t call, const void* input,
+                                                         void* output) {
+  return negated([&]() -> int64_t { return prepared_call(call)->submit(input, output); });
 }
 
-FARANDOLE_API int32_t farandole_submit_buffers(const int64_t* tensors, const uintptr_t* buffers,
-                                               int32_t count, int64_t* handles) {
+FARANDOLE_API int32_t farandole_submit_prepared_batch(const int64_t* calls,
+                                                      const uintptr_t* buffers, int32_t count,
+                                                      int64_t* handles) {
   return guarded([&] {
-    const auto known = prepared_calls(span_of(tensors, count));
-    std::vector<Prepared> batch;
+    const auto known = prepared_calls(span_of(calls, count));
+    std::vector<PreparedSubmission> batch;
     batch.reserve(known.size());
     for (size_t i = 0; i < known.size(); ++i) {
       void* const buffer = reinterpret_cast<void*>(buffers[i]);
@@ -254,14 +256,14 @@ FARANDOLE_API int32_t farandole_submit_buffers(const int64_t* tensors, const uin
       handles[i] = batch[i].handle;
     }
     if (error) std::rethrow_exception(error);
-    if (std::cmp_less(known.size(), count)) prepared_call(tensors[known.size()]);  // throws
+    if (std::cmp_less(known.size(), count)) prepared_call(calls[known.size()]);  // throws
   });
 }
 
-FARANDOLE_API void farandole_forget_tensor(int64_t tensor) {
+FARANDOLE_API void farandole_forget_prepared(int64_t call) {
   if (process().forked) return;
   std::lock_guard lock(process().prepared_mutex);
-  process().prepared.erase(tensor);
+  process().prepared.erase(call);
 }
 
 FARANDOLE_API int32_t farandole_refuse(const farandole_request* request, int32_t code,

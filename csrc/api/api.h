@@ -25,10 +25,10 @@
 
 namespace farandole {
 
-// A request kept by farandole_tensor, with its runtime, so that one look-up finds both.
+// A call kept by farandole_prepare_call, with its runtime, so that one look-up finds both.
 struct PreparedCall {
   int64_t submit(const void* input, void* output, uint64_t stream = 0) const {
-    Prepared one{&call, input, output, stream};
+    PreparedSubmission one{&call, input, output, stream};
     runtime->submit({&one, 1});
     return one.handle;
   }
@@ -171,12 +171,12 @@ inline std::shared_ptr<Runtime> runtime() {
 
 // These, up to the first that is not known: references, as below.
 inline std::vector<std::shared_ptr<const PreparedCall>> prepared_calls(
-    std::span<const int64_t> tensors) {
+    std::span<const int64_t> numbers) {
   std::vector<std::shared_ptr<const PreparedCall>> known;
-  known.reserve(tensors.size());
+  known.reserve(numbers.size());
   std::lock_guard lock(process().prepared_mutex);
-  for (int64_t tensor : tensors) {
-    auto found = process().prepared.find(tensor);
+  for (int64_t number : numbers) {
+    auto found = process().prepared.find(number);
     if (found == process().prepared.end()) break;
     known.push_back(found->second);
   }
@@ -184,14 +184,14 @@ inline std::vector<std::shared_ptr<const PreparedCall>> prepared_calls(
 }
 
 // Returns a reference, because shutdown() may clear the table meanwhile.
-inline std::shared_ptr<const PreparedCall> prepared_call(int64_t tensor) {
+inline std::shared_ptr<const PreparedCall> prepared_call(int64_t number) {
   std::unique_lock lock(process().prepared_mutex);
-  auto found = process().prepared.find(tensor);
+  auto found = process().prepared.find(number);
   if (found == process().prepared.end()) {
     lock.unlock();
     runtime();  // throws if not initialised, the likelier reason
     throw Error(ErrorCode::kInvalidArgument,
-                "this tensor was prepared before the last shutdown(), or forgotten");
+                "this call was prepared before the last shutdown(), or forgotten");
   }
   return found->second;
 }

@@ -20,11 +20,11 @@ FARANDOLE_API void farandole_library_folders(const char* folders) {
   process().library_folders = folders_of(folders);
 }
 
-FARANDOLE_API int64_t farandole_submit_tensor_on(int64_t tensor, uintptr_t input, uintptr_t output,
-                                                 uint64_t stream) {
+FARANDOLE_API int64_t farandole_submit_prepared_on(int64_t call, uintptr_t input, uintptr_t output,
+                                                   uint64_t stream) {
   return negated([&]() -> int64_t {
-    return prepared_call(tensor)->submit(reinterpret_cast<const void*>(input),
-                                         reinterpret_cast<void*>(output), stream);
+    return prepared_call(call)->submit(reinterpret_cast<const void*>(input),
+                                       reinterpret_cast<void*>(output), stream);
   });
 }
 

@@ -167,11 +167,11 @@ bool Engine::say() {
 bool Engine::control() {
   bool moved = say();
   for (bool first = true; !log_closed_; first = false) {
-    ByteView message = setup_.channel.next_entry();
-    if (message.empty()) break;
+    const auto message = setup_.channel.next_entry();
+    if (!message) break;
     if (first) setup_.recorder.cycle();
     moved = true;
-    apply(decode_entry(message));
+    apply(decode_entry(*message));
   }
   Failure found;
   if (!calls_.job.take_found(found)) return moved;

@@ -224,7 +224,7 @@ CheckedCall Runtime::prepare(const farandole_request& request) {
 }
 
 // What is wrong with its input, or its place in a window. Marks when that has been produced.
-Failure Runtime::fault_of(Prepared& prepared) {
+Failure Runtime::fault_of(PreparedSubmission& prepared) {
   const Request& request = prepared.call->request;
   if (config_.check_numerics) {
     if (Failure unsound = numerics_of(request, prepared.submission(), topology_.rank))
@@ -241,7 +241,7 @@ Failure Runtime::fault_of(Prepared& prepared) {
 }
 
 // Peers' calls fail with the same text as an argument error, or a NaN before it can spread.
-void Runtime::submit(std::span<Prepared> batch) {
+void Runtime::submit(std::span<PreparedSubmission> batch) {
   size_t sound = 0;
   Failure fault;
   while (sound < batch.size() && !(fault = fault_of(batch[sound]))) ++sound;

@@ -40,7 +40,7 @@ class Runtime {
   CheckedCall prepare(const farandole_request& request);
   // Submits prepared calls in order, up to the first that fails, whose error it throws; sets the handles of
   // those before.
-  void submit(std::span<Prepared> batch);
+  void submit(std::span<PreparedSubmission> batch);
   void refuse(const farandole_request& request, const Failure& why);
   Driver& driver() { return *driver_; }
   // Reports that this rank leaves, waits for the others as long as the settings allow, and fails its calls in flight.
@@ -67,7 +67,7 @@ class Runtime {
   Deadline say_leave(bool failed, const std::string& why);
   // `repeats`: it is submitted later, with other buffers.
   CheckedCall check(const farandole_request& request, bool repeats);
-  Failure fault_of(Prepared& prepared);
+  Failure fault_of(PreparedSubmission& prepared);
   void refuse(std::span<const farandole_request> requests, const Error& why, bool free_only);
 
   Config config_;

@@ -185,7 +185,7 @@ class ShardSending(Sending):
         self.grouped = group[0] is not None
         self._context: Any = None  # of the compressor
         self._form: tuple[torch.dtype, torch.device] | None = None  # of what is sent
-        self._tensor: Any = None  # prepared
+        self._prepared: Any = None  # prepared
 
     def set_aside(self) -> None:
         """Takes `.grad` away if it is reduced already."""
@@ -209,12 +209,12 @@ class ShardSending(Sending):
                 "was made"
             )
         grad = grad.resolve_conj().resolve_neg()
-        return self._prepared(self._part.flat(grad))
+        return self._compressed(self._part.flat(grad))
 
     def receive(self, parameter: Tensor) -> Tensor:
         """A tensor for this rank's part, in the form that is sent."""
         few = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
-        return self.target(self._prepared(few))
+        return self.target(self._compressed(few))
 
     def target(self, sent: Tensor) -> Tensor:
         """A tensor for this rank's part."""
@@ -223,8 +223,8 @@ class ShardSending(Sending):
     def submit(self, input: int, output: int, memory: Any, made: list[int]) -> int:
         """Submits what encode() has returned; `input` 0: nothing. Returns a handle."""
         self._shard.under_way = True
-        handle: int = self._tensor.submit(input, output, memory, made)
-        self.stream = getattr(self._tensor, "stream", 0)
+        handle: int = self._prepared.submit(input, output, memory, made)
+        self.stream = self._prepared.stream
         if input:
             self._shards.note_sent(handle, memory[0], self._shard.parameter.nbytes)
         return handle
@@ -247,16 +247,16 @@ class ShardSending(Sending):
         """Drops what was set aside: the round is over."""
         self._shard.base, self._shard.under_way = None, False
 
-    def _prepared(self, elements: Tensor) -> Tensor:
+    def _compressed(self, elements: Tensor) -> Tensor:
         """What is sent of some elements; makes submit() usable."""
         encoded: Tensor
         encoded, self._context = self._compressor.compress(elements)
         form = (encoded.dtype, encoded.device)
         if form != self._form:
             self._shards.check_place()
-            if self._tensor is not None:
-                self._tensor.close()
+            if self._prepared is not None:
+                self._prepared.close()
             sent = self._part.sent
-            self._tensor = prepare(self.call, encoded, self._group, in_place=False, shape=sent)
+            self._prepared = prepare(self.call, encoded, self._group, in_place=False, shape=sent)
             self._form = form
         return encoded

@@ -18,7 +18,7 @@ from farandole.arrays.cuda_array import CudaArray
 from farandole.arrays.kinds import Shape
 from farandole.calls import leases
 from farandole.calls.leases import numbers_of
-from farandole.errors import ShutdownError, StallError
+from farandole.errors import ShutdownError, StallError, of_signal
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -65,7 +65,7 @@ class Handle(Generic[T]):
         self._lock: Any = None  # made by the first wait that needs it
         self._error: Exception | None = None
         self._value: T
-        self.prepared: Any = None  # to make the call again: a prepared.PreparedCall
+        self.prepared: Any = None  # to make the call again: a prepared.RepeatedCall
 
     def wait(self, timeout: float | None = None) -> T:
         """Blocks until done and returns the result.
@@ -129,6 +129,8 @@ class Handle(Generic[T]):
             try:
                 self._value = self._collect(numbers)
             except Exception as reason:  # a result can be taken only once
+                if of_signal(reason):
+                    raise
                 failure = reason
         self._error = failure
         self._numbers = self._collect = None  # before the end: a second wait finds the result

@@ -104,19 +104,19 @@ def lend_all(requests: Any, memory: Sequence[object], numbers: Any) -> Any:
 
 
 def lend_prepared(
-    tensors: Sequence[int], addresses: Sequence[int], numbers: Any, memory: Sequence[object]
+    calls: Sequence[int], addresses: Sequence[int], numbers: Any, memory: Sequence[object]
 ) -> None:
-    """Submits prepared tensors in place, by their numbers, at `addresses`.
+    """Submits prepared calls in place, by their numbers, at `addresses`.
 
     Writes the handles to `numbers`, zeros of numbers_of(); `memory[i]` has to live for number i.
-    Raises the core's error, or a signal handler's exception; then the tensors whose number is not
+    Raises the core's error, or a signal handler's exception; then the calls whose handle is not
     0 have been submitted.
     """
     if _dropped:
         sweep()
     try:
-        code = lib.farandole_submit_buffers(
-            ffi.new("int64_t[]", tensors), ffi.new("uintptr_t[]", addresses), len(numbers), numbers
+        code = lib.farandole_submit_prepared_batch(
+            ffi.new("int64_t[]", calls), ffi.new("uintptr_t[]", addresses), len(numbers), numbers
         )
         _held.update(zip(numbers, memory, strict=True))
     except BaseException:

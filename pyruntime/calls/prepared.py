@@ -16,12 +16,12 @@ from farandole.arrays.kinds import kind_of
 from farandole.calls.gpu_handle import GpuHandle
 from farandole.calls.handles import Handle, OneHandle
 from farandole.calls.leases import lend
-from farandole.calls.requests import Call, PreparedTensor, begin_unnamed, told
+from farandole.calls.requests import Call, PreparedCall, begin_unnamed, told
 from farandole.calls.sites import Site, here
 from farandole.members import ProcessSet
 
 _MOST = 4096  # remembered calls; the oldest are dropped first
-_prepared: dict[Hashable, PreparedCall] = {}
+_prepared: dict[Hashable, RepeatedCall] = {}
 _preparing = threading.Lock()
 # Types of arguments that can't change; an array as a factor may hold another value next time.
 _LASTING = (type(None), int, float, str, type, ProcessSet)
@@ -80,7 +80,7 @@ def remember(
     array: Any,
     args: Any,
     kwargs: dict[str, Any],
-    prepared: PreparedCall,
+    prepared: RepeatedCall,
     by_name: bool = True,
 ) -> None:
     """Remembers a call that has been made once."""
@@ -102,7 +102,7 @@ def clear() -> None:
     _prepared.clear()
 
 
-class PreparedCall:
+class RepeatedCall:
     """A call whose result has its input's form, for arrays of the same form as the first one."""
 
     __slots__ = (
@@ -114,8 +114,8 @@ class PreparedCall:
         "_kind",
         "_lent",
         "_plain",
+        "_prepared",
         "_shape",
-        "_tensors",
         "_timeout",
         "_type",
         "args",
@@ -136,7 +136,7 @@ class PreparedCall:
         self._buffer = replace(buffer, pointer=EMPTY, owner=None, stream=0)  # the form
         self._in_place = in_place
         self._timeout = timeout
-        self._tensors: dict[str, PreparedTensor] = {}  # by the text of the call's site
+        self._prepared: dict[str, PreparedCall] = {}  # by the text of the call's site
         self._lent = self._kind.lent
         # Whether it is a named call in place on the CPU, which needs nothing but its submission.
         self._plain = in_place and self._device is None and call.name is not None
@@ -151,14 +151,14 @@ class PreparedCall:
         if not pointer:
             return None
         site = here(4)  # called by again(), and that by the public call
-        tensor = self._tensors.get(site.text) or self._prepare(site)
+        call = self._prepared.get(site.text) or self._prepare(site)
         if not self._plain:
-            return self._start(tensor, array, pointer, memory)
-        number = lend(tensor.start, pointer, pointer, memory)
+            return self._start(call, array, pointer, memory)
+        number = lend(call.start, pointer, pointer, memory)
         return OneHandle(number, array, self._call, self._timeout)
 
     def _start(
-        self, tensor: PreparedTensor, array: Any, pointer: Any, memory: object
+        self, call: PreparedCall, array: Any, pointer: Any, memory: object
     ) -> Handle[Any] | None:
         kind, device = self._kind, self._device
         result, output = array, pointer
@@ -173,15 +173,15 @@ class PreparedCall:
             begin_unnamed(self._call)
         if device is not None:
             stream = partial(kind.stream, array)
-            number = lend(tensor.start_on, pointer, output, memory, None, stream())
+            number = lend(call.start_on, pointer, output, memory, None, stream())
             return GpuHandle([number], lambda _: result, self._call, self._timeout, stream)
-        number = lend(tensor.start, pointer, output, memory)
+        number = lend(call.start, pointer, output, memory)
         return OneHandle(number, result, self._call, self._timeout)
 
-    def _prepare(self, site: Site) -> PreparedTensor:
+    def _prepare(self, site: Site) -> PreparedCall:
         with _preparing:  # another thread may be preparing it too
-            if site.text not in self._tensors:
+            if site.text not in self._prepared:
                 pointers = self._kind.gives_pointers
-                tensor = PreparedTensor(self._call, self._buffer, pointers=pointers, site=site)
-                self._tensors[site.text] = tensor
-            return self._tensors[site.text]
+                call = PreparedCall(self._call, self._buffer, pointers=pointers, site=site)
+                self._prepared[site.text] = call
+            return self._prepared[site.text]

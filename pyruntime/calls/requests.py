@@ -110,7 +110,7 @@ def restart() -> None:
 
 
 def generation() -> int:
-    """How often init() has started the core; tensors prepared before the last start are invalid."""
+    """How often init() has started the core; calls prepared before the last start are invalid."""
     return _generation
 
 
@@ -312,10 +312,10 @@ def refuse_all(calls: Sequence[Call], reason: Exception, into: list[int] | None 
     ([] if into is None else into).extend(refusals)
 
 
-class PreparedTensor:
-    """A tensor that is submitted repeatedly, by one C call each time. For adapters' hooks."""
+class PreparedCall:
+    """A call that is submitted repeatedly, by one C call each time. For adapters' hooks."""
 
-    __slots__ = ("number", "start", "start_on")
+    __slots__ = ("current", "number", "start", "start_on", "stream")
 
     def __init__(
         self,
@@ -325,13 +325,17 @@ class PreparedTensor:
         group_size: int = 1,
         pointers: bool = False,
         site: Site = UNKNOWN,
+        current: Callable[[], int] | None = None,
     ) -> None:
         """`buffer` gives dtype, shape, device and stream; its pointer is not used.
 
-        `pointers`: start() gets cffi pointers, not numbers. `site`: of all its calls. Raises the
-        core's error about wrong arguments. Valid until shutdown().
+        `pointers`: start() gets cffi pointers, not numbers. `site`: of all its submissions.
+        `current` returns the current stream, for submit() on a GPU. Raises the core's error about
+        wrong arguments. Valid until shutdown().
         """
         self.number = 0  # by which the core knows it
+        self.current = current
+        self.stream = 0  # of the last submit() on a GPU
         keep: list[Any] = []
         request = _new("farandole_request*")
         _fill(request, call, buffer, 0, call.name, keep)
@@ -342,44 +346,30 @@ class PreparedTensor:
             request.group = text = _new("char[]", group.encode())
             request.group_size = group_size
             keep.append(text)
-        self.number = check_count(lib.farandole_tensor(request))
-        submit = lib.farandole_submit_buffer if pointers else lib.farandole_submit_tensor
+        self.number = check_count(lib.farandole_prepare_call(request))
+        submit = (
+            lib.farandole_submit_prepared_pointers if pointers else lib.farandole_submit_prepared
+        )
         # (input, output) -> the core handle's number, or -code for check_count().
         self.start: Callable[[Any, Any], int] = partial(submit, self.number)
         # The same on a GPU: (input, output, stream).
         self.start_on: Callable[[int, int, int], int] = partial(
-            lib.farandole_submit_tensor_on, self.number
+            lib.farandole_submit_prepared_on, self.number
         )
 
     def submit(self, input: int, output: int, memory: object, made: list[int] | None = None) -> int:
         """Submits with these addresses (input 0: the identity); returns the core's handle.
 
-        `memory` is what they point into, `made` as in lend(). After a wait the caller ends the
-        handle by farandole.calls.leases.
+        `memory` is what they point into, kept until the core is done with it; `made` as in lend().
+        After a wait the caller ends the handle by farandole.calls.leases.
         """
-        return lend(self.start, input, output, memory, made)
+        if self.current is None:
+            return lend(self.start, input, output, memory, made)
+        self.stream = stream = self.current()
+        return lend(self.start_on, input, output, memory, made, stream)
 
-    def close(self, forget: Any = lib.farandole_forget_tensor) -> None:
-        """Forgets the tensor, as the end of this object does."""
+    def close(self, forget: Any = lib.farandole_forget_prepared) -> None:
+        """Forgets the call, as the end of this object does."""
         forget(self.number)
 
     __del__ = close
-
-
-class PreparedOnGpu:
-    """A prepared tensor on a GPU, submitted in the caller's current stream."""
-
-    __slots__ = ("_current", "_tensor", "close", "stream")
-
-    def __init__(self, tensor: PreparedTensor, current: Callable[[], int]) -> None:
-        """`current` returns that stream."""
-        self._tensor = tensor
-        self._current = current
-        self.close = tensor.close
-        self.stream = 0  # of the last submission
-
-    def submit(self, input: int, output: int, memory: object, made: list[int] | None = None) -> int:
-        """Submits with these addresses (input 0: the identity) in the current stream; returns the
-        core's handle. `memory` is kept until the GPU is done with it; `made` as in lend()."""
-        self.stream = stream = self._current()
-        return lend(self._tensor.start_on, input, output, memory, made, stream)

@@ -329,14 +329,14 @@ def _only_one(path: str, replaces: bool) -> socket.socket:
         alone.listen()  # so that the next one learns which process this is
         return alone
     if replaces:
-        with socket.socket(socket.AF_UNIX) as line:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as line:
             line.connect(path)
-            pid = pid_of_other_end(line)
-        if pid:
-            end = os.pidfd_open(pid)
-            signal.pidfd_send_signal(end, signal.SIGKILL)
-            select.select([end], [], [], _LAST_WORDS)
-            os.close(end)
+            if pid := pid_of_other_end(line):
+                end = os.pidfd_open(pid)
+                if not select.select([line], [], [], 0)[0]:  # else it has ended: a reused pid
+                    signal.pidfd_send_signal(end, signal.SIGKILL)
+                    select.select([end], [], [], _LAST_WORDS)
+                os.close(end)
     return listen_at(path)
 
 

@@ -11,18 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from farandole.start.launchers import LAUNCHERS
+
 # Variables that ranks on other hosts get too; `-x` adds more. Ranks on this host inherit all.
 _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_VISIBLE_DEVICES")
 _FORWARDED_PREFIXES = (
     *("FARANDOLE_", "HOROVOD_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_"),
     *("NCCL_", "GLOO_", "TORCH", "HF_"),
 )
-# Variables that a launcher sets for its ranks; a launcher started by a rank must not get them.
-_OF_A_RANK = re.compile(
-    r"(PMIX_(?!MCA_)|PMI_|PMI2_|PALS_|MV2_COMM_WORLD_|OMPI_COMM_WORLD_|OMPI_FILE_|OMPI_FIRST_RANKS|OMPI_UNIVERSE|PRTE_LAUNCHED"
-    r"|MPI_LOCAL|HYDI_|HYDRA_TMPDIR|FARANDOLE_(RENDEZVOUS|RANK|SIZE|AGENT)$"
-    r"|TORCHELASTIC_|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME)$)"
-)
+_OF_A_RANK = re.compile("|".join(row.leaves for row in LAUNCHERS if row.leaves))
 _MEETING = ("MASTER_ADDR", "MASTER_PORT")  # a user's own, unless they come with a rank's RANK
 
 

@@ -14,23 +14,12 @@ from pathlib import Path
 
 from farandole._library import check_count, ffi, lib
 from farandole.errors import LibraryError, ShutdownError
+from farandole.start import launchers
 from farandole.start.launchers import RANK_PROCESS
 from farandole.start.siblings import stat
 
 # Variables by which launchers identify one process, or its job.
-_TOLD = (
-    *("PMIX_NAMESPACE", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_MCA_ess_base_jobid"),
-    *("PMI_RANK", "PMI_ID", "PMI_FD", "PMI_PORT", "PMI_JOBID", "MV2_COMM_WORLD_RANK"),
-    *("PALS_APID", "FARANDOLE_AGENT"),
-    *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "FARANDOLE_RENDEZVOUS", "FARANDOLE_RANK"),
-    *("RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
-)
-# A process without any of these has no launcher; a batch script has other variables of Slurm.
-_LAUNCHED = (
-    *("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMI_ID", "MV2_COMM_WORLD_RANK"),
-    *("SLURM_STEP_ID", "FARANDOLE_RENDEZVOUS", "FARANDOLE_AGENT", "RANK"),
-)
-_RANKS = ("FARANDOLE_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK", "SLURM_PROCID")
+_TOLD = launchers.names("size_variable", "rank_variable", "marks", "job")
 
 _forked = False
 
@@ -47,7 +36,7 @@ def _this_process() -> str:
 
 def _told() -> str:
     """The launcher's variables as text; empty: no launcher."""
-    if not any(os.environ.get(name) for name in _LAUNCHED):
+    if not any(os.environ.get(name) for name in launchers.names("marks")):
         return ""
     found = [f"{name}={os.environ[name]}" for name in _TOLD if os.environ.get(name)]
     descriptor = os.environ.get("PMI_FD", "")
@@ -85,7 +74,7 @@ def check() -> None:
     inherited = bool(parent) and parent != _this_process() and told == _told()
     if not inherited:
         return
-    rank = next((os.environ[name] for name in _RANKS if os.environ.get(name)), "?")
+    rank = next((row.rank for row in launchers.LAUNCHERS if row.rank >= 0), "?")
     raise ShutdownError(
         f"process {os.getpid()} is a child of rank {rank} (process {parent.partition('@')[0]}) and "
         "can't be a rank too: the launcher knows one process of each rank. Remedy: call init() "

@@ -16,13 +16,16 @@ ALONE = "FARANDOLE_RENDEZVOUS=none makes this process a world of one, whatever v
 
 @dataclass(frozen=True)
 class Launcher:
-    """By which variables it tells that."""
+    """By which variables it tells that. Several have spaces between them."""
 
     name: str
     size_variable: str
     rank_variable: str
-    local_rank_variable: str = ""  # of several, with spaces between them, the first that is set
+    local_rank_variable: str = ""  # the first that is set
     local_size_variable: str = ""  # the same; Slurm's is a list
+    marks: str = ""  # no other process has any of these; a batch script has other ones of Slurm
+    job: str = ""  # together they tell one start of ranks from another
+    leaves: str = ""  # a pattern of what its ranks' own launchers must not get
 
     @property
     def size(self) -> int:
@@ -51,28 +54,52 @@ class Launcher:
         return f"{self.name} ({self.size_variable})"
 
 
-TORCHRUN = Launcher("torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+TORCHRUN = Launcher(
+    *("torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    marks="RANK",
+    job="MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT",
+    leaves="TORCHELASTIC_|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME)$",
+)
 SRUN = Launcher(
     *("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
     *("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+    *("SLURM_STEP_ID", "SLURM_JOB_ID SLURM_STEP_ID"),
 )
-_MPI = (
+LAUNCHERS = (
+    Launcher(
+        *("farandole", "FARANDOLE_SIZE", "FARANDOLE_RANK"),
+        marks="FARANDOLE_RENDEZVOUS FARANDOLE_AGENT",
+        job="FARANDOLE_RENDEZVOUS",
+        leaves="FARANDOLE_(RENDEZVOUS|RANK|SIZE|AGENT)$",
+    ),
     Launcher(
         *("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
         *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        *("OMPI_COMM_WORLD_RANK PMIX_RANK", "PMIX_NAMESPACE OMPI_MCA_ess_base_jobid"),
+        r"PMIX_(?!MCA_)|OMPI_(COMM_WORLD_|FILE_|FIRST_RANKS|UNIVERSE)|PRTE_LAUNCHED",
     ),
     Launcher(
         *("a PMI launcher (mpiexec, srun)", "PMI_SIZE", "PMI_RANK"),
         "MPI_LOCALRANKID PMI_LOCAL_RANK PALS_LOCAL_RANKID",
         "MPI_LOCALNRANKS PMI_LOCAL_SIZE",  # Hydra's, and PALS's
+        *("PMI_RANK PMI_ID PMI_FD PMI_PORT", "PMI_JOBID PALS_APID"),
+        "PMI2?_|PALS_|MPI_LOCAL|HYDI_|HYDRA_TMPDIR",
     ),
     Launcher(
         *("MVAPICH's mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
         *("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+        marks="MV2_COMM_WORLD_RANK",
+        leaves="MV2_COMM_WORLD_",
     ),
+    TORCHRUN,
     SRUN,
 )
 _NONE = Launcher("no launcher", "", "")
+
+
+def names(*columns: str) -> list[str]:
+    """The variables in these columns of all launchers."""
+    return [x for row in LAUNCHERS for column in columns for x in getattr(row, column).split()]
 
 
 def _number(variable: str, otherwise: int = 0) -> int:
@@ -106,9 +133,11 @@ def complete() -> None:
 
 
 def launcher() -> Launcher:
-    """Who has started this process: MPI's launcher, or torchrun where MPI's says of one only."""
-    mpi = next((x for x in _MPI if x.size), _NONE)
-    return TORCHRUN if TORCHRUN.size > 1 and mpi.size <= 1 else mpi
+    """Who has started this process: MPI's launcher, or torchrun where MPI's says of one only, or
+    of torchrun's agents."""
+    mpi = next((x for x in LAUNCHERS[1:] if x.size and x is not TORCHRUN), _NONE)
+    agents = _number("GROUP_WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else 0
+    return TORCHRUN if TORCHRUN.size > 1 and mpi.size in (0, 1, agents) else mpi
 
 
 def check() -> None:

@@ -15,7 +15,7 @@ REMEDY = (
     "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a port that is free there, the same "
     "for all ranks"
 )
-_JOBS = (("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PALS_APID",))  # of one start of ranks
+_STARTS = (("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PALS_APID",))  # all told: one start of ranks
 _PORTS = range(20_000, 32_000)  # the kernel gives these to nobody who asks for any
 
 
@@ -39,7 +39,7 @@ def stand_in(found: Launcher) -> bool:
 
 def _port() -> str:
     """A port that all ranks of one start derive alike; "": their launcher does not name it."""
-    for names in _JOBS:
+    for names in _STARTS:
         told = [os.environ.get(name, "") for name in names]
         if all(told):
             digest = hashlib.sha256("\0".join(told).encode()).digest()

@@ -22,11 +22,7 @@ from farandole.start.launchers import TORCHRUN
 
 _BIRTH = 5.0  # seconds for a launcher to start all of its processes
 _PAUSE = 0.5  # between two looks
-_JOB = (  # what tells one job of a launcher from another
-    *("PMIX_NAMESPACE", "PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID", "PALS_APID"),
-    "FARANDOLE_RENDEZVOUS",
-    *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
-)
+_JOB = launchers.names("job")
 
 
 class Process(NamedTuple):

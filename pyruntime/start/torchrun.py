@@ -18,7 +18,6 @@ from farandole.errors import LibraryError
 from farandole.start.launchers import ALONE, TORCHRUN
 from farandole.start.rendezvous import RendezvousServer
 
-_JOB = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
 _server: RendezvousServer | None = None  # rank 0's
 
 
@@ -29,7 +28,7 @@ def open_rendezvous() -> str:
     """
     global _server
     check()
-    words = [str(TORCHRUN.size), *(os.environ.get(name, "") for name in _JOB)]
+    words = [str(TORCHRUN.size), *(os.environ.get(name, "") for name in TORCHRUN.job.split())]
     digest = hashlib.sha256("\0".join(words).encode()).hexdigest()
     path = f"\0farandole-{os.geteuid()}-{digest[:32]}"
     if TORCHRUN.rank == 0 and (_server is None or _server.path != path):

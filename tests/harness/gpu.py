@@ -18,13 +18,15 @@ from typing import Any
 
 import pytest
 
-__all__ = ["describe", "environment", "need", "share", "waits", "why_not"]
+__all__ = ["LOOPBACK", "describe", "environment", "need", "share", "waits", "why_not"]
 
 # Seconds for which a process has a card to itself where several take turns: NVIDIA's default. No
 # card has been asked.
 _SLICE = 0.002
 # Collectives of NCCL in the longest test of tests/gpu, and in the longest file.
 _OF_TEST, _OF_FILE = 200, 4000
+# NCCL's links between ranks that it takes for ranks of several hosts.
+LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 _PACKAGES = ("torch", "cupy-cuda12x", "cupy-cuda13x", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 
 
@@ -66,8 +68,7 @@ def share(rank: int) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = devices[device]
     os.environ["FARANDOLE_SHARED_GPU"] = "nccl"
     os.environ["NCCL_HOSTID"] = f"farandole-{turn}"
-    os.environ["NCCL_SOCKET_IFNAME"] = "lo"
-    os.environ["NCCL_IB_DISABLE"] = "1"
+    os.environ.update(LOOPBACK)
 
 
 def environment() -> dict[str, str]:

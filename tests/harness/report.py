@@ -50,8 +50,11 @@ class Report:
         self._path.with_suffix(".md").write_text(self._table())
 
     def _table(self) -> str:
-        """One line an item; under it what has failed inside."""
+        """What has failed inside, then one line an item: who sees only the end sees those."""
         lines = [f"- {name}: {value}" for name, value in self._about.items()]
+        for name, row in self._rows.items():
+            if row["outcome"] == "failed":
+                lines += [f"- {name}: {_failed(row)}", *_reasons(row["text"])]
         lines += ["", "| tests | outcome | passed | failed | skipped | s |"]
         lines += ["|---|---|---|---|---|---|"]
         total: Counter[str] = Counter()
@@ -62,10 +65,7 @@ class Report:
             cells = " | ".join(str(count[outcome]) for outcome in _OUTCOMES)
             lines.append(f"| {name} | {row['outcome']} | {cells} | {row['seconds']:.1f} |")
         cells = " | ".join(str(total[outcome]) for outcome in _OUTCOMES)
-        lines += [f"| all | | {cells} | |", ""]
-        for name, row in self._rows.items():
-            if row["outcome"] == "failed":
-                lines += [f"- {name}: {_failed(row)}", *_reasons(row["text"])]
+        lines += [f"| all | | {cells} | |"]
         return "\n".join(lines) + "\n"
 
 

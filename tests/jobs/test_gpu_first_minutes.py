@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """tools/gpu_first_minutes.py passes on the double, so a card is compared with what that says."""
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -36,24 +35,29 @@ def test_what_differs_is_named_and_counted(tmp_path):
     assert "split returns: 0, and 5 on the double" in done.stdout
 
 
-# A command that takes no notice of SIGTERM, and its child in another session.
+# A command that takes no notice of SIGTERM, its child in another session, and an orphan in a third.
 _STUBBORN = """
 trap "" TERM
 setsid sh -c 'echo $$ >> pids; exec sleep 1000' &
+(setsid sh -c 'echo $$ >> pids; exec sleep 1000' >/dev/null 2>&1 &)
 echo $$ >> pids; echo last words
 wait
+"""
+# In a process of its own: it ends all that is below it.
+_LATE = """
+import sys
+import gpu_first_minutes as tool
+tool.GRACE = 0.1
+tool.adopt()
+tool.run(5, "sh", "-c", sys.argv[1])
 """
 
 
 def test_nothing_outlives_a_step_that_is_late(tmp_path):
-    spec = importlib.util.spec_from_file_location("first_minutes", TOOL)
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    tool.GRACE = 0.1
     pids = tmp_path / "pids"
-    script = _STUBBORN.replace("pids", str(pids))
-    with pytest.raises(RuntimeError, match=r"no end within 5 s \| last words"):
-        tool.run(5, "sh", "-c", script)
+    command = [sys.executable, "-c", _LATE, _STUBBORN.replace("pids", str(pids))]
+    done = ended(command, PYTHONPATH=str(TOOL.parent))
+    assert "RuntimeError: no end within 5 s | last words" in done.stderr
     leaders = {int(pid) for pid in pids.read_text().split()}
-    assert len(leaders) == 2
+    assert len(leaders) == 3
     assert not processes_of_sessions(leaders)

@@ -14,6 +14,7 @@ import pytest
 from farandole.launch import commands
 from farandole.launch.commands import Plain, Srun, find
 from farandole.launch.job import Host, Job
+from farandole.launch.place import free_port
 from farandole.start import launchers, places
 from farandole.start.families import FAMILIES, UNKNOWN, family
 from harness.launchers import install
@@ -96,6 +97,57 @@ def test_a_child_of_such_a_rank_is_none(tmp_path: Path) -> None:
     """And the ranks meet again."""
     double = install(tmp_path, DOUBLES["pals"], "pals")
     direct(double, ["-n", "2"], CHILD).check_returncode()
+
+
+@pytest.mark.parametrize("nodes", [2, 1])
+def test_torchrun_below_srun(tmp_path: Path, nodes: int) -> None:
+    """Its agents are srun's tasks; where each is alone, two jobs would run in place of one."""
+    double = install(tmp_path, DOUBLES["srun"], "srun")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    words = [f"--nnodes={nodes}", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-id=7"]
+    words += [f"--rdzv-endpoint=localhost:{free_port()}"] if nodes > 1 else ["--standalone"]
+    command = [sys.executable, "-m", "torch.distributed.run", *words, str(tmp_path / "program.py")]
+    done = ended([double, "--ntasks", "2", "--mpi", "none", *command], **NO_MPI)
+    if nodes > 1:
+        check_sums(done, 4)
+    else:
+        assert done.returncode != 0
+        assert "but WORLD_SIZE=2 and RANK=" in done.stderr, done.stderr
+
+
+CHILDREN = """
+import multiprocessing, os, sys
+import torch.distributed as dist
+def train(rank, size, first):
+    import farandole.torch
+    path = sys.argv[1] if first else f"{sys.argv[1]}-{os.environ['SLURM_PROCID']}"
+    first *= int(os.environ["SLURM_PROCID"])
+    url = f"file://{path}"
+    dist.init_process_group("farandole", init_method=url, rank=first + rank, world_size=size)
+    print(f"rank {dist.get_rank()} of {dist.get_world_size()}\\n", end="", flush=True)
+    dist.barrier()
+size, first = int(sys.argv[2]), int(sys.argv[3])
+ranks = [multiprocessing.Process(target=train, args=(r, size, first)) for r in range(3)]
+for rank in ranks:
+    rank.start()
+for rank in ranks:
+    rank.join()
+    assert rank.exitcode == 0
+"""
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_children_of_several_tasks_say_that_they_are_several_jobs(
+    tmp_path: Path, one: bool
+) -> None:
+    double = install(tmp_path, DOUBLES["srun"], "srun")
+    words = [str(tmp_path / "store"), *(["6", "3"] if one else ["3", "0"])]
+    command = [sys.executable, "-c", CHILDREN, *words]
+    done = ended([double, "--ntasks", "2", "--mpi", "none", *command], **NO_MPI)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("rank 2 of ") == (1 if one else 2)
+    told = "srun (SLURM_STEP_NUM_TASKS) started 2 processes, but the 3 ranks of this job"
+    assert done.stderr.count(told) == (0 if one else 2), done.stderr
 
 
 def test_ranks_that_are_told_too_little_are_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 import farandole.torch as hvd
+from farandole.arrays.kinds import kind_of
 from farandole.torch.gradients import gradient
 from harness.in_flight import late, soon_interrupted
 from harness.toys import grad_is, push, push_each, total, toys
@@ -133,14 +134,17 @@ class InterruptedAfter:
         self._left = number
         self._handler = hear
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> InterruptedAfter:
         self._before = signal.signal(signal.SIGUSR2, self._handler)
         sys.setprofile(self._hear)
+        return self
 
     def __exit__(self, kind: Any, *_: object) -> bool:
         sys.setprofile(None)
         signal.signal(signal.SIGUSR2, self._before)
-        return kind in (KeyboardInterrupt, Preempted)
+        reached = kind in (KeyboardInterrupt, Preempted)
+        assert reached == self.happened, f"the handler's exception is lost, {kind} came"
+        return reached
 
     def _hear(self, frame: Any, event: str, _: object) -> None:
         if event not in ("call", "c_return") or frame.f_code is self.__exit__.__code__:
@@ -180,6 +184,27 @@ def test_a_signal_after_any_call_of_synchronize(options: str, hear: Any) -> None
         if n >= 0 and not any(hvd.allgather_object(interrupted.happened)):
             break
     assert n > 50
+
+
+LOOKS: dict[str, Callable[[Tensor], object]] = {
+    "lent": lambda x: kind_of(x).lent(x, x.dtype, x.shape, in_place=True),
+    "describe": lambda x: kind_of(x).describe(x, in_place=True),
+    "resize_": lambda x: x.resize_(hvd.rank()),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_signal_after_any_call_of_a_look_at_a_tensor(look: str) -> None:
+    under_way = hvd.allreduce_async(torch.ones(3)) if late() else None
+    for n in count():
+        with InterruptedAfter(n) as interrupted:
+            LOOKS[look](torch.zeros(hvd.rank()))
+        if not interrupted.happened:
+            break
+    assert n > 3
+    if under_way is None:
+        under_way = hvd.allreduce_async(torch.ones(3))
+    assert under_way.wait().tolist() == [1.0] * 3
 
 
 def failing(p: Tensor, q: Tensor) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import farandole.torch as hvd
+from harness.ranks import last
 from harness.toys import assert_same, batch, joined, loss_of, network
 
 STEPS = 4
@@ -100,6 +101,28 @@ def test_own_compression_for_some_parameters() -> None:
     train_both(MAKERS["momentum"], compression=choose)
     if hvd.size() > 1:
         assert chosen == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+def test_an_error_of_any_class_in_compression_is_everyones() -> None:
+    class Unusual(ValueError):
+        def __init__(self, what: str, where: int) -> None:
+            super().__init__(f"{what} at {where}")
+
+    class Fails(hvd.Compression.none):
+        @staticmethod
+        def compress(tensor: Tensor) -> tuple[Tensor, Any]:
+            if hvd.rank() == last():
+                raise Unusual("no room", 7)
+            return tensor, None
+
+    model = network()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), compression=Fails
+    )
+    if hvd.size() > 1:
+        with pytest.raises(ValueError, match="no room at 7"):
+            loss_of(model, batch(hvd.rank(), 0)).backward()
+    optimizer.zero_grad()
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])

@@ -17,7 +17,7 @@ from farandole.arrays import buffers
 from farandole.arrays.buffers import DTYPES
 from farandole.arrays.kinds import kind_of
 from farandole.calls import handles, leases
-from farandole.calls.requests import Call, Op, PreparedTensor
+from farandole.calls.requests import Call, Op, PreparedCall
 
 
 @pytest.fixture(autouse=True)
@@ -169,24 +169,24 @@ def test_inputs_are_kept_while_under_way():
     assert sys.getrefcount(x) == before
 
 
-def test_prepared_tensors():
+def test_prepared_calls():
     x, y = np.arange(5.0), np.zeros(5)
     kind = kind_of(x)
-    tensor = PreparedTensor(Call(Op.ALLREDUCE, "prepared"), kind.describe(x))
+    call = PreparedCall(Call(Op.ALLREDUCE, "prepared"), kind.describe(x))
     for _ in range(3):
-        handle = tensor.submit(kind.describe(x).pointer, kind.describe(y, True).pointer, (x, y))
+        handle = call.submit(kind.describe(x).pointer, kind.describe(y, True).pointer, (x, y))
         assert handles.wait_until([handle], None) == 0
         assert not handles.is_absent(handle)
         leases.end([handle])
         assert y.tolist() == x.tolist()
         y[:] = 0
-    handle = tensor.submit(0, kind.describe(y, True).pointer, y)
+    handle = call.submit(0, kind.describe(y, True).pointer, y)
     assert handles.wait_until([handle], time.monotonic() + 10) == 0
     assert handles.is_absent(handle)
     leases.end([handle])
-    tensor.close()
+    call.close()
     with pytest.raises(ValueError, match="forgotten"):
-        tensor.submit(0, 0, None)
+        call.submit(0, 0, None)
 
 
 def test_calls_tell_their_signature():

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import os
 import select
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from farandole.launch import agent
 from farandole.launch import roster as roster_module
 from farandole.launch.agent import say
 from farandole.launch.job import Host
@@ -111,3 +114,20 @@ def test_options_that_contradict(capsys: pytest.CaptureFixture[str], words: str,
         code = end.code  # type: ignore[assignment]
     assert code == 2
     assert told in capsys.readouterr().err
+
+
+def test_only_the_process_that_has_the_socket_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pid may belong to another process by the time that the new agent looks it up."""
+    path = f"\0farandole-test-{os.getpid()}"
+    with subprocess.Popen(["sleep", "600"]) as bystander, agent._only_one(path, False) as first:
+
+        def reused(_line: socket.socket) -> int:
+            first.close()
+            return bystander.pid
+
+        monkeypatch.setattr(agent, "pid_of_other_end", reused)
+        with agent._only_one(path, True):
+            pass
+        alive = bystander.poll() is None
+        bystander.kill()
+    assert alive

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from farandole.arrays.buffers import NOWHERE
 from farandole.calls.handles import is_absent
-from farandole.calls.requests import Call, PreparedOnGpu, PreparedTensor
+from farandole.calls.requests import Call, PreparedCall
 from farandole.members import size_of
 from farandole.ops import Average, Sum
 from farandole.torch.arguments import Settings
@@ -126,7 +126,7 @@ class Encoding(Sending):
 
     __slots__ = (
         *("_compressor", "_context", "_device", "_group", "_key", "_sparse_as_dense"),
-        *("_sparse_dim", "_tensor", "call", "form", "grouped", "submit", "view", "weight"),
+        *("_prepared", "_sparse_dim", "call", "form", "grouped", "submit", "view", "weight"),
     )
 
     def __init__(
@@ -144,7 +144,7 @@ class Encoding(Sending):
         self.grouped = group[0] is not None
         self._context: Any = None
         self._sparse_dim: int | None = None
-        self._tensor: PreparedTensor | PreparedOnGpu | None = None
+        self._prepared: PreparedCall | None = None
         self.view: BucketView | None = None  # where gradients are to be
         self._key: tuple[torch.dtype, torch.Size, torch.device] | None = None
         self.form = _NONE
@@ -152,11 +152,11 @@ class Encoding(Sending):
         self.weight = 0
 
     def rows(self, like: Tensor, sparse_dim: int) -> Sending:
-        """The Rows to use from now on; closes the prepared tensor."""
+        """The Rows to use from now on; closes the prepared call."""
         from farandole.torch.gradients.rows import Rows  # imported late: it uses this module
 
-        if self._tensor is not None:
-            self._tensor.close()
+        if self._prepared is not None:
+            self._prepared.close()
         return Rows(self.call, self._group, like, sparse_dim)
 
     def use_view(self, view: BucketView | None) -> None:
@@ -185,14 +185,14 @@ class Encoding(Sending):
             dense = grad.to_dense()
         encoded, self._context = self._compressor.compress(dense)
         encoded = encoded.resolve_conj().resolve_neg().contiguous()
-        self._prepare(encoded)
+        prepared = self._prepare(encoded)
         # Strides do not show a lazy view of complex tensors, or of one element.
         own = self._compressor is Compression.none and encoded is grad
         plain = own and not grad.is_complex() and grad.numel() > 1
         self.form, self.weight = _NONE, 0
         if plain:
-            on_cpu = isinstance(self._tensor, PreparedTensor)
-            number = self._tensor.number if on_cpu else 0  # type: ignore[union-attr]
+            on_cpu = prepared.current is None
+            number = prepared.number if on_cpu else 0
             self.form, self._device = (number, grad.dtype, grad.numel()), grad.device
             if on_cpu and self.view is None:
                 self.weight = encoded.nbytes + EACH
@@ -217,7 +217,7 @@ class Encoding(Sending):
     @property
     def stream(self) -> int:  # type: ignore[override]
         """The CUDA stream of the last submission; 0 on the CPU."""
-        return self._tensor.stream if isinstance(self._tensor, PreparedOnGpu) else 0
+        return self._prepared.stream if self._prepared else 0
 
     def _check_rows(self) -> None:
         if self.call.reduce_op not in (Average, Sum):
@@ -226,14 +226,16 @@ class Encoding(Sending):
                 "sparse_as_dense=True to DistributedOptimizer, or build the layer with sparse=False"
             )
 
-    def _prepare(self, encoded: Tensor) -> None:
+    def _prepare(self, encoded: Tensor) -> PreparedCall:
         key = (encoded.dtype, encoded.shape, encoded.device)
-        if key != self._key:
-            if self._tensor is not None:
-                self._tensor.close()
+        prepared = self._prepared
+        if prepared is None or key != self._key:
+            if prepared is not None:
+                prepared.close()
             view = self.view if self._compressor is Compression.none else None
             at = view.at if view and view.fits(encoded) else NOWHERE  # by its form: on all ranks
-            self._tensor = prepare(self.call, encoded, self._group, in_place=True, place=at)
-            self._key = key
-            self.submit = self._tensor.submit
+            prepared = prepare(self.call, encoded, self._group, in_place=True, place=at)
+            self._prepared, self._key = prepared, key
+            self.submit = prepared.submit
             self.form, self.weight = _NONE, 0
+        return prepared

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from itertools import count
 from operator import attrgetter
 from typing import Any
@@ -21,7 +20,7 @@ from torch import Tensor
 from farandole.calls import leases, requests
 from farandole.calls.requests import Call, Op
 from farandole.equality import Equality
-from farandole.errors import MismatchError
+from farandole.errors import MismatchError, of_signal
 from farandole.ops import Average, Sum
 from farandole.topology import rank
 from farandole.torch import cuda, owners
@@ -29,7 +28,7 @@ from farandole.torch.arguments import Settings
 from farandole.torch.gradients.bucket_view import lay_out
 from farandole.torch.gradients.encoding import Sending
 from farandole.torch.gradients.gradient import Gradient
-from farandole.torch.gradients.round import Consensus, Limit, Round, RoundState, of_signal
+from farandole.torch.gradients.round import Consensus, Limit, Round, RoundState
 from farandole.torch.models import REMEDIES, model_of
 
 # Makes what sends a parameter's gradients: of the Call and the group (its name in calls, its number
@@ -129,10 +128,7 @@ _passes: WeakValueDictionary[int, Pass] = WeakValueDictionary()  # by autograd's
 
 
 def _pass_of(task: int, new: Pass | None = None) -> Pass:
-    """The pass that a task, which is running, belongs to as far as is known; else a new one.
-
-    Raises RuntimeError outside of a backward pass of autograd's engine.
-    """
+    """The pass that a task, which is running, belongs to as far as is known; else a new one."""
     found = _passes.get(task)
     if found is None:
         found = new or Pass()
@@ -225,10 +221,9 @@ class Reducer:
                 self.give_up("another backward pass has started")
                 self.passes.complete = False
                 self.now = now = Round(self)
-                try:
-                    inside = _pass_of(_task_id()).add(self)
-                except RuntimeError:  # not in a pass of autograd's engine: step() will reduce
+                if (task := _task_id()) < 0:  # no pass of autograd's engine: step() will reduce
                     return now
+                inside = _pass_of(task).add(self)
                 self._begin_pass(parameter)
                 now.inside = inside  # at last: other threads' hooks see it
             return self.now
@@ -291,12 +286,16 @@ class Reducer:
         if handlers := of_signal(reason):
             return handlers
         if whose:
-            reason = type(reason)(f"the gradient of {whose}: {reason}")
+            with suppress(TypeError):  # a class whose exceptions take other arguments
+                reason = type(reason)(f"the gradient of {whose}: {reason}")
         if not now.refused:
             for gradient in self.gradients:
                 if gradient.handle is None and gradient.encoding.grouped:
-                    with suppress(Exception):
+                    try:
                         gradient.send_nothing()
+                    except Exception as other:  # it is refused, too
+                        if of_signal(other):
+                            raise
             calls = [] if now.made else [self.consensus.call]
             calls += [g.encoding.call for g in self.gradients if g.handle is None]
             requests.refuse_all(calls, reason, now.refused)
@@ -357,9 +356,10 @@ class Reducer:
         heard = consensus.hear(now.made, limit, sent)
         if isinstance(heard, Exception):
             raise self.refuse(heard)
-        if heard.model:
+        if heard.model and not consensus.compared:
             equal = consensus.equal_models
             self._equality.heard(consensus.scope, heard.model, equal, heard.steps, limit.left)
+            consensus.compared = True  # this may be called again
         self._wait(limit, sent)
         if heard.late and self.settings.reduce_op not in (Average, Sum):
             self.abandon()

@@ -4,14 +4,12 @@ ranks that ends it. For the Reducer and its Gradients, on the threads that send 
 
 from __future__ import annotations
 
-import signal
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress, repeat
 from operator import attrgetter
 from time import monotonic
-from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,7 +19,7 @@ from farandole._library import error, lib
 from farandole.arrays.buffers import DTYPES, Buffer
 from farandole.calls import leases
 from farandole.calls.handles import explanation, is_under_way, stall, wait_until
-from farandole.calls.requests import Call, Op, PreparedTensor, next_scope
+from farandole.calls.requests import Call, Op, PreparedCall, next_scope
 from farandole.errors import MismatchError
 from farandole.ops import Max
 
@@ -82,7 +80,7 @@ class Round:
     def _send(self, batch: list[Gradient]) -> None:
         """By one call; one by one if any can't be sent as it is."""
         grads = [*map(_taken, batch)]
-        tensors, dtypes, numels = zip(*map(_form, batch), strict=True)
+        calls, dtypes, numels = zip(*map(_form, batch), strict=True)
         try:
             storages = [*map(Tensor.untyped_storage, grads)]
         except NotImplementedError:  # a gradient is sparse, and its parameter's last one was not
@@ -103,7 +101,7 @@ class Round:
         numbers = leases.numbers_of(len(batch))
         note = map(setattr, compress(batch, numbers), repeat("handle"), filter(None, numbers))
         try:
-            leases.lend_prepared(tensors, addresses, numbers, storages)
+            leases.lend_prepared(calls, addresses, numbers, storages)
         finally:
             deque(note, 0)  # no signal is heard within it
 
@@ -135,18 +133,6 @@ def have_own_memory(storages: Iterable[torch.UntypedStorage]) -> bool:
     that the user gave to backward(), share memory.
     """
     return set(map(_users, map(_number_of, storages))) <= {_ALONE}
-
-
-def of_signal(reason: BaseException | None) -> BaseException | None:
-    """The exception of a signal handler that it comes from, if it does: then it says nothing of
-    what was interrupted."""
-    handlers: list[Any] = [*filter(callable, map(signal.getsignal, signal.valid_signals()))]
-    codes = {getattr(h, "__code__", getattr(type(h).__call__, "__code__", 0)) for h in handlers}
-    while reason is not None:
-        if any(frame.f_code in codes for frame, _ in walk_tb(reason.__traceback__)):
-            return reason
-        reason = reason.__cause__
-    return None
 
 
 class Limit(NamedTuple):
@@ -200,10 +186,11 @@ class Consensus:
         self.epoch = leases.epoch()
         self.call = Call(Op.ALLREDUCE, f"{self.scope}.consensus", process_set, Max)
         shape = (2 * _COUNT - _LARGEST,)
-        self._tensor = PreparedTensor(self.call, Buffer(0, _INT64, shape, None))
+        self._prepared = PreparedCall(self.call, Buffer(0, _INT64, shape, None))
         self._words = array("q")  # its memory; fields that must be equal are also sent negated
         self.handles: Any = None  # of the round under way, as int64_t[], once it is closed
         self.equal_models = True  # in the round that was heard last
+        self.compared = False  # whether its differences, if any, are known
         self.unfinished: list[int] = []  # handles of a failed round, to be completed
 
     def begin(self) -> None:
@@ -215,10 +202,11 @@ class Consensus:
     def close(self, state: RoundState, made: list[int], sent: Iterable[Gradient]) -> None:
         """Submits it, after all tensors; `made` gets the handle. Does not wait."""
         if not made:  # else a signal came as this was called before
+            self.compared = False
             self._words = words = array("q", [*state, *(-x for x in state[_LARGEST:])])
             address = words.buffer_info()[0]
             try:
-                leases.lend(self._tensor.start, address, address, words, made)
+                leases.lend(self._prepared.start, address, address, words, made)
             finally:
                 if made and made[0] < 0:
                     made.clear()

@@ -10,7 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from farandole.calls.requests import Call, Op, PreparedOnGpu
+from farandole.calls.requests import Call, Op
 from farandole.members import size_of
 from farandole.ops import Average
 from farandole.torch.gradients.encoding import Sending
@@ -79,10 +79,10 @@ class Rows(Sending):
 
     def submit(self, input: int, _output: int, memory: object, made: list[int]) -> int:
         """Gathers the last tensor of encode(); `input` 0: sends nothing. Returns a handle."""
-        tensor = prepare(self.call, self._rows, self._group, in_place=False)
-        handle = tensor.submit(input, 0, memory, made)
-        self.stream = tensor.stream if isinstance(tensor, PreparedOnGpu) else 0
-        tensor.close()
+        call = prepare(self.call, self._rows, self._group, in_place=False)
+        handle = call.submit(input, 0, memory, made)
+        self.stream = call.stream
+        call.close()
         return handle
 
     def decode(self, _wire: Tensor, handle: int) -> Tensor:

@@ -63,7 +63,7 @@ ByteString FrameWriter::frame(ByteView message) {
 std::optional<FrameReader::Frame> FrameReader::next(ByteView arrived) {
   if (arrived.size() < sizeof(Head)) return std::nullopt;
   const Head head = Decoder(arrived).get<Head>();
-  if (head.bytes == 0 || head.bytes > kMostBytes || head.number != number_) {
+  if (head.bytes > kMostBytes || head.number != number_) {
     throw_altered("a control message out of turn");
   }
   const size_t sealed = sizeof(Head) + head.bytes;
@@ -120,28 +120,28 @@ void HostChannel::finish(Deadline deadline) {
 
 bool HostChannel::over() { return stop_ || (finishing_ && (say_last() || finish_by_.expired())); }
 
-bool HostChannel::drain(const Visitor& visit) {
+bool HostChannel::drain(const OnMessage& hear, const OnEnd& lose) {
   if (!has_message_) return false;
-  std::deque<std::pair<Rank, ByteString>> messages;
+  std::deque<Arrival> arrivals;
   {
     std::lock_guard lock(inbox_mutex_);
-    messages.swap(inbox_);
+    arrivals.swap(inbox_);
     has_message_ = false;
   }
-  for (auto& [from, message] : messages) visit(from, message);
+  for (const auto& [from, message, end] : arrivals) {
+    if (end) {
+      lose(from, *end);
+    } else {
+      hear(from, message);
+    }
+  }
   return true;
 }
 
-std::string HostChannel::trouble_of(Rank peer) const {
-  std::lock_guard lock(inbox_mutex_);
-  const auto found = troubles_.find(peer);
-  return found == troubles_.end() ? std::string() : found->second;
-}
-
-void HostChannel::deliver(Rank from, ByteString message) {
+void HostChannel::deliver(Arrival arrival) {
   {
     std::lock_guard lock(inbox_mutex_);
-    inbox_.emplace_back(from, std::move(message));
+    inbox_.push_back(std::move(arrival));
     has_message_ = true;
   }
   notify_();
@@ -227,7 +227,7 @@ void HostChannel::read(Link& link) {
     ssize_t n = recv(link.fd.get(), chunk_.data(), chunk_.size(), MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) return;
-    if (n <= 0) return close(link, n < 0 ? trouble_with(errno) : "");
+    if (n <= 0) return close(link, end_by(n < 0 ? errno : 0));
     link.arrived.insert(link.arrived.end(), chunk_.begin(), chunk_.begin() + n);
     take_messages(link);
     if (!link.open || std::cmp_less(n, chunk_.size())) return;
@@ -238,32 +238,31 @@ void HostChannel::take_messages(Link& link) {
   size_t at = 0;
   try {
     while (const auto frame = link.reader.next(ByteView(link.arrived).subspan(at))) {
-      deliver(link.rank, ByteString(frame->message.begin(), frame->message.end()));
+      deliver({link.rank, ByteString(frame->message.begin(), frame->message.end())});
       at += frame->bytes;
     }
   } catch (const Error& altered) {
-    return close(link, altered.what());  // nothing behind it counts
+    return close(link, std::string("is lost: ") + altered.what());  // nothing behind it counts
   }
   link.arrived.erase(link.arrived.begin(), link.arrived.begin() + static_cast<ptrdiff_t>(at));
 }
 
 // ECONNRESET and EPIPE count as the peer's own end: they come when a process with unread messages is killed.
-std::string HostChannel::trouble_with(int error_number) const {
-  if (error_number == ECONNRESET || error_number == EPIPE) return "";
-  std::string text = std::strerror(error_number);
+std::string HostChannel::end_by(int error_number) const {
+  if (error_number == 0 || error_number == ECONNRESET || error_number == EPIPE) {
+    return "has ended: that rank died; see its own output for the reason (killed, out of memory, "
+           "crashed?)";
+  }
+  std::string text = std::string("is lost: ") + std::strerror(error_number);
   if (error_number == ETIMEDOUT) {
     text += " after " + std::to_string(timeout_.count() / 1000) + " s, FARANDOLE_PEER_TIMEOUT";
   }
   return text + ": that host or the network between the hosts is down";
 }
 
-void HostChannel::close(Link& link, std::string trouble) {
+void HostChannel::close(Link& link, std::string how) {
   link.open = false;
-  {
-    std::lock_guard lock(inbox_mutex_);
-    troubles_[link.rank] = std::move(trouble);
-  }
-  deliver(link.rank, {});
+  deliver({link.rank, {}, std::move(how)});
 }
 
 bool HostChannel::say_last() {

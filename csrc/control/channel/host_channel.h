@@ -32,7 +32,7 @@ namespace farandole {
 class FrameWriter {
  public:
   explicit FrameWriter(const Key128& key = {}) : key_(key) {}
-  // The next frame. `message` must not be empty.
+  // The next frame.
   ByteString frame(ByteView message);
 
  private:
@@ -73,12 +73,12 @@ class HostChannel {
   // Ends the channel: sends what is queued, then receives until all peers have ended too.
   void finish(Deadline deadline);
 
-  // Visits messages in order; an empty one is a peer's last: it is gone. The driver only.
-  using Visitor = std::function<void(Rank, ByteView)>;
-  bool drain(const Visitor& visit);
+  using OnMessage = std::function<void(Rank, ByteView)>;
+  // `how`, behind the connection's name: "is lost: ...".
+  using OnEnd = std::function<void(Rank, const std::string& how)>;
+  // Tells what has come, in order; the end of a peer's connection is its last. The driver only.
+  bool drain(const OnMessage& hear, const OnEnd& lose);
   bool has_message() const { return has_message_; }
-  // Why the connection to a peer ended, and what that means; empty: the peer itself ended it.
-  std::string trouble_of(Rank peer) const;
 
  private:
   struct Link {
@@ -94,6 +94,11 @@ class HostChannel {
     bool broken = false;  // for sending
     bool ended = false;   // shut down for writing
   };
+  struct Arrival {
+    Rank from;
+    ByteString message;
+    std::optional<std::string> end = {};  // how the connection has ended, instead of a message
+  };
 
   void run();
   void wake();
@@ -103,12 +108,11 @@ class HostChannel {
   bool say_last();
   void read(Link& link);
   void take_messages(Link& link);
-  // As the last that is heard of this peer; empty: it has ended the connection.
-  void close(Link& link, std::string trouble);
-  std::string trouble_with(int error_number) const;
+  void close(Link& link, std::string how);
+  std::string end_by(int error_number) const;  // 0: the peer has closed it
   void write(Link& link);
   void watch(Link& link, int operation);
-  void deliver(Rank from, ByteString message);
+  void deliver(Arrival arrival);
 
   std::mutex mutex_;  // guards the links; taken before inbox_mutex_
   std::map<Rank, Link> links_;
@@ -120,9 +124,8 @@ class HostChannel {
   Fd epoll_;
   Fd wake_;
   const std::function<void()> notify_;
-  mutable std::mutex inbox_mutex_;
-  std::deque<std::pair<Rank, ByteString>> inbox_;
-  std::map<Rank, std::string> troubles_;
+  std::mutex inbox_mutex_;
+  std::deque<Arrival> inbox_;
   std::atomic<bool> has_message_{false};
   std::thread thread_;
 };

@@ -4,9 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/error.h"
-#include "base/logging.h"
-
 namespace farandole {
 namespace {
 
@@ -69,14 +66,14 @@ bool MessageWriter::move_queue() {
   return queue_.empty();
 }
 
-ByteView MessageReader::next(bool& room) {
+std::optional<ByteView> MessageReader::next(bool& room) {
   room = false;
   if (held_) room |= ring_.pop();
   held_ = false;
   assembled_.clear();
   for (;;) {
     ByteView record = ring_.front();
-    if (record.empty()) return {};  // pieces that came are kept
+    if (record.empty()) return std::nullopt;  // pieces that came are kept
     ByteView body = record.subspan(1);
     if (record.front() == kLast && pieces_.empty()) {
       held_ = true;
@@ -98,9 +95,9 @@ ByteView MessageReader::next(bool& room) {
 MemberChannel::MemberChannel(const ShmLayout& layout, int local)
     : up_(layout.up(local)), down_(layout.down(local)), leader_wakeup_(layout.wakeup(0)) {}
 
-ByteView MemberChannel::next_entry() {
+std::optional<ByteView> MemberChannel::next_entry() {
   bool room = false;
-  ByteView entry = down_.next(room);
+  const auto entry = down_.next(room);
   if (room) leader_wakeup_->notify();
   return entry;
 }
@@ -119,24 +116,23 @@ void LeaderChannel::guarded(Member& member, std::atomic<bool>& broken, Work&& wo
   try {
     work();
   } catch (const Error& error) {
-    log(LogLevel::kError, "rank " + std::to_string(member.rank) + ": " + error.what());
     broken = true;
-    broken_.push_back(member.rank);
+    broken_.emplace_back(member.rank, error);
   }
 }
 
-bool LeaderChannel::drain(const Visitor& visit) {
+bool LeaderChannel::drain(const OnReport& hear, const OnBroken& lose) {
   bool any = false;
   for (Member& member : members_) {
     guarded(member, member.up_broken, [&] {
       for (;;) {
         bool room = false;
-        ByteView report = member.up.next(room);
+        const auto report = member.up.next(room);
         member.ring |= room;
         any |= room;
-        if (report.empty()) break;
+        if (!report) break;
         any = true;
-        visit(member.rank, report);
+        hear(member.rank, *report);
       }
     });
     guarded(member, member.down_broken, [&] {
@@ -145,9 +141,9 @@ bool LeaderChannel::drain(const Visitor& visit) {
       member.ring = any = true;
     });
   }
-  for (Rank rank : std::exchange(broken_, {})) {
+  for (const auto& [rank, error] : std::exchange(broken_, {})) {
     any = true;
-    visit(rank, {});  // an empty report: its ring is unreadable
+    lose(rank, error);
   }
   return any;
 }

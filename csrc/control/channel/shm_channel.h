@@ -7,8 +7,11 @@
 #include <cstddef>
 #include <deque>
 #include <functional>
+#include <optional>
+#include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "base/types.h"
 #include "control/protocol/codec.h"
 #include "lib/ipc/event_count.h"
@@ -57,9 +60,9 @@ class MessageWriter {
 class MessageReader {
  public:
   explicit MessageReader(std::byte* ring) : ring_(ring, ShmLayout::kRingBytes) {}
-  // The next message, valid until the next call; empty: none. `room`: the writer should be woken, since it
+  // The next message, valid until the next call; nullopt: none. `room`: the writer should be woken, since it
   // waits for the room made.
-  ByteView next(bool& room);
+  std::optional<ByteView> next(bool& room);
   bool empty() const { return ring_.empty(); }
 
  private:
@@ -79,8 +82,8 @@ class MemberChannel {
   // Sends reports that found no room at first; under RankCalls::mutex_.
   void flush() { up_.flush(); }
   bool can_flush() const { return up_.can_flush(); }
-  // The next log entry, valid until the next call; empty: none. The driver only.
-  ByteView next_entry();
+  // The next log entry, valid until the next call; nullopt: none. The driver only.
+  std::optional<ByteView> next_entry();
   bool has_entry() const { return !down_.empty(); }
 
  private:
@@ -92,12 +95,12 @@ class MemberChannel {
 // The end at the host's leader. Only the driver of the leader's rank.
 class LeaderChannel {
  public:
-  using Visitor = std::function<void(Rank, ByteView)>;
+  using OnReport = std::function<void(Rank, ByteView)>;
+  using OnBroken = std::function<void(Rank, const Error&)>;
   // ranks[i]: world rank of local rank i.
   LeaderChannel(const ShmLayout& layout, const std::vector<Rank>& ranks);
-  // Visits all reports that have come; false: none. An empty report means that this rank's memory is corrupt
-  // and can't be read any more.
-  bool drain(const Visitor& visit);
+  // Tells all reports that have come, and which ranks' memory is corrupt and not accessed any more; false: nothing.
+  bool drain(const OnReport& hear, const OnBroken& lose);
   void publish(ByteView entry);
   // Wakes the members for which publish() or drain() left something to do; call after a batch.
   void wake_members();
@@ -119,7 +122,7 @@ class LeaderChannel {
   template <class Work>
   void guarded(Member& member, std::atomic<bool>& broken, Work&& work);
   std::deque<Member> members_;
-  std::vector<Rank> broken_;  // not yet reported
+  std::vector<std::pair<Rank, Error>> broken_;  // not yet told
 };
 
 }  // namespace farandole

@@ -294,7 +294,7 @@ void Coordinator::abort(Failure failure) {
 }
 
 void Coordinator::publish(std::vector<Entry>& log) {
-  if (!broken_) publisher_.flush(now_ns_);
+  if (!broken_ && publisher_.flush(now_ns_)) stalls_.expect_progress(now_ns_, now_ns_);
   for (uint32_t id : shared_.calls.registry().evict()) shared_.outbox.write(Forget{id});
   if (!stopped_ && shared_.sets.all_left()) {
     stopped_ = true;

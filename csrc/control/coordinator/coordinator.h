@@ -24,7 +24,7 @@ class Coordinator {
   explicit Coordinator(Settings settings)
       : shared_(std::move(settings)),
         stalls_(shared_),
-        publisher_(shared_, stalls_),
+        publisher_(shared_),
         messages_(shared_, publisher_, stalls_) {}
 
   // A report of one rank. Throws Error(kInternal) on a report that a correct rank would not send.

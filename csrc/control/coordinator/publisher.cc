@@ -263,24 +263,28 @@ void Publisher::queue(SetState& set, Call& call) {
   if (is_pair(set.id)) busy_pairs_.insert(set.id);
 }
 
-void Publisher::flush(int64_t now_ns) {
-  for (auto& [id, set] : shared_.sets.known()) flush(*set, now_ns);
+bool Publisher::flush(int64_t now_ns) {
+  bool moves = false;
+  for (auto& [id, set] : shared_.sets.known()) moves |= flush(*set, now_ns);
   std::erase_if(busy_pairs_, [&](SetId id) {
     SetState& pair = shared_.sets.at(id);
-    flush(pair, now_ns);
+    moves |= flush(pair, now_ns);
     return !pair.waits_for_lanes();
   });
+  return moves;
 }
 
-void Publisher::flush(SetState& set, int64_t now_ns) {
+bool Publisher::flush(SetState& set, int64_t now_ns) {
+  bool moves = false;
   for (Call* call : set.at_once) finish_at_once(set, *call);
   set.at_once.clear();
-  while (!set.host.ready.empty() && may_run(set.host)) run_bucket(set, false, now_ns);
+  while (!set.host.ready.empty() && may_run(set.host)) moves |= run_bucket(set, false, now_ns);
   while (!set.gpu.ready.empty() && may_run(set.gpu)) {
     if (open_gpu(set)) run_bucket(set, true, now_ns);
   }
   shared_.calls.drop_finished(set);
   end_join(set);
+  return moves;
 }
 
 // Keeps few buckets in flight. Once all ranks have left, the rest goes out, because Stop must be last.
@@ -398,7 +402,7 @@ void Publisher::add(Run& run, const SetState& set, const Call& call) const {
 
 // Takes calls from the front until the bucket is full. Calls of a group stay together. Host
 // and GPU memory have separate lanes and limits, so neither waits for the other.
-void Publisher::run_bucket(SetState& set, bool gpu, int64_t now_ns) {
+bool Publisher::run_bucket(SetState& set, bool gpu, int64_t now_ns) {
   LaneQueue& lane = gpu ? set.gpu : set.host;
   const size_t most = gpu ? shared_.settings.gpu_fusion_bytes : shared_.settings.fusion_bytes;
   Run run{set.id, lane.published + 1, {}, {}, gpu};
@@ -418,12 +422,11 @@ void Publisher::run_bucket(SetState& set, bool gpu, int64_t now_ns) {
     add(run, set, call);
     shared_.calls.retire(call);
   }
-  if (!lane.moving()) {
-    lane.moving_since_ns = now_ns;
-    if (!gpu) stalls_.expect_progress(now_ns, now_ns);
-  }
+  const bool begins = !lane.moving();
+  if (begins) lane.moving_since_ns = now_ns;
   ++lane.published;
   shared_.outbox.write(std::move(run));
+  return begins;
 }
 
 // Ends a join when all have joined or some can't any more; but only after the last call is published, because

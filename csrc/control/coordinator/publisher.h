@@ -12,7 +12,6 @@
 
 #include "control/coordinator/open_calls.h"
 #include "control/coordinator/set_table.h"
-#include "control/coordinator/stall_monitor.h"
 
 namespace farandole {
 
@@ -62,8 +61,7 @@ class CallSites {
 
 class Publisher {
  public:
-  Publisher(Shared& shared, StallMonitor& stalls)
-      : shared_(shared), stalls_(stalls), backends_(shared), sites_(shared) {}
+  explicit Publisher(Shared& shared) : shared_(shared), backends_(shared), sites_(shared) {}
 
   BackendPolicy& backends() { return backends_; }
   // After a report of the call. If it is complete: fails it, queues it, or lets it wait for its group: either all calls
@@ -71,11 +69,11 @@ class Publisher {
   void judge(SetState& set, Call& call);
   // Takes a call that is complete and agreed.
   void queue(SetState& set, Call& call);
-  // Writes all entries that can go out now, for all sets.
-  void flush(int64_t now_ns);
+  // Writes all entries that can go out now, for all sets. Returns whether a lane of host memory begins to move.
+  bool flush(int64_t now_ns);
 
  private:
-  void flush(SetState& set, int64_t now_ns);
+  bool flush(SetState& set, int64_t now_ns);
   Failure verdict(const SetState& set, Call& call);
   // One call of these groups is complete. `failure`: that call's; code kOk: all agree.
   void judge_group(SetState& set, Call& call, const std::vector<Terms::Group>& groups,
@@ -95,11 +93,10 @@ class Publisher {
   bool may_run(const LaneQueue& lane) const;
   bool open_gpu(SetState& set);
   void add(Run& run, const SetState& set, const Call& call) const;
-  void run_bucket(SetState& set, bool gpu, int64_t now_ns);
+  bool run_bucket(SetState& set, bool gpu, int64_t now_ns);  // whether its lane begins to move
   void end_join(SetState& set);
 
   Shared& shared_;
-  StallMonitor& stalls_;
   BackendPolicy backends_;
   CallSites sites_;
   std::set<SetId> busy_pairs_;  // with calls to publish

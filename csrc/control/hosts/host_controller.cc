@@ -34,6 +34,12 @@ void HostController::send_down() {
   down_.clear();
 }
 
+void HostController::share_memory(const Entry& entry) {
+  if (auto* open = std::get_if<OpenSet>(&entry)) share_staging(open->set, open->ranks);
+  auto* gpu = std::get_if<SetUp>(&entry);
+  if (gpu && gpu->backend == BackendKind::kStaged) share_staging(gpu->set, gpu->ranks);
+}
+
 void HostController::share_staging(SetId set, const std::vector<Rank>& ranks) {
   const Topology& topology = setup_.topology;
   const std::vector<int> locals = topology.locals_among(ranks);
@@ -65,13 +71,8 @@ std::string HostController::rank_on_host(Rank rank) const {
   return "rank " + std::to_string(rank) + " on " + setup_.host_names.at(static_cast<size_t>(rank));
 }
 
-std::string HostController::how_lost(Rank leader) const {
-  const std::string trouble = setup_.hosts->trouble_of(leader);
-  if (trouble.empty()) {
-    return " has ended: that rank died; see its own output for the reason (killed, out of memory, "
-           "crashed?)";
-  }
-  return " is lost: " + trouble;
+const HostTree::Branch& HostController::branch_of(Rank leader) const {
+  return *std::ranges::find(setup_.tree.children, leader, &HostTree::Branch::leader);
 }
 
 Failure HostController::broke_protocol(Rank rank, const Error& error) {
@@ -79,10 +80,9 @@ Failure HostController::broke_protocol(Rank rank, const Error& error) {
           "rank " + std::to_string(rank) + " broke the control protocol: " + error.what()};
 }
 
-Failure HostController::host_is_gone(const HostTree::Branch& branch) const {
-  return {ErrorCode::kPeer, "the connection to " + rank_on_host(branch.leader) +
-                                ", which speaks for " + text_of_ranks(branch.ranks) + "," +
-                                how_lost(branch.leader)};
+Failure HostController::host_is_gone(Rank leader, const std::string& how) const {
+  return {ErrorCode::kPeer, "the connection to " + rank_on_host(leader) + ", which speaks for " +
+                                text_of_ranks(branch_of(leader).ranks) + ", " + how};
 }
 
 // ---- On rank 0
@@ -100,11 +100,19 @@ RootController::RootController(Coordinator::Settings settings, Setup setup, OnSt
 
 bool RootController::step() {
   const int64_t now = now_ns();
-  bool moved = setup_.channel.drain([this, now](Rank from, ByteView message) {
-    receive(from, message, [&](const Report& report) { coordinator_.receive(from, report, now); });
-  });
+  bool moved = setup_.channel.drain(
+      [&](Rank from, ByteView message) {
+        receive(from, message,
+                [&](const Report& report) { coordinator_.receive(from, report, now); });
+      },
+      [this](Rank from, const Error& error) {
+        coordinator_.lose(from, broke_protocol(from, error));
+      });
   if (setup_.hosts) {
-    moved |= setup_.hosts->drain([this](Rank child, ByteView message) { hear(child, message); });
+    moved |= setup_.hosts->drain([this](Rank child, ByteView message) { hear(child, message); },
+                                 [this](Rank child, const std::string& how) {
+                                   coordinator_.lose(child, host_is_gone(child, how));
+                                 });
   }
   for (auto& [rank, failure] : take_lost()) {
     coordinator_.lose(rank, std::move(failure));
@@ -154,9 +162,6 @@ void RootController::receive(Rank from, ByteView message, Receive&& receive) {
 }
 
 void RootController::hear(Rank child, ByteView message) {
-  const auto& children = setup_.tree.children;
-  auto branch = std::ranges::find(children, child, &HostTree::Branch::leader);
-  if (message.empty()) return coordinator_.lose(child, host_is_gone(*branch));
   auto check_request = [&](const std::vector<Rank>& ranks, ByteView bytes) {
     receive(ranks.empty() ? child : ranks.front(), bytes, [&](const Report& report) {
       if (ranks.empty()) return coordinator_.receive_all(groups_.at(child), report, now_ns());
@@ -164,22 +169,19 @@ void RootController::hear(Rank child, ByteView message) {
     });
   };
   try {
-    for_each_record(message, branch->ranks, check_request);
+    for_each_record(message, branch_of(child).ranks, check_request);
   } catch (const Error& error) {
     coordinator_.lose(child, broke_protocol(child, error));
   }
 }
 
-// Shares the memory that the entry needs; without memory, turns the entry into a failure.
+// Without memory, turns the opening of a set into a failure.
 void RootController::prepare(Entry& entry) {
-  if (auto* gpu = std::get_if<SetUp>(&entry); gpu && gpu->backend == BackendKind::kStaged) {
-    share_staging(gpu->set, gpu->ranks);
-  }
-  auto* open = std::get_if<OpenSet>(&entry);
-  if (!open) return;
   try {
-    share_staging(open->set, open->ranks);
+    share_memory(entry);
   } catch (const Error& error) {
+    const auto* open = std::get_if<OpenSet>(&entry);
+    if (!open) throw;
     // Calls of a pair follow its opening at once.
     if (is_pair(open->set)) return void(entry = Abort{{error.code(), error.what()}});
     coordinator_.withdraw_set(open->set);
@@ -196,14 +198,20 @@ HostRelay::HostRelay(Setup setup)
 
 bool HostRelay::step() {
   const int64_t now = now_ns();
-  bool moved = setup_.channel.drain([&](Rank from, ByteView message) {
-    try {
-      aggregator_.receive(from, message, now);
-    } catch (const Error& error) {
-      report(from, Lost{broke_protocol(from, error)});
-    }
-  });
-  moved |= setup_.hosts->drain([this](Rank peer, ByteView message) { hear(peer, message); });
+  const auto lose = [this](Rank from, const Error& error) {
+    report(from, Lost{broke_protocol(from, error)});
+  };
+  bool moved = setup_.channel.drain(
+      [&](Rank from, ByteView message) {
+        try {
+          aggregator_.receive(from, message, now);
+        } catch (const Error& error) {
+          lose(from, error);
+        }
+      },
+      lose);
+  moved |= setup_.hosts->drain([this](Rank peer, ByteView message) { hear(peer, message); },
+                               [this](Rank peer, const std::string& how) { lose_host(peer, how); });
   for (auto& [rank, failure] : take_lost()) {
     report(rank, Lost{std::move(failure)});
     moved = true;
@@ -220,16 +228,11 @@ bool HostRelay::step() {
 }
 
 void HostRelay::hear(Rank peer, ByteView message) {
-  const bool above = peer == setup_.tree.parent;
-  if (above) return message.empty() ? close() : read_log(message);
-  auto child = std::ranges::find(setup_.tree.children, peer, &HostTree::Branch::leader);
-  if (message.empty()) {
-    if (!over_) report(peer, Lost{host_is_gone(*child)});
-    return;
-  }
+  if (peer == setup_.tree.parent) return read_log(message);
+  const std::vector<Rank>& below = branch_of(peer).ranks;
   try {
-    for_each_record(message, child->ranks, [&](const std::vector<Rank>& ranks, ByteView bytes) {
-      aggregator_.receive(ranks, child->ranks, bytes, now_ns());
+    for_each_record(message, below, [&](const std::vector<Rank>& ranks, ByteView bytes) {
+      aggregator_.receive(ranks, below, bytes, now_ns());
     });
   } catch (const Error& error) {
     report(peer, Lost{broke_protocol(peer, error)});
@@ -249,9 +252,7 @@ void HostRelay::read_log(ByteView entries) {
 
 void HostRelay::read(const Entry& entry) {
   over_ = over_ || std::holds_alternative<Abort>(entry) || std::holds_alternative<Stop>(entry);
-  if (auto* open = std::get_if<OpenSet>(&entry)) share_staging(open->set, open->ranks);
-  auto* gpu = std::get_if<SetUp>(&entry);
-  if (gpu && gpu->backend == BackendKind::kStaged) share_staging(gpu->set, gpu->ranks);
+  share_memory(entry);
   if (auto* where = std::get_if<CollectStacks>(&entry)) {
     answer_for_stopped(where->ranks,
                        [this](Rank rank, const StackReport& answer) { report(rank, answer); });
@@ -264,13 +265,15 @@ void HostRelay::report(Rank from, const Report& report) {
   aggregator_.receive(from, encoded_, now_ns());
 }
 
-// The link to the host above has ended: aborts the hosts below.
-void HostRelay::close() {
-  if (std::exchange(over_, true)) return;
+// Where that was the host above: aborts the hosts below.
+void HostRelay::lose_host(Rank peer, const std::string& how) {
+  if (over_) return;
   const Rank above = setup_.tree.parent;
+  if (peer != above) return report(peer, Lost{host_is_gone(peer, how)});
+  over_ = true;
   Abort abort{{ErrorCode::kPeer, "the connection to " + rank_on_host(above) + ", through which " +
                                      rank_on_host(setup_.topology.rank) +
-                                     " hears of the other hosts," + how_lost(above)}};
+                                     " hears of the other hosts, " + how}};
   log(LogLevel::kError, abort.failure.text);
   encoded_.clear();
   encode(Entry(abort), encoded_);

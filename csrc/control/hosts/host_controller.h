@@ -58,15 +58,15 @@ class HostController {
   // Publishes to this host's ranks, and adds the entry to the next message to the hosts below.
   void publish(ByteView entry);
   void send_down();
-  // Sends memory before the log entry that needs it, so that no reader of the entry waits. Throws
+  // Sends the memory that a log entry needs before the entry, so that no reader of it waits. Throws
   // Error(kLibrary) if there is not enough.
-  void share_staging(SetId set, const std::vector<Rank>& ranks);
+  void share_memory(const Entry& entry);
   std::vector<std::pair<Rank, Failure>> take_lost();
   // "rank 3 on node7"
   std::string rank_on_host(Rank rank) const;
-  // Text telling why this leader's connection ended.
-  std::string how_lost(Rank leader) const;
-  Failure host_is_gone(const HostTree::Branch& branch) const;
+  // `how`: from HostChannel::drain().
+  Failure host_is_gone(Rank leader, const std::string& how) const;
+  const HostTree::Branch& branch_of(Rank leader) const;
   // Whom an invalid message came from; it ends the job.
   static Failure broke_protocol(Rank rank, const Error& error);
   // Calls tell(rank, StackReport) for each of these ranks that is on this host and stopped, so that it can't
@@ -83,6 +83,8 @@ class HostController {
   Setup setup_;
 
  private:
+  void share_staging(SetId set, const std::vector<Rank>& ranks);
+
   std::multimap<SetId, Segment> staging_;  // a pair's for CPUs and GPUs may come together
   ByteString down_;                        // entries for the hosts below
   std::mutex lost_mutex_;
@@ -130,7 +132,7 @@ class HostRelay final : public HostController {
   void read_log(ByteView entries);
   void read(const Entry& entry);
   void report(Rank from, const Report& report);
-  void close();
+  void lose_host(Rank peer, const std::string& how);
 
   Aggregator aggregator_;
   ByteString encoded_;

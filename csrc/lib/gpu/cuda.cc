@@ -59,12 +59,8 @@ std::string Api::text_of(Result result) const {
 
 void Api::check(Result result, const char* what) const {
   if (result == kSuccess) return;
-  throw Error(ErrorCode::kLibrary,
-              std::string(what) + ": " + text_of(result) +
-                  (is_of_captures(result)
-                       ? "; a stream is being captured into a CUDA graph: call farandole before or "
-                         "after the capture (a backward pass in optimizer.no_sync())"
-                       : ""));
+  throw Error(ErrorCode::kLibrary, std::string(what) + ": " + text_of(result) +
+                                       (is_of_captures(result) ? kOutsideOfCaptures : ""));
 }
 
 std::shared_ptr<const Api> open(const std::string& path) {

@@ -40,12 +40,19 @@ void fill_all(const DynamicLibrary& library, Api& api) {
 
 }  // namespace
 
+// NCCL connects in threads of its own. A capture in global mode forbids them to wait for a stream; the error that NCCL then
+// returns does not tell, but its last words quote CUDA.
+std::string Api::text_of(Result result, Comm comm) const {
+  const char* found = last_error(comm);
+  const std::string words = found ? found : "";
+  return error_text(result) +
+         (words.empty() ? "; NCCL_DEBUG=INFO tells more" : " (" + words + ")") +
+         (words.find("captur") != words.npos ? cuda::kOutsideOfCaptures : "");
+}
+
 void Api::check(Result result, const char* what, Comm comm) const {
   if (result == kSuccess || result == kInProgress) return;
-  const char* words = last_error(comm);
-  throw Error(ErrorCode::kLibrary, std::string(what) + ": " + error_text(result) +
-                                       (words && *words ? std::string("; NCCL says: ") + words
-                                                        : "; NCCL_DEBUG=INFO tells more"));
+  throw Error(ErrorCode::kLibrary, std::string(what) + ": " + text_of(result, comm));
 }
 
 std::shared_ptr<const Api> open(const std::vector<std::string>& paths) {

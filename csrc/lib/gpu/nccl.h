@@ -93,7 +93,9 @@ struct Api {
   Result (*window_deregister)(Comm comm, Window window);
   bool registers_memory() const { return memory_allocate && (window_register || buffer_register); }
 
-  // Throws Error(kLibrary): "what: text (NCCL's last words)". kInProgress is no error.
+  // "text (NCCL's last words)", with the remedy for what CUDA refuses during a capture.
+  std::string text_of(Result result, Comm comm) const;
+  // Throws Error(kLibrary): "what: " and that text. kInProgress is no error.
   void check(Result result, const char* what, Comm comm = nullptr) const;
 };
 

@@ -17,12 +17,14 @@ namespace {
 // or one that moves in a bucket anyway: the others go with it, so that all ranks add them in the same order. On one
 // host, calls `under_way` count too. Which these are depends on timing, so between hosts, where buckets add in
 // another order, they don't.
-bool rides_along(std::span<const Prepared> batch, size_t under_way) {
+bool rides_along(std::span<const PreparedSubmission> batch, size_t under_way) {
   constexpr size_t kMany = 8;
   return under_way + batch.size() < kMany &&
          std::ranges::all_of(
              batch,
-             [](const Prepared& one) { return one.call->submission.recorded.bytes <= kTinyBytes; });
+             [](const PreparedSubmission& one) {
+               return one.call->submission.recorded.bytes <= kTinyBytes;
+             });
 }
 
 constexpr size_t kMaxAnswers = 64;
@@ -141,7 +143,7 @@ bool RankCalls::flush() {
 
 // ---- Submissions
 
-Submission Prepared::submission() const {
+Submission PreparedSubmission::submission() const {
   Submission made = call->submission;
   made.input = static_cast<const std::byte*>(input);
   made.output = static_cast<std::byte*>(output);
@@ -216,13 +218,13 @@ std::vector<Handle> RankCalls::submit(std::vector<CheckedCall> calls) {
   return made;
 }
 
-void RankCalls::submit(std::span<Prepared> batch) {
+void RankCalls::submit(std::span<PreparedSubmission> batch) {
   std::exception_ptr error;
   std::lock_guard lock(mutex_);
   check_open();
   const bool rides = rides_along(batch, setup_.one_host ? riders_ : 0);
   try {
-    for (Prepared& one : batch) one.handle = enter(one, rides);
+    for (PreparedSubmission& one : batch) one.handle = enter(one, rides);
   } catch (...) {
     error = std::current_exception();
   }
@@ -237,7 +239,7 @@ void RankCalls::prepare(CheckedCall& call) {
   call.submission.prepared = ++prepared_;
 }
 
-Handle RankCalls::enter(const Prepared& prepared, bool rides) {
+Handle RankCalls::enter(const PreparedSubmission& prepared, bool rides) {
   const Request& request = prepared.call->request;
   Submission submission = prepared.submission();
   const ProcessSet& set = working_set(request, sets_);

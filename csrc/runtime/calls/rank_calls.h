@@ -22,7 +22,7 @@
 namespace farandole {
 
 // One submission of a prepared call.
-struct Prepared {
+struct PreparedSubmission {
   const CheckedCall* call;
   const void* input;
   void* output;
@@ -72,7 +72,7 @@ class RankCalls {
   // Enters all or none; throws kInvalidArgument, of which the peers are not told.
   std::vector<Handle> submit(std::vector<CheckedCall> calls);
   // In order, up to the first that fails, whose error it throws, and tells peers unless its name is in flight.
-  void submit(std::span<Prepared> batch);
+  void submit(std::span<PreparedSubmission> batch);
   // Gives a checked call what it needs to be submitted repeatedly.
   void prepare(CheckedCall& call);
   // The peers' calls of these names fail. A repeated name is one call for the peers, and refusing the first call of
@@ -123,7 +123,7 @@ class RankCalls {
   // ---- Under the mutex
   void describe(CheckedCall& call);  // fills in what the recorder shows
   Handle enter(const Request& request, Submission submission, bool rides);
-  Handle enter(const Prepared& prepared, bool rides);
+  Handle enter(const PreparedSubmission& prepared, bool rides);
   void refuse(const Request& request, const Failure& why);
   void free_name(const Submission& submission);
   void tell_join(SetId id);

@@ -127,7 +127,7 @@ uint32_t PendingTable::submit_known(const Request& request, Submission& submissi
   return record->id;
 }
 
-// Caches the result of comparing a prepared request.
+// Caches the result of comparing a prepared call's request.
 bool PendingTable::stands_for(NamedRequest& record, const Request& request,
                               uint64_t prepared) const {
   if (record.id == 0) return false;

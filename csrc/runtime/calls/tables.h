@@ -64,7 +64,7 @@ struct Submission {
   uint64_t stream = 0;                   // on which the buffers are produced
   std::shared_ptr<GpuEvent> produced;    // event recorded on it
   struct NamedRequest* named = nullptr;  // found by check_free() or submit()
-  uint64_t prepared = 0;                 // number of the prepared request that it repeats; 0: none
+  uint64_t prepared = 0;                 // number of the prepared call that it repeats; 0: none
   uint64_t index_in_group = 0;           // if it is unnamed; 0: first
   int64_t value = 0;                     // of the outcome; a receive's: who sends
   bool rider = false;                    // a call whose input is small enough to ride along
@@ -78,7 +78,7 @@ struct NamedRequest {
   const std::string name;
   bool listed = true;  // still in the table
   uint32_t id = 0;     // from the log; 0: not yet, or forgotten
-  uint64_t same = 0;   // the id's request equals the prepared request of this number
+  uint64_t same = 0;   // the id's request equals that of the prepared call of this number
   bool in_flight = false;
   bool reported = false;  // in flight, and not yet settled by the log
   Submission submission;
@@ -124,7 +124,7 @@ class PendingTable {
  public:
   bool in_flight(const Request& request) const;
   // Throws NameTaken(kInvalidArgument) if a call of this name is in flight. Call before submit(). `record`:
-  // cached in a prepared request; if empty or no longer listed, it is looked up.
+  // cached in a prepared call; if empty or no longer listed, it is looked up.
   void check_free(const Request& request, Submission& submission,
                   std::shared_ptr<NamedRequest>& record) const;
   // The sequence of the next unnamed call of this set. Calls of a group after its first get theirs when the

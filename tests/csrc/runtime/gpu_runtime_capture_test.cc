@@ -75,3 +75,15 @@ TEST(memory_of_a_captured_stream_is_not_freed_yet) {
   }
   CHECK_EQ(gpu_library().alive(), 0);
 }
+
+// What NCCL returns then does not tell; its last words quote CUDA.
+TEST(an_error_of_nccl_during_a_capture_names_the_remedy) {
+  nccl::Api api;
+  api.error_text = [](nccl::Result) { return "unhandled cuda error"; };
+  api.last_error = [](nccl::Comm) { return "Cuda failure 2 'out of memory'"; };
+  CHECK_EQ(api.text_of(1, nullptr), "unhandled cuda error (Cuda failure 2 'out of memory')");
+  api.last_error = [](nccl::Comm) {
+    return "Cuda failure 900 'operation not permitted when stream is capturing'";
+  };
+  CHECK(api.text_of(1, nullptr).ends_with("because NCCL cannot connect meanwhile"));
+}

@@ -152,7 +152,7 @@ TEST(a_forked_child_knows_where_it_stands) {
     CHECK_EQ(farandole_broken(), 0);
     // Where an answer is a number, an error is a negative one.
     CHECK_EQ(farandole_set_ranks(0, nullptr, 0), -FARANDOLE_E_SHUTDOWN);
-    CHECK_EQ(farandole_submit_buffer(1, nullptr, nullptr), -FARANDOLE_E_SHUTDOWN);
+    CHECK_EQ(farandole_submit_prepared_pointers(1, nullptr, nullptr), -FARANDOLE_E_SHUTDOWN);
     char peer_info[8];
     CHECK_EQ(farandole_prepare(peer_info, sizeof peer_info), -FARANDOLE_E_SHUTDOWN);
   });

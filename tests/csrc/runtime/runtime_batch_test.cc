@@ -26,7 +26,7 @@ class Gradients {
 
   // Submits these in one batch.
   std::vector<Handle> submit(int step, const std::vector<int>& tensors) {
-    std::vector<Prepared> batch;
+    std::vector<PreparedSubmission> batch;
     for (int t : tensors) {
       Floats& data = data_[static_cast<size_t>(t)];
       data = values_of(self_.rank + step, data.size());
@@ -180,9 +180,9 @@ TEST(a_batch_ends_at_its_first_error) {
     }
     Floats before = ten, after = ten;
     const bool overlaps = self.rank == 0;  // input and output in part
-    std::vector<Prepared> batch{{&calls[0], before.data(), before.data()},
-                                {&calls[1], ten.data(), ten.data()},
-                                {&calls[2], after.data(), after.data()}};
+    std::vector<PreparedSubmission> batch{{&calls[0], before.data(), before.data()},
+                                          {&calls[1], ten.data(), ten.data()},
+                                          {&calls[2], after.data(), after.data()}};
     if (overlaps) batch[1] = {&calls[1], one_more.data(), one_more.data() + 1};
     if (overlaps) {
       CHECK_THROWS(self.runtime()->submit(batch), ErrorCode::kInvalidArgument);

@@ -96,20 +96,20 @@ TEST(another_build_is_refused) {
 
 uintptr_t address(Floats& data) { return reinterpret_cast<uintptr_t>(data.data()); }
 
-// A prepared tensor may be submitted while another thread shuts down, and after.
+// A prepared call may be submitted while another thread shuts down, and after.
 TEST(a_shutdown_while_a_thread_submits_is_an_error_there) {
   for (int round = 0; round < 10; ++round) {
     init_alone();
     Floats data(2000, 1);
     const Ask ask = allreduce(data, "prepared");
     const farandole_request request = ask.request();
-    const int64_t tensor = farandole_tensor(&request);
+    const int64_t call = farandole_prepare_call(&request);
     CHECK(tensor > 0);
     std::atomic<uint32_t> calls{0};
     std::thread submitter([&] {
       int64_t handle = 0;
       for (; handle >= 0; calls.fetch_add(1), futex_wake(calls, 1, kFutexAnyBit)) {
-        handle = farandole_submit_tensor(tensor, address(data), address(data));
+        handle = farandole_submit_prepared(call, address(data), address(data));
         if (handle < 0) break;
         const int32_t code = farandole_wait(&handle, 1, 60);
         CHECK(code == FARANDOLE_OK || code == FARANDOLE_E_SHUTDOWN);
@@ -122,32 +122,32 @@ TEST(a_shutdown_while_a_thread_submits_is_an_error_there) {
     }
     shut_down();
     submitter.join();
-    CHECK_EQ(farandole_submit_tensor(tensor, address(data), address(data)), -FARANDOLE_E_SHUTDOWN);
+    CHECK_EQ(farandole_submit_prepared(call, address(data), address(data)), -FARANDOLE_E_SHUTDOWN);
     shut_down();  // there is nothing any more
   }
 }
 
-// Each number is that of its own tensor; the first that fails ends the call.
-TEST(several_prepared_tensors_go_in_one_call) {
+// Each number is that of its own call; the first that fails ends the call.
+TEST(several_prepared_calls_go_in_one_batch) {
   init_alone();
   Floats one = values_of(0, 5), other = values_of(1, 3);
   const Ask asks[] = {allreduce(one, "one"), allreduce(other, "other")};
-  int64_t tensors[3] = {};
+  int64_t prepared[3] = {};
   for (int i = 0; i < 2; ++i) {
     farandole_request request = asks[i].request();
     request.prescale = 2 + i;
-    tensors[i] = farandole_tensor(&request);
-    CHECK(tensors[i] > 0);
+    prepared[i] = farandole_prepare_call(&request);
+    CHECK(prepared[i] > 0);
   }
   const uintptr_t buffers[] = {address(one), address(other), address(other)};
-  tensors[2] = tensors[0] + tensors[1] + 1;  // none
+  prepared[2] = prepared[0] + prepared[1] + 1;  // none
   int64_t handles[3] = {};
-  CHECK_EQ(farandole_submit_buffers(tensors, buffers, 3, handles), FARANDOLE_E_ARGUMENT);
+  CHECK_EQ(farandole_submit_prepared_batch(prepared, buffers, 3, handles), FARANDOLE_E_ARGUMENT);
   CHECK(handles[0] > 0 && handles[1] > 0 && handles[2] == 0);
   CHECK_EQ(farandole_wait(handles, 2, 60), FARANDOLE_OK);
   for (size_t i = 0; i < one.size(); ++i) CHECK_EQ(one[i], 2 * values_of(0, 5)[i]);
   for (size_t i = 0; i < other.size(); ++i) CHECK_EQ(other[i], 3 * values_of(1, 3)[i]);
   farandole_release_all(handles, 2);
   shut_down();
-  CHECK_EQ(farandole_submit_buffers(tensors, buffers, 1, handles), FARANDOLE_E_SHUTDOWN);
+  CHECK_EQ(farandole_submit_prepared_batch(prepared, buffers, 1, handles), FARANDOLE_E_SHUTDOWN);
 }

@@ -128,7 +128,7 @@ class TestRank {
     return runtime_->submit(requests);
   }
   Handle submit(const CheckedCall& prepared, const void* input, void* output) {
-    Prepared one{&prepared, input, output};
+    PreparedSubmission one{&prepared, input, output};
     runtime_->submit({&one, 1});
     return one.handle;
   }

@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -34,23 +35,39 @@ class ChannelInbox {
     rung_.notify_all();
   }
 
-  // The next message of this peer; empty: it is gone.
+  // The next message of this peer.
   ByteString next(HostChannel& channel, Rank from) {
+    Heard heard = hear(channel, from);
+    if (heard.end) fail("the connection " + *heard.end);
+    return std::move(heard.message);
+  }
+  // How the connection to this peer ended, after all of its messages.
+  std::string end(HostChannel& channel, Rank from) {
+    const Heard heard = hear(channel, from);
+    if (!heard.end) fail("a message came instead of the end");
+    return *heard.end;
+  }
+
+ private:
+  struct Heard {
+    ByteString message;
+    std::optional<std::string> end = {};
+  };
+  Heard hear(HostChannel& channel, Rank from) {
     for (;;) {
       const int seen = rings();
-      channel.drain([&](Rank r, ByteView m) { got_[r].emplace_back(m.begin(), m.end()); });
+      channel.drain([&](Rank r, ByteView m) { got_[r].push_back({{m.begin(), m.end()}}); },
+                    [&](Rank r, const std::string& how) { got_[r].push_back({{}, how}); });
       if (!got_[from].empty()) break;
       std::unique_lock lock(mutex_);
       if (!rung_.wait_for(lock, std::chrono::seconds(60), [&] { return rings_ > seen; })) {
         fail("no message came");
       }
     }
-    ByteString message = std::move(got_[from].front());
+    Heard heard = std::move(got_[from].front());
     got_[from].pop_front();
-    return message;
+    return heard;
   }
-
- private:
   int rings() {
     std::lock_guard lock(mutex_);
     return rings_;
@@ -58,7 +75,7 @@ class ChannelInbox {
   std::mutex mutex_;
   std::condition_variable rung_;
   int rings_ = 0;
-  std::map<Rank, std::deque<ByteString>> got_;
+  std::map<Rank, std::deque<Heard>> got_;
 };
 
 // One leader: its connections, and what has come on them.
@@ -68,6 +85,7 @@ class End {
       : channel_(std::move(peers), kTimeout, [this] { inbox_.ring(); }) {}
   HostChannel& channel() { return channel_; }
   ByteString next(Rank from) { return inbox_.next(channel_, from); }
+  std::string end(Rank from) { return inbox_.end(channel_, from); }
 
  private:
   ChannelInbox inbox_;

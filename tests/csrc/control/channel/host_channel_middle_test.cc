@@ -73,9 +73,8 @@ Relayed relay(const Key128& key) {
 
 // The root notices, takes nothing more from this connection, and says why.
 void check_noticed(Relayed& middle) {
-  CHECK(middle.root->next(kLeaf).empty());
-  const std::string trouble = middle.root->channel().trouble_of(kLeaf);
-  if (trouble.find("has changed, repeated or left out") == std::string::npos) fail(trouble);
+  const std::string how = middle.root->end(kLeaf);
+  if (how.find("has changed, repeated or left out") == std::string::npos) fail(how);
 }
 
 ByteString flipped(ByteString bytes, size_t at, int bit = 0) {
@@ -236,8 +235,8 @@ TEST(a_middle_that_hangs_up_ends_the_connection_for_both) {
   middle.leaf->channel().send(kRoot, bytes_of("never arrives"));
   middle.from_leaf();
   middle.hang_up();
-  CHECK(middle.root->next(kLeaf).empty());
-  CHECK(middle.leaf->next(kRoot).empty());
+  CHECK(middle.root->end(kLeaf).starts_with("has ended"));
+  CHECK(middle.leaf->end(kRoot).starts_with("has ended"));
 }
 
 }  // namespace farandole::check

@@ -137,6 +137,7 @@ Result cudaDriverGetVersion(int* version) {
 Result cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
 Result cudaGetLastError() { return std::exchange(last, 0); }
 const char* cudaGetErrorString(Result result) {
+  if (cuda::is_of_captures(result)) return "operation not permitted when stream is capturing";
   return result == 0 ? "no error" : "an error of the GPU double";
 }
 Result cudaThreadExchangeStreamCaptureMode(int* mode) {
