@@ -49,12 +49,12 @@ class Rank {
   Rank& operator=(const Rank&) = delete;
 
   void blocking(int calls) {
-    const int64_t tensor = make("scalar", 1);
+    const int64_t call = make("scalar", 1);
     std::vector<int64_t> times;
     for (int i = 0; i < calls; ++i) {
       float x = static_cast<float>(rank_ + i);
       const int64_t start = now_ns();
-      int64_t handle = checked(farandole_submit_prepared(tensor, address(&x), address(&x)));
+      int64_t handle = checked(farandole_submit_prepared(call, address(&x), address(&x)));
       wait(&handle, 1);
       times.push_back(now_ns() - start);
       expect(x, i);
@@ -66,8 +66,8 @@ class Rank {
   }
 
   void async(int batches) {
-    std::vector<int64_t> tensors;
-    for (int i = 0; i < kTensors; ++i) tensors.push_back(make("t" + std::to_string(i), kElements));
+    std::vector<int64_t> prepared;
+    for (int i = 0; i < kTensors; ++i) prepared.push_back(make("t" + std::to_string(i), kElements));
     std::vector<std::vector<float>> memory(kTensors, std::vector<float>(kElements));
     std::vector<int64_t> handles(kTensors), submitting, whole;
     for (int batch = 0; batch < batches; ++batch) {
@@ -75,7 +75,7 @@ class Rank {
       meet();
       const int64_t start = now_ns();
       for (size_t i = 0; i < kTensors; ++i) {
-        handles[i] = checked(farandole_submit_prepared(tensors[i], address(memory[i].data()),
+        handles[i] = checked(farandole_submit_prepared(prepared[i], address(memory[i].data()),
                                                        address(memory[i].data())));
       }
       const int64_t submitted = now_ns();

@@ -104,7 +104,7 @@ TEST(a_shutdown_while_a_thread_submits_is_an_error_there) {
     const Ask ask = allreduce(data, "prepared");
     const farandole_request request = ask.request();
     const int64_t call = farandole_prepare_call(&request);
-    CHECK(tensor > 0);
+    CHECK(call > 0);
     std::atomic<uint32_t> calls{0};
     std::thread submitter([&] {
       int64_t handle = 0;
