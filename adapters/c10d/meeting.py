@@ -341,8 +341,8 @@ class _Place:
 
 
 def _tell_of_jobs(size: int) -> None:
-    """Says so if each process of a launcher has started a job of its own: a search may want that,
-    so it is no error."""
+    """Says so if each process of a launcher has started its own job. It does not raise, since a
+    search may want that."""
     if (found := launchers.launcher()).size > 1:
         text = (
             f"farandole: {found} started {found.size} processes, but the {size} ranks of this job "

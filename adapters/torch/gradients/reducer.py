@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import count
 from operator import attrgetter
 from typing import Any
