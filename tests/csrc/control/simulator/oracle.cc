@@ -2,6 +2,7 @@
 // Knows from the program alone how each call must end, and with what result.
 #include <algorithm>
 #include <set>
+#include <string>
 
 #include "check.h"
 #include "control/simulator/program.h"
@@ -86,6 +87,20 @@ Departure early_departure(const Program& program) {
   return {};
 }
 
+// Who is late for a call that others have given up would meet their next one of its name.
+void use_names_once(Program& program) {
+  const auto rename = [](Request& request, const std::string& call, const PlannedCall& of) {
+    if (!request.name.empty()) request.name += call;
+    if (!request.group.empty()) request.group += "." + std::to_string(of.batch);
+  };
+  for (size_t c = 0; c < program.calls.size(); ++c) {
+    PlannedCall& call = program.calls[c];
+    const std::string own = "." + std::to_string(c);
+    rename(call.request, own, call);
+    for (auto& [member, request] : call.odd) rename(request, own, call);
+  }
+}
+
 // Calls that the leaver would have to be in fail; those that it was in may have been too late.
 void foresee_leave(Program& program, const Departure& early) {
   // The leave ends joins early: a message to a rank that had joined waits until it is given up. So does one
@@ -119,6 +134,7 @@ void foresee_leave(Program& program, const Departure& early) {
     if (uncertain || waits) call.allowed |= kStalled | kPeerGone;
     if (call.ended_by >= 0 && uncertain) call.allowed |= kDone | kPeerGone;
   }
+  if (uncertain || waits) use_names_once(program);
 }
 
 void foresee_departure(Program& program) {
@@ -220,6 +236,8 @@ bool plain(const PlannedCall& call) { return call.odd.empty(); }
 void foresee(Program& program) {
   for (PlannedCall& call : program.calls) {
     if (call.allowed == 0) call.allowed = natural_end(program, call);
+    // Who has refused its end may leave before the other one comes.
+    if (call.message() && call.allowed == kRefused) call.allowed |= kPeerGone;
   }
   foresee_groups(program);
   foresee_departure(program);
