@@ -185,7 +185,7 @@ class ShardSending(Sending):
         self.grouped = group[0] is not None
         self._context: Any = None  # of the compressor
         self._form: tuple[torch.dtype, torch.device] | None = None  # of what is sent
-        self._prepared: Any = None  # prepared
+        self._prepared: Any = None
 
     def set_aside(self) -> None:
         """Takes `.grad` away if it is reduced already."""

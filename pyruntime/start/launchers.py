@@ -54,6 +54,12 @@ class Launcher:
         return f"{self.name} ({self.size_variable})"
 
 
+FARANDOLE = Launcher(
+    *("farandole", "FARANDOLE_SIZE", "FARANDOLE_RANK"),
+    marks="FARANDOLE_RENDEZVOUS FARANDOLE_AGENT",
+    job="FARANDOLE_RENDEZVOUS",
+    leaves="FARANDOLE_(RENDEZVOUS|RANK|SIZE|AGENT)$",
+)
 TORCHRUN = Launcher(
     *("torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     marks="RANK",
@@ -66,12 +72,7 @@ SRUN = Launcher(
     *("SLURM_STEP_ID", "SLURM_JOB_ID SLURM_STEP_ID"),
 )
 LAUNCHERS = (
-    Launcher(
-        *("farandole", "FARANDOLE_SIZE", "FARANDOLE_RANK"),
-        marks="FARANDOLE_RENDEZVOUS FARANDOLE_AGENT",
-        job="FARANDOLE_RENDEZVOUS",
-        leaves="FARANDOLE_(RENDEZVOUS|RANK|SIZE|AGENT)$",
-    ),
+    FARANDOLE,
     Launcher(
         *("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
         *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -135,7 +136,7 @@ def complete() -> None:
 def launcher() -> Launcher:
     """Who has started this process: MPI's launcher, or torchrun where MPI's says of one only, or
     of torchrun's agents."""
-    mpi = next((x for x in LAUNCHERS[1:] if x.size and x is not TORCHRUN), _NONE)
+    mpi = next((x for x in LAUNCHERS if x.size and x not in (FARANDOLE, TORCHRUN)), _NONE)
     agents = _number("GROUP_WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else 0
     return TORCHRUN if TORCHRUN.size > 1 and mpi.size in (0, 1, agents) else mpi
 

@@ -9,13 +9,13 @@ import os
 import re
 from pathlib import Path
 
-from farandole.start.launchers import Launcher
+from farandole.start.launchers import SRUN, Launcher
 
 REMEDY = (
     "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a port that is free there, the same "
     "for all ranks"
 )
-_STARTS = (("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PALS_APID",))  # all told: one start of ranks
+_STARTS = (SRUN.job.split(), ["PALS_APID"])  # all told: one start of ranks
 _PORTS = range(20_000, 32_000)  # the kernel gives these to nobody who asks for any
 
 
