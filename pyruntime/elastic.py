@@ -115,7 +115,9 @@ class State(ABC):
         if call is not None and (due or all_leave or some_leave):
             call.write(self, at_once=all_leave or some_leave)
         if noted[:4].any():
-            leaving = all_leave or signalled
+            # A host that is taken away signals its ranks one after the other: what has come while
+            # the commit went to the disk counts too.
+            leaving = all_leave or (some_leave and agency.signalled())
             skip = removed and not (added or some_leave)
             raise HostsUpdatedInterrupt(skip_sync=skip, leaving=leaving)
 

@@ -147,6 +147,7 @@ class _Hands:
         self._decides.go(time.monotonic() + grace)
         name = signal.Signals(number).name
         say(f"{self._host} is taken away ({name}): its ranks leave, within {grace:g} s")
+        self._report()  # before a rank that leaves could be taken for one that leaves alone
         for process in self._processes.values():
             process.preempt()
 
