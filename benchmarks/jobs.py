@@ -24,11 +24,11 @@ def tell(row: Any) -> None:
 
 def rows_of(argv: Sequence[str], ranks: int, hosts: Any = None, **env: str) -> Iterator[Any]:
     """Runs a script as a job, and gives each row as it comes."""
-    from harness.mpirun import mpi_job
+    from harness.mpirun import MpiJob
 
     env = {**(hosts.environment() if hosts else {}), "OMP_NUM_THREADS": "1", **env}
     mpi_args = hosts.mpi_args() if hosts else []
-    with mpi_job([sys.executable, *argv], ranks, env, mpi_args) as job:
+    with MpiJob([sys.executable, *argv], ranks, env, mpi_args) as job:
         for line in job.process.lines():
             if line.startswith(_MARK):
                 yield json.loads(line.removeprefix(_MARK))
