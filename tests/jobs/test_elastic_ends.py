@@ -84,7 +84,7 @@ def test_an_agent_that_is_preempted(elastic_ranks: Start, tmp_path: Path, number
     check(out, 2)
 
 
-LATE = '''
+LATE = """
 write = Doomed.write
 
 def write_and_hear(self, folder):
@@ -93,7 +93,7 @@ def write_and_hear(self, folder):
         os.kill(os.getpid(), signal.SIGTERM)
 
 Doomed.write = write_and_hear
-'''
+"""
 
 
 def test_a_signal_that_comes_while_the_commit_is_written(elastic_ranks: Start) -> None:
