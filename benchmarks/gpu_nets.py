@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import resnet50
 import torch
 from small_nets import Task
@@ -48,7 +50,8 @@ def resnet() -> nn.Module:
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000)]
     net = nn.Sequential(*layers)
     assert [tuple(p.shape) for p in net.parameters()] == resnet50.shapes()
-    return net.to("cuda", memory_format=torch.channels_last)
+    to: Callable[..., nn.Module] = net.to  # its types lack memory_format
+    return to("cuda", memory_format=torch.channels_last)
 
 
 def _images(generator: torch.Generator) -> tuple[Tensor, Tensor]:

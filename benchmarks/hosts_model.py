@@ -107,7 +107,8 @@ class Ours:
         if block // RANKS * others <= self.sizes.direct:
             sent = np.full(self.hosts, float(block * others))
             messages = np.full(self.hosts, others)
-            return self._hop(np.full(self.hosts, ready), sent, sent, messages, messages).max()
+            done = self._hop(np.full(self.hosts, ready), sent, sent, messages, messages)
+            return float(done.max())
         even = -(-block // (RANKS * self.hosts * 64)) * 64
         unit = min(max(even, self.sizes.least_chunk), self.sizes.most_chunk)
         chunks = -(-block // unit)
@@ -141,7 +142,8 @@ class Ours:
         self._out = np.maximum(self._out, ready) + np.maximum(sent * wire, sends * OVERHEAD)
         first = ready.min() + LATENCY
         self._in = np.maximum(self._in, first) + np.maximum(received * wire, receives * OVERHEAD)
-        return np.maximum(self._in, self._out.max() + LATENCY)
+        done: Array = np.maximum(self._in, self._out.max() + LATENCY)
+        return done
 
 
 def ours(nbytes: int, hosts: int, rate: float) -> float:

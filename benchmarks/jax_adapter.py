@@ -22,12 +22,14 @@ from typing import Any
 import jax
 import numpy as np
 from jax import numpy as jnp
-from resnet50 import shapes
+from resnet50 import Shape, shapes
 from turns import Contestant, Row, finish, head, show, take_turns
 
 import farandole.jax as hvd
 
-CASES = {"4 B": [(1,)], "1 MB": [(1 << 18,)], "64 MB": [(1 << 24,)], "ResNet-50": shapes()}
+CASES: dict[str, list[Shape]] = {
+    "4 B": [(1,)], "1 MB": [(1 << 18,)], "64 MB": [(1 << 24,)], "ResNet-50": shapes(),
+}  # fmt: skip
 CALLS = {"4 B": 50, "1 MB": 10, "64 MB": 1, "ResNet-50": 1}  # in a turn, one after the other
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -63,8 +63,9 @@ class Chain(torch.nn.Module):
             weight.grad = torch.zeros_like(weight)
 
     def forward(self, x: Tensor) -> Tensor:
+        link: Callable[..., Tensor] = _Link.apply
         for weight, gradient in zip(self.weights, self.data.own, strict=True):
-            x = _Link.apply(x, weight, gradient)
+            x = link(x, weight, gradient)
         return x
 
     def clear(self) -> None:

@@ -78,7 +78,9 @@ class Transformer(nn.Module):
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layers(self.words(x) + self.places, self.mask, is_causal=True))
+        hidden = self.layers(self.words(x) + self.places, self.mask, is_causal=True)
+        found: Tensor = self.head(hidden)
+        return found
 
 
 def _images(generator: torch.Generator) -> tuple[Tensor, Tensor]:

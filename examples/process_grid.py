@@ -46,9 +46,10 @@ class Half(nn.Module):
         super().__init__()
         units = slice(half * HIDDEN // COLUMNS, (half + 1) * HIDDEN // COLUMNS)
         self.row = row
-        self.w1 = nn.Parameter(whole[0].weight[units].detach().clone())
-        self.b1 = nn.Parameter(whole[0].bias[units].detach().clone())
-        self.w2 = nn.Parameter(whole[2].weight[:, units].detach().clone())
+        w1, b1, w2 = whole.parameters()
+        self.w1 = nn.Parameter(w1[units].detach().clone())
+        self.b1 = nn.Parameter(b1[units].detach().clone())
+        self.w2 = nn.Parameter(w2[:, units].detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.tanh(x @ self.w1.T + self.b1)

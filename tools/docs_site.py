@@ -113,8 +113,8 @@ def _settings() -> Iterator[str]:
 def _commands() -> Iterator[str]:
     yield "# Commands\n"
     parser = cli.parser()
-    (commands,) = (x for x in parser._actions if isinstance(x.choices, dict))
-    for name, command in {"": parser, **commands.choices}.items():
+    (commands,) = (x.choices for x in parser._actions if isinstance(x.choices, dict))
+    for name, command in {"": parser, **commands}.items():
         text = command.format_help().replace(str(Path.home()), "~")
         yield f"## farandole {name}\n\n```text\n{text}```\n"
 
@@ -139,7 +139,7 @@ def _reference(package: Any, same_as: Any = None) -> Iterator[str]:
             groups.setdefault("Values and second names", []).append(f"- `{name}`: {_value(one)}\n")
             continue
         if inspect.isfunction(one):  # griffe documents what a call wraps
-            one.__signature__ = inspect.signature(one)
+            vars(one)["__signature__"] = inspect.signature(one)
             vars(one).pop("__wrapped__", None)
         groups[_group(one.__module__)].append(f"::: {_place(one)}\n")
     for title, entries in groups.items():

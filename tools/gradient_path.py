@@ -18,6 +18,7 @@ import sys
 import threading
 from collections import defaultdict
 from pathlib import Path
+from types import FrameType
 
 TRACER = r"""
 #define _GNU_SOURCE
@@ -57,8 +58,9 @@ def build(root: Path) -> Path:
     tools = root / ".venv" / "bin"
     flags = "-Wno-subobject-linkage -finstrument-functions"
     flags += " -finstrument-functions-exclude-file-list=/usr/"
-    cmake = [tools / "cmake", "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"]
-    cmake += ["-S", root / "csrc", "-B", folder, f"-DCMAKE_CXX_FLAGS={flags}"]
+    cmake: list[str | Path] = [tools / "cmake", "-S", root / "csrc", "-B", folder]
+    cmake += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"]
+    cmake += [f"-DCMAKE_CXX_FLAGS={flags}"]
     cmake += ["-DCMAKE_UNITY_BUILD=ON", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=0"]  # a third of the time
     subprocess.run(cmake, check=True, stdout=subprocess.DEVNULL)
     subprocess.run([tools / "ninja", "-C", folder, "--quiet", "farandole"], check=True)
@@ -69,8 +71,8 @@ def build(root: Path) -> Path:
     for path in (folder / "libfarandole.so", root / "csrc" / "farandole.h"):
         shutil.copy(path, site / "farandole" / "lib")
     (folder / "tracer.c").write_text(TRACER)
-    command = ["gcc", "-shared", "-fPIC", "-O2", "-o", folder / "tracer.so", folder / "tracer.c"]
-    subprocess.run(command, check=True)
+    gcc = ["gcc", "-shared", "-fPIC", "-O2"]
+    subprocess.run([*gcc, "-o", folder / "tracer.so", folder / "tracer.c"], check=True)
     return folder
 
 
@@ -82,16 +84,16 @@ def events_of_a_step(tracer: ctypes.CDLL) -> tuple[list[Event], list[str]]:
 
     names: dict[str, int] = {}
 
-    def profile(frame: object, event: str, _argument: object) -> None:
+    def profile(frame: FrameType, event: str, _argument: object) -> None:
         if event in ("call", "return"):
-            name = frame.f_code.co_filename  # type: ignore[attr-defined]
+            name = frame.f_code.co_filename
             if "/farandole/" in name:
                 tracer.trace(names.setdefault(name, len(names)), int(event == "call"))
 
     hvd.init()
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
     for step in range(8):
         loss = model(torch.ones(4, 8)).sum()
         if step == 7:
@@ -149,8 +151,8 @@ def report(events: list[Event], files: dict[int, str], whole: bool) -> None:
     for number, (file, callers) in enumerate(entered_from.items(), 1):
         again = f"   from {len(callers)}: {', '.join(callers)}" if len(callers) > 1 else ""
         print(f"{number:3} {file}{again}")
-    again = sum(len(callers) > 1 for callers in entered_from.values())
-    print(f"{len(entered_from)} files, {again} of them visited again")
+    several = sum(len(callers) > 1 for callers in entered_from.values())
+    print(f"{len(entered_from)} files, {several} of them visited again")
 
 
 def main() -> None:
@@ -163,7 +165,7 @@ def main() -> None:
         changes = {"GRADIENT_PATH": str(made), "PYTHONPATH": str(made / "site")}
         changes |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         tools = root / ".venv" / "bin"
-        command = [tools / "mpirun", "-np", "2", "--oversubscribe", "env"]
+        command: list[str | Path] = [tools / "mpirun", "-np", "2", "--oversubscribe", "env"]
         command += [f"LD_PRELOAD={made / 'tracer.so'}", tools / "python", __file__, *sys.argv[1:]]
         subprocess.run(command, check=True, env=os.environ | changes)
         return
