@@ -3,9 +3,8 @@
 
     make programs && mpirun -n 2 python benchmarks/gpu_host_time.py
 
-On the test double, whose ncclGroupEnd takes as real NCCL does a thread for each launch of two and
-more ranks (20 to 60 us), so the time is that of the runtime and of waiting for that thread. No time
-of a card is in it.
+On the test double, or, in the environment of make test-nccl, over NCCL's real host code. The time
+is that of the runtime and of the thread that calls NCCL. No time of a card is in it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from farandole.installed import open_library
 
-IN_PROGRESS = 7
 BYTES = 2 << 20
 
 
@@ -74,13 +73,6 @@ class Rank:
         self.nccl.ncclCommGetAsyncError(self.comm, ctypes.byref(found))
         return found.value
 
-    def ready(self) -> int:
-        """The state once nothing is in progress."""
-        end = time.monotonic() + 60
-        while (found := self.state()) == IN_PROGRESS and time.monotonic() < end:
-            time.sleep(0.0001)
-        return found
-
     def open(self) -> None:
         """The communicator."""
         unique, path = UniqueId(), self.folder / "id"
@@ -90,7 +82,7 @@ class Rank:
             path.with_suffix(".part").rename(path)
         self.await_file("id")
         unique = UniqueId.from_buffer_copy(path.read_bytes())
-        config = Config(ctypes.sizeof(Config), 0xCAFEBEEF, 21400, 0)
+        config = Config(ctypes.sizeof(Config), 0xCAFEBEEF, 21400, 1)
         self.nccl.ncclCommInitRankConfig.argtypes = [
             ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int, ctypes.c_void_p,
         ]  # fmt: skip
@@ -98,7 +90,6 @@ class Rank:
         self.facts["init returns"] = self.nccl.ncclCommInitRankConfig(
             made, self.size, unique, self.rank, ctypes.byref(config)
         )
-        self.ready()
 
     def reduce(self, name: str) -> None:
         """One group of one call."""
@@ -111,7 +102,6 @@ class Rank:
 
     def synchronize(self) -> None:
         """Until the default stream has done all that is in it."""
-        self.ready()
         event = ctypes.c_void_p()
         self.cuda.cuEventCreate(ctypes.byref(event), 0)
         self.cuda.cuEventRecord(event, None)
@@ -134,40 +124,22 @@ class Rank:
         return result
 
     def run(self) -> dict[str, object]:
-        """All facts that this rank sees; those of a call that is alone are rank 0's."""
-        alone = self.rank == 0 and self.size > 1
+        """All facts that this rank sees."""
         self.open()
         self.meet("open")
         self.reduce("group_end returns")
-        if self.size == 1:
-            self.facts["state after group_end"] = self.state()
-        self.ready()
+        self.facts["state after group_end"] = self.state()
         self.reduce("the second group_end returns")
         self.synchronize()
         self.meet("reduced")
-        if self.rank > 0:
-            self.await_file("registers")
-        first, second = ctypes.c_void_p(), ctypes.c_void_p()
-        self.facts["window_register returns"] = self.register(first)
-        if alone:
-            self.facts["window at once, alone"] = bool(first)
-            self.facts["state after window_register, alone"] = self.state()
-            self.facts["a second window_register, alone"] = self.register(second)
-        (self.folder / "registers").touch()
-        self.ready()
+        window = ctypes.c_void_p()
+        self.facts["window_register returns"] = self.register(window)
         self.meet("registered")
-        if self.rank > 0:
-            self.await_file("splits")
         part = ctypes.c_void_p()
         self.facts["split returns"] = self.nccl.ncclCommSplit(
             self.comm, 0, self.rank, ctypes.byref(part), None
         )
-        if alone:
-            self.facts["part at once, alone"] = bool(part)
-            self.facts["state after split, alone"] = self.state()
-        (self.folder / "splits").touch()
-        self.ready()
-        self.facts["part when the split is done"] = bool(part)
+        self.facts["part when split returns"] = bool(part)
         self.meet("split")
         return self.facts
 

@@ -113,11 +113,6 @@ bool GpuBuckets::ready() const {
   return gpu && gpu->lane().ready(may_launch());
 }
 
-Deadline GpuBuckets::look_again() const {
-  RankGpu* gpu = gpu_;
-  return gpu ? gpu->lane().look_again(may_launch()) : Deadline::never();
-}
-
 void GpuBuckets::close(SetId set, const Failure& failure) {
   RankGpu* gpu = gpu_;
   if (gpu) gpu->lane().close(set, failure);
@@ -195,8 +190,8 @@ bool Engine::moving() const {
 
 Deadline Engine::next_tick() const {
   std::lock_guard lock(work_mutex_);
-  return std::min({lanes_.look_again(), gpu_.look_again(),
-                   setup_.leader ? setup_.leader->next_tick() : Deadline::never()});
+  return std::min(lanes_.look_again(),
+                  setup_.leader ? setup_.leader->next_tick() : Deadline::never());
 }
 
 void Engine::use_gpu(RankGpu& gpu) {

@@ -29,8 +29,6 @@ class GpuBackend : public Backend {
   // Error(kLibrary). Called between buckets.
   virtual void check() const = 0;
   virtual bool failed() const = 0;  // check() would throw
-  // As ready(), after a look at what wakes nobody.
-  virtual bool poll() { return ready(); }
   // The oldest launched bucket has come to its end.
   virtual void finished() = 0;
   // After abort(): blocks until nothing of ours writes to buffers any more, for a few seconds at most.

@@ -43,7 +43,7 @@ bool GpuLane::step(bool may_launch) {
     backend.begin(bucket->parts);
     begun_ = true;
   }
-  if (!backend.poll()) return moved;
+  if (!backend.ready()) return moved;
   const nvtx::Range range(ranges_.get(), bucket->label);
   const Progress progress = backend.step();
   if (progress == Progress::kFinished) launched();
@@ -52,7 +52,7 @@ bool GpuLane::step(bool may_launch) {
 
 bool GpuLane::take_turn() {
   auto& turn = std::get<GpuTurn>(waiting_.front());
-  if (!backends_.at(turn.set)->poll()) return false;
+  if (!backends_.at(turn.set)->ready()) return false;
   if (turn.take(turn.wanted)) waiting_.pop_front();
   return true;
 }
@@ -121,12 +121,6 @@ bool GpuLane::ready(bool may_launch) const {
   if (!may_launch || !next_may_go()) return false;
   const bool starts = !begun_ && std::holds_alternative<GpuBucket>(waiting_.front());
   return starts || backends_.at(set_of(waiting_.front()))->ready();
-}
-
-Deadline GpuLane::look_again(bool may_launch) const {
-  return aborted_ || !may_launch || !next_may_go()
-             ? Deadline::never()
-             : backends_.at(set_of(waiting_.front()))->look_again();
 }
 
 void GpuLane::drain() {

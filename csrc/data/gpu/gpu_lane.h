@@ -58,7 +58,6 @@ class GpuLane {
   // Throws what a backend or the device found. `may_launch`: false holds new buckets back (program order).
   bool step(bool may_launch);
   bool ready(bool may_launch) const;
-  Deadline look_again(bool may_launch) const;  // when to step() though nobody has woken the driver
   // Blocks until what was launched is done, or has failed, or for half a minute.
   void drain();
   // Fails all buckets; afterwards nothing of ours writes to their buffers. `together`: all ranks do so now, so that

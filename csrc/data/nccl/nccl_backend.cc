@@ -73,23 +73,23 @@ bool NcclBackend::ready() const {
   return communicator_ && (communicator_->ready() || communicator_->failed());
 }
 
-// The host waits for nothing but the communicator. A first launch may have to connect: then NCCL's kernel
-// comes into the stream later, and what must follow it waits for ready().
+// The host waits for nothing but the communicator: NCCL's kernels come into the stream later, from its thread, and what
+// must follow them waits for ready().
 Progress NcclBackend::step() {
   if (!communicator_) return Progress::kWaiting;
   communicator_->check();
-  if (!communicator_->poll()) return Progress::kWaiting;
+  if (!communicator_->ready()) return Progress::kWaiting;
   GpuDevice::Scope scope(*device_);
   if (!known_) {
     look_up_windows();
     known_ = true;
-    if (!communicator_->poll()) return Progress::kMoved;
+    if (!communicator_->ready()) return Progress::kMoved;
   }
   if (!launched_) {
     launch_pack();
     communicator_->launch(plan_.calls);
     launched_ = true;
-    if (!communicator_->poll()) return Progress::kMoved;
+    if (!communicator_->ready()) return Progress::kMoved;
   }
   mover_.launch(plan_.unpack, table_ + plan_.pack.bytes(), device_->stream());
   device_->free(std::exchange(scratch_, 0), device_->stream());

@@ -22,12 +22,6 @@ class NcclBackend final : public GpuBackend {
   void begin(std::span<const Part> parts) override;
   Progress step() override;
   bool ready() const override;
-  bool poll() override {
-    return communicator_ && (communicator_->failed() || communicator_->poll());
-  }
-  Deadline look_again() const override {
-    return communicator_ ? communicator_->look_again() : Deadline::never();
-  }
   void abort() override;
   void check() const override {
     if (communicator_) communicator_->check();

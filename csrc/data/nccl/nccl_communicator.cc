@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// See nccl_communicator.h. Used by NcclBackend; the driver, and a thread of each communicator's own, which watches it.
+// See nccl_communicator.h. Used by NcclBackend; the driver, and two threads of each communicator's own.
 #include "data/nccl/nccl_communicator.h"
 
 #include <algorithm>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -12,328 +17,371 @@
 namespace farandole {
 namespace {
 
-// What a call has begun ends within a few tens of microseconds, as a rule, so the driver polls for that long. After that
-// our thread polls; it also looks at NCCL's asynchronous error while work is in flight.
-constexpr std::chrono::microseconds kSoon{200};
-constexpr std::chrono::microseconds kSoonLook{20};
-constexpr std::chrono::milliseconds kSlowestLook{1};
-constexpr std::chrono::milliseconds kWorkingLook{100};
+constexpr std::chrono::milliseconds kLook{100};  // at NCCL's asynchronous error and at deadlines
 constexpr size_t kMostOperators = 32;  // one for each weight, until a bucket comes with more
 // NCCL may notice before we do that a peer has died, by whatever error; then we wait for the peer's name.
-constexpr std::chrono::milliseconds kDeathIsHeard{500};
+constexpr std::chrono::milliseconds kDeathIsHeard{1000};
 constexpr std::chrono::seconds kClosingTimeout{10};
+constexpr std::chrono::milliseconds kClosingLook{1};
 constexpr std::chrono::seconds kAbortTimeout{5};
 
-// What a call that began then adds to its time by being looked at: one percent, but for short and for very long ones.
-std::chrono::nanoseconds pause_since(int64_t begun_ns) {
-  return std::clamp<std::chrono::nanoseconds>(std::chrono::nanoseconds((now_ns() - begun_ns) / 100),
-                                              kSoonLook, kSlowestLook);
-}
-
-// One that has failed at once exists all the same (2.28.9 src/init.cc:2159): its asynchronous error says so, and it must
-// be aborted.
-nccl::Comm new_communicator(const NcclCommunicator::Setup& setup, const nccl::UniqueId& id) {
-  GpuDevice::Scope scope(*setup.device);
-  nccl::Comm made = nullptr;
-  nccl::ConfigV21400 config;
-  const nccl::Result result = setup.api->init_rank(&made, setup.members, id, setup.member, &config);
-  if (!made) setup.api->check(result, "ncclCommInitRankConfig");
-  return made;
-}
+// What NCCL returned for a window: one of the two handles, or neither where this hardware has no use for registration.
+struct Registration {
+  std::shared_ptr<GpuWindow> window;
+  nccl::Window as_window = nullptr;
+  void* as_buffer = nullptr;
+};
 
 }  // namespace
 
+// What our threads use: one may stay in NCCL, so it outlives the communicator. The worker makes NCCL's calls in a group:
+// under the mutex they only gather what to do, and the end of the group, without it, does it and may block. So an abort
+// never meets a call that is half made.
+class NcclCommunicator::Shared {
+ public:
+  struct Job {
+    const char* what;
+    std::function<nccl::Result()> calls;
+  };
+  Shared(Setup its, nccl::Comm part) : setup(std::move(its)), comm(part) {}
+  void watch();
+  bool begin(Job job);  // false: it is not ready, or no longer
+  void tell();          // the watcher
+  nccl::Result call(const NcclCall& call);
+  nccl::Result add_operators(std::span<const NcclCall> calls);
+  nccl::Result add(Registration& known);
+  void drop(const Registration& known);
+
+  const Setup setup;
+  const nccl::Api& api = *setup.api;
+  std::atomic<State> state{State::kReady};
+
+  std::mutex mutex;
+  nccl::Comm comm;            // nullptr: it was destroyed, or never made
+  nccl::Comm part = nullptr;  // until taken
+  std::map<uint32_t, Registration> windows;
+  std::map<std::pair<double, nccl::DataType>, nccl::RedOp> weighted;
+  int launches = 0;
+  Deadline done_by = Deadline::never();
+  std::string failure;
+  bool quit = false;
+  std::condition_variable posted;  // for the worker
+
+ private:
+  void work();
+  void note(const char* what, nccl::Result error);
+  void fail(const std::string& text);
+  Deadline look();
+  void give_up(std::unique_lock<std::mutex>& lock);
+
+  std::optional<Job> job_;
+  bool calling_ = false;              // the worker is at the end of a group
+  std::condition_variable returned_;  // for the watcher, which gives up
+  std::atomic<uint32_t> news_{0};     // what it sleeps on otherwise
+  Deadline ready_by_ = Deadline::never();
+  Deadline fails_by_ = Deadline::never();  // since NCCL has returned an error
+  bool fresh_ = false;                     // something was begun since the watcher has looked
+  bool asleep_ = false;                    // the watcher, until it is told
+};
+
 NcclCommunicator::NcclCommunicator(Setup setup, const nccl::UniqueId& id)
-    : NcclCommunicator(setup, new_communicator(setup, id)) {}
+    : NcclCommunicator(std::move(setup), nullptr) {
+  shared_->begin({"ncclCommInitRankConfig", [&s = *shared_, id] {
+                    nccl::ConfigV21400 config;
+                    return s.api.init_rank(&s.comm, s.setup.members, id, s.setup.member, &config);
+                  }});
+}
 
 NcclCommunicator::NcclCommunicator(Setup setup, nccl::Comm part)
-    : setup_(std::move(setup)),
-      comm_(part),
-      held_(std::make_shared<Held>()),
-      busy_{Deadline::in(setup_.open_timeout)},
-      thread_("farandole-nccl", [this, part, held = held_, api = setup_.api,
-                                 device = setup_.device] {
-        watch();
-        give_up(*api, *device, part, *held);  // nothing of ours: we may be gone before it returns
-      }) {}
+    : shared_(std::make_shared<Shared>(std::move(setup), part)),
+      state_(shared_->state),
+      watcher_("farandole-nccl", [shared = shared_] { shared->watch(); }) {}
 
 NcclCommunicator::~NcclCommunicator() {
-  if (state_ == State::kReady && flight_.launches == 0 && !held_->part) close();
+  if (ready() && shared_->launches == 0 && !shared_->part) close();
   abort();
-  quit_ = true;
-  wake();
-  thread_.join_or_leave(given_up_by_);
+  watcher_.join_or_leave(given_up_by_);
 }
 
-// NCCL ends its connections without blocking; a peer that does not is not waited for without end.
 void NcclCommunicator::close() {
-  std::lock_guard lock(mutex_);
-  if (state_ != State::kReady) return;
-  GpuDevice::Scope scope(*setup_.device);
-  for (const auto& [number, known] : held_->windows) deregister(known);
-  held_->windows.clear();
-  nccl::Result result = setup_.api->finalize(comm_);
+  Shared& s = *shared_;
   const Deadline deadline = Deadline::in(kClosingTimeout);
-  while (result == nccl::kInProgress && !deadline.expired()) {
-    std::this_thread::sleep_for(kSlowestLook);
-    if (setup_.api->async_error(comm_, &result) != nccl::kSuccess) break;
-  }
-  if (result != nccl::kSuccess) return;
-  setup_.api->destroy(comm_);
-  state_ = State::kAborted;
+  const auto do_now = [&](const char* what, std::function<nccl::Result()> calls) {
+    if (!s.begin({what, std::move(calls)})) return;
+    while (state_ == State::kBusy && !deadline.expired()) std::this_thread::sleep_for(kClosingLook);
+  };
+  do_now("ncclCommFinalize", [&s] {
+    for (const auto& [number, known] : s.windows) s.drop(known);
+    s.windows.clear();
+    return s.api.finalize(s.comm);
+  });
+  do_now("ncclCommDestroy", [&s] { return s.api.destroy(std::exchange(s.comm, nullptr)); });
 }
 
-// NCCL may not return from it: nobody's mutex is held there.
 void NcclCommunicator::abort() {
-  std::lock_guard lock(mutex_);
-  if (state_ == State::kAborted) return;
-  state_ = State::kAborted;
-  held_->given_up = true;
+  std::lock_guard lock(shared_->mutex);
+  if (shared_->quit) return;
   given_up_by_ = Deadline::in(kAbortTimeout);
-  quit_ = true;
-  wake();
+  shared_->state = State::kAborted;
+  shared_->quit = true;
+  shared_->posted.notify_one();
+  shared_->tell();
 }
 
-void NcclCommunicator::give_up(const nccl::Api& api, const GpuDevice& device, nccl::Comm comm,
-                               Held& held) {
-  if (!held.given_up) return;
-  GpuDevice::Scope scope(device);
-  api.abort(comm);
-  if (held.part) api.abort(held.part);
-  held.windows.clear();  // NCCL has let go of all of them
+void NcclCommunicator::begin(const char* what, std::function<nccl::Result()> calls) {
+  if (shared_->begin({what, std::move(calls)})) return;
+  throw Error(ErrorCode::kInternal, "NCCL is called before it is ready");
 }
 
-// What NCCL's calls return does not tell whether they have begun something: its asynchronous error does.
-template <class Calls>
-void NcclCommunicator::begin(Calls&& calls) {
-  std::lock_guard lock(mutex_);
-  if (state_ != State::kReady) {
-    throw Error(ErrorCode::kInternal, "NCCL is called before it is ready");
-  }
-  GpuDevice::Scope scope(*setup_.device);
-  calls();
-  busy_.ready_by = Deadline::in(setup_.open_timeout);
-  busy_.begun_ns = now_ns();
-  busy_.watched = false;
-  state_ = State::kBusy;
-  look();
-}
-
-// All calls are one group: NCCL launches them together. Operators come first: NCCL makes them outside of groups.
 void NcclCommunicator::launch(std::span<const NcclCall> calls) {
-  const nccl::Api& api = *setup_.api;
-  begin([&] {
-    if (weighted_.size() >= kMostOperators) {  // calls that were made with them keep what they need
-      for (const auto& [of, made] : weighted_) api.operator_destroy(made, comm_);
-      weighted_.clear();
-    }
-    for (const NcclCall& one : calls) add_operator(one);
-    nccl::Result refused = nccl::kSuccess;
-    api.check(api.group_start(), "ncclGroupStart", comm_);
+  begin("a launch of NCCL", [&s = *shared_, calls = std::vector(calls.begin(), calls.end())] {
+    nccl::Result result = s.add_operators(calls);
     for (const NcclCall& one : calls) {
-      if (refused == nccl::kSuccess || refused == nccl::kInProgress) refused = call(one);
+      if (result == nccl::kSuccess) result = s.call(one);
     }
-    const nccl::Result result = api.group_end();  // a group that was begun must end
-    api.check(refused, "an NCCL call", comm_);
-    api.check(result, "ncclGroupEnd", comm_);
-    if (flight_.launches++ == 0 && setup_.work_timeout.count() > 0) {
-      flight_.done_by = Deadline::in(setup_.work_timeout);
+    if (s.launches++ == 0 && s.setup.work_timeout.count() > 0) {
+      s.done_by = Deadline::in(s.setup.work_timeout);
     }
-    flight_.fresh = true;
-    if (asleep_) wake();
+    return result;
   });
 }
 
-nccl::Result NcclCommunicator::call(const NcclCall& call) {
-  const nccl::Api& api = *setup_.api;
-  const cuda::Stream stream = setup_.device->stream();
-  const auto* const in = reinterpret_cast<const void*>(call.input);
-  auto* const out = reinterpret_cast<void*>(call.output);
-  const nccl::RedOp op = call.weight == 1.0 ? call.op : weighted_.at({call.weight, call.type});
-  using Kind = NcclCall::Kind;
-  switch (call.kind) {
-    case Kind::kAllReduce: return api.all_reduce(in, out, call.count, call.type, op, comm_, stream);
-    case Kind::kReduceScatter:
-      return api.reduce_scatter(in, out, call.count, call.type, op, comm_, stream);
-    case Kind::kReduce:
-      return api.reduce(in, out, call.count, call.type, op, call.peer, comm_, stream);
-    case Kind::kAllGather: return api.all_gather(in, out, call.count, call.type, comm_, stream);
-    case Kind::kBroadcast:
-      return api.broadcast(in, out, call.count, call.type, call.peer, comm_, stream);
-    case Kind::kSend: return api.send(in, call.count, call.type, call.peer, comm_, stream);
-    case Kind::kReceive: return api.receive(out, call.count, call.type, call.peer, comm_, stream);
-  }
-  return nccl::kSuccess;
-}
-
-// One that sums weight * input. Kept for the next time.
-void NcclCommunicator::add_operator(const NcclCall& call) {
-  if (call.weight == 1.0 || weighted_.contains({call.weight, call.type})) return;
-  double weight = call.weight;
-  float single = static_cast<float>(weight);
-  void* scalar = call.type == nccl::kFloat32 ? static_cast<void*>(&single) : &weight;
-  nccl::RedOp made = 0;
-  setup_.api->check(setup_.api->weighted_sum(&made, scalar, call.type, nccl::kScalarHost, comm_),
-                    "ncclRedOpCreatePreMulSum", comm_);
-  weighted_[{call.weight, call.type}] = made;
-}
-
-// In one group: a communicator that is busy with the first would refuse the second.
 void NcclCommunicator::know(std::span<const std::shared_ptr<GpuWindow>> windows) {
-  const nccl::Api& api = *setup_.api;
-  begin([&] {
-    nccl::Result refused = nccl::kSuccess;
-    api.check(api.group_start(), "ncclGroupStart", comm_);
-    for (const std::shared_ptr<GpuWindow>& window : windows) {
-      if (refused != nccl::kSuccess && refused != nccl::kInProgress) break;
-      Registration& known = held_->windows[window->number()];
-      known.window = window;
-      refused = api.window_register
-                    ? api.window_register(comm_, window->data(), window->bytes(), &known.as_window,
-                                          nccl::kWindowSymmetric)
-                    : api.buffer_register(comm_, window->data(), window->bytes(), &known.as_buffer);
+  std::vector<Registration*> added;
+  for (const std::shared_ptr<GpuWindow>& window : windows) {
+    added.push_back(&shared_->windows[window->number()]);
+    added.back()->window = window;
+  }
+  begin("registering memory", [&s = *shared_, added] {
+    nccl::Result result = nccl::kSuccess;
+    for (Registration* known : added) {
+      if (result == nccl::kSuccess) result = s.add(*known);
     }
-    const nccl::Result result = api.group_end();
-    api.check(refused, "registering memory", comm_);
-    api.check(result, "ncclGroupEnd", comm_);
+    return result;
   });
 }
 
-// The part's configuration is ours; whether it shares our resources is NCCL_COMM_SPLIT_SHARE_RESOURCES's to say. Who is
-// not in it makes a part of its own: without one NCCL crashes if a peer dies meanwhile (2.30.7 src/init.cc, as in 2.18:
-// ncclCommInitRankFunc notes the error in a communicator that is not there).
-void NcclCommunicator::split(int member) {
-  begin([&] {
-    busy_.awaits_part = true;
-    busy_.is_in_part = member >= 0;
-    setup_.api->check(setup_.api->split(comm_, busy_.is_in_part ? 0 : 1 + setup_.member,
-                                        std::max(member, 0), &held_->part, /*config=*/nullptr),
-                      "ncclCommSplit", comm_);
-  });
-}
-
-nccl::Comm NcclCommunicator::take_part() {
-  check();
-  std::lock_guard lock(mutex_);
-  busy_.awaits_part = false;
-  const nccl::Comm part = std::exchange(held_->part, nullptr);
-  if (busy_.is_in_part) return part;
-  GpuDevice::Scope scope(*setup_.device);
-  // Not abort: with NCCL_COMM_SPLIT_SHARE_RESOURCES that aborts the world's too.
-  setup_.api->destroy(part);
-  return nullptr;
-}
+bool NcclCommunicator::knows(uint32_t window) const { return shared_->windows.contains(window); }
 
 std::vector<uint32_t> NcclCommunicator::closed_windows() const {
   std::vector<uint32_t> closed;
-  for (const auto& [number, known] : held_->windows) {
+  for (const auto& [number, known] : shared_->windows) {
     if (known.window->closed() && known.window->is_past()) closed.push_back(number);
   }
   return closed;
 }
 
 void NcclCommunicator::forget(uint32_t window) {
-  begin([&] {
-    deregister(held_->windows.at(window));
-    held_->windows.erase(window);
+  begin("deregistering memory", [&s = *shared_, known = shared_->windows.at(window)] {
+    s.drop(known);
+    return nccl::kSuccess;
+  });
+  shared_->windows.erase(window);
+}
+
+// The part's configuration is ours; whether it shares our resources is NCCL_COMM_SPLIT_SHARE_RESOURCES's to say. Who is
+// not in it makes a part of its own: without one NCCL crashes if a peer dies meanwhile (2.30.7 src/init.cc, as in 2.18:
+// ncclCommInitRankFunc notes the error in a communicator that is not there).
+void NcclCommunicator::split(int member) {
+  is_in_part_ = member >= 0;
+  begin("ncclCommSplit", [&s = *shared_, member] {
+    return s.api.split(s.comm, member >= 0 ? 0 : 1 + s.setup.member, std::max(member, 0), &s.part,
+                       /*config=*/nullptr);
   });
 }
 
-void NcclCommunicator::deregister(const Registration& known) {
-  if (known.as_window) setup_.api->window_deregister(comm_, known.as_window);
-  if (known.as_buffer) setup_.api->buffer_deregister(comm_, known.as_buffer);
+nccl::Comm NcclCommunicator::take_part() {
+  check();
+  const nccl::Comm part = std::exchange(shared_->part, nullptr);
+  if (is_in_part_) return part;
+  GpuDevice::Scope scope(*shared_->setup.device);
+  // Not abort: with NCCL_COMM_SPLIT_SHARE_RESOURCES that aborts the world's too.
+  shared_->api.destroy(part);
+  return nullptr;
 }
 
 void NcclCommunicator::check() const {
   if (!failed()) return;
-  std::lock_guard lock(mutex_);
-  throw Error(ErrorCode::kLibrary, failure_);
+  std::lock_guard lock(shared_->mutex);
+  throw Error(ErrorCode::kLibrary, shared_->failure);
 }
 
 void NcclCommunicator::finished() {
-  std::lock_guard lock(mutex_);
-  --flight_.launches;
-  flight_.done_by = flight_.launches > 0 && setup_.work_timeout.count() > 0
-                        ? Deadline::in(setup_.work_timeout)
-                        : Deadline::never();
+  Shared& s = *shared_;
+  std::lock_guard lock(s.mutex);
+  --s.launches;
+  s.done_by = s.launches > 0 && s.setup.work_timeout.count() > 0
+                  ? Deadline::in(s.setup.work_timeout)
+                  : Deadline::never();
 }
 
-bool NcclCommunicator::poll() {
-  if (state_ != State::kBusy) return ready();
-  std::lock_guard lock(mutex_);
-  look();
-  if (state_ == State::kBusy && !busy_.watched &&
-      now_ns() - busy_.begun_ns > std::chrono::nanoseconds(kSoon).count()) {
-    busy_.watched = true;
-    wake();
+bool NcclCommunicator::Shared::begin(Job job) {
+  {
+    std::lock_guard lock(mutex);
+    if (state != State::kReady) return false;
+    job_ = std::move(job);
+    state = State::kBusy;
+    ready_by_ = Deadline::in(setup.open_timeout);
+    fresh_ = true;
+    if (asleep_) tell();
   }
-  return ready();
+  posted.notify_one();
+  return true;
 }
 
-Deadline NcclCommunicator::look_again() const {
-  return state_ == State::kBusy && !busy_.watched ? Deadline::in(kSoonLook) : Deadline::never();
-}
-
-// Called under the mutex: takes over what NCCL says, and fails what is too late.
-void NcclCommunicator::look() {
-  if (state_ != State::kBusy && state_ != State::kReady) return;
-  nccl::Result found = nccl::kSuccess;
-  if (const nccl::Result code = setup_.api->async_error(comm_, &found)) found = code;
-  if (found == nccl::kSuccess && busy_.awaits_part && !held_->part) found = nccl::kInProgress;
-  const bool erred = found != nccl::kSuccess && found != nccl::kInProgress;
-  if (!erred) fails_by_.reset();
-  if (erred) {
-    if (!fails_by_) {
-      fails_by_ = Deadline::in(kDeathIsHeard);
-      wake();  // our thread looks then, whoever has seen it
-    }
-    if (!fails_by_->expired()) return;
-    fail("NCCL failed: " + std::string(setup_.api->error_text(found)) + " (" +
-         setup_.api->last_error(comm_) + "); a peer may have died; NCCL_DEBUG=WARN tells more");
-  } else if (state_ == State::kBusy && found == nccl::kSuccess) {
-    state_ = State::kReady;
-  } else if (state_ == State::kBusy && busy_.ready_by.expired()) {
-    fail("NCCL did not connect " + std::to_string(setup_.members) +
-         " ranks in time (FARANDOLE_INIT_TIMEOUT); every rank needs a GPU of its own, and a way to "
-         "the others (NCCL_SOCKET_IFNAME); NCCL_DEBUG=INFO tells more");
-  } else if (flight_.done_by.expired()) {
-    fail(
-        "a launched bucket did not end in time (FARANDOLE_STALL_ABORT): a GPU or a link hangs, or "
-        "NCCL work is launched in another order on some rank (FARANDOLE_GPU_ORDER)");
-  }
-}
-
-void NcclCommunicator::fail(const std::string& text) {
-  failure_ = text;
-  state_ = State::kFailed;
-}
-
-void NcclCommunicator::wake() {
+void NcclCommunicator::Shared::tell() {
   news_.fetch_add(1);
   futex_wake(news_, 1, kFutexAnyBit);
 }
 
-// It sleeps once nothing has been in flight for one look, so that a steady stream of buckets need not wake it.
-void NcclCommunicator::watch() {
-  ask_for_punctual_sleeps();
-  while (!quit_) {
-    const uint32_t ticket = news_.load();
-    const Deadline next = next_look();
-    if (!quit_) futex_wait(news_, ticket, kFutexAnyBit, next);
+void NcclCommunicator::Shared::work() {
+  const GpuDevice::Scope scope(*setup.device);
+  std::unique_lock lock(mutex);
+  for (;;) {
+    posted.wait(lock, [this] { return job_ || quit; });
+    if (quit) return;
+    api.group_start();
+    const nccl::Result gathered = job_->calls();
+    calling_ = true;
+    lock.unlock();
+    const nccl::Result ended = api.group_end();  // a group that was begun must end
+    lock.lock();
+    calling_ = false;
+    const Job done = *std::exchange(job_, std::nullopt);
+    if (const nccl::Result error = gathered != nccl::kSuccess ? gathered : ended) {
+      note(done.what, error);
+    } else if (state == State::kBusy) {
+      state = State::kReady;
+      setup.changed();
+    }
+    returned_.notify_all();
   }
 }
 
-Deadline NcclCommunicator::next_look() {
-  std::lock_guard lock(mutex_);
-  const State before = state_;
-  look();
-  if (state_ != before) setup_.changed();
-  const bool lives = state_ == State::kBusy || state_ == State::kReady;
-  if (lives && fails_by_) return *fails_by_;
-  if (state_ == State::kBusy && busy_.watched) return Deadline::in(pause_since(busy_.begun_ns));
-  const bool works = flight_.launches > 0 || std::exchange(flight_.fresh, false);
-  asleep_ = !lives || !works;
-  return asleep_ ? Deadline::never() : Deadline::in(kWorkingLook);
+// All calls are one group: NCCL launches them together.
+nccl::Result NcclCommunicator::Shared::call(const NcclCall& call) {
+  const cuda::Stream stream = setup.device->stream();
+  const auto* const in = reinterpret_cast<const void*>(call.input);
+  auto* const out = reinterpret_cast<void*>(call.output);
+  const nccl::RedOp op = call.weight == 1.0 ? call.op : weighted.at({call.weight, call.type});
+  using Kind = NcclCall::Kind;
+  switch (call.kind) {
+    case Kind::kAllReduce: return api.all_reduce(in, out, call.count, call.type, op, comm, stream);
+    case Kind::kReduceScatter:
+      return api.reduce_scatter(in, out, call.count, call.type, op, comm, stream);
+    case Kind::kReduce:
+      return api.reduce(in, out, call.count, call.type, op, call.peer, comm, stream);
+    case Kind::kAllGather: return api.all_gather(in, out, call.count, call.type, comm, stream);
+    case Kind::kBroadcast:
+      return api.broadcast(in, out, call.count, call.type, call.peer, comm, stream);
+    case Kind::kSend: return api.send(in, call.count, call.type, call.peer, comm, stream);
+    case Kind::kReceive: return api.receive(out, call.count, call.type, call.peer, comm, stream);
+  }
+  return nccl::kSuccess;
+}
+
+// Those that sum weight * input. Kept for the next time.
+nccl::Result NcclCommunicator::Shared::add_operators(std::span<const NcclCall> calls) {
+  if (weighted.size() >= kMostOperators) {  // calls that were made with them keep what they need
+    for (const auto& [of, made] : weighted) api.operator_destroy(made, comm);
+    weighted.clear();
+  }
+  for (const NcclCall& call : calls) {
+    if (call.weight == 1.0 || weighted.contains({call.weight, call.type})) continue;
+    double weight = call.weight;
+    float single = static_cast<float>(weight);
+    void* scalar = call.type == nccl::kFloat32 ? static_cast<void*>(&single) : &weight;
+    nccl::RedOp made = 0;
+    if (const auto error = api.weighted_sum(&made, scalar, call.type, nccl::kScalarHost, comm)) {
+      return error;
+    }
+    weighted[{call.weight, call.type}] = made;
+  }
+  return nccl::kSuccess;
+}
+
+nccl::Result NcclCommunicator::Shared::add(Registration& known) {
+  GpuWindow& window = *known.window;
+  return api.window_register
+             ? api.window_register(comm, window.data(), window.bytes(), &known.as_window,
+                                   nccl::kWindowSymmetric)
+             : api.buffer_register(comm, window.data(), window.bytes(), &known.as_buffer);
+}
+
+void NcclCommunicator::Shared::drop(const Registration& known) {
+  if (known.as_window) api.window_deregister(comm, known.as_window);
+  if (known.as_buffer) api.buffer_deregister(comm, known.as_buffer);
+}
+
+void NcclCommunicator::Shared::note(const char* what, nccl::Result error) {
+  if (!fails_by_.is_never()) return;
+  fails_by_ = Deadline::in(kDeathIsHeard);
+  failure = std::string(what) + " failed: " + api.text_of(error, comm) +
+            "; a peer may have died; NCCL_DEBUG=WARN tells more";
+  tell();
+}
+
+void NcclCommunicator::Shared::fail(const std::string& text) {
+  failure = text;
+  state = State::kFailed;
+  setup.changed();
+}
+
+// Fails what is too late. Returns when to look again.
+Deadline NcclCommunicator::Shared::look() {
+  if (state != State::kBusy && state != State::kReady) return Deadline::never();
+  nccl::Result found = nccl::kSuccess;
+  if (comm && !calling_) api.async_error(comm, &found);
+  if (found != nccl::kSuccess) note("NCCL", found);
+  if (fails_by_.expired()) {
+    fail(failure);
+  } else if (state == State::kBusy && fails_by_.is_never() && ready_by_.expired()) {
+    fail("NCCL did not connect " + std::to_string(setup.members) +
+         " ranks in time (FARANDOLE_INIT_TIMEOUT); every rank needs a GPU of its own, and a way to "
+         "the others (NCCL_SOCKET_IFNAME); NCCL_DEBUG=INFO tells more");
+  } else if (done_by.expired()) {
+    fail(
+        "a launched bucket did not end in time (FARANDOLE_STALL_ABORT): a GPU or a link hangs, or "
+        "NCCL work is launched in another order on some rank (FARANDOLE_GPU_ORDER)");
+  }
+  if (!fails_by_.is_never()) return fails_by_;
+  const bool works = state == State::kBusy || launches > 0 || std::exchange(fresh_, false);
+  return works ? Deadline::in(kLook) : Deadline::never();
+}
+
+// It sleeps once nothing has been under way for one look, so that a steady stream of buckets need not wake it.
+void NcclCommunicator::Shared::watch() {
+  std::thread worker;
+  std::unique_lock lock(mutex);
+  try {
+    worker = start_thread("farandole-call", [this] { work(); });
+  } catch (const Error& error) {
+    fail(error.what());
+  }
+  while (!quit) {
+    const uint32_t ticket = news_.load();
+    const Deadline next = look();
+    asleep_ = next.is_never();
+    lock.unlock();
+    futex_wait(news_, ticket, kFutexAnyBit, next);
+    lock.lock();
+  }
+  give_up(lock);
+  if (worker.joinable()) worker.join();
+}
+
+// Within a group ncclCommAbort raises the abort flag, by which the worker's call comes back, and frees nothing; the end
+// of the group does. NCCL may not return from it.
+void NcclCommunicator::Shared::give_up(std::unique_lock<std::mutex>& lock) {
+  const GpuDevice::Scope scope(*setup.device);
+  api.group_start();
+  if (comm) api.abort(comm);
+  returned_.wait(lock, [this] { return !calling_; });
+  job_.reset();
+  lock.unlock();
+  api.group_end();
+  if (part) api.abort(part);
+  windows.clear();  // NCCL has let go of all of them
 }
 
 }  // namespace farandole

@@ -47,11 +47,12 @@ std::string Api::text_of(Result result, Comm comm) const {
   const std::string words = found ? found : "";
   return error_text(result) +
          (words.empty() ? "; NCCL_DEBUG=INFO tells more" : " (" + words + ")") +
-         (words.find("captur") != words.npos ? cuda::kOutsideOfCaptures : "");
+         (words.find("captur") != words.npos ? cuda::kOutsideOfCaptures : "") +
+         (result == kInProgress ? "; unset NCCL_COMM_BLOCKING, which must not be 0 here" : "");
 }
 
 void Api::check(Result result, const char* what, Comm comm) const {
-  if (result == kSuccess || result == kInProgress) return;
+  if (result == kSuccess) return;
   throw Error(ErrorCode::kLibrary, std::string(what) + ": " + text_of(result, comm));
 }
 
@@ -62,7 +63,7 @@ std::shared_ptr<const Api> open(const std::vector<std::string>& paths) {
   api->path = library.name();
   library.fill(api->get_version, "ncclGetVersion");
   api->check(api->get_version(&api->version), "ncclGetVersion");
-  if (api->version < kFirstNonBlocking) {
+  if (api->version < kFirstWithConfig) {
     throw Error(ErrorCode::kLibrary,
                 api->path + " is NCCL " + std::to_string(api->version) +
                     "; 2.14 or newer is needed: pip install -U nvidia-nccl-cu13");

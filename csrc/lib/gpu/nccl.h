@@ -23,7 +23,7 @@ using RedOp = int;
 using Window = ncclWindow_vidmem*;
 
 constexpr Result kSuccess = 0;
-constexpr Result kInProgress = 7;
+constexpr Result kInProgress = 7;  // of a communicator that does not block
 
 // All types and operators are in the rows of base/dtype.h and base/reduce_op.h.
 constexpr DataType kInt8 = traits_of(DType::kInt8).nccl;
@@ -43,10 +43,10 @@ struct ConfigV21400 {
   size_t size = sizeof(ConfigV21400);
   unsigned magic = 0xcafebeef;
   unsigned version = 21400;
-  int blocking = 0;
+  int blocking = 1;
 };
 
-constexpr int kFirstNonBlocking = 21400;  // the oldest version that we use
+constexpr int kFirstWithConfig = 21400;  // the oldest version that we use
 // Before, symmetric kernels do not look at the abort flag: with a peer that dies within one, ncclCommAbort never returns.
 constexpr int kFirstAbortableWindows = 22907;
 
@@ -93,9 +93,9 @@ struct Api {
   Result (*window_deregister)(Comm comm, Window window);
   bool registers_memory() const { return memory_allocate && (window_register || buffer_register); }
 
-  // "text (NCCL's last words)", with the remedy for what CUDA refuses during a capture.
+  // "text (NCCL's last words)", with the remedy for what CUDA refuses during a capture, and for a user's setting.
   std::string text_of(Result result, Comm comm) const;
-  // Throws Error(kLibrary): "what: " and that text. kInProgress is no error.
+  // Throws Error(kLibrary): "what: " and that text.
   void check(Result result, const char* what, Comm comm = nullptr) const;
 };
 

@@ -86,4 +86,5 @@ TEST(an_error_of_nccl_during_a_capture_names_the_remedy) {
     return "Cuda failure 900 'operation not permitted when stream is capturing'";
   };
   CHECK(api.text_of(1, nullptr).ends_with("because NCCL cannot connect meanwhile"));
+  CHECK(contains(api.text_of(nccl::kInProgress, nullptr), "unset NCCL_COMM_BLOCKING"));
 }

@@ -302,18 +302,17 @@ TEST(an_asynchronous_nccl_error_ends_the_work) {
   CHECK_EQ(gpu_library().alive(), 0);
 }
 
-TEST(a_failing_launch_is_an_error_with_its_name) {
+TEST(a_failing_launch_is_a_typed_error) {
   gpu_library().needs_nccl_double();
-  const nccl::UniqueId id = new_nccl_id();
-  Member member(id, 0, 1);
-  const BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
-  member.run(specs, 0, 1);
   for (const char* function : {"ncclAllReduce", "ncclGroupEnd"}) {
+    Member member(new_nccl_id(), 0, 1);
+    const BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
+    member.run(specs, 0, 1);
     gpu_library().fail(function, 0, 3);
     CHECK_THROWS(member.run(specs, 0, 1), ErrorCode::kLibrary);
     gpu_library().heal();
+    member.backend().abort();
   }
-  member.backend().abort();
 }
 
 TEST(memory_that_is_not_there_is_named_in_bytes) {

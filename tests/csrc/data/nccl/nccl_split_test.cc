@@ -31,7 +31,7 @@ NcclCommunicator::Setup setup_of(const NcclCommunicator::Setup& parent, int memb
 
 // Throws what has kept it from being ready.
 void await(NcclCommunicator& communicator) {
-  while (!communicator.poll()) {
+  while (!communicator.ready()) {
     communicator.check();
     std::this_thread::yield();
   }

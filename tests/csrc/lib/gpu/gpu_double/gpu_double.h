@@ -25,7 +25,7 @@ void gpu_double_fail(const char* function, int calls, int result);
 void gpu_double_heal();
 // Every communicator of this rank reports this asynchronous error from now on; its work never ends.
 void gpu_double_break_rank(int rank, int result);
-// What ncclGroupEnd has begun does not go on until this is false again.
+// ncclGroupEnd blocks, and launches nothing, until this is false again.
 void gpu_double_hold_launches(bool held);
 // ncclCommAbort does not return until this is false again, as that of NCCL before 2.29.7 with a peer that is dead within a
 // symmetric kernel; over the real host code such a kernel that begins meanwhile does not look at the abort flag.

@@ -2,6 +2,7 @@
 // The double's device: streams, events, and the one thread that works.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -64,6 +65,14 @@ class Hardware {
     condition_.wait(adopted, predicate);
     adopted.release();
   }
+  // Lets others have the lock for a while.
+  void pause() {
+    Lock adopted(mutex_, std::adopt_lock);
+    adopted.unlock();
+    std::this_thread::sleep_for(std::chrono::microseconds(5));
+    adopted.lock();
+    adopted.release();
+  }
   // Who may do this, which CUDA calls potentially unsafe, while some stream is captured: nobody in a thread that captures,
   // or in any other one that has not exchanged its mode. It spoils the graph.
   int unsafe();
@@ -92,7 +101,7 @@ class Hardware {
   std::map<cuda::Address, size_t> pinned;  // memory of the host
   bool is_pinned(cuda::Address address) const;
   int next_gate = 1;
-  bool launches_held = false;  // NCCL's own threads launch nothing meanwhile
+  bool launches_held = false;  // ncclGroupEnd launches nothing meanwhile
   bool aborts_held = false;
   int alive = 0;
   uint64_t placed_bytes = 0;  // that NCCL was given in registered memory

@@ -67,7 +67,7 @@ Result state_of(Comm comm) {
 }
 
 Result enqueue(Hardware& hardware, Comm comm, cuda::Stream stream, Call call) {
-  if (const Result early = check::ensure_ready(comm)) return comm->state = early;
+  if (const Result early = state_of(comm)) return early;
   weighted_calls += call.op >= nccl::kAverage ? 1 : 0;
   if (call.op > nccl::kAverage) {
     call.weight = comm->weights.at(static_cast<size_t>(call.op - 5)).value();
@@ -76,7 +76,7 @@ Result enqueue(Hardware& hardware, Comm comm, cuda::Stream stream, Call call) {
   if (!comm->registered.place_of(buffer, call.place)) return kInvalidUsage;
   if (call.place != 0) hardware.placed_bytes += call.count * size_of(dtype_of(call.type));
   open_group.calls.push_back({comm, stream, call});
-  return open_group.depth > 0 ? nccl::kSuccess : check::launch_pending(hardware);
+  return open_group.depth > 0 ? nccl::kSuccess : check::finish_group(hardware);
 }
 
 Result collective(const char* name, What what, const void* input, void* output, size_t count,
@@ -157,15 +157,15 @@ Result ncclGetUniqueId(nccl::UniqueId* id) {
 Result ncclCommInitRankConfig(Comm* comm, int ranks, nccl::UniqueId id, int rank,
                               nccl::ConfigV21400* config) {
   return check::call("ncclCommInitRankConfig", [&](Hardware& hardware) -> int {
-    if (config->magic != 0xcafebeef || config->blocking != 0) return kInvalidArgument;
+    if (config->magic != 0xcafebeef || config->blocking != 1) return kInvalidArgument;
     const char* const pinned = std::getenv("NCCL_ALGO");
     algorithm = pinned ? pinned : "";
     *comm = check::make_comm(hardware, id, rank, ranks);
-    const auto all_joined = [made = *comm] {
-      return made->files ? made->files->all_joined() : made->group->joined == made->group->ranks;
-    };
-    check::begin_job(hardware, *comm, all_joined, [] {});
-    return state_of(*comm);  // 2.28.9 src/init.cc:2159
+    return check::at_end(hardware, *comm, [&hardware, made = *comm] {
+      return check::block(hardware, made, [made] {
+        return made->files ? made->files->all_joined() : made->group->joined == made->group->ranks;
+      });
+    });
   });
 }
 
@@ -177,42 +177,49 @@ Result ncclCommGetAsyncError(Comm comm, Result* error) {
   });
 }
 
+// It raises the abort flag at once, also under another thread's call that blocks at the end of a group. What frees the
+// communicator is a job: within a group it runs at its end, when that call must have come back (2.28.9 src/init.cc:2304).
 Result ncclCommAbort(Comm comm) {
-  const check::OneThread alone(comm);
+  std::optional<check::OneThread> alone;
+  if (open_group.depth == 0) alone.emplace(comm);
   return check::call("ncclCommAbort", [&](Hardware& hardware) -> int {
-    hardware.wait([&] { return !hardware.aborts_held; });
-    *comm->aborted = true;
-    check::drop_jobs(comm);
-    comm->registered.drop_all();
-    --hardware.alive;
-    delete comm;
+    comm->abort_raised = true;
+    if (!hardware.aborts_held) *comm->aborted = true;
     hardware.changed();
-    return 0;
+    open_group.jobs.push_back([&hardware, comm]() -> Result {
+      const check::OneThread back(comm);
+      hardware.wait([&] { return !hardware.aborts_held; });
+      *comm->aborted = true;
+      comm->registered.drop_all();
+      --hardware.alive;
+      delete comm;
+      hardware.changed();
+      return nccl::kSuccess;
+    });
+    return open_group.depth > 0 ? nccl::kSuccess : check::finish_group(hardware);
   });
 }
 Result ncclCommFinalize(Comm comm) {
   const check::OneThread alone(comm);
-  return check::call("ncclCommFinalize", [&](Hardware& hardware) -> int {
-    if (const Result early = check::ensure_ready(comm)) return early;
-    check::begin_job(hardware, comm, [] { return true; }, [] {});
-    return nccl::kInProgress;
-  });
+  return check::call("ncclCommFinalize", [&](Hardware&) -> int { return state_of(comm); });
 }
 Result ncclCommDestroy(Comm comm) {
   const check::OneThread alone(comm);
   return check::call("ncclCommDestroy", [&](Hardware& hardware) -> int {
-    if (const Result early = check::ensure_ready(comm)) return early;
+    if (const Result early = state_of(comm)) return early;
     if (!comm->registered.empty()) return kInvalidUsage;  // a leak: alive() tells
-    --hardware.alive;
-    delete comm;
-    return 0;
+    return check::at_end(hardware, comm, [&hardware, comm]() -> Result {
+      --hardware.alive;
+      delete comm;
+      return nccl::kSuccess;
+    });
   });
 }
 
 Result ncclRedOpCreatePreMulSum(RedOp* op, void* weight, DataType type, int residence, Comm comm) {
   const check::OneThread alone(comm);
   return check::call("ncclRedOpCreatePreMulSum", [&](Hardware&) -> int {
-    if (const Result early = check::ensure_ready(comm)) return early;
+    if (const Result early = state_of(comm)) return early;
     if (residence != nccl::kScalarHost) return kInvalidArgument;
     const DType dtype = dtype_of(type);
     double value = 0;
@@ -264,19 +271,17 @@ Result ncclCommDeregister(const Comm comm, void* handle) {
     return comm->registered.drop(handle) ? 0 : kInvalidArgument;
   });
 }
-// It says ncclSuccess while it goes on, alone and in a group (2.28.9 src/dev_runtime.cc:888: what ncclGroupEndInternal
-// returned is lost in NCCLCHECK), and the window is there at its end. 2.27.7 says ncclInProgress.
+// A collective call; in a group the window is there at its end.
 Result ncclCommWindowRegister(Comm comm, void* memory, size_t bytes, nccl::Window* window,
                               int flags) {
   if (open_group.depth > 0) open_group.used.try_emplace(comm, comm);
   const check::OneThread alone(comm);
   return check::call("ncclCommWindowRegister", [&](Hardware& hardware) -> int {
-    if (const Result early = check::ensure_ready(comm)) return early;
+    if (const Result early = state_of(comm)) return early;
     if (flags != nccl::kWindowSymmetric) return kInvalidArgument;
     *window = nullptr;
     open_group.windows.push_back({comm, memory, bytes, window});
-    if (open_group.depth == 0) check::launch_pending(hardware);
-    return nccl::kSuccess;
+    return open_group.depth > 0 ? nccl::kSuccess : check::finish_group(hardware);
   });
 }
 Result ncclCommWindowDeregister(Comm comm, nccl::Window window) {
@@ -294,7 +299,7 @@ Result ncclGroupEnd() {
   if (--open_group.depth > 0) return 0;
   const auto group = std::exchange(open_group.used, {});
   return check::call("ncclGroupEnd",
-                     [&](Hardware& hardware) -> int { return check::launch_pending(hardware); });
+                     [&](Hardware& hardware) -> int { return check::finish_group(hardware); });
 }
 
 Result ncclAllReduce(const void* input, void* output, size_t count, DataType type, RedOp op,

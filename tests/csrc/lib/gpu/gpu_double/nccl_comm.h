@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -18,6 +19,7 @@
 
 namespace farandole::check {
 
+constexpr nccl::Result kInternalError = 3;
 constexpr nccl::Result kInvalidArgument = 4;
 constexpr nccl::Result kInvalidUsage = 5;
 
@@ -37,17 +39,12 @@ nccl::Comm make_comm(Hardware& hardware, const nccl::UniqueId& id, int rank, int
 // Whether all ranks are in the split of this number; then its part is made.
 bool split_ends(Hardware& hardware, nccl::Comm comm, uint64_t number, nccl::Comm* part);
 
-// As ncclCommEnsureReady (2.28.9 src/init.cc:373): who is refused has called too early.
-nccl::Result ensure_ready(nccl::Comm comm);
+// What a call does at the end of its group, or at once outside of one (2.28.9 src/group.cc:20).
+nccl::Result at_end(Hardware& hardware, nccl::Comm comm, std::function<nccl::Result()> job);
+// Blocks the caller until `ready`. An abort, or an error of this rank, ends it.
+nccl::Result block(Hardware& hardware, nccl::Comm comm, const std::function<bool()>& ready);
 
-// What NCCL does in a thread of its own: the call that begins it returns, and the communicator is in progress until it
-// has ended (2.28.9 src/group.cc:712). It takes `ready` and a while; then `finish` is called.
-void begin_job(Hardware& hardware, nccl::Comm comm, std::function<bool()> ready,
-               std::function<void()> finish);
-void drop_jobs(nccl::Comm comm);
-
-// One thread at a time in a communicator, from the first call of a group to its end: ncclCommGetAsyncError, too, joins and
-// frees the group's job (2.28.9 src/init.cc:2733).
+// One thread at a time in a communicator, from the first call of a group to its end; but for ncclCommAbort in a group.
 class OneThread {
  public:
   explicit OneThread(nccl::Comm comm);
@@ -65,17 +62,18 @@ class OneThread {
 struct ncclComm {
   std::shared_ptr<farandole::check::Group> group;
   int rank = 0;
-  uint64_t launches = 0;                                         // of collectives
-  std::map<int, uint64_t> sent, received;                        // by peer
-  farandole::nccl::Result state = farandole::nccl::kInProgress;  // what ncclCommGetAsyncError says
-  std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
-  std::vector<std::optional<double>> weights;          // of operators; empty: destroyed
-  std::shared_ptr<farandole::check::NcclFiles> files;  // null: all ranks are threads
+  uint64_t launches = 0;                                          // of collectives
+  std::map<int, uint64_t> sent, received;                         // by peer
+  farandole::nccl::Result state = farandole::nccl::kSuccess;      // what ncclCommGetAsyncError says
+  bool abort_raised = false;                                      // calls of the host look at it
+  std::shared_ptr<bool> aborted = std::make_shared<bool>(false);  // kernels look at it
+  std::vector<std::optional<double>> weights;                     // of operators; empty: destroyed
+  std::shared_ptr<farandole::check::NcclFiles> files;             // null: all ranks are threads
   farandole::check::Registrations registered;
   farandole::nccl::UniqueId id;
   std::shared_ptr<uint64_t> under_way = std::make_shared<uint64_t>(0);  // launches
   uint64_t splits = 0;
-  uint64_t registrations = 0;  // jobs that register windows
+  uint64_t registrations = 0;  // groups that register windows
   std::shared_ptr<std::atomic<std::thread::id>> user =
       std::make_shared<std::atomic<std::thread::id>>();
 };

@@ -105,51 +105,76 @@ void start(Hardware& hardware, Comm comm, cuda::Stream stream, const std::vector
   });
 }
 
-// The windows of one group: one job, which ends when all ranks are in theirs.
-void register_all(Hardware& hardware, Comm comm, const std::vector<PendingWindow>& windows) {
+// The windows of one group: it ends when all ranks are in theirs.
+Result register_all(Hardware& hardware, Comm comm, const std::vector<PendingWindow>& windows) {
   const uint64_t number = ++comm->registrations;
   comm->group->registrations[number].insert(comm->rank);
   const auto all_in = [comm, number] {
     if (comm->files) return comm->files->meet_at("windows" + std::to_string(number));
     return static_cast<int>(comm->group->registrations[number].size()) == comm->group->ranks;
   };
-  begin_job(hardware, comm, all_in, [comm, windows] {
-    for (const PendingWindow& one : windows) {
-      *one.window = static_cast<nccl::Window>(comm->registered.add(one.memory, one.bytes));
-      if (!*one.window) comm->state = kInvalidArgument;
-    }
-  });
+  if (const Result error = block(hardware, comm, all_in)) return error;
+  for (const PendingWindow& one : windows) {
+    *one.window = static_cast<nccl::Window>(comm->registered.add(one.memory, one.bytes));
+    if (!*one.window) return kInvalidArgument;
+  }
+  return nccl::kSuccess;
 }
 
 }  // namespace
 
-// What a group, or a call alone, has gathered. A communicator of several ranks launches in a thread of NCCL's, whenever,
-// not only the first time; one of a lone rank at once (2.28.9 src/group.cc:705, src/enqueue.cc:2569).
-Result launch_pending(Hardware& hardware) {
-  Result result = nccl::kSuccess;
+Result at_end(Hardware& hardware, Comm comm, std::function<Result()> job) {
+  open_group.jobs.push_back(std::move(job));
+  if (open_group.depth == 0) return finish_group(hardware);
+  open_group.used.try_emplace(comm, comm);
+  return nccl::kSuccess;
+}
+
+Result block(Hardware& hardware, Comm comm, const std::function<bool()>& ready) {
+  for (;; hardware.pause()) {
+    if (comm->abort_raised) return kInternalError;
+    const auto broken = broken_ranks.find(comm->rank);
+    if (broken != broken_ranks.end()) return broken->second;
+    if (ready()) return nccl::kSuccess;
+  }
+}
+
+// What a group, or a call alone, has gathered: in the caller's thread (2.28.9 src/group.cc:726).
+Result finish_group(Hardware& hardware) {
   std::map<Comm, std::vector<PendingWindow>> windows;
-  for (const PendingWindow& one : std::exchange(open_group.windows, {}))
+  for (const PendingWindow& one : std::exchange(open_group.windows, {})) {
     windows[one.comm].push_back(one);
-  for (const auto& [comm, some] : windows) {
-    register_all(hardware, comm, some);
-    result = nccl::kInProgress;
   }
   std::map<std::pair<Comm, cuda::Stream>, std::vector<Call>> launches;
   for (const Pending& one : std::exchange(open_group.calls, {})) {
     launches[{one.comm, one.stream}].push_back(one.call);
   }
-  for (auto& [key, calls] : launches) {
-    const auto [comm, stream] = key;
-    if (comm->group->ranks == 1) {
-      start(hardware, comm, stream, calls);
-      continue;
-    }
-    begin_job(
-        hardware, comm, [&hardware] { return !hardware.launches_held; },
-        [&hardware, comm = comm, stream = stream, calls] { start(hardware, comm, stream, calls); });
-    result = nccl::kInProgress;
+  for (const auto& job : std::exchange(open_group.jobs, {})) {
+    if (const Result error = job()) return error;
   }
-  return result;
+  for (const auto& [comm, some] : windows) {
+    if (const Result error = register_all(hardware, comm, some)) return error;
+  }
+  for (const auto& [key, calls] : launches) {
+    const auto [comm, stream] = key;
+    const auto may_go = [&hardware] { return !hardware.launches_held; };
+    if (const Result error = block(hardware, comm, may_go)) return error;
+    start(hardware, comm, stream, calls);
+  }
+  return nccl::kSuccess;
+}
+
+OneThread::OneThread(Comm comm) : user_(comm->user) {
+  std::thread::id nobody;
+  const std::thread::id me = std::this_thread::get_id();
+  outermost_ = user_->compare_exchange_strong(nobody, me);
+  if (outermost_ || nobody == me) return;
+  std::fprintf(stderr, "NCCL double: two threads use a communicator at once\n");
+  std::abort();
+}
+
+OneThread::~OneThread() {
+  if (outermost_) *user_ = std::thread::id();
 }
 
 }  // namespace farandole::check

@@ -24,11 +24,12 @@ struct OpenGroup {
   int depth = 0;
   std::vector<Pending> calls;
   std::vector<PendingWindow> windows;
+  std::vector<std::function<nccl::Result()>> jobs;
   std::map<nccl::Comm, OneThread> used;
 };
 extern thread_local OpenGroup open_group;
 extern std::map<int, nccl::Result> broken_ranks;
 
-nccl::Result launch_pending(Hardware& hardware);
+nccl::Result finish_group(Hardware& hardware);
 
 }  // namespace farandole::check

@@ -39,7 +39,6 @@ bool split_ends(Hardware& hardware, nccl::Comm comm, uint64_t number, nccl::Comm
   const auto place = std::ranges::find(order, std::pair{own.key, comm->rank});
   *part = make_comm(hardware, id_of_part(*comm, number, own.color),
                     static_cast<int>(place - order.begin()), static_cast<int>(order.size()));
-  (*part)->state = nccl::kSuccess;
   return true;
 }
 
@@ -50,13 +49,13 @@ int gpu_double_splits() {
   return std::exchange(calls, 0);
 }
 
-// A collective call: it ends when all ranks are in it, long after it has said ncclSuccess; until then there is no part
-// (2.28.9 src/init.cc:2572, 2666). With work under way NCCL may hang; here it says so.
+// A collective call: it ends when all ranks are in it; until then there is no part (2.28.9 src/init.cc:2572, 2610). With
+// work under way NCCL may hang; here it says so.
 nccl::Result ncclCommSplit(nccl::Comm comm, int color, int key, nccl::Comm* part,
                            nccl::ConfigV21400*) {
   const OneThread alone(comm);
   return call("ncclCommSplit", [&](Hardware& hardware) -> int {
-    if (const nccl::Result early = ensure_ready(comm)) return early;
+    if (comm->state != nccl::kSuccess) return comm->state;
     if (*comm->under_way > 0) return kInvalidUsage;
     if (color < 0) return kInvalidArgument;  // we make no use of NCCL_SPLIT_NOCOLOR
     const uint64_t number = ++comm->splits;
@@ -64,12 +63,10 @@ nccl::Result ncclCommSplit(nccl::Comm comm, int color, int key, nccl::Comm* part
     const NcclPart own{color, key, comm->launches};
     comm->group->splits[number][comm->rank] = own;
     if (comm->files) comm->files->tell(number, own);
-    begin_job(
-        hardware, comm,
-        [&hardware, comm, number, part] { return split_ends(hardware, comm, number, part); },
-        [] {});
     ++calls;
-    return nccl::kSuccess;
+    return at_end(hardware, comm, [&hardware, comm, number, part] {
+      return block(hardware, comm, [&] { return split_ends(hardware, comm, number, part); });
+    });
   });
 }
 
