@@ -371,12 +371,15 @@ void NcclCommunicator::Shared::watch() {
 }
 
 // Within a group ncclCommAbort raises the abort flag, by which the worker's call comes back, and frees nothing; the end
-// of the group does. NCCL may not return from it.
+// of the group does. NCCL may not return from it. An older NCCL frees it at once: there the call must come back by itself,
+// as it does when a dead peer's connections end.
 void NcclCommunicator::Shared::give_up(std::unique_lock<std::mutex>& lock) {
   const GpuDevice::Scope scope(*setup.device);
+  const auto is_back = [this] { return !calling_; };
+  if (api.version < nccl::kFirstAbortOfGroups) returned_.wait(lock, is_back);
   api.group_start();
   if (comm) api.abort(comm);
-  returned_.wait(lock, [this] { return !calling_; });
+  returned_.wait(lock, is_back);
   job_.reset();
   lock.unlock();
   api.group_end();

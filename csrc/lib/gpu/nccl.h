@@ -49,6 +49,8 @@ struct ConfigV21400 {
 constexpr int kFirstWithConfig = 21400;  // the oldest version that we use
 // Before, symmetric kernels do not look at the abort flag: with a peer that dies within one, ncclCommAbort never returns.
 constexpr int kFirstAbortableWindows = 22907;
+// Before, ncclCommAbort frees the communicator also within a group, before that ends (src/init.cc).
+constexpr int kFirstAbortOfGroups = 22203;
 
 struct Api {
   std::string path;

@@ -266,6 +266,24 @@ TEST(a_lone_member_gives_up_in_time) {
   member.backend().abort();
 }
 
+// Its ncclCommAbort would free the communicator under the call.
+TEST(an_old_nccl_is_not_aborted_before_its_call_is_back) {
+  gpu_library().needs_nccl_double();
+  setenv("GPU_DOUBLE_NCCL", "22105", 1);
+  {
+    const auto old = nccl::open({gpu_library().path});
+    Member member(new_nccl_id(), 0, 2, std::chrono::milliseconds(50), old);
+    const BucketSpec specs = {whole(Op::kAllreduce, ReduceOp::kSum, DType::kFloat32, 10)};
+    CHECK_THROWS(member.run(specs, 0, 2), ErrorCode::kLibrary);
+    member.backend().abort();
+  }
+  CHECK(gpu_library().alive() > 0);
+  gpu_library().break_rank(0, 6);
+  while (gpu_library().alive() > 0) std::this_thread::yield();
+  gpu_library().break_rank(0, 0);
+  unsetenv("GPU_DOUBLE_NCCL");
+}
+
 // NCCL returns the error and a communicator, which is its caller's to abort.
 TEST(a_communicator_that_fails_at_once_is_given_back) {
   gpu_library().needs_nccl_double();

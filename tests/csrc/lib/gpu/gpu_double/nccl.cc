@@ -59,6 +59,12 @@ Comm check::make_comm(Hardware& hardware, const nccl::UniqueId& id, int rank, in
 
 namespace {
 
+// 2.29.7 is the first one whose windows we use. GPU_DOUBLE_NCCL names another one.
+int version() {
+  const char* const wanted = std::getenv("GPU_DOUBLE_NCCL");
+  return wanted ? std::atoi(wanted) : 22907;
+}
+
 // What ncclCommGetAsyncError says.
 Result state_of(Comm comm) {
   const auto broken = check::broken_ranks.find(comm->rank);
@@ -134,10 +140,8 @@ const char* gpu_double_algorithm() {
   return algorithm.c_str();
 }
 
-// 2.29.7 is the first one whose windows we use. GPU_DOUBLE_NCCL names another one.
-Result ncclGetVersion(int* version) {
-  const char* const wanted = std::getenv("GPU_DOUBLE_NCCL");
-  *version = wanted ? std::atoi(wanted) : 22907;
+Result ncclGetVersion(int* found) {
+  *found = version();
   return 0;
 }
 const char* ncclGetErrorString(Result) { return "as the test asked"; }
@@ -179,6 +183,7 @@ Result ncclCommGetAsyncError(Comm comm, Result* error) {
 
 // It raises the abort flag at once, also under another thread's call that blocks at the end of a group. What frees the
 // communicator is a job: within a group it runs at its end, when that call must have come back (2.28.9 src/init.cc:2304).
+// Before 2.22.3 it runs at once (2.21.5 src/init.cc, ncclCommAbort).
 Result ncclCommAbort(Comm comm) {
   std::optional<check::OneThread> alone;
   if (open_group.depth == 0) alone.emplace(comm);
@@ -196,7 +201,8 @@ Result ncclCommAbort(Comm comm) {
       hardware.changed();
       return nccl::kSuccess;
     });
-    return open_group.depth > 0 ? nccl::kSuccess : check::finish_group(hardware);
+    const bool waits = open_group.depth > 0 && version() >= 22203;
+    return waits ? nccl::kSuccess : check::finish_group(hardware);
   });
 }
 Result ncclCommFinalize(Comm comm) {
