@@ -81,3 +81,9 @@ class Member:
     def leaves(self) -> bool:
         """Whether the job shall end at the commit under way."""
         return self._view.leave
+
+    @property
+    def ends(self) -> bool:
+        """Whether this rank, which waits, shall end now: it was in no world, and has no commit that
+        must go to the disk first."""
+        return self.leaves and self.standing.away and self.standing.world == 0

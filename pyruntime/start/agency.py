@@ -117,13 +117,12 @@ class Agency:
                 self._tell_standing()
             world: list[World] = []
 
-            def entered() -> bool:
-                found = self._member.enter()
-                if found is not None:
+            def decided() -> bool:
+                if not self._member.ends and (found := self._member.enter()) is not None:
                     world.append(found)
-                return bool(world) or self._member.leaves
+                return bool(world) or self._member.ends
 
-            self._wait(entered)
+            self._wait(decided)
             if not world:
                 self.left = True
                 raise SystemExit(0)

@@ -154,12 +154,11 @@ class Process:
             self._wait(stalled=stalled)
 
     def _go_on(self) -> None:
-        standing = self._member.standing
         if self._member.stay():
             assert self._count == SAMPLES, "training has ended too early"
             self._trained = True
             self._later(self._simulation.random.uniform(0, 1), self._say_well)
-        elif standing.away and self._member.leaves and standing.world == 0:
+        elif self._member.ends:
             self.end(End.LEFT)
         elif (world := self._member.enter()) is not None:
             self._tell()

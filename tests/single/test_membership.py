@@ -395,6 +395,21 @@ def test_calls_are_counted() -> None:
     assert member.standing == Standing()
 
 
+def test_who_waits_with_a_commit_does_not_end_before_it_is_saved() -> None:
+    member = Member("x")
+    member.wait(met=True)
+    member.hear(View(leave=True))
+    assert member.ends
+    member.hear(View(World(1, ("x", "y"))))
+    assert member.enter()
+    member.committed()
+    member.wait()
+    member.hear(View(World(1, ("x", "y")), over=1, leave=True))
+    assert not member.ends
+    member.hear(View(World(2, ("x",)), over=1, leave=True))
+    assert member.enter()
+
+
 def test_nobody_joins_a_later_call() -> None:
     """A new process would begin with the first one."""
     job = Job()
