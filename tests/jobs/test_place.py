@@ -19,11 +19,16 @@ FARANDOLE = str(Path(sys.executable).with_name("farandole"))
 # The shape of scripts for torchrun: without RANK it is one process, and trains alone. Each rank has
 # data of its own. Arguments: the backend, and what to import.
 SCRIPT = """
-import importlib, os, sys
+import atexit, importlib, os, sys
+
+backend, *modules = sys.argv[1:]
+if backend == "gloo" and not modules:
+    # After all else: torch's own threads may abort what follows (pytorch/pytorch#190489).
+    atexit.register(os._exit, 0)
+
 import torch
 import torch.distributed as dist
 
-backend, *modules = sys.argv[1:]
 for module in modules:
     importlib.import_module(module)
 rank = int(os.environ.get("RANK", -1))
