@@ -148,7 +148,10 @@ bool Engine::control_step() {
 
 bool Engine::say_last() {
   std::lock_guard lock(work_mutex_);
-  return !calls_.job.stopped() && say();
+  if (calls_.job.stopped()) return false;
+  const bool moved = say();
+  if (setup_.leader && calls_.job.broken()) setup_.leader->leave(calls_.job.failure());
+  return moved;
 }
 
 // Sends own reports that found the ring full, and lets the leader work.

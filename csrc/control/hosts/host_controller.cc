@@ -270,16 +270,29 @@ void HostRelay::lose_host(Rank peer, const std::string& how) {
   if (over_) return;
   const Rank above = setup_.tree.parent;
   if (peer != above) return report(peer, Lost{host_is_gone(peer, how)});
-  over_ = true;
-  Abort abort{{ErrorCode::kPeer, "the connection to " + rank_on_host(above) + ", through which " +
-                                     rank_on_host(setup_.topology.rank) +
-                                     " hears of the other hosts, " + how}};
-  log(LogLevel::kError, abort.failure.text);
-  encoded_.clear();
-  encode(Entry(abort), encoded_);
-  publish(encoded_);
+  Failure why{ErrorCode::kPeer, "the connection to " + rank_on_host(above) + ", through which " +
+                                    rank_on_host(setup_.topology.rank) +
+                                    " hears of the other hosts, " + how};
+  log(LogLevel::kError, why.text);
+  abort_below(why);
   // Where only what comes from above is lost, the hosts above learn why from here; else nobody reads this.
-  report(setup_.topology.rank, Lost{std::move(abort.failure)});
+  report(setup_.topology.rank, Lost{std::move(why)});
+}
+
+void HostRelay::abort_below(const Failure& why) {
+  over_ = true;
+  encoded_.clear();
+  encode(Entry(Abort{why}), encoded_);
+  publish(encoded_);
+}
+
+// What rank 0 has to say comes too late for those below.
+void HostRelay::leave(const Failure& why) {
+  if (over_) return;
+  abort_below({ErrorCode::kPeer, why.code == ErrorCode::kPeer
+                                     ? why.text
+                                     : rank_on_host(setup_.topology.rank) + " left: " + why.text});
+  send_down();
 }
 
 }  // namespace farandole

@@ -43,6 +43,8 @@ class HostController {
   // ---- Driver only. step() returns false if there was nothing to do.
   virtual bool step() = 0;
   virtual Deadline next_tick() const = 0;
+  // The last words of a leader whose job has failed: whoever hears of the log only through it hears `why`.
+  virtual void leave(const Failure& why) = 0;
   // The leader's own mapping of a set's memory, after share_staging().
   Segment take_staging(SetId set);
 
@@ -103,6 +105,7 @@ class RootController final : public HostController {
 
   bool step() override;
   Deadline next_tick() const override { return Deadline::at(coordinator_.next_tick()); }
+  void leave(const Failure&) override {}  // step() has published it
 
  private:
   template <class Receive>
@@ -126,6 +129,7 @@ class HostRelay final : public HostController {
   explicit HostRelay(Setup setup);
   bool step() override;
   Deadline next_tick() const override { return Deadline::at(aggregator_.next_tick()); }
+  void leave(const Failure& why) override;
 
  private:
   void hear(Rank peer, ByteView message);
@@ -133,6 +137,7 @@ class HostRelay final : public HostController {
   void read(const Entry& entry);
   void report(Rank from, const Report& report);
   void lose_host(Rank peer, const std::string& how);
+  void abort_below(const Failure& why);
 
   Aggregator aggregator_;
   ByteString encoded_;
