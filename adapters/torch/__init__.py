@@ -42,7 +42,6 @@ if TYPE_CHECKING:
         load_checkpoint,
         save_checkpoint,
     )
-    from farandole.extras.diloco import DiLoCo
     from farandole.extras.feedback import FeedbackCompressor
     from farandole.extras.sharded import merge_sharded_state_dicts
     from farandole.extras.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
@@ -52,7 +51,6 @@ else:  # they import this package
         {
             "adasum": "AdasumOptimizer",
             "checkpoints": "CheckpointWrite ResumableLoader load_checkpoint save_checkpoint",
-            "diloco": "DiLoCo",
             "feedback": "FeedbackCompressor Int8 OneBit PowerSGD TopK",
             "sharded": "Division merge_sharded_state_dicts",
             "sync_batch_norm": "SyncBatchNorm convert_sync_batchnorm",
@@ -63,7 +61,6 @@ __all__ = [
     "CheckpointError",
     "CheckpointWrite",
     "Compression",
-    "DiLoCo",
     "DistributedOptimizer",
     "FarandoleError",
     "FeedbackCompressor",

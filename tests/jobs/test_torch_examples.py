@@ -46,15 +46,6 @@ def test_clipping_is_as_in_one_process() -> None:
     assert "equal to one process with all data: yes" in result.out
 
 
-@pytest.mark.parametrize("outer", ["nesterov", "average"])
-def test_diloco(outer: str) -> None:
-    output, accuracy = run(2, "--outer", outer, program="torch_diloco.py")
-    assert accuracy >= 0.95
-    sent = re.search(r"([\d.]+) KB a step; a gradient has ([\d.]+) KB", output)
-    assert sent, output
-    assert float(sent[1]) < 0.07 * float(sent[2])
-
-
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_parameter_server(ranks: int) -> None:
     result = mpirun([sys.executable, str(EXAMPLES / "parameter_server.py")], ranks, timeout=150)

@@ -82,7 +82,6 @@ PYTHON_LADDER = (
 EXTRAS = {
     "adasum": ("farandole", "farandole.torch"),
     "checkpoints": ("farandole", "farandole.torch"),
-    "diloco": ("farandole", "farandole.torch"),
     "feedback": ("farandole", "farandole.torch"),
     "parameter_server": ("farandole",),
     "sharded": ("farandole", "farandole.torch"),
